@@ -1,0 +1,56 @@
+// The shape of a Qwen model and the settings of its attention variant. Everything that config.json holds, and nothing else.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+/// One number that an attention variant can be tuned with: a command-line option, a key of config.json, a default, its range.
+struct Setting {
+    const char* option;   // "--window"
+    const char* key;      // "attention_window", as config.json has it
+    double value;         // default
+    double lowest;        // inclusive
+    double highest;       // inclusive
+    bool whole;           // integers only
+    const char* help;
+};
+
+/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder. Sizes as everywhere: see dev/HACKING.md, "Names".
+struct Config {
+    int V = 512;        // vocabulary
+    int C = 256;        // channels of the residual stream         (hidden_size)
+    int L = 7;          // layers                                  (num_hidden_layers)
+    int NH = 8;         // query heads                             (num_attention_heads)
+    int NKV = 4;        // key/value heads, NH % NKV == 0          (num_key_value_heads)
+    int HS = 64;        // head size, even; NH * HS may differ from C  (head_dim)
+    int F = 768;        // width of the feed-forward network       (intermediate_size)
+    bool qkv_bias = false;   // Qwen2 form
+    bool qk_norm = true;     // Qwen3 form: RMSNorm over each head of q and k before RoPE
+    bool tied = true;        // the output head is the embedding
+    double norm_eps = 1e-6;
+    double rope_theta = 1e6;
+    double init_std = 0.02;       // initializer_range
+    int max_positions = 32768;    // max_position_embeddings
+    std::string tokenizer;        // "bytes", or "" when it is not known
+    std::string variant = "causal";             // attention_variant
+    std::map<std::string, double> settings;     // the variant's settings by config.json key, e.g. {"asga_hidden", 16}
+
+    /// The value of a setting that the variant declared; fails when nobody declared it (a programming error).
+    double setting(const std::string& key) const;
+};
+
+/// Named shapes for --model: "qwen-7m", "qwen2.5-0.5b", ... `known` tells whether the name is one of them.
+bool is_preset(const std::string& name);
+Config preset(const std::string& name);
+std::vector<std::string> preset_names();
+
+/// Fails with Exit::usage or Exit::checkpoint (`code`) and one sentence when the sizes make no model; `where` names their source.
+void check_config(const Config& config, const std::string& where, int exit_code);
+
+/// config.json text in Hugging Face form (Qwen2ForCausalLM or Qwen3ForCausalLM), the variant's keys added.
+std::string config_to_json(const Config& config);
+
+/// The reverse; `where` (the file's path) is named in errors. Unknown architectures, missing or ill-typed keys, sizes that
+/// make no model: Exit::checkpoint. Keys of other programs are ignored; keys that would change the mathematics are refused.
+Config config_from_json(const std::string& text, const std::string& where);

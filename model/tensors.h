@@ -1,0 +1,68 @@
+// The one list of named tensors. Weights, gradients and both moments are flat buffers of list.size() numbers laid out by it;
+// initialisation, AdamW, checkpoints, the gradient check and the printed table all walk it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+/// Where a tensor lies in every flat buffer that follows the list. A default Slot is a tensor that the model does not have.
+struct Slot {
+    size_t offset = 0;
+    size_t size = 0;
+    explicit operator bool() const { return size > 0; }
+};
+
+/// How a weight starts: `value` everywhere, or normal with mean 0 and standard deviation `deviation`.
+struct Init {
+    double value = 0;
+    double deviation = 0;
+};
+inline Init zeros() { return {0, 0}; }
+inline Init ones() { return {1, 0}; }
+inline Init constant(double value) { return {value, 0}; }
+inline Init normal(double deviation) { return {0, deviation}; }
+
+enum class Decay : bool { no, yes };   // AdamW's weight decay: matrices only
+
+struct Tensor {
+    std::string name;              // as in the Hugging Face checkpoint
+    std::vector<int64_t> shape;    // weights are (OUT, IN)
+    Init init;
+    Decay decay;
+    Slot slot;
+};
+
+class TensorList {
+public:
+    /// Appends a tensor directly behind the previous one, so that tensors added in a row can be read as one matrix (q, k, v).
+    Slot add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay);
+
+    /// Lets the next tensor start on a cache line.
+    void align() { size_ = (size_ + 15) / 16 * 16; }
+
+    const Tensor* find(const std::string& name) const;
+    size_t size() const { return size_; }              // length of a flat buffer, padding included
+    size_t parameters() const { return parameters_; }  // numbers that are trained, padding excluded
+    auto begin() const { return tensors_.begin(); }
+    auto end() const { return tensors_.end(); }
+    size_t count() const { return tensors_.size(); }
+
+private:
+    std::deque<Tensor> tensors_;
+    std::unordered_map<std::string, size_t> by_name_;
+    size_t size_ = 0;
+    size_t parameters_ = 0;
+};
+
+/// Fills `weights` (list.size() numbers) as every tensor's Init says. Each number depends on (seed, tensor name, index) alone,
+/// so neither the number of ranks or threads nor the presence of other tensors changes it.
+template <class X>
+void initialise(const TensorList& list, uint64_t seed, X* weights);
+template <class X>
+void initialise(const Tensor& tensor, uint64_t seed, X* weights);
+
+/// 64-bit hash (XXH3) over the bytes of all tensors in the list's order: two runs that agree to the last bit agree in it.
+uint64_t weights_hash(const TensorList& list, const float* weights);
