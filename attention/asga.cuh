@@ -1,0 +1,213 @@
+// Adaptive Sparse-Geometric Attention (aardXiv 2510.00090): a learned pairwise gate times a per-head geometric scale on the logits.
+//     z_ij = c_h a_ij s_ij,  a_ij = q_i.k_j / sqrt(HS),  j <= i
+//     c_h  = softplus(gamma_h)                                                              the geometric scale
+//     s_ij = sigmoid(b2_h + sum_f W2_hf GELU(A_if + B_jf))                                  the gate
+//     A_i  = W1q_h LN(q_i) + b1_h,   B_j = W1k_h LN(k_j)        since W1 [LN q; LN k] has no cross terms
+// The paper leaves open, and this file reads: hidden width m = 16 (setting asga_hidden); biases b1 and b2; LN without affine, eps
+// 1e-5; q and k after QK-norm and before RoPE; GELU in its tanh form; W1 per query head also under grouped queries.
+// s multiplies the logit, not the weight: s -> 0 gives a key relative weight e^0, it never removes it. The gate is a learned
+// pairwise temperature, and there is no sparsity to save time with.
+// Ablations (paper, section 4.2) are flags: no geometric scale (c = 1); fixed sparsity, read as a hard window of 256 with c
+// learned; neither, which is plain attention.
+#pragma once
+#include <vector>
+
+#include "attention/core/layer.h"
+#include "attention/core/layernorm.h"
+
+enum class AsgaGate { learned, window, none };
+
+template <bool geometric, AsgaGate gate>
+struct Asga : Policy {
+    static constexpr bool learned = gate == AsgaGate::learned;
+    static constexpr double eps = 1e-5;
+    int m = 0;        // hidden units of the gate
+    int left = 0;     // reach of the window
+    Slot w1_q, w1_k;  // (NH, m, HS)
+    Slot b1, w2;      // (NH, m)
+    Slot b2, gamma;   // (NH)
+    int NH, HS;
+
+    Asga(const Config& config, int layer) : Policy(config, layer), NH(config.NH), HS(config.HS) {
+        if (learned) m = int(config.setting("asga_hidden"));
+        if (gate == AsgaGate::window) left = int(config.setting("attention_window"));
+    }
+
+    static std::vector<Setting> settings() {
+        if (learned) return {{"--asga-hidden", "asga_hidden", 16, 1, 256, true, "hidden units of the pairwise gate"}};
+        if (gate == AsgaGate::window) return {{"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
+        return {};
+    }
+
+    /// gamma starts at softplus(gamma) = 2 with the learned gate, which starts near 1/2: the product starts at the baseline.
+    void declare(TensorList& list, const std::string& prefix) {
+        if (learned) {
+            w1_q = list.add(prefix + "asga.w1_q", {NH, m, HS}, normal(0.02), Decay::yes);
+            w1_k = list.add(prefix + "asga.w1_k", {NH, m, HS}, normal(0.02), Decay::yes);
+            b1 = list.add(prefix + "asga.b1", {NH, m}, zeros(), Decay::no);
+            w2 = list.add(prefix + "asga.w2", {NH, m}, normal(0.02), Decay::yes);
+            b2 = list.add(prefix + "asga.b2", {NH}, zeros(), Decay::no);
+        }
+        const double two = 1.854586542131141, one = 0.541324854612918;   // ln(e^2 - 1), ln(e - 1)
+        if (geometric) gamma = list.add(prefix + "asga.gamma", {NH}, constant(learned ? two : one), Decay::no);
+    }
+
+    // ---- E1: what the kernel reads, head numbers [c, b2, w2...], row features A_i, column features B_j
+
+    Features features() const {
+        if (learned) return {2 + m, m, m};
+        return {geometric ? 1 : 0, 0, 0};
+    }
+
+    template <class N>
+    N score(N a, const Pair<N>& pair) const {
+        if constexpr (!learned) return geometric ? pair.head(0) * a : a;
+        N u = N{} + pair.head(1);
+        for (int f = 0; f < m; f++) u += pair.head(2 + f) * gelu(pair.row(f) + pair.column(f));
+        return pair.head(0) * a * sigmoid(u);
+    }
+
+    /// da = c s dz;  dc = a s dz;  du = c a dz s (1 - s);  dW2_f = du GELU(t_f);  dA_f = dB_f = du W2_f GELU'(t_f).
+    template <class N>
+    N score_backward(N dz, N a, const Pair<N>& pair, PairGradients<N>& to) const {
+        if constexpr (!learned) {
+            if (geometric) to.head(0, a * dz);
+            return geometric ? pair.head(0) * dz : dz;
+        }
+        ValueAndSlope<N> hidden[256];
+        N u = N{} + pair.head(1);
+        for (int f = 0; f < m; f++) {
+            hidden[f] = gelu_and_slope(pair.row(f) + pair.column(f));
+            u += pair.head(2 + f) * hidden[f].value;
+        }
+        const auto c = pair.head(0);
+        const N s = sigmoid(u), du = c * a * dz * s * (Element<N>(1) - s);
+        if (geometric) to.head(0, a * s * dz);
+        to.head(1, du);
+        for (int f = 0; f < m; f++) {
+            const N dt = du * pair.head(2 + f) * hidden[f].slope;
+            to.head(2 + f, du * hidden[f].value);
+            to.row(f, dt);
+            to.column(f, dt);
+        }
+        return c * s * dz;
+    }
+
+    // ---- E2: only the fixed ablation hides more than the future
+
+    Tile tile(int h, int i0, int i1, int j0, int j1) const {
+        return gate == AsgaGate::window ? window_tile(left, i0, i1, j0, j1) : Policy::tile(h, i0, i1, j0, j1);
+    }
+    bool visible(int, int i, int j) const { return j <= i && (gate != AsgaGate::window || i - j <= left); }
+
+    // ---- features from q and k, and back
+
+    template <class X>
+    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
+        for (int h = 0; h < NH && extras.head; h++) {
+            X* numbers = extras.head + size_t(h) * features().head;
+            numbers[0] = geometric ? softplus(weights[gamma.offset + h]) : X(1);
+            if (!learned) continue;
+            numbers[1] = weights[b2.offset + h];
+            for (int f = 0; f < m; f++) numbers[2 + f] = weights[w2.offset + size_t(h) * m + f];
+        }
+        if (!learned) return;
+        const int T = in.T, width = padded(T);
+#pragma omp parallel for collapse(2)
+        for (int b = 0; b < in.B; b++)
+            for (int h = 0; h < NH; h++) {
+                std::vector<X> normed(size_t(T) * HS), rstd(T);
+                const size_t bh = size_t(b) * NH + h;
+                X* row = extras.row + bh * T * m;
+                for (int t = 0; t < T; t++)
+                    for (int f = 0; f < m; f++) row[size_t(t) * m + f] = weights[b1.offset + size_t(h) * m + f];
+                normalise(in, in.q_pre, b, h, normed.data(), rstd.data());
+                gemm(Transpose::no, Transpose::yes, T, m, HS, X(1), normed.data(), HS, weights + w1(w1_q, h), HS, X(1), row, m);
+                normalise(in, in.k_pre, b, h / (NH / in.NKV), normed.data(), rstd.data());
+                gemm(Transpose::no, Transpose::yes, m, T, HS, X(1), weights + w1(w1_k, h), HS, normed.data(), HS, X(0), extras.column + bh * m * width, width);
+            }
+    }
+
+    template <class X>
+    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
+        head_backward(in.B, weights, g);
+        if (!learned) return;
+        const int T = in.T, width = padded(T), group = NH / in.NKV;
+#pragma omp parallel for
+        for (int kv = 0; kv < in.NKV; kv++) {   // one thread owns the weights of its heads: sums keep their order
+            std::vector<X> normed(size_t(T) * HS), k_normed(normed.size()), dnormed(normed.size()), dk_normed(normed.size()), rstd(T), k_rstd(T);
+            for (int b = 0; b < in.B; b++) {
+                normalise(in, in.k_pre, b, kv, k_normed.data(), k_rstd.data());
+                for (int h = kv * group; h < (kv + 1) * group; h++) {
+                    const size_t bh = size_t(b) * NH + h;
+                    const X *drow = g.of.row + bh * T * m, *dcolumn = g.of.column + bh * m * width;
+                    for (int t = 0; t < T; t++)
+                        for (int f = 0; f < m; f++) g.dweights[b1.offset + size_t(h) * m + f] += drow[size_t(t) * m + f];
+                    normalise(in, in.q_pre, b, h, normed.data(), rstd.data());
+                    gemm(Transpose::yes, Transpose::no, m, HS, T, X(1), drow, m, normed.data(), HS, X(1), g.dweights + w1(w1_q, h), HS);
+                    gemm(Transpose::no, Transpose::no, T, HS, m, X(1), drow, m, weights + w1(w1_q, h), HS, X(0), dnormed.data(), HS);
+                    normalise_backward(in, g.dq_pre, b, h, dnormed.data(), normed.data(), rstd.data());
+                    gemm(Transpose::no, Transpose::no, m, HS, T, X(1), dcolumn, width, k_normed.data(), HS, X(1), g.dweights + w1(w1_k, h), HS);
+                    gemm(Transpose::yes, Transpose::no, T, HS, m, X(1), dcolumn, width, weights + w1(w1_k, h), HS, X(h > kv * group), dk_normed.data(), HS);
+                }
+                normalise_backward(in, g.dk_pre, b, kv, dk_normed.data(), k_normed.data(), k_rstd.data());
+            }
+        }
+    }
+
+    // ---- the paper's formula with none of the hooks
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        auto gate_of = [&](int b, int h, int i, int j) {
+            std::vector<X> q(HS), k(HS);
+            layernorm_row(q.data(), in.query(in.q_pre, b, i, h), HS, eps);
+            layernorm_row(k.data(), in.key(in.k_pre, b, j, h), HS, eps);
+            X u = weights[b2.offset + h];
+            for (int f = 0; f < m; f++) {
+                const size_t unit = size_t(h) * m + f;
+                const X t = dot(weights + w1_q.offset + unit * HS, q.data(), HS) + dot(weights + w1_k.offset + unit * HS, k.data(), HS) + weights[b1.offset + unit];
+                u += weights[w2.offset + unit] * X(0.5) * t * (1 + std::tanh(std::sqrt(X(2 / M_PI)) * (t + X(0.044715) * t * t * t)));
+            }
+            return 1 / (1 + std::exp(-u));
+        };
+        auto modify = [&](int b, int h, int i, int j, X a) {
+            const X c = geometric ? std::log(1 + std::exp(weights[gamma.offset + h])) : X(1);
+            return c * a * (learned ? gate_of(b, h, i, j) : X(1));
+        };
+        dense_softmax(in, out, modify, [&](int, int i, int j) { return j <= i && (gate != AsgaGate::window || j >= i - left); });
+    }
+
+private:
+    size_t w1(Slot w, int h) const { return w.offset + size_t(h) * m * HS; }
+
+    /// normed (T, HS) = LN of head `head` of q_pre or k_pre.
+    template <class X>
+    void normalise(const LayerInputs<X>& in, const X* base, int b, int head, X* normed, X* rstd) const {
+        for (int t = 0; t < in.T; t++) rstd[t] = layernorm_row(normed + size_t(t) * HS, in.query(base, b, t, head), HS, eps);
+    }
+    template <class X>
+    void normalise_backward(const LayerInputs<X>& in, X* dbase, int b, int head, const X* dnormed, const X* normed, const X* rstd) const {
+        for (int t = 0; t < in.T; t++)
+            layernorm_row_backward(dbase + in.token(b, t) * in.qk_row + size_t(head) * HS, dnormed + size_t(t) * HS, normed + size_t(t) * HS, rstd[t], HS);
+    }
+
+    /// gamma, b2 and W2 from the head numbers' gradients, which come as one partial sum per sequence.
+    template <class X>
+    void head_backward(int B, const X* weights, ExtraGradients<X>& g) const {
+        const int numbers = features().head;
+        for (int b = 0; b < B && numbers; b++)
+            for (int h = 0; h < NH; h++) {
+                const X* d = g.of.head + (size_t(b) * NH + h) * numbers;
+                if (geometric) g.dweights[gamma.offset + h] += d[0] * sigmoid(weights[gamma.offset + h]);
+                if (!learned) continue;
+                g.dweights[b2.offset + h] += d[1];
+                for (int f = 0; f < m; f++) g.dweights[w2.offset + size_t(h) * m + f] += d[2 + f];
+            }
+    }
+};
+
+struct asga : Asga<true, AsgaGate::learned> {
+    static constexpr const char* name = "asga";
+    using Asga::Asga;
+};

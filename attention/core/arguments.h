@@ -1,0 +1,62 @@
+// The arguments of one call of the tiled attention kernel, the same for every device.
+#pragma once
+#include <cstddef>
+
+/// One matrix per token: (B, T, heads, HS) inside rows that may be longer, as q, k and v are inside the fused projection.
+template <class X>
+struct Heads {
+    X* data;
+    size_t row;   // elements from one token to the next; head h starts at h * HS
+};
+
+/// E2 as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of row b has the tiles
+/// tiles[begin[n]] .. tiles[begin[n + 1] - 1] with n = (b * NH + h) * query_tiles + t. Policy::tile() still judges each of them.
+struct TileList {
+    const int* begin = nullptr;
+    const int* tiles = nullptr;
+    explicit operator bool() const { return begin != nullptr; }
+};
+
+/// E6, each may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the greatest z of the row in the key
+/// tile, -infinity where none was visited.
+template <class X>
+struct Statistics {
+    X* entropy = nullptr;    // (B, NH, T)
+    X* tile_max = nullptr;   // (B, NH, T, ceil(S / TILE))
+};
+
+template <class X>
+struct AttentionForward {
+    int B, T, S;   // sequences, queries and keys of each
+    int NH, NKV, HS;
+    Heads<const X> q;   // (B, T, NH, HS)
+    Heads<const X> k;   // (B, S, NKV, HS); query head h reads head h / (NH / NKV)
+    Heads<const X> v;   // (B, S, NKV, HS)
+
+    // E1: the numbers behind Policy::features(); null where there are none.
+    const X* head = nullptr;     // (NH, features.head)
+    const X* row = nullptr;      // (B, NH, T, features.row)
+    const X* column = nullptr;   // (B, NH, features.column, padded(S))
+
+    TileList list;                     // E2, when not computed by the policy
+    const X* gate = nullptr;           // E3 (B, T, NH)
+    const int* q_position = nullptr;   // E4 (B, NH, T): the token that a row stands for; null: its index; -1: padding,
+    const int* k_position = nullptr;   // E4 (B, NH, S)  which sees nothing and is seen by nobody
+
+    X* out;                        // (B, T, NH, HS) before the gate
+    X* gated_out = nullptr;        // (B, T, NH, HS) gate * out; needed with a gate only
+    X* lse;                        // E5 (B, NH, T); -infinity where a row sees nothing
+    Statistics<X> statistics = {};
+};
+
+/// dq, dk, dv are overwritten, the gradients of features and gate too. dhead has one partial sum per sequence.
+template <class X>
+struct AttentionBackward {
+    const X* dout;            // (B, T, NH, HS), of the gated output where there is a gate
+    const X* dlse = nullptr;  // E5 (B, NH, T), null: zero
+    Heads<X> dq, dk, dv;
+    X* dhead = nullptr;     // (B, NH, features.head)
+    X* drow = nullptr;      // (B, NH, T, features.row)
+    X* dcolumn = nullptr;   // (B, NH, features.column, padded(S))
+    X* dgate = nullptr;     // (B, T, NH)
+};

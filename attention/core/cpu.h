@@ -1,0 +1,338 @@
+// The tiled attention kernel on the CPU, for any policy: online softmax over tiles of TILE x TILE pairs, hidden tiles skipped,
+// nothing of size T x T. The five matrix products of a tile go through CBLAS; the rest are loops over SIMD vectors of keys.
+// Forward: one thread per (sequence, head). Backward: one thread per (sequence, key/value head), which then owns dK and dV, so that
+// no two threads add to one number and two runs give the same bits.
+// Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention/core/arguments.h"
+#include "attention/core/policy.h"
+#include "model/blas.h"
+#include "model/device.h"
+
+inline int tiles_of(int tokens) { return (tokens + TILE - 1) / TILE; }
+inline int padded(int tokens) { return tiles_of(tokens) * TILE; }
+
+/// A finite "minus infinity" for hidden pairs: differences of two of them are 0, not NaN.
+inline constexpr double HIDDEN = -1e30;
+
+/// One tile of queries against one tile of keys: which tokens they are.
+struct TilePlace {
+    int b, h;
+    int i0, j0;          // first row and column, as indices
+    int rows, columns;   // how many of each exist, at most TILE
+};
+
+/// The tokens behind rows and columns (E4) and the verdict on tiles (E2), for one (b, h).
+template <class X, class P>
+class TileWalk {
+public:
+    TileWalk(const P& policy, const AttentionForward<X>& a, int b, int h)
+        : policy_(policy), a_(a), b_(b), h_(h), bh_(size_t(b) * a.NH + h) {}
+
+    int q_position(int i) const { return a_.q_position ? a_.q_position[bh_ * a_.T + i] : i; }
+    int k_position(int j) const { return a_.k_position ? a_.k_position[bh_ * a_.S + j] : j; }
+
+    Tile judge(const TilePlace& at) const {
+        if (!a_.q_position && !a_.k_position) return policy_.tile(h_, at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);
+        const Range q = range(at.i0, at.rows, [this](int i) { return q_position(i); });
+        const Range k = range(at.j0, at.columns, [this](int j) { return k_position(j); });
+        if (q.empty() || k.empty()) return Tile::hidden;
+        const Tile verdict = policy_.tile(h_, q.first, q.last + 1, k.first, k.last + 1);
+        return verdict == Tile::full && (q.padding || k.padding) ? Tile::mixed : verdict;
+    }
+
+    bool visible(int i, int j) const {
+        const int qi = q_position(i), kj = k_position(j);
+        return qi >= 0 && kj >= 0 && policy_.visible(h_, qi, kj);
+    }
+
+    /// Calls visit(place, verdict) for every key tile that the query tile at i0 has to visit, in ascending order.
+    template <class Visit>
+    void each_tile(int i0, Visit visit) const {
+        const int rows = std::min(TILE, a_.T - i0);
+        const size_t n = bh_ * tiles_of(a_.T) + i0 / TILE;
+        const int first = a_.list ? a_.list.begin[n] : 0;
+        const int last = a_.list ? a_.list.begin[n + 1] : tiles_of(a_.S);
+        for (int t = first; t < last; t++) {
+            const int j0 = (a_.list ? a_.list.tiles[t] : t) * TILE;
+            const TilePlace at{b_, h_, i0, j0, rows, std::min(TILE, a_.S - j0)};
+            const Tile verdict = judge(at);
+            if (verdict != Tile::hidden) visit(at, verdict);
+        }
+    }
+
+private:
+    struct Range {
+        int first = std::numeric_limits<int>::max(), last = -1;
+        bool padding = false;
+        bool empty() const { return last < 0; }
+    };
+    template <class Position>
+    static Range range(int start, int count, Position position) {
+        Range r;
+        for (int n = start; n < start + count; n++) {
+            const int p = position(n);
+            if (p < 0) r.padding = true;
+            if (p >= 0) r.first = std::min(r.first, p), r.last = std::max(r.last, p);
+        }
+        return r;
+    }
+    const P& policy_;
+    const AttentionForward<X>& a_;
+    int b_, h_;
+    size_t bh_;
+};
+
+/// What E1 sees of row i and the keys from column j on.
+template <class X, class P>
+Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const TileWalk<X, P>& walk, const TilePlace& at, int i, int j) {
+    const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
+    Pair<Pack<X>> pair;
+    pair.head_numbers = a.head + size_t(at.h) * f.head;
+    pair.row_features = a.row + (bh * a.T + i) * f.row;
+    pair.column_features = a.column + bh * f.column * columns + j;
+    pair.column_stride = columns;
+    pair.i = X(walk.q_position(i));
+    pair.j = iota(X(j));
+    if (!a.k_position) return pair;
+    for (int lane = 0; lane < LANES<X>; lane++) pair.j[lane] = X(walk.k_position(std::min(j + lane, a.S - 1)));
+    return pair;
+}
+
+/// (count, HS) of head h at token `start` of sequence b, transposed to (HS, padded(count)); the padding is zero.
+template <class X>
+void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, int HS) {
+    const int width = padded(count);
+    for (int j = 0; j < count; j++) {
+        const X* row = from.data + (size_t(b) * count + j) * from.row + size_t(h) * HS;
+        for (int d = 0; d < HS; d++) to[size_t(d) * width + j] = row[d];
+    }
+    for (int d = 0; d < HS; d++) std::fill(to + size_t(d) * width + count, to + size_t(d + 1) * width, X(0));
+}
+
+/// z of one tile from its raw scores, in place: E1, then the mask, so that a modification may multiply.
+template <class X, class P>
+void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
+    const Features f = policy.features();
+    for (int r = 0; r < at.rows; r++) {
+        X* row = z + r * TILE;
+        for (int j = 0; j < TILE; j += LANES<X>)
+            store(row + j, policy.score(load<Pack<X>>(row + j), pair_of(a, f, walk, at, at.i0 + r, at.j0 + j)));
+        for (int j = at.columns; j < TILE; j++) row[j] = X(HIDDEN);
+        if (verdict == Tile::full) continue;
+        for (int j = 0; j < at.columns; j++) row[j] = walk.visible(at.i0 + r, at.j0 + j) ? row[j] : X(HIDDEN);
+    }
+}
+
+template <class X>
+X largest_of(const X* row) {
+    Pack<X> m = load<Pack<X>>(row);
+    for (int j = LANES<X>; j < TILE; j += LANES<X>) {
+        const auto next = load<Pack<X>>(row + j);
+        m = m > next ? m : next;
+    }
+    X largest = m[0];
+    for (int lane = 1; lane < LANES<X>; lane++) largest = std::max(largest, X(m[lane]));
+    return largest;
+}
+
+/// Running softmax of one query row.
+template <class X>
+struct OnlineRow {
+    X largest = X(HIDDEN);
+    X sum = 0;       // of exp(z - largest)
+    X moment = 0;    // of exp(z - largest) z, for the entropy
+};
+
+/// Turns a row of z into exp(z - largest) in place and returns the factor that what was summed before must be scaled by.
+template <class X>
+X absorb(OnlineRow<X>& state, X* z, bool with_entropy) {
+    using N = Pack<X>;
+    const X largest = std::max(state.largest, largest_of(z));
+    const X rescale = exp_of(state.largest - largest);
+    N sums{}, moments{};
+    for (int j = 0; j < TILE; j += LANES<X>) {
+        const N value = load<N>(z + j);
+        const N p = value > X(HIDDEN / 2) ? exp_of(value - largest) : N{};
+        if (with_entropy) moments += p * value;
+        sums += p;
+        store(z + j, p);
+    }
+    state.largest = largest;
+    state.sum = state.sum * rescale + sum<X>(sums);
+    state.moment = state.moment * rescale + sum<X>(moments);
+    return rescale;
+}
+
+/// Writes one finished query tile: O, LSE, the gated output and the entropy.
+template <class X>
+void finish_tile(const AttentionForward<X>& a, int b, int h, int i0, int rows, const std::vector<OnlineRow<X>>& state, const X* sums) {
+    const size_t bh = size_t(b) * a.NH + h;
+    for (int r = 0; r < rows; r++) {
+        const size_t token = size_t(b) * a.T + i0 + r, head = token * a.NH + h;
+        const bool nothing = state[r].sum == X(0);
+        const X inverse = nothing ? X(0) : X(1) / state[r].sum;
+        const X lse = nothing ? -std::numeric_limits<X>::infinity() : state[r].largest + std::log(state[r].sum);
+        a.lse[bh * a.T + i0 + r] = lse;
+        for (int d = 0; d < a.HS; d++) a.out[head * a.HS + d] = sums[r * a.HS + d] * inverse;
+        if (a.gate)
+            for (int d = 0; d < a.HS; d++) a.gated_out[head * a.HS + d] = a.gate[head] * a.out[head * a.HS + d];
+        if (a.statistics.entropy) a.statistics.entropy[bh * a.T + i0 + r] = nothing ? X(0) : lse - state[r].moment * inverse;
+    }
+}
+
+template <class X, class P>
+void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b, int h) {
+    const int kv = h / (a.NH / a.NKV), width = padded(a.S);
+    const X scale = X(1) / std::sqrt(X(a.HS));
+    const TileWalk<X, P> walk(policy, a, b, h);
+    std::vector<X> k_transposed(size_t(a.HS) * width), z(TILE * TILE), sums(size_t(TILE) * a.HS);
+    transpose_head(k_transposed.data(), a.k, b, a.S, kv, a.HS);
+    X* const tile_max = a.statistics.tile_max;
+    if (tile_max) {
+        X* mine = tile_max + (size_t(b) * a.NH + h) * a.T * tiles_of(a.S);
+        std::fill(mine, mine + size_t(a.T) * tiles_of(a.S), -std::numeric_limits<X>::infinity());
+    }
+    for (int i0 = 0; i0 < a.T; i0 += TILE) {
+        std::vector<OnlineRow<X>> state(TILE);
+        std::fill(sums.begin(), sums.end(), X(0));
+        const X* q = a.q.data + (size_t(b) * a.T + i0) * a.q.row + size_t(h) * a.HS;
+        walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
+            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, &k_transposed[at.j0], width, X(0), z.data(), TILE);
+            modify_and_mask(z.data(), policy, a, walk, at, verdict);
+            for (int r = 0; r < at.rows; r++) {
+                X* row = &z[r * TILE];
+                const X peak = tile_max ? largest_of(row) : X(0);
+                if (tile_max && peak > X(HIDDEN / 2)) tile_max[((size_t(b) * a.NH + h) * a.T + i0 + r) * tiles_of(a.S) + at.j0 / TILE] = peak;
+                const X rescale = absorb(state[r], row, a.statistics.entropy != nullptr);
+                if (rescale == X(1)) continue;
+                for (int d = 0; d < a.HS; d++) sums[r * a.HS + d] *= rescale;
+            }
+            const X* v = a.v.data + (size_t(b) * a.S + at.j0) * a.v.row + size_t(kv) * a.HS;
+            gemm(Transpose::no, Transpose::no, at.rows, a.HS, at.columns, X(1), z.data(), TILE, v, a.v.row, X(1), sums.data(), a.HS);
+        });
+        finish_tile(a, b, h, i0, std::min(TILE, a.T - i0), state, sums.data());
+    }
+}
+
+/// out, lse (and what else the arguments ask for) of softmax attention under `policy`.
+/// Preconditions: NH % NKV == 0; gated_out where there is a gate. A row that sees nothing gives out 0 and lse -infinity.
+template <class X, class P>
+void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int b = 0; b < a.B; b++)
+        for (int h = 0; h < a.NH; h++) attention_head_forward(policy, a, b, h);
+}
+
+/// D_i = <dO_i, O_i> - dLSE_i of one query tile; where there is a gate, dO' becomes dO = g dO' in `dout`, and dg = <dO', O>.
+template <class X>
+void prepare_rows(const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int h, int i0, int rows, X* dout, X* D) {
+    for (int r = 0; r < rows; r++) {
+        const size_t token = size_t(b) * a.T + i0 + r, head = token * a.NH + h, bh = size_t(b) * a.NH + h;
+        const X* from = g.dout + head * a.HS;
+        const X gate = a.gate ? a.gate[head] : X(1);
+        X product = 0;
+#pragma omp simd reduction(+ : product)
+        for (int d = 0; d < a.HS; d++) {
+            product += from[d] * a.out[head * a.HS + d];
+            dout[r * a.HS + d] = gate * from[d];
+        }
+        if (g.dgate) g.dgate[head] = product;
+        D[r] = gate * product - (g.dlse ? g.dlse[bh * a.T + i0 + r] : X(0));
+    }
+}
+
+/// Per (sequence, key/value head): what a thread needs while it walks over the tiles of its query heads.
+template <class X>
+struct BackwardWorkspace {
+    std::vector<X> k_transposed, v_transposed;   // (HS, padded(S))
+    std::vector<X> dk, dv;                       // (S, HS), summed over the G query heads of the group
+    std::vector<X> dout, dq;                     // (TILE, HS)
+    std::vector<X> z, a, p, dz;                  // (TILE, TILE); a keeps the raw scores
+    std::vector<X> D;                            // (TILE)
+    std::vector<Pack<X>> head_sums, row_sums;
+
+    BackwardWorkspace(const AttentionForward<X>& f, const Features& n)
+        : k_transposed(size_t(f.HS) * padded(f.S)), v_transposed(k_transposed.size()), dk(size_t(f.S) * f.HS), dv(dk.size()),
+          dout(size_t(TILE) * f.HS), dq(dout.size()), z(TILE * TILE), a(z.size()), p(z.size()), dz(z.size()), D(TILE),
+          head_sums(n.head), row_sums(n.row) {}
+};
+
+/// From z and dP to P (in w.p) and dL/da (in w.dz), the gradients of E1's inputs on the way.
+template <class X, class P>
+void backward_tile(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
+                   const TilePlace& at, BackwardWorkspace<X>& w) {
+    using N = Pack<X>;
+    const Features f = policy.features();
+    const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
+    for (int r = 0; r < at.rows; r++) {
+        const int i = at.i0 + r;
+        const X lse = a.lse[bh * a.T + i];
+        std::fill(w.row_sums.begin(), w.row_sums.end(), N{});
+        for (int j = 0; j < TILE; j += LANES<X>) {
+            const N z = load<N>(&w.z[r * TILE + j]);
+            const N p = z > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
+            const N dz = p * (load<N>(&w.dz[r * TILE + j]) - w.D[r]);
+            PairGradients<N> gradients{w.head_sums.data(), w.row_sums.data(), g.dcolumn + bh * f.column * columns + at.j0 + j, columns};
+            store(&w.p[r * TILE + j], p);
+            store(&w.dz[r * TILE + j], policy.score_backward(dz, load<N>(&w.a[r * TILE + j]), pair_of(a, f, walk, at, i, at.j0 + j), gradients));
+        }
+        for (int n = 0; n < f.row; n++) g.drow[(bh * a.T + i) * f.row + n] += sum<X>(w.row_sums[n]);
+    }
+}
+
+template <class X, class P>
+void attention_head_backward(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int h, BackwardWorkspace<X>& w) {
+    const Features f = policy.features();
+    const int width = padded(a.S), kv = h / (a.NH / a.NKV), HS = a.HS;
+    const size_t bh = size_t(b) * a.NH + h;
+    const X scale = X(1) / std::sqrt(X(HS));
+    const TileWalk<X, P> walk(policy, a, b, h);
+    std::fill(w.head_sums.begin(), w.head_sums.end(), Pack<X>{});
+    if (f.row) std::fill(g.drow + bh * a.T * f.row, g.drow + (bh + 1) * a.T * f.row, X(0));
+    if (f.column) std::fill(g.dcolumn + bh * f.column * width, g.dcolumn + (bh + 1) * f.column * width, X(0));
+    for (int i0 = 0; i0 < a.T; i0 += TILE) {
+        const int rows = std::min(TILE, a.T - i0);
+        const X* q = a.q.data + (size_t(b) * a.T + i0) * a.q.row + size_t(h) * HS;
+        prepare_rows(a, g, b, h, i0, rows, w.dout.data(), w.D.data());
+        std::fill(w.dq.begin(), w.dq.end(), X(0));
+        walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
+            const X* k = a.k.data + (size_t(b) * a.S + at.j0) * a.k.row + size_t(kv) * HS;
+            gemm(Transpose::no, Transpose::no, rows, TILE, HS, scale, q, a.q.row, &w.k_transposed[at.j0], width, X(0), w.a.data(), TILE);
+            gemm(Transpose::no, Transpose::no, rows, TILE, HS, X(1), w.dout.data(), HS, &w.v_transposed[at.j0], width, X(0), w.dz.data(), TILE);
+            std::copy(w.a.begin(), w.a.begin() + rows * TILE, w.z.begin());
+            modify_and_mask(w.z.data(), policy, a, walk, at, verdict);
+            backward_tile(policy, a, g, walk, at, w);
+            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, X(1), w.p.data(), TILE, w.dout.data(), HS, X(1), &w.dv[size_t(at.j0) * HS], HS);
+            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, scale, w.dz.data(), TILE, q, a.q.row, X(1), &w.dk[size_t(at.j0) * HS], HS);
+            gemm(Transpose::no, Transpose::no, rows, HS, at.columns, scale, w.dz.data(), TILE, k, a.k.row, X(1), w.dq.data(), HS);
+        });
+        for (int r = 0; r < rows; r++)
+            std::copy_n(&w.dq[r * HS], HS, g.dq.data + (size_t(b) * a.T + i0 + r) * g.dq.row + size_t(h) * HS);
+    }
+    for (int n = 0; n < f.head; n++) g.dhead[bh * f.head + n] = sum<X>(w.head_sums[n]);
+}
+
+/// Gradients of attention_forward(): dq, dk, dv and those of E1's and E3's inputs. `a` holds the forward call's arguments with
+/// its outputs `out` (before the gate) and `lse`; z and P are computed again, tile by tile.
+template <class X, class P>
+void attention_backward(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
+    const int group = a.NH / a.NKV;
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int b = 0; b < a.B; b++)
+        for (int kv = 0; kv < a.NKV; kv++) {
+            BackwardWorkspace<X> w(a, policy.features());
+            transpose_head(w.k_transposed.data(), a.k, b, a.S, kv, a.HS);
+            transpose_head(w.v_transposed.data(), a.v, b, a.S, kv, a.HS);
+            for (int h = kv * group; h < (kv + 1) * group; h++) attention_head_backward(policy, a, g, b, h, w);
+            for (int j = 0; j < a.S; j++) {
+                std::copy_n(&w.dk[size_t(j) * a.HS], a.HS, g.dk.data + (size_t(b) * a.S + j) * g.dk.row + size_t(kv) * a.HS);
+                std::copy_n(&w.dv[size_t(j) * a.HS], a.HS, g.dv.data + (size_t(b) * a.S + j) * g.dv.row + size_t(kv) * a.HS);
+            }
+        }
+}

@@ -1,0 +1,105 @@
+// One attention layer between the fused projection and the output projection: the policy's preprocessing, the tiled kernel, and
+// back. A mechanism made of several kernel calls overloads attention_layer_forward/backward for its own type.
+#pragma once
+#include "attention/core/cpu.h"
+#include "attention/core/naive.h"
+#include "model/memory.h"
+
+/// What preprocess() fills for E1 and E3; laid out as AttentionForward says. Also the layout of their gradients.
+template <class X>
+struct Extras {
+    X* head = nullptr;     // (NH, features.head); as a gradient (B, NH, features.head)
+    X* row = nullptr;      // (B, NH, T, features.row)
+    X* column = nullptr;   // (B, NH, features.column, padded(T))
+    X* gate = nullptr;     // (B, T, NH)
+};
+
+/// What preprocess_backward() turns extras' gradients into. Everything is added to.
+template <class X>
+struct ExtraGradients {
+    Extras<const X> of;
+    X* dq_pre;    // (B, T, NH, HS), token stride LayerInputs::qk_row
+    X* dk_pre;    // (B, T, NKV, HS), the same
+    X* dx;        // (B, T, C); null unless the policy says reads_x
+    X* dweights;  // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
+};
+
+/// Memory for extras of `policy`; `copies` is 1, or B for the partial sums of the head numbers' gradients.
+template <class Device, class X, class P>
+Extras<X> take_extras(Arena<Device>& arena, const P& policy, int B, int T, int NH, int copies) {
+    const Features f = policy.features();
+    Extras<X> e;
+    if (f.head) e.head = arena.template take<X>(size_t(copies) * NH * f.head);
+    if (f.row) e.row = arena.template take<X>(size_t(B) * NH * T * f.row);
+    if (f.column) e.column = arena.template take<X>(size_t(B) * NH * padded(T) * f.column);
+    if (policy.gated()) e.gate = arena.template take<X>(size_t(B) * T * NH);
+    return e;
+}
+
+/// What a layer keeps from its forward pass for its backward pass.
+template <class X>
+struct LayerState {
+    Extras<X> extras;
+    X* out;         // (B, T, NH, HS) before the gate
+    X* gated_out;   // (B, T, NH, HS); the same memory as out without a gate
+    X* lse;         // (B, NH, T)
+};
+
+template <class X>
+AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
+    AttentionForward<X> a{};
+    a.B = in.B, a.T = in.T, a.S = in.T;
+    a.NH = in.NH, a.NKV = in.NKV, a.HS = in.HS;
+    a.q = {in.q, in.qk_row}, a.k = {in.k, in.qk_row}, a.v = {in.v, in.v_row};
+    a.head = state.extras.head, a.row = state.extras.row, a.column = state.extras.column, a.gate = state.extras.gate;
+    a.out = state.out, a.gated_out = state.extras.gate ? state.gated_out : nullptr, a.lse = state.lse;
+    a.statistics = statistics;
+    return a;
+}
+
+/// state.gated_out (B, T, NH, HS) from x, q, k, v; `weights` is the flat buffer that the policy's slots point into.
+template <class Device, class X, class P>
+void attention_layer_forward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights, LayerState<X>& state,
+                             const Statistics<X>& statistics = {}) {
+    policy.preprocess(device, in, weights, state.extras);
+    attention_forward(device, policy, kernel_arguments(in, state, statistics));
+}
+
+/// Gradients with respect to q and k after RoPE and v (overwritten); the extras' gradients land in `dextras`, for
+/// attention_extras_backward(), which comes after dq and dk have been turned back through RoPE.
+template <class Device, class X, class P>
+void attention_layer_backward(Device device, const P& policy, const LayerInputs<X>& in, const LayerState<X>& state, const X* dout,
+                              Heads<X> dq, Heads<X> dk, Heads<X> dv, const Extras<X>& dextras) {
+    AttentionBackward<X> g{};
+    g.dout = dout;
+    g.dq = dq, g.dk = dk, g.dv = dv;
+    g.dhead = dextras.head, g.drow = dextras.row, g.dcolumn = dextras.column, g.dgate = dextras.gate;
+    attention_backward(device, policy, kernel_arguments(in, state, Statistics<X>{}), g);
+}
+template <class Device, class X, class P>
+void attention_extras_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state,
+                               ExtraGradients<X>& gradients) {
+    policy.preprocess_backward(device, in, weights, state.extras, gradients);
+}
+
+/// Pairs and tiles that one sequence of T tokens costs, summed over the heads; what --dry-run prints and MFU counts.
+struct PairCount {
+    double pairs = 0, tiles = 0;
+};
+template <class P>
+PairCount count_pairs(const P& policy, int NH, int T) {
+    PairCount count;
+    for (int h = 0; h < NH; h++)
+        for (int i0 = 0; i0 < T; i0 += TILE)
+            for (int j0 = 0; j0 < T; j0 += TILE) {
+                const int i1 = std::min(T, i0 + TILE), j1 = std::min(T, j0 + TILE);
+                const Tile verdict = policy.tile(h, i0, i1, j0, j1);
+                if (verdict == Tile::hidden) continue;
+                count.tiles++;
+                if (verdict == Tile::full) count.pairs += double(i1 - i0) * (j1 - j0);
+                else
+                    for (int i = i0; i < i1; i++)
+                        for (int j = j0; j < j1; j++) count.pairs += policy.visible(h, i, j);
+            }
+    return count;
+}

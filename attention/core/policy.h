@@ -1,0 +1,126 @@
+// What an attention mechanism may say to the tiled kernel. Plain causal attention is every answer at its default; a variant is a
+// struct derived from Policy that overrides only what differs. Conventions: i query, j key, h query head, token positions from 0;
+//     a_ij = HS^-1/2 q_i.k_j     z_ij = score(a_ij)     P_ij = exp(z_ij - LSE_i) on the visible pairs     O_i = sum_j P_ij v_j
+// The six extension points:
+//   E1 score(), score_backward()   z = f(a): may read numbers per head, features per query row and per key column
+//   E2 tile(), visible()           which tiles are visited, which pairs inside a mixed tile count; or a TileList (arguments.h)
+//   E3 gated()                     multiplies O by a number per token and head
+//   E4 position arrays             (arguments.h) rows and columns may be gathered or permuted tokens
+//   E5 log-sum-exp                 (arguments.h) LSE out, its gradient in: branches can be merged
+//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/math.h"
+#include "model/tensors.h"
+
+/// Queries and keys are taken in square tiles of this many tokens.
+inline constexpr int TILE = 64;
+
+enum class Tile {
+    hidden,   // no pair is visible: the kernel skips the tile
+    mixed,    // visible() decides pair by pair
+    full,     // every pair is visible: no mask
+};
+
+/// What E1 sees of one row's pairs with the next few keys. N is a SIMD vector of keys on the CPU, one float on a GPU thread.
+template <class N>
+struct Pair {
+    using X = Element<N>;
+    const X* head_numbers;      // (features().head) of this head
+    const X* row_features;      // (features().row) of query i
+    const X* column_features;   // feature f of the key in lane l at column_features[f * column_stride + l]
+    size_t column_stride;
+    X i;   // position of the query
+    N j;   // positions of the keys
+
+    X head(int f) const { return head_numbers[f]; }
+    X row(int f) const { return row_features[f]; }
+    N column(int f) const { return load<N>(column_features + f * column_stride); }
+
+    /// row(index(i - j)): a row feature chosen by the distance of each pair (relative positions, block biases).
+    template <class Index>
+    N row_by_distance(Index index) const {
+        N picked{};
+        for (int lane = 0; lane < LANES<X>; lane++) picked[lane] = row_features[index(int(i - j[lane]))];
+        return picked;
+    }
+};
+
+/// Where score_backward() leaves the gradients of what score() read. Everything is summed in float32 in a fixed order.
+template <class N>
+struct PairGradients {
+    using X = Element<N>;
+    N* head_sums;   // lane-wise partial sums over all pairs of the head
+    N* row_sums;    // lane-wise partial sums over the keys of the row
+    X* column_sums;
+    size_t column_stride;
+
+    void head(int f, N d) { head_sums[f] += d; }
+    void row(int f, N d) { row_sums[f] += d; }
+    void column(int f, N d) { store(column_sums + f * column_stride, load<N>(column_sums + f * column_stride) + d); }
+
+    template <class Index>
+    void row_by_distance(const Pair<N>& pair, Index index, N d) {
+        for (int lane = 0; lane < LANES<X>; lane++) row_sums[index(int(pair.i - pair.j[lane]))][lane] += d[lane];
+    }
+};
+
+/// How many numbers E1 reads.
+struct Features {
+    int head = 0;     // per head
+    int row = 0;      // per head and query
+    int column = 0;   // per query head and key
+};
+
+/// The default answers. A variant's constructor takes (config, layer); its methods are const and may not depend on tokens after i.
+struct Policy {
+    Policy(const Config&, int /*layer*/) {}
+
+    static std::vector<Setting> settings() { return {}; }
+
+    /// Adds the variant's own tensors of this layer; `prefix` is "model.layers.{i}.self_attn.".
+    void declare(TensorList&, const std::string& /*prefix*/) {}
+
+    /// E1. `dz` is dL/dz; the result is dL/da. Forward comes before the mask, so z of a hidden pair must only be finite.
+    Features features() const { return {}; }
+    template <class N>
+    N score(N a, const Pair<N>&) const {
+        return a;
+    }
+    template <class N>
+    N score_backward(N dz, N /*a*/, const Pair<N>&, PairGradients<N>&) const {
+        return dz;
+    }
+
+    /// E2. tile() judges a rectangle of positions [i0, i1) x [j0, j1); it may say mixed when it is not sure, never more.
+    Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
+    bool visible(int /*h*/, int i, int j) const { return j <= i; }
+
+    /// E3. Whether preprocess() fills a gate (B, T, NH) that multiplies the output.
+    bool gated() const { return false; }
+
+    /// Whether preprocess_backward() adds to the gradient of the block's normed input.
+    static constexpr bool reads_x = false;
+
+    /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
+    /// See LayerInputs, Extras and their gradients in layer.h.
+    template <class Device, class Inputs, class X, class Extras>
+    void preprocess(Device, const Inputs&, const X* /*weights*/, Extras&) const {}
+    template <class Device, class Inputs, class X, class Extras, class Gradients>
+    void preprocess_backward(Device, const Inputs&, const X* /*weights*/, const Extras&, Gradients&) const {}
+
+    static Tile causal_tile(int i0, int i1, int j0, int j1) {
+        if (j0 > i1 - 1) return Tile::hidden;
+        return j1 - 1 <= i0 ? Tile::full : Tile::mixed;
+    }
+
+    /// Keys i - left .. i.
+    static Tile window_tile(int left, int i0, int i1, int j0, int j1) {
+        if (j0 > i1 - 1 || i0 - (j1 - 1) > left) return Tile::hidden;
+        return j1 - 1 <= i0 && (i1 - 1) - j0 <= left ? Tile::full : Tile::mixed;
+    }
+};

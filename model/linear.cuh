@@ -1,0 +1,37 @@
+// Linear layers: y = x W^T + b with W (OUT, IN), and their gradients.
+#pragma once
+#include <algorithm>
+
+#include "model/blas.h"
+#include "model/device.h"
+
+/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null.
+template <class X>
+void linear_forward(CPU, X* out, const X* inp, const X* weight, const X* bias, int rows, int IN, int OUT) {
+    if (bias) {
+#pragma omp parallel for
+        for (int row = 0; row < rows; row++) std::copy_n(bias, OUT, out + size_t(row) * OUT);
+    }
+    gemm(Transpose::no, Transpose::yes, rows, OUT, IN, X(1), inp, IN, weight, IN, X(bias ? 1 : 0), out, OUT);
+}
+
+/// dinp (rows, IN) = or += dout (rows, OUT) weight.
+template <class X>
+void linear_backward_input(CPU, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
+    gemm(Transpose::no, Transpose::no, rows, IN, OUT, X(1), dout, OUT, weight, IN, X(write == Write::add), dinp, IN);
+}
+
+/// dweight (OUT, IN) = or += dout^T inp; dbias (OUT) = or += column sums of dout; dbias may be null.
+template <class X>
+void linear_backward_weight(CPU, X* dweight, X* dbias, const X* dout, const X* inp, int rows, int IN, int OUT, Write write) {
+    gemm(Transpose::yes, Transpose::no, OUT, IN, rows, X(1), dout, OUT, inp, IN, X(write == Write::add), dweight, IN);
+    if (!dbias) return;
+    const int width = 32;   // channels a thread owns: the sum over rows keeps its order
+#pragma omp parallel for
+    for (int o0 = 0; o0 < OUT; o0 += width) {
+        const int end = std::min(OUT, o0 + width);
+        if (write == Write::overwrite) std::fill(dbias + o0, dbias + end, X(0));
+        for (int row = 0; row < rows; row++)
+            for (int o = o0; o < end; o++) dbias[o] += dout[size_t(row) * OUT + o];
+    }
+}

@@ -1,0 +1,129 @@
+// Elementary functions that work alike on one number and on a SIMD vector of numbers, so that the text of a formula serves the
+// CPU (sixteen floats at a time) and, later, a GPU thread (one). They have no branches and no table: a loop over them vectorises.
+#pragma once
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+/// Pack<X>: a SIMD vector of 64 bytes. LANES<X> numbers of type X.
+template <class X>
+struct PackOf;
+template <>
+struct PackOf<float> {
+    typedef float type __attribute__((vector_size(64)));
+};
+template <>
+struct PackOf<double> {
+    typedef double type __attribute__((vector_size(64)));
+};
+template <class X>
+using Pack = typename PackOf<X>::type;
+template <class X>
+inline constexpr int LANES = 64 / sizeof(X);
+
+/// load<N>(from): one number or as many as N has lanes; the address needs no alignment.
+template <class N, class X>
+inline N load(const X* from) {
+    N n;
+    std::memcpy(&n, from, sizeof n);
+    return n;
+}
+template <class N, class X>
+inline void store(X* to, const N& n) {
+    std::memcpy(to, &n, sizeof n);
+}
+
+/// {first, first + 1, ...}
+template <class X>
+inline Pack<X> iota(X first) {
+    Pack<X> p;
+    for (int lane = 0; lane < LANES<X>; lane++) p[lane] = first + X(lane);
+    return p;
+}
+
+template <class X>
+inline X sum(const Pack<X>& p) {
+    X halves[LANES<X>];
+    store(halves, p);
+    for (int width = LANES<X> / 2; width > 0; width /= 2)
+        for (int lane = 0; lane < width; lane++) halves[lane] += halves[lane + width];
+    return halves[0];
+}
+
+/// exp(x) to about 1e-7 relative in float: 2^n by the exponent bits times a polynomial on |r| <= ln(2)/2. Arguments are clamped
+/// to [-87.3, 88.3]; so exp(-1e30) is 1e-38, not 0: masked entries are multiplied by an explicit 0 where that matters.
+/// N is float or a pack of floats, I the integer type of the same shape.
+template <class I, class N>
+inline N exp_by_polynomial(N x) {
+    x = x < -87.3f ? N{} - 87.3f : x;
+    x = x > 88.3f ? N{} + 88.3f : x;
+    const float magic = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer that then sits in the low mantissa bits
+    const N shifted = x * 1.44269504f + magic;
+    const N n = shifted - magic;
+    const N r = (x - n * 0.693359375f) + n * 2.12194440e-4f;   // ln 2 in two pieces
+    N p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return std::bit_cast<N>(std::bit_cast<I>(p) + (std::bit_cast<I>(shifted) << 23));   // p * 2^n
+}
+
+typedef int32_t PackOfInts __attribute__((vector_size(64)));
+inline float exp_of(float x) { return exp_by_polynomial<int32_t>(x); }
+inline Pack<float> exp_of(Pack<float> x) { return exp_by_polynomial<PackOfInts>(x); }
+inline double exp_of(double x) { return std::exp(x); }
+inline Pack<double> exp_of(Pack<double> x) {
+    for (int lane = 0; lane < LANES<double>; lane++) x[lane] = std::exp(x[lane]);
+    return x;
+}
+
+template <class N>
+inline N sigmoid(N x) {
+    return 1.0f / (1.0f + exp_of(-x));
+}
+
+/// softplus(x) = log(1 + exp(x)) without overflow; for parameters, one at a time.
+template <class X>
+inline X softplus(X x) {
+    return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
+}
+
+/// The number type inside N: X for X itself and for Pack<X>.
+template <class N>
+struct ElementOf {
+    using type = N;
+};
+template <>
+struct ElementOf<Pack<float>> {
+    using type = float;
+};
+template <>
+struct ElementOf<Pack<double>> {
+    using type = double;
+};
+template <class N>
+using Element = typename ElementOf<N>::type;
+
+/// GELU in its tanh form, x/2 (1 + tanh(y)), y = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2y), and its derivative.
+template <class N>
+struct ValueAndSlope {
+    N value, slope;
+};
+inline constexpr double GELU_1 = 1.5957691216057308;   // 2 sqrt(2/pi)
+inline constexpr double GELU_3 = GELU_1 * 0.044715;
+template <class N>
+inline N gelu(N x) {
+    using X = Element<N>;
+    return x * sigmoid(x * (X(GELU_1) + X(GELU_3) * (x * x)));
+}
+template <class N>
+inline ValueAndSlope<N> gelu_and_slope(N x) {
+    using X = Element<N>;
+    const N x2 = x * x;
+    const N s = sigmoid(x * (X(GELU_1) + X(GELU_3) * x2));
+    const N value = x * s;
+    return {value, s + value * (X(1) - s) * (X(GELU_1) + X(3 * GELU_3) * x2)};
+}

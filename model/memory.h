@@ -1,0 +1,63 @@
+// Memory by plan: each class of tensors (weights, gradients, moments, activations, scratch) is one block. The function that cuts
+// a block into tensors runs twice, first over nothing to learn the size, so that the plan and the allocation cannot disagree.
+#pragma once
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/device.h"
+#include "model/error.h"
+
+/// One line of the memory table.
+struct MemoryUse {
+    std::string what;
+    size_t bytes;
+};
+
+/// Bytes that a new allocation can still get: free memory and what the kernel can reclaim, or the control group's limit.
+size_t available_memory();
+
+/// Peak resident bytes of this process so far.
+size_t peak_memory();
+
+/// "1.50 GiB", "12.3 MiB", "640 B"
+std::string human_bytes(double bytes);
+
+template <class Device>
+class Arena;
+
+template <>
+class Arena<CPU> {
+public:
+    /// `count` numbers on a cache line of their own; an address from nowhere until allocate() has been called.
+    template <class X>
+    X* take(size_t count) {
+        const size_t at = used_;
+        used_ += (count * sizeof(X) + 63) / 64 * 64;
+        most_ = used_ > most_ ? used_ : most_;
+        return reinterpret_cast<X*>(block_.get() + at);
+    }
+    size_t used() const { return used_; }
+    size_t bytes() const { return most_; }
+
+    /// Takes after rewind(used()) share memory: for pieces that are never alive together.
+    void rewind(size_t used) { used_ = used; }
+
+    /// Gets the memory that the takes so far have asked for, zeroed, and starts cutting anew.
+    void allocate() {
+        if (most_) block_.reset(static_cast<std::byte*>(std::aligned_alloc(64, most_)));
+        if (most_ && !block_) fail(Exit::out_of_memory, "no ", most_, " bytes of memory: lower --batch-size or --seq-len, or set --recompute 1");
+        if (most_) std::memset(block_.get(), 0, most_);
+        used_ = 0;
+    }
+
+private:
+    struct Free {
+        void operator()(std::byte* block) const { std::free(block); }
+    };
+    std::unique_ptr<std::byte, Free> block_;
+    size_t used_ = 0, most_ = 0;
+};

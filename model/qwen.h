@@ -1,0 +1,89 @@
+// The tensors of a Qwen decoder by name: which there are, their shapes and where they lie in the flat buffers.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/tensors.h"
+
+/// One decoder layer. Slots that the model's form does not have stay empty.
+template <class Attention>
+struct Layer {
+    Slot input_norm;                 // (C)
+    Slot qkv;                        // (NH + 2 NKV) * HS rows of C: q_proj, k_proj and v_proj lie one behind the other
+    Slot qkv_bias;                   // the same for the biases
+    Slot q_norm, k_norm;             // (HS)
+    Slot o_proj;                     // (C, NH * HS)
+    Slot post_attention_norm;        // (C)
+    Slot gate_up;                    // 2 F rows of C: gate_proj, then up_proj
+    Slot down_proj;                  // (C, F)
+    Slot own;                        // all tensors that the attention variant declared
+    Attention attention;
+};
+
+template <class Attention>
+struct Qwen {
+    Config config;
+    TensorList tensors;
+    Slot embedding;     // (V, C)
+    Slot final_norm;    // (C)
+    Slot head;          // (V, C), the embedding when tied
+    std::vector<Layer<Attention>> layers;
+
+    /// Completes the variant's settings with their defaults, checks their ranges and lists every tensor.
+    explicit Qwen(const Config& c) : config(c) {
+        config.variant = Attention::name;
+        complete_settings(config, Attention::settings());
+        const auto matrix = normal(config.init_std);
+        const int64_t V = config.V, C = config.C;
+        embedding = tensors.add("model.embed_tokens.weight", {V, C}, matrix, Decay::yes);
+        for (int l = 0; l < config.L; l++) layers.push_back(layer(l));
+        tensors.align();
+        final_norm = tensors.add("model.norm.weight", {C}, ones(), Decay::no);
+        tensors.align();
+        head = config.tied ? embedding : tensors.add("lm_head.weight", {V, C}, matrix, Decay::yes);
+    }
+
+    /// Parameters that a token is multiplied with: all, but the embedding once only when the head is a matrix of its own.
+    double matmul_parameters() const { return double(tensors.parameters()) - (config.tied ? 0.0 : double(config.V) * config.C); }
+
+private:
+    Layer<Attention> layer(int l) {
+        const std::string prefix = "model.layers." + std::to_string(l) + ".", attn = prefix + "self_attn.", mlp = prefix + "mlp.";
+        const auto matrix = normal(config.init_std);
+        const int64_t C = config.C, Q = int64_t(config.NH) * config.HS, KV = int64_t(config.NKV) * config.HS, F = config.F, HS = config.HS;
+        Layer<Attention> s{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, Attention(config, l)};
+        tensors.align();
+        s.input_norm = tensors.add(prefix + "input_layernorm.weight", {C}, ones(), Decay::no);
+        tensors.align();
+        s.qkv = joined({tensors.add(attn + "q_proj.weight", {Q, C}, matrix, Decay::yes), tensors.add(attn + "k_proj.weight", {KV, C}, matrix, Decay::yes),
+                        tensors.add(attn + "v_proj.weight", {KV, C}, matrix, Decay::yes)});
+        tensors.align();
+        if (config.qkv_bias)
+            s.qkv_bias = joined({tensors.add(attn + "q_proj.bias", {Q}, zeros(), Decay::no), tensors.add(attn + "k_proj.bias", {KV}, zeros(), Decay::no),
+                                 tensors.add(attn + "v_proj.bias", {KV}, zeros(), Decay::no)});
+        if (config.qk_norm) {
+            s.q_norm = tensors.add(attn + "q_norm.weight", {HS}, ones(), Decay::no);
+            s.k_norm = tensors.add(attn + "k_norm.weight", {HS}, ones(), Decay::no);
+        }
+        tensors.align();
+        s.own.offset = tensors.size();
+        s.attention.declare(tensors, attn);
+        s.own.size = tensors.size() - s.own.offset;
+        tensors.align();
+        s.o_proj = tensors.add(attn + "o_proj.weight", {C, Q}, matrix, Decay::yes);
+        s.post_attention_norm = tensors.add(prefix + "post_attention_layernorm.weight", {C}, ones(), Decay::no);
+        tensors.align();
+        s.gate_up = joined({tensors.add(mlp + "gate_proj.weight", {F, C}, matrix, Decay::yes), tensors.add(mlp + "up_proj.weight", {F, C}, matrix, Decay::yes)});
+        tensors.align();
+        s.down_proj = tensors.add(mlp + "down_proj.weight", {C, F}, matrix, Decay::yes);
+        return s;
+    }
+
+    static Slot joined(std::initializer_list<Slot> parts) {
+        Slot all = *parts.begin();
+        all.size = 0;
+        for (const Slot& part : parts) all.size += part.size;
+        return all;
+    }
+};
