@@ -40,6 +40,9 @@ struct Config {
     double setting(const std::string& key) const;
 };
 
+/// Gives every setting that `config` lacks its default; a value outside its range fails with Exit::usage and the range.
+void complete_settings(Config& config, const std::vector<Setting>& settings);
+
 /// Named shapes for --model: "qwen-7m", "qwen2.5-0.5b", ... `known` tells whether the name is one of them.
 bool is_preset(const std::string& name);
 Config preset(const std::string& name);

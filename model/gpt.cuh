@@ -55,7 +55,8 @@ struct GPT {
     bool recompute;   // keep only the residual stream of each layer and compute the rest again on the way back
 
     X *weights = nullptr, *gradients = nullptr;   // (net.tensors.size())
-    X *m = nullptr, *v = nullptr;                 // AdamW's moments, the same
+    X *m = nullptr, *v = nullptr;                 // AdamW's moments of the numbers [moments_begin, moments_end)
+    size_t moments_begin, moments_end;            // all, or this rank's shard (ZeRO-1)
     X *cosine, *sine;                             // (T, HS / 2)
     X* residual;                                  // (L + 1, B, T, C) input of every layer and of the final norm
     X *final_normed, *final_rstd;                 // (B, T, C), (B, T)
@@ -64,7 +65,9 @@ struct GPT {
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
-    GPT(const Config& config, int B_, int T_, Mode mode_, bool recompute_ = false) : net(config), B(B_), T(T_), mode(mode_), recompute(recompute_) {
+    GPT(const Config& config, int B_, int T_, Mode mode_, bool recompute_ = false, int shard = 0, int shards = 1)
+        : net(config), B(B_), T(T_), mode(mode_), recompute(recompute_), moments_begin(shard_begin(net.tensors.size(), shard, shards)),
+          moments_end(shard_begin(net.tensors.size(), shard + 1, shards)) {
         lay_out();
     }
 
@@ -89,8 +92,8 @@ private:
         weights = weight_memory.template take<X>(n);
         if (mode == Mode::training) {
             gradients = gradient_memory.template take<X>(n);
-            m = moment_memory.template take<X>(n);
-            v = moment_memory.template take<X>(n);
+            m = moment_memory.template take<X>(moments_end - moments_begin);
+            v = moment_memory.template take<X>(moments_end - moments_begin);
         }
         lay_out_activations();
         lay_out_scratch();
@@ -290,13 +293,15 @@ void gpt_backward(Device device, GPT<Device, X, A>& gpt, const int32_t* tokens, 
     embedding_backward(device, g + gpt.net.embedding.offset, gpt.scratch.dresidual, tokens, BT, c.C);
 }
 
-/// One AdamW step over the whole list; `step` counts from 1, `clip` multiplies the gradients.
+/// One AdamW step over the list, or over this rank's shard of it; `step` counts from 1, `clip` multiplies the gradients.
 template <class Device, class X, class A>
 void gpt_update(Device device, GPT<Device, X, A>& gpt, const AdamW& options, double clip, int64_t step) {
     for (const Tensor& t : gpt.net.tensors) {
-        const size_t at = t.slot.offset;
-        adamw_update(device, gpt.weights + at, gpt.m + at, gpt.v + at, gpt.gradients + at, t.slot.size, options,
-                     t.decay == Decay::yes ? options.weight_decay : 0.0, clip, step);
+        const size_t begin = std::max(t.slot.offset, gpt.moments_begin), end = std::min(t.slot.offset + t.slot.size, gpt.moments_end);
+        if (begin >= end) continue;
+        const double decay = t.decay == Decay::yes ? options.weight_decay : 0.0;
+        adamw_update(device, gpt.weights + begin, gpt.m + (begin - gpt.moments_begin), gpt.v + (begin - gpt.moments_begin), gpt.gradients + begin,
+                     end - begin, options, decay, clip, step);
     }
 }
 

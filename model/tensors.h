@@ -57,6 +57,11 @@ private:
     size_t parameters_ = 0;
 };
 
+/// ZeRO-1: shard s of `shards` owns the numbers shard_begin(n, s, shards) .. shard_begin(n, s + 1, shards) of a flat buffer.
+inline size_t shard_begin(size_t n, int shard, int shards) {
+    return shard == shards ? n : n / 16 * size_t(shard) / size_t(shards) * 16;
+}
+
 /// Fills `weights` (list.size() numbers) as every tensor's Init says. Each number depends on (seed, tensor name, index) alone,
 /// so neither the number of ranks or threads nor the presence of other tensors changes it.
 template <class X>

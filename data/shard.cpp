@@ -1,0 +1,216 @@
+#include "data/shard.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "model/error.h"
+
+static_assert(std::endian::native == std::endian::little, "shards are little-endian and are mapped as they are");
+
+namespace {
+
+struct Format {
+    int32_t magic;
+    int32_t version;
+    int bytes_per_token;
+};
+constexpr Format narrow_format = {20240520, 1, 2};
+constexpr Format wide_format = {20240801, 7, 4};
+constexpr int32_t evaluation_magic = 20240522;
+
+using Header = std::array<int32_t, shard_header_bytes / sizeof(int32_t)>;   // [0] magic, [1] version, [2] tokens
+
+// The scan for bad tokens looks at this much of a file at a time and then lets go of it, so that checking a shard of many
+// gigabytes does not make the process look like one. A multiple of every page size.
+constexpr uint64_t scan_bytes = uint64_t{64} << 20;
+
+const Format& format_of(const std::string& path, int32_t magic) {
+    if (magic == narrow_format.magic) return narrow_format;
+    if (magic == wide_format.magic) return wide_format;
+    if (magic == evaluation_magic)
+        fail(Exit::data, path, ": is an evaluation file (magic ", magic, "), not a token shard");
+    const auto swapped = static_cast<int32_t>(__builtin_bswap32(static_cast<uint32_t>(magic)));
+    const bool big_endian = swapped == narrow_format.magic || swapped == wide_format.magic;
+    fail(Exit::data, path, ": is no token shard: it starts with magic ", magic, " at byte 0, expected ", narrow_format.magic, " (16-bit tokens) or ",
+         wide_format.magic, " (32-bit tokens)", big_endian ? "; its bytes are in big-endian order" : "; ./tokenize writes shards from text");
+}
+
+// The format of a shard whose header and size agree. Fails otherwise.
+const Format& check_header(const std::string& path, const Header& header, uint64_t file_bytes) {
+    const Format& format = format_of(path, header[0]);
+    if (header[1] != format.version)
+        fail(Exit::data, path, ": has version ", header[1], " at byte 4, expected ", format.version, " with magic ", format.magic);
+    if (header[2] <= 0)
+        fail(Exit::data, path, ": header says ", header[2], " tokens at byte 8, expected at least 1");
+    const uint64_t expected = shard_header_bytes + static_cast<uint64_t>(header[2]) * format.bytes_per_token;
+    if (file_bytes != expected)
+        fail(Exit::data, path, ": is ", file_bytes < expected ? "cut short" : "too long", ": it has ", file_bytes, " bytes, but ",
+             header[2], " tokens of ", format.bytes_per_token, " bytes, as its header says, make ", expected);
+    return format;
+}
+
+// Lets go of the pages that hold bytes begin .. end - 1 of the map, and of those that the kernel maps along with them at a
+// page fault (2 MiB, aligned, at most). They stay in the system's file cache; but what the process is said to use is then what its
+// model needs and does not grow with the data it has seen.
+void release(void* map, uint64_t begin, uint64_t end, uint64_t file_bytes) {
+    constexpr uint64_t around = uint64_t{2} << 20;
+    const uint64_t first = begin / around * around;
+    const uint64_t last = std::min((end + around - 1) / around * around, file_bytes);
+    madvise(static_cast<char*>(map) + first, last - first, MADV_DONTNEED);
+}
+
+template <class Token>
+void widen(const void* payload, uint64_t start, size_t count, int32_t* out) {
+    const Token* tokens = static_cast<const Token*>(payload) + start;
+    for (size_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(tokens[i]);
+}
+
+// Index of the first token that is not below `vocabulary`, `count` when there is none. The common case, all good, is a
+// maximum that the compiler vectorises.
+template <class Token>
+size_t first_outside(const Token* tokens, size_t count, uint32_t vocabulary) {
+    Token largest = 0;
+    for (size_t i = 0; i < count; ++i) largest = std::max(largest, tokens[i]);
+    if (largest < vocabulary) return count;
+    return std::find_if(tokens, tokens + count, [&](Token token) { return token >= vocabulary; }) - tokens;
+}
+
+template <class Token>
+void scan(const std::string& path, char* map, uint64_t file_bytes, uint32_t vocabulary) {
+    for (uint64_t piece = 0; piece < file_bytes; piece += scan_bytes) {
+        const uint64_t begin = std::max<uint64_t>(piece, shard_header_bytes);
+        const uint64_t end = std::min(piece + scan_bytes, file_bytes);
+        madvise(map + piece, end - piece, MADV_WILLNEED);
+        const Token* tokens = reinterpret_cast<const Token*>(map + begin);
+        const size_t count = (end - begin) / sizeof(Token);
+        const size_t bad = first_outside(tokens, count, vocabulary);
+        if (bad < count)
+            fail(Exit::data, path, ": token ", (begin - shard_header_bytes) / sizeof(Token) + bad, " at byte ", begin + bad * sizeof(Token),
+                 " is ", uint64_t{tokens[bad]}, ", but the vocabulary has ", vocabulary, " ids (0 to ", vocabulary - 1,
+                 "); was it written with the tokenizer of this model?");
+        release(map, piece, end, file_bytes);
+    }
+}
+
+}  // namespace
+
+Shard::Shard(const std::string& path) : path_(path) {
+    // O_NONBLOCK: opening a named pipe must not wait for somebody to write into it.
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
+    struct stat status;
+    if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());
+    if (!S_ISREG(status.st_mode)) fail(Exit::data, path, ": is not a regular file, a token shard is expected");
+    file_bytes_ = static_cast<uint64_t>(status.st_size);
+    inode_ = status.st_ino;
+    if (file_bytes_ < shard_header_bytes)
+        fail(Exit::data, path, ": has ", file_bytes_, " bytes, the header of a token shard alone has ", shard_header_bytes);
+
+    Header header;
+    if (::pread(file.get(), header.data(), sizeof header, 0) != static_cast<ssize_t>(sizeof header))
+        fail(Exit::data, path, ": its header cannot be read: ", last_os_error());
+    const Format& format = check_header(path, header, file_bytes_);
+    tokens_ = static_cast<uint64_t>(header[2]);
+    bytes_per_token_ = format.bytes_per_token;
+
+    void* map = ::mmap(nullptr, file_bytes_, PROT_READ, MAP_SHARED, file.get(), 0);
+    if (map == MAP_FAILED) fail(Exit::data, path, ": cannot be mapped into memory: ", last_os_error());
+    map_ = map;
+}
+
+Shard::~Shard() { unmap(); }
+
+Shard::Shard(Shard&& other) noexcept { *this = std::move(other); }
+
+Shard& Shard::operator=(Shard&& other) noexcept {
+    if (this == &other) return *this;
+    unmap();
+    path_ = std::move(other.path_);
+    map_ = std::exchange(other.map_, nullptr);
+    file_bytes_ = std::exchange(other.file_bytes_, 0);
+    inode_ = other.inode_;
+    tokens_ = std::exchange(other.tokens_, 0);
+    bytes_per_token_ = other.bytes_per_token_;
+    return *this;
+}
+
+void Shard::unmap() {
+    if (map_) ::munmap(map_, file_bytes_);
+    map_ = nullptr;
+}
+
+void Shard::copy(uint64_t start, size_t count, int32_t* out) const {
+    // Another file under the same name, or none, does no harm: the map holds on to the one that was opened.
+    struct stat status;
+    const bool same_file = ::stat(path_.c_str(), &status) == 0 && status.st_ino == inode_;
+    if (same_file && static_cast<uint64_t>(status.st_size) < file_bytes_)
+        fail(Exit::data, path_, ": was cut short while it was in use: from ", file_bytes_, " to ", status.st_size, " bytes");
+    if (bytes_per_token_ == narrow_format.bytes_per_token) widen<uint16_t>(payload(), start, count, out);
+    else widen<uint32_t>(payload(), start, count, out);
+    const uint64_t begin = shard_header_bytes + start * static_cast<uint64_t>(bytes_per_token_);
+    release(map_, begin, begin + count * static_cast<uint64_t>(bytes_per_token_), file_bytes_);
+}
+
+void Shard::check_range(int vocabulary) const {
+    const bool narrow = bytes_per_token_ == narrow_format.bytes_per_token;
+    if (narrow && vocabulary > std::numeric_limits<uint16_t>::max()) return;
+    const auto limit = static_cast<uint32_t>(vocabulary);
+    if (narrow) scan<uint16_t>(path_, static_cast<char*>(map_), file_bytes_, limit);
+    else scan<uint32_t>(path_, static_cast<char*>(map_), file_bytes_, limit);
+}
+
+ShardWriter::ShardWriter(const std::string& path, int vocabulary) : file_(path), vocabulary_(vocabulary) {
+    const Header zeros = {};
+    file_.write(zeros.data(), sizeof zeros);   // finish() fills it in
+}
+
+void ShardWriter::write(std::span<const uint32_t> ids) {
+    const size_t bad = first_outside(ids.data(), ids.size(), static_cast<uint32_t>(vocabulary_));
+    if (bad < ids.size())
+        fail(Exit::data, file_.path(), ": token id ", ids[bad], " is not below the vocabulary of ", vocabulary_);
+    tokens_ += ids.size();
+    if (tokens_ > std::numeric_limits<int32_t>::max())
+        fail(Exit::data, file_.path(), ": a shard holds at most ", std::numeric_limits<int32_t>::max(), " tokens; use more shards");
+    if (vocabulary_ > 65536) return file_.write(ids.data(), ids.size_bytes());
+    narrow_.assign(ids.begin(), ids.end());
+    file_.write(narrow_.data(), narrow_.size() * sizeof(uint16_t));
+}
+
+ShardInfo ShardWriter::finish() {
+    const Format& format = vocabulary_ > 65536 ? wide_format : narrow_format;
+    const int32_t start[3] = {format.magic, format.version, static_cast<int32_t>(tokens_)};
+    file_.overwrite(0, start, sizeof start);
+    file_.finish();
+    finished_ = true;
+    return {std::filesystem::path(file_.path()).filename().string(), tokens_,
+            shard_header_bytes + tokens_ * static_cast<uint64_t>(format.bytes_per_token), file_hash(file_.temporary())};
+}
+
+void ShardWriter::publish() {
+    if (!finished_) finish();
+    file_.publish();
+}
+
+std::vector<std::string> expand_glob(const std::string& pattern) {
+    std::error_code ignored;
+    if (std::filesystem::exists(pattern, ignored)) return {pattern};   // a name may contain brackets
+    glob_t found = {};
+    const int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
+    std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    if (result == GLOB_NOSPACE) fail(Exit::out_of_memory, "not enough memory for the files that '", pattern, "' names");
+    if (paths.empty()) fail(Exit::data, "no file matches '", pattern, "'; token shards are expected there (./tokenize writes them)");
+    std::sort(paths.begin(), paths.end());   // glob() would sort by the locale, and ranks may differ in that
+    return paths;
+}

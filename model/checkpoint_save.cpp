@@ -1,0 +1,255 @@
+// Saving, verifying, finding and deleting checkpoints.
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include <fcntl.h>
+
+#include <nlohmann/json.hpp>
+
+#include "data/tokenizer.h"
+#include "model/checkpoint.h"
+#include "model/checkpoint_manifest.h"
+#include "model/disk.h"
+#include "model/error.h"
+#include "model/safetensors.h"
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+namespace {
+
+// ------------------------------------------------------------------------------------------------------------ folder names
+
+std::string folder_name(int64_t step) {
+    char name[32];
+    std::snprintf(name, sizeof(name), "step_%08lld", static_cast<long long>(step));
+    return name;
+}
+
+/// The step of a finished checkpoint's folder name; nothing for any other name, *.tmp and *.superseded included.
+std::optional<int64_t> step_of(const std::string& name) {
+    if (!name.starts_with("step_")) return {};
+    const char* end = name.data() + name.size();
+    int64_t step = 0;
+    const auto [stop, error] = std::from_chars(name.data() + 5, end, step);
+    if (error != std::errc() || stop != end || step < 0) return {};
+    return step;
+}
+
+bool is_leftover(const std::string& name) { return name.starts_with("step_") && name.ends_with(".tmp"); }
+
+struct Found {
+    int64_t step;
+    fs::path path;
+};
+
+/// Finished checkpoints, highest step first.
+std::vector<Found> list_checkpoints(const fs::path& out_dir) {
+    std::vector<Found> found;
+    std::error_code error;
+    for (fs::directory_iterator entry(out_dir, error), end; !error && entry != end; entry.increment(error))
+        if (const auto step = step_of(entry->path().filename().string())) found.push_back({*step, entry->path()});
+    std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
+    return found;
+}
+
+/// Best effort: what stays behind is ignored by every reader.
+void remove_leftovers(const fs::path& out_dir) {
+    std::vector<fs::path> leftovers;   // collected first: deleting while iterating is unspecified
+    std::error_code error;
+    for (fs::directory_iterator entry(out_dir, error), end; !error && entry != end; entry.increment(error))
+        if (is_leftover(entry->path().filename().string())) leftovers.push_back(entry->path());
+    for (const fs::path& path : leftovers) fs::remove_all(path, error);
+}
+
+void rename_or_fail(const fs::path& from, const fs::path& to) {
+    std::error_code error;
+    fs::rename(from, to, error);
+    if (error) fail(Exit::checkpoint, from.string(), ": cannot be renamed to ", to.string(), " (", error.message(), ")");
+}
+
+// ----------------------------------------------------------------------------------------------------------- what is written
+
+struct TextFile {
+    std::string name;
+    std::string text;
+};
+
+struct TensorFile {
+    std::string name;
+    std::vector<TensorToWrite> tensors;
+};
+
+std::string trainer_state_to_json(const TrainerState& state) {
+    ordered_json object = {{"step", state.step}, {"tokens", state.tokens}, {"seed", state.seed}, {"data_rows", state.data_rows},
+                           {"last_loss", state.last_loss}, {"last_val_loss", state.last_val_loss},   // NaN becomes null
+                           {"options", state.options_json}};
+    return object.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";   // replace: paths need not be UTF-8
+}
+
+std::string generation_config_to_json(const Config& config) {
+    ordered_json object = {{"_from_model_config", true}};
+    if (config.tokenizer == "bytes") object["bos_token_id"] = object["eos_token_id"] = 256;
+    object["transformers_version"] = "4.51.0";
+    return object.dump(2) + "\n";
+}
+
+std::vector<TextFile> text_files(const Config& config, const TrainerState& state, const fs::path& tokenizer_from) {
+    std::vector<TextFile> files = {{"config.json", config_to_json(config)},
+                                   {"generation_config.json", generation_config_to_json(config)},
+                                   {"trainer_state.json", trainer_state_to_json(state)}};
+    if (config.tokenizer == "bytes") {
+        files.push_back({"tokenizer.json", bytes_tokenizer_json()});
+        files.push_back({"tokenizer_config.json", bytes_tokenizer_config_json()});
+        return files;
+    }
+    if (tokenizer_from.empty()) return files;
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+                             "added_tokens.json", "chat_template.jinja"})
+        if (path_exists(tokenizer_from / name)) files.push_back({name, read_text(tokenizer_from / name)});
+    return files;
+}
+
+void append_tensors(TensorFile& file, const std::string& prefix, const TensorList& list, const float* flat) {
+    for (const Tensor& tensor : list) file.tensors.push_back({prefix + tensor.name, tensor.shape, flat + tensor.slot.offset});
+}
+
+/// Exact bytes of all files, in whole blocks; the manifest is estimated by what it repeats of the tensor files' headers.
+uint64_t space_needed(const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files) {
+    constexpr uint64_t block = 4096;
+    const auto blocks = [](uint64_t bytes) { return (bytes + block - 1) / block * block; };
+    uint64_t need = 2 * block, manifest = 0;   // 2: the folder itself and its entry
+    for (const TextFile& file : texts) need += blocks(file.text.size()), manifest += 128;
+    for (const TensorFile& file : tensor_files) {
+        need += blocks(safetensors_size(file.tensors));
+        for (const TensorToWrite& tensor : file.tensors) manifest += tensor.name.size() + 32;
+    }
+    return need + blocks(manifest);
+}
+
+void write_files(const fs::path& folder, const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files) {
+    FileManifest manifest;
+    const auto write_text = [&](const TextFile& file) {
+        FileWriter writer(folder / file.name);
+        writer.write(file.text.data(), file.text.size());
+        writer.close();
+        manifest[file.name].file = {writer.size(), writer.hash()};
+    };
+    for (const TextFile& file : texts) write_text(file);
+    for (const TensorFile& file : tensor_files) {
+        ManifestFile& entry = manifest[file.name];
+        entry.file = write_safetensors(folder / file.name, file.tensors);
+        for (const TensorToWrite& tensor : file.tensors) entry.tensors[tensor.name] = xxh3(tensor.data, tensor_bytes(tensor));
+    }
+    write_text({"manifest.json", file_manifest_to_json(manifest)});
+    sync_directory(folder);
+}
+
+/// Gives the verified folder its final name. Where a checkpoint of that name exists, both names are exchanged in one operation;
+/// a file system that cannot do that gets two renames, between which only that one step is without a checkpoint.
+void take_final_name(const fs::path& temporary, const fs::path& final_path) {
+    if (!path_exists(final_path)) return rename_or_fail(temporary, final_path);
+    if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) == 0) return;
+    rename_or_fail(final_path, final_path.string() + ".old.tmp");
+    rename_or_fail(temporary, final_path);
+}
+
+/// Checkpoints of later steps are from a run that this one has left behind; resuming must not go back to them.
+void set_later_ones_aside(const fs::path& out_dir, int64_t step) {
+    for (const Found& found : list_checkpoints(out_dir)) {
+        if (found.step <= step) return;
+        const fs::path aside = found.path.string() + ".superseded";
+        std::error_code ignored;   // when the removal fails the rename does, too, and says so
+        fs::remove_all(aside, ignored);
+        rename_or_fail(found.path, aside);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- verifying
+
+/// Size or hash of the file is wrong: says where, as closely as can be told.
+[[noreturn]] void report_damage(const fs::path& path, const ManifestFile& expected, std::span<const std::byte> bytes) {
+    const std::string where = path.string();
+    if (!expected.tensors.empty())
+        for (const StoredTensor& tensor : parse_safetensors(bytes, where)) {   // a damaged header is refused here, naming the tensor
+            const auto entry = expected.tensors.find(tensor.name);
+            if (entry == expected.tensors.end() || entry->second != xxh3(tensor.bytes))
+                fail(Exit::checkpoint, where, ": tensor \"", tensor.name, "\" is damaged (its hash is ", hexadecimal(xxh3(tensor.bytes)),
+                     ", the manifest has another)");
+        }
+    if (bytes.size() != expected.file.bytes)
+        fail(Exit::checkpoint, where, ": holds ", bytes.size(), " bytes, the manifest says ", expected.file.bytes);
+    fail(Exit::checkpoint, where, ": is damaged (its hash is ", hexadecimal(xxh3(bytes)), ", the manifest says ",
+         hexadecimal(expected.file.hash), ")");
+}
+
+void verify_file(const fs::path& path, const ManifestFile& expected) {
+    const MappedFile file(path);
+    const bool sound = file.bytes().size() == expected.file.bytes && xxh3(file.bytes()) == expected.file.hash;
+    if (!sound) report_damage(path, expected, file.bytes());
+}
+
+}   // namespace
+
+fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights,
+                         const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const fs::path& tokenizer_from) {
+    const std::vector<TextFile> texts = text_files(config, state, tokenizer_from);
+    std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.safetensors", {}}};
+    append_tensors(tensor_files[0], "", list, weights);
+    append_tensors(tensor_files[1], "exp_avg.", list, exp_avg);
+    append_tensors(tensor_files[1], "exp_avg_sq.", list, exp_avg_sq);
+
+    std::error_code error;
+    fs::create_directories(out_dir, error);
+    if (error) fail(Exit::checkpoint, out_dir.string(), ": the folder cannot be created (", error.message(), ")");
+    remove_leftovers(out_dir);
+    const uint64_t need = space_needed(texts, tensor_files), available = free_bytes(out_dir);
+    if (need > available)
+        fail(Exit::checkpoint, out_dir.string(), ": no room for a checkpoint: ", need, " bytes are needed, ", available, " are free");
+
+    const fs::path final_path = out_dir / folder_name(state.step), temporary = final_path.string() + ".tmp";
+    try {
+        if (!fs::create_directory(temporary, error)) fail(Exit::checkpoint, temporary.string(), ": cannot be created (", error.message(), ")");
+        write_files(temporary, texts, tensor_files);
+        verify_checkpoint(temporary);
+        set_later_ones_aside(out_dir, state.step);
+        take_final_name(temporary, final_path);
+    } catch (...) {
+        fs::remove_all(temporary, error);
+        throw;
+    }
+    sync_directory(out_dir);
+    remove_leftovers(out_dir);   // the checkpoint that this one replaced
+    return final_path;
+}
+
+void prune_checkpoints(const fs::path& out_dir, int keep) {
+    if (keep < 1) return;
+    std::vector<Found> found = list_checkpoints(out_dir);
+    if (found.size() <= size_t(keep)) return;
+    std::error_code ignored;
+    for (auto doomed = found.begin() + keep; doomed != found.end(); ++doomed)
+        fs::rename(doomed->path, doomed->path.string() + ".old.tmp", ignored);
+    remove_leftovers(out_dir);
+}
+
+void verify_checkpoint(const fs::path& folder) {
+    const fs::path path = folder / "manifest.json";
+    const FileManifest manifest = file_manifest_from_json(read_text(path), path.string());
+    for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"})
+        if (!manifest.count(name)) fail(Exit::checkpoint, path.string(), ": does not list ", name);
+    for (const auto& [name, expected] : manifest) verify_file(folder / name, expected);
+}
+
+std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {
+    for (const Found& found : list_checkpoints(out_dir)) {
+        try {
+            verify_checkpoint(found.path);
+            return found.path;
+        } catch (const Error& error) {
+            complaints.push_back(error.what());
+        }
+    }
+    return {};
+}

@@ -1,0 +1,341 @@
+#include "model/config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "model/error.h"
+#include "model/json_fields.h"
+#include "model/options.h"
+
+using nlohmann::json;
+
+namespace {
+
+// ---------------------------------------------------------------------------------------------------------------- presets
+
+struct Preset {
+    const char* name;
+    Config config;
+};
+
+/// Qwen3 style: QK-norm, no bias.
+Config qwen3(int V, int C, int L, int NH, int NKV, int HS, int F) {
+    Config config;
+    config.V = V, config.C = C, config.L = L, config.NH = NH, config.NKV = NKV, config.HS = HS, config.F = F;
+    config.tokenizer = V == 512 ? "bytes" : "";
+    return config;
+}
+
+/// Qwen2.5 style: QKV bias, no QK-norm; the head size is C / NH.
+Config qwen2(int V, int C, int L, int NH, int NKV, int F) {
+    Config config = qwen3(V, C, L, NH, NKV, C / NH, F);
+    config.qkv_bias = true;
+    config.qk_norm = false;
+    return config;
+}
+
+Config with_positions(Config config, int max_positions) {
+    config.max_positions = max_positions;
+    return config;
+}
+
+const std::vector<Preset>& presets() {
+    //                                              V      C    L  NH NKV   HS     F
+    static const std::vector<Preset> table = {
+        {"qwen-tiny", qwen3(                      512,    32,   2,  2,  1,  16,   64)},
+        {"qwen-1m", qwen3(                        512,   128,   4,  4,  2,  32,  384)},
+        {"qwen-2m", qwen3(                        512,   192,   4,  3,  3,  64,  512)},
+        {"qwen-7m", qwen3(                        512,   256,   7,  8,  4,  64,  768)},
+        {"qwen-132m", qwen3(                    50304,   768,  12, 12, 12,  64, 2368)},
+        {"qwen-134m", qwen3(                    50304,   768,  12, 12, 12,  64, 2432)},
+        {"qwen2.5-0.5b", qwen2(                151936,   896,  24, 14,  2,       4864)},
+        {"qwen2.5-1.5b", with_positions(qwen2( 151936,  1536,  28, 12,  2,       8960), 131072)},
+        {"qwen3-0.6b", with_positions(qwen3(   151936,  1024,  28, 16,  8, 128, 3072), 40960)},
+    };
+    return table;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- checks
+
+struct Size {
+    const char* key;
+    int value;
+    int highest;   // far beyond any real model, low enough that no product of two or three sizes overflows 64 bits
+};
+
+std::array<Size, 8> sizes(const Config& c) {
+    return {{{"vocab_size", c.V, 1 << 24}, {"hidden_size", c.C, 1 << 18}, {"num_hidden_layers", c.L, 1 << 12},
+             {"num_attention_heads", c.NH, 1 << 12}, {"num_key_value_heads", c.NKV, 1 << 12}, {"head_dim", c.HS, 1 << 12},
+             {"intermediate_size", c.F, 1 << 22}, {"max_position_embeddings", c.max_positions, 1 << 30}}};
+}
+
+/// Matrices only: what is left out (norms, biases, a variant's tensors) is too small to matter for a limit.
+int64_t matrix_parameters(const Config& c) {
+    const int64_t attention = 2 * int64_t(c.C) * c.HS * (int64_t(c.NH) + c.NKV);
+    const int64_t feed_forward = 3 * int64_t(c.C) * c.F;
+    return int64_t(c.L) * (attention + feed_forward) + (c.tied ? 1 : 2) * int64_t(c.V) * c.C;
+}
+
+/// Variants are named after their files in attention/.
+bool is_variant_name(const std::string& name) {
+    const auto allowed = [](char x) { return (x >= 'a' && x <= 'z') || (x >= '0' && x <= '9') || x == '_'; };
+    return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), allowed);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- reading
+
+/// Numeric keys that transformers writes into config.json: they are no settings of an attention variant.
+const std::set<std::string>& hugging_face_numbers() {
+    static const std::set<std::string> keys = {
+        "attention_dropout", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
+        "diversity_penalty", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
+        "forced_bos_token_id", "forced_eos_token_id", "head_dim", "hidden_size", "initializer_range", "intermediate_size",
+        "length_penalty", "max_length", "max_position_embeddings", "max_window_layers", "min_length", "no_repeat_ngram_size",
+        "num_attention_heads", "num_beam_groups", "num_beams", "num_hidden_layers", "num_key_value_heads", "num_return_sequences",
+        "pad_token_id", "pretraining_tp", "repetition_penalty", "rms_norm_eps", "rope_theta", "sep_token_id", "sliding_window",
+        "temperature", "top_k", "top_p", "typical_p", "vocab_size"};
+    return keys;
+}
+
+/// Qwen2 (QKV bias) or Qwen3 (QK-norm), by `architectures` or, where that is missing, by `model_type`.
+bool is_qwen3(const json& object, const std::string& where) {
+    std::string name;
+    if (!has_field(object, "architectures")) {
+        name = string_field(object, "model_type", where);
+    } else {
+        const json& list = object["architectures"];
+        if (!list.is_array() || list.size() != 1 || !list[0].is_string())
+            fail(Exit::checkpoint, where, ": \"architectures\" must be a list of one name, [\"Qwen3ForCausalLM\"] or [\"Qwen2ForCausalLM\"]");
+        name = list[0].get<std::string>();
+    }
+    if (name == "Qwen3ForCausalLM" || name == "qwen3") return true;
+    if (name == "Qwen2ForCausalLM" || name == "qwen2") return false;
+    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\"; Qwen2ForCausalLM and Qwen3ForCausalLM are supported");
+}
+
+double rope_theta_of(const json& object, const char* key, const std::string& where) {
+    return number_field(object, key, 1.0, 1e12, where);
+}
+
+/// Older files have rope_theta and rope_scaling at the top level, newer ones both in rope_parameters.
+double read_rope(const json& object, const std::string& where) {
+    double theta = has_field(object, "rope_theta") ? rope_theta_of(object, "rope_theta", where) : 0;
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+        if (!has_field(object, key)) continue;
+        const json& rope = object[key];
+        if (!rope.is_object()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(rope), ", expected an object or null");
+        for (const char* type_key : {"type", "rope_type"})
+            if (has_field(rope, type_key) && rope[type_key] != "default")
+                fail(Exit::checkpoint, where, ": \"", key, "\" has \"", type_key, "\" ", shown(rope[type_key]),
+                     "; only \"default\" is supported, RoPE is not scaled here");
+        if (has_field(rope, "partial_rotary_factor") && rope["partial_rotary_factor"] != 1.0)
+            fail(Exit::checkpoint, where, ": \"", key, "\" has \"partial_rotary_factor\" ", shown(rope["partial_rotary_factor"]),
+                 "; only 1 is supported, every channel of a head rotates");
+        if (!has_field(rope, "rope_theta")) continue;
+        const double inner = rope_theta_of(rope, "rope_theta", where);
+        if (theta != 0 && theta != inner)
+            fail(Exit::checkpoint, where, ": \"rope_theta\" is ", theta, " but \"", key, "\" says ", inner, "; make them agree");
+        theta = inner;
+    }
+    if (theta == 0) fail(Exit::checkpoint, where, ": the key \"rope_theta\" is missing, at the top level and in \"rope_parameters\"");
+    return theta;
+}
+
+/// Keys whose usual value we compute and whose other values we do not: going on would train another model than the file's.
+void refuse_other_mathematics(const json& object, bool qwen3_form, const std::string& where) {
+    if (has_field(object, "hidden_act") && object["hidden_act"] != "silu")
+        fail(Exit::checkpoint, where, ": \"hidden_act\" is ", shown(object["hidden_act"]), "; only \"silu\" is supported");
+    if (has_field(object, "attention_dropout") && object["attention_dropout"] != 0)
+        fail(Exit::checkpoint, where, ": \"attention_dropout\" is ", shown(object["attention_dropout"]), "; only 0 is supported");
+    if (qwen3_form && has_field(object, "attention_bias") && object["attention_bias"] != false)
+        fail(Exit::checkpoint, where, ": \"attention_bias\" is ", shown(object["attention_bias"]), "; Qwen3 is supported with false only");
+    if (has_field(object, "use_mrope") && object["use_mrope"] != false)
+        fail(Exit::checkpoint, where, ": \"use_mrope\" is ", shown(object["use_mrope"]), "; only false is supported");
+    if (has_field(object, "quantization_config"))
+        fail(Exit::checkpoint, where, ": \"quantization_config\" is set; only weights in float32, bfloat16, float16 or float64 are supported");
+}
+
+constexpr int64_t largest_window = 1 << 30;
+
+/// Our windowed variant is Hugging Face's sliding window in every layer (HF counts the query's own key: W = window + 1).
+/// A file that slides in some layers only, or slides without saying attention_variant, is refused.
+void read_sliding_window(const json& object, Config& config, const std::string& where) {
+    const bool slides = has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where);
+    const bool ours = config.variant == "sliding_window";
+    if (slides && !ours)
+        fail(Exit::checkpoint, where, ": \"use_sliding_window\" is true, which is supported only with \"attention_variant\": \"sliding_window\"");
+    if (has_field(object, "layer_types")) {
+        const json& types = object["layer_types"];
+        const char* expected = ours ? "sliding_attention" : "full_attention";
+        if (!types.is_array()) fail(Exit::checkpoint, where, ": \"layer_types\" is ", shown(types), ", expected a list");
+        for (const json& type : types)
+            if (type != expected)
+                fail(Exit::checkpoint, where, ": \"layer_types\" holds ", shown(type), "; with \"attention_variant\": \"", config.variant,
+                     "\" only \"", expected, "\" is supported");
+    }
+    if (!ours) return;
+    if (!has_field(object, "sliding_window")) return void(integer_field(object, "attention_window", 0, largest_window, where));
+    const double window = double(integer_field(object, "sliding_window", 1, largest_window + 1, where)) - 1;
+    const auto [entry, is_new] = config.settings.emplace("attention_window", window);
+    if (!is_new && entry->second != window)
+        fail(Exit::checkpoint, where, ": \"sliding_window\" is ", window + 1, " but \"attention_window\" is ", entry->second,
+             "; the former must be one more than the latter");
+}
+
+void read_settings(const json& object, Config& config, const std::string& where) {
+    for (const auto& [key, value] : object.items()) {
+        if (!value.is_number() || hugging_face_numbers().count(key)) continue;
+        if (!std::isfinite(value.get<double>())) fail(Exit::checkpoint, where, ": \"", key, "\" is not a finite number");
+        config.settings[key] = value.get<double>();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- writing
+
+/// Whole numbers without a decimal point, as Hugging Face has them.
+nlohmann::ordered_json number(double value) {
+    const bool whole = value == std::floor(value) && std::fabs(value) < 9e15;   // below 2^53 a double holds every integer
+    if (whole) return int64_t(value);
+    return value;
+}
+
+void write_sliding_window(const Config& config, nlohmann::ordered_json& object) {
+    if (config.variant != "sliding_window") {
+        object["use_sliding_window"] = false;
+        object["sliding_window"] = nullptr;
+        object["max_window_layers"] = config.L;
+        return;
+    }
+    const double window = config.setting("attention_window");
+    if (!(window >= 0 && window <= largest_window && window == std::floor(window)))
+        fail(Exit::usage, "the attention window is ", window, ", expected a whole number from 0 to ", largest_window);
+    object["use_sliding_window"] = true;
+    object["sliding_window"] = int64_t(window) + 1;
+    object["max_window_layers"] = 0;   // layers from this one on slide
+    object["layer_types"] = std::vector<std::string>(config.L, "sliding_attention");
+}
+
+}   // namespace
+
+double Config::setting(const std::string& key) const {
+    const auto entry = settings.find(key);
+    if (entry == settings.end()) fail(Exit::usage, "the variant ", variant, " reads the setting \"", key, "\" but does not declare it");
+    return entry->second;
+}
+
+bool is_preset(const std::string& name) {
+    const auto& table = presets();
+    return std::any_of(table.begin(), table.end(), [&](const Preset& p) { return name == p.name; });
+}
+
+Config preset(const std::string& name) {
+    for (const Preset& p : presets())
+        if (name == p.name) return p.config;
+    std::string all;
+    for (const Preset& p : presets()) all += std::string(all.empty() ? "" : ", ") + p.name;
+    const std::string near = nearest(name, preset_names());
+    fail(Exit::usage, "there is no preset and no folder named \"", name, "\"", near.empty() ? "" : "; did you mean " + near + "?",
+         " Presets: ", all);
+}
+
+std::vector<std::string> preset_names() {
+    std::vector<std::string> names;
+    for (const Preset& p : presets()) names.push_back(p.name);
+    return names;
+}
+
+void check_config(const Config& config, const std::string& where, int exit_code) {
+    const Exit code = Exit(exit_code);
+    for (const Size& size : sizes(config))
+        if (size.value < 1 || size.value > size.highest)
+            fail(code, where, ": ", size.key, " is ", size.value, ", expected 1 to ", size.highest);
+    if (config.V < 2) fail(code, where, ": vocab_size is ", config.V, ", expected at least 2 tokens to choose from");
+    if (config.tokenizer == "bytes" && config.V < 257)
+        fail(code, where, ": vocab_size is ", config.V, ", the bytes tokenizer needs at least 257 (256 bytes and end-of-text)");
+    if (config.NH % config.NKV != 0)
+        fail(code, where, ": num_attention_heads (", config.NH, ") must be a multiple of num_key_value_heads (", config.NKV, ")");
+    if (config.HS % 2 != 0) fail(code, where, ": head_dim is ", config.HS, ", expected an even number (RoPE rotates pairs)");
+    if (config.qkv_bias == config.qk_norm)
+        fail(code, where, ": the model must have either QKV bias (Qwen2 form) or QK-norm (Qwen3 form)");
+    if (!(config.norm_eps > 0 && config.norm_eps < 1)) fail(code, where, ": rms_norm_eps is ", config.norm_eps, ", expected above 0 and below 1");
+    if (!(config.rope_theta >= 1 && config.rope_theta <= 1e12)) fail(code, where, ": rope_theta is ", config.rope_theta, ", expected 1 to 1e12");
+    if (!(config.init_std >= 0 && config.init_std <= 10)) fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
+    if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
+    if (matrix_parameters(config) >= int64_t(1) << 40) fail(code, where, ": the model would have ", matrix_parameters(config), " parameters; the limit is 2^40");
+}
+
+std::string config_to_json(const Config& config) {
+    check_config(config, "config.json to be written", int(Exit::checkpoint));
+    nlohmann::ordered_json object;
+    object["architectures"] = nlohmann::ordered_json::array({config.qk_norm ? "Qwen3ForCausalLM" : "Qwen2ForCausalLM"});
+    object["model_type"] = config.qk_norm ? "qwen3" : "qwen2";
+    object["vocab_size"] = config.V;
+    object["hidden_size"] = config.C;
+    object["num_hidden_layers"] = config.L;
+    object["num_attention_heads"] = config.NH;
+    object["num_key_value_heads"] = config.NKV;
+    object["head_dim"] = config.HS;
+    object["intermediate_size"] = config.F;
+    object["hidden_act"] = "silu";
+    object["rms_norm_eps"] = config.norm_eps;
+    object["max_position_embeddings"] = config.max_positions;
+    object["rope_theta"] = config.rope_theta;   // read by transformers 4 ...
+    object["rope_scaling"] = nullptr;
+    object["rope_parameters"] = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};   // ... and by transformers 5
+    if (config.qk_norm) object["attention_bias"] = false;   // Qwen2 has no such key: its QKV bias is always there
+    object["attention_dropout"] = 0.0;
+    object["tie_word_embeddings"] = config.tied;
+    object["initializer_range"] = config.init_std;
+    write_sliding_window(config, object);
+    const bool bytes = config.tokenizer == "bytes";
+    object["bos_token_id"] = bytes ? nlohmann::ordered_json(256) : nullptr;
+    object["eos_token_id"] = bytes ? nlohmann::ordered_json(256) : nullptr;
+    object["use_cache"] = true;
+    object["torch_dtype"] = "float32";   // transformers 4
+    object["dtype"] = "float32";         // transformers 5
+    object["transformers_version"] = "4.51.0";   // the first release that knows Qwen3
+    object["attention_variant"] = config.variant;
+    object["engine_tokenizer"] = config.tokenizer;
+    for (const auto& [key, value] : config.settings) object.emplace(key, number(value));   // emplace: a model key wins
+    return object.dump(2) + "\n";
+}
+
+Config config_from_json(const std::string& text, const std::string& where) {
+    const json object = parse_json_object(text, where);
+    const bool qwen3_form = is_qwen3(object, where);
+    refuse_other_mathematics(object, qwen3_form, where);
+    const auto size = [&](const char* key) { return int(integer_field(object, key, 1, std::numeric_limits<int>::max(), where)); };
+
+    Config config;
+    config.V = size("vocab_size");
+    config.C = size("hidden_size");
+    config.L = size("num_hidden_layers");
+    config.NH = size("num_attention_heads");
+    config.NKV = size("num_key_value_heads");
+    config.F = size("intermediate_size");
+    if (has_field(object, "head_dim")) {
+        config.HS = size("head_dim");
+    } else {
+        if (config.C % config.NH != 0)
+            fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C, ") is no multiple of num_attention_heads (",
+                 config.NH, ")");
+        config.HS = config.C / config.NH;
+    }
+    config.qkv_bias = !qwen3_form;
+    config.qk_norm = qwen3_form;
+    // What may be missing takes the value that transformers gives it.
+    config.tied = has_field(object, "tie_word_embeddings") && bool_field(object, "tie_word_embeddings", where);
+    config.rope_theta = read_rope(object, where);
+    if (has_field(object, "rms_norm_eps")) config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
+    if (has_field(object, "initializer_range")) config.init_std = number_field(object, "initializer_range", 0, 10, where);
+    if (has_field(object, "max_position_embeddings")) config.max_positions = size("max_position_embeddings");
+    if (has_field(object, "attention_variant")) config.variant = string_field(object, "attention_variant", where);
+    if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
+    read_settings(object, config, where);
+    read_sliding_window(object, config, where);
+    check_config(config, where, int(Exit::checkpoint));
+    return config;
+}

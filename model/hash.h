@@ -1,0 +1,23 @@
+// XXH3, a fast 64-bit hash that tells damaged bytes from sound ones (it is no protection against an adversary).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+uint64_t xxh3(const void* data, size_t bytes, uint64_t seed = 0);
+inline uint64_t xxh3(std::span<const std::byte> bytes) { return xxh3(bytes.data(), bytes.size()); }
+
+/// The same hash over bytes that come in pieces.
+class Hasher {
+public:
+    Hasher();
+    void add(const void* data, size_t bytes);
+    uint64_t digest() const;
+
+private:
+    alignas(64) std::byte state_[640];   // room for xxhash's own struct, which must not leak out of hash.cpp
+};
+
+/// 16 hexadecimal digits, as hashes are printed and stored.
+std::string hexadecimal(uint64_t value);

@@ -1,0 +1,29 @@
+// What the machine offers and how this process uses it: BLAS kernels, threads, a measured ceiling, signals.
+#pragma once
+#include <string>
+
+/// OpenBLAS picks its kernels by the processor's name when it is loaded, and takes slow ones for names that it does not know.
+/// Where the processor can do better, this starts the program once more with OPENBLAS_CORETYPE set (nearly twice the speed on
+/// AVX-512 machines newer than the library, or where the environment names an older processor). Call it first in main().
+/// KEEP_OPENBLAS_CORETYPE=1 in the environment leaves the choice alone.
+void choose_blas_kernels(char** argv);
+
+/// Sets the number of OpenMP threads: `wanted`, or, when that is 0, this process's share of the processors it may run on.
+/// Returns the number.
+int use_threads(int wanted, int local_ranks);
+
+/// "AMD EPYC, 2 threads, OpenBLAS SkylakeX"
+std::string describe_cpu(int threads);
+
+/// Warns on stderr when the BLAS library has threads of its own that would fight with OpenMP's.
+void warn_about_blas();
+
+/// Floating-point operations per second of float32 matrix products of size 1024 here and now: the ceiling that MFU refers to.
+double measure_sgemm();
+
+/// From here on SIGINT, SIGTERM and SIGUSR1 only set a flag; a second SIGINT ends the process at once.
+void catch_stop_signals();
+bool stop_requested();
+
+/// The folder of the running program, for files that come with it (data, scripts).
+std::string program_folder();

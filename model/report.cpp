@@ -1,0 +1,138 @@
+#include "model/report.h"
+
+#include <cmath>
+#include <cstdarg>
+#include <filesystem>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "model/error.h"
+#include "model/machine.h"
+
+std::string text(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    va_list again;
+    va_copy(again, arguments);
+    std::string line(size_t(std::vsnprintf(nullptr, 0, format, arguments)), '\0');
+    std::vsnprintf(line.data(), line.size() + 1, format, again);
+    va_end(again);
+    va_end(arguments);
+    return line;
+}
+
+void print_table(const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows) {
+    size_t left = title.size(), right = 0;
+    for (const auto& [name, value] : rows) left = std::max(left, name.size()), right = std::max(right, value.size());
+    const std::string rule = text("+%s+%s+\n", std::string(left + 2, '-').c_str(), std::string(right + 2, '-').c_str());
+    auto line = [&](const std::string& name, const std::string& value) {
+        return text("| %-*s | %-*s |\n", int(left), name.c_str(), int(right), value.c_str());
+    };
+    std::string all = rule + line(title, "") + rule;
+    for (const auto& [name, value] : rows) all += line(name, value);
+    std::fputs((all + rule).c_str(), stdout);
+}
+
+std::string human_seconds(double seconds) {
+    const auto s = static_cast<long long>(std::llround(std::max(0.0, seconds)));
+    if (s >= 3600) return text("%lldh %02lldm", s / 3600, s / 60 % 60);
+    if (s >= 60) return text("%lldm %02llds", s / 60, s % 60);
+    return text("%lld s", s);
+}
+
+// ---- log.jsonl
+
+/// The lines of `path` that a run resumed at `step` keeps: whole JSON objects of steps up to it, but not the last one's end.
+static std::string kept_lines(const std::string& path, int64_t step) {
+    std::ifstream file(path);
+    std::string line, kept;
+    while (std::getline(file, line)) {
+        const auto record = nlohmann::json::parse(line, nullptr, false);
+        if (!record.is_object() || record.value("event", "") == "done" || record.value("step", int64_t(0)) > step) continue;
+        kept += line + "\n";
+    }
+    return kept;
+}
+
+JsonLines::JsonLines(const std::string& path, int64_t resume_step) : path_(path) {
+    std::error_code ignored;
+    const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
+    if (resume_step < 0 && std::filesystem::exists(path, ignored)) std::filesystem::rename(path, path + ".old", ignored);
+    const std::string fresh = path + ".tmp";   // a kill between here and the rename leaves the old log whole
+    file_ = std::fopen(fresh.c_str(), "w");
+    if (!file_) fail(Exit::checkpoint, fresh, ": cannot be written (", last_os_error(), "); choose another --out");
+    put(kept);
+    std::filesystem::rename(fresh, path, ignored);
+    if (ignored) fail(Exit::checkpoint, path, ": cannot be written (", ignored.message(), "); choose another --out");
+}
+
+JsonLines::~JsonLines() {
+    if (file_) std::fclose(file_);
+}
+
+JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
+    std::swap(file_, other.file_);
+    std::swap(path_, other.path_);
+    return *this;
+}
+
+/// A log that cannot be written costs the run nothing but the log: it says so once and goes on.
+void JsonLines::put(const std::string& line) {
+    if (!file_ || (std::fwrite(line.data(), 1, line.size(), file_) == line.size() && std::fflush(file_) == 0)) return;
+    std::fprintf(stderr, "warning: %s cannot be written (%s); the run goes on without it\n", path_.c_str(), last_os_error().c_str());
+    std::fclose(file_);
+    file_ = nullptr;
+}
+
+static nlohmann::ordered_json object_of(std::initializer_list<JsonLines::Field> fields) {
+    nlohmann::ordered_json object;
+    for (const auto& [key, value] : fields) std::visit([&, name = key](const auto& v) { object[name] = v; }, value);
+    return object;
+}
+
+void JsonLines::write(std::initializer_list<Field> fields) { put(object_of(fields).dump() + "\n"); }
+
+void JsonLines::write(std::initializer_list<Field> fields, const char* key, const std::string& json) {
+    auto object = object_of(fields);
+    object[key] = nlohmann::ordered_json::parse(json);
+    put(object.dump() + "\n");
+}
+
+// ---- the step line
+
+Progress::Progress(bool speaks) : speaks_(speaks), in_place_(isatty(STDOUT_FILENO) != 0) {}
+
+void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
+    average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // the first step warms caches up
+    if (!speaks_) return;
+    const std::string line = text("step %5lld/%lld %5.1f%% | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
+                                  static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps), r.loss, r.grad_norm,
+                                  r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second, human_seconds(average_ * double(r.steps - r.step)).c_str());
+    std::printf(in_place_ ? "\r\033[K%s" : "%s\n", line.c_str());
+    std::fflush(stdout);
+    line_open_ = in_place_;
+}
+
+void Progress::say(const std::string& what) {
+    if (!speaks_) return;
+    std::printf("%s%s\n", line_open_ ? "\n" : "", what.c_str());
+    std::fflush(stdout);
+    line_open_ = false;
+}
+
+void plot_loss(const std::string& log, const std::string& png) {
+    const std::string script = program_folder() + "/scripts/plot_loss.py";
+    std::fflush(stdout);
+    const pid_t child = fork();
+    if (child < 0) return;
+    if (child == 0) {
+        execlp("python3", "python3", script.c_str(), log.c_str(), "--out", png.c_str(), static_cast<char*>(nullptr));
+        std::fputs("no loss curve was drawn: apt install python3-matplotlib\n", stderr);
+        _exit(127);
+    }
+    int status;
+    waitpid(child, &status, 0);
+}

@@ -1,0 +1,97 @@
+// What a model is, in tables: printed before training and by --dry-run.
+#pragma once
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <string>
+
+#include "model/gpt.cuh"
+#include "model/report.h"
+
+/// Floating-point operations of one training step per token, counting the pairs that the variant really visits: 6 per parameter
+/// that multiplies (2 forward, 4 backward) and 12 HS per visible pair (two matrix products forward, four backward).
+struct Flops {
+    double per_token = 0;
+    PairCount visited, dense;   // per sequence of T tokens, all layers and heads
+};
+template <class A>
+Flops count_flops(const Qwen<A>& net, int T) {
+    const Config& c = net.config;
+    Flops f;
+    for (const auto& layer : net.layers) {
+        const PairCount count = count_pairs(layer.attention, c.NH, T);
+        f.visited.pairs += count.pairs, f.visited.tiles += count.tiles;
+        const PairCount causal = count_pairs(Policy(c, 0), c.NH, T);
+        f.dense.pairs += causal.pairs, f.dense.tiles += causal.tiles;
+    }
+    f.per_token = 6 * net.matmul_parameters() + 12.0 * c.HS * f.visited.pairs / T;
+    return f;
+}
+
+/// "model.layers.3.mlp.up_proj.weight" -> "model.layers.{i}.mlp.up_proj.weight"
+inline std::string without_layer(std::string name) {
+    const std::string prefix = "model.layers.";
+    if (name.rfind(prefix, 0) != 0) return name;
+    const size_t end = name.find('.', prefix.size());
+    return name.replace(prefix.size(), end - prefix.size(), "{i}");
+}
+
+/// Every tensor of the list once, with its shape, how many layers have it and whether it decays.
+inline void print_tensors(const TensorList& list) {
+    struct Kind {
+        std::string name, shape;
+        int copies = 0;
+        size_t size = 0;
+        bool decays = false;
+    };
+    std::vector<Kind> kinds;
+    std::map<std::string, size_t> place;
+    for (const Tensor& t : list) {
+        const std::string name = without_layer(t.name);
+        const auto [at, fresh] = place.emplace(name, kinds.size());
+        if (fresh) {
+            std::string shape;
+            for (int64_t n : t.shape) shape += (shape.empty() ? "(" : ", ") + std::to_string(n);
+            kinds.push_back({name, shape + ")", 0, 0, t.decay == Decay::yes});
+        }
+        kinds[at->second].copies++;
+        kinds[at->second].size += t.slot.size;
+    }
+    std::vector<std::pair<std::string, std::string>> rows;
+    for (const Kind& k : kinds) rows.push_back({k.name, text("%-16s x %-3d %12zu%s", k.shape.c_str(), k.copies, k.size, k.decays ? "  decays" : "")});
+    print_table("tensor", rows);
+}
+
+template <class A>
+std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, int T) {
+    const Config& c = net.config;
+    const Flops f = count_flops(net, T);
+    std::vector<std::pair<std::string, std::string>> rows = {
+        {"attention", A::name},
+        {"form", std::string(c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") + (c.tied ? ", tied head" : ", untied head")},
+        {"layers L, channels C, width F", text("%d, %d, %d", c.L, c.C, c.F)},
+        {"heads NH, NKV, head size HS", text("%d, %d, %d", c.NH, c.NKV, c.HS)},
+        {"vocabulary V", std::to_string(c.V)},
+        {"parameters", std::to_string(net.tensors.parameters())},
+        {"FLOPs per token of training", text("%.4g", f.per_token)},
+        {"visible pairs per sequence", text("%.0f (%.1f%% of causal)", f.visited.pairs, 100 * f.visited.pairs / f.dense.pairs)},
+        {"visited tiles per sequence", text("%.0f (%.1f%% of causal)", f.visited.tiles, 100 * f.visited.tiles / f.dense.tiles)},
+        {"KV cache per token", human_bytes(2.0 * c.L * c.NKV * c.HS * sizeof(float))}};
+    for (const Setting& s : A::settings()) rows.push_back({s.key, text("%g", c.setting(s.key))});
+    return rows;
+}
+
+/// The plan, and under it what is not ours to plan: code, libraries, BLAS buffers, thread stacks (a measured constant).
+inline constexpr size_t PROGRAM_BYTES = size_t(44) << 20;
+inline size_t total_bytes(const std::vector<MemoryUse>& plan) {
+    size_t total = PROGRAM_BYTES;
+    for (const MemoryUse& use : plan) total += use.bytes;
+    return total;
+}
+inline void print_memory(const std::vector<MemoryUse>& plan) {
+    std::vector<std::pair<std::string, std::string>> rows;
+    for (const MemoryUse& use : plan) rows.push_back({use.what, human_bytes(double(use.bytes))});
+    rows.push_back({"program and libraries", human_bytes(PROGRAM_BYTES)});
+    rows.push_back({"predicted peak per rank", human_bytes(double(total_bytes(plan)))});
+    print_table("memory", rows);
+}

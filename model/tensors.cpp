@@ -1,0 +1,93 @@
+#include "model/tensors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "model/error.h"
+#include "model/hash.h"
+
+namespace {
+
+/// The finaliser of splitmix64: every bit of the input reaches every bit of the output.
+uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/// Number `counter` of the splitmix64 sequence that starts at `key`, computed without the ones before it.
+uint64_t random_bits(uint64_t key, uint64_t counter) { return mix(key + (counter + 1) * 0x9e3779b97f4a7c15u); }
+
+/// 53 random bits as a double in [0, 1).
+double uniform(uint64_t bits) { return double(bits >> 11) * 0x1p-53; }
+
+struct NormalPair {
+    double first, second;
+};
+
+/// Box-Muller: two independent uniform numbers become two independent normal ones.
+NormalPair normal_pair(uint64_t key, uint64_t pair) {
+    const double u = 1 - uniform(random_bits(key, 2 * pair));   // in (0, 1]: its logarithm is finite
+    const double angle = 2 * std::numbers::pi * uniform(random_bits(key, 2 * pair + 1));
+    const double radius = std::sqrt(-2 * std::log(u));
+    return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+}   // namespace
+
+Slot TensorList::add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay) {
+    size_t size = 1;
+    for (int64_t dimension : shape) {
+        const bool overflows = dimension < 1 || __builtin_mul_overflow(size, size_t(dimension), &size);
+        if (overflows) fail(Exit::usage, "the tensor ", name, " has a dimension of ", dimension, "; its size makes no sense");
+    }
+    if (!by_name_.emplace(name, tensors_.size()).second) fail(Exit::usage, "the tensor ", name, " was added twice to the model's list");
+    const Slot slot{size_, size};
+    tensors_.push_back({name, shape, init, decay, slot});
+    size_ += size;
+    parameters_ += size;
+    return slot;
+}
+
+const Tensor* TensorList::find(const std::string& name) const {
+    const auto entry = by_name_.find(name);
+    return entry == by_name_.end() ? nullptr : &tensors_[entry->second];
+}
+
+// `weights` is the whole flat buffer, of which the tensor's slot is filled. Numbers are drawn in double and rounded to X last,
+// so that a float model and its double oracle start alike.
+template <class X>
+void initialise(const Tensor& tensor, uint64_t seed, X* weights) {
+    X* out = weights + tensor.slot.offset;
+    const size_t n = tensor.slot.size;
+    if (tensor.init.deviation == 0) {
+        std::fill(out, out + n, X(tensor.init.value));
+        return;
+    }
+    const uint64_t key = xxh3(tensor.name.data(), tensor.name.size(), seed);
+    const double deviation = tensor.init.deviation;
+    #pragma omp parallel for schedule(static)
+    for (size_t pair = 0; pair < (n + 1) / 2; pair++) {
+        const NormalPair z = normal_pair(key, pair);
+        out[2 * pair] = X(deviation * z.first);
+        if (2 * pair + 1 < n) out[2 * pair + 1] = X(deviation * z.second);
+    }
+}
+
+template <class X>
+void initialise(const TensorList& list, uint64_t seed, X* weights) {
+    std::fill(weights, weights + list.size(), X(0));   // the padding between tensors must be zero: norms may run over it
+    for (const Tensor& tensor : list) initialise(tensor, seed, weights);
+}
+
+template void initialise<float>(const Tensor&, uint64_t, float*);
+template void initialise<double>(const Tensor&, uint64_t, double*);
+template void initialise<float>(const TensorList&, uint64_t, float*);
+template void initialise<double>(const TensorList&, uint64_t, double*);
+
+uint64_t weights_hash(const TensorList& list, const float* weights) {
+    Hasher hasher;
+    for (const Tensor& tensor : list) hasher.add(weights + tensor.slot.offset, tensor.slot.size * sizeof(float));
+    return hasher.digest();
+}

@@ -1,0 +1,413 @@
+// Checkpoints: round trips, every kind of damage, full and unwritable disks, runs that died while saving.
+#include "catch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <limits>
+
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "model/checkpoint.h"
+#include "model/disk.h"
+#include "model/error.h"
+#include "model/safetensors.h"
+#include "temporary_folder.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A model in name only: a few tensors of different shapes, padding between two of them.
+TensorList some_tensors() {
+    TensorList list;
+    list.add("model.embed_tokens.weight", {16, 4}, normal(0.02), Decay::yes);
+    list.add("model.layers.0.self_attn.q_proj.weight", {3, 5}, normal(0.02), Decay::yes);
+    list.align();
+    list.add("model.norm.weight", {4}, ones(), Decay::no);
+    return list;
+}
+
+struct Run {
+    Config config = preset("qwen-tiny");
+    TensorList list = some_tensors();
+    std::vector<float> weights = std::vector<float>(list.size()), exp_avg = weights, exp_avg_sq = weights;
+    TrainerState state;
+
+    Run() {
+        initialise(list, 1, weights.data());
+        initialise(list, 2, exp_avg.data());
+        initialise(list, 3, exp_avg_sq.data());
+        state.tokens = 12345, state.seed = UINT64_MAX, state.data_rows = 77, state.options_json = R"({"--lr":0.1})";
+        state.last_loss = 1.0 / 3, state.last_val_loss = std::nan("");
+    }
+    fs::path save(const fs::path& out_dir, int64_t step) {
+        state.step = step;
+        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state);
+    }
+};
+
+std::string sentence_of(const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const Error& error) {
+        CHECK(error.code == Exit::checkpoint);
+        return error.what();
+    }
+    return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    INFO(text << " should contain " << part);
+    CHECK(text.find(part) != std::string::npos);
+    return text.find(part) != std::string::npos;
+}
+
+std::string contents(const fs::path& path) { return read_text(path); }
+
+void overwrite(const fs::path& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc).write(text.data(), std::streamsize(text.size()));
+}
+
+/// Unmounts a disk when the test ends, however it ends.
+struct SmallDisk {
+    fs::path path;
+    ~SmallDisk() { umount(path.c_str()); }
+};
+
+/// The path that latest_checkpoint finds, "" for none. Catch2 prints strings better than paths.
+std::string latest(const fs::path& out_dir, std::vector<std::string>& complaints) {
+    const auto found = latest_checkpoint(out_dir, complaints);
+    return found ? found->string() : "";
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+/// Overwrites one float of a tensor in a safetensors file.
+void plant(const fs::path& path, const std::string& tensor, size_t index, float value) {
+    std::string bytes = contents(path);
+    const SafetensorsFile file(path);
+    const size_t data = 8 + *reinterpret_cast<const uint64_t*>(bytes.data());
+    const auto* first = file.tensors()[0].bytes.data();
+    const size_t offset = data + size_t(file.find(tensor)->bytes.data() - first) + index * sizeof(float);
+    std::memcpy(bytes.data() + offset, &value, sizeof(float));
+    fs::remove(path);   // the mapping above keeps the old file
+    overwrite(path, bytes);
+}
+
+}   // namespace
+
+TEST_CASE("a checkpoint comes back to the bit", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const fs::path path = run.save(folder / "a/b", 123);
+    CHECK(path.filename().string() == "step_00000123");
+    CHECK(names_in(path) == std::vector<std::string>{"config.json", "generation_config.json", "manifest.json", "model.safetensors",
+                                                     "optimizer.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer_state.json"});
+    CHECK_NOTHROW(verify_checkpoint(path));
+    CHECK(config_to_json(load_config(path)) == config_to_json(run.config));
+
+    std::vector<float> weights(run.list.size(), -1), exp_avg = weights, exp_avg_sq = weights;
+    CHECK(load_weights(path, run.list, 9, weights.data()).initialised.empty());
+    const TrainerState state = load_state(path, run.list, exp_avg.data(), exp_avg_sq.data());
+    CHECK(weights == run.weights);
+    CHECK(exp_avg == run.exp_avg);
+    CHECK(exp_avg_sq == run.exp_avg_sq);
+    CHECK(weights_hash(run.list, weights.data()) == weights_hash(run.list, run.weights.data()));
+    CHECK(state.step == 123);
+    CHECK(state.tokens == 12345);
+    CHECK(state.seed == UINT64_MAX);
+    CHECK(state.data_rows == 77);
+    CHECK(state.options_json == run.state.options_json);
+    CHECK(state.last_loss == 1.0 / 3);
+    CHECK(std::isnan(state.last_val_loss));
+}
+
+TEST_CASE("every flipped bit, cut, zeroed or deleted file is caught and the checkpoint before is used", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const fs::path older = run.save(folder.path(), 10), newer = run.save(folder.path(), 20);
+    const auto caught = [&](const std::string& name, const std::string& what) {
+        INFO(name << " " << what);
+        CHECK(contains(sentence_of([&] { verify_checkpoint(newer); }), name));
+        std::vector<std::string> complaints;
+        CHECK(latest(folder.path(), complaints) == older.string());
+        REQUIRE(complaints.size() == 1);
+        CHECK(contains(complaints[0], "step_00000020"));
+    };
+    for (const std::string& name : names_in(newer)) {
+        const std::string sound = contents(newer / name);
+        const size_t stride = std::max<size_t>(1, sound.size() / 40);
+        for (size_t i = 0; i < sound.size(); i += stride) {
+            std::string damaged = sound;
+            damaged[i] = char(damaged[i] ^ (1 << (i / stride % 8)));
+            overwrite(newer / name, damaged);
+            caught(name, "with a flipped bit in byte " + std::to_string(i));
+        }
+        for (size_t size : {size_t(0), size_t(5), sound.size() / 2, sound.size() - 1}) {
+            overwrite(newer / name, sound.substr(0, size));
+            caught(name, "cut to " + std::to_string(size) + " bytes");
+        }
+        overwrite(newer / name, std::string(sound.size(), '\0'));
+        caught(name, "zeroed");
+        overwrite(newer / name, sound + '\0');
+        caught(name, "extended");
+        fs::remove(newer / name);
+        caught(name, "deleted");
+        overwrite(newer / name, sound);
+        CHECK_NOTHROW(verify_checkpoint(newer));
+    }
+}
+
+TEST_CASE("damage is named by tensor", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const fs::path path = run.save(folder.path(), 1);
+    plant(path / "model.safetensors", "model.norm.weight", 2, 1.5f);
+    CHECK(contains(sentence_of([&] { verify_checkpoint(path); }), "model.safetensors: tensor \"model.norm.weight\""));
+    const fs::path second = run.save(folder.path(), 2);
+    plant(second / "optimizer.safetensors", "exp_avg_sq.model.embed_tokens.weight", 63, 1.5f);
+    CHECK(contains(sentence_of([&] { verify_checkpoint(second); }), "optimizer.safetensors: tensor \"exp_avg_sq.model.embed_tokens.weight\""));
+}
+
+TEST_CASE("nothing to resume from is no error", "[checkpoint]") {
+    TemporaryFolder folder;
+    std::vector<std::string> complaints;
+    CHECK(latest(folder / "absent", complaints).empty());
+    fs::create_directories(folder / "step_");
+    fs::create_directories(folder / "step_12x");
+    fs::create_directories(folder / "step_-1");
+    fs::create_directories(folder / "step_99999999999999999999999");
+    CHECK(latest(folder.path(), complaints).empty());
+    CHECK(complaints.empty());
+    fs::create_directories(folder / "step_00000005");
+    CHECK(latest(folder.path(), complaints).empty());
+    REQUIRE(complaints.size() == 1);
+    CHECK(contains(complaints[0], "manifest.json"));
+}
+
+TEST_CASE("what a run left that died while saving is ignored, then removed", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const fs::path good = run.save(folder.path(), 10);
+    fs::copy(good, folder / "step_00000020.tmp", fs::copy_options::recursive);
+    fs::remove(folder / "step_00000020.tmp/manifest.json");
+    fs::copy(good, folder / "step_00000030.tmp", fs::copy_options::recursive);
+    fs::copy(good, folder / "step_00000040.old.tmp", fs::copy_options::recursive);
+    std::vector<std::string> complaints;
+    CHECK(latest(folder.path(), complaints) == good.string());
+    CHECK(complaints.empty());
+    run.save(folder.path(), 20);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000020"});
+}
+
+TEST_CASE("a checkpoint of the same step is replaced", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    run.save(folder.path(), 10);
+    run.weights[0] = 42;
+    const fs::path path = run.save(folder.path(), 10);
+    CHECK_NOTHROW(verify_checkpoint(path));
+    std::vector<float> weights(run.list.size());
+    load_weights(path, run.list, 1, weights.data());
+    CHECK(weights[0] == 42);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010"});
+}
+
+TEST_CASE("checkpoints of later steps are set aside, so that resuming follows the present run", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    for (int64_t step : {10, 20, 30}) run.save(folder.path(), step);
+    const fs::path path = run.save(folder.path(), 15);
+    std::vector<std::string> complaints;
+    CHECK(latest(folder.path(), complaints) == path.string());
+    CHECK(names_in(folder.path()) ==
+          std::vector<std::string>{"step_00000010", "step_00000015", "step_00000020.superseded", "step_00000030.superseded"});
+    run.save(folder.path(), 20);
+    run.save(folder.path(), 12);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000012", "step_00000015.superseded",
+                                                              "step_00000020.superseded", "step_00000030.superseded"});
+}
+
+TEST_CASE("pruning keeps the newest", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    for (int64_t step : {9, 10, 100, 1000}) run.save(folder.path(), step);
+    overwrite(folder / "notes.txt", "mine");
+    prune_checkpoints(folder.path(), 0);
+    CHECK(names_in(folder.path()).size() == 5);
+    prune_checkpoints(folder.path(), 2);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"notes.txt", "step_00000100", "step_00001000"});
+    prune_checkpoints(folder.path(), 2);
+    prune_checkpoints(folder / "absent", 2);
+    CHECK(names_in(folder.path()).size() == 3);
+}
+
+TEST_CASE("weights of other programs: parts, other names, other shapes, missing tensors", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const std::vector<float> x(64, 0.5f);
+    std::vector<float> weights(run.list.size(), -1), fresh = weights;
+    initialise(run.list, 5, fresh.data());
+    const auto load = [&] { return load_weights(folder.path(), run.list, 5, weights.data()); };
+    const auto write = [&](const std::string& name, const std::vector<TensorToWrite>& tensors) {
+        fs::remove(folder / name);
+        write_safetensors(folder / name, tensors);
+    };
+
+    CHECK(load().initialised.size() == 3);   // no weights at all: training from scratch
+    CHECK(weights == fresh);
+    write("model.safetensors", {{"model.norm.weight", {4}, x.data()}, {"lm_head.weight", {16, 4}, x.data()},
+                                {"model.layers.0.self_attn.rotary_emb.inv_freq", {8}, x.data()}});
+    CHECK(load().initialised == std::vector<std::string>{"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"});
+    CHECK(weights[run.list.find("model.norm.weight")->slot.offset] == 0.5f);
+    CHECK(weights[0] == fresh[0]);
+
+    write("model.safetensors", {{"model.extra.weight", {4}, x.data()}});
+    CHECK(contains(sentence_of(load), "no tensor \"model.extra.weight\""));
+    write("model.safetensors", {{"model.norm.weight", {2, 2}, x.data()}});
+    const std::string shapes = sentence_of(load);
+    CHECK((contains(shapes, "\"model.norm.weight\"") && contains(shapes, "[2, 2]") && contains(shapes, "[4]")));
+    for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        std::vector<float> y = {1, 2, bad, bad};
+        write("model.safetensors", {{"model.norm.weight", {4}, y.data()}});
+        CHECK(contains(sentence_of(load), "tensor \"model.norm.weight\" holds"));
+        CHECK(contains(sentence_of(load), "index 2"));
+    }
+
+    fs::remove(folder / "model.safetensors");
+    write("part-1.safetensors", {{"model.norm.weight", {4}, x.data()}});
+    write("part-2.safetensors", {{"model.embed_tokens.weight", {16, 4}, x.data()}});
+    const auto index = [&](const nlohmann::json& map) { overwrite(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump()); };
+    index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-2.safetensors"}});
+    CHECK(load().initialised == std::vector<std::string>{"model.layers.0.self_attn.q_proj.weight"});
+    index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-1.safetensors"}});
+    CHECK(contains(sentence_of(load), "\"model.embed_tokens.weight\" should be in part-1.safetensors"));
+    index({{"model.norm.weight", "part-3.safetensors"}});
+    CHECK(contains(sentence_of(load), "part-3.safetensors: cannot be opened"));
+    index({{"model.norm.weight", "../part-1.safetensors"}});
+    CHECK(contains(sentence_of(load), "model.norm.weight"));
+    index({{"model.norm.weight", 3}});
+    CHECK(contains(sentence_of(load), "model.norm.weight"));
+    index({"model.norm.weight"});
+    CHECK(contains(sentence_of(load), "weight_map"));
+    write("part-2.safetensors", {{"model.norm.weight", {4}, x.data()}, {"model.embed_tokens.weight", {16, 4}, x.data()}});
+    index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-2.safetensors"}});
+    CHECK(contains(sentence_of(load), "in another part too"));
+
+    fs::remove(folder / "model.safetensors.index.json");
+    overwrite(folder / "pytorch_model.bin", "x");
+    CHECK(contains(sentence_of(load), "pytorch_model.bin"));
+}
+
+TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const fs::path path = run.save(folder.path(), 1);
+    std::vector<float> m(run.list.size()), v = m;
+    const auto load = [&] { load_state(path, run.list, m.data(), v.data()); };
+    const std::string sound = contents(path / "trainer_state.json");
+    for (const char* key : {"step", "tokens", "seed", "data_rows", "options"})
+        for (const char* value : {"-1", "1.5", "[1]", "99999999999999999999"}) {
+            nlohmann::json object = nlohmann::json::parse(sound);
+            object[key] = nlohmann::json::parse(value);
+            overwrite(path / "trainer_state.json", object.dump());
+            const std::string sentence = sentence_of(load);
+            CHECK((contains(sentence, "trainer_state.json") && contains(sentence, key)));
+        }
+    overwrite(path / "trainer_state.json", sound);
+    CHECK_NOTHROW(load());
+
+    run.list.add("model.new.weight", {2}, zeros(), Decay::no);
+    m.resize(run.list.size()), v = m;
+    CHECK(contains(sentence_of(load), "\"exp_avg.model.new.weight\" is missing"));
+    TensorList fewer;
+    fewer.add("model.norm.weight", {4}, ones(), Decay::no);
+    CHECK(contains(sentence_of([&] { load_state(path, fewer, m.data(), v.data()); }), "model.embed_tokens.weight"));
+}
+
+TEST_CASE("tokenizer files of the model that was started from go along", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    run.config.tokenizer = "";
+    fs::create_directories(folder / "source");
+    overwrite(folder / "source/tokenizer.json", "{}");
+    overwrite(folder / "source/merges.txt", "a b");
+    const fs::path path = save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(),
+                                          run.exp_avg_sq.data(), run.state, folder / "source");
+    CHECK(contents(path / "merges.txt") == "a b");
+    CHECK(contents(path / "tokenizer.json") == "{}");
+    CHECK_FALSE(fs::exists(path / "vocab.json"));
+    CHECK_NOTHROW(verify_checkpoint(path));
+}
+
+TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing else", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const fs::path good = run.save(folder.path(), 1);
+    // Files may not grow beyond 400 bytes: the first ones fit, the weights do not.
+    rlimit before{};
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{400, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    const std::string sentence = sentence_of([&] { run.save(folder.path(), 2); });
+    const std::string replacing = sentence_of([&] { run.save(folder.path(), 1); });
+    setrlimit(RLIMIT_FSIZE, &before);
+    std::signal(SIGXFSZ, old_handler);
+    CHECK((contains(sentence, "step_00000002.tmp") && contains(sentence, "writing stopped at byte 400")));
+    CHECK_FALSE(replacing.empty());
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000001"});
+    CHECK_NOTHROW(verify_checkpoint(good));
+}
+
+TEST_CASE("a full disk is seen before the first byte is written", "[checkpoint]") {
+    TemporaryFolder folder;
+    const fs::path disk = folder / "disk";
+    fs::create_directories(disk);
+    if (geteuid() != 0 || mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) {
+        WARN("not allowed to mount a small disk: skipped");
+        return;
+    }
+    const SmallDisk mounted{disk};
+    Run run;
+    TensorList list;
+    list.add("model.embed_tokens.weight", {16, 3000}, ones(), Decay::yes);   // three times 192 kB: fits once
+    const std::vector<float> x(list.size(), 1.0f);
+    const auto save = [&](int64_t step) {
+        run.state.step = step;
+        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state);
+    };
+    const fs::path good = save(1);
+    const std::string sentence = sentence_of([&] { save(2); });
+    CHECK((contains(sentence, "no room") && contains(sentence, disk.string()) && contains(sentence, "are free")));
+    CHECK(names_in(disk) == std::vector<std::string>{"step_00000001"});
+    CHECK_NOTHROW(verify_checkpoint(good));
+    std::vector<std::string> complaints;
+    CHECK(latest(disk, complaints) == good.string());
+}
+
+TEST_CASE("an output folder that cannot be made is refused by path", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    overwrite(folder / "file", "x");
+    CHECK(contains(sentence_of([&] { run.save(folder / "file", 1); }), (folder / "file").string()));
+    CHECK(contains(sentence_of([&] { run.save(folder / "file/below", 1); }), (folder / "file").string()));
+    CHECK(contains(sentence_of([&] { run.save("/proc/nowhere", 1); }), "/proc/nowhere"));
+    if (geteuid() == 0) return;   // root may write everywhere
+    fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec);
+    CHECK(contains(sentence_of([&] { run.save(folder.path(), 1); }), folder.path().string()));
+    fs::permissions(folder.path(), fs::perms::owner_all);
+}

@@ -1,0 +1,236 @@
+// Presets, config.json out and in, and every refusal with the file and the key in its message.
+#include "catch.h"
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include <nlohmann/json.hpp>
+
+#include "model/checkpoint.h"
+#include "model/config.h"
+#include "model/error.h"
+
+using nlohmann::json;
+
+namespace {
+
+/// Every number of the model without a variant's tensors.
+int64_t parameters(const Config& c) {
+    const int64_t C = c.C, q = int64_t(c.NH) * c.HS, kv = int64_t(c.NKV) * c.HS;
+    const int64_t attention = C * q + 2 * C * kv + q * C + (c.qkv_bias ? q + 2 * kv : 0) + (c.qk_norm ? 2 * c.HS : 0);
+    const int64_t layer = attention + 3 * C * c.F + 2 * C;
+    return int64_t(c.V) * C * (c.tied ? 1 : 2) + c.L * layer + C;
+}
+
+json as_json(const std::string& preset_name = "qwen-tiny") { return json::parse(config_to_json(preset(preset_name))); }
+
+/// The sentence with which a config.json is refused.
+std::string refusal(const std::string& text) {
+    try {
+        config_from_json(text, "here/config.json");
+    } catch (const Error& error) {
+        CHECK(error.code == Exit::checkpoint);
+        return error.what();
+    }
+    return "accepted";
+}
+
+void refused(json object, const std::string& key, const json& value, const std::string& expected = "") {
+    object[key] = value;
+    const std::string sentence = refusal(object.dump());
+    INFO(sentence);
+    CHECK(sentence.find("here/config.json") != std::string::npos);
+    CHECK(sentence.find(expected.empty() ? key : expected) != std::string::npos);
+}
+
+}   // namespace
+
+TEST_CASE("presets have the published numbers of parameters", "[config]") {
+    CHECK(parameters(preset("qwen-7m")) == 7'017'088);
+    CHECK(parameters(preset("qwen-132m")) == 132'436'224);
+    CHECK(parameters(preset("qwen-134m")) == 134'205'696);
+    CHECK(parameters(preset("qwen2.5-0.5b")) == 494'032'768);
+    CHECK(parameters(preset("qwen2.5-1.5b")) == 1'543'714'304);
+    CHECK(parameters(preset("qwen3-0.6b")) == 596'049'920);
+    for (const std::string& name : preset_names()) {
+        CHECK(is_preset(name));
+        CHECK_NOTHROW(check_config(preset(name), name, int(Exit::usage)));
+        CHECK(preset(name).tokenizer == (preset(name).V == 512 ? "bytes" : ""));
+    }
+}
+
+TEST_CASE("an unknown preset is a usage error that names the nearest and lists all", "[config]") {
+    CHECK_FALSE(is_preset("qwen-7n"));
+    try {
+        preset("qwen-7n");
+        FAIL("accepted");
+    } catch (const Error& error) {
+        const std::string sentence = error.what();
+        CHECK(error.code == Exit::usage);
+        CHECK(sentence.find("did you mean qwen-7m?") != std::string::npos);
+        for (const std::string& name : preset_names()) CHECK(sentence.find(name) != std::string::npos);
+    }
+}
+
+TEST_CASE("config.json survives writing and reading", "[config]") {
+    for (const std::string& name : preset_names()) {
+        Config config = preset(name);
+        config.variant = "asga";
+        config.settings = {{"asga_hidden", 16}, {"attention_window", 256}, {"some_fraction", 0.1}};
+        config.norm_eps = 1e-5;
+        config.tied = name != "qwen-7m";
+        const std::string text = config_to_json(config);
+        const Config back = config_from_json(text, "text");
+        CHECK(config_to_json(back) == text);
+        CHECK(back.settings == config.settings);
+        CHECK(back.variant == "asga");
+        CHECK(back.tied == config.tied);
+        CHECK(back.norm_eps == config.norm_eps);
+        CHECK(parameters(back) == parameters(config));
+        CHECK(back.tokenizer == config.tokenizer);
+    }
+}
+
+TEST_CASE("config.json holds the keys that transformers reads", "[config]") {
+    const json qwen3 = as_json("qwen-7m");
+    CHECK(qwen3["architectures"] == json{"Qwen3ForCausalLM"});
+    CHECK(qwen3["model_type"] == "qwen3");
+    CHECK(qwen3["head_dim"] == 64);
+    CHECK(qwen3["attention_bias"] == false);
+    CHECK(qwen3["rope_theta"] == 1e6);
+    CHECK(qwen3["rope_parameters"] == json{{"rope_theta", 1e6}, {"rope_type", "default"}});
+    CHECK(qwen3["torch_dtype"] == "float32");
+    CHECK(qwen3["dtype"] == "float32");
+    CHECK(qwen3["eos_token_id"] == 256);
+    CHECK(qwen3["use_sliding_window"] == false);
+    CHECK_FALSE(qwen3.contains("layer_types"));
+    const json qwen2 = as_json("qwen2.5-0.5b");
+    CHECK(qwen2["architectures"] == json{"Qwen2ForCausalLM"});
+    CHECK(qwen2["eos_token_id"].is_null());
+    CHECK_FALSE(qwen2.contains("attention_bias"));
+}
+
+TEST_CASE("a sliding window counts the query's own key in Hugging Face's form", "[config]") {
+    Config config = preset("qwen-tiny");
+    config.variant = "sliding_window";
+    config.settings["attention_window"] = 256;
+    json object = json::parse(config_to_json(config));
+    CHECK(object["sliding_window"] == 257);
+    CHECK(object["use_sliding_window"] == true);
+    CHECK(object["layer_types"] == json{"sliding_attention", "sliding_attention"});
+    CHECK(config_from_json(object.dump(), "text").setting("attention_window") == 256);
+    object.erase("attention_window");
+    CHECK(config_from_json(object.dump(), "text").setting("attention_window") == 256);
+    refused(object, "attention_window", 257, "sliding_window");
+    json without = object;
+    without.erase("sliding_window");
+    refused(without, "attention_window", 0.5);
+    refused(without, "attention_window", -1);
+    refused(without, "unrelated", 1, "attention_window");
+    refused(object, "layer_types", {"sliding_attention", "full_attention"}, "layer_types");
+    refused(object, "attention_variant", "causal", "use_sliding_window");
+}
+
+TEST_CASE("forms of config.json that other programs write are understood", "[config]") {
+    json object = as_json("qwen2.5-0.5b");
+    object.erase("head_dim");
+    object.erase("architectures");
+    CHECK(config_from_json(object.dump(), "text").HS == 64);
+    CHECK(config_from_json(object.dump(), "text").qkv_bias);
+    object.erase("rope_theta");
+    CHECK(config_from_json(object.dump(), "text").rope_theta == 1e6);
+    object.erase("rope_parameters");
+    CHECK(refusal(object.dump()).find("rope_theta") != std::string::npos);
+    object["rope_theta"] = 10000;
+    CHECK(config_from_json(object.dump(), "text").rope_theta == 10000);
+    object["rope_scaling"] = {{"type", "default"}};
+    object["sliding_window"] = 32768;   // present but unused: Qwen2.5 has it so
+    object["max_window_layers"] = 21;
+    object["unknown_words"] = {{"a", "b"}};
+    CHECK(config_from_json(object.dump(), "text").settings.empty());
+    object.erase("tie_word_embeddings");
+    CHECK_FALSE(config_from_json(object.dump(), "text").tied);
+}
+
+TEST_CASE("folders written by transformers are read", "[config]") {
+    const std::filesystem::path fixtures = std::filesystem::path(__FILE__).parent_path() / "fixtures";
+    const Config qwen3 = load_config(fixtures / "qwen3_gqa_tied");
+    CHECK(qwen3.qk_norm);
+    CHECK(qwen3.tied);
+    CHECK(qwen3.settings.empty());
+    const Config qwen2 = load_config(fixtures / "qwen2_gqa_tied");
+    CHECK(qwen2.qkv_bias);
+    CHECK(qwen2.HS * qwen2.NH == qwen2.C);
+    const Config asga = load_config(fixtures / "asga_m8");
+    CHECK(asga.variant == "asga");
+    CHECK(asga.setting("asga_hidden") == 8);
+}
+
+TEST_CASE("keys that would change the mathematics are refused by name", "[config]") {
+    const json object = as_json();
+    refused(object, "hidden_act", "gelu");
+    refused(object, "attention_dropout", 0.1);
+    refused(object, "attention_bias", true);
+    refused(object, "rope_scaling", {{"type", "yarn"}, {"factor", 4.0}});
+    refused(object, "rope_scaling", "yarn");
+    refused(object, "rope_parameters", {{"rope_type", "linear"}, {"rope_theta", 1e6}});
+    refused(object, "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}});
+    refused(object, "rope_parameters", {{"rope_theta", 1e6}, {"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
+    refused(object, "use_sliding_window", true);
+    refused(object, "layer_types", {"full_attention", "sliding_attention"});
+    refused(object, "quantization_config", {{"bits", 4}});
+    refused(object, "use_mrope", true);
+    refused(object, "architectures", {"LlamaForCausalLM"}, "LlamaForCausalLM");
+    refused(object, "architectures", "Qwen3ForCausalLM");
+}
+
+TEST_CASE("broken values are refused by file and key", "[config]") {
+    const json object = as_json();
+    for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+                            "intermediate_size", "max_position_embeddings"})
+        for (const json& value : {json(0), json(-1), json(1.5), json("12"), json(true), json(json::array()), json(4294967297),
+                                  json(UINT64_MAX), json(2147483647), json(1e300)}) {
+            INFO(key << " = " << value.dump());
+            refused(object, key, value, key);
+        }
+    for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"}) {
+        json without = object;
+        without.erase(key);
+        CHECK(refusal(without.dump()).find(key) != std::string::npos);
+    }
+    refused(object, "rms_norm_eps", -1);
+    refused(object, "rms_norm_eps", 0);
+    refused(object, "rope_theta", "1e6");
+    refused(object, "rope_theta", 0);
+    refused(object, "initializer_range", -0.02);
+    refused(object, "tie_word_embeddings", "yes");
+    refused(object, "attention_variant", "../../etc");
+    refused(object, "attention_variant", 7);
+    refused(object, "num_key_value_heads", 3, "multiple");
+    refused(object, "head_dim", 15, "even");
+    refused(object, "vocab_size", 256, "vocab_size");
+    json huge = object;
+    huge["hidden_size"] = 1 << 18, huge["intermediate_size"] = 1 << 22;
+    CHECK(refusal(huge.dump()).find("2^40") != std::string::npos);
+}
+
+TEST_CASE("text that is no JSON object is refused", "[config]") {
+    const std::string text = config_to_json(preset("qwen-tiny"));
+    for (const std::string& broken : {std::string(), std::string("{"), std::string("[]"), std::string("null"), std::string("\xff\xfe"),
+                                      text.substr(0, text.size() / 2), text + "x"})
+        CHECK(refusal(broken).find("here/config.json") != std::string::npos);
+    // Depth must not exhaust the stack, neither in parsing nor in the message.
+    json object = as_json();
+    std::string deep = object.dump();
+    deep.insert(1, "\"hidden_act\":" + std::string(200'000, '[') + std::string(200'000, ']') + ",");
+    deep.replace(deep.rfind("\"hidden_act\""), 12, "\"other_name\"");
+    CHECK(refusal(deep).find("hidden_act") != std::string::npos);
+}
+
+TEST_CASE("a setting that no variant declared is an error", "[config]") {
+    Config config;
+    CHECK_THROWS_AS(config.setting("asga_hidden"), Error);
+    config.settings["asga_hidden"] = 8;
+    CHECK(config.setting("asga_hidden") == 8);
+}

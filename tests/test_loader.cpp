@@ -1,0 +1,232 @@
+// The order of rows: what --shuffle 0 promises, a shuffle that loses nothing, the same rows for any number of ranks.
+#include <memory>
+#include <set>
+
+#include "data/loader.h"
+#include "data/permutation.h"
+#include "tests/catch.h"
+#include "tests/shards.h"
+
+namespace {
+
+constexpr int vocabulary = 1 << 20;
+
+// A folder with one shard whose tokens are their own positions, opened.
+struct Ramp {
+    explicit Ramp(size_t tokens) { write_shard(file_in(folder, "ramp.bin"), ramp(tokens), vocabulary); }
+    TokenStream open() const { return TokenStream(file_in(folder, "ramp.bin"), vocabulary); }
+    TemporaryFolder folder;
+};
+
+struct Batch {
+    std::vector<int32_t> inputs, targets;   // (B, T)
+};
+
+Batch next(Loader& loader, const LoaderConfig& config) {
+    const size_t size = static_cast<size_t>(config.B) * config.T;
+    Batch batch = {std::vector<int32_t>(size), std::vector<int32_t>(size)};
+    loader.next(batch.inputs.data(), batch.targets.data());
+    return batch;
+}
+
+// First tokens of all rows that `ranks` ranks read in one optimiser step; checks that the rows are whole.
+std::multiset<int32_t> rows_of_step(const TokenStream& stream, LoaderConfig config, int64_t step) {
+    std::multiset<int32_t> starts;
+    for (config.rank = 0; config.rank < config.ranks; ++config.rank) {
+        Loader loader(stream, config);
+        loader.seek(step);
+        for (int m = 0; m < config.micro_steps; ++m) {
+            const Batch batch = next(loader, config);
+            for (int b = 0; b < config.B; ++b) {
+                const int32_t* row = &batch.inputs[b * config.T];
+                for (int t = 0; t < config.T; ++t) REQUIRE(row[t] == row[0] + t);
+                for (int t = 0; t < config.T; ++t) REQUIRE(batch.targets[b * config.T + t] == row[t] + 1);
+                starts.insert(row[0]);
+            }
+        }
+    }
+    return starts;
+}
+
+}  // namespace
+
+TEST_CASE("permute is a bijection for every small size") {
+    for (uint64_t n = 1; n <= 200; ++n)
+        for (const uint64_t key : {0u, 1u, 77u}) {
+            std::vector<bool> seen(n, false);
+            for (uint64_t i = 0; i < n; ++i) {
+                const uint64_t to = permute(i, n, key);
+                REQUIRE(to < n);
+                REQUIRE_FALSE(seen[to]);
+                seen[to] = true;
+            }
+        }
+}
+
+TEST_CASE("permute: large sizes stay in range, hit nothing twice and look shuffled") {
+    for (const uint64_t n : {uint64_t{1000003}, (uint64_t{1} << 32) + 1, (uint64_t{1} << 62) - 3, ~uint64_t{0}}) {
+        std::set<uint64_t> seen;
+        uint64_t in_lower_half = 0;
+        const uint64_t checked = 20000;
+        for (uint64_t i = 0; i < checked; ++i) {
+            const uint64_t to = permute(i, n, 5);
+            REQUIRE(to < n);
+            REQUIRE(seen.insert(to).second);
+            in_lower_half += to < n / 2;
+        }
+        CHECK(in_lower_half > checked * 48 / 100);   // 5.6 standard deviations
+        CHECK(in_lower_half < checked * 52 / 100);
+    }
+}
+
+TEST_CASE("permute: keys give different orders, and every element goes everywhere") {
+    constexpr uint64_t n = 50, keys = 5000;
+    std::vector<int> hits(n * n, 0);
+    for (uint64_t key = 0; key < keys; ++key)
+        for (uint64_t i = 0; i < n; ++i) ++hits[i * n + permute(i, n, key)];
+    double chi_squared = 0;   // 2499 degrees of freedom nearly: mean 2450, deviation 70
+    for (const int count : hits) chi_squared += (count - 100.0) * (count - 100.0) / 100.0;
+    CHECK(chi_squared < 2450 + 6 * 70);
+}
+
+TEST_CASE("loader in order: rows start where the formula says, and wrap") {
+    const Ramp data(1003);
+    const TokenStream stream = data.open();
+    LoaderConfig config;
+    config.B = 3, config.T = 16, config.ranks = 2, config.micro_steps = 2, config.shuffle = false;
+    const int64_t n = windows(stream, config.T);
+    CHECK(n == 62);
+    for (config.rank = 0; config.rank < config.ranks; ++config.rank) {
+        Loader loader(stream, config);
+        for (int64_t k = 0; k < 12; ++k)
+            for (int64_t m = 0; m < config.micro_steps; ++m) {
+                const Batch batch = next(loader, config);
+                for (int64_t b = 0; b < config.B; ++b) {
+                    const int64_t row = ((k * config.micro_steps + m) * config.ranks + config.rank) * config.B + b;
+                    REQUIRE(batch.inputs[b * config.T] == row % n * config.T);
+                    REQUIRE(batch.targets[b * config.T + config.T - 1] == row % n * config.T + config.T);
+                }
+            }
+    }
+}
+
+TEST_CASE("loader shuffled: an epoch has every row once, the next one in another order and phase") {
+    const Ramp data(1003);
+    const TokenStream stream = data.open();
+    const RowOrder order(stream, 16, true, 7);
+    const uint64_t n = order.rows_per_epoch();
+    CHECK(n == 61);
+    std::set<std::vector<uint64_t>> orders;
+    std::set<uint64_t> phases;
+    for (uint64_t epoch = 0; epoch < 10; ++epoch) {
+        std::vector<uint64_t> starts;
+        for (uint64_t row = 0; row < n; ++row) starts.push_back(order.start(epoch * n + row));
+        const uint64_t phase = starts[0] % 16;
+        orders.insert(starts);
+        phases.insert(phase);
+        std::sort(starts.begin(), starts.end());
+        for (uint64_t w = 0; w < n; ++w) REQUIRE(starts[w] == w * 16 + phase);
+        REQUIRE(starts.back() + 16 < stream.size());
+    }
+    CHECK(orders.size() == 10);
+    CHECK(phases.size() > 4);
+    CHECK(RowOrder(stream, 16, true, 8).start(0) != order.start(0));
+}
+
+TEST_CASE("loader: 1, 2 and 4 ranks see the same rows in a step") {
+    const Ramp data(2000);
+    const TokenStream stream = data.open();
+    for (const bool shuffle : {false, true}) {
+        LoaderConfig config;
+        config.T = 10, config.seed = 3, config.shuffle = shuffle;
+        for (int64_t step = 0; step < 30; ++step) {   // more than one epoch
+            config.B = 8, config.ranks = 1, config.micro_steps = 1;
+            const auto expected = rows_of_step(stream, config, step);
+            config.B = 4, config.ranks = 2;
+            REQUIRE(rows_of_step(stream, config, step) == expected);
+            config.B = 1, config.ranks = 4, config.micro_steps = 2;
+            REQUIRE(rows_of_step(stream, config, step) == expected);
+            config.B = 2, config.ranks = 1, config.micro_steps = 4;
+            REQUIRE(rows_of_step(stream, config, step) == expected);
+        }
+    }
+}
+
+TEST_CASE("loader: seek continues the sequence, forwards and back") {
+    const Ramp data(500);
+    const TokenStream stream = data.open();
+    LoaderConfig config;
+    config.B = 2, config.T = 8, config.micro_steps = 3, config.seed = 11;
+    Loader straight(stream, config);
+    std::vector<std::vector<int32_t>> expected;
+    for (int i = 0; i < 60; ++i) expected.push_back(next(straight, config).inputs);
+    Loader loader(stream, config);
+    for (const int64_t step : {7, 0, 19, 7}) {
+        loader.seek(step);
+        for (int m = 0; m < 3; ++m) REQUIRE(next(loader, config).inputs == expected[step * 3 + m]);
+    }
+    loader.seek(1000000000000);
+    CHECK_NOTHROW(next(loader, config));
+}
+
+TEST_CASE("loader: the shortest streams") {
+    for (const bool shuffle : {false, true})
+        for (const size_t extra : {1, 2, 15, 16, 17, 31}) {
+            const Ramp data(16 + extra);
+            const TokenStream stream = data.open();
+            LoaderConfig config;
+            config.B = 5, config.T = 16, config.shuffle = shuffle;
+            for (int64_t step = 0; step < 20; ++step) REQUIRE(rows_of_step(stream, config, step).size() == 5);
+        }
+    const Ramp data(16);
+    const TokenStream stream = data.open();
+    LoaderConfig config;
+    config.T = 16;
+    const Error error = error_of([&] { Loader(stream, config); });
+    CHECK(error.code == Exit::data);
+    CHECK(says(error, {"ramp.bin", "16 tokens", "17"}));
+    CHECK(windows(stream, 16) == 0);
+}
+
+TEST_CASE("loader: sizes that make no sense are refused") {
+    const Ramp data(100);
+    const TokenStream stream = data.open();
+    const auto code = [&](auto change) {
+        LoaderConfig config;
+        change(config);
+        return error_of([&] { Loader(stream, config); }).code;
+    };
+    CHECK(code([](LoaderConfig& config) { config.B = 0; }) == Exit::usage);
+    CHECK(code([](LoaderConfig& config) { config.T = -1; }) == Exit::usage);
+    CHECK(code([](LoaderConfig& config) { config.micro_steps = 0; }) == Exit::usage);
+    CHECK(code([](LoaderConfig& config) { config.rank = 1; }) == Exit::usage);
+}
+
+TEST_CASE("loader: what fails on the thread is thrown by next(), again and again, and the thread ends cleanly") {
+    const Ramp data(100000);
+    const TokenStream stream = data.open();
+    LoaderConfig config;
+    config.T = 64, config.shuffle = false;
+    Loader loader(stream, config);
+    std::filesystem::resize_file(file_in(data.folder, "ramp.bin"), 3000);
+    for (int attempt = 0; attempt < 3; ++attempt) {
+        const Error error = error_of([&] { next(loader, config); });
+        CHECK(error.code == Exit::data);
+        CHECK(says(error, {"ramp.bin", "cut short"}));
+    }
+}
+
+TEST_CASE("validation rows are fixed, in order and bounded") {
+    const Ramp data(100);
+    const TokenStream stream = data.open();
+    CHECK(windows(stream, 9) == 11);
+    CHECK(windows(stream, 99) == 1);
+    CHECK(windows(stream, 100) == 0);
+    std::vector<int32_t> inputs(18), targets(18);
+    validation_rows(stream, 9, 9, 2, inputs.data(), targets.data());
+    for (int i = 0; i < 18; ++i) CHECK(inputs[i] == 81 + i);
+    for (int i = 0; i < 18; ++i) CHECK(targets[i] == 82 + i);
+    const Error error = error_of([&] { validation_rows(stream, 10, 9, 2, inputs.data(), targets.data()); });
+    CHECK(error.code == Exit::data);
+    CHECK(says(error, {"rows 10 to 11", "100 tokens", "11 such rows"}));
+}

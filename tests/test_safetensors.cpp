@@ -1,0 +1,186 @@
+// The safetensors reader and writer, the list of tensors, and their initialisation.
+#include "catch.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+
+#include "model/error.h"
+#include "model/safetensors.h"
+#include "model/tensors.h"
+#include "temporary_folder.h"
+
+namespace {
+
+std::vector<std::byte> file_of(const std::string& header, size_t data_bytes) {
+    const uint64_t length = header.size();
+    std::vector<std::byte> file(8 + header.size() + data_bytes);
+    std::memcpy(file.data(), &length, 8);
+    std::memcpy(file.data() + 8, header.data(), header.size());
+    return file;
+}
+
+std::string refusal(const std::vector<std::byte>& file) {
+    try {
+        parse_safetensors(file, "some.safetensors");
+    } catch (const Error& error) {
+        CHECK(error.code == Exit::checkpoint);
+        return error.what();
+    }
+    return "accepted";
+}
+
+void refused(const std::string& header, size_t data_bytes, const std::string& expected) {
+    const std::string sentence = refusal(file_of(header, data_bytes));
+    INFO(header << " -> " << sentence);
+    CHECK(sentence.find("some.safetensors") != std::string::npos);
+    CHECK(sentence.find(expected) != std::string::npos);
+}
+
+/// One tensor, its numbers given as raw 16-bit patterns.
+std::vector<float> converted(const std::string& dtype, const std::vector<uint16_t>& bits) {
+    StoredTensor tensor{"x", dtype, {int64_t(bits.size())}, bits.size(), std::as_bytes(std::span(bits))};
+    std::vector<float> out(bits.size());
+    convert_to_float(tensor, out.data(), "file");
+    return out;
+}
+
+}   // namespace
+
+TEST_CASE("what is written is read back to the bit", "[safetensors]") {
+    TemporaryFolder folder;
+    const std::vector<float> a = {1, -2.5f, 3e-40f, 4, 5, 6}, b = {7};
+    const std::vector<TensorToWrite> tensors = {{"z.first", {2, 3}, a.data()}, {"a.\"quoted\" \u00e9", {1}, b.data()}, {"scalar", {}, b.data()}};
+    const auto path = folder / "file.safetensors";
+    const WrittenFile written = write_safetensors(path, tensors);
+    CHECK(written.bytes == std::filesystem::file_size(path));
+    CHECK(written.bytes == safetensors_size(tensors));
+
+    const SafetensorsFile file(path);
+    REQUIRE(file.tensors().size() == 3);
+    CHECK(file.tensors()[0].name == "z.first");
+    CHECK(file.find("z.first")->shape == std::vector<int64_t>{2, 3});
+    CHECK(file.find("nowhere") == nullptr);
+    std::vector<float> back(6);
+    convert_to_float(*file.find("z.first"), back.data(), "file");
+    CHECK(std::memcmp(back.data(), a.data(), 6 * sizeof(float)) == 0);
+    CHECK(file.find("scalar")->count == 1);
+    CHECK(reinterpret_cast<uintptr_t>(file.tensors()[0].bytes.data()) % 8 == 0);
+}
+
+TEST_CASE("no tensors and empty tensors are valid", "[safetensors]") {
+    CHECK(parse_safetensors(file_of("{}", 0), "x").empty());
+    CHECK(parse_safetensors(file_of(R"({"__metadata__":{"a":"b"}}   )", 0), "x").empty());
+    const auto file = file_of(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[0,5],"data_offsets":[4,4]},)"
+                              R"("c":{"dtype":"I64","shape":[0],"data_offsets":[0,0]}})", 4);
+    const auto tensors = parse_safetensors(file, "x");
+    REQUIRE(tensors.size() == 3);
+    CHECK(tensors[1].name == "b");
+}
+
+TEST_CASE("broken files are refused by file and tensor", "[safetensors]") {
+    CHECK(refusal({}).find("at least 8") != std::string::npos);
+    std::vector<std::byte> length_only(8, std::byte{0xff});
+    CHECK(refusal(length_only).find("header would be") != std::string::npos);
+    auto cut = file_of(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4);
+    cut.resize(30);
+    CHECK(refusal(cut).find("cut off") != std::string::npos);
+    refused("", 0, "does not start with {");
+    refused(" {}", 0, "does not start with {");
+    refused("{", 0, "not valid JSON");
+    refused("{} x", 0, "not valid JSON");
+    refused(R"({"a":7})", 0, "tensor \"a\"");
+    refused(R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4, "dtype");
+    refused(R"({"a":{"dtype":"F33","shape":[1],"data_offsets":[0,4]}})", 4, "F33");
+    refused(R"({"a":{"dtype":4,"shape":[1],"data_offsets":[0,4]}})", 4, "dtype");
+    refused(R"({"a":{"dtype":"F32","shape":1,"data_offsets":[0,4]}})", 4, "shape");
+    refused(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4, "shape");
+    refused(R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", 4, "shape");
+    refused(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0, "64 bits");
+    refused(R"({"a":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", 0, "64 bits");
+    refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", 4, "data_offsets");
+    refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4, "tensor \"a\"");
+    refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}})", 4, "data_offsets");
+    refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 4, "tensor \"a\"");
+    refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "needs 8");
+    refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 8, "goes on to byte 8");
+    refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "tensor \"a\" begins at byte 4");
+    refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "tensor \"b\"");
+    refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "\"a\" is in the header twice");
+}
+
+TEST_CASE("missing files and folders are refused by path", "[safetensors]") {
+    TemporaryFolder folder;
+    CHECK_THROWS_AS(SafetensorsFile(folder / "absent.safetensors"), Error);
+    CHECK_THROWS_AS(SafetensorsFile(folder.path()), Error);
+    std::ofstream(folder / "empty.safetensors");
+    CHECK_THROWS_AS(SafetensorsFile(folder / "empty.safetensors"), Error);
+}
+
+TEST_CASE("BF16, F16 and F64 become floats, integers are refused", "[safetensors]") {
+    CHECK(converted("BF16", {0x3f80, 0xc000, 0x0000, 0x7f7f}) == std::vector<float>{1, -2, 0, std::bit_cast<float>(0x7f7f0000u)});
+    CHECK(converted("F16", {0x3c00, 0xc000, 0x7bff, 0x0001, 0x03ff, 0x0400, 0x8001}) ==
+          std::vector<float>{1, -2, 65504, 0x1p-24f, 1023 * 0x1p-24f, 0x1p-14f, -0x1p-24f});
+    const std::vector<float> special = converted("F16", {0x7c00, 0xfc00, 0x7e00, 0x8000});
+    CHECK(special[0] == INFINITY);
+    CHECK(special[1] == -INFINITY);
+    CHECK(std::isnan(special[2]));
+    CHECK(std::signbit(special[3]));
+    const std::vector<double> doubles = {0.1, -3};
+    std::vector<float> out(2);
+    convert_to_float({"x", "F64", {2}, 2, std::as_bytes(std::span(doubles))}, out.data(), "file");
+    CHECK(out == std::vector<float>{0.1f, -3});
+    CHECK_THROWS_AS(converted("I16", {1}), Error);
+}
+
+TEST_CASE("the list of tensors lays them out one behind the other", "[tensors]") {
+    TensorList list;
+    const Slot a = list.add("a", {3, 5}, zeros(), Decay::yes), b = list.add("b", {2}, ones(), Decay::no);
+    list.align();
+    const Slot c = list.add("c", {1}, constant(3), Decay::no);
+    CHECK(a.offset == 0);
+    CHECK(b.offset == 15);
+    CHECK(c.offset == 32);
+    CHECK(list.size() == 33);
+    CHECK(list.parameters() == 18);
+    CHECK(list.find("b")->slot.offset == 15);
+    CHECK(list.find("d") == nullptr);
+    CHECK_THROWS_AS(list.add("a", {1}, zeros(), Decay::no), Error);
+    CHECK_THROWS_AS(list.add("e", {3, 0}, zeros(), Decay::no), Error);
+}
+
+TEST_CASE("initialisation is normal, and the same in both precisions and with other tensors around", "[tensors]") {
+    TensorList small, large;
+    small.add("x", {101, 997}, normal(0.5), Decay::yes);
+    large.add("before", {7}, ones(), Decay::no);
+    large.align();
+    large.add("x", {101, 997}, normal(0.5), Decay::yes);
+    const size_t n = 101 * 997;
+    std::vector<float> alone(small.size(), -1), among(large.size(), -1);
+    std::vector<double> exact(small.size());
+    initialise(small, 1, alone.data());
+    initialise(large, 1, among.data());
+    initialise(small, 1, exact.data());
+    CHECK(among[6] == 1);
+    CHECK(among[7] == 0);   // padding
+    CHECK(std::memcmp(alone.data(), among.data() + 16, n * sizeof(float)) == 0);
+    double sum = 0, square = 0, fourth = 0;
+    bool rounded = true;
+    for (size_t i = 0; i < n; i++) {
+        rounded = rounded && alone[i] == float(exact[i]);
+        sum += exact[i], square += exact[i] * exact[i], fourth += std::pow(exact[i], 4);
+    }
+    CHECK(rounded);
+    CHECK(std::fabs(sum / n) < 5 * 0.5 / std::sqrt(n));
+    CHECK(std::fabs(square / n - 0.25) < 5 * 0.25 * std::sqrt(2.0 / n));
+    CHECK(std::fabs(fourth / n - 3 * 0.0625) < 5 * 0.0625 * std::sqrt(96.0 / n));   // a normal's kurtosis is 3
+
+    std::vector<float> other(small.size());
+    initialise(small, 2, other.data());
+    CHECK(weights_hash(small, other.data()) != weights_hash(small, alone.data()));
+    other = alone;
+    CHECK(weights_hash(small, other.data()) == weights_hash(small, alone.data()));
+    other[n - 1] = std::nextafter(other[n - 1], 1.0f);
+    CHECK(weights_hash(small, other.data()) != weights_hash(small, alone.data()));
+}

@@ -1,0 +1,255 @@
+// ./tokenize as a library: documents, splits, shards, and that a run which fails leaves nothing behind; and the option parser.
+#include <CLI/CLI.hpp>
+
+#include "data/stream.h"
+#include "data/tokenize_files.h"
+#include "model/options.h"
+#include "tests/catch.h"
+#include "tests/shards.h"
+
+namespace {
+
+constexpr char32_t end_of_text = 256;
+
+void no_progress(const TokenizeProgress&) {}
+
+TokenizeOptions options_for(const TemporaryFolder& folder, const std::vector<std::string>& names) {
+    TokenizeOptions options;
+    for (const std::string& name : names) options.inputs.push_back(file_in(folder, name));
+    options.out = file_in(folder, "out");
+    options.name = "x";
+    return options;
+}
+
+// All tokens of one split, as characters: bytes and U'\x100' for end-of-text.
+std::u32string tokens(const TemporaryFolder& folder, const std::string& split) {
+    const TokenStream stream(file_in(folder, "out/x_" + split + "_*.bin"), 512);
+    std::vector<int32_t> ids(stream.size());
+    stream.copy(0, ids.size(), ids.data());
+    return {ids.begin(), ids.end()};
+}
+
+// What the tokens must be: every document behind an end-of-text.
+std::u32string documents(const std::vector<std::string>& texts) {
+    std::u32string expected;
+    for (const std::string& text : texts) {
+        expected += end_of_text;
+        for (const unsigned char byte : text) expected += byte;
+    }
+    return expected;
+}
+
+bool parse(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "program");
+    CLI::App app;
+    int batch_size = 0;
+    std::string out;
+    app.add_option("--batch-size", batch_size);
+    app.add_option("--out", out)->required();
+    app.set_config("--config");
+    return parse_options(app, static_cast<int>(arguments.size()), arguments.data());
+}
+
+}  // namespace
+
+TEST_CASE("tokenize: a single text is divided by its bytes") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.txt"), "0123456789abcdefghij");
+    const TokenizeReport report = tokenize_files(options_for(folder, {"a.txt"}), no_progress);
+    CHECK(tokens(folder, "train") == documents({"0123456789abcdefgh"}));
+    CHECK(tokens(folder, "val") == documents({"ij"}));
+    CHECK(report.train_tokens == 19);
+    CHECK(report.val_tokens == 3);
+    CHECK(report.manifest.documents == 1);
+    CHECK(names_in(file_in(folder, "out")) == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin", "x_val_000000.bin"});
+}
+
+TEST_CASE("tokenize: the division does not cut a character in half") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.txt"), "12345678漢字");   // 14 bytes: the last 40% begin inside the first of the two
+    TokenizeOptions options = options_for(folder, {"a.txt"});
+    options.val_fraction = 0.4;
+    tokenize_files(options, no_progress);
+    CHECK(tokens(folder, "train") == documents({"12345678"}));
+    CHECK(tokens(folder, "val") == documents({"漢字"}));
+}
+
+TEST_CASE("tokenize: the last documents of JSON Lines and several files are the validation set") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.jsonl"), "{\"text\":\"one\",\"n\":1}\n\n{\"n\":[{}],\"text\":\"tw\\u00e9\\n\"}\r\n{\"text\":\"\"}\n");
+    write_text(file_in(folder, "b.txt"), "four\n");
+    write_text(file_in(folder, "c.jsonl"), "{\"text\":\"five\"}");
+    TokenizeOptions options = options_for(folder, {"a.jsonl", "b.txt", "c.jsonl"});
+    options.val_fraction = 0.4;
+    const TokenizeReport report = tokenize_files(options, no_progress);
+    CHECK(tokens(folder, "train") == documents({"one", "twé\n", ""}));
+    CHECK(tokens(folder, "val") == documents({"four\n", "five"}));
+    CHECK(report.manifest.documents == 5);
+}
+
+TEST_CASE("tokenize: without a validation set there is no validation shard") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.jsonl"), "{\"body\":\"one\"}\n{\"body\":\"two\"}\n");
+    TokenizeOptions options = options_for(folder, {"a.jsonl"});
+    options.val_fraction = 0;
+    options.rules.text_field = "body";
+    tokenize_files(options, no_progress);
+    CHECK(tokens(folder, "train") == documents({"one", "two"}));
+    CHECK(names_in(file_in(folder, "out")) == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin"});
+}
+
+TEST_CASE("tokenize: blank lines divide a text where that is asked for") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.txt"), "\n \nfirst\n  line\n\n\t\r\nsecond\n\n\nthird\nend");
+    TokenizeOptions options = options_for(folder, {"a.txt"});
+    options.rules.split_on_blank_line = true;
+    tokenize_files(options, no_progress);
+    CHECK(tokens(folder, "train") == documents({"first\n  line\n", "second\n"}));
+    CHECK(tokens(folder, "val") == documents({"third\nend"}));
+}
+
+TEST_CASE("tokenize: texts of several pieces, with and without lines, come through unchanged") {
+    const TemporaryFolder folder;
+    std::string lines, one_line, indented;
+    for (int i = 0; i < 300000; ++i) lines += "line " + std::to_string(i) + (i % 3 ? "\n" : "\n\n");
+    for (int i = 0; i < 700000; ++i) one_line += i % 5 ? "漢" : "a";
+    for (int i = 0; i < 300000; ++i) indented += "    x\n";
+    for (const std::string& text : {lines, one_line, indented}) {
+        write_text(file_in(folder, "a.txt"), text);
+        TokenizeOptions options = options_for(folder, {"a.txt"});
+        options.val_fraction = 0;
+        options.shard_tokens = 500000;
+        const TokenizeReport report = tokenize_files(options, no_progress);
+        CHECK(report.manifest.shards.size() == (text.size() + 1 + 499999) / 500000);
+        CHECK((tokens(folder, "train") == documents({text})));
+    }
+}
+
+TEST_CASE("tokenize: shards hold what --shard-tokens says and the manifest describes them") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.txt"), std::string(95, 'a') + std::string(5, 'b'));
+    TokenizeOptions options = options_for(folder, {"a.txt"});
+    options.shard_tokens = 40;
+    const TokenizeReport report = tokenize_files(options, no_progress);
+    const Manifest manifest = manifest_from_json(read_small_file(report.manifest_path), report.manifest_path);
+    REQUIRE(manifest.shards.size() == 4);
+    CHECK(manifest.tokenizer == "bytes");
+    CHECK(manifest.vocabulary == 512);
+    CHECK(manifest.tokens == 102);
+    CHECK(manifest.shards[0].file == "x_val_000000.bin");
+    CHECK(manifest.shards[3].file == "x_train_000003.bin");
+    CHECK(manifest.shards[1].tokens == 40);
+    CHECK(manifest.shards[3].tokens == 11);
+    for (const ShardInfo& shard : manifest.shards) {
+        const std::string path = file_in(folder, "out/" + shard.file);
+        CHECK(Shard(path).size() == shard.tokens);
+        CHECK(std::filesystem::file_size(path) == shard.bytes);
+        CHECK(file_hash(path) == shard.xxh64);
+    }
+    CHECK(TokenStream(file_in(folder, "out/x_train_*.bin"), 512).tokenizer() == "bytes");
+    write_text(report.manifest_path, "{\"tokenizer\":");
+    CHECK(says(error_of([&] { TokenStream(file_in(folder, "out/x_train_*.bin"), 512); }), {"x_manifest.json"}));
+}
+
+TEST_CASE("tokenize: a second run replaces the first and removes the shards that it has no more") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.txt"), std::string(100, 'a'));
+    TokenizeOptions options = options_for(folder, {"a.txt"});
+    options.shard_tokens = 20;
+    tokenize_files(options, no_progress);
+    write_text(file_in(folder, "out/xx_train_000009.bin"), "not ours");
+    options.shard_tokens = 1000;
+    const TokenizeReport report = tokenize_files(options, no_progress);
+    CHECK(report.removed.size() == 4);
+    const std::vector<std::string> expected = {"x_manifest.json", "x_train_000001.bin", "x_val_000000.bin", "xx_train_000009.bin"};
+    CHECK(names_in(file_in(folder, "out")) == expected);
+    CHECK(tokens(folder, "train") == documents({std::string(90, 'a')}));
+}
+
+TEST_CASE("tokenize: a broken line is named by file and line, and nothing is written") {
+    const TemporaryFolder folder;
+    const std::string good = "{\"text\":\"fine\"}\n";
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {"{\"text\":\"open\n", "missing closing quote"}, {"{\"txt\":\"a\"}\n", "no field \"text\""}, {"{\"text\":7}\n", "number"},
+        {"[1]\n", "array"},       {"{\"text\":\"\xFF\"}\n", "UTF-8"},   {"{\"text\":\"\\ud800\"}\n", "surrogate"},
+        {"{\"text\":1e999}\n", "1e999"},   {"nonsense\n", "invalid literal"},
+    };
+    for (const auto& [line, why] : cases) {
+        write_text(file_in(folder, "a.jsonl"), good + "\n" + line + good);
+        const Error error = error_of([&] { tokenize_files(options_for(folder, {"a.jsonl"}), no_progress); });
+        INFO(error.what());
+        CHECK(error.code == Exit::data);
+        CHECK(says(error, {"a.jsonl:3: ", why}));
+        CHECK(names_in(file_in(folder, "out")).empty());
+    }
+}
+
+TEST_CASE("tokenize: a run that is stopped leaves the earlier output as it was") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.txt"), "the earlier text");
+    tokenize_files(options_for(folder, {"a.txt"}), no_progress);
+    const std::u32string before = tokens(folder, "train");
+    write_text(file_in(folder, "a.txt"), std::string(5000000, 'b'));
+    const auto stop = [](const TokenizeProgress& progress) {
+        if (progress.tokens > 2000000) fail(Exit::signal, "stopped");
+    };
+    TokenizeOptions options = options_for(folder, {"a.txt"});
+    options.shard_tokens = 1000000;
+    CHECK(error_of([&] { tokenize_files(options, stop); }).code == Exit::signal);
+    CHECK(tokens(folder, "train") == before);
+    CHECK(names_in(file_in(folder, "out")) == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin", "x_val_000000.bin"});
+}
+
+TEST_CASE("tokenize: inputs and options that make no sense are refused") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.txt"), "text");
+    write_text(file_in(folder, "empty.txt"), "");
+    write_text(file_in(folder, "a.pdf"), "text");
+    const auto run = [&](const std::string& input, auto change) {
+        TokenizeOptions options = options_for(folder, {input});
+        change(options);
+        return error_of([&] { tokenize_files(options, no_progress); });
+    };
+    const auto nothing = [](TokenizeOptions&) {};
+    CHECK(run("none.txt", nothing).code == Exit::data);
+    CHECK(run("", nothing).code == Exit::data);
+    CHECK(says(run("empty.txt", nothing), {"empty.txt", "no text"}));
+    CHECK(run("a.pdf", nothing).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.val_fraction = 1; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.val_fraction = -0.1; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.val_fraction = NAN; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.shard_tokens = 0; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.shard_tokens = int64_t{1} << 31; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.name = "a/b"; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.tokenizer = "gpt2"; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.out = "/proc/none"; }).code == Exit::data);
+    CHECK(run("a.txt", [&](TokenizeOptions& options) { options.out = file_in(folder, "a.txt"); }).code == Exit::data);
+    CHECK(run("a.txt", nothing).code == Exit::done);
+}
+
+TEST_CASE("nearest finds slips of the fingers and nothing else") {
+    const std::vector<std::string> options = {"--batch-size", "--seq-len", "--steps", "--out"};
+    CHECK(nearest("--batchsize", options) == "--batch-size");
+    CHECK(nearest("--seq_len", options) == "--seq-len");
+    CHECK(nearest("--step", options) == "--steps");
+    CHECK(nearest("--ouput", options) == "--out");
+    CHECK(nearest("--temperature", options).empty());
+}
+
+TEST_CASE("parse_options: unknown options name the nearest one, even where it hides a missing one") {
+    const TemporaryFolder folder;
+    CHECK(parse({"--out", "x", "--batch-size=3"}));
+    CHECK_FALSE(parse({"--help"}));
+    for (const auto& arguments : std::vector<std::vector<const char*>>{{"--outt", "x"}, {"--outt=x"}, {"--out", "x", "--batch_size", "3"}}) {
+        const Error error = error_of([&] { parse(arguments); });
+        CHECK(error.code == Exit::usage);
+        CHECK(says(error, {"unknown option", "did you mean --"}));
+    }
+    CHECK(says(error_of([&] { parse({"--out", "x", "--batch-size", "three"}); }), {"--batch-size", "three"}));
+    write_text(file_in(folder, "c.ini"), "batch_sise=3\n");
+    const std::string config = file_in(folder, "c.ini");
+    const Error error = error_of([&] { parse({"--out", "x", "--config", config.c_str()}); });
+    INFO(error.what());
+    CHECK(error.code == Exit::usage);
+    CHECK(says(error, {"--batch_sise", "did you mean --batch-size?", "configuration file"}));
+}
