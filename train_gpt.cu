@@ -12,12 +12,11 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
-#include "model/gpt.cuh"
+#include "model/generate.cuh"
 #include "model/machine.h"
 #include "model/options.h"
 #include "model/ranks.h"
 #include "model/report.h"
-#include "model/sampler.h"
 #include "model/summary.h"
 
 namespace fs = std::filesystem;
@@ -253,20 +252,15 @@ Validation evaluate(Device device, Model<Device>& gpt, const Data& data, const O
     return {loss / double(rows * T), bytes > 0 ? loss / std::log(2.0) / bytes : NAN};
 }
 
-/// `count` tokens after the prompt, each from a forward pass over what fits of the text so far.
+/// The prompt and `count` tokens more.
 template <class Device>
 std::string sample(Device device, Model<Device>& gpt, const Tokenizer& tokenizer, const std::string& prompt, int count, const Sampling& how) {
-    std::vector<uint32_t> ids;
-    tokenizer.encode(prompt, ids);
-    std::vector<int32_t> text_ids(ids.begin(), ids.end());
-    if (text_ids.empty()) text_ids.push_back(int32_t(tokenizer.end_of_text()));
-    const size_t prompt_length = text_ids.size();
-    for (int n = 0; n < count; n++) {
-        const int T = int(std::min<size_t>(text_ids.size(), gpt.T));
-        gpt_forward(device, gpt, text_ids.data() + text_ids.size() - T, 1, T);
-        text_ids.push_back(sample_token(gpt_logits(device, gpt, T - 1, 1), tokenizer.vocabulary(), how, n));
-    }
-    return replace_invalid_utf8(prompt + tokenizer.decode(std::span<const int32_t>(text_ids).subspan(prompt_length)));
+    std::vector<uint32_t> prompt_ids;
+    tokenizer.encode(prompt, prompt_ids);
+    if (prompt_ids.empty()) prompt_ids.push_back(tokenizer.end_of_text());
+    std::vector<int32_t> ids(prompt_ids.begin(), prompt_ids.end());
+    generate(device, gpt, ids, count, how);
+    return replace_invalid_utf8(tokenizer.decode(ids));
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the loop

@@ -70,7 +70,8 @@ std::deque<SafetensorsFile> open_weights(const fs::path& folder) {
         for (const auto& [name, promised] : read_index(index)) {
             const SafetensorsFile& part = files.emplace_back(folder / name);
             for (const std::string& tensor : promised)
-                if (!part.find(tensor)) fail(Exit::checkpoint, index.string(), ": tensor \"", tensor, "\" should be in ", name, ", which lacks it");
+                if (!part.find(tensor))
+                    fail(Exit::checkpoint, index.string(), ": tensor \"", tensor, "\" should be in ", name, ", which lacks it");
         }
     } else if (path_exists(folder / "pytorch_model.bin") || path_exists(folder / "pytorch_model.bin.index.json")) {
         fail(Exit::checkpoint, folder.string(), ": the weights are in pytorch_model.bin; convert them to model.safetensors first "
@@ -110,7 +111,8 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
             if (is_redundant(stored.name, list)) continue;
             const Tensor* tensor = list.find(stored.name);
             if (!tensor) fail(Exit::checkpoint, file.where(), ": the model has no tensor \"", stored.name, "\"");
-            if (!loaded.insert(stored.name).second) fail(Exit::checkpoint, file.where(), ": tensor \"", stored.name, "\" is in another part too");
+            if (!loaded.insert(stored.name).second)
+                fail(Exit::checkpoint, file.where(), ": tensor \"", stored.name, "\" is in another part too");
             load_tensor(stored, *tensor, file.where(), weights);
         }
     }

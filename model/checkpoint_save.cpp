@@ -210,7 +210,8 @@ fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const Te
 
     const fs::path final_path = out_dir / folder_name(state.step), temporary = final_path.string() + ".tmp";
     try {
-        if (!fs::create_directory(temporary, error)) fail(Exit::checkpoint, temporary.string(), ": cannot be created (", error.message(), ")");
+        if (!fs::create_directory(temporary, error))
+            fail(Exit::checkpoint, temporary.string(), ": cannot be created (", error.message(), ")");
         write_files(temporary, texts, tensor_files);
         verify_checkpoint(temporary);
         set_later_ones_aside(out_dir, state.step);

@@ -108,12 +108,14 @@ bool is_qwen3(const json& object, const std::string& where) {
     } else {
         const json& list = object["architectures"];
         if (!list.is_array() || list.size() != 1 || !list[0].is_string())
-            fail(Exit::checkpoint, where, ": \"architectures\" must be a list of one name, [\"Qwen3ForCausalLM\"] or [\"Qwen2ForCausalLM\"]");
+            fail(Exit::checkpoint, where,
+                 ": \"architectures\" must be a list of one name, [\"Qwen3ForCausalLM\"] or [\"Qwen2ForCausalLM\"]");
         name = list[0].get<std::string>();
     }
     if (name == "Qwen3ForCausalLM" || name == "qwen3") return true;
     if (name == "Qwen2ForCausalLM" || name == "qwen2") return false;
-    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\"; Qwen2ForCausalLM and Qwen3ForCausalLM are supported");
+    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80),
+         "\"; Qwen2ForCausalLM and Qwen3ForCausalLM are supported");
 }
 
 double rope_theta_of(const json& object, const char* key, const std::string& where) {
@@ -260,11 +262,15 @@ void check_config(const Config& config, const std::string& where, int exit_code)
     if (config.HS % 2 != 0) fail(code, where, ": head_dim is ", config.HS, ", expected an even number (RoPE rotates pairs)");
     if (config.qkv_bias == config.qk_norm)
         fail(code, where, ": the model must have either QKV bias (Qwen2 form) or QK-norm (Qwen3 form)");
-    if (!(config.norm_eps > 0 && config.norm_eps < 1)) fail(code, where, ": rms_norm_eps is ", config.norm_eps, ", expected above 0 and below 1");
-    if (!(config.rope_theta >= 1 && config.rope_theta <= 1e12)) fail(code, where, ": rope_theta is ", config.rope_theta, ", expected 1 to 1e12");
-    if (!(config.init_std >= 0 && config.init_std <= 10)) fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
+    if (!(config.norm_eps > 0 && config.norm_eps < 1))
+        fail(code, where, ": rms_norm_eps is ", config.norm_eps, ", expected above 0 and below 1");
+    if (!(config.rope_theta >= 1 && config.rope_theta <= 1e12))
+        fail(code, where, ": rope_theta is ", config.rope_theta, ", expected 1 to 1e12");
+    if (!(config.init_std >= 0 && config.init_std <= 10))
+        fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
-    if (matrix_parameters(config) >= int64_t(1) << 40) fail(code, where, ": the model would have ", matrix_parameters(config), " parameters; the limit is 2^40");
+    if (matrix_parameters(config) >= int64_t(1) << 40)
+        fail(code, where, ": the model would have ", matrix_parameters(config), " parameters; the limit is 2^40");
 }
 
 std::string config_to_json(const Config& config) {
@@ -320,7 +326,8 @@ Config config_from_json(const std::string& text, const std::string& where) {
         config.HS = size("head_dim");
     } else {
         if (config.C % config.NH != 0)
-            fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C, ") is no multiple of num_attention_heads (",
+            fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C,
+                 ") is no multiple of num_attention_heads (",
                  config.NH, ")");
         config.HS = config.C / config.NH;
     }

@@ -29,9 +29,11 @@ uint64_t header_length(std::span<const std::byte> file, const std::string& where
     if (file.size() < 8) fail(Exit::checkpoint, where, ": holds ", file.size(), " bytes, a safetensors file has at least 8");
     uint64_t length;
     std::memcpy(&length, file.data(), 8);
-    if (length > header_limit) fail(Exit::checkpoint, where, ": the header would be ", length, " bytes long, expected at most ", header_limit);
+    if (length > header_limit)
+        fail(Exit::checkpoint, where, ": the header would be ", length, " bytes long, expected at most ", header_limit);
     if (length > file.size() - 8)
-        fail(Exit::checkpoint, where, ": the header should be ", length, " bytes long but only ", file.size() - 8, " follow; the file is cut off");
+        fail(Exit::checkpoint, where, ": the header should be ", length, " bytes long but only ", file.size() - 8,
+             " follow; the file is cut off");
     return length;
 }
 
@@ -85,7 +87,9 @@ StoredTensor read_tensor(const std::string& name, const json& entry, std::span<c
     tensor.dtype = string_field(entry, "dtype", where);
     tensor.shape = read_shape(entry, where);
     size_t bytes = dtype_size(tensor.dtype);
-    if (bytes == 0) fail(Exit::checkpoint, where, ": the dtype ", shown(entry["dtype"]), " is unknown; expected F32, BF16, F16, F64 or an integer type");
+    if (bytes == 0)
+        fail(Exit::checkpoint, where, ": the dtype ", shown(entry["dtype"]),
+             " is unknown; expected F32, BF16, F16, F64 or an integer type");
     bool overflow = false;
     for (int64_t dimension : tensor.shape) {
         overflow |= __builtin_mul_overflow(tensor.count, size_t(dimension), &tensor.count);

@@ -1,0 +1,18 @@
+// Text from a model, token by token.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "model/gpt.cuh"
+#include "model/sampler.h"
+
+/// Appends `count` tokens to `ids` (at least one). Each comes from a forward pass over the last gpt.T tokens at most; nothing is
+/// cached between passes, so that every variant can be sampled as it is trained.
+template <class Device, class X, class A>
+void generate(Device device, GPT<Device, X, A>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
+    for (int n = 0; n < count; n++) {
+        const int T = int(std::min<size_t>(ids.size(), gpt.T));
+        gpt_forward(device, gpt, ids.data() + ids.size() - T, 1, T);
+        ids.push_back(sample_token(gpt_logits(device, gpt, T - 1, 1), gpt.net.config.V, how, n));
+    }
+}

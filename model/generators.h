@@ -1,0 +1,20 @@
+// ./generate works for every variant: model/generate_variant.cu is compiled once per file of attention/, and each copy enters
+// its generator here before main() starts.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/sampler.h"
+
+/// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
+using Generator = std::function<void(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count, const Sampling& how)>;
+
+/// By the variant's name.
+inline std::map<std::string, Generator>& generators() {
+    static std::map<std::string, Generator> all;
+    return all;
+}
