@@ -1,41 +1,13 @@
 // Trains a Qwen language model with the attention variant that this file is compiled for (make train_asga, make train_causal, ...).
-// Read it from the bottom: main() parses the options, train() sets everything up and holds the loop.
+// Read it from the bottom: main() parses the options, train() holds the loop; above are evaluation, sampling and the options.
 #include <CLI/CLI.hpp>
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <iostream>
-#include <memory>
-#include <optional>
 
 #include "attention/attention.h"
-#include "data/loader.h"
-#include "data/tokenizer.h"
-#include "model/checkpoint.h"
 #include "model/generate.cuh"
-#include "model/machine.h"
 #include "model/options.h"
-#include "model/ranks.h"
-#include "model/report.h"
-#include "model/summary.h"
-
-namespace fs = std::filesystem;
+#include "model/run.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------- options
-
-struct Options {
-    std::string device = "auto", precision = "fp32", model = "qwen-7m", out = std::string("out/") + Attention::name;
-    std::string train_data, val_data, checkpoint, prompt = "\n";
-    int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2, threads = 0, zero_stage = 0, recompute = 0;
-    int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
-    double epochs = 0, min_lr_frac = 0.1, grad_clip = 1.0;
-    AdamW adamw;
-    bool shuffle = true, resume = false, dry_run = false, plot = true;
-    uint64_t seed = 1;
-    int watchdog_seconds = 300;
-    std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
-    std::string resolved;                     // all of them, as a file for --config
-};
 
 /// The variant's own settings; --window and --dense-until are known to every variant, so that scripts can pass them to all.
 void add_settings(CLI::App& app, Options& o) {
@@ -49,10 +21,11 @@ void add_settings(CLI::App& app, Options& o) {
 
 /// False when only --help was asked for.
 bool parse(int argc, char** argv, Options& o) {
+    o.out = std::string("out/") + Attention::name;
     CLI::App app(std::string("Trains a Qwen language model with ") + Attention::name + " attention.\nStop it with Ctrl-C: it saves and exits with code 75, and --resume goes on. Under mpirun send SIGUSR1 to mpirun\n"
                  "(Open MPI kills ranks one second after SIGTERM unless told: --mca odls_base_sigkill_timeout 120).");
     app.set_config("--config", "", "a file of key = value lines, as options.toml in the output folder");
-    app.option_defaults()->always_capture_default();
+    app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     const auto positive = CLI::Range(1, 1 << 30);
     const auto count = CLI::Range(int64_t(0), int64_t(1) << 50);
     const auto share = CLI::Range(0.0, 1.0);
@@ -65,7 +38,7 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--seq-len", o.seq_len, "tokens per sequence, T")->check(positive);
     app.add_option("--total-batch-tokens", o.total_batch_tokens, "tokens per optimiser step over all ranks; 0: batch-size x seq-len x ranks")->check(count);
     app.add_option("--steps", o.steps, "optimiser steps")->check(CLI::Range(int64_t(1), int64_t(1) << 50));
-    app.add_option("--epochs", o.epochs, "length of the run in passes over the data, instead of --steps")->check(CLI::Range(0.0, 1e6));
+    app.add_option("--epochs", o.epochs, "length of the run in passes over the data; 0: --steps counts")->check(CLI::Range(0.0, 1e6));
     app.add_option("--shuffle", o.shuffle, "0 reads the shards in order");
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(CLI::Range(0.0, 1e3));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")->check(CLI::Range(int64_t(-1), int64_t(1) << 50));
@@ -97,146 +70,20 @@ bool parse(int argc, char** argv, Options& o) {
     if (o.device == "cuda") fail(Exit::usage, "--device cuda: this program has no CUDA kernels; use --device cpu");
     if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs --device cuda; the CPU trains in fp32");
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both say where to go on; give one");
-    if (app.count("--epochs") && app.count("--steps")) fail(Exit::usage, "--epochs and --steps both set the length of the run; give one");
     o.resolved = app.config_to_str(true);
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------------------------- set-up
-
-/// The data and how a step is cut out of it.
-struct Data {
-    std::unique_ptr<TokenStream> train, val;   // val is null without validation
-    std::unique_ptr<Tokenizer> tokenizer;      // null when unknown
-    int64_t tokens_per_step = 0, steps = 0, warmup_steps = 0;
-    int micro_steps = 1;
-};
-
-Data open_data(const Options& o, const Ranks& ranks, Config& config) {
-    Data data;
-    const std::string bundled = program_folder() + "/data/bundled/sotu_";
-    const std::string val = o.val_data.empty() && o.train_data.empty() ? bundled + "val_*.bin" : o.val_data;
-    data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
-    if (!val.empty() && o.val_every) data.val = std::make_unique<TokenStream>(val, config.V);
-    if (data.val && windows(*data.val, o.seq_len) < int64_t(o.batch_size) * ranks.size())
-        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", int64_t(o.batch_size) * o.seq_len * ranks.size(),
-             " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
-    if (!data.train->tokenizer().empty()) config.tokenizer = data.train->tokenizer();
-    if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer);
-
-    const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks.size();
-    data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
-    if (data.tokens_per_step % micro_batch)
-        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step, " is not a multiple of batch-size x seq-len x ranks = ", o.batch_size, " x ", o.seq_len, " x ", ranks.size(), " = ", micro_batch);
-    data.micro_steps = int(data.tokens_per_step / micro_batch);
-    data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step)))) : o.steps;
-    data.warmup_steps = o.warmup_steps >= 0 ? o.warmup_steps : data.steps / 20;
-    return data;
-}
-
-/// Where the run begins: a checkpoint to go on from, a folder of weights to start from, or nothing but a shape.
-struct Origin {
-    Config config;
-    std::optional<fs::path> resume_from, weights_from;
-};
-
-Origin find_origin(const Options& o, const Ranks& ranks) {
-    Origin origin;
-    if (!o.checkpoint.empty()) {
-        verify_checkpoint(o.checkpoint);
-        origin.resume_from = o.checkpoint;
-    } else if (o.resume) {
-        std::vector<std::string> complaints;
-        origin.resume_from = latest_checkpoint(o.out, complaints);
-        for (const std::string& complaint : complaints)
-            if (ranks.first()) std::cerr << "warning: " << complaint << "\n";
-        if (!origin.resume_from && !complaints.empty()) fail(Exit::checkpoint, o.out, ": no sound checkpoint is left to resume from; give another --out to start anew");
-        if (!origin.resume_from && ranks.first()) std::cerr << "note: no checkpoint in " << o.out << "; starting at step 0\n";
-    }
-    if (!origin.resume_from && !is_preset(o.model) && fs::is_directory(o.model)) origin.weights_from = o.model;
-    const auto folder = origin.resume_from ? origin.resume_from : origin.weights_from;
-    origin.config = folder ? load_config(*folder) : preset(o.model);
-    if (origin.resume_from && origin.config.variant != Attention::name)
-        fail(Exit::checkpoint, origin.resume_from->string(), ": is a checkpoint of ", origin.config.variant, ", and this program trains ", Attention::name, "; use ./train_", origin.config.variant);
-    for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
-    return origin;
-}
-
-template <class Device>
-using Model = GPT<Device, float, Attention>;
-
-/// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached.
-template <class Device>
-TrainerState load_or_initialise(Model<Device>& gpt, const Origin& origin, const Options& o, const Ranks& ranks) {
-    const TensorList& list = gpt.net.tensors;
-    TrainerState state;
-    state.seed = o.seed;
-    const auto folder = origin.resume_from ? origin.resume_from : origin.weights_from;
-    if (!folder) {
-        initialise(list, o.seed, gpt.weights);
-        return state;
-    }
-    const LoadReport report = load_weights(*folder, list, o.seed, gpt.weights);
-    if (ranks.first() && !report.initialised.empty())
-        std::cout << folder->string() << " lacks " << report.initialised.size() << " tensors, initialised from the seed: " << report.initialised.front() << (report.initialised.size() > 1 ? ", ...\n" : "\n");
-    if (!origin.resume_from) return state;
-    if (!report.initialised.empty()) fail(Exit::checkpoint, folder->string(), ": lacks ", report.initialised.front(), ", so the run cannot go on from it; start from it with --model instead");
-    std::vector<float> m(list.size()), v(list.size());
-    state = load_state(*folder, list, m.data(), v.data());
-    if (state.seed != o.seed) fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder->string(), " was made with; the data would come in another order");
-    std::copy(m.begin() + gpt.moments_begin, m.begin() + gpt.moments_end, gpt.m);
-    std::copy(v.begin() + gpt.moments_begin, v.begin() + gpt.moments_end, gpt.v);
-    return state;
-}
-
-/// A checkpoint that cannot be written costs the run a warning; the last one (`last`) its exit code.
-template <class Device>
-void save(const Model<Device>& gpt, const Options& o, Ranks& ranks, const TrainerState& state, bool last, Progress& progress, JsonLines& log) {
-    ranks.at("saving a checkpoint", state.step);
-    const size_t n = gpt.net.tensors.size();
-    std::vector<float> m, v;   // whole moments, needed only where each rank has a shard of them
-    if (o.zero_stage) {
-        m.resize(n), v.resize(n);
-        std::copy(gpt.m, gpt.m + (gpt.moments_end - gpt.moments_begin), m.begin() + gpt.moments_begin);
-        std::copy(gpt.v, gpt.v + (gpt.moments_end - gpt.moments_begin), v.begin() + gpt.moments_begin);
-        ranks.all_gather(m.data(), n), ranks.all_gather(v.data(), n);
-    }
-    if (!ranks.first()) return;
-    try {
-        const fs::path tokenizer_from = fs::is_directory(o.model) ? fs::path(o.model) : fs::path();
-        const fs::path path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, gpt.weights, o.zero_stage ? m.data() : gpt.m, o.zero_stage ? v.data() : gpt.v, state, tokenizer_from);
-        prune_checkpoints(o.out, o.keep_checkpoints);
-        log.write({{"event", "checkpoint"}, {"step", state.step}, {"path", path.string()}});
-        progress.say("checkpoint " + path.string());
-    } catch (const Error& error) {
-        if (last) throw;
-        progress.say("");
-        std::cerr << "warning: no checkpoint at step " << state.step << ", earlier ones are as they were: " << error.what() << "\n";
-    }
-}
-
-/// The output folder with the run's options and its log, whose first record is the configuration.
-JsonLines open_log(const Options& o, const Ranks& ranks, const TrainerState& state, const Origin& origin, const Qwen<Attention>& net) {
-    if (!ranks.first()) return {};
-    std::error_code error;
-    fs::create_directories(o.out, error);
-    if (error) fail(Exit::checkpoint, o.out, ": cannot be made (", error.message(), "); choose another --out");
-    JsonLines log(o.out + "/log.jsonl", origin.resume_from ? state.step : -1);
-    std::ofstream(o.out + "/options.toml") << o.resolved;
-    log.write({{"event", "config"}, {"variant", Attention::name}, {"parameters", int64_t(net.tensors.parameters())}, {"ranks", int64_t(ranks.size())}, {"options", o.resolved}}, "model", config_to_json(net.config));
-    return log;
-}
-
 // -------------------------------------------------------------------------------------------------- evaluation and sampling
-
-struct Validation {
-    double loss = NAN;            // nats per token
-    double bits_per_byte = NAN;   // NaN when the tokenizer is unknown
-};
 
 /// Mean cross-entropy over the first --val-batches batches of the validation shards, the same rows for any number of ranks.
 template <class Device>
-Validation evaluate(Device device, Model<Device>& gpt, const Data& data, const Options& o, Ranks& ranks) {
+Validation evaluate(Device device, Run<Device, Attention>& run) {
+    const Options& o = run.o;
+    const Data& data = run.data;
+    Ranks& ranks = run.ranks;
+    auto& gpt = run.gpt;
+    ranks.at("validating", run.state.step);
     const int B = o.batch_size, T = o.seq_len;
     const int64_t rows = std::min<int64_t>(windows(*data.val, T), int64_t(o.val_batches) * B * ranks.size());
     std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
@@ -252,14 +99,23 @@ Validation evaluate(Device device, Model<Device>& gpt, const Data& data, const O
     return {loss / double(rows * T), bytes > 0 ? loss / std::log(2.0) / bytes : NAN};
 }
 
-/// The prompt and `count` tokens more.
 template <class Device>
-std::string sample(Device device, Model<Device>& gpt, const Tokenizer& tokenizer, const std::string& prompt, int count, const Sampling& how) {
-    std::vector<uint32_t> prompt_ids;
-    tokenizer.encode(prompt, prompt_ids);
-    if (prompt_ids.empty()) prompt_ids.push_back(tokenizer.end_of_text());
-    std::vector<int32_t> ids(prompt_ids.begin(), prompt_ids.end());
-    generate(device, gpt, ids, count, how);
+void report_validation(Run<Device, Attention>& run, const Validation& v) {
+    run.validation = v;
+    run.state.last_val_loss = v.loss;
+    run.progress.say(text("validation after step %lld: loss %.4f, %.4f bits per byte", static_cast<long long>(run.state.step), v.loss, v.bits_per_byte));
+    run.log.write({{"step", run.state.step}, {"val_loss", v.loss}, {"val_bpb", v.bits_per_byte}});
+}
+
+/// --prompt and --sample-tokens tokens more.
+template <class Device>
+std::string sample(Device device, Run<Device, Attention>& run) {
+    const Tokenizer& tokenizer = *run.data.tokenizer;
+    std::vector<uint32_t> prompt;
+    tokenizer.encode(run.o.prompt, prompt);
+    if (prompt.empty()) prompt.push_back(tokenizer.end_of_text());
+    std::vector<int32_t> ids(prompt.begin(), prompt.end());
+    generate(device, run.gpt, ids, run.o.sample_tokens, {0.8, 0, 0.95, run.o.seed + uint64_t(run.state.step)});
     return replace_invalid_utf8(tokenizer.decode(ids));
 }
 
@@ -267,7 +123,7 @@ std::string sample(Device device, Model<Device>& gpt, const Tokenizer& tokenizer
 
 /// Loss and gradients of one optimiser step, averaged over all its tokens on all ranks; returns the loss.
 template <class Device>
-double step_gradients(Device device, Model<Device>& gpt, Loader& loader, const Data& data, Ranks& ranks) {
+double step_gradients(Device device, GPT<Device, float, Attention>& gpt, Loader& loader, const Data& data, Ranks& ranks) {
     std::vector<int32_t> inputs(size_t(gpt.B) * gpt.T), targets(inputs.size());
     const float share = float(1.0 / double(data.tokens_per_step));
     double loss = 0;
@@ -284,7 +140,7 @@ double step_gradients(Device device, Model<Device>& gpt, Loader& loader, const D
 
 /// A loss or gradient that is not finite ends the run before it reaches the weights; the message names the first such tensor.
 template <class Device>
-void require_finite(const Model<Device>& gpt, double loss, double norm, int64_t step) {
+void require_finite(const GPT<Device, float, Attention>& gpt, double loss, double norm, int64_t step) {
     if (std::isfinite(loss) && std::isfinite(norm)) return;
     std::string where = "the loss";
     for (const Tensor& t : gpt.net.tensors)
@@ -295,95 +151,48 @@ void require_finite(const Model<Device>& gpt, double loss, double norm, int64_t 
     fail(Exit::not_finite, where, " is not finite in step ", step, " (loss ", loss, ", gradient norm ", norm, "); the weights were not changed. Lower --lr, or resume from the last checkpoint");
 }
 
-void print_set_up(const Options& o, const Data& data, const Ranks& ranks, const Qwen<Attention>& net, const std::vector<MemoryUse>& plan, int threads) {
-    print_tensors(net.tensors);
-    print_table("model", model_rows(net, o.seq_len));
-    const std::string val = data.val ? text("%llu tokens in %zu shards", static_cast<unsigned long long>(data.val->size()), data.val->shards()) : "none";
-    print_table("data", {{"training", text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(data.train->size()), data.train->shards(), data.train->name().c_str())},
-                         {"validation", val},
-                         {"tokenizer", data.tokenizer ? data.tokenizer->name() : "unknown: no samples, no bits per byte"},
-                         {"tokens per step", text("%lld = %d micro-steps x %d ranks x %d x %d", static_cast<long long>(data.tokens_per_step), data.micro_steps, ranks.size(), o.batch_size, o.seq_len)},
-                         {"steps", text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.warmup_steps))},
-                         {"passes over the data", text("%.3g", double(data.steps) * double(data.tokens_per_step) / double(data.train->size()))}});
-    print_table("training", {{"device", "cpu: " + describe_cpu(threads)}, {"precision", "fp32"}, {"ranks", std::to_string(ranks.size())},
-                             {"learning rate", text("%g, cosine to %g", o.adamw.lr, o.adamw.lr * o.min_lr_frac)},
-                             {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", o.adamw.beta1, o.adamw.beta2, o.adamw.eps, o.adamw.weight_decay)},
-                             {"gradient clip", text("%g", o.grad_clip)}, {"seed", std::to_string(o.seed)}, {"output", o.out}});
-    print_memory(plan);
-    std::fflush(stdout);
-}
-
+/// Every step: gradients of all micro-steps and ranks, clip of their global norm, learning rate, AdamW. Then what is due.
 template <class Device>
 Exit train(Device device, const Options& o) {
     Ranks ranks(o.watchdog_seconds);
     const int threads = use_threads(o.threads, ranks.local_size());
-    Origin origin = find_origin(o, ranks);
-    Data data = open_data(o, ranks, origin.config);
-    Model<Device> gpt(origin.config, o.batch_size, o.seq_len, Mode::training, o.recompute == 1, o.zero_stage ? ranks.rank() : 0, o.zero_stage ? ranks.size() : 1);
-    const size_t needed = total_bytes(gpt.memory_plan());
-    if (ranks.first()) print_set_up(o, data, ranks, gpt.net, gpt.memory_plan(), threads);
+    Origin origin = find_origin(o, Attention::name, ranks.first());
+    Data data = open_data(o, ranks.size(), origin.config);
+    Run<Device, Attention> run(o, ranks, std::move(data), origin.config);
+    if (ranks.first()) print_set_up(run, threads);
     if (o.dry_run) return Exit::done;
-    if (needed > available_memory() / ranks.local_size())
-        fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", ranks.local_size(), " ranks and the machine has ", human_bytes(double(available_memory())),
-             " left: lower --batch-size or --seq-len", o.recompute ? "" : ", or set --recompute 1");
-    gpt.allocate();
-    TrainerState state = load_or_initialise(gpt, origin, o, ranks);
-    if (state.step > data.steps) fail(Exit::usage, origin.resume_from->string(), ": has ", state.step, " steps behind it, more than --steps ", data.steps);
-    JsonLines log = open_log(o, ranks, state, origin, gpt.net);
-    Loader loader(*data.train, {o.batch_size, o.seq_len, ranks.size(), ranks.rank(), data.micro_steps, o.seed, o.shuffle});
-    loader.seek(state.step);
+    begin(run, origin);
+    Loader loader(*run.data.train, {o.batch_size, o.seq_len, ranks.size(), ranks.rank(), run.data.micro_steps, o.seed, o.shuffle});
+    loader.seek(run.state.step);
     catch_stop_signals();
-    const double ceiling = measure_sgemm() * ranks.size(), flops_per_token = count_flops(gpt.net, o.seq_len).per_token;
-    const int64_t first_step = state.step;
-    Progress progress(ranks.first());
-    Stopwatch run, watch;
+
+    auto& gpt = run.gpt;
+    const size_t n = gpt.net.tensors.size();
     bool stopped = false;
-    double loss = state.last_loss;
-    Validation validation{state.last_val_loss, NAN};
-
-    for (int64_t step = state.step + 1; step <= data.steps && !stopped; step++) {
+    run.since_step.lap();
+    for (int64_t step = run.first_step; step <= run.data.steps && !stopped; step++) {
         ranks.at("computing gradients", step);
-        watch.lap();
-        loss = step_gradients(device, gpt, loader, data, ranks);
-        const double norm = std::sqrt(sum_of_squares(device, gpt.gradients, gpt.net.tensors.size()));
+        const double loss = step_gradients(device, gpt, loader, run.data, ranks);
+        const double norm = std::sqrt(sum_of_squares(device, gpt.gradients, n));
         require_finite(gpt, loss, norm, step);
+
         AdamW adamw = o.adamw;
-        adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, data.warmup_steps, data.steps, step - 1);
+        adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
         gpt_update(device, gpt, adamw, clip_factor(norm, o.grad_clip), step);
-        if (o.zero_stage) ranks.all_gather(gpt.weights, gpt.net.tensors.size());
+        if (o.zero_stage) ranks.all_gather(gpt.weights, n);
 
-        const double seconds = watch.lap(), tokens_per_second = double(data.tokens_per_step) / seconds;
-        const StepReport report{step, data.steps, step * data.tokens_per_step, loss, norm, adamw.lr, seconds, tokens_per_second, tokens_per_second * flops_per_token, tokens_per_second * flops_per_token / ceiling};
-        progress.step(report, step - first_step);
-        log.write({{"step", step}, {"tokens", report.tokens}, {"loss", loss}, {"grad_norm", norm}, {"lr", adamw.lr}, {"ms", seconds * 1e3}, {"tok_s", tokens_per_second}, {"mfu", report.mfu}});
-        state = {step, report.tokens, o.seed, step * data.tokens_per_step / o.seq_len, o.resolved, loss, validation.loss};
-
+        const int64_t tokens = step * run.data.tokens_per_step;
+        run.state = {step, tokens, o.seed, tokens / o.seq_len, o.resolved, loss, run.validation.loss};
+        report_step(run, norm, adamw.lr);
         stopped = ranks.any(stop_requested());
-        const bool last = step == data.steps || stopped;
-        if (data.val && !stopped && (step % o.val_every == 0 || last)) {
-            ranks.at("validating", step);
-            validation = evaluate(device, gpt, data, o, ranks);
-            state.last_val_loss = validation.loss;
-            progress.say(text("validation after step %lld: loss %.4f, %.4f bits per byte", static_cast<long long>(step), validation.loss, validation.bits_per_byte));
-            log.write({{"step", step}, {"val_loss", validation.loss}, {"val_bpb", validation.bits_per_byte}});
-        }
-        if (ranks.first() && data.tokenizer && o.sample_every && !stopped && (step % o.sample_every == 0 || last))
-            progress.say("--- sample ---\n" + sample(device, gpt, *data.tokenizer, o.prompt, o.sample_tokens, {0.8, 0, 0.95, o.seed + uint64_t(step)}) + "\n--------------");
-        if (o.checkpoint_every && (step % o.checkpoint_every == 0 || last)) save(gpt, o, ranks, state, last, progress, log);
+        const bool last = step == run.data.steps || stopped;
+        if (run.data.val && !stopped && run.due(o.val_every, last)) report_validation(run, evaluate(device, run));
+        if (ranks.first() && run.data.tokenizer && !stopped && run.due(o.sample_every, last))
+            run.progress.say("--- sample ---\n" + sample(device, run) + "\n--------------");
+        if (run.due(o.checkpoint_every, last)) save(run, last);
+        run.since_step.lap();
     }
-    ranks.at("finishing", state.step);
-    ranks.barrier();
-    if (!ranks.first()) return stopped ? Exit::signal : Exit::done;
-    if (stopped) {
-        progress.say(text("stopped by a signal after step %lld; --resume goes on", static_cast<long long>(state.step)));
-        return Exit::signal;
-    }
-    const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(gpt.net.tensors, gpt.weights)));
-    log.write({{"event", "done"}, {"step", state.step}, {"loss", loss}, {"val_loss", validation.loss}, {"weights_hash", hash}, {"peak_bytes", int64_t(peak_memory())}, {"seconds", run.seconds()}});
-    if (o.plot) plot_loss(o.out + "/log.jsonl", o.out + "/loss.png");
-    progress.say(text("done: step %lld, loss %.4f, validation %.4f, peak memory %s, %s, weights hash %s", static_cast<long long>(state.step), loss, validation.loss, human_bytes(double(peak_memory())).c_str(),
-                      human_seconds(run.seconds()).c_str(), hash.c_str()));
-    return Exit::done;
+    return finish(run, stopped);
 }
 
 int main(int argc, char** argv) {

@@ -135,7 +135,8 @@ bool DocumentReader::next_json_line(std::string_view& line) {
     while (lines_.next(line, longest_json_line)) {
         ++line_number_;
         if (line.size() >= longest_json_line - 4 && line.back() != '\n')
-            fail(Exit::data, input_.name(), ":", line_number_, ": the line is longer than ", longest_json_line, " bytes; is this a JSON Lines file?");
+            fail(Exit::data, input_.name(), ":", line_number_, ": the line is longer than ", longest_json_line,
+                 " bytes; is this a JSON Lines file?");
         while (!line.empty() && is_space(line.back())) line.remove_suffix(1);   // the newline would count as a line in errors
         if (!line.empty()) return true;
     }
@@ -174,9 +175,11 @@ bool DocumentReader::next(Piece& piece) {
             fail(Exit::data, input_.name(), ":", line_number_, ": a JSON object is expected, this is ", object.type_name());
         const auto field = object.find(rules_.text_field);
         if (field == object.end())
-            fail(Exit::data, input_.name(), ":", line_number_, ": the object has no field \"", rules_.text_field, "\"; --text-field names the one to take");
+            fail(Exit::data, input_.name(), ":", line_number_, ": the object has no field \"", rules_.text_field,
+                 "\"; --text-field names the one to take");
         if (!field->is_string())
-            fail(Exit::data, input_.name(), ":", line_number_, ": field \"", rules_.text_field, "\" must be a string, it is ", field->type_name());
+            fail(Exit::data, input_.name(), ":", line_number_, ": field \"", rules_.text_field,
+                 "\" must be a string, it is ", field->type_name());
         text_ = std::move(field->get_ref<std::string&>());
     } catch (const nlohmann::json::exception& error) {
         fail(Exit::data, input_.name(), ":", line_number_, ": ", reason(error));

@@ -1,7 +1,6 @@
 #include "data/manifest.h"
 
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "model/error.h"
 
@@ -31,11 +30,23 @@ Manifest manifest_from_json(const std::string& text, const std::string& where) {
     }
 }
 
+std::string shard_series(const std::string& file) {
+    const std::string number_and_suffix = "_000000.bin";
+    if (file.size() < number_and_suffix.size()) return "";
+    const size_t stem_size = file.size() - number_and_suffix.size();
+    for (size_t i = 0; i < number_and_suffix.size(); ++i) {
+        const char c = file[stem_size + i];
+        const bool fits = number_and_suffix[i] == '0' ? c >= '0' && c <= '9' : c == number_and_suffix[i];
+        if (!fits) return "";
+    }
+    const std::string stem = file.substr(0, stem_size);
+    for (const std::string split : {"_train", "_val"})
+        if (stem.ends_with(split)) return stem.substr(0, stem.size() - split.size());
+    return "";
+}
+
 std::string manifest_path(const std::string& shard_path) {
-    static const std::regex shard_name("(.*)_(train|val)_[0-9]+\\.bin");
     const size_t slash = shard_path.rfind('/') + 1;   // npos + 1 is 0: no folder
-    const std::string name = shard_path.substr(slash);
-    std::smatch match;
-    if (!std::regex_match(name, match, shard_name)) return "";
-    return shard_path.substr(0, slash) + match[1].str() + "_manifest.json";
+    const std::string series = shard_series(shard_path.substr(slash));
+    return series.empty() ? "" : shard_path.substr(0, slash) + series + "_manifest.json";
 }

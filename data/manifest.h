@@ -19,5 +19,8 @@ std::string manifest_to_json(const Manifest& manifest);
 /// The reverse; `where` is named in errors (Exit::data).
 Manifest manifest_from_json(const std::string& text, const std::string& where);
 
+/// "x_train_000001.bin" or "x_val_000000.bin" -> "x"; "" for a file that is not named like a shard of ./tokenize.
+std::string shard_series(const std::string& file);
+
 /// "d/x_train_000001.bin" -> "d/x_manifest.json"; "" for a file that is not named like a shard of ./tokenize.
 std::string manifest_path(const std::string& shard_path);

@@ -42,8 +42,9 @@ const Format& format_of(const std::string& path, int32_t magic) {
         fail(Exit::data, path, ": is an evaluation file (magic ", magic, "), not a token shard");
     const auto swapped = static_cast<int32_t>(__builtin_bswap32(static_cast<uint32_t>(magic)));
     const bool big_endian = swapped == narrow_format.magic || swapped == wide_format.magic;
-    fail(Exit::data, path, ": is no token shard: it starts with magic ", magic, " at byte 0, expected ", narrow_format.magic, " (16-bit tokens) or ",
-         wide_format.magic, " (32-bit tokens)", big_endian ? "; its bytes are in big-endian order" : "; ./tokenize writes shards from text");
+    fail(Exit::data, path, ": is no token shard: it starts with magic ", magic, " at byte 0, expected ",
+         narrow_format.magic, " (16-bit tokens) or ", wide_format.magic, " (32-bit tokens)",
+         big_endian ? "; its bytes are in big-endian order" : "; ./tokenize writes shards from text");
 }
 
 // The format of a shard whose header and size agree. Fails otherwise.

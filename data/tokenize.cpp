@@ -54,7 +54,8 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     app.add_option("--tokenizer", options.tokenizer, "bytes: one id per byte")->capture_default_str();
     app.add_option("--out", options.out, "folder to write the shards into")->required();
     app.add_option("--name", options.name, "start of the shards' names (default: the first input's)");
-    app.add_option("--val-fraction", options.val_fraction, "last part of the documents, or of the bytes of a single text, that is kept for validation")
+    app.add_option("--val-fraction", options.val_fraction,
+                   "last part of the documents, or of the bytes of a single text, that is kept for validation")
         ->capture_default_str();
     app.add_option("--shard-tokens", options.shard_tokens, "most tokens in one shard")->capture_default_str();
     app.add_option("--text-field", options.rules.text_field, "key of the text in a JSON Lines file")->capture_default_str();

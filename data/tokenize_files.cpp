@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
-#include <regex>
 #include <span>
 
 #include "data/tokenizer.h"
@@ -191,12 +190,11 @@ void remove_file(const std::string& path) {
 
 // Removes shards that an earlier run left under this name: they would match the glob of the new ones.
 std::vector<std::string> remove_others(const std::string& folder, const std::string& name, const std::vector<ShardInfo>& keep) {
-    static const std::regex ending("_(train|val)_[0-9]{6}\\.bin");
     std::vector<std::string> removed;
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
         const std::string file = entry.path().filename().string();
-        const bool ours = file.starts_with(name) && std::regex_match(file.substr(name.size()), ending);
+        const bool ours = shard_series(file) == name;
         const bool kept = std::any_of(keep.begin(), keep.end(), [&](const ShardInfo& shard) { return shard.file == file; });
         if (ours && !kept) removed.push_back(entry.path().string());
     }

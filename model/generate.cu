@@ -20,10 +20,10 @@ struct Options {
 /// False when only --help was asked for.
 static bool parse(int argc, char** argv, Options& o) {
     CLI::App app("Writes text from a checkpoint of any attention variant.");
-    app.option_defaults()->always_capture_default();
+    app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_option("--checkpoint", o.checkpoint, "a Hugging Face folder, as training writes them")->required();
     auto* prompt = app.add_option("--prompt", o.prompt, "what the text begins with");
-    app.add_option("--prompt-ids", o.prompt_ids, "the same as token ids: 1,2,3")->delimiter(',')->excludes(prompt);
+    app.add_option("--prompt-ids", o.prompt_ids, "the same as token ids: 1,2,3")->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::Throw)->excludes(prompt);
     app.add_option("--tokens", o.tokens, "how many tokens to write")->check(CLI::Range(1, 1 << 30));
     app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(CLI::Range(0.0, 1e6));
     app.add_option("--top-k", o.sampling.top_k, "choose among the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));

@@ -1,5 +1,6 @@
 // ./tokenize as a library: documents, splits, shards, and that a run which fails leaves nothing behind; and the option parser.
 #include <CLI/CLI.hpp>
+#include <cmath>
 
 #include "data/stream.h"
 #include "data/tokenize_files.h"
@@ -66,9 +67,9 @@ TEST_CASE("tokenize: a single text is divided by its bytes") {
 
 TEST_CASE("tokenize: the division does not cut a character in half") {
     const TemporaryFolder folder;
-    write_text(file_in(folder, "a.txt"), "12345678漢字");   // 14 bytes: the last 40% begin inside the first of the two
+    write_text(file_in(folder, "a.txt"), "12345678漢字");   // 14 bytes: the last 30% begin inside the first of the two
     TokenizeOptions options = options_for(folder, {"a.txt"});
-    options.val_fraction = 0.4;
+    options.val_fraction = 0.3;
     tokenize_files(options, no_progress);
     CHECK(tokens(folder, "train") == documents({"12345678"}));
     CHECK(tokens(folder, "val") == documents({"漢字"}));
@@ -123,6 +124,39 @@ TEST_CASE("tokenize: texts of several pieces, with and without lines, come throu
         CHECK(report.manifest.shards.size() == (text.size() + 1 + 499999) / 500000);
         CHECK((tokens(folder, "train") == documents({text})));
     }
+}
+
+TEST_CASE("documents: no piece begins inside a character, and the end of a very long line is no blank line") {
+    const TemporaryFolder folder;
+    std::string text = "a";
+    for (int i = 0; i < 700000; ++i) text += "漢";
+    const std::string megabyte(1 << 20, 'x');
+    text += "\n\n" + megabyte + "\nsame document\n";
+    write_text(file_in(folder, "a.txt"), text);
+    const Input input = Input::open(file_in(folder, "a.txt"), folder.path().string(), [] {});
+    DocumentRules rules;
+    rules.split_on_blank_line = true;
+    DocumentReader reader(input, rules);
+    std::vector<std::string> found;
+    for (Piece piece; reader.next(piece); found.back() += piece.text) {
+        REQUIRE((piece.text[0] & 0xC0) != 0x80);
+        if (piece.begins) found.emplace_back();
+    }
+    REQUIRE(found.size() == 2);
+    CHECK((found[0] == text.substr(0, 2100002)));
+    CHECK((found[1] == megabyte + "\nsame document\n"));
+}
+
+TEST_CASE("shard_series takes the names that ./tokenize gives and no others") {
+    CHECK(shard_series("x_train_000001.bin") == "x");
+    CHECK(shard_series("my_val_val_000000.bin") == "my_val");
+    CHECK(shard_series("x_test_000001.bin").empty());
+    CHECK(shard_series("x_train_00001.bin").empty());
+    CHECK(shard_series("x_train_000001.bin.tmp").empty());
+    CHECK(shard_series("").empty());
+    CHECK(manifest_path("d/e/x_val_000000.bin") == "d/e/x_manifest.json");
+    CHECK(manifest_path("x_train_000001.bin") == "x_manifest.json");
+    CHECK(manifest_path("d/tokens.bin").empty());
 }
 
 TEST_CASE("tokenize: shards hold what --shard-tokens says and the manifest describes them") {

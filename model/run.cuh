@@ -1,0 +1,281 @@
+// A training run around the loop of train_gpt.cu: what the command line can say, where the run begins, its data, its checkpoints
+// and its log.
+#pragma once
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "data/loader.h"
+#include "data/tokenizer.h"
+#include "model/checkpoint.h"
+#include "model/gpt.cuh"
+#include "model/machine.h"
+#include "model/ranks.h"
+#include "model/report.h"
+#include "model/summary.h"
+
+/// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
+struct Options {
+    std::string device = "auto", precision = "fp32", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt = "\n";
+    int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
+    int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
+    int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
+    double epochs = 0, min_lr_frac = 0.1, grad_clip = 1.0;
+    AdamW adamw;
+    bool shuffle = true, resume = false, dry_run = false, plot = true;
+    uint64_t seed = 1;
+    std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
+    std::string resolved;                     // all of them, as a file for --config
+};
+
+/// Cross-entropy on the validation shards.
+struct Validation {
+    double loss = NAN;            // nats per token
+    double bits_per_byte = NAN;   // NaN when the tokenizer is unknown
+};
+
+// ---------------------------------------------------------------------------------------------------------------------- data
+
+/// The data and how a step is cut out of it.
+struct Data {
+    std::unique_ptr<TokenStream> train, val;   // val is null without validation
+    std::unique_ptr<Tokenizer> tokenizer;      // null when unknown
+    int64_t tokens_per_step = 0, steps = 0, warmup_steps = 0;
+    int micro_steps = 1;
+};
+
+/// Without --train-data: the bundled text, for training and for validation. Tells `config` which tokenizer made the shards.
+inline Data open_data(const Options& o, int ranks, Config& config) {
+    Data data;
+    const std::string bundled = program_folder() + "/data/bundled/sotu_";
+    const std::string val = o.val_data.empty() && o.train_data.empty() ? bundled + "val_*.bin" : o.val_data;
+    data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
+    if (!val.empty() && o.val_every) data.val = std::make_unique<TokenStream>(val, config.V);
+    const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks;
+    if (data.val && windows(*data.val, o.seq_len) < int64_t(o.batch_size) * ranks)
+        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", micro_batch,
+             " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
+    if (!data.train->tokenizer().empty()) config.tokenizer = data.train->tokenizer();
+    if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer);
+
+    data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
+    if (data.tokens_per_step % micro_batch)
+        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step, " is not a multiple of batch-size x seq-len x ranks = ",
+             o.batch_size, " x ", o.seq_len, " x ", ranks, " = ", micro_batch);
+    data.micro_steps = int(data.tokens_per_step / micro_batch);
+    const double steps_of_epochs = std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step));
+    data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(steps_of_epochs)) : o.steps;
+    data.warmup_steps = o.warmup_steps >= 0 ? o.warmup_steps : data.steps / 20;
+    return data;
+}
+
+// ------------------------------------------------------------------------------------------------------------- where it begins
+
+/// A checkpoint to go on from, a folder of weights to start from, or nothing but a shape.
+struct Origin {
+    Config config;
+    std::optional<std::filesystem::path> resume_from, weights_from;
+    std::optional<std::filesystem::path> folder() const { return resume_from ? resume_from : weights_from; }
+};
+
+/// The newest sound checkpoint of --out, or none when there has never been one. Damaged ones are named on stderr.
+inline std::optional<std::filesystem::path> find_checkpoint(const std::string& out, bool speaks) {
+    std::vector<std::string> complaints;
+    const auto found = latest_checkpoint(out, complaints);
+    for (const std::string& complaint : complaints)
+        if (speaks) std::cerr << "warning: " << complaint << "\n";
+    if (!found && !complaints.empty())
+        fail(Exit::checkpoint, out, ": no sound checkpoint is left to resume from; give another --out to start anew");
+    if (!found && speaks) std::cerr << "note: no checkpoint in " << out << "; starting at step 0\n";
+    return found;
+}
+
+inline Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
+    Origin origin;
+    if (!o.checkpoint.empty()) {
+        verify_checkpoint(o.checkpoint);
+        origin.resume_from = o.checkpoint;
+    }
+    if (o.resume) origin.resume_from = find_checkpoint(o.out, speaks);
+    if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
+    origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
+    if (origin.resume_from && origin.config.variant != variant)
+        fail(Exit::checkpoint, origin.resume_from->string(), ": is a checkpoint of ", origin.config.variant, ", and this program trains ",
+             variant, "; use ./train_", origin.config.variant);
+    for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
+    return origin;
+}
+
+/// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached.
+template <class Device, class A>
+TrainerState load_or_initialise(GPT<Device, float, A>& gpt, const Origin& origin, const Options& o, bool speaks) {
+    const TensorList& list = gpt.net.tensors;
+    TrainerState state;
+    state.seed = o.seed;
+    state.last_val_loss = NAN;
+    if (!origin.folder()) {
+        initialise(list, o.seed, gpt.weights);
+        return state;
+    }
+    const std::string folder = origin.folder()->string();
+    const LoadReport report = load_weights(folder, list, o.seed, gpt.weights);
+    if (speaks && !report.initialised.empty())
+        std::cout << folder << " lacks " << report.initialised.size() << " tensors, initialised from the seed: "
+                  << report.initialised.front() << (report.initialised.size() > 1 ? ", ...\n" : "\n");
+    if (!origin.resume_from) return state;
+    if (!report.initialised.empty())
+        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(), ", so the run cannot go on from it; start from it with --model");
+    std::vector<float> m(list.size()), v(list.size());
+    state = load_state(folder, list, m.data(), v.data());
+    if (state.seed != o.seed)
+        fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder, " was made with; the data would come in another order");
+    std::copy(m.begin() + gpt.moments_begin, m.begin() + gpt.moments_end, gpt.m);
+    std::copy(v.begin() + gpt.moments_begin, v.begin() + gpt.moments_end, gpt.v);
+    return state;
+}
+
+/// Fails with Exit::out_of_memory before anything is allocated when the plan does not fit.
+inline void require_memory(const std::vector<MemoryUse>& plan, const Options& o, int local_ranks) {
+    const size_t needed = total_bytes(plan), available = available_memory();
+    if (needed <= available / local_ranks) return;
+    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", local_ranks, " ranks and the machine has ",
+         human_bytes(double(available)), " left: lower --batch-size or --seq-len", o.recompute ? "" : ", or set --recompute 1");
+}
+
+// ------------------------------------------------------------------------------------------------------------------- the run
+
+/// What the loop carries from step to step.
+template <class Device, class A>
+struct Run {
+    const Options& o;
+    Ranks& ranks;
+    Data data;
+    GPT<Device, float, A> gpt;
+    TrainerState state;   // after the last step
+    Validation validation;
+    JsonLines log;
+    Progress progress;
+    double flops_per_token = 0, ceiling = 0;   // ceiling: measured FLOP/s of all ranks
+    int64_t first_step = 0;                    // that this process does, from 1
+    Stopwatch since_start, since_step;
+
+    Run(const Options& o_, Ranks& ranks_, Data data_, const Config& config)
+        : o(o_), ranks(ranks_), data(std::move(data_)),
+          gpt(config, o.batch_size, o.seq_len, Mode::training, o.recompute == 1, o.zero_stage ? ranks.rank() : 0, o.zero_stage ? ranks.size() : 1),
+          progress(ranks.first()) {}
+
+    bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
+};
+
+/// Gets memory and weights, makes the output folder with the run's options and its log, whose first record is the configuration.
+template <class Device, class A>
+void begin(Run<Device, A>& run, const Origin& origin) {
+    const Options& o = run.o;
+    require_memory(run.gpt.memory_plan(), o, run.ranks.local_size());
+    run.gpt.allocate();
+    run.state = load_or_initialise(run.gpt, origin, o, run.ranks.first());
+    run.validation.loss = run.state.last_val_loss;
+    run.first_step = run.state.step + 1;
+    if (run.state.step > run.data.steps)
+        fail(Exit::usage, origin.resume_from->string(), ": has ", run.state.step, " steps behind it, more than --steps ", run.data.steps);
+    run.flops_per_token = count_flops(run.gpt.net, o.seq_len).per_token;
+    run.ceiling = measure_sgemm() * run.ranks.size();
+    if (!run.ranks.first()) return;
+    std::error_code error;
+    std::filesystem::create_directories(o.out, error);
+    if (error) fail(Exit::checkpoint, o.out, ": cannot be made (", error.message(), "); choose another --out");
+    run.log = JsonLines(o.out + "/log.jsonl", origin.resume_from ? run.state.step : -1);
+    std::ofstream(o.out + "/options.toml") << o.resolved;
+    run.log.write({{"event", "config"}, {"step", run.state.step}, {"variant", A::name}, {"parameters", int64_t(run.gpt.net.tensors.parameters())},
+                   {"ranks", int64_t(run.ranks.size())}, {"options", o.resolved}}, "model", config_to_json(run.gpt.net.config));
+}
+
+/// Prints and logs the step that run.state has just been moved to.
+template <class Device, class A>
+void report_step(Run<Device, A>& run, double norm, double lr) {
+    const TrainerState& s = run.state;
+    const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds, flops = rate * run.flops_per_token;
+    run.progress.step({s.step, run.data.steps, s.tokens, s.last_loss, norm, lr, seconds, rate, flops, flops / run.ceiling}, s.step - run.first_step + 1);
+    run.log.write({{"step", s.step}, {"tokens", s.tokens}, {"loss", s.last_loss}, {"grad_norm", norm}, {"lr", lr}, {"ms", seconds * 1e3},
+                   {"tok_s", rate}, {"mfu", flops / run.ceiling}});
+}
+
+/// Saves a checkpoint. One that cannot be written costs the run a warning; the last one its exit code.
+template <class Device, class A>
+void save(Run<Device, A>& run, bool last) {
+    const Options& o = run.o;
+    auto& gpt = run.gpt;
+    run.ranks.at("saving a checkpoint", run.state.step);
+    const size_t n = gpt.net.tensors.size();
+    std::vector<float> m, v;   // whole moments, needed only where each rank has a shard of them
+    if (o.zero_stage) {
+        m.resize(n), v.resize(n);
+        std::copy(gpt.m, gpt.m + (gpt.moments_end - gpt.moments_begin), m.begin() + gpt.moments_begin);
+        std::copy(gpt.v, gpt.v + (gpt.moments_end - gpt.moments_begin), v.begin() + gpt.moments_begin);
+        run.ranks.all_gather(m.data(), n), run.ranks.all_gather(v.data(), n);
+    }
+    if (!run.ranks.first()) return;
+    try {
+        const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
+        const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, gpt.weights, o.zero_stage ? m.data() : gpt.m,
+                                          o.zero_stage ? v.data() : gpt.v, run.state, tokenizer_from);
+        prune_checkpoints(o.out, o.keep_checkpoints);
+        run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
+        run.progress.say("checkpoint " + path.string());
+    } catch (const Error& error) {
+        if (last) throw;
+        run.progress.say(text("no checkpoint at step %lld, earlier ones are as they were", static_cast<long long>(run.state.step)));
+        std::cerr << "warning: " << error.what() << std::endl;
+    }
+}
+
+/// Waits for all ranks, then writes the last line, the last record and the loss curve.
+template <class Device, class A>
+Exit finish(Run<Device, A>& run, bool stopped) {
+    run.ranks.at("finishing", run.state.step);
+    run.ranks.barrier();
+    const Exit result = stopped ? Exit::signal : Exit::done;
+    if (!run.ranks.first()) return result;
+    const auto step = static_cast<long long>(run.state.step);
+    if (stopped) {
+        run.progress.say(text("stopped by a signal after step %lld; --resume goes on", step));
+        return result;
+    }
+    const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(run.gpt.net.tensors, run.gpt.weights)));
+    const double seconds = run.since_start.seconds();
+    run.log.write({{"event", "done"}, {"step", run.state.step}, {"loss", run.state.last_loss}, {"val_loss", run.validation.loss}, {"weights_hash", hash},
+                   {"peak_bytes", int64_t(peak_memory())}, {"seconds", seconds}});
+    if (run.o.plot) plot_loss(run.o.out + "/log.jsonl", run.o.out + "/loss.png");
+    run.progress.say(text("done: step %lld, loss %.4f, validation %.4f, peak memory %s, %s, weights hash %s", step, run.state.last_loss,
+                          run.validation.loss, human_bytes(double(peak_memory())).c_str(), human_seconds(seconds).c_str(), hash.c_str()));
+    return result;
+}
+
+/// The tables at the start.
+template <class Device, class A>
+void print_set_up(const Run<Device, A>& run, int threads) {
+    const Options& o = run.o;
+    const Data& data = run.data;
+    auto tokens_of = [](const TokenStream& stream) {
+        return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(stream.size()), stream.shards(), stream.name().c_str());
+    };
+    print_tensors(run.gpt.net.tensors);
+    print_table("model", model_rows(run.gpt.net, o.seq_len));
+    print_table("data", {{"training", tokens_of(*data.train)},
+                         {"validation", data.val ? tokens_of(*data.val) : "none"},
+                         {"tokenizer", data.tokenizer ? data.tokenizer->name() : "unknown: no samples, no bits per byte"},
+                         {"tokens per step", text("%lld = %d micro-steps x %d ranks x %d x %d", static_cast<long long>(data.tokens_per_step),
+                                                  data.micro_steps, run.ranks.size(), o.batch_size, o.seq_len)},
+                         {"steps", text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.warmup_steps))},
+                         {"passes over the data", text("%.3g", double(data.steps) * double(data.tokens_per_step) / double(data.train->size()))}});
+    const AdamW& a = o.adamw;
+    print_table("training", {{"device", "cpu: " + describe_cpu(threads)}, {"precision", o.precision}, {"ranks", std::to_string(run.ranks.size())},
+                             {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
+                             {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
+                             {"gradient clip", text("%g", o.grad_clip)}, {"seed", std::to_string(o.seed)}, {"output", o.out}});
+    print_memory(run.gpt.memory_plan());
+    std::fflush(stdout);
+}

@@ -1,0 +1,198 @@
+// What the tests of attention share: random numbers, a gradient check for large inputs, and one attention layer set up as
+// model/gpt.cuh sets it up, so that any variant can be run forward and backward on its own.
+#pragma once
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention/core/layer.h"
+#include "model/qk_rope.cuh"
+
+/// Normal numbers, drawn in double: a float case is the rounded double case of the same seed.
+template <class X = double>
+std::vector<X> normal_numbers(size_t n, uint64_t seed, double deviation = 1) {
+    std::mt19937_64 generator(seed);
+    std::normal_distribution<double> normal(0, deviation);
+    std::vector<X> numbers(n);
+    for (X& number : numbers) number = X(normal(generator));
+    return numbers;
+}
+
+template <class X>
+bool all_finite(const std::vector<X>& numbers) {
+    for (X number : numbers)
+        if (!std::isfinite(number)) return false;
+    return true;
+}
+
+/// Worst error of `gradient` along a few random directions d over all n values at once, relative to what <gradient, d> is
+/// expected to be. A direction touches every number, so that an error in any of them shows. `loss` is evaluated at four points
+/// (error h^4, rounding 1e-16 / h): a right gradient is within 1e-8. `size` is what a gradient of this loss usually measures; it
+/// is the yardstick where the true gradient is zero.
+template <class Loss>
+double gradient_error(std::vector<double>& values, const std::vector<double>& gradient, Loss loss, double size = 1e-3) {
+    const double h = 1e-4;
+    double worst = 0, norm = 0;
+    for (double g : gradient) norm += g * g;
+    norm = std::sqrt(norm);
+    const std::vector<double> start = values;
+    for (uint64_t seed = 1; seed <= 2; seed++) {
+        const std::vector<double> direction = normal_numbers(values.size(), 977 * seed);
+        auto at = [&](double step) {
+            for (size_t n = 0; n < values.size(); n++) values[n] = start[n] + step * direction[n];
+            return loss();
+        };
+        const double slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
+        double product = 0;
+        for (size_t n = 0; n < values.size(); n++) product += gradient[n] * direction[n];
+        const double error = std::fabs(slope - product) / std::max(norm, size);
+        if (!(error <= worst)) worst = std::isnan(error) ? INFINITY : error;
+    }
+    values = start;
+    return worst;
+}
+
+struct LayerSizes {
+    int B, T, NH, NKV, HS;
+    std::map<std::string, double> settings = {};
+};
+
+/// One attention layer of a variant with random inputs and random tensors of its own. forward() and backward() call what
+/// attention_half_backward() in model/gpt.cuh calls, in its order.
+template <class X, class Attention>
+class AttentionCase {
+public:
+    Config config;
+    int B, T, heads;
+    TensorList tensors;
+    Attention policy;
+
+    // Inputs, to be changed at will.
+    std::vector<X> weights;   // the variant's tensors
+    std::vector<X> x;         // (B, T, C)
+    std::vector<X> qk_pre;    // (B, T, NH + NKV, HS), before RoPE
+    std::vector<X> qkv;       // (B, T, NH + 2 NKV, HS), of which v is read: the fused projection of the model
+
+    // Results of forward() and backward().
+    std::vector<X> out, gated_out, lse;
+    std::vector<X> dweights, dx, dqk, dqkv;
+
+    explicit AttentionCase(const LayerSizes& sizes, uint64_t seed = 1)
+        : config(config_of(sizes)), B(sizes.B), T(sizes.T), heads(sizes.NH + sizes.NKV), policy(config, 0) {
+        policy.declare(tensors, "model.layers.0.self_attn.");
+        const size_t BT = size_t(B) * T, HS = sizes.HS;
+        weights.assign(tensors.size(), X(0));
+        for (const Tensor& tensor : tensors) draw(tensor, seed++);
+        x = normal_numbers<X>(BT * config.C, seed + 100);
+        qk_pre = normal_numbers<X>(BT * heads * HS, seed + 101);
+        qkv = normal_numbers<X>(BT * (heads + config.NKV) * HS, seed + 102);
+        take_memory();
+    }
+
+    /// The same layer on the first `tokens` tokens of every sequence.
+    AttentionCase first_tokens(int tokens) const {
+        AttentionCase shorter({B, tokens, config.NH, config.NKV, config.HS, config.settings});
+        shorter.weights = weights;
+        shorter.x = head_of(x, tokens), shorter.qk_pre = head_of(qk_pre, tokens), shorter.qkv = head_of(qkv, tokens);
+        return shorter;
+    }
+
+    /// What the kernel must overwrite starts as NaN, what it may leave stale (the padding of features) as some number.
+    void forward() {
+        rope_forward(CPU{}, qk.data(), qk_pre.data(), cosine.data(), sine.data(), B, T, heads, config.HS);
+        fill_extras(state.extras, X(3));
+        for (auto* result : {&out, &gated_out, &lse}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
+        attention_layer_forward(CPU{}, policy, inputs(), weights.data(), state);
+    }
+
+    /// Needs forward(). `dout` (B, T, NH, HS) is the gradient of gated_out. dweights and dx are added to.
+    void backward(const std::vector<X>& dout) {
+        const X nan = std::numeric_limits<X>::quiet_NaN();
+        const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS, v_row = v_at + config.NKV * HS;
+        fill_extras(dextras, nan);
+        dqk.assign(dqk.size(), nan);
+        const LayerInputs<X> in = inputs();
+        attention_layer_backward(CPU{}, policy, in, state, dout.data(), Heads<X>{dqk.data(), v_at}, Heads<X>{dqk.data() + k_at, v_at},
+                                 Heads<X>{dqkv.data() + v_at, v_row}, dextras);
+        rope_backward(CPU{}, dqk.data(), cosine.data(), sine.data(), B, T, heads, config.HS);
+        ExtraGradients<X> gradients{{dextras.head, dextras.row, dextras.column, dextras.gate}, dqk.data(), dqk.data() + k_at,
+                                    Attention::reads_x ? dx.data() : nullptr, dweights.data()};
+        attention_extras_backward(CPU{}, policy, in, weights.data(), state, gradients);
+    }
+
+    /// <dout, gated_out>: a number whose gradients backward(dout) computes.
+    double loss(const std::vector<X>& dout) {
+        forward();
+        double total = 0;
+        for (size_t n = 0; n < dout.size(); n++) total += double(dout[n]) * double(result()[n]);
+        return total;
+    }
+
+    /// (B, T, NH, HS) what the output projection reads.
+    const std::vector<X>& result() const { return policy.gated() ? gated_out : out; }
+
+    LayerInputs<X> inputs() const {
+        const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS;
+        return {B, T, config.C, config.NH, config.NKV, config.HS, x.data(), qk_pre.data(), qk_pre.data() + k_at,
+                qk.data(), qk.data() + k_at, qkv.data() + v_at, v_at, v_at + config.NKV * HS};
+    }
+
+private:
+    std::vector<X> qk, cosine, sine;
+    Arena<CPU> memory;
+    LayerState<X> state;
+    Extras<X> dextras;
+
+    static Config config_of(const LayerSizes& sizes) {
+        Config config;
+        config.C = 24, config.L = 1, config.NH = sizes.NH, config.NKV = sizes.NKV, config.HS = sizes.HS, config.rope_theta = 1e4;
+        config.variant = Attention::name;
+        config.settings = sizes.settings;
+        complete_settings(config, Attention::settings());
+        return config;
+    }
+
+    /// Matrices such that their products with unit vectors are of size 1, the rest around its initial value: far from the small
+    /// weights of a new model, at which wrong terms could hide.
+    void draw(const Tensor& tensor, uint64_t seed) {
+        const bool matrix = tensor.shape.size() > 1;
+        const double deviation = matrix ? 1 / std::sqrt(double(tensor.shape.back())) : 0.5;
+        const auto numbers = normal_numbers<X>(tensor.slot.size, seed, deviation);
+        for (size_t n = 0; n < numbers.size(); n++) weights[tensor.slot.offset + n] = X(tensor.init.value) + numbers[n];
+    }
+
+    void take_memory() {
+        const size_t BT = size_t(B) * T, HS = config.HS;
+        qk.resize(qk_pre.size()), cosine.resize(size_t(T) * HS / 2), sine.resize(cosine.size());
+        rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta);
+        out.resize(BT * config.NH * HS), gated_out.resize(out.size()), lse.resize(BT * config.NH);
+        dweights.resize(weights.size()), dx.resize(x.size()), dqk.resize(qk.size()), dqkv.resize(qkv.size());
+        for (int pass = 0; pass < 2; pass++) {   // the first learns the size
+            state.extras = take_extras<CPU, X>(memory, policy, B, T, config.NH, 1);
+            dextras = take_extras<CPU, X>(memory, policy, B, T, config.NH, B);
+            if (pass == 0) memory.allocate();
+        }
+        state.out = out.data(), state.lse = lse.data();
+        state.gated_out = policy.gated() ? gated_out.data() : out.data();
+    }
+
+    void fill_extras(const Extras<X>& extras, X value) {
+        const Features f = policy.features();
+        const size_t heads_of_batch = size_t(B) * config.NH;
+        const size_t copies = extras.head == dextras.head ? heads_of_batch : config.NH;
+        if (extras.head) std::fill_n(extras.head, copies * f.head, value);
+        if (extras.row) std::fill_n(extras.row, heads_of_batch * T * f.row, value);
+        if (extras.column) std::fill_n(extras.column, heads_of_batch * padded(T) * f.column, value);
+        if (extras.gate) std::fill_n(extras.gate, heads_of_batch * T, value);
+    }
+
+    std::vector<X> head_of(const std::vector<X>& from, int tokens) const {
+        const size_t width = from.size() / B / T;
+        std::vector<X> to;
+        for (int b = 0; b < B; b++) to.insert(to.end(), from.begin() + b * T * width, from.begin() + (b * T + tokens) * width);
+        return to;
+    }
+};

@@ -1,0 +1,186 @@
+// One call of the tiled kernel as plain data, attention in loops over all pairs from the same data, and the comparison of the two:
+// outputs number by number, gradients by finite differences of the loops.
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "attention/core/cpu.h"
+#include "tests/attention_case.h"
+#include "tests/catch.h"
+#include "tests/check.h"
+#include "tests/operation.h"
+
+using Numbers = std::vector<double>;
+
+/// What one call of the kernel reads; empty where the call does without. Layouts are those of AttentionForward, without gaps.
+struct Problem {
+    int B, T, S, NH, NKV, HS;
+    Features features = {};
+    Numbers q, k, v, dout;
+    Numbers head, row, column;
+    Numbers gate, dlse;
+    std::vector<int> q_position, k_position;
+    std::vector<int> list_begin, list_tiles;
+
+    Problem(int B_, int T_, int S_, int NH_, int NKV_, int HS_, Features f = {})
+        : B(B_), T(T_), S(S_), NH(NH_), NKV(NKV_), HS(HS_), features(f), q(normal_numbers(size_t(B) * T * NH * HS, 1)),
+          k(normal_numbers(size_t(B) * S * NKV * HS, 2)), v(normal_numbers(size_t(B) * S * NKV * HS, 3)), dout(normal_numbers(q.size(), 4)),
+          head(normal_numbers(size_t(NH) * f.head, 5)), row(normal_numbers(rows() * f.row, 6)),
+          column(normal_numbers(size_t(B) * NH * f.column * padded(S), 7)) {}
+
+    size_t rows() const { return size_t(B) * NH * T; }
+    size_t head_row(int b, int h, int i) const { return (size_t(b) * NH + h) * T + i; }     // index into (B, NH, T)
+    size_t token_row(int b, int i, int h) const { return (size_t(b) * T + i) * NH + h; }    // index into (B, T, NH)
+    size_t key_row(int b, int j, int h) const { return (size_t(b) * S + j) * NKV + h / (NH / NKV); }
+    int q_token(int b, int h, int i) const { return q_position.empty() ? i : q_position[head_row(b, h, i)]; }
+    int k_token(int b, int h, int j) const { return k_position.empty() ? j : k_position[(size_t(b) * NH + h) * S + j]; }
+    double row_feature(int b, int h, int i, int f) const { return row[head_row(b, h, i) * features.row + f]; }
+    double column_feature(int b, int h, int j, int f) const { return column[((size_t(b) * NH + h) * features.column + f) * padded(S) + j]; }
+
+    bool listed(int b, int h, int i, int j) const {
+        if (list_begin.empty()) return true;
+        const size_t n = (size_t(b) * NH + h) * tiles_of(T) + i / TILE;
+        const auto first = list_tiles.begin() + list_begin[n], last = list_tiles.begin() + list_begin[n + 1];
+        return std::find(first, last, j / TILE) != last;
+    }
+};
+
+struct Results {
+    Numbers out, gated_out;      // (B, T, NH, HS)
+    Numbers lse, entropy;        // (B, NH, T)
+    Numbers tile_max;            // (B, NH, T, tiles)
+    explicit Results(const Problem& p, double start = NAN)
+        : out(p.q.size(), start), gated_out(p.q.size(), start), lse(p.rows(), start), entropy(p.rows(), start), tile_max(p.rows() * tiles_of(p.S), start) {}
+};
+
+struct Gradients {
+    Numbers q, k, v, head, row, column, gate;
+};
+
+// ---- attention from its definition
+
+/// score(b, h, i, j, a) is z; seen(h, i, j) tells which tokens see which: both get tokens, not indices, as i and j.
+using ScoreOfPair = std::function<double(int b, int h, int i, int j, double a)>;
+using SeenTokens = std::function<bool(int h, int i, int j)>;
+
+/// z of one row; -infinity for what it does not see. `score` gets indices, `seen` tokens.
+inline Numbers scores_of_row(const Problem& p, const ScoreOfPair& score, const SeenTokens& seen, int b, int h, int i) {
+    Numbers z(p.S, -INFINITY);
+    const int qi = p.q_token(b, h, i);
+    for (int j = 0; j < p.S; j++) {
+        const int kj = p.k_token(b, h, j);
+        if (qi < 0 || kj < 0 || !p.listed(b, h, i, j) || !seen(h, qi, kj)) continue;
+        double a = 0;
+        for (int d = 0; d < p.HS; d++) a += p.q[p.token_row(b, i, h) * p.HS + d] * p.k[p.key_row(b, j, h) * p.HS + d];
+        z[j] = score(b, h, i, j, a / std::sqrt(p.HS));
+    }
+    return z;
+}
+
+inline void attend(const Problem& p, const Numbers& z, int b, int h, int i, Results& to) {
+    const size_t at = p.token_row(b, i, h) * p.HS, n = p.head_row(b, h, i);
+    const double largest = *std::max_element(z.begin(), z.end());
+    double total = 0;
+    for (double each : z) total += largest > -INFINITY ? std::exp(each - largest) : 0;
+    to.lse[n] = total > 0 ? largest + std::log(total) : -INFINITY;
+    for (int j = 0; j < p.S; j++) {
+        double& peak = to.tile_max[n * tiles_of(p.S) + j / TILE];
+        peak = std::max(peak, z[j]);
+        if (z[j] == -INFINITY) continue;
+        const double weight = std::exp(z[j] - largest) / total;
+        to.entropy[n] -= weight > 0 ? weight * std::log(weight) : 0;
+        for (int d = 0; d < p.HS; d++) to.out[at + d] += weight * p.v[p.key_row(b, j, h) * p.HS + d];
+    }
+    for (int d = 0; d < p.HS; d++) to.gated_out[at + d] = to.out[at + d] * (p.gate.empty() ? 1 : p.gate[p.token_row(b, i, h)]);
+}
+
+inline Results by_definition(const Problem& p, const ScoreOfPair& score, const SeenTokens& seen) {
+    Results r(p, 0);
+    std::fill(r.tile_max.begin(), r.tile_max.end(), -INFINITY);
+    for (int b = 0; b < p.B; b++)
+        for (int h = 0; h < p.NH; h++)
+            for (int i = 0; i < p.T; i++) attend(p, scores_of_row(p, score, seen, b, h, i), b, h, i, r);
+    return r;
+}
+
+// ---- the kernel
+
+inline const double* data_or_null(const Numbers& numbers) { return numbers.empty() ? nullptr : numbers.data(); }
+inline const int* data_or_null(const std::vector<int>& numbers) { return numbers.empty() ? nullptr : numbers.data(); }
+
+inline AttentionForward<double> arguments(const Problem& p, Results& to) {
+    AttentionForward<double> a{};
+    a.B = p.B, a.T = p.T, a.S = p.S, a.NH = p.NH, a.NKV = p.NKV, a.HS = p.HS;
+    a.q = {p.q.data(), size_t(p.NH) * p.HS}, a.k = {p.k.data(), size_t(p.NKV) * p.HS}, a.v = {p.v.data(), size_t(p.NKV) * p.HS};
+    a.head = data_or_null(p.head), a.row = data_or_null(p.row), a.column = data_or_null(p.column);
+    a.list = {data_or_null(p.list_begin), p.list_tiles.data()};
+    a.gate = data_or_null(p.gate);
+    a.q_position = data_or_null(p.q_position), a.k_position = data_or_null(p.k_position);
+    a.out = to.out.data(), a.lse = to.lse.data();
+    a.gated_out = a.gate ? to.gated_out.data() : nullptr;
+    a.statistics = {to.entropy.data(), to.tile_max.data()};
+    return a;
+}
+
+template <class P>
+Results forward(const Problem& p, const P& policy) {
+    Results r(p);
+    attention_forward(CPU{}, policy, arguments(p, r));
+    if (p.gate.empty()) r.gated_out = r.out;
+    return r;
+}
+
+/// Everything starts as NaN: the kernel has to overwrite it.
+template <class P>
+Gradients backward(const Problem& p, const P& policy, Results& forward) {
+    auto nan = [](size_t n) { return Numbers(n, NAN); };
+    Gradients g{nan(p.q.size()), nan(p.k.size()), nan(p.v.size()), nan(p.B * p.head.size()), nan(p.row.size()), nan(p.column.size()), nan(p.gate.size())};
+    AttentionBackward<double> to{};
+    to.dout = p.dout.data(), to.dlse = data_or_null(p.dlse);
+    to.dq = {g.q.data(), size_t(p.NH) * p.HS}, to.dk = {g.k.data(), size_t(p.NKV) * p.HS}, to.dv = {g.v.data(), size_t(p.NKV) * p.HS};
+    to.dhead = g.head.data(), to.drow = g.row.data(), to.dcolumn = g.column.data();
+    to.dgate = p.gate.empty() ? nullptr : g.gate.data();
+    attention_backward(CPU{}, policy, arguments(p, forward), to);
+    Numbers head(p.head.size(), 0);
+    for (size_t n = 0; n < g.head.size(); n++) head[n % head.size()] += g.head[n];   // the kernel leaves one part per sequence
+    g.head = head;
+    return g;
+}
+
+// ---- one against the other
+
+inline Numbers no_infinity(Numbers numbers) {
+    for (double& number : numbers) number = number == -INFINITY ? -1e3 : number;
+    return numbers;
+}
+
+inline double loss(const Problem& p, const Results& r) {
+    double total = weighted_sum(r.gated_out, p.dout);
+    for (size_t n = 0; n < p.dlse.size(); n++) total += std::isfinite(r.lse[n]) ? p.dlse[n] * r.lse[n] : 0;
+    return total;
+}
+
+/// `score` and `seen` say in scalars what `policy` says to the kernel. The problem is as it was afterwards.
+template <class P>
+void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, const SeenTokens& seen) {
+    INFO("B " << p.B << ", T " << p.T << ", S " << p.S << ", NH " << p.NH << ", NKV " << p.NKV << ", HS " << p.HS);
+    const Threads one(1);   // many short runs
+    Results is = forward(p, policy);
+    const Results should = by_definition(p, score, seen);
+    CHECK(difference(is.out, should.out, {1e-12}) == "");
+    CHECK(difference(is.gated_out, should.gated_out, {1e-12}) == "");
+    CHECK(difference(no_infinity(is.lse), no_infinity(should.lse), {1e-12}) == "");
+    CHECK(difference(no_infinity(is.tile_max), no_infinity(should.tile_max), {1e-12}) == "");
+    CHECK(difference(is.entropy, should.entropy, {1e-12, 1e-12}) == "");
+
+    const Gradients g = backward(p, policy, is);
+    const std::pair<Numbers*, const Numbers*> inputs[] = {{&p.q, &g.q}, {&p.k, &g.k}, {&p.v, &g.v}, {&p.head, &g.head},
+                                                          {&p.row, &g.row}, {&p.column, &g.column}, {&p.gate, &g.gate}};
+    int number = 0;
+    for (const auto& [values, gradient] : inputs) {
+        INFO("number " << number++ << " of q, k, v, head, row, column, gate");
+        CHECK((values->size() == gradient->size() && all_finite(*gradient)));
+        if (!values->empty()) CHECK(gradient_error(*values, *gradient, [&] { return loss(p, by_definition(p, score, seen)); }) <= 1e-8);
+    }
+}

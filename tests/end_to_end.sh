@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# The programs as a user runs them: options, bad input, ranks, kills, resuming. Prints `ok NAME` or `FAIL NAME: why` per check and
+# `skip NAME: why` for what this machine cannot show. Needs `make all`; takes about a minute.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+root=$PWD
+work=$(mktemp -d)
+mounted=""
+cleanup() {
+    [ -n "$mounted" ] && umount "$mounted"
+    rm -rf "$work"
+}
+trap cleanup EXIT
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+
+ok() { echo "ok $1"; }
+bad() { echo "FAIL $1: $2"; }
+skip() { echo "skip $1: $2"; }
+check() { if eval "$2"; then ok "$1"; else bad "$1" "not true: $2"; fi; }
+
+# expect NAME CODE WORD COMMAND...: the command ends with the code, and its last line on stderr contains the word.
+expect() {
+    local name=$1 code=$2 word=$3 status
+    shift 3
+    timeout 120 "$@" > "$work/stdout" 2> "$work/stderr"
+    status=$?
+    if [ "$status" -ne "$code" ]; then bad "$name" "exit code $status instead of $code: $(tail -n 1 "$work/stderr")"
+    elif [ -n "$word" ] && ! grep -qF -- "$word" "$work/stderr"; then bad "$name" "stderr does not say '$word': $(tail -n 1 "$work/stderr")"
+    else ok "$name"; fi
+}
+
+# ---- a small text and a small run
+head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text.txt"
+./tokenize --tokenizer bytes --out "$work/data" --name small "$work/text.txt" > /dev/null 2>&1
+small="--model qwen-tiny --train-data $work/data/small_train_*.bin --val-data $work/data/small_val_*.bin --seq-len 32 --batch-size 8 --steps 12
+       --val-every 6 --val-batches 4 --sample-every 0 --checkpoint-every 4 --threads 1 --plot 0 --lr 3e-3"
+set -f   # the globs are for the programs
+train() { # train VARIANT OUT OPTIONS...
+    local variant=$1 out=$2
+    shift 2
+    timeout 120 ./train_"$variant" $small --out "$out" "$@" > "$out.txt" 2>&1
+}
+hash_of() { tail -n 1 "$1/log.jsonl" | grep -o '"weights_hash":"[0-9a-f]*"'; }
+losses() { grep -o '"step":[0-9]*,"tokens":[0-9]*,"loss":[0-9.e-]*,"grad_norm":[0-9.e-]*' "$1/log.jsonl" | sed 's/[a-z"_]*://g; s/,/ /g'; }
+# The greatest relative difference of loss and gradient norm between two runs, as awk sees it.
+curve_difference() { paste -d' ' <(losses "$1") <(losses "$2") | awk '{ for (c = 3; c <= 4; c++) { d = ($c - $(c + 4)) / $c; if (d < 0) d = -d; if (d > m) m = d } n++ } END { print n == 12 ? m + 0 : 1 }'; }
+below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a <= b) }'; }
+
+# ---- repeat, ranks, ZeRO
+for variant in causal asga; do
+    train $variant "$work/$variant" && train $variant "$work/$variant-again"
+    check "$variant: the same command twice gives the same weights" '[ -n "$(hash_of "$work/$variant")" ] && [ "$(hash_of "$work/$variant")" = "$(hash_of "$work/$variant-again")" ]'
+done
+train causal "$work/recompute" --recompute 1
+check "recomputation changes no bit" '[ "$(hash_of "$work/causal")" = "$(hash_of "$work/recompute")" ]'
+train causal "$work/accumulate" --batch-size 2 --total-batch-tokens 256
+check "four micro-steps follow the curve of one batch within 1e-5" 'below $(curve_difference "$work/causal" "$work/accumulate") 1e-5'
+
+mpi() { # mpi RANKS OUT OPTIONS...
+    local ranks=$1 out=$2
+    shift 2
+    timeout 120 mpirun -np "$ranks" ./train_asga $small --out "$out" --batch-size $((8 / ranks)) "$@" > "$out.txt" 2>&1
+}
+if ! command -v mpirun > /dev/null || ! grep -q libmpi <(ldd ./train_asga); then
+    skip "ranks" "no MPI on this machine"
+else
+    for ranks in 1 2 4; do
+        mpi $ranks "$work/ranks$ranks"
+        check "$ranks ranks follow the curve of one process within 1e-5" 'below $(curve_difference "$work/asga" "$work/ranks$ranks") 1e-5'
+    done
+    mpi 2 "$work/zero" --zero-stage 1
+    check "ZeRO-1 on 2 ranks gives the weights of 2 ranks without" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
+    mpi 2 "$work/zero" --zero-stage 1 --steps 16 --resume
+    mpi 2 "$work/ranks2" --steps 16 --resume
+    check "ZeRO-1 resumes to the same weights" '[ -n "$(hash_of "$work/zero")" ] && [ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
+    # One of two ranks is killed, or stopped: the job ends by itself and says so.
+    for signal in KILL STOP; do
+        timeout 60 mpirun -np 2 ./train_asga $small --out "$work/dead" --batch-size 4 --steps 100000 --checkpoint-every 0 --val-every 0 --watchdog-seconds 3 > "$work/dead.txt" 2>&1 &
+        job=$!
+        for _ in $(seq 100); do grep -q 'step  *2/' "$work/dead.txt" 2> /dev/null && break; sleep 0.1; done
+        victim=$(pgrep -n -f "train_asga.*$work/dead")
+        kill -$signal "$victim"
+        wait $job
+        status=$?
+        kill -CONT "$victim" 2> /dev/null
+        check "a rank that gets SIG$signal ends the job with a message (status $status)" '[ $status -ne 0 ] && [ $status -ne 124 ] && tail -n 30 "$work/dead.txt" | grep -qiE "no progress|signal|exited"'
+    done
+fi
+
+# ---- interruption and resuming
+train causal "$work/long" --steps 40
+for n in 1 2 3; do
+    rm -rf "$work/killed"
+    ./train_causal $small --steps 40 --out "$work/killed" > /dev/null 2>&1 &
+    victim=$!
+    sleep 0.$((RANDOM % 900 + 100))
+    kill -9 $victim 2> /dev/null
+    wait $victim 2> /dev/null
+    train causal "$work/killed" --steps 40 --resume
+    check "kill -9 at a random moment and --resume end at the same weights ($n)" '[ -n "$(hash_of "$work/long")" ] && [ "$(hash_of "$work/killed")" = "$(hash_of "$work/long")" ]'
+    check "and at the same log ($n)" '[ "$(losses "$work/killed")" = "$(losses "$work/long")" ]'
+done
+./train_causal $small --steps 100000 --out "$work/stopped" > "$work/stopped.txt" 2>&1 &
+victim=$!
+for _ in $(seq 100); do grep -q 'step  *[3-9]/' "$work/stopped.txt" && break; sleep 0.05; done
+kill -TERM $victim
+wait $victim
+status=$?
+check "SIGTERM saves and exits with 75 (was $status)" '[ $status -eq 75 ] && ls "$work/stopped" | grep -q "^step_"'
+
+# ---- damaged checkpoints
+train causal "$work/damaged"
+newest=$work/damaged/step_00000012
+printf 'X' | dd of="$newest/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
+expect "a damaged checkpoint is named with its tensor, the one before is used" 0 'tensor "model.' ./train_causal $small --out "$work/damaged" --resume
+rm -rf "$work/damaged/step_00000008"
+printf 'X' | dd of="$newest/optimizer.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
+expect "no sound checkpoint left" 7 "no sound checkpoint" ./train_causal $small --out "$work/damaged" --resume
+expect "a checkpoint of another variant" 7 "asga" ./train_causal $small --out "$work/other" --checkpoint "$work/asga/step_00000012"
+cp -r "$work/causal/step_00000012" "$work/folder"
+echo '{"model_type": "qwen3", "hidden_size": ' > "$work/folder/config.json"
+expect "broken config.json" 7 "config.json" ./train_causal $small --out "$work/x" --model "$work/folder"
+cp "$work/causal/step_00000012/config.json" "$work/folder/"
+truncate -s 5000 "$work/folder/model.safetensors"
+expect "truncated safetensors" 7 "model.safetensors" ./train_causal $small --out "$work/x" --model "$work/folder"
+expect "generate from it" 7 "model.safetensors" ./generate --checkpoint "$work/folder" --tokens 3
+
+# ---- data
+expect "missing shards" 3 "nothing_*.bin" ./train_causal $small --out "$work/x" --train-data "$work/nothing_*.bin"
+: > "$work/empty.bin"
+expect "empty shard" 3 "empty.bin" ./train_causal $small --out "$work/x" --train-data "$work/empty.bin"
+head -c 5000 "$work/data/small_train_000001.bin" > "$work/short.bin"
+expect "truncated shard" 3 "short.bin" ./train_causal $small --out "$work/x" --train-data "$work/short.bin"
+(cat "$work/data/small_train_000001.bin"; echo more) > "$work/longer.bin"
+expect "extended shard" 3 "longer.bin" ./train_causal $small --out "$work/x" --train-data "$work/longer.bin"
+head -c 9000 README.md > "$work/foreign.bin" 2> /dev/null || head -c 9000 Makefile > "$work/foreign.bin"
+expect "foreign shard" 3 "foreign.bin" ./train_causal $small --out "$work/x" --train-data "$work/foreign.bin"
+cp "$work/data/small_train_000001.bin" "$work/oov.bin"
+printf '\377\377' | dd of="$work/oov.bin" bs=1 seek=3024 conv=notrunc 2> /dev/null
+expect "token outside the vocabulary" 3 "65535" ./train_causal $small --out "$work/x" --train-data "$work/oov.bin"
+expect "validation shorter than a batch" 3 "validation" ./train_causal $small --out "$work/x" --batch-size 512
+
+# ---- options
+expect "unknown option names the nearest" 2 "--batch-size" ./train_asga --batchsize 4
+expect "not a number" 2 "--steps" ./train_asga --steps many
+expect "negative size" 2 "--batch-size" ./train_asga --batch-size -3
+expect "total that does not divide" 2 "--total-batch-tokens" ./train_asga $small --out "$work/x" --total-batch-tokens 1000
+expect "unknown preset" 2 "qwen-7m" ./train_asga $small --out "$work/x" --model qwen-7n
+expect "setting out of range" 2 "asga_hidden" ./train_asga $small --out "$work/x" --asga-hidden 0
+expect "unknown key in a configuration file" 2 "step" ./train_asga --config <(echo 'stepz = 3')
+expect "--device cuda" 2 "cuda" ./train_asga --device cuda
+expect "unknown option of generate" 2 "--temperature" ./generate --checkpoint x --temprature 1
+expect "unknown option of tokenize" 2 "--tokenizer" ./tokenize --tokeniser bytes
+expect "output folder that cannot be made" 7 "/proc/nothing" ./train_asga $small --out /proc/nothing/x
+expect "--config takes the file that a run wrote" 0 "" ./train_causal --config "$work/causal/options.toml" --out "$work/configured"
+check "and repeats the run" '[ "$(hash_of "$work/configured")" = "$(hash_of "$work/causal")" ]'
+expect "more memory than there is" 4 "--batch-size" ./train_asga --model qwen2.5-1.5b --train-data "$work/data/small_train_*.bin" --val-every 0 --out "$work/x" --batch-size 1000 --seq-len 4096
+expect "a learning rate that explodes" 5 "not finite" ./train_causal $small --out "$work/x" --lr 1000 --grad-clip 0 --adam-eps 1e-30 --steps 300 --warmup-steps 0 --checkpoint-every 0
+
+# ---- output
+./train_causal $small --out "$work/piped" 2> /dev/null | head -n 3 > /dev/null
+check "a reader that stops early costs nothing" '[ "$(hash_of "$work/piped")" = "$(hash_of "$work/causal")" ]'
+check "piped output has no carriage returns" '! grep -q $'"'\\r'"' "$work/causal.txt"'
+check "--dry-run trains nothing" '[ ! -e "$work/dry" ] && ./train_causal $small --dry-run --out "$work/dry" | grep -q "predicted peak" && [ ! -e "$work/dry" ]'
+predicted=$(./train_asga --dry-run | awk '/predicted peak/ { print int($7 * ($8 == "GiB" ? 1073741824 : 1048576)) }')
+./train_asga --steps 2 --sample-every 0 --checkpoint-every 0 --val-every 0 --plot 0 --out "$work/peak" > /dev/null
+peak=$(tail -n 1 "$work/peak/log.jsonl" | grep -o '"peak_bytes":[0-9]*' | cut -d: -f2)
+check "peak memory $peak is within 10% of the predicted $predicted" 'below $predicted $((peak * 110 / 100)) && below $((peak * 90 / 100)) $predicted'
+expect "generate prints ids and nothing else" 0 "" ./generate --checkpoint "$work/causal/step_00000012" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids
+check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'
+
+# ---- a full disk
+if [ "$(id -u)" -eq 0 ] && mkdir "$work/disk" && mount -t tmpfs -o size=900k tmpfs "$work/disk" 2> /dev/null; then
+    mounted=$work/disk
+    expect "a full disk ends the run with 7" 7 "no room for a checkpoint" ./train_causal $small --out "$work/disk/run" --keep-checkpoints 0
+    check "and the checkpoint before is sound" './train_causal $small --out "$work/disk/run" --resume --steps 11 --checkpoint-every 0 > /dev/null 2>&1'
+else
+    skip "full disk" "cannot mount a small file system here"
+fi

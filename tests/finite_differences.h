@@ -1,0 +1,75 @@
+// One description of an operation gives every check of it. A description is a struct with
+//     std::vector<ArrayOf> inputs() const                              names and sizes of what it can be differentiated by
+//     std::vector<X> forward(const Arrays<X>& in) const                its outputs as one array
+//     Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout) const      hand-written gradients, in inputs()' order
+// with X a template parameter: double for finite differences, float for what training computes.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/check.h"
+
+template <class X>
+using Arrays = std::vector<std::vector<X>>;
+
+struct ArrayOf {
+    std::string name;
+    size_t size;
+    double center = 0;   // tests take random numbers in center +- 1
+};
+
+/// n numbers spread over (-1, 1), the same on every machine and for every X (up to rounding).
+template <class X>
+std::vector<X> random_numbers(size_t n, uint64_t seed) {
+    std::vector<X> numbers(n);
+    uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+    for (X& number : numbers) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        number = X(float(state >> 40) * 0x1p-23f - 1);   // 24 bits: exact in float too
+    }
+    return numbers;
+}
+
+template <class X, class Op>
+Arrays<X> random_inputs(const Op& op) {
+    Arrays<X> inputs;
+    for (const ArrayOf& array : op.inputs()) {
+        inputs.push_back(random_numbers<X>(array.size, 17 + inputs.size()));
+        for (X& number : inputs.back()) number = X(float(number) + float(array.center));
+    }
+    return inputs;
+}
+
+/// The loss that checks differentiate: the outputs against fixed numbers, which then are the gradient of the outputs.
+inline double weighted_sum(const std::vector<double>& outputs, const std::vector<double>& weights) {
+    double total = 0;
+    for (size_t n = 0; n < outputs.size(); n++) total += outputs[n] * weights[n];
+    return total;
+}
+
+/// Every gradient against central differences in double. A step of 1e-5 leaves an error of about 1e-10 (its square from the
+/// third derivative, and rounding divided by it), so 1e-7 of the largest gradient is room enough, and a wrong term is none.
+template <class Op>
+std::string gradient_difference(const Op& op, Tolerance tolerance = {1e-7, 1e-9}) {
+    const double step = 1e-5;
+    Arrays<double> inputs = random_inputs<double>(op);
+    const std::vector<double> dout = random_numbers<double>(op.template forward<double>(inputs).size(), 5);
+    const Arrays<double> gradients = op.template backward<double>(inputs, dout);
+    if (gradients.size() != inputs.size()) return "an input has no gradient";
+    for (size_t k = 0; k < inputs.size(); k++) {
+        std::vector<double> differences;
+        for (double& number : inputs[k]) {
+            const double here = number;
+            number = here + step;
+            const double above = weighted_sum(op.template forward<double>(inputs), dout);
+            number = here - step;
+            const double below = weighted_sum(op.template forward<double>(inputs), dout);
+            number = here;
+            differences.push_back((above - below) / (2 * step));
+        }
+        const std::string text = difference(gradients[k], differences, tolerance);
+        if (!text.empty()) return "gradient of " + op.inputs()[k].name + ": " + text;
+    }
+    return "";
+}

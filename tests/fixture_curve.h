@@ -1,0 +1,129 @@
+// A reference fixture (tests/fixtures/README.md): a Hugging Face folder with logits, gradient norms and twenty training steps that
+// transformers or torch computed in float64, and the same from this engine in float32 as train_gpt.cu computes them.
+#pragma once
+#include "catch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "model/checkpoint.h"
+#include "model/gpt.cuh"
+#include "model/machine.h"
+#include "model/safetensors.h"
+#include "tests/check.h"
+
+/// What float32 may differ from float64 by: of a logit (absolute), and of losses and norms (relative).
+inline constexpr double LOGIT_TOLERANCE = 1e-4, RELATIVE_TOLERANCE = 1e-4;
+
+struct Fixture {
+    std::filesystem::path folder;
+    nlohmann::json expected;                           // fixture.json
+    int B = 0, T = 0;
+    std::vector<int32_t> input_ids, targets, batches;  // (B, T), (B, T), (steps, B, T + 1)
+    std::vector<float> logits;                         // (B, T, V)
+};
+
+template <class X>
+std::vector<X> stored(const SafetensorsFile& file, const std::string& name, const std::string& dtype) {
+    const StoredTensor* tensor = file.find(name);
+    if (!tensor || tensor->dtype != dtype) fail(Exit::data, file.where(), ": has no ", dtype, " tensor ", name);
+    std::vector<X> numbers(tensor->count);
+    std::memcpy(numbers.data(), tensor->bytes.data(), tensor->bytes.size());
+    return numbers;
+}
+
+inline Fixture load_fixture(const std::filesystem::path& folder) {
+    const SafetensorsFile file(folder / "fixture.safetensors");
+    Fixture f{folder, nlohmann::json::parse(std::ifstream(folder / "fixture.json")), 0, 0, stored<int32_t>(file, "input_ids", "I32"),
+              stored<int32_t>(file, "targets", "I32"), stored<int32_t>(file, "batches", "I32"), stored<float>(file, "logits", "F32")};
+    f.B = int(file.find("input_ids")->shape.at(0)), f.T = int(file.find("input_ids")->shape.at(1));
+    return f;
+}
+
+/// The folders in tests/fixtures whose config.json names the variant, found from where the test program lies (build/tests).
+inline std::vector<std::filesystem::path> fixture_folders(const std::string& variant) {
+    std::vector<std::filesystem::path> folders;
+    for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(program_folder()) / "../../tests/fixtures"))
+        if (entry.is_directory() && load_config(entry.path()).variant == variant) folders.push_back(entry.path());
+    std::sort(folders.begin(), folders.end());
+    return folders;
+}
+
+/// One row per step: loss before the update, gradient norm before clipping, learning rate.
+using Curve = std::vector<std::vector<double>>;
+
+template <class A>
+Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, const Fixture& f) {
+    const nlohmann::json& training = f.expected["training"];
+    const int64_t steps = training["steps"], warmup = training["warmup_steps"];
+    AdamW adamw{training["lr"], training["beta1"], training["beta2"], training["adam_eps"], training["weight_decay"]};
+    std::vector<int32_t> inputs(f.input_ids.size()), targets(inputs.size());
+    Curve curve;
+    for (int64_t step = 1; step <= steps; step++) {
+        const int32_t* row = &f.batches[size_t(step - 1) * f.B * (f.T + 1)];
+        for (int b = 0; b < f.B; b++, row += f.T + 1) {
+            std::copy_n(row, f.T, &inputs[size_t(b) * f.T]);
+            std::copy_n(row + 1, f.T, &targets[size_t(b) * f.T]);
+        }
+        gpt_forward(CPU{}, gpt, inputs.data(), f.B, f.T);
+        const double loss = gpt_loss(CPU{}, gpt, targets.data(), f.B, f.T, float(1.0 / (f.B * f.T))) / (f.B * f.T);
+        gpt_backward(CPU{}, gpt, inputs.data(), f.B, f.T, Write::overwrite);
+        const double norm = std::sqrt(sum_of_squares(CPU{}, gpt.gradients, gpt.net.tensors.size()));
+        adamw.lr = learning_rate(training["lr"], training["min_lr_frac"], warmup, steps, step - 1);
+        gpt_update(CPU{}, gpt, adamw, clip_factor(norm, training["grad_clip"]), step);
+        curve.push_back({loss, norm, adamw.lr});
+    }
+    return curve;
+}
+
+/// "" when the L2 norm of every tensor of a flat buffer is the one that `expected` names, which must name them all.
+inline std::string norm_difference(const TensorList& list, const float* flat, const nlohmann::json& expected) {
+    if (expected.size() != list.count()) return "norms of " + std::to_string(expected.size()) + " tensors for " + std::to_string(list.count());
+    std::string wrong;
+    for (const Tensor& t : list) {
+        const std::vector<double> norm = {std::sqrt(sum_of_squares(CPU{}, flat + t.slot.offset, t.slot.size))};
+        const std::string text = difference(norm, std::vector<double>{expected.value(t.name, double(NAN))}, Tolerance{RELATIVE_TOLERANCE, 0});
+        if (!text.empty()) wrong += t.name + ": " + text + "\n";
+    }
+    return wrong;
+}
+
+/// Everything that the fixture knows, with activations kept or recomputed.
+template <class A>
+void check_fixture(const std::filesystem::path& folder, bool recompute) {
+    const Fixture f = load_fixture(folder);
+    GPT<CPU, float, A> gpt(load_config(folder), f.B, f.T, Mode::training, recompute);
+    gpt.allocate();
+    const TensorList& list = gpt.net.tensors;
+    CHECK(load_weights(folder, list, 1, gpt.weights).initialised.empty());
+
+    const int rows = f.B * f.T;
+    gpt_forward(CPU{}, gpt, f.input_ids.data(), f.B, f.T);
+    const float* logits = gpt_logits(CPU{}, gpt, 0, rows);
+    const std::vector<float> all_logits(logits, logits + size_t(rows) * gpt.net.config.V);
+    CHECK(difference(all_logits, f.logits, Tolerance{0, LOGIT_TOLERANCE}) == "");
+
+    const double loss = gpt_loss(CPU{}, gpt, f.targets.data(), f.B, f.T, 1.0f / float(rows)) / rows;
+    CHECK(difference(std::vector<double>{loss}, std::vector<double>{f.expected["loss"].get<double>()}, Tolerance{RELATIVE_TOLERANCE, 0}) == "");
+    gpt_backward(CPU{}, gpt, f.input_ids.data(), f.B, f.T, Write::overwrite);
+    CHECK(norm_difference(list, gpt.gradients, f.expected["gradient_norms"]) == "");
+
+    const Curve curve = train_as_the_program_does(gpt, f);
+    const nlohmann::json& expected = f.expected["curve"];
+    REQUIRE(curve.size() == expected.size());
+    for (size_t k = 0; k < curve.size(); k++) {
+        INFO("step " << k + 1 << ": loss, grad_norm, lr");
+        for (int column : {0, 1, 2}) {
+            const double number = expected[k][column == 0 ? "loss" : column == 1 ? "grad_norm" : "lr"];
+            CHECK(difference(std::vector<double>{curve[k][column]}, std::vector<double>{number}, Tolerance{RELATIVE_TOLERANCE, 0}) == "");
+        }
+    }
+    CHECK(norm_difference(list, gpt.weights, f.expected["final_weight_norms"]) == "");
+}

@@ -1,0 +1,72 @@
+// Every check that one description of an operation (finite_differences.h) allows. To what finite_differences.h asks for it adds
+//     std::vector<double> formula(const Arrays<double>& in) const   the outputs as the formula says, in plain loops
+//     int length() const                                            terms of the longest sum, for tolerances
+//     static constexpr bool any_threads                             same bits promised for any number of threads
+// Outputs are checked against the formula in double and float, gradients against finite differences in double and the float
+// ones against those; two runs must agree to the last bit.
+#pragma once
+#include "catch.h"
+
+#include "model/device.h"
+#include "tests/finite_differences.h"
+#include "tests/threads.h"
+
+/// A buffer for an operation to write: NaN where it must overwrite, numbers where it must add.
+template <class X>
+std::vector<X> buffer(size_t n, Write write) {
+    return std::vector<X>(n, write == Write::overwrite ? X(NAN) : X(0.25));
+}
+
+/// What the operation contributed to a buffer().
+template <class X>
+std::vector<X> contribution(std::vector<X> written, Write write) {
+    if (write == Write::add)
+        for (X& number : written) number -= X(0.25);
+    return written;
+}
+
+template <class X>
+std::vector<X> joined(std::vector<X> first, const std::vector<X>& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
+}
+
+/// Outputs and all gradients of one run.
+template <class X, class Op>
+Arrays<X> run_forward_and_backward(const Op& op) {
+    const Arrays<X> inputs = random_inputs<X>(op);
+    const std::vector<X> out = op.template forward<X>(inputs);
+    Arrays<X> all = op.template backward<X>(inputs, random_numbers<X>(out.size(), 5));
+    all.push_back(out);
+    return all;
+}
+
+template <class X, class Op>
+void check_repeatable(const Op& op) {
+    const Arrays<X> once = run_forward_and_backward<X>(op);
+    const Arrays<X> again = run_forward_and_backward<X>(op);
+    for (size_t k = 0; k < once.size(); k++) CHECK(bit_difference(again[k], once[k]) == "");
+    if (!Op::any_threads) return;
+    for (int count : {1, 2}) {
+        const Threads threads(count);
+        const Arrays<X> other = run_forward_and_backward<X>(op);
+        INFO(count << " threads");
+        for (size_t k = 0; k < once.size(); k++) CHECK(bit_difference(other[k], once[k]) == "");
+    }
+}
+
+template <class Op>
+void check_operation(const Op& op) {
+    const std::vector<double> expected = op.formula(random_inputs<double>(op));
+    const Arrays<double> in_double = run_forward_and_backward<double>(op);
+    const Arrays<float> in_float = run_forward_and_backward<float>(op);
+    CHECK(difference(in_double.back(), expected, rounding<double>(op.length())) == "");
+    CHECK(difference(in_float.back(), expected, rounding<float>(op.length())) == "");
+    CHECK(gradient_difference(op) == "");
+    for (size_t k = 0; k + 1 < in_double.size(); k++) {
+        INFO("float against double, gradient of " << op.inputs()[k].name);
+        CHECK(difference(in_float[k], in_double[k], Tolerance{rounding<float>(op.length()).relative, 1e-6}) == "");
+    }
+    check_repeatable<float>(op);
+    check_repeatable<double>(op);
+}

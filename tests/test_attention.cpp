@@ -1,0 +1,315 @@
+// The tiled kernel's extension points (attention/core/policy.h), each with a policy made for the test, against attention in plain
+// loops over all pairs.
+#include "tests/attention_problem.h"
+
+namespace {
+
+double raw(int, int, int, int, double a) { return a; }
+bool causal(int, int i, int j) { return j <= i; }
+bool everything(int, int, int) { return true; }
+
+// ---- policies made for the tests
+
+struct Causal : Policy {
+    Causal() : Policy(Config{}, 0) {}
+};
+
+/// No mask at all.
+struct Everything : Causal {
+    Tile tile(int, int, int, int, int) const { return Tile::full; }
+    bool visible(int, int, int) const { return true; }
+};
+
+/// E1 with all that it may read: head numbers c, e; row features r0, r1 and a table of four; column features k0, k1.
+///     z = c a s + e (r1 k1 + (i - j) / 50) + table[bucket(i - j)],   s = sigmoid(r0 + k0)
+struct Modified : Causal {
+    static int bucket(int distance) { return std::clamp(distance, 0, 19) / 5; }
+    static int table_entry(int distance) { return 2 + bucket(distance); }
+    Features features() const { return {2, 6, 2}; }
+
+    template <class N>
+    N score(N a, const Pair<N>& p) const {
+        return p.head(0) * a * sigmoid(p.row(0) + p.column(0)) + p.head(1) * (p.row(1) * p.column(1) + (p.i - p.j) / 50) + p.row_by_distance(table_entry);
+    }
+    template <class N>
+    N score_backward(N dz, N a, const Pair<N>& p, PairGradients<N>& to) const {
+        const N s = sigmoid(p.row(0) + p.column(0)), du = dz * p.head(0) * a * s * (1 - s);
+        to.head(0, dz * a * s);
+        to.head(1, dz * (p.row(1) * p.column(1) + (p.i - p.j) / 50));
+        to.row(0, du), to.column(0, du);
+        to.row(1, dz * p.head(1) * p.column(1)), to.column(1, dz * p.head(1) * p.row(1));
+        to.row_by_distance(p, table_entry, dz);
+        return dz * p.head(0) * s;
+    }
+
+    static ScoreOfPair definition(const Problem& p) {
+        return [&p](int b, int h, int i, int j, double a) {
+            const double c = p.head[h * 2], e = p.head[h * 2 + 1], s = 1 / (1 + std::exp(-p.row_feature(b, h, i, 0) - p.column_feature(b, h, j, 0)));
+            const int distance = p.q_token(b, h, i) - p.k_token(b, h, j);
+            return c * a * s + e * (p.row_feature(b, h, i, 1) * p.column_feature(b, h, j, 1) + distance / 50.0) + p.row_feature(b, h, i, 2 + bucket(distance));
+        };
+    }
+};
+
+/// E2, computed: every head has a window of its own.
+struct Windows : Modified {
+    static int left(int h) { return h == 0 ? 0 : 30 * h; }
+    Tile tile(int h, int i0, int i1, int j0, int j1) const { return window_tile(left(h), i0, i1, j0, j1); }
+    bool visible(int h, int i, int j) const { return j <= i && i - j <= left(h); }
+};
+
+/// E2, irregular: another pattern in each head, some rows see nothing.
+struct Holes : Modified {
+    static bool sees(int h, int i, int j) { return j <= i && i % 7 != h && (31 * h + 7 * i + 13 * j) % 5 == 0; }
+    Tile tile(int, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1) == Tile::hidden ? Tile::hidden : Tile::mixed; }
+    bool visible(int h, int i, int j) const { return sees(h, i, j); }
+};
+
+/// One of two branches that share the keys of the past.
+struct Branch : Causal {
+    int parity;
+    explicit Branch(int p) : parity(p) {}
+    Tile tile(int, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1) == Tile::hidden ? Tile::hidden : Tile::mixed; }
+    bool visible(int, int i, int j) const { return j <= i && j % 2 == parity; }
+};
+
+// ---- data for E2 to E4
+
+/// Every tile with probability 2/3, no tile at all for a quarter of the query tiles.
+void draw_tile_lists(Problem& p) {
+    std::mt19937_64 generator(3);
+    p.list_begin = {0};
+    for (int n = 0; n < p.B * p.NH * tiles_of(p.T); n++) {
+        for (int t = 0; t < tiles_of(p.S) && n % 4 != 1; t++)
+            if (generator() % 3) p.list_tiles.push_back(t);
+        p.list_begin.push_back(int(p.list_tiles.size()));
+    }
+}
+
+/// `count` different tokens below 2 * count in random order for each (b, h), one in eight of them padding.
+std::vector<int> draw_positions(const Problem& p, int count, uint64_t seed) {
+    std::mt19937_64 generator(seed);
+    std::vector<int> all;
+    for (int n = 0; n < p.B * p.NH; n++) {
+        std::vector<int> tokens(2 * count);
+        for (int t = 0; t < 2 * count; t++) tokens[t] = t;
+        std::shuffle(tokens.begin(), tokens.end(), generator);
+        for (int t = 0; t < count; t++) all.push_back(generator() % 8 ? tokens[t] : -1);
+    }
+    return all;
+}
+
+}   // namespace
+
+TEST_CASE("attention kernel: one token, one tile, partial tiles, many tiles, groups of heads", "[attention]") {
+    for (auto [T, NH, NKV] : {std::array{1, 4, 2}, {63, 4, 4}, {64, 4, 2}, {65, 4, 1}, {129, 2, 1}}) {
+        Problem p(2, T, T, NH, NKV, 8);
+        check_attention(p, Causal(), raw, causal);
+    }
+}
+
+TEST_CASE("attention kernel: head sizes from 8 to 128", "[attention]") {
+    for (int HS : {8, 16, 24, 32, 64, 96, 128}) {
+        Problem p(1, 66, 66, 2, 1, HS);
+        check_attention(p, Causal(), raw, causal);
+    }
+}
+
+TEST_CASE("attention kernel: more keys than queries, fewer, and one", "[attention]") {
+    for (auto [T, S] : {std::pair{70, 130}, {130, 70}, {1, 65}, {65, 1}, {1, 1}}) {
+        Problem p(2, T, S, 2, 1, 8);
+        check_attention(p, Everything(), raw, everything);
+    }
+}
+
+TEST_CASE("attention kernel E1: numbers of heads, rows, columns and distances, with their gradients", "[attention]") {
+    for (int T : {1, 64, 130}) {
+        Problem p(2, T, T, 4, 2, 8, Modified().features());
+        p.dlse = normal_numbers(p.rows(), 9);
+        check_attention(p, Modified(), Modified::definition(p), causal);
+    }
+}
+
+TEST_CASE("attention kernel E2: a window for every head", "[attention]") {
+    Problem p(1, 200, 200, 4, 2, 8, Modified().features());
+    check_attention(p, Windows(), Modified::definition(p), [](int h, int i, int j) { return j <= i && j >= i - Windows::left(h); });
+}
+
+TEST_CASE("attention kernel E2: irregular patterns with rows that see nothing", "[attention]") {
+    Problem p(2, 130, 130, 4, 1, 8, Modified().features());
+    p.dlse = normal_numbers(p.rows(), 9);
+    check_attention(p, Holes(), Modified::definition(p), Holes::sees);
+}
+
+TEST_CASE("attention kernel E2: lists of tiles, some of them empty", "[attention]") {
+    Problem p(2, 200, 200, 2, 1, 8, Modified().features());
+    p.dlse = normal_numbers(p.rows(), 9);
+    draw_tile_lists(p);
+    check_attention(p, Modified(), Modified::definition(p), causal);
+}
+
+TEST_CASE("attention kernel E2: a row that sees nothing gives zeros, not NaN", "[attention]") {
+    Problem p(1, 130, 130, 1, 1, 8, Modified().features());
+    p.dlse = normal_numbers(p.rows(), 9);
+    p.gate = normal_numbers(p.rows(), 10);
+    p.list_begin = {0, 1, 1, 2}, p.list_tiles = {0, 0};   // nothing for rows 64..127; nobody sees keys from 64 on
+    Results r = forward(p, Modified());
+    const Gradients g = backward(p, Modified(), r);
+    const auto zero = [](const Numbers& numbers, size_t begin, size_t end) { return std::all_of(numbers.begin() + begin, numbers.begin() + end, [](double x) { return x == 0; }); };
+    CHECK(zero(r.out, 64 * 8, 128 * 8));
+    CHECK(zero(r.gated_out, 64 * 8, 128 * 8));
+    CHECK(zero(r.entropy, 64, 128));
+    CHECK(std::all_of(r.lse.begin() + 64, r.lse.begin() + 128, [](double x) { return x == -INFINITY; }));
+    CHECK(zero(g.q, 64 * 8, 128 * 8));
+    CHECK(zero(g.row, 64 * 6, 128 * 6));
+    CHECK(zero(g.gate, 64, 128));
+    CHECK(zero(g.k, 64 * 8, g.k.size()));
+    CHECK(zero(g.v, 64 * 8, g.v.size()));
+    CHECK((all_finite(g.q) && all_finite(g.k) && all_finite(g.v) && all_finite(g.head) && all_finite(g.column)));
+}
+
+TEST_CASE("attention kernel E3: a gate, also where it is zero", "[attention]") {
+    Problem p(2, 70, 70, 4, 2, 8);
+    p.gate = normal_numbers(p.rows(), 10);
+    for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
+    p.dlse = normal_numbers(p.rows(), 9);
+    check_attention(p, Causal(), raw, causal);
+}
+
+TEST_CASE("attention kernel E4: gathered tokens in any order, with padding", "[attention]") {
+    Problem p(2, 70, 130, 2, 1, 8, Modified().features());
+    p.q_position = draw_positions(p, p.T, 1);
+    p.k_position = draw_positions(p, p.S, 2);
+    check_attention(p, Modified(), Modified::definition(p), causal);
+}
+
+TEST_CASE("attention kernel E4: padding in tiles of which everything else is visible", "[attention]") {
+    Problem p(1, 70, 130, 2, 2, 8);
+    p.k_position = draw_positions(p, p.S, 2);
+    check_attention(p, Everything(), raw, everything);
+    p.q_position = draw_positions(p, p.T, 1);
+    check_attention(p, Everything(), raw, everything);
+    p.k_position.clear();
+    check_attention(p, Everything(), raw, everything);
+}
+
+TEST_CASE("attention kernel: all extension points at once", "[attention]") {
+    Problem p(2, 130, 200, 4, 2, 8, Modified().features());
+    p.q_position = draw_positions(p, p.T, 1);
+    p.k_position = draw_positions(p, p.S, 2);
+    p.gate = normal_numbers(p.rows(), 10);
+    p.dlse = normal_numbers(p.rows(), 9);
+    draw_tile_lists(p);
+    check_attention(p, Holes(), Modified::definition(p), Holes::sees);
+}
+
+TEST_CASE("attention kernel E5: two branches merged by their log-sum-exp are one softmax, and so are their gradients", "[attention]") {
+    Problem p(2, 130, 130, 2, 1, 8);
+    const Branch even(0), odd(1);
+    struct Merge {
+        Results even, odd;
+        Numbers even_weight, out;   // (B, NH, T), (B, T, NH, HS)
+    };
+    auto merge = [&] {
+        Merge m{forward(p, even), forward(p, odd), Numbers(p.rows()), Numbers(p.q.size())};
+        for (int b = 0; b < p.B; b++)
+            for (int h = 0; h < p.NH; h++)
+                for (int i = 0; i < p.T; i++) {
+                    const size_t n = p.head_row(b, h, i), at = p.token_row(b, i, h) * p.HS;
+                    const double w = m.even_weight[n] = 1 / (1 + std::exp(m.odd.lse[n] - m.even.lse[n]));
+                    for (int d = 0; d < p.HS; d++) m.out[at + d] = w * m.even.out[at + d] + (1 - w) * m.odd.out[at + d];
+                }
+        return m;
+    };
+    Merge m = merge();
+    CHECK(difference(m.out, by_definition(p, raw, causal).out, {1e-12}) == "");
+
+    // d out_c = w_c dout;  d lse_even = w (1 - w) <dout, out_even - out_odd> = -d lse_odd
+    Problem of_even = p, of_odd = p;
+    of_even.dlse.resize(p.rows()), of_odd.dlse.resize(p.rows());
+    for (int b = 0; b < p.B; b++)
+        for (int h = 0; h < p.NH; h++)
+            for (int i = 0; i < p.T; i++) {
+                const size_t n = p.head_row(b, h, i), at = p.token_row(b, i, h) * p.HS;
+                const double w = m.even_weight[n];
+                double product = 0;
+                for (int d = 0; d < p.HS; d++) {
+                    product += p.dout[at + d] * (m.even.out[at + d] - m.odd.out[at + d]);
+                    of_even.dout[at + d] *= w, of_odd.dout[at + d] *= 1 - w;
+                }
+                of_even.dlse[n] = w * (1 - w) * product;
+                of_odd.dlse[n] = -of_even.dlse[n];
+            }
+    Gradients sum = backward(of_even, even, m.even);
+    const Gradients other = backward(of_odd, odd, m.odd);
+    for (size_t n = 0; n < sum.q.size(); n++) sum.q[n] += other.q[n];
+    for (size_t n = 0; n < sum.k.size(); n++) sum.k[n] += other.k[n], sum.v[n] += other.v[n];
+
+    Results whole = forward(p, Causal());
+    const Gradients of_whole = backward(p, Causal(), whole);
+    CHECK(difference(sum.q, of_whole.q, {1e-12}) == "");
+    CHECK(difference(sum.k, of_whole.k, {1e-12}) == "");
+    CHECK(difference(sum.v, of_whole.v, {1e-12}) == "");
+    CHECK(gradient_error(p.q, sum.q, [&] { return weighted_sum(merge().out, p.dout); }) <= 1e-8);
+    CHECK(gradient_error(p.k, sum.k, [&] { return weighted_sum(merge().out, p.dout); }) <= 1e-8);
+}
+
+TEST_CASE("attention kernel E6: statistics change no output", "[attention]") {
+    const Problem p(1, 130, 130, 2, 1, 8);
+    Results with = forward(p, Causal()), without(p);
+    AttentionForward<double> a = arguments(p, without);
+    a.statistics = {};
+    attention_forward(CPU{}, Causal(), a);
+    CHECK(bit_difference(without.out, with.out) == "");
+    CHECK(bit_difference(without.lse, with.lse) == "");
+}
+
+TEST_CASE("attention kernel: q, k and v inside one buffer give the bits of separate ones", "[attention]") {
+    const int T = 70, NH = 4, NKV = 2, HS = 8, B = 2;
+    Problem p(B, T, T, NH, NKV, HS);
+    Results apart = forward(p, Causal()), fused(p);
+    const Gradients g = backward(p, Causal(), apart);
+    const size_t q_row = NH * HS, k_row = NKV * HS, row = q_row + 2 * k_row + 3;   // three strangers at the end of every row
+    auto interleave = [&](const Numbers& q, const Numbers& k, const Numbers& v) {
+        Numbers all(B * T * row, NAN);
+        for (size_t t = 0; t < size_t(B) * T; t++) {
+            std::copy_n(&q[t * q_row], q_row, &all[t * row]);
+            std::copy_n(&k[t * k_row], k_row, &all[t * row + q_row]);
+            std::copy_n(&v[t * k_row], k_row, &all[t * row + q_row + k_row]);
+        }
+        return all;
+    };
+    const Numbers qkv = interleave(p.q, p.k, p.v);
+    Numbers dqkv(qkv.size(), NAN);
+    AttentionForward<double> a = arguments(p, fused);
+    a.q = {&qkv[0], row}, a.k = {&qkv[q_row], row}, a.v = {&qkv[q_row + k_row], row};
+    AttentionBackward<double> to{};
+    to.dout = p.dout.data();
+    to.dq = {&dqkv[0], row}, to.dk = {&dqkv[q_row], row}, to.dv = {&dqkv[q_row + k_row], row};
+    attention_forward(CPU{}, Causal(), a);
+    attention_backward(CPU{}, Causal(), a, to);
+    CHECK(bit_difference(fused.out, apart.out) == "");
+    CHECK(bit_difference(dqkv, interleave(g.q, g.k, g.v)) == "");
+}
+
+TEST_CASE("attention kernel: scores of ten thousand stay finite and exact", "[attention]") {
+    Problem p(1, 130, 130, 2, 1, 8);
+    for (double& number : p.q) number *= 1e4;
+    Results r = forward(p, Causal());
+    CHECK(difference(r.out, by_definition(p, raw, causal).out, {1e-9}) == "");
+    const Gradients g = backward(p, Causal(), r);
+    CHECK((all_finite(g.q) && all_finite(g.k) && all_finite(g.v)));
+
+    const std::vector<float> q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end()), dout(p.dout.begin(), p.dout.end());
+    std::vector<float> out(q.size()), lse(p.rows()), dq(q.size()), dk(k.size()), dv(v.size());
+    AttentionForward<float> a{};
+    a.B = 1, a.T = a.S = 130, a.NH = 2, a.NKV = 1, a.HS = 8;
+    a.q = {q.data(), 16}, a.k = {k.data(), 8}, a.v = {v.data(), 8};
+    a.out = out.data(), a.lse = lse.data();
+    AttentionBackward<float> to{};
+    to.dout = dout.data(), to.dq = {dq.data(), 16}, to.dk = {dk.data(), 8}, to.dv = {dv.data(), 8};
+    attention_forward(CPU{}, Causal(), a);
+    attention_backward(CPU{}, Causal(), a, to);
+    CHECK((all_finite(out) && all_finite(lse) && all_finite(dq) && all_finite(dk) && all_finite(dv)));
+    CHECK(difference(lse, r.lse, {1e-6}) == "");
+}

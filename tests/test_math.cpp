@@ -1,0 +1,140 @@
+// Elementary functions of model/math.h: accuracy over their whole range, one number and a SIMD vector alike.
+#include "catch.h"
+
+#include <cmath>
+#include <limits>
+
+#include "model/math.h"
+#include "tests/operation.h"
+
+namespace {
+
+/// Both forms of a function over `x`, whose length is a multiple of every vector's.
+template <class X, class Function>
+Arrays<X> one_by_one_and_in_packs(const std::vector<X>& x, Function function) {
+    Arrays<X> out(2, std::vector<X>(x.size()));
+    for (size_t n = 0; n < x.size(); n++) out[0][n] = function(x[n]);
+    for (size_t n = 0; n < x.size(); n += LANES<X>) store(&out[1][n], function(load<Pack<X>>(&x[n])));
+    return out;
+}
+
+template <class X>
+std::vector<X> range(X from, X to, size_t count) {
+    std::vector<X> x(count);
+    for (size_t n = 0; n < count; n++) x[n] = from + (to - from) * X(n) / X(count - 1);
+    return x;
+}
+
+double largest_relative_error(const std::vector<float>& actual, const std::vector<float>& x, double (*exact)(double)) {
+    double largest = 0;
+    for (size_t n = 0; n < x.size(); n++) {
+        const double expected = exact(double(x[n])), error = std::abs(double(actual[n]) / expected - 1);
+        if (!(error <= largest)) largest = std::isnan(error) ? INFINITY : error;
+    }
+    return largest;
+}
+
+double exact_gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+struct Gelu {
+    static constexpr bool any_threads = true;
+    int length() const { return 4; }
+    std::vector<ArrayOf> inputs() const { return {{"x", 64}, {"large x", 64, 4.0}, {"large negative x", 64, -4.0}}; }
+
+    std::vector<double> formula(const Arrays<double>& in) const {
+        std::vector<double> out;
+        for (const auto& x : in)
+            for (double number : x) out.push_back(exact_gelu(number));
+        return out;
+    }
+    template <class X>
+    std::vector<X> forward(const Arrays<X>& in) const {
+        std::vector<X> out;
+        for (const auto& x : in) out = joined(out, one_by_one_and_in_packs(x, [](auto n) { return gelu(n); })[1]);
+        return out;
+    }
+    template <class X>
+    Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout) const {
+        Arrays<X> gradients;
+        size_t n = 0;
+        for (const auto& x : in) {
+            gradients.push_back(one_by_one_and_in_packs(x, [](auto number) { return gelu_and_slope(number).slope; })[1]);
+            for (X& slope : gradients.back()) slope *= dout[n++];
+        }
+        return gradients;
+    }
+};
+
+}   // namespace
+
+TEST_CASE("exp_of: float to two units in the last place over its range, one number and a vector of numbers", "[math]") {
+    const std::vector<float> x = range(-87.3f, 88.3f, 1 << 20);
+    for (const auto& out : one_by_one_and_in_packs(x, [](auto n) { return exp_of(n); }))
+        CHECK(largest_relative_error(out, x, std::exp) <= 2 * std::numeric_limits<float>::epsilon());
+}
+
+TEST_CASE("exp_of: exact at 0, near 0, and clamped outside of its range", "[math]") {
+    const std::vector<float> small = range(-1e-3f, 1e-3f, 1 << 12);
+    for (const auto& out : one_by_one_and_in_packs(small, [](auto n) { return exp_of(n); }))
+        CHECK(largest_relative_error(out, small, std::exp) <= std::numeric_limits<float>::epsilon());
+    CHECK(exp_of(0.0f) == 1);
+    for (float below : {-88.0f, -1e30f, -INFINITY}) {
+        CHECK(exp_of(below) >= 0);
+        CHECK(exp_of(below) < 1.3e-38f);
+    }
+    for (float above : {89.0f, 1e30f, INFINITY}) {
+        CHECK(exp_of(above) > 2e38f);
+        CHECK(std::isfinite(exp_of(above)));
+    }
+}
+
+TEST_CASE("exp_of: NaN stays NaN, alone and in any lane", "[math]") {
+    CHECK(std::isnan(exp_of(NAN)));
+    CHECK(std::isnan(exp_of(-NAN)));
+    for (int lane = 0; lane < LANES<float>; lane++) {
+        Pack<float> x{};
+        x[lane] = NAN;
+        const Pack<float> out = exp_of(x);
+        for (int other = 0; other < LANES<float>; other++) CHECK(std::isnan(out[other]) == (other == lane));
+    }
+}
+
+TEST_CASE("exp_of: double is the library's function, one number and a vector of numbers", "[math]") {
+    const std::vector<double> x = range(-700.0, 700.0, 1 << 10);
+    std::vector<double> expected;
+    for (double number : x) expected.push_back(std::exp(number));
+    for (const auto& out : one_by_one_and_in_packs(x, [](auto n) { return exp_of(n); })) CHECK(bit_difference(out, expected) == "");
+}
+
+TEST_CASE("sigmoid: accurate over its range, 0 and 1 far outside", "[math]") {
+    const std::vector<float> x = range(-80.0f, 80.0f, 1 << 16);
+    for (const auto& out : one_by_one_and_in_packs(x, [](auto n) { return sigmoid(n); }))
+        CHECK(largest_relative_error(out, x, [](double n) { return 1 / (1 + std::exp(-n)); }) <= 4 * std::numeric_limits<float>::epsilon());
+    CHECK(sigmoid(-1e30f) < 1e-37f);
+    CHECK(sigmoid(1e30f) == 1);
+    CHECK(std::isnan(sigmoid(NAN)));
+}
+
+TEST_CASE("gelu: value and slope, of small and large arguments", "[math]") {
+    check_operation(Gelu{});
+    const std::vector<float> x = range(-30.0f, 30.0f, 1 << 14);
+    const auto values = one_by_one_and_in_packs(x, [](auto n) { return gelu(n); });
+    const auto with_slope = one_by_one_and_in_packs(x, [](auto n) { return gelu_and_slope(n).value; });
+    std::vector<double> expected;
+    for (float number : x) expected.push_back(exact_gelu(number));
+    for (const auto& out : {values[0], values[1], with_slope[0], with_slope[1]}) CHECK(difference(out, expected, rounding<float>(1)) == "");
+    CHECK(std::abs(gelu_and_slope(-1e4f).slope) < 1e-20f);
+    CHECK(gelu_and_slope(1e4f).slope == 1);
+}
+
+TEST_CASE("softplus: follows its formula and does not overflow", "[math]") {
+    for (double x : range(-30.0, 30.0, 121)) CHECK(std::abs(softplus(x) - std::log(1 + std::exp(x))) <= 1e-14 * std::max(1.0, x));
+    CHECK(softplus(1e4f) == 1e4f);
+    CHECK(softplus(-1e4f) == 0);
+    CHECK(std::abs(softplus(1.854586542131141) - 2) < 1e-15);
+}
+
+TEST_CASE("the sum over a vector's lanes and iota", "[math]") {
+    CHECK(sum<float>(iota(1.0f)) == 136);
+    CHECK(sum<double>(iota(1.0)) == 36);
+}

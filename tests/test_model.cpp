@@ -1,0 +1,201 @@
+// The whole model in all its forms, with plain causal attention; tests/variant/ repeats the essence for every variant.
+#include "catch.h"
+
+#include "attention/causal.cuh"
+#include "tests/whole_model.h"
+
+namespace {
+
+using Double = Trial<double, causal>;
+using Float = Trial<float, causal>;
+
+/// The final activations of a trial's whole batch.
+template <class X>
+std::vector<X> activations(Trial<X, causal>& trial) {
+    gpt_forward(CPU{}, trial.gpt, trial.tokens.data(), trial.B, trial.T);
+    return {trial.gpt.final_normed, trial.gpt.final_normed + size_t(trial.B) * trial.T * trial.gpt.net.config.C};
+}
+
+template <class X>
+std::vector<X> tensors_of(const Trial<X, causal>& trial, const X* flat) {
+    std::vector<X> numbers;
+    for (const Tensor& t : trial.gpt.net.tensors) numbers.insert(numbers.end(), flat + t.slot.offset, flat + t.slot.offset + t.slot.size);
+    return numbers;
+}
+
+size_t bytes_of(const std::vector<MemoryUse>& plan) {
+    size_t total = 0;
+    for (const MemoryUse& use : plan) total += use.bytes;
+    return total;
+}
+
+/// 64-byte lines, which every tensor of activations begins on.
+size_t lines(size_t numbers) { return (numbers * sizeof(float) + 63) / 64 * 64; }
+
+}   // namespace
+
+TEST_CASE("gradients of every tensor: Qwen3 and Qwen2 form, tied and untied, head groups of 1, 2 and 4", "[model]") {
+    for (bool qwen2 : {false, true})
+        for (bool tied : {true, false})
+            for (int NKV : {4, 2, 1}) {
+                INFO((qwen2 ? "Qwen2" : "Qwen3") << (tied ? ", tied" : ", untied") << ", NKV " << NKV);
+                Double trial(Form{qwen2, tied, 4, NKV, 2, 13});
+                CHECK(model_gradient_difference(trial) == "");
+            }
+}
+
+TEST_CASE("gradients of every tensor: one token, one full tile, tiles and a partial one, one sequence", "[model]") {
+    for (int T : {1, 64, 65, 130}) {
+        INFO("T " << T);
+        Double trial(Form{false, true, 2, 1, 1, T});
+        CHECK(model_gradient_difference(trial) == "");
+    }
+}
+
+TEST_CASE("gradients of every tensor: targets that are ignored", "[model]") {
+    Double trial(Form{false, true, 2, 1, 2, 9});
+    for (size_t n = 0; n < trial.targets.size(); n += 2) trial.targets[n] = -1;
+    CHECK(model_gradient_difference(trial) == "");
+}
+
+TEST_CASE("recomputing activations changes no bit: Qwen2 form, untied, three layers", "[model]") {
+    Config config = config_of({true, false, 4, 4, 2, 67});
+    config.L = 3;
+    Float keeping(config, 2, 67, 2, 67), recomputing(config, 2, 67, 2, 67, true);
+    CHECK(keeping.loss_and_gradients() == recomputing.loss_and_gradients());
+    CHECK(bit_difference(tensors_of(recomputing, recomputing.gpt.gradients), tensors_of(keeping, keeping.gpt.gradients)) == "");
+    CHECK(bytes_of(recomputing.gpt.memory_plan()) < bytes_of(keeping.gpt.memory_plan()));
+}
+
+TEST_CASE("one batch is learnt by heart", "[model]") {
+    Config config = config_of({});
+    config.C = 32, config.HS = 8, config.F = 64;
+    Float trial(config, 2, 20, 2, 20);
+    initialise(trial.gpt.net.tensors, 1, trial.gpt.weights);
+    AdamW adamw;
+    adamw.lr = 1e-2;
+    const double at_first = trial.loss();
+    CHECK(std::abs(at_first - std::log(config.V)) < 0.1);   // small weights know nothing
+    for (int step = 1; step <= 80; step++) {
+        trial.loss_and_gradients();
+        gpt_update(CPU{}, trial.gpt, adamw, 1.0, step);
+    }
+    CHECK(trial.loss() < 0.05);
+}
+
+TEST_CASE("two shards of the optimiser together make the whole update, bit for bit", "[model]") {
+    const Config config = config_of({});
+    Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, false, 0, 2), high(config, 2, 13, 2, 13, false, 1, 2);
+    const size_t n = whole.gpt.net.tensors.size(), middle = shard_begin(n, 1, 2);
+    CHECK(low.gpt.moments_end == middle);
+    CHECK(high.gpt.moments_begin == middle);
+    CHECK(high.gpt.moments_end == n);
+    for (int step = 1; step <= 3; step++) {
+        for (Float* trial : {&whole, &low, &high}) {
+            trial->loss_and_gradients();
+            gpt_update(CPU{}, trial->gpt, {}, 0.8, step);
+        }
+        const std::vector<float> before = high.all(high.gpt.weights);
+        std::copy(high.gpt.weights + middle, high.gpt.weights + n, low.gpt.weights + middle);   // what ranks exchange
+        std::copy(low.gpt.weights, low.gpt.weights + middle, high.gpt.weights);
+        INFO("step " << step);
+        CHECK(bit_difference(before, whole.all(whole.gpt.weights)) != "");   // each had updated its own part alone
+        CHECK(bit_difference(low.all(low.gpt.weights), whole.all(whole.gpt.weights)) == "");
+        CHECK(bit_difference(high.all(high.gpt.weights), whole.all(whole.gpt.weights)) == "");
+    }
+}
+
+TEST_CASE("an update changes every tensor and keeps the padding between them zero", "[model]") {
+    Float trial(Form{true, false, 4, 2, 2, 13});
+    const std::vector<float> before = trial.all(trial.gpt.weights);
+    trial.loss_and_gradients();
+    gpt_update(CPU{}, trial.gpt, {}, 1.0, 1);
+    size_t at = 0;
+    for (const Tensor& t : trial.gpt.net.tensors) {
+        INFO(t.name);
+        CHECK(bit_difference(trial.of(trial.gpt.weights, t), trial.of(before.data(), t)) != "");
+        for (; at < t.slot.offset; at++) CHECK((trial.gpt.weights[at] == 0 && trial.gpt.gradients[at] == 0));
+        at = t.slot.offset + t.slot.size;
+    }
+}
+
+TEST_CASE("a shorter and a smaller batch in a larger model are those of a model made for them", "[model]") {
+    const Config config = config_of({});
+    for (int T : {1, 33, 64, 70}) {
+        Double exact(config, 1, T, 1, T), roomy(config, 1, T, 3, 140);
+        Double other(config, 3, 140, 3, 140);   // its tokens fill the larger model before
+        gpt_forward(CPU{}, roomy.gpt, other.tokens.data(), 3, 140);
+        INFO("T " << T);
+        CHECK(bit_difference(activations(roomy), activations(exact)) == "");
+        CHECK(roomy.loss_and_gradients() == exact.loss_and_gradients());
+        CHECK(difference(tensors_of(roomy, roomy.gpt.gradients), tensors_of(exact, exact.gpt.gradients), Tolerance{1e-13, 0}) == "");
+    }
+}
+
+TEST_CASE("a model for inference computes what one for training does, in less memory", "[model]") {
+    const Form form;
+    Float training(form), inference(config_of(form), form.B, form.T, form.B, form.T, false, 0, 1, Mode::inference);
+    CHECK(bit_difference(activations(inference), activations(training)) == "");
+    CHECK(inference.loss() == training.loss());
+    CHECK(inference.gpt.gradients == nullptr);
+    CHECK(bytes_of(inference.gpt.memory_plan()) < bytes_of(training.gpt.memory_plan()) / 2);
+}
+
+TEST_CASE("logits one by one are those of the loss", "[model]") {
+    Double trial(Form{false, false, 2, 1, 2, 5});
+    const double expected = trial.loss();
+    const int V = trial.gpt.net.config.V;
+    double total = 0;
+    for (int row = 0; row < trial.B * trial.T; row++) {
+        const double* z = gpt_logits(CPU{}, trial.gpt, row, 1);
+        double sum = 0;
+        for (int v = 0; v < V; v++) sum += std::exp(z[v]);
+        total += std::log(sum) - z[trial.targets[row]];
+    }
+    CHECK(std::abs(total / (trial.B * trial.T) - expected) < 1e-12);
+}
+
+TEST_CASE("a large vocabulary: the head works on several chunks of rows, the last a partial one", "[model]") {
+    Config config = config_of({});
+    config.V = 1 << 17, config.C = 4, config.L = 1;
+    const int B = 3, T = 50;
+    Float whole(config, B, T, B, T), micro(config, B, T, B, T);
+    REQUIRE(whole.gpt.logit_rows() < B * T);
+    REQUIRE(B * T % whole.gpt.logit_rows() != 0);
+    REQUIRE(micro.gpt.logit_rows() >= T);
+    const double expected = whole.loss_and_gradients();
+    double loss = 0;
+    for (int b = 0; b < B; b++) loss += micro.loss_and_gradients(b, 1, b ? Write::add : Write::overwrite);
+    CHECK(std::abs(loss - expected) <= rounding<float>(1).relative * expected);
+    for (const Tensor& t : whole.gpt.net.tensors) {
+        INFO(t.name);
+        CHECK(difference(micro.of(micro.gpt.gradients, t), whole.of(whole.gpt.gradients, t), Tolerance{rounding<float>(B * T).relative, 1e-9}) == "");
+    }
+}
+
+TEST_CASE("the memory plan is what is allocated", "[model]") {
+    for (bool recompute : {false, true})
+        for (Mode mode : {Mode::training, Mode::inference}) {
+            const Config config = config_of({});
+            const int B = 3, T = 70;
+            GPT<CPU, float, causal> gpt(config, B, T, mode, recompute, 0, 2);
+            const std::vector<MemoryUse> plan = gpt.memory_plan();
+            gpt.allocate();
+            const std::vector<MemoryUse> taken = gpt.memory_plan();
+            REQUIRE(plan.size() == taken.size());
+            for (size_t k = 0; k < plan.size(); k++) {
+                CHECK(plan[k].what == taken[k].what);
+                CHECK(plan[k].bytes == taken[k].bytes);
+            }
+            const size_t n = gpt.net.tensors.size();
+            const bool training = mode == Mode::training;
+            CHECK(gpt.weight_memory.bytes() == lines(n));
+            CHECK(gpt.gradient_memory.bytes() == (training ? lines(n) : 0));
+            CHECK(gpt.moment_memory.bytes() == (training ? 2 * lines(shard_begin(n, 1, 2)) : 0));
+            CHECK(bytes_of(plan) == gpt.weight_memory.bytes() + gpt.gradient_memory.bytes() + gpt.moment_memory.bytes() + gpt.activation_memory.bytes() + gpt.scratch_memory.bytes());
+            for (const Arena<CPU>* arena : {&gpt.weight_memory, &gpt.gradient_memory, &gpt.moment_memory, &gpt.activation_memory}) CHECK(arena->used() == arena->bytes());
+            CHECK(gpt.activation_memory.bytes() > lines(size_t(config.L + 1) * B * T * config.C));
+            CHECK(gpt.scratch_memory.bytes() >= lines(size_t(gpt.logit_rows()) * config.V));
+            CHECK(gpt.layers.size() == size_t(training && !recompute ? config.L : 1));
+        }
+}

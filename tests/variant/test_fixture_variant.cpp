@@ -1,0 +1,12 @@
+// Each attention variant against its reference fixtures, where it has some.
+#include "tests/catch.h"
+
+#include "attention/attention.h"
+#include "tests/fixture_curve.h"
+
+#define NAME_OF(variant) ATTENTION_QUOTED(variant)
+
+TEST_CASE(NAME_OF(ATTENTION) ": the reference's logits, gradient norms and training curve", "[fixture]") {
+    for (const auto& folder : fixture_folders(Attention::name))
+        DYNAMIC_SECTION(folder.filename().string()) { check_fixture<Attention>(folder, false); }
+}

@@ -1,0 +1,282 @@
+// What every attention variant has to pass. Compiled once per file of attention/ with -DATTENTION=NAME; nothing here knows any of
+// them: settings, tensors and inputs are taken from what the variant declares. Double precision unless a case says otherwise.
+#include "attention/attention.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "tests/attention_case.h"
+#include "tests/catch.h"
+#include "tests/check.h"
+#include "tests/operation.h"
+
+#define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
+#define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " " what, "[attention][variant]")
+
+namespace {
+
+using Settings = std::map<std::string, double>;
+
+/// A published form that looks ahead says `static constexpr bool causal = false`.
+template <class A>
+constexpr bool claims_causality() {
+    if constexpr (requires { A::causal; }) return A::causal;
+    return true;
+}
+
+/// Small values that make a setting matter within two hundred tokens.
+std::vector<double> small_values(const Setting& setting) {
+    const std::vector<double> candidates = setting.whole ? std::vector<double>{0, 1, 4, 20} : std::vector<double>{0, 0.1, 0.5, 2};
+    std::vector<double> values;
+    for (double candidate : candidates)
+        if (candidate >= setting.lowest && candidate <= setting.highest) values.push_back(candidate);
+    return values.empty() ? std::vector<double>{setting.lowest} : values;
+}
+
+/// The defaults, every small value of every setting, and those of two settings in every combination.
+std::vector<Settings> settings_to_try() {
+    std::vector<Settings> all = {{}};
+    const std::vector<Setting> settings = Attention::settings();
+    const int rounds = settings.empty() ? 0 : settings.size() == 1 ? 4 : 16;
+    for (int round = 0; round < rounds; round++) {
+        Settings one;
+        for (size_t n = 0; n < settings.size(); n++) {
+            const std::vector<double> values = small_values(settings[n]);
+            one[settings[n].key] = values[(round + n * (round / 4)) % values.size()];
+        }
+        if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
+    }
+    return all;
+}
+
+std::string text_of(const LayerSizes& s) {
+    std::ostringstream text;
+    text << "B " << s.B << ", T " << s.T << ", NH " << s.NH << ", NKV " << s.NKV << ", HS " << s.HS;
+    for (const auto& [key, value] : s.settings) text << ", " << key << " " << value;
+    return text.str();
+}
+
+void check_against_naive(const LayerSizes& sizes) {
+    INFO(text_of(sizes));
+    AttentionCase<double, Attention> layer(sizes);
+    layer.forward();
+    std::vector<double> naive(layer.out.size());
+    layer.policy.naive(layer.inputs(), layer.weights.data(), naive.data());
+    CHECK(difference(layer.result(), naive, {1e-12}) == "");
+}
+
+void check_gradients(const LayerSizes& sizes) {
+    INFO(text_of(sizes));
+    const Threads one(1);   // many short runs
+    AttentionCase<double, Attention> layer(sizes);
+    const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
+    layer.forward();
+    layer.backward(dout);
+    auto loss = [&] { return layer.loss(dout); };
+    for (const Tensor& tensor : layer.tensors) {
+        INFO(tensor.name);
+        const auto part = [&](const std::vector<double>& flat) {
+            return std::vector<double>(flat.begin() + tensor.slot.offset, flat.begin() + tensor.slot.offset + tensor.slot.size);
+        };
+        std::vector<double> values = part(layer.weights);
+        CHECK(gradient_error(values, part(layer.dweights), [&] {
+                  std::copy(values.begin(), values.end(), layer.weights.begin() + tensor.slot.offset);
+                  return loss();
+              }) <= 1e-8);
+        std::copy(values.begin(), values.end(), layer.weights.begin() + tensor.slot.offset);
+    }
+    INFO("q and k before RoPE, v, x");
+    CHECK(gradient_error(layer.qk_pre, layer.dqk, loss) <= 1e-8);
+    CHECK(gradient_error(layer.qkv, layer.dqkv, loss) <= 1e-8);
+    if (Attention::reads_x) CHECK(gradient_error(layer.x, layer.dx, loss) <= 1e-8);
+}
+
+/// Whether the verdict is true of the rectangle; "mixed" always is.
+template <class P>
+bool verdict_holds(const P& policy, int h, int i0, int i1, int j0, int j1) {
+    const Tile verdict = policy.tile(h, i0, i1, j0, j1);
+    if (verdict == Tile::mixed) return true;
+    for (int i = i0; i < i1; i++)
+        for (int j = j0; j < j1; j++)
+            if (policy.visible(h, i, j) != (verdict == Tile::full)) return false;
+    return true;
+}
+
+/// Everything that forward and backward compute, one behind the other.
+template <class X>
+std::vector<X> all_results(AttentionCase<X, Attention>& layer) {
+    layer.dweights.assign(layer.dweights.size(), X(0));
+    layer.dx.assign(layer.dx.size(), X(0));
+    layer.forward();
+    layer.backward(normal_numbers<X>(layer.out.size(), 7));
+    std::vector<X> all = layer.result();
+    for (auto* part : {&layer.lse, &layer.dweights, &layer.dx, &layer.dqk, &layer.dqkv}) all.insert(all.end(), part->begin(), part->end());
+    return all;
+}
+
+template <class X>
+void check_same_bits() {
+    AttentionCase<X, Attention> layer({2, 130, 4, 2, 16, {}});
+    std::vector<X> first, again, one_thread, two_threads;
+    first = all_results(layer);
+    again = all_results(layer);
+    {
+        const Threads one(1);
+        one_thread = all_results(layer);
+    }
+    {
+        const Threads two(2);
+        two_threads = all_results(layer);
+    }
+    CHECK(all_finite(layer.result()));
+    CHECK(bit_difference(again, first) == "");
+    CHECK(bit_difference(two_threads, one_thread) == "");
+}
+
+/// The number of outputs in front of `token` that differ between two runs.
+int changed_before(int token, const AttentionCase<double, Attention>& a, const AttentionCase<double, Attention>& b) {
+    const size_t row = size_t(a.config.NH) * a.config.HS;
+    int changed = 0;
+    for (size_t n = 0; n < token * row; n++) changed += a.result()[n] != b.result()[n];
+    return changed;
+}
+
+void disturb(std::vector<double>& numbers, int token, int tokens) {
+    const size_t width = numbers.size() / tokens;
+    for (size_t n = 0; n < width; n++) numbers[token * width + n] = 2 - 3 * numbers[token * width + n];
+}
+
+}   // namespace
+
+VARIANT_CASE("computes what its naive() prints: one token, one tile, partial tiles, many tiles, grouped queries") {
+    check_against_naive({1, 1, 4, 4, 16, {}});
+    check_against_naive({2, 63, 4, 2, 64, {}});
+    check_against_naive({1, 64, 4, 1, 16, {}});
+    check_against_naive({2, 65, 2, 1, 128, {}});
+    check_against_naive({1, 200, 4, 2, 16, {}});
+    check_against_naive({1, 200, 1, 1, 64, {}});
+}
+
+VARIANT_CASE("computes what its naive() prints at every setting") {
+    for (const Settings& settings : settings_to_try()) check_against_naive({1, 130, 4, 2, 8, settings});
+}
+
+VARIANT_CASE("has the gradients of finite differences for every tensor and input") {
+    check_gradients({1, 1, 2, 1, 8, {}});
+    check_gradients({2, 66, 4, 2, 8, {}});
+    for (const Settings& settings : settings_to_try())
+        if (!settings.empty()) check_gradients({1, 66, 2, 1, 8, settings});
+}
+
+VARIANT_CASE("has tiles that never contradict visible()") {
+    const int T = 200, NH = 4;
+    std::mt19937_64 generator(5);
+    auto below = [&](int n) { return int(generator() % uint64_t(n)); };
+    for (const Settings& settings : settings_to_try()) {
+        const LayerSizes sizes{1, T, NH, 2, 16, settings};
+        INFO(text_of(sizes));
+        const AttentionCase<double, Attention> layer(sizes);
+        int wrong = 0;
+        for (int h = 0; h < NH; h++) {
+            for (int i0 = 0; i0 < T; i0 += TILE)
+                for (int j0 = 0; j0 < T; j0 += TILE) wrong += !verdict_holds(layer.policy, h, i0, std::min(T, i0 + TILE), j0, std::min(T, j0 + TILE));
+            for (int n = 0; n < 1500; n++) {
+                const int most = n % 3 ? 12 : 80, i0 = below(T), j0 = below(T);
+                wrong += !verdict_holds(layer.policy, h, i0, std::min(T, i0 + 1 + below(most)), j0, std::min(T, j0 + 1 + below(most)));
+            }
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+VARIANT_CASE("counts its pairs") {
+    const int T = 200, NH = 4;
+    for (const Settings& settings : settings_to_try()) {
+        const AttentionCase<double, Attention> layer({1, T, NH, 2, 16, settings});
+        double pairs = 0;
+        for (int h = 0; h < NH; h++)
+            for (int i = 0; i < T; i++)
+                for (int j = 0; j < T; j++) pairs += layer.policy.visible(h, i, j);
+        CHECK(count_pairs(layer.policy, NH, T).pairs == pairs);
+    }
+}
+
+VARIANT_CASE("changes no output in front of a changed token, not by one bit") {
+    const int T = 130;
+    const Threads one(1);   // many short runs
+    for (const Settings& settings : settings_to_try()) {
+        const LayerSizes sizes{1, T, 2, 1, 16, settings};
+        INFO(text_of(sizes));
+        AttentionCase<double, Attention> before(sizes);
+        before.forward();
+        int changed = 0;
+        for (int token : {1, 63, 64, 65, 129}) {
+            AttentionCase<double, Attention> after(sizes);
+            for (auto* numbers : {&after.x, &after.qk_pre, &after.qkv}) disturb(*numbers, token, T);
+            after.forward();
+            CHECK(before.result() != after.result());
+            changed += changed_before(token, before, after);
+        }
+        CHECK((changed == 0) == claims_causality<Attention>());
+    }
+}
+
+VARIANT_CASE("computes the same for a token whatever follows it") {
+    const Threads one(1);   // many short runs
+    for (const Settings& settings : settings_to_try()) {
+        AttentionCase<double, Attention> whole({1, 130, 2, 1, 16, settings});
+        whole.forward();
+        bool same = true;
+        for (int tokens : {1, 2, 21, 64, 65, 129}) {
+            auto prefix = whole.first_tokens(tokens);
+            prefix.forward();
+            const std::vector<double> expected(whole.result().begin(), whole.result().begin() + prefix.result().size());
+            same = same && difference(prefix.result(), expected, {1e-12}).empty();
+        }
+        INFO(text_of({1, 130, 2, 1, 16, settings}));
+        CHECK(same == claims_causality<Attention>());
+    }
+}
+
+VARIANT_CASE("gives the same bits twice, with one thread and with two, in float") { check_same_bits<float>(); }
+VARIANT_CASE("gives the same bits twice, with one thread and with two, in double") { check_same_bits<double>(); }
+
+// A score of size up to about 8 is a sum of HS products; exp() turns its absolute error into a relative one of the weights.
+VARIANT_CASE("is as exact in float as float can be") {
+    for (int HS : {16, 64}) {
+        const LayerSizes sizes{1, 130, 4, 2, HS, {}};
+        AttentionCase<float, Attention> single(sizes);
+        AttentionCase<double, Attention> exact(sizes);
+        exact.weights.assign(single.weights.begin(), single.weights.end());
+        exact.x.assign(single.x.begin(), single.x.end());
+        exact.qk_pre.assign(single.qk_pre.begin(), single.qk_pre.end());
+        exact.qkv.assign(single.qkv.begin(), single.qkv.end());
+        const std::vector<float> dout = normal_numbers<float>(single.out.size(), 7);
+        single.forward(), single.backward(dout);
+        exact.forward(), exact.backward({dout.begin(), dout.end()});
+
+        const Tolerance tolerance = rounding<float>(HS), of_gradients{4 * tolerance.relative};
+        CHECK(difference(single.result(), exact.result(), tolerance) == "");
+        CHECK(difference(single.dqk, exact.dqk, of_gradients) == "");
+        CHECK(difference(single.dqkv, exact.dqkv, of_gradients) == "");
+        if (!single.dweights.empty()) CHECK(difference(single.dweights, exact.dweights, of_gradients) == "");
+        CHECK(difference(single.dx, exact.dx, of_gradients) == "");
+    }
+}
+
+VARIANT_CASE("overwrites the gradients of activations and adds to those of tensors") {
+    AttentionCase<double, Attention> layer({2, 70, 4, 2, 16, {}});
+    const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
+    auto doubled = [](std::vector<double> numbers) {
+        for (double& number : numbers) number *= 2;
+        return numbers;
+    };
+    layer.forward();
+    layer.backward(dout);
+    const std::vector<double> dqk = layer.dqk, dqkv = layer.dqkv, dweights = layer.dweights, dx = layer.dx;
+    layer.backward(dout);
+    CHECK(bit_difference(layer.dqk, dqk) == "");
+    CHECK(bit_difference(layer.dqkv, dqkv) == "");
+    if (!dweights.empty()) CHECK(difference(layer.dweights, doubled(dweights), {1e-13}) == "");
+    CHECK(difference(layer.dx, doubled(dx), {1e-13}) == "");
+}

@@ -1,0 +1,113 @@
+// A small whole model with a batch of random tokens, for any attention variant and number type.
+#pragma once
+#include <random>
+#include <string>
+#include <vector>
+
+#include "model/gpt.cuh"
+#include "tests/finite_differences.h"
+#include "tests/threads.h"
+
+/// The sizes and switches that change the path through the model.
+struct Form {
+    bool qwen2 = false;   // biases of q, k, v and no QK-norm; otherwise QK-norm and no bias
+    bool tied = true;
+    int NH = 4, NKV = 2;
+    int B = 2, T = 67;    // T: one full tile and a partial one
+};
+
+inline Config config_of(const Form& form) {
+    Config c;
+    c.V = 29, c.C = 12, c.L = 2, c.NH = form.NH, c.NKV = form.NKV, c.HS = 6, c.F = 20;
+    c.qkv_bias = form.qwen2, c.qk_norm = !form.qwen2, c.tied = form.tied;
+    c.rope_theta = 1e4, c.norm_eps = 1e-5;
+    c.settings = {{"attention_window", 9.0}, {"attention_dense_until", 5.0}, {"asga_hidden", 5.0}};   // small, so that they cut
+    return c;
+}
+
+/// Large random weights for every tensor, norms and biases too, so that each term of each formula moves the loss.
+template <class X>
+void randomise(const TensorList& list, X* weights) {
+    uint64_t seed = 1;
+    for (const Tensor& t : list) {
+        const std::vector<X> numbers = random_numbers<X>(t.slot.size, seed++);
+        for (size_t n = 0; n < t.slot.size; n++) weights[t.slot.offset + n] = X(t.init.value) + X(0.5) * numbers[n];
+    }
+}
+
+/// A model with a batch of B x T; `gpt` may have room for more.
+template <class X, class A>
+struct Trial {
+    GPT<CPU, X, A> gpt;
+    int B, T;
+    std::vector<int32_t> tokens, targets;
+
+    Trial(const Config& config, int B_, int T_, int room_B, int room_T, bool recompute = false, int shard = 0, int shards = 1, Mode mode = Mode::training)
+        : gpt(config, room_B, room_T, mode, recompute, shard, shards), B(B_), T(T_), tokens(size_t(B) * T), targets(tokens.size()) {
+        gpt.allocate();
+        randomise(gpt.net.tensors, gpt.weights);
+        std::mt19937 generator(3);
+        for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int32_t(generator() % config.V), targets[n] = int32_t(generator() % config.V);
+    }
+    explicit Trial(const Form& form, bool recompute = false) : Trial(config_of(form), form.B, form.T, form.B, form.T, recompute) {}
+
+    /// Mean loss per token.
+    double loss() {
+        gpt_forward(CPU{}, gpt, tokens.data(), B, T);
+        return gpt_loss(CPU{}, gpt, targets.data(), B, T) / (B * T);
+    }
+
+    /// The same with the gradients of rows [first, first + count) of the batch, each token weighing 1 / (B T).
+    double loss_and_gradients(int first, int count, Write write) {
+        const size_t at = size_t(first) * T;
+        gpt_forward(CPU{}, gpt, &tokens[at], count, T);
+        const double sum = gpt_loss(CPU{}, gpt, &targets[at], count, T, X(1.0 / (B * T)), write);
+        gpt_backward(CPU{}, gpt, &tokens[at], count, T, write);
+        return sum / (B * T);
+    }
+    double loss_and_gradients() { return loss_and_gradients(0, B, Write::overwrite); }
+
+    std::vector<X> of(const X* flat, const Tensor& t) const { return {flat + t.slot.offset, flat + t.slot.offset + t.slot.size}; }
+    std::vector<X> all(const X* flat) const { return {flat, flat + gpt.net.tensors.size()}; }
+};
+
+/// Derivative of the loss by central differences when the tensor moves along `direction`.
+template <class A>
+double slope_along(Trial<double, A>& trial, const Tensor& t, const std::vector<double>& direction) {
+    const double step = 1e-5;
+    double* w = trial.gpt.weights + t.slot.offset;
+    const std::vector<double> here(w, w + t.slot.size);
+    double loss[2];
+    for (int side : {0, 1}) {
+        for (size_t n = 0; n < t.slot.size; n++) w[n] = here[n] + (side ? step : -step) * direction[n];
+        loss[side] = trial.loss();
+    }
+    std::copy(here.begin(), here.end(), w);
+    return (loss[1] - loss[0]) / (2 * step);
+}
+
+/// Checks the gradient of every tensor: a few single numbers of it, and one random direction through all of them at once.
+/// Returns a sentence per wrong tensor.
+template <class A>
+std::string model_gradient_difference(Trial<double, A>& trial) {
+    const Threads one(1);   // hundreds of passes too small to share
+    trial.loss_and_gradients();
+    const std::vector<double> gradients = trial.all(trial.gpt.gradients);
+    std::mt19937 generator(7);
+    std::string wrong;
+    for (const Tensor& t : trial.gpt.net.tensors) {
+        std::vector<std::vector<double>> directions(1, random_numbers<double>(t.slot.size, 23));
+        for (int k = 0; k < 3; k++) {
+            directions.emplace_back(t.slot.size);
+            directions.back()[generator() % t.slot.size] = 1;
+        }
+        std::vector<double> expected, actual;
+        for (const auto& direction : directions) {
+            expected.push_back(slope_along(trial, t, direction));
+            actual.push_back(weighted_sum(trial.of(gradients.data(), t), direction));
+        }
+        const std::string text = difference(actual, expected, Tolerance{1e-6, 1e-9});
+        if (!text.empty()) wrong += t.name + ": " + text + "\n";
+    }
+    return wrong;
+}
