@@ -60,11 +60,11 @@ struct Gradients {
 
 // ---- attention from its definition
 
-/// score(b, h, i, j, a) is z; seen(h, i, j) tells which tokens see which: both get tokens, not indices, as i and j.
+/// z of query row i and key column j (indices, as features have them), and which tokens see which (positions).
 using ScoreOfPair = std::function<double(int b, int h, int i, int j, double a)>;
-using SeenTokens = std::function<bool(int h, int i, int j)>;
+using SeenTokens = std::function<bool(int h, int q_token, int k_token)>;
 
-/// z of one row; -infinity for what it does not see. `score` gets indices, `seen` tokens.
+/// z of one row; -infinity for what it does not see.
 inline Numbers scores_of_row(const Problem& p, const ScoreOfPair& score, const SeenTokens& seen, int b, int h, int i) {
     Numbers z(p.S, -INFINITY);
     const int qi = p.q_token(b, h, i);
@@ -161,7 +161,7 @@ inline double loss(const Problem& p, const Results& r) {
     return total;
 }
 
-/// `score` and `seen` say in scalars what `policy` says to the kernel. The problem is as it was afterwards.
+/// `score` and `seen` say pair by pair what `policy` says to the kernel. Leaves the problem as it was.
 template <class P>
 void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, const SeenTokens& seen) {
     INFO("B " << p.B << ", T " << p.T << ", S " << p.S << ", NH " << p.NH << ", NKV " << p.NKV << ", HS " << p.HS);

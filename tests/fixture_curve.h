@@ -18,6 +18,7 @@
 #include "model/machine.h"
 #include "model/safetensors.h"
 #include "tests/check.h"
+#include "tests/threads.h"
 
 /// What float32 may differ from float64 by: of a logit (absolute), and of losses and norms (relative).
 inline constexpr double LOGIT_TOLERANCE = 1e-4, RELATIVE_TOLERANCE = 1e-4;
@@ -98,6 +99,7 @@ inline std::string norm_difference(const TensorList& list, const float* flat, co
 /// Everything that the fixture knows, with activations kept or recomputed.
 template <class A>
 void check_fixture(const std::filesystem::path& folder, bool recompute) {
+    const Threads one(1);   // steps too small to share
     const Fixture f = load_fixture(folder);
     GPT<CPU, float, A> gpt(load_config(folder), f.B, f.T, Mode::training, recompute);
     gpt.allocate();

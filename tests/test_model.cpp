@@ -4,6 +4,8 @@
 #include "attention/causal.cuh"
 #include "tests/whole_model.h"
 
+// Threads one(1) where a case takes many small steps: sharing them costs more than it saves, on a busy machine a hundred times.
+
 namespace {
 
 using Double = Trial<double, causal>;
@@ -74,6 +76,7 @@ TEST_CASE("one batch is learnt by heart", "[model]") {
     initialise(trial.gpt.net.tensors, 1, trial.gpt.weights);
     AdamW adamw;
     adamw.lr = 1e-2;
+    const Threads one(1);
     const double at_first = trial.loss();
     CHECK(std::abs(at_first - std::log(config.V)) < 0.1);   // small weights know nothing
     for (int step = 1; step <= 80; step++) {
@@ -84,6 +87,7 @@ TEST_CASE("one batch is learnt by heart", "[model]") {
 }
 
 TEST_CASE("two shards of the optimiser together make the whole update, bit for bit", "[model]") {
+    const Threads one(1);
     const Config config = config_of({});
     Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, false, 0, 2), high(config, 2, 13, 2, 13, false, 1, 2);
     const size_t n = whole.gpt.net.tensors.size(), middle = shard_begin(n, 1, 2);
@@ -125,6 +129,7 @@ TEST_CASE("a shorter and a smaller batch in a larger model are those of a model 
         Double exact(config, 1, T, 1, T), roomy(config, 1, T, 3, 140);
         Double other(config, 3, 140, 3, 140);   // its tokens fill the larger model before
         gpt_forward(CPU{}, roomy.gpt, other.tokens.data(), 3, 140);
+        const Threads one(1);   // the BLAS library may split sums by threads
         INFO("T " << T);
         CHECK(bit_difference(activations(roomy), activations(exact)) == "");
         CHECK(roomy.loss_and_gradients() == exact.loss_and_gradients());

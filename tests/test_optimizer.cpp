@@ -45,6 +45,7 @@ std::vector<X> gradients_of(size_t n, int step) {
 
 template <class X>
 void follows_the_formula(const AdamW& options, double decay, double clip) {
+    const Threads one(1);
     const size_t n = 37;
     Optimized<X> tested(n);
     PlainAdamW expected{random_numbers<double>(n, 1), std::vector<double>(n), std::vector<double>(n)};

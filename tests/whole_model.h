@@ -6,7 +6,6 @@
 
 #include "model/gpt.cuh"
 #include "tests/finite_differences.h"
-#include "tests/threads.h"
 
 /// The sizes and switches that change the path through the model.
 struct Form {

@@ -11,7 +11,7 @@
 #include "tests/operation.h"
 
 #define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
-#define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " " what, "[attention][variant]")
+#define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) ": " what, "[attention][variant]")
 
 namespace {
 
