@@ -76,35 +76,30 @@ bool parse(int argc, char** argv, Options& o) {
 
 // -------------------------------------------------------------------------------------------------- evaluation and sampling
 
-/// Mean cross-entropy over the first --val-batches batches of the validation shards, the same rows for any number of ranks.
+/// Mean cross-entropy over the first --val-batches batches of the validation shards, the same rows for any number of ranks. A
+/// signal cuts it short: then nothing is reported, and the loop stops.
 template <class Device>
-Validation evaluate(Device device, Run<Device, Attention>& run) {
-    const Options& o = run.o;
-    const Data& data = run.data;
-    Ranks& ranks = run.ranks;
-    auto& gpt = run.gpt;
-    ranks.at("validating", run.state.step);
-    const int B = o.batch_size, T = o.seq_len;
-    const int64_t rows = std::min<int64_t>(windows(*data.val, T), int64_t(o.val_batches) * B * ranks.size());
+void evaluate_and_report(Device device, Run<Device, Attention>& run) {
+    const TokenStream& val = *run.data.val;
+    const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
+    const int64_t step = run.state.step, rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
     std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
     double loss = 0, bytes = 0;
-    for (int64_t row = int64_t(ranks.rank()) * B; row < rows; row += int64_t(ranks.size()) * B) {
+    for (int64_t row = int64_t(run.ranks.rank()) * B; row < rows && !stop_requested(); row += int64_t(ranks) * B) {
+        run.ranks.at("validating", step);
         const int here = int(std::min<int64_t>(B, rows - row));
-        validation_rows(*data.val, row, T, here, inputs.data(), targets.data());
-        gpt_forward(device, gpt, inputs.data(), here, T);
-        loss += gpt_loss(device, gpt, targets.data(), here, T);
-        for (int n = 0; n < here * T && data.tokenizer; n++) bytes += data.tokenizer->bytes(targets[n]);
+        validation_rows(val, row, T, here, inputs.data(), targets.data());
+        gpt_forward(device, run.gpt, inputs.data(), here, T);
+        loss += gpt_loss(device, run.gpt, targets.data(), here, T);
+        for (int n = 0; n < here * T && run.data.tokenizer; n++) bytes += run.data.tokenizer->bytes(targets[n]);
     }
-    loss = ranks.sum(loss), bytes = ranks.sum(bytes);
-    return {loss / double(rows * T), bytes > 0 ? loss / std::log(2.0) / bytes : NAN};
-}
-
-template <class Device>
-void report_validation(Run<Device, Attention>& run, const Validation& v) {
-    run.validation = v;
-    run.state.last_val_loss = v.loss;
-    run.progress.say(text("validation after step %lld: loss %.4f, %.4f bits per byte", static_cast<long long>(run.state.step), v.loss, v.bits_per_byte));
-    run.log.write({{"step", run.state.step}, {"val_loss", v.loss}, {"val_bpb", v.bits_per_byte}});
+    loss = run.ranks.sum(loss), bytes = run.ranks.sum(bytes);
+    if (run.ranks.any(stop_requested())) return;
+    run.state.last_val_loss = run.validation.loss = loss / double(rows * T);
+    run.validation.bits_per_byte = bytes > 0 ? loss / std::log(2.0) / bytes : NAN;
+    const Validation& v = run.validation;
+    run.progress.say(text("validation after step %lld: loss %.4f, %.4f bits per byte", static_cast<long long>(step), v.loss, v.bits_per_byte));
+    run.log.write({{"step", step}, {"val_loss", v.loss}, {"val_bpb", v.bits_per_byte}});
 }
 
 /// --prompt and --sample-tokens tokens more.
@@ -184,12 +179,12 @@ Exit train(Device device, const Options& o) {
         const int64_t tokens = step * run.data.tokens_per_step;
         run.state = {step, tokens, o.seed, tokens / o.seq_len, o.resolved, loss, run.validation.loss};
         report_step(run, norm, adamw.lr);
-        stopped = ranks.any(stop_requested());
-        const bool last = step == run.data.steps || stopped;
-        if (run.data.val && !stopped && run.due(o.val_every, last)) report_validation(run, evaluate(device, run));
-        if (ranks.first() && run.data.tokenizer && !stopped && run.due(o.sample_every, last))
+        const bool last = step == run.data.steps;
+        if (run.data.val && run.due(o.val_every, last)) evaluate_and_report(device, run);
+        if (ranks.first() && run.data.tokenizer && !stop_requested() && run.due(o.sample_every, last))
             run.progress.say("--- sample ---\n" + sample(device, run) + "\n--------------");
-        if (run.due(o.checkpoint_every, last)) save(run, last);
+        stopped = ranks.any(stop_requested());
+        if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
         run.since_step.lap();
     }
     return finish(run, stopped);

@@ -92,6 +92,7 @@ void load_moment(const SafetensorsFile& file, const char* prefix, const TensorLi
         const StoredTensor* stored = file.find(prefix + tensor.name);
         if (!stored) fail(Exit::checkpoint, file.where(), ": tensor \"", prefix, tensor.name, "\" is missing");
         load_tensor(*stored, tensor, file.where(), flat);
+        file.release(*stored);
     }
 }
 
@@ -114,6 +115,7 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
             if (!loaded.insert(stored.name).second)
                 fail(Exit::checkpoint, file.where(), ": tensor \"", stored.name, "\" is in another part too");
             load_tensor(stored, *tensor, file.where(), weights);
+            file.release(stored);
         }
     }
     LoadReport report;

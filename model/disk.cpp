@@ -33,6 +33,12 @@ MappedFile::~MappedFile() {
     if (start_) munmap(start_, size_);
 }
 
+void MappedFile::release(std::span<const std::byte> part) const {
+    const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE)), first = reinterpret_cast<uintptr_t>(part.data());
+    const uintptr_t begin = (first + page - 1) / page * page, end = (first + part.size()) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 FileWriter::FileWriter(const fs::path& path) : path_(path) {
     descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (descriptor_ < 0) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), ")");

@@ -19,6 +19,9 @@ public:
 
     std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(start_), size_}; }
 
+    /// Gives the pages that lie wholly inside `part` back: what has been read does not count as memory of the process.
+    void release(std::span<const std::byte> part) const;
+
 private:
     void* start_ = nullptr;
     size_t size_ = 0;

@@ -128,10 +128,12 @@ TrainerState load_or_initialise(GPT<Device, float, A>& gpt, const Origin& origin
     if (!origin.resume_from) return state;
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(), ", so the run cannot go on from it; start from it with --model");
-    std::vector<float> m(list.size()), v(list.size());
-    state = load_state(folder, list, m.data(), v.data());
+    const bool sharded = gpt.moments_end - gpt.moments_begin < list.size();
+    std::vector<float> m(sharded ? list.size() : 0), v(m.size());   // whole, where the model keeps a shard
+    state = load_state(folder, list, sharded ? m.data() : gpt.m, sharded ? v.data() : gpt.v);
     if (state.seed != o.seed)
         fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder, " was made with; the data would come in another order");
+    if (!sharded) return state;
     std::copy(m.begin() + gpt.moments_begin, m.begin() + gpt.moments_end, gpt.m);
     std::copy(v.begin() + gpt.moments_begin, v.begin() + gpt.moments_end, gpt.v);
     return state;
@@ -241,7 +243,7 @@ Exit finish(Run<Device, A>& run, bool stopped) {
     if (!run.ranks.first()) return result;
     const auto step = static_cast<long long>(run.state.step);
     if (stopped) {
-        run.progress.say(text("stopped by a signal after step %lld; --resume goes on", step));
+        run.progress.say(text("stopped by a signal after step %lld; %s", step, run.o.checkpoint_every ? "--resume goes on" : "nothing was saved, as --checkpoint-every is 0"));
         return result;
     }
     const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(run.gpt.net.tensors, run.gpt.weights)));

@@ -37,6 +37,9 @@ public:
     const std::vector<StoredTensor>& tensors() const { return tensors_; }
     const StoredTensor* find(const std::string& name) const;
 
+    /// Says that a tensor's bytes have been read: they stop counting as memory of the process.
+    void release(const StoredTensor& tensor) const { file_.release(tensor.bytes); }
+
 private:
     std::string where_;
     MappedFile file_;

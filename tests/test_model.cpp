@@ -69,6 +69,23 @@ TEST_CASE("recomputing activations changes no bit: Qwen2 form, untied, three lay
     CHECK(bytes_of(recomputing.gpt.memory_plan()) < bytes_of(keeping.gpt.memory_plan()));
 }
 
+TEST_CASE("overwriting leaves nothing of the step before, adding everything: Qwen3 and Qwen2 form, tied and untied", "[model]") {
+    const Threads one(1);
+    for (bool qwen2 : {false, true})
+        for (bool tied : {true, false}) {
+            INFO((qwen2 ? "Qwen2" : "Qwen3") << (tied ? ", tied" : ", untied"));
+            Double fresh(Form{qwen2, tied, 4, 2, 2, 13}), used(Form{qwen2, tied, 4, 2, 2, 13});
+            for (const Tensor& t : used.gpt.net.tensors) fill(CPU{}, used.gpt.gradients + t.slot.offset, t.slot.size, double(NAN));
+            fresh.loss_and_gradients(), used.loss_and_gradients();
+            const std::vector<double> once = tensors_of(fresh, fresh.gpt.gradients);
+            CHECK(bit_difference(tensors_of(used, used.gpt.gradients), once) == "");
+            used.loss_and_gradients(0, 2, Write::add);
+            std::vector<double> twice = once;
+            for (double& number : twice) number *= 2;
+            CHECK(difference(tensors_of(used, used.gpt.gradients), twice, rounding<double>(26)) == "");
+        }
+}
+
 TEST_CASE("one batch is learnt by heart", "[model]") {
     Config config = config_of({});
     config.C = 32, config.HS = 8, config.F = 64;

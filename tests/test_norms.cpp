@@ -293,7 +293,7 @@ TEST_CASE("rope: a product of query and key depends on their distance alone", "[
     CHECK(std::abs(product(5, 0) - product(0, 5)) > 1e-3);   // and on its sign
 }
 
-TEST_CASE("layer norm: two channels, a partial vector, several rows", "[ops]") {
-    check_operation(LayerNorm{1, 2});
+TEST_CASE("layer norm: three channels, a partial vector, several rows", "[ops]") {
+    check_operation(LayerNorm{1, 3});
     check_operation(LayerNorm{5, 19});
 }

@@ -104,15 +104,15 @@ Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const Til
     return pair;
 }
 
-/// (count, HS) of head h at token `start` of sequence b, transposed to (HS, padded(count)); the padding is zero.
+/// Head h of sequence b, (count, HS), transposed to (HS, padded(count)); the padding is zero. Sixteen tokens at a time, so that
+/// what is written is whole cache lines and what is read stays in the cache.
 template <class X>
 void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, int HS) {
-    const int width = padded(count);
-    for (int j = 0; j < count; j++) {
-        const X* row = from.data + (size_t(b) * count + j) * from.row + size_t(h) * HS;
-        for (int d = 0; d < HS; d++) to[size_t(d) * width + j] = row[d];
-    }
-    for (int d = 0; d < HS; d++) std::fill(to + size_t(d) * width + count, to + size_t(d + 1) * width, X(0));
+    const int width = padded(count), block = 16;
+    const X* head = from.data + size_t(b) * count * from.row + size_t(h) * HS;
+    for (int j0 = 0; j0 < width; j0 += block)
+        for (int d = 0; d < HS; d++)
+            for (int j = j0; j < j0 + block; j++) to[size_t(d) * width + j] = j < count ? head[size_t(j) * from.row + d] : X(0);
 }
 
 /// z of one tile from its raw scores, in place: E1, then the mask, so that a modification may multiply.
