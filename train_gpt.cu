@@ -13,16 +13,23 @@
 void add_settings(CLI::App& app, Options& o) {
     std::vector<Setting> settings = Attention::settings();
     for (const Setting& s : settings)
-        app.add_option_function<double>(s.option, [&o, s](double value) { o.settings[s.key] = value; }, text("%s [%g]", s.help, s.value))->group("Attention");
+        app.add_option_function<double>(
+               s.option, [&o, s](double value) { o.settings[s.key] = value; }, text("%s [%g]", s.help, s.value))
+            ->group("Attention");
     for (const char* option : {"--window", "--dense-until"})
         if (!app.get_option_no_throw(option))
-            app.add_option_function<double>(option, [option](double) { std::cerr << "note: " << option << " has no effect in " << Attention::name << "\n"; }, "no effect in this variant")->group("Attention");
+            app.add_option_function<double>(
+                   option, [option](double) { std::cerr << "note: " << option << " has no effect in " << Attention::name << "\n"; },
+                   "no effect in this variant")
+                ->group("Attention");
 }
 
 /// False when only --help was asked for.
 bool parse(int argc, char** argv, Options& o) {
     o.out = std::string("out/") + Attention::name;
-    CLI::App app(std::string("Trains a Qwen language model with ") + Attention::name + " attention.\nStop it with Ctrl-C: it saves and exits with code 75, and --resume goes on. Under mpirun send SIGUSR1 to mpirun\n"
+    CLI::App app(std::string("Trains a Qwen language model with ") + Attention::name +
+                 " attention.\nStop it with Ctrl-C: it saves and exits with code 75, and --resume goes on. Under mpirun send "
+                 "SIGUSR1 to mpirun\n"
                  "(Open MPI kills ranks one second after SIGTERM unless told: --mca odls_base_sigkill_timeout 120).");
     app.set_config("--config", "", "a file of key = value lines, as options.toml in the output folder");
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -36,12 +43,16 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--out", o.out, "folder for log, checkpoints and options");
     app.add_option("--batch-size", o.batch_size, "sequences per rank and micro-step")->check(positive);
     app.add_option("--seq-len", o.seq_len, "tokens per sequence, T")->check(positive);
-    app.add_option("--total-batch-tokens", o.total_batch_tokens, "tokens per optimiser step over all ranks; 0: batch-size x seq-len x ranks")->check(count);
+    app.add_option("--total-batch-tokens", o.total_batch_tokens,
+                   "tokens per optimiser step over all ranks; 0: batch-size x seq-len x ranks")
+        ->check(count);
     app.add_option("--steps", o.steps, "optimiser steps")->check(CLI::Range(int64_t(1), int64_t(1) << 50));
-    app.add_option("--epochs", o.epochs, "length of the run in passes over the data; 0: --steps counts")->check(CLI::Range(0.0, 1e6));
+    app.add_option("--epochs", o.epochs, "length of the run in passes over the data; 0: --steps counts")
+        ->check(CLI::Range(0.0, 1e6));
     app.add_option("--shuffle", o.shuffle, "0 reads the shards in order");
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(CLI::Range(0.0, 1e3));
-    app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")->check(CLI::Range(int64_t(-1), int64_t(1) << 50));
+    app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
+        ->check(CLI::Range(int64_t(-1), int64_t(1) << 50));
     app.add_option("--min-lr-frac", o.min_lr_frac, "where the cosine ends, as a fraction of --lr")->check(share);
     app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled, on matrices only")->check(CLI::Range(0.0, 1e3));
     app.add_option("--beta1", o.adamw.beta1, "AdamW")->check(CLI::Range(0.0, 0.999999));
@@ -54,15 +65,19 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(count);
     app.add_option("--sample-tokens", o.sample_tokens, "length of a sample")->check(positive);
     app.add_option("--prompt", o.prompt, "what samples begin with");
-    app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, one more at the end; 0: none")->check(count);
+    app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, one more at the end; 0: none")
+        ->check(count);
     app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many stay; 0: all")->check(CLI::Range(0, 1 << 30));
     app.add_flag("--resume", o.resume, "go on from the newest sound checkpoint in --out");
     app.add_option("--checkpoint", o.checkpoint, "go on from this checkpoint");
     app.add_option("--seed", o.seed, "of initialisation, data order and samples");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: this rank's share of the processors")->check(CLI::Range(0, 4096));
-    app.add_option("--zero-stage", o.zero_stage, "1: every rank keeps the moments of its own part of the weights only")->check(CLI::Range(0, 1));
-    app.add_option("--recompute", o.recompute, "1: keep only each layer's input and compute the rest again on the way back")->check(CLI::Range(0, 1));
-    app.add_option("--watchdog-seconds", o.watchdog_seconds, "a rank without progress for so long ends the job; 0: off")->check(CLI::Range(0, 1 << 20));
+    app.add_option("--zero-stage", o.zero_stage, "1: every rank keeps the moments of its own part of the weights only")
+        ->check(CLI::Range(0, 1));
+    app.add_option("--recompute", o.recompute, "1: keep only each layer's input and compute the rest again on the way back")
+        ->check(CLI::Range(0, 1));
+    app.add_option("--watchdog-seconds", o.watchdog_seconds, "a rank without progress for so long ends the job; 0: off")
+        ->check(CLI::Range(0, 1 << 20));
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
     add_settings(app, o);
@@ -98,7 +113,8 @@ void evaluate_and_report(Device device, Run<Device, Attention>& run) {
     run.state.last_val_loss = run.validation.loss = loss / double(rows * T);
     run.validation.bits_per_byte = bytes > 0 ? loss / std::log(2.0) / bytes : NAN;
     const Validation& v = run.validation;
-    run.progress.say(text("validation after step %lld: loss %.4f, %.4f bits per byte", static_cast<long long>(step), v.loss, v.bits_per_byte));
+    run.progress.say(
+        text("validation after step %lld: loss %.4f, %.4f bits per byte", static_cast<long long>(step), v.loss, v.bits_per_byte));
     run.log.write({{"step", step}, {"val_loss", v.loss}, {"val_bpb", v.bits_per_byte}});
 }
 
@@ -143,7 +159,8 @@ void require_finite(const GPT<Device, float, Attention>& gpt, double loss, doubl
             where = "the gradient of " + t.name;
             break;
         }
-    fail(Exit::not_finite, where, " is not finite in step ", step, " (loss ", loss, ", gradient norm ", norm, "); the weights were not changed. Lower --lr, or resume from the last checkpoint");
+    fail(Exit::not_finite, where, " is not finite in step ", step, " (loss ", loss, ", gradient norm ", norm,
+         "); the weights were not changed. Lower --lr, or resume from the last checkpoint");
 }
 
 /// Every step: gradients of all micro-steps and ranks, clip of their global norm, learning rate, AdamW. Then what is due.

@@ -21,11 +21,11 @@ template <bool geometric, AsgaGate gate>
 struct Asga : Policy {
     static constexpr bool learned = gate == AsgaGate::learned;
     static constexpr double eps = 1e-5;
-    int m = 0;        // hidden units of the gate
-    int left = 0;     // reach of the window
-    Slot w1_q, w1_k;  // (NH, m, HS)
-    Slot b1, w2;      // (NH, m)
-    Slot b2, gamma;   // (NH)
+    int m = 0;         // hidden units of the gate
+    int left = 0;      // reach of the window
+    Slot w1_q, w1_k;   // (NH, m, HS)
+    Slot b1, w2;       // (NH, m)
+    Slot b2, gamma;    // (NH)
     int NH, HS;
 
     Asga(const Config& config, int layer) : Policy(config, layer), NH(config.NH), HS(config.HS) {
@@ -35,7 +35,8 @@ struct Asga : Policy {
 
     static std::vector<Setting> settings() {
         if (learned) return {{"--asga-hidden", "asga_hidden", 16, 1, 256, true, "hidden units of the pairwise gate"}};
-        if (gate == AsgaGate::window) return {{"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
+        if (gate == AsgaGate::window)
+            return {{"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
         return {};
     }
 
@@ -124,7 +125,8 @@ struct Asga : Policy {
                 normalise(in, in.q_pre, b, h, normed.data(), rstd.data());
                 gemm(Transpose::no, Transpose::yes, T, m, HS, X(1), normed.data(), HS, weights + w1(w1_q, h), HS, X(1), row, m);
                 normalise(in, in.k_pre, b, h / (NH / in.NKV), normed.data(), rstd.data());
-                gemm(Transpose::no, Transpose::yes, m, T, HS, X(1), weights + w1(w1_k, h), HS, normed.data(), HS, X(0), extras.column + bh * m * width, width);
+                gemm(Transpose::no, Transpose::yes, m, T, HS, X(1), weights + w1(w1_k, h), HS, normed.data(), HS, X(0),
+                     extras.column + bh * m * width, width);
             }
     }
 
@@ -135,7 +137,8 @@ struct Asga : Policy {
         const int T = in.T, width = padded(T), group = NH / in.NKV;
 #pragma omp parallel for
         for (int kv = 0; kv < in.NKV; kv++) {   // one thread owns the weights of its heads: sums keep their order
-            std::vector<X> normed(size_t(T) * HS), k_normed(normed.size()), dnormed(normed.size()), dk_normed(normed.size()), rstd(T), k_rstd(T);
+            std::vector<X> normed(size_t(T) * HS), k_normed(normed.size()), dnormed(normed.size()), dk_normed(normed.size()),
+                rstd(T), k_rstd(T);
             for (int b = 0; b < in.B; b++) {
                 normalise(in, in.k_pre, b, kv, k_normed.data(), k_rstd.data());
                 for (int h = kv * group; h < (kv + 1) * group; h++) {
@@ -144,11 +147,15 @@ struct Asga : Policy {
                     for (int t = 0; t < T; t++)
                         for (int f = 0; f < m; f++) g.dweights[b1.offset + size_t(h) * m + f] += drow[size_t(t) * m + f];
                     normalise(in, in.q_pre, b, h, normed.data(), rstd.data());
-                    gemm(Transpose::yes, Transpose::no, m, HS, T, X(1), drow, m, normed.data(), HS, X(1), g.dweights + w1(w1_q, h), HS);
-                    gemm(Transpose::no, Transpose::no, T, HS, m, X(1), drow, m, weights + w1(w1_q, h), HS, X(0), dnormed.data(), HS);
+                    gemm(Transpose::yes, Transpose::no, m, HS, T, X(1), drow, m, normed.data(), HS, X(1), g.dweights + w1(w1_q, h),
+                         HS);
+                    gemm(Transpose::no, Transpose::no, T, HS, m, X(1), drow, m, weights + w1(w1_q, h), HS, X(0), dnormed.data(),
+                         HS);
                     normalise_backward(in, g.dq_pre, b, h, dnormed.data(), normed.data(), rstd.data());
-                    gemm(Transpose::no, Transpose::no, m, HS, T, X(1), dcolumn, width, k_normed.data(), HS, X(1), g.dweights + w1(w1_k, h), HS);
-                    gemm(Transpose::yes, Transpose::no, T, HS, m, X(1), dcolumn, width, weights + w1(w1_k, h), HS, X(h > kv * group), dk_normed.data(), HS);
+                    gemm(Transpose::no, Transpose::no, m, HS, T, X(1), dcolumn, width, k_normed.data(), HS, X(1),
+                         g.dweights + w1(w1_k, h), HS);
+                    gemm(Transpose::yes, Transpose::no, T, HS, m, X(1), dcolumn, width, weights + w1(w1_k, h), HS,
+                         X(h > kv * group), dk_normed.data(), HS);
                 }
                 normalise_backward(in, g.dk_pre, b, kv, dk_normed.data(), k_normed.data(), k_rstd.data());
             }
@@ -166,8 +173,10 @@ struct Asga : Policy {
             X u = weights[b2.offset + h];
             for (int f = 0; f < m; f++) {
                 const size_t unit = size_t(h) * m + f;
-                const X t = dot(weights + w1_q.offset + unit * HS, q.data(), HS) + dot(weights + w1_k.offset + unit * HS, k.data(), HS) + weights[b1.offset + unit];
-                u += weights[w2.offset + unit] * X(0.5) * t * (1 + std::tanh(std::sqrt(X(2 / M_PI)) * (t + X(0.044715) * t * t * t)));
+                const X t = dot(weights + w1_q.offset + unit * HS, q.data(), HS) +
+                            dot(weights + w1_k.offset + unit * HS, k.data(), HS) + weights[b1.offset + unit];
+                u += weights[w2.offset + unit] * X(0.5) * t *
+                     (1 + std::tanh(std::sqrt(X(2 / M_PI)) * (t + X(0.044715) * t * t * t)));
             }
             return 1 / (1 + std::exp(-u));
         };
@@ -187,9 +196,11 @@ private:
         for (int t = 0; t < in.T; t++) rstd[t] = layernorm_row(normed + size_t(t) * HS, in.query(base, b, t, head), HS, eps);
     }
     template <class X>
-    void normalise_backward(const LayerInputs<X>& in, X* dbase, int b, int head, const X* dnormed, const X* normed, const X* rstd) const {
+    void normalise_backward(const LayerInputs<X>& in, X* dbase, int b, int head, const X* dnormed, const X* normed,
+                            const X* rstd) const {
         for (int t = 0; t < in.T; t++)
-            layernorm_row_backward(dbase + in.token(b, t) * in.qk_row + size_t(head) * HS, dnormed + size_t(t) * HS, normed + size_t(t) * HS, rstd[t], HS);
+            layernorm_row_backward(dbase + in.token(b, t) * in.qk_row + size_t(head) * HS, dnormed + size_t(t) * HS,
+                                   normed + size_t(t) * HS, rstd[t], HS);
     }
 
     /// gamma, b2 and W2 from the head numbers' gradients, which come as one partial sum per sequence.

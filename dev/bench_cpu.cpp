@@ -30,8 +30,8 @@ double fastest(const std::function<void()>& work, int repeats = 5) {
 }
 
 struct Ceilings {
-    double flops;             // float32 matrix products
-    double bytes_per_second;  // memory, read and written
+    double flops;              // float32 matrix products
+    double bytes_per_second;   // memory, read and written
 };
 
 Ceilings measure_ceilings() {
@@ -45,8 +45,9 @@ Ceilings measure_ceilings() {
 }
 
 void row(const char* name, double seconds, double bytes, double flops, const Ceilings& top) {
-    std::printf("| %-28s | %9.3f ms | %7.1f GB/s | %4.0f%% | %7.1f GFLOP/s | %4.0f%% |\n", name, seconds * 1e3, bytes / seconds / 1e9,
-                100 * bytes / seconds / top.bytes_per_second, flops / seconds / 1e9, 100 * flops / seconds / top.flops);
+    std::printf("| %-28s | %9.3f ms | %7.1f GB/s | %4.0f%% | %7.1f GFLOP/s | %4.0f%% |\n", name, seconds * 1e3,
+                bytes / seconds / 1e9, 100 * bytes / seconds / top.bytes_per_second, flops / seconds / 1e9,
+                100 * flops / seconds / top.flops);
 }
 
 /// The elementwise operations and the linear layers of one layer of the model.
@@ -62,23 +63,44 @@ void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
     std::vector<int32_t> tokens(BT);
     for (int n = 0; n < BT; n++) tokens[n] = (n * 7919) % c.V;
     const CPU cpu;
-    auto time = [&](const char* name, double bytes, double flops, const std::function<void()>& work) { row(name, fastest(work), bytes, flops, top); };
+    auto time = [&](const char* name, double bytes, double flops, const std::function<void()>& work) {
+        row(name, fastest(work), bytes, flops, top);
+    };
     time("embedding_forward", f * 2 * c.C, 0, [&] { embedding_forward(cpu, gpt.residual, tokens.data(), w, BT, c.C); });
     time("embedding_backward", f * 3 * c.C, 0, [&] { embedding_backward(cpu, g, s.dresidual, tokens.data(), BT, c.C); });
-    time("residual_rmsnorm_forward", f * 4 * c.C, 0, [&] { residual_rmsnorm_forward(cpu, a.middle, a.normed2, a.rstd2, gpt.residual, s.branch, w + layer.input_norm.offset, BT, c.C, 1e-6); });
-    time("rmsnorm_backward", f * 4 * c.C, 0, [&] { rmsnorm_backward(cpu, s.dresidual, g + layer.input_norm.offset, s.dnormed, a.middle, w + layer.input_norm.offset, a.rstd2, BT, c.C, Write::add, Write::add); });
-    time("qk_norm_forward", f * 2 * heads * c.HS, 0, [&] { qk_norm_forward(cpu, s.qk_pre, a.qk_rstd, a.qkv, w + layer.q_norm.offset, w + layer.k_norm.offset, BT, c.NH, c.NKV, c.HS, 1e-6); });
-    time("rope_forward", f * 2 * heads * c.HS, 0, [&] { rope_forward(cpu, a.qk, s.qk_pre, gpt.cosine, gpt.sine, gpt.B, gpt.T, heads, c.HS); });
-    time("qk_norm_backward", f * 3 * heads * c.HS, 0, [&] { qk_norm_backward(cpu, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, a.qkv, w + layer.q_norm.offset, w + layer.k_norm.offset, a.qk_rstd, BT, c.NH, c.NKV, c.HS, Write::add); });
+    time("residual_rmsnorm_forward", f * 4 * c.C, 0, [&] {
+        residual_rmsnorm_forward(cpu, a.middle, a.normed2, a.rstd2, gpt.residual, s.branch, w + layer.input_norm.offset, BT, c.C,
+                                 1e-6);
+    });
+    time("rmsnorm_backward", f * 4 * c.C, 0, [&] {
+        rmsnorm_backward(cpu, s.dresidual, g + layer.input_norm.offset, s.dnormed, a.middle, w + layer.input_norm.offset, a.rstd2,
+                         BT, c.C, Write::add, Write::add);
+    });
+    time("qk_norm_forward", f * 2 * heads * c.HS, 0, [&] {
+        qk_norm_forward(cpu, s.qk_pre, a.qk_rstd, a.qkv, w + layer.q_norm.offset, w + layer.k_norm.offset, BT, c.NH, c.NKV, c.HS,
+                        1e-6);
+    });
+    time("rope_forward", f * 2 * heads * c.HS, 0,
+         [&] { rope_forward(cpu, a.qk, s.qk_pre, gpt.cosine, gpt.sine, gpt.B, gpt.T, heads, c.HS); });
+    time("qk_norm_backward", f * 3 * heads * c.HS, 0, [&] {
+        qk_norm_backward(cpu, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, a.qkv, w + layer.q_norm.offset,
+                         w + layer.k_norm.offset, a.qk_rstd, BT, c.NH, c.NKV, c.HS, Write::add);
+    });
     time("swiglu_forward", f * 3 * c.F, 0, [&] { swiglu_forward(cpu, a.activated, a.gate_up, BT, c.F); });
     time("swiglu_backward", f * 5 * c.F, 0, [&] { swiglu_backward(cpu, s.dgate_up, s.dactivated, a.gate_up, BT, c.F); });
-    time("cross_entropy", f * 2 * c.V, 0, [&] { for (int r = 0; r + gpt.logit_rows() <= BT; r += gpt.logit_rows()) cross_entropy(cpu, s.losses + r, s.logits, tokens.data() + r, gpt.logit_rows(), c.V, 1e-6f); });
+    time("cross_entropy", f * 2 * c.V, 0, [&] {
+        for (int r = 0; r + gpt.logit_rows() <= BT; r += gpt.logit_rows())
+            cross_entropy(cpu, s.losses + r, s.logits, tokens.data() + r, gpt.logit_rows(), c.V, 1e-6f);
+    });
     time("adamw_update", 7.0 * sizeof(float) * double(gpt.net.tensors.size()), 0, [&] { gpt_update(cpu, gpt, AdamW{}, 1.0, 1); });
     auto linear = [&](const char* name, int IN, int OUT, float* out, float* in, Slot weight) {
         const double flops = 2.0 * BT * IN * OUT, bytes = f * (IN + OUT);
-        time((std::string(name) + " forward").c_str(), bytes, flops, [&] { linear_forward(cpu, out, in, w + weight.offset, none, BT, IN, OUT); });
-        time((std::string(name) + " dinput").c_str(), bytes, flops, [&] { linear_backward_input(cpu, in, out, w + weight.offset, BT, IN, OUT, Write::overwrite); });
-        time((std::string(name) + " dweight").c_str(), bytes, flops, [&] { linear_backward_weight(cpu, g + weight.offset, none, out, in, BT, IN, OUT, Write::add); });
+        time((std::string(name) + " forward").c_str(), bytes, flops,
+             [&] { linear_forward(cpu, out, in, w + weight.offset, none, BT, IN, OUT); });
+        time((std::string(name) + " dinput").c_str(), bytes, flops,
+             [&] { linear_backward_input(cpu, in, out, w + weight.offset, BT, IN, OUT, Write::overwrite); });
+        time((std::string(name) + " dweight").c_str(), bytes, flops,
+             [&] { linear_backward_weight(cpu, g + weight.offset, none, out, in, BT, IN, OUT, Write::add); });
     };
     linear("qkv", c.C, QKV, s.dqkv, s.dnormed, layer.qkv);
     linear("o_proj", Q, c.C, s.dnormed, s.dout, layer.o_proj);
@@ -109,18 +131,21 @@ double bench_variant(int B, int T, const Ceilings& top) {
     const LayerInputs<float> in = attention_inputs(cpu, gpt, 0, B, T);
     const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
     const double forward = fastest([&] { attention_layer_forward(cpu, layer.attention, in, gpt.weights, a.attention); });
-    ExtraGradients<float> extras{{s.dextras.head, s.dextras.row, s.dextras.column, s.dextras.gate}, s.dqk, s.dqk + k_at, nullptr, gpt.gradients};
+    ExtraGradients<float> extras{
+        {s.dextras.head, s.dextras.row, s.dextras.column, s.dextras.gate}, s.dqk, s.dqk + k_at, nullptr, gpt.gradients};
     const double backward = fastest([&] {
-        attention_layer_backward(cpu, layer.attention, in, a.attention, s.dout, Heads<float>{s.dqk, v_at}, Heads<float>{s.dqk + k_at, v_at}, Heads<float>{s.dqkv + v_at, in.v_row}, s.dextras);
+        attention_layer_backward(cpu, layer.attention, in, a.attention, s.dout, Heads<float>{s.dqk, v_at},
+                                 Heads<float>{s.dqk + k_at, v_at}, Heads<float>{s.dqkv + v_at, in.v_row}, s.dextras);
         attention_extras_backward(cpu, layer.attention, in, gpt.weights, a.attention, extras);
     });
     const double flops = count_flops(gpt.net, T).per_token * B * T;
-    std::printf("| %-17s | %8.2f ms | %8.2f ms | %4.2f | %8.1f ms | %8.0f | %7.1f GFLOP/s | %3.0f%% |\n", A::name, forward * 1e3, backward * 1e3, backward / forward, whole * 1e3,
-                B * T / whole, flops / whole / 1e9, 100 * flops / whole / top.flops);
+    std::printf("| %-17s | %8.2f ms | %8.2f ms | %4.2f | %8.1f ms | %8.0f | %7.1f GFLOP/s | %3.0f%% |\n", A::name, forward * 1e3,
+                backward * 1e3, backward / forward, whole * 1e3, B * T / whole, flops / whole / 1e9,
+                100 * flops / whole / top.flops);
     return whole;
 }
 
-}  // namespace
+}   // namespace
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
@@ -129,15 +154,20 @@ int main(int argc, char** argv) {
         if (B < 1 || T < 1) fail(Exit::usage, "bench_cpu [B T]: two positive numbers");
         const int threads = use_threads(0, 1);
         const Ceilings top = measure_ceilings();
-        std::printf("%s: sgemm %.1f GFLOP/s, memory %.1f GB/s; B %d, T %d\n\n", describe_cpu(threads).c_str(), top.flops / 1e9, top.bytes_per_second / 1e9, B, T);
-        std::printf("| operation                    |         time |    memory    |      |    arithmetic   |      |\n|---|---|---|---|---|---|\n");
+        std::printf("%s: sgemm %.1f GFLOP/s, memory %.1f GB/s; B %d, T %d\n\n", describe_cpu(threads).c_str(), top.flops / 1e9,
+                    top.bytes_per_second / 1e9, B, T);
+        std::printf(
+            "| operation                    |         time |    memory    |      |    arithmetic   |      "
+            "|\n|---|---|---|---|---|---|\n");
         {
             GPT<CPU, float, causal> gpt(preset("qwen-7m"), B, T, Mode::training);
             gpt.allocate();
             initialise(gpt.net.tensors, 1, gpt.weights);
             bench_operations(gpt, top);
         }
-        std::printf("\n| variant           | attention forward | backward | ratio | whole step | tokens/s | arithmetic | of sgemm |\n|---|---|---|---|---|---|---|---|\n");
+        std::printf(
+            "\n| variant           | attention forward | backward | ratio | whole step | tokens/s | arithmetic | of sgemm "
+            "|\n|---|---|---|---|---|---|---|---|\n");
         const double baseline = bench_variant<causal>(B, T, top);
         const double whole = bench_variant<asga>(B, T, top);
         bench_variant<asga_no_geometry>(B, T, top);

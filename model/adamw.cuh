@@ -36,15 +36,14 @@ double sum_of_squares(CPU, const X* x, size_t n) {
 
 /// What the gradient is multiplied by so that its global L2 norm does not exceed `limit` (0: no limit), as
 /// torch.nn.utils.clip_grad_norm_ does.
-inline double clip_factor(double norm, double limit) {
-    return limit > 0 ? std::min(1.0, limit / (norm + 1e-6)) : 1.0;
-}
+inline double clip_factor(double norm, double limit) { return limit > 0 ? std::min(1.0, limit / (norm + 1e-6)) : 1.0; }
 
 /// One update of n consecutive parameters; `step` counts from 1.
 ///     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
 ///     w = w (1 - lr decay) - lr m' / (sqrt(v') + eps),   m' = m / (1 - beta1^step),  v' = v / (1 - beta2^step)
 template <class X>
-void adamw_update(CPU, X* weights, X* m, X* v, const X* gradients, size_t n, const AdamW& o, double decay, double clip, int64_t step) {
+void adamw_update(CPU, X* weights, X* m, X* v, const X* gradients, size_t n, const AdamW& o, double decay, double clip,
+                  int64_t step) {
     const X keep = X(1 - o.lr * decay), b1 = X(o.beta1), b2 = X(o.beta2), factor = X(clip), eps = X(o.eps);
     const X step_size = X(o.lr / (1 - std::pow(o.beta1, double(step))));
     const X v_scale = X(1 / std::sqrt(1 - std::pow(o.beta2, double(step))));

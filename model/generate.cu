@@ -23,11 +23,15 @@ static bool parse(int argc, char** argv, Options& o) {
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_option("--checkpoint", o.checkpoint, "a Hugging Face folder, as training writes them")->required();
     auto* prompt = app.add_option("--prompt", o.prompt, "what the text begins with");
-    app.add_option("--prompt-ids", o.prompt_ids, "the same as token ids: 1,2,3")->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::Throw)->excludes(prompt);
+    app.add_option("--prompt-ids", o.prompt_ids, "the same as token ids: 1,2,3")
+        ->delimiter(',')
+        ->multi_option_policy(CLI::MultiOptionPolicy::Throw)
+        ->excludes(prompt);
     app.add_option("--tokens", o.tokens, "how many tokens to write")->check(CLI::Range(1, 1 << 30));
     app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(CLI::Range(0.0, 1e6));
     app.add_option("--top-k", o.sampling.top_k, "choose among the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));
-    app.add_option("--top-p", o.sampling.top_p, "choose among the likeliest tokens that reach this probability together")->check(CLI::Range(0.0, 1.0));
+    app.add_option("--top-p", o.sampling.top_p, "choose among the likeliest tokens that reach this probability together")
+        ->check(CLI::Range(0.0, 1.0));
     app.add_option("--seed", o.sampling.seed, "of the choice");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
     app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");
@@ -52,7 +56,9 @@ static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, c
 static void run(const Options& o) {
     const Config config = load_config(o.checkpoint);
     const auto found = generators().find(config.variant);
-    if (found == generators().end()) fail(Exit::checkpoint, o.checkpoint, "/config.json: attention_variant ", config.variant, " is none of this program's variants");
+    if (found == generators().end())
+        fail(Exit::checkpoint, o.checkpoint, "/config.json: attention_variant ", config.variant,
+             " is none of this program's variants");
     std::unique_ptr<Tokenizer> tokenizer;
     if (!config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
@@ -65,7 +71,8 @@ static void run(const Options& o) {
     if (o.print_ids)
         for (size_t n = given; n < ids.size(); n++) std::printf(n + 1 < ids.size() ? "%d " : "%d\n", ids[n]);
     else
-        std::printf("%s%s\n", o.prompt.c_str(), replace_invalid_utf8(tokenizer->decode(std::span<const int32_t>(ids).subspan(given))).c_str());
+        std::printf("%s%s\n", o.prompt.c_str(),
+                    replace_invalid_utf8(tokenizer->decode(std::span<const int32_t>(ids).subspan(given))).c_str());
     if (std::fflush(stdout) != 0) fail(Exit::data, "standard output cannot be written: ", last_os_error());
 }
 

@@ -11,7 +11,8 @@
 #include "model/sampler.h"
 
 /// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
-using Generator = std::function<void(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count, const Sampling& how)>;
+using Generator =
+    std::function<void(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count, const Sampling& how)>;
 
 /// By the variant's name.
 inline std::map<std::string, Generator>& generators() {

@@ -20,8 +20,9 @@
 static const char* best_core() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512cd");
     if (avx512) return "SKYLAKEX";
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "HASWELL";
 #endif
@@ -42,7 +43,7 @@ void choose_blas_kernels(char** argv) {
     if (!best || std::getenv("KEEP_OPENBLAS_CORETYPE") || rank_of(openblas_get_corename()) >= rank_of(best)) return;
     setenv("OPENBLAS_CORETYPE", best, 1);
     setenv("KEEP_OPENBLAS_CORETYPE", "1", 1);   // a library without those kernels must not send us round again
-    execv("/proc/self/exe", argv);   // returns only when it fails; then the slow kernels do
+    execv("/proc/self/exe", argv);              // returns only when it fails; then the slow kernels do
 }
 
 int use_threads(int wanted, int local_ranks) {
@@ -65,12 +66,16 @@ std::string describe_cpu(int threads) {
             name = line.substr(line.find(": ") + 2);
             break;
         }
-    return name + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads") + ", OpenBLAS " + openblas_get_corename();
+    return name + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads") + ", OpenBLAS " +
+           openblas_get_corename();
 }
 
 void warn_about_blas() {
     if (openblas_get_parallel() == OPENBLAS_THREAD)
-        std::fputs("warning: this OpenBLAS keeps threads of its own beside OpenMP's and will be slow: apt install libopenblas-openmp-dev, make clean, and build again\n", stderr);
+        std::fputs(
+            "warning: this OpenBLAS keeps threads of its own beside OpenMP's and will be slow: apt install libopenblas-openmp-dev, "
+            "make clean, and build again\n",
+            stderr);
 }
 
 double measure_sgemm() {

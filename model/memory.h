@@ -49,7 +49,8 @@ public:
     /// Gets the memory that the takes so far have asked for, zeroed, and starts cutting anew.
     void allocate() {
         if (most_) block_.reset(static_cast<std::byte*>(std::aligned_alloc(64, most_)));
-        if (most_ && !block_) fail(Exit::out_of_memory, "no ", most_, " bytes of memory: lower --batch-size or --seq-len, or set --recompute 1");
+        if (most_ && !block_)
+            fail(Exit::out_of_memory, "no ", most_, " bytes of memory: lower --batch-size or --seq-len, or set --recompute 1");
         if (most_) std::memset(block_.get(), 0, most_);
         used_ = 0;
     }

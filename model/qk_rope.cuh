@@ -34,15 +34,18 @@ inline void rotate(X* to, const X* x, const X* cosine, const X* sine, int HS, X 
 /// out (rows, heads, HS), heads = NH + NKV, from the front of the fused projection qkv (rows, NH + 2 NKV, HS): q and k, normalised
 /// where q_weight and k_weight (HS) are given, with rstd (rows, heads) for the backward; copied where they are null.
 template <class X>
-void qk_norm_forward(CPU, X* out, X* rstd, const X* qkv, const X* q_weight, const X* k_weight, int rows, int NH, int NKV, int HS, double eps) {
+void qk_norm_forward(CPU, X* out, X* rstd, const X* qkv, const X* q_weight, const X* k_weight, int rows, int NH, int NKV, int HS,
+                     double eps) {
     const int heads = NH + NKV;
 #pragma omp parallel for
     for (int row = 0; row < rows; row++)
         for (int h = 0; h < heads; h++) {
             X* to = out + (size_t(row) * heads + h) * HS;
             const X* from = qkv + (size_t(row) * (heads + NKV) + h) * HS;
-            if (q_weight) rstd[size_t(row) * heads + h] = rmsnorm_row(to, from, h < NH ? q_weight : k_weight, HS, eps);
-            else std::copy_n(from, HS, to);
+            if (q_weight)
+                rstd[size_t(row) * heads + h] = rmsnorm_row(to, from, h < NH ? q_weight : k_weight, HS, eps);
+            else
+                std::copy_n(from, HS, to);
         }
 }
 
@@ -58,8 +61,11 @@ void qk_norm_backward(CPU, X* dqkv, X* dq_weight, X* dk_weight, const X* dqk, co
             const size_t at = (size_t(row) * (heads + NKV) + h) * HS;
             const X* from = dqk + (size_t(row) * heads + h) * HS;
             const X* weight = h < NH ? q_weight : k_weight;
-            if (!weight) std::copy_n(from, HS, dqkv + at);
-            else rmsnorm_row_backward(dqkv + at, (h < NH ? q_sums : k_sums).mine(), from, qkv + at, weight, rstd[size_t(row) * heads + h], HS, Write::overwrite);
+            if (!weight)
+                std::copy_n(from, HS, dqkv + at);
+            else
+                rmsnorm_row_backward(dqkv + at, (h < NH ? q_sums : k_sums).mine(), from, qkv + at, weight,
+                                     rstd[size_t(row) * heads + h], HS, Write::overwrite);
         }
     if (!q_weight) return;
     q_sums.reduce_to(dq_weight, write_weight);

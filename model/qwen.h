@@ -9,15 +9,15 @@
 /// One decoder layer. Slots that the model's form does not have stay empty.
 template <class Attention>
 struct Layer {
-    Slot input_norm;                 // (C)
-    Slot qkv;                        // (NH + 2 NKV) * HS rows of C: q_proj, k_proj and v_proj lie one behind the other
-    Slot qkv_bias;                   // the same for the biases
-    Slot q_norm, k_norm;             // (HS)
-    Slot o_proj;                     // (C, NH * HS)
-    Slot post_attention_norm;        // (C)
-    Slot gate_up;                    // 2 F rows of C: gate_proj, then up_proj
-    Slot down_proj;                  // (C, F)
-    Slot own;                        // all tensors that the attention variant declared
+    Slot input_norm;            // (C)
+    Slot qkv;                   // (NH + 2 NKV) * HS rows of C: q_proj, k_proj and v_proj lie one behind the other
+    Slot qkv_bias;              // the same for the biases
+    Slot q_norm, k_norm;        // (HS)
+    Slot o_proj;                // (C, NH * HS)
+    Slot post_attention_norm;   // (C)
+    Slot gate_up;               // 2 F rows of C: gate_proj, then up_proj
+    Slot down_proj;             // (C, F)
+    Slot own;                   // all tensors that the attention variant declared
     Attention attention;
 };
 
@@ -25,9 +25,9 @@ template <class Attention>
 struct Qwen {
     Config config;
     TensorList tensors;
-    Slot embedding;     // (V, C)
-    Slot final_norm;    // (C)
-    Slot head;          // (V, C), the embedding when tied
+    Slot embedding;    // (V, C)
+    Slot final_norm;   // (C)
+    Slot head;         // (V, C), the embedding when tied
     std::vector<Layer<Attention>> layers;
 
     /// Completes the variant's settings with their defaults, checks their ranges and lists every tensor.
@@ -51,16 +51,19 @@ private:
     Layer<Attention> layer(int l) {
         const std::string prefix = "model.layers." + std::to_string(l) + ".", attn = prefix + "self_attn.", mlp = prefix + "mlp.";
         const auto matrix = normal(config.init_std);
-        const int64_t C = config.C, Q = int64_t(config.NH) * config.HS, KV = int64_t(config.NKV) * config.HS, F = config.F, HS = config.HS;
+        const int64_t C = config.C, Q = int64_t(config.NH) * config.HS, KV = int64_t(config.NKV) * config.HS, F = config.F,
+                      HS = config.HS;
         Layer<Attention> s{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, Attention(config, l)};
         tensors.align();
         s.input_norm = tensors.add(prefix + "input_layernorm.weight", {C}, ones(), Decay::no);
         tensors.align();
-        s.qkv = joined({tensors.add(attn + "q_proj.weight", {Q, C}, matrix, Decay::yes), tensors.add(attn + "k_proj.weight", {KV, C}, matrix, Decay::yes),
+        s.qkv = joined({tensors.add(attn + "q_proj.weight", {Q, C}, matrix, Decay::yes),
+                        tensors.add(attn + "k_proj.weight", {KV, C}, matrix, Decay::yes),
                         tensors.add(attn + "v_proj.weight", {KV, C}, matrix, Decay::yes)});
         tensors.align();
         if (config.qkv_bias)
-            s.qkv_bias = joined({tensors.add(attn + "q_proj.bias", {Q}, zeros(), Decay::no), tensors.add(attn + "k_proj.bias", {KV}, zeros(), Decay::no),
+            s.qkv_bias = joined({tensors.add(attn + "q_proj.bias", {Q}, zeros(), Decay::no),
+                                 tensors.add(attn + "k_proj.bias", {KV}, zeros(), Decay::no),
                                  tensors.add(attn + "v_proj.bias", {KV}, zeros(), Decay::no)});
         if (config.qk_norm) {
             s.q_norm = tensors.add(attn + "q_norm.weight", {HS}, ones(), Decay::no);
@@ -74,7 +77,8 @@ private:
         s.o_proj = tensors.add(attn + "o_proj.weight", {C, Q}, matrix, Decay::yes);
         s.post_attention_norm = tensors.add(prefix + "post_attention_layernorm.weight", {C}, ones(), Decay::no);
         tensors.align();
-        s.gate_up = joined({tensors.add(mlp + "gate_proj.weight", {F, C}, matrix, Decay::yes), tensors.add(mlp + "up_proj.weight", {F, C}, matrix, Decay::yes)});
+        s.gate_up = joined({tensors.add(mlp + "gate_proj.weight", {F, C}, matrix, Decay::yes),
+                            tensors.add(mlp + "up_proj.weight", {F, C}, matrix, Decay::yes)});
         tensors.align();
         s.down_proj = tensors.add(mlp + "down_proj.weight", {C, F}, matrix, Decay::yes);
         return s;

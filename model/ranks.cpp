@@ -58,7 +58,9 @@ static void in_pieces(size_t begin, size_t end, Collective collective) {
 
 void Ranks::sum(float* x, size_t n) {
     if (size_ == 1) return;
-    in_pieces(0, n, [&](size_t at, int count) { check(MPI_Allreduce(MPI_IN_PLACE, x + at, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce"); });
+    in_pieces(0, n, [&](size_t at, int count) {
+        check(MPI_Allreduce(MPI_IN_PLACE, x + at, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
+    });
 }
 
 double Ranks::sum(double x) {
@@ -68,7 +70,8 @@ double Ranks::sum(double x) {
 
 void Ranks::all_gather(float* x, size_t n) {
     for (int r = 0; r < size_ && size_ > 1; r++)
-        in_pieces(shard_begin(n, r, size_), shard_begin(n, r + 1, size_), [&](size_t at, int count) { check(MPI_Bcast(x + at, count, MPI_FLOAT, r, MPI_COMM_WORLD), "MPI_Bcast"); });
+        in_pieces(shard_begin(n, r, size_), shard_begin(n, r + 1, size_),
+                  [&](size_t at, int count) { check(MPI_Bcast(x + at, count, MPI_FLOAT, r, MPI_COMM_WORLD), "MPI_Bcast"); });
 }
 
 void Ranks::barrier() {
@@ -80,7 +83,8 @@ static void leave() { MPI_Finalize(); }
 Ranks::Ranks(int watchdog_seconds) {
     const char* size = from_launcher({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
     if (size && std::atoi(size) > 1)
-        fail(Exit::usage, "started as one of ", size, " ranks, but this program was built without MPI: install libopenmpi-dev, then make configure and build again");
+        fail(Exit::usage, "started as one of ", size,
+             " ranks, but this program was built without MPI: install libopenmpi-dev, then make configure and build again");
     if (watchdog_seconds > 0) watchdog_ = std::thread(&Ranks::watch, this, watchdog_seconds);
 }
 void Ranks::sum(float*, size_t) {}
@@ -109,8 +113,11 @@ void Ranks::watch(int seconds) {
     for (int quiet = 0; !over_; quiet++) {
         if (beats_ != seen) seen = beats_, quiet = 0;
         if (quiet > seconds * 10) {
-            std::fprintf(stderr, "rank %d of %d made no progress for %d s; it stood in step %lld, %s. Another rank is stopped, dead or far slower. "
-                         "--watchdog-seconds sets the limit.\n", rank_, size_, seconds, static_cast<long long>(step_), doing_.load());
+            std::fprintf(
+                stderr,
+                "rank %d of %d made no progress for %d s; it stood in step %lld, %s. Another rank is stopped, dead or far slower. "
+                "--watchdog-seconds sets the limit.\n",
+                rank_, size_, seconds, static_cast<long long>(step_), doing_.load());
             _exit(static_cast<int>(Exit::rank));
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -82,7 +82,8 @@ JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
 /// A log that cannot be written costs the run nothing but the log: it says so once and goes on.
 void JsonLines::put(const std::string& line) {
     if (!file_ || (std::fwrite(line.data(), 1, line.size(), file_) == line.size() && std::fflush(file_) == 0)) return;
-    std::fprintf(stderr, "warning: %s cannot be written (%s); the run goes on without it\n", path_.c_str(), last_os_error().c_str());
+    std::fprintf(stderr, "warning: %s cannot be written (%s); the run goes on without it\n", path_.c_str(),
+                 last_os_error().c_str());
     std::fclose(file_);
     file_ = nullptr;
 }
@@ -108,9 +109,11 @@ Progress::Progress(bool speaks) : speaks_(speaks), in_place_(isatty(STDOUT_FILEN
 void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
     average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // the first step warms caches up
     if (!speaks_) return;
-    const std::string line = text("step %5lld/%lld %5.1f%% | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
-                                  static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps), r.loss, r.grad_norm,
-                                  r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second, human_seconds(average_ * double(r.steps - r.step)).c_str());
+    const std::string line =
+        text("step %5lld/%lld %5.1f%% | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
+             static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps), r.loss,
+             r.grad_norm, r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second,
+             human_seconds(average_ * double(r.steps - r.step)).c_str());
     std::printf(in_place_ ? "\r\033[K%s" : "%s\n", line.c_str());
     std::fflush(stdout);
     line_open_ = in_place_;

@@ -47,13 +47,13 @@ private:
 
 /// One optimiser step, as printed and logged.
 struct StepReport {
-    int64_t step, steps;    // from 1; of how many
-    int64_t tokens;         // trained on so far
+    int64_t step, steps;   // from 1; of how many
+    int64_t tokens;        // trained on so far
     double loss, grad_norm, lr;
-    double seconds;         // of this step
+    double seconds;   // of this step
     double tokens_per_second;
     double flops_per_second;
-    double mfu;             // of the measured ceiling of all ranks
+    double mfu;   // of the measured ceiling of all ranks
 };
 
 /// The step line: rewritten in place on a terminal, a line each when piped, nothing on ranks other than the first.

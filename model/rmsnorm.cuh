@@ -62,7 +62,8 @@ void rmsnorm_forward(CPU, X* out, X* rstd, const X* inp, const X* weight, int ro
 
 /// The residual addition in front of a norm, in the same pass: sum (rows, C) = residual + branch; out = rmsnorm(sum).
 template <class X>
-void residual_rmsnorm_forward(CPU, X* sum, X* out, X* rstd, const X* residual, const X* branch, const X* weight, int rows, int C, double eps) {
+void residual_rmsnorm_forward(CPU, X* sum, X* out, X* rstd, const X* residual, const X* branch, const X* weight, int rows, int C,
+                              double eps) {
 #pragma omp parallel for
     for (int row = 0; row < rows; row++) {
         const size_t at = size_t(row) * C;

@@ -63,8 +63,9 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
 
     data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
     if (data.tokens_per_step % micro_batch)
-        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step, " is not a multiple of batch-size x seq-len x ranks = ",
-             o.batch_size, " x ", o.seq_len, " x ", ranks, " = ", micro_batch);
+        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step,
+             " is not a multiple of batch-size x seq-len x ranks = ", o.batch_size, " x ", o.seq_len, " x ", ranks, " = ",
+             micro_batch);
     data.micro_steps = int(data.tokens_per_step / micro_batch);
     const double steps_of_epochs = std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step));
     data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(steps_of_epochs)) : o.steps;
@@ -103,8 +104,8 @@ inline Origin find_origin(const Options& o, const std::string& variant, bool spe
     if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
     if (origin.resume_from && origin.config.variant != variant)
-        fail(Exit::checkpoint, origin.resume_from->string(), ": is a checkpoint of ", origin.config.variant, ", and this program trains ",
-             variant, "; use ./train_", origin.config.variant);
+        fail(Exit::checkpoint, origin.resume_from->string(), ": is a checkpoint of ", origin.config.variant,
+             ", and this program trains ", variant, "; use ./train_", origin.config.variant);
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
     return origin;
 }
@@ -123,16 +124,19 @@ TrainerState load_or_initialise(GPT<Device, float, A>& gpt, const Origin& origin
     const std::string folder = origin.folder()->string();
     const LoadReport report = load_weights(folder, list, o.seed, gpt.weights);
     if (speaks && !report.initialised.empty())
-        std::cout << folder << " lacks " << report.initialised.size() << " tensors, initialised from the seed: "
-                  << report.initialised.front() << (report.initialised.size() > 1 ? ", ...\n" : "\n");
+        std::cout << folder << " lacks " << report.initialised.size()
+                  << " tensors, initialised from the seed: " << report.initialised.front()
+                  << (report.initialised.size() > 1 ? ", ...\n" : "\n");
     if (!origin.resume_from) return state;
     if (!report.initialised.empty())
-        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(), ", so the run cannot go on from it; start from it with --model");
+        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(),
+             ", so the run cannot go on from it; start from it with --model");
     const bool sharded = gpt.moments_end - gpt.moments_begin < list.size();
     std::vector<float> m(sharded ? list.size() : 0), v(m.size());   // whole, where the model keeps a shard
     state = load_state(folder, list, sharded ? m.data() : gpt.m, sharded ? v.data() : gpt.v);
     if (state.seed != o.seed)
-        fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder, " was made with; the data would come in another order");
+        fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
+             " was made with; the data would come in another order");
     if (!sharded) return state;
     std::copy(m.begin() + gpt.moments_begin, m.begin() + gpt.moments_end, gpt.m);
     std::copy(v.begin() + gpt.moments_begin, v.begin() + gpt.moments_end, gpt.v);
@@ -143,8 +147,9 @@ TrainerState load_or_initialise(GPT<Device, float, A>& gpt, const Origin& origin
 inline void require_memory(const std::vector<MemoryUse>& plan, const Options& o, int local_ranks) {
     const size_t needed = total_bytes(plan), available = available_memory();
     if (needed <= available / local_ranks) return;
-    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", local_ranks, " ranks and the machine has ",
-         human_bytes(double(available)), " left: lower --batch-size or --seq-len", o.recompute ? "" : ", or set --recompute 1");
+    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", local_ranks,
+         " ranks and the machine has ", human_bytes(double(available)), " left: lower --batch-size or --seq-len",
+         o.recompute ? "" : ", or set --recompute 1");
 }
 
 // ------------------------------------------------------------------------------------------------------------------- the run
@@ -165,8 +170,11 @@ struct Run {
     Stopwatch since_start, since_step;
 
     Run(const Options& o_, Ranks& ranks_, Data data_, const Config& config)
-        : o(o_), ranks(ranks_), data(std::move(data_)),
-          gpt(config, o.batch_size, o.seq_len, Mode::training, o.recompute == 1, o.zero_stage ? ranks.rank() : 0, o.zero_stage ? ranks.size() : 1),
+        : o(o_),
+          ranks(ranks_),
+          data(std::move(data_)),
+          gpt(config, o.batch_size, o.seq_len, Mode::training, o.recompute == 1, o.zero_stage ? ranks.rank() : 0,
+              o.zero_stage ? ranks.size() : 1),
           progress(ranks.first()) {}
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
@@ -182,7 +190,8 @@ void begin(Run<Device, A>& run, const Origin& origin) {
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
     if (run.state.step > run.data.steps)
-        fail(Exit::usage, origin.resume_from->string(), ": has ", run.state.step, " steps behind it, more than --steps ", run.data.steps);
+        fail(Exit::usage, origin.resume_from->string(), ": has ", run.state.step, " steps behind it, more than --steps ",
+             run.data.steps);
     run.flops_per_token = count_flops(run.gpt.net, o.seq_len).per_token;
     run.ceiling = measure_sgemm() * run.ranks.size();
     if (!run.ranks.first()) return;
@@ -191,18 +200,31 @@ void begin(Run<Device, A>& run, const Origin& origin) {
     if (error) fail(Exit::checkpoint, o.out, ": cannot be made (", error.message(), "); choose another --out");
     run.log = JsonLines(o.out + "/log.jsonl", origin.resume_from ? run.state.step : -1);
     std::ofstream(o.out + "/options.toml") << o.resolved;
-    run.log.write({{"event", "config"}, {"step", run.state.step}, {"variant", A::name}, {"parameters", int64_t(run.gpt.net.tensors.parameters())},
-                   {"ranks", int64_t(run.ranks.size())}, {"options", o.resolved}}, "model", config_to_json(run.gpt.net.config));
+    run.log.write({{"event", "config"},
+                   {"step", run.state.step},
+                   {"variant", A::name},
+                   {"parameters", int64_t(run.gpt.net.tensors.parameters())},
+                   {"ranks", int64_t(run.ranks.size())},
+                   {"options", o.resolved}},
+                  "model", config_to_json(run.gpt.net.config));
 }
 
 /// Prints and logs the step that run.state has just been moved to.
 template <class Device, class A>
 void report_step(Run<Device, A>& run, double norm, double lr) {
     const TrainerState& s = run.state;
-    const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds, flops = rate * run.flops_per_token;
-    run.progress.step({s.step, run.data.steps, s.tokens, s.last_loss, norm, lr, seconds, rate, flops, flops / run.ceiling}, s.step - run.first_step + 1);
-    run.log.write({{"step", s.step}, {"tokens", s.tokens}, {"loss", s.last_loss}, {"grad_norm", norm}, {"lr", lr}, {"ms", seconds * 1e3},
-                   {"tok_s", rate}, {"mfu", flops / run.ceiling}});
+    const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds,
+                 flops = rate * run.flops_per_token;
+    run.progress.step({s.step, run.data.steps, s.tokens, s.last_loss, norm, lr, seconds, rate, flops, flops / run.ceiling},
+                      s.step - run.first_step + 1);
+    run.log.write({{"step", s.step},
+                   {"tokens", s.tokens},
+                   {"loss", s.last_loss},
+                   {"grad_norm", norm},
+                   {"lr", lr},
+                   {"ms", seconds * 1e3},
+                   {"tok_s", rate},
+                   {"mfu", flops / run.ceiling}});
 }
 
 /// Saves a checkpoint. One that cannot be written costs the run a warning; the last one its exit code.
@@ -243,16 +265,23 @@ Exit finish(Run<Device, A>& run, bool stopped) {
     if (!run.ranks.first()) return result;
     const auto step = static_cast<long long>(run.state.step);
     if (stopped) {
-        run.progress.say(text("stopped by a signal after step %lld; %s", step, run.o.checkpoint_every ? "--resume goes on" : "nothing was saved, as --checkpoint-every is 0"));
+        run.progress.say(text("stopped by a signal after step %lld; %s", step,
+                              run.o.checkpoint_every ? "--resume goes on" : "nothing was saved, as --checkpoint-every is 0"));
         return result;
     }
     const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(run.gpt.net.tensors, run.gpt.weights)));
     const double seconds = run.since_start.seconds();
-    run.log.write({{"event", "done"}, {"step", run.state.step}, {"loss", run.state.last_loss}, {"val_loss", run.validation.loss}, {"weights_hash", hash},
-                   {"peak_bytes", int64_t(peak_memory())}, {"seconds", seconds}});
+    run.log.write({{"event", "done"},
+                   {"step", run.state.step},
+                   {"loss", run.state.last_loss},
+                   {"val_loss", run.validation.loss},
+                   {"weights_hash", hash},
+                   {"peak_bytes", int64_t(peak_memory())},
+                   {"seconds", seconds}});
     if (run.o.plot) plot_loss(run.o.out + "/log.jsonl", run.o.out + "/loss.png");
-    run.progress.say(text("done: step %lld, loss %.4f, validation %.4f, peak memory %s, %s, weights hash %s", step, run.state.last_loss,
-                          run.validation.loss, human_bytes(double(peak_memory())).c_str(), human_seconds(seconds).c_str(), hash.c_str()));
+    run.progress.say(text("done: step %lld, loss %.4f, validation %.4f, peak memory %s, %s, weights hash %s", step,
+                          run.state.last_loss, run.validation.loss, human_bytes(double(peak_memory())).c_str(),
+                          human_seconds(seconds).c_str(), hash.c_str()));
     return result;
 }
 
@@ -262,22 +291,31 @@ void print_set_up(const Run<Device, A>& run, int threads) {
     const Options& o = run.o;
     const Data& data = run.data;
     auto tokens_of = [](const TokenStream& stream) {
-        return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(stream.size()), stream.shards(), stream.name().c_str());
+        return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(stream.size()), stream.shards(),
+                    stream.name().c_str());
     };
     print_tensors(run.gpt.net.tensors);
     print_table("model", model_rows(run.gpt.net, o.seq_len));
-    print_table("data", {{"training", tokens_of(*data.train)},
-                         {"validation", data.val ? tokens_of(*data.val) : "none"},
-                         {"tokenizer", data.tokenizer ? data.tokenizer->name() : "unknown: no samples, no bits per byte"},
-                         {"tokens per step", text("%lld = %d micro-steps x %d ranks x %d x %d", static_cast<long long>(data.tokens_per_step),
-                                                  data.micro_steps, run.ranks.size(), o.batch_size, o.seq_len)},
-                         {"steps", text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.warmup_steps))},
-                         {"passes over the data", text("%.3g", double(data.steps) * double(data.tokens_per_step) / double(data.train->size()))}});
+    print_table(
+        "data",
+        {{"training", tokens_of(*data.train)},
+         {"validation", data.val ? tokens_of(*data.val) : "none"},
+         {"tokenizer", data.tokenizer ? data.tokenizer->name() : "unknown: no samples, no bits per byte"},
+         {"tokens per step", text("%lld = %d micro-steps x %d ranks x %d x %d", static_cast<long long>(data.tokens_per_step),
+                                  data.micro_steps, run.ranks.size(), o.batch_size, o.seq_len)},
+         {"steps",
+          text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.warmup_steps))},
+         {"passes over the data", text("%.3g", double(data.steps) * double(data.tokens_per_step) / double(data.train->size()))}});
     const AdamW& a = o.adamw;
-    print_table("training", {{"device", "cpu: " + describe_cpu(threads)}, {"precision", o.precision}, {"ranks", std::to_string(run.ranks.size())},
-                             {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
-                             {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
-                             {"gradient clip", text("%g", o.grad_clip)}, {"seed", std::to_string(o.seed)}, {"output", o.out}});
+    print_table("training",
+                {{"device", "cpu: " + describe_cpu(threads)},
+                 {"precision", o.precision},
+                 {"ranks", std::to_string(run.ranks.size())},
+                 {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
+                 {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
+                 {"gradient clip", text("%g", o.grad_clip)},
+                 {"seed", std::to_string(o.seed)},
+                 {"output", o.out}});
     print_memory(run.gpt.memory_plan());
     std::fflush(stdout);
 }

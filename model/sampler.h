@@ -31,7 +31,8 @@ int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint6
     std::sort(order.begin(), order.end(), likelier);
     if (how.top_k > 0 && how.top_k < vocabulary) order.resize(how.top_k);
     std::vector<double> weight(order.size());
-    for (size_t n = 0; n < order.size(); n++) weight[n] = std::exp((double(logits[order[n]]) - double(logits[order[0]])) / how.temperature);
+    for (size_t n = 0; n < order.size(); n++)
+        weight[n] = std::exp((double(logits[order[n]]) - double(logits[order[0]])) / how.temperature);
     const double total = std::accumulate(weight.begin(), weight.end(), 0.0);
     size_t kept = 0;
     double mass = 0;

@@ -7,6 +7,8 @@ void complete_settings(Config& config, const std::vector<Setting>& settings) {
     for (const Setting& s : settings) {
         const double value = config.settings.emplace(s.key, s.value).first->second;
         const bool in_range = value >= s.lowest && value <= s.highest && (!s.whole || value == std::floor(value));
-        if (!in_range) fail(Exit::usage, s.option, " (", s.key, ") is ", value, ", but must be ", s.whole ? "a whole number" : "a number", " from ", s.lowest, " to ", s.highest);
+        if (!in_range)
+            fail(Exit::usage, s.option, " (", s.key, ") is ", value, ", but must be ", s.whole ? "a whole number" : "a number",
+                 " from ", s.lowest, " to ", s.highest);
     }
 }

@@ -58,7 +58,8 @@ inline void print_tensors(const TensorList& list) {
         kinds[at->second].size += t.slot.size;
     }
     std::vector<std::pair<std::string, std::string>> rows;
-    for (const Kind& k : kinds) rows.push_back({k.name, text("%-16s x %-3d %12zu%s", k.shape.c_str(), k.copies, k.size, k.decays ? "  decays" : "")});
+    for (const Kind& k : kinds)
+        rows.push_back({k.name, text("%-16s x %-3d %12zu%s", k.shape.c_str(), k.copies, k.size, k.decays ? "  decays" : "")});
     print_table("tensor", rows);
 }
 
@@ -68,7 +69,8 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
     const Flops f = count_flops(net, T);
     std::vector<std::pair<std::string, std::string>> rows = {
         {"attention", A::name},
-        {"form", std::string(c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") + (c.tied ? ", tied head" : ", untied head")},
+        {"form", std::string(c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") +
+                     (c.tied ? ", tied head" : ", untied head")},
         {"layers L, channels C, width F", text("%d, %d, %d", c.L, c.C, c.F)},
         {"heads NH, NKV, head size HS", text("%d, %d, %d", c.NH, c.NKV, c.HS)},
         {"vocabulary V", std::to_string(c.V)},

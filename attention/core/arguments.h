@@ -43,17 +43,17 @@ struct AttentionForward {
     const int* q_position = nullptr;   // E4 (B, NH, T): the token that a row stands for; null: its index; -1: padding,
     const int* k_position = nullptr;   // E4 (B, NH, S)  which sees nothing and is seen by nobody
 
-    X* out;                        // (B, T, NH, HS) before the gate
-    X* gated_out = nullptr;        // (B, T, NH, HS) gate * out; needed with a gate only
-    X* lse;                        // E5 (B, NH, T); -infinity where a row sees nothing
+    X* out;                   // (B, T, NH, HS) before the gate
+    X* gated_out = nullptr;   // (B, T, NH, HS) gate * out; needed with a gate only
+    X* lse;                   // E5 (B, NH, T); -infinity where a row sees nothing
     Statistics<X> statistics = {};
 };
 
 /// dq, dk, dv are overwritten, the gradients of features and gate too. dhead has one partial sum per sequence.
 template <class X>
 struct AttentionBackward {
-    const X* dout;            // (B, T, NH, HS), of the gated output where there is a gate
-    const X* dlse = nullptr;  // E5 (B, NH, T), null: zero
+    const X* dout;             // (B, T, NH, HS), of the gated output where there is a gate
+    const X* dlse = nullptr;   // E5 (B, NH, T), null: zero
     Heads<X> dq, dk, dv;
     X* dhead = nullptr;     // (B, NH, features.head)
     X* drow = nullptr;      // (B, NH, T, features.row)

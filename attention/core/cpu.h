@@ -90,7 +90,8 @@ private:
 
 /// What E1 sees of row i and the keys from column j on.
 template <class X, class P>
-Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const TileWalk<X, P>& walk, const TilePlace& at, int i, int j) {
+Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const TileWalk<X, P>& walk, const TilePlace& at, int i,
+                      int j) {
     const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
     Pair<Pack<X>> pair;
     pair.head_numbers = a.head + size_t(at.h) * f.head;
@@ -117,7 +118,8 @@ void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, 
 
 /// z of one tile from its raw scores, in place: E1, then the mask, so that a modification may multiply.
 template <class X, class P>
-void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
+void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
+                     Tile verdict) {
     const Features f = policy.features();
     for (int r = 0; r < at.rows; r++) {
         X* row = z + r * TILE;
@@ -145,8 +147,8 @@ X largest_of(const X* row) {
 template <class X>
 struct OnlineRow {
     X largest = X(HIDDEN);
-    X sum = 0;       // of exp(z - largest)
-    X moment = 0;    // of exp(z - largest) z, for the entropy
+    X sum = 0;      // of exp(z - largest)
+    X moment = 0;   // of exp(z - largest) z, for the entropy
 };
 
 /// Turns a row of z into exp(z - largest) in place and returns the factor that what was summed before must be scaled by.
@@ -171,7 +173,8 @@ X absorb(OnlineRow<X>& state, X* z, bool with_entropy) {
 
 /// Writes one finished query tile: O, LSE, the gated output and the entropy.
 template <class X>
-void finish_tile(const AttentionForward<X>& a, int b, int h, int i0, int rows, const std::vector<OnlineRow<X>>& state, const X* sums) {
+void finish_tile(const AttentionForward<X>& a, int b, int h, int i0, int rows, const std::vector<OnlineRow<X>>& state,
+                 const X* sums) {
     const size_t bh = size_t(b) * a.NH + h;
     for (int r = 0; r < rows; r++) {
         const size_t token = size_t(b) * a.T + i0 + r, head = token * a.NH + h;
@@ -203,18 +206,21 @@ void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b
         std::fill(sums.begin(), sums.end(), X(0));
         const X* q = a.q.data + (size_t(b) * a.T + i0) * a.q.row + size_t(h) * a.HS;
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
-            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, &k_transposed[at.j0], width, X(0), z.data(), TILE);
+            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, &k_transposed[at.j0], width, X(0), z.data(),
+                 TILE);
             modify_and_mask(z.data(), policy, a, walk, at, verdict);
             for (int r = 0; r < at.rows; r++) {
                 X* row = &z[r * TILE];
                 const X peak = tile_max ? largest_of(row) : X(0);
-                if (tile_max && peak > X(HIDDEN / 2)) tile_max[((size_t(b) * a.NH + h) * a.T + i0 + r) * tiles_of(a.S) + at.j0 / TILE] = peak;
+                if (tile_max && peak > X(HIDDEN / 2))
+                    tile_max[((size_t(b) * a.NH + h) * a.T + i0 + r) * tiles_of(a.S) + at.j0 / TILE] = peak;
                 const X rescale = absorb(state[r], row, a.statistics.entropy != nullptr);
                 if (rescale == X(1)) continue;
                 for (int d = 0; d < a.HS; d++) sums[r * a.HS + d] *= rescale;
             }
             const X* v = a.v.data + (size_t(b) * a.S + at.j0) * a.v.row + size_t(kv) * a.HS;
-            gemm(Transpose::no, Transpose::no, at.rows, a.HS, at.columns, X(1), z.data(), TILE, v, a.v.row, X(1), sums.data(), a.HS);
+            gemm(Transpose::no, Transpose::no, at.rows, a.HS, at.columns, X(1), z.data(), TILE, v, a.v.row, X(1), sums.data(),
+                 a.HS);
         });
         finish_tile(a, b, h, i0, std::min(TILE, a.T - i0), state, sums.data());
     }
@@ -258,9 +264,19 @@ struct BackwardWorkspace {
     std::vector<Pack<X>> head_sums, row_sums;
 
     BackwardWorkspace(const AttentionForward<X>& f, const Features& n)
-        : k_transposed(size_t(f.HS) * padded(f.S)), v_transposed(k_transposed.size()), dk(size_t(f.S) * f.HS), dv(dk.size()),
-          dout(size_t(TILE) * f.HS), dq(dout.size()), z(TILE * TILE), a(z.size()), p(z.size()), dz(z.size()), D(TILE),
-          head_sums(n.head), row_sums(n.row) {}
+        : k_transposed(size_t(f.HS) * padded(f.S)),
+          v_transposed(k_transposed.size()),
+          dk(size_t(f.S) * f.HS),
+          dv(dk.size()),
+          dout(size_t(TILE) * f.HS),
+          dq(dout.size()),
+          z(TILE * TILE),
+          a(z.size()),
+          p(z.size()),
+          dz(z.size()),
+          D(TILE),
+          head_sums(n.head),
+          row_sums(n.row) {}
 };
 
 /// From z and dP to P (in w.p) and dL/da (in w.dz), the gradients of E1's inputs on the way.
@@ -278,16 +294,19 @@ void backward_tile(const P& policy, const AttentionForward<X>& a, const Attentio
             const N z = load<N>(&w.z[r * TILE + j]);
             const N p = z > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
             const N dz = p * (load<N>(&w.dz[r * TILE + j]) - w.D[r]);
-            PairGradients<N> gradients{w.head_sums.data(), w.row_sums.data(), g.dcolumn + bh * f.column * columns + at.j0 + j, columns};
+            PairGradients<N> gradients{w.head_sums.data(), w.row_sums.data(), g.dcolumn + bh * f.column * columns + at.j0 + j,
+                                       columns};
             store(&w.p[r * TILE + j], p);
-            store(&w.dz[r * TILE + j], policy.score_backward(dz, load<N>(&w.a[r * TILE + j]), pair_of(a, f, walk, at, i, at.j0 + j), gradients));
+            store(&w.dz[r * TILE + j],
+                  policy.score_backward(dz, load<N>(&w.a[r * TILE + j]), pair_of(a, f, walk, at, i, at.j0 + j), gradients));
         }
         for (int n = 0; n < f.row; n++) g.drow[(bh * a.T + i) * f.row + n] += sum<X>(w.row_sums[n]);
     }
 }
 
 template <class X, class P>
-void attention_head_backward(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int h, BackwardWorkspace<X>& w) {
+void attention_head_backward(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int h,
+                             BackwardWorkspace<X>& w) {
     const Features f = policy.features();
     const int width = padded(a.S), kv = h / (a.NH / a.NKV), HS = a.HS;
     const size_t bh = size_t(b) * a.NH + h;
@@ -303,13 +322,17 @@ void attention_head_backward(const P& policy, const AttentionForward<X>& a, cons
         std::fill(w.dq.begin(), w.dq.end(), X(0));
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
             const X* k = a.k.data + (size_t(b) * a.S + at.j0) * a.k.row + size_t(kv) * HS;
-            gemm(Transpose::no, Transpose::no, rows, TILE, HS, scale, q, a.q.row, &w.k_transposed[at.j0], width, X(0), w.a.data(), TILE);
-            gemm(Transpose::no, Transpose::no, rows, TILE, HS, X(1), w.dout.data(), HS, &w.v_transposed[at.j0], width, X(0), w.dz.data(), TILE);
+            gemm(Transpose::no, Transpose::no, rows, TILE, HS, scale, q, a.q.row, &w.k_transposed[at.j0], width, X(0), w.a.data(),
+                 TILE);
+            gemm(Transpose::no, Transpose::no, rows, TILE, HS, X(1), w.dout.data(), HS, &w.v_transposed[at.j0], width, X(0),
+                 w.dz.data(), TILE);
             std::copy(w.a.begin(), w.a.begin() + rows * TILE, w.z.begin());
             modify_and_mask(w.z.data(), policy, a, walk, at, verdict);
             backward_tile(policy, a, g, walk, at, w);
-            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, X(1), w.p.data(), TILE, w.dout.data(), HS, X(1), &w.dv[size_t(at.j0) * HS], HS);
-            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, scale, w.dz.data(), TILE, q, a.q.row, X(1), &w.dk[size_t(at.j0) * HS], HS);
+            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, X(1), w.p.data(), TILE, w.dout.data(), HS, X(1),
+                 &w.dv[size_t(at.j0) * HS], HS);
+            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, scale, w.dz.data(), TILE, q, a.q.row, X(1),
+                 &w.dk[size_t(at.j0) * HS], HS);
             gemm(Transpose::no, Transpose::no, rows, HS, at.columns, scale, w.dz.data(), TILE, k, a.k.row, X(1), w.dq.data(), HS);
         });
         for (int r = 0; r < rows; r++)

@@ -18,10 +18,10 @@ struct Extras {
 template <class X>
 struct ExtraGradients {
     Extras<const X> of;
-    X* dq_pre;    // (B, T, NH, HS), token stride LayerInputs::qk_row
-    X* dk_pre;    // (B, T, NKV, HS), the same
-    X* dx;        // (B, T, C); null unless the policy says reads_x
-    X* dweights;  // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
+    X* dq_pre;     // (B, T, NH, HS), token stride LayerInputs::qk_row
+    X* dk_pre;     // (B, T, NKV, HS), the same
+    X* dx;         // (B, T, C); null unless the policy says reads_x
+    X* dweights;   // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
 };
 
 /// Memory for extras of `policy`; `copies` is 1, or B for the partial sums of the head numbers' gradients.
@@ -77,8 +77,8 @@ void attention_layer_backward(Device device, const P& policy, const LayerInputs<
     attention_backward(device, policy, kernel_arguments(in, state, Statistics<X>{}), g);
 }
 template <class Device, class X, class P>
-void attention_extras_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state,
-                               ExtraGradients<X>& gradients) {
+void attention_extras_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights,
+                               const LayerState<X>& state, ExtraGradients<X>& gradients) {
     policy.preprocess_backward(device, in, weights, state.extras, gradients);
 }
 
@@ -96,7 +96,8 @@ PairCount count_pairs(const P& policy, int NH, int T) {
                 const Tile verdict = policy.tile(h, i0, i1, j0, j1);
                 if (verdict == Tile::hidden) continue;
                 count.tiles++;
-                if (verdict == Tile::full) count.pairs += double(i1 - i0) * (j1 - j0);
+                if (verdict == Tile::full)
+                    count.pairs += double(i1 - i0) * (j1 - j0);
                 else
                     for (int i = i0; i < i1; i++)
                         for (int j = j0; j < j1; j++) count.pairs += policy.visible(h, i, j);

@@ -42,7 +42,8 @@ void dense_softmax(const LayerInputs<X>& in, X* out, Modify modify, Visible visi
                 X largest = -INFINITY, total = 0;
                 for (int j = 0; j < in.T; j++) {
                     weight[j] = -INFINITY;
-                    if (visible(h, i, j)) weight[j] = modify(b, h, i, j, scale * dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS));
+                    if (visible(h, i, j))
+                        weight[j] = modify(b, h, i, j, scale * dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS));
                     largest = std::max(largest, weight[j]);
                 }
                 if (largest == -INFINITY) continue;
