@@ -2,7 +2,7 @@
 // attention/asga.cuh defines a type of that name.
 #pragma once
 #define ATTENTION_QUOTED(name) #name
-#define ATTENTION_FILE(name) ATTENTION_QUOTED(attention / name.cuh)
+#define ATTENTION_FILE(name) ATTENTION_QUOTED(attention/name.cuh)
 #include ATTENTION_FILE(ATTENTION)
 
 using Attention = ATTENTION;

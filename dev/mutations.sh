@@ -13,8 +13,12 @@ cd "$copy" || exit
 
 total=0 caught=0
 
-# build TEST: the test program with this test alone. Little optimisation: most of the time goes into the compiler.
-build() { make -j"$(nproc)" CXXFLAGS=-O1 build/tests/run_tests TESTS="build/tests/main.o build/tests/$1.o" > build.log 2>&1; }
+# build TEST: the test program with this test alone. Little optimisation: most of the time goes into the compiler. The program goes
+# first: make takes objects for intermediate files, and would not miss one while a newer program is there.
+build() {
+    rm -f build/tests/run_tests
+    make -j"$(nproc)" CXXFLAGS=-O1 build/tests/run_tests TESTS="build/tests/main.o build/tests/$1.o" > build.log 2>&1
+}
 
 # plant FILE TEST OLD NEW
 plant() {

@@ -20,8 +20,9 @@
 #include "tests/check.h"
 #include "tests/threads.h"
 
-/// What float32 may differ from float64 by: of a logit (absolute), and of losses and norms (relative).
-inline constexpr double LOGIT_TOLERANCE = 1e-4, RELATIVE_TOLERANCE = 1e-4;
+/// What float32 may differ from float64 by: of a logit (absolute), and of losses, norms and learning rates (relative). A few times
+/// what rounding was seen to do over twenty steps.
+inline constexpr double LOGIT_TOLERANCE = 5e-5, RELATIVE_TOLERANCE = 3e-5;
 
 struct Fixture {
     std::filesystem::path folder;

@@ -4,9 +4,9 @@
 #include "attention/attention.h"
 #include "tests/fixture_curve.h"
 
-#define NAME_OF(variant) ATTENTION_QUOTED(variant)
+#define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
 
-TEST_CASE(NAME_OF(ATTENTION) ": the reference's logits, gradient norms and training curve", "[fixture]") {
+TEST_CASE(VARIANT_NAME(ATTENTION) " model: the reference's logits, gradient norms and training curve", "[fixture][variant]") {
     for (const auto& folder : fixture_folders(Attention::name))
         DYNAMIC_SECTION(folder.filename().string()) { check_fixture<Attention>(folder, false); }
 }

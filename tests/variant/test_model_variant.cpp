@@ -4,8 +4,8 @@
 #include "attention/attention.h"
 #include "tests/whole_model.h"
 
-#define NAME_OF(variant) ATTENTION_QUOTED(variant)
-#define CASE(text) TEST_CASE(NAME_OF(ATTENTION) ": " text, "[model]")
+#define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
+#define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " model: " what, "[model][variant]")
 
 namespace {
 
@@ -22,24 +22,24 @@ void require_same_bits(const Trial<X, Attention>& a, const Trial<X, Attention>& 
 
 }   // namespace
 
-CASE("gradient of the whole model, head groups of 2, a full and a partial tile") {
+VARIANT_CASE("gradient of the whole model, head groups of 2, a full and a partial tile") {
     Double trial(Form{});
     CHECK(model_gradient_difference(trial) == "");
 }
 
-CASE("gradient of the whole model, Qwen2 form, untied, one key head, one sequence, a partial tile") {
+VARIANT_CASE("gradient of the whole model, Qwen2 form, untied, one key head, one sequence, a partial tile") {
     Double trial(Form{true, false, 4, 1, 1, 21});
     CHECK(model_gradient_difference(trial) == "");
 }
 
-CASE("recomputing activations changes no bit of loss and gradients") {
+VARIANT_CASE("recomputing activations changes no bit of loss and gradients") {
     const Threads one(1);
     Float keeping(Form{}), recomputing(Form{}, true);
     CHECK(keeping.loss_and_gradients() == recomputing.loss_and_gradients());
     require_same_bits(keeping, recomputing);
 }
 
-CASE("two micro-steps add up to one batch, and overwriting leaves nothing of what was there") {
+VARIANT_CASE("two micro-steps add up to one batch, and overwriting leaves nothing of what was there") {
     const Threads one(1);
     Double whole(Form{}), micro(Form{});
     for (const Tensor& t : micro.gpt.net.tensors) fill(CPU{}, micro.gpt.gradients + t.slot.offset, t.slot.size, double(NAN));
@@ -52,7 +52,7 @@ CASE("two micro-steps add up to one batch, and overwriting leaves nothing of wha
     }
 }
 
-CASE("loss and gradients are the same bits in a second run, after another batch") {
+VARIANT_CASE("loss and gradients are the same bits in a second run, after another batch") {
     Float once(Form{}), again(Form{});
     again.loss_and_gradients(1, 1, Write::overwrite);
     const double expected = once.loss_and_gradients();
@@ -60,7 +60,7 @@ CASE("loss and gradients are the same bits in a second run, after another batch"
     require_same_bits(again, once);
 }
 
-CASE("float agrees with double") {
+VARIANT_CASE("float agrees with double") {
     Float rounded(Form{});
     Double exact(Form{});
     const double expected = exact.loss_and_gradients();
