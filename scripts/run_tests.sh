@@ -3,6 +3,7 @@
 # lines `ok NAME` or `FAIL NAME: why`). The last line is `N passed, N failed`; exits 1 when something failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+export OMP_WAIT_POLICY=passive   # the tests have many tiny parallel regions, which spinning threads slow down on a busy machine
 passed=0 failed=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

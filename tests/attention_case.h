@@ -115,8 +115,8 @@ public:
         fill_extras(dextras, nan);
         dqk.assign(dqk.size(), nan);
         const LayerInputs<X> in = inputs();
-        attention_layer_backward(CPU{}, policy, in, state, dout.data(), Heads<X>{dqk.data(), v_at}, Heads<X>{dqk.data() + k_at, v_at},
-                                 Heads<X>{dqkv.data() + v_at, v_row}, dextras);
+        const Heads<X> dq{dqk.data(), v_at}, dk{dqk.data() + k_at, v_at}, dv{dqkv.data() + v_at, v_row};
+        attention_layer_backward(CPU{}, policy, in, state, dout.data(), dq, dk, dv, dextras);
         rope_backward(CPU{}, dqk.data(), cosine.data(), sine.data(), B, T, heads, config.HS);
         ExtraGradients<X> gradients{{dextras.head, dextras.row, dextras.column, dextras.gate}, dqk.data(), dqk.data() + k_at,
                                     Attention::reads_x ? dx.data() : nullptr, dweights.data()};

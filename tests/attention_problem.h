@@ -25,7 +25,7 @@ struct Problem {
 
     Problem(int B_, int T_, int S_, int NH_, int NKV_, int HS_, Features f = {})
         : B(B_), T(T_), S(S_), NH(NH_), NKV(NKV_), HS(HS_), features(f), q(normal_numbers(size_t(B) * T * NH * HS, 1)),
-          k(normal_numbers(size_t(B) * S * NKV * HS, 2)), v(normal_numbers(size_t(B) * S * NKV * HS, 3)), dout(normal_numbers(q.size(), 4)),
+          k(normal_numbers(size_t(B) * S * NKV * HS, 2)), v(normal_numbers(k.size(), 3)), dout(normal_numbers(q.size(), 4)),
           head(normal_numbers(size_t(NH) * f.head, 5)), row(normal_numbers(rows() * f.row, 6)),
           column(normal_numbers(size_t(B) * NH * f.column * padded(S), 7)) {}
 
@@ -36,7 +36,9 @@ struct Problem {
     int q_token(int b, int h, int i) const { return q_position.empty() ? i : q_position[head_row(b, h, i)]; }
     int k_token(int b, int h, int j) const { return k_position.empty() ? j : k_position[(size_t(b) * NH + h) * S + j]; }
     double row_feature(int b, int h, int i, int f) const { return row[head_row(b, h, i) * features.row + f]; }
-    double column_feature(int b, int h, int j, int f) const { return column[((size_t(b) * NH + h) * features.column + f) * padded(S) + j]; }
+    double column_feature(int b, int h, int j, int f) const {
+        return column[((size_t(b) * NH + h) * features.column + f) * padded(S) + j];
+    }
 
     bool listed(int b, int h, int i, int j) const {
         if (list_begin.empty()) return true;
@@ -51,7 +53,8 @@ struct Results {
     Numbers lse, entropy;        // (B, NH, T)
     Numbers tile_max;            // (B, NH, T, tiles)
     explicit Results(const Problem& p, double start = NAN)
-        : out(p.q.size(), start), gated_out(p.q.size(), start), lse(p.rows(), start), entropy(p.rows(), start), tile_max(p.rows() * tiles_of(p.S), start) {}
+        : out(p.q.size(), start), gated_out(p.q.size(), start), lse(p.rows(), start), entropy(p.rows(), start),
+          tile_max(p.rows() * tiles_of(p.S), start) {}
 };
 
 struct Gradients {
@@ -134,11 +137,13 @@ Results forward(const Problem& p, const P& policy) {
 /// Everything starts as NaN: the kernel has to overwrite it.
 template <class P>
 Gradients backward(const Problem& p, const P& policy, Results& forward) {
-    auto nan = [](size_t n) { return Numbers(n, NAN); };
-    Gradients g{nan(p.q.size()), nan(p.k.size()), nan(p.v.size()), nan(p.B * p.head.size()), nan(p.row.size()), nan(p.column.size()), nan(p.gate.size())};
+    auto nan_like = [](const Numbers& numbers, int copies = 1) { return Numbers(copies * numbers.size(), NAN); };
+    Gradients g{nan_like(p.q),   nan_like(p.k),      nan_like(p.v),   nan_like(p.head, p.B),
+                nan_like(p.row), nan_like(p.column), nan_like(p.gate)};
     AttentionBackward<double> to{};
     to.dout = p.dout.data(), to.dlse = data_or_null(p.dlse);
-    to.dq = {g.q.data(), size_t(p.NH) * p.HS}, to.dk = {g.k.data(), size_t(p.NKV) * p.HS}, to.dv = {g.v.data(), size_t(p.NKV) * p.HS};
+    const size_t q_row = size_t(p.NH) * p.HS, k_row = size_t(p.NKV) * p.HS;
+    to.dq = {g.q.data(), q_row}, to.dk = {g.k.data(), k_row}, to.dv = {g.v.data(), k_row};
     to.dhead = g.head.data(), to.drow = g.row.data(), to.dcolumn = g.column.data();
     to.dgate = p.gate.empty() ? nullptr : g.gate.data();
     attention_backward(CPU{}, policy, arguments(p, forward), to);
@@ -175,12 +180,13 @@ void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, cons
     CHECK(difference(is.entropy, should.entropy, {1e-12, 1e-12}) == "");
 
     const Gradients g = backward(p, policy, is);
+    auto loss_by_definition = [&] { return loss(p, by_definition(p, score, seen)); };
     const std::pair<Numbers*, const Numbers*> inputs[] = {{&p.q, &g.q}, {&p.k, &g.k}, {&p.v, &g.v}, {&p.head, &g.head},
                                                           {&p.row, &g.row}, {&p.column, &g.column}, {&p.gate, &g.gate}};
     int number = 0;
     for (const auto& [values, gradient] : inputs) {
         INFO("number " << number++ << " of q, k, v, head, row, column, gate");
         CHECK((values->size() == gradient->size() && all_finite(*gradient)));
-        if (!values->empty()) CHECK(gradient_error(*values, *gradient, [&] { return loss(p, by_definition(p, score, seen)); }) <= 1e-8);
+        if (!values->empty()) CHECK(gradient_error(*values, *gradient, loss_by_definition) <= 1e-8);
     }
 }

@@ -12,6 +12,11 @@ bool everything(int, int, int) { return true; }
 
 struct Causal : Policy {
     Causal() : Policy(Config{}, 0) {}
+
+    /// The verdict of those that look pair by pair.
+    static Tile past_or_mixed(int i0, int i1, int j0, int j1) {
+        return causal_tile(i0, i1, j0, j1) == Tile::hidden ? Tile::hidden : Tile::mixed;
+    }
 };
 
 /// No mask at all.
@@ -29,7 +34,8 @@ struct Modified : Causal {
 
     template <class N>
     N score(N a, const Pair<N>& p) const {
-        return p.head(0) * a * sigmoid(p.row(0) + p.column(0)) + p.head(1) * (p.row(1) * p.column(1) + (p.i - p.j) / 50) + p.row_by_distance(table_entry);
+        const N s = sigmoid(p.row(0) + p.column(0)), bias = p.row(1) * p.column(1) + (p.i - p.j) / 50;
+        return p.head(0) * a * s + p.head(1) * bias + p.row_by_distance(table_entry);
     }
     template <class N>
     N score_backward(N dz, N a, const Pair<N>& p, PairGradients<N>& to) const {
@@ -44,9 +50,11 @@ struct Modified : Causal {
 
     static ScoreOfPair definition(const Problem& p) {
         return [&p](int b, int h, int i, int j, double a) {
-            const double c = p.head[h * 2], e = p.head[h * 2 + 1], s = 1 / (1 + std::exp(-p.row_feature(b, h, i, 0) - p.column_feature(b, h, j, 0)));
+            auto r = [&](int f) { return p.row_feature(b, h, i, f); };
+            auto k = [&](int f) { return p.column_feature(b, h, j, f); };
+            const double c = p.head[h * 2], e = p.head[h * 2 + 1], s = 1 / (1 + std::exp(-r(0) - k(0)));
             const int distance = p.q_token(b, h, i) - p.k_token(b, h, j);
-            return c * a * s + e * (p.row_feature(b, h, i, 1) * p.column_feature(b, h, j, 1) + distance / 50.0) + p.row_feature(b, h, i, 2 + bucket(distance));
+            return c * a * s + e * (r(1) * k(1) + distance / 50.0) + r(2 + bucket(distance));
         };
     }
 };
@@ -61,7 +69,7 @@ struct Windows : Modified {
 /// E2, irregular: another pattern in each head, some rows see nothing.
 struct Holes : Modified {
     static bool sees(int h, int i, int j) { return j <= i && i % 7 != h && (31 * h + 7 * i + 13 * j) % 5 == 0; }
-    Tile tile(int, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1) == Tile::hidden ? Tile::hidden : Tile::mixed; }
+    Tile tile(int, int i0, int i1, int j0, int j1) const { return past_or_mixed(i0, i1, j0, j1); }
     bool visible(int h, int i, int j) const { return sees(h, i, j); }
 };
 
@@ -69,7 +77,7 @@ struct Holes : Modified {
 struct Branch : Causal {
     int parity;
     explicit Branch(int p) : parity(p) {}
-    Tile tile(int, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1) == Tile::hidden ? Tile::hidden : Tile::mixed; }
+    Tile tile(int, int i0, int i1, int j0, int j1) const { return past_or_mixed(i0, i1, j0, j1); }
     bool visible(int, int i, int j) const { return j <= i && j % 2 == parity; }
 };
 
@@ -155,7 +163,9 @@ TEST_CASE("attention kernel E2: a row that sees nothing gives zeros, not NaN", "
     p.list_begin = {0, 1, 1, 2}, p.list_tiles = {0, 0};   // nothing for rows 64..127; nobody sees keys from 64 on
     Results r = forward(p, Modified());
     const Gradients g = backward(p, Modified(), r);
-    const auto zero = [](const Numbers& numbers, size_t begin, size_t end) { return std::all_of(numbers.begin() + begin, numbers.begin() + end, [](double x) { return x == 0; }); };
+    const auto zero = [](const Numbers& numbers, size_t begin, size_t end) {
+        return std::all_of(numbers.begin() + begin, numbers.begin() + end, [](double x) { return x == 0; });
+    };
     CHECK(zero(r.out, 64 * 8, 128 * 8));
     CHECK(zero(r.gated_out, 64 * 8, 128 * 8));
     CHECK(zero(r.entropy, 64, 128));
@@ -183,6 +193,16 @@ TEST_CASE("attention kernel E4: gathered tokens in any order, with padding", "[a
     check_attention(p, Modified(), Modified::definition(p), causal);
 }
 
+TEST_CASE("attention kernel E4: one row at the first and at the last token of a tile", "[attention]") {
+    for (int token : {0, 62, 63, 64, 128, 129}) {
+        Problem p(1, 1, 130, 1, 1, 8);
+        p.q_position = {token};
+        check_attention(p, Causal(), raw, causal);
+        for (int j = 0; j < p.S; j++) p.k_position.push_back(j);
+        check_attention(p, Causal(), raw, causal);
+    }
+}
+
 TEST_CASE("attention kernel E4: padding in tiles of which everything else is visible", "[attention]") {
     Problem p(1, 70, 130, 2, 2, 8);
     p.k_position = draw_positions(p, p.S, 2);
@@ -203,7 +223,7 @@ TEST_CASE("attention kernel: all extension points at once", "[attention]") {
     check_attention(p, Holes(), Modified::definition(p), Holes::sees);
 }
 
-TEST_CASE("attention kernel E5: two branches merged by their log-sum-exp are one softmax, and so are their gradients", "[attention]") {
+TEST_CASE("attention kernel E5: two branches merged by their log-sum-exp are one softmax, forward and backward", "[attention]") {
     Problem p(2, 130, 130, 2, 1, 8);
     const Branch even(0), odd(1);
     struct Merge {
@@ -300,7 +320,8 @@ TEST_CASE("attention kernel: scores of ten thousand stay finite and exact", "[at
     const Gradients g = backward(p, Causal(), r);
     CHECK((all_finite(g.q) && all_finite(g.k) && all_finite(g.v)));
 
-    const std::vector<float> q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end()), dout(p.dout.begin(), p.dout.end());
+    auto in_float = [](const Numbers& numbers) { return std::vector<float>(numbers.begin(), numbers.end()); };
+    const std::vector<float> q = in_float(p.q), k = in_float(p.k), v = in_float(p.v), dout = in_float(p.dout);
     std::vector<float> out(q.size()), lse(p.rows()), dq(q.size()), dk(k.size()), dv(v.size());
     AttentionForward<float> a{};
     a.B = 1, a.T = a.S = 130, a.NH = 2, a.NKV = 1, a.HS = 8;

@@ -110,7 +110,8 @@ std::vector<X> all_results(AttentionCase<X, Attention>& layer) {
     layer.forward();
     layer.backward(normal_numbers<X>(layer.out.size(), 7));
     std::vector<X> all = layer.result();
-    for (auto* part : {&layer.lse, &layer.dweights, &layer.dx, &layer.dqk, &layer.dqkv}) all.insert(all.end(), part->begin(), part->end());
+    for (auto* part : {&layer.lse, &layer.dweights, &layer.dx, &layer.dqk, &layer.dqkv})
+        all.insert(all.end(), part->begin(), part->end());
     return all;
 }
 
@@ -178,11 +179,14 @@ VARIANT_CASE("has tiles that never contradict visible()") {
         const AttentionCase<double, Attention> layer(sizes);
         int wrong = 0;
         for (int h = 0; h < NH; h++) {
+            auto judge = [&](int i0, int rows, int j0, int columns) {
+                wrong += !verdict_holds(layer.policy, h, i0, std::min(T, i0 + rows), j0, std::min(T, j0 + columns));
+            };
             for (int i0 = 0; i0 < T; i0 += TILE)
-                for (int j0 = 0; j0 < T; j0 += TILE) wrong += !verdict_holds(layer.policy, h, i0, std::min(T, i0 + TILE), j0, std::min(T, j0 + TILE));
+                for (int j0 = 0; j0 < T; j0 += TILE) judge(i0, TILE, j0, TILE);
             for (int n = 0; n < 1500; n++) {
-                const int most = n % 3 ? 12 : 80, i0 = below(T), j0 = below(T);
-                wrong += !verdict_holds(layer.policy, h, i0, std::min(T, i0 + 1 + below(most)), j0, std::min(T, j0 + 1 + below(most)));
+                const int most = n % 3 ? 12 : 80;
+                judge(below(T), 1 + below(most), below(T), 1 + below(most));
             }
         }
         CHECK(wrong == 0);
