@@ -2,7 +2,7 @@
 # Flags of your own go into CXXFLAGS (make CXXFLAGS="-Og -g"), another compiler into CXX, another processor into ARCH.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.SECONDARY:
+.PRECIOUS: build/%.o
 MAKEFLAGS += --no-builtin-rules
 
 VARIANTS := $(sort $(basename $(notdir $(wildcard attention/*.cuh))))
@@ -10,7 +10,7 @@ TRAINERS := $(VARIANTS:%=train_%)
 BUNDLED  := data/bundled/sotu_manifest.json
 
 # What this machine has (libraries, MPI, processor flags): probed once, only for goals that compile.
-NOT_COMPILED := help clean configure quickstart test test-gpu
+NOT_COMPILED := help clean configure quickstart test test-gpu mutations
 ifneq ($(filter-out $(NOT_COMPILED),$(MAKECMDGOALS)),)
 include build/config.mk
 endif
@@ -39,7 +39,7 @@ help: ## this list
 	@echo "  tokenize, generate  text to token shards; text from a checkpoint"
 	@echo "  build/dev/NAME      a benchmark or tool from dev/NAME.cpp"
 
-.PHONY: all quickstart test test-gpu configure check-nvcc clean
+.PHONY: all quickstart test test-gpu mutations configure check-nvcc clean
 all: $(TRAINERS) tokenize generate ## every program
 
 quickstart: ## install what is missing, build, train a small ASGA model on the bundled text, sample, plot
@@ -51,6 +51,9 @@ test: ## install what is missing, build and run every test
 test-gpu: ## the tests on a GPU
 	@echo "make test-gpu: every operation of this version runs on the CPU and there is no CUDA kernel to test; make test runs the tests" >&2
 	@exit 1
+
+mutations: ## plant errors in a copy of the tree, one after the other; the tests must notice each (ten minutes)
+	@dev/mutations.sh
 
 configure: ## look again for compilers and libraries, and rebuild with what there is
 	@CXX="$(CXX)" scripts/probe.sh build/config.mk
