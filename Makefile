@@ -58,7 +58,7 @@ mutations: ## plant errors in a copy of the tree, one after the other; the tests
 configure: ## look again for compilers and libraries, and rebuild with what there is
 	@CXX="$(CXX)" scripts/probe.sh build/config.mk
 
-check-nvcc: build/nvcc/train_causal.o ## compile the training program's source with nvcc
+check-nvcc: build/nvcc/train_causal.o build/nvcc/train_asga.o ## compile the training program's source with nvcc
 
 clean: ## remove everything that was built (keeps out/ and data/)
 	rm -rf build $(TRAINERS) tokenize generate
@@ -103,9 +103,9 @@ $(foreach test,$(wildcard tests/variant/*.cpp),$(eval $(call TEST_OF_EVERY_VARIA
 build/%.o: %.cpp build/flags
 	$(COMPILE) $<
 
-build/nvcc/train_causal.o: train_gpt.cu attention/causal.cuh
+build/nvcc/train_%.o: train_gpt.cu attention/%.cuh
 	@mkdir -p $(@D)
-	$(or $(NVCC),$(error there is no nvcc on this machine)) -std=c++20 -x cu $(CPPFLAGS) -DATTENTION=causal -Xcompiler -fopenmp -c -o $@ $<
+	$(or $(NVCC),$(error there is no nvcc on this machine)) -std=c++20 -x cu $(CPPFLAGS) -DATTENTION=$* -Xcompiler -fopenmp -c -o $@ $<
 
 train_%:
 	@echo "make $@: there is no attention/$*.cuh; the variants are: $(VARIANTS)" >&2

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "attention/core/arguments.h"
@@ -261,22 +262,16 @@ struct BackwardWorkspace {
     std::vector<X> dout, dq;                     // (TILE, HS)
     std::vector<X> z, a, p, dz;                  // (TILE, TILE); a keeps the raw scores
     std::vector<X> D;                            // (TILE)
-    std::vector<Pack<X>> head_sums, row_sums;
+    std::unique_ptr<Pack<X>[]> head_sums, row_sums;   // no std::vector: nvcc wants no SIMD vectors in its constexpr parts
 
-    BackwardWorkspace(const AttentionForward<X>& f, const Features& n)
-        : k_transposed(size_t(f.HS) * padded(f.S)),
-          v_transposed(k_transposed.size()),
-          dk(size_t(f.S) * f.HS),
-          dv(dk.size()),
-          dout(size_t(TILE) * f.HS),
-          dq(dout.size()),
-          z(TILE * TILE),
-          a(z.size()),
-          p(z.size()),
-          dz(z.size()),
-          D(TILE),
-          head_sums(n.head),
-          row_sums(n.row) {}
+    BackwardWorkspace(const AttentionForward<X>& f, const Features& n) {
+        const size_t sequence = size_t(f.S) * f.HS, transposed = size_t(padded(f.S)) * f.HS;
+        k_transposed.resize(transposed), v_transposed.resize(transposed);
+        dk.resize(sequence), dv.resize(sequence);
+        dout.resize(size_t(TILE) * f.HS), dq.resize(size_t(TILE) * f.HS), D.resize(TILE);
+        for (std::vector<X>* tile : {&z, &a, &p, &dz}) tile->resize(TILE * TILE);
+        head_sums = std::make_unique<Pack<X>[]>(n.head), row_sums = std::make_unique<Pack<X>[]>(n.row);
+    }
 };
 
 /// From z and dP to P (in w.p) and dL/da (in w.dz), the gradients of E1's inputs on the way.
@@ -289,12 +284,12 @@ void backward_tile(const P& policy, const AttentionForward<X>& a, const Attentio
     for (int r = 0; r < at.rows; r++) {
         const int i = at.i0 + r;
         const X lse = a.lse[bh * a.T + i];
-        std::fill(w.row_sums.begin(), w.row_sums.end(), N{});
+        std::fill_n(w.row_sums.get(), f.row, N{});
         for (int j = 0; j < TILE; j += LANES<X>) {
             const N z = load<N>(&w.z[r * TILE + j]);
             const N p = z > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
             const N dz = p * (load<N>(&w.dz[r * TILE + j]) - w.D[r]);
-            PairGradients<N> gradients{w.head_sums.data(), w.row_sums.data(), g.dcolumn + bh * f.column * columns + at.j0 + j,
+            PairGradients<N> gradients{w.head_sums.get(), w.row_sums.get(), g.dcolumn + bh * f.column * columns + at.j0 + j,
                                        columns};
             store(&w.p[r * TILE + j], p);
             store(&w.dz[r * TILE + j],
@@ -312,7 +307,7 @@ void attention_head_backward(const P& policy, const AttentionForward<X>& a, cons
     const size_t bh = size_t(b) * a.NH + h;
     const X scale = X(1) / std::sqrt(X(HS));
     const TileWalk<X, P> walk(policy, a, b, h);
-    std::fill(w.head_sums.begin(), w.head_sums.end(), Pack<X>{});
+    std::fill_n(w.head_sums.get(), f.head, Pack<X>{});
     if (f.row) std::fill(g.drow + bh * a.T * f.row, g.drow + (bh + 1) * a.T * f.row, X(0));
     if (f.column) std::fill(g.dcolumn + bh * f.column * width, g.dcolumn + (bh + 1) * f.column * width, X(0));
     for (int i0 = 0; i0 < a.T; i0 += TILE) {
