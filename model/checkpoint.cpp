@@ -47,7 +47,8 @@ bool is_redundant(const std::string& name, const TensorList& list) {
 /// The files that model.safetensors.index.json names, and the tensors that it promises in each.
 std::map<std::string, std::vector<std::string>> read_index(const fs::path& path) {
     const json object = parse_json_object(read_text(path), path.string());
-    const json& map = required_field(object, "weight_map", path.string());
+    const std::string where = path.string();
+    const json& map = required_field(object, "weight_map", where);
     if (!map.is_object()) fail(Exit::checkpoint, path.string(), ": \"weight_map\" is ", shown(map), ", expected an object");
     std::map<std::string, std::vector<std::string>> parts;
     for (const auto& [tensor, file] : map.items()) {

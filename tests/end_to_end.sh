@@ -11,7 +11,9 @@ cleanup() {
     rm -rf "$work"
 }
 trap cleanup EXIT
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+launch=mpirun   # more ranks than processors need Open MPI's word
+grep -q 'Open MPI' <(mpirun --version 2> /dev/null) && launch="mpirun --oversubscribe"
 
 ok() { echo "ok $1"; }
 bad() { echo "FAIL $1: $2"; }
@@ -46,6 +48,14 @@ losses() { grep -o '"step":[0-9]*,"tokens":[0-9]*,"loss":[0-9.e-]*,"grad_norm":[
 curve_difference() { paste -d' ' <(losses "$1") <(losses "$2") | awk '{ for (c = 3; c <= 4; c++) { d = ($c - $(c + 4)) / $c; if (d < 0) d = -d; if (d > m) m = d } n++ } END { print n == 12 ? m + 0 : 1 }'; }
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a <= b) }'; }
 
+# The highest process id whose command line begins with the first word and contains the second.
+newest_process() {
+    local id
+    for id in $(ls /proc | grep -E '^[0-9]+$' | sort -rn); do
+        case "$(tr '\0' ' ' 2> /dev/null < "/proc/$id/cmdline")" in "$1 "*"$2"*) echo "$id"; return ;; esac
+    done
+}
+
 # ---- repeat, ranks, ZeRO
 for variant in causal asga; do
     train $variant "$work/$variant" && train $variant "$work/$variant-again"
@@ -59,7 +69,7 @@ check "four micro-steps follow the curve of one batch within 1e-5" 'below $(curv
 mpi() { # mpi RANKS OUT OPTIONS...
     local ranks=$1 out=$2
     shift 2
-    timeout 120 mpirun -np "$ranks" ./train_asga $small --out "$out" --batch-size $((8 / ranks)) "$@" > "$out.txt" 2>&1
+    timeout 120 $launch -np "$ranks" ./train_asga $small --out "$out" --batch-size $((8 / ranks)) "$@" > "$out.txt" 2>&1
 }
 if ! command -v mpirun > /dev/null || ! grep -q libmpi <(ldd ./train_asga); then
     skip "ranks" "no MPI on this machine"
@@ -75,10 +85,10 @@ else
     check "ZeRO-1 resumes to the same weights" '[ -n "$(hash_of "$work/zero")" ] && [ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
     # One of two ranks is killed, or stopped: the job ends by itself and says so.
     for signal in KILL STOP; do
-        timeout 60 mpirun -np 2 ./train_asga $small --out "$work/dead" --batch-size 4 --steps 100000 --checkpoint-every 0 --val-every 0 --watchdog-seconds 3 > "$work/dead.txt" 2>&1 &
+        timeout 60 $launch -np 2 ./train_asga $small --out "$work/dead" --batch-size 4 --steps 100000 --checkpoint-every 0 --val-every 0 --watchdog-seconds 3 > "$work/dead.txt" 2>&1 &
         job=$!
         for _ in $(seq 100); do grep -q 'step  *2/' "$work/dead.txt" 2> /dev/null && break; sleep 0.1; done
-        victim=$(pgrep -n -f "train_asga.*$work/dead")
+        victim=$(newest_process "./train_asga" "$work/dead")
         kill -$signal "$victim"
         wait $job
         status=$?
