@@ -1,11 +1,14 @@
-"""Loads checkpoints of the causal or sliding-window variant in Hugging Face transformers and fails on anything that does not fit.
+"""Loads checkpoints of the causal variant in Hugging Face transformers, fails on anything that does not fit, and compares greedy
+text of transformers with that of ./generate (run from the repository's root, after `make generate`).
 
     python3 tests/check_transformers.py out/causal/step_00000100 ...
 """
 import json
 import pathlib
+import subprocess
 import sys
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -23,7 +26,20 @@ def check(folder):
         ids = tokenizer(text)["input_ids"]
         assert ids == list(text.encode()), f"{folder}: the tokenizer gives {ids}"
         assert tokenizer.decode(ids) == text, f"{folder}: the tokenizer does not give the text back"
+    compare_greedy(folder, model)
     print(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters, every tensor in place")
+
+
+def compare_greedy(folder, model, count=64):
+    """Token by token the likeliest one; where transformers' two best are closer than rounding, either may be chosen."""
+    ids = [72, 101, 108, 108, 111, 32]
+    command = ["./generate", "--checkpoint", str(folder), "--prompt-ids", ",".join(map(str, ids)), "--tokens", str(count), "--temperature", "0", "--print-ids"]
+    ours = [int(word) for word in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()]
+    assert len(ours) == count, f"{folder}: ./generate wrote {len(ours)} tokens instead of {count}"
+    with torch.no_grad():
+        logits = model(torch.tensor([ids + ours])).logits[0, len(ids) - 1 : -1]
+    gap = (logits.max(-1).values - logits[range(count), ours]).max().item()
+    assert gap < 1e-4, f"{folder}: ./generate chose a token whose logit is {gap} below transformers' best"
 
 
 if __name__ == "__main__":
