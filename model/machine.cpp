@@ -46,12 +46,14 @@ void choose_blas_kernels(char** argv) {
     execv("/proc/self/exe", argv);              // returns only when it fails; then the slow kernels do
 }
 
+int processors() { return int(sysconf(_SC_NPROCESSORS_ONLN)); }
+
 int use_threads(int wanted, int local_ranks) {
     cpu_set_t allowed;
     CPU_ZERO(&allowed);
     sched_getaffinity(0, sizeof allowed, &allowed);
-    const int here = std::max(1, CPU_COUNT(&allowed)), machine = int(sysconf(_SC_NPROCESSORS_ONLN));
-    const int share = here < machine ? here : std::max(1, here / local_ranks);   // a launcher that binds ranks has divided already
+    const int here = std::max(1, CPU_COUNT(&allowed));
+    const int share = here < processors() ? here : std::max(1, here / local_ranks);   // a launcher that binds ranks has divided already
     const int threads = wanted > 0 ? wanted : share;
     omp_set_num_threads(threads);
     openblas_set_num_threads(threads);

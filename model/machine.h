@@ -12,6 +12,9 @@ void choose_blas_kernels(char** argv);
 /// Returns the number.
 int use_threads(int wanted, int local_ranks);
 
+/// Processors of this machine.
+int processors();
+
 /// "AMD EPYC, 2 threads, OpenBLAS SkylakeX"
 std::string describe_cpu(int threads);
 

@@ -310,7 +310,7 @@ void print_set_up(const Run<Device, A>& run, int threads) {
     print_table("training",
                 {{"device", "cpu: " + describe_cpu(threads)},
                  {"precision", o.precision},
-                 {"ranks", std::to_string(run.ranks.size())},
+                 {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
                  {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
                  {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
                  {"gradient clip", text("%g", o.grad_clip)},
@@ -318,4 +318,5 @@ void print_set_up(const Run<Device, A>& run, int threads) {
                  {"output", o.out}});
     print_memory(run.gpt.memory_plan());
     std::fflush(stdout);
+    warn_about_blas();
 }
