@@ -30,12 +30,12 @@ bool parse(int argc, char** argv, Options& o) {
     CLI::App app(std::string("Trains a Qwen language model with ") + Attention::name +
                  " attention.\nStop it with Ctrl-C: it saves and exits with code 75, and --resume goes on. Under mpirun send "
                  "SIGUSR1 to mpirun\n"
-                 "(Open MPI kills ranks one second after SIGTERM unless told: --mca odls_base_sigkill_timeout 120).");
+                 "(Open MPI kills its ranks soon after SIGTERM, often before they could save).");
     app.set_config("--config", "", "a file of key = value lines, as options.toml in the output folder");
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     const auto positive = CLI::Range(1, 1 << 30);
     const auto count = CLI::Range(int64_t(0), int64_t(1) << 50);
-    const auto share = CLI::Range(0.0, 1.0);
+    const auto share = number_from(0, 1);
     app.add_option("--device", o.device, "where to train")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--model", o.model, "preset, or a Hugging Face folder to start from; its config.json alone starts from scratch");
     app.add_option("--train-data", o.train_data, "token shards (glob); without it the bundled text");
@@ -48,29 +48,29 @@ bool parse(int argc, char** argv, Options& o) {
         ->check(count);
     app.add_option("--steps", o.steps, "optimiser steps")->check(CLI::Range(int64_t(1), int64_t(1) << 50));
     app.add_option("--epochs", o.epochs, "length of the run in passes over the data; 0: --steps counts")
-        ->check(CLI::Range(0.0, 1e6));
-    app.add_option("--shuffle", o.shuffle, "0 reads the shards in order");
-    app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(CLI::Range(0.0, 1e3));
+        ->check(number_from(0, 1e6));
+    app.add_option("--shuffle", o.shuffle, "0 reads the shards in order")->check(CLI::IsMember({"0", "1", "true", "false"}));
+    app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
         ->check(CLI::Range(int64_t(-1), int64_t(1) << 50));
     app.add_option("--min-lr-frac", o.min_lr_frac, "where the cosine ends, as a fraction of --lr")->check(share);
-    app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled, on matrices only")->check(CLI::Range(0.0, 1e3));
-    app.add_option("--beta1", o.adamw.beta1, "AdamW")->check(CLI::Range(0.0, 0.999999));
-    app.add_option("--beta2", o.adamw.beta2, "AdamW")->check(CLI::Range(0.0, 0.9999999));
-    app.add_option("--adam-eps", o.adamw.eps, "AdamW")->check(CLI::Range(1e-30, 1.0));
-    app.add_option("--grad-clip", o.grad_clip, "largest global L2 norm of the gradient; 0: no limit")->check(CLI::Range(0.0, 1e30));
+    app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled, on matrices only")->check(number_from(0, 1e3));
+    app.add_option("--beta1", o.adamw.beta1, "AdamW")->check(number_from(0, 0.999999));
+    app.add_option("--beta2", o.adamw.beta2, "AdamW")->check(number_from(0, 0.9999999));
+    app.add_option("--adam-eps", o.adamw.eps, "AdamW")->check(number_from(1e-30, 1));
+    app.add_option("--grad-clip", o.grad_clip, "largest global L2 norm of the gradient; 0: no limit")->check(number_from(0, 1e30));
     app.add_option("--precision", o.precision, "of weights and activations")->check(CLI::IsMember({"bf16", "fp32"}));
     app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->check(count);
-    app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation")->check(positive);
+    app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")->check(CLI::Range(0, 1 << 30));
     app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(count);
-    app.add_option("--sample-tokens", o.sample_tokens, "length of a sample")->check(positive);
-    app.add_option("--prompt", o.prompt, "what samples begin with");
+    app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
+    app.add_option("--prompt", o.prompt, "what samples begin with; without it, as documents begin")->expected(0, 1);
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, one more at the end; 0: none")
         ->check(count);
     app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many stay; 0: all")->check(CLI::Range(0, 1 << 30));
     app.add_flag("--resume", o.resume, "go on from the newest sound checkpoint in --out");
     app.add_option("--checkpoint", o.checkpoint, "go on from this checkpoint");
-    app.add_option("--seed", o.seed, "of initialisation, data order and samples");
+    app.add_option("--seed", o.seed, "of initialisation, data order and samples")->check(CLI::NonNegativeNumber);
     app.add_option("--threads", o.threads, "OpenMP threads; 0: this rank's share of the processors")->check(CLI::Range(0, 4096));
     app.add_option("--zero-stage", o.zero_stage, "1: every rank keeps the moments of its own part of the weights only")
         ->check(CLI::Range(0, 1));
@@ -85,14 +85,18 @@ bool parse(int argc, char** argv, Options& o) {
     if (o.device == "cuda") fail(Exit::usage, "--device cuda: this program has no CUDA kernels; use --device cpu");
     if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs --device cuda; the CPU trains in fp32");
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both say where to go on; give one");
+    if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
+    if (o.val_batches == 0) o.val_every = 0;
+    if (o.sample_tokens == 0) o.sample_every = 0;
+    o.model_given = app.count("--model") > 0;
     o.resolved = app.config_to_str(true);
     return true;
 }
 
 // -------------------------------------------------------------------------------------------------- evaluation and sampling
 
-/// Mean cross-entropy over the first --val-batches batches of the validation shards, the same rows for any number of ranks. A
-/// signal cuts it short: then nothing is reported, and the loop stops.
+/// Mean cross-entropy over the first --val-batches batches of the validation shards, the same rows for any number of ranks
+/// as long as batch-size x ranks is the same. A signal cuts it short: then nothing is reported, and the loop stops.
 template <class Device>
 void evaluate_and_report(Device device, Run<Device, Attention>& run) {
     const TokenStream& val = *run.data.val;
@@ -134,12 +138,13 @@ std::string sample(Device device, Run<Device, Attention>& run) {
 
 /// Loss and gradients of one optimiser step, averaged over all its tokens on all ranks; returns the loss.
 template <class Device>
-double step_gradients(Device device, GPT<Device, float, Attention>& gpt, Loader& loader, const Data& data, Ranks& ranks) {
+double step_gradients(Device device, GPT<Device, float, Attention>& gpt, Loader& loader, const Data& data, Ranks& ranks, int64_t step) {
     std::vector<int32_t> inputs(size_t(gpt.B) * gpt.T), targets(inputs.size());
     const float share = float(1.0 / double(data.tokens_per_step));
     double loss = 0;
     for (int micro = 0; micro < data.micro_steps; micro++) {
         const Write write = micro == 0 ? Write::overwrite : Write::add;
+        ranks.at("computing gradients", step);
         loader.next(inputs.data(), targets.data());
         gpt_forward(device, gpt, inputs.data(), gpt.B, gpt.T);
         loss += gpt_loss(device, gpt, targets.data(), gpt.B, gpt.T, share, write);
@@ -183,8 +188,7 @@ Exit train(Device device, const Options& o) {
     bool stopped = false;
     run.since_step.lap();
     for (int64_t step = run.first_step; step <= run.data.steps && !stopped; step++) {
-        ranks.at("computing gradients", step);
-        const double loss = step_gradients(device, gpt, loader, run.data, ranks);
+        const double loss = step_gradients(device, gpt, loader, run.data, ranks, step);
         const double norm = std::sqrt(sum_of_squares(device, gpt.gradients, n));
         require_finite(gpt, loss, norm, step);
 
@@ -204,6 +208,7 @@ Exit train(Device device, const Options& o) {
         if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
         run.since_step.lap();
     }
+    if (run.data.val && !stopped && std::isnan(run.validation.loss)) evaluate_and_report(device, run);   // a signal had cut it short
     return finish(run, stopped);
 }
 

@@ -50,9 +50,6 @@ public:
     /// What went wrong on the thread is thrown here.
     void next(int32_t* inputs, int32_t* targets);
 
-    /// Rows of an epoch, over all ranks.
-    uint64_t rows_per_epoch() const { return order_.rows_per_epoch(); }
-
 private:
     std::vector<int32_t> read(uint64_t micro_step) const;   // (B, T + 1)
 

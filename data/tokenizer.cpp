@@ -22,9 +22,8 @@ public:
         std::string text;
         text.reserve(ids.size());
         for (const int32_t id : ids) {
-            if (id < 0 || id >= bytes_vocabulary)
-                fail(Exit::data, "token id ", id, " is not one of the bytes tokenizer, whose ids are 0 to ", bytes_vocabulary - 1);
-            if (id < byte_values) text.push_back(static_cast<char>(id));
+            if (id >= 0 && id < byte_values) text.push_back(static_cast<char>(id));
+            if (id < 0 || id >= bytes_vocabulary) text += "\xEF\xBF\xBD";   // U+FFFD: a model may have more ids than its tokenizer
         }
         return text;
     }

@@ -16,7 +16,7 @@ struct Tokenizer {
     virtual void encode(std::string_view text, std::vector<uint32_t>& ids) const = 0;
 
     /// The bytes that the ids stand for, one behind the other; specials stand for none. A sequence cut or made up by a
-    /// model need not be valid UTF-8: see replace_invalid_utf8(). An id outside the vocabulary: Exit::data.
+    /// model need not be valid UTF-8: see replace_invalid_utf8(). An id outside the vocabulary stands for U+FFFD.
     virtual std::string decode(std::span<const int32_t> ids) const = 0;
 
     virtual int vocabulary() const = 0;            // ids are 0 .. vocabulary() - 1

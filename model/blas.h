@@ -1,4 +1,4 @@
-// Matrix products through CBLAS (OpenBLAS), one name for float and double, 64-bit leading dimensions checked once.
+// Matrix products through CBLAS (OpenBLAS), one name for float and double.
 #pragma once
 #include <cblas.h>
 #include <cstddef>

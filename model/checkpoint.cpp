@@ -152,7 +152,7 @@ TrainerState load_state(const fs::path& folder, const TensorList& list, float* e
         const bool known = list.find(name) && (stored.name == "exp_avg." + name || stored.name == "exp_avg_sq." + name);
         if (!known) fail(Exit::checkpoint, file.where(), ": the model's optimiser has no tensor \"", stored.name, "\"");
     }
-    load_moment(file, "exp_avg.", list, exp_avg);
-    load_moment(file, "exp_avg_sq.", list, exp_avg_sq);
+    if (exp_avg) load_moment(file, "exp_avg.", list, exp_avg);
+    if (exp_avg_sq) load_moment(file, "exp_avg_sq.", list, exp_avg_sq);
     return load_trainer_state(folder);
 }

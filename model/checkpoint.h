@@ -67,5 +67,5 @@ LoadReport load_weights(const std::filesystem::path& folder, const TensorList& l
 /// trainer_state.json alone.
 TrainerState load_trainer_state(const std::filesystem::path& folder);
 
-/// trainer_state.json and both moments, which must be there in full.
+/// trainer_state.json and those moments that are not null, which must be there in full.
 TrainerState load_state(const std::filesystem::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq);

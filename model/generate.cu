@@ -28,10 +28,10 @@ static bool parse(int argc, char** argv, Options& o) {
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw)
         ->excludes(prompt);
     app.add_option("--tokens", o.tokens, "how many tokens to write")->check(CLI::Range(1, 1 << 30));
-    app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(CLI::Range(0.0, 1e6));
+    app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(number_from(0, 1e6));
     app.add_option("--top-k", o.sampling.top_k, "choose among the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));
     app.add_option("--top-p", o.sampling.top_p, "choose among the likeliest tokens that reach this probability together")
-        ->check(CLI::Range(0.0, 1.0));
+        ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of the choice");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
     app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");

@@ -43,7 +43,9 @@ void choose_blas_kernels(char** argv) {
     if (!best || std::getenv("KEEP_OPENBLAS_CORETYPE") || rank_of(openblas_get_corename()) >= rank_of(best)) return;
     setenv("OPENBLAS_CORETYPE", best, 1);
     setenv("KEEP_OPENBLAS_CORETYPE", "1", 1);   // a library without those kernels must not send us round again
-    execv("/proc/self/exe", argv);              // returns only when it fails; then the slow kernels do
+    std::error_code error;
+    const auto self = std::filesystem::read_symlink("/proc/self/exe", error);   // its own path, so that ps shows its own name
+    if (!error) execv(self.c_str(), argv);              // returns only when it fails; then the slow kernels do
 }
 
 int processors() { return int(sysconf(_SC_NPROCESSORS_ONLN)); }

@@ -2,9 +2,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <new>
 #include <numeric>
+#include <sstream>
 
 #include "model/error.h"
 
@@ -79,6 +81,20 @@ bool parse_options(CLI::App& app, int argc, const char* const* argv) {
         if (!unknown.empty()) fail_unknown(app, unknown, "");
         fail(Exit::usage, error.what(), "; --help lists the options");
     }
+}
+
+CLI::Validator number_from(double lowest, double highest) {
+    auto check = [lowest, highest](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool good = end != text.c_str() && *end == '\0' && value >= lowest && value <= highest;
+        std::ostringstream complaint;
+        if (!good) complaint << text << " is not a number from " << lowest << " to " << highest;
+        return complaint.str();
+    };
+    std::ostringstream range;
+    range << "from " << lowest << " to " << highest;
+    return CLI::Validator(check, range.str());
 }
 
 int run_program(const std::string& program, const std::function<void()>& body) {

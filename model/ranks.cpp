@@ -45,8 +45,12 @@ Ranks::Ranks(int watchdog_seconds) {
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
         MPI_Comm_size(node, &local_size_);
         MPI_Comm_free(&node);
+        const char* expected = from_launcher({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
+        if (expected && std::atoi(expected) != size_)
+            fail(Exit::usage, "the launcher started ", expected, " ranks, but MPI knows of ", size_,
+                 ": mpirun belongs to another MPI than the one this program was built with");
     }
-    if (watchdog_seconds > 0) watchdog_ = std::thread(&Ranks::watch, this, watchdog_seconds);
+    if (watchdog_seconds > 0 && size_ > 1) watchdog_ = std::thread(&Ranks::watch, this, watchdog_seconds);
 }
 
 /// MPI counts are ints: long buffers go in pieces.
@@ -68,6 +72,17 @@ double Ranks::sum(double x) {
     return x;
 }
 
+void Ranks::gather_shards(const float* mine, float* whole, size_t n) {
+    const size_t begin = shard_begin(n, rank_, size_), end = shard_begin(n, rank_ + 1, size_);
+    auto send = [&](size_t at, int count) { check(MPI_Send(mine + (at - begin), count, MPI_FLOAT, 0, 0, MPI_COMM_WORLD), "MPI_Send"); };
+    if (!first()) return in_pieces(begin, end, send);
+    std::copy(mine, mine + (end - begin), whole + begin);
+    for (int r = 1; r < size_; r++)
+        in_pieces(shard_begin(n, r, size_), shard_begin(n, r + 1, size_), [&](size_t at, int count) {
+            check(MPI_Recv(whole + at, count, MPI_FLOAT, r, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
+        });
+}
+
 void Ranks::all_gather(float* x, size_t n) {
     for (int r = 0; r < size_ && size_ > 1; r++)
         in_pieces(shard_begin(n, r, size_), shard_begin(n, r + 1, size_),
@@ -79,17 +94,36 @@ void Ranks::barrier() {
 }
 
 static void leave() { MPI_Finalize(); }
+
+/// Runs on a thread of its own and looks ten times a second. A stopped process (SIGSTOP) does not count its own pause: time is
+/// counted in looks, not in hours of the day.
+void Ranks::watch(int seconds) {
+    int64_t seen = -1;
+    for (int quiet = 0; !over_; quiet++) {
+        if (beats_ != seen || beats_ == 0) seen = beats_, quiet = 0;
+        if (quiet > seconds * 10) {
+            std::fprintf(
+                stderr,
+                "rank %d of %d made no progress for %d s; it stood in step %lld, %s. Another rank is stopped, dead or far slower. "
+                "--watchdog-seconds sets the limit.\n",
+                rank_, size_, seconds, static_cast<long long>(step_), doing_.load());
+            _exit(static_cast<int>(Exit::rank));
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+}
 #else
-Ranks::Ranks(int watchdog_seconds) {
+Ranks::Ranks(int) {
     const char* size = from_launcher({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
     if (size && std::atoi(size) > 1)
         fail(Exit::usage, "started as one of ", size,
              " ranks, but this program was built without MPI: install libopenmpi-dev, then make configure and build again");
-    if (watchdog_seconds > 0) watchdog_ = std::thread(&Ranks::watch, this, watchdog_seconds);
 }
+void Ranks::watch(int) {}
 void Ranks::sum(float*, size_t) {}
 double Ranks::sum(double x) { return x; }
 void Ranks::all_gather(float*, size_t) {}
+void Ranks::gather_shards(const float* mine, float* whole, size_t n) { std::copy(mine, mine + n, whole); }
 void Ranks::barrier() {}
 static void leave() {}
 #endif
@@ -104,22 +138,4 @@ void Ranks::at(const char* doing, int64_t step) {
     doing_ = doing;
     step_ = step;
     beats_++;
-}
-
-/// Runs on a thread of its own and looks ten times a second. A stopped process (SIGSTOP) does not count its own pause: time is
-/// counted in looks, not in hours of the day.
-void Ranks::watch(int seconds) {
-    int64_t seen = -1;
-    for (int quiet = 0; !over_; quiet++) {
-        if (beats_ != seen) seen = beats_, quiet = 0;
-        if (quiet > seconds * 10) {
-            std::fprintf(
-                stderr,
-                "rank %d of %d made no progress for %d s; it stood in step %lld, %s. Another rank is stopped, dead or far slower. "
-                "--watchdog-seconds sets the limit.\n",
-                rank_, size_, seconds, static_cast<long long>(step_), doing_.load());
-            _exit(static_cast<int>(Exit::rank));
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
 }

@@ -12,8 +12,9 @@ std::string process_name(const std::string& program);
 
 class Ranks {
 public:
-    /// Joins the job if a launcher started this process. After `watchdog_seconds` without at() the process says where it stood
-    /// and exits with Exit::rank, which makes the launcher end the others: a dead or stopped rank never hangs a job.
+    /// Joins the job if a launcher started this process. From the first at() on, a rank that makes no further call of it for
+    /// `watchdog_seconds` says where it stood and exits with Exit::rank, which makes the launcher end the others: a dead or
+    /// stopped rank never hangs a job. One rank alone has no watchdog.
     explicit Ranks(int watchdog_seconds);
 
     /// Leaves the job. During an exception it does not wait for the others: the launcher ends them with this process.
@@ -24,6 +25,7 @@ public:
     int rank() const { return rank_; }
     int size() const { return size_; }
     int local_size() const { return local_size_; }   // ranks on this machine
+    bool launched() const { return joined_; }        // by mpirun or the like
     bool first() const { return rank_ == 0; }
 
     /// A sign of life: what this rank is about to do, for the watchdog's message. `doing` must be a string literal.
@@ -35,6 +37,9 @@ public:
 
     /// Whether any rank says yes.
     bool any(bool yes) { return sum(yes ? 1.0 : 0.0) > 0; }
+
+    /// whole (n), on rank 0 only, from each rank's shard (n of the list, this rank's part of it at `mine`).
+    void gather_shards(const float* mine, float* whole, size_t n);
 
     /// Completes x (n) on every rank from each rank's own shard (shard_begin() in tensors.h).
     void all_gather(float* x, size_t n);

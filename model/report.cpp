@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include <nlohmann/json.hpp>
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,7 +52,9 @@ static std::string kept_lines(const std::string& path, int64_t step) {
     std::string line, kept;
     while (std::getline(file, line)) {
         const auto record = nlohmann::json::parse(line, nullptr, false);
-        if (!record.is_object() || record.value("event", "") == "done" || record.value("step", int64_t(0)) > step) continue;
+        if (!record.is_object() || record.value("event", nlohmann::json()) == "done") continue;
+        const auto at = record.value("step", nlohmann::json(0));
+        if (!at.is_number_integer() || at > step) continue;
         kept += line + "\n";
     }
     return kept;
@@ -94,21 +97,32 @@ static nlohmann::ordered_json object_of(std::initializer_list<JsonLines::Field> 
     return object;
 }
 
-void JsonLines::write(std::initializer_list<Field> fields) { put(object_of(fields).dump() + "\n"); }
+/// Paths and prompts need not be valid UTF-8; what is not becomes U+FFFD.
+static std::string line_of(const nlohmann::ordered_json& object) {
+    return object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+void JsonLines::write(std::initializer_list<Field> fields) { put(line_of(object_of(fields))); }
 
 void JsonLines::write(std::initializer_list<Field> fields, const char* key, const std::string& json) {
     auto object = object_of(fields);
     object[key] = nlohmann::ordered_json::parse(json);
-    put(object.dump() + "\n");
+    put(line_of(object));
 }
 
 // ---- the step line
 
-Progress::Progress(bool speaks) : speaks_(speaks), in_place_(isatty(STDOUT_FILENO) != 0) {}
+Progress::Progress(bool speaks, bool launched) : speaks_(speaks), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
+
+/// Whether standard output would take a line now.
+static bool writable() {
+    pollfd out{STDOUT_FILENO, POLLOUT, 0};
+    return poll(&out, 1, 0) == 1;
+}
 
 void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
     average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // the first step warms caches up
-    if (!speaks_) return;
+    if (!speaks_ || (launched_ && !writable())) return;
     const std::string line =
         text("step %5lld/%lld %5.1f%% | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
              static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps), r.loss,

@@ -56,16 +56,17 @@ struct StepReport {
     double mfu;   // of the measured ceiling of all ranks
 };
 
-/// The step line: rewritten in place on a terminal, a line each when piped, nothing on ranks other than the first.
+/// The step line: rewritten in place on a terminal, a line each when piped, nothing on ranks other than the first. A launcher's
+/// pipe that nobody empties (mpirun after SIGTERM) costs step lines, never the run.
 class Progress {
 public:
-    explicit Progress(bool speaks);
+    Progress(bool speaks, bool launched);
     void step(const StepReport& report, int64_t steps_in_this_run);
     /// Anything else, on lines of its own.
     void say(const std::string& what);
 
 private:
-    bool speaks_, in_place_, line_open_ = false;
+    bool speaks_, launched_, in_place_, line_open_ = false;
     double average_ = 0;   // seconds per step, smoothed, for the time left
 };
 

@@ -19,7 +19,7 @@
 
 /// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
 struct Options {
-    std::string device = "auto", precision = "fp32", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt = "\n";
+    std::string device = "auto", precision = "fp32", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt;
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
@@ -28,6 +28,7 @@ struct Options {
     bool shuffle = true, resume = false, dry_run = false, plot = true;
     uint64_t seed = 1;
     std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
+    bool model_given = false;                 // on the command line
     std::string resolved;                     // all of them, as a file for --config
 };
 
@@ -47,10 +48,23 @@ struct Data {
     int micro_steps = 1;
 };
 
+/// `path` for glob(): its own * ? [ and backslash stand for themselves.
+inline std::string without_wildcards(const std::string& path) {
+    std::string escaped;
+    for (char c : path) {
+        if (std::string("*?[\\").find(c) != std::string::npos) escaped += '\\';
+        escaped += c;
+    }
+    return escaped;
+}
+inline std::string shown_tokenizer(const std::string& name) { return name.empty() ? "unknown" : name; }
+
 /// Without --train-data: the bundled text, for training and for validation. Tells `config` which tokenizer made the shards.
 inline Data open_data(const Options& o, int ranks, Config& config) {
+    if (int64_t(o.batch_size) * o.seq_len > (1 << 28))
+        fail(Exit::usage, "--batch-size ", o.batch_size, " x --seq-len ", o.seq_len, " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
     Data data;
-    const std::string bundled = program_folder() + "/data/bundled/sotu_";
+    const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
     const std::string val = o.val_data.empty() && o.train_data.empty() ? bundled + "val_*.bin" : o.val_data;
     data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
     if (!val.empty() && o.val_every) data.val = std::make_unique<TokenStream>(val, config.V);
@@ -58,6 +72,9 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
     if (data.val && windows(*data.val, o.seq_len) < int64_t(o.batch_size) * ranks)
         fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", micro_batch,
              " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
+    if (data.val && data.val->tokenizer() != data.train->tokenizer())
+        fail(Exit::data, data.val->name(), ": was made with another tokenizer (", shown_tokenizer(data.val->tokenizer()), ") than ", data.train->name(), " (",
+             shown_tokenizer(data.train->tokenizer()), ")");
     if (!data.train->tokenizer().empty()) config.tokenizer = data.train->tokenizer();
     if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer);
 
@@ -94,19 +111,30 @@ inline std::optional<std::filesystem::path> find_checkpoint(const std::string& o
     return found;
 }
 
+/// A run goes on with the shape that it has: another --model is a mistake.
+inline void require_shape(const Origin& origin, const Config& wanted, const std::string& name) {
+    const Config& c = origin.config;
+    const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV && c.HS == wanted.HS && c.F == wanted.F;
+    if (!same) fail(Exit::usage, "--model ", name, " has another shape than ", origin.resume_from->string(), "; leave --model out, or give another --out to start anew");
+}
+
 inline Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
     Origin origin;
     if (!o.checkpoint.empty()) {
+        if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
+            fail(Exit::checkpoint, o.checkpoint, ": is no checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start from it with --model");
         verify_checkpoint(o.checkpoint);
         origin.resume_from = o.checkpoint;
     }
     if (o.resume) origin.resume_from = find_checkpoint(o.out, speaks);
     if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
+    if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model)) require_shape(origin, preset(o.model), o.model);
     if (origin.resume_from && origin.config.variant != variant)
         fail(Exit::checkpoint, origin.resume_from->string(), ": is a checkpoint of ", origin.config.variant,
              ", and this program trains ", variant, "; use ./train_", origin.config.variant);
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
+    origin.config.max_positions = std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained
     return origin;
 }
 
@@ -132,14 +160,16 @@ TrainerState load_or_initialise(GPT<Device, float, A>& gpt, const Origin& origin
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(),
              ", so the run cannot go on from it; start from it with --model");
     const bool sharded = gpt.moments_end - gpt.moments_begin < list.size();
-    std::vector<float> m(sharded ? list.size() : 0), v(m.size());   // whole, where the model keeps a shard
-    state = load_state(folder, list, sharded ? m.data() : gpt.m, sharded ? v.data() : gpt.v);
+    state = load_state(folder, list, sharded ? nullptr : gpt.m, sharded ? nullptr : gpt.v);
     if (state.seed != o.seed)
         fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
              " was made with; the data would come in another order");
     if (!sharded) return state;
-    std::copy(m.begin() + gpt.moments_begin, m.begin() + gpt.moments_end, gpt.m);
-    std::copy(v.begin() + gpt.moments_begin, v.begin() + gpt.moments_end, gpt.v);
+    // One whole moment at a time, in the memory of the gradients, which hold nothing yet.
+    load_state(folder, list, gpt.gradients, nullptr);
+    std::copy(gpt.gradients + gpt.moments_begin, gpt.gradients + gpt.moments_end, gpt.m);
+    load_state(folder, list, nullptr, gpt.gradients);
+    std::copy(gpt.gradients + gpt.moments_begin, gpt.gradients + gpt.moments_end, gpt.v);
     return state;
 }
 
@@ -175,7 +205,17 @@ struct Run {
           data(std::move(data_)),
           gpt(config, o.batch_size, o.seq_len, Mode::training, o.recompute == 1, o.zero_stage ? ranks.rank() : 0,
               o.zero_stage ? ranks.size() : 1),
-          progress(ranks.first()) {}
+          progress(ranks.first(), ranks.launched()) {}
+
+    bool sharded() const { return o.zero_stage && ranks.size() > 1; }
+
+    /// The model's plan and what this run needs beside it.
+    std::vector<MemoryUse> memory_plan() const {
+        std::vector<MemoryUse> plan = gpt.memory_plan();
+        if (sharded()) plan.push_back({"moments gathered to be saved (rank 0)", 2 * sizeof(float) * gpt.net.tensors.size()});
+        if (ranks.launched()) plan.push_back({"MPI", MPI_BYTES});
+        return plan;
+    }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
 };
@@ -184,7 +224,7 @@ struct Run {
 template <class Device, class A>
 void begin(Run<Device, A>& run, const Origin& origin) {
     const Options& o = run.o;
-    require_memory(run.gpt.memory_plan(), o, run.ranks.local_size());
+    require_memory(run.memory_plan(), o, run.ranks.local_size());
     run.gpt.allocate();
     run.state = load_or_initialise(run.gpt, origin, o, run.ranks.first());
     run.validation.loss = run.state.last_val_loss;
@@ -192,13 +232,18 @@ void begin(Run<Device, A>& run, const Origin& origin) {
     if (run.state.step > run.data.steps)
         fail(Exit::usage, origin.resume_from->string(), ": has ", run.state.step, " steps behind it, more than --steps ",
              run.data.steps);
+    const int64_t rows = run.state.step * (run.data.tokens_per_step / o.seq_len);
+    if (run.state.data_rows != rows)
+        fail(Exit::usage, origin.resume_from->string(), ": has read ", run.state.data_rows, " rows of data in ", run.state.step, " steps, but with these options it would have been ", rows,
+             "; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
     run.flops_per_token = count_flops(run.gpt.net, o.seq_len).per_token;
     run.ceiling = measure_sgemm() * run.ranks.size();
     if (!run.ranks.first()) return;
     std::error_code error;
     std::filesystem::create_directories(o.out, error);
     if (error) fail(Exit::checkpoint, o.out, ": cannot be made (", error.message(), "); choose another --out");
-    run.log = JsonLines(o.out + "/log.jsonl", origin.resume_from ? run.state.step : -1);
+    const bool same_run = origin.resume_from && std::filesystem::equivalent(std::filesystem::absolute(*origin.resume_from).lexically_normal().parent_path(), o.out, error);
+    run.log = JsonLines(o.out + "/log.jsonl", same_run ? run.state.step : -1);
     std::ofstream(o.out + "/options.toml") << o.resolved;
     run.log.write({{"event", "config"},
                    {"step", run.state.step},
@@ -234,18 +279,14 @@ void save(Run<Device, A>& run, bool last) {
     auto& gpt = run.gpt;
     run.ranks.at("saving a checkpoint", run.state.step);
     const size_t n = gpt.net.tensors.size();
-    std::vector<float> m, v;   // whole moments, needed only where each rank has a shard of them
-    if (o.zero_stage) {
-        m.resize(n), v.resize(n);
-        std::copy(gpt.m, gpt.m + (gpt.moments_end - gpt.moments_begin), m.begin() + gpt.moments_begin);
-        std::copy(gpt.v, gpt.v + (gpt.moments_end - gpt.moments_begin), v.begin() + gpt.moments_begin);
-        run.ranks.all_gather(m.data(), n), run.ranks.all_gather(v.data(), n);
-    }
+    const bool gathers = run.sharded() && run.ranks.first();
+    std::vector<float> m(gathers ? n : 0), v(m.size());   // the whole moments, where each rank has a shard of them
+    if (run.sharded()) run.ranks.gather_shards(gpt.m, m.data(), n), run.ranks.gather_shards(gpt.v, v.data(), n);
     if (!run.ranks.first()) return;
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
-        const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, gpt.weights, o.zero_stage ? m.data() : gpt.m,
-                                          o.zero_stage ? v.data() : gpt.v, run.state, tokenizer_from);
+        const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, gpt.weights, gathers ? m.data() : gpt.m,
+                                          gathers ? v.data() : gpt.v, run.state, tokenizer_from);
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.progress.say("checkpoint " + path.string());
@@ -279,9 +320,9 @@ Exit finish(Run<Device, A>& run, bool stopped) {
                    {"peak_bytes", int64_t(peak_memory())},
                    {"seconds", seconds}});
     if (run.o.plot) plot_loss(run.o.out + "/log.jsonl", run.o.out + "/loss.png");
-    run.progress.say(text("done: step %lld, loss %.4f, validation %.4f, peak memory %s, %s, weights hash %s", step,
-                          run.state.last_loss, run.validation.loss, human_bytes(double(peak_memory())).c_str(),
-                          human_seconds(seconds).c_str(), hash.c_str()));
+    const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
+    run.progress.say(text("done: step %lld, loss %.4f%s, peak memory %s, %s, weights hash %s", step, run.state.last_loss,
+                          validation.c_str(), human_bytes(double(peak_memory())).c_str(), human_seconds(seconds).c_str(), hash.c_str()));
     return result;
 }
 
@@ -316,7 +357,7 @@ void print_set_up(const Run<Device, A>& run, int threads) {
                  {"gradient clip", text("%g", o.grad_clip)},
                  {"seed", std::to_string(o.seed)},
                  {"output", o.out}});
-    print_memory(run.gpt.memory_plan());
+    print_memory(run.memory_plan());
     std::fflush(stdout);
     warn_about_blas();
 }

@@ -85,6 +85,7 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
 
 /// The plan, and under it what is not ours to plan: code, libraries, BLAS buffers, thread stacks (a measured constant).
 inline constexpr size_t PROGRAM_BYTES = size_t(25) << 20;
+inline constexpr size_t MPI_BYTES = size_t(24) << 20;   // of every rank, measured likewise
 inline size_t total_bytes(const std::vector<MemoryUse>& plan) {
     size_t total = PROGRAM_BYTES;
     for (const MemoryUse& use : plan) total += use.bytes;

@@ -78,6 +78,7 @@ else
         mpi $ranks "$work/ranks$ranks"
         check "$ranks ranks follow the curve of one process within 1e-5" 'below $(curve_difference "$work/asga" "$work/ranks$ranks") 1e-5'
     done
+    check "ranks write plain lines" '! grep -q $'"'\r'"'\033 "$work/ranks2.txt"'
     mpi 2 "$work/zero" --zero-stage 1
     check "ZeRO-1 on 2 ranks gives the weights of 2 ranks without" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
     mpi 2 "$work/zero" --zero-stage 1 --steps 16 --resume
@@ -153,6 +154,10 @@ expect "validation shorter than a batch" 3 "validation" ./train_causal $small --
 # ---- options
 expect "unknown option names the nearest" 2 "--batch-size" ./train_asga --batchsize 4
 expect "not a number" 2 "--steps" ./train_asga --steps many
+expect "NaN is no learning rate" 2 "--lr" ./train_asga --lr nan
+expect "resuming with another batch" 2 "rows of data" ./train_causal $small --out "$work/causal" --resume --steps 20 --batch-size 4
+expect "resuming with another shape" 2 "another shape" ./train_causal $small --out "$work/causal" --resume --steps 20 --model qwen-1m
+expect "0 switches validation and samples off" 0 "" ./train_causal $small --out "$work/off" --val-batches 0 --sample-every 1 --sample-tokens 0
 expect "negative size" 2 "--batch-size" ./train_asga --batch-size -3
 expect "total that does not divide" 2 "--total-batch-tokens" ./train_asga $small --out "$work/x" --total-batch-tokens 1000
 expect "unknown preset" 2 "qwen-7m" ./train_asga $small --out "$work/x" --model qwen-7n
@@ -163,6 +168,7 @@ expect "unknown option of generate" 2 "--temperature" ./generate --checkpoint x 
 expect "unknown option of tokenize" 2 "--tokenizer" ./tokenize --tokeniser bytes
 expect "output folder that cannot be made" 7 "/proc/nothing" ./train_asga $small --out /proc/nothing/x
 expect "--config takes the file that a run wrote" 0 "" ./train_causal --config "$work/causal/options.toml" --out "$work/configured"
+check "and writes it again" 'diff <(grep -v "^out=" "$work/causal/options.toml") <(grep -v "^out=" "$work/configured/options.toml")'
 check "and repeats the run" '[ "$(hash_of "$work/configured")" = "$(hash_of "$work/causal")" ]'
 expect "more memory than there is" 4 "--batch-size" ./train_asga --model qwen2.5-1.5b --train-data "$work/data/small_train_*.bin" --val-every 0 --out "$work/x" --batch-size 1000 --seq-len 4096
 expect "a learning rate that explodes" 5 "not finite" ./train_causal $small --out "$work/x" --lr 1000 --grad-clip 0 --adam-eps 1e-30 --steps 300 --warmup-steps 0 --checkpoint-every 0
