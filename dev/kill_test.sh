@@ -9,14 +9,14 @@ make --no-print-directory "train_$variant" || exit
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 hash_of() { tail -n 1 "$1/log.jsonl" | grep -o '"weights_hash":"[0-9a-f]*"'; }
-run() { ./train_"$variant" --model qwen-tiny --seq-len 64 --batch-size 4 --steps 300 --checkpoint-every 5 --val-every 50 --sample-every 0 --plot 0 --threads 1 "$@"; }
+run() { exec ./train_"$variant" --model qwen-tiny --seq-len 64 --batch-size 4 --steps 300 --checkpoint-every 5 --val-every 50 --sample-every 0 --plot 0 --threads 1 "$@"; }
 
-run --out "$work/whole" > /dev/null || exit
+(run --out "$work/whole") > /dev/null || exit
 done_kills=0 lost=0
 while [ $done_kills -lt "$kills" ]; do
     rm -rf "$work/killed"
     while true; do
-        run --out "$work/killed" --resume > "$work/log" 2>&1 &
+        run --out "$work/killed" --resume > "$work/log" 2>&1 &   # exec: the process killed is the trainer itself
         victim=$!
         sleep "0.$((RANDOM % 90 + 10))"
         if ! kill -9 $victim 2> /dev/null; then
