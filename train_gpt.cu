@@ -61,7 +61,8 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--grad-clip", o.grad_clip, "largest global L2 norm of the gradient; 0: no limit")->check(number_from(0, 1e30));
     app.add_option("--precision", o.precision, "of weights and activations")->check(CLI::IsMember({"bf16", "fp32"}));
     app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->check(count);
-    app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")->check(CLI::Range(0, 1 << 30));
+    app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")
+        ->check(CLI::Range(0, 1 << 30));
     app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(count);
     app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
     app.add_option("--prompt", o.prompt, "what samples begin with; without it, as documents begin")->expected(0, 1);
@@ -138,7 +139,8 @@ std::string sample(Device device, Run<Device, Attention>& run) {
 
 /// Loss and gradients of one optimiser step, averaged over all its tokens on all ranks; returns the loss.
 template <class Device>
-double step_gradients(Device device, GPT<Device, float, Attention>& gpt, Loader& loader, const Data& data, Ranks& ranks, int64_t step) {
+double step_gradients(Device device, GPT<Device, float, Attention>& gpt, Loader& loader, const Data& data, Ranks& ranks,
+                      int64_t step) {
     std::vector<int32_t> inputs(size_t(gpt.B) * gpt.T), targets(inputs.size());
     const float share = float(1.0 / double(data.tokens_per_step));
     double loss = 0;
@@ -208,7 +210,8 @@ Exit train(Device device, const Options& o) {
         if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
         run.since_step.lap();
     }
-    if (run.data.val && !stopped && std::isnan(run.validation.loss)) evaluate_and_report(device, run);   // a signal had cut it short
+    if (run.data.val && !stopped && std::isnan(run.validation.loss))
+        evaluate_and_report(device, run);   // a signal had cut it short
     return finish(run, stopped);
 }
 

@@ -45,7 +45,8 @@ Ceilings measure_ceilings() {
 }
 
 void row(const char* name, double seconds, double bytes, double flops, const Ceilings& top) {
-    const std::string arithmetic = flops > 0 ? text("%7.1f GFLOP/s | %4.0f%%", flops / seconds / 1e9, 100 * flops / seconds / top.flops) : "        |      ";
+    const std::string arithmetic =
+        flops > 0 ? text("%7.1f GFLOP/s | %4.0f%%", flops / seconds / 1e9, 100 * flops / seconds / top.flops) : "        |      ";
     std::printf("| %-28s | %9.3f ms | %7.1f GB/s | %4.0f%% | %s |\n", name, seconds * 1e3, bytes / seconds / 1e9,
                 100 * bytes / seconds / top.bytes_per_second, arithmetic.c_str());
 }

@@ -12,7 +12,8 @@ static void generate_from(const std::string& folder, const Config& config, std::
     GPT<CPU, float, Attention> gpt(config, 1, T, Mode::inference);
     const size_t needed = total_bytes(gpt.memory_plan()), available = available_memory();
     if (needed > available)
-        fail(Exit::out_of_memory, "a text of ", T, " tokens needs ", human_bytes(double(needed)), " and the machine has ", human_bytes(double(available)), " left: lower --tokens");
+        fail(Exit::out_of_memory, "a text of ", T, " tokens needs ", human_bytes(double(needed)), " and the machine has ",
+             human_bytes(double(available)), " left: lower --tokens");
     gpt.allocate();
     const LoadReport report = load_weights(folder, gpt.net.tensors, 1, gpt.weights);
     if (!report.initialised.empty())

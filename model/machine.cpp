@@ -45,7 +45,7 @@ void choose_blas_kernels(char** argv) {
     setenv("KEEP_OPENBLAS_CORETYPE", "1", 1);   // a library without those kernels must not send us round again
     std::error_code error;
     const auto self = std::filesystem::read_symlink("/proc/self/exe", error);   // its own path, so that ps shows its own name
-    if (!error) execv(self.c_str(), argv);              // returns only when it fails; then the slow kernels do
+    if (!error) execv(self.c_str(), argv);   // returns only when it fails; then the slow kernels do
 }
 
 int processors() { return int(sysconf(_SC_NPROCESSORS_ONLN)); }
@@ -55,7 +55,8 @@ int use_threads(int wanted, int local_ranks) {
     CPU_ZERO(&allowed);
     sched_getaffinity(0, sizeof allowed, &allowed);
     const int here = std::max(1, CPU_COUNT(&allowed));
-    const int share = here < processors() ? here : std::max(1, here / local_ranks);   // a launcher that binds ranks has divided already
+    const int share =
+        here < processors() ? here : std::max(1, here / local_ranks);   // a launcher that binds ranks has divided already
     const int threads = wanted > 0 ? wanted : share;
     omp_set_num_threads(threads);
     openblas_set_num_threads(threads);

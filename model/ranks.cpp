@@ -74,7 +74,9 @@ double Ranks::sum(double x) {
 
 void Ranks::gather_shards(const float* mine, float* whole, size_t n) {
     const size_t begin = shard_begin(n, rank_, size_), end = shard_begin(n, rank_ + 1, size_);
-    auto send = [&](size_t at, int count) { check(MPI_Send(mine + (at - begin), count, MPI_FLOAT, 0, 0, MPI_COMM_WORLD), "MPI_Send"); };
+    auto send = [&](size_t at, int count) {
+        check(MPI_Send(mine + (at - begin), count, MPI_FLOAT, 0, 0, MPI_COMM_WORLD), "MPI_Send");
+    };
     if (!first()) return in_pieces(begin, end, send);
     std::copy(mine, mine + (end - begin), whole + begin);
     for (int r = 1; r < size_; r++)

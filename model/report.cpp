@@ -112,7 +112,8 @@ void JsonLines::write(std::initializer_list<Field> fields, const char* key, cons
 
 // ---- the step line
 
-Progress::Progress(bool speaks, bool launched) : speaks_(speaks), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
+Progress::Progress(bool speaks, bool launched)
+    : speaks_(speaks), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
 
 /// Whether standard output would take a line now.
 static bool writable() {

@@ -62,7 +62,8 @@ inline std::string shown_tokenizer(const std::string& name) { return name.empty(
 /// Without --train-data: the bundled text, for training and for validation. Tells `config` which tokenizer made the shards.
 inline Data open_data(const Options& o, int ranks, Config& config) {
     if (int64_t(o.batch_size) * o.seq_len > (1 << 28))
-        fail(Exit::usage, "--batch-size ", o.batch_size, " x --seq-len ", o.seq_len, " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
+        fail(Exit::usage, "--batch-size ", o.batch_size, " x --seq-len ", o.seq_len,
+             " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
     Data data;
     const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
     const std::string val = o.val_data.empty() && o.train_data.empty() ? bundled + "val_*.bin" : o.val_data;
@@ -73,8 +74,8 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
         fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", micro_batch,
              " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
     if (data.val && data.val->tokenizer() != data.train->tokenizer())
-        fail(Exit::data, data.val->name(), ": was made with another tokenizer (", shown_tokenizer(data.val->tokenizer()), ") than ", data.train->name(), " (",
-             shown_tokenizer(data.train->tokenizer()), ")");
+        fail(Exit::data, data.val->name(), ": was made with another tokenizer (", shown_tokenizer(data.val->tokenizer()), ") than ",
+             data.train->name(), " (", shown_tokenizer(data.train->tokenizer()), ")");
     if (!data.train->tokenizer().empty()) config.tokenizer = data.train->tokenizer();
     if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer);
 
@@ -114,27 +115,34 @@ inline std::optional<std::filesystem::path> find_checkpoint(const std::string& o
 /// A run goes on with the shape that it has: another --model is a mistake.
 inline void require_shape(const Origin& origin, const Config& wanted, const std::string& name) {
     const Config& c = origin.config;
-    const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV && c.HS == wanted.HS && c.F == wanted.F;
-    if (!same) fail(Exit::usage, "--model ", name, " has another shape than ", origin.resume_from->string(), "; leave --model out, or give another --out to start anew");
+    const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV &&
+                      c.HS == wanted.HS && c.F == wanted.F;
+    if (!same)
+        fail(Exit::usage, "--model ", name, " has another shape than ", origin.resume_from->string(),
+             "; leave --model out, or give another --out to start anew");
 }
 
 inline Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
     Origin origin;
     if (!o.checkpoint.empty()) {
         if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
-            fail(Exit::checkpoint, o.checkpoint, ": is no checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start from it with --model");
+            fail(Exit::checkpoint, o.checkpoint,
+                 ": is no checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start from "
+                 "it with --model");
         verify_checkpoint(o.checkpoint);
         origin.resume_from = o.checkpoint;
     }
     if (o.resume) origin.resume_from = find_checkpoint(o.out, speaks);
     if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
-    if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model)) require_shape(origin, preset(o.model), o.model);
+    if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
+        require_shape(origin, preset(o.model), o.model);
     if (origin.resume_from && origin.config.variant != variant)
         fail(Exit::checkpoint, origin.resume_from->string(), ": is a checkpoint of ", origin.config.variant,
              ", and this program trains ", variant, "; use ./train_", origin.config.variant);
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
-    origin.config.max_positions = std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained
+    origin.config.max_positions =
+        std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained
     return origin;
 }
 
@@ -234,7 +242,8 @@ void begin(Run<Device, A>& run, const Origin& origin) {
              run.data.steps);
     const int64_t rows = run.state.step * (run.data.tokens_per_step / o.seq_len);
     if (run.state.data_rows != rows)
-        fail(Exit::usage, origin.resume_from->string(), ": has read ", run.state.data_rows, " rows of data in ", run.state.step, " steps, but with these options it would have been ", rows,
+        fail(Exit::usage, origin.resume_from->string(), ": has read ", run.state.data_rows, " rows of data in ", run.state.step,
+             " steps, but with these options it would have been ", rows,
              "; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
     run.flops_per_token = count_flops(run.gpt.net, o.seq_len).per_token;
     run.ceiling = measure_sgemm() * run.ranks.size();
@@ -242,7 +251,9 @@ void begin(Run<Device, A>& run, const Origin& origin) {
     std::error_code error;
     std::filesystem::create_directories(o.out, error);
     if (error) fail(Exit::checkpoint, o.out, ": cannot be made (", error.message(), "); choose another --out");
-    const bool same_run = origin.resume_from && std::filesystem::equivalent(std::filesystem::absolute(*origin.resume_from).lexically_normal().parent_path(), o.out, error);
+    const bool same_run =
+        origin.resume_from &&
+        std::filesystem::equivalent(std::filesystem::absolute(*origin.resume_from).lexically_normal().parent_path(), o.out, error);
     run.log = JsonLines(o.out + "/log.jsonl", same_run ? run.state.step : -1);
     std::ofstream(o.out + "/options.toml") << o.resolved;
     run.log.write({{"event", "config"},
@@ -322,7 +333,8 @@ Exit finish(Run<Device, A>& run, bool stopped) {
     if (run.o.plot) plot_loss(run.o.out + "/log.jsonl", run.o.out + "/loss.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
     run.progress.say(text("done: step %lld, loss %.4f%s, peak memory %s, %s, weights hash %s", step, run.state.last_loss,
-                          validation.c_str(), human_bytes(double(peak_memory())).c_str(), human_seconds(seconds).c_str(), hash.c_str()));
+                          validation.c_str(), human_bytes(double(peak_memory())).c_str(), human_seconds(seconds).c_str(),
+                          hash.c_str()));
     return result;
 }
 
@@ -348,15 +360,16 @@ void print_set_up(const Run<Device, A>& run, int threads) {
           text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.warmup_steps))},
          {"passes over the data", text("%.3g", double(data.steps) * double(data.tokens_per_step) / double(data.train->size()))}});
     const AdamW& a = o.adamw;
-    print_table("training",
-                {{"device", "cpu: " + describe_cpu(threads)},
-                 {"precision", o.precision},
-                 {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
-                 {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
-                 {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
-                 {"gradient clip", text("%g", o.grad_clip)},
-                 {"seed", std::to_string(o.seed)},
-                 {"output", o.out}});
+    print_table(
+        "training",
+        {{"device", "cpu: " + describe_cpu(threads)},
+         {"precision", o.precision},
+         {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
+         {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
+         {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
+         {"gradient clip", text("%g", o.grad_clip)},
+         {"seed", std::to_string(o.seed)},
+         {"output", o.out}});
     print_memory(run.memory_plan());
     std::fflush(stdout);
     warn_about_blas();
