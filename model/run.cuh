@@ -57,7 +57,6 @@ inline std::string without_wildcards(const std::string& path) {
     }
     return escaped;
 }
-inline std::string shown_tokenizer(const std::string& name) { return name.empty() ? "unknown" : name; }
 
 /// Without --train-data: the bundled text, for training and for validation. Tells `config` which tokenizer made the shards.
 inline Data open_data(const Options& o, int ranks, Config& config) {
@@ -73,10 +72,11 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
     if (data.val && windows(*data.val, o.seq_len) < int64_t(o.batch_size) * ranks)
         fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", micro_batch,
              " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
-    if (data.val && data.val->tokenizer() != data.train->tokenizer())
-        fail(Exit::data, data.val->name(), ": was made with another tokenizer (", shown_tokenizer(data.val->tokenizer()), ") than ",
-             data.train->name(), " (", shown_tokenizer(data.train->tokenizer()), ")");
-    if (!data.train->tokenizer().empty()) config.tokenizer = data.train->tokenizer();
+    const std::string& made_by = data.train->tokenizer();   // "" where no manifest says
+    if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && data.val->tokenizer() != made_by)
+        fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ", data.train->name(),
+             " with ", made_by);
+    if (!made_by.empty()) config.tokenizer = made_by;
     if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer);
 
     data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
