@@ -217,6 +217,7 @@ Exit train(Device device, const Options& o) {
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
+    outlive_readers();
     Exit result = Exit::done;
     const int failed = run_program(process_name(std::string("train_") + Attention::name), [&] {
         Options options;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -74,6 +75,25 @@ void FileWriter::close() {
     const bool closed = ::close(descriptor) == 0;
     if (!synced) fail(Exit::checkpoint, path_.string(), ": cannot be forced to the disk (", reason, ")");
     if (!closed) fail(Exit::checkpoint, path_.string(), ": cannot be closed (", last_os_error(), ")");
+}
+
+FolderLock::FolderLock(const fs::path& folder) {
+    const fs::path path = folder / "lock";
+    descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (descriptor_ < 0) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), "); choose another --out");
+    if (flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
+    const bool taken = errno == EWOULDBLOCK;   // file systems without locks go without
+    ::close(std::exchange(descriptor_, -1));
+    if (taken) fail(Exit::checkpoint, folder.string(), ": another run is writing there; wait for it or choose another --out");
+}
+
+FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+}
+
+FolderLock::~FolderLock() {
+    if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 std::string read_text(const fs::path& path, size_t limit) {

@@ -51,6 +51,20 @@ private:
     Hasher hasher_;
 };
 
+/// Keeps other runs out of a folder as long as the object lives: a second one fails and says so. The kernel lets go of the lock
+/// when the process ends, however it ends.
+class FolderLock {
+public:
+    FolderLock() = default;   // locks nothing
+    explicit FolderLock(const std::filesystem::path& folder);
+    FolderLock(const FolderLock&) = delete;
+    FolderLock& operator=(FolderLock&& other) noexcept;
+    ~FolderLock();
+
+private:
+    int descriptor_ = -1;
+};
+
 /// The whole of a small text file; one larger than `limit` bytes is refused.
 std::string read_text(const std::filesystem::path& path, size_t limit = 64 << 20);
 

@@ -102,12 +102,13 @@ static void on_signal(int number) {
     signals_seen = 1;
 }
 
+void outlive_readers() { std::signal(SIGPIPE, SIG_IGN); }
+
 void catch_stop_signals() {
     struct sigaction action {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
-    std::signal(SIGPIPE, SIG_IGN);   // `| head` must not cost a run its checkpoint
 }
 
 bool stop_requested() { return signals_seen != 0; }

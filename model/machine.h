@@ -24,6 +24,9 @@ void warn_about_blas();
 /// Floating-point operations per second of float32 matrix products of size 1024 here and now: the ceiling that MFU refers to.
 double measure_sgemm();
 
+/// From here on a reader of standard output that goes away (`| head`) costs the run nothing but its words.
+void outlive_readers();
+
 /// From here on SIGINT, SIGTERM and SIGUSR1 only set a flag; a second SIGINT ends the process at once.
 void catch_stop_signals();
 bool stop_requested();

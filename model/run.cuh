@@ -11,6 +11,7 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
+#include "model/disk.h"
 #include "model/gpt.cuh"
 #include "model/machine.h"
 #include "model/ranks.h"
@@ -201,6 +202,7 @@ struct Run {
     GPT<Device, float, A> gpt;
     TrainerState state;   // after the last step
     Validation validation;
+    FolderLock lock;   // of the output folder, on rank 0
     JsonLines log;
     Progress progress;
     double flops_per_token = 0, ceiling = 0;   // ceiling: measured FLOP/s of all ranks
@@ -251,6 +253,7 @@ void begin(Run<Device, A>& run, const Origin& origin) {
     std::error_code error;
     std::filesystem::create_directories(o.out, error);
     if (error) fail(Exit::checkpoint, o.out, ": cannot be made (", error.message(), "); choose another --out");
+    run.lock = FolderLock(o.out);
     const bool same_run =
         origin.resume_from &&
         std::filesystem::equivalent(std::filesystem::absolute(*origin.resume_from).lexically_normal().parent_path(), o.out, error);

@@ -114,6 +114,7 @@ done
 ./train_causal $small --steps 100000 --out "$work/stopped" > "$work/stopped.txt" 2>&1 &
 victim=$!
 for _ in $(seq 100); do grep -q 'step  *[3-9]/' "$work/stopped.txt" && break; sleep 0.05; done
+expect "a second run in the same folder" 7 "another run" ./train_causal $small --out "$work/stopped"
 kill -TERM $victim
 wait $victim
 status=$?
