@@ -128,7 +128,8 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
     return report;
 }
 
-TrainerState load_trainer_state(const fs::path& folder) {
+/// trainer_state.json alone.
+static TrainerState load_trainer_state(const fs::path& folder) {
     const fs::path path = folder / "trainer_state.json";
     const std::string where = path.string();
     const json object = parse_json_object(read_text(path), where);

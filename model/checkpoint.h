@@ -64,8 +64,5 @@ struct LoadReport {
 /// fresh model. Refused: a tensor that the model does not know, another shape, NaN and infinity.
 LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights);
 
-/// trainer_state.json alone.
-TrainerState load_trainer_state(const std::filesystem::path& folder);
-
 /// trainer_state.json and those moments that are not null, which must be there in full.
 TrainerState load_state(const std::filesystem::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq);

@@ -92,6 +92,7 @@ struct GPT {
         rope_table(Device{}, cosine, sine, T, net.config.HS, net.config.rope_theta);
     }
 
+    bool sharded() const { return moments_end - moments_begin < net.tensors.size(); }
     int layer_index(int l) const { return layers.size() == 1 ? 0 : l; }
     int logit_rows() const { return std::clamp((16 << 20) / net.config.V, 128, std::max(128, B * T)); }
 

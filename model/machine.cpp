@@ -38,14 +38,18 @@ static int rank_of(const std::string& core) {
     return 0;
 }
 
+/// The file of the running program; empty where /proc does not tell.
+static std::filesystem::path program_path() {
+    std::error_code unknown;
+    return std::filesystem::read_symlink("/proc/self/exe", unknown);
+}
+
 void choose_blas_kernels(char** argv) {
     const char* best = best_core();
     if (!best || std::getenv("KEEP_OPENBLAS_CORETYPE") || rank_of(openblas_get_corename()) >= rank_of(best)) return;
     setenv("OPENBLAS_CORETYPE", best, 1);
     setenv("KEEP_OPENBLAS_CORETYPE", "1", 1);   // a library without those kernels must not send us round again
-    std::error_code error;
-    const auto self = std::filesystem::read_symlink("/proc/self/exe", error);   // its own path, so that ps shows its own name
-    if (!error) execv(self.c_str(), argv);   // returns only when it fails; then the slow kernels do
+    execv(program_path().c_str(), argv);        // returns only when it fails; then the slow kernels do
 }
 
 int processors() { return int(sysconf(_SC_NPROCESSORS_ONLN)); }
@@ -114,7 +118,6 @@ void catch_stop_signals() {
 bool stop_requested() { return signals_seen != 0; }
 
 std::string program_folder() {
-    std::error_code error;
-    const auto exe = std::filesystem::read_symlink("/proc/self/exe", error);
-    return error ? "." : exe.parent_path().string();
+    const auto path = program_path();
+    return path.empty() ? "." : path.parent_path().string();
 }

@@ -46,7 +46,7 @@ std::string human_seconds(double seconds) {
 
 // ---- log.jsonl
 
-/// The lines of `path` that a run resumed at `step` keeps: whole JSON objects of steps up to it, but not the last one's end.
+/// The lines of `path` that a run resumed at `step` keeps: whole JSON objects of steps up to it, without a finished run's last.
 static std::string kept_lines(const std::string& path, int64_t step) {
     std::ifstream file(path);
     std::string line, kept;

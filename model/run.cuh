@@ -168,14 +168,13 @@ TrainerState load_or_initialise(GPT<Device, float, A>& gpt, const Origin& origin
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(),
              ", so the run cannot go on from it; start from it with --model");
-    const bool sharded = gpt.moments_end - gpt.moments_begin < list.size();
-    state = load_state(folder, list, sharded ? nullptr : gpt.m, sharded ? nullptr : gpt.v);
+    // A shard is copied out of the whole moment, one moment at a time, in the memory of the gradients, which hold nothing yet.
+    const bool sharded = gpt.sharded();
+    state = load_state(folder, list, sharded ? gpt.gradients : gpt.m, sharded ? nullptr : gpt.v);
     if (state.seed != o.seed)
         fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
              " was made with; the data would come in another order");
     if (!sharded) return state;
-    // One whole moment at a time, in the memory of the gradients, which hold nothing yet.
-    load_state(folder, list, gpt.gradients, nullptr);
     std::copy(gpt.gradients + gpt.moments_begin, gpt.gradients + gpt.moments_end, gpt.m);
     load_state(folder, list, nullptr, gpt.gradients);
     std::copy(gpt.gradients + gpt.moments_begin, gpt.gradients + gpt.moments_end, gpt.v);
@@ -205,7 +204,8 @@ struct Run {
     FolderLock lock;   // of the output folder, on rank 0
     JsonLines log;
     Progress progress;
-    double flops_per_token = 0, ceiling = 0;   // ceiling: measured FLOP/s of all ranks
+    Flops flops;               // of a step, counted once
+    double ceiling = 0;        // measured FLOP/s of all ranks
     int64_t first_step = 0;                    // that this process does, from 1
     Stopwatch since_start, since_step;
 
@@ -215,14 +215,13 @@ struct Run {
           data(std::move(data_)),
           gpt(config, o.batch_size, o.seq_len, Mode::training, o.recompute == 1, o.zero_stage ? ranks.rank() : 0,
               o.zero_stage ? ranks.size() : 1),
-          progress(ranks.first(), ranks.launched()) {}
-
-    bool sharded() const { return o.zero_stage && ranks.size() > 1; }
+          progress(ranks.first(), ranks.launched()),
+          flops(count_flops(gpt.net, o.seq_len)) {}
 
     /// The model's plan and what this run needs beside it.
     std::vector<MemoryUse> memory_plan() const {
         std::vector<MemoryUse> plan = gpt.memory_plan();
-        if (sharded()) plan.push_back({"moments gathered to be saved (rank 0)", 2 * sizeof(float) * gpt.net.tensors.size()});
+        if (gpt.sharded()) plan.push_back({"moments gathered to be saved (rank 0)", 2 * sizeof(float) * gpt.net.tensors.size()});
         if (ranks.launched()) plan.push_back({"MPI", MPI_BYTES});
         return plan;
     }
@@ -247,7 +246,6 @@ void begin(Run<Device, A>& run, const Origin& origin) {
         fail(Exit::usage, origin.resume_from->string(), ": has read ", run.state.data_rows, " rows of data in ", run.state.step,
              " steps, but with these options it would have been ", rows,
              "; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
-    run.flops_per_token = count_flops(run.gpt.net, o.seq_len).per_token;
     run.ceiling = measure_sgemm() * run.ranks.size();
     if (!run.ranks.first()) return;
     std::error_code error;
@@ -273,7 +271,7 @@ template <class Device, class A>
 void report_step(Run<Device, A>& run, double norm, double lr) {
     const TrainerState& s = run.state;
     const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds,
-                 flops = rate * run.flops_per_token;
+                 flops = rate * run.flops.per_token;
     run.progress.step({s.step, run.data.steps, s.tokens, s.last_loss, norm, lr, seconds, rate, flops, flops / run.ceiling},
                       s.step - run.first_step + 1);
     run.log.write({{"step", s.step},
@@ -293,9 +291,9 @@ void save(Run<Device, A>& run, bool last) {
     auto& gpt = run.gpt;
     run.ranks.at("saving a checkpoint", run.state.step);
     const size_t n = gpt.net.tensors.size();
-    const bool gathers = run.sharded() && run.ranks.first();
+    const bool gathers = gpt.sharded() && run.ranks.first();
     std::vector<float> m(gathers ? n : 0), v(m.size());   // the whole moments, where each rank has a shard of them
-    if (run.sharded()) run.ranks.gather_shards(gpt.m, m.data(), n), run.ranks.gather_shards(gpt.v, v.data(), n);
+    if (gpt.sharded()) run.ranks.gather_shards(gpt.m, m.data(), n), run.ranks.gather_shards(gpt.v, v.data(), n);
     if (!run.ranks.first()) return;
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
@@ -351,7 +349,7 @@ void print_set_up(const Run<Device, A>& run, int threads) {
                     stream.name().c_str());
     };
     print_tensors(run.gpt.net.tensors);
-    print_table("model", model_rows(run.gpt.net, o.seq_len));
+    print_table("model", model_rows(run.gpt.net, run.flops));
     print_table(
         "data",
         {{"training", tokens_of(*data.train)},

@@ -21,9 +21,9 @@ Flops count_flops(const Qwen<A>& net, int T) {
     for (const auto& layer : net.layers) {
         const PairCount count = count_pairs(layer.attention, c.NH, T);
         f.visited.pairs += count.pairs, f.visited.tiles += count.tiles;
-        const PairCount causal = count_pairs(Policy(c, 0), c.NH, T);
-        f.dense.pairs += causal.pairs, f.dense.tiles += causal.tiles;
     }
+    const PairCount causal = count_pairs(Policy(c, 0), c.NH, T);   // the same in every layer
+    f.dense = {c.L * causal.pairs, c.L * causal.tiles};
     f.per_token = 6 * net.matmul_parameters() + 12.0 * c.HS * f.visited.pairs / T;
     return f;
 }
@@ -64,9 +64,8 @@ inline void print_tensors(const TensorList& list) {
 }
 
 template <class A>
-std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, int T) {
+std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, const Flops& f) {
     const Config& c = net.config;
-    const Flops f = count_flops(net, T);
     std::vector<std::pair<std::string, std::string>> rows = {
         {"attention", A::name},
         {"form", std::string(c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") +
