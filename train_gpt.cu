@@ -58,8 +58,11 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--beta1", o.adamw.beta1, "AdamW")->check(number_from(0, 0.999999));
     app.add_option("--beta2", o.adamw.beta2, "AdamW")->check(number_from(0, 0.9999999));
     app.add_option("--adam-eps", o.adamw.eps, "AdamW")->check(number_from(1e-30, 1));
-    app.add_option("--grad-clip", o.grad_clip, "largest global L2 norm of the gradient; 0: no limit")->check(number_from(0, 1e30));
-    app.add_option("--precision", o.precision, "of weights and activations")->check(CLI::IsMember({"bf16", "fp32"}));
+    app.add_option("--grad-clip", o.adamw.grad_clip, "largest global L2 norm of the gradient; 0: no limit")->check(number_from(0, 1e30));
+    app.add_option("--precision", o.precision, "of weights and activations; without it bf16 on a GPU, fp32 on the CPU")
+        ->check(CLI::IsMember({"bf16", "fp32"}));
+    app.add_option("--rounding", o.rounding, "of float32 master weights to bf16 weights")
+        ->check(CLI::IsMember({"nearest", "stochastic"}));
     app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->check(count);
     app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")
         ->check(CLI::Range(0, 1 << 30));
@@ -83,8 +86,8 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
     add_settings(app, o);
     if (!parse_options(app, argc, argv)) return false;
-    if (o.device == "cuda") fail(Exit::usage, "--device cuda: this program has no CUDA kernels; use --device cpu");
-    if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs --device cuda; the CPU trains in fp32");
+    o.adamw.stochastic_rounding = o.rounding == "stochastic";
+    o.adamw.seed = o.seed;
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both say where to go on; give one");
     if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
     if (o.val_batches == 0) o.val_every = 0;
@@ -98,19 +101,21 @@ bool parse(int argc, char** argv, Options& o) {
 
 /// Mean cross-entropy over the first --val-batches batches of the validation shards, the same rows for any number of ranks
 /// as long as batch-size x ranks is the same. A signal cuts it short: then nothing is reported, and the loop stops.
-template <class Device>
-void evaluate_and_report(Device device, Run<Device, Attention>& run) {
+template <class Device, class X>
+void evaluate_and_report(Run<Device, X, Attention>& run) {
     const TokenStream& val = *run.data.val;
     const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
     const int64_t step = run.state.step, rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
     std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
-    double loss = 0, bytes = 0;
+    double bytes = 0, loss = 0;
     for (int64_t row = int64_t(run.ranks.rank()) * B; row < rows && !stop_requested(); row += int64_t(ranks) * B) {
         run.ranks.at("validating", step);
         const int here = int(std::min<int64_t>(B, rows - row));
         validation_rows(val, row, T, here, inputs.data(), targets.data());
-        gpt_forward(device, run.gpt, inputs.data(), here, T);
-        loss += gpt_loss(device, run.gpt, targets.data(), here, T);
+        const Batch batch = run.feed.put(run.device, inputs.data(), targets.data(), here, T);
+        gpt_forward(run.device, run.gpt, batch);
+        gpt_loss(run.device, run.gpt, batch, Write::overwrite);
+        loss += read_numbers(run.device, run.gpt).loss;
         for (int n = 0; n < here * T && run.data.tokenizer; n++) bytes += run.data.tokenizer->bytes(targets[n]);
     }
     loss = run.ranks.sum(loss), bytes = run.ranks.sum(bytes);
@@ -124,60 +129,69 @@ void evaluate_and_report(Device device, Run<Device, Attention>& run) {
 }
 
 /// --prompt and --sample-tokens tokens more.
-template <class Device>
-std::string sample(Device device, Run<Device, Attention>& run) {
+template <class Device, class X>
+std::string sample(Run<Device, X, Attention>& run) {
     const Tokenizer& tokenizer = *run.data.tokenizer;
     std::vector<uint32_t> prompt;
     tokenizer.encode(run.o.prompt, prompt);
     if (prompt.empty()) prompt.push_back(tokenizer.end_of_text());
     std::vector<int32_t> ids(prompt.begin(), prompt.end());
-    generate(device, run.gpt, ids, run.o.sample_tokens, {0.8, 0, 0.95, run.o.seed + uint64_t(run.state.step)});
+    generate(run.device, run.gpt, ids, run.o.sample_tokens, {0.8, 0, 0.95, run.o.seed + uint64_t(run.state.step)});
     return replace_invalid_utf8(tokenizer.decode(ids));
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the loop
 
-/// Loss and gradients of one optimiser step, averaged over all its tokens on all ranks; returns the loss.
-template <class Device>
-double step_gradients(Device device, GPT<Device, float, Attention>& gpt, Loader& loader, const Data& data, Ranks& ranks,
-                      int64_t step) {
-    std::vector<int32_t> inputs(size_t(gpt.B) * gpt.T), targets(inputs.size());
-    const float share = float(1.0 / double(data.tokens_per_step));
-    double loss = 0;
-    for (int micro = 0; micro < data.micro_steps; micro++) {
+/// Gradients of one optimiser step, averaged over all its tokens on all ranks; their norm and the loss go to gpt.numbers. The last
+/// micro-step hands every layer's gradients on to be summed over the ranks as soon as they are ready.
+template <class Device, class X>
+void step_gradients(Run<Device, X, Attention>& run, Loader& loader, int64_t step) {
+    Device device = run.device;
+    auto& gpt = run.gpt;
+    const float share = float(1.0 / double(run.data.tokens_per_step));
+    auto sum_over_ranks = [&](size_t begin, size_t end) {
+        run.collectives.start_sum(device, gpt.gradients + begin, end - begin);
+    };
+    for (int micro = 0; micro < run.data.micro_steps; micro++) {
         const Write write = micro == 0 ? Write::overwrite : Write::add;
-        ranks.at("computing gradients", step);
-        loader.next(inputs.data(), targets.data());
-        gpt_forward(device, gpt, inputs.data(), gpt.B, gpt.T);
-        loss += gpt_loss(device, gpt, targets.data(), gpt.B, gpt.T, share, write);
-        gpt_backward(device, gpt, inputs.data(), gpt.B, gpt.T, write);
+        run.ranks.at("computing gradients", step);
+        const Batch batch = run.feed.next(device, loader, gpt.B, gpt.T);
+        auto gradients = [&](auto ready) {
+            gpt_forward(device, gpt, batch);
+            gpt_loss(device, gpt, batch, write, share);
+            gpt_backward(device, gpt, batch, write, ready);
+        };
+        if (run.ranks.size() > 1 && micro + 1 == run.data.micro_steps) gradients(sum_over_ranks);
+        else run.graphs.run(device, batch.tokens, write, [&] { gradients(IgnoreReady{}); });
     }
-    ranks.sum(gpt.gradients, gpt.net.tensors.size());
-    return ranks.sum(loss) / double(data.tokens_per_step);
+    run.collectives.start_sum(device, &gpt.numbers->loss, 1);
+    run.collectives.finish(device);
+    sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
 }
 
-/// A loss or gradient that is not finite ends the run before it reaches the weights; the message names the first such tensor.
-template <class Device>
-void require_finite(const GPT<Device, float, Attention>& gpt, double loss, double norm, int64_t step) {
+/// A loss or gradient that is not finite has left the weights as they were and ends the run; the message names the first such tensor.
+template <class Device, class X>
+void require_finite(Run<Device, X, Attention>& run, double loss, double norm, int64_t step) {
     if (std::isfinite(loss) && std::isfinite(norm)) return;
     std::string where = "the loss";
-    for (const Tensor& t : gpt.net.tensors)
-        if (std::isfinite(loss) && !std::isfinite(sum_of_squares(CPU{}, gpt.gradients + t.slot.offset, t.slot.size))) {
-            where = "the gradient of " + t.name;
-            break;
-        }
+    for (const Tensor& t : run.gpt.net.tensors) {
+        sum_of_squares(run.device, &run.gpt.numbers->squares, run.gpt.gradients + t.slot.offset, t.slot.size);
+        if (!std::isfinite(loss) || std::isfinite(read_numbers(run.device, run.gpt).squares)) continue;
+        where = "the gradient of " + t.name;
+        break;
+    }
     fail(Exit::not_finite, where, " is not finite in step ", step, " (loss ", loss, ", gradient norm ", norm,
          "); the weights were not changed. Lower --lr, or resume from the last checkpoint");
 }
 
-/// Every step: gradients of all micro-steps and ranks, clip of their global norm, learning rate, AdamW. Then what is due.
-template <class Device>
-Exit train(Device device, const Options& o) {
-    Ranks ranks(o.watchdog_seconds);
+/// Every step: gradients of all micro-steps and ranks, learning rate, clip and AdamW on the device; then its numbers are read, and
+/// what is due is done.
+template <class Device, class X>
+Exit train(Device device, const Options& o, Ranks& ranks) {
     const int threads = use_threads(o.threads, ranks.local_size());
     Origin origin = find_origin(o, Attention::name, ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
-    Run<Device, Attention> run(o, ranks, std::move(data), origin.config);
+    Run<Device, X, Attention> run(device, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);
     if (o.dry_run) return Exit::done;
     begin(run, origin);
@@ -185,34 +199,39 @@ Exit train(Device device, const Options& o) {
     loader.seek(run.state.step);
     catch_stop_signals();
 
-    auto& gpt = run.gpt;
-    const size_t n = gpt.net.tensors.size();
     bool stopped = false;
     run.since_step.lap();
     for (int64_t step = run.first_step; step <= run.data.steps && !stopped; step++) {
-        const double loss = step_gradients(device, gpt, loader, run.data, ranks, step);
-        const double norm = std::sqrt(sum_of_squares(device, gpt.gradients, n));
-        require_finite(gpt, loss, norm, step);
-
+        step_gradients(run, loader, step);
         AdamW adamw = o.adamw;
         adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
-        gpt_update(device, gpt, adamw, clip_factor(norm, o.grad_clip), step);
-        if (o.zero_stage) ranks.all_gather(gpt.weights, n);
+        gpt_update(device, run.gpt, adamw, step);
+        if (o.zero_stage) run.collectives.all_gather(device, run.gpt.weights, run.gpt.net.tensors.size());
+        const StepNumbers numbers = read_numbers(device, run.gpt);
+        const double loss = numbers.loss / double(run.data.tokens_per_step), norm = std::sqrt(numbers.squares);
+        require_finite(run, loss, norm, step);
 
         const int64_t tokens = step * run.data.tokens_per_step;
         run.state = {step, tokens, o.seed, tokens / o.seq_len, o.resolved, loss, run.validation.loss};
         report_step(run, norm, adamw.lr);
         const bool last = step == run.data.steps;
-        if (run.data.val && run.due(o.val_every, last)) evaluate_and_report(device, run);
+        if (run.data.val && run.due(o.val_every, last)) evaluate_and_report(run);
         if (ranks.first() && run.data.tokenizer && !stop_requested() && run.due(o.sample_every, last))
-            run.progress.say("--- sample ---\n" + sample(device, run) + "\n--------------");
+            run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
         stopped = ranks.any(stop_requested());
         if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
         run.since_step.lap();
     }
-    if (run.data.val && !stopped && std::isnan(run.validation.loss))
-        evaluate_and_report(device, run);   // a signal had cut it short
+    if (run.data.val && !stopped && std::isnan(run.validation.loss)) evaluate_and_report(run);   // a signal had cut it short
     return finish(run, stopped);
+}
+
+/// Trains on the device and in the precision that the options ask for.
+Exit train(const Options& o) {
+    Ranks ranks(o.watchdog_seconds);
+    if (o.device == "cuda") fail(Exit::usage, "--device cuda: this program has no CUDA kernels; use --device cpu");
+    if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs --device cuda; the CPU trains in fp32");
+    return train<CPU, float>(CPU{}, o, ranks);
 }
 
 int main(int argc, char** argv) {
@@ -222,7 +241,7 @@ int main(int argc, char** argv) {
     const int failed = run_program(process_name(std::string("train_") + Attention::name), [&] {
         Options options;
         if (!parse(argc, argv, options)) return;
-        result = train(CPU{}, options);
+        result = train(options);
     });
     return failed ? failed : int(result);
 }

@@ -20,6 +20,7 @@ enum class AsgaGate { learned, window, none };
 template <bool geometric, AsgaGate gate>
 struct Asga : Policy {
     static constexpr bool learned = gate == AsgaGate::learned;
+    static constexpr bool reads_qk_pre = learned;
     static constexpr double eps = 1e-5;
     int m = 0;         // hidden units of the gate
     int left = 0;      // reach of the window
@@ -198,9 +199,11 @@ private:
     template <class X>
     void normalise_backward(const LayerInputs<X>& in, X* dbase, int b, int head, const X* dnormed, const X* normed,
                             const X* rstd) const {
-        for (int t = 0; t < in.T; t++)
-            layernorm_row_backward(dbase + in.token(b, t) * in.qk_row + size_t(head) * HS, dnormed + size_t(t) * HS,
-                                   normed + size_t(t) * HS, rstd[t], HS);
+        for (int t = 0; t < in.T; t++) {
+            X* to = dbase + in.token(b, t) * in.qk_row + size_t(head) * HS;
+            std::fill_n(to, HS, X(0));
+            layernorm_row_backward(to, dnormed + size_t(t) * HS, normed + size_t(t) * HS, rstd[t], HS);
+        }
     }
 
     /// gamma, b2 and W2 from the head numbers' gradients, which come as one partial sum per sequence.

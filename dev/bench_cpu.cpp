@@ -10,6 +10,7 @@
 #include "attention/asga_neither.cuh"
 #include "attention/asga_no_geometry.cuh"
 #include "attention/causal.cuh"
+#include "model/feed.cuh"
 #include "model/gpt.cuh"
 #include "model/machine.h"
 #include "model/options.h"
@@ -67,8 +68,10 @@ void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
     auto time = [&](const char* name, double bytes, double flops, const std::function<void()>& work) {
         row(name, fastest(work), bytes, flops, top);
     };
+    Feed<CPU> feed(cpu, gpt.B, gpt.T, c.V);
+    const Batch batch = feed.put(cpu, tokens.data(), nullptr, gpt.B, gpt.T);
     time("embedding_forward", f * 2 * c.C, 0, [&] { embedding_forward(cpu, gpt.residual, tokens.data(), w, BT, c.C); });
-    time("embedding_backward", f * 3 * c.C, 0, [&] { embedding_backward(cpu, g, s.dresidual, tokens.data(), BT, c.C); });
+    time("embedding_backward", f * 3 * c.C, 0, [&] { embedding_backward(cpu, g, s.dresidual, batch.by_token, c.C); });
     time("residual_rmsnorm_forward", f * 4 * c.C, 0, [&] {
         residual_rmsnorm_forward(cpu, a.middle, a.normed2, a.rstd2, gpt.residual, s.branch, w + layer.input_norm.offset, BT, c.C,
                                  1e-6);
@@ -77,15 +80,11 @@ void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
         rmsnorm_backward(cpu, s.dresidual, g + layer.input_norm.offset, s.dnormed, a.middle, w + layer.input_norm.offset, a.rstd2,
                          BT, c.C, Write::add, Write::add);
     });
-    time("qk_norm_forward", f * 2 * heads * c.HS, 0, [&] {
-        qk_norm_forward(cpu, s.qk_pre, a.qk_rstd, a.qkv, w + layer.q_norm.offset, w + layer.k_norm.offset, BT, c.NH, c.NKV, c.HS,
-                        1e-6);
-    });
-    time("rope_forward", f * 2 * heads * c.HS, 0,
-         [&] { rope_forward(cpu, a.qk, s.qk_pre, gpt.cosine, gpt.sine, gpt.B, gpt.T, heads, c.HS); });
-    time("qk_norm_backward", f * 3 * heads * c.HS, 0, [&] {
-        qk_norm_backward(cpu, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, a.qkv, w + layer.q_norm.offset,
-                         w + layer.k_norm.offset, a.qk_rstd, BT, c.NH, c.NKV, c.HS, Write::add);
+    const QkShape<float> shape = gpt.qk_shape(layer, gpt.B, gpt.T);
+    time("qk_norm_rope_forward", f * 2 * heads * c.HS, 0, [&] { qk_norm_rope_forward(cpu, a.qk, none, a.qk_rstd, a.qkv, shape, 1e-6); });
+    time("qk_norm_rope_backward", f * 3 * heads * c.HS, 0, [&] {
+        qk_norm_rope_backward(cpu, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, none, a.qkv, a.qk_rstd, shape,
+                              Write::add);
     });
     time("swiglu_forward", f * 3 * c.F, 0, [&] { swiglu_forward(cpu, a.activated, a.gate_up, BT, c.F); });
     time("swiglu_backward", f * 5 * c.F, 0, [&] { swiglu_backward(cpu, s.dgate_up, s.dactivated, a.gate_up, BT, c.F); });
@@ -93,7 +92,7 @@ void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
         for (int r = 0; r + gpt.logit_rows() <= BT; r += gpt.logit_rows())
             cross_entropy(cpu, s.losses + r, s.logits, tokens.data() + r, gpt.logit_rows(), c.V, 1e-6f);
     });
-    time("adamw_update", 7.0 * sizeof(float) * double(gpt.net.tensors.size()), 0, [&] { gpt_update(cpu, gpt, AdamW{}, 1.0, 1); });
+    time("adamw_update", 7.0 * sizeof(float) * double(gpt.net.tensors.size()), 0, [&] { gpt_update(cpu, gpt, AdamW{}, 1); });
     auto linear = [&](const char* name, int IN, int OUT, float* out, float* in, Slot weight) {
         const double flops = 2.0 * BT * IN * OUT, bytes = f * (IN + OUT);
         time((std::string(name) + " forward").c_str(), bytes, flops,
@@ -113,27 +112,29 @@ void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
 template <class A>
 double bench_variant(int B, int T, const Ceilings& top) {
     GPT<CPU, float, A> gpt(preset("qwen-7m"), B, T, Mode::training);
-    gpt.allocate();
+    gpt.allocate(CPU{});
     initialise(gpt.net.tensors, 1, gpt.weights);
     const Config& c = gpt.net.config;
     std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
     for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int(n * 7919 % 512), targets[n] = int(n * 31 % 512);
     const CPU cpu;
+    Feed<CPU> feed(cpu, B, T, c.V);
+    const Batch batch = feed.put(cpu, tokens.data(), targets.data(), B, T);
     auto step = [&] {
-        gpt_forward(cpu, gpt, tokens.data(), B, T);
-        gpt_loss(cpu, gpt, targets.data(), B, T, 1.0f / float(B * T), Write::overwrite);
-        gpt_backward(cpu, gpt, tokens.data(), B, T, Write::overwrite);
-        gpt_update(cpu, gpt, AdamW{}, 1.0, 1);
+        gpt_forward(cpu, gpt, batch);
+        gpt_loss(cpu, gpt, batch, Write::overwrite, 1.0f / float(B * T));
+        gpt_backward(cpu, gpt, batch, Write::overwrite);
+        sum_of_squares(cpu, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+        gpt_update(cpu, gpt, AdamW{}, 1);
     };
     const double whole = fastest(step, 3);
     auto& layer = gpt.net.layers[0];
     auto& a = gpt.layers[0];
     auto& s = gpt.scratch;
-    const LayerInputs<float> in = attention_inputs(cpu, gpt, 0, B, T);
+    const LayerInputs<float> in = attention_inputs(gpt, 0, B, T);
     const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
     const double forward = fastest([&] { attention_layer_forward(cpu, layer.attention, in, gpt.weights, a.attention); });
-    ExtraGradients<float> extras{
-        {s.dextras.head, s.dextras.row, s.dextras.column, s.dextras.gate}, s.dqk, s.dqk + k_at, nullptr, gpt.gradients};
+    ExtraGradients<float> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, nullptr, gpt.gradients};
     const double backward = fastest([&] {
         attention_layer_backward(cpu, layer.attention, in, a.attention, s.dout, Heads<float>{s.dqk, v_at},
                                  Heads<float>{s.dqk + k_at, v_at}, Heads<float>{s.dqkv + v_at, in.v_row}, s.dextras);
@@ -162,7 +163,7 @@ int main(int argc, char** argv) {
             "|\n|---|---|---|---|---|---|\n");
         {
             GPT<CPU, float, causal> gpt(preset("qwen-7m"), B, T, Mode::training);
-            gpt.allocate();
+            gpt.allocate(CPU{});
             initialise(gpt.net.tensors, 1, gpt.weights);
             bench_operations(gpt, top);
         }

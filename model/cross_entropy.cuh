@@ -10,7 +10,7 @@
 /// losses (rows) = log sum exp(logits (rows, V)) - logits[target]; then logits = dloss (softmax(logits) - onehot(target)) when
 /// `dloss` is not 0. A negative target is ignored: loss 0, gradient 0.
 template <class X>
-void cross_entropy(CPU, X* losses, X* logits, const int32_t* targets, int rows, int V, X dloss) {
+void cross_entropy(CPU, Wide<X>* losses, X* logits, const int32_t* targets, int rows, int V, Wide<X> dloss) {
 #pragma omp parallel for
     for (int row = 0; row < rows; row++) {
         X* z = logits + size_t(row) * V;

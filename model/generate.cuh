@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "model/feed.cuh"
 #include "model/gpt.cuh"
 #include "model/sampler.h"
 
@@ -10,9 +11,12 @@
 /// cached between passes, so that every variant can be sampled as it is trained.
 template <class Device, class X, class A>
 void generate(Device device, GPT<Device, X, A>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
+    Feed<Device> feed(device, 1, gpt.T, gpt.net.config.V);
+    std::vector<X> logits(gpt.net.config.V);
     for (int n = 0; n < count; n++) {
         const int T = int(std::min<size_t>(ids.size(), gpt.T));
-        gpt_forward(device, gpt, ids.data() + ids.size() - T, 1, T);
-        ids.push_back(sample_token(gpt_logits(device, gpt, T - 1, 1), gpt.net.config.V, how, n));
+        gpt_forward(device, gpt, feed.put(device, ids.data() + ids.size() - T, nullptr, 1, T));
+        to_host(device, logits.data(), gpt_logits(device, gpt, T - 1, 1), logits.size());
+        ids.push_back(sample_token(logits.data(), gpt.net.config.V, how, n));
     }
 }

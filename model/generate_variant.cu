@@ -3,6 +3,7 @@
 #include "model/checkpoint.h"
 #include "model/generate.cuh"
 #include "model/generators.h"
+#include "model/machine.cuh"
 #include "model/summary.h"
 
 /// Refuses a folder that lacks weights: text from random numbers would look like a bad model.
@@ -10,11 +11,13 @@ static void generate_from(const std::string& folder, const Config& config, std::
                           const Sampling& how) {
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
     GPT<CPU, float, Attention> gpt(config, 1, T, Mode::inference);
-    const size_t needed = total_bytes(gpt.memory_plan()), available = available_memory();
+    std::vector<MemoryUse> plan = gpt.memory_plan();
+    add_overheads(CPU{}, plan, 0, false);
+    const size_t needed = total_bytes(plan), available = available_memory();
     if (needed > available)
         fail(Exit::out_of_memory, "a text of ", T, " tokens needs ", human_bytes(double(needed)), " and the machine has ",
              human_bytes(double(available)), " left: lower --tokens");
-    gpt.allocate();
+    gpt.allocate(CPU{});
     const LoadReport report = load_weights(folder, gpt.net.tensors, 1, gpt.weights);
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", Attention::name, ", the first is ",

@@ -4,6 +4,10 @@
 
 #include "model/blas.h"
 #include "model/device.h"
+#ifdef WITH_GPU
+#include "model/column_sum.cuh"
+#include "model/matmul.cuh"
+#endif
 
 /// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null.
 template <class X>
@@ -23,7 +27,7 @@ void linear_backward_input(CPU, X* dinp, const X* dout, const X* weight, int row
 
 /// dweight (OUT, IN) = or += dout^T inp; dbias (OUT) = or += column sums of dout; dbias may be null.
 template <class X>
-void linear_backward_weight(CPU, X* dweight, X* dbias, const X* dout, const X* inp, int rows, int IN, int OUT, Write write) {
+void linear_backward_weight(CPU, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT, Write write) {
     gemm(Transpose::yes, Transpose::no, OUT, IN, rows, X(1), dout, OUT, inp, IN, X(write == Write::add), dweight, IN);
     if (!dbias) return;
     const int width = 32;   // channels a thread owns: the sum over rows keeps its order
@@ -35,3 +39,29 @@ void linear_backward_weight(CPU, X* dweight, X* dbias, const X* dout, const X* i
             for (int o = o0; o < end; o++) dbias[o] += dout[size_t(row) * OUT + o];
     }
 }
+
+#ifdef WITH_GPU
+
+/// The bias is added where the product is written: no pass of its own.
+template <class X>
+void linear_forward(GPU device, X* out, const X* inp, const X* weight, const X* bias, int rows, int IN, int OUT) {
+    matmul(device, out, Transpose::no, inp, Transpose::yes, weight, bias, rows, OUT, IN, Write::overwrite);
+}
+
+template <class X>
+void linear_backward_input(GPU device, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
+    const X* no_bias = nullptr;
+    matmul(device, dinp, Transpose::no, dout, Transpose::no, weight, no_bias, rows, IN, OUT, write);
+}
+
+/// The column sums are a pass of their own, which reads dout once more: cuBLASLt's epilogue for it can only overwrite and does not
+/// promise the order of the sum.
+template <class X>
+void linear_backward_weight(GPU device, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT,
+                            Write write) {
+    const Wide<X>* no_bias = nullptr;
+    matmul(device, dweight, Transpose::yes, dout, Transpose::no, inp, no_bias, OUT, IN, rows, write);
+    if (dbias) column_sum(device, dbias, dout, rows, OUT, write);
+}
+
+#endif

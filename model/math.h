@@ -1,5 +1,6 @@
 // Elementary functions that work alike on one number and on a SIMD vector of numbers, so that the text of a formula serves the
-// CPU (sixteen floats at a time) and, later, a GPU thread (one). They have no branches and no table: a loop over them vectorises.
+// CPU (sixteen floats at a time) and a GPU thread (one). They have no branches and no table: a loop over them vectorises.
+// What both call is constexpr: nvcc then compiles it for the GPU too (--expt-relaxed-constexpr).
 #pragma once
 #include <bit>
 #include <cmath>
@@ -24,13 +25,13 @@ inline constexpr int LANES = 64 / sizeof(X);
 
 /// load<N>(from): one number or as many as N has lanes; the address needs no alignment.
 template <class N, class X>
-inline N load(const X* from) {
+constexpr N load(const X* from) {
     N n;
     std::memcpy(&n, from, sizeof n);
     return n;
 }
 template <class N, class X>
-inline void store(X* to, const N& n) {
+constexpr void store(X* to, const N& n) {
     std::memcpy(to, &n, sizeof n);
 }
 
@@ -55,7 +56,7 @@ inline X sum(const Pack<X>& p) {
 /// to [-87.3, 88.3]; so exp(-1e30) is 1e-38, not 0: masked entries are multiplied by an explicit 0 where that matters.
 /// N is float or a pack of floats, I the integer type of the same shape.
 template <class I, class N>
-inline N exp_by_polynomial(N x) {
+constexpr N exp_by_polynomial(N x) {
     x = x < -87.3f ? N{} - 87.3f : x;
     x = x > 88.3f ? N{} + 88.3f : x;
     const float magic = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer that then sits in the low mantissa bits
@@ -72,7 +73,13 @@ inline N exp_by_polynomial(N x) {
 }
 
 typedef int32_t PackOfInts __attribute__((vector_size(64)));
-inline float exp_of(float x) { return exp_by_polynomial<int32_t>(x); }
+constexpr float exp_of(float x) {
+#ifdef __CUDA_ARCH__
+    return __expf(x);
+#else
+    return exp_by_polynomial<int32_t>(x);
+#endif
+}
 inline Pack<float> exp_of(Pack<float> x) { return exp_by_polynomial<PackOfInts>(x); }
 inline double exp_of(double x) { return std::exp(x); }
 inline Pack<double> exp_of(Pack<double> x) {
@@ -81,8 +88,12 @@ inline Pack<double> exp_of(Pack<double> x) {
 }
 
 template <class N>
-inline N sigmoid(N x) {
+constexpr N sigmoid(N x) {
+#ifdef __CUDA_ARCH__
+    return __fdividef(1.0f, 1.0f + exp_of(-x));   // an exact division would cost more than the exponential
+#else
     return 1.0f / (1.0f + exp_of(-x));
+#endif
 }
 
 /// softplus(x) = log(1 + exp(x)) without overflow; for parameters, one at a time.
@@ -107,6 +118,10 @@ struct ElementOf<Pack<double>> {
 template <class N>
 using Element = typename ElementOf<N>::type;
 
+/// How many numbers N holds: LANES<X> for a pack, 1 for a number.
+template <class N>
+inline constexpr int LANES_OF = sizeof(N) / sizeof(Element<N>);
+
 /// GELU in its tanh form, x/2 (1 + tanh(y)), y = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2y), and its derivative.
 template <class N>
 struct ValueAndSlope {
@@ -115,12 +130,12 @@ struct ValueAndSlope {
 inline constexpr double GELU_1 = 1.5957691216057308;   // 2 sqrt(2/pi)
 inline constexpr double GELU_3 = GELU_1 * 0.044715;
 template <class N>
-inline N gelu(N x) {
+constexpr N gelu(N x) {
     using X = Element<N>;
     return x * sigmoid(x * (X(GELU_1) + X(GELU_3) * (x * x)));
 }
 template <class N>
-inline ValueAndSlope<N> gelu_and_slope(N x) {
+constexpr ValueAndSlope<N> gelu_and_slope(N x) {
     using X = Element<N>;
     const N x2 = x * x;
     const N s = sigmoid(x * (X(GELU_1) + X(GELU_3) * x2));

@@ -1,6 +1,7 @@
 // Memory by plan: each class of tensors (weights, gradients, moments, activations, scratch) is one block. The function that cuts
 // a block into tensors runs twice, first over nothing to learn the size, so that the plan and the allocation cannot disagree.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +26,39 @@ size_t peak_memory();
 
 /// "1.50 GiB", "12.3 MiB", "640 B"
 std::string human_bytes(double bytes);
+
+/// Copies of n numbers between the host's memory and the device's; done when they return.
+template <class Y>
+void to_device(CPU, Y* to, const Y* from, size_t n) {
+    std::copy(from, from + n, to);
+}
+template <class Y>
+void to_host(CPU, Y* to, const Y* from, size_t n) {
+    std::copy(from, from + n, to);
+}
+
+/// to (n) = from (n), rounded to X where X is narrower.
+template <class X, class W>
+void convert(CPU, X* to, const W* from, size_t n) {
+    if (static_cast<const void*>(to) != from) std::copy(from, from + n, to);
+}
+
+/// n floats of the device as the host sees them: the memory itself on the CPU, a copy of a GPU's. pull() brings the device's numbers,
+/// push() takes the host's back.
+template <class Device>
+class HostView;
+
+template <>
+class HostView<CPU> {
+public:
+    HostView(CPU, float* x, size_t) : x_(x) {}
+    float* data() { return x_; }
+    void pull() {}
+    void push() {}
+
+private:
+    float* x_;
+};
 
 template <class Device>
 class Arena;

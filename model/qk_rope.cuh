@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "model/device.h"
 #include "model/rmsnorm.cuh"
@@ -20,7 +21,7 @@ void rope_table(CPU, X* cosine, X* sine, int T, int HS, double theta) {
         }
 }
 
-/// One head; direction -1 turns back, which is the gradient. `to` may be `x`.
+/// One head; direction -1 turns back, which is the gradient.
 template <class X>
 inline void rotate(X* to, const X* x, const X* cosine, const X* sine, int HS, X direction) {
 #pragma omp simd
@@ -31,66 +32,58 @@ inline void rotate(X* to, const X* x, const X* cosine, const X* sine, int HS, X 
     }
 }
 
-/// out (rows, heads, HS), heads = NH + NKV, from the front of the fused projection qkv (rows, NH + 2 NKV, HS): q and k, normalised
-/// where q_weight and k_weight (HS) are given, with rstd (rows, heads) for the backward; copied where they are null.
+/// What both directions of the operation below need to know.
 template <class X>
-void qk_norm_forward(CPU, X* out, X* rstd, const X* qkv, const X* q_weight, const X* k_weight, int rows, int NH, int NKV, int HS,
-                     double eps) {
-    const int heads = NH + NKV;
+struct QkShape {
+    int B, T, NH, NKV, HS;
+    const X *q_weight, *k_weight;          // (HS) of QK-norm; null: no norm
+    const Wide<X>*cosine, *sine;           // (T, HS/2)
+    int heads() const { return NH + NKV; }
+    size_t qkv_heads() const { return NH + 2 * NKV; }
+};
+
+/// QK-norm and RoPE in one pass over the front of the fused projection qkv (B, T, NH + 2 NKV, HS), both outputs (B, T, NH + NKV, HS):
+/// `pre` normalised, `out` rotated too. Either may be null. rstd (B, T, NH + NKV) is for the backward; untouched without a norm.
+template <class X>
+void qk_norm_rope_forward(CPU, X* out, X* pre, Wide<X>* rstd, const X* qkv, const QkShape<X>& s, double eps) {
+    const int heads = s.heads(), HS = s.HS;
 #pragma omp parallel for
-    for (int row = 0; row < rows; row++)
+    for (int row = 0; row < s.B * s.T; row++) {
+        std::vector<X> own(HS);
         for (int h = 0; h < heads; h++) {
-            X* to = out + (size_t(row) * heads + h) * HS;
-            const X* from = qkv + (size_t(row) * (heads + NKV) + h) * HS;
-            if (q_weight)
-                rstd[size_t(row) * heads + h] = rmsnorm_row(to, from, h < NH ? q_weight : k_weight, HS, eps);
-            else
-                std::copy_n(from, HS, to);
+            const size_t at = size_t(row) * heads + h, angle = size_t(row % s.T) * (HS / 2);
+            const X* from = qkv + (row * s.qkv_heads() + h) * HS;
+            X* normed = pre ? pre + at * HS : own.data();
+            if (s.q_weight) rstd[at] = rmsnorm_row(normed, from, h < s.NH ? s.q_weight : s.k_weight, HS, eps);
+            else std::copy_n(from, HS, normed);
+            if (out) rotate(out + at * HS, normed, s.cosine + angle, s.sine + angle, HS, X(1));
         }
+    }
 }
 
-/// dqkv's q and k parts from dqk (rows, heads, HS), the gradient of what qk_norm_forward() wrote; its v part is left alone.
+/// dqkv's q and k parts from dqk (B, T, NH + NKV, HS), the gradient of `out`, and dpre, that of `pre`, which may be null; dqkv's v
+/// part is left alone.
 template <class X>
-void qk_norm_backward(CPU, X* dqkv, X* dq_weight, X* dk_weight, const X* dqk, const X* qkv, const X* q_weight, const X* k_weight,
-                      const X* rstd, int rows, int NH, int NKV, int HS, Write write_weight) {
-    const int heads = NH + NKV;
+void qk_norm_rope_backward(CPU, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_weight, const Wide<X>* dqk, const Wide<X>* dpre,
+                           const X* qkv, const Wide<X>* rstd, const QkShape<X>& s, Write write_weight) {
+    const int heads = s.heads(), HS = s.HS;
     ThreadSums<X> q_sums(HS), k_sums(HS);
 #pragma omp parallel for schedule(static)
-    for (int row = 0; row < rows; row++)
+    for (int row = 0; row < s.B * s.T; row++) {
+        std::vector<X> dnormed(HS);
         for (int h = 0; h < heads; h++) {
-            const size_t at = (size_t(row) * (heads + NKV) + h) * HS;
-            const X* from = dqk + (size_t(row) * heads + h) * HS;
-            const X* weight = h < NH ? q_weight : k_weight;
-            if (!weight)
-                std::copy_n(from, HS, dqkv + at);
+            const size_t at = size_t(row) * heads + h, angle = size_t(row % s.T) * (HS / 2);
+            const size_t to = (row * s.qkv_heads() + h) * HS;
+            rotate(dnormed.data(), dqk + at * HS, s.cosine + angle, s.sine + angle, HS, X(-1));
+            for (int d = 0; d < HS && dpre; d++) dnormed[d] += dpre[at * HS + d];
+            if (!s.q_weight)
+                std::copy_n(dnormed.data(), HS, dqkv + to);
             else
-                rmsnorm_row_backward(dqkv + at, (h < NH ? q_sums : k_sums).mine(), from, qkv + at, weight,
-                                     rstd[size_t(row) * heads + h], HS, Write::overwrite);
+                rmsnorm_row_backward(dqkv + to, (h < s.NH ? q_sums : k_sums).mine(), dnormed.data(), qkv + to,
+                                     h < s.NH ? s.q_weight : s.k_weight, rstd[at], HS, Write::overwrite);
         }
-    if (!q_weight) return;
+    }
+    if (!s.q_weight) return;
     q_sums.reduce_to(dq_weight, write_weight);
     k_sums.reduce_to(dk_weight, write_weight);
-}
-
-template <class X>
-void rotate_heads(X* to, const X* x, const X* cosine, const X* sine, int B, int T, int heads, int HS, X direction) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < B; b++)
-        for (int t = 0; t < T; t++)
-            for (int h = 0; h < heads; h++) {
-                const size_t at = ((size_t(b) * T + t) * heads + h) * HS, angle = size_t(t) * (HS / 2);
-                rotate(to + at, x + at, cosine + angle, sine + angle, HS, direction);
-            }
-}
-
-/// out = inp (B, T, heads, HS) with every head rotated by its token's position t.
-template <class X>
-void rope_forward(CPU, X* out, const X* inp, const X* cosine, const X* sine, int B, int T, int heads, int HS) {
-    rotate_heads(out, inp, cosine, sine, B, T, heads, HS, X(1));
-}
-
-/// The gradient of rope_forward() in place: dx is turned back.
-template <class X>
-void rope_backward(CPU, X* dx, const X* cosine, const X* sine, int B, int T, int heads, int HS) {
-    rotate_heads(dx, dx, cosine, sine, B, T, heads, HS, X(-1));
 }

@@ -47,6 +47,9 @@ struct Qwen {
     /// Parameters that a token is multiplied with: all, but the embedding once only when the head is a matrix of its own.
     double matmul_parameters() const { return double(tensors.parameters()) - (config.tied ? 0.0 : double(config.V) * config.C); }
 
+    /// Where the tensors of layer l begin in a flat buffer; for l = L, where the last layer's end.
+    size_t layer_begin(int l) const { return l < config.L ? layers[l].input_norm.offset : final_norm.offset; }
+
 private:
     Layer<Attention> layer(int l) {
         const std::string prefix = "model.layers." + std::to_string(l) + ".", attn = prefix + "self_attn.", mlp = prefix + "mlp.";

@@ -43,6 +43,7 @@ Ranks::Ranks(int watchdog_seconds) {
         MPI_Comm_size(MPI_COMM_WORLD, &size_);
         MPI_Comm node;
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+        MPI_Comm_rank(node, &local_rank_);
         MPI_Comm_size(node, &local_size_);
         MPI_Comm_free(&node);
         const char* expected = from_launcher({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
@@ -85,10 +86,15 @@ void Ranks::gather_shards(const float* mine, float* whole, size_t n) {
         });
 }
 
-void Ranks::all_gather(float* x, size_t n) {
+void Ranks::all_gather(void* x, size_t n, size_t size) {
+    std::byte* bytes = static_cast<std::byte*>(x);
     for (int r = 0; r < size_ && size_ > 1; r++)
-        in_pieces(shard_begin(n, r, size_), shard_begin(n, r + 1, size_),
-                  [&](size_t at, int count) { check(MPI_Bcast(x + at, count, MPI_FLOAT, r, MPI_COMM_WORLD), "MPI_Bcast"); });
+        in_pieces(shard_begin(n, r, size_) * size, shard_begin(n, r + 1, size_) * size,
+                  [&](size_t at, int count) { check(MPI_Bcast(bytes + at, count, MPI_BYTE, r, MPI_COMM_WORLD), "MPI_Bcast"); });
+}
+
+void Ranks::broadcast(void* x, size_t bytes) {
+    if (size_ > 1) check(MPI_Bcast(x, int(bytes), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
 }
 
 void Ranks::barrier() {
@@ -124,7 +130,8 @@ Ranks::Ranks(int) {
 void Ranks::watch(int) {}
 void Ranks::sum(float*, size_t) {}
 double Ranks::sum(double x) { return x; }
-void Ranks::all_gather(float*, size_t) {}
+void Ranks::all_gather(void*, size_t, size_t) {}
+void Ranks::broadcast(void*, size_t) {}
 void Ranks::gather_shards(const float* mine, float* whole, size_t n) { std::copy(mine, mine + n, whole); }
 void Ranks::barrier() {}
 static void leave() {}

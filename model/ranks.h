@@ -1,5 +1,6 @@
 // The processes of one training job. Under mpirun (or srun) every rank trains on its own rows and sums are taken over all of them;
-// started alone the program is rank 0 of 1 and needs no MPI. On the GPU the same calls go to NCCL.
+// started alone the program is rank 0 of 1 and needs no MPI. Arrays here are in the host's
+// memory; collectives.cuh is for those in the memory of the device that computes.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -24,6 +25,7 @@ public:
 
     int rank() const { return rank_; }
     int size() const { return size_; }
+    int local_rank() const { return local_rank_; }   // among those on this machine
     int local_size() const { return local_size_; }   // ranks on this machine
     bool launched() const { return joined_; }        // by mpirun or the like
     bool first() const { return rank_ == 0; }
@@ -41,15 +43,18 @@ public:
     /// whole (n), on rank 0 only, from each rank's shard (n of the list, this rank's part of it at `mine`).
     void gather_shards(const float* mine, float* whole, size_t n);
 
-    /// Completes x (n) on every rank from each rank's own shard (shard_begin() in tensors.h).
-    void all_gather(float* x, size_t n);
+    /// Completes x, n elements of `size` bytes, on every rank from each rank's own shard (shard_begin() in tensors.h).
+    void all_gather(void* x, size_t n, size_t size);
+
+    /// Rank 0's `bytes` bytes at x on every rank.
+    void broadcast(void* x, size_t bytes);
 
     void barrier();
 
 private:
     void watch(int seconds);
 
-    int rank_ = 0, size_ = 1, local_size_ = 1;
+    int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
     bool joined_ = false;
     std::atomic<const char*> doing_{"starting"};
     std::atomic<int64_t> step_{0};

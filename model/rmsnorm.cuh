@@ -55,15 +55,15 @@ private:
 
 /// out (rows, C), rstd (rows) from inp (rows, C), weight (C).
 template <class X>
-void rmsnorm_forward(CPU, X* out, X* rstd, const X* inp, const X* weight, int rows, int C, double eps) {
+void rmsnorm_forward(CPU, X* out, Wide<X>* rstd, const X* inp, const X* weight, int rows, int C, double eps) {
 #pragma omp parallel for
     for (int row = 0; row < rows; row++) rstd[row] = rmsnorm_row(out + size_t(row) * C, inp + size_t(row) * C, weight, C, eps);
 }
 
 /// The residual addition in front of a norm, in the same pass: sum (rows, C) = residual + branch; out = rmsnorm(sum).
 template <class X>
-void residual_rmsnorm_forward(CPU, X* sum, X* out, X* rstd, const X* residual, const X* branch, const X* weight, int rows, int C,
-                              double eps) {
+void residual_rmsnorm_forward(CPU, X* sum, X* out, Wide<X>* rstd, const X* residual, const X* branch, const X* weight, int rows,
+                              int C, double eps) {
 #pragma omp parallel for
     for (int row = 0; row < rows; row++) {
         const size_t at = size_t(row) * C;
@@ -74,8 +74,8 @@ void residual_rmsnorm_forward(CPU, X* sum, X* out, X* rstd, const X* residual, c
 
 /// dinp (rows, C) = or += (the residual stream's gradient adds), dweight (C) = or +=.
 template <class X>
-void rmsnorm_backward(CPU, X* dinp, X* dweight, const X* dout, const X* inp, const X* weight, const X* rstd, int rows, int C,
-                      Write write_input, Write write_weight) {
+void rmsnorm_backward(CPU, X* dinp, Wide<X>* dweight, const X* dout, const X* inp, const X* weight, const Wide<X>* rstd, int rows,
+                      int C, Write write_input, Write write_weight) {
     ThreadSums<X> sums(C);
 #pragma omp parallel for schedule(static)
     for (int row = 0; row < rows; row++) {

@@ -11,20 +11,23 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
+#include "model/collectives.cuh"
 #include "model/disk.h"
+#include "model/feed.cuh"
 #include "model/gpt.cuh"
-#include "model/machine.h"
+#include "model/graphs.cuh"
+#include "model/machine.cuh"
 #include "model/ranks.h"
 #include "model/report.h"
 #include "model/summary.h"
 
 /// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
 struct Options {
-    std::string device = "auto", precision = "fp32", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt;
+    std::string device = "auto", precision, model = "qwen-7m", out, train_data, val_data, checkpoint, prompt, rounding = "nearest";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
-    double epochs = 0, min_lr_frac = 0.1, grad_clip = 1.0;
+    double epochs = 0, min_lr_frac = 0.1;
     AdamW adamw;
     bool shuffle = true, resume = false, dry_run = false, plot = true;
     uint64_t seed = 1;
@@ -147,19 +150,29 @@ inline Origin find_origin(const Options& o, const std::string& variant, bool spe
     return origin;
 }
 
-/// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached.
-template <class Device, class A>
-TrainerState load_or_initialise(GPT<Device, float, A>& gpt, const Origin& origin, const Options& o, bool speaks) {
+/// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached. Everything comes
+/// in whole through the memory of the gradients, which hold nothing yet.
+template <class Device, class X, class A>
+TrainerState load_or_initialise(Device device, GPT<Device, X, A>& gpt, const Origin& origin, const Options& o, bool speaks) {
     const TensorList& list = gpt.net.tensors;
+    const size_t owned = gpt.owned_end - gpt.owned_begin;
+    HostView<Device> whole(device, gpt.gradients, list.size());
+    auto take_owned = [&](Wide<X>* to) { whole.push(), convert(device, to, gpt.gradients + gpt.owned_begin, owned); };
+    auto take_weights = [&] {
+        take_owned(gpt.master);
+        convert(device, gpt.weights, gpt.gradients, list.size());
+    };
     TrainerState state;
     state.seed = o.seed;
     state.last_val_loss = NAN;
     if (!origin.folder()) {
-        initialise(list, o.seed, gpt.weights);
+        initialise(list, o.seed, whole.data());
+        take_weights();
         return state;
     }
     const std::string folder = origin.folder()->string();
-    const LoadReport report = load_weights(folder, list, o.seed, gpt.weights);
+    const LoadReport report = load_weights(folder, list, o.seed, whole.data());
+    take_weights();
     if (speaks && !report.initialised.empty())
         std::cout << folder << " lacks " << report.initialised.size()
                   << " tensors, initialised from the seed: " << report.initialised.front()
@@ -168,37 +181,38 @@ TrainerState load_or_initialise(GPT<Device, float, A>& gpt, const Origin& origin
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(),
              ", so the run cannot go on from it; start from it with --model");
-    // A shard is copied out of the whole moment, one moment at a time, in the memory of the gradients, which hold nothing yet.
-    const bool sharded = gpt.sharded();
-    state = load_state(folder, list, sharded ? gpt.gradients : gpt.m, sharded ? nullptr : gpt.v);
+    state = load_state(folder, list, whole.data(), nullptr);
+    take_owned(gpt.m);
+    load_state(folder, list, nullptr, whole.data());
+    take_owned(gpt.v);
     if (state.seed != o.seed)
         fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
              " was made with; the data would come in another order");
-    if (!sharded) return state;
-    std::copy(gpt.gradients + gpt.moments_begin, gpt.gradients + gpt.moments_end, gpt.m);
-    load_state(folder, list, nullptr, gpt.gradients);
-    std::copy(gpt.gradients + gpt.moments_begin, gpt.gradients + gpt.moments_end, gpt.v);
     return state;
 }
 
 /// Fails with Exit::out_of_memory before anything is allocated when the plan does not fit.
-inline void require_memory(const std::vector<MemoryUse>& plan, const Options& o, int local_ranks) {
-    const size_t needed = total_bytes(plan), available = available_memory();
-    if (needed <= available / local_ranks) return;
-    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", local_ranks,
-         " ranks and the machine has ", human_bytes(double(available)), " left: lower --batch-size or --seq-len",
-         o.recompute ? "" : ", or set --recompute 1");
+inline void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers) {
+    const size_t needed = total_bytes(plan);
+    if (needed <= available / sharers) return;
+    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", sharers,
+         " ranks and the device has ", human_bytes(double(available)), " left: lower --batch-size or --seq-len",
+         o.recompute ? "" : ", or set --recompute 1", o.zero_stage || sharers == 1 ? "" : ", or --zero-stage 1");
 }
 
 // ------------------------------------------------------------------------------------------------------------------- the run
 
 /// What the loop carries from step to step.
-template <class Device, class A>
+template <class Device, class X, class A>
 struct Run {
+    Device device;
     const Options& o;
     Ranks& ranks;
     Data data;
-    GPT<Device, float, A> gpt;
+    GPT<Device, X, A> gpt;
+    Feed<Device> feed;
+    Collectives<Device> collectives;
+    StepGraphs<Device> graphs;
     TrainerState state;   // after the last step
     Validation validation;
     FolderLock lock;   // of the output folder, on rank 0
@@ -209,20 +223,23 @@ struct Run {
     int64_t first_step = 0;                    // that this process does, from 1
     Stopwatch since_start, since_step;
 
-    Run(const Options& o_, Ranks& ranks_, Data data_, const Config& config)
-        : o(o_),
+    Run(Device device_, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
+        : device(device_),
+          o(o_),
           ranks(ranks_),
           data(std::move(data_)),
           gpt(config, o.batch_size, o.seq_len, Mode::training, o.recompute == 1, o.zero_stage ? ranks.rank() : 0,
               o.zero_stage ? ranks.size() : 1),
+          feed(device, o.batch_size, o.seq_len, config.V),
+          collectives(device, ranks),
           progress(ranks.first(), ranks.launched()),
           flops(count_flops(gpt.net, o.seq_len)) {}
 
     /// The model's plan and what this run needs beside it.
     std::vector<MemoryUse> memory_plan() const {
         std::vector<MemoryUse> plan = gpt.memory_plan();
-        if (gpt.sharded()) plan.push_back({"moments gathered to be saved (rank 0)", 2 * sizeof(float) * gpt.net.tensors.size()});
-        if (ranks.launched()) plan.push_back({"MPI", MPI_BYTES});
+        plan.push_back({"batches", feed.bytes()});
+        add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.net.tensors.size() : 0, ranks.launched());
         return plan;
     }
 
@@ -230,12 +247,12 @@ struct Run {
 };
 
 /// Gets memory and weights, makes the output folder with the run's options and its log, whose first record is the configuration.
-template <class Device, class A>
-void begin(Run<Device, A>& run, const Origin& origin) {
+template <class Device, class X, class A>
+void begin(Run<Device, X, A>& run, const Origin& origin) {
     const Options& o = run.o;
-    require_memory(run.memory_plan(), o, run.ranks.local_size());
-    run.gpt.allocate();
-    run.state = load_or_initialise(run.gpt, origin, o, run.ranks.first());
+    require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
+    run.gpt.allocate(run.device);
+    run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
     if (run.state.step > run.data.steps)
@@ -246,7 +263,7 @@ void begin(Run<Device, A>& run, const Origin& origin) {
         fail(Exit::usage, origin.resume_from->string(), ": has read ", run.state.data_rows, " rows of data in ", run.state.step,
              " steps, but with these options it would have been ", rows,
              "; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
-    run.ceiling = measure_sgemm() * run.ranks.size();
+    run.ceiling = measure_matmul(run.device) * run.ranks.size();
     if (!run.ranks.first()) return;
     std::error_code error;
     std::filesystem::create_directories(o.out, error);
@@ -267,8 +284,8 @@ void begin(Run<Device, A>& run, const Origin& origin) {
 }
 
 /// Prints and logs the step that run.state has just been moved to.
-template <class Device, class A>
-void report_step(Run<Device, A>& run, double norm, double lr) {
+template <class Device, class X, class A>
+void report_step(Run<Device, X, A>& run, double norm, double lr) {
     const TrainerState& s = run.state;
     const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds,
                  flops = rate * run.flops.per_token;
@@ -284,21 +301,45 @@ void report_step(Run<Device, A>& run, double norm, double lr) {
                    {"mfu", flops / run.ceiling}});
 }
 
+/// An array of the whole list on the host of rank 0, from the part of it that each rank holds in its device's memory.
+template <class Device>
+class Whole {
+public:
+    template <class X, class A>
+    Whole(Run<Device, X, A>& run, float* owned, bool is_whole)
+        : mine_(run.device, owned, is_whole ? run.gpt.net.tensors.size() : run.gpt.owned_end - run.gpt.owned_begin) {
+        mine_.pull();
+        if (is_whole) return;
+        if (run.ranks.first()) gathered_.resize(run.gpt.net.tensors.size());
+        run.ranks.gather_shards(mine_.data(), gathered_.data(), run.gpt.net.tensors.size());
+    }
+    const float* data() { return gathered_.empty() ? mine_.data() : gathered_.data(); }
+
+private:
+    HostView<Device> mine_;
+    std::vector<float> gathered_;
+};
+
+/// The weights in full precision. Every rank must call it.
+template <class Device, class X, class A>
+Whole<Device> whole_weights(Run<Device, X, A>& run) {
+    if constexpr (GPT<Device, X, A>::rounds) return {run, run.gpt.master, !run.gpt.sharded()};
+    else return {run, run.gpt.weights, true};
+}
+
 /// Saves a checkpoint. One that cannot be written costs the run a warning; the last one its exit code.
-template <class Device, class A>
-void save(Run<Device, A>& run, bool last) {
+template <class Device, class X, class A>
+void save(Run<Device, X, A>& run, bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
     run.ranks.at("saving a checkpoint", run.state.step);
-    const size_t n = gpt.net.tensors.size();
-    const bool gathers = gpt.sharded() && run.ranks.first();
-    std::vector<float> m(gathers ? n : 0), v(m.size());   // the whole moments, where each rank has a shard of them
-    if (gpt.sharded()) run.ranks.gather_shards(gpt.m, m.data(), n), run.ranks.gather_shards(gpt.v, v.data(), n);
+    if (!run.ranks.first() && !gpt.sharded()) return;
+    Whole<Device> weights = whole_weights(run), m(run, gpt.m, !gpt.sharded()), v(run, gpt.v, !gpt.sharded());
     if (!run.ranks.first()) return;
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
-        const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, gpt.weights, gathers ? m.data() : gpt.m,
-                                          gathers ? v.data() : gpt.v, run.state, tokenizer_from);
+        const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights.data(), m.data(), v.data(), run.state,
+                                          tokenizer_from);
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.progress.say("checkpoint " + path.string());
@@ -310,11 +351,12 @@ void save(Run<Device, A>& run, bool last) {
 }
 
 /// Waits for all ranks, then writes the last line, the last record and the loss curve.
-template <class Device, class A>
-Exit finish(Run<Device, A>& run, bool stopped) {
+template <class Device, class X, class A>
+Exit finish(Run<Device, X, A>& run, bool stopped) {
     run.ranks.at("finishing", run.state.step);
     run.ranks.barrier();
     const Exit result = stopped ? Exit::signal : Exit::done;
+    Whole<Device> weights = whole_weights(run);
     if (!run.ranks.first()) return result;
     const auto step = static_cast<long long>(run.state.step);
     if (stopped) {
@@ -322,26 +364,26 @@ Exit finish(Run<Device, A>& run, bool stopped) {
                               run.o.checkpoint_every ? "--resume goes on" : "nothing was saved, as --checkpoint-every is 0"));
         return result;
     }
-    const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(run.gpt.net.tensors, run.gpt.weights)));
+    const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(run.gpt.net.tensors, weights.data())));
     const double seconds = run.since_start.seconds();
     run.log.write({{"event", "done"},
                    {"step", run.state.step},
                    {"loss", run.state.last_loss},
                    {"val_loss", run.validation.loss},
                    {"weights_hash", hash},
-                   {"peak_bytes", int64_t(peak_memory())},
+                   {"peak_bytes", int64_t(peak_memory(run.device))},
                    {"seconds", seconds}});
     if (run.o.plot) plot_loss(run.o.out + "/log.jsonl", run.o.out + "/loss.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
     run.progress.say(text("done: step %lld, loss %.4f%s, peak memory %s, %s, weights hash %s", step, run.state.last_loss,
-                          validation.c_str(), human_bytes(double(peak_memory())).c_str(), human_seconds(seconds).c_str(),
+                          validation.c_str(), human_bytes(double(peak_memory(run.device))).c_str(), human_seconds(seconds).c_str(),
                           hash.c_str()));
     return result;
 }
 
 /// The tables at the start.
-template <class Device, class A>
-void print_set_up(const Run<Device, A>& run, int threads) {
+template <class Device, class X, class A>
+void print_set_up(const Run<Device, X, A>& run, int threads) {
     const Options& o = run.o;
     const Data& data = run.data;
     auto tokens_of = [](const TokenStream& stream) {
@@ -363,15 +405,16 @@ void print_set_up(const Run<Device, A>& run, int threads) {
     const AdamW& a = o.adamw;
     print_table(
         "training",
-        {{"device", "cpu: " + describe_cpu(threads)},
-         {"precision", o.precision},
+        {{"device", describe(run.device, threads)},
+         {"precision", GPT<Device, X, A>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
          {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
+         {"sums over ranks", run.collectives.name()},
          {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
-         {"gradient clip", text("%g", o.grad_clip)},
+         {"gradient clip", text("%g", a.grad_clip)},
          {"seed", std::to_string(o.seed)},
          {"output", o.out}});
     print_memory(run.memory_plan());
     std::fflush(stdout);
-    warn_about_blas();
+    warn(run.device);
 }

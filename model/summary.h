@@ -82,18 +82,14 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
     return rows;
 }
 
-/// The plan, and under it what is not ours to plan: code, libraries, BLAS buffers, thread stacks (a measured constant).
-inline constexpr size_t PROGRAM_BYTES = size_t(25) << 20;
-inline constexpr size_t MPI_BYTES = size_t(24) << 20;   // of every rank, measured likewise
 inline size_t total_bytes(const std::vector<MemoryUse>& plan) {
-    size_t total = PROGRAM_BYTES;
+    size_t total = 0;
     for (const MemoryUse& use : plan) total += use.bytes;
     return total;
 }
 inline void print_memory(const std::vector<MemoryUse>& plan) {
     std::vector<std::pair<std::string, std::string>> rows;
     for (const MemoryUse& use : plan) rows.push_back({use.what, human_bytes(double(use.bytes))});
-    rows.push_back({"program and libraries", human_bytes(PROGRAM_BYTES)});
     rows.push_back({"predicted peak per rank", human_bytes(double(total_bytes(plan)))});
     print_table("memory", rows);
 }

@@ -73,12 +73,11 @@ public:
     // Inputs, to be changed at will.
     std::vector<X> weights;   // the variant's tensors
     std::vector<X> x;         // (B, T, C)
-    std::vector<X> qk_pre;    // (B, T, NH + NKV, HS), before RoPE
-    std::vector<X> qkv;       // (B, T, NH + 2 NKV, HS), of which v is read: the fused projection of the model
+    std::vector<X> qkv;       // (B, T, NH + 2 NKV, HS), the fused projection of the model; q and k enter without a norm
 
     // Results of forward() and backward().
     std::vector<X> out, gated_out, lse;
-    std::vector<X> dweights, dx, dqk, dqkv;
+    std::vector<X> dweights, dx, dqkv;
 
     explicit AttentionCase(const LayerSizes& sizes, uint64_t seed = 1)
         : config(config_of(sizes)), B(sizes.B), T(sizes.T), heads(sizes.NH + sizes.NKV), policy(config, 0) {
@@ -87,8 +86,7 @@ public:
         weights.assign(tensors.size(), X(0));
         for (const Tensor& tensor : tensors) draw(tensor, seed++);
         x = normal_numbers<X>(BT * config.C, seed + 100);
-        qk_pre = normal_numbers<X>(BT * heads * HS, seed + 101);
-        qkv = normal_numbers<X>(BT * (heads + config.NKV) * HS, seed + 102);
+        qkv = normal_numbers<X>(BT * (heads + config.NKV) * HS, seed + 101);
         take_memory();
     }
 
@@ -96,13 +94,13 @@ public:
     AttentionCase first_tokens(int tokens) const {
         AttentionCase shorter({B, tokens, config.NH, config.NKV, config.HS, config.settings});
         shorter.weights = weights;
-        shorter.x = head_of(x, tokens), shorter.qk_pre = head_of(qk_pre, tokens), shorter.qkv = head_of(qkv, tokens);
+        shorter.x = head_of(x, tokens), shorter.qkv = head_of(qkv, tokens);
         return shorter;
     }
 
     /// What the kernel must overwrite starts as NaN, what it may leave stale (the padding of features) as some number.
     void forward() {
-        rope_forward(CPU{}, qk.data(), qk_pre.data(), cosine.data(), sine.data(), B, T, heads, config.HS);
+        qk_norm_rope_forward(CPU{}, qk.data(), qk_pre.data(), static_cast<X*>(nullptr), qkv.data(), shape(), 0);
         fill_extras(state.extras, X(3));
         for (auto* result : {&out, &gated_out, &lse}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
         attention_layer_forward(CPU{}, policy, inputs(), weights.data(), state);
@@ -113,14 +111,17 @@ public:
         const X nan = std::numeric_limits<X>::quiet_NaN();
         const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS, v_row = v_at + config.NKV * HS;
         fill_extras(dextras, nan);
-        dqk.assign(dqk.size(), nan);
+        for (auto* result : {&dqk, &dqk_pre, &dqkv}) result->assign(result->size(), nan);
         const LayerInputs<X> in = inputs();
         const Heads<X> dq{dqk.data(), v_at}, dk{dqk.data() + k_at, v_at}, dv{dqkv.data() + v_at, v_row};
         attention_layer_backward(CPU{}, policy, in, state, dout.data(), dq, dk, dv, dextras);
-        rope_backward(CPU{}, dqk.data(), cosine.data(), sine.data(), B, T, heads, config.HS);
-        ExtraGradients<X> gradients{{dextras.head, dextras.row, dextras.column, dextras.gate}, dqk.data(), dqk.data() + k_at,
-                                    Attention::reads_x ? dx.data() : nullptr, dweights.data()};
+        X* dpre = Attention::reads_qk_pre ? dqk_pre.data() : nullptr;
+        ExtraGradients<X> gradients{dextras, dpre, dpre ? dpre + k_at : nullptr, Attention::reads_x ? dx.data() : nullptr,
+                                    dweights.data()};
         attention_extras_backward(CPU{}, policy, in, weights.data(), state, gradients);
+        X* const no_weight = nullptr;
+        qk_norm_rope_backward(CPU{}, dqkv.data(), no_weight, no_weight, dqk.data(), dpre, qkv.data(), no_weight, shape(),
+                              Write::overwrite);
     }
 
     /// <dout, gated_out>: a number whose gradients backward(dout) computes.
@@ -141,7 +142,11 @@ public:
     }
 
 private:
-    std::vector<X> qk, cosine, sine;
+    QkShape<X> shape() const {
+        return {B, T, config.NH, config.NKV, config.HS, nullptr, nullptr, cosine.data(), sine.data()};
+    }
+
+    std::vector<X> qk, qk_pre, dqk, dqk_pre, cosine, sine;
     Arena<CPU> memory;
     LayerState<X> state;
     Extras<X> dextras;
@@ -166,10 +171,11 @@ private:
 
     void take_memory() {
         const size_t BT = size_t(B) * T, HS = config.HS;
-        qk.resize(qk_pre.size()), cosine.resize(size_t(T) * HS / 2), sine.resize(cosine.size());
+        for (auto* buffer : {&qk, &qk_pre, &dqk, &dqk_pre}) buffer->resize(BT * heads * HS);
+        cosine.resize(size_t(T) * HS / 2), sine.resize(cosine.size());
         rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta);
         out.resize(BT * config.NH * HS), gated_out.resize(out.size()), lse.resize(BT * config.NH);
-        dweights.resize(weights.size()), dx.resize(x.size()), dqk.resize(qk.size()), dqkv.resize(qkv.size());
+        dweights.resize(weights.size()), dx.resize(x.size()), dqkv.resize(qkv.size());
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size
             state.extras = take_extras<CPU, X>(memory, policy, B, T, config.NH, 1);
             dextras = take_extras<CPU, X>(memory, policy, B, T, config.NH, B);

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/checkpoint.h"
+#include "model/feed.cuh"
 #include "model/gpt.cuh"
 #include "model/machine.h"
 #include "model/safetensors.h"
@@ -62,10 +63,10 @@ inline std::vector<std::filesystem::path> fixture_folders(const std::string& var
 using Curve = std::vector<std::vector<double>>;
 
 template <class A>
-Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, const Fixture& f) {
+Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, Feed<CPU>& feed, const Fixture& f) {
     const nlohmann::json& training = f.expected["training"];
     const int64_t steps = training["steps"], warmup = training["warmup_steps"];
-    AdamW adamw{training["lr"], training["beta1"], training["beta2"], training["adam_eps"], training["weight_decay"]};
+    AdamW adamw{training["lr"], training["beta1"], training["beta2"], training["adam_eps"], training["weight_decay"], training["grad_clip"]};
     std::vector<int32_t> inputs(f.input_ids.size()), targets(inputs.size());
     Curve curve;
     for (int64_t step = 1; step <= steps; step++) {
@@ -74,13 +75,14 @@ Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, const Fixture& f) {
             std::copy_n(row, f.T, &inputs[size_t(b) * f.T]);
             std::copy_n(row + 1, f.T, &targets[size_t(b) * f.T]);
         }
-        gpt_forward(CPU{}, gpt, inputs.data(), f.B, f.T);
-        const double loss = gpt_loss(CPU{}, gpt, targets.data(), f.B, f.T, float(1.0 / (f.B * f.T))) / (f.B * f.T);
-        gpt_backward(CPU{}, gpt, inputs.data(), f.B, f.T, Write::overwrite);
-        const double norm = std::sqrt(sum_of_squares(CPU{}, gpt.gradients, gpt.net.tensors.size()));
+        const Batch batch = feed.put(CPU{}, inputs.data(), targets.data(), f.B, f.T);
+        gpt_forward(CPU{}, gpt, batch);
+        gpt_loss(CPU{}, gpt, batch, Write::overwrite, float(1.0 / (f.B * f.T)));
+        gpt_backward(CPU{}, gpt, batch, Write::overwrite);
+        sum_of_squares(CPU{}, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
         adamw.lr = learning_rate(training["lr"], training["min_lr_frac"], warmup, steps, step - 1);
-        gpt_update(CPU{}, gpt, adamw, clip_factor(norm, training["grad_clip"]), step);
-        curve.push_back({loss, norm, adamw.lr});
+        gpt_update(CPU{}, gpt, adamw, step);
+        curve.push_back({gpt.numbers->loss / (f.B * f.T), std::sqrt(gpt.numbers->squares), adamw.lr});
     }
     return curve;
 }
@@ -90,7 +92,9 @@ inline std::string norm_difference(const TensorList& list, const float* flat, co
     if (expected.size() != list.count()) return "norms of " + std::to_string(expected.size()) + " tensors for " + std::to_string(list.count());
     std::string wrong;
     for (const Tensor& t : list) {
-        const std::vector<double> norm = {std::sqrt(sum_of_squares(CPU{}, flat + t.slot.offset, t.slot.size))};
+        std::vector<double> norm(1);
+        sum_of_squares(CPU{}, norm.data(), flat + t.slot.offset, t.slot.size);
+        norm[0] = std::sqrt(norm[0]);
         const std::string text = difference(norm, std::vector<double>{expected.value(t.name, double(NAN))}, Tolerance{RELATIVE_TOLERANCE, 0});
         if (!text.empty()) wrong += t.name + ": " + text + "\n";
     }
@@ -103,22 +107,25 @@ void check_fixture(const std::filesystem::path& folder, bool recompute) {
     const Threads one(1);   // steps too small to share
     const Fixture f = load_fixture(folder);
     GPT<CPU, float, A> gpt(load_config(folder), f.B, f.T, Mode::training, recompute);
-    gpt.allocate();
+    gpt.allocate(CPU{});
+    Feed<CPU> feed(CPU{}, f.B, f.T, gpt.net.config.V);
     const TensorList& list = gpt.net.tensors;
     CHECK(load_weights(folder, list, 1, gpt.weights).initialised.empty());
 
     const int rows = f.B * f.T;
-    gpt_forward(CPU{}, gpt, f.input_ids.data(), f.B, f.T);
+    const Batch batch = feed.put(CPU{}, f.input_ids.data(), f.targets.data(), f.B, f.T);
+    gpt_forward(CPU{}, gpt, batch);
     const float* logits = gpt_logits(CPU{}, gpt, 0, rows);
     const std::vector<float> all_logits(logits, logits + size_t(rows) * gpt.net.config.V);
     CHECK(difference(all_logits, f.logits, Tolerance{0, LOGIT_TOLERANCE}) == "");
 
-    const double loss = gpt_loss(CPU{}, gpt, f.targets.data(), f.B, f.T, 1.0f / float(rows)) / rows;
+    gpt_loss(CPU{}, gpt, batch, Write::overwrite, 1.0f / float(rows));
+    const double loss = gpt.numbers->loss / rows;
     CHECK(difference(std::vector<double>{loss}, std::vector<double>{f.expected["loss"].get<double>()}, Tolerance{RELATIVE_TOLERANCE, 0}) == "");
-    gpt_backward(CPU{}, gpt, f.input_ids.data(), f.B, f.T, Write::overwrite);
+    gpt_backward(CPU{}, gpt, batch, Write::overwrite);
     CHECK(norm_difference(list, gpt.gradients, f.expected["gradient_norms"]) == "");
 
-    const Curve curve = train_as_the_program_does(gpt, f);
+    const Curve curve = train_as_the_program_does(gpt, feed, f);
     const nlohmann::json& expected = f.expected["curve"];
     REQUIRE(curve.size() == expected.size());
     for (size_t k = 0; k < curve.size(); k++) {

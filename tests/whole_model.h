@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "model/feed.cuh"
 #include "model/gpt.cuh"
 #include "tests/finite_differences.h"
 
@@ -34,16 +35,18 @@ void randomise(const TensorList& list, X* weights) {
     }
 }
 
-/// A model with a batch of B x T; `gpt` may have room for more.
+/// A model on the CPU with a batch of B x T; `gpt` may have room for more.
 template <class X, class A>
 struct Trial {
     GPT<CPU, X, A> gpt;
+    Feed<CPU> feed;
     int B, T;
     std::vector<int32_t> tokens, targets;
 
     Trial(const Config& config, int B_, int T_, int room_B, int room_T, bool recompute = false, int shard = 0, int shards = 1, Mode mode = Mode::training)
-        : gpt(config, room_B, room_T, mode, recompute, shard, shards), B(B_), T(T_), tokens(size_t(B) * T), targets(tokens.size()) {
-        gpt.allocate();
+        : gpt(config, room_B, room_T, mode, recompute, shard, shards), feed(CPU{}, room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
+          targets(tokens.size()) {
+        gpt.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
         std::mt19937 generator(3);
         for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int32_t(generator() % config.V), targets[n] = int32_t(generator() % config.V);
@@ -52,19 +55,30 @@ struct Trial {
 
     /// Mean loss per token.
     double loss() {
-        gpt_forward(CPU{}, gpt, tokens.data(), B, T);
-        return gpt_loss(CPU{}, gpt, targets.data(), B, T) / (B * T);
+        const Batch batch = feed.put(CPU{}, tokens.data(), targets.data(), B, T);
+        gpt_forward(CPU{}, gpt, batch);
+        gpt_loss(CPU{}, gpt, batch, Write::overwrite);
+        return gpt.numbers->loss / (B * T);
     }
 
     /// The same with the gradients of rows [first, first + count) of the batch, each token weighing 1 / (B T).
     double loss_and_gradients(int first, int count, Write write) {
         const size_t at = size_t(first) * T;
-        gpt_forward(CPU{}, gpt, &tokens[at], count, T);
-        const double sum = gpt_loss(CPU{}, gpt, &targets[at], count, T, X(1.0 / (B * T)), write);
-        gpt_backward(CPU{}, gpt, &tokens[at], count, T, write);
+        const Batch batch = feed.put(CPU{}, &tokens[at], &targets[at], count, T);
+        gpt_forward(CPU{}, gpt, batch);
+        gpt.numbers->loss = 0;   // of this part alone, also where gradients are added
+        gpt_loss(CPU{}, gpt, batch, write, X(1.0 / (B * T)));
+        const double sum = gpt.numbers->loss;
+        gpt_backward(CPU{}, gpt, batch, write);
         return sum / (B * T);
     }
     double loss_and_gradients() { return loss_and_gradients(0, B, Write::overwrite); }
+
+    /// AdamW from the gradients, after loss_and_gradients().
+    void update(const AdamW& adamw, int64_t step) {
+        sum_of_squares(CPU{}, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+        gpt_update(CPU{}, gpt, adamw, step);
+    }
 
     std::vector<X> of(const X* flat, const Tensor& t) const { return {flat + t.slot.offset, flat + t.slot.offset + t.slot.size}; }
     std::vector<X> all(const X* flat) const { return {flat, flat + gpt.net.tensors.size()}; }

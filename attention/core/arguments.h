@@ -2,6 +2,8 @@
 #pragma once
 #include <cstddef>
 
+#include "model/device.h"
+
 /// One matrix per token: (B, T, heads, HS) inside rows that may be longer, as q, k and v are inside the fused projection.
 template <class X>
 struct Heads {
@@ -21,8 +23,8 @@ struct TileList {
 /// tile, -infinity where none was visited.
 template <class X>
 struct Statistics {
-    X* entropy = nullptr;    // (B, NH, T)
-    X* tile_max = nullptr;   // (B, NH, T, ceil(S / TILE))
+    Wide<X>* entropy = nullptr;    // (B, NH, T)
+    Wide<X>* tile_max = nullptr;   // (B, NH, T, ceil(S / TILE))
 };
 
 template <class X>
@@ -34,29 +36,31 @@ struct AttentionForward {
     Heads<const X> v;   // (B, S, NKV, HS)
 
     // E1: the numbers behind Policy::features(); null where there are none.
-    const X* head = nullptr;     // (NH, features.head)
-    const X* row = nullptr;      // (B, NH, T, features.row)
-    const X* column = nullptr;   // (B, NH, features.column, padded(S))
+    const Wide<X>* head = nullptr;     // (NH, features.head)
+    const Wide<X>* row = nullptr;      // (B, NH, T, features.row)
+    const Wide<X>* column = nullptr;   // (B, NH, features.column, padded(S))
 
     TileList list;                     // E2, when not computed by the policy
-    const X* gate = nullptr;           // E3 (B, T, NH)
+    const Wide<X>* gate = nullptr;     // E3 (B, T, NH)
     const int* q_position = nullptr;   // E4 (B, NH, T): the token that a row stands for; null: its index; -1: padding,
     const int* k_position = nullptr;   // E4 (B, NH, S)  which sees nothing and is seen by nobody
 
     X* out;                   // (B, T, NH, HS) before the gate
     X* gated_out = nullptr;   // (B, T, NH, HS) gate * out; needed with a gate only
-    X* lse;                   // E5 (B, NH, T); -infinity where a row sees nothing
+    Wide<X>* lse;             // E5 (B, NH, T); -infinity where a row sees nothing
     Statistics<X> statistics = {};
 };
 
 /// dq, dk, dv are overwritten, the gradients of features and gate too. dhead has one partial sum per sequence.
 template <class X>
 struct AttentionBackward {
-    const X* dout;             // (B, T, NH, HS), of the gated output where there is a gate
-    const X* dlse = nullptr;   // E5 (B, NH, T), null: zero
-    Heads<X> dq, dk, dv;
-    X* dhead = nullptr;     // (B, NH, features.head)
-    X* drow = nullptr;      // (B, NH, T, features.row)
-    X* dcolumn = nullptr;   // (B, NH, features.column, padded(S))
-    X* dgate = nullptr;     // (B, T, NH)
+    const X* dout;                   // (B, T, NH, HS), of the gated output where there is a gate
+    const Wide<X>* dlse = nullptr;   // E5 (B, NH, T), null: zero
+    Heads<Wide<X>> dq, dk;           // wide: the GPU adds up dq over key tiles in memory, and RoPE's backward reads both
+    Heads<X> dv;
+    Wide<X>* dhead = nullptr;     // (B, NH, features.head)
+    Wide<X>* drow = nullptr;      // (B, NH, T, features.row)
+    Wide<X>* dcolumn = nullptr;   // (B, NH, features.column, padded(S))
+    Wide<X>* dgate = nullptr;     // (B, T, NH)
+    std::byte* workspace = nullptr;   // attention_workspace() bytes; the CPU needs none
 };

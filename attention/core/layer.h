@@ -8,20 +8,20 @@
 /// What preprocess() fills for E1 and E3; laid out as AttentionForward says. Also the layout of their gradients.
 template <class X>
 struct Extras {
-    X* head = nullptr;     // (NH, features.head); as a gradient (B, NH, features.head)
-    X* row = nullptr;      // (B, NH, T, features.row)
-    X* column = nullptr;   // (B, NH, features.column, padded(T))
-    X* gate = nullptr;     // (B, T, NH)
+    Wide<X>* head = nullptr;     // (NH, features.head); as a gradient (B, NH, features.head)
+    Wide<X>* row = nullptr;      // (B, NH, T, features.row)
+    Wide<X>* column = nullptr;   // (B, NH, features.column, padded(T))
+    Wide<X>* gate = nullptr;     // (B, T, NH)
 };
 
-/// What preprocess_backward() turns extras' gradients into. Everything is added to.
+/// What preprocess_backward() turns extras' gradients, in `of`, into. dq_pre and dk_pre are overwritten, dx and dweights added to.
 template <class X>
 struct ExtraGradients {
-    Extras<const X> of;
-    X* dq_pre;     // (B, T, NH, HS), token stride LayerInputs::qk_row
-    X* dk_pre;     // (B, T, NKV, HS), the same
-    X* dx;         // (B, T, C); null unless the policy says reads_x
-    X* dweights;   // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
+    Extras<X> of;
+    Wide<X>* dq_pre;     // (B, T, NH, HS), token stride LayerInputs::qk_row; null unless the policy says reads_qk_pre
+    Wide<X>* dk_pre;     // (B, T, NKV, HS), the same
+    X* dx;               // (B, T, C); null unless the policy says reads_x
+    Wide<X>* dweights;   // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
 };
 
 /// Memory for extras of `policy`; `copies` is 1, or B for the partial sums of the head numbers' gradients.
@@ -29,10 +29,10 @@ template <class Device, class X, class P>
 Extras<X> take_extras(Arena<Device>& arena, const P& policy, int B, int T, int NH, int copies) {
     const Features f = policy.features();
     Extras<X> e;
-    if (f.head) e.head = arena.template take<X>(size_t(copies) * NH * f.head);
-    if (f.row) e.row = arena.template take<X>(size_t(B) * NH * T * f.row);
-    if (f.column) e.column = arena.template take<X>(size_t(B) * NH * padded(T) * f.column);
-    if (policy.gated()) e.gate = arena.template take<X>(size_t(B) * T * NH);
+    if (f.head) e.head = arena.template take<Wide<X>>(size_t(copies) * NH * f.head);
+    if (f.row) e.row = arena.template take<Wide<X>>(size_t(B) * NH * T * f.row);
+    if (f.column) e.column = arena.template take<Wide<X>>(size_t(B) * NH * padded(T) * f.column);
+    if (policy.gated()) e.gate = arena.template take<Wide<X>>(size_t(B) * T * NH);
     return e;
 }
 
@@ -42,8 +42,14 @@ struct LayerState {
     Extras<X> extras;
     X* out;         // (B, T, NH, HS) before the gate
     X* gated_out;   // (B, T, NH, HS); the same memory as out without a gate
-    X* lse;         // (B, NH, T)
+    Wide<X>* lse;   // (B, NH, T)
 };
+
+/// Bytes that AttentionBackward::workspace needs.
+template <class P>
+size_t attention_workspace(CPU, const P&, int /*B*/, int /*T*/, int /*S*/, int /*NH*/, int /*NKV*/, int /*HS*/) {
+    return 0;
+}
 
 template <class X>
 AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
@@ -69,11 +75,13 @@ void attention_layer_forward(Device device, const P& policy, const LayerInputs<X
 /// attention_extras_backward(), which comes after dq and dk have been turned back through RoPE.
 template <class Device, class X, class P>
 void attention_layer_backward(Device device, const P& policy, const LayerInputs<X>& in, const LayerState<X>& state, const X* dout,
-                              Heads<X> dq, Heads<X> dk, Heads<X> dv, const Extras<X>& dextras) {
+                              Heads<Wide<X>> dq, Heads<Wide<X>> dk, Heads<X> dv, const Extras<X>& dextras,
+                              std::byte* workspace = nullptr) {
     AttentionBackward<X> g{};
     g.dout = dout;
     g.dq = dq, g.dk = dk, g.dv = dv;
     g.dhead = dextras.head, g.drow = dextras.row, g.dcolumn = dextras.column, g.dgate = dextras.gate;
+    g.workspace = workspace;
     attention_backward(device, policy, kernel_arguments(in, state, Statistics<X>{}), g);
 }
 template <class Device, class X, class P>

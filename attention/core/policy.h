@@ -37,16 +37,20 @@ struct Pair {
     X i;   // position of the query
     N j;   // positions of the keys
 
-    X head(int f) const { return head_numbers[f]; }
-    X row(int f) const { return row_features[f]; }
-    N column(int f) const { return load<N>(column_features + f * column_stride); }
+    constexpr X head(int f) const { return head_numbers[f]; }
+    constexpr X row(int f) const { return row_features[f]; }
+    constexpr N column(int f) const { return load<N>(column_features + f * column_stride); }
 
     /// row(index(i - j)): a row feature chosen by the distance of each pair (relative positions, block biases).
     template <class Index>
-    N row_by_distance(Index index) const {
-        N picked{};
-        for (int lane = 0; lane < LANES<X>; lane++) picked[lane] = row_features[index(int(i - j[lane]))];
-        return picked;
+    constexpr N row_by_distance(Index index) const {
+        if constexpr (LANES_OF<N> == 1) {
+            return row_features[index(int(i - j))];
+        } else {
+            N picked{};
+            for (int lane = 0; lane < LANES_OF<N>; lane++) picked[lane] = row_features[index(int(i - j[lane]))];
+            return picked;
+        }
     }
 };
 
@@ -59,13 +63,16 @@ struct PairGradients {
     X* column_sums;
     size_t column_stride;
 
-    void head(int f, N d) { head_sums[f] += d; }
-    void row(int f, N d) { row_sums[f] += d; }
-    void column(int f, N d) { store(column_sums + f * column_stride, load<N>(column_sums + f * column_stride) + d); }
+    constexpr void head(int f, N d) { head_sums[f] += d; }
+    constexpr void row(int f, N d) { row_sums[f] += d; }
+    constexpr void column(int f, N d) { store(column_sums + f * column_stride, load<N>(column_sums + f * column_stride) + d); }
 
     template <class Index>
-    void row_by_distance(const Pair<N>& pair, Index index, N d) {
-        for (int lane = 0; lane < LANES<X>; lane++) row_sums[index(int(pair.i - pair.j[lane]))][lane] += d[lane];
+    constexpr void row_by_distance(const Pair<N>& pair, Index index, N d) {
+        if constexpr (LANES_OF<N> == 1)
+            row_sums[index(int(pair.i - pair.j))] += d;
+        else
+            for (int lane = 0; lane < LANES_OF<N>; lane++) row_sums[index(int(pair.i - pair.j[lane]))][lane] += d[lane];
     }
 };
 
@@ -77,6 +84,8 @@ struct Features {
 };
 
 /// The default answers. A variant's constructor takes (config, layer); its methods are const and may not depend on tokens after i.
+/// Kernels get a copy of it as an argument: what they call (E1, E2) is constexpr, so that nvcc compiles it for the GPU, and it
+/// holds numbers only, no pointers into the host's memory.
 struct Policy {
     Policy(const Config&, int /*layer*/) {}
 
@@ -86,24 +95,26 @@ struct Policy {
     void declare(TensorList&, const std::string& /*prefix*/) {}
 
     /// E1. `dz` is dL/dz; the result is dL/da. Forward comes before the mask, so z of a hidden pair must only be finite.
-    Features features() const { return {}; }
+    constexpr Features features() const { return {}; }
     template <class N>
-    N score(N a, const Pair<N>&) const {
+    constexpr N score(N a, const Pair<N>&) const {
         return a;
     }
     template <class N>
-    N score_backward(N dz, N /*a*/, const Pair<N>&, PairGradients<N>&) const {
+    constexpr N score_backward(N dz, N /*a*/, const Pair<N>&, PairGradients<N>&) const {
         return dz;
     }
 
     /// E2. tile() judges a rectangle of positions [i0, i1) x [j0, j1); it may say mixed when it is not sure, never more.
-    Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
-    bool visible(int /*h*/, int i, int j) const { return j <= i; }
+    constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
+    constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
 
     /// E3. Whether preprocess() fills a gate (B, T, NH) that multiplies the output.
     bool gated() const { return false; }
 
-    /// Whether preprocess_backward() adds to the gradient of the block's normed input.
+    /// Whether preprocess() reads q and k before RoPE (and its backward writes their gradient), or the block's normed input (and its
+    /// backward adds to the gradient of that).
+    static constexpr bool reads_qk_pre = false;
     static constexpr bool reads_x = false;
 
     /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
@@ -113,13 +124,13 @@ struct Policy {
     template <class Device, class Inputs, class X, class Extras, class Gradients>
     void preprocess_backward(Device, const Inputs&, const X* /*weights*/, const Extras&, Gradients&) const {}
 
-    static Tile causal_tile(int i0, int i1, int j0, int j1) {
+    static constexpr Tile causal_tile(int i0, int i1, int j0, int j1) {
         if (j0 > i1 - 1) return Tile::hidden;
         return j1 - 1 <= i0 ? Tile::full : Tile::mixed;
     }
 
     /// Keys i - left .. i.
-    static Tile window_tile(int left, int i0, int i1, int j0, int j1) {
+    static constexpr Tile window_tile(int left, int i0, int i1, int j0, int j1) {
         if (j0 > i1 - 1 || i0 - (j1 - 1) > left) return Tile::hidden;
         return j1 - 1 <= i0 && (i1 - 1) - j0 <= left ? Tile::full : Tile::mixed;
     }

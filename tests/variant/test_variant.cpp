@@ -85,8 +85,7 @@ void check_gradients(const LayerSizes& sizes) {
               }) <= 1e-8);
         std::copy(values.begin(), values.end(), layer.weights.begin() + tensor.slot.offset);
     }
-    INFO("q and k before RoPE, v, x");
-    CHECK(gradient_error(layer.qk_pre, layer.dqk, loss) <= 1e-8);
+    INFO("q, k, v, x");
     CHECK(gradient_error(layer.qkv, layer.dqkv, loss) <= 1e-8);
     if (Attention::reads_x) CHECK(gradient_error(layer.x, layer.dx, loss) <= 1e-8);
 }
@@ -110,7 +109,7 @@ std::vector<X> all_results(AttentionCase<X, Attention>& layer) {
     layer.forward();
     layer.backward(normal_numbers<X>(layer.out.size(), 7));
     std::vector<X> all = layer.result();
-    for (auto* part : {&layer.lse, &layer.dweights, &layer.dx, &layer.dqk, &layer.dqkv})
+    for (auto* part : {&layer.lse, &layer.dweights, &layer.dx, &layer.dqkv})
         all.insert(all.end(), part->begin(), part->end());
     return all;
 }
@@ -216,7 +215,7 @@ VARIANT_CASE("changes no output in front of a changed token, not by one bit") {
         int changed = 0;
         for (int token : {1, 63, 64, 65, 129}) {
             AttentionCase<double, Attention> after(sizes);
-            for (auto* numbers : {&after.x, &after.qk_pre, &after.qkv}) disturb(*numbers, token, T);
+            for (auto* numbers : {&after.x, &after.qkv}) disturb(*numbers, token, T);
             after.forward();
             CHECK(before.result() != after.result());
             changed += changed_before(token, before, after);
@@ -253,7 +252,6 @@ VARIANT_CASE("is as exact in float as float can be") {
         AttentionCase<double, Attention> exact(sizes);
         exact.weights.assign(single.weights.begin(), single.weights.end());
         exact.x.assign(single.x.begin(), single.x.end());
-        exact.qk_pre.assign(single.qk_pre.begin(), single.qk_pre.end());
         exact.qkv.assign(single.qkv.begin(), single.qkv.end());
         const std::vector<float> dout = normal_numbers<float>(single.out.size(), 7);
         single.forward(), single.backward(dout);
@@ -261,7 +259,6 @@ VARIANT_CASE("is as exact in float as float can be") {
 
         const Tolerance tolerance = rounding<float>(HS), of_gradients{4 * tolerance.relative};
         CHECK(difference(single.result(), exact.result(), tolerance) == "");
-        CHECK(difference(single.dqk, exact.dqk, of_gradients) == "");
         CHECK(difference(single.dqkv, exact.dqkv, of_gradients) == "");
         if (!single.dweights.empty()) CHECK(difference(single.dweights, exact.dweights, of_gradients) == "");
         CHECK(difference(single.dx, exact.dx, of_gradients) == "");
@@ -277,9 +274,8 @@ VARIANT_CASE("overwrites the gradients of activations and adds to those of tenso
     };
     layer.forward();
     layer.backward(dout);
-    const std::vector<double> dqk = layer.dqk, dqkv = layer.dqkv, dweights = layer.dweights, dx = layer.dx;
+    const std::vector<double> dqkv = layer.dqkv, dweights = layer.dweights, dx = layer.dx;
     layer.backward(dout);
-    CHECK(bit_difference(layer.dqk, dqk) == "");
     CHECK(bit_difference(layer.dqkv, dqkv) == "");
     if (!dweights.empty()) CHECK(difference(layer.dweights, doubled(dweights), {1e-13}) == "");
     CHECK(difference(layer.dx, doubled(dx), {1e-13}) == "");

@@ -1,0 +1,134 @@
+// The GPU as the operations see it: the device tag, launches that cannot fail unnoticed, and the few helpers that every kernel
+// shares. Kernels are plain CUDA C++. nvcc compiles them for a GPU; with -DEMULATED_GPU and the headers of dev/emulator/include a
+// C++ compiler makes them run on the CPU, thread by thread.
+//
+// What a kernel must keep to, so that both work:
+//   - shared memory is one struct per kernel, taken with dynamic_shared<Struct>(); the launch is told sizeof(Struct)
+//   - blocks of whole warps; every thread of a block reaches every __syncthreads(); warp operations with all 32 lanes
+//   - PTX only inside the wrappers of attention/core/mma.cuh
+//   - no float atomics: two runs give the same bits
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <source_location>
+#include <utility>
+
+#include "model/error.h"
+
+using bf16 = __nv_bfloat16;
+
+/// Memory for partial sums inside one operation. Operations of one stream share it one after the other.
+struct Workspace {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+};
+
+/// Kernels in the order of one stream.
+struct GPU {
+    static constexpr const char* name = "cuda";
+    cudaStream_t stream = nullptr;
+    Workspace workspace = {};
+};
+
+/// Throws when a call of the CUDA runtime failed: Exit::out_of_memory when memory is what was missing, else Exit::rank.
+inline void check(cudaError_t result, std::source_location at = std::source_location::current()) {
+    if (result == cudaSuccess) return;
+    const Exit code = result == cudaErrorMemoryAllocation ? Exit::out_of_memory : Exit::rank;
+    fail(code, at.file_name(), ":", at.line(), ": the GPU reports: ", cudaGetErrorString(result));
+}
+
+/// The size of a grid, and the line that launches it.
+struct Grid {
+    dim3 blocks;
+    std::source_location at;
+    Grid(size_t x, size_t y = 1, size_t z = 1, std::source_location at_ = std::source_location::current())
+        : blocks(unsigned(x), unsigned(y), unsigned(z)), at(at_) {}
+};
+
+/// Runs kernel(args...) on `grid` blocks of `threads` threads (a multiple of 32) with `shared` bytes of shared memory.
+template <class... Parameters, class... Arguments>
+void launch(const GPU& device, void (*kernel)(Parameters...), const Grid& grid, int threads, size_t shared, Arguments&&... arguments) {
+#if defined(__CUDACC__)
+    if (shared > 48 * 1024) check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)), grid.at);
+    kernel<<<grid.blocks, threads, shared, device.stream>>>(std::forward<Arguments>(arguments)...);
+    check(cudaGetLastError(), grid.at);
+#else
+    emulator::launch(device.stream, kernel, grid.blocks, threads, shared, grid.at, Parameters(std::forward<Arguments>(arguments))...);
+#endif
+}
+
+/// The block's shared memory as one T.
+template <class T>
+__device__ __forceinline__ T& dynamic_shared() {
+#if defined(__CUDACC__)
+    extern __shared__ __align__(128) unsigned char block_memory[];
+    return *reinterpret_cast<T*>(block_memory);
+#else
+    return *static_cast<T*>(emulator::dynamic_shared());
+#endif
+}
+
+inline constexpr unsigned ALL_LANES = 0xffffffffu;
+inline constexpr int WARP = 32;
+
+// ---- numbers: storage in X, arithmetic in float
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+template <class X>
+__device__ __forceinline__ X from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) {
+    return x;
+}
+template <>
+__device__ __forceinline__ bf16 from_float<bf16>(float x) {
+    return __float2bfloat16(x);
+}
+
+/// 16 bytes of X: what one thread reads or writes at a time. The address must be a multiple of 16.
+template <class X>
+struct alignas(16) Packed {
+    static constexpr int size = 16 / sizeof(X);
+    X data[size];
+    __device__ __forceinline__ float operator[](int n) const { return to_float(data[n]); }
+    __device__ __forceinline__ void set(int n, float x) { data[n] = from_float<X>(x); }
+};
+template <class X>
+__device__ __forceinline__ Packed<X> load_packed(const X* from) {
+    Packed<X> p;
+    *reinterpret_cast<int4*>(&p) = *reinterpret_cast<const int4*>(from);
+    return p;
+}
+template <class X>
+__device__ __forceinline__ void store_packed(X* to, const Packed<X>& p) {
+    *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(&p);
+}
+
+// ---- sums and maxima in a fixed order
+
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
+    return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, distance));
+    return x;
+}
+
+/// Sum over a block of `WARPS` warps, the same on every thread. `parts` (WARPS) is shared memory for this alone.
+template <int WARPS>
+__device__ __forceinline__ float block_sum(float x, float* parts) {
+    x = warp_sum(x);
+    __syncthreads();   // the readers of an earlier call are done
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = x;
+    __syncthreads();
+    float total = 0;
+    for (int w = 0; w < WARPS; w++) total += parts[w];
+    return total;
+}
+
+inline size_t blocks_for(size_t work, size_t per_block) { return (work + per_block - 1) / per_block; }

@@ -1,0 +1,24 @@
+// What the device that computes offers, and what running on it costs beside the tensors: overloads on the device.
+#pragma once
+#include "model/machine.h"
+#include "model/memory.h"
+
+// ---- CPU: code, libraries, BLAS buffers and thread stacks are measured constants
+
+inline constexpr size_t PROGRAM_BYTES = size_t(25) << 20;
+inline constexpr size_t MPI_BYTES = size_t(24) << 20;   // of every rank
+
+/// What takes memory beside the plan of the model; `gathered` bytes are needed on rank 0 to save what the ranks share out.
+inline void add_overheads(CPU, std::vector<MemoryUse>& plan, size_t gathered, bool launched) {
+    if (gathered) plan.push_back({"moments gathered to be saved (rank 0)", gathered});
+    if (launched) plan.push_back({"MPI", MPI_BYTES});
+    plan.push_back({"program and libraries", PROGRAM_BYTES});
+}
+inline size_t available_memory(CPU) { return available_memory(); }
+inline size_t peak_memory(CPU) { return peak_memory(); }
+inline int ranks_per_device(CPU, int local_ranks) { return local_ranks; }
+inline std::string describe(CPU, int threads) { return "cpu: " + describe_cpu(threads); }
+inline void warn(CPU) { warn_about_blas(); }
+
+/// FLOP/s of large matrix products here and now: the ceiling that MFU refers to.
+inline double measure_matmul(CPU) { return measure_sgemm(); }
