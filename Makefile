@@ -1,5 +1,6 @@
 # make help says what there is. Sources are found by wildcard: a file attention/NAME.cuh is all that `make train_NAME` needs.
-# Flags of your own go into CXXFLAGS (make CXXFLAGS="-Og -g"), another compiler into CXX, another processor into ARCH.
+# Flags of your own go into CXXFLAGS (make CXXFLAGS="-Og -g"), another compiler into CXX, another processor into ARCH. Where nvcc is
+# found the training programs have both devices in them; USE_CUDA=0 leaves the GPU out, USE_NCCL=0 and USE_MPI=0 those.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: build/%.o
@@ -16,19 +17,32 @@ include build/config.mk
 endif
 
 USE_MPI  ?= $(HAVE_MPI)
+USE_CUDA ?= $(HAVE_CUDA)
+WITH_CUDA = $(filter 1,$(USE_CUDA))
 CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
 FLAGS    := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
 LIBS     := $(BLAS_LIBS) $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -lpthread
+USE_NCCL ?= $(HAVE_NCCL)
+NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
+             $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
+GPU_LIBS := $(CUDA_LIBS) $(if $(filter 1,$(USE_NCCL)),$(NCCL_LIBS))
+EMULATED := -DEMULATED_GPU -DUSE_NCCL -Idev/emulator/include -O2 -fno-strict-aliasing -Wno-unknown-pragmas
 
 COMPILE = @mkdir -p $(@D) && echo "compile $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -MMD -MP -c -o $@
+COMPILE_CUDA = @mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@
 LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^)
-VARIANT_OF = -x c++ -DATTENTION=$(1)
+VARIANT_OF = -DATTENTION=$(1)
 
 # Objects that every program shares: all host code that has no main().
 ENGINE     := $(patsubst %.cpp,build/%.o,$(filter-out data/tokenize.cpp,$(wildcard model/*.cpp data/*.cpp)))
 GENERATORS := build/generate.o $(VARIANTS:%=build/generate_%.o)
 TESTS      := $(patsubst %.cpp,build/%.o,$(wildcard tests/*.cpp)) \
               $(foreach test,$(wildcard tests/variant/*.cpp),$(VARIANTS:%=build/$(test:.cpp=)_%.o))
+
+# Tests of the GPU half: build/emulated/ runs them on the CPU, build/gpu/ on a GPU.
+GPU_TESTS  := $(patsubst %.cpp,%.o,$(filter-out %_program.cpp,$(wildcard tests/gpu/*.cpp))) \
+              $(foreach test,$(wildcard tests/gpu/variant/*.cpp),$(VARIANTS:%=$(test:.cpp=)_%.o))
+EMULATOR_TESTS := $(patsubst %.cpp,%.o,$(wildcard tests/emulator/test_*.cpp))
 
 .PHONY: help
 help: ## this list
@@ -37,20 +51,20 @@ help: ## this list
 	@echo "  train_VARIANT       the training program of one attention variant; mpirun -np N ./train_VARIANT for N ranks"
 	@echo "                      VARIANT is one of: $(VARIANTS)"
 	@echo "  tokenize, generate  text to token shards; text from a checkpoint"
-	@echo "  build/dev/NAME      a benchmark or tool from dev/NAME.cpp"
+	@echo "  build/dev/NAME      a benchmark or tool from dev/NAME.cpp or, with nvcc, dev/NAME.cu"
+	@echo "  build/emulated/train_VARIANT   the same program with its GPU emulated on the CPU (dev/emulator)"
 
-.PHONY: all quickstart test test-gpu mutations configure check-nvcc clean
+.PHONY: all quickstart test test-gpu mutations configure clean
 all: $(TRAINERS) tokenize generate ## every program
 
 quickstart: ## install what is missing, build, train a small ASGA model on the bundled text, sample, plot
 	@scripts/quickstart.sh
 
-test: ## install what is missing, build and run every test
+test: ## install what is missing, build and run every test; GPU code runs on the emulator
 	@scripts/run_tests.sh
 
-test-gpu: ## the tests on a GPU
-	@echo "make test-gpu: every operation of this version runs on the CPU and there is no CUDA kernel to test; make test runs the tests" >&2
-	@exit 1
+test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over a step
+	@scripts/run_gpu_tests.sh
 
 mutations: ## plant errors in a copy of the tree, one after the other; the tests must notice each (ten minutes)
 	@dev/mutations.sh
@@ -58,14 +72,17 @@ mutations: ## plant errors in a copy of the tree, one after the other; the tests
 configure: ## look again for compilers and libraries, and rebuild with what there is
 	@CXX="$(CXX)" scripts/probe.sh build/config.mk
 
-check-nvcc: build/nvcc/train_causal.o build/nvcc/train_asga.o ## compile the training program's source with nvcc
-
 clean: ## remove everything that was built (keeps out/ and data/)
 	rm -rf build $(TRAINERS) tokenize generate
 
 # ---- programs
 $(TRAINERS): train_%: build/train_%.o $(ENGINE) | $(BUNDLED)
+	$(LINK) $(LIBS) $(if $(WITH_CUDA),$(GPU_LIBS))
+
+$(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/train_%.o $(ENGINE) | $(BUNDLED) build/emulated/data
 	$(LINK) $(LIBS)
+build/emulated/data:   # programs look for the bundled text beside themselves
+	@mkdir -p $(@D) && ln -sfn ../../data $@
 
 tokenize: build/data/tokenize.o $(ENGINE)
 	$(LINK) $(LIBS)
@@ -76,6 +93,25 @@ generate: $(GENERATORS) $(ENGINE)
 build/tests/run_tests: $(TESTS) $(ENGINE)
 	$(LINK) $(CATCH2_LIBS) $(LIBS)
 
+build/emulated/run_tests: $(GPU_TESTS:%=build/emulated/%) $(EMULATOR_TESTS:%=build/emulated/%) build/tests/main.o $(ENGINE)
+	$(LINK) $(CATCH2_LIBS) $(LIBS)
+
+build/gpu/run_tests: $(GPU_TESTS:%=build/gpu/%) build/tests/main.o $(ENGINE)
+	$(LINK) $(CATCH2_LIBS) $(LIBS) $(GPU_LIBS)
+
+build/emulated/collectives_program: build/emulated/tests/gpu/collectives_program.o $(ENGINE)
+	$(LINK) $(LIBS)
+
+CUDA_TOOLS := $(basename $(wildcard dev/*.cu dev/ladder/*.cu))
+$(CUDA_TOOLS:%=build/%): build/%: build/%.o $(ENGINE)
+	$(LINK) $(LIBS) $(GPU_LIBS)
+$(CUDA_TOOLS:%=build/%.o): build/%.o: %.cu build/flags
+	$(COMPILE_CUDA) $<
+$(CUDA_TOOLS:%=build/emulated/%): build/emulated/%: build/emulated/%.o $(ENGINE)
+	$(LINK) $(LIBS)
+$(CUDA_TOOLS:%=build/emulated/%.o): build/emulated/%.o: %.cu build/flags
+	$(COMPILE) $(EMULATED) -x c++ $<
+
 build/dev/%: build/dev/%.o $(ENGINE)
 	$(LINK) $(LIBS)
 
@@ -85,10 +121,13 @@ $(BUNDLED): data/bundled/sotu.jsonl | tokenize
 
 # ---- objects
 $(VARIANTS:%=build/train_%.o): build/train_%.o: train_gpt.cu build/flags
-	$(COMPILE) $(call VARIANT_OF,$*) $<
+	$(if $(WITH_CUDA),$(COMPILE_CUDA),$(COMPILE) -x c++) $(call VARIANT_OF,$*) $<
+
+$(VARIANTS:%=build/emulated/train_%.o): build/emulated/train_%.o: train_gpt.cu build/flags
+	$(COMPILE) $(EMULATED) -x c++ $(call VARIANT_OF,$*) $<
 
 $(VARIANTS:%=build/generate_%.o): build/generate_%.o: model/generate_variant.cu build/flags
-	$(COMPILE) $(call VARIANT_OF,$*) $<
+	$(COMPILE) -x c++ $(call VARIANT_OF,$*) $<
 
 build/generate.o: model/generate.cu build/flags
 	$(COMPILE) -x c++ $<
@@ -100,12 +139,21 @@ $(VARIANTS:%=build/$(1:.cpp=)_%.o): build/$(1:.cpp=)_%.o: $(1) build/flags
 endef
 $(foreach test,$(wildcard tests/variant/*.cpp),$(eval $(call TEST_OF_EVERY_VARIANT,$(test))))
 
+define GPU_TEST_OF_EVERY_VARIANT
+$(VARIANTS:%=build/emulated/$(1:.cpp=)_%.o): build/emulated/$(1:.cpp=)_%.o: $(1) build/flags
+	$$(COMPILE) $$(EMULATED) $$(call VARIANT_OF,$$*) $$<
+$(VARIANTS:%=build/gpu/$(1:.cpp=)_%.o): build/gpu/$(1:.cpp=)_%.o: $(1) build/flags
+	$$(COMPILE_CUDA) $$(call VARIANT_OF,$$*) $$<
+endef
+$(foreach test,$(wildcard tests/gpu/variant/*.cpp),$(eval $(call GPU_TEST_OF_EVERY_VARIANT,$(test))))
+
+build/emulated/%.o: %.cpp build/flags
+	$(COMPILE) $(EMULATED) $<
+build/gpu/%.o: %.cpp build/flags
+	$(COMPILE_CUDA) $<
+
 build/%.o: %.cpp build/flags
 	$(COMPILE) $<
-
-build/nvcc/train_%.o: train_gpt.cu attention/%.cuh
-	@mkdir -p $(@D)
-	$(or $(NVCC),$(error there is no nvcc on this machine)) -std=c++20 -x cu $(CPPFLAGS) -DATTENTION=$* -Xcompiler -fopenmp -c -o $@ $<
 
 train_%:
 	@echo "make $@: there is no attention/$*.cuh; the variants are: $(VARIANTS)" >&2
@@ -119,7 +167,8 @@ build/config.mk: scripts/probe.sh
 # Holds the flags and changes only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
 build/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)' | cmp -s - $@ || echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)' > $@
+	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(WITH_CUDA),$(NVCCFLAGS))' | cmp -s - $@ || \
+	 echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(WITH_CUDA),$(NVCCFLAGS))' > $@
 .PHONY: FORCE
 FORCE:
 

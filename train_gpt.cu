@@ -58,7 +58,8 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--beta1", o.adamw.beta1, "AdamW")->check(number_from(0, 0.999999));
     app.add_option("--beta2", o.adamw.beta2, "AdamW")->check(number_from(0, 0.9999999));
     app.add_option("--adam-eps", o.adamw.eps, "AdamW")->check(number_from(1e-30, 1));
-    app.add_option("--grad-clip", o.adamw.grad_clip, "largest global L2 norm of the gradient; 0: no limit")->check(number_from(0, 1e30));
+    app.add_option("--grad-clip", o.adamw.grad_clip, "largest global L2 norm of the gradient; 0: no limit")
+        ->check(number_from(0, 1e30));
     app.add_option("--precision", o.precision, "of weights and activations; without it bf16 on a GPU, fp32 on the CPU")
         ->check(CLI::IsMember({"bf16", "fp32"}));
     app.add_option("--rounding", o.rounding, "of float32 master weights to bf16 weights")
@@ -78,8 +79,11 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--threads", o.threads, "OpenMP threads; 0: this rank's share of the processors")->check(CLI::Range(0, 4096));
     app.add_option("--zero-stage", o.zero_stage, "1: every rank keeps the moments of its own part of the weights only")
         ->check(CLI::Range(0, 1));
-    app.add_option("--recompute", o.recompute, "1: keep only each layer's input and compute the rest again on the way back")
-        ->check(CLI::Range(0, 1));
+    app.add_option("--recompute", o.recompute,
+                   "memory for time: 1 computes norms and SwiGLU again on the way back, 2 keeps only each layer's input")
+        ->check(CLI::Range(0, 2));
+    app.add_option("--ranks-from", o.ranks_from,
+                   "how ranks find each other: auto (mpirun, or torchrun's variables), mpi, tcp:HOST:PORT, file:PATH");
     app.add_option("--watchdog-seconds", o.watchdog_seconds, "a rank without progress for so long ends the job; 0: off")
         ->check(CLI::Range(0, 1 << 20));
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
@@ -150,7 +154,7 @@ void step_gradients(Run<Device, X, Attention>& run, Loader& loader, int64_t step
     auto& gpt = run.gpt;
     const float share = float(1.0 / double(run.data.tokens_per_step));
     auto sum_over_ranks = [&](size_t begin, size_t end) {
-        run.collectives.start_sum(device, gpt.gradients + begin, end - begin);
+        run.collectives->start_sum(device, gpt.gradients + begin, end - begin);
     };
     for (int micro = 0; micro < run.data.micro_steps; micro++) {
         const Write write = micro == 0 ? Write::overwrite : Write::add;
@@ -164,12 +168,13 @@ void step_gradients(Run<Device, X, Attention>& run, Loader& loader, int64_t step
         if (run.ranks.size() > 1 && micro + 1 == run.data.micro_steps) gradients(sum_over_ranks);
         else run.graphs.run(device, batch.tokens, write, [&] { gradients(IgnoreReady{}); });
     }
-    run.collectives.start_sum(device, &gpt.numbers->loss, 1);
-    run.collectives.finish(device);
+    run.collectives->start_sum(device, &gpt.numbers->loss, 1);
+    run.collectives->finish(device);
     sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
 }
 
-/// A loss or gradient that is not finite has left the weights as they were and ends the run; the message names the first such tensor.
+/// A loss or gradient that is not finite has left the weights as they were and ends the run; the message names the first such
+/// tensor.
 template <class Device, class X>
 void require_finite(Run<Device, X, Attention>& run, double loss, double norm, int64_t step) {
     if (std::isfinite(loss) && std::isfinite(norm)) return;
@@ -206,7 +211,8 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
         AdamW adamw = o.adamw;
         adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
         gpt_update(device, run.gpt, adamw, step);
-        if (o.zero_stage) run.collectives.all_gather(device, run.gpt.weights, run.gpt.net.tensors.size());
+        if (o.zero_stage) run.collectives->all_gather(device, run.gpt.weights, run.gpt.net.tensors.size());
+        ranks.at("waiting for the device", step);
         const StepNumbers numbers = read_numbers(device, run.gpt);
         const double loss = numbers.loss / double(run.data.tokens_per_step), norm = std::sqrt(numbers.squares);
         require_finite(run, loss, norm, step);
@@ -228,9 +234,18 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
 
 /// Trains on the device and in the precision that the options ask for.
 Exit train(const Options& o) {
-    Ranks ranks(o.watchdog_seconds);
-    if (o.device == "cuda") fail(Exit::usage, "--device cuda: this program has no CUDA kernels; use --device cpu");
-    if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs --device cuda; the CPU trains in fp32");
+    Ranks ranks(o.watchdog_seconds, o.ranks_from);
+#ifdef WITH_GPU
+    if (takes_gpu(o.device, o.dry_run, ranks)) {
+        const OpenGpu gpu(ranks.local_rank(), o.dry_run);
+        if (o.precision == "fp32") return train<GPU, float>(gpu.device(), o, ranks);
+        return train<GPU, bf16>(gpu.device(), o, ranks);
+    }
+#else
+    if (o.device == "cuda")
+        fail(Exit::usage, "--device cuda: this program was built without CUDA; install nvcc, then make configure and build again");
+#endif
+    if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs a GPU; the CPU trains in fp32");
     return train<CPU, float>(CPU{}, o, ranks);
 }
 

@@ -14,13 +14,39 @@
 
 #include "attention/core/layer.h"
 #include "attention/core/layernorm.h"
+#ifdef WITH_GPU
+#include "attention/core/pair_features.cuh"
+#endif
 
 enum class AsgaGate { learned, window, none };
 
-template <bool geometric, AsgaGate gate>
+#ifdef WITH_GPU
+/// Block h, thread n: number n of head h, as P::head_number() says.
+template <class P, class X>
+__global__ void asga_head_forward_kernel(float* numbers, const P policy, const X* weights) {
+    const int h = blockIdx.x, n = threadIdx.x, count = policy.features().head;
+    if (n >= count) return;
+    numbers[h * count + n] = n < P::first_trained ? 1 : P::head_number(to_float(weights[policy.head_weight(h, n)]), n);
+}
+
+/// dweights += the gradients dnumbers (B, NH, count), which come as one partial sum per sequence.
+template <class P, class X>
+__global__ void asga_head_backward_kernel(float* dweights, const P policy, const X* weights, const float* dnumbers, int B) {
+    const int h = blockIdx.x, n = threadIdx.x, count = policy.features().head;
+    if (n < P::first_trained || n >= count) return;
+    const size_t weight = policy.head_weight(h, n);
+    float sum = 0;
+    for (int b = 0; b < B; b++) sum += dnumbers[(size_t(b) * gridDim.x + h) * count + n];
+    dweights[weight] += sum * P::head_number_slope(to_float(weights[weight]), n);
+}
+#endif
+
+/// M > 0 is a twin for the GPU's kernels that has m = M built in, so that what belongs to hidden units stays in registers.
+template <bool geometric, AsgaGate gate, int M = 0>
 struct Asga : Policy {
     static constexpr bool learned = gate == AsgaGate::learned;
     static constexpr bool reads_qk_pre = learned;
+    static constexpr bool modifies_scores = learned || geometric;   // without either this is plain attention, and as fast
     static constexpr double eps = 1e-5;
     int m = 0;         // hidden units of the gate
     int left = 0;      // reach of the window
@@ -33,6 +59,10 @@ struct Asga : Policy {
         if (learned) m = int(config.setting("asga_hidden"));
         if (gate == AsgaGate::window) left = int(config.setting("attention_window"));
     }
+
+    template <int OTHER>
+    explicit constexpr Asga(const Asga<geometric, gate, OTHER>& general) requires(M > 0 && OTHER == 0)
+        : Policy(general), m(M), left(general.left), NH(general.NH), HS(general.HS) {}
 
     static std::vector<Setting> settings() {
         if (learned) return {{"--asga-hidden", "asga_hidden", 16, 1, 256, true, "hidden units of the pairwise gate"}};
@@ -56,63 +86,83 @@ struct Asga : Policy {
 
     // ---- E1: what the kernel reads, head numbers [c, b2, w2...], row features A_i, column features B_j
 
-    Features features() const {
-        if (learned) return {2 + m, m, m};
+    constexpr Features features() const {
+        if (learned) return {2 + units(), units(), units()};
         return {geometric ? 1 : 0, 0, 0};
     }
 
     template <class N>
-    N score(N a, const Pair<N>& pair) const {
+    constexpr N score(N a, const Pair<N>& pair) const {
         if constexpr (!learned) return geometric ? pair.head(0) * a : a;
-        N u = N{} + pair.head(1);
-        for (int f = 0; f < m; f++) u += pair.head(2 + f) * gelu(pair.row(f) + pair.column(f));
+        N u = broadcast<N>(pair.head(1));
+        each_unit([&](int f) { u += pair.head(2 + f) * gelu(pair.row(f) + pair.column(f)); });
         return pair.head(0) * a * sigmoid(u);
     }
 
     /// da = c s dz;  dc = a s dz;  du = c a dz s (1 - s);  dW2_f = du GELU(t_f);  dA_f = dB_f = du W2_f GELU'(t_f).
     template <class N>
-    N score_backward(N dz, N a, const Pair<N>& pair, PairGradients<N>& to) const {
+    constexpr N score_backward(N dz, N a, const Pair<N>& pair, PairGradients<N>& to) const {
         if constexpr (!learned) {
             if (geometric) to.head(0, a * dz);
             return geometric ? pair.head(0) * dz : dz;
         }
-        ValueAndSlope<N> hidden[256];
-        N u = N{} + pair.head(1);
-        for (int f = 0; f < m; f++) {
+        ValueAndSlope<N> hidden[M ? M : 256];
+        N u = broadcast<N>(pair.head(1));
+        each_unit([&](int f) {
             hidden[f] = gelu_and_slope(pair.row(f) + pair.column(f));
             u += pair.head(2 + f) * hidden[f].value;
-        }
+        });
         const auto c = pair.head(0);
         const N s = sigmoid(u), du = c * a * dz * s * (Element<N>(1) - s);
         if (geometric) to.head(0, a * s * dz);
         to.head(1, du);
-        for (int f = 0; f < m; f++) {
+        each_unit([&](int f) {
             const N dt = du * pair.head(2 + f) * hidden[f].slope;
             to.head(2 + f, du * hidden[f].value);
             to.row(f, dt);
             to.column(f, dt);
-        }
+        });
         return c * s * dz;
+    }
+
+    /// The GPU's kernels take the twin for the default width, and the general form for any other.
+    template <class Run>
+    void specialise(Run run) const {
+        if constexpr (learned)
+            if (m == 16) return run(Asga<geometric, gate, 16>(*this));
+        run(*this);
     }
 
     // ---- E2: only the fixed ablation hides more than the future
 
-    Tile tile(int h, int i0, int i1, int j0, int j1) const {
+    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
         return gate == AsgaGate::window ? window_tile(left, i0, i1, j0, j1) : Policy::tile(h, i0, i1, j0, j1);
     }
-    bool visible(int, int i, int j) const { return j <= i && (gate != AsgaGate::window || i - j <= left); }
+    constexpr bool visible(int, int i, int j) const { return j <= i && (gate != AsgaGate::window || i - j <= left); }
+
+    // ---- the head numbers: which weight is behind each, what becomes of it, and the derivative of that
+
+    static constexpr int first_trained = geometric ? 0 : 1;   // without the geometric scale number 0 is the constant 1
+    constexpr size_t head_weight(int h, int n) const {
+        return n == 0 ? gamma.offset + h : n == 1 ? b2.offset + h : w2.offset + size_t(h) * m + (n - 2);
+    }
+    template <class N>
+    static constexpr N head_number(N weight, int n) {
+        return n == 0 ? softplus(weight) : weight;
+    }
+    template <class N>
+    static constexpr N head_number_slope(N weight, int n) {
+        return n == 0 ? sigmoid(weight) : N(1);
+    }
 
     // ---- features from q and k, and back
 
     template <class X>
     void preprocess(CPU, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
-        for (int h = 0; h < NH && extras.head; h++) {
-            X* numbers = extras.head + size_t(h) * features().head;
-            numbers[0] = geometric ? softplus(weights[gamma.offset + h]) : X(1);
-            if (!learned) continue;
-            numbers[1] = weights[b2.offset + h];
-            for (int f = 0; f < m; f++) numbers[2 + f] = weights[w2.offset + size_t(h) * m + f];
-        }
+        const int numbers = features().head;
+        for (int h = 0; h < NH; h++)
+            for (int n = 0; n < numbers; n++)
+                extras.head[h * numbers + n] = n < first_trained ? X(1) : head_number(weights[head_weight(h, n)], n);
         if (!learned) return;
         const int T = in.T, width = padded(T);
 #pragma omp parallel for collapse(2)
@@ -163,6 +213,34 @@ struct Asga : Policy {
         }
     }
 
+#ifdef WITH_GPU
+    template <class X>
+    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
+        if (const int numbers = features().head)
+            launch(device, asga_head_forward_kernel<Asga, X>, Grid(NH), threads_for(numbers), 0, extras.head, *this, weights);
+        if (!learned) return;
+        pair_features_forward<FeatureLayout::row>(device, extras.row, query_features(in, weights));
+        pair_features_forward<FeatureLayout::column>(device, extras.column, key_features(in, weights));
+    }
+
+    /// Needs preprocess_workspace() bytes in device.workspace.
+    template <class X>
+    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
+        if (const int numbers = features().head)
+            launch(device, asga_head_backward_kernel<Asga, X>, Grid(NH), threads_for(numbers), 0, g.dweights, *this, weights,
+                   g.of.head, in.B);
+        if (!learned) return;
+        pair_features_backward<FeatureLayout::row>(device, {g.dq_pre, in.qk_row}, g.dweights + w1_q.offset, g.dweights + b1.offset,
+                                                   g.of.row, query_features(in, weights));
+        pair_features_backward<FeatureLayout::column>(device, {g.dk_pre, in.qk_row}, g.dweights + w1_k.offset, nullptr, g.of.column,
+                                                      key_features(in, weights));
+    }
+    size_t preprocess_workspace(GPU, int B, int T, int NKV) const {
+        if (!learned) return 0;
+        return std::max(pair_features_workspace(B, T, NH, NH, HS, m), pair_features_workspace(B, T, NKV, NH, HS, m));
+    }
+#endif
+
     // ---- the paper's formula with none of the hooks
 
     template <class X>
@@ -189,6 +267,30 @@ struct Asga : Policy {
     }
 
 private:
+#ifdef WITH_GPU
+    /// A = W1q LN(q) + b1 and B = W1k LN(k).
+    template <class X>
+    PairFeatures<X> query_features(const LayerInputs<X>& in, const X* weights) const {
+        return {{in.q_pre, in.qk_row}, weights + w1_q.offset, weights + b1.offset, in.B, in.T, NH, NH, HS, m, float(eps)};
+    }
+    template <class X>
+    PairFeatures<X> key_features(const LayerInputs<X>& in, const X* weights) const {
+        return {{in.k_pre, in.qk_row}, weights + w1_k.offset, nullptr, in.B, in.T, in.NKV, NH, HS, m, float(eps)};
+    }
+    static int threads_for(int numbers) { return int(blocks_for(numbers, WARP)) * WARP; }
+#endif
+
+    constexpr int units() const { return M ? M : m; }
+
+    /// use(f) for every hidden unit. The twin has no loop: a compiler then sees that score() and score_backward() compute the same.
+    template <class Use>
+    constexpr void each_unit(Use use) const {
+        if constexpr (M == 0)
+            for (int f = 0; f < m; f++) use(f);
+        else
+            [&]<int... f>(std::integer_sequence<int, f...>) { (use(f), ...); }(std::make_integer_sequence<int, M>());
+    }
+
     size_t w1(Slot w, int h) const { return w.offset + size_t(h) * m * HS; }
 
     /// normed (T, HS) = LN of head `head` of q_pre or k_pre.
@@ -210,14 +312,12 @@ private:
     template <class X>
     void head_backward(int B, const X* weights, ExtraGradients<X>& g) const {
         const int numbers = features().head;
-        for (int b = 0; b < B && numbers; b++)
-            for (int h = 0; h < NH; h++) {
-                const X* d = g.of.head + (size_t(b) * NH + h) * numbers;
-                if (geometric) g.dweights[gamma.offset + h] += d[0] * sigmoid(weights[gamma.offset + h]);
-                if (!learned) continue;
-                g.dweights[b2.offset + h] += d[1];
-                for (int f = 0; f < m; f++) g.dweights[w2.offset + size_t(h) * m + f] += d[2 + f];
-            }
+        for (int b = 0; b < B; b++)
+            for (int h = 0; h < NH; h++)
+                for (int n = first_trained; n < numbers; n++) {
+                    const size_t weight = head_weight(h, n);
+                    g.dweights[weight] += g.of.head[(size_t(b) * NH + h) * numbers + n] * head_number_slope(weights[weight], n);
+                }
     }
 };
 

@@ -68,7 +68,7 @@ void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
     auto time = [&](const char* name, double bytes, double flops, const std::function<void()>& work) {
         row(name, fastest(work), bytes, flops, top);
     };
-    Feed<CPU> feed(cpu, gpt.B, gpt.T, c.V);
+    Feed<CPU> feed(gpt.B, gpt.T, c.V);
     const Batch batch = feed.put(cpu, tokens.data(), nullptr, gpt.B, gpt.T);
     time("embedding_forward", f * 2 * c.C, 0, [&] { embedding_forward(cpu, gpt.residual, tokens.data(), w, BT, c.C); });
     time("embedding_backward", f * 3 * c.C, 0, [&] { embedding_backward(cpu, g, s.dresidual, batch.by_token, c.C); });
@@ -118,7 +118,7 @@ double bench_variant(int B, int T, const Ceilings& top) {
     std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
     for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int(n * 7919 % 512), targets[n] = int(n * 31 % 512);
     const CPU cpu;
-    Feed<CPU> feed(cpu, B, T, c.V);
+    Feed<CPU> feed(B, T, c.V);
     const Batch batch = feed.put(cpu, tokens.data(), targets.data(), B, T);
     auto step = [&] {
         gpt_forward(cpu, gpt, batch);

@@ -69,8 +69,8 @@ struct DecayRange {
 std::vector<DecayRange> decay_ranges(const TensorList& list, size_t begin, size_t end, size_t longest);
 
 /// One update of all `ranges` (count of them, in the device's memory); `step` counts from 1. weights and gradients are whole flat
-/// buffers; master, m and v hold the numbers from `owned_from` on. `master` is the float32 weights that `weights` are a rounded copy
-/// of, and the same memory where X is not rounded.
+/// buffers; master, m and v hold the numbers from `owned_from` on. `master` is the float32 weights that `weights` are a rounded
+/// copy of, and the same memory where X is not rounded.
 ///     g = clip g;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
 ///     w = w (1 - lr decay) - lr m' / (sqrt(v') + eps),   m' = m / (1 - beta1^step),  v' = v / (1 - beta2^step)
 /// A loss or norm in `numbers` that is not finite leaves everything as it is.
@@ -78,7 +78,8 @@ template <class X>
 void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, size_t owned_from,
                   const DecayRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
     if (!std::isfinite(numbers->loss) || !std::isfinite(numbers->squares)) return;
-    const X b1 = X(o.beta1), b2 = X(o.beta2), factor = X(clip_factor(std::sqrt(numbers->squares), o.grad_clip)), eps = X(o.eps);
+    const X b1 = X(o.beta1), b2 = X(o.beta2), rest1 = X(1 - o.beta1), rest2 = X(1 - o.beta2), eps = X(o.eps);
+    const X factor = X(clip_factor(std::sqrt(numbers->squares), o.grad_clip));
     const X step_size = X(o.lr / (1 - std::pow(o.beta1, double(step))));
     const X v_scale = X(1 / std::sqrt(1 - std::pow(o.beta2, double(step))));
 #pragma omp parallel for schedule(static)
@@ -88,10 +89,183 @@ void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, cons
         for (size_t i = ranges[r].begin; i < ranges[r].end; i++) {
             const X g = factor * gradients[i];
             const size_t own = i - owned_from;
-            m[own] = b1 * m[own] + (X(1) - b1) * g;
-            v[own] = b2 * v[own] + (X(1) - b2) * g * g;
+            m[own] = b1 * m[own] + rest1 * g;
+            v[own] = b2 * v[own] + rest2 * g * g;
             master[own] = master[own] * keep - step_size * m[own] / (std::sqrt(v[own]) * v_scale + eps);
             weights[i] = master[own];
         }
     }
 }
+
+#ifdef WITH_GPU
+
+namespace totals {
+inline constexpr int THREADS = 512, WARPS = THREADS / WARP;
+inline constexpr int BLOCKS = 1024;   // at most: the same on every GPU, and so are the bits
+struct Shared {
+    double parts[WARPS];
+};
+struct Itself {
+    __device__ double operator()(double x) const { return x; }
+};
+struct Squared {
+    __device__ double operator()(double x) const { return x * x; }
+};
+}   // namespace totals
+
+/// The sum over term(x) (n) of this block's part, in partials (blocks).
+template <class Term>
+__global__ void __launch_bounds__(totals::THREADS) partial_totals_kernel(double* partials, const float* x, size_t n, Term term) {
+    auto& shared = dynamic_shared<totals::Shared>();
+    constexpr int N = 16;   // four reads in flight
+    const size_t step = size_t(gridDim.x) * totals::THREADS * N, whole = n / N * N;
+    double sum = 0;
+    for (size_t i = (size_t(blockIdx.x) * totals::THREADS + threadIdx.x) * N; i < whole; i += step) {
+        float numbers[N];
+        read_streaming(numbers, x + i);
+        for (int k = 0; k < N; k++) sum += term(numbers[k]);
+    }
+    if (blockIdx.x == 0 && threadIdx.x < n - whole) sum += term(x[whole + threadIdx.x]);
+    sum = block_sum<totals::WARPS>(sum, shared.parts);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+/// *total = or += the sum of partials (count). One block.
+template <class Sum>
+__global__ void __launch_bounds__(totals::THREADS) total_kernel(Sum* total, const Sum* partials, int count, Write write) {
+    auto& shared = dynamic_shared<totals::Shared>();
+    Sum sum = 0;
+    for (int i = threadIdx.x; i < count; i += totals::THREADS) sum += partials[i];
+    sum = block_sum<totals::WARPS>(sum, shared.parts);
+    if (threadIdx.x == 0) *total = (write == Write::add ? *total : 0) + sum;
+}
+
+template <class Term>
+void total_of(GPU device, double* total, const float* x, size_t n, Term term, Write write) {
+    const size_t blocks = std::clamp(blocks_for(n, totals::THREADS * 16), size_t(1), size_t(totals::BLOCKS));
+    double* partials = take_workspace<double>(device, "a sum", blocks);
+    launch(device, partial_totals_kernel<Term>, blocks, totals::THREADS, sizeof(totals::Shared), partials, x, n, term);
+    launch(device, total_kernel<double>, 1, totals::THREADS, sizeof(totals::Shared), total, partials, int(blocks), write);
+}
+
+template <class W>
+void sum_of_losses(GPU device, double* total, const W* losses, int n, Write write) {
+    total_of(device, total, losses, n, totals::Itself(), write);
+}
+
+template <class W>
+void sum_of_squares(GPU device, double* total, const W* x, size_t n) {
+    total_of(device, total, x, n, totals::Squared(), Write::overwrite);
+}
+
+namespace adamw {
+inline constexpr int THREADS = 256;
+
+/// The options as the kernel uses them, each rounded to float once: 1 - 0.999f would be off by 1e-5.
+struct Factors {
+    float b1, rest1, b2, rest2;   // rest = 1 - b
+    float eps, step_size, v_scale, keep_decaying;
+    double grad_clip;
+    bool stochastic;
+    uint64_t key;   // of this step's random numbers
+};
+
+/// The finaliser of splitmix64: every bit of the input reaches every bit of the output.
+constexpr uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+inline constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;   // splitmix64's increment
+
+inline Factors factors(const AdamW& o, int64_t step) {
+    return {float(o.beta1),
+            float(1 - o.beta1),
+            float(o.beta2),
+            float(1 - o.beta2),
+            float(o.eps),
+            float(o.lr / (1 - std::pow(o.beta1, double(step)))),
+            float(1 / std::sqrt(1 - std::pow(o.beta2, double(step)))),
+            float(1 - o.lr * o.weight_decay),
+            o.grad_clip,
+            o.stochastic_rounding,
+            mix(mix(o.seed) + uint64_t(step) * GOLDEN)};
+}
+
+/// 16 random bits for weight i, the same wherever it is updated. Four neighbours share a number of the splitmix64 sequence.
+__device__ __forceinline__ unsigned random_bits(uint64_t key, size_t i) {
+    return unsigned(mix(key + (i / 4 + 1) * GOLDEN) >> (i % 4 * 16)) & 0xffffu;
+}
+
+/// x as one of its two bf16 neighbours, the nearer one more often: on average x itself. The 16 bits that bf16 drops, as a fraction,
+/// are the probability of the neighbour further from 0.
+__device__ __forceinline__ float round_stochastically(float x, unsigned random) {
+    return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + random) & 0xffff0000u) : x;
+}
+
+struct Shared {
+    float clip;
+};
+
+/// 16 bytes of float32, or one number.
+__device__ __forceinline__ void read(float (&x)[4], const float* from) { read_streaming(x, from); }
+__device__ __forceinline__ void read(float (&x)[1], const float* from) { x[0] = *from; }
+__device__ __forceinline__ void write(float* to, const float (&x)[4]) { write_streaming(to, x); }
+template <class X, int N>
+__device__ __forceinline__ void write(X* to, const float (&x)[N]) {
+    if constexpr (N == 1) *to = from_float<X>(x[0]);
+    else write_numbers(to, x);
+}
+
+/// Weights, moments and gradients of `N` neighbours, from number i of the flat buffers on, which is number `own` of what this rank
+/// holds. N is 4, read at once, or 1 where a range ends within 16 bytes.
+template <int N, class X>
+__device__ __forceinline__ void update(X* weights, float* master, float* m_, float* v_, const float* gradients, size_t i,
+                                       size_t own, float clip, float keep, const Factors& f) {
+    float w[N], m[N], v[N], g[N];
+    read(w, master + own), read(m, m_ + own), read(v, v_ + own), read(g, gradients + i);
+    for (int k = 0; k < N; k++) {
+        g[k] *= clip;
+        m[k] = f.b1 * m[k] + f.rest1 * g[k];
+        v[k] = f.b2 * v[k] + f.rest2 * g[k] * g[k];
+        w[k] = w[k] * keep - f.step_size * m[k] / (sqrtf(v[k]) * f.v_scale + f.eps);
+    }
+    write(master + own, w), write(m_ + own, m), write(v_ + own, v);
+    if constexpr (!std::is_same_v<X, float>) {   // float weights are the master weights
+        for (int k = 0; k < N && f.stochastic; k++) w[k] = round_stochastically(w[k], random_bits(f.key, i + k));
+        write(weights + i, w);
+    }
+}
+}   // namespace adamw
+
+/// One range per block.
+template <class X>
+__global__ void __launch_bounds__(adamw::THREADS)
+    adamw_update_kernel(X* weights, float* master, float* m, float* v, const float* gradients, size_t owned_from,
+                        const DecayRange* ranges, const StepNumbers* numbers, adamw::Factors f) {
+    if (!std::isfinite(numbers->loss) || !std::isfinite(numbers->squares)) return;
+    auto& shared = dynamic_shared<adamw::Shared>();
+    if (threadIdx.x == 0) shared.clip = float(clip_factor(sqrt(numbers->squares), f.grad_clip));
+    __syncthreads();
+    const float clip = shared.clip;
+    const DecayRange range = ranges[blockIdx.x];
+    const float keep = range.decays ? f.keep_decaying : 1.0f;
+    for (size_t i = range.begin / 4 * 4 + threadIdx.x * 4; i < range.end; i += adamw::THREADS * 4) {
+        const size_t own = i - owned_from;
+        if (i >= range.begin && i + 4 <= range.end) adamw::update<4>(weights, master, m, v, gradients, i, own, clip, keep, f);
+        else
+            for (int k = 0; k < 4; k++)
+                if (i + k >= range.begin && i + k < range.end)
+                    adamw::update<1>(weights, master, m, v, gradients, i + k, own + k, clip, keep, f);
+    }
+}
+
+template <class X>
+void adamw_update(GPU device, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, size_t owned_from,
+                  const DecayRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
+    if (owned_from % 4) fail(Exit::usage, "AdamW on the GPU needs shards to begin at a multiple of 4, not at ", owned_from);
+    if (count == 0) return;   // a shard of padding
+    launch(device, adamw_update_kernel<X>, count, adamw::THREADS, sizeof(adamw::Shared), weights, master, m, v, gradients,
+           owned_from, ranges, numbers, adamw::factors(o, step));
+}
+#endif

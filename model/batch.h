@@ -7,8 +7,8 @@ struct TokenRun {
     int32_t token, begin, end;
 };
 
-/// The rows of a batch sorted by token, in ascending order for each token, and cut into runs. The runs of tokens that fill more than
-/// one come first, next to each other. Runs beyond those that are needed are empty.
+/// The rows of a batch sorted by token, in ascending order for each token, and cut into runs. The runs of tokens that fill more
+/// than one come first, next to each other. Runs beyond those that are needed are empty.
 struct RowsByToken {
     static constexpr int RUN = 256;
     const int32_t* rows = nullptr;

@@ -41,7 +41,7 @@ inline void sum_partials(GPU device, float* out, const float* partials, size_t c
            sizeof(ColumnSumShared<SUM_WARPS, 1>), out, partials, count, columns, write);
 }
 
-/// partials (chunks, columns): the sums over each chunk of rows of matrix (rows, columns), as above. A lane reads 16 bytes of a row.
+/// partials (chunks, columns): the sums over each chunk of rows of matrix (rows, columns), as above. A lane reads 16 bytes a row.
 template <int warps, class X>
 __global__ void column_sum_kernel(float* partials, const X* matrix, size_t rows, size_t columns) {
     constexpr int width = Packed<X>::size;
@@ -64,18 +64,13 @@ __global__ void column_sum_kernel(float* partials, const X* matrix, size_t rows,
     }
 }
 
-/// out (columns) = or += the sums over the rows of matrix (rows, columns). Rows are read 16 bytes at a time: they must be a multiple
-/// of that. Needs column_sum_workspace() bytes in device.workspace.
+/// out (columns) = or += the sums over the rows of matrix (rows, columns); columns is a multiple of 8, since 16 bytes are read at a
+/// time. Needs column_sum_workspace() bytes in device.workspace.
 template <class X>
 void column_sum(GPU device, float* out, const X* matrix, size_t rows, size_t columns, Write write) {
-    const size_t needed = column_sum_workspace(rows, columns);
-    if (columns % Packed<X>::size)
-        fail(Exit::rank, "a column sum over rows of ", columns, " numbers, which must be a multiple of ", Packed<X>::size);
-    if (device.workspace.bytes < needed)
-        fail(Exit::rank, "the column sums of a (", rows, ", ", columns, ") matrix need ", needed, " bytes of workspace, there are ",
-             device.workspace.bytes);
-    float* partials = reinterpret_cast<float*>(device.workspace.data);
+    require_multiple_of_8("the sum over rows", "the number of columns", int(columns));
     const size_t chunks = blocks_for(rows, SUM_CHUNK);
+    float* partials = take_workspace<float>(device, "the sum over rows", chunks * columns);
     launch(device, column_sum_kernel<SUM_WARPS, X>, Grid(blocks_for(columns, WARP * Packed<X>::size), chunks), SUM_WARPS * WARP,
            sizeof(ColumnSumShared<SUM_WARPS, Packed<X>::size>), partials, matrix, rows, columns);
     sum_partials(device, out, partials, chunks, columns, write);

@@ -45,7 +45,7 @@ Config with_positions(Config config, int max_positions) {
 const std::vector<Preset>& presets() {
     //                                              V      C    L  NH NKV   HS     F
     static const std::vector<Preset> table = {
-        {"qwen-tiny", qwen3(                      512,    32,   2,  2,  1,  16,   64)},
+        {"qwen-tiny", qwen3(                      512,    32,   2,  2,  1,  32,   64)},
         {"qwen-1m", qwen3(                        512,   128,   4,  4,  2,  32,  384)},
         {"qwen-2m", qwen3(                        512,   192,   4,  3,  3,  64,  512)},
         {"qwen-7m", qwen3(                        512,   256,   7,  8,  4,  64,  768)},

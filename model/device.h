@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 // The GPU half of the files is compiled by nvcc, and by any C++ compiler with -DEMULATED_GPU (dev/emulator).
 #if defined(__CUDACC__) || defined(EMULATED_GPU)
@@ -29,6 +30,13 @@ struct WideOf<bf16> {
 #endif
 template <class X>
 using Wide = typename WideOf<X>::type;
+
+/// A number of X on the host, to calculate with.
+template <class X>
+Wide<X> widened(X x) {
+    if constexpr (std::is_same_v<X, Wide<X>>) return x;
+    else return to_float(x);
+}
 
 /// Whether a gradient replaces what its buffer holds (first micro-step) or is added to it (the later ones).
 enum class Write : bool { overwrite, add };

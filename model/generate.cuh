@@ -11,12 +11,15 @@
 /// cached between passes, so that every variant can be sampled as it is trained.
 template <class Device, class X, class A>
 void generate(Device device, GPT<Device, X, A>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
-    Feed<Device> feed(device, 1, gpt.T, gpt.net.config.V);
+    Feed<Device> feed(1, gpt.T, gpt.net.config.V);
+    feed.allocate(device);
     std::vector<X> logits(gpt.net.config.V);
+    std::vector<Wide<X>> wide(logits.size());
     for (int n = 0; n < count; n++) {
         const int T = int(std::min<size_t>(ids.size(), gpt.T));
         gpt_forward(device, gpt, feed.put(device, ids.data() + ids.size() - T, nullptr, 1, T));
         to_host(device, logits.data(), gpt_logits(device, gpt, T - 1, 1), logits.size());
-        ids.push_back(sample_token(logits.data(), gpt.net.config.V, how, n));
+        std::transform(logits.begin(), logits.end(), wide.begin(), widened<X>);
+        ids.push_back(sample_token(wide.data(), gpt.net.config.V, how, n));
     }
 }

@@ -12,7 +12,7 @@
 #include "model/cross_entropy.cuh"
 #include "model/embedding.cuh"
 #include "model/linear.cuh"
-#include "model/memory.h"
+#include "model/memory.cuh"
 #include "model/qk_rope.cuh"
 #include "model/qwen.h"
 #include "model/rmsnorm.cuh"
@@ -53,6 +53,13 @@ struct Scratch {
 
 enum class Mode { inference, training };
 
+/// What the backward pass computes again instead of finding it in memory.
+enum class Recompute {
+    nothing,
+    cheap,    // the norms' and SwiGLU's outputs: 2 C + F of the numbers that a layer keeps per token, for no matrix product
+    layers,   // everything but each layer's input: a second forward pass
+};
+
 /// Numbers of a chunk of logits: a few rows in the CPU's caches, rows enough to fill a GPU.
 template <class Device>
 inline constexpr int LOGITS = 1 << 28;
@@ -68,7 +75,7 @@ struct GPT {
     Qwen<Attention> net;
     int B, T;
     Mode mode;
-    bool recompute;   // keep only the residual stream of each layer and compute the rest again on the way back
+    Recompute recompute;
 
     X* weights = nullptr;                            // (net.tensors.size())
     W* gradients = nullptr;                          // (net.tensors.size())
@@ -86,7 +93,7 @@ struct GPT {
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
-    GPT(const Config& config, int B_, int T_, Mode mode_, bool recompute_ = false, int shard = 0, int shards = 1)
+    GPT(const Config& config, int B_, int T_, Mode mode_, Recompute recompute_ = Recompute::nothing, int shard = 0, int shards = 1)
         : net(config),
           B(B_),
           T(T_),
@@ -111,7 +118,11 @@ struct GPT {
             arena->allocate();
         lay_out();
         rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta);
-        if (mode == Mode::training) to_device(device, decay, ranges().data(), size_t(decay_count));
+        if (mode == Mode::inference) return;
+        to_device(device, decay, ranges().data(), size_t(decay_count));
+        fill(device, gradients, net.tensors.size(), W{});   // the padding between tensors stays zero: norms run over it
+        fill(device, m, owned_end - owned_begin, W{});
+        fill(device, v, owned_end - owned_begin, W{});
     }
 
     bool sharded() const { return owned_end - owned_begin < net.tensors.size(); }
@@ -148,11 +159,15 @@ private:
         cosine = take_wide(size_t(T) * c.HS / 2), sine = take_wide(size_t(T) * c.HS / 2);
         residual = take((c.L + 1) * BT * c.C);
         final_normed = take(BT * c.C), final_rstd = take_wide(BT);
-        layers.resize(mode == Mode::training && !recompute ? c.L : 1);
+        layers.resize(mode == Mode::training && recompute != Recompute::layers ? c.L : 1);
         for (size_t l = 0; l < layers.size(); l++) {
             LayerActivations<X>& a = layers[l];
             const Attention& attention = net.layers[l].attention;
-            a.normed1 = take(BT * c.C), a.rstd1 = take_wide(BT);
+            if (l == 0 || recompute == Recompute::nothing)
+                a.normed1 = take(BT * c.C), a.normed2 = take(BT * c.C), a.activated = take(BT * c.F);
+            else
+                a.normed1 = layers[0].normed1, a.normed2 = layers[0].normed2, a.activated = layers[0].activated;
+            a.rstd1 = take_wide(BT), a.rstd2 = take_wide(BT);
             a.qkv = take(BT * (heads + c.NKV) * c.HS);
             a.qk = take(BT * heads * c.HS), a.qk_rstd = take_wide(BT * heads);
             a.attention.extras = take_extras<Device, X>(activation_memory, attention, B, T, c.NH, 1);
@@ -160,8 +175,7 @@ private:
             a.attention.gated_out = attention.gated() ? take(BT * c.NH * c.HS) : a.attention.out;
             a.attention.lse = take_wide(BT * c.NH);
             a.middle = take(BT * c.C);
-            a.normed2 = take(BT * c.C), a.rstd2 = take_wide(BT);
-            a.gate_up = take(BT * 2 * c.F), a.activated = take(BT * c.F);
+            a.gate_up = take(BT * 2 * c.F);
         }
     }
 
@@ -187,7 +201,8 @@ private:
         s.dqk = take_wide(BT * heads * c.HS);
         s.dqk_pre = Attention::reads_qk_pre ? take_wide(BT * heads * c.HS) : nullptr;
         s.dextras = take_extras<Device, X>(scratch_memory, net.layers[0].attention, B, T, c.NH, B);
-        s.attention = scratch_memory.template take<std::byte>(attention_workspace(Device{}, net.layers[0].attention, B, T, T, c.NH, c.NKV, c.HS));
+        const size_t workspace = attention_workspace(Device{}, net.layers[0].attention, B, T, T, c.NH);
+        s.attention = scratch_memory.template take<std::byte>(workspace);
     }
 };
 
@@ -315,8 +330,8 @@ void attention_half_backward(Device device, GPT<Device, X, A>& gpt, int l, int B
     attention_layer_backward(device, layer.attention, in, a.attention, s.dout, Heads<Wide<X>>{s.dqk, v_at},
                              Heads<Wide<X>>{s.dqk + k_at, v_at}, Heads<X>{s.dqkv + v_at, qkv_row}, s.dextras, s.attention);
 
-    if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>(0));
-    if (A::reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X(0.0f));
+    if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>{});
+    if (A::reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
     ExtraGradients<X> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr, g};
     attention_extras_backward(device, layer.attention, in, w, a.attention, extras);
 
@@ -328,6 +343,21 @@ void attention_half_backward(Device device, GPT<Device, X, A>& gpt, int l, int B
                            c.C, int(qkv_row), write);
     rmsnorm_backward(device, s.dresidual, g + layer.input_norm.offset, s.dnormed, gpt.residual + size_t(l) * BT * c.C,
                      w + layer.input_norm.offset, a.rstd1, BT, c.C, Write::add, write);
+}
+
+/// Brings back what layer l did not keep.
+template <class Device, class X, class A>
+void recompute_layer(Device device, GPT<Device, X, A>& gpt, int l, int B, int T) {
+    if (gpt.recompute == Recompute::nothing) return;
+    const Config& c = gpt.net.config;
+    const auto& layer = gpt.net.layers[l];
+    const int BT = B * T;
+    LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
+    rmsnorm_forward(device, a.normed1, a.rstd1, gpt.residual + size_t(l) * BT * c.C, gpt.weights + layer.input_norm.offset, BT, c.C,
+                    c.norm_eps);
+    if (gpt.recompute == Recompute::layers) return layer_forward(device, gpt, l, B, T);
+    rmsnorm_forward(device, a.normed2, a.rstd2, a.middle, gpt.weights + layer.post_attention_norm.offset, BT, c.C, c.norm_eps);
+    swiglu_forward(device, a.activated, a.gate_up, BT, c.F);
 }
 
 /// What gpt_backward() calls when the gradients [begin, end) of the flat buffer will not change any more.
@@ -348,24 +378,19 @@ void gpt_backward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Wri
     rmsnorm_backward(device, gpt.scratch.dresidual, g + gpt.net.final_norm.offset, gpt.scratch.dnormed, gpt.residual + c.L * stream,
                      w + gpt.net.final_norm.offset, gpt.final_rstd, BT, c.C, Write::overwrite, write);
     for (int l = c.L - 1; l >= 0; l--) {
-        if (gpt.recompute) {
-            LayerActivations<X>& a = gpt.layers[0];
-            rmsnorm_forward(device, a.normed1, a.rstd1, gpt.residual + l * stream, w + gpt.net.layers[l].input_norm.offset, BT, c.C,
-                            c.norm_eps);
-            layer_forward(device, gpt, l, B, T);
-        }
+        recompute_layer(device, gpt, l, B, T);
         feed_forward_backward(device, gpt, l, BT, write);
         attention_half_backward(device, gpt, l, B, T, write);
         ready(gpt.net.layer_begin(l), gpt.net.layer_begin(l + 1));
     }
-    if (!c.tied && write == Write::overwrite) fill(device, g + gpt.net.embedding.offset, gpt.net.embedding.size, Wide<X>(0));
+    if (!c.tied && write == Write::overwrite) fill(device, g + gpt.net.embedding.offset, gpt.net.embedding.size, Wide<X>{});
     embedding_backward(device, g + gpt.net.embedding.offset, gpt.scratch.dresidual, batch.by_token, c.C);
     ready(0, gpt.net.layer_begin(0));
     ready(gpt.net.layer_begin(c.L), gpt.net.tensors.size());
 }
 
-/// One AdamW step over the list, or over this rank's shard of it; `step` counts from 1. Needs gpt.numbers, and does nothing when the
-/// loss or the norm in it is not finite.
+/// One AdamW step over the list, or over this rank's shard of it; `step` counts from 1. Needs gpt.numbers, and does nothing when
+/// the loss or the norm in it is not finite.
 template <class Device, class X, class A>
 void gpt_update(Device device, GPT<Device, X, A>& gpt, const AdamW& options, int64_t step) {
     adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.owned_begin, gpt.decay, gpt.decay_count,

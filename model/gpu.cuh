@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <source_location>
+#include <type_traits>
 #include <utility>
 
 #include "model/error.h"
@@ -76,16 +77,16 @@ inline constexpr int WARP = 32;
 
 // ---- numbers: storage in X, arithmetic in float
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__host__ __device__ __forceinline__ float to_float(float x) { return x; }
+__host__ __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 template <class X>
-__device__ __forceinline__ X from_float(float x);
+__host__ __device__ __forceinline__ X from_float(float x);
 template <>
-__device__ __forceinline__ float from_float<float>(float x) {
+__host__ __device__ __forceinline__ float from_float<float>(float x) {
     return x;
 }
 template <>
-__device__ __forceinline__ bf16 from_float<bf16>(float x) {
+__host__ __device__ __forceinline__ bf16 from_float<bf16>(float x) {
     return __float2bfloat16(x);
 }
 
@@ -108,9 +109,52 @@ __device__ __forceinline__ void store_packed(X* to, const Packed<X>& p) {
     *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(&p);
 }
 
+/// x = from[0 .. N) for N numbers of 8 bytes, 16, or several times 16; the address must be a multiple of 16, or of 8 for 8 bytes.
+template <int N, class X>
+__device__ __forceinline__ void read_numbers(float (&x)[N], const X* from) {
+    using Word = std::conditional_t<N * sizeof(X) == 8, int2, int4>;
+    constexpr int per_word = sizeof(Word) / sizeof(X);
+    for (int n = 0; n < N; n += per_word) {
+        alignas(16) X data[per_word];
+        *reinterpret_cast<Word*>(data) = *reinterpret_cast<const Word*>(from + n);
+        for (int k = 0; k < per_word; k++) x[n + k] = to_float(data[k]);
+    }
+}
+template <int N, class X>
+__device__ __forceinline__ void write_numbers(X* to, const float (&x)[N]) {
+    using Word = std::conditional_t<N * sizeof(X) == 8, int2, int4>;
+    constexpr int per_word = sizeof(Word) / sizeof(X);
+    for (int n = 0; n < N; n += per_word) {
+        alignas(16) X data[per_word];
+        for (int k = 0; k < per_word; k++) data[k] = from_float<X>(x[n + k]);
+        *reinterpret_cast<Word*>(to + n) = *reinterpret_cast<const Word*>(data);
+    }
+}
+
+/// The same for what no kernel reads again before the caches have forgotten it: it makes room for others first.
+template <int N, class X>
+__device__ __forceinline__ void read_streaming(float (&x)[N], const X* from) {
+    static_assert(N % Packed<X>::size == 0);
+    for (int n = 0; n < N; n += Packed<X>::size) {
+        Packed<X> p;
+        *reinterpret_cast<int4*>(&p) = __ldcs(reinterpret_cast<const int4*>(from + n));
+        for (int k = 0; k < p.size; k++) x[n + k] = p[k];
+    }
+}
+template <int N, class X>
+__device__ __forceinline__ void write_streaming(X* to, const float (&x)[N]) {
+    static_assert(N % Packed<X>::size == 0);
+    for (int n = 0; n < N; n += Packed<X>::size) {
+        Packed<X> p;
+        for (int k = 0; k < p.size; k++) p.set(k, x[n + k]);
+        __stcs(reinterpret_cast<int4*>(to + n), *reinterpret_cast<const int4*>(&p));
+    }
+}
+
 // ---- sums and maxima in a fixed order
 
-__device__ __forceinline__ float warp_sum(float x) {
+template <class N>
+__device__ __forceinline__ N warp_sum(N x) {
     for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
     return x;
 }
@@ -119,16 +163,61 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-/// Sum over a block of `WARPS` warps, the same on every thread. `parts` (WARPS) is shared memory for this alone.
-template <int WARPS>
-__device__ __forceinline__ float block_sum(float x, float* parts) {
+/// Sum over a block of `warps` warps, the same on every thread. `parts` (warps) is shared memory for this alone.
+template <class N>
+__device__ __forceinline__ N block_sum(N x, N* parts, int warps) {
     x = warp_sum(x);
     __syncthreads();   // the readers of an earlier call are done
     if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = x;
     __syncthreads();
-    float total = 0;
-    for (int w = 0; w < WARPS; w++) total += parts[w];
+    N total = 0;
+    for (int w = 0; w < warps; w++) total += parts[w];
     return total;
+}
+template <int WARPS, class N>
+__device__ __forceinline__ N block_sum(N x, N* parts) {
+    return block_sum(x, parts, WARPS);
+}
+__device__ __forceinline__ float block_max(float x, float* parts, int warps) {
+    x = warp_max(x);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = x;
+    __syncthreads();
+    for (int w = 0; w < warps; w++) x = fmaxf(x, parts[w]);
+    return x;
 }
 
 inline size_t blocks_for(size_t work, size_t per_block) { return (work + per_block - 1) / per_block; }
+
+/// Refuses sizes that reading 16 bytes at a time cannot handle.
+inline void require_multiple_of_8(const char* operation, const char* name, int size) {
+    if (size % 8) fail(Exit::usage, operation, " on the GPU needs ", name, " to be a multiple of 8, not ", size);
+}
+
+/// The workspace as `count` numbers of type Y.
+template <class Y>
+Y* take_workspace(const GPU& device, const char* operation, size_t count) {
+    if (device.workspace.bytes < count * sizeof(Y))
+        fail(Exit::out_of_memory, operation, " needs ", count * sizeof(Y), " bytes of workspace and has ", device.workspace.bytes);
+    return reinterpret_cast<Y*>(device.workspace.data);
+}
+
+// ---- fill
+
+template <class X>
+__global__ void fill_kernel(X* x, size_t n, X value) {
+    constexpr int N = Packed<X>::size;
+    const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+    Packed<X> p;
+    for (int k = 0; k < N; k++) p.data[k] = value;
+    if (i + N <= n) store_packed(x + i, p);
+    else
+        for (size_t k = i; k < n; k++) x[k] = value;
+}
+
+/// x (n) = value; the address must be a multiple of 16.
+template <class X>
+void fill(GPU device, X* x, size_t n, X value) {
+    const int threads = 256;
+    if (n > 0) launch(device, fill_kernel<X>, blocks_for(n, size_t(threads) * Packed<X>::size), threads, 0, x, n, value);
+}

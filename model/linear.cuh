@@ -27,7 +27,8 @@ void linear_backward_input(CPU, X* dinp, const X* dout, const X* weight, int row
 
 /// dweight (OUT, IN) = or += dout^T inp; dbias (OUT) = or += column sums of dout; dbias may be null.
 template <class X>
-void linear_backward_weight(CPU, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT, Write write) {
+void linear_backward_weight(CPU, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT,
+                            Write write) {
     gemm(Transpose::yes, Transpose::no, OUT, IN, rows, X(1), dout, OUT, inp, IN, X(write == Write::add), dweight, IN);
     if (!dbias) return;
     const int width = 32;   // channels a thread owns: the sum over rows keeps its order

@@ -1,7 +1,7 @@
 // What the device that computes offers, and what running on it costs beside the tensors: overloads on the device.
 #pragma once
 #include "model/machine.h"
-#include "model/memory.h"
+#include "model/memory.cuh"
 
 // ---- CPU: code, libraries, BLAS buffers and thread stacks are measured constants
 
@@ -22,3 +22,7 @@ inline void warn(CPU) { warn_about_blas(); }
 
 /// FLOP/s of large matrix products here and now: the ceiling that MFU refers to.
 inline double measure_matmul(CPU) { return measure_sgemm(); }
+
+#ifdef WITH_GPU
+#include "model/machine_gpu.cuh"
+#endif

@@ -3,6 +3,7 @@
 // What both call is constexpr: nvcc then compiles it for the GPU too (--expt-relaxed-constexpr).
 #pragma once
 #include <bit>
+#include <compare>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -54,11 +55,12 @@ inline X sum(const Pack<X>& p) {
 
 /// exp(x) to about 1e-7 relative in float: 2^n by the exponent bits times a polynomial on |r| <= ln(2)/2. Arguments are clamped
 /// to [-87.3, 88.3]; so exp(-1e30) is 1e-38, not 0: masked entries are multiplied by an explicit 0 where that matters.
-/// N is float or a pack of floats, I the integer type of the same shape.
+/// N is float or a pack of floats, I the integer type of the same shape; `lowest` and `highest` are the limits in every lane (nvcc
+/// makes no constant of a pack in a constexpr function).
 template <class I, class N>
-constexpr N exp_by_polynomial(N x) {
-    x = x < -87.3f ? N{} - 87.3f : x;
-    x = x > 88.3f ? N{} + 88.3f : x;
+constexpr N exp_by_polynomial(N x, N lowest, N highest) {
+    x = x < lowest ? lowest : x;
+    x = x > highest ? highest : x;
     const float magic = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer that then sits in the low mantissa bits
     const N shifted = x * 1.44269504f + magic;
     const N n = shifted - magic;
@@ -77,10 +79,12 @@ constexpr float exp_of(float x) {
 #ifdef __CUDA_ARCH__
     return __expf(x);
 #else
-    return exp_by_polynomial<int32_t>(x);
+    return exp_by_polynomial<int32_t>(x, -87.3f, 88.3f);
 #endif
 }
-inline Pack<float> exp_of(Pack<float> x) { return exp_by_polynomial<PackOfInts>(x); }
+inline Pack<float> exp_of(Pack<float> x) {
+    return exp_by_polynomial<PackOfInts>(x, Pack<float>{} - 87.3f, Pack<float>{} + 88.3f);
+}
 inline double exp_of(double x) { return std::exp(x); }
 inline Pack<double> exp_of(Pack<double> x) {
     for (int lane = 0; lane < LANES<double>; lane++) x[lane] = std::exp(x[lane]);
@@ -90,17 +94,35 @@ inline Pack<double> exp_of(Pack<double> x) {
 template <class N>
 constexpr N sigmoid(N x) {
 #ifdef __CUDA_ARCH__
-    return __fdividef(1.0f, 1.0f + exp_of(-x));   // an exact division would cost more than the exponential
-#else
-    return 1.0f / (1.0f + exp_of(-x));
+    if constexpr (std::is_same_v<N, float>) return __fdividef(1.0f, 1.0f + exp_of(-x));   // an exact division would cost more
 #endif
+    return 1.0f / (1.0f + exp_of(-x));
 }
 
 /// softplus(x) = log(1 + exp(x)) without overflow; for parameters, one at a time.
 template <class X>
-inline X softplus(X x) {
+constexpr X softplus(X x) {
     return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
 }
+
+/// A float for kernels that store bf16: its tanh may be off by 5e-4, which on a GPU saves half the cost of a gelu(). Everything else
+/// about it is a float's.
+struct Rough {
+    float x;
+    constexpr Rough() = default;
+    constexpr Rough(float value) : x(value) {}
+    explicit constexpr operator float() const { return x; }
+    explicit constexpr operator int() const { return int(x); }
+    constexpr Rough operator-() const { return -x; }
+    constexpr Rough& operator+=(Rough b) { return *this = x + b.x; }
+    friend constexpr Rough operator+(Rough a, Rough b) { return a.x + b.x; }
+    friend constexpr Rough operator-(Rough a, Rough b) { return a.x - b.x; }
+    friend constexpr Rough operator*(Rough a, Rough b) { return a.x * b.x; }
+    friend constexpr Rough operator/(Rough a, Rough b) { return a.x / b.x; }
+    friend constexpr auto operator<=>(Rough a, Rough b) = default;
+};
+constexpr Rough exp_of(Rough x) { return exp_of(x.x); }
+constexpr Rough sigmoid(Rough x) { return sigmoid(x.x); }
 
 /// The number type inside N: X for X itself and for Pack<X>.
 template <class N>
@@ -115,12 +137,28 @@ template <>
 struct ElementOf<Pack<double>> {
     using type = double;
 };
+template <>
+struct ElementOf<Rough> {
+    using type = float;
+};
 template <class N>
 using Element = typename ElementOf<N>::type;
 
 /// How many numbers N holds: LANES<X> for a pack, 1 for a number.
 template <class N>
 inline constexpr int LANES_OF = sizeof(N) / sizeof(Element<N>);
+
+/// x in every lane.
+template <class N>
+    requires(LANES_OF<N> == 1)
+constexpr N broadcast(Element<N> x) {
+    return x;
+}
+template <class N>
+    requires(LANES_OF<N> > 1)   // not constexpr: nvcc would try to compile it for the GPU, which has no packs
+inline N broadcast(Element<N> x) {
+    return N{} + x;
+}
 
 /// GELU in its tanh form, x/2 (1 + tanh(y)), y = sqrt(2/pi) (x + 0.044715 x^3), written as x sigmoid(2y), and its derivative.
 template <class N>
@@ -141,4 +179,22 @@ constexpr ValueAndSlope<N> gelu_and_slope(N x) {
     const N s = sigmoid(x * (X(GELU_1) + X(GELU_3) * x2));
     const N value = x * s;
     return {value, s + value * (X(1) - s) * (X(GELU_1) + X(3 * GELU_3) * x2)};
+}
+
+/// tanh(y) of the formula above.
+constexpr float gelu_tanh(Rough x) {
+    const float y = x.x * (float(GELU_1 / 2) + float(GELU_3 / 2) * (x.x * x.x));
+#ifdef __CUDA_ARCH__
+    return __tanhf(y);
+#else
+    return 2 * sigmoid(2 * y) - 1;
+#endif
+}
+constexpr Rough gelu(Rough x) {
+    const float half = 0.5f * x.x;
+    return half + half * gelu_tanh(x);
+}
+constexpr ValueAndSlope<Rough> gelu_and_slope(Rough x) {
+    const float s = 0.5f + 0.5f * gelu_tanh(x), value = x.x * s;
+    return {value, s + value * (1 - s) * (float(GELU_1) + float(3 * GELU_3) * (x.x * x.x))};
 }

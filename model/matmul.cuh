@@ -4,7 +4,7 @@
 // cuBLASLt's matrices are column-major, ours row-major. The bytes of a row-major (rows, columns) matrix are those of a column-major
 // (columns, rows) matrix, so each matrix is described as its transpose, and the transpose of the product is asked for:
 //     c = op(a) op(b)   <=>   c^T = op(b)^T op(a)^T
-// Hence b goes first and M and N change places; each operand keeps its own flag; a leading dimension is the length of a row of ours.
+// Hence b goes first and M and N change places; each operand keeps its flag; a leading dimension is the length of a row of ours.
 //
 // The algorithm is the first answer of the library's heuristic: the same in every run and on every rank. To time the candidates
 // instead would let the order of a sum depend on the noise of a measurement, and two runs would no longer give the same bits.
@@ -91,8 +91,8 @@ public:
     void run(cublasLtHandle_t handle, void* workspace, cudaStream_t stream, Y* c, const X* a, const X* b, const Y* bias) {
         const float alpha = 1, beta = product_.write == Write::add ? 1 : 0;
         if (bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias));   // a store on the host
-        const cublasStatus_t status = cublasLtMatmul(handle, operation_.get(), &alpha, b, b_, a, a_, &beta, c, c_, c, c_, &algorithm_,
-                                                     workspace, MATMUL_WORKSPACE, stream);
+        const cublasStatus_t status = cublasLtMatmul(handle, operation_.get(), &alpha, b, b_, a, a_, &beta, c, c_, c, c_,
+                                                     &algorithm_, workspace, MATMUL_WORKSPACE, stream);
         if (status != CUBLAS_STATUS_SUCCESS) check(status, describe(product_));
     }
 
@@ -165,9 +165,10 @@ public:
     MatmulPlan& plan(const Product& product) {
         const auto known = plans_.find(product);
         if (known != plans_.end()) return known->second;
+        plans_made_++;
         return plans_.try_emplace(product, handle_, product).first->second;
     }
-    size_t plan_count() const { return plans_.size(); }
+    size_t plans_made() const { return plans_made_; }
     cublasLtHandle_t handle() const { return handle_; }
     void* workspace() const { return workspace_; }
 
@@ -179,6 +180,7 @@ private:
     cublasLtHandle_t handle_ = nullptr;
     void* workspace_ = nullptr;
     std::map<Product, MatmulPlan> plans_;
+    size_t plans_made_ = 0;
 };
 
 /// Takes the handle and MATMUL_WORKSPACE bytes of the current GPU now rather than at the first product.

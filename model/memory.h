@@ -43,8 +43,8 @@ void convert(CPU, X* to, const W* from, size_t n) {
     if (static_cast<const void*>(to) != from) std::copy(from, from + n, to);
 }
 
-/// n floats of the device as the host sees them: the memory itself on the CPU, a copy of a GPU's. pull() brings the device's numbers,
-/// push() takes the host's back.
+/// n floats of the device as the host sees them: the memory itself on the CPU, a copy of a GPU's. pull() brings the device's
+/// numbers, push() takes the host's back.
 template <class Device>
 class HostView;
 
@@ -84,7 +84,7 @@ public:
     void allocate() {
         if (most_) block_.reset(static_cast<std::byte*>(std::aligned_alloc(64, most_)));
         if (most_ && !block_)
-            fail(Exit::out_of_memory, "no ", most_, " bytes of memory: lower --batch-size or --seq-len, or set --recompute 1");
+            fail(Exit::out_of_memory, "no ", most_, " bytes of memory: lower --batch-size or --seq-len, or set --recompute 2");
         if (most_) std::memset(block_.get(), 0, most_);
         used_ = 0;
     }

@@ -23,7 +23,8 @@
 
 /// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
 struct Options {
-    std::string device = "auto", precision, model = "qwen-7m", out, train_data, val_data, checkpoint, prompt, rounding = "nearest";
+    std::string device = "auto", precision, model = "qwen-7m", out, train_data, val_data, checkpoint, prompt;
+    std::string rounding = "nearest", ranks_from = "auto";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
@@ -150,8 +151,8 @@ inline Origin find_origin(const Options& o, const std::string& variant, bool spe
     return origin;
 }
 
-/// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached. Everything comes
-/// in whole through the memory of the gradients, which hold nothing yet.
+/// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached. Everything
+/// comes in whole through the memory of the gradients, which hold nothing yet.
 template <class Device, class X, class A>
 TrainerState load_or_initialise(Device device, GPT<Device, X, A>& gpt, const Origin& origin, const Options& o, bool speaks) {
     const TensorList& list = gpt.net.tensors;
@@ -197,7 +198,8 @@ inline void require_memory(const std::vector<MemoryUse>& plan, const Options& o,
     if (needed <= available / sharers) return;
     fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", sharers,
          " ranks and the device has ", human_bytes(double(available)), " left: lower --batch-size or --seq-len",
-         o.recompute ? "" : ", or set --recompute 1", o.zero_stage || sharers == 1 ? "" : ", or --zero-stage 1");
+         o.recompute == 2 ? "" : o.recompute ? ", or set --recompute 2" : ", or set --recompute 1 or 2",
+         o.zero_stage || sharers == 1 ? "" : ", or --zero-stage 1");
 }
 
 // ------------------------------------------------------------------------------------------------------------------- the run
@@ -211,7 +213,7 @@ struct Run {
     Data data;
     GPT<Device, X, A> gpt;
     Feed<Device> feed;
-    Collectives<Device> collectives;
+    std::optional<Collectives<Device>> collectives;   // from begin() on
     StepGraphs<Device> graphs;
     TrainerState state;   // after the last step
     Validation validation;
@@ -228,10 +230,9 @@ struct Run {
           o(o_),
           ranks(ranks_),
           data(std::move(data_)),
-          gpt(config, o.batch_size, o.seq_len, Mode::training, o.recompute == 1, o.zero_stage ? ranks.rank() : 0,
+          gpt(config, o.batch_size, o.seq_len, Mode::training, Recompute(o.recompute), o.zero_stage ? ranks.rank() : 0,
               o.zero_stage ? ranks.size() : 1),
-          feed(device, o.batch_size, o.seq_len, config.V),
-          collectives(device, ranks),
+          feed(o.batch_size, o.seq_len, config.V),
           progress(ranks.first(), ranks.launched()),
           flops(count_flops(gpt.net, o.seq_len)) {}
 
@@ -252,6 +253,8 @@ void begin(Run<Device, X, A>& run, const Origin& origin) {
     const Options& o = run.o;
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
     run.gpt.allocate(run.device);
+    run.feed.allocate(run.device);
+    run.collectives.emplace(run.device, run.ranks);
     run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
@@ -408,7 +411,6 @@ void print_set_up(const Run<Device, X, A>& run, int threads) {
         {{"device", describe(run.device, threads)},
          {"precision", GPT<Device, X, A>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
          {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
-         {"sums over ranks", run.collectives.name()},
          {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
          {"gradient clip", text("%g", a.grad_clip)},

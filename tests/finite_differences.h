@@ -17,7 +17,8 @@ using Arrays = std::vector<std::vector<X>>;
 struct ArrayOf {
     std::string name;
     size_t size;
-    double center = 0;   // tests take random numbers in center +- 1
+    double center = 0;     // tests take random numbers in center +- 1
+    bool weight = false;   // its gradient is kept in Wide<X>
 };
 
 /// n numbers spread over (-1, 1), the same on every machine and for every X (up to rounding).

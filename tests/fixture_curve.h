@@ -103,12 +103,12 @@ inline std::string norm_difference(const TensorList& list, const float* flat, co
 
 /// Everything that the fixture knows, with activations kept or recomputed.
 template <class A>
-void check_fixture(const std::filesystem::path& folder, bool recompute) {
+void check_fixture(const std::filesystem::path& folder, Recompute recompute) {
     const Threads one(1);   // steps too small to share
     const Fixture f = load_fixture(folder);
     GPT<CPU, float, A> gpt(load_config(folder), f.B, f.T, Mode::training, recompute);
     gpt.allocate(CPU{});
-    Feed<CPU> feed(CPU{}, f.B, f.T, gpt.net.config.V);
+    Feed<CPU> feed(f.B, f.T, gpt.net.config.V);
     const TensorList& list = gpt.net.tensors;
     CHECK(load_weights(folder, list, 1, gpt.weights).initialised.empty());
 

@@ -1,15 +1,31 @@
 // Every check that one description of an operation (finite_differences.h) allows. To what finite_differences.h asks for it adds
 //     std::vector<double> formula(const Arrays<double>& in) const   the outputs as the formula says, in plain loops
 //     int length() const                                            terms of the longest sum, for tolerances
-//     static constexpr bool any_threads                             same bits promised for any number of threads
+//     bool any_threads                                              same bits promised for any number of threads
 // Outputs are checked against the formula in double and float, gradients against finite differences in double and the float
-// ones against those; two runs must agree to the last bit.
+// ones against those; two runs must agree to the last bit. The forward() and backward() of operations that run on every device take
+// the device as a last argument, which tests/gpu gives them.
 #pragma once
 #include "catch.h"
 
 #include "model/device.h"
 #include "tests/finite_differences.h"
 #include "tests/threads.h"
+
+/// An array of X in the memory of the device, from and to numbers of the host.
+template <class Device, class X>
+class On;
+
+template <class X>
+class On<CPU, X> {
+public:
+    explicit On(std::vector<X> numbers) : numbers_(std::move(numbers)) {}
+    X* data() { return numbers_.data(); }
+    const std::vector<X>& numbers() const { return numbers_; }
+
+private:
+    std::vector<X> numbers_;
+};
 
 /// A buffer for an operation to write: NaN where it must overwrite, numbers where it must add.
 template <class X>
@@ -50,7 +66,7 @@ void check_repeatable(const Op& op) {
     const Arrays<X> alone = run_forward_and_backward<X>(op);
     for (size_t k = 0; k < once.size(); k++) {
         CHECK(bit_difference(again[k], once[k]) == "");
-        if (Op::any_threads) CHECK(bit_difference(alone[k], once[k]) == "");
+        if (op.any_threads) CHECK(bit_difference(alone[k], once[k]) == "");
         else CHECK(difference(alone[k], once[k], rounding<X>(op.length())) == "");
     }
 }

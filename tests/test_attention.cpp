@@ -1,77 +1,8 @@
 // The tiled kernel's extension points (attention/core/policy.h), each with a policy made for the test, against attention in plain
 // loops over all pairs.
-#include "tests/attention_problem.h"
+#include "tests/attention_policies.h"
 
 namespace {
-
-double raw(int, int, int, int, double a) { return a; }
-bool causal(int, int i, int j) { return j <= i; }
-bool everything(int, int, int) { return true; }
-
-// ---- policies made for the tests
-
-struct Causal : Policy {
-    Causal() : Policy(Config{}, 0) {}
-
-    /// The verdict of those that look pair by pair.
-    static Tile past_or_mixed(int i0, int i1, int j0, int j1) {
-        return causal_tile(i0, i1, j0, j1) == Tile::hidden ? Tile::hidden : Tile::mixed;
-    }
-};
-
-/// No mask at all.
-struct Everything : Causal {
-    Tile tile(int, int, int, int, int) const { return Tile::full; }
-    bool visible(int, int, int) const { return true; }
-};
-
-/// E1 with all that it may read: head numbers c, e; row features r0, r1 and a table of four; column features k0, k1.
-///     z = c a s + e (r1 k1 + (i - j) / 50) + table[bucket(i - j)],   s = sigmoid(r0 + k0)
-struct Modified : Causal {
-    static int bucket(int distance) { return std::clamp(distance, 0, 19) / 5; }
-    static int table_entry(int distance) { return 2 + bucket(distance); }
-    Features features() const { return {2, 6, 2}; }
-
-    template <class N>
-    N score(N a, const Pair<N>& p) const {
-        const N s = sigmoid(p.row(0) + p.column(0)), bias = p.row(1) * p.column(1) + (p.i - p.j) / 50;
-        return p.head(0) * a * s + p.head(1) * bias + p.row_by_distance(table_entry);
-    }
-    template <class N>
-    N score_backward(N dz, N a, const Pair<N>& p, PairGradients<N>& to) const {
-        const N s = sigmoid(p.row(0) + p.column(0)), du = dz * p.head(0) * a * s * (1 - s);
-        to.head(0, dz * a * s);
-        to.head(1, dz * (p.row(1) * p.column(1) + (p.i - p.j) / 50));
-        to.row(0, du), to.column(0, du);
-        to.row(1, dz * p.head(1) * p.column(1)), to.column(1, dz * p.head(1) * p.row(1));
-        to.row_by_distance(p, table_entry, dz);
-        return dz * p.head(0) * s;
-    }
-
-    static ScoreOfPair definition(const Problem& p) {
-        return [&p](int b, int h, int i, int j, double a) {
-            auto r = [&](int f) { return p.row_feature(b, h, i, f); };
-            auto k = [&](int f) { return p.column_feature(b, h, j, f); };
-            const double c = p.head[h * 2], e = p.head[h * 2 + 1], s = 1 / (1 + std::exp(-r(0) - k(0)));
-            const int distance = p.q_token(b, h, i) - p.k_token(b, h, j);
-            return c * a * s + e * (r(1) * k(1) + distance / 50.0) + r(2 + bucket(distance));
-        };
-    }
-};
-
-/// E2, computed: every head has a window of its own.
-struct Windows : Modified {
-    static int left(int h) { return h == 0 ? 0 : 30 * h; }
-    Tile tile(int h, int i0, int i1, int j0, int j1) const { return window_tile(left(h), i0, i1, j0, j1); }
-    bool visible(int h, int i, int j) const { return j <= i && i - j <= left(h); }
-};
-
-/// E2, irregular: another pattern in each head, some rows see nothing.
-struct Holes : Modified {
-    static bool sees(int h, int i, int j) { return j <= i && i % 7 != h && (31 * h + 7 * i + 13 * j) % 5 == 0; }
-    Tile tile(int, int i0, int i1, int j0, int j1) const { return past_or_mixed(i0, i1, j0, j1); }
-    bool visible(int h, int i, int j) const { return sees(h, i, j); }
-};
 
 /// One of two branches that share the keys of the past.
 struct Branch : Causal {
@@ -80,32 +11,6 @@ struct Branch : Causal {
     Tile tile(int, int i0, int i1, int j0, int j1) const { return past_or_mixed(i0, i1, j0, j1); }
     bool visible(int, int i, int j) const { return j <= i && j % 2 == parity; }
 };
-
-// ---- data for E2 to E4
-
-/// Every tile with probability 2/3, no tile at all for a quarter of the query tiles.
-void draw_tile_lists(Problem& p) {
-    std::mt19937_64 generator(3);
-    p.list_begin = {0};
-    for (int n = 0; n < p.B * p.NH * tiles_of(p.T); n++) {
-        for (int t = 0; t < tiles_of(p.S) && n % 4 != 1; t++)
-            if (generator() % 3) p.list_tiles.push_back(t);
-        p.list_begin.push_back(int(p.list_tiles.size()));
-    }
-}
-
-/// `count` different tokens below 2 * count in random order for each (b, h), one in eight of them padding.
-std::vector<int> draw_positions(const Problem& p, int count, uint64_t seed) {
-    std::mt19937_64 generator(seed);
-    std::vector<int> all;
-    for (int n = 0; n < p.B * p.NH; n++) {
-        std::vector<int> tokens(2 * count);
-        for (int t = 0; t < 2 * count; t++) tokens[t] = t;
-        std::shuffle(tokens.begin(), tokens.end(), generator);
-        for (int t = 0; t < count; t++) all.push_back(generator() % 8 ? tokens[t] : -1);
-    }
-    return all;
-}
 
 }   // namespace
 

@@ -8,7 +8,7 @@
 
 TEST_CASE("with recomputed activations the baseline computes what transformers does", "[fixture]") {
     for (const auto& folder : fixture_folders("causal"))
-        DYNAMIC_SECTION(folder.filename().string()) { check_fixture<causal>(folder, true); }
+        DYNAMIC_SECTION(folder.filename().string()) { check_fixture<causal>(folder, Recompute::layers); }
 }
 
 TEST_CASE("the fixtures of the baseline cover every form", "[fixture]") {

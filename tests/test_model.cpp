@@ -63,10 +63,13 @@ TEST_CASE("gradients of every tensor: targets that are ignored", "[model]") {
 TEST_CASE("recomputing activations changes no bit: Qwen2 form, untied, three layers", "[model]") {
     Config config = config_of({true, false, 4, 4, 2, 67});
     config.L = 3;
-    Float keeping(config, 2, 67, 2, 67), recomputing(config, 2, 67, 2, 67, true);
-    CHECK(keeping.loss_and_gradients() == recomputing.loss_and_gradients());
-    CHECK(bit_difference(tensors_of(recomputing, recomputing.gpt.gradients), tensors_of(keeping, keeping.gpt.gradients)) == "");
-    CHECK(bytes_of(recomputing.gpt.memory_plan()) < bytes_of(keeping.gpt.memory_plan()));
+    Float keeping(config, 2, 67, 2, 67), cheap(config, 2, 67, 2, 67, Recompute::cheap), layers(config, 2, 67, 2, 67, Recompute::layers);
+    for (Float* recomputing : {&cheap, &layers}) {
+        CHECK(keeping.loss_and_gradients() == recomputing->loss_and_gradients());
+        CHECK(bit_difference(tensors_of(*recomputing, recomputing->gpt.gradients), tensors_of(keeping, keeping.gpt.gradients)) == "");
+    }
+    CHECK(bytes_of(cheap.gpt.memory_plan()) < bytes_of(keeping.gpt.memory_plan()));
+    CHECK(bytes_of(layers.gpt.memory_plan()) < bytes_of(cheap.gpt.memory_plan()));
 }
 
 TEST_CASE("overwriting leaves nothing of the step before, adding everything: Qwen3 and Qwen2 form, tied and untied", "[model]") {
@@ -106,7 +109,7 @@ TEST_CASE("one batch is learnt by heart", "[model]") {
 TEST_CASE("two shards of the optimiser together make the whole update, bit for bit", "[model]") {
     const Threads one(1);
     const Config config = config_of({});
-    Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, false, 0, 2), high(config, 2, 13, 2, 13, false, 1, 2);
+    Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, Recompute::nothing, 0, 2), high(config, 2, 13, 2, 13, Recompute::nothing, 1, 2);
     AdamW clipped;
     clipped.grad_clip = 0.1;   // below the norm, so that it takes part
     const size_t n = whole.gpt.net.tensors.size(), middle = shard_begin(n, 1, 2);
@@ -158,7 +161,7 @@ TEST_CASE("a shorter and a smaller batch in a larger model are those of a model 
 
 TEST_CASE("a model for inference computes what one for training does, in less memory", "[model]") {
     const Form form;
-    Float training(form), inference(config_of(form), form.B, form.T, form.B, form.T, false, 0, 1, Mode::inference);
+    Float training(form), inference(config_of(form), form.B, form.T, form.B, form.T, Recompute::nothing, 0, 1, Mode::inference);
     CHECK(bit_difference(activations(inference), activations(training)) == "");
     CHECK(inference.loss() == training.loss());
     CHECK(inference.gpt.gradients == nullptr);
@@ -198,7 +201,7 @@ TEST_CASE("a large vocabulary: the head works on several chunks of rows, the las
 }
 
 TEST_CASE("the memory plan is what is allocated", "[model]") {
-    for (bool recompute : {false, true})
+    for (Recompute recompute : {Recompute::nothing, Recompute::cheap, Recompute::layers})
         for (Mode mode : {Mode::training, Mode::inference}) {
             const Config config = config_of({});
             const int B = 3, T = 70;
@@ -220,6 +223,6 @@ TEST_CASE("the memory plan is what is allocated", "[model]") {
             for (const Arena<CPU>* arena : {&gpt.weight_memory, &gpt.gradient_memory, &gpt.moment_memory, &gpt.activation_memory}) CHECK(arena->used() == arena->bytes());
             CHECK(gpt.activation_memory.bytes() > lines(size_t(config.L + 1) * B * T * config.C));
             CHECK(gpt.scratch_memory.bytes() >= lines(size_t(gpt.logit_rows()) * config.V));
-            CHECK(gpt.layers.size() == size_t(training && !recompute ? config.L : 1));
+            CHECK(gpt.layers.size() == size_t(training && recompute != Recompute::layers ? config.L : 1));
         }
 }

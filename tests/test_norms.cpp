@@ -4,174 +4,9 @@
 #include <cmath>
 
 #include "attention/core/layernorm.h"
-#include "model/qk_rope.cuh"
-#include "model/rmsnorm.cuh"
-#include "tests/operation.h"
+#include "tests/norms.h"
 
 namespace {
-
-constexpr double EPS = 1e-5;
-
-std::vector<double> rmsnorm_formula(const double* x, const double* weight, int n) {
-    double squares = 0;
-    for (int c = 0; c < n; c++) squares += x[c] * x[c];
-    std::vector<double> out;
-    for (int c = 0; c < n; c++) out.push_back(x[c] / std::sqrt(squares / n + EPS) * weight[c]);
-    return out;
-}
-
-struct RmsNorm {
-    int rows, C;
-    Write write_input, write_weight;
-    static constexpr bool any_threads = false;   // of the weight's gradient, each thread sums its rows
-    int length() const { return std::max(rows, C); }
-    std::vector<ArrayOf> inputs() const { return {{"inp", size_t(rows) * C}, {"weight", size_t(C), 1.0}}; }
-
-    std::vector<double> formula(const Arrays<double>& in) const {
-        std::vector<double> out;
-        for (int row = 0; row < rows; row++) out = joined(out, rmsnorm_formula(&in[0][row * C], in[1].data(), C));
-        return out;
-    }
-    template <class X>
-    std::vector<X> forward(const Arrays<X>& in, std::vector<X>& rstd) const {
-        auto out = buffer<X>(in[0].size(), Write::overwrite);
-        rmsnorm_forward(CPU{}, out.data(), rstd.data(), in[0].data(), in[1].data(), rows, C, EPS);
-        return out;
-    }
-    template <class X>
-    std::vector<X> forward(const Arrays<X>& in) const {
-        std::vector<X> rstd(rows);
-        return forward(in, rstd);
-    }
-    template <class X>
-    Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout) const {
-        auto dinp = buffer<X>(in[0].size(), write_input), dweight = buffer<X>(C, write_weight);
-        std::vector<X> rstd(rows);
-        forward(in, rstd);
-        rmsnorm_backward(CPU{}, dinp.data(), dweight.data(), dout.data(), in[0].data(), in[1].data(), rstd.data(), rows, C, write_input, write_weight);
-        return {contribution(dinp, write_input), contribution(dweight, write_weight)};
-    }
-};
-
-/// Both outputs count: the sum goes on along the residual stream, so its gradient is what rmsnorm_backward() adds to.
-struct ResidualRmsNorm {
-    int rows, C;
-    static constexpr bool any_threads = false;
-    int length() const { return std::max(rows, C); }
-    std::vector<ArrayOf> inputs() const { return {{"residual", size_t(rows) * C}, {"branch", size_t(rows) * C}, {"weight", size_t(C), 1.0}}; }
-
-    std::vector<double> formula(const Arrays<double>& in) const {
-        std::vector<double> sum = in[0];
-        for (size_t n = 0; n < sum.size(); n++) sum[n] += in[1][n];
-        return joined(sum, RmsNorm{rows, C, {}, {}}.formula({sum, in[2]}));
-    }
-    template <class X>
-    std::vector<X> forward(const Arrays<X>& in, std::vector<X>& rstd) const {
-        auto sum = buffer<X>(in[0].size(), Write::overwrite), out = sum;
-        residual_rmsnorm_forward(CPU{}, sum.data(), out.data(), rstd.data(), in[0].data(), in[1].data(), in[2].data(), rows, C, EPS);
-        return joined(sum, out);
-    }
-    template <class X>
-    std::vector<X> forward(const Arrays<X>& in) const {
-        std::vector<X> rstd(rows);
-        return forward(in, rstd);
-    }
-    template <class X>
-    Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout) const {
-        std::vector<X> rstd(rows), dweight = buffer<X>(C, Write::overwrite);
-        const std::vector<X> sum = forward(in, rstd);   // its first half
-        std::vector<X> dsum(dout.begin(), dout.begin() + rows * C);
-        rmsnorm_backward(CPU{}, dsum.data(), dweight.data(), dout.data() + rows * C, sum.data(), in[2].data(), rstd.data(), rows, C, Write::add, Write::overwrite);
-        return {dsum, dsum, dweight};
-    }
-};
-
-struct QkNorm {
-    int rows, NH, NKV, HS;
-    bool weights;
-    Write write;
-    static constexpr bool any_threads = false;
-    int heads() const { return NH + NKV; }
-    int length() const { return std::max(rows * NH, HS); }
-    std::vector<ArrayOf> inputs() const {
-        std::vector<ArrayOf> all = {{"qkv", size_t(rows) * (heads() + NKV) * HS}};
-        if (weights) all.push_back({"q_norm", size_t(HS), 1.0}), all.push_back({"k_norm", size_t(HS), 1.0});
-        return all;
-    }
-    std::vector<double> formula(const Arrays<double>& in) const {
-        std::vector<double> out;
-        for (int row = 0; row < rows; row++)
-            for (int h = 0; h < heads(); h++) {
-                const double* x = &in[0][(row * (heads() + NKV) + h) * HS];
-                out = joined(out, weights ? rmsnorm_formula(x, in[h < NH ? 1 : 2].data(), HS) : std::vector<double>(x, x + HS));
-            }
-        return out;
-    }
-    template <class X>
-    std::vector<X> forward(const Arrays<X>& in, std::vector<X>& rstd) const {
-        auto out = buffer<X>(size_t(rows) * heads() * HS, Write::overwrite);
-        qk_norm_forward(CPU{}, out.data(), rstd.data(), in[0].data(), weights ? in[1].data() : nullptr, weights ? in[2].data() : nullptr, rows, NH, NKV, HS, EPS);
-        return out;
-    }
-    template <class X>
-    std::vector<X> forward(const Arrays<X>& in) const {
-        std::vector<X> rstd(size_t(rows) * heads());
-        return forward(in, rstd);
-    }
-    template <class X>
-    Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout) const {
-        auto dqkv = buffer<X>(in[0].size(), Write::overwrite), dq_norm = buffer<X>(HS, write), dk_norm = dq_norm;
-        std::vector<X> rstd(size_t(rows) * heads());
-        forward(in, rstd);
-        qk_norm_backward(CPU{}, dqkv.data(), dq_norm.data(), dk_norm.data(), dout.data(), in[0].data(), weights ? in[1].data() : nullptr,
-                         weights ? in[2].data() : nullptr, rstd.data(), rows, NH, NKV, HS, write);
-        for (size_t n = 0; n < dqkv.size(); n++) {   // the v part is left alone: attention writes it
-            const bool of_v = int(n / HS % (heads() + NKV)) >= heads();
-            if (of_v) dqkv[n] = std::isnan(dqkv[n]) ? X(0) : X(INFINITY);
-        }
-        if (!weights) return {dqkv};
-        return {dqkv, contribution(dq_norm, write), contribution(dk_norm, write)};
-    }
-};
-
-struct Rope {
-    int B, T, heads, HS;
-    double theta;
-    static constexpr bool any_threads = true;
-    int length() const { return 2; }
-    std::vector<ArrayOf> inputs() const { return {{"x", size_t(B) * T * heads * HS}}; }
-
-    std::vector<double> formula(const Arrays<double>& in) const {
-        const std::vector<double>& x = in[0];
-        std::vector<double> out(x.size());
-        for (size_t n = 0; n < x.size(); n++) {
-            const int d = int(n % HS), half = HS / 2, t = int(n / HS / heads % T);
-            const double angle = t / std::pow(theta, 2.0 * (d % half) / HS);
-            out[n] = x[n] * std::cos(angle) + (d < half ? -x[n + half] : x[n - half]) * std::sin(angle);
-        }
-        return out;
-    }
-    template <class X>
-    Arrays<X> table() const {
-        Arrays<X> cosine_and_sine(2, buffer<X>(size_t(T) * HS / 2, Write::overwrite));
-        rope_table(CPU{}, cosine_and_sine[0].data(), cosine_and_sine[1].data(), T, HS, theta);
-        return cosine_and_sine;
-    }
-    template <class X>
-    std::vector<X> forward(const Arrays<X>& in) const {
-        auto out = buffer<X>(in[0].size(), Write::overwrite);
-        const Arrays<X> angles = table<X>();
-        rope_forward(CPU{}, out.data(), in[0].data(), angles[0].data(), angles[1].data(), B, T, heads, HS);
-        return out;
-    }
-    template <class X>
-    Arrays<X> backward(const Arrays<X>&, const std::vector<X>& dout) const {
-        std::vector<X> dx = dout;
-        const Arrays<X> angles = table<X>();
-        rope_backward(CPU{}, dx.data(), angles[0].data(), angles[1].data(), B, T, heads, HS);
-        return {dx};
-    }
-};
 
 struct LayerNorm {
     int rows, n;
@@ -186,14 +21,14 @@ struct LayerNorm {
             double mean = 0, variance = 0;
             for (int d = 0; d < n; d++) mean += x[d] / n;
             for (int d = 0; d < n; d++) variance += (x[d] - mean) * (x[d] - mean) / n;
-            for (int d = 0; d < n; d++) out.push_back((x[d] - mean) / std::sqrt(variance + EPS));
+            for (int d = 0; d < n; d++) out.push_back((x[d] - mean) / std::sqrt(variance + NORM_EPS));
         }
         return out;
     }
     template <class X>
     std::vector<X> forward(const Arrays<X>& in, std::vector<X>& rstd) const {
         auto out = buffer<X>(in[0].size(), Write::overwrite);
-        for (int row = 0; row < rows; row++) rstd[row] = layernorm_row(&out[row * n], &in[0][row * n], n, EPS);
+        for (int row = 0; row < rows; row++) rstd[row] = layernorm_row(&out[row * n], &in[0][row * n], n, NORM_EPS);
         return out;
     }
     template <class X>
@@ -209,6 +44,11 @@ struct LayerNorm {
         return {contribution(dx, Write::add)};
     }
 };
+
+/// RoPE alone, on `heads` query heads.
+QkNormRope rope(int B, int T, int heads, int HS, double theta = 1e4) {
+    return {B, T, heads, 0, HS, false, false, true, Write::overwrite, theta};
+}
 
 }   // namespace
 
@@ -226,7 +66,8 @@ TEST_CASE("rmsnorm: a row of zeros gives zeros and a finite gradient", "[ops]") 
     std::vector<float> out = ones, dinp = ones, dweight = ones;
     float rstd = 0;
     rmsnorm_forward(CPU{}, out.data(), &rstd, zeros.data(), ones.data(), 1, 8, 1e-6);
-    rmsnorm_backward(CPU{}, dinp.data(), dweight.data(), ones.data(), zeros.data(), ones.data(), &rstd, 1, 8, Write::overwrite, Write::overwrite);
+    rmsnorm_backward(CPU{}, dinp.data(), dweight.data(), ones.data(), zeros.data(), ones.data(), &rstd, 1, 8, Write::overwrite,
+                     Write::overwrite);
     CHECK(bit_difference(out, zeros) == "");
     CHECK(difference(dinp, std::vector<double>(8, 1000), rounding<float>(1)) == "");
     CHECK(bit_difference(dweight, zeros) == "");
@@ -234,10 +75,10 @@ TEST_CASE("rmsnorm: a row of zeros gives zeros and a finite gradient", "[ops]") 
 
 TEST_CASE("rmsnorm: the output keeps its bits for any number of threads", "[ops]") {
     const RmsNorm op{13, 33, {}, {}};
-    const std::vector<float> once = op.forward(random_inputs<float>(op));
+    const std::vector<float> once = op.forward<float>(random_inputs<float>(op));
     for (int count : {1, 2}) {
         const Threads threads(count);
-        CHECK(bit_difference(op.forward(random_inputs<float>(op)), once) == "");
+        CHECK(bit_difference(op.forward<float>(random_inputs<float>(op)), once) == "");
     }
 }
 
@@ -248,38 +89,46 @@ TEST_CASE("residual addition and rmsnorm: one row, several rows, a partial vecto
 
 TEST_CASE("qk_norm: with weights and without, heads in groups of 1, 2 and 4; one token", "[ops]") {
     for (bool weights : {true, false}) {
-        check_operation(QkNorm{1, 2, 2, 4, weights, Write::overwrite});
-        check_operation(QkNorm{5, 4, 2, 6, weights, Write::add});
-        check_operation(QkNorm{3, 4, 1, 16, weights, Write::overwrite});
+        check_operation(QkNormRope{1, 1, 2, 2, 4, weights, true, false});
+        check_operation(QkNormRope{1, 5, 4, 2, 6, weights, true, false, Write::add});
+        check_operation(QkNormRope{3, 1, 4, 1, 16, weights, true, false});
     }
 }
 
 TEST_CASE("rope: rotate-half at every position; one token, several sequences and heads, the smallest head", "[ops]") {
-    check_operation(Rope{1, 1, 1, 4, 1e4});
-    check_operation(Rope{2, 5, 3, 8, 1e4});
-    check_operation(Rope{1, 7, 2, 2, 1e6});
+    check_operation(rope(1, 1, 1, 4));
+    check_operation(rope(2, 5, 3, 8));
+    check_operation(rope(1, 7, 2, 2, 1e6));
+}
+
+TEST_CASE("qk_norm and rope in one pass: with both outputs and with the rotated one alone", "[ops]") {
+    for (bool pre : {true, false})
+        for (bool weights : {true, false}) {
+            check_operation(QkNormRope{1, 1, 2, 2, 4, weights, pre});
+            check_operation(QkNormRope{2, 5, 4, 2, 6, weights, pre, true, Write::add});
+        }
 }
 
 TEST_CASE("rope: keeps lengths and its backward is its inverse", "[ops]") {
-    const Rope op{2, 70, 2, 16, 1e4};
+    const QkNormRope op = rope(2, 70, 2, 16);
     const Arrays<double> x = random_inputs<double>(op);
-    const std::vector<double> turned = op.forward(x);
-    CHECK(difference(op.backward(x, turned)[0], x[0], rounding<double>(2)) == "");
+    const std::vector<double> turned = op.forward<double>(x);
+    CHECK(difference(op.backward<double>(x, turned)[0], x[0], rounding<double>(2)) == "");
     for (size_t n = 0; n < turned.size(); n += op.HS) {
         double before = 0, after = 0;
         for (int d = 0; d < op.HS; d++) before += x[0][n + d] * x[0][n + d], after += turned[n + d] * turned[n + d];
         CHECK(std::abs(after - before) <= rounding<double>(op.HS).relative * before);
     }
-    const std::vector<double> first(turned.begin(), turned.begin() + op.heads * op.HS);
-    CHECK(bit_difference(first, std::vector<double>(x[0].begin(), x[0].begin() + op.heads * op.HS)) == "");   // position 0 stays
+    const std::vector<double> first(turned.begin(), turned.begin() + op.heads() * op.HS);
+    CHECK(bit_difference(first, std::vector<double>(x[0].begin(), x[0].begin() + op.heads() * op.HS)) == "");   // position 0 stays
 }
 
 TEST_CASE("rope: a product of query and key depends on their distance alone", "[ops]") {
-    const Rope op{1, 90, 1, 8, 1e4};
+    const QkNormRope op = rope(1, 90, 1, 8);
     const std::vector<double> q = random_numbers<double>(op.HS, 1), k = random_numbers<double>(op.HS, 2);
     Arrays<double> queries(1), keys(1);
     for (int t = 0; t < op.T; t++) queries[0] = joined(queries[0], q), keys[0] = joined(keys[0], k);
-    const std::vector<double> turned_q = op.forward(queries), turned_k = op.forward(keys);
+    const std::vector<double> turned_q = op.forward<double>(queries), turned_k = op.forward<double>(keys);
     auto product = [&](int i, int j) {
         double total = 0;
         for (int d = 0; d < op.HS; d++) total += turned_q[i * op.HS + d] * turned_k[j * op.HS + d];

@@ -3,66 +3,7 @@
 
 #include <cmath>
 
-#include "model/adamw.cuh"
-#include "tests/operation.h"
-
-namespace {
-
-/// torch.optim.AdamW, one parameter after the other, in double.
-struct PlainAdamW {
-    std::vector<double> weights, m, v;
-
-    void update(const std::vector<double>& gradients, const AdamW& o, double decay, double clip, int step) {
-        const double correction1 = 1 - std::pow(o.beta1, step), correction2 = 1 - std::pow(o.beta2, step);
-        for (size_t n = 0; n < weights.size(); n++) {
-            const double g = clip * gradients[n];
-            weights[n] -= o.lr * decay * weights[n];
-            m[n] = o.beta1 * m[n] + (1 - o.beta1) * g;
-            v[n] = o.beta2 * v[n] + (1 - o.beta2) * g * g;
-            weights[n] -= o.lr * (m[n] / correction1) / (std::sqrt(v[n] / correction2) + o.eps);
-        }
-    }
-};
-
-template <class X>
-struct Optimized {
-    std::vector<X> weights, m, v;
-    explicit Optimized(size_t n) : weights(random_numbers<X>(n, 1)), m(n), v(n) {}
-
-    /// Numbers [begin, end) alone.
-    void update(const std::vector<X>& gradients, size_t begin, size_t end, const AdamW& o, double decay, double clip, int step) {
-        adamw_update(CPU{}, &weights[begin], &m[begin], &v[begin], &gradients[begin], end - begin, o, decay, clip, step);
-    }
-};
-
-template <class X>
-std::vector<X> gradients_of(size_t n, int step) {
-    std::vector<X> gradients = random_numbers<X>(n, 100 + step);
-    gradients[0] = 0;            // never a gradient: only decay moves the weight
-    gradients[1] *= X(1e-9);     // comparable with eps
-    return gradients;
-}
-
-template <class X>
-void follows_the_formula(const AdamW& options, double decay, double clip) {
-    const Threads one(1);
-    const size_t n = 37;
-    Optimized<X> tested(n);
-    PlainAdamW expected{random_numbers<double>(n, 1), std::vector<double>(n), std::vector<double>(n)};
-    for (int step = 1; step <= 12; step++) {
-        AdamW o = options;
-        o.lr *= 1.0 / step;
-        tested.update(gradients_of<X>(n, step), 0, n, o, decay, clip, step);
-        const std::vector<X> same = gradients_of<X>(n, step);
-        expected.update(std::vector<double>(same.begin(), same.end()), o, decay, clip, step);
-        INFO("step " << step);
-        CHECK(difference(tested.weights, expected.weights, rounding<X>(step)) == "");
-        CHECK(difference(tested.m, expected.m, rounding<X>(step)) == "");
-        CHECK(difference(tested.v, expected.v, rounding<X>(step)) == "");
-    }
-}
-
-}   // namespace
+#include "tests/adamw_case.h"
 
 TEST_CASE("adamw: several steps follow torch's formula, with decay and clipping and without", "[optimizer]") {
     for (double decay : {0.0, 0.1})
@@ -73,28 +14,68 @@ TEST_CASE("adamw: several steps follow torch's formula, with decay and clipping 
         }
 }
 
-TEST_CASE("adamw: a weight without gradient only decays", "[optimizer]") {
-    Optimized<double> tested(5);
-    const double before = tested.weights[0];
+TEST_CASE("adamw: a weight without gradient only decays, in ranges that decay", "[optimizer]") {
+    Optimized<double> tested(random_numbers<double>(5, 1));
+    const double before = tested.weights.numbers()[0];
     AdamW o;
     o.lr = 0.5;
-    tested.update(gradients_of<double>(5, 1), 0, 5, o, 0.1, 1, 1);
-    CHECK(std::abs(tested.weights[0] - before * 0.95) < 1e-15);
+    o.weight_decay = 0.1;
+    tested.update(gradients_of<double>(5, 1), {{0, 5, true}}, o, numbers_for(1, o), 1);
+    CHECK(std::abs(tested.weights.numbers()[0] - before * 0.95) < 1e-15);
+    tested.update(gradients_of<double>(5, 2), {{0, 5, false}}, o, numbers_for(1, o), 2);
+    CHECK(std::abs(tested.weights.numbers()[0] - before * 0.95) < 1e-15);
 }
 
 TEST_CASE("adamw: same bits for any number of threads and any cut into parts", "[optimizer]") {
-    const size_t n = 1003, cuts[] = {0, 16, 17, 400, 997, n};
-    Optimized<float> whole(n), parts(n), alone(n);
+    const size_t n = 1003;
+    const std::vector<DecayRange> cuts = {{0, 16, true}, {16, 17, true}, {17, 400, true}, {400, 997, true}, {997, n, true}};
+    const std::vector<float> start = random_numbers<float>(n, 1);
+    Optimized<float> whole(start), parts(start), alone(start);
+    const AdamW o;
     for (int step = 1; step <= 3; step++) {
         const std::vector<float> gradients = gradients_of<float>(n, step);
-        whole.update(gradients, 0, n, {}, 0.1, 0.7, step);
-        for (size_t k = 0; k + 1 < std::size(cuts); k++) parts.update(gradients, cuts[k], cuts[k + 1], {}, 0.1, 0.7, step);
+        whole.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), step);
+        parts.update(gradients, cuts, o, numbers_for(0.7, o), step);
         const Threads threads(1);
-        alone.update(gradients, 0, n, {}, 0.1, 0.7, step);
+        alone.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), step);
     }
-    CHECK(bit_difference(parts.weights, whole.weights) == "");
-    CHECK(bit_difference(parts.v, whole.v) == "");
-    CHECK(bit_difference(alone.weights, whole.weights) == "");
+    CHECK(bit_difference(parts.weights.numbers(), whole.weights.numbers()) == "");
+    CHECK(bit_difference(parts.v.numbers(), whole.v.numbers()) == "");
+    CHECK(bit_difference(alone.weights.numbers(), whole.weights.numbers()) == "");
+}
+
+TEST_CASE("adamw: a shard of the buffers is updated as it is in the whole", "[optimizer]") {
+    const size_t n = 100, from = 48;
+    const std::vector<float> start = random_numbers<float>(n, 1), gradients = gradients_of<float>(n, 1);
+    Optimized<float> whole(start), shard(start, CPU{}, from);
+    const AdamW o;
+    whole.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), 1);
+    shard.update(gradients, {{from, n, true}}, o, numbers_for(0.7, o), 1);
+    std::vector<float> expected = start;
+    std::copy(whole.weights.numbers().begin() + from, whole.weights.numbers().end(), expected.begin() + from);
+    CHECK(bit_difference(shard.weights.numbers(), expected) == "");
+    CHECK(bit_difference(shard.m.numbers(), std::vector<float>(whole.m.numbers().begin() + from, whole.m.numbers().end())) == "");
+}
+
+TEST_CASE("adamw: a loss or a norm that is not finite leaves everything as it is", "[optimizer]") {
+    const std::vector<float> start = random_numbers<float>(9, 1);
+    const std::vector<StepNumbers> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
+    for (const StepNumbers& numbers : broken) {
+        Optimized<float> tested(start);
+        tested.update(gradients_of<float>(9, 1), {{0, 9, true}}, {}, numbers, 1);
+        CHECK(bit_difference(tested.weights.numbers(), start) == "");
+        CHECK(bit_difference(tested.m.numbers(), std::vector<float>(9)) == "");
+        CHECK(bit_difference(tested.v.numbers(), std::vector<float>(9)) == "");
+    }
+}
+
+TEST_CASE("sum of losses: replaces or joins what is there", "[optimizer]") {
+    const std::vector<float> losses = {1, 2.5f, 0, 4};
+    double total = NAN;
+    sum_of_losses(CPU{}, &total, losses.data(), 4, Write::overwrite);
+    CHECK(total == 7.5);
+    sum_of_losses(CPU{}, &total, losses.data(), 2, Write::add);
+    CHECK(total == 11);
 }
 
 TEST_CASE("learning rate: warm-up, cosine and end as documented", "[optimizer]") {
@@ -132,28 +113,39 @@ TEST_CASE("clipping: off, below the limit, above it", "[optimizer]") {
     }
 }
 
+namespace {
+
+template <class X>
+double sum_of_squares(const X* x, size_t n) {
+    double total = NAN;
+    sum_of_squares(CPU{}, &total, x, n);
+    return total;
+}
+
+}   // namespace
+
 TEST_CASE("sum of squares: one number, one block, partial blocks; same bits for any number of threads", "[optimizer]") {
     for (size_t n : {1, 15, 4095, 4096, 4097, 50001}) {
         const std::vector<float> x = random_numbers<float>(n, n);
         long double exact = 0;
         for (float number : x) exact += static_cast<long double>(number) * number;
-        const double once = sum_of_squares(CPU{}, x.data(), n);
+        const double once = sum_of_squares(x.data(), n);
         INFO(n << " numbers");
         CHECK(std::abs(once - double(exact)) <= rounding<double>(int(n)).relative * once);
         for (int count : {1, 2, 3}) {
             const Threads threads(count);
-            CHECK(sum_of_squares(CPU{}, x.data(), n) == once);
+            CHECK(sum_of_squares(x.data(), n) == once);
         }
     }
-    CHECK(sum_of_squares(CPU{}, static_cast<const float*>(nullptr), 0) == 0);
+    CHECK(sum_of_squares(static_cast<const float*>(nullptr), 0) == 0);
 }
 
 TEST_CASE("sum of squares: NaN and infinity show, a large float does not overflow", "[optimizer]") {
     std::vector<float> x(5000, 1);
     x[4999] = NAN;
-    CHECK(std::isnan(sum_of_squares(CPU{}, x.data(), x.size())));
+    CHECK(std::isnan(sum_of_squares(x.data(), x.size())));
     x[4999] = INFINITY;
-    CHECK(std::isinf(sum_of_squares(CPU{}, x.data(), x.size())));
+    CHECK(std::isinf(sum_of_squares(x.data(), x.size())));
     x[4999] = 1e30f;
-    CHECK(std::isfinite(sum_of_squares(CPU{}, x.data(), x.size())));
+    CHECK(std::isfinite(sum_of_squares(x.data(), x.size())));
 }

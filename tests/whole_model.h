@@ -43,15 +43,15 @@ struct Trial {
     int B, T;
     std::vector<int32_t> tokens, targets;
 
-    Trial(const Config& config, int B_, int T_, int room_B, int room_T, bool recompute = false, int shard = 0, int shards = 1, Mode mode = Mode::training)
-        : gpt(config, room_B, room_T, mode, recompute, shard, shards), feed(CPU{}, room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
+    Trial(const Config& config, int B_, int T_, int room_B, int room_T, Recompute recompute = Recompute::nothing, int shard = 0, int shards = 1, Mode mode = Mode::training)
+        : gpt(config, room_B, room_T, mode, recompute, shard, shards), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
           targets(tokens.size()) {
         gpt.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
         std::mt19937 generator(3);
         for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int32_t(generator() % config.V), targets[n] = int32_t(generator() % config.V);
     }
-    explicit Trial(const Form& form, bool recompute = false) : Trial(config_of(form), form.B, form.T, form.B, form.T, recompute) {}
+    explicit Trial(const Form& form, Recompute recompute = Recompute::nothing) : Trial(config_of(form), form.B, form.T, form.B, form.T, recompute) {}
 
     /// Mean loss per token.
     double loss() {

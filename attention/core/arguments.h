@@ -16,7 +16,7 @@ struct Heads {
 struct TileList {
     const int* begin = nullptr;
     const int* tiles = nullptr;
-    explicit operator bool() const { return begin != nullptr; }
+    constexpr explicit operator bool() const { return begin != nullptr; }
 };
 
 /// E6, each may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the greatest z of the row in the key

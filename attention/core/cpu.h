@@ -12,82 +12,12 @@
 
 #include "attention/core/arguments.h"
 #include "attention/core/policy.h"
+#include "attention/core/walk.h"
 #include "model/blas.h"
 #include "model/device.h"
 
-inline int tiles_of(int tokens) { return (tokens + TILE - 1) / TILE; }
-inline int padded(int tokens) { return tiles_of(tokens) * TILE; }
-
 /// A finite "minus infinity" for hidden pairs: differences of two of them are 0, not NaN.
 inline constexpr double HIDDEN = -1e30;
-
-/// One tile of queries against one tile of keys: which tokens they are.
-struct TilePlace {
-    int b, h;
-    int i0, j0;          // first row and column, as indices
-    int rows, columns;   // how many of each exist, at most TILE
-};
-
-/// The tokens behind rows and columns (E4) and the verdict on tiles (E2), for one (b, h).
-template <class X, class P>
-class TileWalk {
-public:
-    TileWalk(const P& policy, const AttentionForward<X>& a, int b, int h)
-        : policy_(policy), a_(a), b_(b), h_(h), bh_(size_t(b) * a.NH + h) {}
-
-    int q_position(int i) const { return a_.q_position ? a_.q_position[bh_ * a_.T + i] : i; }
-    int k_position(int j) const { return a_.k_position ? a_.k_position[bh_ * a_.S + j] : j; }
-
-    Tile judge(const TilePlace& at) const {
-        if (!a_.q_position && !a_.k_position) return policy_.tile(h_, at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);
-        const Range q = range(at.i0, at.rows, [this](int i) { return q_position(i); });
-        const Range k = range(at.j0, at.columns, [this](int j) { return k_position(j); });
-        if (q.empty() || k.empty()) return Tile::hidden;
-        const Tile verdict = policy_.tile(h_, q.first, q.last + 1, k.first, k.last + 1);
-        return verdict == Tile::full && (q.padding || k.padding) ? Tile::mixed : verdict;
-    }
-
-    bool visible(int i, int j) const {
-        const int qi = q_position(i), kj = k_position(j);
-        return qi >= 0 && kj >= 0 && policy_.visible(h_, qi, kj);
-    }
-
-    /// Calls visit(place, verdict) for every key tile that the query tile at i0 has to visit, in ascending order.
-    template <class Visit>
-    void each_tile(int i0, Visit visit) const {
-        const int rows = std::min(TILE, a_.T - i0);
-        const size_t n = bh_ * tiles_of(a_.T) + i0 / TILE;
-        const int first = a_.list ? a_.list.begin[n] : 0;
-        const int last = a_.list ? a_.list.begin[n + 1] : tiles_of(a_.S);
-        for (int t = first; t < last; t++) {
-            const int j0 = (a_.list ? a_.list.tiles[t] : t) * TILE;
-            const TilePlace at{b_, h_, i0, j0, rows, std::min(TILE, a_.S - j0)};
-            const Tile verdict = judge(at);
-            if (verdict != Tile::hidden) visit(at, verdict);
-        }
-    }
-
-private:
-    struct Range {
-        int first = std::numeric_limits<int>::max(), last = -1;
-        bool padding = false;
-        bool empty() const { return last < 0; }
-    };
-    template <class Position>
-    static Range range(int start, int count, Position position) {
-        Range r;
-        for (int n = start; n < start + count; n++) {
-            const int p = position(n);
-            if (p < 0) r.padding = true;
-            if (p >= 0) r.first = std::min(r.first, p), r.last = std::max(r.last, p);
-        }
-        return r;
-    }
-    const P& policy_;
-    const AttentionForward<X>& a_;
-    int b_, h_;
-    size_t bh_;
-};
 
 /// What E1 sees of row i and the keys from column j on.
 template <class X, class P>

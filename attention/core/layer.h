@@ -2,8 +2,12 @@
 // back. A mechanism made of several kernel calls overloads attention_layer_forward/backward for its own type.
 #pragma once
 #include "attention/core/cpu.h"
+#ifdef WITH_GPU
+#include "attention/core/backward.cuh"
+#include "attention/core/forward.cuh"
+#endif
 #include "attention/core/naive.h"
-#include "model/memory.h"
+#include "model/memory.cuh"
 
 /// What preprocess() fills for E1 and E3; laid out as AttentionForward says. Also the layout of their gradients.
 template <class X>
@@ -47,7 +51,7 @@ struct LayerState {
 
 /// Bytes that AttentionBackward::workspace needs.
 template <class P>
-size_t attention_workspace(CPU, const P&, int /*B*/, int /*T*/, int /*S*/, int /*NH*/, int /*NKV*/, int /*HS*/) {
+size_t attention_workspace(CPU, const P&, int /*B*/, int /*T*/, int /*S*/, int /*NH*/) {
     return 0;
 }
 

@@ -8,5 +8,5 @@
 
 TEST_CASE(VARIANT_NAME(ATTENTION) " model: the reference's logits, gradient norms and training curve", "[fixture][variant]") {
     for (const auto& folder : fixture_folders(Attention::name))
-        DYNAMIC_SECTION(folder.filename().string()) { check_fixture<Attention>(folder, false); }
+        DYNAMIC_SECTION(folder.filename().string()) { check_fixture<Attention>(folder, Recompute::nothing); }
 }

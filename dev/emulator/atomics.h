@@ -1,0 +1,90 @@
+// Atomic operations and fences. They are the processor's own, because blocks run on several OS threads. As on a GPU they order
+// nothing else: data that a flag announces needs __threadfence() on both sides.
+#pragma once
+#include <atomic>
+#include <concepts>
+#include <type_traits>
+
+#include "block.h"
+
+namespace emulator {
+
+template <class T>
+concept AtomicNumber = std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
+
+inline constinit char fence_sign = 0;   // ThreadSanitizer knows no fences: two of them order what is before and after
+
+/// A loop that polls ends when the block that should have answered has failed.
+inline void end_with_others() {
+    if (worker && self && worker->progress->failed) throw Error("another block has failed");
+}
+
+template <class T>
+T load(const T* from) {
+    end_with_others();
+    return std::atomic_ref<T>(*const_cast<T*>(from)).load(std::memory_order_relaxed);
+}
+
+/// Replaces *to by change(*to); returns what was there.
+template <class T, class Change>
+T atomic_change(T* to, Change change) {
+    end_with_others();
+    std::atomic_ref<T> number(*to);
+    T old = number.load(std::memory_order_relaxed);
+    while (!number.compare_exchange_weak(old, change(old), std::memory_order_relaxed)) {}
+    return old;
+}
+
+}   // namespace emulator
+
+template <emulator::AtomicNumber T>
+T atomicAdd(T* to, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [value](T old) { return T(old + value); });
+}
+template <std::integral T>
+T atomicSub(T* to, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [value](T old) { return T(old - value); });
+}
+template <std::integral T>
+T atomicMax(T* to, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [value](T old) { return old > value ? old : value; });
+}
+template <std::integral T>
+T atomicMin(T* to, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [value](T old) { return old < value ? old : value; });
+}
+template <std::integral T>
+T atomicAnd(T* to, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [value](T old) { return T(old & value); });
+}
+template <std::integral T>
+T atomicOr(T* to, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [value](T old) { return T(old | value); });
+}
+template <std::integral T>
+T atomicXor(T* to, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [value](T old) { return T(old ^ value); });
+}
+template <emulator::AtomicNumber T>
+T atomicExch(T* to, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [value](T) { return value; });
+}
+template <std::integral T>
+T atomicCAS(T* to, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+    return emulator::atomic_change(to, [=](T old) { return old == expected ? value : old; });
+}
+/// Counts up to `last`, then starts again at 0: the last block to come can tell that it is the last.
+inline unsigned atomicInc(unsigned* to, unsigned last) {
+    return emulator::atomic_change(to, [last](unsigned old) { return old >= last ? 0 : old + 1; });
+}
+
+inline void __threadfence() {
+#if EMULATOR_TSAN
+    emulator::acquire(emulator::fence_sign);
+    emulator::release(emulator::fence_sign);
+#else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+inline void __threadfence_block() { __threadfence(); }
+inline void __threadfence_system() { __threadfence(); }

@@ -1,0 +1,234 @@
+// A block of CUDA threads on one OS thread: every CUDA thread is a fiber, and whoever has to wait switches to one that can run.
+//
+//   Thread    a CUDA thread: its fiber, where it waits, its asynchronous copies
+//   Block     the threads of one block, their warps, barriers and shared memory
+//   Worker    an OS thread that runs blocks, one after the other
+#pragma once
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fibers.h"
+#include "options.h"
+#include "shared_memory.h"
+#include "vectors.h"
+
+// Plain variables, so that kernels read them at full speed and a debugger can print them. Every switch sets them.
+inline constinit thread_local uint3 threadIdx{}, blockIdx{};
+inline constinit thread_local dim3 blockDim{}, gridDim{};
+inline constexpr int warpSize = 32;
+
+namespace emulator {
+
+inline constexpr int LANES = 32, MAX_THREADS = 1024, BARRIERS = 16;
+inline constexpr int TIRING = 1 << 12;   // so many times __nanosleep, and nothing else: a block is tired
+
+/// One launch of a kernel.
+struct Kernel {
+    Location at;                  // where it is launched
+    dim3 grid;
+    int threads;                  // of a block: blocks have one dimension
+    size_t shared;                // bytes
+    std::function<void()> body;   // what one thread does
+
+    size_t blocks() const { return size_t(grid.x) * grid.y * grid.z; }
+    std::string name() const { return join("the kernel launched by ", function_at(at), " (", place(at), ")"); }
+};
+
+/// What the blocks of a running launch know of each other.
+struct Progress {
+    std::atomic<bool> failed{false};
+    std::atomic<int> running{0};   // blocks at this moment
+    std::atomic<int> tired{0};     // of them: blocks that have long done nothing but __nanosleep
+};
+
+/// cp.async: bytes that will move when the thread waits for their group.
+struct PendingCopy {
+    char* to;
+    const char* from;
+    int bytes, take;   // `take` bytes are copied, the rest of `bytes` becomes zero
+    int group;
+};
+
+struct Block;
+struct Warp;
+
+struct Thread {
+    Context context;
+    char* stack = nullptr;
+    int index = 0;           // threadIdx.x
+    bool started = false, ended = false;
+    Block* block = nullptr;
+    Warp* warp = nullptr;
+
+    // Where it waits, and for what.
+    const char* operation = "";
+    Location at;
+    uint32_t detail = 0;          // the mask of a warp operation, the number of a barrier
+    void* argument = nullptr;     // of a warp operation: the last lane to arrive does the work for all
+    int barrier = -1;
+
+    std::vector<PendingCopy> copies;   // in the order of issue; those before first_copy are done
+    size_t first_copy = 0;
+    int groups = 0;                    // committed so far
+
+    char arrived = 0, resumed = 0;     // signs for ThreadSanitizer
+
+    int lane() const { return index % LANES; }
+};
+
+/// Lanes of a warp that wait for the others of their mask.
+struct Gathering {
+    uint32_t mask, arrived;
+    const char* operation;
+    Location at;
+};
+struct Warp {
+    Thread* lanes = nullptr;   // 32
+    std::vector<Gathering> gatherings;
+};
+
+struct Barrier {
+    int arrived = 0;
+    int expected = 0;
+    unsigned generation = 0;
+    Location at;
+    std::array<char, 2> signs{};   // for ThreadSanitizer, in turns: who runs ahead to the next barrier must not order this one
+};
+
+struct Block {
+    std::unique_ptr<Thread[]> threads{new Thread[MAX_THREADS]};
+    std::array<Warp, MAX_THREADS / LANES> warps;
+    std::array<Barrier, BARRIERS> barriers;
+    SharedMemory shared;
+    uint3 index{};
+    int size = 0, ended = 0;
+
+    // ThreadSanitizer: the order between this block and the next one that uses the same fibers.
+    std::array<char, 2> signs{};
+    unsigned uses = 0;
+    char& sign_before() { return signs[uses % 2]; }
+    char& sign_after() { return signs[(uses + 1) % 2]; }
+};
+
+/// The threads that can run, and which one is next. A correct kernel gives the same result in every order.
+class Ready {
+public:
+    void start(uint64_t seed, uint64_t block) {
+        seed_ = seed;
+        random_ = Random(seed, block);
+        threads_.clear();
+        head_ = 0;
+    }
+    void add(Thread* thread) { threads_.push_back(thread); }
+    bool empty() const { return head_ == threads_.size(); }
+    size_t size() const { return threads_.size(); }
+
+    /// Seed 0: in order. Seed 1: last released first, so that one warp runs as far ahead of the others as it can. From 2 on:
+    /// mostly so, and now and then any thread. (Uniformly random orders find little: all warps advance at about the same speed.)
+    Thread* next() {
+        if (empty()) {
+            threads_.clear();
+            head_ = 0;
+            return nullptr;
+        }
+        if (seed_ == 0) return take_first();
+        size_t i = threads_.size() - 1;
+        if (seed_ > 1 && random_() % 8 == 0) i = random_() % threads_.size();
+        Thread* thread = threads_[i];
+        threads_.erase(threads_.begin() + long(i));
+        return thread;
+    }
+
+    /// Puts the warps from position `from` on in a random order.
+    void mix_warps(size_t from) {
+        if (seed_ < 2) return;
+        const uint64_t salt = random_();
+        auto key = [salt](const Thread* thread) { return ((uint64_t(thread->index / LANES) ^ salt) * 0x9e3779b97f4a7c15) >> 20; };
+        std::stable_sort(threads_.begin() + long(from), threads_.end(), [&](Thread* a, Thread* b) { return key(a) < key(b); });
+    }
+
+    bool coin() { return seed_ > 1 && random_() % 2; }
+
+private:
+    Thread* take_first() {
+        if (head_ == 2 * MAX_THREADS) {   // or the list would grow as long as the kernel runs
+            threads_.erase(threads_.begin(), threads_.begin() + long(head_));
+            head_ = 0;
+        }
+        return threads_[head_++];
+    }
+
+    uint64_t seed_ = 0;
+    Random random_;
+    std::vector<Thread*> threads_;
+    size_t head_ = 0;
+};
+
+struct Worker {
+    /// Runs one block to its end. Throws when a thread did, and when threads wait for each other for ever.
+    void run(const Kernel& kernel, Progress& progress, uint3 index, uint64_t number);
+
+    /// Called by a thread: others go on until somebody adds this one to `ready`.
+    void wait();
+    /// Called by a thread: another one may go on first.
+    void give_way();
+    /// Called by a thread that only polls: everybody else may go on. False when nobody else does anything but poll.
+    bool nap();
+    /// Something has happened in the block.
+    void wake_up();
+
+    Ready ready;
+    Block* block = nullptr;         // the one that runs
+    const Kernel* kernel = nullptr;
+    Progress* progress = nullptr;
+    Context origin;                 // of the OS thread
+    Stacks stacks;
+    bool failed = false;
+    std::string failure;
+    int naps = 0;                   // of threads in __nanosleep, since something else happened in the block
+    std::chrono::steady_clock::time_point all_tired;   // since when all running blocks have been tired
+    char launch_sign = 0;           // ThreadSanitizer: the host before the launch
+
+    // ThreadSanitizer sees no race within one fiber. So neighbouring blocks use different ones.
+    std::array<Block, FINDS_RACES ? 2 : 1> blocks;
+    size_t started = 0;
+
+private:
+    static void fiber();
+    void begin(uint3 index, uint64_t number);
+    void begin(Thread& thread, int index_in_block);
+    void start(Thread& thread);
+    void become(Thread& thread);
+    void resume(Context& from, Thread& to, bool for_good = false);
+    void run_body();
+    Thread* end(Thread& thread, char* stack);
+    void abandon();
+    std::string deadlock() const;
+};
+
+inline constinit thread_local Worker* worker = nullptr;
+inline constinit thread_local Thread* self = nullptr;
+
+inline Worker& this_worker() {
+    Quiet quiet;
+    static thread_local std::unique_ptr<Worker> own;
+    if (!own) own = std::make_unique<Worker>();
+    return *(worker = own.get());
+}
+
+inline std::string block_name() { return join("block (", blockIdx.x, ",", blockIdx.y, ",", blockIdx.z, ")"); }
+
+/// Ends the launch with a sentence that names kernel, block, thread and line.
+template <class... Parts>
+[[noreturn]] void fail_at(const Location& at, const Parts&... parts) {
+    Quiet quiet;
+    throw Error(join(worker->kernel->name(), ", ", block_name(), ", thread ", threadIdx.x, ", at ", place(at), ": ", parts...));
+}
+
+}   // namespace emulator

@@ -1,0 +1,229 @@
+// How a worker runs a block: starts fibers, switches between them, ends them, and explains why nothing goes on.
+#pragma once
+#include <sched.h>
+
+#include "block.h"
+
+namespace emulator {
+
+// ---- before the first thread runs
+
+inline void Worker::begin(Thread& thread, int index_in_block) {
+    if (thread.started && !thread.ended) {   // left behind by a launch that failed
+        if (!FINDS_RACES) stacks.give_back(thread.stack);
+        thread.context.tsan_fiber = nullptr;
+    }
+    thread.index = index_in_block;
+    thread.started = thread.ended = false;
+    thread.block = block;
+    thread.warp = &block->warps[size_t(index_in_block / LANES)];
+    thread.barrier = -1;
+    thread.copies.clear();
+    thread.first_copy = 0;
+    thread.groups = 0;
+#if EMULATOR_TSAN
+    if (!thread.context.tsan_fiber) thread.context.tsan_fiber = __tsan_create_fiber(0);
+#endif
+    ready.add(&thread);
+}
+
+inline void Worker::begin(uint3 index, uint64_t number) {
+    block = &blocks[started++ % blocks.size()];
+    block->index = index;
+    block->size = kernel->threads;
+    block->ended = 0;
+    block->uses++;
+    block->barriers = {};
+    block->shared.start(kernel->shared);
+    failed = false;
+    blockIdx = index;
+    blockDim = dim3(unsigned(kernel->threads));
+    gridDim = kernel->grid;
+    ready.start(options().seed, number);
+    for (int i = 0; i < block->size; i++) begin(block->threads[size_t(i)], i);
+    for (int w = 0; w < block->size / LANES; w++) {
+        block->warps[size_t(w)].lanes = &block->threads[size_t(w * LANES)];
+        block->warps[size_t(w)].gatherings.clear();
+    }
+    ready.mix_warps(0);
+#if EMULATOR_TSAN
+    origin.tsan_fiber = __tsan_get_current_fiber();
+#endif
+}
+
+// ---- from thread to thread
+
+/// Gives a thread its stack and the frame that the first switch to it finds.
+EMULATOR_PLAIN inline void Worker::start(Thread& thread) {
+    Quiet quiet;
+    if (!FINDS_RACES || !thread.stack) thread.stack = stacks.take();   // ThreadSanitizer: a stack stays with its fiber
+    thread.started = true;
+    permit(thread.stack, STACK_BYTES);   // the frames of an abandoned thread
+    thread.context.stack = thread.stack;
+    thread.context.stack_bytes = STACK_BYTES;
+    thread.context.stack_pointer = first_frame(thread.stack, size_t(thread.index), &Worker::fiber);
+}
+
+EMULATOR_PLAIN inline void Worker::become(Thread& thread) {
+    self = &thread;
+    threadIdx.x = unsigned(thread.index);
+}
+
+EMULATOR_PLAIN inline void Worker::resume(Context& from, Thread& to, bool for_good) {
+    if (!to.started) start(to);
+    become(to);
+    switch_context(from, to.context, for_good);
+}
+
+EMULATOR_PLAIN inline void Worker::wait() {
+    Thread& me = *self;
+    Thread* next = ready.next();
+    if (next == &me) return;
+    if (next) return resume(me.context, *next);
+    switch_context(me.context, origin);   // nobody can go on: run() finds out why
+}
+
+inline void Worker::give_way() {
+    if (!ready.coin()) return;
+    ready.add(self);
+    wait();
+}
+
+inline void Worker::wake_up() {
+    if (naps >= TIRING) progress->tired--;
+    naps = 0;
+}
+
+inline bool Worker::nap() {
+    // A block that was answered counts as tired until something happens in it, but never so long.
+    constexpr std::chrono::milliseconds FOR_EVER{400};
+    naps = std::min(naps + 1, TIRING + 1);
+    if (naps == TIRING) progress->tired++;
+    if (naps >= TIRING) {
+        const auto now = std::chrono::steady_clock::now();
+        if (progress->tired < progress->running || naps == TIRING) all_tired = now;
+        if (now - all_tired > FOR_EVER) return false;
+    }
+    if (progress->running > 1) sched_yield();
+    ready.add(self);
+    wait();
+    return true;
+}
+
+/// What every fiber runs: the kernel for its thread, then for threads that have not started yet, without any switch.
+EMULATOR_PLAIN inline void Worker::fiber() {
+    Worker& me = *worker;
+    arrive_on_new_fiber(me.origin);
+    char* stack = self->stack;
+    for (;;) {
+        Thread& thread = *self;
+        acquire(me.launch_sign);
+        acquire(me.block->sign_before());
+        me.run_body();
+        release(me.block->sign_after());
+        Thread* next = me.end(thread, stack);
+        if (!next) switch_context(thread.context, me.origin, true);
+        if (next->started || FINDS_RACES) me.resume(thread.context, *next, true);
+        next->started = true;
+        next->stack = stack;
+        next->context.stack = stack;
+        next->context.stack_bytes = STACK_BYTES;
+        me.become(*next);
+    }
+}
+
+/// The kernel for one thread. Nothing may leave a fiber but a switch, and no switch may happen inside a handler.
+inline void Worker::run_body() {
+    try {
+        kernel->body();
+        return;
+    } catch (const Error& error) {
+        Quiet quiet;
+        failure = error.what();
+    } catch (const std::exception& error) {
+        Quiet quiet;
+        failure = join(kernel->name(), ", thread ", self->index, ", threw: ", error.what());
+    } catch (...) {
+        Quiet quiet;
+        failure = kernel->name() + " threw something";
+    }
+    failed = true;
+}
+
+/// Takes a thread off the list; returns the one to go on with. Its stack is free unless an unstarted thread takes it over.
+inline Thread* Worker::end(Thread& thread, char* stack) {
+    Quiet quiet;
+    wake_up();
+    thread.ended = true;
+    block->ended++;
+    if (thread.first_copy < thread.copies.size() && !failed) {
+        failed = true;
+        const std::string where = join(block_name(), ", thread ", thread.index);
+        failure = join(kernel->name(), ", ", where, ": ends with cp.async copies that it never waited for");
+    }
+    Thread* next = failed ? nullptr : ready.next();
+    if (!FINDS_RACES && (!next || next->started)) stacks.give_back(stack);
+    return next;
+}
+
+// ---- the whole block
+
+inline void Worker::run(const Kernel& kernel_, Progress& progress_, uint3 index, uint64_t number) {
+    Quiet quiet;
+    kernel = &kernel_;
+    progress = &progress_;
+    begin(index, number);
+    resume(origin, *ready.next());   // comes back when all threads have ended, one has failed, or none can go on
+    self = nullptr;
+    wake_up();
+    if (!failed && block->ended < block->size) {
+        failure = deadlock();
+        failed = true;
+    }
+    if (failed) {
+        abandon();
+        throw Error(failure);
+    }
+    const std::string damage = block->shared.damage();
+    if (!damage.empty()) throw Error(join(kernel->name(), ", ", block_name(), ": ", damage));
+}
+
+/// After a failure: the unfinished fibers never run again. ThreadSanitizer has to see that they happened before what follows.
+inline void Worker::abandon() {
+#if EMULATOR_TSAN
+    for (int i = 0; i < block->size; i++) {
+        __tsan_switch_to_fiber(block->threads[size_t(i)].context.tsan_fiber, 0);
+        __tsan_switch_to_fiber(origin.tsan_fiber, 0);
+    }
+#endif
+}
+
+/// Nothing can run and not all threads have ended: says where they wait, those that wait for the same thing together.
+inline std::string Worker::deadlock() const {
+    struct Group {
+        const Thread* first;
+        int count;
+    };
+    std::vector<Group> groups;
+    auto alike = [](const Thread& a, const Thread& b) {
+        if (a.ended || b.ended) return a.ended == b.ended;
+        return a.operation == b.operation && a.at.line() == b.at.line() && a.detail == b.detail;
+    };
+    for (int i = 0; i < block->size; i++) {
+        const Thread& thread = block->threads[size_t(i)];
+        auto same = std::find_if(groups.begin(), groups.end(), [&](const Group& group) { return alike(*group.first, thread); });
+        if (same == groups.end()) groups.push_back({&thread, 1});
+        else same->count++;
+    }
+    std::string text = join(kernel->name(), ", ", block_name(), ": the threads wait for each other for ever:");
+    for (const Group& group : groups) {
+        const Thread& thread = *group.first;
+        text += join("\n    ", group.count, group.count == 1 ? " thread" : " threads", ", first ", thread.index, ": ");
+        if (thread.ended) text += "ended";
+        else if (thread.barrier >= 0) text += join("at barrier ", thread.barrier, ", ", place(thread.at));
+        else text += join("at ", thread.operation, " with lanes ", std::hex, thread.detail, ", ", place(thread.at));
+    }
+    return text;
+}
+
+}   // namespace emulator

@@ -1,0 +1,125 @@
+// What CUDA adds to C++ inside kernels: keywords, arithmetic, cached loads, barriers. Warp operations and atomics have their own
+// files.
+#pragma once
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "atomics.h"
+#include "meetings.h"
+#include "vectors.h"
+
+// ---- keywords. Not __noinline__, which the C++ library uses itself, and not __shared__: kernels take dynamic_shared().
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+// ---- fast functions. glibc's <math.h> declares functions of these names without defining them, so they have to be macros.
+#define __expf(x) expf(x)
+#define __exp10f(x) exp10f(x)
+#define __logf(x) logf(x)
+#define __log2f(x) log2f(x)
+#define __log10f(x) log10f(x)
+#define __powf(x, y) powf(x, y)
+#define __sinf(x) sinf(x)
+#define __cosf(x) cosf(x)
+#define __tanf(x) tanf(x)
+#define __sincosf(x, sine, cosine) sincosf(x, sine, cosine)
+
+constexpr float __fdividef(float a, float b) { return a / b; }
+constexpr float __fadd_rn(float a, float b) { return a + b; }
+constexpr float __fsub_rn(float a, float b) { return a - b; }
+constexpr float __fmul_rn(float a, float b) { return a * b; }
+constexpr float __fdiv_rn(float a, float b) { return a / b; }
+constexpr float __frcp_rn(float a) { return 1 / a; }
+inline float __fsqrt_rn(float a) { return sqrtf(a); }
+inline float __frsqrt_rn(float a) { return 1 / sqrtf(a); }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float rsqrtf(float a) { return 1 / sqrtf(a); }
+inline double rsqrt(double a) { return 1 / std::sqrt(a); }
+inline float __saturatef(float a) { return fminf(fmaxf(a, 0), 1); }
+
+// CUDA has more of these, for arguments of two types. Without them mixed arguments do not compile here, which is as well.
+constexpr int min(int a, int b) { return a < b ? a : b; }
+constexpr int max(int a, int b) { return a > b ? a : b; }
+constexpr unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+constexpr unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+constexpr long min(long a, long b) { return a < b ? a : b; }
+constexpr long max(long a, long b) { return a > b ? a : b; }
+constexpr unsigned long min(unsigned long a, unsigned long b) { return a < b ? a : b; }
+constexpr unsigned long max(unsigned long a, unsigned long b) { return a > b ? a : b; }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+
+// ---- bits
+constexpr unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+constexpr float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+constexpr int __float_as_int(float x) { return std::bit_cast<int>(x); }
+constexpr float __int_as_float(int x) { return std::bit_cast<float>(x); }
+constexpr int __popc(unsigned x) { return std::popcount(x); }
+constexpr int __popcll(unsigned long long x) { return std::popcount(x); }
+constexpr int __clz(int x) { return std::countl_zero(unsigned(x)); }
+constexpr int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
+constexpr int __ffs(int x) { return x ? std::countr_zero(unsigned(x)) + 1 : 0; }
+constexpr unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+constexpr unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    __extension__ using Wide = unsigned __int128;
+    return static_cast<unsigned long long>(Wide(a) * b >> 64);
+}
+inline int __float2int_rn(float x) { return int(std::nearbyint(x)); }
+constexpr int __float2int_rz(float x) { return int(x); }
+constexpr float __int2float_rn(int x) { return float(x); }
+constexpr float __uint2float_rn(unsigned x) { return float(x); }
+
+// ---- loads and stores with a hint for the caches. __ldcg and __stcg go past the first-level cache, so that blocks see each
+// other's values: numbers of four and eight bytes are read and written as atomics, and can be flags.
+template <class T>
+T __ldg(const T* from) {
+    return *from;
+}
+template <class T>
+T __ldcs(const T* from) {
+    return *from;
+}
+template <class T>
+T __ldlu(const T* from) {
+    return *from;
+}
+template <class T>
+T __ldcg(const T* from) {
+    if constexpr (emulator::AtomicNumber<T>) return emulator::load(from);
+    else return *from;
+}
+template <class T>
+void __stcs(T* to, std::type_identity_t<T> value) {
+    *to = value;
+}
+template <class T>
+void __stcg(T* to, std::type_identity_t<T> value) {
+    if constexpr (emulator::AtomicNumber<T>) std::atomic_ref<T>(*to).store(value, std::memory_order_relaxed);
+    else *to = value;
+}
+
+// ---- barriers
+inline void __syncthreads(emulator::Location at = emulator::Location::current()) {
+    emulator::meet_at_barrier(0, int(blockDim.x), at);
+}
+inline void __syncwarp(unsigned mask = 0xffffffff, emulator::Location at = emulator::Location::current()) {
+    emulator::meet_in_warp("__syncwarp", mask, nullptr, nullptr, at);
+}
+/// Others go on meanwhile: the only way to wait for another block.
+inline void __nanosleep(unsigned /*nanoseconds*/, emulator::Location at = emulator::Location::current()) { emulator::nap(at); }
+
+[[noreturn]] inline void __trap(emulator::Location at = emulator::Location::current()) { emulator::fail_at(at, "__trap()"); }
+
+namespace emulator {
+/// bar.sync ID, THREADS: a barrier for some warps of the block. Barrier 0 is __syncthreads().
+inline void bar_sync(int id, int threads, Location at = Location::current()) { meet_at_barrier(id, threads, at); }
+}   // namespace emulator

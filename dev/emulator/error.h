@@ -1,0 +1,58 @@
+// Errors of the emulator, and places in the source.
+#pragma once
+#include <source_location>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+// clang 14 lacks the builtin that libstdc++ needs, and with it the class. These builtins do the same.
+#ifndef __cpp_lib_source_location
+namespace std {
+struct source_location {
+    static constexpr source_location current(const char* file = __builtin_FILE(), const char* function = __builtin_FUNCTION(),
+                                             unsigned line = __builtin_LINE()) {
+        source_location here;
+        here.file_ = file, here.function_ = function, here.line_ = line;
+        return here;
+    }
+    constexpr const char* file_name() const { return file_; }
+    constexpr const char* function_name() const { return function_; }
+    constexpr unsigned line() const { return line_; }
+    constexpr unsigned column() const { return 0; }
+
+private:
+    const char *file_ = "", *function_ = "";
+    unsigned line_ = 0;
+};
+}   // namespace std
+#endif
+
+namespace emulator {
+
+using Location = std::source_location;
+
+/// A mistake in a kernel or in the way it is launched. what() is one sentence that names the place.
+struct Error : std::runtime_error {
+    using runtime_error::runtime_error;
+};
+
+template <class... Parts>
+std::string join(const Parts&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    return text.str();
+}
+
+inline std::string place(const Location& at) { return join(at.file_name(), ":", at.line()); }
+
+/// The name alone of the function that `at` lies in: g++ gives "void f(int) [with X = float]", of which `f` is wanted.
+inline std::string function_at(const Location& at) {
+    std::string name = at.function_name();
+    const std::string anonymous = "(anonymous namespace)::";
+    if (const size_t found = name.find(anonymous); found != std::string::npos) name.erase(found, anonymous.size());
+    name = name.substr(0, name.find('('));
+    if (const size_t space = name.rfind(' '); space != std::string::npos) name.erase(0, space + 1);
+    return name;
+}
+
+}   // namespace emulator

@@ -1,0 +1,3 @@
+// bfloat16 as CUDA has it, for C++ compilers (see ../README.md).
+#pragma once
+#include "../bf16.h"

@@ -1,0 +1,54 @@
+// What a run of the emulator can be told, in the environment; tests change the same values between launches.
+#pragma once
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+namespace emulator {
+
+struct Options {
+    uint64_t seed = 0;         // EMULATOR_SEED: order of threads, contents of unwritten memory, when the work of streams runs
+    int threads = 0;           // EMULATOR_THREADS: how many blocks run at the same time; 0 as many as OpenMP has threads
+    int devices = 1;           // EMULATED_GPU_COUNT
+    size_t device_bytes = 0;   // EMULATED_GPU_BYTES: memory of each device; default: what this machine has
+};
+
+inline uint64_t number_from_environment(const char* name, uint64_t otherwise) {
+    const char* text = std::getenv(name);
+    return text && *text ? std::strtoull(text, nullptr, 0) : otherwise;
+}
+
+inline Options& options() {
+    static Options chosen{
+        number_from_environment("EMULATOR_SEED", 0),
+        int(number_from_environment("EMULATOR_THREADS", 0)),
+        int(number_from_environment("EMULATED_GPU_COUNT", 1)),
+        size_t(number_from_environment("EMULATED_GPU_BYTES", uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE)))),
+    };
+    return chosen;
+}
+
+/// What memory holds that nobody wrote. As floats: NaN, huge, very negative. One value would not do: fmaxf(NaN, x) is x.
+inline unsigned char poison() {
+    constexpr unsigned char bytes[] = {0xff, 0x7f, 0xfe};
+    return bytes[options().seed % 3];
+}
+
+/// xorshift64: repeatable for a seed, and a few instructions.
+class Random {
+public:
+    explicit Random(uint64_t seed = 0, uint64_t stream = 0)
+        : state_((seed * 0x9e3779b97f4a7c15ull ^ (stream + 1) * 0xbf58476d1ce4e5b9ull) | 1) {}
+    uint64_t operator()() {
+        state_ ^= state_ << 13;
+        state_ ^= state_ >> 7;
+        return state_ ^= state_ << 17;
+    }
+
+private:
+    uint64_t state_;
+};
+
+}   // namespace emulator

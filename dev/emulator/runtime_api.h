@@ -1,0 +1,204 @@
+// The CUDA runtime's functions under their own names. All remember the line that calls them, for the sentences of errors.
+#pragma once
+#include "runtime.h"
+
+#define EMULATOR_AT emulator::Location at = emulator::Location::current()
+
+// ---- devices
+inline cudaError_t cudaGetDeviceCount(int* count) {
+    *count = emulator::options().devices;
+    return emulator::result(*count ? cudaSuccess : cudaErrorNoDevice);
+}
+inline cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= emulator::options().devices) return emulator::result(cudaErrorInvalidDevice);
+    emulator::current_device = device;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+    *device = emulator::current_device;
+    return emulator::result(emulator::options().devices ? cudaSuccess : cudaErrorNoDevice);
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+    if (device < 0 || device >= emulator::options().devices) return emulator::result(cudaErrorInvalidDevice);
+    *properties = emulator::properties(device);
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp properties;
+    if (const cudaError_t error = cudaGetDeviceProperties(&properties, device)) return error;
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(properties.sharedMemPerBlockOptin); break;
+    }
+    return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize(EMULATOR_AT) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    emulator::runtime().not_while_capturing(at);
+    emulator::runtime().run_all();
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() { return std::exchange(emulator::last_error, cudaSuccess); }
+inline cudaError_t cudaPeekAtLastError() { return emulator::last_error; }
+
+// ---- memory
+inline cudaError_t cudaMalloc(void** data, size_t bytes, EMULATOR_AT) {
+    return emulator::allocate(data, bytes, emulator::Memory::device, at);
+}
+template <class T>
+cudaError_t cudaMalloc(T** data, size_t bytes, EMULATOR_AT) {
+    return cudaMalloc(reinterpret_cast<void**>(data), bytes, at);
+}
+inline cudaError_t cudaFree(void* data, EMULATOR_AT) { return emulator::free(data, emulator::Memory::device, at); }
+inline cudaError_t cudaMallocHost(void** data, size_t bytes, EMULATOR_AT) {
+    return emulator::allocate(data, bytes, emulator::Memory::pinned, at);
+}
+template <class T>
+cudaError_t cudaMallocHost(T** data, size_t bytes, EMULATOR_AT) {
+    return cudaMallocHost(reinterpret_cast<void**>(data), bytes, at);
+}
+template <class T>
+cudaError_t cudaHostAlloc(T** data, size_t bytes, unsigned /*flags*/, EMULATOR_AT) {
+    return cudaMallocHost(reinterpret_cast<void**>(data), bytes, at);
+}
+inline cudaError_t cudaFreeHost(void* data, EMULATOR_AT) { return emulator::free(data, emulator::Memory::pinned, at); }
+inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    *free = emulator::runtime().memory.free_bytes(emulator::current_device);
+    *total = emulator::options().device_bytes;
+    return emulator::result(emulator::options().devices ? cudaSuccess : cudaErrorNoDevice);
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, EMULATOR_AT) {
+    return emulator::copy(to, from, bytes, kind, at);
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr,
+                                   EMULATOR_AT) {
+    return emulator::copy_async(to, from, bytes, kind, stream, at);
+}
+inline cudaError_t cudaMemset(void* to, int value, size_t bytes, EMULATOR_AT) {
+    return emulator::set_bytes(to, value, bytes, nullptr, at);
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream = nullptr, EMULATOR_AT) {
+    return emulator::set_bytes(to, value, bytes, stream, at);
+}
+
+// ---- streams
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    *stream = nullptr;
+    if (emulator::options().devices == 0) return emulator::result(cudaErrorNoDevice);
+    std::lock_guard inside(emulator::runtime().mutex);
+    *stream = &emulator::runtime().create_stream(flags != cudaStreamNonBlocking);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int /*priority*/) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t handle, EMULATOR_AT) {
+    return emulator::destroy([&] {
+        CUstream_st& stream = emulator::runtime().stream(handle, at);
+        emulator::runtime().run_until_empty(stream);
+        stream.alive = stream.index == 0;
+    });
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t handle, EMULATOR_AT) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    CUstream_st& stream = emulator::runtime().stream(handle, at);
+    if (stream.capture) throw emulator::Error(emulator::place(at) + ": waits for a stream that is being captured");
+    emulator::runtime().run_until_empty(stream);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamQuery(cudaStream_t handle, EMULATOR_AT) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    CUstream_st& stream = emulator::runtime().stream(handle, at);
+    if (stream.queue.empty()) return cudaSuccess;
+    emulator::runtime().run_until({&stream, stream.queue.front().number});   // who asks again and again must see it end
+    return cudaErrorNotReady;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/ = 0, EMULATOR_AT) {
+    return emulator::wait_for(stream, event, at);
+}
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data, EMULATOR_AT) {
+    emulator::enqueue(stream, [=] { function(data); }, at);
+    return cudaSuccess;
+}
+
+// ---- events
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+    *event = nullptr;
+    if (emulator::options().devices == 0) return emulator::result(cudaErrorNoDevice);
+    std::lock_guard inside(emulator::runtime().mutex);
+    *event = &emulator::runtime().create_event();
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event, EMULATOR_AT) {
+    return emulator::destroy([&] { emulator::event(event, at).alive = false; });
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr, EMULATOR_AT) {
+    return emulator::record(event, stream, at);
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event, EMULATOR_AT) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    emulator::not_captured(emulator::event(event, at), at);
+    if (event->point.stream) emulator::runtime().run_until(event->point);
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event, EMULATOR_AT) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    emulator::not_captured(emulator::event(event, at), at);
+    const emulator::Point& point = event->point;
+    if (emulator::runtime().happened(point)) return cudaSuccess;
+    emulator::runtime().run_until({point.stream, point.stream->queue.front().number});   // who asks again and again must see it end
+    return cudaErrorNotReady;
+}
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end, EMULATOR_AT) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    const emulator::Runtime& runtime = emulator::runtime();
+    const CUevent_st &first = emulator::event(start, at), &second = emulator::event(end, at);
+    if (!first.point.stream || !second.point.stream) throw emulator::Error(emulator::place(at) + ": the event was never recorded");
+    if (!runtime.happened(first.point) || !runtime.happened(second.point)) return emulator::result(cudaErrorNotReady);
+    *milliseconds = std::chrono::duration<float, std::milli>(second.time - first.time).count();
+    return cudaSuccess;
+}
+
+// ---- graphs
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode, EMULATOR_AT) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    emulator::runtime().begin_capture(emulator::runtime().stream(stream, at), mode == cudaStreamCaptureModeRelaxed, at);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph, EMULATOR_AT) {
+    std::lock_guard inside(emulator::runtime().mutex);
+    *graph = emulator::runtime().end_capture(emulator::runtime().stream(stream, at), at);
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long /*flags*/ = 0) {
+    *executable = new CUgraphExec_st{std::make_shared<const std::vector<emulator::Node>>(graph->nodes)};
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream, EMULATOR_AT) {
+    emulator::enqueue(stream, [nodes = executable->nodes] { emulator::runtime().replay(*nodes); }, at);
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return delete executable, cudaSuccess; }
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+
+// ---- kernels
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, int value) {
+    const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::MAX_SHARED;
+    return emulator::result(possible ? cudaSuccess : cudaErrorInvalidValue);
+}
+/// A small number: grids that are sized by it stay small here.
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int /*threads*/, size_t /*shared*/) {
+    return *blocks = 2, cudaSuccess;
+}
+
+#undef EMULATOR_AT

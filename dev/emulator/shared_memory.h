@@ -1,0 +1,90 @@
+// The shared memory of a block: exactly as many bytes as the launch asked for, between two forbidden zones.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "error.h"
+#include "options.h"
+#include "sanitizers.h"
+
+namespace emulator {
+
+inline constexpr size_t MAX_SHARED = 227 << 10;   // bytes a block may have on compute capability 9.0
+
+/// Bytes around an allocation that nobody may touch. They hold poison: who reads them gets NaN or nonsense. In a build with
+/// AddressSanitizer the first access ends the program; in others a write is found when the zone is checked.
+class Zone {
+public:
+    static constexpr size_t BYTES = 1024;
+
+    Zone() = default;
+    explicit Zone(char* begin) : begin_(begin), filling_(poison()) { mend(); }
+    void mend() {
+        permit(begin_, BYTES);
+        std::memset(begin_, filling_, BYTES);
+        forbid(begin_, BYTES);
+    }
+
+    /// Position of the first byte that somebody wrote, or -1.
+    EMULATOR_MAY_READ_ALL int written() const {
+        const char first = char(filling_);
+        for (size_t i = 0; i < BYTES; i += 8) {
+            uint64_t eight;
+            __builtin_memcpy(&eight, begin_ + i, 8);
+            if (eight == 0x0101010101010101ull * filling_) continue;
+            while (begin_[i] == first) i++;
+            return int(i);
+        }
+        return -1;
+    }
+
+private:
+    char* begin_ = nullptr;
+    unsigned char filling_ = 0;
+};
+
+class SharedMemory {
+public:
+    static constexpr size_t ALIGNMENT = 128;
+
+    /// Fresh memory for a block: nothing in it is written.
+    void start(size_t bytes) {
+        if (!memory_) memory_ = std::make_unique<Memory>();
+        forbid(memory_->bytes, sizeof memory_->bytes);
+        bytes_ = bytes;
+        before_ = Zone(begin() - Zone::BYTES);
+        after_ = Zone(begin() + bytes);
+        permit(begin(), bytes);
+        std::memset(begin(), poison(), bytes);
+    }
+
+    char* begin() const { return memory_->bytes + Zone::BYTES; }
+    bool contains(const void* address, size_t bytes) const {
+        const char* first = static_cast<const char*>(address);
+        return first >= begin() && first + bytes <= begin() + bytes_;
+    }
+
+    /// What is wrong with the zones, or nothing.
+    std::string damage() const {
+        const int after = after_.written(), before = before_.written();
+        if (after >= 0) return join("a thread wrote to byte ", bytes_ + size_t(after), " of ", bytes_, " bytes of shared memory");
+        if (before >= 0) return join("a thread wrote ", Zone::BYTES - size_t(before), " bytes before the start of shared memory");
+        return "";
+    }
+
+    ~SharedMemory() {
+        if (memory_) permit(memory_->bytes, sizeof memory_->bytes);   // the heap may give these bytes to somebody else
+    }
+
+private:
+    struct Memory {
+        alignas(ALIGNMENT) char bytes[Zone::BYTES + MAX_SHARED + Zone::BYTES];
+    };
+    std::unique_ptr<Memory> memory_;
+    size_t bytes_ = 0;
+    Zone before_, after_;
+};
+
+}   // namespace emulator

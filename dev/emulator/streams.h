@@ -1,0 +1,298 @@
+// Streams, events and graphs. Work that is given to a stream is kept in a queue. A GPU may do it at once or much later, so the
+// seed chooses:
+//
+//   seed 0      at once: the order of the program, which is the one to debug with
+//   seed 1      as late as possible: only when something waits for it
+//   seeds 2, 3  every second stream at once, the others late: streams run far ahead of each other
+//   from 4 on   random
+//
+// A program that reads a result too early, reuses a buffer too early or forgets that one stream has to wait for another gives wrong
+// results under one of them.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "device_memory.h"
+
+struct CUstream_st;
+struct CUevent_st;
+struct CUgraph_st;
+using cudaStream_t = CUstream_st*;
+using cudaEvent_t = CUevent_st*;
+
+namespace emulator {
+
+using Work = std::function<void()>;
+using Clock = std::chrono::steady_clock;
+
+/// "All that was given to `stream` up to the operation `number`."
+struct Point {
+    CUstream_st* stream = nullptr;
+    uint64_t number = 0;
+};
+
+struct Operation {
+    uint64_t number;            // counts the operations of all streams
+    Location at;                // the line that asked for it
+    Work work;
+    std::vector<Point> after;   // what must have happened before
+};
+
+/// One operation of a graph, and the nodes that have to be done before it.
+struct Node {
+    Location at;
+    Work work;
+    std::vector<size_t> after;
+};
+
+}   // namespace emulator
+
+struct CUstream_st {
+    int index = 0;          // 0 is the stream that programs call nullptr
+    bool alive = true;
+    bool blocking = true;   // takes turns with stream 0
+    std::deque<emulator::Operation> queue;
+    uint64_t last = 0;      // number of the newest operation
+    uint64_t done = 0;      // number of the newest operation that has been done
+
+    CUgraph_st* capture = nullptr;   // operations go there, not into the queue
+    std::vector<size_t> heads;       // nodes that the next captured operation comes after
+};
+
+struct CUevent_st {
+    bool alive = true;
+    emulator::Point point;   // what was last recorded
+    emulator::Clock::time_point time;
+    CUgraph_st* capture = nullptr;
+    std::vector<size_t> heads;
+};
+
+struct CUgraph_st {
+    std::vector<emulator::Node> nodes;
+    bool host_may_wait = false;   // cudaStreamCaptureModeRelaxed
+};
+
+struct CUgraphExec_st {
+    std::shared_ptr<const std::vector<emulator::Node>> nodes;
+};
+
+namespace emulator {
+
+/// All that belongs to the emulated GPUs. One host thread at a time is inside; a host thread that waits for work does the work.
+class Runtime {
+public:
+    std::recursive_mutex mutex;
+    DeviceMemory memory;
+
+    // ---- streams
+    CUstream_st& stream(cudaStream_t handle, const Location& at) {
+        if (!handle) return streams_.front();
+        if (!handle->alive) throw Error(place(at) + ": uses a stream that was destroyed");
+        return *handle;
+    }
+
+    CUstream_st& create_stream(bool blocking) {
+        for (CUstream_st& stream : streams_) {
+            if (stream.alive) continue;
+            stream.alive = true;
+            stream.blocking = blocking;
+            return stream;
+        }
+        CUstream_st& stream = streams_.emplace_back();
+        stream.index = int(streams_.size()) - 1;
+        stream.blocking = blocking;
+        return stream;
+    }
+
+    CUevent_st& create_event() {
+        auto unused = std::find_if(events_.begin(), events_.end(), [](const CUevent_st& event) { return !event.alive; });
+        CUevent_st& event = unused == events_.end() ? events_.emplace_back() : *unused;
+        event = {};
+        return event;
+    }
+
+    /// Gives `work` to the stream: at some moment after what it already has. Returns the operation's number.
+    uint64_t enqueue(CUstream_st& stream, const Location& at, Work work, std::vector<Point> after = {}) {
+        if (busy_) throw Error(place(at) + ": the CUDA runtime may not be called by work of a stream (a kernel, a host function)");
+        if (stream.capture) {
+            capture(stream, at, std::move(work));
+            return 0;
+        }
+        for (CUstream_st& other : streams_) {   // stream 0 takes turns with all blocking streams
+            if (stream.index && (other.index || !stream.blocking)) continue;
+            if (!stream.index && !other.blocking) continue;
+            if (other.capture) throw Error(place(at) + ": uses stream 0 while a stream that takes turns with it is being captured");
+            after.push_back({&other, other.last});
+        }
+        stream.last = ++operations_;
+        stream.queue.push_back({stream.last, at, std::move(work), std::move(after)});
+        advance(stream);
+        return stream.last;
+    }
+
+    void run_until(Point point) {
+        CUstream_st& stream = *point.stream;
+        while (!stream.queue.empty() && stream.queue.front().number <= point.number) run_first(stream);
+    }
+    void run_until_empty(CUstream_st& stream) { run_until({&stream, stream.last}); }
+
+    void run_all() {
+        for (CUstream_st& stream : streams_) run_until_empty(stream);
+    }
+
+    bool happened(const Point& point) const { return !point.stream || point.stream->done >= point.number; }
+
+    // ---- graphs
+    void begin_capture(CUstream_st& stream, bool host_may_wait, const Location& at) {
+        if (!stream.index) throw Error(place(at) + ": stream 0 cannot be captured");
+        if (stream.capture) throw Error(place(at) + ": the stream is being captured already");
+        stream.capture = new CUgraph_st{{}, host_may_wait};
+        stream.heads.clear();
+        captures_.insert(stream.capture);
+    }
+
+    CUgraph_st* end_capture(CUstream_st& stream, const Location& at) {
+        CUgraph_st* graph = stream.capture;
+        if (!graph) throw Error(place(at) + ": the stream is not being captured");
+        const std::set<size_t> reached = ancestors(*graph, stream.heads);
+        captures_.erase(graph);
+        bool joined = true;
+        for (CUstream_st& branch : streams_) {
+            if (branch.capture != graph) continue;
+            for (size_t head : branch.heads) joined &= reached.count(head) > 0;
+            branch.capture = nullptr;
+            branch.heads.clear();
+        }
+        if (joined) return graph;
+        delete graph;
+        throw Error(place(at) + ": the capture ends, and a stream that was forked from it has not been joined again");
+    }
+
+    /// For calls that wait for the device or change its memory: a capture allows none of them.
+    void not_while_capturing(const Location& at) const {
+        for (const CUgraph_st* graph : captures_)
+            if (!graph->host_may_wait) throw Error(place(at) + ": not allowed while a stream is being captured");
+    }
+
+    /// Does a graph's operations in one of the orders that its edges allow.
+    void replay(const std::vector<Node>& nodes) {
+        std::vector<std::vector<size_t>> next(nodes.size());
+        std::vector<size_t> missing(nodes.size()), ready;
+        for (size_t n = 0; n < nodes.size(); n++) {
+            for (size_t before : nodes[n].after) next[before].push_back(n);
+            missing[n] = nodes[n].after.size();
+        }
+        for (size_t n = nodes.size(); n-- > 0;)
+            if (missing[n] == 0) ready.push_back(n);
+        while (!ready.empty()) {
+            const size_t n = take(ready);
+            do_work(nodes[n].at, nodes[n].work);
+            for (size_t after : next[n])
+                if (--missing[after] == 0) ready.push_back(after);
+        }
+    }
+
+    Runtime() { streams_.emplace_back(); }
+    Runtime(const Runtime&) = delete;
+
+private:
+    void capture(CUstream_st& stream, const Location& at, Work work) {
+        std::vector<Node>& nodes = stream.capture->nodes;
+        nodes.push_back({at, std::move(work), stream.heads});
+        stream.heads = {nodes.size() - 1};
+    }
+
+    static std::set<size_t> ancestors(const CUgraph_st& graph, std::vector<size_t> open) {
+        std::set<size_t> found;
+        while (!open.empty()) {
+            const size_t node = open.back();
+            open.pop_back();
+            if (!found.insert(node).second) continue;
+            open.insert(open.end(), graph.nodes[node].after.begin(), graph.nodes[node].after.end());
+        }
+        return found;
+    }
+
+    /// Seed 0 in the order of the capture, seed 1 the newest first, else any.
+    size_t take(std::vector<size_t>& ready) {
+        const uint64_t seed = options().seed;
+        auto chosen = seed == 0 ? std::min_element(ready.begin(), ready.end())
+                    : seed == 1 ? std::max_element(ready.begin(), ready.end())
+                                : ready.begin() + long(random_() % ready.size());
+        const size_t node = *chosen;
+        ready.erase(chosen);
+        return node;
+    }
+
+    void run_first(CUstream_st& stream) {
+        Operation operation = std::move(stream.queue.front());
+        stream.queue.pop_front();
+        for (const Point& point : operation.after) run_until(point);
+        do_work(operation.at, operation.work);
+        stream.done = operation.number;
+    }
+
+    /// After an error nothing that was queued makes sense any more.
+    void do_work(const Location& at, const Work& work) {
+        const bool outermost = !busy_;
+        busy_ = true;
+        try {
+            DeviceMemory::Access access(memory);
+            work();
+            memory.check_all();
+        } catch (...) {
+            busy_ = false;
+            for (CUstream_st& stream : streams_) stream.queue.clear(), stream.done = stream.last;
+            rethrow(at);
+        }
+        busy_ = !outermost;
+    }
+
+    /// What do_work() caught; damaged zones become an error that says which operation came before.
+    [[noreturn]] static void rethrow(const Location& at) {
+        try {
+            throw;
+        } catch (const Damage& damage) {
+            throw Error(join("the work that ", function_at(at), " (", place(at), ") gave to a stream made ", damage.what()));
+        }
+    }
+
+    /// The moment after `stream` got an operation: who does some work now?
+    void advance(CUstream_st& stream) {
+        const uint64_t seed = options().seed;
+        if (seed == 1) return;
+        if (seed == 0 || (seed <= 3 && (uint64_t(stream.index) + seed) % 2 == 0)) return run_until_empty(stream);
+        if (seed <= 3) return;
+        while (random_() % 2) {
+            CUstream_st& any = streams_[random_() % streams_.size()];
+            if (!any.queue.empty()) run_first(any);
+        }
+    }
+
+    std::deque<CUstream_st> streams_;   // never removed: a destroyed one is used again
+    std::deque<CUevent_st> events_;
+    std::set<CUgraph_st*> captures_;
+    uint64_t operations_ = 0;
+    bool busy_ = false;
+    Random random_{options().seed};
+};
+
+/// Never destroyed: destructors of static objects may still free memory.
+inline Runtime& runtime() {
+    static Runtime& only = *new Runtime;
+    return only;
+}
+
+/// Gives any work to a stream: for launches, and for emulated libraries.
+inline void enqueue(cudaStream_t handle, Work work, const Location& at = Location::current()) {
+    std::lock_guard inside(runtime().mutex);
+    runtime().enqueue(runtime().stream(handle, at), at, std::move(work));
+}
+
+}   // namespace emulator

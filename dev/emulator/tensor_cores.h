@@ -1,0 +1,126 @@
+// The instructions that have no name in CUDA C++ and stand in PTX behind wrappers: matrix products of a warp, the loads of their
+// operands, and copies to shared memory that go on while the thread computes. The layouts are those of the PTX manual (chapters
+// "Matrix multiply-accumulate" and "cp.async").
+#pragma once
+#include <bit>
+#include <cstdint>
+
+#include "meetings.h"
+
+namespace emulator {
+
+// ---- ldmatrix
+
+struct LoadMatrix {
+    const void* row;    // lane 8 m + i: row i of matrix m, eight numbers of 16 bits
+    uint32_t* result;   // one register per matrix
+};
+
+/// Lane t gets numbers 2 (t mod 4) and + 1 of row t / 4 of each matrix; transposed: of column t / 4.
+template <int MATRICES, bool TRANSPOSED>
+void load_matrices(void** arguments, uint32_t) {
+    for (int m = 0; m < MATRICES; m++) {
+        uint16_t matrix[8][8];
+        for (int i = 0; i < 8; i++) {
+            const uint16_t* row = static_cast<const uint16_t*>(static_cast<LoadMatrix*>(arguments[8 * m + i])->row);
+            for (int j = 0; j < 8; j++) matrix[i][j] = row[j];
+        }
+        for (int t = 0; t < LANES; t++) {
+            const int i = t / 4, j = t % 4 * 2;
+            const uint32_t low = TRANSPOSED ? matrix[j][i] : matrix[i][j], high = TRANSPOSED ? matrix[j + 1][i] : matrix[i][j + 1];
+            static_cast<LoadMatrix*>(arguments[t])->result[m] = low | high << 16;
+        }
+    }
+}
+
+/// ldmatrix.sync.aligned.m8n8.xN(.trans).shared.b16. The first 8 N lanes give the rows' addresses.
+template <int N, bool transposed>
+void ldmatrix(uint32_t (&registers)[N], const void* row, Location at = Location::current()) {
+    static_assert(N == 1 || N == 2 || N == 4);
+    if (self->lane() < 8 * N) {
+        if (reinterpret_cast<uintptr_t>(row) % 16) fail_at(at, "ldmatrix: the address of a row is not a multiple of 16");
+        if (!self->block->shared.contains(row, 16)) fail_at(at, "ldmatrix: a row does not lie in the block's shared memory");
+    }
+    LoadMatrix mine{row, registers};
+    meet_in_warp("ldmatrix", 0xffffffff, &mine, load_matrices<N, transposed>, at);
+}
+
+// ---- mma
+
+struct MultiplyAdd {
+    float* d;
+    const uint32_t *a, *b;
+};
+
+inline float bf16_of_pair(uint32_t pair, int which) { return std::bit_cast<float>(which ? pair & 0xffff0000 : pair << 16); }
+
+/// D (16, 8) += A (16, 16) B (16, 8). Lane t holds, for row g = t / 4 and columns k = 2 (t mod 4), k + 1:
+///   A: rows g, g + 8 of columns k, then the same rows of columns k + 8;  B: rows k, then k + 8, of column g;  D: rows g, g + 8.
+/// The products are added in float32 in the order of k. Tensor cores add in another order and round differently.
+inline void multiply_add(void** arguments, uint32_t) {
+    float A[16][16], B[16][8], D[16][8];
+    for (int t = 0; t < LANES; t++) {
+        const MultiplyAdd& lane = *static_cast<MultiplyAdd*>(arguments[t]);
+        const int g = t / 4, k = t % 4 * 2;
+        for (int h = 0; h < 2; h++) {
+            A[g][k + h] = bf16_of_pair(lane.a[0], h);
+            A[g + 8][k + h] = bf16_of_pair(lane.a[1], h);
+            A[g][k + 8 + h] = bf16_of_pair(lane.a[2], h);
+            A[g + 8][k + 8 + h] = bf16_of_pair(lane.a[3], h);
+            B[k + h][g] = bf16_of_pair(lane.b[0], h);
+            B[k + 8 + h][g] = bf16_of_pair(lane.b[1], h);
+            D[g][k + h] = lane.d[h];
+            D[g + 8][k + h] = lane.d[2 + h];
+        }
+    }
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < 8; j++) D[i][j] += A[i][k] * B[k][j];
+    for (int t = 0; t < LANES; t++) {
+        float* d = static_cast<MultiplyAdd*>(arguments[t])->d;
+        const int g = t / 4, k = t % 4 * 2;
+        for (int h = 0; h < 2; h++) d[h] = D[g][k + h], d[2 + h] = D[g + 8][k + h];
+    }
+}
+
+/// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Location at = Location::current()) {
+    MultiplyAdd mine{d, a, b};
+    meet_in_warp("mma.m16n8k16", 0xffffffff, &mine, multiply_add, at);
+}
+
+// ---- cp.async
+
+/// Copies `take` bytes to shared memory and fills up to `bytes` with zeros, at some time before cp_async_wait() covers it. Here
+/// that is as late as possible, and until then the destination is unwritten (with AddressSanitizer: forbidden).
+inline void cp_async(void* to, const void* from, int bytes, int take, Location at = Location::current()) {
+    if (bytes != 4 && bytes != 8 && bytes != 16) fail_at(at, "cp.async copies 4, 8 or 16 bytes, not ", bytes);
+    if (take < 0 || take > bytes) fail_at(at, "cp.async: takes ", take, " of ", bytes, " bytes");
+    auto misplaced = [bytes](const void* address) { return reinterpret_cast<uintptr_t>(address) % unsigned(bytes) != 0; };
+    if (misplaced(to)) fail_at(at, "cp.async: the destination's address is not a multiple of ", bytes);
+    if (take && misplaced(from)) fail_at(at, "cp.async: the source's address is not a multiple of ", bytes);
+    if (!self->block->shared.contains(to, size_t(bytes))) fail_at(at, "cp.async: the destination is not in shared memory");
+    char* destination = static_cast<char*>(to);
+    for (int i = 0; i < bytes; i++) destination[i] = char(poison());   // not quiet: from here on another thread's access is a race
+    Quiet quiet;
+    if (bytes >= 8) forbid(to, size_t(bytes));   // AddressSanitizer's smallest piece
+    self->copies.push_back({destination, static_cast<const char*>(from), bytes, take, self->groups});
+}
+
+/// Closes a group of copies.
+inline void cp_async_commit() { self->groups++; }
+
+/// Waits until at most `left` of the newest groups are still under way.
+inline void cp_async_wait(int left) {
+    Thread& me = *self;
+    while (me.first_copy < me.copies.size() && me.copies[me.first_copy].group < me.groups - left) {
+        const PendingCopy copy = me.copies[me.first_copy++];
+        permit(copy.to, size_t(copy.bytes));
+        for (int i = 0; i < copy.bytes; i++) copy.to[i] = i < copy.take ? copy.from[i] : 0;   // byte by byte: every sanitizer looks
+    }
+    if (me.first_copy < me.copies.size()) return;
+    me.copies.clear();
+    me.first_copy = 0;
+}
+
+}   // namespace emulator

@@ -1,0 +1,203 @@
+// Every operation of one training step as data: how often a step runs it, the fewest bytes and the arithmetic it needs, and how to
+// run it on the tensors of a model. The order and the counts are those of model/gpt.cuh.
+#pragma once
+#include <functional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "dev/timing.cuh"
+#include "model/feed.cuh"
+#include "model/gpt.cuh"
+#include "model/summary.h"
+
+enum class Kind { matmul, attention, other };
+
+/// Bytes: every input read once, every output written once, sums read and written. The device may move more.
+struct StepKernel {
+    std::string name;
+    Kind kind;
+    double count;          // per step
+    double bytes, flops;   // of one run; flops 0 where memory is what counts
+    std::function<void()> run;
+    std::function<void()> prepare = {};   // gives buffers numbers that have held something else; not timed
+};
+
+/// Tokens as text has them: token k turns up about 1 / (k + 1) as often as token 0 (Zipf).
+inline std::vector<int32_t> random_tokens(size_t n, int V, uint64_t seed) {
+    std::vector<int32_t> tokens(n);
+    uint64_t state = seed;
+    for (int32_t& token : tokens) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        token = std::min(V - 1, int(std::pow(double(V) + 1, double(state >> 11) * 0x1p-53)) - 1);
+    }
+    return tokens;
+}
+
+/// The kernels of a step of `gpt`, which must have done a step, so that its tensors hold what they hold in training; where tensors
+/// share memory, random numbers take their place. `batch` and `gpt` must outlive the list. `different`: tokens of the batch.
+template <class X, class A>
+class StepKernels {
+public:
+    StepKernels(GPU device, GPT<GPU, X, A>& gpt, const Batch& batch, size_t different)
+        : device_(device), gpt_(gpt), batch_(batch), c_(gpt.net.config), layer_(gpt.net.layers[0]), BT_(batch.B * batch.T) {
+        embedding(double(different));
+        norms();
+        linears();
+        attention();
+        head();
+        update();
+    }
+    const std::vector<StepKernel>& list() const { return list_; }
+
+private:
+    using W = Wide<X>;
+    static constexpr double NARROW = sizeof(X), WIDE = sizeof(W);
+
+    using Work = std::function<void()>;
+    void add(const std::string& name, Kind kind, double count, double bytes, double flops, Work run, Work prepare = {}) {
+        list_.push_back({name, kind, count, bytes, flops, std::move(run), std::move(prepare)});
+    }
+
+    /// Overwrites a buffer of (rows, width) with random numbers.
+    template <class Y>
+    void renew(Y* x, size_t rows, size_t width) {
+        fill_random(device_, x, rows * width, 1);
+    }
+
+    /// Numbers of the kind (B, T, width) in X, and in W.
+    double rows(double width) const { return NARROW * BT_ * width; }
+    double wide_rows(double width) const { return WIDE * BT_ * width; }
+
+    void embedding(double different) {
+        add("embedding_forward", Kind::other, 1, rows(2 * c_.C), 0, [this] {
+            embedding_forward(device_, gpt_.residual, batch_.tokens, gpt_.weights + gpt_.net.embedding.offset, BT_, c_.C);
+        });
+        add("embedding_backward", Kind::other, 1, rows(c_.C) + 2 * WIDE * different * c_.C, 0, [this] {
+            embedding_backward(device_, gpt_.gradients + gpt_.net.embedding.offset, gpt_.scratch.dresidual, batch_.by_token, c_.C);
+        });
+    }
+
+    void norms() {
+        auto& a = gpt_.layers[0];
+        auto& s = gpt_.scratch;
+        const Slot norm = layer_.post_attention_norm;
+        const int heads = c_.NH + c_.NKV, L = c_.L;
+        const double qk = double(heads) * c_.HS, extra = A::reads_qk_pre ? 1 : 0;
+        add("rmsnorm_forward", Kind::other, 1, rows(2 * c_.C) + wide_rows(1), 0, [this, &a, norm] {
+            rmsnorm_forward(device_, a.normed1, a.rstd1, gpt_.residual, gpt_.weights + norm.offset, BT_, c_.C, c_.norm_eps);
+        });
+        add("residual_rmsnorm_forward", Kind::other, 2 * L, rows(4 * c_.C) + wide_rows(1), 0, [this, &a, &s, norm] {
+            const X *weight = gpt_.weights + norm.offset, *stream = gpt_.residual;
+            residual_rmsnorm_forward(device_, a.middle, a.normed2, a.rstd2, stream, s.branch, weight, BT_, c_.C, c_.norm_eps);
+        });
+        add("rmsnorm_backward", Kind::other, 2 * L + 1, rows(4 * c_.C) + wide_rows(1), 0, [this, &a, &s, norm] {
+            rmsnorm_backward(device_, s.dresidual, gpt_.gradients + norm.offset, s.dnormed, a.middle, gpt_.weights + norm.offset,
+                             a.rstd2, BT_, c_.C, Write::add, Write::overwrite);
+        });
+        add("qk_norm_rope_forward", Kind::other, L, rows((2 + extra) * qk) + wide_rows(heads), 0, [this, &a, &s] {
+            qk_norm_rope_forward(device_, a.qk, s.qk_pre, a.qk_rstd, a.qkv, gpt_.qk_shape(layer_, batch_.B, batch_.T), c_.norm_eps);
+        });
+        auto backward = [this, &a, &s] {
+            W* g = gpt_.gradients;
+            qk_norm_rope_backward(device_, s.dqkv, g + layer_.q_norm.offset, g + layer_.k_norm.offset, s.dqk, s.dqk_pre, a.qkv,
+                                  a.qk_rstd, gpt_.qk_shape(layer_, batch_.B, batch_.T), Write::overwrite);
+        };
+        auto prepare = [=, this, &s] {
+            renew(s.dqk, BT_, size_t(qk));
+            if (s.dqk_pre) renew(s.dqk_pre, BT_, size_t(qk));
+        };
+        const double read_back = rows(2 * qk) + wide_rows((1 + extra) * qk + heads);
+        add("qk_norm_rope_backward", Kind::other, L, read_back, 0, backward, prepare);
+        add("swiglu_forward", Kind::other, L, rows(3 * c_.F), 0,
+            [this, &a] { swiglu_forward(device_, a.activated, a.gate_up, BT_, c_.F); });
+        add("swiglu_backward", Kind::other, L, rows(5 * c_.F), 0,
+            [this, &a, &s] { swiglu_backward(device_, s.dgate_up, s.dactivated, a.gate_up, BT_, c_.F); },
+            [this, &s] { renew(s.dactivated, BT_, c_.F); });
+    }
+
+    /// The three products of y (rows, OUT) = x (rows, IN) W^T.
+    void linear(const std::string& name, double count, X* y, X* x, Slot weight, Slot bias, int rows, int IN, int OUT, Write write) {
+        const double flops = 2.0 * rows * IN * OUT, ends = NARROW * rows * (double(IN) + OUT), matrix = double(IN) * OUT;
+        const X* w = gpt_.weights + weight.offset;
+        const X* b = bias ? gpt_.weights + bias.offset : nullptr;
+        W *dw = gpt_.gradients + weight.offset, *db = bias ? gpt_.gradients + bias.offset : nullptr;
+        auto prepare = [=, this] { renew(y, rows, OUT), renew(x, rows, IN); };
+        add(name + " forward", Kind::matmul, count, ends + NARROW * matrix, flops,
+            [=, this] { linear_forward(device_, y, x, w, b, rows, IN, OUT); }, prepare);
+        add(name + " dinput", Kind::matmul, count, ends + NARROW * matrix, flops,
+            [=, this] { linear_backward_input(device_, x, y, w, rows, IN, OUT, Write::overwrite); }, prepare);
+        add(name + " dweight", Kind::matmul, count, ends + (write == Write::add ? 2 : 1) * WIDE * matrix, flops,
+            [=, this] { linear_backward_weight(device_, dw, db, y, x, rows, IN, OUT, write); }, prepare);
+    }
+
+    void linears() {
+        auto& s = gpt_.scratch;
+        const int Q = c_.NH * c_.HS, QKV = Q + 2 * c_.NKV * c_.HS;
+        linear("qkv", c_.L, s.dqkv, s.dnormed, layer_.qkv, layer_.qkv_bias, BT_, c_.C, QKV, Write::overwrite);
+        linear("o_proj", c_.L, s.dresidual, s.dout, layer_.o_proj, {}, BT_, Q, c_.C, Write::overwrite);
+        linear("gate_up", c_.L, s.dgate_up, s.dnormed, layer_.gate_up, {}, BT_, c_.C, 2 * c_.F, Write::overwrite);
+        linear("down_proj", c_.L, s.dresidual, s.dactivated, layer_.down_proj, {}, BT_, c_.F, c_.C, Write::overwrite);
+    }
+
+    /// Two products forward, five backward (the scores are computed again), over the pairs that are visible.
+    void attention() {
+        const int T = batch_.T;
+        const Features f = layer_.attention.features();
+        const double flop = 2.0 * c_.HS * batch_.B * count_pairs(layer_.attention, c_.NH, T).pairs;   // of one product
+        const double Q = double(c_.NH) * c_.HS, KV = double(c_.NKV) * c_.HS, features = wide_rows(c_.NH * double(f.row + f.column));
+        const LayerInputs<X> in = attention_inputs(gpt_, 0, batch_.B, T);
+        auto& state = gpt_.layers[0].attention;
+        auto& s = gpt_.scratch;
+        const size_t k_at = size_t(Q), v_at = size_t(Q + KV), qkv_row = size_t(Q + 2 * KV);
+        const ExtraGradients<X> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
+                                       A::reads_x ? s.dnormed : nullptr, gpt_.gradients};
+        const bool preprocessed = f.head + f.row + f.column > 0 || layer_.attention.gated();
+        if (preprocessed)
+            add("attention preprocess", Kind::attention, c_.L, rows(Q + KV) + features, 0,
+                [=, this, &state] { layer_.attention.preprocess(device_, in, gpt_.weights, state.extras); });
+        add("attention forward", Kind::attention, c_.L, rows(2 * Q + 2 * KV) + wide_rows(c_.NH) + features, 2 * flop,
+            [=, this, &state] { attention_forward(device_, layer_.attention, kernel_arguments(in, state, Statistics<X>{})); });
+        auto backward = [=, this, &state, &s] {
+            attention_layer_backward(device_, layer_.attention, in, state, s.dout, Heads<W>{s.dqk, v_at},
+                                     Heads<W>{s.dqk + k_at, v_at}, Heads<X>{s.dqkv + v_at, qkv_row}, s.dextras, s.attention);
+        };
+        add("attention backward", Kind::attention, c_.L, rows(3 * Q + 3 * KV) + wide_rows(c_.NH + Q + KV) + 2 * features, 5 * flop,
+            backward, [=, this, &s] { renew(s.dout, BT_, size_t(Q)); });
+        if (preprocessed)   // after the backward pass, which leaves the gradients of the features
+            add("attention preprocess backward", Kind::attention, c_.L, rows(Q + KV) + wide_rows(Q + KV) + features, 0,
+                [=, this, &state] {
+                    ExtraGradients<X> to = extras;
+                    attention_extras_backward(device_, layer_.attention, in, gpt_.weights, state, to);
+                });
+    }
+
+    void head() {
+        auto& s = gpt_.scratch;
+        const int n = std::min(gpt_.logit_rows(), BT_);
+        const double chunks = double(BT_) / n;
+        linear("head", chunks, s.logits, s.dnormed, gpt_.net.head, {}, n, c_.C, c_.V, chunks > 1 ? Write::add : Write::overwrite);
+        add("cross_entropy", Kind::other, chunks, NARROW * n * 2.0 * c_.V, 0,
+            [=, this, &s] { cross_entropy(device_, s.losses, s.logits, batch_.targets, n, c_.V, W(1.0f / float(BT_))); },
+            [=, this, &s] { renew(s.logits, n, c_.V); });
+        add("sum_of_losses", Kind::other, 1, wide_rows(1), 0,
+            [this, &s] { sum_of_losses(device_, &gpt_.numbers->loss, s.losses, BT_, Write::overwrite); });
+    }
+
+    void update() {
+        const double n = double(gpt_.net.tensors.size()), owned = double(gpt_.owned_end - gpt_.owned_begin);
+        add("sum_of_squares", Kind::other, 1, WIDE * n, 0,
+            [this] { sum_of_squares(device_, &gpt_.numbers->squares, gpt_.gradients, gpt_.net.tensors.size()); },
+            [this] { renew(gpt_.gradients, gpt_.net.tensors.size(), 1); });
+        add("adamw_update", Kind::other, 1, (7 * WIDE + (gpt_.rounds ? NARROW : 0)) * owned, 0,
+            [this] { gpt_update(device_, gpt_, AdamW{}, 1); });
+    }
+
+    GPU device_;
+    GPT<GPU, X, A>& gpt_;
+    const Batch& batch_;
+    const Config& c_;
+    const Layer<A>& layer_;
+    int BT_;
+    std::vector<StepKernel> list_;
+};

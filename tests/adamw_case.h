@@ -1,0 +1,86 @@
+// AdamW's formula in plain double, and weights that adamw_update() moves, on every device.
+#pragma once
+#include <cmath>
+
+#include "model/adamw.cuh"
+#include "tests/operation.h"
+
+/// torch.optim.AdamW, one parameter after the other.
+struct PlainAdamW {
+    std::vector<double> weights, m, v;
+
+    void update(const std::vector<double>& gradients, const AdamW& o, double decay, double clip, int step) {
+        const double correction1 = 1 - std::pow(o.beta1, step), correction2 = 1 - std::pow(o.beta2, step);
+        for (size_t n = 0; n < weights.size(); n++) {
+            const double g = clip * gradients[n];
+            weights[n] -= o.lr * decay * weights[n];
+            m[n] = o.beta1 * m[n] + (1 - o.beta1) * g;
+            v[n] = o.beta2 * v[n] + (1 - o.beta2) * g * g;
+            weights[n] -= o.lr * (m[n] / correction1) / (std::sqrt(v[n] / correction2) + o.eps);
+        }
+    }
+};
+
+/// What a step has added up when its gradient is to be multiplied by `clip`.
+inline StepNumbers numbers_for(double clip, const AdamW& o) { return {1.0, std::pow(o.grad_clip / clip - 1e-6, 2)}; }
+
+/// The numbers [owned_from, n) of n weights and their moments.
+template <class X, class Device = CPU>
+struct Optimized {
+    using W = Wide<X>;
+    static constexpr bool rounds = !std::is_same_v<X, W>;
+    Device device;
+    size_t owned_from;
+    On<Device, X> weights;
+    On<Device, W> master_copy, m, v;
+
+    explicit Optimized(const std::vector<W>& start, Device device_ = {}, size_t owned_from_ = 0)
+        : device(device_), owned_from(owned_from_), weights(start),
+          master_copy(std::vector<W>(start.begin() + long(owned_from), start.end())),
+          m(std::vector<W>(start.size() - owned_from)), v(std::vector<W>(start.size() - owned_from)) {}
+
+    W* master() {
+        if constexpr (rounds) return master_copy.data();
+        else return weights.data() + owned_from;
+    }
+    void update(const std::vector<W>& gradients, const std::vector<DecayRange>& ranges, const AdamW& o, StepNumbers numbers,
+                int step) {
+        On<Device, W> g(gradients);
+        On<Device, DecayRange> r(ranges);
+        On<Device, StepNumbers> sums({numbers});
+        adamw_update(device, weights.data(), master(), m.data(), v.data(), g.data(), owned_from, r.data(), int(ranges.size()),
+                     sums.data(), o, step);
+        weights.numbers();   // a GPU is waited for before the arrays go
+    }
+};
+
+template <class X>
+std::vector<X> gradients_of(size_t n, int step) {
+    std::vector<X> gradients = random_numbers<X>(n, 100 + step);
+    gradients[0] = 0;            // never a gradient: only decay moves the weight
+    gradients[1] *= X(1e-9);     // comparable with eps
+    return gradients;
+}
+
+/// Twelve steps of torch's formula, for all numbers of one decay and one clip factor.
+template <class X, class Device = CPU>
+void follows_the_formula(const AdamW& options, double decay, double clip, Device device = {}) {
+    using W = Wide<X>;
+    const Threads one(1);
+    const size_t n = 37;
+    Optimized<X, Device> tested(random_numbers<W>(n, 1), device);
+    PlainAdamW expected{random_numbers<double>(n, 1), std::vector<double>(n), std::vector<double>(n)};
+    for (int step = 1; step <= 12; step++) {
+        AdamW o = options;
+        o.lr *= 1.0 / step;
+        o.weight_decay = decay;
+        const std::vector<W> gradients = gradients_of<W>(n, step);
+        tested.update(gradients, {{0, n, true}}, o, numbers_for(clip, o), step);
+        expected.update(std::vector<double>(gradients.begin(), gradients.end()), o, decay, clip, step);
+        INFO("step " << step);
+        const std::vector<W> master = tested.rounds ? tested.master_copy.numbers() : std::vector<W>(tested.weights.numbers());
+        CHECK(difference(master, expected.weights, rounding<W>(step)) == "");
+        CHECK(difference(tested.m.numbers(), expected.m, rounding<W>(step)) == "");
+        CHECK(difference(tested.v.numbers(), expected.v, rounding<W>(step)) == "");
+    }
+}

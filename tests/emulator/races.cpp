@@ -1,0 +1,210 @@
+// Kernels for tests/emulator_sanitizers.sh, which compiles this file with ThreadSanitizer, with AddressSanitizer and with neither:
+// `races NAME` runs one. Those whose names begin with clean_ must be left alone; in the others the sanitizer has to name the line
+// marked <- NAME.
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include "model/gpu.cuh"
+
+namespace {
+
+constexpr int THREADS = 128;
+
+// ---- correct
+
+__global__ void clean_sum(float* out, const float* in) {
+    float* parts = &dynamic_shared<float>();   // (THREADS / 32)
+    for (int n = 0; n < 3; n++) {
+        const float sum = block_sum<THREADS / WARP>(in[blockIdx.x * THREADS + threadIdx.x], parts);
+        if (threadIdx.x == 0) out[blockIdx.x] = sum;
+    }
+}
+
+/// Two buffers in turns: while one is added up the next 512 bytes are on their way.
+__global__ void clean_copies(float* out, const float* in) {
+    float* buffers = &dynamic_shared<float>();   // (2, THREADS)
+    const unsigned me = threadIdx.x, other = (me + 40) % THREADS;
+    auto fetch = [&](unsigned n) {
+        emulator::cp_async(&buffers[n % 2 * THREADS + me], &in[n * THREADS + me], 4, 4);
+        emulator::cp_async_commit();
+    };
+    float sum = 0;
+    fetch(0);
+    for (unsigned n = 0; n < 4; n++) {
+        if (n + 1 < 4) fetch(n + 1);
+        emulator::cp_async_wait(n + 1 < 4 ? 1 : 0);
+        __syncthreads();
+        sum += buffers[n % 2 * THREADS + other];
+        __syncthreads();
+    }
+    out[blockIdx.x * THREADS + me] = sum;
+}
+
+/// Every block adds to what the block with the ticket before has left.
+template <bool FENCES>
+__global__ void chain(float* out, unsigned* tickets) {
+    unsigned& mine = dynamic_shared<unsigned>();
+    if (threadIdx.x == 0) {
+        mine = atomicAdd(&tickets[0], 1);
+        while (__ldcg(&tickets[1]) < mine) __nanosleep(20);
+        if (FENCES) __threadfence();
+    }
+    __syncthreads();
+    out[threadIdx.x] += 1;   // <- missing_fence
+    if (FENCES) __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(&tickets[1], 1);
+}
+
+// ---- for ThreadSanitizer
+
+__global__ void missing_barrier_before_read(float* out) {
+    float* x = &dynamic_shared<float>();
+    x[threadIdx.x] = 1;
+    out[threadIdx.x] = x[(threadIdx.x + 32) % THREADS];   // <- missing_barrier_before_read
+}
+
+__global__ void missing_barrier_before_write(float* out) {
+    float* x = &dynamic_shared<float>();
+    x[threadIdx.x] = 1;
+    __syncthreads();
+    const float neighbour = x[(threadIdx.x + 32) % THREADS];
+    x[threadIdx.x] = neighbour + 1;   // <- missing_barrier_before_write
+    out[threadIdx.x] = neighbour;
+}
+
+__global__ void missing_barrier_in_warp(float* out) {
+    float* x = &dynamic_shared<float>();
+    x[threadIdx.x] = 1;
+    out[threadIdx.x] = x[threadIdx.x ^ 1];   // <- missing_barrier_in_warp
+}
+
+__global__ void missing_atomic(float* out) {
+    if (threadIdx.x == 0) out[0] += 1;   // <- missing_atomic
+}
+
+__global__ void missing_barrier_after_copy(float* out, const float* in) {
+    float* x = &dynamic_shared<float>();
+    emulator::cp_async(&x[threadIdx.x], &in[threadIdx.x], 4, 4);
+    emulator::cp_async_commit();
+    emulator::cp_async_wait(0);
+    out[threadIdx.x] = x[(threadIdx.x + 32) % THREADS];   // <- missing_barrier_after_copy
+}
+
+// ---- for AddressSanitizer and the checks of undefined behaviour
+
+__global__ void shared_read_past_end(float* out) {
+    float* x = &dynamic_shared<float>();   // (THREADS)
+    x[threadIdx.x] = 1;
+    __syncthreads();
+    out[threadIdx.x] = x[threadIdx.x + 1];   // <- shared_read_past_end
+}
+
+__global__ void shared_write_before_start() {
+    float* x = &dynamic_shared<float>();
+    x[int(threadIdx.x) - 1] = 1;   // <- shared_write_before_start
+}
+
+__global__ void global_read_past_end(float* out, const float* in) {
+    out[threadIdx.x] = in[7 * THREADS + threadIdx.x + 1];   // <- global_read_past_end
+}
+
+__global__ void global_write_past_end(float* out) {
+    out[8 * THREADS - 127 + threadIdx.x] = 1;   // <- global_write_past_end
+}
+
+__global__ void copy_not_waited_for(float* out, const float* in) {
+    float4* x = &dynamic_shared<float4>();
+    emulator::cp_async(&x[threadIdx.x], &in[4 * threadIdx.x], 16, 16);
+    emulator::cp_async_commit();
+    emulator::cp_async_wait(1);
+    out[threadIdx.x] = x[threadIdx.x].x;   // <- copy_not_waited_for
+    emulator::cp_async_wait(0);
+}
+
+__global__ void copy_from_past_end(float* out, const float* in) {
+    float4* x = &dynamic_shared<float4>();
+    const unsigned last = 2 * THREADS - 100;
+    emulator::cp_async(&x[threadIdx.x], &in[4 * (last + threadIdx.x)], 16, 16);
+    emulator::cp_async_commit();
+    emulator::cp_async_wait(0);   // <- copy_from_past_end
+    out[threadIdx.x] = x[threadIdx.x].x;
+}
+
+struct Matrix {
+    float x[8][16];
+};
+__global__ void row_of_another(float* out) {
+    Matrix& m = dynamic_shared<Matrix>();
+    m.x[threadIdx.x / 16][threadIdx.x % 16] = 1;
+    __syncthreads();
+    out[threadIdx.x] = m.x[threadIdx.x / 16][threadIdx.x % 16 + 1];   // <- row_of_another
+}
+
+// ---- for the handler of crashes
+
+__global__ void divide(float* out, int divisor) { out[threadIdx.x] = float(int(threadIdx.x) / divisor); }
+
+__global__ void write_nowhere(int block) {
+    if (int(blockIdx.x) == block && threadIdx.x == 77) *reinterpret_cast<volatile int*>(8) = 1;
+}
+
+__global__ void use_up_the_stack(float* out, int depth) {
+    volatile char frame[1 << 16];
+    frame[0] = char(depth);
+    out[threadIdx.x] = frame[0];
+}
+
+int run(const char* name) {
+    float *out = nullptr, *in = nullptr;
+    unsigned* tickets = nullptr;
+    check(cudaMalloc(&out, 8 * THREADS * sizeof(float)));
+    check(cudaMalloc(&in, 8 * THREADS * sizeof(float)));
+    check(cudaMalloc(&tickets, 2 * sizeof(unsigned)));
+    for (float* x : {out, in}) check(cudaMemset(x, 0, 8 * THREADS * sizeof(float)));
+    check(cudaMemset(tickets, 0, 2 * sizeof(unsigned)));
+
+    const GPU gpu;
+    const Grid grid(4);
+    const size_t floats = THREADS * sizeof(float);
+    auto is = [name](const char* kernel) { return std::strcmp(name, kernel) == 0; };
+    if (is("clean_sum")) launch(gpu, clean_sum, grid, THREADS, floats, out, in);
+    else if (is("clean_copies")) launch(gpu, clean_copies, grid, THREADS, 2 * floats, out, in);
+    else if (is("clean_chain")) launch(gpu, chain<true>, grid, THREADS, sizeof(unsigned), out, tickets);
+    else if (is("missing_fence")) launch(gpu, chain<false>, grid, THREADS, sizeof(unsigned), out, tickets);
+    else if (is("missing_barrier_before_read")) launch(gpu, missing_barrier_before_read, Grid(1), THREADS, floats, out);
+    else if (is("missing_barrier_before_write")) launch(gpu, missing_barrier_before_write, Grid(1), THREADS, floats, out);
+    else if (is("missing_barrier_in_warp")) launch(gpu, missing_barrier_in_warp, Grid(1), THREADS, floats, out);
+    else if (is("missing_atomic")) launch(gpu, missing_atomic, grid, THREADS, 0, out);
+    else if (is("missing_barrier_after_copy")) launch(gpu, missing_barrier_after_copy, Grid(1), THREADS, floats, out, in);
+    else if (is("shared_read_past_end")) launch(gpu, shared_read_past_end, grid, THREADS, floats, out);
+    else if (is("shared_write_before_start")) launch(gpu, shared_write_before_start, grid, THREADS, floats);
+    else if (is("global_read_past_end")) launch(gpu, global_read_past_end, grid, THREADS, 0, out, in);
+    else if (is("global_write_past_end")) launch(gpu, global_write_past_end, grid, THREADS, 0, out);
+    else if (is("copy_not_waited_for")) launch(gpu, copy_not_waited_for, grid, THREADS, 4 * floats, out, in);
+    else if (is("copy_from_past_end")) launch(gpu, copy_from_past_end, grid, THREADS, 4 * floats, out, in);
+    else if (is("row_of_another")) launch(gpu, row_of_another, grid, THREADS, sizeof(Matrix), out);
+    else if (is("divide")) launch(gpu, divide, grid, THREADS, 0, out, 0);
+    else if (is("write_nowhere")) launch(gpu, write_nowhere, grid, THREADS, 0, 2);
+    else if (is("use_up_the_stack")) launch(gpu, use_up_the_stack, grid, THREADS, 0, out, 3);
+    else if (is("host_reads_device")) launch(gpu, missing_atomic, grid, THREADS, 0, out);
+    else return std::printf("races: there is no kernel %s\n", name), 2;
+
+    check(cudaDeviceSynchronize());
+    if (is("host_reads_device")) std::printf("%g\n", double(out[0]));
+    cudaFree(out), cudaFree(in), cudaFree(tickets);
+    return 0;
+}
+
+}   // namespace
+
+int main(int arguments, char** words) {
+    if (arguments != 2) return std::printf("usage: races NAME\n"), 2;
+    try {
+        return run(words[1]);
+    } catch (const std::exception& error) {
+        std::printf("%s\n", error.what());
+        return 1;
+    }
+}

@@ -1,0 +1,94 @@
+// Arrays in GPU memory for tests: of exactly the size asked for, so that a checker of memory sees the first byte beyond; numbers go
+// in and out as double, rounded to X on the way in.
+#pragma once
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "model/device.h"
+#include "tests/check.h"
+
+inline double widen(float x) { return x; }
+inline double widen(bf16 x) { return __bfloat162float(x); }
+template <class X>
+X narrow(double x) {
+    if constexpr (std::is_same_v<X, bf16>) return __float2bfloat16(float(x));
+    else return X(x);
+}
+
+/// The numbers that an array of X can hold in place of `numbers`.
+template <class X>
+std::vector<double> rounded(std::vector<double> numbers) {
+    for (double& x : numbers) x = widen(narrow<X>(x));
+    return numbers;
+}
+
+/// As many T as `numbers` has, of any type that can be copied as bytes.
+template <class T>
+class DeviceMemory {
+public:
+    explicit DeviceMemory(const std::vector<T>& numbers) : size_(numbers.size()) {
+        check(cudaMalloc(reinterpret_cast<void**>(&data_), size_ * sizeof(T)));
+        if (size_) check(cudaMemcpy(data_, numbers.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    DeviceMemory(const DeviceMemory&) = delete;
+    ~DeviceMemory() { cudaFree(data_); }
+
+    T* data() const { return data_; }
+    size_t size() const { return size_; }
+
+    /// What it holds once all work on the GPU is done.
+    std::vector<T> host() const {
+        check(cudaDeviceSynchronize());
+        std::vector<T> numbers(size_);
+        if (size_) check(cudaMemcpy(numbers.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost));
+        return numbers;
+    }
+
+private:
+    T* data_ = nullptr;
+    size_t size_;
+};
+
+template <class X>
+class DeviceArray {
+public:
+    explicit DeviceArray(const std::vector<double>& numbers) : memory_(narrowed(numbers)) {}
+    DeviceArray(size_t size, double value) : DeviceArray(std::vector<double>(size, value)) {}
+
+    X* data() const { return memory_.data(); }
+    size_t size() const { return memory_.size(); }
+
+    /// What the array holds once all work on the GPU is done.
+    std::vector<double> numbers() const {
+        std::vector<double> wide;
+        for (X x : memory_.host()) wide.push_back(widen(x));
+        return wide;
+    }
+
+private:
+    static std::vector<X> narrowed(const std::vector<double>& numbers) {
+        std::vector<X> all;
+        for (double x : numbers) all.push_back(narrow<X>(x));
+        return all;
+    }
+    DeviceMemory<X> memory_;
+};
+
+/// The first GPU, with a stream and a workspace that all tests share one after the other.
+inline GPU test_gpu() {
+    static const DeviceMemory<std::byte> workspace(std::vector<std::byte>(size_t(32) << 20));
+    static const cudaStream_t stream = [] {
+        cudaStream_t created = nullptr;
+        check(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking));
+        return created;
+    }();
+    return {stream, {workspace.data(), workspace.size()}};
+}
+
+/// What rounding explains in an array of X whose numbers are float32 sums of `length` products.
+template <class X>
+Tolerance device_rounding(int length) {
+    if (std::is_same_v<X, float>) return rounding<float>(length);
+    return {rounding<float>(length).relative + std::ldexp(1.0, -8), 0};
+}

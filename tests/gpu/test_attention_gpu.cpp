@@ -1,0 +1,170 @@
+// The tiled attention kernels of the GPU against the CPU's in double, extension point by extension point.
+#include "attention/core/layer.h"
+
+#include "tests/attention_policies.h"
+#include "tests/gpu/attention_on_gpu.h"
+
+namespace {
+
+/// A window without any change of scores: the fast kernels' way through E2.
+struct Window : Causal {
+    static constexpr int left = 100;
+    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const { return window_tile(left, i0, i1, j0, j1); }
+    constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
+};
+
+/// More features than there is room for in shared memory: z = a + 0.1 sum_f r_f k_f.
+struct ManyFeatures : Causal {
+    constexpr Features features() const { return {0, 50, 50}; }
+    template <class N>
+    constexpr N score(N a, const Pair<N>& p) const {
+        for (int f = 0; f < 50; f++) a += 0.1f * p.row(f) * p.column(f);
+        return a;
+    }
+    template <class N>
+    constexpr N score_backward(N dz, N, const Pair<N>& p, PairGradients<N>& to) const {
+        for (int f = 0; f < 50; f++) to.row(f, 0.1f * dz * p.column(f)), to.column(f, 0.1f * dz * p.row(f));
+        return dz;
+    }
+};
+
+}   // namespace
+
+TEST_CASE("GPU attention: one token, one tile, partial tiles, many tiles, groups of heads", "[gpu][attention]") {
+    for (auto [T, NH, NKV] : {std::array{1, 4, 2}, {63, 2, 2}, {64, 2, 1}, {65, 4, 1}, {200, 2, 1}}) {
+        Problem p(2, T, T, NH, NKV, 32);
+        check_attention_on_gpu(p, Causal());
+    }
+}
+
+TEST_CASE("GPU attention: head sizes", "[gpu][attention]") {
+    for (int HS : {32, 64, 128}) check_attention_on_gpu(Problem(1, 200, 200, 2, 1, HS), Causal());
+}
+
+TEST_CASE("GPU attention: narrow windows in long sequences, and more than 32 tiles to look through", "[gpu][attention]") {
+    check_attention_on_gpu(Problem(1, 400, 400, 1, 1, 64), Window());
+    check_attention_in<bf16>(Problem(1, 2400, 2400, 1, 1, 32), Window());
+    check_attention_in<bf16>(Problem(1, 20, 2400, 1, 1, 32), Everything());
+    check_attention_in<bf16>(Problem(1, 2400, 20, 1, 1, 32), Everything());
+}
+
+TEST_CASE("GPU attention: more keys than queries, fewer, and one", "[gpu][attention]") {
+    for (auto [T, S] : {std::pair{70, 130}, {130, 70}, {1, 65}, {65, 1}, {1, 1}})
+        check_attention_on_gpu(Problem(2, T, S, 2, 1, 32), Everything());
+}
+
+TEST_CASE("GPU attention E1: numbers of heads, rows, columns and distances, with their gradients", "[gpu][attention]") {
+    for (int T : {1, 64, 130}) {
+        Problem p(1, T, T, 4, 2, 64, Modified().features());
+        p.dlse = normal_numbers(p.rows(), 9);
+        check_attention_on_gpu(p, Modified());
+    }
+}
+
+TEST_CASE("GPU attention E1: more features than shared memory has room for", "[gpu][attention]") {
+    check_attention_on_gpu(Problem(1, 130, 130, 2, 1, 32, ManyFeatures().features()), ManyFeatures());
+}
+
+TEST_CASE("GPU attention E1: head size 128", "[gpu][attention]") {
+    check_attention_on_gpu(Problem(1, 100, 100, 2, 1, 128, Modified().features()), Modified());
+}
+
+TEST_CASE("GPU attention E2: a window for every head", "[gpu][attention]") {
+    check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Windows());
+}
+
+TEST_CASE("GPU attention E2: irregular patterns with rows that see nothing", "[gpu][attention]") {
+    Problem p(1, 130, 130, 4, 1, 32, Modified().features());
+    p.dlse = normal_numbers(p.rows(), 9);
+    check_attention_on_gpu(p, Holes());
+}
+
+TEST_CASE("GPU attention E2: lists of tiles, some of them empty", "[gpu][attention]") {
+    Problem p(2, 260, 260, 2, 1, 32, Modified().features());
+    p.dlse = normal_numbers(p.rows(), 9);
+    draw_tile_lists(p);
+    check_attention_on_gpu(p, Modified());
+    p.features = {}, p.head = p.row = p.column = {};
+    check_attention_on_gpu(p, Causal());
+}
+
+TEST_CASE("GPU attention E2: a row that sees nothing gives zeros, not NaN", "[gpu][attention]") {
+    Problem p(1, 130, 130, 1, 1, 32, Modified().features());
+    p.dlse = normal_numbers(p.rows(), 9);
+    p.gate = normal_numbers(p.rows(), 10);
+    p.list_begin = {0, 1, 1, 2}, p.list_tiles = {0, 0};   // nothing for rows 64..127; nobody sees keys from 64 on
+    check_attention_on_gpu(p, Modified());
+}
+
+TEST_CASE("GPU attention E3: a gate, also where it is zero", "[gpu][attention]") {
+    Problem p(2, 70, 70, 4, 2, 64);
+    p.gate = normal_numbers(p.rows(), 10);
+    for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
+    p.dlse = normal_numbers(p.rows(), 9);
+    check_attention_on_gpu(p, Causal());
+}
+
+TEST_CASE("GPU attention E4: gathered tokens in any order, with padding", "[gpu][attention]") {
+    Problem p(2, 70, 130, 2, 1, 32, Modified().features());
+    p.q_position = draw_positions(p, p.T, 1);
+    p.k_position = draw_positions(p, p.S, 2);
+    check_attention_on_gpu(p, Modified());
+}
+
+TEST_CASE("GPU attention E4: padding in tiles of which everything else is visible", "[gpu][attention]") {
+    Problem p(1, 70, 130, 2, 2, 32);
+    p.k_position = draw_positions(p, p.S, 2);
+    check_attention_on_gpu(p, Everything());
+    p.q_position = draw_positions(p, p.T, 1);
+    check_attention_on_gpu(p, Everything());
+    p.k_position.clear();
+    check_attention_on_gpu(p, Everything());
+}
+
+TEST_CASE("GPU attention: all extension points at once", "[gpu][attention]") {
+    Problem p(1, 130, 200, 4, 2, 64, Modified().features());
+    p.q_position = draw_positions(p, p.T, 1);
+    p.k_position = draw_positions(p, p.S, 2);
+    p.gate = normal_numbers(p.rows(), 10);
+    p.dlse = normal_numbers(p.rows(), 9);
+    draw_tile_lists(p);
+    check_attention_on_gpu(p, Holes());
+}
+
+TEST_CASE("GPU attention: the same bits in every order of threads and blocks", "[gpu][attention]") {
+    Problem p(1, 320, 320, 2, 1, 64, Modified().features());
+    p.gate = normal_numbers(p.rows(), 10);
+    check_same_bits_on_gpu<bf16>(p, Windows());
+    Problem plain(2, 320, 320, 2, 1, 64);
+    check_same_bits_on_gpu<bf16>(plain, Causal());
+    check_same_bits_on_gpu<bf16>(plain, Everything());
+    check_same_bits_on_gpu<float>(Problem(1, 130, 130, 2, 1, 64), Causal());
+}
+
+TEST_CASE("GPU attention: q, k and v inside one buffer", "[gpu][attention]") {
+    const int B = 2, T = 70, NH = 4, NKV = 2, HS = 32;
+    const size_t q_row = NH * HS, k_row = NKV * HS, row = q_row + 2 * k_row;
+    Problem p = rounded_problem<bf16>(Problem(B, T, T, NH, NKV, HS));
+    Numbers fused(size_t(B) * T * row);
+    for (size_t t = 0; t < size_t(B) * T; t++) {
+        std::copy_n(&p.q[t * q_row], q_row, &fused[t * row]);
+        std::copy_n(&p.k[t * k_row], k_row, &fused[t * row + q_row]);
+        std::copy_n(&p.v[t * k_row], k_row, &fused[t * row + q_row + k_row]);
+    }
+    const DeviceArray<bf16> qkv(fused);
+    DeviceArray<bf16> out(p.q.size(), NAN);
+    DeviceArray<float> lse(p.rows(), NAN);
+    AttentionForward<bf16> a{};
+    a.B = B, a.T = a.S = T, a.NH = NH, a.NKV = NKV, a.HS = HS;
+    a.q = {qkv.data(), row}, a.k = {qkv.data() + q_row, row}, a.v = {qkv.data() + q_row + k_row, row};
+    a.out = out.data(), a.lse = lse.data();
+    attention_forward(GPU{}, Causal(), a);
+    AttentionOnGpu<bf16, Causal> apart(p, Causal());
+    CHECK(bit_difference(out.numbers(), apart.forward(false).out) == "");
+}
+
+TEST_CASE("GPU attention: sizes that the kernels do not have are refused", "[gpu][attention]") {
+    const Problem p(1, 4, 4, 1, 1, 48);
+    AttentionOnGpu<bf16, Causal> gpu(p, Causal());
+    CHECK_THROWS_AS(gpu.forward(false), Error);
+}

@@ -1,0 +1,72 @@
+// One rank alone: nothing to add, but the same calls. Both ways of exchange are taken with a job of one, NCCL's where the program
+// has it; several ranks are tests/collectives.sh's.
+#include "model/collectives.cuh"
+
+#include "model/rendezvous.h"
+#include "tests/catch.h"
+#include "tests/gpu/device_array.h"
+
+namespace {
+
+std::vector<double> count_from(double first, size_t n) {
+    std::vector<double> numbers(n);
+    for (size_t i = 0; i < n; i++) numbers[i] = first + double(i % 1000);
+    return numbers;
+}
+
+/// A sum over one rank leaves the numbers as they are, whatever way they took.
+void one_rank(GpuExchange& exchange, const GPU& device, size_t n) {
+    const std::vector<double> numbers = count_from(1, n);
+    DeviceArray<float> x(numbers);
+    DeviceArray<double> loss(count_from(0.5, 2));
+    DeviceArray<bf16> weights(count_from(1, 100));
+    exchange.sum(device.stream, x.data(), n);
+    exchange.sum(device.stream, loss.data(), loss.size());
+    exchange.all_gather(device.stream, reinterpret_cast<std::byte*>(weights.data()), weights.size(), sizeof(bf16));
+    exchange.join(device.stream);
+    CHECK(difference(x.numbers(), numbers, {0, 0}) == "");
+    CHECK(difference(loss.numbers(), count_from(0.5, 2), {0, 0}) == "");
+    CHECK(difference(weights.numbers(), count_from(1, 100), {0, 0}) == "");
+}
+
+}   // namespace
+
+TEST_CASE("collectives: one rank alone exchanges nothing") {
+    Ranks ranks(0);
+    GPU device;
+    Collectives<GPU> collectives(device, ranks);
+    CHECK(collectives.name() == "none");
+    DeviceArray<float> x(count_from(1, 100));
+    DeviceArray<double> loss(count_from(1, 1));
+    collectives.start_sum(device, x.data(), x.size());
+    collectives.start_sum(device, loss.data(), 1);
+    collectives.finish(device);
+    collectives.all_gather(device, x.data(), x.size());
+    CHECK(difference(x.numbers(), count_from(1, 100), {0, 0}) == "");
+    CHECK(loss.numbers()[0] == 1);
+}
+
+TEST_CASE("collectives: through host memory, one piece and several") {
+    Ranks ranks(0);
+    HostExchange exchange(ranks, "test");
+    for (size_t n : {size_t(1), size_t(1000), (size_t(16) << 20) / sizeof(float) + 5}) one_rank(exchange, GPU{}, n);
+}
+
+#ifdef USE_NCCL
+TEST_CASE("collectives: NCCL with a job of one") {
+    Ranks ranks(0);
+    NcclExchange exchange(ranks);
+    CHECK(exchange.name().rfind("NCCL 2.", 0) == 0);
+    for (size_t n : {1, 1000, 100000}) one_rank(exchange, GPU{}, n);
+}
+#endif
+
+TEST_CASE("collectives: where ranks meet") {
+    CHECK(parse_meeting_point("file:/a/b:c").file == "/a/b:c");
+    CHECK(parse_meeting_point("tcp:node1:29500").host == "node1");
+    CHECK(parse_meeting_point("tcp:node1:29500").port == 29500);
+    CHECK(parse_meeting_point("tcp:[fe00::1]:1").host == "fe00::1");
+    for (const char* wrong :
+         {"", "file:", "tcp:", "tcp::1", "tcp:node1", "tcp:node1:", "tcp:node1:0", "tcp:node1:65536", "udp:node1:1"})
+        CHECK_THROWS_AS(parse_meeting_point(wrong), Error);
+}

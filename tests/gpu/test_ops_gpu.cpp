@@ -1,0 +1,227 @@
+// The operations of model/ on the GPU, those bound by memory: against the CPU in double (on_gpu.h), and what is special about each.
+// On a machine without a GPU they run on the emulator. Linear layers are in test_linear_gpu.cpp.
+#include "tests/catch.h"
+
+#include <cmath>
+
+#include "tests/gpu/on_gpu.h"
+#include "tests/norms.h"
+#include "tests/ops.h"
+
+namespace {
+
+/// The sentence that an operation refuses its arguments with, and the exit code.
+template <class Call>
+std::string refusal(Call call, Exit code) {
+    try {
+        call();
+    } catch (const Error& error) {
+        return error.code == code ? error.what() : "another exit code";
+    }
+    return "";
+}
+
+/// Tokens of which some fill more than one run, one of them several.
+std::vector<int32_t> frequent_tokens() {
+    std::vector<int32_t> tokens;
+    for (int n = 0; n < 600; n++) tokens.push_back(2), tokens.push_back(n % 2 ? 5 : 2 + n % 11);
+    tokens.insert(tokens.end(), {0, 0, 13});
+    return tokens;
+}
+
+}   // namespace
+
+TEST_CASE("GPU embedding: one token, repeated tokens, tokens of several runs, rows wider than a block", "[gpu][ops]") {
+    check_on_gpu_in_both_types(Embedding{{2}, 3, 8});
+    check_on_gpu_in_both_types(Embedding{{4, 0, 4, 4, 1, 0, 6}, 9, 40});
+    check_on_gpu_in_both_types(Embedding{{1, 1, 0}, 4, 2056});
+    check_on_gpu_in_both_types(Embedding{frequent_tokens(), 16, 24});
+    check_on_gpu_in_both_types(Embedding{std::vector<int32_t>(257, 0), 1, 16});
+    check_on_gpu_in_both_types(Embedding{std::vector<int32_t>(256, 3), 4, 16});
+}
+
+TEST_CASE("GPU embedding: more runs of split tokens than blocks that look for them", "[gpu][ops]") {
+    std::vector<int32_t> tokens(256 * RowsByToken::RUN, 0);
+    tokens.insert(tokens.end(), 600, 1);
+    check_on_gpu<float>(Embedding{tokens, 2, 8});
+}
+
+TEST_CASE("GPU embedding: the workspace's size changes no bit of the gradient", "[gpu][ops]") {
+    const Embedding op{frequent_tokens(), 16, 24};
+    const Arrays<float> in = random_inputs<float>(op);
+    const std::vector<float> dout = random_numbers<float>(op.tokens.size() * op.C, 5);
+    GPU device = test_gpu();
+    const std::vector<float> expected = op.backward<float>(in, dout, device)[0];
+    for (size_t slots : {0, 1, 3}) {
+        const DeviceArray<float> workspace((slots + 1) * op.C, NAN);
+        device.workspace = {reinterpret_cast<std::byte*>(workspace.data()), slots * op.C * sizeof(float)};
+        CHECK(bit_difference(op.backward<float>(in, dout, device)[0], expected) == "");
+    }
+}
+
+TEST_CASE("GPU rmsnorm: overwriting and adding; one row, a partial block, several packs a thread", "[gpu][ops]") {
+    for (Write write_input : {Write::overwrite, Write::add})
+        for (Write write_weight : {Write::overwrite, Write::add}) {
+            // The 0.25 that a gradient is added to is rounded with it.
+            const double roundings = write_input == Write::add ? 0.25 : 0;
+            check_on_gpu_in_both_types(RmsNorm{1, 8, write_input, write_weight}, roundings);
+            check_on_gpu_in_both_types(RmsNorm{7, 24, write_input, write_weight}, roundings);
+            check_on_gpu_in_both_types(RmsNorm{13, 768, write_input, write_weight}, roundings);
+            check_on_gpu_in_both_types(RmsNorm{3, 2056, write_input, write_weight}, roundings);
+        }
+    check_on_gpu_in_both_types(RmsNorm{131, 8192, Write::overwrite, Write::add});   // more rows than blocks
+}
+
+TEST_CASE("GPU rmsnorm: a row of zeros gives zeros and a finite gradient", "[gpu][ops]") {
+    On<GPU, float> zeros(std::vector<float>(8)), ones(std::vector<float>(8, 1)), out(std::vector<float>(8, 1)),
+        dinp(std::vector<float>(8, 1)), dweight(std::vector<float>(8, 1)), rstd(std::vector<float>(1));
+    rmsnorm_forward(test_gpu(), out.data(), rstd.data(), zeros.data(), ones.data(), 1, 8, 1e-6);
+    rmsnorm_backward(test_gpu(), dinp.data(), dweight.data(), ones.data(), zeros.data(), ones.data(), rstd.data(), 1, 8,
+                     Write::overwrite, Write::overwrite);
+    CHECK(bit_difference(out.numbers(), zeros.numbers()) == "");
+    CHECK(difference(dinp.numbers(), std::vector<double>(8, 1000), rounding<float>(1)) == "");
+    CHECK(bit_difference(dweight.numbers(), zeros.numbers()) == "");
+}
+
+TEST_CASE("GPU residual addition and rmsnorm: one row, a partial block, several packs a thread", "[gpu][ops]") {
+    // The sum, of up to 2, is rounded once more than the results; the gradient is added to one of up to 1.
+    const double roundings = 8;
+    check_on_gpu_in_both_types(ResidualRmsNorm{1, 8}, roundings);
+    check_on_gpu_in_both_types(ResidualRmsNorm{9, 40}, roundings);
+    check_on_gpu_in_both_types(ResidualRmsNorm{3, 768}, roundings);
+    check_on_gpu_in_both_types(ResidualRmsNorm{2, 2064}, roundings);
+}
+
+TEST_CASE("GPU residual addition and rmsnorm: what is normalised is the sum as it is stored", "[gpu][ops]") {
+    const ResidualRmsNorm op{3, 40};
+    Arrays<float> in = random_inputs<float>(op);
+    for (std::vector<float>& array : in) array = rounded_to<bf16>(array);
+    const std::vector<float> both = op.forward<bf16>(in, test_gpu());
+    const std::vector<float> sum(both.begin(), both.begin() + 120), out(both.begin() + 120, both.end());
+    CHECK(bit_difference(RmsNorm{3, 40, {}, {}}.forward<bf16>({sum, in[2]}, test_gpu()), out) == "");
+    std::vector<float> expected = in[0];
+    for (size_t n = 0; n < expected.size(); n++) expected[n] += in[1][n];
+    CHECK(bit_difference(sum, rounded_to<bf16>(expected)) == "");
+}
+
+TEST_CASE("GPU qk_norm and rope: each output alone and both; heads of 32, 64 and 128, groups of 1, 2 and 4", "[gpu][ops]") {
+    for (bool weights : {true, false})
+        for (auto [pre, rotated] : {std::pair{true, true}, {true, false}, {false, true}})
+            for (Write write : {Write::overwrite, Write::add}) {
+                check_on_gpu_in_both_types(QkNormRope{1, 1, 1, 1, 64, weights, pre, rotated, write});
+                check_on_gpu_in_both_types(QkNormRope{2, 5, 4, 2, 32, weights, pre, rotated, write});
+                check_on_gpu_in_both_types(QkNormRope{1, 3, 4, 1, 128, weights, pre, rotated, write, 1e6});
+            }
+}
+
+TEST_CASE("GPU qk_norm and rope: other heads, from 8 to 256 numbers, whose lanes are no power of 2", "[gpu][ops]") {
+    for (bool weights : {true, false})
+        for (int HS : {8, 16, 24, 40, 48, 96, 200, 256}) check_on_gpu_in_both_types(QkNormRope{2, 3, 2, 1, HS, weights});
+}
+
+TEST_CASE("GPU qk_norm and rope: more rows than the grid has in hand", "[gpu][ops]") {
+    check_on_gpu<bf16>(QkNormRope{1, 2800, 2, 1, 256, true, false});
+    check_on_gpu<float>(QkNormRope{1, 1400, 2, 1, 256, true});
+}
+
+TEST_CASE("GPU rope: the table is the CPU's", "[gpu][ops]") {
+    const int T = 300, HS = 24;
+    std::vector<float> cosine(T * HS / 2), sine(T * HS / 2);
+    rope_table(CPU{}, cosine.data(), sine.data(), T, HS, 1e6);
+    On<GPU, float> c(std::vector<float>(cosine.size(), NAN)), s(std::vector<float>(sine.size(), NAN));
+    rope_table(test_gpu(), c.data(), s.data(), T, HS, 1e6);
+    const Tolerance last_bit{std::numeric_limits<float>::epsilon() / 2, 0};   // a double rounded once, almost the same one
+    CHECK(difference(c.numbers(), cosine, last_bit) == "");
+    CHECK(difference(s.numbers(), sine, last_bit) == "");
+}
+
+TEST_CASE("GPU swiglu: one pack, several rows, a partial block", "[gpu][ops]") {
+    check_on_gpu_in_both_types(SwiGlu{1, 8});
+    check_on_gpu_in_both_types(SwiGlu{5, 40});
+    check_on_gpu_in_both_types(SwiGlu{7, 344});
+}
+
+TEST_CASE("GPU swiglu: large gates neither overflow nor turn into NaN", "[gpu][ops]") {
+    On<GPU, float> gate_up({1e4f, -1e4f, 90, -90, 88, -88, 0, 1, 2, 2, 2, 2, 2, 2, 2, 2}), ones(std::vector<float>(8, 1)),
+        out(std::vector<float>(8, NAN)), dgate_up(std::vector<float>(16, NAN));
+    swiglu_forward(test_gpu(), out.data(), gate_up.data(), 1, 8);
+    swiglu_backward(test_gpu(), dgate_up.data(), ones.data(), gate_up.data(), 1, 8);
+    const float s = 1 / (1 + std::exp(-1.0f)), slope = s + s * (1 - s);
+    CHECK(difference(out.numbers(), std::vector<float>{2e4f, 0, 180, 0, 176, 0, 0, 2 * s}, Tolerance{1e-6, 0}) == "");
+    const std::vector<float> expected = {2, 0, 2, 0, 2, 0, 1, 2 * slope, 1e4f, 0, 90, 0, 88, 0, 0, s};
+    CHECK(difference(dgate_up.numbers(), expected, Tolerance{1e-6, 0}) == "");
+}
+
+TEST_CASE("GPU cross-entropy: one row, several rows, ignored targets, a row longer than a batch of reads", "[gpu][ops]") {
+    check_on_gpu_in_both_types(CrossEntropy{{3}, 8});
+    check_on_gpu_in_both_types(CrossEntropy{{0, 511, 5, 5}, 512});
+    check_on_gpu_in_both_types(CrossEntropy{{-1, 1, -1, 1447, -1}, 1448});
+    check_on_gpu_in_both_types(CrossEntropy{{16391, 16384, 0}, 16392});
+}
+
+TEST_CASE("GPU cross-entropy: an ignored row has no loss and no gradient, without dloss the other logits stay", "[gpu][ops]") {
+    const CrossEntropy op{{-1, 1}, 8};
+    const std::vector<float> logits = {5, 6, 7, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 7, 8};
+    const auto without = op.run<bf16>(logits, 0, test_gpu()), with = op.run<bf16>(logits, 1, test_gpu());
+    CHECK(without.losses[0] == 0);
+    CHECK(bit_difference(without.losses, with.losses) == "");
+    for (int v = 0; v < 8; v++) {
+        CHECK(without.logits[8 + v] == logits[8 + v]);
+        CHECK(without.logits[v] == 0);
+        CHECK(with.logits[v] == 0);
+    }
+}
+
+TEST_CASE("GPU cross-entropy: large logits do not overflow and the gradient of a row sums to zero", "[gpu][ops]") {
+    const CrossEntropy op{{0, 2, 1}, 8};
+    const std::vector<float> logits = {3e4f,   -3e4f, 0, -1e30f, -3e4f, 0, 0, 0,   //
+                                       1e4f,   1e4f,  1e4f, 0, 0, 0, 0, 0,         //
+                                       -1e30f, 1e30f, 0, 0, 0, 0, 0, -INFINITY};
+    const auto result = op.run<float>(logits, 1, test_gpu());
+    CHECK(difference(result.losses, std::vector<double>{0, std::log(3.0), 0}, Tolerance{0, 1e-3}) == "");
+    std::vector<double> expected(24);
+    expected[8] = expected[9] = 1 / 3.0, expected[10] = -2 / 3.0;
+    CHECK(difference(result.logits, expected, rounding<float>(3)) == "");
+}
+
+TEST_CASE("GPU cross-entropy: a logit that is not a number shows in the loss", "[gpu][ops]") {
+    const CrossEntropy op{{0}, 8};
+    CHECK(std::isnan(op.run<float>({0, 0, 0, NAN, 0, 0, 0, 0}, 1, test_gpu()).losses[0]));
+    CHECK_FALSE(std::isfinite(op.run<float>({0, 0, 0, INFINITY, 0, 0, 0, 0}, 1, test_gpu()).losses[0]));
+}
+
+TEST_CASE("GPU fill: packs, a rest, one number, none", "[gpu][ops]") {
+    for (size_t n : {0, 1, 7, 8, 4099}) {
+        On<GPU, float> x(std::vector<float>(n + 1, 3));
+        fill(test_gpu(), x.data(), n, 0.5f);
+        std::vector<float> expected(n + 1, 0.5f);
+        expected[n] = 3;
+        CHECK(bit_difference(x.numbers(), expected) == "");
+    }
+    On<GPU, bf16> x(std::vector<float>(11, 3));
+    fill(test_gpu(), x.data(), 10, bf16(0.0f));
+    CHECK(bit_difference(x.numbers(), std::vector<float>{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3}) == "");
+}
+
+TEST_CASE("GPU operations refuse sizes that they cannot read 16 bytes at a time, and too small a workspace", "[gpu][ops]") {
+    On<GPU, float> x(std::vector<float>(64));
+    On<GPU, int32_t> i(std::vector<int32_t>(8));
+    GPU device = test_gpu();
+    float* p = x.data();
+    CHECK(refusal([&] { rmsnorm_forward(device, p, p, p, p, 1, 12, 1e-5); }, Exit::usage) ==
+          "RMSNorm on the GPU needs the number of channels to be a multiple of 8, not 12");
+    CHECK(refusal([&] { rmsnorm_forward(device, p, p, p, p, 1, 8200, 1e-5); }, Exit::usage) ==
+          "RMSNorm on the GPU is for up to 8192 channels, not 8200");
+    CHECK(refusal([&] { swiglu_forward(device, p, p, 1, 7); }, Exit::usage) ==
+          "SwiGLU on the GPU needs the width of the feed-forward network to be a multiple of 8, not 7");
+    CHECK(refusal([&] { cross_entropy(device, p, p, i.data(), 1, 513, 0.0f); }, Exit::usage) ==
+          "cross-entropy on the GPU needs the size of the vocabulary to be a multiple of 8, not 513");
+    CHECK(refusal([&] { embedding_forward(device, p, i.data(), p, 1, 4); }, Exit::usage) ==
+          "the embedding on the GPU needs the number of channels to be a multiple of 8, not 4");
+    const QkShape<float> large{1, 1, 1, 1, 264, p, p, p, p};
+    CHECK(refusal([&] { qk_norm_rope_forward(device, p, p, p, p, large, 1e-5); }, Exit::usage) ==
+          "RoPE on the GPU is for heads of up to 256 numbers, not 264");
+    device.workspace.bytes = 16;
+    CHECK(refusal([&] { rmsnorm_backward(device, p, p, p, p, p, p, 1, 8, {}, {}); }, Exit::out_of_memory) ==
+          "the backward of RMSNorm needs 32 bytes of workspace and has 16");
+}

@@ -1,0 +1,191 @@
+// AdamW, its stochastic rounding and the sums that it reads, on the GPU.
+#include "tests/catch.h"
+
+#include <bit>
+#include <cmath>
+
+#include "tests/adamw_case.h"
+#include "tests/gpu/on_gpu.h"
+
+namespace {
+
+template <class X>
+using OnGpu = Optimized<X, GPU>;
+
+/// Ranges as tensors of odd sizes leave them: whole packs, parts of one, one number, a gap of padding.
+const std::vector<DecayRange> ODD_RANGES = {{0, 16, true}, {16, 17, false}, {17, 18, true}, {18, 39, false}, {48, 1001, true}};
+constexpr size_t ODD_SIZE = 1008;
+
+/// Weights (n) after one update without a step or decay: `value` rounded stochastically.
+std::vector<float> rounded_weights(size_t n, float value, uint64_t seed, int step, const std::vector<DecayRange>& ranges,
+                                   size_t owned_from = 0) {
+    AdamW o;
+    o.lr = 0, o.stochastic_rounding = true, o.seed = seed;
+    OnGpu<bf16> tested(std::vector<float>(n, value), test_gpu(), owned_from);
+    tested.update(std::vector<float>(n, 1), ranges, o, numbers_for(1, o), step);
+    return tested.weights.numbers();
+}
+
+double sum_of_squares_on_gpu(const std::vector<float>& x) {
+    On<GPU, float> numbers(x);
+    On<GPU, double> total({NAN});
+    sum_of_squares(test_gpu(), total.data(), numbers.data(), x.size());
+    return total.numbers()[0];
+}
+
+}   // namespace
+
+TEST_CASE("GPU adamw: several steps follow torch's formula, with decay and clipping and without", "[gpu][optimizer]") {
+    for (double decay : {0.0, 0.1})
+        for (double clip : {1.0, 0.3}) {
+            follows_the_formula<float>({}, decay, clip, test_gpu());
+            follows_the_formula<bf16>({}, decay, clip, test_gpu());
+            follows_the_formula<bf16>({1e-2, 0.8, 0.999, 1e-6, 0.1}, decay, clip, test_gpu());
+        }
+}
+
+TEST_CASE("GPU adamw: ranges of any size and place are updated as on the CPU, padding is left alone", "[gpu][optimizer]") {
+    const std::vector<float> start = random_numbers<float>(ODD_SIZE, 1);
+    Optimized<float> expected(start);
+    OnGpu<float> wide(start, test_gpu());
+    OnGpu<bf16> narrow(start, test_gpu());
+    AdamW o;
+    for (int step = 1; step <= 3; step++) {
+        const std::vector<float> gradients = gradients_of<float>(ODD_SIZE, step);
+        expected.update(gradients, ODD_RANGES, o, numbers_for(0.7, o), step);
+        wide.update(gradients, ODD_RANGES, o, numbers_for(0.7, o), step);
+        narrow.update(gradients, ODD_RANGES, o, numbers_for(0.7, o), step);
+    }
+    CHECK(difference(wide.weights.numbers(), expected.weights.numbers(), rounding<float>(3)) == "");
+    CHECK(difference(wide.m.numbers(), expected.m.numbers(), rounding<float>(3)) == "");
+    CHECK(difference(wide.v.numbers(), expected.v.numbers(), rounding<float>(3)) == "");
+    CHECK(bit_difference(narrow.master_copy.numbers(), wide.weights.numbers()) == "");
+    CHECK(bit_difference(narrow.weights.numbers(), rounded_to<bf16>(wide.weights.numbers())) == "");
+    for (size_t n = 39; n < 48; n++) CHECK(wide.weights.numbers()[n] == start[n]);
+    for (size_t n = 1001; n < ODD_SIZE; n++) CHECK(wide.weights.numbers()[n] == start[n]);
+}
+
+TEST_CASE("GPU adamw: same bits again, and for any cut into ranges", "[gpu][optimizer]") {
+    const size_t n = 5003;
+    const std::vector<float> start = random_numbers<float>(n, 1), gradients = gradients_of<float>(n, 1);
+    AdamW o;
+    o.stochastic_rounding = true;
+    OnGpu<bf16> whole(start, test_gpu()), again(start, test_gpu()), cut(start, test_gpu());
+    whole.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), 1);
+    again.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), 1);
+    const std::vector<DecayRange> cuts = {{0, 16, true}, {16, 17, true}, {17, 402, true}, {402, 4999, true}, {4999, n, true}};
+    cut.update(gradients, cuts, o, numbers_for(0.7, o), 1);
+    for (const OnGpu<bf16>* other : {&again, &cut}) {
+        CHECK(bit_difference(other->weights.numbers(), whole.weights.numbers()) == "");
+        CHECK(bit_difference(other->master_copy.numbers(), whole.master_copy.numbers()) == "");
+        CHECK(bit_difference(other->v.numbers(), whole.v.numbers()) == "");
+    }
+}
+
+TEST_CASE("GPU adamw: a shard of the buffers is updated as it is in the whole, rounding included", "[gpu][optimizer]") {
+    const size_t n = 1000, from = 336;
+    const std::vector<float> start = random_numbers<float>(n, 1), gradients = gradients_of<float>(n, 1);
+    AdamW o;
+    o.stochastic_rounding = true;
+    OnGpu<bf16> whole(start, test_gpu()), shard(start, test_gpu(), from);
+    whole.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), 1);
+    shard.update(gradients, {{from, n, true}}, o, numbers_for(0.7, o), 1);
+    const std::vector<float> weights = whole.weights.numbers(), master = whole.master_copy.numbers();
+    std::vector<float> expected = rounded_to<bf16>(start);
+    std::copy(weights.begin() + from, weights.end(), expected.begin() + from);
+    CHECK(bit_difference(shard.weights.numbers(), expected) == "");
+    CHECK(bit_difference(shard.master_copy.numbers(), std::vector<float>(master.begin() + from, master.end())) == "");
+    OnGpu<float> unaligned(start, test_gpu(), 6);
+    CHECK_THROWS_AS(unaligned.update(gradients, {{6, n, true}}, o, numbers_for(0.7, o), 1), Error);
+}
+
+TEST_CASE("GPU adamw: a loss or a norm that is not finite leaves everything as it is", "[gpu][optimizer]") {
+    const std::vector<float> start = rounded_to<bf16>(random_numbers<float>(9, 1));
+    const std::vector<StepNumbers> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
+    for (const StepNumbers& numbers : broken) {
+        OnGpu<bf16> tested(start, test_gpu());
+        tested.update(gradients_of<float>(9, 1), {{0, 9, true}}, {}, numbers, 1);
+        CHECK(bit_difference(tested.weights.numbers(), start) == "");
+        CHECK(bit_difference(tested.master_copy.numbers(), start) == "");
+        CHECK(bit_difference(tested.m.numbers(), std::vector<float>(9)) == "");
+        CHECK(bit_difference(tested.v.numbers(), std::vector<float>(9)) == "");
+    }
+}
+
+TEST_CASE("GPU adamw: stochastic rounding takes one of the two neighbours and is right on average", "[gpu][optimizer]") {
+    const size_t n = 1 << 14;
+    for (const auto& [value, below, spacing] : {std::tuple{1 + 0.3 * 0x1p-7, 1.0, 0x1p-7}, {-2 - 0.9 * 0x1p-6, -2 - 0x1p-6, 0x1p-6},
+                                                {0x1.03p-90, 0x1.02p-90, 0x1p-97}, {0.5, 0.5, 0x1p-8}}) {
+        const std::vector<float> rounded = rounded_weights(n, float(value), 1, 1, {{0, n, true}});
+        double mean = 0;
+        size_t wrong = 0;
+        for (float x : rounded) {
+            mean += x / double(n);
+            wrong += x != below && x != below + spacing;
+        }
+        const double p = (value - below) / spacing, deviation = spacing * std::sqrt(p * (1 - p) / double(n));
+        INFO(value);
+        CHECK(wrong == 0);
+        CHECK(std::abs(mean - value) <= 4 * deviation + 1e-7 * std::abs(value));
+    }
+}
+
+TEST_CASE("GPU adamw: stochastic rounding repeats with seed and step, and changes with either", "[gpu][optimizer]") {
+    const size_t n = 1 << 12;
+    const float value = 1 + 0x1p-8f;
+    const std::vector<DecayRange> all = {{0, n, true}};
+    const std::vector<float> once = rounded_weights(n, value, 1, 1, all);
+    CHECK(bit_difference(rounded_weights(n, value, 1, 1, all), once) == "");
+    for (const auto& other : {rounded_weights(n, value, 2, 1, all), rounded_weights(n, value, 1, 2, all)}) {
+        int same = 0;
+        for (size_t i = 0; i < n; i++) same += other[i] == once[i];
+        CHECK(std::abs(same - int(n) / 2) <= 4 * std::sqrt(double(n)) / 2);   // as two fair coins agree
+    }
+    for (size_t distance = 1; distance <= 16; distance++) {   // neighbours share a random number, not its bits
+        int same = 0;
+        for (size_t i = 0; i < n; i++) same += once[i] == once[(i + distance) % n];
+        INFO("weights " << distance << " apart");
+        CHECK(std::abs(same - int(n) / 2) <= 4 * std::sqrt(double(n)) / 2);
+    }
+}
+
+TEST_CASE("GPU adamw: what is not finite stays so when it is rounded", "[gpu][optimizer]") {
+    for (float value : {INFINITY, -INFINITY}) CHECK(rounded_weights(1, value, 1, 1, {{0, 1, false}})[0] == value);
+    const float all_bits = std::bit_cast<float>(0x7fffffff);   // the NaN that a GPU's arithmetic gives
+    for (float nan : {NAN, all_bits})
+        for (float x : rounded_weights(16, nan, 1, 1, {{0, 16, false}})) CHECK(std::isnan(x));
+}
+
+TEST_CASE("GPU sum of losses: replaces or joins what is there", "[gpu][optimizer]") {
+    On<GPU, float> losses({1, 2.5f, 0, 4, 100});
+    On<GPU, double> total({NAN});
+    sum_of_losses(test_gpu(), total.data(), losses.data(), 4, Write::overwrite);
+    CHECK(total.numbers()[0] == 7.5);
+    sum_of_losses(test_gpu(), total.data(), losses.data(), 2, Write::add);
+    CHECK(total.numbers()[0] == 11);
+}
+
+TEST_CASE("GPU sum of squares: none, one number, partial blocks, more than one block; the same bits again", "[gpu][optimizer]") {
+    for (size_t n : {1, 15, 16, 17, 8191, 8192, 8193, 50001}) {
+        const std::vector<float> x = random_numbers<float>(n, n);
+        long double exact = 0;
+        for (float number : x) exact += static_cast<long double>(number) * number;
+        const double once = sum_of_squares_on_gpu(x);
+        INFO(n << " numbers");
+        CHECK(std::abs(once - double(exact)) <= rounding<double>(int(n)).relative * once);
+        CHECK(sum_of_squares_on_gpu(x) == once);
+    }
+    CHECK(sum_of_squares_on_gpu({}) == 0);
+}
+
+TEST_CASE("GPU sum of squares: NaN and infinity show, a large float does not overflow", "[gpu][optimizer]") {
+    std::vector<float> x(5001, 1);
+    for (size_t at : {size_t(3), x.size() - 1}) {
+        x[at] = NAN;
+        CHECK(std::isnan(sum_of_squares_on_gpu(x)));
+        x[at] = INFINITY;
+        CHECK(std::isinf(sum_of_squares_on_gpu(x)));
+        x[at] = 1e30f;
+        CHECK(std::isfinite(sum_of_squares_on_gpu(x)));
+    }
+}

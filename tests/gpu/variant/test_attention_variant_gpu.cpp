@@ -1,0 +1,148 @@
+// One attention layer of each variant on the GPU, preprocessing included, against the same layer on the CPU in double from the same
+// rounded inputs. Compiled once per file of attention/; on a machine without a GPU it runs on the emulator.
+#include "attention/attention.h"
+
+#include "tests/attention_case.h"
+#include "tests/catch.h"
+#include "tests/gpu/device_array.h"
+
+#define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
+#define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " attention on the GPU: " what, "[gpu][attention][variant]")
+
+namespace {
+
+using Numbers = std::vector<double>;
+
+/// DeviceArray's twin in the host's memory.
+template <class Y>
+class HostArray {
+public:
+    explicit HostArray(const Numbers& numbers) : numbers_(numbers.begin(), numbers.end()) {}
+    HostArray(size_t size, double value) : numbers_(size, Y(value)) {}
+    Y* data() { return numbers_.data(); }
+    Numbers numbers() const { return {numbers_.begin(), numbers_.end()}; }
+
+private:
+    std::vector<Y> numbers_;
+};
+template <class Device, class Y>
+using Array = std::conditional_t<std::is_same_v<Device, GPU>, DeviceArray<Y>, HostArray<Y>>;
+
+CPU device_of(CPU) { return {}; }
+GPU device_of(GPU) { return test_gpu(); }
+
+/// What a layer reads, as X can hold it.
+struct LayerNumbers {
+    Numbers x, qk_pre, qk, qkv, weights, dout;
+};
+template <class X>
+LayerNumbers numbers_for(AttentionCase<double, Attention>& layer) {
+    layer.forward();   // RoPE
+    const LayerInputs<double> in = layer.inputs();
+    const size_t size = size_t(in.B) * in.T * in.qk_row;
+    return {rounded<X>(layer.x), rounded<X>({in.q_pre, in.q_pre + size}), rounded<X>({in.q, in.q + size}), rounded<X>(layer.qkv),
+            rounded<X>(layer.weights), rounded<X>(normal_numbers(layer.out.size(), 7))};
+}
+
+struct LayerResults {
+    Numbers out, lse;                                  // in training order
+    Numbers dqk, dv, dqk_pre, dweights, dx;            // dqk_pre and dx: only where the variant reads them
+};
+
+/// Forward and backward pass of one layer. What has to be overwritten starts as NaN.
+template <class Device, class X>
+LayerResults run_layer(const AttentionCase<double, Attention>& layer, const LayerNumbers& numbers) {
+    using W = Wide<X>;
+    const Config& c = layer.config;
+    const Attention& policy = layer.policy;
+    const Features f = policy.features();
+    const size_t B = layer.B, T = layer.T, NH = c.NH, HS = c.HS, k_at = NH * HS, qk_row = layer.heads * HS, v_row = qk_row + c.NKV * HS;
+    const Device device = device_of(Device{});
+
+    Array<Device, X> x(numbers.x), qk_pre(numbers.qk_pre), qk(numbers.qk), qkv(numbers.qkv), dout(numbers.dout);
+    Numbers some_weights = numbers.weights;
+    some_weights.resize(some_weights.size() + 8);   // no array is empty
+    Array<Device, X> weights(some_weights), out(numbers.dout.size(), NAN), gated_out(numbers.dout.size(), NAN);
+    Array<Device, W> lse(B * NH * T, NAN), head(NH * f.head + 1, NAN), row(B * NH * T * f.row + 1, NAN),
+        column(B * NH * f.column * padded(T) + 4, 3), gate(B * T * NH, NAN);
+    Array<Device, W> dhead(B * NH * f.head + 1, NAN), drow(B * NH * T * f.row + 1, NAN), dcolumn(B * NH * f.column * padded(T) + 4, NAN),
+        dgate(B * T * NH, NAN);
+    Array<Device, W> dqk(numbers.qk.size(), NAN), dqk_pre(numbers.qk.size(), NAN), dweights(some_weights.size(), 0.25);
+    Array<Device, X> dqkv(numbers.qkv.size(), 0), dx(numbers.x.size(), 0);
+    Array<Device, W> workspace(attention_workspace(device, policy, int(B), int(T), int(T), int(NH)) / sizeof(W) + 1, NAN);
+
+    auto extras_of = [&](auto& h, auto& r, auto& col, auto& g) {
+        Extras<X> e;
+        if (f.head) e.head = h.data();
+        if (f.row) e.row = r.data();
+        if (f.column) e.column = col.data();
+        if (policy.gated()) e.gate = g.data();
+        return e;
+    };
+    LayerState<X> state{extras_of(head, row, column, gate), out.data(), policy.gated() ? gated_out.data() : out.data(), lse.data()};
+    const Extras<X> dextras = extras_of(dhead, drow, dcolumn, dgate);
+    const LayerInputs<X> in{int(B), int(T), c.C, c.NH, c.NKV, c.HS, x.data(), qk_pre.data(), qk_pre.data() + k_at,
+                            qk.data(), qk.data() + k_at, qkv.data() + qk_row, qk_row, v_row};
+    attention_layer_forward(device, policy, in, weights.data(), state);
+    attention_layer_backward(device, policy, in, state, dout.data(), {dqk.data(), qk_row}, {dqk.data() + k_at, qk_row},
+                             {dqkv.data() + qk_row, v_row}, dextras, reinterpret_cast<std::byte*>(workspace.data()));
+    ExtraGradients<X> gradients{dextras, Attention::reads_qk_pre ? dqk_pre.data() : nullptr,
+                                Attention::reads_qk_pre ? dqk_pre.data() + k_at : nullptr,
+                                Attention::reads_x ? dx.data() : nullptr, dweights.data()};
+    attention_extras_backward(device, policy, in, weights.data(), state, gradients);
+
+    LayerResults r{policy.gated() ? gated_out.numbers() : out.numbers(), lse.numbers(), dqk.numbers(), dqkv.numbers(),
+                   dqk_pre.numbers(), dweights.numbers(), dx.numbers()};
+    r.dweights.resize(numbers.weights.size());
+    if (!Attention::reads_qk_pre) r.dqk_pre.clear();
+    return r;
+}
+
+template <class X>
+void check_layer(const LayerSizes& sizes) {
+    INFO((std::is_same_v<X, bf16> ? "bf16" : "float") << ", B " << sizes.B << ", T " << sizes.T << ", NH " << sizes.NH << ", NKV "
+                                                      << sizes.NKV << ", HS " << sizes.HS << ", settings " << sizes.settings.size());
+    AttentionCase<double, Attention> layer(sizes);
+    const LayerNumbers numbers = numbers_for<X>(layer);
+    const LayerResults gpu = run_layer<GPU, X>(layer, numbers), again = run_layer<GPU, X>(layer, numbers);
+    const LayerResults cpu = run_layer<CPU, double>(layer, numbers);
+
+    // Sums of HS and T products, and exp() turns absolute errors of the scores into relative ones; bf16 rounds P, dS and the
+    // results, and computes GELUs to 1e-3. The absolute part: gradients that vanish as the difference of sums.
+    const double exact = 4 * rounding<float>(sizes.HS + sizes.T).relative;
+    const Tolerance of_result = std::is_same_v<X, float> ? Tolerance{exact, 1e-6} : Tolerance{0.01, 1e-3};
+    const Tolerance of_gradient = std::is_same_v<X, float> ? Tolerance{exact, 1e-5} : Tolerance{0.02, 4e-3};
+    CHECK(difference(gpu.out, cpu.out, of_result) == "");
+    CHECK(difference(gpu.lse, cpu.lse, of_result) == "");
+    const std::pair<Numbers LayerResults::*, const char*> gradients[] = {{&LayerResults::dqk, "q and k"}, {&LayerResults::dv, "v"},
+        {&LayerResults::dqk_pre, "q and k before RoPE"}, {&LayerResults::dweights, "weights"}, {&LayerResults::dx, "x"}};
+    for (const auto& [which, name] : gradients) {
+        INFO("gradient of " << name);
+        if ((cpu.*which).empty()) continue;
+        CHECK(difference(gpu.*which, cpu.*which, of_gradient) == "");
+        CHECK(bit_difference(again.*which, gpu.*which) == "");
+    }
+    CHECK(bit_difference(again.out, gpu.out) == "");
+}
+
+void check_layer_in_both_types(const LayerSizes& sizes) {
+    check_layer<float>(sizes);
+    check_layer<bf16>(sizes);
+}
+
+}   // namespace
+
+VARIANT_CASE("one token, one tile, partial tiles, many tiles, grouped queries") {
+    check_layer_in_both_types({2, 1, 4, 4, 32, {}});
+    check_layer_in_both_types({1, 63, 4, 2, 64, {}});
+    check_layer_in_both_types({2, 64, 4, 1, 32, {}});
+    check_layer_in_both_types({1, 65, 2, 1, 128, {}});
+    check_layer_in_both_types({1, 200, 2, 1, 64, {}});
+}
+
+VARIANT_CASE("other settings") {
+    for (const Setting& setting : Attention::settings())
+        for (double value : {4.0, 20.0})
+            if (setting.whole && value >= setting.lowest && value <= setting.highest)
+                check_layer_in_both_types({1, 130, 2, 1, 32, {{setting.key, value}}});
+}

@@ -1,0 +1,179 @@
+// Descriptions (operation.h) of RMSNorm alone and with the residual addition, and of QK-norm with RoPE, for every device.
+#pragma once
+#include <cmath>
+
+#include "model/qk_rope.cuh"
+#include "model/rmsnorm.cuh"
+#include "tests/operation.h"
+
+inline constexpr double NORM_EPS = 1e-5;
+
+inline std::vector<double> rmsnorm_formula(const double* x, const double* weight, int n) {
+    double squares = 0;
+    for (int c = 0; c < n; c++) squares += x[c] * x[c];
+    std::vector<double> out;
+    for (int c = 0; c < n; c++) out.push_back(x[c] / std::sqrt(squares / n + NORM_EPS) * weight[c]);
+    return out;
+}
+
+struct RmsNorm {
+    int rows, C;
+    Write write_input, write_weight;
+    static constexpr bool any_threads = false;   // of the weight's gradient, each thread sums its rows
+    int length() const { return std::max(rows, C); }
+    std::vector<ArrayOf> inputs() const { return {{"inp", size_t(rows) * C}, {"weight", size_t(C), 1.0, true}}; }
+
+    std::vector<double> formula(const Arrays<double>& in) const {
+        std::vector<double> out;
+        for (int row = 0; row < rows; row++) out = joined(out, rmsnorm_formula(&in[0][row * C], in[1].data(), C));
+        return out;
+    }
+    template <class X, class Device = CPU>
+    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
+        On<Device, X> out(buffer<Wide<X>>(in[0].size(), Write::overwrite)), inp(in[0]), weight(in[1]);
+        On<Device, Wide<X>> rstd(buffer<Wide<X>>(rows, Write::overwrite));
+        rmsnorm_forward(device, out.data(), rstd.data(), inp.data(), weight.data(), rows, C, NORM_EPS);
+        return out.numbers();
+    }
+    template <class X, class Device = CPU>
+    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
+        using W = Wide<X>;
+        On<Device, X> out(buffer<W>(in[0].size(), Write::overwrite)), inp(in[0]), weight(in[1]), d(dout);
+        On<Device, X> dinp(buffer<W>(in[0].size(), write_input));
+        On<Device, W> rstd(buffer<W>(rows, Write::overwrite)), dweight(buffer<W>(C, write_weight));
+        rmsnorm_forward(device, out.data(), rstd.data(), inp.data(), weight.data(), rows, C, NORM_EPS);
+        rmsnorm_backward(device, dinp.data(), dweight.data(), d.data(), inp.data(), weight.data(), rstd.data(), rows, C,
+                         write_input, write_weight);
+        return {contribution(dinp.numbers(), write_input), contribution(dweight.numbers(), write_weight)};
+    }
+};
+
+/// Both outputs count: the sum goes on along the residual stream, so its gradient is what rmsnorm_backward() adds to.
+struct ResidualRmsNorm {
+    int rows, C;
+    static constexpr bool any_threads = false;
+    int length() const { return std::max(rows, C); }
+    std::vector<ArrayOf> inputs() const {
+        return {{"residual", size_t(rows) * C}, {"branch", size_t(rows) * C}, {"weight", size_t(C), 1.0, true}};
+    }
+    std::vector<double> formula(const Arrays<double>& in) const {
+        std::vector<double> sum = in[0];
+        for (size_t n = 0; n < sum.size(); n++) sum[n] += in[1][n];
+        return joined(sum, RmsNorm{rows, C, {}, {}}.formula({sum, in[2]}));
+    }
+
+    template <class X, class Device>
+    struct Run {
+        using W = Wide<X>;
+        On<Device, X> residual, branch, weight, sum, out;
+        On<Device, W> rstd;
+
+        Run(const ResidualRmsNorm& op, const Arrays<W>& in, Device device)
+            : residual(in[0]), branch(in[1]), weight(in[2]), sum(buffer<W>(in[0].size(), Write::overwrite)), out(sum.numbers()),
+              rstd(buffer<W>(op.rows, Write::overwrite)) {
+            residual_rmsnorm_forward(device, sum.data(), out.data(), rstd.data(), residual.data(), branch.data(), weight.data(),
+                                     op.rows, op.C, NORM_EPS);
+        }
+    };
+    template <class X, class Device = CPU>
+    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
+        const Run<X, Device> run(*this, in, device);
+        return joined(run.sum.numbers(), run.out.numbers());
+    }
+    template <class X, class Device = CPU>
+    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
+        using W = Wide<X>;
+        Run<X, Device> run(*this, in, device);
+        const auto half = dout.begin() + rows * C;
+        On<Device, X> dsum(std::vector<W>(dout.begin(), half)), d(std::vector<W>(half, dout.end()));
+        On<Device, W> dweight(buffer<W>(C, Write::overwrite));
+        rmsnorm_backward(device, dsum.data(), dweight.data(), d.data(), run.sum.data(), run.weight.data(), run.rstd.data(), rows, C,
+                         Write::add, Write::overwrite);
+        return {dsum.numbers(), dsum.numbers(), dweight.numbers()};
+    }
+};
+
+/// The outputs are those that are asked for: queries and keys before rotation, and rotated.
+struct QkNormRope {
+    int B, T, NH, NKV, HS;
+    bool weights;                     // of QK-norm; without them only RoPE is left
+    bool pre = true, rotated = true;
+    Write write = Write::overwrite;
+    double theta = 1e4;
+    bool any_threads = !weights;
+    int heads() const { return NH + NKV; }
+    int length() const { return std::max(B * T * NH, HS); }
+    size_t output_size() const { return size_t(B) * T * heads() * HS; }
+    std::vector<ArrayOf> inputs() const {
+        std::vector<ArrayOf> all = {{"qkv", size_t(B) * T * (heads() + NKV) * HS}};
+        if (weights) all.push_back({"q_norm", size_t(HS), 1.0, true}), all.push_back({"k_norm", size_t(HS), 1.0, true});
+        return all;
+    }
+
+    std::vector<double> turned(const std::vector<double>& x, int t) const {
+        std::vector<double> out(HS);
+        for (int d = 0; d < HS; d++) {
+            const int half = HS / 2;
+            const double angle = t / std::pow(theta, 2.0 * (d % half) / HS);
+            out[d] = x[d] * std::cos(angle) + (d < half ? -x[d + half] : x[d - half]) * std::sin(angle);
+        }
+        return out;
+    }
+    std::vector<double> formula(const Arrays<double>& in) const {
+        std::vector<double> before, after;
+        for (int row = 0; row < B * T; row++)
+            for (int h = 0; h < heads(); h++) {
+                const double* x = &in[0][(row * (heads() + NKV) + h) * HS];
+                const auto normed = weights ? rmsnorm_formula(x, in[h < NH ? 1 : 2].data(), HS) : std::vector<double>(x, x + HS);
+                if (pre) before = joined(before, normed);
+                if (rotated) after = joined(after, turned(normed, row % T));
+            }
+        return joined(before, after);
+    }
+
+    /// The arrays of a run, and the shape that points to them.
+    template <class X, class Device>
+    struct Run {
+        using W = Wide<X>;
+        On<Device, X> qkv, q_weight, k_weight, before, after;
+        On<Device, W> cosine, sine, rstd;
+        QkShape<X> shape;
+
+        Run(const QkNormRope& op, const Arrays<W>& in, Device device)
+            : qkv(in[0]), q_weight(in[op.weights ? 1 : 0]), k_weight(in[op.weights ? 2 : 0]),
+              before(buffer<W>(op.output_size(), Write::overwrite)), after(buffer<W>(op.output_size(), Write::overwrite)),
+              cosine(buffer<W>(size_t(op.T) * op.HS / 2, Write::overwrite)), sine(cosine.numbers()),
+              rstd(buffer<W>(size_t(op.B) * op.T * op.heads(), Write::overwrite)),
+              shape{op.B, op.T, op.NH, op.NKV, op.HS, op.weights ? q_weight.data() : nullptr,
+                    op.weights ? k_weight.data() : nullptr, cosine.data(), sine.data()} {
+            rope_table(device, cosine.data(), sine.data(), op.T, op.HS, op.theta);
+            qk_norm_rope_forward(device, op.rotated ? after.data() : nullptr, op.pre ? before.data() : nullptr, rstd.data(),
+                                 qkv.data(), shape, NORM_EPS);
+        }
+    };
+    template <class X, class Device = CPU>
+    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
+        const Run<X, Device> run(*this, in, device);
+        if (!pre) return run.after.numbers();
+        return rotated ? joined(run.before.numbers(), run.after.numbers()) : run.before.numbers();
+    }
+    template <class X, class Device = CPU>
+    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
+        using W = Wide<X>;
+        Run<X, Device> run(*this, in, device);
+        const auto end_of_pre = dout.begin() + (pre ? output_size() : 0);
+        On<Device, W> dpre(std::vector<W>(dout.begin(), end_of_pre));
+        On<Device, W> dqk(rotated ? std::vector<W>(end_of_pre, dout.end()) : std::vector<W>(output_size()));
+        On<Device, X> dqkv(buffer<W>(in[0].size(), Write::overwrite));
+        On<Device, W> dq_weight(buffer<W>(HS, write)), dk_weight(buffer<W>(HS, write));
+        qk_norm_rope_backward(device, dqkv.data(), dq_weight.data(), dk_weight.data(), dqk.data(), pre ? dpre.data() : nullptr,
+                              run.qkv.data(), run.rstd.data(), run.shape, write);
+        std::vector<W> of_qkv = dqkv.numbers();
+        for (size_t n = 0; n < of_qkv.size(); n++) {   // the v part is left alone: attention writes it
+            const bool of_v = int(n / HS % (heads() + NKV)) >= heads();
+            if (of_v) of_qkv[n] = std::isnan(of_qkv[n]) ? W(0) : W(INFINITY);
+        }
+        if (!weights) return {of_qkv};
+        return {of_qkv, contribution(dq_weight.numbers(), write), contribution(dk_weight.numbers(), write)};
+    }
+};
