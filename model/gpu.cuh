@@ -55,10 +55,10 @@ void launch(const GPU& device, void (*kernel)(Parameters...), const Grid& grid, 
 #if defined(__CUDACC__)
     if (shared > 48 * 1024) check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)), grid.at);
     kernel<<<grid.blocks, threads, shared, device.stream>>>(std::forward<Arguments>(arguments)...);
-    check(cudaGetLastError(), grid.at);
 #else
     emulator::launch(device.stream, kernel, grid.blocks, threads, shared, grid.at, Parameters(std::forward<Arguments>(arguments))...);
 #endif
+    check(cudaGetLastError(), grid.at);
 }
 
 /// The block's shared memory as one T.

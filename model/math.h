@@ -105,8 +105,8 @@ constexpr X softplus(X x) {
     return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
 }
 
-/// A float for kernels that store bf16: its tanh may be off by 5e-4, which on a GPU saves half the cost of a gelu(). Everything else
-/// about it is a float's.
+/// A float for kernels that store bf16: the tanh in its gelu() may be off by 5e-4, which on a GPU saves half the work. Everything
+/// else about it is a float's.
 struct Rough {
     float x;
     constexpr Rough() = default;

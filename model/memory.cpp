@@ -31,6 +31,7 @@ size_t available_memory() {
 }
 
 size_t peak_memory() { return kilobytes_field("/proc/self/status", "VmHWM:"); }
+size_t resident_memory() { return kilobytes_field("/proc/self/status", "VmRSS:"); }
 
 std::string human_bytes(double bytes) {
     const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

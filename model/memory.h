@@ -21,8 +21,9 @@ struct MemoryUse {
 /// Bytes that a new allocation can still get: free memory and what the kernel can reclaim, or the control group's limit.
 size_t available_memory();
 
-/// Peak resident bytes of this process so far.
+/// Resident bytes of this process, the most so far and now.
 size_t peak_memory();
+size_t resident_memory();
 
 /// "1.50 GiB", "12.3 MiB", "640 B"
 std::string human_bytes(double bytes);

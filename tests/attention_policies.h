@@ -1,4 +1,5 @@
-// Policies made for the tests, one per extension point of the tiled kernel (attention/core/policy.h), and data for those that are data.
+// Policies made for the tests, one per extension point of the tiled kernel (attention/core/policy.h), and data for those points
+// that are data.
 #pragma once
 #include "tests/attention_problem.h"
 

@@ -127,6 +127,20 @@ TEST_CASE("gelu: value and slope, of small and large arguments", "[math]") {
     CHECK(gelu_and_slope(1e4f).slope == 1);
 }
 
+TEST_CASE("Rough: what a GPU computes with for bf16 is a float's arithmetic and the same formulas", "[math]") {
+    const Rough three = 3, two = 2.0f;
+    CHECK((float(three + two) == 5 && float(three - two) == 1 && float(three * two) == 6 && float(three / two) == 1.5f));
+    CHECK((float(-three) == -3 && int(three) == 3 && two < three && LANES_OF<Rough> == 1));
+    for (float x : range(-30.0f, 30.0f, 1 << 12)) {
+        const auto exact = gelu_and_slope(x);
+        const auto rough = gelu_and_slope(Rough(x));
+        CHECK(std::abs(float(gelu(Rough(x))) - gelu(x)) <= 1e-6f * std::max(1.0f, std::abs(x)));
+        CHECK(std::abs(float(rough.value) - exact.value) <= 1e-6f * std::max(1.0f, std::abs(x)));
+        CHECK(std::abs(float(rough.slope) - exact.slope) <= 1e-5f);
+    }
+    CHECK(float(sigmoid(Rough(0.5f))) == sigmoid(0.5f));
+}
+
 TEST_CASE("softplus: follows its formula and does not overflow", "[math]") {
     for (double x : range(-30.0, 30.0, 121)) CHECK(std::abs(softplus(x) - std::log(1 + std::exp(x))) <= 1e-14 * std::max(1.0, x));
     CHECK(softplus(1e4f) == 1e4f);

@@ -1,70 +1,14 @@
-// The tiled attention kernel on the GPU, backward, for any policy. A block owns a tile of keys: K and V stay in shared memory, dK and
-// dV in registers, while the query tiles that see it pass by, head after head of the group. Each warp owns some of the keys and
-// computes its scores transposed, S^T = K Q^T, so that P^T and dS^T are the left factors of dV = P^T dO and dK = dS^T Q where they are.
+// The tiled attention kernel on the GPU, backward, for any policy. A block owns a tile of keys: K and V stay in shared memory, dK
+// and dV in registers, while the query tiles that see it pass by, head after head of the group. Each warp owns some of the keys and
+// computes its scores transposed, S^T = K Q^T: then P^T and dS^T are where dV = P^T dO and dK = dS^T Q want their left factors.
 //
 // dQ = dS K is a sum over key tiles, and its order must not depend on which block is fast: the blocks of a query tile add to it in
 // memory one after the other, from the highest key tile to the lowest. A flag per query tile says whose turn it is. Blocks take
 // their work in the same order, so that a block only waits for blocks that have started. In a causal pass nobody waits: the block
-// one key tile up met the same query tile a step earlier.
+// one key tile up has met the same query tile a step earlier.
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
 #include "attention/core/backward_memory.cuh"
-
-/// How the work is cut. 16-key tiles of a warp share every fragment of Q and dO that it loads.
-template <class X_, int HS_, bool MODIFIED_>
-struct BackwardShape {
-    using X = X_;
-    static constexpr bool MODIFIED = MODIFIED_, fast = std::is_same_v<X, bf16>, tuned = fast && !MODIFIED;
-    static constexpr int HS = HS_;
-    static constexpr int M_TILES = tuned && HS <= 64 ? 2 : 1, WARP_KEYS = 16 * M_TILES;   // dK and dV fill the registers
-    static constexpr int WARPS = tuned && HS > 64 ? 8 : 4, THREADS = WARPS * WARP;
-    static constexpr int KEYS = WARPS * WARP_KEYS, QUERIES = TILE;
-    static constexpr int STEP = tuned ? 32 : 16;   // queries whose scores exist at once
-    static constexpr int BUFFERS = fast ? 2 : 1;   // of Q and dO
-    static constexpr int DQ_COLUMNS = 2 * HS / WARPS, DQ_STEP = DQ_COLUMNS < 32 ? DQ_COLUMNS : 32;   // of a warp: 32 rows x
-    using Features = FeatureTiles<QUERIES, KEYS, BUFFERS, 2>;
-};
-
-template <class Shape>
-struct BackwardShared {
-    using X = typename Shape::X;
-    SharedTile<X, Shape::KEYS, Shape::HS> k, v;
-    SharedTile<X, Shape::QUERIES, Shape::HS> q[Shape::BUFFERS], dout[Shape::BUFFERS];
-    SharedTile<X, Shape::KEYS, Shape::QUERIES> ds;   // (scale dL/da)^T of all warps, for dQ
-    alignas(16) float rows[Shape::BUFFERS][ROW_NUMBERS][Shape::QUERIES];
-    int work;     // the block's ticket
-    int before;   // the key tile whose turn was before
-};
-
-/// What a thread sums up over all queries of a head or of the group. These are registers, so they are variables of run(): one number
-/// with an index that the compiler does not know would drag the rest of its struct into memory.
-template <class Shape>
-struct KeySums {
-    float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};
-};
-/// The gradients of what score() reads, as PairGradients wants them: registers where the policy's number of features is known at
-/// compile time, memory of the thread otherwise.
-template <class Shape>
-struct FeatureSums {
-    using N = ScoreNumber<typename Shape::X>;
-    static constexpr int MOST = Shape::MODIFIED ? 264 : 8;
-    N head[MOST];                             // over all pairs of the thread
-    float column[2 * Shape::M_TILES][MOST];   // of the thread's keys, over its queries
-};
-
-/// values[n] summed over the eight lanes that have the same columns of a fragment: lane_row() n gets the sum of number n.
-__device__ __forceinline__ float scattered_sums(float (&values)[8]) {
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        const bool upper = lane_row() & half;
-#pragma unroll
-        for (int n = 0; n < half; n++) {
-            const float keep = upper ? values[n + half] : values[n], give = upper ? values[n] : values[n + half];
-            values[n] = keep + __shfl_xor_sync(ALL_LANES, give, 4 * half);
-        }
-    }
-    return values[0];
-}
 
 template <class Shape, class P>
 class BackwardBlock {
@@ -73,22 +17,23 @@ class BackwardBlock {
     static constexpr int HS = Shape::HS, KEYS = Shape::KEYS, QUERIES = Shape::QUERIES, STEP = Shape::STEP, M = Shape::M_TILES;
     static constexpr int THREADS = Shape::THREADS, WARPS = Shape::WARPS;
 
-    /// A query tile of a head that this key tile has to meet.
+    /// A query tile of a head that this key tile has to meet, and which buffers hold its rows and its head's columns.
     struct Meeting {
         int h, tile;
         Tile verdict;
+        int buffer = 0, columns = 0;
         __device__ explicit operator bool() const { return verdict != Tile::hidden; }
     };
 
 public:
-    __device__ __forceinline__ BackwardBlock(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const BackwardMemory& memory,
-                             BackwardShared<Shape>& shared, int ticket)
+    __device__ __forceinline__ BackwardBlock(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                                             const BackwardMemory& memory, BackwardShared<Shape>& shared, int ticket)
         : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared), f_(policy.features()),
           features_(f_, reinterpret_cast<float*>(&shared + 1)),
           row_slabs_(reinterpret_cast<float*>(&shared + 1) + Shape::Features::bytes(f_) / sizeof(float)),
           head_slab_(row_slabs_ + slabs(f_) * QUERIES * slab_row(f_)), key_tiles_((a.S + KEYS - 1) / KEYS),
           tile_(key_tiles_ - 1 - ticket % key_tiles_), kv_(ticket / key_tiles_ % a.NKV), b_(ticket / key_tiles_ / a.NKV),
-          group_(a.NH / a.NKV), scale_(rsqrtf(float(HS))), warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
+          scale_(rsqrtf(float(HS))), warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
 
     static constexpr size_t shared_bytes(const Features& f) {
         const int floats = slabs(f) * QUERIES * slab_row(f) + WARPS * f.head;
@@ -96,27 +41,29 @@ public:
     }
 
     __device__ __forceinline__ void run() {
-        const int first_head = kv_ * group_, last_head = first_head + group_;
+        const int group = a_.NH / a_.NKV, first_head = kv_ * group, last_head = first_head + group;
         int sums_of = first_head;   // the head that `sums` belong to
-        int search = first_head, fetched = -1;
+        int search = first_head;
         TileCursor cursor(0, tiles_of(a_.T));
         Meeting before{0, 0, Tile::hidden}, now = next_meeting(search, last_head, cursor);
         fetch_keys();
-        if (now) fetch(now, 0, fetched);
+        if (now) fetch(now, true);
         KeySums<Shape> keys;
         FeatureSums<Shape> sums;
         clear(sums);
-        for (int buffer = 0; now; buffer = (buffer + 1) % Shape::BUFFERS) {
+        while (now) {
             wait_for_copies();
             __syncthreads();   // the tile has arrived for all; nobody reads the other buffer or ds any more
-            const Meeting next = next_meeting(search, last_head, cursor);
-            if (Shape::BUFFERS > 1 && next) fetch(next, (buffer + 1) % Shape::BUFFERS, fetched);
+            Meeting next = next_meeting(search, last_head, cursor);
+            next.buffer = (now.buffer + 1) % Shape::BUFFERS;
+            next.columns = next.h == now.h ? now.columns : 1 - now.columns;
+            if (Shape::BUFFERS > 1 && next) fetch(next, next.h != now.h);
             for (; Shape::MODIFIED && sums_of < now.h; sums_of++) finish_head(sums_of, sums);
-            add_keys(keys, sums, now, buffer);
+            add_keys(keys, sums, now);
             if (warp_ == 0) wait_for_turn(now);
             __syncthreads();   // ds is complete, and it is this block's turn
             if (before) end_turn(before);
-            if (Shape::BUFFERS == 1 && next) fetch(next, 0, fetched);
+            if (Shape::BUFFERS == 1 && next) fetch(next, next.h != now.h);
             add_queries(now);
             before = now, now = next;
         }
@@ -146,9 +93,8 @@ private:
         copy_rows<THREADS>(shared_.v, a_.v.data + sequence * a_.v.row + head, a_.v.row, tile_ * KEYS, a_.S);
     }
 
-    /// Features of columns belong to a head; two heads' find room.
-    __device__ __forceinline__ void fetch(const Meeting& meeting, int buffer, int& fetched_head) {
-        const int h = meeting.h, i0 = meeting.tile * QUERIES;
+    __device__ __forceinline__ void fetch(const Meeting& meeting, bool new_head) {
+        const int h = meeting.h, i0 = meeting.tile * QUERIES, buffer = meeting.buffer;
         const size_t sequence = size_t(b_) * a_.T, head = size_t(h) * HS;
         copy_rows<THREADS>(shared_.q[buffer], a_.q.data + sequence * a_.q.row + head, a_.q.row, i0, a_.T);
         copy_rows<THREADS>(shared_.dout[buffer], g_.dout + sequence * a_.NH * HS + head, size_t(a_.NH) * HS, i0, a_.T);
@@ -157,34 +103,36 @@ private:
             copy_async<16>(&shared_.rows[buffer][0][0] + n, rows + n, 16);
         if constexpr (Shape::MODIFIED) {
             features_.template copy_row_features<THREADS>(a_, b_, h, i0, buffer);
-            if (h != fetched_head) features_.template copy_column_features<THREADS>(a_, b_, h, tile_ * KEYS, h % 2);
-            fetched_head = h;
+            if (new_head) features_.template copy_column_features<THREADS>(a_, b_, h, tile_ * KEYS, meeting.columns);
         }
     }
 
     // ---- dK, dV and the features' gradients
 
     /// The warp's keys with all queries of the tile. Where there is no room for row sums of every warp, one warp after the other.
-    __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums<Shape>& sums, const Meeting& meeting, int buffer) {
+    __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums<Shape>& sums, const Meeting& meeting) {
         const int rounds = Shape::MODIFIED && slabs(f_) == 1 ? WARPS : 1;
         const TilePlace at = tiles(meeting.h).place(meeting.tile, tile_);
         for (int round = 0; round < rounds; round++) {
 #pragma unroll 1
-            for (int q0 = 0; q0 < QUERIES && (rounds == 1 || round == warp_); q0 += STEP) add_keys(keys, sums, meeting, at, q0, buffer);
+            for (int q0 = 0; q0 < QUERIES && (rounds == 1 || round == warp_); q0 += STEP)
+                add_keys(keys, sums, meeting, at, q0);
             if (rounds > 1) __syncthreads();
         }
     }
 
     __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums<Shape>& sums, const Meeting& meeting,
-                                             const TilePlace& at, int q0, int buffer) {
+                                             const TilePlace& at, int q0) {
+        const int buffer = meeting.buffer;
         const auto walk = tiles(meeting.h).walk();
-        const TilePlace part{b_, meeting.h, at.i0 + q0, at.j0 + key0_, min(STEP, at.rows - q0), min(Shape::WARP_KEYS, at.columns - key0_)};
+        const TilePlace part{b_, meeting.h, at.i0 + q0, at.j0 + key0_, min(STEP, at.rows - q0),
+                             min(Shape::WARP_KEYS, at.columns - key0_)};
         const Tile verdict = walk.judge_part(part, meeting.verdict);
         if (verdict == Tile::hidden) return add_nothing(q0);
         float p[M][STEP / 8][4] = {}, ds[M][STEP / 8][4] = {};   // S^T and dP^T before differentiate(): rows are keys
         rows_times_rows(p, shared_.k, key0_, shared_.q[buffer], q0);
         rows_times_rows(ds, shared_.v, key0_, shared_.dout[buffer], q0);
-        differentiate(p, ds, sums, walk, at, hidden_pairs(walk, part, verdict), q0, buffer);
+        differentiate(p, ds, sums, meeting, walk, at, hidden_pairs(walk, part, verdict), q0);
 #pragma unroll
         for (int q = 0; q < STEP; q += 16) {
             FragmentA<X> left[M];
@@ -227,20 +175,23 @@ private:
 
     /// From S^T to gate P^T and from dP^T to (scale dL/da)^T, in place.
     __device__ __forceinline__ void differentiate(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4], FeatureSums<Shape>& sums,
-                                                  const TileWalk<X, P>& walk, const TilePlace& at, unsigned hidden, int q0, int buffer) {
+                                                  const Meeting& meeting, const TileWalk<X, P>& walk, const TilePlace& at,
+                                                  unsigned hidden, int q0) {
 #pragma unroll
         for (int n = 0; n < STEP / 8; n++)
 #pragma unroll
             for (int side = 0; side < 2; side++) {
                 const int r = q0 + 8 * n + lane_column() + side;
-                const float lse = shared_.rows[buffer][LSE_2][r], d = shared_.rows[buffer][D][r], gate = shared_.rows[buffer][GATE][r];
-                N row_sums[FeatureSums<Shape>::MOST];   // of one query, over the thread's keys
+                const auto& rows = shared_.rows[meeting.buffer];
+                const float lse = rows[ROW_LSE][r], d = rows[ROW_D][r], gate = rows[ROW_GATE][r];
+                N row_sums[FeatureSums<Shape>::ROOM];   // of one query, over the thread's keys
                 for (int f = 0; f < (f_.row + 7) / 8 * 8; f++) row_sums[f] = 0;
 #pragma unroll
                 for (int key = 0; key < 2 * M; key++) {
                     const int m = key / 2, e = key % 2 * 2 + side, c = key0_ + 8 * key + lane_row();
                     const bool visible = !(hidden >> (4 * (m * STEP / 8 + n) + e) & 1);
-                    const Pair<N> pair = Shape::MODIFIED ? features_.pair(a_, walk, at, buffer, r, at.h % 2, c) : Pair<N>{};
+                    Pair<N> pair{};
+                    if (Shape::MODIFIED) pair = features_.pair(a_, walk, at, meeting.buffer, r, meeting.columns, c);
                     PairGradients<N> gradients{sums.head, row_sums, sums.column[key], 1};
                     differentiate_pair(s[m][n][e], dp[m][n][e], visible, lse, d, gate, pair, gradients);
                 }
@@ -266,8 +217,7 @@ private:
     // ---- sums of features' gradients. slabs() x QUERIES rows of slab_row() numbers hold the warps' sums over their keys
 
     static constexpr int slabs(const Features& f) { return Shape::Features::staged(f) ? WARPS : 1; }
-    /// Room for groups of eight numbers; the four more keep lanes apart in the banks.
-    static constexpr int slab_row(const Features& f) { return f.row ? (f.row + 7) / 8 * 8 + 4 : 0; }
+    static constexpr int slab_row(const Features& f) { return (f.row + 7) / 8 * 8; }   // sums come in eights
     __device__ bool owns_slab() const { return slabs(f_) > 1 || warp_ == 0; }   // the others add to what it holds
     __device__ float* row_slab() const { return row_slabs_ + (slabs(f_) == 1 ? 0 : warp_) * QUERIES * slab_row(f_); }
 
@@ -405,7 +355,7 @@ private:
     Features f_;
     typename Shape::Features features_;
     float *row_slabs_, *head_slab_;
-    int key_tiles_, tile_, kv_, b_, group_;
+    int key_tiles_, tile_, kv_, b_;
     float scale_;
     int warp_, key0_;   // the warp's first key in the tile
 };
@@ -421,12 +371,14 @@ __global__ void __launch_bounds__(Shape::THREADS)
     BackwardBlock<Shape, P>(policy, a, g, memory, shared, shared.work).run();
 }
 
-/// Gradients of attention_forward(): dq, dk, dv and those of E1's and E3's inputs; all pointers are the GPU's. `a` holds the forward
-/// call's arguments with its outputs `out` and `lse`. Preconditions: as in the forward pass; g.workspace has attention_workspace()
-/// bytes; rows of dq and dk begin at even numbers.
+/// Gradients of attention_forward(): dq, dk, dv and those of E1's and E3's inputs; all pointers are the GPU's. `a` holds the
+/// forward call's arguments with its outputs `out` and `lse`. Preconditions: as in the forward pass; g.workspace has
+/// attention_workspace() bytes; rows of dq, dk and dv begin at even numbers, as pairs are written.
 template <class X, class P>
 void attention_backward(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
     require_aligned(a.q, "q"), require_aligned(a.k, "k"), require_aligned(a.v, "v");
+    if (const Features f = policy.features(); std::max({f.head, f.row, f.column}) > MOST_FEATURES)
+        fail(Exit::usage, "the GPU's backward pass of attention takes at most ", MOST_FEATURES, " features per head, row or column");
     specialise(policy, [&](const auto& special) {
         using Special = std::decay_t<decltype(special)>;
         const Features f = special.features();
@@ -434,11 +386,10 @@ void attention_backward(GPU device, const P& policy, const AttentionForward<X>& 
         for_head_size(a.HS, [&](auto HS) {
             using Shape = BackwardShape<X, HS, MODIFIES_SCORES<Special>>;
             const size_t shared = BackwardBlock<Shape, Special>::shared_bytes(f), key_tiles = blocks_for(a.S, Shape::KEYS);
-            require_shared_memory(shared, f);
-            launch(device, attention_prepare_kernel<X, HS, Shape::KEYS, Special>, Grid(a.NH, tiles_of(a.T), a.B), 128, 0, special, a, g,
-                   memory);
-            launch(device, attention_backward_kernel<Shape, Special>, key_tiles * a.NKV * a.B, Shape::THREADS, shared, special, a, g,
-                   memory);
+            require_shared_memory(shared, HS, f);
+            const Grid query_tiles(a.NH, tiles_of(a.T), a.B), key_tiles_of_all(key_tiles * a.NKV * a.B);
+            launch(device, attention_prepare_kernel<X, HS, Shape::KEYS, Special>, query_tiles, 128, 0, special, a, g, memory);
+            launch(device, attention_backward_kernel<Shape, Special>, key_tiles_of_all, Shape::THREADS, shared, special, a, g, memory);
             if (f.head)
                 launch(device, attention_head_sums_kernel<Wide<X>>, blocks_for(size_t(a.B) * a.NH * f.head, 128), 128, 0, g.dhead,
                        memory.head_parts, a.B * a.NH, int(key_tiles), f.head);

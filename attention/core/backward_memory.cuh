@@ -1,9 +1,71 @@
-// Around the backward kernel: the memory it shares between its blocks, the pass that prepares it, and the sums that remain at the end.
+// Around the backward kernel: how its work is cut, what it keeps in registers, in shared memory and in memory, the pass that
+// prepares that, and the sums that remain at the end.
 #pragma once
 #include "attention/core/features.cuh"
 
-/// Numbers of a query row that its pairs with every key need.
-enum RowNumber { LSE_2, D, GATE, ROW_NUMBERS };   // log-sum-exp in base 2 (infinite: P = 0); <dO, O> - dLSE; E3
+/// Numbers of a query row that its pairs with every key need: log-sum-exp in base 2 (infinite where P is 0), D, the gate (or 1).
+enum RowNumber { ROW_LSE, ROW_D, ROW_GATE, ROW_NUMBERS };
+
+/// How the work is cut. 16-key tiles of a warp share every fragment of Q and dO that it loads.
+template <class X_, int HS_, bool MODIFIED_>
+struct BackwardShape {
+    using X = X_;
+    static constexpr bool MODIFIED = MODIFIED_, fast = std::is_same_v<X, bf16>, tuned = fast && !MODIFIED;
+    static constexpr int HS = HS_;
+    static constexpr int M_TILES = tuned && HS <= 64 ? 2 : 1, WARP_KEYS = 16 * M_TILES;   // dK and dV fill the registers
+    static constexpr int WARPS = tuned && HS > 64 ? 8 : 4, THREADS = WARPS * WARP;
+    static constexpr int KEYS = WARPS * WARP_KEYS, QUERIES = TILE;
+    static constexpr int STEP = tuned ? 32 : 16;   // queries whose scores exist at once
+    static constexpr int BUFFERS = fast ? 2 : 1;   // of Q and dO
+    static constexpr int DQ_COLUMNS = 2 * HS / WARPS;   // a warp has 32 rows x DQ_COLUMNS of dQ, DQ_STEP at a time
+    static constexpr int DQ_STEP = DQ_COLUMNS < 32 ? DQ_COLUMNS : 32;
+    using Features = FeatureTiles<QUERIES, KEYS, BUFFERS, 2>;
+};
+
+template <class Shape>
+struct BackwardShared {
+    using X = typename Shape::X;
+    SharedTile<X, Shape::KEYS, Shape::HS> k, v;
+    SharedTile<X, Shape::QUERIES, Shape::HS> q[Shape::BUFFERS], dout[Shape::BUFFERS];
+    SharedTile<X, Shape::KEYS, Shape::QUERIES> ds;   // (scale dL/da)^T of all warps, for dQ
+    alignas(16) float rows[Shape::BUFFERS][ROW_NUMBERS][Shape::QUERIES];
+    int work;     // the block's ticket
+    int before;   // the key tile whose turn was before
+};
+
+/// What a thread sums up over the queries of all heads of the group. These are registers, and variables of run(): one number with an
+/// index that the compiler does not know would drag the whole of its struct into memory.
+template <class Shape>
+struct KeySums {
+    float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};
+};
+
+/// Features of one kind that the backward pass can have.
+inline constexpr int MOST_FEATURES = 264;
+
+/// The gradients of what score() reads, as PairGradients wants them: registers where the policy's number of features is known at
+/// compile time, memory of the thread otherwise.
+template <class Shape>
+struct FeatureSums {
+    using N = ScoreNumber<typename Shape::X>;
+    static constexpr int ROOM = Shape::MODIFIED ? MOST_FEATURES : 8;
+    N head[ROOM];                             // over all pairs of the thread
+    float column[2 * Shape::M_TILES][ROOM];   // of the thread's keys, over its queries
+};
+
+/// values[n] summed over the eight lanes that have the same columns of a fragment: lane_row() n gets the sum of number n.
+__device__ __forceinline__ float scattered_sums(float (&values)[8]) {
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2) {
+        const bool upper = lane_row() & half;
+#pragma unroll
+        for (int n = 0; n < half; n++) {
+            const float keep = upper ? values[n + half] : values[n], give = upper ? values[n] : values[n + half];
+            values[n] = keep + __shfl_xor_sync(ALL_LANES, give, 4 * half);
+        }
+    }
+    return values[0];
+}
 
 /// The backward kernel's memory outside of its blocks. Query tiles have TILE rows; there are at most as many key tiles.
 struct BackwardMemory {
@@ -83,9 +145,9 @@ __global__ void __launch_bounds__(128)
         for (int distance = PIECES / 2; distance > 0; distance /= 2) product += __shfl_xor_sync(ALL_LANES, product, distance);
         if (d != 0) continue;
         const float lse = i < a.T ? a.lse[bh * a.T + i] : -INFINITY, gate = i < a.T && a.gate ? a.gate[head] : 1;
-        rows[LSE_2 * TILE + r] = lse > -INFINITY ? lse * LOG2_E : INFINITY;
-        rows[D * TILE + r] = gate * product - (i < a.T && g.dlse ? g.dlse[bh * a.T + i] : 0);
-        rows[GATE * TILE + r] = gate;
+        rows[ROW_LSE * TILE + r] = lse > -INFINITY ? lse * LOG2_E : INFINITY;
+        rows[ROW_D * TILE + r] = gate * product - (i < a.T && g.dlse ? g.dlse[bh * a.T + i] : 0);
+        rows[ROW_GATE * TILE + r] = gate;
         if (i < a.T && g.dgate) g.dgate[head] = product;
     }
 

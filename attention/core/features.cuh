@@ -1,10 +1,10 @@
-// E1 on the GPU: copies of the numbers that score() reads for one tile, in shared memory, and the walk over visited tiles that both
-// passes share.
+// What both passes of the tiled kernel share on the GPU: E1's numbers for one tile, copied to shared memory, and the walk over the
+// tiles that have to be visited.
 #pragma once
 #include "attention/core/mma.cuh"
 #include "attention/core/walk.h"
 
-/// Whether the policy has a score() of its own, unless it says so itself (modifies_scores). Without one the kernels leave out all that
+/// Whether the policy has a score() of its own; it may say so itself (modifies_scores). Without one the kernels leave out all that
 /// E1 needs.
 template <class P>
 constexpr bool modifies_scores_of() {
@@ -43,12 +43,14 @@ void require_aligned(const Heads<const X>& heads, const char* name) {
     fail(Exit::usage, "attention: rows of ", name, " do not begin at multiples of 16 bytes");
 }
 
-/// More shared memory than any GPU gives a block would fail at the launch, without a reason.
-inline void require_shared_memory(size_t bytes, const Features& f) {
-    const size_t most = 227 * 1024;
-    if (bytes <= most) return;
-    fail(Exit::usage, "attention: ", f.row, " row and ", f.column, " column features need ", bytes, " bytes of shared memory per block; ",
-         "a GPU has ", most);
+/// A launch that asks for more shared memory than there is fails without saying why.
+inline void require_shared_memory(size_t bytes, int HS, const Features& f) {
+    int device = 0, most = 0;
+    check(cudaGetDevice(&device));
+    check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    if (bytes <= size_t(most)) return;
+    fail(Exit::usage, "attention with head size ", HS, ", ", f.row, " features per row and ", f.column, " per column needs ", bytes,
+         " bytes of shared memory per block; this GPU has ", most);
 }
 
 /// The features of QUERIES rows and KEYS columns and the head's numbers. Policies with many features read global memory instead.
@@ -90,8 +92,8 @@ public:
 
     /// What score() sees of row i0 + r and column j0 + c. Rows and columns that do not exist look like the last ones that do.
     template <class X, class Walk>
-    __device__ __forceinline__ Pair<ScoreNumber<X>> pair(const AttentionForward<X>& a, const Walk& walk, const TilePlace& at, int row_buffer,
-                                                int r, int column_buffer, int c) const {
+    __device__ __forceinline__ Pair<ScoreNumber<X>> pair(const AttentionForward<X>& a, const Walk& walk, const TilePlace& at,
+                                                         int row_buffer, int r, int column_buffer, int c) const {
         const int i = min(at.i0 + r, a.T - 1), j = min(at.j0 + c, a.S - 1);
         Pair<ScoreNumber<X>> pair{head(column_buffer), row(row_buffer, r), columns(column_buffer) + c, KEYS,
                                   float(walk.q_position(i)), float(walk.k_position(j))};

@@ -154,7 +154,8 @@ __device__ __forceinline__ void write_peaks(const ForwardRows<Shape>& rows, cons
 /// E5 and E6 of the warp's rows, and out / sum into shared memory. `to_z` turns a score into z.
 template <class Shape, bool STATISTICS>
 __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardShared<Shape>& shared,
-                                            const AttentionForward<typename Shape::X>& a, const TilePlace& at, int row0, float to_z) {
+                                            const AttentionForward<typename Shape::X>& a, const TilePlace& at, int row0,
+                                            float to_z) {
 #pragma unroll
     for (int m = 0; m < Shape::M_TILES; m++) {
 #pragma unroll
@@ -282,7 +283,7 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
         for_head_size(a.HS, [&](auto HS) {
             using Shape = ForwardShape<X, HS, MODIFIES_SCORES<Special>>;
             const size_t shared = sizeof(ForwardShared<Shape>) + Shape::Features::bytes(special.features());
-            require_shared_memory(shared, special.features());
+            require_shared_memory(shared, HS, special.features());
             const Grid grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B);
             const auto kernel =
                 statistics ? attention_forward_kernel<Shape, true, Special> : attention_forward_kernel<Shape, false, Special>;

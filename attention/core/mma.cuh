@@ -1,5 +1,5 @@
-// The vocabulary of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor cores,
-// asynchronous copies, flags between blocks. All PTX of the project is here; a C++ compiler calls the emulator's twins instead.
+// The vocabulary of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor
+// cores, asynchronous copies, flags between blocks. All PTX of the project is here; a C++ compiler calls the emulator's twins.
 //
 // A warp multiplies 16 x 16 by 16 x 8 numbers at a time. Who holds what is fixed by the hardware (PTX ISA, mma.m16n8k16); with
 // g = lane / 4 and c = 2 (lane % 4) a lane holds of

@@ -44,13 +44,17 @@ struct Pair {
     /// row(index(i - j)): a row feature chosen by the distance of each pair (relative positions, block biases).
     template <class Index>
     constexpr N row_by_distance(Index index) const {
-        if constexpr (LANES_OF<N> == 1) {
-            return row_features[index(int(i - j))];
-        } else {
-            N picked{};
-            for (int lane = 0; lane < LANES_OF<N>; lane++) picked[lane] = row_features[index(int(i - j[lane]))];
-            return picked;
-        }
+        if constexpr (LANES_OF<N> == 1) return row_features[index(int(i - j))];
+        else return rows_by_distances(index);
+    }
+
+private:
+    /// For packs; not constexpr, because nvcc knows no lanes of a pack.
+    template <class Index>
+    N rows_by_distances(Index index) const {
+        N picked{};
+        for (int lane = 0; lane < LANES_OF<N>; lane++) picked[lane] = row_features[index(int(i - j[lane]))];
+        return picked;
     }
 };
 
@@ -69,10 +73,14 @@ struct PairGradients {
 
     template <class Index>
     constexpr void row_by_distance(const Pair<N>& pair, Index index, N d) {
-        if constexpr (LANES_OF<N> == 1)
-            row_sums[index(int(pair.i - pair.j))] += d;
-        else
-            for (int lane = 0; lane < LANES_OF<N>; lane++) row_sums[index(int(pair.i - pair.j[lane]))][lane] += d[lane];
+        if constexpr (LANES_OF<N> == 1) row_sums[index(int(pair.i - pair.j))] += d;
+        else rows_by_distances(pair, index, d);
+    }
+
+private:
+    template <class Index>
+    void rows_by_distances(const Pair<N>& pair, Index index, N d) {
+        for (int lane = 0; lane < LANES_OF<N>; lane++) row_sums[index(int(pair.i - pair.j[lane]))][lane] += d[lane];
     }
 };
 

@@ -13,6 +13,7 @@ struct Options {
     int threads = 0;           // EMULATOR_THREADS: how many blocks run at the same time; 0 as many as OpenMP has threads
     int devices = 1;           // EMULATED_GPU_COUNT
     size_t device_bytes = 0;   // EMULATED_GPU_BYTES: memory of each device; default: what this machine has
+    uint64_t failing_launch = 0;   // EMULATED_GPU_FAILS_AT: this launch of the process, counted from 1, is refused
 };
 
 inline uint64_t number_from_environment(const char* name, uint64_t otherwise) {
@@ -26,6 +27,7 @@ inline Options& options() {
         int(number_from_environment("EMULATOR_THREADS", 0)),
         int(number_from_environment("EMULATED_GPU_COUNT", 1)),
         size_t(number_from_environment("EMULATED_GPU_BYTES", uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE)))),
+        number_from_environment("EMULATED_GPU_FAILS_AT", 0),
     };
     return chosen;
 }

@@ -13,7 +13,6 @@
 
 namespace emulator {
 
-inline constinit thread_local cudaError_t last_error = cudaSuccess;
 inline constinit thread_local int current_device = 0;
 
 inline cudaError_t result(cudaError_t error) {

@@ -86,3 +86,8 @@ struct cudaDeviceProp {
 using cudaHostFn_t = void (*)(void*);
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
+
+namespace emulator {
+/// What cudaGetLastError() will say.
+inline constinit thread_local cudaError_t last_error = cudaSuccess;
+}   // namespace emulator

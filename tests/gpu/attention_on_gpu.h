@@ -29,14 +29,14 @@ public:
     /// Needs forward().
     Gradients backward() {
         const Features f = p_.features;
-        const size_t q_row = size_t(p_.NH) * p_.HS, k_row = size_t(p_.NKV) * p_.HS, bytes = workspace_bytes();
+        const size_t bytes = attention_workspace(GPU{}, policy_, p_.B, p_.T, p_.S, p_.NH);
         DeviceArray<float> dq(p_.q.size(), NAN), dk(p_.k.size(), NAN), workspace(bytes / sizeof(float), NAN);
         DeviceArray<float> dhead(p_.head.size() * p_.B + 1, NAN), drow(p_.row.size() + 1, NAN), dcolumn(p_.column.size() + 4, NAN),
             dgate(p_.gate.size() + 1, NAN);
         DeviceArray<X> dv(p_.v.size(), NAN);
         AttentionBackward<X> g{};
         g.dout = dout_.data(), g.dlse = or_null(dlse_, p_.dlse);
-        g.dq = {dq.data(), q_row}, g.dk = {dk.data(), k_row}, g.dv = {dv.data(), k_row};
+        g.dq = {dq.data(), q_row()}, g.dk = {dk.data(), k_row()}, g.dv = {dv.data(), k_row()};
         g.dhead = f.head ? dhead.data() : nullptr, g.drow = f.row ? drow.data() : nullptr;
         g.dcolumn = f.column ? dcolumn.data() : nullptr, g.dgate = p_.gate.empty() ? nullptr : dgate.data();
         g.workspace = reinterpret_cast<std::byte*>(workspace.data());
@@ -49,7 +49,8 @@ public:
     }
 
 private:
-    size_t workspace_bytes() const { return attention_workspace(GPU{}, policy_, p_.B, p_.T, p_.S, p_.NH); }
+    size_t q_row() const { return size_t(p_.NH) * p_.HS; }
+    size_t k_row() const { return size_t(p_.NKV) * p_.HS; }
     static Numbers first(const DeviceArray<float>& array, const Numbers& as_many_as) {
         Numbers all = array.numbers();
         all.resize(as_many_as.size());
@@ -69,8 +70,7 @@ private:
     AttentionForward<X> arguments() const {
         AttentionForward<X> a{};
         a.B = p_.B, a.T = p_.T, a.S = p_.S, a.NH = p_.NH, a.NKV = p_.NKV, a.HS = p_.HS;
-        const size_t q_row = size_t(p_.NH) * p_.HS, k_row = size_t(p_.NKV) * p_.HS;
-        a.q = {q_.data(), q_row}, a.k = {k_.data(), k_row}, a.v = {v_.data(), k_row};
+        a.q = {q_.data(), q_row()}, a.k = {k_.data(), k_row()}, a.v = {v_.data(), k_row()};
         a.head = or_null(head_, p_.head), a.row = or_null(row_, p_.row), a.column = or_null(column_, p_.column);
         a.gate = or_null(gate_, p_.gate), a.list = {or_null(list_begin_, p_.list_begin), list_tiles_.data()};
         a.q_position = or_null(q_position_, p_.q_position), a.k_position = or_null(k_position_, p_.k_position);
@@ -88,8 +88,8 @@ private:
     DeviceArray<float> lse_;
 };
 
-/// What the kernels in X may differ by from double. Rounding to bf16 (2^-9 each) happens to the weights P, to their gradients and to
-/// the results; errors of single numbers add up like a random walk. The absolute part is for gradients that are zero as the
+/// What the kernels in X may differ by from double. Rounding to bf16 (2^-9 each) happens to the weights P, to their gradients and
+/// to the results; errors of single numbers add up like a random walk. The absolute part is for gradients that are zero as the
 /// difference of two products of HS numbers (one key: dP = D).
 template <class X>
 Tolerance of_attention(const Problem& p) {
@@ -119,8 +119,8 @@ inline void check_gradients_of(const Gradients& is, const Gradients& should, Tol
 template <class X, class P>
 void check_attention_in(const Problem& original, const P& policy) {
     const Problem p = rounded_problem<X>(original);
-    INFO((std::is_same_v<X, bf16> ? "bf16" : "float") << ", B " << p.B << ", T " << p.T << ", S " << p.S << ", NH " << p.NH << ", NKV "
-                                                      << p.NKV << ", HS " << p.HS);
+    INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
+    INFO("B " << p.B << ", T " << p.T << ", S " << p.S << ", NH " << p.NH << ", NKV " << p.NKV << ", HS " << p.HS);
     AttentionOnGpu<X, P> gpu(p, policy);
     const Results is = gpu.forward(false), with_statistics = gpu.forward(true);
     const Gradients gradients = gpu.backward();

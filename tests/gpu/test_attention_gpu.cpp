@@ -88,6 +88,12 @@ TEST_CASE("GPU attention E2: lists of tiles, some of them empty", "[gpu][attenti
     check_attention_on_gpu(p, Causal());
 }
 
+TEST_CASE("GPU attention E2: a head that sees nothing among heads that do", "[gpu][attention]") {
+    Problem p(1, 130, 130, 4, 1, 32, Modified().features());
+    p.list_begin = {0, 1, 2, 4, 4, 4, 4, 5, 6, 7, 7, 7, 7}, p.list_tiles = {0, 1, 0, 2, 0, 1, 2};   // nothing for heads 1 and 3
+    check_attention_on_gpu(p, Modified());
+}
+
 TEST_CASE("GPU attention E2: a row that sees nothing gives zeros, not NaN", "[gpu][attention]") {
     Problem p(1, 130, 130, 1, 1, 32, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);

@@ -45,8 +45,8 @@ LayerNumbers numbers_for(AttentionCase<double, Attention>& layer) {
 }
 
 struct LayerResults {
-    Numbers out, lse;                                  // in training order
-    Numbers dqk, dv, dqk_pre, dweights, dx;            // dqk_pre and dx: only where the variant reads them
+    Numbers out, lse;
+    Numbers dqk, dv, dqk_pre, dweights, dx;
 };
 
 /// Forward and backward pass of one layer. What has to be overwritten starts as NaN.
@@ -56,17 +56,17 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
     const Config& c = layer.config;
     const Attention& policy = layer.policy;
     const Features f = policy.features();
-    const size_t B = layer.B, T = layer.T, NH = c.NH, HS = c.HS, k_at = NH * HS, qk_row = layer.heads * HS, v_row = qk_row + c.NKV * HS;
+    const size_t B = layer.B, T = layer.T, NH = c.NH, HS = c.HS;
+    const size_t k_at = NH * HS, qk_row = layer.heads * HS, v_row = qk_row + c.NKV * HS;
     const Device device = device_of(Device{});
 
     Array<Device, X> x(numbers.x), qk_pre(numbers.qk_pre), qk(numbers.qk), qkv(numbers.qkv), dout(numbers.dout);
     Numbers some_weights = numbers.weights;
     some_weights.resize(some_weights.size() + 8);   // no array is empty
     Array<Device, X> weights(some_weights), out(numbers.dout.size(), NAN), gated_out(numbers.dout.size(), NAN);
-    Array<Device, W> lse(B * NH * T, NAN), head(NH * f.head + 1, NAN), row(B * NH * T * f.row + 1, NAN),
-        column(B * NH * f.column * padded(T) + 4, 3), gate(B * T * NH, NAN);
-    Array<Device, W> dhead(B * NH * f.head + 1, NAN), drow(B * NH * T * f.row + 1, NAN), dcolumn(B * NH * f.column * padded(T) + 4, NAN),
-        dgate(B * T * NH, NAN);
+    const size_t rows = B * NH * T * f.row + 1, columns = B * NH * f.column * padded(T) + 4;
+    Array<Device, W> lse(B * NH * T, NAN), head(NH * f.head + 1, NAN), row(rows, NAN), column(columns, 3), gate(B * T * NH, NAN);
+    Array<Device, W> dhead(B * NH * f.head + 1, NAN), drow(rows, NAN), dcolumn(columns, NAN), dgate(B * T * NH, NAN);
     Array<Device, W> dqk(numbers.qk.size(), NAN), dqk_pre(numbers.qk.size(), NAN), dweights(some_weights.size(), 0.25);
     Array<Device, X> dqkv(numbers.qkv.size(), 0), dx(numbers.x.size(), 0);
     Array<Device, W> workspace(attention_workspace(device, policy, int(B), int(T), int(T), int(NH)) / sizeof(W) + 1, NAN);
@@ -100,8 +100,9 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
 
 template <class X>
 void check_layer(const LayerSizes& sizes) {
-    INFO((std::is_same_v<X, bf16> ? "bf16" : "float") << ", B " << sizes.B << ", T " << sizes.T << ", NH " << sizes.NH << ", NKV "
-                                                      << sizes.NKV << ", HS " << sizes.HS << ", settings " << sizes.settings.size());
+    INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
+    INFO("B " << sizes.B << ", T " << sizes.T << ", NH " << sizes.NH << ", NKV " << sizes.NKV << ", HS " << sizes.HS);
+    for (const auto& [key, value] : sizes.settings) INFO(key << " " << value);
     AttentionCase<double, Attention> layer(sizes);
     const LayerNumbers numbers = numbers_for<X>(layer);
     const LayerResults gpu = run_layer<GPU, X>(layer, numbers), again = run_layer<GPU, X>(layer, numbers);

@@ -86,9 +86,10 @@ std::string gradient_difference(const std::vector<float>& gpu, const Trial<doubl
     return wrong;
 }
 
-/// Sums of up to a hundred terms through two layers. bf16 rounds every activation and its gradient to 2^-9.
+/// Sums of up to a hundred terms through two layers of large random weights. bf16 rounds every activation and every gradient to
+/// 2^-8, which single numbers of a gradient show up to a tenth of its largest: it is float32 that tells a wrong term.
 template <class X>
-constexpr Tolerance of_gradients = {std::is_same_v<X, float> ? 2e-4 : 6e-2, std::is_same_v<X, float> ? 1e-6 : 2e-4};
+constexpr Tolerance of_gradients = {std::is_same_v<X, float> ? 2e-4 : 1.5e-1, std::is_same_v<X, float> ? 1e-6 : 2e-4};
 
 template <class X>
 void check_gradients(bool qwen2, int B, int T) {
