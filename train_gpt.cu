@@ -60,8 +60,8 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--adam-eps", o.adamw.eps, "AdamW")->check(number_from(1e-30, 1));
     app.add_option("--grad-clip", o.adamw.grad_clip, "largest global L2 norm of the gradient; 0: no limit")
         ->check(number_from(0, 1e30));
-    app.add_option("--precision", o.precision, "of weights and activations; without it bf16 on a GPU, fp32 on the CPU")
-        ->check(CLI::IsMember({"bf16", "fp32"}));
+    app.add_option("--precision", o.precision, "of weights and activations; auto: bf16 on a GPU, fp32 on the CPU")
+        ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
     app.add_option("--rounding", o.rounding, "of float32 master weights to bf16 weights")
         ->check(CLI::IsMember({"nearest", "stochastic"}));
     app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->check(count);

@@ -23,7 +23,7 @@
 
 /// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
 struct Options {
-    std::string device = "auto", precision, model = "qwen-7m", out, train_data, val_data, checkpoint, prompt;
+    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt;
     std::string rounding = "nearest", ranks_from = "auto";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;

@@ -94,13 +94,16 @@ else
     check "ZeRO-1 gives the weights that two ranks without it have" 'same_weights "$work/ranks2" "$work/zero"'
 fi
 
-expect "a loss that is not finite ends the run and changes no weight" 5 "not finite" "$programs/train_asga" $small --device cuda --lr 1e30 --grad-clip 0 --out "$work/nan"
+explodes="--lr 1000 --grad-clip 0 --adam-eps 1e-30 --warmup-steps 0 --steps 100 --val-every 0 --checkpoint-every 0"
+expect "a loss that is not finite ends the run" 5 "weights were not changed" "$programs/train_causal" $small --device cuda $explodes --out "$work/nan"
 if command -v mpirun > /dev/null && grep -q libmpi <(ldd "$programs/train_asga"); then
-    expect "the same on two ranks" 5 "not finite" timeout 100 $launch -np 2 "$programs/train_asga" $small --device cuda --lr 1e30 --grad-clip 0 --out "$work/nan2"
+    expect "the same on two ranks" 5 "weights were not changed" timeout 100 $launch -np 2 "$programs/train_asga" $small --device cuda $explodes --out "$work/nan2"
 fi
 if emulated; then
     expect "a kernel that cannot be launched" 6 "the GPU reports" env EMULATED_GPU_FAILS_AT=60 "$programs/train_causal" $small --device cuda --out "$work/fails"
     expect "--device cuda without a GPU" 2 "--device cpu" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device cuda --out "$work/none"
+    expect "a GPU that is too old" 2 "compute capability 7.5" env EMULATED_GPU_CAPABILITY=75 "$programs/train_causal" $small --device cuda --out "$work/none"
+    expect "a driver that is too old" 2 "update the driver" env EMULATED_GPU_DRIVER=12080 "$programs/train_causal" $small --device cuda --out "$work/none"
     expect "auto without a GPU trains on the CPU and says so" 0 "training on the CPU" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device auto --out "$work/auto"
     expect "out of memory before anything is allocated" 4 "--recompute" env EMULATED_GPU_BYTES=80000000 "$programs/train_causal" $small --batch-size 512 --seq-len 64 --val-every 0 --device cuda --out "$work/oom"
     expect "a dry run for cuda needs no GPU" 0 "" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device cuda --dry-run

@@ -378,7 +378,7 @@ template <class X, class P>
 void attention_backward(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
     require_aligned(a.q, "q"), require_aligned(a.k, "k"), require_aligned(a.v, "v");
     if (const Features f = policy.features(); std::max({f.head, f.row, f.column}) > MOST_FEATURES)
-        fail(Exit::usage, "the GPU's backward pass of attention takes at most ", MOST_FEATURES, " features per head, row or column");
+        fail(Exit::usage, "attention's backward pass on the GPU takes at most ", MOST_FEATURES, " features per head, row or column");
     specialise(policy, [&](const auto& special) {
         using Special = std::decay_t<decltype(special)>;
         const Features f = special.features();
@@ -387,9 +387,9 @@ void attention_backward(GPU device, const P& policy, const AttentionForward<X>& 
             using Shape = BackwardShape<X, HS, MODIFIES_SCORES<Special>>;
             const size_t shared = BackwardBlock<Shape, Special>::shared_bytes(f), key_tiles = blocks_for(a.S, Shape::KEYS);
             require_shared_memory(shared, HS, f);
-            const Grid query_tiles(a.NH, tiles_of(a.T), a.B), key_tiles_of_all(key_tiles * a.NKV * a.B);
+            const Grid query_tiles(a.NH, tiles_of(a.T), a.B), blocks(key_tiles * a.NKV * a.B);
             launch(device, attention_prepare_kernel<X, HS, Shape::KEYS, Special>, query_tiles, 128, 0, special, a, g, memory);
-            launch(device, attention_backward_kernel<Shape, Special>, key_tiles_of_all, Shape::THREADS, shared, special, a, g, memory);
+            launch(device, attention_backward_kernel<Shape, Special>, blocks, Shape::THREADS, shared, special, a, g, memory);
             if (f.head)
                 launch(device, attention_head_sums_kernel<Wide<X>>, blocks_for(size_t(a.B) * a.NH * f.head, 128), 128, 0, g.dhead,
                        memory.head_parts, a.B * a.NH, int(key_tiles), f.head);

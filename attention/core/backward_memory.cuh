@@ -33,8 +33,8 @@ struct BackwardShared {
     int before;   // the key tile whose turn was before
 };
 
-/// What a thread sums up over the queries of all heads of the group. These are registers, and variables of run(): one number with an
-/// index that the compiler does not know would drag the whole of its struct into memory.
+/// What a thread sums up over the queries of all heads of the group. These are registers, and variables of run(): one number with
+/// an index that the compiler does not know would drag the whole of its struct into memory.
 template <class Shape>
 struct KeySums {
     float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};

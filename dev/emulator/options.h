@@ -12,6 +12,8 @@ struct Options {
     uint64_t seed = 0;         // EMULATOR_SEED: order of threads, contents of unwritten memory, when the work of streams runs
     int threads = 0;           // EMULATOR_THREADS: how many blocks run at the same time; 0 as many as OpenMP has threads
     int devices = 1;           // EMULATED_GPU_COUNT
+    int capability = 90;       // EMULATED_GPU_CAPABILITY: 75 is 7.5
+    int driver = 13000;        // EMULATED_GPU_DRIVER: the newest CUDA that it can serve; programs here are built for 13.0
     size_t device_bytes = 0;   // EMULATED_GPU_BYTES: memory of each device; default: what this machine has
     uint64_t failing_launch = 0;   // EMULATED_GPU_FAILS_AT: this launch of the process, counted from 1, is refused
 };
@@ -26,6 +28,8 @@ inline Options& options() {
         number_from_environment("EMULATOR_SEED", 0),
         int(number_from_environment("EMULATOR_THREADS", 0)),
         int(number_from_environment("EMULATED_GPU_COUNT", 1)),
+        int(number_from_environment("EMULATED_GPU_CAPABILITY", 90)),
+        int(number_from_environment("EMULATED_GPU_DRIVER", 13000)),
         size_t(number_from_environment("EMULATED_GPU_BYTES", uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE)))),
         number_from_environment("EMULATED_GPU_FAILS_AT", 0),
     };

@@ -158,7 +158,7 @@ inline cudaDeviceProp properties(int device) {
     properties.warpSize = LANES;
     properties.maxThreadsPerBlock = MAX_THREADS;
     properties.maxThreadsPerMultiProcessor = 2048;
-    properties.major = 9;
+    properties.major = options().capability / 10, properties.minor = options().capability % 10;
     properties.multiProcessorCount = 4;
     properties.l2CacheSize = 50 << 20;
     properties.memoryBusWidth = 5120;

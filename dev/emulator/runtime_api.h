@@ -5,7 +5,12 @@
 #define EMULATOR_AT emulator::Location at = emulator::Location::current()
 
 // ---- devices
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 inline cudaError_t cudaGetDeviceCount(int* count) {
+    int built_for = 0;
+    cudaRuntimeGetVersion(&built_for);
+    *count = 0;
+    if (emulator::options().driver < built_for) return emulator::result(cudaErrorInsufficientDriver);
     *count = emulator::options().devices;
     return emulator::result(*count ? cudaSuccess : cudaErrorNoDevice);
 }
@@ -34,8 +39,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     }
     return cudaSuccess;
 }
-inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
-inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+inline cudaError_t cudaDriverGetVersion(int* version) { return *version = emulator::options().driver, cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize(EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
     emulator::runtime().not_while_capturing(at);

@@ -144,6 +144,7 @@ TEST_CASE("GPU attention: the same bits in every order of threads and blocks", "
     Problem plain(2, 320, 320, 2, 1, 64);
     check_same_bits_on_gpu<bf16>(plain, Causal());
     check_same_bits_on_gpu<bf16>(plain, Everything());
+    check_same_bits_on_gpu<bf16>(Problem(1, 64, 2000, 4, 1, 32), Everything());   // sixteen blocks take turns at one tile
     check_same_bits_on_gpu<float>(Problem(1, 130, 130, 2, 1, 64), Causal());
 }
 
