@@ -81,8 +81,16 @@ $(TRAINERS): train_%: build/train_%.o $(ENGINE) | $(BUNDLED)
 
 $(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/train_%.o $(ENGINE) | $(BUNDLED) build/emulated/data
 	$(LINK) $(LIBS)
-build/emulated/data:   # programs look for the bundled text beside themselves
+build/emulated/data build/$(SANITIZER)/data:   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@
+
+# make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in it.
+ifneq ($(SANITIZER),)
+build/$(SANITIZER)/train_%: train_gpt.cu $(ENGINE) build/flags | $(BUNDLED) build/$(SANITIZER)/data
+	@mkdir -p $(@D) && echo "$(SANITIZER) sanitizer: $@"
+	@$(CXX) $(CPPFLAGS) $(FLAGS) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -MMD -MP -MF $@.d -MT $@ -x c++ $(call VARIANT_OF,$*) $< \
+	 -x none $(filter %.o,$^) $(LIBS) -o $@
+endif
 
 tokenize: build/data/tokenize.o $(ENGINE)
 	$(LINK) $(LIBS)

@@ -167,6 +167,7 @@ void step_gradients(Run<Device, X, Attention>& run, Loader& loader, int64_t step
         };
         if (run.ranks.size() > 1 && micro + 1 == run.data.micro_steps) gradients(sum_over_ranks);
         else run.graphs.run(device, batch.tokens, write, [&] { gradients(IgnoreReady{}); });
+        run.feed.read_on(device, loader, gpt.B, gpt.T);
     }
     run.collectives->start_sum(device, &gpt.numbers->loss, 1);
     run.collectives->finish(device);
@@ -180,8 +181,9 @@ void require_finite(Run<Device, X, Attention>& run, double loss, double norm, in
     if (std::isfinite(loss) && std::isfinite(norm)) return;
     std::string where = "the loss";
     for (const Tensor& t : run.gpt.net.tensors) {
+        if (!std::isfinite(loss)) break;
         sum_of_squares(run.device, &run.gpt.numbers->squares, run.gpt.gradients + t.slot.offset, t.slot.size);
-        if (!std::isfinite(loss) || std::isfinite(read_numbers(run.device, run.gpt).squares)) continue;
+        if (std::isfinite(read_numbers(run.device, run.gpt).squares)) continue;
         where = "the gradient of " + t.name;
         break;
     }

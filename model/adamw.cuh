@@ -119,10 +119,13 @@ __global__ void __launch_bounds__(totals::THREADS) partial_totals_kernel(double*
     auto& shared = dynamic_shared<totals::Shared>();
     constexpr int N = 16;   // four reads in flight
     const size_t step = size_t(gridDim.x) * totals::THREADS * N, whole = n / N * N;
+    const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;   // one tensor alone may begin anywhere
     double sum = 0;
     for (size_t i = (size_t(blockIdx.x) * totals::THREADS + threadIdx.x) * N; i < whole; i += step) {
         float numbers[N];
-        read_streaming(numbers, x + i);
+        if (aligned) read_streaming(numbers, x + i);
+        else
+            for (int k = 0; k < N; k++) numbers[k] = x[i + k];
         for (int k = 0; k < N; k++) sum += term(numbers[k]);
     }
     if (blockIdx.x == 0 && threadIdx.x < n - whole) sum += term(x[whole + threadIdx.x]);

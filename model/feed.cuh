@@ -30,10 +30,15 @@ public:
         return sorted(B, T);
     }
 
-    /// Tokens (B, T), and targets (B, T) where they are not null, from the host; valid until the next call.
+    /// Reads the step after that, where there is a device to work meanwhile.
+    void read_on(CPU, Loader&, int /*B*/, int /*T*/) {}
+
+    /// Tokens (B, T) from the host, and targets (B, T) where they are not null; without targets nothing can train on the batch.
+    /// Valid until the next call.
     Batch put(CPU, const int32_t* tokens, const int32_t* targets, int B, int T) {
         std::copy_n(tokens, size_t(B) * T, tokens_.data());
-        if (targets) std::copy_n(targets, size_t(B) * T, targets_.data());
+        if (!targets) return {B, T, tokens_.data()};
+        std::copy_n(targets, size_t(B) * T, targets_.data());
         return sorted(B, T);
     }
 
@@ -79,26 +84,35 @@ public:
     }
     Feed(const Feed&) = delete;
 
-    /// The loader's next micro-step; valid until the call after the next. The step behind it is read and copied meanwhile.
+    /// The loader's next micro-step; valid until the call after the next.
     Batch next(GPU device, Loader& loader, int B, int T) {
         if (!ahead_) read_ahead(loader, places_[turn_], B, T);
+        ahead_ = false;
         Place& now = places_[turn_];
         check(cudaStreamWaitEvent(device.stream, now.copied, 0));
         turn_ = 1 - turn_;
         check(cudaEventRecord(places_[turn_].used, device.stream));   // all work on the batch before this one is in the stream
+        return batch_of(now, B, T);
+    }
+
+    /// Reads and copies the step after that. To be called when all work on this one has been given to the device, which then goes on
+    /// meanwhile.
+    void read_on(GPU, Loader& loader, int B, int T) {
         read_ahead(loader, places_[turn_], B, T);
         ahead_ = true;
-        return batch_of(now, B, T);
     }
 
     Batch put(GPU device, const int32_t* tokens, const int32_t* targets, int B, int T) {
         Place& place = places_[2];
         check(cudaStreamSynchronize(device.stream));
         std::copy_n(tokens, size_t(B) * T, host_tokens(place));
-        if (targets) std::copy_n(targets, size_t(B) * T, host_targets(place));
-        sort(place, B, T);
+        if (targets) {
+            std::copy_n(targets, size_t(B) * T, host_targets(place));
+            sort(place, B, T);
+        }
         check(cudaMemcpyAsync(place.device, place.host, place_bytes(), cudaMemcpyHostToDevice, device.stream));
-        return batch_of(place, B, T);
+        Batch batch = batch_of(place, B, T);
+        return targets ? batch : Batch{B, T, batch.tokens};
     }
 
     size_t bytes() const { return 3 * place_bytes(); }

@@ -5,7 +5,7 @@
 // What a kernel must keep to, so that both work:
 //   - shared memory is one struct per kernel, taken with dynamic_shared<Struct>(); the launch is told sizeof(Struct)
 //   - blocks of whole warps; every thread of a block reaches every __syncthreads(); warp operations with all 32 lanes
-//   - PTX only inside the wrappers of attention/core/mma.cuh
+//   - PTX only inside the wrappers of attention/core/mma.cuh, and one tanh in math.h
 //   - no float atomics: two runs give the same bits
 #pragma once
 #include <cuda_bf16.h>

@@ -1,5 +1,6 @@
 // What the device that computes offers, and what running on it costs beside the tensors: overloads on the device.
 #pragma once
+#include "model/config.h"
 #include "model/machine.h"
 #include "model/memory.cuh"
 
@@ -19,6 +20,7 @@ inline size_t available_memory(CPU) { return available_memory(); }
 inline size_t peak_memory(CPU) { return peak_memory(); }
 inline int ranks_per_device(CPU, int local_ranks) { return local_ranks; }
 inline std::string describe(CPU, int threads) { return "cpu: " + describe_cpu(threads); }
+inline void require_sizes(CPU, const Config&) {}
 inline void warn(CPU) { warn_about_blas(); }
 
 /// FLOP/s of large matrix products here and now: the ceiling that MFU refers to.

@@ -116,6 +116,14 @@ inline std::string describe(GPU device, int) {
 }
 inline void warn(GPU) {}
 
+/// Refuses, before anything is allocated, a model that the kernels would refuse in the first step.
+inline void require_sizes(GPU, const Config& c) {
+    if (c.HS != 32 && c.HS != 64 && c.HS != 128)
+        fail(Exit::usage, "the GPU's attention has head sizes 32, 64 and 128; this model has ", c.HS, ". Use --device cpu");
+    for (const auto& [name, size] : {std::pair("vocabulary", c.V), std::pair("channels", c.C), std::pair("feed-forward width", c.F)})
+        if (size % 8) fail(Exit::usage, "the GPU needs ", name, " in multiples of 8; this model has ", size, ". Use --device cpu");
+}
+
 /// FLOP/s of bf16 matrix products on random data: side length by the size of the GPU, 3072 on one with 132 multiprocessors.
 inline double measure_matmul(GPU device) {
     int number = 0, multiprocessors = 0;

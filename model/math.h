@@ -185,7 +185,9 @@ constexpr ValueAndSlope<N> gelu_and_slope(N x) {
 constexpr float gelu_tanh(Rough x) {
     const float y = x.x * (float(GELU_1 / 2) + float(GELU_3 / 2) * (x.x * x.x));
 #ifdef __CUDA_ARCH__
-    return __tanhf(y);
+    float t;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(y));   // what newer toolkits call __tanhf()
+    return t;
 #else
     return 2 * sigmoid(2 * y) - 1;
 #endif

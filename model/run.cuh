@@ -234,7 +234,9 @@ struct Run {
               o.zero_stage ? ranks.size() : 1),
           feed(o.batch_size, o.seq_len, config.V),
           progress(ranks.first(), ranks.launched()),
-          flops(count_flops(gpt.net, o.seq_len)) {}
+          flops(count_flops(gpt.net, o.seq_len)) {
+        require_sizes(device, config);
+    }
 
     /// The model's plan and what this run needs beside it.
     std::vector<MemoryUse> memory_plan() const {
@@ -252,9 +254,9 @@ template <class Device, class X, class A>
 void begin(Run<Device, X, A>& run, const Origin& origin) {
     const Options& o = run.o;
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
+    run.collectives.emplace(run.device, run.ranks);   // first: NCCL takes memory of its own
     run.gpt.allocate(run.device);
     run.feed.allocate(run.device);
-    run.collectives.emplace(run.device, run.ranks);
     run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;

@@ -143,9 +143,12 @@ cuda_works() {
 probe_cuda() {
     local folder flag program='#include <cublasLt.h>
         #include <cstdio>
+        #include <source_location>
         #include <span>
         __global__ void add(float* x) { x[threadIdx.x] += 1; }
+        int line(std::source_location at = std::source_location::current()) { return at.line(); }   // not before CUDA 12.2
         int main() {
+            if (line() == 0) return 1;
             cublasLtGetVersion();
             int devices = 0, driver = 0;
             cudaDriverGetVersion(&driver);   // the newest CUDA that the driver can serve

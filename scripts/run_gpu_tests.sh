@@ -20,6 +20,7 @@ if ! grep -q '^HAVE_CUDA := 1' build/config.mk; then
     echo "make test-gpu: this machine has a GPU and no working nvcc; install the CUDA Toolkit" >&2
     exit 2
 fi
+PATH=$PATH:$(dirname "$(sed -n 's/^NVCC := //p' build/config.mk)")   # compute-sanitizer lies beside nvcc
 if ! make --no-print-directory -j"$(nproc)" all build/gpu/run_tests; then
     echo "FAIL build"
     echo "0 passed, 1 failed"
@@ -34,8 +35,11 @@ else
     failed=$(grep -E '^test cases: ' "$work/log" | grep -oE '[0-9]+ failed' | grep -oE '[0-9]+' || echo 1)
 fi
 
-# A model of two layers with heads of 64, short enough for the sanitizer.
-small="--model qwen-tiny --batch-size 2 --seq-len 160 --val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0"
+GPU_PROGRAMS=. bash tests/gpu_end_to_end.sh 2>&1 | tee "$work/log"
+passed=$((passed + $(grep -c '^ok ' "$work/log"))) failed=$((failed + $(grep -c '^FAIL ' "$work/log")))
+
+# A model with heads of 64, short enough for the sanitizer.
+small="--model qwen-2m --batch-size 2 --seq-len 160 --val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0"
 
 # loss_curve LOG: the losses of all steps.
 loss_curve() { sed -n 's/^{"step":[0-9]*,"tokens":[0-9]*,"loss":\([^,]*\),.*/\1/p' "$1"; }

@@ -7,16 +7,9 @@ cd "$(dirname "$0")/.." || exit
 program=${PROGRAM:-build/emulated/collectives_program}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+. tests/checks.bash
 export OMP_NUM_THREADS=1 EMULATED_GPU_COUNT=4
-launch=mpirun   # more ranks than processors need Open MPI's word
-grep -q 'Open MPI' <(mpirun --version 2> /dev/null) && launch="mpirun --oversubscribe"
-
 [ -x "$program" ] || { echo "FAIL collectives: there is no $program"; exit 1; }
-
-ok() { echo "ok $1"; }
-bad() { echo "FAIL $1: $2"; }
-skip() { echo "skip $1: $2"; }
 
 # verdict NAME CODE WORD: the job's exit code was CODE (several, with | between) and its output contains the word.
 verdict() {

@@ -11,9 +11,7 @@ source=tests/emulator/races.cpp
 common="-std=c++20 -O1 -g -fno-strict-aliasing -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi
         -DEMULATED_GPU -Idev/emulator/include -I."
 
-ok() { echo "ok $1"; }
-bad() { echo "FAIL $1: $2"; }
-skip() { echo "skip $1: $2"; }
+. tests/checks.bash
 
 # works FLAGS: this machine has the library of a sanitizer, and it runs here.
 works() {

@@ -11,25 +11,7 @@ cleanup() {
     rm -rf "$work"
 }
 trap cleanup EXIT
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
-launch=mpirun   # more ranks than processors need Open MPI's word
-grep -q 'Open MPI' <(mpirun --version 2> /dev/null) && launch="mpirun --oversubscribe"
-
-ok() { echo "ok $1"; }
-bad() { echo "FAIL $1: $2"; }
-skip() { echo "skip $1: $2"; }
-check() { if eval "$2"; then ok "$1"; else bad "$1" "not true: $2"; fi; }
-
-# expect NAME CODE WORD COMMAND...: the command ends with the code, and its last line on stderr contains the word.
-expect() {
-    local name=$1 code=$2 word=$3 status
-    shift 3
-    timeout 120 "$@" > "$work/stdout" 2> "$work/stderr"
-    status=$?
-    if [ "$status" -ne "$code" ]; then bad "$name" "exit code $status instead of $code: $(tail -n 1 "$work/stderr")"
-    elif [ -n "$word" ] && ! grep -qF -- "$word" "$work/stderr"; then bad "$name" "stderr does not say '$word': $(tail -n 1 "$work/stderr")"
-    else ok "$name"; fi
-}
+. tests/checks.bash
 
 # ---- a small text and a small run
 head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text.txt"

@@ -7,26 +7,8 @@ cd "$(dirname "$0")/.." || exit
 programs=${GPU_PROGRAMS:-build/emulated}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
-launch=mpirun
-grep -q 'Open MPI' <(mpirun --version 2> /dev/null) && launch="mpirun --oversubscribe"
-
-ok() { echo "ok $1"; }
-bad() { echo "FAIL $1: $2"; }
-skip() { echo "skip $1: $2"; }
-check() { if eval "$2"; then ok "$1"; else bad "$1" "not true: $2"; fi; }
+. tests/checks.bash
 emulated() { [ "$programs" = build/emulated ]; }
-
-# expect NAME CODE WORD COMMAND...: the command ends with the code, and stderr contains the word.
-expect() {
-    local name=$1 code=$2 word=$3 status
-    shift 3
-    timeout 120 "$@" > "$work/stdout" 2> "$work/stderr"
-    status=$?
-    if [ "$status" -ne "$code" ]; then bad "$name" "exit code $status instead of $code: $(tail -n 1 "$work/stderr")"
-    elif [ -n "$word" ] && ! grep -qF -- "$word" "$work/stderr"; then bad "$name" "stderr does not say '$word': $(tail -n 1 "$work/stderr")"
-    else ok "$name"; fi
-}
 
 head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text.txt"
 ./tokenize --tokenizer bytes --out "$work/data" --name small "$work/text.txt" > /dev/null 2>&1
@@ -79,8 +61,10 @@ rm -rf "$work"/resumed/step_*6
 set -f
 train asga "$work/resumed" --resume
 check "a resumed run ends with the weights of one that was not stopped" 'same_weights "$work/asga" "$work/resumed"'
-predicted=$(awk '/predicted peak/ { print int($7 * ($8 == "GiB" ? 1073741824 : 1048576)) }' "$work/asga.txt")
-peak=$(number "$work/asga" peak_bytes)
+big=""   # on a real GPU the libraries' code, loaded when it is first used, would be most of a small model's memory
+emulated || { big="-big"; train asga "$work/asga-big" --model qwen-7m --batch-size 64 --seq-len 256 --steps 2 --val-every 0 --checkpoint-every 0; }
+predicted=$(awk '/predicted peak/ { print int($7 * ($8 == "GiB" ? 1073741824 : 1048576)) }' "$work/asga$big.txt")
+peak=$(number "$work/asga$big" peak_bytes)
 check "the GPU's memory in the end, $peak bytes, is within 5% of the $predicted predicted" 'awk -v a="$peak" -v b="$predicted" "BEGIN { d = a - b; if (d < 0) d = -d; exit !(b > 0 && d <= 0.05 * b) }"'
 
 if ! command -v mpirun > /dev/null || ! grep -q libmpi <(ldd "$programs/train_asga"); then

@@ -4,8 +4,9 @@
 //
 // dQ = dS K is a sum over key tiles, and its order must not depend on which block is fast: the blocks of a query tile add to it in
 // memory one after the other, from the highest key tile to the lowest. A flag per query tile says whose turn it is. Blocks take
-// their work in the same order, so that a block only waits for blocks that have started. In a causal pass nobody waits: the block
-// one key tile up has met the same query tile a step earlier.
+// their work in the same order, so that a block only waits for blocks that have started. In a causal pass the block one
+// key tile up has met the same query tile a step earlier (tiles of 128 keys, of two query tiles each: nobody waits) or meets it now
+// (tiles of 64: a pipeline in which each block runs a little behind the next).
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
 #include "attention/core/backward_memory.cuh"

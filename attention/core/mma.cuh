@@ -1,5 +1,6 @@
 // The vocabulary of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor
-// cores, asynchronous copies, flags between blocks. All PTX of the project is here; a C++ compiler calls the emulator's twins.
+// cores, asynchronous copies, flags between blocks. All PTX of the project is here (but for a tanh in model/math.h); a C++ compiler
+// calls the emulator's twins.
 //
 // A warp multiplies 16 x 16 by 16 x 8 numbers at a time. Who holds what is fixed by the hardware (PTX ISA, mma.m16n8k16); with
 // g = lane / 4 and c = 2 (lane % 4) a lane holds of
@@ -198,7 +199,7 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<bf16
     const uint32_t rows[4] = {a.part[0].bits, a.part[1].bits, a.part[2].bits, a.part[3].bits};
     const uint32_t columns[2] = {b.part[0].bits, b.part[1].bits};
 #if defined(__CUDACC__)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(columns[0]), "r"(columns[1]));
 #else

@@ -139,14 +139,6 @@ void check_attention_in(const Problem& original, const P& policy) {
     check_gradients_of(gradients, backward(p, policy, should), tolerance);
 }
 
-/// Orders in which a GPU might run threads and blocks; a real one chooses by itself.
-inline void choose_order(int number) {
-#ifdef EMULATED_GPU
-    emulator::options().seed = uint64_t(number);
-#endif
-    (void)number;
-}
-
 /// Everything that both passes compute, to the last bit, in several orders.
 template <class X, class P>
 void check_same_bits_on_gpu(const Problem& p, const P& policy) {
@@ -162,10 +154,9 @@ void check_same_bits_on_gpu(const Problem& p, const P& policy) {
     const Numbers once = all_results();
     CHECK(all_finite(no_infinity(once)));
     for (int order = 1; order <= 4; order++) {
-        choose_order(order);
+        const Order chosen(order);
         CHECK(bit_difference(all_results(), once) == "");
     }
-    choose_order(0);
 }
 
 template <class P>

@@ -30,6 +30,7 @@ public:
     explicit DeviceMemory(const std::vector<T>& numbers) : size_(numbers.size()) {
         check(cudaMalloc(reinterpret_cast<void**>(&data_), size_ * sizeof(T)));
         if (size_) check(cudaMemcpy(data_, numbers.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
+        check(cudaDeviceSynchronize());   // test_gpu()'s stream does not wait for the end of such a copy
     }
     DeviceMemory(const DeviceMemory&) = delete;
     ~DeviceMemory() { cudaFree(data_); }
@@ -85,6 +86,22 @@ inline GPU test_gpu() {
     }();
     return {stream, {workspace.data(), workspace.size()}};
 }
+
+/// While it lives, the order in which the emulator runs threads, blocks and streams; a real GPU chooses by itself.
+class Order {
+public:
+#ifdef EMULATED_GPU
+    explicit Order(int number) : before_(emulator::options().seed) { emulator::options().seed = uint64_t(number); }
+    ~Order() { emulator::options().seed = before_; }
+#else
+    explicit Order(int) {}
+    ~Order() {}
+#endif
+    Order(const Order&) = delete;
+
+private:
+    [[maybe_unused]] uint64_t before_ = 0;
+};
 
 /// What rounding explains in an array of X whose numbers are float32 sums of `length` products.
 template <class X>

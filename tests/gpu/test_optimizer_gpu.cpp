@@ -178,6 +178,16 @@ TEST_CASE("GPU sum of squares: none, one number, partial blocks, more than one b
     CHECK(sum_of_squares_on_gpu({}) == 0);
 }
 
+TEST_CASE("GPU sum of squares: a tensor that begins at any number", "[gpu][optimizer]") {
+    const std::vector<float> x = random_numbers<float>(1003, 1);
+    On<GPU, float> numbers(x);
+    On<GPU, double> total({NAN});
+    for (size_t first : {1, 2, 3}) {
+        sum_of_squares(test_gpu(), total.data(), numbers.data() + first, 1000);
+        CHECK(total.numbers()[0] == sum_of_squares_on_gpu({x.begin() + first, x.begin() + first + 1000}));
+    }
+}
+
 TEST_CASE("GPU sum of squares: NaN and infinity show, a large float does not overflow", "[gpu][optimizer]") {
     std::vector<float> x(5001, 1);
     for (size_t at : {size_t(3), x.size() - 1}) {

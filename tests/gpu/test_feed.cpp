@@ -1,0 +1,130 @@
+// Batches on their way to the GPU (model/feed.cuh) and recorded work on them (model/graphs.cuh): what the GPU sees of each step, in
+// several orders of the streams.
+#include "model/feed.cuh"
+
+#include "model/graphs.cuh"
+#include "tests/catch.h"
+#include "tests/gpu/device_array.h"
+#include "tests/shards.h"
+
+namespace {
+
+constexpr int B = 2, T = 5, N = B * T, VOCABULARY = 1000;
+
+/// A stream of tokens that tell where they lie, and loaders of it that all give the same steps.
+struct Tokens {
+    TemporaryFolder folder;
+    TokenStream stream{write_shard(file_in(folder, "ramp.bin"), ramp(997), VOCABULARY), VOCABULARY};
+    LoaderConfig config() const {
+        LoaderConfig c;
+        c.B = B, c.T = T;
+        return c;
+    }
+};
+
+/// Tokens, targets and rows by token of one step as the host makes them.
+struct HostStep {
+    std::vector<int32_t> tokens = std::vector<int32_t>(N), targets = tokens, rows = tokens;
+    void sort() {
+        std::vector<TokenRun> runs(RowsByToken::capacity_for(N, VOCABULARY));
+        sort_by_token(tokens.data(), N, VOCABULARY, rows.data(), runs.data());
+    }
+    std::vector<int32_t> all() const {
+        std::vector<int32_t> numbers = tokens;
+        numbers.insert(numbers.end(), targets.begin(), targets.end());
+        numbers.insert(numbers.end(), rows.begin(), rows.end());
+        return numbers;
+    }
+};
+HostStep next(Loader& loader) {
+    HostStep step;
+    loader.next(step.tokens.data(), step.targets.data());
+    step.sort();
+    return step;
+}
+
+/// Work of the device's stream, as a training step would be.
+void copy(const GPU& device, int32_t* to, const int32_t* from) {
+    check(cudaMemcpyAsync(to, from, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, device.stream));
+}
+void copy(const GPU& device, int32_t* to, const Batch& from) {
+    copy(device, to, from.tokens), copy(device, to + N, from.targets), copy(device, to + 2 * N, from.by_token.rows);
+}
+
+}   // namespace
+
+TEST_CASE("GPU feed: the host runs ahead, and every step sees its own tokens, targets and rows by token", "[gpu][feed]") {
+    const int steps = 8;
+    const Tokens tokens;
+    for (int order = 0; order <= 4; order++) {
+        const Order chosen(order);
+        INFO("order " << order);
+        Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
+        const DeviceMemory<int32_t> seen(std::vector<int32_t>(steps * 3 * N, -1));
+        Feed<GPU> feed(B, T, VOCABULARY);
+        feed.allocate(test_gpu());
+        std::vector<int32_t> expected;
+        for (int step = 0; step < steps; step++) {
+            copy(test_gpu(), seen.data() + step * 3 * N, feed.next(test_gpu(), loader, B, T));
+            if (step % 4 != 3) feed.read_on(test_gpu(), loader, B, T);
+            const std::vector<int32_t> numbers = next(same).all();
+            expected.insert(expected.end(), numbers.begin(), numbers.end());
+        }
+        CHECK(seen.host() == expected);
+    }
+}
+
+TEST_CASE("GPU feed: batches that are put one behind the other, between steps of training", "[gpu][feed]") {
+    const int steps = 4;
+    const Tokens tokens;
+    for (int order = 0; order <= 4; order++) {
+        const Order chosen(order);
+        INFO("order " << order);
+        Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
+        const DeviceMemory<int32_t> trained(std::vector<int32_t>(steps * 3 * N, -1)), put(trained.host());
+        Feed<GPU> feed(B, T, VOCABULARY);
+        feed.allocate(test_gpu());
+        std::vector<int32_t> expected, expected_put;
+        for (int step = 0; step < steps; step++) {
+            copy(test_gpu(), trained.data() + step * 3 * N, feed.next(test_gpu(), loader, B, T));
+            feed.read_on(test_gpu(), loader, B, T);
+            const HostStep now = next(same);
+            HostStep other;
+            for (int n = 0; n < N; n++) other.tokens[n] = (7 * n + step) % VOCABULARY, other.targets[n] = n + step;
+            other.sort();
+            copy(test_gpu(), put.data() + step * 3 * N, feed.put(test_gpu(), other.tokens.data(), other.targets.data(), B, T));
+            const std::vector<int32_t> numbers = now.all(), other_numbers = other.all();
+            expected.insert(expected.end(), numbers.begin(), numbers.end());
+            expected_put.insert(expected_put.end(), other_numbers.begin(), other_numbers.end());
+        }
+        CHECK(trained.host() == expected);
+        CHECK(put.host() == expected_put);
+    }
+}
+
+TEST_CASE("GPU graphs: each place for a batch and each kind of step has a recording of its own", "[gpu][feed]") {
+    const int steps = 20;   // of each of the four, one as it is, one recorded, one replayed
+    const Tokens tokens;
+    for (int order = 0; order <= 4; order++) {
+        const Order chosen(order);
+        INFO("order " << order);
+        Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
+        const DeviceMemory<int32_t> result(std::vector<int32_t>(N, -1)), seen(std::vector<int32_t>(steps * N, -1));
+        Feed<GPU> feed(B, T, VOCABULARY);
+        feed.allocate(test_gpu());
+        StepGraphs<GPU> graphs;
+        std::vector<int32_t> expected;
+        for (int step = 0; step < steps; step++) {
+            const Batch batch = feed.next(test_gpu(), loader, B, T);
+            const Write write = step % 3 ? Write::add : Write::overwrite;
+            graphs.run(test_gpu(), batch.tokens, write,
+                       [&] { copy(test_gpu(), result.data(), write == Write::add ? batch.targets : batch.tokens); });
+            copy(test_gpu(), seen.data() + step * N, result.data());
+            feed.read_on(test_gpu(), loader, B, T);
+            const HostStep now = next(same);
+            const std::vector<int32_t>& numbers = write == Write::add ? now.targets : now.tokens;
+            expected.insert(expected.end(), numbers.begin(), numbers.end());
+        }
+        CHECK(seen.host() == expected);
+    }
+}
