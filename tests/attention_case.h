@@ -103,7 +103,7 @@ public:
         qk_norm_rope_forward(CPU{}, qk.data(), qk_pre.data(), static_cast<X*>(nullptr), qkv.data(), shape(), 0);
         fill_extras(state.extras, X(3));
         for (auto* result : {&out, &gated_out, &lse}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
-        attention_layer_forward(CPU{}, policy, inputs(), weights.data(), state);
+        attention_layer_forward(CPU{}, policy, inputs(), weights.data(), state, workspace.data());
     }
 
     /// Needs forward(). `dout` (B, T, NH, HS) is the gradient of gated_out. dweights and dx are added to.
@@ -114,11 +114,10 @@ public:
         for (auto* result : {&dqk, &dqk_pre, &dqkv}) result->assign(result->size(), nan);
         const LayerInputs<X> in = inputs();
         const Heads<X> dq{dqk.data(), v_at}, dk{dqk.data() + k_at, v_at}, dv{dqkv.data() + v_at, v_row};
-        attention_layer_backward(CPU{}, policy, in, state, dout.data(), dq, dk, dv, dextras);
         X* dpre = Attention::reads_qk_pre ? dqk_pre.data() : nullptr;
         ExtraGradients<X> gradients{dextras, dpre, dpre ? dpre + k_at : nullptr, Attention::reads_x ? dx.data() : nullptr,
                                     dweights.data()};
-        attention_extras_backward(CPU{}, policy, in, weights.data(), state, gradients);
+        attention_layer_backward(CPU{}, policy, in, weights.data(), state, dout.data(), {dq, dk, dv}, gradients, workspace.data());
         X* const no_weight = nullptr;
         qk_norm_rope_backward(CPU{}, dqkv.data(), no_weight, no_weight, dqk.data(), dpre, qkv.data(), no_weight, shape(),
                               Write::overwrite);
@@ -137,8 +136,8 @@ public:
 
     LayerInputs<X> inputs() const {
         const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS;
-        return {B, T, config.C, config.NH, config.NKV, config.HS, x.data(), qk_pre.data(), qk_pre.data() + k_at,
-                qk.data(), qk.data() + k_at, qkv.data() + v_at, v_at, v_at + config.NKV * HS};
+        return {{B, T, config.C, config.NH, config.NKV, config.HS}, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(),
+                qk.data() + k_at, qkv.data() + v_at, v_at, v_at + config.NKV * HS, cosine.data(), sine.data()};
     }
 
 private:
@@ -150,6 +149,7 @@ private:
     Arena<CPU> memory;
     LayerState<X> state;
     Extras<X> dextras;
+    std::vector<std::byte> kept, workspace;
 
     static Config config_of(const LayerSizes& sizes) {
         Config config;
@@ -181,7 +181,9 @@ private:
             dextras = take_extras<CPU, X>(memory, policy, B, T, config.NH, B);
             if (pass == 0) memory.allocate();
         }
-        state.out = out.data(), state.lse = lse.data();
+        const LayerShape s{B, T, config.C, config.NH, config.NKV, config.HS};
+        kept.resize(policy.template kept_bytes<X>(s)), workspace.resize(layer_workspace<X>(CPU{}, policy, s));
+        state.out = out.data(), state.lse = lse.data(), state.kept = kept.data();
         state.gated_out = policy.gated() ? gated_out.data() : out.data();
     }
 

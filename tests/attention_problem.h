@@ -18,16 +18,17 @@ struct Problem {
     int B, T, S, NH, NKV, HS;
     Features features = {};
     Numbers q, k, v, dout;
-    Numbers head, row, column;
+    Numbers head, row, column, tile;
     Numbers gate, dlse;
     std::vector<int> q_position, k_position;
-    std::vector<int> list_begin, list_tiles;
+    std::vector<int> list_count, list_tiles;   // tiles_of(S) places per query tile
 
     Problem(int B_, int T_, int S_, int NH_, int NKV_, int HS_, Features f = {})
         : B(B_), T(T_), S(S_), NH(NH_), NKV(NKV_), HS(HS_), features(f), q(normal_numbers(size_t(B) * T * NH * HS, 1)),
           k(normal_numbers(size_t(B) * S * NKV * HS, 2)), v(normal_numbers(k.size(), 3)), dout(normal_numbers(q.size(), 4)),
           head(normal_numbers(size_t(NH) * f.head, 5)), row(normal_numbers(rows() * f.row, 6)),
-          column(normal_numbers(size_t(B) * NH * f.column * padded(S), 7)) {}
+          column(normal_numbers(size_t(B) * NH * f.column * padded(S), 7)),
+          tile(normal_numbers(f.tile ? size_t(B) * NH * tiles_of(T) * tiles_of(S) : 0, 8)) {}
 
     size_t rows() const { return size_t(B) * NH * T; }
     size_t head_row(int b, int h, int i) const { return (size_t(b) * NH + h) * T + i; }     // index into (B, NH, T)
@@ -35,15 +36,18 @@ struct Problem {
     size_t key_row(int b, int j, int h) const { return (size_t(b) * S + j) * NKV + h / (NH / NKV); }
     int q_token(int b, int h, int i) const { return q_position.empty() ? i : q_position[head_row(b, h, i)]; }
     int k_token(int b, int h, int j) const { return k_position.empty() ? j : k_position[(size_t(b) * NH + h) * S + j]; }
+    size_t tile_at(int b, int h, int i, int j) const {
+        return ((size_t(b) * NH + h) * tiles_of(T) + i / TILE) * tiles_of(S) + j / TILE;
+    }
     double row_feature(int b, int h, int i, int f) const { return row[head_row(b, h, i) * features.row + f]; }
     double column_feature(int b, int h, int j, int f) const {
         return column[((size_t(b) * NH + h) * features.column + f) * padded(S) + j];
     }
 
     bool listed(int b, int h, int i, int j) const {
-        if (list_begin.empty()) return true;
+        if (list_count.empty()) return true;
         const size_t n = (size_t(b) * NH + h) * tiles_of(T) + i / TILE;
-        const auto first = list_tiles.begin() + list_begin[n], last = list_tiles.begin() + list_begin[n + 1];
+        const auto first = list_tiles.begin() + n * tiles_of(S), last = first + list_count[n];
         return std::find(first, last, j / TILE) != last;
     }
 };
@@ -58,7 +62,7 @@ struct Results {
 };
 
 struct Gradients {
-    Numbers q, k, v, head, row, column, gate;
+    Numbers q, k, v, head, row, column, tile, gate;
 };
 
 // ---- attention from its definition
@@ -116,8 +120,8 @@ inline AttentionForward<double> arguments(const Problem& p, Results& to) {
     AttentionForward<double> a{};
     a.B = p.B, a.T = p.T, a.S = p.S, a.NH = p.NH, a.NKV = p.NKV, a.HS = p.HS;
     a.q = {p.q.data(), size_t(p.NH) * p.HS}, a.k = {p.k.data(), size_t(p.NKV) * p.HS}, a.v = {p.v.data(), size_t(p.NKV) * p.HS};
-    a.head = data_or_null(p.head), a.row = data_or_null(p.row), a.column = data_or_null(p.column);
-    a.list = {data_or_null(p.list_begin), p.list_tiles.data()};
+    a.head = data_or_null(p.head), a.row = data_or_null(p.row), a.column = data_or_null(p.column), a.tile = data_or_null(p.tile);
+    a.list = {data_or_null(p.list_count), p.list_tiles.data(), tiles_of(p.S)};
     a.gate = data_or_null(p.gate);
     a.q_position = data_or_null(p.q_position), a.k_position = data_or_null(p.k_position);
     a.out = to.out.data(), a.lse = to.lse.data();
@@ -134,17 +138,17 @@ Results forward(const Problem& p, const P& policy) {
     return r;
 }
 
-/// Everything starts as NaN: the kernel has to overwrite it.
+/// Everything starts as NaN, as the kernel has to overwrite it; numbers of tiles as 0, as it leaves those that it does not visit.
 template <class P>
 Gradients backward(const Problem& p, const P& policy, Results& forward) {
     auto nan_like = [](const Numbers& numbers, int copies = 1) { return Numbers(copies * numbers.size(), NAN); };
     Gradients g{nan_like(p.q),   nan_like(p.k),      nan_like(p.v),   nan_like(p.head, p.B),
-                nan_like(p.row), nan_like(p.column), nan_like(p.gate)};
+                nan_like(p.row), nan_like(p.column), Numbers(p.tile.size(), 0), nan_like(p.gate)};
     AttentionBackward<double> to{};
     to.dout = p.dout.data(), to.dlse = data_or_null(p.dlse);
     const size_t q_row = size_t(p.NH) * p.HS, k_row = size_t(p.NKV) * p.HS;
     to.dq = {g.q.data(), q_row}, to.dk = {g.k.data(), k_row}, to.dv = {g.v.data(), k_row};
-    to.dhead = g.head.data(), to.drow = g.row.data(), to.dcolumn = g.column.data();
+    to.dhead = g.head.data(), to.drow = g.row.data(), to.dcolumn = g.column.data(), to.dtile = g.tile.data();
     to.dgate = p.gate.empty() ? nullptr : g.gate.data();
     attention_backward(CPU{}, policy, arguments(p, forward), to);
     Numbers head(p.head.size(), 0);
@@ -182,10 +186,11 @@ void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, cons
     const Gradients g = backward(p, policy, is);
     auto loss_by_definition = [&] { return loss(p, by_definition(p, score, seen)); };
     const std::pair<Numbers*, const Numbers*> inputs[] = {{&p.q, &g.q}, {&p.k, &g.k}, {&p.v, &g.v}, {&p.head, &g.head},
-                                                          {&p.row, &g.row}, {&p.column, &g.column}, {&p.gate, &g.gate}};
+                                                          {&p.row, &g.row}, {&p.column, &g.column}, {&p.tile, &g.tile},
+                                                          {&p.gate, &g.gate}};
     int number = 0;
     for (const auto& [values, gradient] : inputs) {
-        INFO("number " << number++ << " of q, k, v, head, row, column, gate");
+        INFO("number " << number++ << " of q, k, v, head, row, column, tile, gate");
         CHECK((values->size() == gradient->size() && all_finite(*gradient)));
         if (!values->empty()) CHECK(gradient_error(*values, *gradient, loss_by_definition) <= 1e-8);
     }

@@ -11,12 +11,13 @@ struct Heads {
     size_t row;   // elements from one token to the next; head h starts at h * HS
 };
 
-/// E2 as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of row b has the tiles
-/// tiles[begin[n]] .. tiles[begin[n + 1] - 1] with n = (b * NH + h) * query_tiles + t. Policy::tile() still judges each of them.
+/// E2 as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of row b has the count[n]
+/// tiles from tiles[n * stride] on, n = (b * NH + h) * query_tiles + t. Policy::tile() still judges each of them.
 struct TileList {
-    const int* begin = nullptr;
+    const int* count = nullptr;
     const int* tiles = nullptr;
-    constexpr explicit operator bool() const { return begin != nullptr; }
+    int stride = 0;
+    constexpr explicit operator bool() const { return count != nullptr; }
 };
 
 /// E6, each may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the greatest z of the row in the key
@@ -39,6 +40,7 @@ struct AttentionForward {
     const Wide<X>* head = nullptr;     // (NH, features.head)
     const Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     const Wide<X>* column = nullptr;   // (B, NH, features.column, padded(S))
+    const Wide<X>* tile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S))
 
     TileList list;                     // E2, when not computed by the policy
     const Wide<X>* gate = nullptr;     // E3 (B, T, NH)
@@ -61,6 +63,7 @@ struct AttentionBackward {
     Wide<X>* dhead = nullptr;     // (B, NH, features.head)
     Wide<X>* drow = nullptr;      // (B, NH, T, features.row)
     Wide<X>* dcolumn = nullptr;   // (B, NH, features.column, padded(S))
+    Wide<X>* dtile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S)), only of tiles that are visited
     Wide<X>* dgate = nullptr;     // (B, T, NH)
     std::byte* workspace = nullptr;   // attention_workspace() bytes; the CPU needs none
 };

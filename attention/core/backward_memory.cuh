@@ -29,6 +29,7 @@ struct BackwardShared {
     SharedTile<X, Shape::QUERIES, Shape::HS> q[Shape::BUFFERS], dout[Shape::BUFFERS];
     SharedTile<X, Shape::KEYS, Shape::QUERIES> ds;   // (scale dL/da)^T of all warps, for dQ
     alignas(16) float rows[Shape::BUFFERS][ROW_NUMBERS][Shape::QUERIES];
+    float tile_parts[Shape::WARPS];   // each warp's sum of the gradient of the tile's number
     int work;     // the block's ticket
     int before;   // the key tile whose turn was before
 };
@@ -51,6 +52,7 @@ struct FeatureSums {
     static constexpr int ROOM = Shape::MODIFIED ? MOST_FEATURES : 8;
     N head[ROOM];                             // over all pairs of the thread
     float column[2 * Shape::M_TILES][ROOM];   // of the thread's keys, over its queries
+    N tile;                                   // over the thread's pairs of the present query tile
 };
 
 /// values[n] summed over the eight lanes that have the same columns of a fragment: lane_row() n gets the sum of number n.

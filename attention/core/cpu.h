@@ -31,6 +31,7 @@ Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const Til
     pair.column_stride = columns;
     pair.i = X(walk.q_position(i));
     pair.j = iota(X(j));
+    if (f.tile) pair.tile_number = a.tile[tile_number_at(a, at)];
     if (!a.k_position) return pair;
     for (int lane = 0; lane < LANES<X>; lane++) pair.j[lane] = X(walk.k_position(std::min(j + lane, a.S - 1)));
     return pair;
@@ -211,6 +212,7 @@ void backward_tile(const P& policy, const AttentionForward<X>& a, const Attentio
     using N = Pack<X>;
     const Features f = policy.features();
     const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
+    N tile_sums{};
     for (int r = 0; r < at.rows; r++) {
         const int i = at.i0 + r;
         const X lse = a.lse[bh * a.T + i];
@@ -220,13 +222,14 @@ void backward_tile(const P& policy, const AttentionForward<X>& a, const Attentio
             const N p = z > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
             const N dz = p * (load<N>(&w.dz[r * TILE + j]) - w.D[r]);
             PairGradients<N> gradients{w.head_sums.get(), w.row_sums.get(), g.dcolumn + bh * f.column * columns + at.j0 + j,
-                                       columns};
+                                       columns, &tile_sums};
             store(&w.p[r * TILE + j], p);
             store(&w.dz[r * TILE + j],
                   policy.score_backward(dz, load<N>(&w.a[r * TILE + j]), pair_of(a, f, walk, at, i, at.j0 + j), gradients));
         }
         for (int n = 0; n < f.row; n++) g.drow[(bh * a.T + i) * f.row + n] += sum<X>(w.row_sums[n]);
     }
+    if (f.tile) g.dtile[tile_number_at(a, at)] = sum<X>(tile_sums);
 }
 
 template <class X, class P>

@@ -4,10 +4,11 @@
 #include <cstddef>
 #include <vector>
 
+#include "attention/core/policy.h"
+
 /// What an attention layer sees: the block's normed input and the projections, before and after RoPE.
 template <class X>
-struct LayerInputs {
-    int B, T, C, NH, NKV, HS;
+struct LayerInputs : LayerShape {
     const X* x;       // (B, T, C) the normed block input, which the q projection reads
     const X* q_pre;   // q and k after QK-norm and before RoPE; token stride qk_row
     const X* k_pre;
@@ -15,6 +16,7 @@ struct LayerInputs {
     const X* k;
     const X* v;   // token stride v_row
     size_t qk_row, v_row;
+    const Wide<X>*cosine, *sine;   // (T, HS / 2) RoPE's table
 
     size_t token(int b, int t) const { return size_t(b) * T + t; }
     const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }

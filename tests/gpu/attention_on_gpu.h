@@ -10,8 +10,8 @@ class AttentionOnGpu {
 public:
     AttentionOnGpu(const Problem& p, const P& policy)
         : p_(p), policy_(policy), q_(p.q), k_(p.k), v_(p.v), dout_(p.dout), head_(some(p.head)), row_(some(p.row)),
-          column_(some(p.column)), gate_(some(p.gate)), dlse_(some(p.dlse)), q_position_(some(p.q_position)),
-          k_position_(some(p.k_position)), list_begin_(some(p.list_begin)), list_tiles_(some(p.list_tiles)),
+          column_(some(p.column)), tile_(some(p.tile)), gate_(some(p.gate)), dlse_(some(p.dlse)), q_position_(some(p.q_position)),
+          k_position_(some(p.k_position)), list_count_(some(p.list_count)), list_tiles_(some(p.list_tiles)),
           out_(p.q.size(), NAN), gated_out_(p.q.size(), NAN), lse_(p.rows(), NAN) {}
 
     Results forward(bool statistics) {
@@ -32,17 +32,18 @@ public:
         const size_t bytes = attention_workspace(GPU{}, policy_, p_.B, p_.T, p_.S, p_.NH);
         DeviceArray<float> dq(p_.q.size(), NAN), dk(p_.k.size(), NAN), workspace(bytes / sizeof(float), NAN);
         DeviceArray<float> dhead(p_.head.size() * p_.B + 1, NAN), drow(p_.row.size() + 1, NAN), dcolumn(p_.column.size() + 4, NAN),
-            dgate(p_.gate.size() + 1, NAN);
+            dtile(p_.tile.size() + 1, 0), dgate(p_.gate.size() + 1, NAN);
         DeviceArray<X> dv(p_.v.size(), NAN);
         AttentionBackward<X> g{};
         g.dout = dout_.data(), g.dlse = or_null(dlse_, p_.dlse);
         g.dq = {dq.data(), q_row()}, g.dk = {dk.data(), k_row()}, g.dv = {dv.data(), k_row()};
         g.dhead = f.head ? dhead.data() : nullptr, g.drow = f.row ? drow.data() : nullptr;
-        g.dcolumn = f.column ? dcolumn.data() : nullptr, g.dgate = p_.gate.empty() ? nullptr : dgate.data();
+        g.dcolumn = f.column ? dcolumn.data() : nullptr, g.dtile = f.tile ? dtile.data() : nullptr;
+        g.dgate = p_.gate.empty() ? nullptr : dgate.data();
         g.workspace = reinterpret_cast<std::byte*>(workspace.data());
         attention_backward(GPU{}, policy_, arguments(), g);
         Gradients all{dq.numbers(), dk.numbers(), dv.numbers(), Numbers(p_.head.size(), 0),
-                      first(drow, p_.row), first(dcolumn, p_.column), first(dgate, p_.gate)};
+                      first(drow, p_.row), first(dcolumn, p_.column), first(dtile, p_.tile), first(dgate, p_.gate)};
         const Numbers of_sequences = dhead.numbers();
         for (size_t n = 0; n < p_.head.size() * p_.B; n++) all.head[n % p_.head.size()] += of_sequences[n];
         return all;
@@ -72,7 +73,8 @@ private:
         a.B = p_.B, a.T = p_.T, a.S = p_.S, a.NH = p_.NH, a.NKV = p_.NKV, a.HS = p_.HS;
         a.q = {q_.data(), q_row()}, a.k = {k_.data(), k_row()}, a.v = {v_.data(), k_row()};
         a.head = or_null(head_, p_.head), a.row = or_null(row_, p_.row), a.column = or_null(column_, p_.column);
-        a.gate = or_null(gate_, p_.gate), a.list = {or_null(list_begin_, p_.list_begin), list_tiles_.data()};
+        a.tile = or_null(tile_, p_.tile);
+        a.gate = or_null(gate_, p_.gate), a.list = {or_null(list_count_, p_.list_count), list_tiles_.data(), tiles_of(p_.S)};
         a.q_position = or_null(q_position_, p_.q_position), a.k_position = or_null(k_position_, p_.k_position);
         a.out = out_.data(), a.lse = lse_.data();
         a.gated_out = p_.gate.empty() ? nullptr : gated_out_.data();
@@ -82,8 +84,8 @@ private:
     const Problem& p_;
     P policy_;
     DeviceArray<X> q_, k_, v_, dout_;
-    DeviceArray<float> head_, row_, column_, gate_, dlse_;
-    DeviceArray<int> q_position_, k_position_, list_begin_, list_tiles_;
+    DeviceArray<float> head_, row_, column_, tile_, gate_, dlse_;
+    DeviceArray<int> q_position_, k_position_, list_count_, list_tiles_;
     DeviceArray<X> out_, gated_out_;
     DeviceArray<float> lse_;
 };
@@ -108,10 +110,11 @@ Problem rounded_problem(Problem p) {
 
 inline void check_gradients_of(const Gradients& is, const Gradients& should, Tolerance tolerance) {
     const std::pair<const Numbers*, const Numbers*> pairs[] = {{&is.q, &should.q}, {&is.k, &should.k}, {&is.v, &should.v},
-        {&is.head, &should.head}, {&is.row, &should.row}, {&is.column, &should.column}, {&is.gate, &should.gate}};
+        {&is.head, &should.head}, {&is.row, &should.row}, {&is.column, &should.column}, {&is.tile, &should.tile},
+        {&is.gate, &should.gate}};
     int number = 0;
     for (const auto& [a, b] : pairs) {
-        INFO("gradient " << number++ << " of q, k, v, head, row, column, gate");
+        INFO("gradient " << number++ << " of q, k, v, head, row, column, tile, gate");
         if (!b->empty()) CHECK(difference(*a, *b, tolerance) == "");
     }
 }
@@ -147,7 +150,7 @@ void check_same_bits_on_gpu(const Problem& p, const P& policy) {
         const Results r = gpu.forward(false);
         const Gradients g = gpu.backward();
         Numbers all;
-        for (const Numbers* part : {&r.out, &r.gated_out, &r.lse, &g.q, &g.k, &g.v, &g.head, &g.row, &g.column, &g.gate})
+        for (const Numbers* part : {&r.out, &r.gated_out, &r.lse, &g.q, &g.k, &g.v, &g.head, &g.row, &g.column, &g.tile, &g.gate})
             all.insert(all.end(), part->begin(), part->end());
         return all;
     };

@@ -69,7 +69,11 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
     Array<Device, W> dhead(B * NH * f.head + 1, NAN), drow(rows, NAN), dcolumn(columns, NAN), dgate(B * T * NH, NAN);
     Array<Device, W> dqk(numbers.qk.size(), NAN), dqk_pre(numbers.qk.size(), NAN), dweights(some_weights.size(), 0.25);
     Array<Device, X> dqkv(numbers.qkv.size(), 0), dx(numbers.x.size(), 0);
-    Array<Device, W> workspace(attention_workspace(device, policy, int(B), int(T), int(T), int(NH)) / sizeof(W) + 1, NAN);
+    const LayerShape shape{int(B), int(T), c.C, c.NH, c.NKV, c.HS};
+    Array<Device, W> workspace(layer_workspace<X>(device, policy, shape) / sizeof(W) + 1, NAN);
+    Array<Device, W> kept(policy.template kept_bytes<X>(shape) / sizeof(W) + 1, NAN), cosine(T * HS / 2, NAN), sine(T * HS / 2, NAN);
+    rope_table(device, cosine.data(), sine.data(), int(T), int(HS), c.rope_theta);
+    std::byte* const scratch = reinterpret_cast<std::byte*>(workspace.data());
 
     auto extras_of = [&](auto& h, auto& r, auto& col, auto& g) {
         Extras<X> e;
@@ -79,17 +83,17 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
         if (policy.gated()) e.gate = g.data();
         return e;
     };
-    LayerState<X> state{extras_of(head, row, column, gate), out.data(), policy.gated() ? gated_out.data() : out.data(), lse.data()};
+    LayerState<X> state{extras_of(head, row, column, gate), out.data(), policy.gated() ? gated_out.data() : out.data(), lse.data(),
+                        reinterpret_cast<std::byte*>(kept.data())};
     const Extras<X> dextras = extras_of(dhead, drow, dcolumn, dgate);
-    const LayerInputs<X> in{int(B), int(T), c.C, c.NH, c.NKV, c.HS, x.data(), qk_pre.data(), qk_pre.data() + k_at,
-                            qk.data(), qk.data() + k_at, qkv.data() + qk_row, qk_row, v_row};
-    attention_layer_forward(device, policy, in, weights.data(), state);
-    attention_layer_backward(device, policy, in, state, dout.data(), {dqk.data(), qk_row}, {dqk.data() + k_at, qk_row},
-                             {dqkv.data() + qk_row, v_row}, dextras, reinterpret_cast<std::byte*>(workspace.data()));
+    const LayerInputs<X> in{shape, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(), qk.data() + k_at,
+                            qkv.data() + qk_row, qk_row, v_row, cosine.data(), sine.data()};
+    attention_layer_forward(device, policy, in, weights.data(), state, scratch);
     ExtraGradients<X> gradients{dextras, Attention::reads_qk_pre ? dqk_pre.data() : nullptr,
                                 Attention::reads_qk_pre ? dqk_pre.data() + k_at : nullptr,
                                 Attention::reads_x ? dx.data() : nullptr, dweights.data()};
-    attention_extras_backward(device, policy, in, weights.data(), state, gradients);
+    const QkvGradients<X> to{{dqk.data(), qk_row}, {dqk.data() + k_at, qk_row}, {dqkv.data() + qk_row, v_row}};
+    attention_layer_backward(device, policy, in, weights.data(), state, dout.data(), to, gradients, scratch);
 
     LayerResults r{policy.gated() ? gated_out.numbers() : out.numbers(), lse.numbers(), dqk.numbers(), dqkv.numbers(),
                    dqk_pre.numbers(), dweights.numbers(), dx.numbers()};
