@@ -1,6 +1,7 @@
 // Around the backward kernel: how its work is cut, what it keeps in registers, in shared memory and in memory, the pass that
 // prepares that, and the sums that remain at the end.
 #pragma once
+#include "attention/core/carve.h"
 #include "attention/core/features.cuh"
 
 /// Numbers of a query row that its pairs with every key need: log-sum-exp in base 2 (infinite where P is 0), D, the gate (or 1).
@@ -80,17 +81,14 @@ struct BackwardMemory {
 
     BackwardMemory(std::byte* memory, int B, int T, int S, int NH, const Features& f) {
         const size_t query_tiles = size_t(B) * NH * tiles_of(T), key_tiles = size_t(B) * NH * tiles_of(S);
-        auto take = [&](size_t count) {
-            std::byte* const piece = memory + bytes;
-            bytes += (count * sizeof(float) + 15) / 16 * 16;
-            return piece;
-        };
-        ticket = reinterpret_cast<int*>(take(1));
-        turn = reinterpret_cast<int*>(take(query_tiles));
-        rows = reinterpret_cast<float*>(take(query_tiles * ROW_NUMBERS * TILE));
-        head_parts = reinterpret_cast<float*>(take(key_tiles * f.head));
+        Carve carve(memory);
+        ticket = carve.take<int>(1);
+        turn = carve.take<int>(query_tiles);
+        rows = carve.take<float>(query_tiles * ROW_NUMBERS * TILE);
+        head_parts = carve.take<float>(key_tiles * f.head);
+        bytes = carve.bytes();
     }
-    size_t bytes = 0;
+    size_t bytes;
 };
 
 /// Bytes that AttentionBackward::workspace has to point to.
