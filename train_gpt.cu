@@ -171,7 +171,7 @@ void step_gradients(Run<Device, X, Attention>& run, Loader& loader, int64_t step
     }
     run.collectives->start_sum(device, &gpt.numbers->loss, 1);
     run.collectives->finish(device);
-    sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+    gpt_norm(device, gpt);
 }
 
 /// A loss or gradient that is not finite has left the weights as they were and ends the run; the message names the first such
@@ -182,6 +182,7 @@ void require_finite(Run<Device, X, Attention>& run, double loss, double norm, in
     std::string where = "the loss";
     for (const Tensor& t : run.gpt.net.tensors) {
         if (!std::isfinite(loss)) break;
+        if (t.role == Role::frozen) continue;
         sum_of_squares(run.device, &run.gpt.numbers->squares, run.gpt.gradients + t.slot.offset, t.slot.size);
         if (std::isfinite(read_numbers(run.device, run.gpt).squares)) continue;
         where = "the gradient of " + t.name;

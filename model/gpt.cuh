@@ -82,8 +82,10 @@ struct GPT {
     W *master = nullptr, *m = nullptr, *v = nullptr; // weights and AdamW's moments of the numbers [owned_begin, owned_end)
     size_t owned_begin, owned_end;                   // all, or this rank's shard (ZeRO-1)
     StepNumbers* numbers;                            // what the step adds up, in the device's memory
-    DecayRange* decay;                               // (decay_count) what AdamW updates
-    int decay_count;
+    UpdateRange* ranges;                             // (range_count) what the update changes
+    NormSpan* spans;                                 // (span_count) what the norm of the gradient runs over
+    int range_count, span_count;
+    W dloss = 0;                                     // as gpt_loss() was told
     W *cosine, *sine;                                // (T, HS / 2)
     X* residual;                                     // (L + 1, B, T, C) input of every layer and of the final norm
     X* final_normed;                                 // (B, T, C)
@@ -119,7 +121,8 @@ struct GPT {
         lay_out();
         rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta);
         if (mode == Mode::inference) return;
-        to_device(device, decay, ranges().data(), size_t(decay_count));
+        to_device(device, ranges, owned_ranges().data(), size_t(range_count));
+        to_device(device, spans, norm_spans(net.tensors).data(), size_t(span_count));
         fill(device, gradients, net.tensors.size(), W{});   // the padding between tensors stays zero: norms run over it
         fill(device, m, owned_end - owned_begin, W{});
         fill(device, v, owned_end - owned_begin, W{});
@@ -135,7 +138,7 @@ struct GPT {
     }
 
 private:
-    std::vector<DecayRange> ranges() const { return decay_ranges(net.tensors, owned_begin, owned_end, 1 << 14); }
+    std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, owned_begin, owned_end, 1 << 14); }
 
     void lay_out() {
         const size_t n = net.tensors.size(), owned = owned_end - owned_begin;
@@ -191,8 +194,9 @@ private:
         s.qk_pre = Attention::reads_qk_pre ? take(BT * heads * c.HS) : nullptr;
         numbers = scratch_memory.template take<StepNumbers>(1);
         if (mode == Mode::inference) return;
-        decay_count = int(ranges().size());
-        decay = scratch_memory.template take<DecayRange>(decay_count);
+        range_count = int(owned_ranges().size()), span_count = int(norm_spans(net.tensors).size());
+        ranges = scratch_memory.template take<UpdateRange>(range_count);
+        spans = scratch_memory.template take<NormSpan>(span_count);
         s.dresidual = take(BT * c.C), s.dnormed = take(BT * c.C);
         const size_t shared = scratch_memory.used();
         s.dactivated = take(BT * c.F), s.dgate_up = take(BT * 2 * c.F);
@@ -271,12 +275,13 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch) {
 
 /// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(). The head works on chunks of rows, so
 /// that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it also leaves d final_normed in
-/// scratch.dnormed and the head's weight gradient.
+/// scratch.dnormed and the head's weight gradient, and gpt_backward() works with the same dloss.
 template <class Device, class X, class A>
 void gpt_loss(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write write, Wide<X> dloss = 0) {
     const Config& c = gpt.net.config;
     const X* head = gpt.weights + gpt.net.head.offset;
     const int BT = batch.B * batch.T;
+    if (dloss != 0) gpt.dloss = dloss;
     for (int row = 0; row < BT; row += gpt.logit_rows()) {
         const int rows = std::min(gpt.logit_rows(), BT - row);
         const X* normed = gpt.final_normed + size_t(row) * c.C;
@@ -332,7 +337,7 @@ void attention_half_backward(Device device, GPT<Device, X, A>& gpt, int l, int B
 
     if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>{});
     if (A::reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
-    ExtraGradients<X> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr, g};
+    ExtraGradients<X> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr, g, gpt.dloss};
     attention_extras_backward(device, layer.attention, in, w, a.attention, extras);
 
     qk_norm_rope_backward(device, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, s.dqk_pre, a.qkv, a.qk_rstd,
@@ -389,11 +394,17 @@ void gpt_backward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Wri
     ready(gpt.net.layer_begin(c.L), gpt.net.tensors.size());
 }
 
+/// The norm of the gradient, as its square in gpt.numbers, once the sums over micro-steps and ranks are there.
+template <class Device, class X, class A>
+void gpt_norm(Device device, GPT<Device, X, A>& gpt) {
+    sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size(), gpt.spans, gpt.span_count);
+}
+
 /// One AdamW step over the list, or over this rank's shard of it; `step` counts from 1. Needs gpt.numbers, and does nothing when
 /// the loss or the norm in it is not finite.
 template <class Device, class X, class A>
 void gpt_update(Device device, GPT<Device, X, A>& gpt, const AdamW& options, int64_t step) {
-    adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.owned_begin, gpt.decay, gpt.decay_count,
+    adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.owned_begin, gpt.ranges, gpt.range_count,
                  gpt.numbers, options, step);
 }
 

@@ -76,7 +76,7 @@ struct Trial {
 
     /// AdamW from the gradients, after loss_and_gradients().
     void update(const AdamW& adamw, int64_t step) {
-        sum_of_squares(CPU{}, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+        gpt_norm(CPU{}, gpt);
         gpt_update(CPU{}, gpt, adamw, step);
     }
 
@@ -109,6 +109,7 @@ std::string model_gradient_difference(Trial<double, A>& trial) {
     std::mt19937 generator(7);
     std::string wrong;
     for (const Tensor& t : trial.gpt.net.tensors) {
+        if (!t.has_gradient()) continue;
         std::vector<std::vector<double>> directions(1, random_numbers<double>(t.slot.size, 23));
         for (int k = 0; k < 3; k++) {
             directions.emplace_back(t.slot.size);

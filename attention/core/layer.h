@@ -26,6 +26,8 @@ struct ExtraGradients {
     Wide<X>* dk_pre;     // (B, T, NKV, HS), the same
     X* dx;               // (B, T, C); null unless the policy says reads_x
     Wide<X>* dweights;   // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
+    Wide<X> dloss = 1;   // the weight of one token in the step's loss, 1 / tokens: what statistics and losses of the policy's own
+                         // multiply their sums over this micro-batch with
 };
 
 /// Memory for extras of `policy`; `copies` is 1, or B for the partial sums of the head numbers' gradients.

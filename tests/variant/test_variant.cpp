@@ -74,6 +74,7 @@ void check_gradients(const LayerSizes& sizes) {
     layer.backward(dout);
     auto loss = [&] { return layer.loss(dout); };
     for (const Tensor& tensor : layer.tensors) {
+        if (!tensor.has_gradient()) continue;
         INFO(tensor.name);
         const auto part = [&](const std::vector<double>& flat) {
             return std::vector<double>(flat.begin() + tensor.slot.offset, flat.begin() + tensor.slot.offset + tensor.slot.size);
