@@ -23,8 +23,11 @@ inline double learning_rate(double peak, double min_frac, int64_t warmup, int64_
 
 /// What a step adds up in the device's memory. The update reads it there; the host reads it once per step, afterwards.
 struct StepNumbers {
-    double loss;      // sum over the tokens, in nats
-    double squares;   // of the gradient of all tensors that AdamW trains
+    double loss;            // sum over the tokens, in nats
+    double squares;         // of the gradient of all tensors that AdamW trains
+    double auxiliary = 0;   // sum over the tokens of the attention policy's own loss, 0 where it has none
+
+    constexpr bool finite() const { return std::isfinite(loss) && std::isfinite(squares) && std::isfinite(auxiliary); }
 };
 
 /// *total = or += the sum of losses (n).
@@ -96,11 +99,11 @@ std::vector<UpdateRange> update_ranges(const TensorList& list, size_t begin, siz
 ///     g = clip g;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
 ///     w = w (1 - lr decay) - lr m' / (sqrt(v') + eps),   m' = m / (1 - beta1^step),  v' = v / (1 - beta2^step)
 /// Statistics: w = w - rate g, and their moments stay zero.
-/// A loss or norm in `numbers` that is not finite leaves everything as it is.
+/// A number in `numbers` that is not finite leaves everything as it is.
 template <class X>
 void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, size_t owned_from,
                   const UpdateRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
-    if (!std::isfinite(numbers->loss) || !std::isfinite(numbers->squares)) return;
+    if (!numbers->finite()) return;
     const X b1 = X(o.beta1), b2 = X(o.beta2), rest1 = X(1 - o.beta1), rest2 = X(1 - o.beta2), eps = X(o.eps);
     const X factor = X(clip_factor(std::sqrt(numbers->squares), o.grad_clip));
     const X step_size = X(o.lr / (1 - std::pow(o.beta1, double(step))));
@@ -315,7 +318,7 @@ template <class X>
 __global__ void __launch_bounds__(adamw::THREADS)
     adamw_update_kernel(X* weights, float* master, float* m, float* v, const float* gradients, size_t owned_from,
                         const UpdateRange* ranges, const StepNumbers* numbers, adamw::Factors f) {
-    if (!std::isfinite(numbers->loss) || !std::isfinite(numbers->squares)) return;
+    if (!numbers->finite()) return;
     auto& shared = dynamic_shared<adamw::Shared>();
     if (threadIdx.x == 0) shared.clip = float(clip_factor(sqrt(numbers->squares), f.grad_clip));
     __syncthreads();

@@ -87,6 +87,7 @@ struct GPT {
     int range_count, span_count;
     W dloss = 0;                                     // as gpt_loss() was told
     W *cosine, *sine;                                // (T, HS / 2)
+    W* auxiliary;                                    // (L, B, NH) parts of the policy's own loss; null where it has none
     X* residual;                                     // (L + 1, B, T, C) input of every layer and of the final norm
     X* final_normed;                                 // (B, T, C)
     W* final_rstd;                                   // (B, T)
@@ -120,6 +121,8 @@ struct GPT {
             arena->allocate();
         lay_out();
         rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta);
+        const StepNumbers none{};
+        to_device(device, numbers, &none, 1);
         if (mode == Mode::inference) return;
         to_device(device, ranges, owned_ranges().data(), size_t(range_count));
         to_device(device, spans, norm_spans(net.tensors).data(), size_t(span_count));
@@ -160,6 +163,7 @@ private:
         auto take = [this](size_t count) { return activation_memory.template take<X>(count); };
         auto take_wide = [this](size_t count) { return activation_memory.template take<W>(count); };
         cosine = take_wide(size_t(T) * c.HS / 2), sine = take_wide(size_t(T) * c.HS / 2);
+        auxiliary = Attention::has_auxiliary_loss ? take_wide(size_t(c.L) * B * c.NH) : nullptr;
         residual = take((c.L + 1) * BT * c.C);
         final_normed = take(BT * c.C), final_rstd = take_wide(BT);
         layers.resize(mode == Mode::training && recompute != Recompute::layers ? c.L : 1);
@@ -237,6 +241,7 @@ void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T) {
     linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, gpt.qk_shape(layer, B, T), c.norm_eps);
+    if (A::has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
     attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention);
     linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), BT,
                    Q, c.C);
@@ -273,7 +278,7 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch) {
     }
 }
 
-/// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(). The head works on chunks of rows, so
+/// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(), and the policy's own loss likewise. The head works on chunks of rows, so
 /// that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it also leaves d final_normed in
 /// scratch.dnormed and the head's weight gradient, and gpt_backward() works with the same dloss.
 template <class Device, class X, class A>
@@ -294,6 +299,7 @@ void gpt_loss(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write w
                                normed, rows, c.C, c.V, row ? Write::add : write);
     }
     sum_of_losses(device, &gpt.numbers->loss, gpt.scratch.losses, BT, write);
+    if (A::has_auxiliary_loss) sum_of_losses(device, &gpt.numbers->auxiliary, gpt.auxiliary, c.L * batch.B * c.NH, write);
 }
 
 /// The feed-forward half of layer l: scratch.dresidual goes from the gradient of the layer's output to that of `middle`.

@@ -141,3 +141,44 @@ TEST_CASE("statistics and frozen tensors: two shards make the whole update, bit 
         CHECK(bit_difference(low.all(low.gpt.weights), whole.all(whole.gpt.weights)) == "");
     }
 }
+
+TEST_CASE("auxiliary loss: a part of the objective, of no validation loss; micro-steps add up", "[roles]") {
+    Double whole(watched(), 2, 13, 2, 13), micro(watched(), 2, 13, 2, 13);
+    whole.loss_and_gradients();
+    const StepNumbers once = whole.gpt.numbers[0];
+    CHECK(once.auxiliary > 0.1);
+    double expected = 0;
+    for (int l : {0, 1}) {
+        const double* x = whole.gpt.layers[size_t(l)].normed1;
+        const Slot scale = whole.gpt.net.layers[size_t(l)].attention.scale;
+        for (int t = 0; t < 26; t++)
+            for (int h = 0; h < 4; h++) expected += Watcher::LAMBDA / 2 * std::pow(whole.gpt.weights[scale.offset + h] * x[t * 12 + h], 2);
+    }
+    CHECK(std::abs(once.auxiliary - expected) < 1e-12 * expected);
+
+    for (int b : {0, 1}) {
+        const Batch batch = micro.feed.put(CPU{}, &micro.tokens[13 * b], &micro.targets[13 * b], 1, 13);
+        gpt_forward(CPU{}, micro.gpt, batch);
+        gpt_loss(CPU{}, micro.gpt, batch, b ? Write::add : Write::overwrite, 1.0 / 26);
+        gpt_backward(CPU{}, micro.gpt, batch, b ? Write::add : Write::overwrite);
+    }
+    CHECK(std::abs(micro.gpt.numbers->loss - once.loss) < 1e-12 * once.loss);
+    CHECK(std::abs(micro.gpt.numbers->auxiliary - once.auxiliary) < 1e-12 * once.auxiliary);
+    for (const Tensor& t : whole.gpt.net.tensors) {
+        INFO(t.name);
+        CHECK(difference(micro.of(micro.gpt.gradients, t), whole.of(whole.gpt.gradients, t), Tolerance{1e-12, 1e-15}) == "");
+    }
+}
+
+TEST_CASE("auxiliary loss: recomputing changes no bit; one that is not finite leaves everything as it is", "[roles]") {
+    const Threads one(1);
+    Float keeping(watched(), 2, 13, 2, 13), layers(watched(), 2, 13, 2, 13, Recompute::layers);
+    CHECK(keeping.loss_and_gradients() == layers.loss_and_gradients());
+    CHECK(keeping.gpt.numbers->auxiliary == layers.gpt.numbers->auxiliary);
+    for (const Tensor& t : keeping.gpt.net.tensors)
+        CHECK(bit_difference(layers.of(layers.gpt.gradients, t), keeping.of(keeping.gpt.gradients, t)) == "");
+    const std::vector<float> before = keeping.all(keeping.gpt.weights);
+    keeping.gpt.numbers->auxiliary = NAN;
+    keeping.update({}, 1);
+    CHECK(bit_difference(keeping.all(keeping.gpt.weights), before) == "");
+}

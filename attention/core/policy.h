@@ -129,6 +129,10 @@ struct Policy {
     static constexpr bool reads_qk_pre = false;
     static constexpr bool reads_x = false;
 
+    /// Whether the policy adds a loss of its own to the objective (a balance loss, a gate's distillation). It then reports its value on
+    /// the way forward, in Extras::auxiliary, and adds its gradients, times ExtraGradients::dloss, in preprocess_backward().
+    static constexpr bool has_auxiliary_loss = false;
+
     /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
     /// See LayerInputs, Extras and their gradients in layer.h.
     template <class Device, class Inputs, class X, class Extras>

@@ -38,7 +38,8 @@ struct GpuTrial {
         gpt_forward(device, gpt, batch);
         gpt_loss(device, gpt, batch, write, 1.0f / float(B * T));
         gpt_backward(device, gpt, batch, write);
-        return read_numbers(device, gpt).loss / (B * T);
+        const StepNumbers numbers = read_numbers(device, gpt);
+        return (numbers.loss + numbers.auxiliary) / (B * T);
     }
     double loss_and_gradients(const Trial<double, A>& of) { return loss_and_gradients(of, 0, B, Write::overwrite); }
 

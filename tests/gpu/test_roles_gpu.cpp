@@ -29,7 +29,11 @@ TEST_CASE("GPU roles: statistics follow and frozen tensors stay as on the CPU", 
         AdamW adamw;
         adamw.grad_clip = 1e-2;
         for (int step = 1; step <= 3; step++) {
-            exact.loss_and_gradients(), single.loss_and_gradients(exact), half.loss_and_gradients(exact);
+            const double loss = exact.loss_and_gradients(), auxiliary = exact.gpt.numbers->auxiliary;
+            CHECK(std::abs(single.loss_and_gradients(exact) - loss) <= 1e-4 * loss);
+            CHECK(std::abs(half.loss_and_gradients(exact) - loss) <= 2e-2 * loss);
+            CHECK(std::abs(read_numbers(single.device, single.gpt).auxiliary - auxiliary) <= 1e-4 * auxiliary);
+            CHECK(gradient_difference(single.gradients(), exact, Tolerance{2e-4, 1e-6}) == "");
             exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
             const double norm = std::sqrt(exact.gpt.numbers->squares);
             CHECK(std::abs(std::sqrt(read_numbers(single.device, single.gpt).squares) - norm) <= 1e-3 * norm);

@@ -110,7 +110,7 @@ std::vector<X> all_results(AttentionCase<X, Attention>& layer) {
     layer.forward();
     layer.backward(normal_numbers<X>(layer.out.size(), 7));
     std::vector<X> all = layer.result();
-    for (auto* part : {&layer.lse, &layer.dweights, &layer.dx, &layer.dqkv})
+    for (auto* part : {&layer.lse, &layer.auxiliary, &layer.dweights, &layer.dx, &layer.dqkv})
         all.insert(all.end(), part->begin(), part->end());
     return all;
 }
