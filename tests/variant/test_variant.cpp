@@ -74,6 +74,7 @@ void check_gradients(const LayerSizes& sizes) {
     layer.backward(dout);
     auto loss = [&] { return layer.loss(dout); };
     for (const Tensor& tensor : layer.tensors) {
+        if (!tensor.has_gradient()) continue;
         INFO(tensor.name);
         const auto part = [&](const std::vector<double>& flat) {
             return std::vector<double>(flat.begin() + tensor.slot.offset, flat.begin() + tensor.slot.offset + tensor.slot.size);
@@ -109,7 +110,7 @@ std::vector<X> all_results(AttentionCase<X, Attention>& layer) {
     layer.forward();
     layer.backward(normal_numbers<X>(layer.out.size(), 7));
     std::vector<X> all = layer.result();
-    for (auto* part : {&layer.lse, &layer.dweights, &layer.dx, &layer.dqkv})
+    for (auto* part : {&layer.lse, &layer.auxiliary, &layer.dweights, &layer.dx, &layer.dqkv})
         all.insert(all.end(), part->begin(), part->end());
     return all;
 }
