@@ -29,15 +29,18 @@ struct ProductShape {
 /// out = or += scale a b.
 template <class X>
 void small_products(CPU, const Product<X>& out, const Factor<X>& a, const Factor<X>& b, const ProductShape& s, X scale, Write write) {
+    // A matrix of one row may have any distance between rows; CBLAS wants one that would fit.
     const auto transposed = [](const Factor<X>& f) { return f.column == 1 ? Transpose::no : Transpose::yes; };
+    const auto distance = [](const Factor<X>& f, int rows, int columns) {
+        return f.column == 1 ? std::max(f.row, size_t(columns)) : std::max(f.column, size_t(rows));
+    };
 #pragma omp parallel for collapse(2)
     for (int n = 0; n < s.B; n++)
         for (int h = 0; h < s.H; h++)
             for (int k = 0; k < s.summands; k++)
                 gemm(transposed(a), transposed(b), s.M, s.N, s.K, scale, a.data + n * a.sequence + h * a.head + k * a.summand,
-                     a.column == 1 ? a.row : a.column, b.data + n * b.sequence + h * b.head + k * b.summand,
-                     b.column == 1 ? b.row : b.column, X(k > 0 || write == Write::add), out.data + n * out.sequence + h * out.head,
-                     s.N);
+                     distance(a, s.M, s.K), b.data + n * b.sequence + h * b.head + k * b.summand, distance(b, s.K, s.N),
+                     X(k > 0 || write == Write::add), out.data + n * out.sequence + h * out.head, s.N);
 }
 
 #ifdef WITH_GPU
