@@ -31,7 +31,7 @@ struct adaptive_sparse : BlockSparse {
         set_block("--adaptive-sparse-block", value("block"));
         query = value("query") == 1 ? GateQuery::previous : GateQuery::first;
         mask = BlockMask(int(value("mask")));
-        choice.top = int(value("top_k")), choice.threshold = float(value("threshold")), choice.leading = int(value("sink"));
+        choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
         choice.dense_heads = dense_heads(int(value("dense_heads")));
         head_threshold = float(value("head_threshold")), straight_through = value("ste") != 0;
         distil_mode = Distil(int(value("distil")));
@@ -44,8 +44,8 @@ struct adaptive_sparse : BlockSparse {
             {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, true, "gate query: 0 first token, 1 mean of the block before"},
             {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, true, "0 modulate all blocks, 1 choose, 2 choose and modulate"},
             {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits"},
-            {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", -1, -1, 1, false,
-             "visit the blocks with more than this share instead; below 0: off"},
+            {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", 0, 0, 1, false,
+             "above 0: visit the blocks with more than this share instead"},
             {"--adaptive-sparse-sink", "adaptive_sparse_sink", 0, 0, 1, true, "1: always visit the first block"},
             {"--adaptive-sparse-dense-heads", "adaptive_sparse_dense_heads", -1, -1, 1e6, true,
              "heads without a gate, in whole key/value groups; -1: four, at most half"},

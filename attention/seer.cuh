@@ -27,7 +27,7 @@ struct seer : BlockSparse {
         set_block("--seer-block", value("block"));
         query = GateQuery(int(value("query")));
         mask = BlockMask::hard;
-        choice.top = int(value("top_k")), choice.threshold = float(value("threshold")), choice.leading = int(value("sink"));
+        choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
         distil_mode = Distil(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
         if (query == GateQuery::own && distil_mode != Distil::alone)
@@ -41,7 +41,7 @@ struct seer : BlockSparse {
             {"--seer-query", "seer_query", 0, 0, 2, true,
              "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (distil 2 only)"},
             {"--seer-top-k", "seer_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits"},
-            {"--seer-threshold", "seer_threshold", -1, -1, 1, false, "visit the blocks with more than this share instead; below 0: off"},
+            {"--seer-threshold", "seer_threshold", 0, 0, 1, false, "above 0: visit the blocks with more than this share instead"},
             {"--seer-sink", "seer_sink", 0, 0, 1, true, "1: always visit the first block"},
             {"--seer-distil", "seer_distil", 1, 0, 2, true,
              "the gate learns from the dense map: 0 no, 1 beside the model, 2 alone and with dense attention"},

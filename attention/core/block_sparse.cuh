@@ -223,6 +223,7 @@ protected:
             fail(Exit::usage, option, " is ", block, "; it must be a multiple of ", TILE, " from ", TILE, " to ", LARGEST_BLOCK);
     }
     static constexpr int LARGEST_BLOCK = 4096;
+    static float threshold(double setting) { return setting > 0 ? float(setting) : -1; }   // 0: off
 
     int dense() const { return choice.dense_heads; }
     bool distils() const { return distil_mode != Distil::nobody; }
