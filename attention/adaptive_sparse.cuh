@@ -5,8 +5,8 @@
 // What the source leaves open, and how it is read here:
 // - The query of a block is q of its first token (or the mean over the block before, adaptive_sparse_query 1): the mean over the
 //   block itself, as printed, lets a row's mask depend on tokens behind it.
-// - The own block holds keys behind some of its rows, so that it has no score: it is always visited with nothing added, and takes no
-//   part in the choice.
+// - The own block holds keys behind some of its rows, so that it has no score: it is always visited with nothing added, and takes
+//   no part in the choice.
 // - The choice is of the top_k greatest scores, or with a threshold of all whose share in the softmax over the candidates is above
 //   it. It has no gradient; the gate learns through the modulator of what was chosen (mask 2, as in a mixture of experts; mask 0
 //   visits every block), through distillation from the dense map (core/distil.cuh), or both.
@@ -15,9 +15,9 @@
 // - Heads are switched off per token (over a sequence would need tokens to come), from q and k before RoPE.
 // - The dense heads are the first ones; they have no gate of either kind. By default four, but at most half of the heads, and whole
 //   groups of heads that share keys. A head whose output is 0 is still computed: the tile of 64 rows would have to be off.
-// - Distillation reads the first quarter of the rows too unless distil_skip (published: 0.25) says otherwise. With distil 2 attention
-//   is dense, has no head gate, and only w_gq and w_gk are trained: the published recipe, for a model that was trained or imported;
-//   give such a model head_threshold -1, or its heads start out halved.
+// - Distillation reads the first quarter of the rows too unless distil_skip (published: 0.25) says otherwise. With distil 2
+//   attention is dense, has no head gate, and only w_gq and w_gk are trained: the published recipe, for a model that was trained or
+//   imported; give an imported one head_threshold -1, or its heads start out halved when the mask is switched on.
 // - Every linear layer may be divided by its spectral norm (--sigma-reparam, model/).
 #pragma once
 #include "attention/core/block_sparse.cuh"
@@ -40,9 +40,10 @@ struct adaptive_sparse : BlockSparse {
 
     static std::vector<Setting> settings() {
         return {
-            {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block: 64 or a multiple"},
-            {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, true, "gate query: 0 first token, 1 mean of the block before"},
-            {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, true, "0 modulate all blocks, 1 choose, 2 choose and modulate"},
+            {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block, 64 or more"},
+            {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, true,
+             "gate query: 0 first token, 1 mean of the block before"},
+            {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, true, "0 modulate all blocks, 1 choose, 2 both"},
             {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits"},
             {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", 0, 0, 1, false,
              "above 0: visit the blocks with more than this share instead"},
@@ -51,11 +52,12 @@ struct adaptive_sparse : BlockSparse {
              "heads without a gate, in whole key/value groups; -1: four, at most half"},
             {"--adaptive-sparse-head-threshold", "adaptive_sparse_head_threshold", 0.3, -1, 1, false,
              "heads below are off for the token; below 0: no head gate"},
-            {"--adaptive-sparse-ste", "adaptive_sparse_ste", 0, 0, 1, true, "1: heads that are off get a gradient (straight-through)"},
+            {"--adaptive-sparse-ste", "adaptive_sparse_ste", 0, 0, 1, true, "1: straight-through gradients for heads that are off"},
             {"--adaptive-sparse-distil", "adaptive_sparse_distil", 0, 0, 2, true,
              "the gate learns from the dense map: 0 no, 1 too, 2 alone and with dense attention"},
             {"--adaptive-sparse-distil-weight", "adaptive_sparse_distil_weight", 1, 0, 1e6, false, "weight of that loss"},
-            {"--adaptive-sparse-distil-skip", "adaptive_sparse_distil_skip", 0, 0, 1, false, "share of first rows that loss leaves out"},
+            {"--adaptive-sparse-distil-skip", "adaptive_sparse_distil_skip", 0, 0, 1, false,
+             "share of the first rows that it leaves out"},
         };
     }
 

@@ -1,16 +1,16 @@
-// SeerAttention (Gao et al. 2024, arXiv 2410.13276; code microsoft/SeerAttention): a gate learns from the model's own dense attention
-// which blocks of keys matter, and attention then visits only those.
+// SeerAttention (Gao et al. 2024, arXiv 2410.13276; code microsoft/SeerAttention): a gate learns from the model's own dense
+// attention which blocks of keys matter, and attention then visits only those.
 //     z_ij = a_ij   j <= i, block c(j) chosen by row r(i) or its own          the choice: core/block_gate.cuh, core/select.cuh
 //     L = mean_r KL(pooled dense map of row r || softmax of the scores)       the gate's only gradient: core/distil.cuh
 // The choice is a mask: the language model's loss has no gradient by the gate.
-// The source trains the gate alone, after the model: --seer-distil 2, in which attention is dense and everything but w_gq and w_gk is
-// frozen; then the checkpoint runs sparse with seer_distil 0. From scratch (the default, 1) both are trained at once: attention is
-// sparse, in training as in evaluation and generation, and one dense forward pass beside it teaches the gate. Its cost is that of
-// dense attention's forward pass; where the gate is good enough, continue with 0.
+// The source trains the gate alone, after the model: --seer-distil 2, in which attention is dense and everything but w_gq and w_gk
+// is frozen; then the checkpoint runs sparse with seer_distil 0. From scratch (the default, 1) both are trained at once: attention
+// is sparse, in training as in evaluation and generation, and one dense forward pass beside it teaches the gate. It costs what
+// dense attention's forward pass does; where the gate is good enough, continue with 0.
 // What the source leaves open, or this engine needs otherwise:
-// - The published gate query is the mean over the block itself (query 2). A row's mask would then depend on tokens behind it, so that
-//   it is permitted only while attention is dense (distil 2). By default the first token of the block stands for it; 1 is the mean
-//   of the block before.
+// - The published gate query is the mean over the block itself (query 2). A row's mask would then depend on tokens behind it, so
+//   that it is permitted only while attention is dense (distil 2). By default the first token of the block stands for it; 1 is the
+//   mean of the block before.
 // - A block's own keys have no score and are always visited; teacher and student are over past blocks only.
 // - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
 // - The published loss leaves out the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about
@@ -31,8 +31,8 @@ struct seer : BlockSparse {
         distil_mode = Distil(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
         if (query == GateQuery::own && distil_mode != Distil::alone)
-            fail(Exit::usage, "--seer-query 2 (the mean over the block itself) makes a row's mask depend on later tokens; it is permitted "
-                 "only with --seer-distil 2, where attention is dense; --seer-query takes 0 or 1 otherwise");
+            fail(Exit::usage, "--seer-query 2 (the mean over the block itself) makes a row's mask depend on later tokens; it is "
+                 "permitted only with --seer-distil 2, where attention is dense; --seer-query takes 0 or 1 otherwise");
     }
 
     static std::vector<Setting> settings() {

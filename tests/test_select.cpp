@@ -4,7 +4,7 @@
 #include "tests/catch.h"
 #include "tests/select_case.h"
 
-TEST_CASE("chosen tiles are those of the definition: greatest scores, ties, forced tiles, dense heads, shared scores", "[attention]") {
+TEST_CASE("chosen tiles are those of the definition: ties, forced tiles, dense heads, shared scores", "[attention]") {
     for (const SelectCase& c : select_cases()) {
         INFO(c.text());
         const TileLists lists = c.choose();

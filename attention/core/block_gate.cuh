@@ -1,7 +1,7 @@
 // The block gate (SeerAttention, Gao et al. 2024; the Adaptive Sparse Transformer Block): one score for each query head, block r of
 // queries and block c of keys, from what q and k are before RoPE.
-//     Kp_c = [max; min; mean] of k over block c             kg_c = RoPE(Wk Kp_c, position of c's first token)      Wk (NKV, HS, 3 HS)
-//     Qp_r = q of r's first token, or a mean (GateQuery)    qg_r = RoPE(Wq Qp_r, position of r's first token)      Wq (NH, HS, HS)
+//     Kp_c = [max; min; mean] of k over block c             kg_c = RoPE(Wk Kp_c, position of c's first token)    Wk (NKV, HS, 3 HS)
+//     Qp_r = q of r's first token, or a mean (GateQuery)    qg_r = RoPE(Wq Qp_r, position of r's first token)    Wq (NH, HS, HS)
 //     score_rc = HS^-1/2 qg_r.kg_c
 // Scores are for c < r only: block r itself holds keys that its first rows must not know of. Everything is computed in Wide<X>; of
 // equal keys the first is the greatest, and the smallest.
@@ -133,7 +133,8 @@ void pool(CPU, const GateMemory<X>& memory, const LayerInputs<X>& in, const Gate
 
 /// dq_pre and dk_pre overwritten.
 template <class X>
-void pool_backward(CPU, X* dq_pre, X* dk_pre, size_t row, const GateGradients<X>& g, const GateMemory<X>& memory, const GateShape& s) {
+void pool_backward(CPU, X* dq_pre, X* dk_pre, size_t row, const GateGradients<X>& g, const GateMemory<X>& memory,
+                   const GateShape& s) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int t = 0; t < s.T; t++) {
@@ -146,23 +147,23 @@ void pool_backward(CPU, X* dq_pre, X* dk_pre, size_t row, const GateGradients<X>
 #ifdef WITH_GPU
 
 /// Thread (pair d of row n): as on the CPU.
-inline __global__ void rotate_blocks_kernel(float* rows, size_t count, const GateShape s, const float* cosine, const float* sine,
-                                            float direction) {
+template <class W>
+__global__ void rotate_blocks_kernel(W* rows, size_t count, const GateShape s, const W* cosine, const W* sine, W direction) {
     const int half = s.HS / 2;
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, n = i / half;
     if (n >= count) return;
     const int d = int(i % half);
     const size_t angle = n % s.blocks() * s.block * half + d;
-    float* first = rows + n * s.HS + d;
-    float* second = first + half;
-    const float x1 = *first, x2 = *second, c = cosine[angle], sn = direction * sine[angle];
+    W *first = rows + n * s.HS + d, *second = first + half;
+    const W x1 = *first, x2 = *second, c = cosine[angle], sn = direction * sine[angle];
     *first = x1 * c - x2 * sn;
     *second = x2 * c + x1 * sn;
 }
 inline void rotate_blocks(GPU device, float* rows, size_t heads, const GateShape& s, const float* cosine, const float* sine,
                           float direction) {
     const size_t count = heads * s.blocks();
-    launch(device, rotate_blocks_kernel, Grid(blocks_for(count * (s.HS / 2), 256)), 256, 0, rows, count, s, cosine, sine, direction);
+    const Grid grid(blocks_for(count * (s.HS / 2), 256));
+    launch(device, rotate_blocks_kernel<float>, grid, 256, 0, rows, count, s, cosine, sine, direction);
 }
 
 /// Block (n, head, b): block n of query head `head`, or of key head head - NH; one thread per number.
@@ -180,8 +181,9 @@ void pool(GPU device, const GateMemory<float>& memory, const LayerInputs<X>& in,
 }
 
 /// Block (t, b), one thread per number.
-inline __global__ void pool_backward_kernel(float* dq_pre, float* dk_pre, size_t row, const GateGradients<float> g,
-                                            const GateMemory<float> memory, const GateShape s) {
+template <class W>
+__global__ void pool_backward_kernel(W* dq_pre, W* dk_pre, size_t row, const GateGradients<W> g, const GateMemory<W> memory,
+                                     const GateShape s) {
     const int t = blockIdx.x, b = blockIdx.y;
     const size_t token = (size_t(b) * s.T + t) * row;
     for (int n = threadIdx.x; n < s.NH * s.HS; n += blockDim.x) dq_pre[token + n] = dquery(g, s, b, t, n / s.HS, n % s.HS);
@@ -189,59 +191,75 @@ inline __global__ void pool_backward_kernel(float* dq_pre, float* dk_pre, size_t
 }
 inline void pool_backward(GPU device, float* dq_pre, float* dk_pre, size_t row, const GateGradients<float>& g,
                           const GateMemory<float>& memory, const GateShape& s) {
-    launch(device, pool_backward_kernel, Grid(s.T, s.B), 256, 0, dq_pre, dk_pre, row, g, memory, s);
+    launch(device, pool_backward_kernel<float>, Grid(s.T, s.B), 256, 0, dq_pre, dk_pre, row, g, memory, s);
 }
 
 #endif
+
+/// An array (B, heads, N, width) as factors; `together` heads, one behind the other, make one matrix of together * N rows.
+template <class W>
+Factor<W> block_rows(const W* data, int heads, int N, int width, int together = 1) {
+    const size_t head = size_t(N) * width;
+    return {data, heads * head, together * head, 0, size_t(width), 1};
+}
+template <class W>
+SmallProduct<W> block_product(W* data, int heads, int N, int width, int together = 1) {
+    const size_t head = size_t(N) * width;
+    return {data, heads * head, together * head};
+}
+/// The same array with its sequences as summands, for the gradients of what all sequences share.
+template <class W>
+Factor<W> summed_rows(const W* data, int heads, int N, int width) {
+    const size_t head = size_t(N) * width;
+    return {data, 0, head, heads * head, size_t(width), 1};
+}
+/// Weights (heads, out, in).
+template <class X>
+Factor<X> head_weights(const X* data, int out, int in) {
+    return {data, 0, size_t(out) * in, 0, size_t(in), 1};
+}
 
 /// memory.scores and all in front of them. `wq` (NH, HS, HS), `wk` (NKV, HS, 3 HS).
 template <class Device, class X>
 void gate_scores(Device device, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in, const X* wq, const X* wk,
                  const GateShape& s) {
     using W = Wide<X>;
-    const size_t HS = s.HS, N = s.blocks(), width = 3 * HS, group = s.NH / s.NKV;
+    const int HS = s.HS, N = s.blocks(), group = s.NH / s.NKV;
     pool(device, memory, in, s);
-    small_products(device, Product<W>{memory.queries, s.NH * N * HS, N * HS},
-                   Factor<W>{memory.query_inputs, s.NH * N * HS, N * HS, 0, HS, 1}, Factor<X>{wq, 0, HS * HS, 0, 1, HS},
-                   {s.B, s.NH, int(N), s.HS, s.HS}, W(1), Write::overwrite);
-    small_products(device, Product<W>{memory.keys, s.NKV * N * HS, N * HS},
-                   Factor<W>{memory.key_inputs, s.NKV * N * width, N * width, 0, width, 1}, Factor<X>{wk, 0, HS * width, 0, 1, width},
-                   {s.B, s.NKV, int(N), s.HS, int(width)}, W(1), Write::overwrite);
+    small_products(device, block_product(memory.queries, s.NH, N, HS), block_rows(memory.query_inputs, s.NH, N, HS),
+                   head_weights(wq, HS, HS).transposed(), {s.B, s.NH, N, HS, HS}, W(1), Write::overwrite);
+    small_products(device, block_product(memory.keys, s.NKV, N, HS), block_rows(memory.key_inputs, s.NKV, N, 3 * HS),
+                   head_weights(wk, HS, 3 * HS).transposed(), {s.B, s.NKV, N, HS, 3 * HS}, W(1), Write::overwrite);
     rotate_blocks(device, memory.queries, size_t(s.B) * s.NH, s, in.cosine, in.sine, W(1));
     rotate_blocks(device, memory.keys, size_t(s.B) * s.NKV, s, in.cosine, in.sine, W(1));
-    // Of all query heads that share a key head at once: their blocks lie one behind the other.
-    small_products(device, Product<W>{memory.scores, s.NH * N * N, group * N * N},
-                   Factor<W>{memory.queries, s.NH * N * HS, group * N * HS, 0, HS, 1},
-                   Factor<W>{memory.keys, s.NKV * N * HS, N * HS, 0, 1, HS}, {s.B, s.NKV, int(group * N), int(N), s.HS},
-                   W(1) / std::sqrt(W(HS)), Write::overwrite);
+    small_products(device, block_product(memory.scores, s.NH, N, N, group), block_rows(memory.queries, s.NH, N, HS, group),
+                   block_rows(memory.keys, s.NKV, N, HS).transposed(), {s.B, s.NKV, group * N, N, HS}, W(1) / std::sqrt(W(HS)),
+                   Write::overwrite);
 }
 
-/// From dscores (B, NH, N, N), zero for c >= r, to dq_pre and dk_pre (token stride `row`, overwritten) and dwq, dwk (added to).
+/// From dscores (B, NH, N, N), zero for c >= r, to dq_pre and dk_pre (token stride LayerInputs::qk_row, overwritten) and dwq, dwk
+/// (added to).
 template <class Device, class X>
 void gate_scores_backward(Device device, const GateGradients<Wide<X>>& g, Wide<X>* dq_pre, Wide<X>* dk_pre, Wide<X>* dwq,
                           Wide<X>* dwk, const Wide<X>* dscores, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in,
                           const X* wq, const X* wk, const GateShape& s) {
     using W = Wide<X>;
-    const size_t HS = s.HS, N = s.blocks(), width = 3 * HS, group = s.NH / s.NKV;
+    const int HS = s.HS, N = s.blocks(), group = s.NH / s.NKV;
     const W scale = W(1) / std::sqrt(W(HS));
-    small_products(device, Product<W>{g.queries, s.NH * N * HS, group * N * HS},
-                   Factor<W>{dscores, s.NH * N * N, group * N * N, 0, N, 1}, Factor<W>{memory.keys, s.NKV * N * HS, N * HS, 0, HS, 1},
-                   {s.B, s.NKV, int(group * N), s.HS, int(N)}, scale, Write::overwrite);
-    small_products(device, Product<W>{g.keys, s.NKV * N * HS, N * HS}, Factor<W>{dscores, s.NH * N * N, group * N * N, 0, 1, N},
-                   Factor<W>{memory.queries, s.NH * N * HS, group * N * HS, 0, HS, 1},
-                   {s.B, s.NKV, int(N), s.HS, int(group * N)}, scale, Write::overwrite);
+    const Factor<W> d = block_rows(dscores, s.NH, N, N, group);
+    small_products(device, block_product(g.queries, s.NH, N, HS, group), d, block_rows(memory.keys, s.NKV, N, HS),
+                   {s.B, s.NKV, group * N, HS, N}, scale, Write::overwrite);
+    small_products(device, block_product(g.keys, s.NKV, N, HS), d.transposed(), block_rows(memory.queries, s.NH, N, HS, group),
+                   {s.B, s.NKV, N, HS, group * N}, scale, Write::overwrite);
     rotate_blocks(device, g.queries, size_t(s.B) * s.NH, s, in.cosine, in.sine, W(-1));
     rotate_blocks(device, g.keys, size_t(s.B) * s.NKV, s, in.cosine, in.sine, W(-1));
-    // The weights' gradients are sums over the sequences: one summand each.
-    small_products(device, Product<W>{dwq, 0, HS * HS}, Factor<W>{g.queries, 0, N * HS, s.NH * N * HS, 1, HS},
-                   Factor<W>{memory.query_inputs, 0, N * HS, s.NH * N * HS, HS, 1}, {1, s.NH, s.HS, s.HS, int(N), s.B}, W(1), Write::add);
-    small_products(device, Product<W>{dwk, 0, HS * width}, Factor<W>{g.keys, 0, N * HS, s.NKV * N * HS, 1, HS},
-                   Factor<W>{memory.key_inputs, 0, N * width, s.NKV * N * width, width, 1},
-                   {1, s.NKV, s.HS, int(width), int(N), s.B}, W(1), Write::add);
-    small_products(device, Product<W>{g.query_inputs, s.NH * N * HS, N * HS}, Factor<W>{g.queries, s.NH * N * HS, N * HS, 0, HS, 1},
-                   Factor<X>{wq, 0, HS * HS, 0, HS, 1}, {s.B, s.NH, int(N), s.HS, s.HS}, W(1), Write::overwrite);
-    small_products(device, Product<W>{g.key_inputs, s.NKV * N * width, N * width},
-                   Factor<W>{g.keys, s.NKV * N * HS, N * HS, 0, HS, 1}, Factor<X>{wk, 0, HS * width, 0, width, 1},
-                   {s.B, s.NKV, int(N), int(width), s.HS}, W(1), Write::overwrite);
+    small_products(device, SmallProduct<W>{dwq, 0, size_t(HS) * HS}, summed_rows(g.queries, s.NH, N, HS).transposed(),
+                   summed_rows(memory.query_inputs, s.NH, N, HS), {1, s.NH, HS, HS, N, s.B}, W(1), Write::add);
+    small_products(device, SmallProduct<W>{dwk, 0, size_t(HS) * 3 * HS}, summed_rows(g.keys, s.NKV, N, HS).transposed(),
+                   summed_rows(memory.key_inputs, s.NKV, N, 3 * HS), {1, s.NKV, HS, 3 * HS, N, s.B}, W(1), Write::add);
+    small_products(device, block_product(g.query_inputs, s.NH, N, HS), block_rows(g.queries, s.NH, N, HS),
+                   head_weights(wq, HS, HS), {s.B, s.NH, N, HS, HS}, W(1), Write::overwrite);
+    small_products(device, block_product(g.key_inputs, s.NKV, N, 3 * HS), block_rows(g.keys, s.NKV, N, HS),
+                   head_weights(wk, HS, 3 * HS), {s.B, s.NKV, N, 3 * HS, HS}, W(1), Write::overwrite);
     pool_backward(device, dq_pre, dk_pre, in.qk_row, g, memory, s);
 }

@@ -1,5 +1,5 @@
 // Attention over chosen blocks of keys: what adaptive_sparse and seer do with the scores of the block gate. A composite:
-//     scores (block_gate.cuh)  ->  the blocks that each block of queries visits (select.cuh)  ->  lists of tiles for the kernel (E2)
+//     scores (block_gate.cuh)  ->  blocks that each block of queries visits (select.cuh)  ->  lists of tiles for the kernel (E2)
 //     log sigmoid(score) as the number of each tile that is added to the pairs' scores (E1); a gate per head and token (E3)
 // and beside it, on request, a dense call whose pooled map the gate learns from (distil.cuh).
 #pragma once
@@ -73,8 +73,8 @@ struct BlockTiles {
     }
 };
 
-/// count (B, NH, tiles) and list (B, NH, tiles, tiles) from the chosen blocks; numbers (B, NH, tiles, tiles) from the scores. Lists or
-/// numbers may be null.
+/// count (B, NH, tiles) and list (B, NH, tiles, tiles) from the chosen blocks; numbers (B, NH, tiles, tiles) from the scores.
+/// Either may be null.
 template <class X>
 void spread_blocks(CPU, int* count, int* list, X* numbers, const int* block_count, const int* blocks, const X* scores,
                    const BlockTiles& t) {
@@ -90,7 +90,7 @@ void spread_blocks(CPU, int* count, int* list, X* numbers, const int* block_coun
             }
 }
 
-/// dscores (B, NH, N, N) = the share of the tiles' numbers, where they are not null, and dloss times what distillation left, likewise.
+/// dscores (B, NH, N, N) = the share of the tiles' numbers and dloss times what distillation left; either may be null.
 template <class X>
 void gather_dscores(CPU, X* dscores, const X* dnumbers, const X* scores, const X* distilled, X dloss, const BlockTiles& t) {
     const int N = t.s.blocks();
@@ -108,8 +108,9 @@ void gather_dscores(CPU, X* dscores, const X* dnumbers, const X* scores, const X
 #ifdef WITH_GPU
 
 /// Block (query tile, h, b).
-inline __global__ void spread_blocks_kernel(int* count, int* list, float* numbers, const int* block_count, const int* blocks,
-                                            const float* scores, const BlockTiles t) {
+template <class W>
+__global__ void spread_blocks_kernel(int* count, int* list, W* numbers, const int* block_count, const int* blocks, const W* scores,
+                                     const BlockTiles t) {
     const int q = blockIdx.x, h = blockIdx.y, b = blockIdx.z, tiles = t.tiles();
     const size_t row = t.row(b, h, q), chosen = t.s.of_query(b, h, q / t.of_block());
     const int places = list ? t.count(block_count[chosen], q) : 0;
@@ -119,22 +120,25 @@ inline __global__ void spread_blocks_kernel(int* count, int* list, float* number
 }
 inline void spread_blocks(GPU device, int* count, int* list, float* numbers, const int* block_count, const int* blocks,
                           const float* scores, const BlockTiles& t) {
-    launch(device, spread_blocks_kernel, Grid(t.tiles(), t.s.NH, t.s.B), 64, 0, count, list, numbers, block_count, blocks, scores, t);
+    const Grid grid(t.tiles(), t.s.NH, t.s.B);
+    launch(device, spread_blocks_kernel<float>, grid, 64, 0, count, list, numbers, block_count, blocks, scores, t);
 }
 
 /// Block (r, h, b).
-inline __global__ void gather_dscores_kernel(float* dscores, const float* dnumbers, const float* scores, const float* distilled,
-                                             float dloss, const BlockTiles t) {
+template <class W>
+__global__ void gather_dscores_kernel(W* dscores, const W* dnumbers, const W* scores, const W* distilled, W dloss,
+                                      const BlockTiles t) {
     const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, N = t.s.blocks();
     for (int c = threadIdx.x; c < N; c += blockDim.x) {
         const size_t at = t.s.of_query(b, h, r) * N + c;
-        const float of_numbers = dnumbers ? t.dscore(dnumbers, scores, b, h, r, c) : 0;
+        const W of_numbers = dnumbers ? t.dscore(dnumbers, scores, b, h, r, c) : 0;
         dscores[at] = of_numbers + (distilled ? dloss * distilled[at] : 0);
     }
 }
-inline void gather_dscores(GPU device, float* dscores, const float* dnumbers, const float* scores, const float* distilled, float dloss,
-                           const BlockTiles& t) {
-    launch(device, gather_dscores_kernel, Grid(t.s.blocks(), t.s.NH, t.s.B), 64, 0, dscores, dnumbers, scores, distilled, dloss, t);
+inline void gather_dscores(GPU device, float* dscores, const float* dnumbers, const float* scores, const float* distilled,
+                           float dloss, const BlockTiles& t) {
+    const Grid grid(t.s.blocks(), t.s.NH, t.s.B);
+    launch(device, gather_dscores_kernel<float>, grid, 64, 0, dscores, dnumbers, scores, distilled, dloss, t);
 }
 
 #endif
@@ -161,7 +165,9 @@ struct BlockSparse : Policy {
     /// Whether the backward pass is the derivative of the forward pass; straight-through gradients are not.
     bool has_exact_gradients() const { return !(gated() && straight_through); }
 
-    bool trains(const std::string& tensor) const { return distil_mode != Distil::alone || tensor.find(".w_g") != std::string::npos; }
+    bool trains(const std::string& tensor) const {
+        return distil_mode != Distil::alone || tensor.find(".w_g") != std::string::npos;
+    }
 
     template <class X>
     size_t kept_bytes(const LayerShape& shape) const {
@@ -169,7 +175,8 @@ struct BlockSparse : Policy {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& shape) const {
-        return std::max(ForwardScratch<X>(*this, nullptr, shape).bytes, BackwardScratch<Wide<X>>(device, *this, nullptr, shape).bytes);
+        return std::max(ForwardScratch<X>(*this, nullptr, shape).bytes,
+                        BackwardScratch<Wide<X>>(device, *this, nullptr, shape).bytes);
     }
 
     template <class Device, class X>
@@ -186,7 +193,8 @@ struct BlockSparse : Policy {
         if (gated()) head_gate_forward(device, state.extras.gate, in, weights, head_gate_options());
         if (kept.list)
             choose_tiles(device, scratch.block_count, scratch.blocks, kept.gate.scores, {s.B, s.NH, s.NH, s.blocks()}, choice);
-        spread_blocks(device, kept.count, kept.list, kept.numbers, scratch.block_count, scratch.blocks, kept.gate.scores, {s, dense()});
+        spread_blocks(device, kept.count, kept.list, kept.numbers, scratch.block_count, scratch.blocks, kept.gate.scores,
+                      {s, dense()});
         const AttentionForward<X> a = sparse_arguments(in, state, kept, statistics);
         if (kept.numbers) attention_forward(device, NumberedTiles(*this), a);
         else attention_forward(device, PlainTiles(*this), a);

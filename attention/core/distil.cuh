@@ -42,7 +42,8 @@ struct DenseMap {
     }
 };
 
-/// dscores (B, NH, N, N) = the gradient of the objective per unit of dloss, zero where nothing is distilled; divergences (B, NH, N).
+/// dscores (B, NH, N, N) = the gradient of the objective per unit of dloss, zero where nothing is distilled; divergences (B, NH, N)
+/// what each row adds to it.
 template <class X>
 void distil(CPU, X* dscores, X* divergences, const X* scores, const DenseMap<X>& map, const GateShape& s, const Distillation& d) {
     const int N = s.blocks();
@@ -99,14 +100,15 @@ __device__ __forceinline__ float log_sum(const float* x, int n, Shared& shared) 
 }   // namespace distillation
 
 /// Block (r, h, b). A thread reads and writes its own blocks c only, but for the sums.
-inline __global__ void distil_kernel(float* dscores, float* divergences, const float* scores, const DenseMap<float> map,
-                                     const GateShape s, const Distillation d) {
+template <class W>
+__global__ void distil_kernel(W* dscores, W* divergences, const W* scores, const DenseMap<W> map, const GateShape s,
+                              const Distillation d) {
     using namespace distillation;
     auto& shared = dynamic_shared<Shared>();
     const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, N = s.blocks(), end = d.counts(h, r) ? r : 0;
     const size_t row = s.of_query(b, h, r);
-    const float* mine = scores + row * N;
-    float* to = dscores + row * N;
+    const W* mine = scores + row * N;
+    W* to = dscores + row * N;
     for (int c = threadIdx.x; c < N; c += THREADS) to[c] = c < end ? map.exponent(s, b, h, r, c) : 0;
     const float of_teacher = log_sum(to, end, shared), of_student = log_sum(mine, end, shared), weight = d.row_weight(s);
     float sum = 0;
@@ -119,21 +121,23 @@ inline __global__ void distil_kernel(float* dscores, float* divergences, const f
     if (threadIdx.x == 0) divergences[row] = end > 0 ? weight * sum : 0;
 }
 
-inline __global__ void sum_divergences_kernel(float* auxiliary, const float* divergences, int heads, int rows) {
+template <class W>
+__global__ void sum_divergences_kernel(W* auxiliary, const W* divergences, int heads, int rows) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= heads) return;
-    float sum = 0;
+    W sum = 0;
     for (int r = 0; r < rows; r++) sum += divergences[size_t(n) * rows + r];
     auxiliary[n] = sum;
 }
 
-inline void distil(GPU device, float* dscores, float* divergences, const float* scores, const DenseMap<float>& map, const GateShape& s,
-                   const Distillation& d) {
+inline void distil(GPU device, float* dscores, float* divergences, const float* scores, const DenseMap<float>& map,
+                   const GateShape& s, const Distillation& d) {
     using namespace distillation;
-    launch(device, distil_kernel, Grid(s.blocks(), s.NH, s.B), THREADS, sizeof(Shared), dscores, divergences, scores, map, s, d);
+    const Grid grid(s.blocks(), s.NH, s.B);
+    launch(device, distil_kernel<float>, grid, THREADS, sizeof(Shared), dscores, divergences, scores, map, s, d);
 }
 inline void sum_divergences(GPU device, float* auxiliary, const float* divergences, int heads, int rows) {
-    launch(device, sum_divergences_kernel, Grid(blocks_for(heads, 128)), 128, 0, auxiliary, divergences, heads, rows);
+    launch(device, sum_divergences_kernel<float>, Grid(blocks_for(heads, 128)), 128, 0, auxiliary, divergences, heads, rows);
 }
 
 #endif

@@ -120,8 +120,8 @@ __global__ void head_gate_weight_kernel(float* weights, float* biases, const flo
 
 /// Block n: dq_pre and dk_pre of one token, one thread per number.
 template <class X>
-__global__ void head_gate_input_kernel(float* dq_pre, float* dk_pre, const float* du, const head_gate::Inputs<X> in, const X* weights,
-                                       const HeadGate p) {
+__global__ void head_gate_input_kernel(float* dq_pre, float* dk_pre, const float* du, const head_gate::Inputs<X> in,
+                                       const X* weights, const HeadGate p) {
     const int HS = in.HS, group = in.NH / in.NKV;
     const size_t n = blockIdx.x;
     const float* mine = du + n * in.NH;

@@ -6,8 +6,8 @@
 
 #include "attention/core/naive.h"
 
-/// scores[((b * NH + h) * N + r) * N + c] for c < r. `previous`: the gate query is the mean of q over block r - 1, else q of the first
-/// token of block r.
+/// scores[((b * NH + h) * N + r) * N + c] for c < r. `previous`: the gate query is the mean of q over block r - 1, else q of the
+/// first token of block r.
 template <class X>
 std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X* wk, int block, bool previous) {
     const int N = (in.T + block - 1) / block, HS = in.HS;
@@ -45,8 +45,8 @@ std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X
     return scores;
 }
 
-/// Which blocks c < r of one row of scores are chosen: block 0 where there is a sink; of the rest the `top` with the greatest scores,
-/// or, where threshold is not negative, those with more than that share of their softmax.
+/// Which blocks c < r of one row of scores are chosen: block 0 where there is a sink; of the rest the `top` with the greatest
+/// scores, or, where threshold is not negative, those with more than that share of their softmax.
 template <class X>
 std::vector<bool> naive_choice(const X* scores, int r, bool sink, int top, double threshold) {
     std::vector<int> candidates;

@@ -4,18 +4,19 @@
 #include "model/blas.h"
 #include "model/device.h"
 
-/// One factor: element (r, c) of sequence b, head h and summand s is data[b * sequence + h * head + s * summand + r * row + c * column].
-/// On the CPU row or column is 1.
+/// One factor: element (r, c) of sequence b, head h and summand s at
+/// data[b * sequence + h * head + s * summand + r * row + c * column]. On the CPU row or column is 1.
 template <class Y>
 struct Factor {
     const Y* data;
     size_t sequence, head, summand;
     size_t row, column;
+    Factor transposed() const { return {data, sequence, head, summand, column, row}; }
 };
 
 /// out (B, H, M, N), the M x N matrix of (b, h) at out + b * sequence + h * head, without gaps.
 template <class Y>
-struct Product {
+struct SmallProduct {
     Y* data;
     size_t sequence, head;
 };
@@ -28,7 +29,8 @@ struct ProductShape {
 
 /// out = or += scale a b.
 template <class X>
-void small_products(CPU, const Product<X>& out, const Factor<X>& a, const Factor<X>& b, const ProductShape& s, X scale, Write write) {
+void small_products(CPU, const SmallProduct<X>& out, const Factor<X>& a, const Factor<X>& b, const ProductShape& s, X scale,
+                    Write write) {
     // A matrix of one row may have any distance between rows; CBLAS wants one that would fit.
     const auto transposed = [](const Factor<X>& f) { return f.column == 1 ? Transpose::no : Transpose::yes; };
     const auto distance = [](const Factor<X>& f, int rows, int columns) {
@@ -66,7 +68,7 @@ __device__ void fetch(float (&to)[SIDE][SIDE + 1], const Y* from, size_t row, si
 
 template <class A, class B>
 __global__ void __launch_bounds__(products::THREADS)
-    small_products_kernel(const Product<float> out, const Factor<A> a, const Factor<B> b, const ProductShape s, float scale,
+    small_products_kernel(const SmallProduct<float> out, const Factor<A> a, const Factor<B> b, const ProductShape s, float scale,
                           Write write) {
     using namespace products;
     auto& shared = dynamic_shared<Shared>();
@@ -91,8 +93,8 @@ __global__ void __launch_bounds__(products::THREADS)
 }
 
 template <class A, class B>
-void small_products(GPU device, const Product<float>& out, const Factor<A>& a, const Factor<B>& b, const ProductShape& s, float scale,
-                    Write write) {
+void small_products(GPU device, const SmallProduct<float>& out, const Factor<A>& a, const Factor<B>& b, const ProductShape& s,
+                    float scale, Write write) {
     using namespace products;
     const Grid grid(blocks_for(s.M, SIDE) * blocks_for(s.N, SIDE), s.H, s.B);
     launch(device, small_products_kernel<A, B>, grid, THREADS, sizeof(Shared), out, a, b, s, scale, write);

@@ -11,7 +11,7 @@ namespace {
 /// Matrices of B sequences and H heads, either way round, as the sum of `summands` products.
 template <class Y>
 void check_products(int M, int N, int K, int summands, bool a_transposed, bool b_transposed, Write write) {
-    INFO(M << " x " << N << " x " << K << ", " << summands << " summands" << (a_transposed ? ", A^T" : "") << (b_transposed ? ", B^T" : ""));
+    INFO(M << " x " << N << " x " << K << ", " << summands << " summands, A^T " << a_transposed << ", B^T " << b_transposed);
     const int B = 2, H = 3;
     const size_t a_size = size_t(M) * K, b_size = size_t(K) * N, copies = size_t(B) * H * summands;
     const Numbers a = rounded<float>(normal_numbers(copies * a_size, 1)), b = rounded<Y>(normal_numbers(copies * b_size, 2)),
@@ -23,11 +23,11 @@ void check_products(int M, int N, int K, int summands, bool a_transposed, bool b
     const ProductShape shape{B, H, M, N, K, summands};
     const size_t sequence = size_t(H) * M * N, head = size_t(M) * N;
     Numbers expected = start;
-    small_products(CPU{}, Product<double>{expected.data(), sequence, head}, factor(a.data(), a_size, M, K, a_transposed),
+    small_products(CPU{}, SmallProduct<double>{expected.data(), sequence, head}, factor(a.data(), a_size, M, K, a_transposed),
                    factor(b.data(), b_size, K, N, b_transposed), shape, 0.5, write);
     const DeviceArray<float> a_there(a), out(start);
     const DeviceArray<Y> b_there(b);
-    small_products(test_gpu(), Product<float>{out.data(), sequence, head},
+    small_products(test_gpu(), SmallProduct<float>{out.data(), sequence, head},
                    factor(static_cast<const float*>(a_there.data()), a_size, M, K, a_transposed),
                    factor(static_cast<const Y*>(b_there.data()), b_size, K, N, b_transposed), shape, 0.5f, write);
     CHECK(difference(out.numbers(), expected, rounding<float>(K * summands)) == "");
@@ -63,8 +63,8 @@ TEST_CASE("GPU: distillation from made-up maxima, more blocks than threads, bloc
         const Distillation d{0.7f, 1, first_row};
         const size_t N = s.blocks(), rows = size_t(s.NH) * T;
         INFO("T " << T << ", block " << block);
-        const Numbers tile_max = rounded<float>(normal_numbers(rows * tiles_of(T), 1, 2)), lse = rounded<float>(normal_numbers(rows, 2)),
-                      scores = rounded<float>(normal_numbers(s.NH * N * N, 3));
+        const Numbers tile_max = rounded<float>(normal_numbers(rows * tiles_of(T), 1, 2)),
+                      lse = rounded<float>(normal_numbers(rows, 2)), scores = rounded<float>(normal_numbers(s.NH * N * N, 3));
         Numbers dscores(scores.size(), NAN), divergences(s.NH * N, NAN), sums(s.NH, NAN);
         distil(CPU{}, dscores.data(), divergences.data(), scores.data(), DenseMap<double>{tile_max.data(), lse.data()}, s, d);
         sum_divergences(CPU{}, sums.data(), divergences.data(), s.NH, int(N));
