@@ -313,8 +313,9 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
             const size_t shared = sizeof(ForwardShared<Shape>) + Shape::Features::bytes(special.features());
             require_shared_memory(shared, HS, special.features());
             const Grid grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B);
+            constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparisons: one kernel less to compile
             const auto kernel =
-                statistics ? attention_forward_kernel<Shape, true, Special> : attention_forward_kernel<Shape, false, Special>;
+                statistics ? attention_forward_kernel<Shape, true, Special> : attention_forward_kernel<Shape, ALWAYS, Special>;
             launch(device, kernel, grid, Shape::THREADS, shared, special, a);
         });
     });
