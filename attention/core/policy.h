@@ -84,6 +84,9 @@ private:
     }
 };
 
+/// Features of one kind that E1 can have: what the GPU's backward pass has room for, and so the same on every device.
+inline constexpr int MOST_FEATURES = 264;
+
 /// How many numbers E1 reads.
 struct Features {
     int head = 0;     // per head
@@ -124,6 +127,9 @@ struct Policy {
     /// backward adds to the gradient of that).
     static constexpr bool reads_qk_pre = false;
     static constexpr bool reads_x = false;
+
+    /// Whether q and k are rotated by RoPE. Positions are then no business of the scores unless the variant brings its own.
+    static constexpr bool rotates = true;
 
     /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
     /// See LayerInputs, Extras and their gradients in layer.h.
