@@ -37,8 +37,8 @@ struct ppa : Policy {
         return pair.head(0) * a - pair.head(1) * (pair.i - pair.j);
     }
 
-    /// dsigma = sum a dz;  dlambda = -sum (i - j) dz. Rows of dz sum to 0, so that -sum (i - j) dz = sum j dz could be had from sums
-    /// over columns; but j is large where i - j and the gradient are small, and float32 would lose them in the difference.
+    /// dsigma = sum a dz;  dlambda = -sum (i - j) dz. Rows of dz sum to 0, so that this is sum j dz, which sums over columns would
+    /// give for less; but j is large where i - j is small, and float32 would lose the gradient in the differences.
     template <class N>
     constexpr N score_backward(N dz, N a, const Pair<N>& pair, PairGradients<N>& to) const {
         to.head(0, a * dz);
@@ -71,7 +71,8 @@ struct ppa : Policy {
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
         auto modify = [&](int, int h, int i, int j, X a) {
-            const X sigma = std::log(1 + std::exp(weights[scale.offset + h])), lambda = std::log(1 + std::exp(weights[rho.offset + h]));
+            const X sigma = std::log(1 + std::exp(weights[scale.offset + h]));
+            const X lambda = std::log(1 + std::exp(weights[rho.offset + h]));
             return sigma * a - lambda * X(i - j);
         };
         dense_softmax(in, out, modify, [](int, int i, int j) { return j <= i; });
