@@ -117,7 +117,7 @@ struct GPT {
         for (Arena<Device>* arena : {&weight_memory, &gradient_memory, &moment_memory, &activation_memory, &scratch_memory})
             arena->allocate();
         lay_out();
-        rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta);
+        rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta, Attention::rotates);
         if (mode == Mode::inference) return;
         to_device(device, decay, ranges().data(), size_t(decay_count));
         fill(device, gradients, net.tensors.size(), W{});   // the padding between tensors stays zero: norms run over it
