@@ -48,6 +48,26 @@ void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, 
             for (int j = j0; j < j0 + block; j++) to[size_t(d) * width + j] = j < count ? head[size_t(j) * from.row + d] : X(0);
 }
 
+/// Hides what the policy hides in a mixed tile: it is asked about squares first, and pair by pair only where that says "mixed".
+template <class X, class P>
+void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
+    const int side = 16;
+    for (int r0 = 0; r0 < at.rows; r0 += side)
+        for (int c0 = 0; c0 < at.columns; c0 += side) {
+            const int rows = std::min(side, at.rows - r0), columns = std::min(side, at.columns - c0);
+            const TilePlace part{at.b, at.h, at.i0 + r0, at.j0 + c0, rows, columns};
+            const Tile judged = walk.judge_part(part, verdict);
+            if (judged == Tile::full) continue;
+            walk.with_visible(judged, [&](auto visible) {
+                for (int r = 0; r < rows; r++) {
+                    X* row = z + (r0 + r) * TILE + c0;
+                    for (int c = 0; c < columns; c++)
+                        row[c] = judged == Tile::mixed && visible(part.i0 + r, part.j0 + c) ? row[c] : X(HIDDEN);
+                }
+            });
+        }
+}
+
 /// z of one tile from its raw scores, in place: E1, then the mask, so that a modification may multiply.
 template <class X, class P>
 void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
@@ -58,9 +78,8 @@ void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const 
         for (int j = 0; j < TILE; j += LANES<X>)
             store(row + j, policy.score(load<Pack<X>>(row + j), pair_of(a, f, walk, at, at.i0 + r, at.j0 + j)));
         for (int j = at.columns; j < TILE; j++) row[j] = X(HIDDEN);
-        if (verdict == Tile::full) continue;
-        for (int j = 0; j < at.columns; j++) row[j] = walk.visible(at.i0 + r, at.j0 + j) ? row[j] : X(HIDDEN);
     }
+    if (verdict == Tile::mixed) mask(z, walk, at, verdict);
 }
 
 template <class X>
