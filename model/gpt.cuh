@@ -120,7 +120,7 @@ struct GPT {
         for (Arena<Device>* arena : {&weight_memory, &gradient_memory, &moment_memory, &activation_memory, &scratch_memory})
             arena->allocate();
         lay_out();
-        rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta);
+        rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta, Attention::rotates);
         const StepNumbers none{};
         to_device(device, numbers, &none, 1);
         if (mode == Mode::inference) return;

@@ -181,14 +181,14 @@ private:
         const bool matrix = tensor.shape.size() > 1;
         const double deviation = matrix ? 1 / std::sqrt(double(tensor.shape.back())) : 0.5;
         const auto numbers = normal_numbers<X>(tensor.slot.size, seed, deviation);
-        for (size_t n = 0; n < numbers.size(); n++) weights[tensor.slot.offset + n] = X(tensor.init.value) + numbers[n];
+        for (size_t n = 0; n < numbers.size(); n++) weights[tensor.slot.offset + n] = X(tensor.init.start(n)) + numbers[n];
     }
 
     void take_memory() {
         const size_t BT = size_t(B) * T, HS = config.HS;
         for (auto* buffer : {&qk, &qk_pre, &dqk, &dqk_pre}) buffer->resize(BT * heads * HS);
         cosine.resize(size_t(T) * HS / 2), sine.resize(cosine.size());
-        rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta);
+        rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta, Attention::rotates);
         out.resize(BT * config.NH * HS), gated_out.resize(out.size()), lse.resize(BT * config.NH);
         dweights.resize(weights.size()), dx.resize(x.size()), dqkv.resize(qkv.size());
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size

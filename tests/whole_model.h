@@ -22,6 +22,9 @@ inline Config config_of(const Form& form) {
     c.qkv_bias = form.qwen2, c.qk_norm = !form.qwen2, c.tied = form.tied;
     c.rope_theta = 1e4, c.norm_eps = 1e-5;
     c.settings = {{"attention_window", 9.0}, {"attention_dense_until", 5.0}, {"asga_hidden", 5.0}};   // small, so that they cut
+    c.settings.insert({{"shaw_clip", 7.0}, {"sinks_tokens", 3.0}, {"longformer_globals", 5.0}, {"bigbird_block", 8.0}});
+    c.settings.insert({{"fixed_factorized_chunk", 16.0}, {"fixed_factorized_summary", 3.0}});
+    c.settings.insert({{"deepspeed_fixed_block", 5.0}, {"deepspeed_fixed_local", 3.0}, {"deepspeed_fixed_per_head", 1.0}});
     return c;
 }
 
@@ -31,7 +34,7 @@ void randomise(const TensorList& list, X* weights) {
     uint64_t seed = 1;
     for (const Tensor& t : list) {
         const std::vector<X> numbers = random_numbers<X>(t.slot.size, seed++);
-        for (size_t n = 0; n < t.slot.size; n++) weights[t.slot.offset + n] = X(t.init.value) + X(0.5) * numbers[n];
+        for (size_t n = 0; n < t.slot.size; n++) weights[t.slot.offset + n] = X(t.init.start(n)) + X(0.5) * numbers[n];
     }
 }
 

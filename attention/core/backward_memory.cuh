@@ -42,9 +42,6 @@ struct KeySums {
     float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};
 };
 
-/// Features of one kind that the backward pass can have.
-inline constexpr int MOST_FEATURES = 264;
-
 /// The gradients of what score() reads, as PairGradients wants them: registers where the policy's number of features is known at
 /// compile time, memory of the thread otherwise.
 template <class Shape>

@@ -7,7 +7,7 @@
 //   E3 gated()                     multiplies O by a number per token and head
 //   E4 position arrays             (arguments.h) rows and columns may be gathered or permuted tokens
 //   E5 log-sum-exp                 (arguments.h) LSE out, its gradient in: branches can be merged
-//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile
+//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile, pairs seen, tiles visited
 #pragma once
 #include <cstddef>
 #include <string>
@@ -95,6 +95,9 @@ struct LayerShape {
     int B, T, C, NH, NKV, HS;
 };
 
+/// Features of one kind that E1 can have: what the GPU's backward pass has room for, and so the same on every device.
+inline constexpr int MOST_FEATURES = 264;
+
 /// How many numbers E1 reads.
 struct Features {
     int head = 0;     // per head
@@ -156,6 +159,9 @@ struct Policy {
     size_t workspace_bytes(Device, const LayerShape&) const {
         return 0;
     }
+
+    /// Whether q and k are rotated by RoPE. Positions are then no business of the scores unless the variant brings its own.
+    static constexpr bool rotates = true;
 
     /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
     /// See LayerInputs, Extras and their gradients in layer.h.
