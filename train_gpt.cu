@@ -170,18 +170,21 @@ void step_gradients(Run<Device, X, Attention>& run, Loader& loader, int64_t step
         run.feed.read_on(device, loader, gpt.B, gpt.T);
     }
     run.collectives->start_sum(device, &gpt.numbers->loss, 1);
+    if (Attention::has_auxiliary_loss) run.collectives->start_sum(device, &gpt.numbers->auxiliary, 1);
     run.collectives->finish(device);
-    sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+    gpt_norm(device, gpt);
 }
 
 /// A loss or gradient that is not finite has left the weights as they were and ends the run; the message names the first such
 /// tensor.
 template <class Device, class X>
-void require_finite(Run<Device, X, Attention>& run, double loss, double norm, int64_t step) {
-    if (std::isfinite(loss) && std::isfinite(norm)) return;
-    std::string where = "the loss";
+void require_finite(Run<Device, X, Attention>& run, const StepNumbers& numbers, double loss, double norm, int64_t step) {
+    if (numbers.finite()) return;
+    const bool losses = std::isfinite(loss) && std::isfinite(numbers.auxiliary);
+    std::string where = std::isfinite(loss) ? "the auxiliary loss" : "the loss";
     for (const Tensor& t : run.gpt.net.tensors) {
-        if (!std::isfinite(loss)) break;
+        if (!losses) break;
+        if (t.role == Role::frozen) continue;
         sum_of_squares(run.device, &run.gpt.numbers->squares, run.gpt.gradients + t.slot.offset, t.slot.size);
         if (std::isfinite(read_numbers(run.device, run.gpt).squares)) continue;
         where = "the gradient of " + t.name;
@@ -217,11 +220,11 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
         ranks.at("waiting for the device", step);
         const StepNumbers numbers = read_numbers(device, run.gpt);
         const double loss = numbers.loss / double(run.data.tokens_per_step), norm = std::sqrt(numbers.squares);
-        require_finite(run, loss, norm, step);
+        require_finite(run, numbers, loss, norm, step);
 
         const int64_t tokens = step * run.data.tokens_per_step;
         run.state = {step, tokens, o.seed, tokens / o.seq_len, o.resolved, loss, run.validation.loss};
-        report_step(run, norm, adamw.lr);
+        report_step(run, norm, adamw.lr, numbers.auxiliary / double(run.data.tokens_per_step));
         const bool last = step == run.data.steps;
         if (run.data.val && run.due(o.val_every, last)) evaluate_and_report(run);
         if (ranks.first() && run.data.tokenizer && !stop_requested() && run.due(o.sample_every, last))

@@ -124,7 +124,7 @@ double bench_variant(int B, int T, const Ceilings& top) {
         gpt_forward(cpu, gpt, batch);
         gpt_loss(cpu, gpt, batch, Write::overwrite, 1.0f / float(B * T));
         gpt_backward(cpu, gpt, batch, Write::overwrite);
-        sum_of_squares(cpu, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+        gpt_norm(cpu, gpt);
         gpt_update(cpu, gpt, AdamW{}, 1);
     };
     const double whole = fastest(step, 3);

@@ -86,7 +86,7 @@ struct Trainee {
             gpt_loss(device, gpt, batch, Write::overwrite, 1.0f / float(batch.B * batch.T));
             gpt_backward(device, gpt, batch, Write::overwrite);
         });
-        sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+        gpt_norm(device, gpt);
         gpt_update(device, gpt, AdamW{}, ++step);
     }
 

@@ -191,7 +191,7 @@ private:
     void update() {
         const double n = double(gpt_.net.tensors.size()), owned = double(gpt_.owned_end - gpt_.owned_begin);
         add("sum_of_squares", Kind::other, 1, WIDE * n, 0,
-            [this] { sum_of_squares(device_, &gpt_.numbers->squares, gpt_.gradients, gpt_.net.tensors.size()); },
+            [this] { gpt_norm(device_, gpt_); },
             [this] { renew(gpt_.gradients, gpt_.net.tensors.size(), 1); });
         add("adamw_update", Kind::other, 1, (7 * WIDE + (gpt_.rounds ? NARROW : 0)) * owned, 0,
             [this] { gpt_update(device_, gpt_, AdamW{}, 1); });

@@ -23,8 +23,11 @@ inline double learning_rate(double peak, double min_frac, int64_t warmup, int64_
 
 /// What a step adds up in the device's memory. The update reads it there; the host reads it once per step, afterwards.
 struct StepNumbers {
-    double loss;      // sum over the tokens, in nats
-    double squares;   // of the gradient of all tensors
+    double loss;            // sum over the tokens, in nats
+    double squares;         // of the gradient of all tensors that AdamW trains
+    double auxiliary = 0;   // sum over the tokens of the attention policy's own loss, 0 where it has none
+
+    constexpr bool finite() const { return std::isfinite(loss) && std::isfinite(squares) && std::isfinite(auxiliary); }
 };
 
 /// *total = or += the sum of losses (n).
@@ -51,6 +54,27 @@ void sum_of_squares(CPU, double* total, const W* x, size_t n) {
     for (double sum : partial) *total += sum;
 }
 
+/// Numbers [begin, end) of the flat buffers in the norm of the gradient.
+struct NormSpan {
+    size_t begin, end;
+    double weight;   // 1: AdamW trains them. 0: statistics, which count nothing, but 0 x NaN is NaN: what is not finite shows
+};
+
+/// What the global norm runs over: as few spans as there can be, one where AdamW trains every tensor. Padding between their tensors
+/// is zero and may be in them.
+std::vector<NormSpan> norm_spans(const TensorList& list);
+
+/// *total = sum of squares of the flat buffer x (n) over `spans` (count, in the device's memory), each by its weight.
+template <class W>
+void sum_of_squares(CPU, double* total, const W* x, size_t /*n*/, const NormSpan* spans, int count) {
+    double sum = 0;
+    for (int s = 0; s < count; s++) {
+        sum_of_squares(CPU{}, total, x + spans[s].begin, spans[s].end - spans[s].begin);
+        sum += spans[s].weight * *total;
+    }
+    *total = sum;
+}
+
 /// What the gradient is multiplied by so that its global L2 norm does not exceed `limit` (0: no limit), as
 /// torch.nn.utils.clip_grad_norm_ does.
 constexpr double clip_factor(double norm, double limit) {
@@ -59,34 +83,41 @@ constexpr double clip_factor(double norm, double limit) {
     return factor < 1 ? factor : 1;
 }
 
-/// Numbers [begin, end) of the flat buffers, all of a tensor that decays or all of one that does not.
-struct DecayRange {
+/// Numbers [begin, end) of the flat buffers, all of one tensor. None is frozen.
+struct UpdateRange {
     size_t begin, end;
-    bool decays;
+    Role role;
+    double rate = 0;   // of a statistic
 };
 
-/// The ranges of [begin, end) in pieces of at most `longest` numbers, padding between tensors left out.
-std::vector<DecayRange> decay_ranges(const TensorList& list, size_t begin, size_t end, size_t longest);
+/// The ranges of [begin, end) in pieces of at most `longest` numbers, padding between tensors and frozen tensors left out.
+std::vector<UpdateRange> update_ranges(const TensorList& list, size_t begin, size_t end, size_t longest);
 
 /// One update of all `ranges` (count of them, in the device's memory); `step` counts from 1. weights and gradients are whole flat
 /// buffers; master, m and v hold the numbers from `owned_from` on. `master` is the float32 weights that `weights` are a rounded
 /// copy of, and the same memory where X is not rounded.
 ///     g = clip g;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
 ///     w = w (1 - lr decay) - lr m' / (sqrt(v') + eps),   m' = m / (1 - beta1^step),  v' = v / (1 - beta2^step)
-/// A loss or norm in `numbers` that is not finite leaves everything as it is.
+/// Statistics: w = w - rate g, and their moments stay zero.
+/// A number in `numbers` that is not finite leaves everything as it is.
 template <class X>
 void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, size_t owned_from,
-                  const DecayRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
-    if (!std::isfinite(numbers->loss) || !std::isfinite(numbers->squares)) return;
+                  const UpdateRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
+    if (!numbers->finite()) return;
     const X b1 = X(o.beta1), b2 = X(o.beta2), rest1 = X(1 - o.beta1), rest2 = X(1 - o.beta2), eps = X(o.eps);
     const X factor = X(clip_factor(std::sqrt(numbers->squares), o.grad_clip));
     const X step_size = X(o.lr / (1 - std::pow(o.beta1, double(step))));
     const X v_scale = X(1 / std::sqrt(1 - std::pow(o.beta2, double(step))));
 #pragma omp parallel for schedule(static)
     for (int r = 0; r < count; r++) {
-        const X keep = X(1 - o.lr * (ranges[r].decays ? o.weight_decay : 0));
+        const UpdateRange range = ranges[r];
+        if (range.role == Role::statistic) {
+            for (size_t i = range.begin; i < range.end; i++) weights[i] = master[i - owned_from] -= X(range.rate) * gradients[i];
+            continue;
+        }
+        const X keep = X(1 - o.lr * (range.role == Role::decays ? o.weight_decay : 0));
 #pragma omp simd
-        for (size_t i = ranges[r].begin; i < ranges[r].end; i++) {
+        for (size_t i = range.begin; i < range.end; i++) {
             const X g = factor * gradients[i];
             const size_t own = i - owned_from;
             m[own] = b1 * m[own] + rest1 * g;
@@ -113,10 +144,10 @@ struct Squared {
 };
 }   // namespace totals
 
-/// The sum over term(x) (n) of this block's part, in partials (blocks).
+namespace totals {
+/// The sum over term(x) (n) of this thread's part.
 template <class Term>
-__global__ void __launch_bounds__(totals::THREADS) partial_totals_kernel(double* partials, const float* x, size_t n, Term term) {
-    auto& shared = dynamic_shared<totals::Shared>();
+__device__ __forceinline__ double thread_total(const float* x, size_t n, Term term) {
     constexpr int N = 16;   // four reads in flight
     const size_t step = size_t(gridDim.x) * totals::THREADS * N, whole = n / N * N;
     const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;   // one tensor alone may begin anywhere
@@ -129,6 +160,30 @@ __global__ void __launch_bounds__(totals::THREADS) partial_totals_kernel(double*
         for (int k = 0; k < N; k++) sum += term(numbers[k]);
     }
     if (blockIdx.x == 0 && threadIdx.x < n - whole) sum += term(x[whole + threadIdx.x]);
+    return sum;
+}
+
+inline size_t blocks(size_t n) { return std::clamp(blocks_for(n, THREADS * 16), size_t(1), size_t(BLOCKS)); }
+}   // namespace totals
+
+/// The sum over term(x) (n) of this block's part, in partials (blocks).
+template <class Term>
+__global__ void __launch_bounds__(totals::THREADS) partial_totals_kernel(double* partials, const float* x, size_t n, Term term) {
+    auto& shared = dynamic_shared<totals::Shared>();
+    const double sum = block_sum<totals::WARPS>(totals::thread_total(x, n, term), shared.parts);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+/// The same for the squares of all spans (count) of x.
+template <class W>
+__global__ void __launch_bounds__(totals::THREADS)
+    partial_squares_kernel(double* partials, const W* x, const NormSpan* spans, int count) {
+    auto& shared = dynamic_shared<totals::Shared>();
+    double sum = 0;
+    for (int s = 0; s < count; s++) {
+        const NormSpan span = spans[s];
+        sum += span.weight * totals::thread_total(x + span.begin, span.end - span.begin, totals::Squared());
+    }
     sum = block_sum<totals::WARPS>(sum, shared.parts);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
@@ -145,7 +200,7 @@ __global__ void __launch_bounds__(totals::THREADS) total_kernel(Sum* total, cons
 
 template <class Term>
 void total_of(GPU device, double* total, const float* x, size_t n, Term term, Write write) {
-    const size_t blocks = std::clamp(blocks_for(n, totals::THREADS * 16), size_t(1), size_t(totals::BLOCKS));
+    const size_t blocks = totals::blocks(n);
     double* partials = take_workspace<double>(device, "a sum", blocks);
     launch(device, partial_totals_kernel<Term>, blocks, totals::THREADS, sizeof(totals::Shared), partials, x, n, term);
     launch(device, total_kernel<double>, 1, totals::THREADS, sizeof(totals::Shared), total, partials, int(blocks), write);
@@ -159,6 +214,16 @@ void sum_of_losses(GPU device, double* total, const W* losses, int n, Write writ
 template <class W>
 void sum_of_squares(GPU device, double* total, const W* x, size_t n) {
     total_of(device, total, x, n, totals::Squared(), Write::overwrite);
+}
+
+/// One launch for all spans, however many there are.
+template <class W>
+void sum_of_squares(GPU device, double* total, const W* x, size_t n, const NormSpan* spans, int count) {
+    const size_t blocks = totals::blocks(n);
+    double* partials = take_workspace<double>(device, "a sum", blocks);
+    launch(device, partial_squares_kernel<W>, blocks, totals::THREADS, sizeof(totals::Shared), partials, x, spans, count);
+    launch(device, total_kernel<double>, 1, totals::THREADS, sizeof(totals::Shared), total, partials, int(blocks),
+           Write::overwrite);
 }
 
 namespace adamw {
@@ -239,20 +304,32 @@ __device__ __forceinline__ void update(X* weights, float* master, float* m_, flo
         write(weights + i, w);
     }
 }
+
+/// A number of a statistic. Its bf16 copy is the nearest one: nothing is to be gained on average, and a quantile should not jitter.
+template <class X>
+__device__ __forceinline__ void follow(X* weights, float* master, const float* gradients, size_t i, size_t own, float rate) {
+    master[own] -= rate * gradients[i];
+    if constexpr (!std::is_same_v<X, float>) weights[i] = from_float<X>(master[own]);
+}
 }   // namespace adamw
 
 /// One range per block.
 template <class X>
 __global__ void __launch_bounds__(adamw::THREADS)
     adamw_update_kernel(X* weights, float* master, float* m, float* v, const float* gradients, size_t owned_from,
-                        const DecayRange* ranges, const StepNumbers* numbers, adamw::Factors f) {
-    if (!std::isfinite(numbers->loss) || !std::isfinite(numbers->squares)) return;
+                        const UpdateRange* ranges, const StepNumbers* numbers, adamw::Factors f) {
+    if (!numbers->finite()) return;
     auto& shared = dynamic_shared<adamw::Shared>();
     if (threadIdx.x == 0) shared.clip = float(clip_factor(sqrt(numbers->squares), f.grad_clip));
     __syncthreads();
     const float clip = shared.clip;
-    const DecayRange range = ranges[blockIdx.x];
-    const float keep = range.decays ? f.keep_decaying : 1.0f;
+    const UpdateRange range = ranges[blockIdx.x];
+    if (range.role == Role::statistic) {
+        for (size_t i = range.begin + threadIdx.x; i < range.end; i += adamw::THREADS)
+            adamw::follow(weights, master, gradients, i, i - owned_from, float(range.rate));
+        return;
+    }
+    const float keep = range.role == Role::decays ? f.keep_decaying : 1.0f;
     for (size_t i = range.begin / 4 * 4 + threadIdx.x * 4; i < range.end; i += adamw::THREADS * 4) {
         const size_t own = i - owned_from;
         if (i >= range.begin && i + 4 <= range.end) adamw::update<4>(weights, master, m, v, gradients, i, own, clip, keep, f);
@@ -265,7 +342,7 @@ __global__ void __launch_bounds__(adamw::THREADS)
 
 template <class X>
 void adamw_update(GPU device, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, size_t owned_from,
-                  const DecayRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
+                  const UpdateRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
     if (owned_from % 4) fail(Exit::usage, "AdamW on the GPU needs shards to begin at a multiple of 4, not at ", owned_from);
     if (count == 0) return;   // a shard of padding
     launch(device, adamw_update_kernel<X>, count, adamw::THREADS, sizeof(adamw::Shared), weights, master, m, v, gradients,

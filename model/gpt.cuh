@@ -82,9 +82,12 @@ struct GPT {
     W *master = nullptr, *m = nullptr, *v = nullptr; // weights and AdamW's moments of the numbers [owned_begin, owned_end)
     size_t owned_begin, owned_end;                   // all, or this rank's shard (ZeRO-1)
     StepNumbers* numbers;                            // what the step adds up, in the device's memory
-    DecayRange* decay;                               // (decay_count) what AdamW updates
-    int decay_count;
+    UpdateRange* ranges;                             // (range_count) what the update changes
+    NormSpan* spans;                                 // (span_count) what the norm of the gradient runs over
+    int range_count, span_count;
+    W dloss = 0;                                     // as gpt_loss() was told
     W *cosine, *sine;                                // (T, HS / 2)
+    W* auxiliary;                                    // (L, B, NH) parts of the policy's own loss; null where it has none
     X* residual;                                     // (L + 1, B, T, C) input of every layer and of the final norm
     X* final_normed;                                 // (B, T, C)
     W* final_rstd;                                   // (B, T)
@@ -118,8 +121,11 @@ struct GPT {
             arena->allocate();
         lay_out();
         rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta, Attention::rotates);
+        const StepNumbers none{};
+        to_device(device, numbers, &none, 1);
         if (mode == Mode::inference) return;
-        to_device(device, decay, ranges().data(), size_t(decay_count));
+        to_device(device, ranges, owned_ranges().data(), size_t(range_count));
+        to_device(device, spans, norm_spans(net.tensors).data(), size_t(span_count));
         fill(device, gradients, net.tensors.size(), W{});   // the padding between tensors stays zero: norms run over it
         fill(device, m, owned_end - owned_begin, W{});
         fill(device, v, owned_end - owned_begin, W{});
@@ -136,7 +142,7 @@ struct GPT {
 
 private:
     LayerShape shape() const { return {B, T, net.config.C, net.config.NH, net.config.NKV, net.config.HS}; }
-    std::vector<DecayRange> ranges() const { return decay_ranges(net.tensors, owned_begin, owned_end, 1 << 14); }
+    std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, owned_begin, owned_end, 1 << 14); }
 
     void lay_out() {
         const size_t n = net.tensors.size(), owned = owned_end - owned_begin;
@@ -158,6 +164,7 @@ private:
         auto take = [this](size_t count) { return activation_memory.template take<X>(count); };
         auto take_wide = [this](size_t count) { return activation_memory.template take<W>(count); };
         cosine = take_wide(size_t(T) * c.HS / 2), sine = take_wide(size_t(T) * c.HS / 2);
+        auxiliary = Attention::has_auxiliary_loss ? take_wide(size_t(c.L) * B * c.NH) : nullptr;
         residual = take((c.L + 1) * BT * c.C);
         final_normed = take(BT * c.C), final_rstd = take_wide(BT);
         layers.resize(mode == Mode::training && recompute != Recompute::layers ? c.L : 1);
@@ -195,8 +202,9 @@ private:
         const size_t workspace = layer_workspace<X>(Device{}, net.layers[0].attention, shape());
         s.attention = scratch_memory.template take<std::byte>(workspace);
         if (mode == Mode::inference) return;
-        decay_count = int(ranges().size());
-        decay = scratch_memory.template take<DecayRange>(decay_count);
+        range_count = int(owned_ranges().size()), span_count = int(norm_spans(net.tensors).size());
+        ranges = scratch_memory.template take<UpdateRange>(range_count);
+        spans = scratch_memory.template take<NormSpan>(span_count);
         s.dresidual = take(BT * c.C), s.dnormed = take(BT * c.C);
         const size_t shared = scratch_memory.used();
         s.dactivated = take(BT * c.F), s.dgate_up = take(BT * 2 * c.F);
@@ -230,6 +238,7 @@ void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T) {
     linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, gpt.qk_shape(layer, B, T), c.norm_eps);
+    if (A::has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
     attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention, gpt.scratch.attention);
     linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), BT,
                    Q, c.C);
@@ -266,14 +275,15 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch) {
     }
 }
 
-/// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(). The head works on chunks of rows, so
+/// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(), and the policy's own loss likewise. The head works on chunks of rows, so
 /// that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it also leaves d final_normed in
-/// scratch.dnormed and the head's weight gradient.
+/// scratch.dnormed and the head's weight gradient, and gpt_backward() works with the same dloss.
 template <class Device, class X, class A>
 void gpt_loss(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write write, Wide<X> dloss = 0) {
     const Config& c = gpt.net.config;
     const X* head = gpt.weights + gpt.net.head.offset;
     const int BT = batch.B * batch.T;
+    if (dloss != 0) gpt.dloss = dloss;
     for (int row = 0; row < BT; row += gpt.logit_rows()) {
         const int rows = std::min(gpt.logit_rows(), BT - row);
         const X* normed = gpt.final_normed + size_t(row) * c.C;
@@ -286,6 +296,7 @@ void gpt_loss(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write w
                                normed, rows, c.C, c.V, row ? Write::add : write);
     }
     sum_of_losses(device, &gpt.numbers->loss, gpt.scratch.losses, BT, write);
+    if (A::has_auxiliary_loss) sum_of_losses(device, &gpt.numbers->auxiliary, gpt.auxiliary, c.L * batch.B * c.NH, write);
 }
 
 /// The feed-forward half of layer l: scratch.dresidual goes from the gradient of the layer's output to that of `middle`.
@@ -326,7 +337,8 @@ void attention_half_backward(Device device, GPT<Device, X, A>& gpt, int l, int B
     if (A::reads_qk_pre) qk_norm_rope_forward(device, static_cast<X*>(nullptr), s.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
     if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>{});
     if (A::reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
-    ExtraGradients<X> more{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr, g};
+    ExtraGradients<X> more{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr, g,
+                           gpt.dloss};
     const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, qkv_row}};
     attention_layer_backward(device, layer.attention, in, w, a.attention, s.dout, to, more, s.attention);
 
@@ -384,11 +396,17 @@ void gpt_backward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Wri
     ready(gpt.net.layer_begin(c.L), gpt.net.tensors.size());
 }
 
+/// The norm of the gradient, as its square in gpt.numbers, once the sums over micro-steps and ranks are there.
+template <class Device, class X, class A>
+void gpt_norm(Device device, GPT<Device, X, A>& gpt) {
+    sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size(), gpt.spans, gpt.span_count);
+}
+
 /// One AdamW step over the list, or over this rank's shard of it; `step` counts from 1. Needs gpt.numbers, and does nothing when
 /// the loss or the norm in it is not finite.
 template <class Device, class X, class A>
 void gpt_update(Device device, GPT<Device, X, A>& gpt, const AdamW& options, int64_t step) {
-    adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.owned_begin, gpt.decay, gpt.decay_count,
+    adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.owned_begin, gpt.ranges, gpt.range_count,
                  gpt.numbers, options, step);
 }
 

@@ -42,6 +42,7 @@ struct Qwen {
         final_norm = tensors.add("model.norm.weight", {C}, ones(), Decay::no);
         tensors.align();
         head = config.tied ? embedding : tensors.add("lm_head.weight", {V, C}, matrix, Decay::yes);
+        tensors.train_only([this](const std::string& name) { return layers[0].attention.trains(name); });
     }
 
     /// Parameters that a token is multiplied with: all, but the embedding once only when the head is a matrix of its own.

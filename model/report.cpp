@@ -91,7 +91,7 @@ void JsonLines::put(const std::string& line) {
     file_ = nullptr;
 }
 
-static nlohmann::ordered_json object_of(std::initializer_list<JsonLines::Field> fields) {
+static nlohmann::ordered_json object_of(const std::vector<JsonLines::Field>& fields) {
     nlohmann::ordered_json object;
     for (const auto& [key, value] : fields) std::visit([&, name = key](const auto& v) { object[name] = v; }, value);
     return object;
@@ -102,9 +102,9 @@ static std::string line_of(const nlohmann::ordered_json& object) {
     return object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-void JsonLines::write(std::initializer_list<Field> fields) { put(line_of(object_of(fields))); }
+void JsonLines::write(const std::vector<Field>& fields) { put(line_of(object_of(fields))); }
 
-void JsonLines::write(std::initializer_list<Field> fields, const char* key, const std::string& json) {
+void JsonLines::write(const std::vector<Field>& fields, const char* key, const std::string& json) {
     auto object = object_of(fields);
     object[key] = nlohmann::ordered_json::parse(json);
     put(line_of(object));

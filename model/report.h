@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <initializer_list>
 #include <string>
 #include <utility>
 #include <variant>
@@ -34,10 +33,10 @@ public:
     JsonLines& operator=(JsonLines&& other) noexcept;
 
     /// A number that is not finite becomes null, as JSON has no word for it.
-    void write(std::initializer_list<Field> fields);
+    void write(const std::vector<Field>& fields);
 
     /// The same with `json` (an object's text) as the value of the last key.
-    void write(std::initializer_list<Field> fields, const char* key, const std::string& json);
+    void write(const std::vector<Field>& fields, const char* key, const std::string& json);
 
 private:
     void put(const std::string& line);

@@ -288,22 +288,24 @@ void begin(Run<Device, X, A>& run, const Origin& origin) {
                   "model", config_to_json(run.gpt.net.config));
 }
 
-/// Prints and logs the step that run.state has just been moved to.
+/// Prints and logs the step that run.state has just been moved to. `auxiliary` is the mean of the policy's own loss.
 template <class Device, class X, class A>
-void report_step(Run<Device, X, A>& run, double norm, double lr) {
+void report_step(Run<Device, X, A>& run, double norm, double lr, double auxiliary) {
     const TrainerState& s = run.state;
     const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds,
                  flops = rate * run.flops.per_token;
     run.progress.step({s.step, run.data.steps, s.tokens, s.last_loss, norm, lr, seconds, rate, flops, flops / run.ceiling},
                       s.step - run.first_step + 1);
-    run.log.write({{"step", s.step},
-                   {"tokens", s.tokens},
-                   {"loss", s.last_loss},
-                   {"grad_norm", norm},
-                   {"lr", lr},
-                   {"ms", seconds * 1e3},
-                   {"tok_s", rate},
-                   {"mfu", flops / run.ceiling}});
+    std::vector<JsonLines::Field> fields = {{"step", s.step},
+                                            {"tokens", s.tokens},
+                                            {"loss", s.last_loss},
+                                            {"grad_norm", norm},
+                                            {"lr", lr},
+                                            {"ms", seconds * 1e3},
+                                            {"tok_s", rate},
+                                            {"mfu", flops / run.ceiling}};
+    if (A::has_auxiliary_loss) fields.push_back({"aux_loss", auxiliary});
+    run.log.write(fields);
 }
 
 /// An array of the whole list on the host of rank 0, from the part of it that each rank holds in its device's memory.

@@ -36,13 +36,24 @@ inline std::string without_layer(std::string name) {
     return name.replace(prefix.size(), end - prefix.size(), "{i}");
 }
 
-/// Every tensor of the list once, with its shape, how many layers have it and whether it decays.
+/// What moves the tensor, where that is not AdamW without decay.
+inline const char* role_word(Role role) {
+    switch (role) {
+        case Role::decays: return "  decays";
+        case Role::statistic: return "  statistic";
+        case Role::frozen: return "  frozen";
+        case Role::plain: break;
+    }
+    return "";
+}
+
+/// Every tensor of the list once, with its shape, how many layers have it and its role.
 inline void print_tensors(const TensorList& list) {
     struct Kind {
         std::string name, shape;
         int copies = 0;
         size_t size = 0;
-        bool decays = false;
+        Role role;
     };
     std::vector<Kind> kinds;
     std::map<std::string, size_t> place;
@@ -52,14 +63,14 @@ inline void print_tensors(const TensorList& list) {
         if (fresh) {
             std::string shape;
             for (int64_t n : t.shape) shape += (shape.empty() ? "(" : ", ") + std::to_string(n);
-            kinds.push_back({name, shape + ")", 0, 0, t.decay == Decay::yes});
+            kinds.push_back({name, shape + ")", 0, 0, t.role});
         }
         kinds[at->second].copies++;
         kinds[at->second].size += t.slot.size;
     }
     std::vector<std::pair<std::string, std::string>> rows;
     for (const Kind& k : kinds)
-        rows.push_back({k.name, text("%-16s x %-3d %12zu%s", k.shape.c_str(), k.copies, k.size, k.decays ? "  decays" : "")});
+        rows.push_back({k.name, text("%-16s x %-3d %12zu%s", k.shape.c_str(), k.copies, k.size, role_word(k.role))});
     print_table("tensor", rows);
 }
 
@@ -78,6 +89,8 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
         {"visible pairs per sequence", text("%.0f (%.1f%% of causal)", f.visited.pairs, 100 * f.visited.pairs / f.dense.pairs)},
         {"visited tiles per sequence", text("%.0f (%.1f%% of causal)", f.visited.tiles, 100 * f.visited.tiles / f.dense.tiles)},
         {"KV cache per token", human_bytes(2.0 * c.L * c.NKV * c.HS * sizeof(float))}};
+    if (net.tensors.trained() < net.tensors.parameters())
+        rows.push_back({"parameters that AdamW trains", std::to_string(net.tensors.trained())});
     for (const Setting& s : A::settings()) rows.push_back({s.key, text("%g", c.setting(s.key))});
     return rows;
 }

@@ -37,17 +37,38 @@ NormalPair normal_pair(uint64_t key, uint64_t pair) {
 }   // namespace
 
 Slot TensorList::add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay) {
+    return add({name, shape, init, decay == Decay::yes ? Role::decays : Role::plain, 0, {}});
+}
+
+Slot TensorList::add_statistic(const std::string& name, const std::vector<int64_t>& shape, Init init, double rate) {
+    if (!(rate > 0)) fail(Exit::usage, "the statistic ", name, " has a rate of ", rate, "; it must be above 0");
+    return add({name, shape, init, Role::statistic, rate, {}});
+}
+
+Slot TensorList::add(Tensor tensor) {
+    const std::string& name = tensor.name;
     size_t size = 1;
-    for (int64_t dimension : shape) {
+    for (int64_t dimension : tensor.shape) {
         const bool overflows = dimension < 1 || __builtin_mul_overflow(size, size_t(dimension), &size);
         if (overflows) fail(Exit::usage, "the tensor ", name, " has a dimension of ", dimension, "; its size makes no sense");
     }
     if (!by_name_.emplace(name, tensors_.size()).second) fail(Exit::usage, "the tensor ", name, " was added twice to the model's list");
-    const Slot slot{size_, size};
-    tensors_.push_back({name, shape, init, decay, slot});
+    tensor.slot = {size_, size};
     size_ += size;
     parameters_ += size;
-    return slot;
+    tensors_.push_back(std::move(tensor));
+    return tensors_.back().slot;
+}
+
+void TensorList::train_only(const std::function<bool(const std::string&)>& trains) {
+    for (Tensor& tensor : tensors_)
+        if (!trains(tensor.name)) tensor.role = Role::frozen;
+}
+
+size_t TensorList::trained() const {
+    size_t count = 0;
+    for (const Tensor& tensor : tensors_) count += tensor.trained() ? tensor.slot.size : 0;
+    return count;
 }
 
 const Tensor* TensorList::find(const std::string& name) const {

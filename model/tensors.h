@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -33,12 +34,25 @@ inline Init listed(const std::vector<double>& values) { return {0, 0, values}; }
 
 enum class Decay : bool { no, yes };   // AdamW's weight decay: matrices only
 
+/// Who moves a tensor from one step to the next.
+enum class Role {
+    decays,      // AdamW, with weight decay
+    plain,       // AdamW, without
+    statistic,   // follows the data: w -= rate g, whatever the learning rate; in no norm and never clipped
+    frozen,      // nobody; in no norm either
+};
+
 struct Tensor {
     std::string name;              // as in the Hugging Face checkpoint
     std::vector<int64_t> shape;    // weights are (OUT, IN)
     Init init;
-    Decay decay;
+    Role role;
+    double rate;   // of a statistic
     Slot slot;
+
+    /// Whether the gradient buffer holds the derivative of the loss: a statistic has there what it should move by.
+    bool has_gradient() const { return role != Role::statistic; }
+    bool trained() const { return role == Role::decays || role == Role::plain; }
 };
 
 class TensorList {
@@ -46,17 +60,28 @@ public:
     /// Appends a tensor directly behind the previous one, so that tensors added in a row can be read as one matrix (q, k, v).
     Slot add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay);
 
+    /// The same for a tensor that follows the data instead of the loss (a running quantile, a centroid): every step moves it by
+    /// -rate g, where g is what preprocess_backward() adds to its place among the gradients, summed over micro-steps and ranks as
+    /// they are. Checkpoints hold it. The rate is above 0.
+    Slot add_statistic(const std::string& name, const std::vector<int64_t>& shape, Init init, double rate);
+
+    /// Freezes every tensor whose name `trains` is false for.
+    void train_only(const std::function<bool(const std::string&)>& trains);
+
     /// Lets the next tensor start on a cache line.
     void align() { size_ = (size_ + 15) / 16 * 16; }
 
     const Tensor* find(const std::string& name) const;
     size_t size() const { return size_; }              // length of a flat buffer, padding included
-    size_t parameters() const { return parameters_; }  // numbers that are trained, padding excluded
+    size_t parameters() const { return parameters_; }  // numbers of all tensors, padding excluded
+    size_t trained() const;                            // those of them that AdamW trains
     auto begin() const { return tensors_.begin(); }
     auto end() const { return tensors_.end(); }
     size_t count() const { return tensors_.size(); }
 
 private:
+    Slot add(Tensor tensor);
+
     std::deque<Tensor> tensors_;
     std::unordered_map<std::string, size_t> by_name_;
     size_t size_ = 0;

@@ -43,10 +43,10 @@ struct Optimized {
         if constexpr (rounds) return master_copy.data();
         else return weights.data() + owned_from;
     }
-    void update(const std::vector<W>& gradients, const std::vector<DecayRange>& ranges, const AdamW& o, StepNumbers numbers,
+    void update(const std::vector<W>& gradients, const std::vector<UpdateRange>& ranges, const AdamW& o, StepNumbers numbers,
                 int step) {
         On<Device, W> g(gradients);
-        On<Device, DecayRange> r(ranges);
+        On<Device, UpdateRange> r(ranges);
         On<Device, StepNumbers> sums({numbers});
         adamw_update(device, weights.data(), master(), m.data(), v.data(), g.data(), owned_from, r.data(), int(ranges.size()),
                      sums.data(), o, step);
@@ -75,7 +75,7 @@ void follows_the_formula(const AdamW& options, double decay, double clip, Device
         o.lr *= 1.0 / step;
         o.weight_decay = decay;
         const std::vector<W> gradients = gradients_of<W>(n, step);
-        tested.update(gradients, {{0, n, true}}, o, numbers_for(clip, o), step);
+        tested.update(gradients, {{0, n, Role::decays}}, o, numbers_for(clip, o), step);
         expected.update(std::vector<double>(gradients.begin(), gradients.end()), o, decay, clip, step);
         INFO("step " << step);
         const std::vector<W> master = tested.rounds ? tested.master_copy.numbers() : std::vector<W>(tested.weights.numbers());

@@ -78,6 +78,7 @@ public:
 
     // Results of forward() and backward().
     std::vector<X> out, gated_out, lse;
+    std::vector<X> auxiliary;   // (B, NH), empty where the policy has no loss of its own
     std::vector<X> dweights, dx, dqkv;
 
     explicit AttentionCase(const LayerSizes& sizes, uint64_t seed = 1)
@@ -115,7 +116,7 @@ public:
     void forward() {
         qk_norm_rope_forward(CPU{}, qk.data(), qk_pre.data(), static_cast<X*>(nullptr), qkv.data(), shape(), 0);
         fill_extras(state.extras, X(3));
-        for (auto* result : {&out, &gated_out, &lse}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
+        for (auto* result : {&out, &gated_out, &lse, &auxiliary}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
         attention_layer_forward(CPU{}, policy, inputs(), weights.data(), state, workspace.data());
     }
 
@@ -136,10 +137,11 @@ public:
                               Write::overwrite);
     }
 
-    /// <dout, gated_out>: a number whose gradients backward(dout) computes.
+    /// <dout, gated_out>, and the policy's own loss: a number whose gradients backward(dout) computes.
     double loss(const std::vector<X>& dout) {
         forward();
         double total = 0;
+        for (X part : auxiliary) total += double(part);
         for (size_t n = 0; n < dout.size(); n++) total += double(dout[n]) * double(result()[n]);
         return total;
     }
@@ -194,6 +196,7 @@ private:
             dextras = take_extras<CPU, X>(memory, policy, B, T, config.NH, B);
             if (pass == 0) memory.allocate();
         }
+        if (Attention::has_auxiliary_loss) auxiliary.resize(size_t(B) * config.NH), state.extras.auxiliary = auxiliary.data();
         const LayerShape s{B, T, config.C, config.NH, config.NKV, config.HS};
         kept.resize(policy.template kept_bytes<X>(s)), workspace.resize(layer_workspace<X>(CPU{}, policy, s));
         state.out = out.data(), state.lse = lse.data(), state.kept = kept.data();

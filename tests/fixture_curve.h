@@ -79,7 +79,7 @@ Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, Feed<CPU>& feed, const 
         gpt_forward(CPU{}, gpt, batch);
         gpt_loss(CPU{}, gpt, batch, Write::overwrite, float(1.0 / (f.B * f.T)));
         gpt_backward(CPU{}, gpt, batch, Write::overwrite);
-        sum_of_squares(CPU{}, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+        gpt_norm(CPU{}, gpt);
         adamw.lr = learning_rate(training["lr"], training["min_lr_frac"], warmup, steps, step - 1);
         gpt_update(CPU{}, gpt, adamw, step);
         curve.push_back({gpt.numbers->loss / (f.B * f.T), std::sqrt(gpt.numbers->squares), adamw.lr});

@@ -20,24 +20,39 @@ TEST_CASE("adamw: a weight without gradient only decays, in ranges that decay", 
     AdamW o;
     o.lr = 0.5;
     o.weight_decay = 0.1;
-    tested.update(gradients_of<double>(5, 1), {{0, 5, true}}, o, numbers_for(1, o), 1);
+    tested.update(gradients_of<double>(5, 1), {{0, 5, Role::decays}}, o, numbers_for(1, o), 1);
     CHECK(std::abs(tested.weights.numbers()[0] - before * 0.95) < 1e-15);
-    tested.update(gradients_of<double>(5, 2), {{0, 5, false}}, o, numbers_for(1, o), 2);
+    tested.update(gradients_of<double>(5, 2), {{0, 5, Role::plain}}, o, numbers_for(1, o), 2);
     CHECK(std::abs(tested.weights.numbers()[0] - before * 0.95) < 1e-15);
+}
+
+TEST_CASE("adamw: a statistic moves by its rate times its gradient, whatever clip and learning rate", "[optimizer]") {
+    const std::vector<double> start = random_numbers<double>(6, 1), gradients = gradients_of<double>(6, 1);
+    Optimized<double> tested(start), plain(start);
+    AdamW o;
+    o.lr = 0.5;
+    tested.update(gradients, {{0, 2, Role::decays}, {2, 5, Role::statistic, 0.25}, {5, 6, Role::plain}}, o, numbers_for(0.1, o), 1);
+    plain.update(gradients, {{0, 2, Role::decays}, {5, 6, Role::plain}}, o, numbers_for(0.1, o), 1);
+    std::vector<double> expected = plain.weights.numbers();
+    for (size_t n = 2; n < 5; n++) expected[n] -= 0.25 * gradients[n];
+    CHECK(bit_difference(tested.weights.numbers(), expected) == "");
+    CHECK(bit_difference(tested.m.numbers(), plain.m.numbers()) == "");
+    CHECK(bit_difference(tested.v.numbers(), plain.v.numbers()) == "");
 }
 
 TEST_CASE("adamw: same bits for any number of threads and any cut into parts", "[optimizer]") {
     const size_t n = 1003;
-    const std::vector<DecayRange> cuts = {{0, 16, true}, {16, 17, true}, {17, 400, true}, {400, 997, true}, {997, n, true}};
+    const std::vector<UpdateRange> cuts = {{0, 16, Role::decays}, {16, 17, Role::decays}, {17, 400, Role::decays},
+                                           {400, 997, Role::decays}, {997, n, Role::decays}};
     const std::vector<float> start = random_numbers<float>(n, 1);
     Optimized<float> whole(start), parts(start), alone(start);
     const AdamW o;
     for (int step = 1; step <= 3; step++) {
         const std::vector<float> gradients = gradients_of<float>(n, step);
-        whole.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), step);
+        whole.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), step);
         parts.update(gradients, cuts, o, numbers_for(0.7, o), step);
         const Threads threads(1);
-        alone.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), step);
+        alone.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), step);
     }
     CHECK(bit_difference(parts.weights.numbers(), whole.weights.numbers()) == "");
     CHECK(bit_difference(parts.v.numbers(), whole.v.numbers()) == "");
@@ -49,8 +64,8 @@ TEST_CASE("adamw: a shard of the buffers is updated as it is in the whole", "[op
     const std::vector<float> start = random_numbers<float>(n, 1), gradients = gradients_of<float>(n, 1);
     Optimized<float> whole(start), shard(start, CPU{}, from);
     const AdamW o;
-    whole.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), 1);
-    shard.update(gradients, {{from, n, true}}, o, numbers_for(0.7, o), 1);
+    whole.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
+    shard.update(gradients, {{from, n, Role::decays}}, o, numbers_for(0.7, o), 1);
     std::vector<float> expected = start;
     std::copy(whole.weights.numbers().begin() + from, whole.weights.numbers().end(), expected.begin() + from);
     CHECK(bit_difference(shard.weights.numbers(), expected) == "");
@@ -62,7 +77,7 @@ TEST_CASE("adamw: a loss or a norm that is not finite leaves everything as it is
     const std::vector<StepNumbers> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
     for (const StepNumbers& numbers : broken) {
         Optimized<float> tested(start);
-        tested.update(gradients_of<float>(9, 1), {{0, 9, true}}, {}, numbers, 1);
+        tested.update(gradients_of<float>(9, 1), {{0, 9, Role::decays}}, {}, numbers, 1);
         CHECK(bit_difference(tested.weights.numbers(), start) == "");
         CHECK(bit_difference(tested.m.numbers(), std::vector<float>(9)) == "");
         CHECK(bit_difference(tested.v.numbers(), std::vector<float>(9)) == "");
@@ -138,6 +153,24 @@ TEST_CASE("sum of squares: one number, one block, partial blocks; same bits for 
         }
     }
     CHECK(sum_of_squares(static_cast<const float*>(nullptr), 0) == 0);
+}
+
+TEST_CASE("sum of squares: of spans by their weight; one span is the whole, to the bit", "[optimizer]") {
+    std::vector<float> x = random_numbers<float>(9001, 1);
+    auto total_of = [&](const std::vector<NormSpan>& spans) {
+        double total = NAN;
+        sum_of_squares(CPU{}, &total, x.data(), x.size(), spans.data(), int(spans.size()));
+        return total;
+    };
+    CHECK(total_of({{0, 9001, 1}}) == sum_of_squares(x.data(), x.size()));
+    CHECK(total_of({{3, 7, 1}, {10, 20, 0}, {20, 9000, 1}}) == sum_of_squares(&x[3], 4) + sum_of_squares(&x[20], 8980));
+    CHECK(total_of({}) == 0);
+    x[8] = NAN;   // in no span
+    CHECK(std::isfinite(total_of({{3, 7, 1}, {10, 20, 0}})));
+    for (float broken : {NAN, INFINITY}) {
+        x[15] = broken;   // where only what is not finite counts
+        CHECK(std::isnan(total_of({{3, 7, 1}, {10, 20, 0}})));
+    }
 }
 
 TEST_CASE("sum of squares: NaN and infinity show, a large float does not overflow", "[optimizer]") {

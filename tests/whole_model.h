@@ -56,12 +56,12 @@ struct Trial {
     }
     explicit Trial(const Form& form, Recompute recompute = Recompute::nothing) : Trial(config_of(form), form.B, form.T, form.B, form.T, recompute) {}
 
-    /// Mean loss per token.
+    /// What training minimises: the mean loss per token, and the policy's own.
     double loss() {
         const Batch batch = feed.put(CPU{}, tokens.data(), targets.data(), B, T);
         gpt_forward(CPU{}, gpt, batch);
         gpt_loss(CPU{}, gpt, batch, Write::overwrite);
-        return gpt.numbers->loss / (B * T);
+        return (gpt.numbers->loss + gpt.numbers->auxiliary) / (B * T);
     }
 
     /// The same with the gradients of rows [first, first + count) of the batch, each token weighing 1 / (B T).
@@ -69,9 +69,9 @@ struct Trial {
         const size_t at = size_t(first) * T;
         const Batch batch = feed.put(CPU{}, &tokens[at], &targets[at], count, T);
         gpt_forward(CPU{}, gpt, batch);
-        gpt.numbers->loss = 0;   // of this part alone, also where gradients are added
+        gpt.numbers->loss = gpt.numbers->auxiliary = 0;   // of this part alone, also where gradients are added
         gpt_loss(CPU{}, gpt, batch, write, X(1.0 / (B * T)));
-        const double sum = gpt.numbers->loss;
+        const double sum = gpt.numbers->loss + gpt.numbers->auxiliary;
         gpt_backward(CPU{}, gpt, batch, write);
         return sum / (B * T);
     }
@@ -79,7 +79,7 @@ struct Trial {
 
     /// AdamW from the gradients, after loss_and_gradients().
     void update(const AdamW& adamw, int64_t step) {
-        sum_of_squares(CPU{}, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
+        gpt_norm(CPU{}, gpt);
         gpt_update(CPU{}, gpt, adamw, step);
     }
 
@@ -112,6 +112,7 @@ std::string model_gradient_difference(Trial<double, A>& trial) {
     std::mt19937 generator(7);
     std::string wrong;
     for (const Tensor& t : trial.gpt.net.tensors) {
+        if (!t.has_gradient()) continue;
         std::vector<std::vector<double>> directions(1, random_numbers<double>(t.slot.size, 23));
         for (int k = 0; k < 3; k++) {
             directions.emplace_back(t.slot.size);

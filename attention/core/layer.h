@@ -9,13 +9,17 @@
 #include "attention/core/naive.h"
 #include "model/memory.cuh"
 
-/// What preprocess() fills for E1 and E3; laid out as AttentionForward says. Also the layout of their gradients.
+/// What preprocess() fills for E1 and E3; laid out as AttentionForward says. Also the layout of their gradients, without `auxiliary`.
 template <class X>
 struct Extras {
     Wide<X>* head = nullptr;     // (NH, features.head); as a gradient (B, NH, features.head)
     Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     Wide<X>* column = nullptr;   // (B, NH, features.column, padded(T))
     Wide<X>* gate = nullptr;     // (B, T, NH)
+
+    /// (B, NH) parts of the policy's own loss, where it has_auxiliary_loss; all are overwritten in every forward pass. Their sum over
+    /// all layers, divided by the tokens of the micro-batch, is what the objective has beside the mean cross-entropy.
+    Wide<X>* auxiliary = nullptr;
 };
 
 /// What preprocess_backward() turns extras' gradients, in `of`, into. dq_pre and dk_pre are overwritten, dx and dweights added to.
@@ -26,6 +30,8 @@ struct ExtraGradients {
     Wide<X>* dk_pre;     // (B, T, NKV, HS), the same
     X* dx;               // (B, T, C); null unless the policy says reads_x
     Wide<X>* dweights;   // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
+    Wide<X> dloss = 1;   // the weight of one token in the step's loss, 1 / tokens: what statistics and losses of the policy's own
+                         // multiply their sums over this micro-batch with
 };
 
 /// Memory for extras of `policy`; `copies` is 1, or B for the partial sums of the head numbers' gradients.

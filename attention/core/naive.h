@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/core/policy.h"
+#include "model/device.h"
 
 /// What an attention layer sees: the block's normed input and the projections, before and after RoPE.
 template <class X>

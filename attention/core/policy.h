@@ -117,6 +117,10 @@ struct Policy {
     /// Adds the variant's own tensors of this layer; `prefix` is "model.layers.{i}.self_attn.".
     void declare(TensorList&, const std::string& /*prefix*/) {}
 
+    /// Whether this run trains the tensor; layer 0's policy is asked for each tensor of the whole model. What is frozen keeps its
+    /// value and takes no part in the norm of the gradient.
+    bool trains(const std::string& /*tensor*/) const { return true; }
+
     /// E1. `dz` is dL/dz; the result is dL/da. Forward comes before the mask, so z of a hidden pair must only be finite.
     constexpr Features features() const { return {}; }
     template <class N>
@@ -139,6 +143,10 @@ struct Policy {
     /// backward adds to the gradient of that).
     static constexpr bool reads_qk_pre = false;
     static constexpr bool reads_x = false;
+
+    /// Whether the policy adds a loss of its own to the objective (a balance loss, a gate's distillation). It then reports its value on
+    /// the way forward, in Extras::auxiliary, and adds its gradients, times ExtraGradients::dloss, in preprocess_backward().
+    static constexpr bool has_auxiliary_loss = false;
 
     /// A mechanism that is more than one call of the kernel after preprocess() has forward() and backward() of its own instead
     /// (layer.h says what they get), and says how many bytes it keeps from one to the other and how many it needs while one runs.

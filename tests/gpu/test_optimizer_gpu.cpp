@@ -13,11 +13,12 @@ template <class X>
 using OnGpu = Optimized<X, GPU>;
 
 /// Ranges as tensors of odd sizes leave them: whole packs, parts of one, one number, a gap of padding.
-const std::vector<DecayRange> ODD_RANGES = {{0, 16, true}, {16, 17, false}, {17, 18, true}, {18, 39, false}, {48, 1001, true}};
+const std::vector<UpdateRange> ODD_RANGES = {{0, 16, Role::decays}, {16, 17, Role::plain}, {17, 18, Role::decays},
+                                             {18, 39, Role::plain}, {48, 1001, Role::decays}};
 constexpr size_t ODD_SIZE = 1008;
 
 /// Weights (n) after one update without a step or decay: `value` rounded stochastically.
-std::vector<float> rounded_weights(size_t n, float value, uint64_t seed, int step, const std::vector<DecayRange>& ranges,
+std::vector<float> rounded_weights(size_t n, float value, uint64_t seed, int step, const std::vector<UpdateRange>& ranges,
                                    size_t owned_from = 0) {
     AdamW o;
     o.lr = 0, o.stochastic_rounding = true, o.seed = seed;
@@ -65,15 +66,35 @@ TEST_CASE("GPU adamw: ranges of any size and place are updated as on the CPU, pa
     for (size_t n = 1001; n < ODD_SIZE; n++) CHECK(wide.weights.numbers()[n] == start[n]);
 }
 
+TEST_CASE("GPU adamw: a statistic moves by its rate times its gradient and keeps its neighbours", "[gpu][optimizer]") {
+    std::vector<UpdateRange> ranges = ODD_RANGES;
+    ranges[3] = {18, 39, Role::statistic, 0.3}, ranges[1] = {16, 17, Role::statistic, 2};
+    const std::vector<float> start = random_numbers<float>(ODD_SIZE, 1), gradients = gradients_of<float>(ODD_SIZE, 1);
+    AdamW o;
+    o.stochastic_rounding = true;   // not of statistics
+    Optimized<float> expected(start);
+    OnGpu<float> wide(start, test_gpu());
+    OnGpu<bf16> narrow(start, test_gpu());
+    expected.update(gradients, ranges, o, numbers_for(0.1, o), 1);
+    wide.update(gradients, ranges, o, numbers_for(0.1, o), 1);
+    narrow.update(gradients, ranges, o, numbers_for(0.1, o), 1);
+    CHECK(difference(wide.weights.numbers(), expected.weights.numbers(), rounding<float>(3)) == "");
+    CHECK(difference(wide.m.numbers(), expected.m.numbers(), rounding<float>(3)) == "");
+    CHECK(bit_difference(narrow.master_copy.numbers(), wide.weights.numbers()) == "");
+    const std::vector<float> nearest = rounded_to<bf16>(wide.weights.numbers());
+    for (size_t n = 18; n < 39; n++) CHECK(narrow.weights.numbers()[n] == nearest[n]);
+}
+
 TEST_CASE("GPU adamw: same bits again, and for any cut into ranges", "[gpu][optimizer]") {
     const size_t n = 5003;
     const std::vector<float> start = random_numbers<float>(n, 1), gradients = gradients_of<float>(n, 1);
     AdamW o;
     o.stochastic_rounding = true;
     OnGpu<bf16> whole(start, test_gpu()), again(start, test_gpu()), cut(start, test_gpu());
-    whole.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), 1);
-    again.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), 1);
-    const std::vector<DecayRange> cuts = {{0, 16, true}, {16, 17, true}, {17, 402, true}, {402, 4999, true}, {4999, n, true}};
+    whole.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
+    again.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
+    const std::vector<UpdateRange> cuts = {{0, 16, Role::decays}, {16, 17, Role::decays}, {17, 402, Role::decays},
+                                           {402, 4999, Role::decays}, {4999, n, Role::decays}};
     cut.update(gradients, cuts, o, numbers_for(0.7, o), 1);
     for (const OnGpu<bf16>* other : {&again, &cut}) {
         CHECK(bit_difference(other->weights.numbers(), whole.weights.numbers()) == "");
@@ -88,15 +109,15 @@ TEST_CASE("GPU adamw: a shard of the buffers is updated as it is in the whole, r
     AdamW o;
     o.stochastic_rounding = true;
     OnGpu<bf16> whole(start, test_gpu()), shard(start, test_gpu(), from);
-    whole.update(gradients, {{0, n, true}}, o, numbers_for(0.7, o), 1);
-    shard.update(gradients, {{from, n, true}}, o, numbers_for(0.7, o), 1);
+    whole.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
+    shard.update(gradients, {{from, n, Role::decays}}, o, numbers_for(0.7, o), 1);
     const std::vector<float> weights = whole.weights.numbers(), master = whole.master_copy.numbers();
     std::vector<float> expected = rounded_to<bf16>(start);
     std::copy(weights.begin() + from, weights.end(), expected.begin() + from);
     CHECK(bit_difference(shard.weights.numbers(), expected) == "");
     CHECK(bit_difference(shard.master_copy.numbers(), std::vector<float>(master.begin() + from, master.end())) == "");
     OnGpu<float> unaligned(start, test_gpu(), 6);
-    CHECK_THROWS_AS(unaligned.update(gradients, {{6, n, true}}, o, numbers_for(0.7, o), 1), Error);
+    CHECK_THROWS_AS(unaligned.update(gradients, {{6, n, Role::decays}}, o, numbers_for(0.7, o), 1), Error);
 }
 
 TEST_CASE("GPU adamw: a loss or a norm that is not finite leaves everything as it is", "[gpu][optimizer]") {
@@ -104,7 +125,7 @@ TEST_CASE("GPU adamw: a loss or a norm that is not finite leaves everything as i
     const std::vector<StepNumbers> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
     for (const StepNumbers& numbers : broken) {
         OnGpu<bf16> tested(start, test_gpu());
-        tested.update(gradients_of<float>(9, 1), {{0, 9, true}}, {}, numbers, 1);
+        tested.update(gradients_of<float>(9, 1), {{0, 9, Role::decays}}, {}, numbers, 1);
         CHECK(bit_difference(tested.weights.numbers(), start) == "");
         CHECK(bit_difference(tested.master_copy.numbers(), start) == "");
         CHECK(bit_difference(tested.m.numbers(), std::vector<float>(9)) == "");
@@ -116,7 +137,7 @@ TEST_CASE("GPU adamw: stochastic rounding takes one of the two neighbours and is
     const size_t n = 1 << 14;
     for (const auto& [value, below, spacing] : {std::tuple{1 + 0.3 * 0x1p-7, 1.0, 0x1p-7}, {-2 - 0.9 * 0x1p-6, -2 - 0x1p-6, 0x1p-6},
                                                 {0x1.03p-90, 0x1.02p-90, 0x1p-97}, {0.5, 0.5, 0x1p-8}}) {
-        const std::vector<float> rounded = rounded_weights(n, float(value), 1, 1, {{0, n, true}});
+        const std::vector<float> rounded = rounded_weights(n, float(value), 1, 1, {{0, n, Role::decays}});
         double mean = 0;
         size_t wrong = 0;
         for (float x : rounded) {
@@ -133,7 +154,7 @@ TEST_CASE("GPU adamw: stochastic rounding takes one of the two neighbours and is
 TEST_CASE("GPU adamw: stochastic rounding repeats with seed and step, and changes with either", "[gpu][optimizer]") {
     const size_t n = 1 << 12;
     const float value = 1 + 0x1p-8f;
-    const std::vector<DecayRange> all = {{0, n, true}};
+    const std::vector<UpdateRange> all = {{0, n, Role::decays}};
     const std::vector<float> once = rounded_weights(n, value, 1, 1, all);
     CHECK(bit_difference(rounded_weights(n, value, 1, 1, all), once) == "");
     for (const auto& other : {rounded_weights(n, value, 2, 1, all), rounded_weights(n, value, 1, 2, all)}) {
@@ -150,10 +171,10 @@ TEST_CASE("GPU adamw: stochastic rounding repeats with seed and step, and change
 }
 
 TEST_CASE("GPU adamw: what is not finite stays so when it is rounded", "[gpu][optimizer]") {
-    for (float value : {INFINITY, -INFINITY}) CHECK(rounded_weights(1, value, 1, 1, {{0, 1, false}})[0] == value);
+    for (float value : {INFINITY, -INFINITY}) CHECK(rounded_weights(1, value, 1, 1, {{0, 1, Role::plain}})[0] == value);
     const float all_bits = std::bit_cast<float>(0x7fffffff);   // the NaN that a GPU's arithmetic gives
     for (float nan : {NAN, all_bits})
-        for (float x : rounded_weights(16, nan, 1, 1, {{0, 16, false}})) CHECK(std::isnan(x));
+        for (float x : rounded_weights(16, nan, 1, 1, {{0, 16, Role::plain}})) CHECK(std::isnan(x));
 }
 
 TEST_CASE("GPU sum of losses: replaces or joins what is there", "[gpu][optimizer]") {
@@ -185,6 +206,29 @@ TEST_CASE("GPU sum of squares: a tensor that begins at any number", "[gpu][optim
     for (size_t first : {1, 2, 3}) {
         sum_of_squares(test_gpu(), total.data(), numbers.data() + first, 1000);
         CHECK(total.numbers()[0] == sum_of_squares_on_gpu({x.begin() + first, x.begin() + first + 1000}));
+    }
+}
+
+TEST_CASE("GPU sum of squares: of spans by their weight, any place; one span is the whole, to the bit", "[gpu][optimizer]") {
+    std::vector<float> x = random_numbers<float>(20001, 1);
+    auto totals = [&](const std::vector<NormSpan>& spans) {
+        On<GPU, float> numbers(x);
+        On<GPU, NormSpan> on_gpu(spans);
+        On<GPU, double> total({NAN});
+        sum_of_squares(test_gpu(), total.data(), numbers.data(), x.size(), on_gpu.data(), int(spans.size()));
+        double expected = 0;
+        sum_of_squares(CPU{}, &expected, x.data(), x.size(), spans.data(), int(spans.size()));
+        return std::pair(total.numbers()[0], expected);
+    };
+    CHECK(totals({{0, 20001, 1}}).first == sum_of_squares_on_gpu(x));
+    const auto [actual, expected] = totals({{3, 7, 1}, {10, 20, 0}, {20, 9000, 1}, {9001, 20001, 1}});
+    CHECK(std::abs(actual - expected) <= 1e-12 * expected);
+    CHECK(totals({}).first == 0);
+    x[8] = NAN;   // in no span
+    CHECK(std::isfinite(totals({{3, 7, 1}, {10, 20, 0}}).first));
+    for (float broken : {NAN, INFINITY}) {
+        x[15] = broken;   // where only what is not finite counts
+        CHECK(std::isnan(totals({{3, 7, 1}, {10, 20, 0}}).first));
     }
 }
 

@@ -46,7 +46,7 @@ LayerNumbers numbers_for(AttentionCase<double, Attention>& layer) {
 
 struct LayerResults {
     Numbers out, lse;
-    Numbers dqk, dv, dqk_pre, dweights, dx;
+    Numbers dqk, dv, dqk_pre, dweights, dx, auxiliary;
 };
 
 /// Forward and backward pass of one layer. What has to be overwritten starts as NaN.
@@ -85,6 +85,8 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
     };
     LayerState<X> state{extras_of(head, row, column, gate), out.data(), policy.gated() ? gated_out.data() : out.data(), lse.data(),
                         reinterpret_cast<std::byte*>(kept.data())};
+    Array<Device, W> auxiliary(B * NH, Attention::has_auxiliary_loss ? NAN : 0);
+    if (Attention::has_auxiliary_loss) state.extras.auxiliary = auxiliary.data();
     const Extras<X> dextras = extras_of(dhead, drow, dcolumn, dgate);
     const LayerInputs<X> in{shape, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(), qk.data() + k_at,
                             qkv.data() + qk_row, qk_row, v_row, cosine.data(), sine.data()};
@@ -96,7 +98,7 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
     attention_layer_backward(device, policy, in, weights.data(), state, dout.data(), to, gradients, scratch);
 
     LayerResults r{policy.gated() ? gated_out.numbers() : out.numbers(), lse.numbers(), dqk.numbers(), dqkv.numbers(),
-                   dqk_pre.numbers(), dweights.numbers(), dx.numbers()};
+                   dqk_pre.numbers(), dweights.numbers(), dx.numbers(), auxiliary.numbers()};
     r.dweights.resize(numbers.weights.size());
     if (!Attention::reads_qk_pre) r.dqk_pre.clear();
     return r;
@@ -119,6 +121,7 @@ void check_layer(const LayerSizes& sizes) {
     const Tolerance of_gradient = std::is_same_v<X, float> ? Tolerance{exact, 1e-5} : Tolerance{0.02, 4e-3};
     CHECK(difference(gpu.out, cpu.out, of_result) == "");
     CHECK(difference(gpu.lse, cpu.lse, of_result) == "");
+    CHECK(difference(gpu.auxiliary, cpu.auxiliary, of_result) == "");
     const std::pair<Numbers LayerResults::*, const char*> gradients[] = {{&LayerResults::dqk, "q and k"}, {&LayerResults::dv, "v"},
         {&LayerResults::dqk_pre, "q and k before RoPE"}, {&LayerResults::dweights, "weights"}, {&LayerResults::dx, "x"}};
     for (const auto& [which, name] : gradients) {

@@ -5,86 +5,13 @@
 #include "attention/attention.h"
 #include "model/graphs.cuh"
 #include "tests/check.h"
-#include "tests/gpu/device_array.h"
+#include "tests/gpu/gpu_trial.h"
 #include "tests/threads.h"
-#include "tests/whole_model.h"
 
 #define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
 #define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " model on the GPU: " what, "[gpu][model][variant]")
 
 namespace {
-
-/// What the GPU's kernels take: heads of 32, channels in multiples of 8.
-Config small_config(bool qwen2) {
-    Config c = config_of({});
-    c.V = 72, c.C = 32, c.L = 2, c.NH = 4, c.NKV = 2, c.HS = 32, c.F = 40;
-    c.qkv_bias = qwen2, c.qk_norm = !qwen2, c.tied = !qwen2;
-    return c;
-}
-
-/// A model on the GPU with the weights, rounded to X, and the tokens of a Trial in double.
-template <class X>
-struct GpuTrial {
-    GPU device = test_gpu();
-    GPT<GPU, X, Attention> gpt;
-    Feed<GPU> feed;
-    int B, T;
-
-    GpuTrial(const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing)
-        : gpt(config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V), B(B_), T(T_) {
-        gpt.allocate(device);
-        feed.allocate(device);
-    }
-
-    void set_weights(const std::vector<float>& weights) {
-        to_device(device, gpt.gradients, weights.data(), weights.size());
-        convert(device, gpt.master, gpt.gradients, weights.size());
-        convert(device, gpt.weights, gpt.gradients, weights.size());
-    }
-
-    double loss_and_gradients(const Trial<double, Attention>& of, int first, int count, Write write) {
-        const size_t at = size_t(first) * T;
-        const Batch batch = feed.put(device, &of.tokens[at], &of.targets[at], count, T);
-        gpt_forward(device, gpt, batch);
-        gpt_loss(device, gpt, batch, write, 1.0f / float(B * T));
-        gpt_backward(device, gpt, batch, write);
-        return read_numbers(device, gpt).loss / (B * T);
-    }
-    double loss_and_gradients(const Trial<double, Attention>& of) { return loss_and_gradients(of, 0, B, Write::overwrite); }
-
-    void update(const AdamW& adamw, int64_t step) {
-        sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size());
-        gpt_update(device, gpt, adamw, step);
-    }
-
-    std::vector<float> gradients() {
-        std::vector<float> host(gpt.net.tensors.size());
-        to_host(device, host.data(), gpt.gradients, host.size());
-        return host;
-    }
-};
-
-/// The Trial's weights after rounding to X, which both then compute with.
-template <class X>
-std::vector<float> round_weights(Trial<double, Attention>& exact) {
-    std::vector<float> rounded(exact.gpt.net.tensors.size());
-    for (size_t n = 0; n < rounded.size(); n++) {
-        rounded[n] = to_float(from_float<X>(float(exact.gpt.weights[n])));
-        exact.gpt.weights[n] = rounded[n];
-    }
-    return rounded;
-}
-
-/// "" when every tensor's gradient is the exact one up to `tolerance`.
-std::string gradient_difference(const std::vector<float>& gpu, const Trial<double, Attention>& exact, Tolerance tolerance) {
-    std::string wrong;
-    for (const Tensor& t : exact.gpt.net.tensors) {
-        const std::vector<float> mine(gpu.begin() + t.slot.offset, gpu.begin() + t.slot.offset + t.slot.size);
-        const std::string text = difference(mine, exact.of(exact.gpt.gradients, t), tolerance);
-        if (!text.empty()) wrong += t.name + ": " + text + "\n";
-    }
-    return wrong;
-}
 
 /// Sums of up to a hundred terms through two layers of large random weights. bf16 rounds every activation and every gradient to
 /// 2^-8, which single numbers of a gradient show up to a tenth of its largest: it is float32 that tells a wrong term. The absolute
@@ -97,7 +24,7 @@ void check_gradients(bool qwen2, int B, int T) {
     INFO((qwen2 ? "Qwen2" : "Qwen3") << " form, B " << B << ", T " << T << ", " << sizeof(X) << " bytes");
     const Config config = small_config(qwen2);
     Trial<double, Attention> exact(config, B, T, B, T);
-    GpuTrial<X> gpu(config, B, T);
+    GpuTrial<X, Attention> gpu(config, B, T);
     gpu.set_weights(round_weights<X>(exact));
     const double expected = exact.loss_and_gradients();
     CHECK(std::abs(gpu.loss_and_gradients(exact) - expected) <= (std::is_same_v<X, float> ? 1e-5 : 1e-2) * expected);
@@ -120,7 +47,8 @@ VARIANT_CASE("recomputed, accumulated and repeated steps agree to the bit") {
     const Config config = small_config(false);
     Trial<double, Attention> exact(config, 2, 67, 2, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
-    GpuTrial<bf16> keeping(config, 2, 67), cheap(config, 2, 67, Recompute::cheap), layers(config, 2, 67, Recompute::layers);
+    GpuTrial<bf16, Attention> keeping(config, 2, 67), cheap(config, 2, 67, Recompute::cheap);
+    GpuTrial<bf16, Attention> layers(config, 2, 67, Recompute::layers);
     for (auto* gpu : {&keeping, &cheap, &layers}) gpu->set_weights(weights);
     const double loss = keeping.loss_and_gradients(exact);
     const std::vector<float> once = keeping.gradients();
@@ -141,8 +69,8 @@ VARIANT_CASE("twenty steps of training, float32 follows the CPU to 1e-4 and bf16
     const Threads one(1);
     const Config config = small_config(false);
     Trial<double, Attention> exact(config, 1, 67, 1, 67);
-    GpuTrial<float> single(config, 1, 67);
-    GpuTrial<bf16> half(config, 1, 67);
+    GpuTrial<float, Attention> single(config, 1, 67);
+    GpuTrial<bf16, Attention> half(config, 1, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
     single.set_weights(weights), half.set_weights(weights);
     AdamW adamw;
@@ -160,7 +88,7 @@ VARIANT_CASE("twenty steps of training, float32 follows the CPU to 1e-4 and bf16
 VARIANT_CASE("a recorded step is the step") {
     const Config config = small_config(false);
     Trial<double, Attention> exact(config, 1, 67, 1, 67);
-    GpuTrial<bf16> plain(config, 1, 67), recorded(config, 1, 67);
+    GpuTrial<bf16, Attention> plain(config, 1, 67), recorded(config, 1, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
     plain.set_weights(weights), recorded.set_weights(weights);
     StepGraphs<GPU> graphs;

@@ -1,0 +1,79 @@
+// The whole model on a GPU, real or emulated, beside a Trial (whole_model.h) of the CPU in double.
+#pragma once
+#include "model/graphs.cuh"
+#include "tests/gpu/device_array.h"
+#include "tests/whole_model.h"
+
+/// What the GPU's kernels take: heads of 32, channels in multiples of 8.
+inline Config small_config(bool qwen2) {
+    Config c = config_of({});
+    c.V = 72, c.C = 32, c.L = 2, c.NH = 4, c.NKV = 2, c.HS = 32, c.F = 40;
+    c.qkv_bias = qwen2, c.qk_norm = !qwen2, c.tied = !qwen2;
+    return c;
+}
+
+/// A model on the GPU with the weights, rounded to X, and the tokens of a Trial in double.
+template <class X, class A>
+struct GpuTrial {
+    GPU device = test_gpu();
+    GPT<GPU, X, A> gpt;
+    Feed<GPU> feed;
+    int B, T;
+
+    GpuTrial(const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing)
+        : gpt(config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V), B(B_), T(T_) {
+        gpt.allocate(device);
+        feed.allocate(device);
+    }
+
+    void set_weights(const std::vector<float>& weights) {
+        to_device(device, gpt.gradients, weights.data(), weights.size());
+        convert(device, gpt.master, gpt.gradients, weights.size());
+        convert(device, gpt.weights, gpt.gradients, weights.size());
+    }
+
+    double loss_and_gradients(const Trial<double, A>& of, int first, int count, Write write) {
+        const size_t at = size_t(first) * T;
+        const Batch batch = feed.put(device, &of.tokens[at], &of.targets[at], count, T);
+        gpt_forward(device, gpt, batch);
+        gpt_loss(device, gpt, batch, write, 1.0f / float(B * T));
+        gpt_backward(device, gpt, batch, write);
+        const StepNumbers numbers = read_numbers(device, gpt);
+        return (numbers.loss + numbers.auxiliary) / (B * T);
+    }
+    double loss_and_gradients(const Trial<double, A>& of) { return loss_and_gradients(of, 0, B, Write::overwrite); }
+
+    void update(const AdamW& adamw, int64_t step) {
+        gpt_norm(device, gpt);
+        gpt_update(device, gpt, adamw, step);
+    }
+
+    std::vector<float> gradients() {
+        std::vector<float> host(gpt.net.tensors.size());
+        to_host(device, host.data(), gpt.gradients, host.size());
+        return host;
+    }
+};
+
+/// The Trial's weights after rounding to X, which both then compute with.
+template <class X, class A>
+std::vector<float> round_weights(Trial<double, A>& exact) {
+    std::vector<float> rounded(exact.gpt.net.tensors.size());
+    for (size_t n = 0; n < rounded.size(); n++) {
+        rounded[n] = to_float(from_float<X>(float(exact.gpt.weights[n])));
+        exact.gpt.weights[n] = rounded[n];
+    }
+    return rounded;
+}
+
+/// "" when every tensor's gradient is the exact one up to `tolerance`.
+template <class A>
+std::string gradient_difference(const std::vector<float>& gpu, const Trial<double, A>& exact, Tolerance tolerance) {
+    std::string wrong;
+    for (const Tensor& t : exact.gpt.net.tensors) {
+        const std::vector<float> mine(gpu.begin() + t.slot.offset, gpu.begin() + t.slot.offset + t.slot.size);
+        const std::string text = difference(mine, exact.of(exact.gpt.gradients, t), tolerance);
+        if (!text.empty()) wrong += t.name + ": " + text + "\n";
+    }
+    return wrong;
+}

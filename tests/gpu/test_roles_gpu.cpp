@@ -1,0 +1,55 @@
+// Statistics and frozen tensors on the GPU against the CPU.
+#include "tests/catch.h"
+
+#include "tests/gpu/gpu_trial.h"
+#include "tests/threads.h"
+#include "tests/watching_policy.h"
+
+namespace {
+
+template <class X>
+std::vector<float> master_of(const GpuTrial<X, Watcher>& gpu) {
+    std::vector<float> host(gpu.gpt.net.tensors.size());
+    to_host(gpu.device, host.data(), gpu.gpt.master, host.size());
+    return host;
+}
+
+}   // namespace
+
+TEST_CASE("GPU roles: statistics follow and frozen tensors stay as on the CPU", "[gpu][roles]") {
+    const Threads one(1);
+    for (bool only : {false, true}) {
+        Config config = small_config(false);
+        config.settings["watcher_only"] = only;
+        Trial<double, Watcher> exact(config, 1, 67, 1, 67);
+        GpuTrial<float, Watcher> single(config, 1, 67);
+        GpuTrial<bf16, Watcher> half(config, 1, 67);
+        const std::vector<float> start = round_weights<bf16>(exact);
+        single.set_weights(start), half.set_weights(start);
+        AdamW adamw;
+        adamw.grad_clip = 1e-2;
+        for (int step = 1; step <= 3; step++) {
+            const double loss = exact.loss_and_gradients(), auxiliary = exact.gpt.numbers->auxiliary;
+            CHECK(std::abs(single.loss_and_gradients(exact) - loss) <= 1e-4 * loss);
+            CHECK(std::abs(half.loss_and_gradients(exact) - loss) <= 2e-2 * loss);
+            CHECK(std::abs(read_numbers(single.device, single.gpt).auxiliary - auxiliary) <= 1e-4 * auxiliary);
+            CHECK(gradient_difference(single.gradients(), exact, Tolerance{2e-4, 1e-6}) == "");
+            exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
+            const double norm = std::sqrt(exact.gpt.numbers->squares);
+            CHECK(std::abs(std::sqrt(read_numbers(single.device, single.gpt).squares) - norm) <= 1e-3 * norm);
+        }
+        const std::vector<float> weights = master_of(single), rough = master_of(half);
+        for (const Tensor& t : exact.gpt.net.tensors) {
+            INFO(t.name);
+            auto of = [&](const std::vector<float>& flat) {
+                return std::vector<float>(flat.begin() + t.slot.offset, flat.begin() + t.slot.offset + t.slot.size);
+            };
+            if (t.role == Role::frozen) CHECK(bit_difference(of(weights), of(start)) == "");
+            if (t.role == Role::frozen) CHECK(bit_difference(of(rough), of(start)) == "");
+            if (t.role != Role::statistic) continue;
+            CHECK(difference(of(weights), exact.of(exact.gpt.weights, t), Tolerance{1e-4, 0}) == "");
+            CHECK(difference(of(rough), exact.of(exact.gpt.weights, t), Tolerance{3e-2, 0}) == "");
+            CHECK(bit_difference(of(weights), of(start)) != "");
+        }
+    }
+}

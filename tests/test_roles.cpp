@@ -1,0 +1,184 @@
+// Statistics and frozen tensors: what moves them, what the norm of the gradient counts, shards.
+#include "catch.h"
+
+#include "attention/causal.cuh"
+#include "model/error.h"
+#include "tests/watching_policy.h"
+#include "tests/whole_model.h"
+
+namespace {
+
+using Double = Trial<double, Watcher>;
+using Float = Trial<float, Watcher>;
+
+Config watched(bool only = false) {
+    Config config = config_of({});
+    config.settings["watcher_only"] = only;
+    return config;
+}
+
+TensorList small_list() {
+    TensorList list;
+    list.add("a.weight", {3, 5}, ones(), Decay::yes);
+    list.align();
+    list.add("a.bias", {3}, zeros(), Decay::no);
+    list.add_statistic("a.mean", {4}, constant(2), 0.5);
+    list.add("b.bias", {2}, zeros(), Decay::no);
+    return list;
+}
+
+}   // namespace
+
+TEST_CASE("roles: ranges of the update and spans of the norm follow them", "[roles]") {
+    TensorList list = small_list();
+    CHECK(list.parameters() == 24);
+    CHECK(list.trained() == 20);
+    const std::vector<UpdateRange> ranges = update_ranges(list, 0, list.size(), 10);
+    REQUIRE(ranges.size() == 5);   // 10 + 5, 3, 4, 2
+    CHECK(ranges[0].role == Role::decays);
+    CHECK(ranges[2].role == Role::plain);
+    CHECK(ranges[3].role == Role::statistic);
+    CHECK(ranges[3].begin == 19);
+    CHECK(ranges[3].end == 23);
+    CHECK(ranges[3].rate == 0.5);
+    const std::vector<NormSpan> spans = norm_spans(list);
+    REQUIRE(spans.size() == 3);
+    CHECK((spans[0].begin == 0 && spans[0].end == 19 && spans[0].weight == 1));   // the padding of 15..16 among them
+    CHECK((spans[1].begin == 19 && spans[1].end == 23 && spans[1].weight == 0));
+    CHECK((spans[2].begin == 23 && spans[2].end == 25 && spans[2].weight == 1));
+}
+
+TEST_CASE("roles: what is frozen is in no range and no span", "[roles]") {
+    TensorList list = small_list();
+    list.train_only([](const std::string& name) { return name != "a.bias"; });
+    CHECK(list.find("a.bias")->role == Role::frozen);
+    CHECK(list.trained() == 17);
+    for (const UpdateRange& range : update_ranges(list, 0, list.size(), 100)) CHECK((range.end <= 15 || range.begin >= 19));
+    const std::vector<NormSpan> spans = norm_spans(list);
+    REQUIRE(spans.size() == 3);
+    CHECK(spans[0].end == 15);
+    CHECK(spans[1].begin == 19);
+    list.train_only([](const std::string&) { return false; });
+    CHECK(update_ranges(list, 0, list.size(), 100).empty());
+    CHECK(norm_spans(list).empty());
+}
+
+TEST_CASE("roles: a model that trains everything has one span, all of the list", "[roles]") {
+    const Qwen<causal> net(config_of({}));
+    const std::vector<NormSpan> spans = norm_spans(net.tensors);
+    REQUIRE(spans.size() == 1);
+    CHECK((spans[0].begin == 0 && spans[0].end == net.tensors.size() && spans[0].weight == 1));
+}
+
+TEST_CASE("roles: a statistic without a rate is refused", "[roles]") {
+    TensorList list;
+    for (double rate : {0.0, -1.0, double(NAN)}) CHECK_THROWS_AS(list.add_statistic("s", {1}, zeros(), rate), Error);
+}
+
+TEST_CASE("statistics: the model's gradients are right beside one, and it follows the data over micro-steps", "[roles]") {
+    Double trial(watched(), 2, 13, 2, 13);
+    CHECK(model_gradient_difference(trial) == "");
+    trial.loss_and_gradients(0, 1, Write::overwrite);
+    trial.loss_and_gradients(1, 1, Write::add);
+    const std::vector<double> before = trial.all(trial.gpt.weights);
+    AdamW clipped;
+    clipped.grad_clip = 1e-3;
+    trial.update(clipped, 1);
+    for (int l : {0, 1}) {
+        const Tensor& mean = *trial.gpt.net.tensors.find("model.layers." + std::to_string(l) + ".self_attn.watcher.mean");
+        Double untouched(watched(), 2, 13, 2, 13);   // the activations before the update
+        untouched.loss();
+        const double* x = untouched.gpt.layers[size_t(l)].normed1;
+        for (int h = 0; h < 4; h++) {
+            double average = 0;
+            for (int t = 0; t < 26; t++) average += x[t * 12 + h] / 26;
+            const double old = before[mean.slot.offset + h];
+            CHECK(std::abs(trial.gpt.weights[mean.slot.offset + h] - (old - Watcher::RATE * (old - average))) < 1e-12);
+            CHECK(trial.gpt.m[mean.slot.offset + h] == 0);
+        }
+    }
+}
+
+TEST_CASE("statistics and frozen tensors: no part in the norm; frozen ones keep every bit", "[roles]") {
+    Double all(watched(), 2, 13, 2, 13), only(watched(true), 2, 13, 2, 13);
+    for (Double* trial : {&all, &only}) {
+        trial->loss_and_gradients();
+        const std::vector<double> before = trial->all(trial->gpt.weights);
+        double squares = 0;
+        for (const Tensor& t : trial->gpt.net.tensors)
+            for (double g : trial->of(trial->gpt.gradients, t)) squares += t.trained() ? g * g : 0;
+        trial->update({}, 1);
+        CHECK(std::abs(trial->gpt.numbers->squares - squares) <= 1e-12 * squares);
+        for (const Tensor& t : trial->gpt.net.tensors) {
+            INFO(t.name);
+            const bool moved = bit_difference(trial->of(trial->gpt.weights, t), trial->of(before.data(), t)) != "";
+            CHECK(moved == (t.role != Role::frozen));
+        }
+    }
+    CHECK(only.gpt.numbers->squares < 0.5 * all.gpt.numbers->squares);
+    CHECK(all.gpt.net.tensors.trained() > 10 * only.gpt.net.tensors.trained());
+}
+
+TEST_CASE("statistics: a gradient that is not finite leaves everything as it is", "[roles]") {
+    Float trial(watched(), 1, 13, 1, 13);
+    trial.loss_and_gradients();
+    const std::vector<float> before = trial.all(trial.gpt.weights);
+    trial.gpt.gradients[trial.gpt.net.tensors.find("model.layers.1.self_attn.watcher.mean")->slot.offset] = NAN;
+    trial.update({}, 1);
+    CHECK(std::isnan(trial.gpt.numbers->squares));
+    CHECK(bit_difference(trial.all(trial.gpt.weights), before) == "");
+}
+
+TEST_CASE("statistics and frozen tensors: two shards make the whole update, bit for bit", "[roles]") {
+    const Threads one(1);
+    for (bool only : {false, true}) {
+        const Config config = watched(only);
+        Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, Recompute::nothing, 0, 2),
+            high(config, 2, 13, 2, 13, Recompute::nothing, 1, 2);
+        for (Float* trial : {&whole, &low, &high}) trial->loss_and_gradients(), trial->update({}, 1);
+        std::copy(high.gpt.weights + high.gpt.owned_begin, high.gpt.weights + high.gpt.owned_end,
+                  low.gpt.weights + high.gpt.owned_begin);   // what ranks exchange
+        CHECK(bit_difference(low.all(low.gpt.weights), whole.all(whole.gpt.weights)) == "");
+    }
+}
+
+TEST_CASE("auxiliary loss: a part of the objective, of no validation loss; micro-steps add up", "[roles]") {
+    Double whole(watched(), 2, 13, 2, 13), micro(watched(), 2, 13, 2, 13);
+    whole.loss_and_gradients();
+    const StepNumbers once = whole.gpt.numbers[0];
+    CHECK(once.auxiliary > 0.1);
+    double expected = 0;
+    for (int l : {0, 1}) {
+        const double* x = whole.gpt.layers[size_t(l)].normed1;
+        const Slot scale = whole.gpt.net.layers[size_t(l)].attention.scale;
+        for (int t = 0; t < 26; t++)
+            for (int h = 0; h < 4; h++) expected += Watcher::LAMBDA / 2 * std::pow(whole.gpt.weights[scale.offset + h] * x[t * 12 + h], 2);
+    }
+    CHECK(std::abs(once.auxiliary - expected) < 1e-12 * expected);
+
+    for (int b : {0, 1}) {
+        const Batch batch = micro.feed.put(CPU{}, &micro.tokens[13 * b], &micro.targets[13 * b], 1, 13);
+        gpt_forward(CPU{}, micro.gpt, batch);
+        gpt_loss(CPU{}, micro.gpt, batch, b ? Write::add : Write::overwrite, 1.0 / 26);
+        gpt_backward(CPU{}, micro.gpt, batch, b ? Write::add : Write::overwrite);
+    }
+    CHECK(std::abs(micro.gpt.numbers->loss - once.loss) < 1e-12 * once.loss);
+    CHECK(std::abs(micro.gpt.numbers->auxiliary - once.auxiliary) < 1e-12 * once.auxiliary);
+    for (const Tensor& t : whole.gpt.net.tensors) {
+        INFO(t.name);
+        CHECK(difference(micro.of(micro.gpt.gradients, t), whole.of(whole.gpt.gradients, t), Tolerance{1e-12, 1e-15}) == "");
+    }
+}
+
+TEST_CASE("auxiliary loss: recomputing changes no bit; one that is not finite leaves everything as it is", "[roles]") {
+    const Threads one(1);
+    Float keeping(watched(), 2, 13, 2, 13), layers(watched(), 2, 13, 2, 13, Recompute::layers);
+    CHECK(keeping.loss_and_gradients() == layers.loss_and_gradients());
+    CHECK(keeping.gpt.numbers->auxiliary == layers.gpt.numbers->auxiliary);
+    for (const Tensor& t : keeping.gpt.net.tensors)
+        CHECK(bit_difference(layers.of(layers.gpt.gradients, t), keeping.of(keeping.gpt.gradients, t)) == "");
+    const std::vector<float> before = keeping.all(keeping.gpt.weights);
+    keeping.gpt.numbers->auxiliary = NAN;
+    keeping.update({}, 1);
+    CHECK(bit_difference(keeping.all(keeping.gpt.weights), before) == "");
+}
