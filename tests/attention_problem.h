@@ -32,6 +32,7 @@ struct Problem {
 
     size_t rows() const { return size_t(B) * NH * T; }
     size_t head_row(int b, int h, int i) const { return (size_t(b) * NH + h) * T + i; }     // index into (B, NH, T)
+    size_t query_tile(int b, int h, int t) const { return (size_t(b) * NH + h) * tiles_of(T) + t; }   // into (B, NH, tiles)
     size_t token_row(int b, int i, int h) const { return (size_t(b) * T + i) * NH + h; }    // index into (B, T, NH)
     size_t key_row(int b, int j, int h) const { return (size_t(b) * S + j) * NKV + h / (NH / NKV); }
     int q_token(int b, int h, int i) const { return q_position.empty() ? i : q_position[head_row(b, h, i)]; }
@@ -54,11 +55,12 @@ struct Problem {
 
 struct Results {
     Numbers out, gated_out;      // (B, T, NH, HS)
-    Numbers lse, entropy;        // (B, NH, T)
+    Numbers lse, entropy, pairs; // (B, NH, T)
+    Numbers tiles;               // (B, NH, tiles)
     Numbers tile_max;            // (B, NH, T, tiles)
     explicit Results(const Problem& p, double start = NAN)
         : out(p.q.size(), start), gated_out(p.q.size(), start), lse(p.rows(), start), entropy(p.rows(), start),
-          tile_max(p.rows() * tiles_of(p.S), start) {}
+          pairs(p.rows(), start), tiles(size_t(p.B) * p.NH * tiles_of(p.T), start), tile_max(p.rows() * tiles_of(p.S), start) {}
 };
 
 struct Gradients {
@@ -95,6 +97,7 @@ inline void attend(const Problem& p, const Numbers& z, int b, int h, int i, Resu
         double& peak = to.tile_max[n * tiles_of(p.S) + j / TILE];
         peak = std::max(peak, z[j]);
         if (z[j] == -INFINITY) continue;
+        to.pairs[n]++;
         const double weight = std::exp(z[j] - largest) / total;
         to.entropy[n] -= weight > 0 ? weight * std::log(weight) : 0;
         for (int d = 0; d < p.HS; d++) to.out[at + d] += weight * p.v[p.key_row(b, j, h) * p.HS + d];
@@ -102,12 +105,26 @@ inline void attend(const Problem& p, const Numbers& z, int b, int h, int i, Resu
     for (int d = 0; d < p.HS; d++) to.gated_out[at + d] = to.out[at + d] * (p.gate.empty() ? 1 : p.gate[p.token_row(b, i, h)]);
 }
 
+/// How many key tiles have a pair that counts, for one query tile after all its rows: no kernel can visit fewer.
+inline double tiles_with_pairs(const Problem& p, const Results& r, int b, int h, int q_tile) {
+    double tiles = 0;
+    for (int t = 0; t < tiles_of(p.S); t++) {
+        bool some = false;
+        for (int i = q_tile * TILE; i < std::min(p.T, (q_tile + 1) * TILE); i++)
+            some = some || r.tile_max[p.head_row(b, h, i) * tiles_of(p.S) + t] > -INFINITY;
+        tiles += some;
+    }
+    return tiles;
+}
+
 inline Results by_definition(const Problem& p, const ScoreOfPair& score, const SeenTokens& seen) {
     Results r(p, 0);
     std::fill(r.tile_max.begin(), r.tile_max.end(), -INFINITY);
     for (int b = 0; b < p.B; b++)
-        for (int h = 0; h < p.NH; h++)
+        for (int h = 0; h < p.NH; h++) {
             for (int i = 0; i < p.T; i++) attend(p, scores_of_row(p, score, seen, b, h, i), b, h, i, r);
+            for (int t = 0; t < tiles_of(p.T); t++) r.tiles[p.query_tile(b, h, t)] = tiles_with_pairs(p, r, b, h, t);
+        }
     return r;
 }
 
@@ -126,7 +143,7 @@ inline AttentionForward<double> arguments(const Problem& p, Results& to) {
     a.q_position = data_or_null(p.q_position), a.k_position = data_or_null(p.k_position);
     a.out = to.out.data(), a.lse = to.lse.data();
     a.gated_out = a.gate ? to.gated_out.data() : nullptr;
-    a.statistics = {to.entropy.data(), to.tile_max.data()};
+    a.statistics = {to.entropy.data(), to.tile_max.data(), to.pairs.data(), to.tiles.data()};
     return a;
 }
 
@@ -164,6 +181,11 @@ inline Numbers no_infinity(Numbers numbers) {
     return numbers;
 }
 
+/// NaN is not.
+inline bool at_least(const Numbers& numbers, const Numbers& others) {
+    return std::equal(numbers.begin(), numbers.end(), others.begin(), [](double a, double b) { return a >= b; });
+}
+
 inline double loss(const Problem& p, const Results& r) {
     double total = weighted_sum(r.gated_out, p.dout);
     for (size_t n = 0; n < p.dlse.size(); n++) total += std::isfinite(r.lse[n]) ? p.dlse[n] * r.lse[n] : 0;
@@ -182,6 +204,8 @@ void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, cons
     CHECK(difference(no_infinity(is.lse), no_infinity(should.lse), {1e-12}) == "");
     CHECK(difference(no_infinity(is.tile_max), no_infinity(should.tile_max), {1e-12}) == "");
     CHECK(difference(is.entropy, should.entropy, {1e-12, 1e-12}) == "");
+    CHECK(is.pairs == should.pairs);
+    CHECK(at_least(is.tiles, should.tiles));
 
     const Gradients g = backward(p, policy, is);
     auto loss_by_definition = [&] { return loss(p, by_definition(p, score, seen)); };

@@ -189,6 +189,17 @@ TEST_CASE("attention kernel E6: statistics change no output", "[attention]") {
     CHECK(bit_difference(without.lse, with.lse) == "");
 }
 
+TEST_CASE("attention kernel E6: visits the tiles that have pairs and no other, where verdicts are exact", "[attention]") {
+    Problem p(2, 330, 330, 2, 1, 8, Modified().features());
+    auto seen = [](int h, int i, int j) { return j <= i && i - j <= Windows::left(h); };
+    CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
+    CHECK(forward(p, Windows()).tiles == by_definition(p, raw, seen).tiles);
+    draw_tile_lists(p);
+    CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
+    CHECK(forward(p, Windows()).tiles == by_definition(p, raw, seen).tiles);
+    CHECK(forward(p, Windows()).pairs == by_definition(p, raw, seen).pairs);
+}
+
 TEST_CASE("attention kernel: q, k and v inside one buffer give the bits of separate ones", "[attention]") {
     const int T = 70, NH = 4, NKV = 2, HS = 8, B = 2;
     Problem p(B, T, T, NH, NKV, HS);

@@ -75,6 +75,24 @@ X largest_of(const X* row) {
     return largest;
 }
 
+/// E6, what is found on the way from tile to tile: where it starts, and what one row of z adds to it.
+template <class X>
+void clear_statistics(const AttentionForward<X>& a, int b, int h) {
+    const size_t bh = size_t(b) * a.NH + h, maxima = size_t(a.T) * tiles_of(a.S);
+    if (a.statistics.tile_max) std::fill_n(a.statistics.tile_max + bh * maxima, maxima, -std::numeric_limits<X>::infinity());
+    if (a.statistics.pairs) std::fill_n(a.statistics.pairs + bh * a.T, a.T, X(0));
+    if (a.statistics.tiles) std::fill_n(a.statistics.tiles + bh * tiles_of(a.T), tiles_of(a.T), X(0));
+}
+template <class X>
+void add_statistics(const AttentionForward<X>& a, const TilePlace& at, int r, const X* z) {
+    const size_t row = (size_t(at.b) * a.NH + at.h) * a.T + at.i0 + r;
+    if (a.statistics.pairs)
+        a.statistics.pairs[row] += X(std::count_if(z, z + TILE, [](X value) { return value > X(HIDDEN / 2); }));
+    if (!a.statistics.tile_max) return;
+    const X peak = largest_of(z);
+    if (peak > X(HIDDEN / 2)) a.statistics.tile_max[row * tiles_of(a.S) + at.j0 / TILE] = peak;
+}
+
 /// Running softmax of one query row.
 template <class X>
 struct OnlineRow {
@@ -128,11 +146,7 @@ void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b
     const TileWalk<X, P> walk(policy, a, b, h);
     std::vector<X> k_transposed(size_t(a.HS) * width), z(TILE * TILE), sums(size_t(TILE) * a.HS);
     transpose_head(k_transposed.data(), a.k, b, a.S, kv, a.HS);
-    X* const tile_max = a.statistics.tile_max;
-    if (tile_max) {
-        X* mine = tile_max + (size_t(b) * a.NH + h) * a.T * tiles_of(a.S);
-        std::fill(mine, mine + size_t(a.T) * tiles_of(a.S), -std::numeric_limits<X>::infinity());
-    }
+    clear_statistics(a, b, h);
     for (int i0 = 0; i0 < a.T; i0 += TILE) {
         std::vector<OnlineRow<X>> state(TILE);
         std::fill(sums.begin(), sums.end(), X(0));
@@ -141,11 +155,10 @@ void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b
             gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, &k_transposed[at.j0], width, X(0), z.data(),
                  TILE);
             modify_and_mask(z.data(), policy, a, walk, at, verdict);
+            if (a.statistics.tiles) a.statistics.tiles[(size_t(b) * a.NH + h) * tiles_of(a.T) + i0 / TILE] += 1;
             for (int r = 0; r < at.rows; r++) {
                 X* row = &z[r * TILE];
-                const X peak = tile_max ? largest_of(row) : X(0);
-                if (tile_max && peak > X(HIDDEN / 2))
-                    tile_max[((size_t(b) * a.NH + h) * a.T + i0 + r) * tiles_of(a.S) + at.j0 / TILE] = peak;
+                add_statistics(a, at, r, row);
                 const X rescale = absorb(state[r], row, a.statistics.entropy != nullptr);
                 if (rescale == X(1)) continue;
                 for (int d = 0; d < a.HS; d++) sums[r * a.HS + d] *= rescale;

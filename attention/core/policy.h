@@ -7,7 +7,7 @@
 //   E3 gated()                     multiplies O by a number per token and head
 //   E4 position arrays             (arguments.h) rows and columns may be gathered or permuted tokens
 //   E5 log-sum-exp                 (arguments.h) LSE out, its gradient in: branches can be merged
-//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile
+//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile, pairs seen, tiles visited
 #pragma once
 #include <cstddef>
 #include <string>

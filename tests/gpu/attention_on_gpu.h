@@ -15,14 +15,16 @@ public:
           out_(p.q.size(), NAN), gated_out_(p.q.size(), NAN), lse_(p.rows(), NAN) {}
 
     Results forward(bool statistics) {
-        DeviceArray<float> entropy(p_.rows(), NAN), tile_max(p_.rows() * tiles_of(p_.S), NAN);
+        DeviceArray<float> entropy(p_.rows(), NAN), tile_max(p_.rows() * tiles_of(p_.S), NAN), pairs(p_.rows(), NAN),
+            tiles(size_t(p_.B) * p_.NH * tiles_of(p_.T), NAN);
         AttentionForward<X> a = arguments();
-        if (statistics) a.statistics = {entropy.data(), tile_max.data()};
+        if (statistics) a.statistics = {entropy.data(), tile_max.data(), pairs.data(), tiles.data()};
         attention_forward(GPU{}, policy_, a);
         Results r(p_);
         r.out = out_.numbers(), r.lse = lse_.numbers();
         r.gated_out = p_.gate.empty() ? r.out : gated_out_.numbers();
         r.entropy = entropy.numbers(), r.tile_max = tile_max.numbers();
+        r.pairs = pairs.numbers(), r.tiles = tiles.numbers();
         return r;
     }
 
@@ -138,6 +140,8 @@ void check_attention_in(const Problem& original, const P& policy) {
     CHECK(bit_difference(with_statistics.lse, is.lse) == "");
     CHECK(difference(no_infinity(with_statistics.tile_max), no_infinity(should.tile_max), of_lse) == "");
     CHECK(difference(with_statistics.entropy, should.entropy, {of_lse.relative, 1e-4}) == "");
+    CHECK(bit_difference(with_statistics.pairs, should.pairs) == "");
+    CHECK(bit_difference(with_statistics.tiles, should.tiles) == "");
 
     check_gradients_of(gradients, backward(p, policy, should), tolerance);
 }
