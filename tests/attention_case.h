@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention/core/layer.h"
+#include "model/error.h"
 #include "model/qk_rope.cuh"
 
 /// Normal numbers, drawn in double: a float case is the rounded double case of the same seed.
@@ -88,6 +89,18 @@ public:
         x = normal_numbers<X>(BT * config.C, seed + 100);
         qkv = normal_numbers<X>(BT * (heads + config.NKV) * HS, seed + 101);
         take_memory();
+    }
+
+    /// Whether the variant takes these values together: one setting may limit another, and the number of heads may limit both.
+    static bool accepts(const LayerSizes& sizes) {
+        const Config config = config_of(sizes);
+        try {
+            Attention(config, 0);
+        } catch (const Error& error) {
+            if (error.code != Exit::usage) throw;
+            return false;
+        }
+        return true;
     }
 
     /// The same layer on the first `tokens` tokens of every sequence.

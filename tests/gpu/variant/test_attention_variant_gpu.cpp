@@ -148,6 +148,8 @@ VARIANT_CASE("one token, one tile, partial tiles, many tiles, grouped queries") 
 VARIANT_CASE("other settings") {
     for (const Setting& setting : Attention::settings())
         for (double value : {4.0, 20.0})
-            if (setting.whole && value >= setting.lowest && value <= setting.highest)
-                check_layer_in_both_types({1, 130, 2, 1, 32, {{setting.key, value}}});
+            if (const LayerSizes sizes{1, 130, 2, 1, 32, {{setting.key, value}}};
+                setting.whole && value >= setting.lowest && value <= setting.highest &&
+                AttentionCase<double, Attention>::accepts(sizes))
+                check_layer_in_both_types(sizes);
 }
