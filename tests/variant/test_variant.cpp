@@ -24,7 +24,8 @@ constexpr bool claims_causality() {
     return true;
 }
 
-/// Straight-through gradients are not the derivative of what was computed; a policy whose settings ask for them says so.
+/// Straight-through gradients, and published backward passes that leave a term out, are not the derivative of what was computed; a
+/// policy whose settings ask for them says so, and has a test of its own.
 template <class A>
 bool has_exact_gradients(const A& policy) {
     if constexpr (requires { policy.has_exact_gradients(); }) return policy.has_exact_gradients();
