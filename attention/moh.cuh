@@ -13,6 +13,7 @@
 #pragma once
 #include <algorithm>
 
+#include "attention/core/carve.h"
 #include "attention/core/layer.h"
 #include "attention/core/token_gate.cuh"
 
@@ -45,61 +46,67 @@ struct MohGates {
         return rank < active;
     }
 
-    /// The sum of the chosen heads' shares, which the released code divides by.
+    /// What the routed heads' gates are made of: the softmax over all of them, of which the printed form takes the chosen heads'
+    /// shares, and the sum of the chosen heads' exponentials, which makes the released form a softmax over those alone.
     template <class W>
-    constexpr W chosen_share(const W* routed_u, const Softmax<W>& softmax) const {
-        W sum = 0;
-        for (int n = 0; n < routed; n++)
-            if (chosen(routed_u, n)) sum += softmax.share(routed_u[n]);
-        return sum;
-    }
-    /// What shared and routed heads' gates are multiplied by besides a and p.
+    struct Routing {
+        Softmax<W> all;
+        W chosen_sum = 0;
+        constexpr Routing(const MohGates& gates, const W* u) : all(u, gates.routed) {
+            for (int n = 0; n < gates.routed; n++)
+                if (gates.chosen(u, n)) chosen_sum += exp_of(u[n] - all.largest);
+        }
+        constexpr W weight(const MohGates& gates, W u) const {
+            return exp_of(u - all.largest) / (gates.printed ? all.sum : chosen_sum);
+        }
+    };
+
+    /// What gates are multiplied by besides a and their weight.
     template <class W>
     constexpr W shared_factor() const {
-        return printed ? W(1) : W(2) * W(shared);
+        return printed ? W(1) : W(2 * shared);
     }
     template <class W>
-    constexpr W routed_factor(W share_of_chosen) const {
-        return printed ? W(1) : W(2) * W(active) / share_of_chosen;
+    constexpr W routed_factor() const {
+        return printed ? W(1) : W(2 * active);
     }
 
     template <class W>
     constexpr void forward(W* gates, const W* u) const {
         const W *of_routed = u + shared, *of_kinds = u + heads();
-        const Softmax<W> kinds(of_kinds, 2), p(of_routed, routed);
+        const Softmax<W> kinds(of_kinds, 2);
+        const Routing<W> routing(*this, of_routed);
         for (int h = 0; h < shared; h++)
             gates[h] = kinds.share(of_kinds[0]) * shared_factor<W>() * Softmax<W>(u, shared).share(u[h]);
-        const W factor = kinds.share(of_kinds[1]) * routed_factor<W>(chosen_share(of_routed, p));
-        for (int n = 0; n < routed; n++) gates[shared + n] = chosen(of_routed, n) ? factor * p.share(of_routed[n]) : W(0);
+        for (int n = 0; n < routed; n++)
+            gates[shared + n] =
+                chosen(of_routed, n) ? kinds.share(of_kinds[1]) * routed_factor<W>() * routing.weight(*this, of_routed[n]) : W(0);
     }
 
-    /// du (NS + NR + 2) from dgates; `shares` (NS + NR) has f_h, and `dloss` weighs the balance loss of one token.
-    /// Released form: with q = p_r / (sum of the chosen) a softmax over the chosen heads, dq = 2 a_r K dg and du = q (dq - <q, dq>).
-    /// Printed form: dp = a_r dg on the chosen heads, du = p (dp - <p, dp>) on all. Balance: du = balance NR dloss p (f - <f, p>).
+    /// du (NS + NR + 2) from dgates; `shares` (NS + NR) has f_h, and `dloss` weighs the balance loss of one token. With factor F:
+    ///     shared:  dp = a_s F dg, du = p (dp - <p, dp>)
+    ///     routed:  the same with w in place of p, dg only of chosen heads, and du only of those where w is a softmax over them
+    ///     balance: du = balance NR dloss p (f - <f, p>)
     template <class W>
     constexpr void backward(W* du, const W* dgates, const W* u, const W* shares, W dloss) const {
         const W *of_routed = u + shared, *of_kinds = u + heads();
-        const Softmax<W> kinds(of_kinds, 2), p(of_routed, routed);
+        const Softmax<W> kinds(of_kinds, 2);
+        const Routing<W> routing(*this, of_routed);
         const W a[2] = {kinds.share(of_kinds[0]), kinds.share(of_kinds[1])};
-        W da[2] = {0, 0};
-
+        W da[2] = {0, 0}, expected_share = 0;   // <f, p>
         for (int h = 0; h < shared; h++) da[0] += shared_factor<W>() * Softmax<W>(u, shared).share(u[h]) * dgates[h];
+        for (int n = 0; n < routed; n++) {
+            if (chosen(of_routed, n)) da[1] += routed_factor<W>() * routing.weight(*this, of_routed[n]) * dgates[shared + n];
+            expected_share += shares[shared + n] * routing.all.share(of_routed[n]);
+        }
         for (int h = 0; h < shared; h++)
             du[h] = Softmax<W>(u, shared).share(u[h]) * a[0] * (shared_factor<W>() * dgates[h] - da[0]);
-
-        const W factor = routed_factor<W>(chosen_share(of_routed, p));
-        W expected_share = 0;   // <f, p>
-        for (int n = 0; n < routed; n++) {
-            if (chosen(of_routed, n)) da[1] += factor * p.share(of_routed[n]) * dgates[shared + n];
-            expected_share += shares[shared + n] * p.share(of_routed[n]);
-        }
-        // In the released form the weighted mean of dq over the chosen heads is da[1] / (2 K): what the division gives back.
         for (int n = 0; n < routed; n++) {
             const bool on = chosen(of_routed, n);
-            const W own = on ? factor * dgates[shared + n] : W(0);
-            const W mean = printed ? da[1] : on ? da[1] / chosen_share(of_routed, p) : W(0);
+            const W own = on ? routed_factor<W>() * dgates[shared + n] : W(0);
+            const W through_gate = on || printed ? routing.weight(*this, of_routed[n]) * a[1] * (own - da[1]) : W(0);
             const W balanced = dloss * loss_factor<W>() * (shares[shared + n] - expected_share);
-            du[shared + n] = p.share(of_routed[n]) * (a[1] * (own - mean) + balanced);
+            du[shared + n] = through_gate + routing.all.share(of_routed[n]) * balanced;
         }
         const W mean = a[0] * da[0] + a[1] * da[1];
         for (int kind = 0; kind < 2; kind++) du[heads() + kind] = a[kind] * (da[kind] - mean);

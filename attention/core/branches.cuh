@@ -21,6 +21,7 @@ template <class X>
 struct BranchInputs {
     int KV;
     X *q, *k, *v;   // (B, R, NH, HS), (B, R, KV, HS) twice
+    const int* positions = nullptr;   // (B, NH, R) what the policy judges a row by (E4); null: its index; -1: padding
 
     BranchInputs(Carve& carve, const LayerShape& s, int R, int KV_) : KV(KV_) {
         const size_t row = size_t(s.B) * R * s.HS;
@@ -89,10 +90,11 @@ AttentionForward<X> gather_inputs(Device device, const BranchInputs<X>& to, cons
     a.B = in.B, a.T = rows.count, a.S = rows.count, a.NH = in.NH, a.NKV = to.KV, a.HS = in.HS;
     const size_t q_row = size_t(in.NH) * in.HS, k_row = size_t(to.KV) * in.HS;
     a.q = {to.q, q_row}, a.k = {to.k, k_row}, a.v = {to.v, k_row};
+    a.q_position = a.k_position = to.positions;
     return a;
 }
 
-/// `policy` judges rows, not tokens, and hides those that are padding.
+/// `policy` judges rows, not tokens, and hides those that are padding, unless `memory` has positions.
 template <class Device, class X, class P, class Rows>
 void branch_forward(Device device, const P& policy, const Rows& rows, const LayerInputs<X>& in, const BranchInputs<X>& memory,
                     const BranchResults<X>& to, const Statistics<X>& asked) {
@@ -101,12 +103,12 @@ void branch_forward(Device device, const P& policy, const Rows& rows, const Laye
     attention_forward(device, policy, a);
 }
 
-/// Adds to `to`. `merged` has out and lse of all branches together; `own_out` (B, R, NH, HS), where there is one, takes the place of
+/// Overwrites or adds to `to`. `merged` has out and lse of all branches together; `own_out` (B, R, NH, HS), where there is one, takes the place of
 /// the merged out: then the branches' weights count as constants.
 template <class Device, class X, class P, class Rows>
 void branch_backward(Device device, const P& policy, const Rows& rows, const LayerInputs<X>& in, const LayerState<X>& merged,
                      X* own_out, const X* dout, const QkvGradients<X>& to, const BranchInputs<X>& memory,
-                     const BranchGradients<X>& gradients) {
+                     const BranchGradients<X>& gradients, Write write = Write::add) {
     using W = Wide<X>;
     AttentionForward<X> a = gather_inputs(device, memory, rows, in);
     const RowShape queries{in.B, in.T, in.NH, in.NH, in.HS}, keys{in.B, in.T, memory.KV, in.NKV, in.HS};
@@ -121,7 +123,7 @@ void branch_backward(Device device, const P& policy, const Rows& rows, const Lay
     g.dq = {gradients.dq, q_row}, g.dk = {gradients.dk, k_row}, g.dv = {gradients.dv, k_row};
     g.workspace = gradients.kernel;
     attention_backward(device, policy, a, g);
-    send_rows_back(device, to.q, static_cast<const W*>(gradients.dq), rows, queries, Write::add);
-    send_rows_back(device, to.k, static_cast<const W*>(gradients.dk), rows, keys, Write::add);
-    send_rows_back(device, to.v, static_cast<const X*>(gradients.dv), rows, keys, Write::add);
+    send_rows_back(device, to.q, static_cast<const W*>(gradients.dq), rows, queries, write);
+    send_rows_back(device, to.k, static_cast<const W*>(gradients.dk), rows, keys, write);
+    send_rows_back(device, to.v, static_cast<const X*>(gradients.dv), rows, keys, write);
 }
