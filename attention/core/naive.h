@@ -19,10 +19,10 @@ struct LayerInputs : LayerShape {
     size_t qk_row, v_row;
     const Wide<X>*cosine, *sine;   // (T, HS / 2) RoPE's table
 
-    size_t token(int b, int t) const { return size_t(b) * T + t; }
-    const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }
-    const X* key(const X* base, int b, int t, int h) const { return query(base, b, t, h / (NH / NKV)); }
-    const X* value(int b, int t, int h) const { return v + token(b, t) * v_row + size_t(h / (NH / NKV)) * HS; }
+    constexpr size_t token(int b, int t) const { return size_t(b) * T + t; }
+    constexpr const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }
+    constexpr const X* key(const X* base, int b, int t, int h) const { return query(base, b, t, h / (NH / NKV)); }
+    constexpr const X* value(int b, int t, int h) const { return v + token(b, t) * v_row + size_t(h / (NH / NKV)) * HS; }
 };
 
 template <class X>
