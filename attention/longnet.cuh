@@ -36,12 +36,13 @@ struct SegmentBranch : Policy {
     constexpr bool visible(int h, int i, int j) const {
         return j <= i && segment.quotient(i) == segment.quotient(j) && rows.token(0, h, i) >= 0;
     }
-    /// The queries reach the end of any segment that they share with the keys but the last.
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
-        const int first = segment.quotient(std::max(i0, j0)), last = segment.quotient(std::min(i1, j1) - 1);
-        if (first > last || j0 > i1 - 1) return Tile::hidden;
+        const bool padding = rows.token(0, h, i1 - 1) < 0;
+        if (padding) i1--;
+        const int first = segment.quotient(std::max(i0, j0)), last = segment.quotient(std::min(i1, j1) - 1);   // that both share
+        if (i1 <= i0 || first > last || j0 > i1 - 1) return Tile::hidden;
         const bool one_segment = segment.quotient(std::min(i0, j0)) == segment.quotient(std::max(i1, j1) - 1);
-        return one_segment && j1 - 1 <= i0 && rows.token(0, h, i1 - 1) >= 0 ? Tile::full : Tile::mixed;
+        return one_segment && j1 - 1 <= i0 && !padding ? Tile::full : Tile::mixed;
     }
 };
 

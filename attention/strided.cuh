@@ -26,6 +26,9 @@ struct ColumnRows {
     constexpr int row(int, int, int token) const {
         return stride.remainder(token) * length.divisor() + stride.quotient(token);
     }
+    constexpr int tokens_of(int column) const {
+        return length.divisor() - ((length.divisor() - 1) * stride.divisor() + column >= T);
+    }
 };
 
 /// Pairs of rows: two tokens of a column that are further apart than one row, which the window has. Padding is at the end of a
@@ -37,13 +40,15 @@ struct ColumnBranch : Policy {
     constexpr bool visible(int, int i, int j) const {
         return i - j >= 2 && rows.length.quotient(i) == rows.length.quotient(j) && rows.token(0, 0, i) >= 0;
     }
-    /// Between the first and the last column that queries and keys share, whole columns meet.
     constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
         const int length = rows.length.divisor(), first = rows.length.quotient(std::max(i0, j0)),
-                  last = rows.length.quotient(std::min(i1, j1) - 1);
-        auto farthest = [&](int c) { return std::min(i1, (c + 1) * length) - 1 - std::max(j0, c * length); };
-        if (first > last || length < 3) return Tile::hidden;
-        if (last - first < 2 && farthest(first) < 2 && farthest(last) < 2) return Tile::hidden;
+                  last = rows.length.quotient(std::min(i1, j1) - 1);   // columns that queries and keys share
+        bool some = false;
+        for (int c = first; c <= last && length >= 3 && !some; c++) {
+            const int end = std::min(i1, c * length + rows.tokens_of(c)), begin = std::max(j0, c * length);
+            some = end > i0 && end - 1 - begin >= 2;
+        }
+        if (!some) return Tile::hidden;
         const bool one_column = rows.length.quotient(std::min(i0, j0)) == rows.length.quotient(std::max(i1, j1) - 1);
         return one_column && i0 - (j1 - 1) >= 2 && rows.token(0, 0, i1 - 1) >= 0 ? Tile::full : Tile::mixed;
     }
