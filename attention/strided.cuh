@@ -2,10 +2,10 @@
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and j in A1(i) or A2(i)
 //     A1(i) = {j : i - j <= l}      A2(i) = {j : (i - j) mod l = 0}
 // The paper names three ways of combining the two: layer by layer in turn, one after the other over the heads, or merged. This is
-// the merged one, a single softmax over the union. (The released code counts the window as l keys; the paper, and this file, l + 1.)
-// In the order of the text A2 is one key in every tile: nothing can be skipped. So there are two branches without a common key, whose
-// log-sum-exps make one softmax of them (core/merge.cuh): the window in the order of the text, and what A2 adds to it in an order in
-// which it is dense: sorted by (t mod l, t div l), as if the text were written in rows of l tokens and read column by column.
+// the merged one, a single softmax over the union. (The released code's window has l keys, the paper's, and this one, l + 1.)
+// In the order of the text every tile has a few keys of A2: nothing can be skipped. So there are two branches without a common key,
+// whose log-sum-exps make one softmax of them (core/merge.cuh): the window in the order of the text, and what A2 adds to it in an
+// order in which it is dense, sorted by (t mod l, t div l), as if the text were written in rows of l tokens and read in columns.
 #pragma once
 #include "attention/core/branches.cuh"
 #include "attention/core/pattern.h"

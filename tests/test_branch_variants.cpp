@@ -1,5 +1,5 @@
-// The mechanisms that are made of branches, beyond what every variant is tested for: what their kernels visit and report, verdicts on
-// rectangles of rows, and the backward pass of LongNet's released code.
+// The mechanisms that are made of branches, beyond what every variant is tested for: what their kernels visit and report, verdicts
+// on rectangles of rows, and the backward pass of LongNet's released code.
 #include "attention/longnet.cuh"
 #include "attention/sinks_cache.cuh"
 #include "attention/strided.cuh"
@@ -16,6 +16,7 @@ using Numbers = std::vector<double>;
 template <class P>
 P variant(const Values& settings = {}) {
     Config config;
+    config.NH = 4, config.NKV = 2;
     config.settings = settings;
     complete_settings(config, P::settings());
     return P(config, 0);
@@ -35,7 +36,8 @@ struct Layer {
         : policy(variant<P>(settings)), T(T_), qk(normal_numbers(size_t(B) * T * QK, 1)), v(normal_numbers(size_t(B) * T * V, 2)),
           out(size_t(B) * T * NH * HS, NAN), lse(size_t(B) * NH * T, NAN), cosine(size_t(T) * HS / 2, 1), sine(cosine.size(), 0),
           entropy(lse), pairs(lse), tiles(size_t(B) * NH * tiles_of(T), NAN), kept(policy.template kept_bytes<double>(inputs())),
-          workspace(policy.template workspace_bytes<double>(CPU{}, inputs())), state{{}, out.data(), out.data(), lse.data(), kept.data()} {
+          workspace(policy.template workspace_bytes<double>(CPU{}, inputs())),
+          state{{}, out.data(), out.data(), lse.data(), kept.data()} {
         const Statistics<double> statistics{entropy.data(), nullptr, pairs.data(), tiles.data()};
         attention_layer_forward(CPU{}, policy, inputs(), qk.data(), state, workspace.data(), statistics);
     }
@@ -100,8 +102,8 @@ void check_verdicts(const P& policy, int rows) {
     auto below = [&](int n) { return int(generator() % uint64_t(n)); };
     int wrong = 0;
     for (int n = 0; n < 3000; n++) {
-        const int most = n % 3 ? 12 : 80, h = below(4), i0 = below(rows), j0 = below(rows), i1 = std::min(rows, i0 + 1 + below(most)),
-                  j1 = std::min(rows, j0 + 1 + below(most));
+        const int most = n % 3 ? 12 : 80, h = below(4), i0 = below(rows), j0 = below(rows);
+        const int i1 = std::min(rows, i0 + 1 + below(most)), j1 = std::min(rows, j0 + 1 + below(most));
         bool some = false, all = true;
         for (int i = i0; i < i1; i++)
             for (int j = j0; j < j1; j++) {
@@ -116,10 +118,11 @@ void check_verdicts(const P& policy, int rows) {
 
 }   // namespace
 
-// Pairs were counted elsewhere from dense masks. Tiles: strided's window of 128 is 3 tiles wide (but for the first two of 32) and four
-// of its columns of 16 share a tile of their own; LongNet's segments of 4 x 4 tiles, 10 causal ones, fill 8 + 4 + 2 + 1 times.
+// Pairs were counted elsewhere from dense masks. Tiles: strided's window of 128 is 3 tiles wide (but for the first two of 32) and
+// four of its columns of 16 share a tile of their own; LongNet's 8 + 4 + 2 + 1 segments of 4 x 4 tiles have 10 causal ones each.
 TEST_CASE("branch variants: pairs and tiles at T = 2048", "[attention][branches]") {
-    const PairCount of_strided = variant<strided>().expected_pairs(1, 2048), of_longnet = variant<longnet>().expected_pairs(1, 2048);
+    const PairCount of_strided = variant<strided>().expected_pairs(1, 2048);
+    const PairCount of_longnet = variant<longnet>().expected_pairs(1, 2048);
     CHECK(of_strided.pairs == 269376);
     CHECK(of_strided.tiles == 3 * 32 - 3 + 32);
     CHECK(of_longnet.pairs == 493440);
@@ -134,7 +137,8 @@ TEST_CASE("branch variants: pairs, tiles and entropy are reported as they are", 
     for (int T : {1, 65, 200}) {
         for (double l : {1, 7, 20, 128})
             check_statistics<strided>(
-                T, {{"strided_stride", l}}, [&](int, int i, int j) { return j <= i && (i - j <= l || (i - j) % int(l) == 0); }, true);
+                T, {{"strided_stride", l}},
+                [&](int, int i, int j) { return j <= i && (i - j <= l || (i - j) % int(l) == 0); }, true);
         for (int branches : {1, 2, 4})
             check_statistics<longnet>(
                 T, {{"longnet_segment", 12}, {"longnet_branches", branches}},
@@ -163,6 +167,20 @@ TEST_CASE("branch variants judge every rectangle of rows", "[attention][branches
         for (int branches : {1, 3}) check_verdicts(variant<longnet>({{"longnet_segment", w}, {"longnet_branches", branches}}), 300);
     }
     for (int left : {0, 1, 20, 100}) check_verdicts(SinkBranch(10, left), 200);
+}
+
+TEST_CASE("longnet says how many keys a cache has to keep", "[attention][branches]") {
+    const longnet policy = variant<longnet>({{"longnet_segment", 6}, {"longnet_branches", 3}});
+    for (int T = 1; T < 60; T++) {
+        int keys = 0;
+        for (int kv = 0; kv < 2; kv++)
+            for (int j = 0; j < T; j++) {
+                bool seen = false;
+                for (int i = T - 1; i < T + 24; i++) seen = seen || policy.visible(2 * kv, i, j) || policy.visible(2 * kv + 1, i, j);
+                keys += seen;
+            }
+        CHECK(policy.cached_keys(T) == keys / 2.0);
+    }
 }
 
 // dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>): the branch's output where the one softmax has the mixture's.
