@@ -1,14 +1,14 @@
 // LongNet, dilated attention (Ding et al. 2023, arXiv 2307.02486; the released torchscale code): near keys all, far keys ever more
-// thinly. Branch n = 1 .. N cuts the text into segments of w_n tokens and keeps every r_n-th token of a segment, beginning at another
-// one in every head; the tokens that are kept attend to each other, causally, inside their segment.
-//     w_n = w 2^(n-1)   r_n = 2^(n-1)   kept in head h: t mod r_n = h mod r_n      (w divides into r_n: segments begin at multiples)
+// thinly. Branch n = 1 .. N cuts the text into segments of w_n tokens and keeps every r_n-th token of them, in every head beginning
+// at another one; the tokens that are kept attend to each other, causally, inside their segment.
+//     w_n = w 2^(n-1)   r_n = 2^(n-1)   kept in head h: t mod r_n = h mod r_n
 //     out = sum_n alpha_n out_n         alpha_n = exp(lse_n) / sum_m exp(lse_m)    over the branches that keep the token
 // Every token is kept by branch 1. The mixture is exactly one softmax, in which a pair counts once for every branch that has it:
 //     z_ij = q_i.k_j / sqrt(HS) + log(number of branches that have the pair)
 // The paper fixes alpha's formula, not whether gradients go through it; here they do, and --longnet-detach 1 is the released code,
 // which takes alpha as a constant: then dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>).
-// Kept tokens are gathered (core/branches.cuh): every branch is dense causal attention in segments of w rows, whatever r_n, and costs
-// 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
+// Kept tokens are gathered (core/branches.cuh): every branch is dense causal attention in segments of w rows, whatever r_n, and
+// costs 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
 #pragma once
 #include "attention/core/branches.cuh"
 #include "attention/core/pattern.h"
@@ -36,12 +36,13 @@ struct SegmentBranch : Policy {
     constexpr bool visible(int h, int i, int j) const {
         return j <= i && segment.quotient(i) == segment.quotient(j) && rows.token(0, h, i) >= 0;
     }
-    /// The queries reach the end of any segment that they share with the keys but the last.
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
-        const int first = segment.quotient(std::max(i0, j0)), last = segment.quotient(std::min(i1, j1) - 1);
-        if (first > last || j0 > i1 - 1) return Tile::hidden;
+        const bool padding = rows.token(0, h, i1 - 1) < 0;
+        if (padding) i1--;
+        const int first = segment.quotient(std::max(i0, j0)), last = segment.quotient(std::min(i1, j1) - 1);   // that both share
+        if (i1 <= i0 || first > last || j0 > i1 - 1) return Tile::hidden;
         const bool one_segment = segment.quotient(std::min(i0, j0)) == segment.quotient(std::max(i1, j1) - 1);
-        return one_segment && j1 - 1 <= i0 && rows.token(0, h, i1 - 1) >= 0 ? Tile::full : Tile::mixed;
+        return one_segment && j1 - 1 <= i0 && !padding ? Tile::full : Tile::mixed;
     }
 };
 
@@ -51,10 +52,11 @@ struct longnet : Policy {
     Divisor segment;   // w
     int branches;      // N
     bool detach;
+    int NH, NKV;
 
     longnet(const Config& config, int layer)
         : Policy(config, layer), segment(int(config.setting("longnet_segment"))), branches(int(config.setting("longnet_branches"))),
-          detach(config.setting("longnet_detach") != 0) {}
+          detach(config.setting("longnet_detach") != 0), NH(config.NH), NKV(config.NKV) {}
 
     static std::vector<Setting> settings() {
         return {{"--longnet-segment", "longnet_segment", 256, 1, 1e9, true, "w: tokens of a segment of the first branch"},
@@ -81,7 +83,8 @@ struct longnet : Policy {
         bool some = false;
         for (int n = 0; n < branches && !some; n++) {
             const DilatedRows rows(FOR_EVER, n);
-            const Rectangle kept{rows.rows_before(h, i0), rows.rows_before(h, i1), rows.rows_before(h, j0), rows.rows_before(h, j1)};
+            auto row = [&](int token) { return rows.rows_before(h, token); };
+            const Rectangle kept{row(i0), row(i1), row(j0), row(j1)};
             if (kept.empty()) continue;
             const Tile verdict = branch(n, FOR_EVER).tile(h, kept.i0, kept.i1, kept.j0, kept.j1);
             if (n == 0 && verdict == Tile::full) return Tile::full;
@@ -90,11 +93,31 @@ struct longnet : Policy {
         return some ? Tile::mixed : Tile::hidden;
     }
 
+    /// Of the first T keys those that a row from T - 1 on will see in a segment that is not over yet, per key/value head.
+    double cached_keys(int T) const {
+        auto needed = [&](int h, int j) {
+            for (int n = 0; n < branches; n++) {
+                const DilatedRows rows(FOR_EVER, n);
+                const int key = rows.row(0, h, j), next = rows.rows_before(h, T - 1);
+                if (key >= 0 && segment.quotient(key) == segment.quotient(next)) return true;
+            }
+            return false;
+        };
+        int keys = 0;
+        for (int kv = 0; kv < NKV; kv++)
+            for (int j = 0; j < T; j++) {
+                bool by_group = false;
+                for (int h = kv * (NH / NKV); h < (kv + 1) * (NH / NKV); h++) by_group = by_group || needed(h, j);
+                keys += by_group;
+            }
+        return double(keys) / NKV;
+    }
+
     /// What the kernels really visit: a pair once per branch that has it.
-    PairCount expected_pairs(int NH, int T) const {
+    PairCount expected_pairs(int heads, int T) const {
         PairCount all;
         for (int n = 0; n < branches; n++) {
-            const PairCount one = count_pairs(branch(n, T), NH, DilatedRows(T, n).count);
+            const PairCount one = count_pairs(branch(n, T), heads, DilatedRows(T, n).count);
             all.pairs += one.pairs, all.tiles += one.tiles;
         }
         return all;

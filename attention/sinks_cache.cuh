@@ -1,7 +1,7 @@
 // StreamingLLM with the positions of its cache (Xiao et al. 2023, arXiv 2309.17453, and its code): the mask of sinks.cuh, but RoPE
-// sees where a key lies in the cache, not in the text. The cache holds s sinks and the last w = left + 1 keys; its places are numbered
-// from 0, so that no distance is ever greater than s + w - 1 however long the text gets. Inside the window distances stay what they
-// were; only those to a sink that has left the window do not grow any more:
+// sees where a key lies in the cache, not in the text. The cache holds s sinks and the last w = left + 1 keys; its places are
+// numbered from 0, so that no distance is ever greater than s + w - 1 however long the text gets. Inside the window distances stay
+// what they were; only those to a sink that has left the window do not grow any more:
 //     z_ij = q_i.k_j / sqrt(HS)     for i - left <= j <= i
 //     z_ij = q'_i.k_j / sqrt(HS)    for j < s, j < i - left,    q'_i = RoPE(q_pre_i, min(i, s + w - 1)), k_j = RoPE(k_pre_j, j)
 // The published models were trained with the positions of the text and met these only when they spoke; trained with them, a model

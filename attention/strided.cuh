@@ -2,10 +2,10 @@
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and j in A1(i) or A2(i)
 //     A1(i) = {j : i - j <= l}      A2(i) = {j : (i - j) mod l = 0}
 // The paper names three ways of combining the two: layer by layer in turn, one after the other over the heads, or merged. This is
-// the merged one, a single softmax over the union. (The released code counts the window as l keys; the paper, and this file, l + 1.)
-// In the order of the text A2 is one key in every tile: nothing can be skipped. So there are two branches without a common key, whose
-// log-sum-exps make one softmax of them (core/merge.cuh): the window in the order of the text, and what A2 adds to it in an order in
-// which it is dense: sorted by (t mod l, t div l), as if the text were written in rows of l tokens and read column by column.
+// the merged one, a single softmax over the union. (The released code's window has l keys, the paper's, and this one, l + 1.)
+// In the order of the text every tile has a few keys of A2: nothing can be skipped. So there are two branches without a common key,
+// whose log-sum-exps make one softmax of them (core/merge.cuh): the window in the order of the text, and what A2 adds to it in an
+// order in which it is dense, sorted by (t mod l, t div l), as if the text were written in rows of l tokens and read in columns.
 #pragma once
 #include "attention/core/branches.cuh"
 #include "attention/core/pattern.h"
@@ -26,6 +26,9 @@ struct ColumnRows {
     constexpr int row(int, int, int token) const {
         return stride.remainder(token) * length.divisor() + stride.quotient(token);
     }
+    constexpr int tokens_of(int column) const {
+        return length.divisor() - ((length.divisor() - 1) * stride.divisor() + column >= T);
+    }
 };
 
 /// Pairs of rows: two tokens of a column that are further apart than one row, which the window has. Padding is at the end of a
@@ -37,13 +40,15 @@ struct ColumnBranch : Policy {
     constexpr bool visible(int, int i, int j) const {
         return i - j >= 2 && rows.length.quotient(i) == rows.length.quotient(j) && rows.token(0, 0, i) >= 0;
     }
-    /// Between the first and the last column that queries and keys share, whole columns meet.
     constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
         const int length = rows.length.divisor(), first = rows.length.quotient(std::max(i0, j0)),
-                  last = rows.length.quotient(std::min(i1, j1) - 1);
-        auto farthest = [&](int c) { return std::min(i1, (c + 1) * length) - 1 - std::max(j0, c * length); };
-        if (first > last || length < 3) return Tile::hidden;
-        if (last - first < 2 && farthest(first) < 2 && farthest(last) < 2) return Tile::hidden;
+                  last = rows.length.quotient(std::min(i1, j1) - 1);   // columns that queries and keys share
+        bool some = false;
+        for (int c = first; c <= last && length >= 3 && !some; c++) {
+            const int end = std::min(i1, c * length + rows.tokens_of(c)), begin = std::max(j0, c * length);
+            some = end > i0 && end - 1 - begin >= 2;
+        }
+        if (!some) return Tile::hidden;
         const bool one_column = rows.length.quotient(std::min(i0, j0)) == rows.length.quotient(std::max(i1, j1) - 1);
         return one_column && i0 - (j1 - 1) >= 2 && rows.token(0, 0, i1 - 1) >= 0 ? Tile::full : Tile::mixed;
     }

@@ -199,8 +199,9 @@ private:
         On<Device, W> lse, entropy, pairs, tiles;
 
         Run(const Merge& m, const Arrays<W>& in, Device device)
-            : out(buffer<W>(m.size(), Write::overwrite)), lse(buffer<W>(m.size() / m.s.HS, Write::overwrite)), entropy(lse.numbers()),
-              pairs(lse.numbers()), tiles(buffer<W>(size_t(m.s.B) * m.s.NH * tiles_of(m.s.T), Write::overwrite)) {
+            : out(buffer<W>(m.size(), Write::overwrite)), lse(buffer<W>(m.size() / m.s.HS, Write::overwrite)),
+              entropy(lse.numbers()), pairs(lse.numbers()),
+              tiles(buffer<W>(size_t(m.s.B) * m.s.NH * tiles_of(m.s.T), Write::overwrite)) {
             const size_t count = m.rows.size();
             for (size_t n = 0; n < count; n++) outs.push_back(std::make_unique<On<Device, X>>(in[n]));
             for (size_t n = count; n < in.size(); n++) numbers.push_back(std::make_unique<On<Device, W>>(in[n]));

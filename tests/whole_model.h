@@ -23,6 +23,7 @@ inline Config config_of(const Form& form) {
     c.rope_theta = 1e4, c.norm_eps = 1e-5;
     c.settings = {{"attention_window", 9.0}, {"attention_dense_until", 5.0}, {"asga_hidden", 5.0}};   // small, so that they cut
     c.settings.insert({{"shaw_clip", 7.0}, {"sinks_tokens", 3.0}, {"longformer_globals", 5.0}, {"bigbird_block", 8.0}});
+    c.settings.insert({{"strided_stride", 7.0}, {"longnet_segment", 6.0}, {"routing_clusters", 3.0}, {"mosa_rho", 2.0}});
     c.settings.insert({{"fixed_factorized_chunk", 16.0}, {"fixed_factorized_summary", 3.0}});
     c.settings.insert({{"deepspeed_fixed_block", 5.0}, {"deepspeed_fixed_local", 3.0}, {"deepspeed_fixed_per_head", 1.0}});
     return c;

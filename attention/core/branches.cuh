@@ -1,7 +1,7 @@
 // Running one branch of several that merge.cuh puts together: a kernel call over rows that are chosen tokens, or tokens in another
 // order (rows.cuh). Branches in the order of the text are attention_layer_forward() and its backward (layer.h) of a policy each.
-// Forward, a branch leaves its own out and log-sum-exp, to be merged. Backward, it is given the merged ones: its kernel then computes
-// the gradients of the one softmax over all branches as far as its pairs go (merge.cuh has the algebra), and they are added up.
+// Forward, a branch leaves its own out and log-sum-exp, to be merged. Backward, it is given the merged ones: its kernel then
+// computes the gradients of the one softmax over all branches as far as its pairs go (merge.cuh has the algebra), to be added up.
 #pragma once
 #include "attention/core/carve.h"
 #include "attention/core/layer.h"
@@ -61,8 +61,8 @@ struct BranchResults {
     }
 };
 
-/// Memory for its backward pass besides BranchInputs: merged out, its gradient and log-sum-exp in the branch's order, gradients, and
-/// what the kernel needs.
+/// Memory for its backward pass besides BranchInputs: merged out, its gradient and log-sum-exp in the branch's order, gradients,
+/// and what the kernel needs.
 template <class X>
 struct BranchGradients {
     X *out, *dout;       // (B, R, NH, HS)
@@ -74,7 +74,8 @@ struct BranchGradients {
     BranchGradients(Carve& carve, const LayerShape& s, int R, int KV, size_t kernel_bytes) {
         const size_t rows = size_t(s.B) * R;
         out = carve.take<X>(rows * s.NH * s.HS), dout = carve.take<X>(rows * s.NH * s.HS), lse = carve.take<Wide<X>>(rows * s.NH);
-        dq = carve.take<Wide<X>>(rows * s.NH * s.HS), dk = carve.take<Wide<X>>(rows * KV * s.HS), dv = carve.take<X>(rows * KV * s.HS);
+        dq = carve.take<Wide<X>>(rows * s.NH * s.HS), dk = carve.take<Wide<X>>(rows * KV * s.HS);
+        dv = carve.take<X>(rows * KV * s.HS);
         kernel = carve.take<std::byte>(kernel_bytes);
     }
 };
@@ -103,8 +104,8 @@ void branch_forward(Device device, const P& policy, const Rows& rows, const Laye
     attention_forward(device, policy, a);
 }
 
-/// Overwrites or adds to `to`. `merged` has out and lse of all branches together; `own_out` (B, R, NH, HS), where there is one, takes the place of
-/// the merged out: then the branches' weights count as constants.
+/// Overwrites or adds to `to`. `merged` has out and lse of all branches together; `own_out` (B, R, NH, HS), where there is one, takes
+/// the place of the merged out: then the branches' weights count as constants.
 template <class Device, class X, class P, class Rows>
 void branch_backward(Device device, const P& policy, const Rows& rows, const LayerInputs<X>& in, const LayerState<X>& merged,
                      X* own_out, const X* dout, const QkvGradients<X>& to, const BranchInputs<X>& memory,

@@ -1,14 +1,14 @@
-// E5: branches of attention become one through their log-sum-exps. A branch has a softmax of its own over keys of its own; exp(lse_n)
-// is what its keys weigh in a softmax over the keys of all branches. For every row
+// E5: branches of attention become one through their log-sum-exps. A branch has a softmax of its own over keys of its own, and
+// exp(lse_n) is what these weigh in a softmax over the keys of all branches. For every row
 //     lse = log sum_n exp(lse_n)     w_n = exp(lse_n - lse)     out = sum_n w_n out_n
-// A branch that does not have the row, or sees nothing in it (lse_n = -infinity), has weight 0; a row in which no branch sees anything
-// gives out 0 and lse -infinity. Backwards, since dw_n / dlse_m = w_n ([n = m] - w_m):
+// A branch that does not have the row, or sees nothing in it (lse_n = -infinity), has weight 0; a row in which no branch sees
+// anything gives out 0 and lse -infinity. Backwards, since dw_n / dlse_m = w_n ([n = m] - w_m):
 //     dout_n = w_n dout     dlse_n = w_n <dout, out_n - out>
 // In the kernel of branch n, with P_n its softmax and P = w_n P_n = exp(z - lse), this becomes
 //     dz = P_n (<dout_n, v> - <dout_n, out_n> + dlse_n) = P (<dout, v> - <dout, out>)
-// which is the backward pass of the one softmax, on the branch's pairs. A kernel that is given the merged out and lse, and dout as it
-// is, therefore needs nothing kept of the branches and no merge_backward(): so does branches.cuh. merge_backward() is for branches
-// whose outputs or log-sum-exps are read elsewhere too.
+// which is the backward pass of the one softmax, on the branch's pairs. A kernel that is given the merged out and lse, and dout as
+// it is, therefore needs nothing kept of the branches and no merge_backward(): branches.cuh does it so. merge_backward() is for
+// branches whose outputs or log-sum-exps are read elsewhere too.
 #pragma once
 #include <cmath>
 
@@ -103,8 +103,8 @@ void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, cons
             }
 }
 
-/// dout_n (B, R, NH, HS) and dlse_n (B, NH, R) of one branch, 0 where a row is padding, from the gradient dout (B, T, NH, HS) of the
-/// merged out.
+/// dout_n (B, R, NH, HS) and dlse_n (B, NH, R) of one branch, 0 where a row is padding, from dout (B, T, NH, HS), the gradient of
+/// the merged out.
 template <class X, class Rows>
 void merge_backward(CPU, X* dout_n, Wide<X>* dlse_n, const X* dout, const X* out, const Wide<X>* lse, const Branch<X, Rows>& one,
                     const RowShape& s) {
