@@ -235,6 +235,21 @@ TEST_CASE("head gate: on, off, straight-through", "[attention]") {
     CHECK(with.dweights != without.dweights);
 }
 
+TEST_CASE("adaptive_sparse and seer say how many pairs and tiles they expect", "[attention]") {
+    const auto count = [](const Settings& settings, int T) {
+        return Case<seer>({1, 1, 2, 1, 8, settings}).policy.expected_pairs(2, T);
+    };
+    for (const Settings& dense : {Settings{{S + "top_k", 100}}, {{S + "distil", 2}, {S + "top_k", 1}}, {{S + "threshold", 0.1}}}) {
+        CHECK(count(dense, 330).pairs == 330 * 331);
+        CHECK(count(dense, 330).tiles == 6 * 7);
+    }
+    // 5 full blocks and 10 rows: each its own triangle; one past block of 64 keys but for the first.
+    CHECK(count({{S + "top_k", 1}}, 330).pairs == 2 * (5 * 64 * 65 / 2 + 10 * 11 / 2 + (4 * 64 + 10) * 64));
+    CHECK(count({{S + "top_k", 1}}, 330).tiles == 2 * (6 + 5));
+    CHECK(count({{S + "top_k", 1}, {S + "sink", 1}}, 330).tiles == 2 * (6 + 5 + 4));
+    CHECK(count({{S + "top_k", 1}, {S + "block", 128}}, 330).tiles == 2 * (3 * 3 + 2 * 4));
+}
+
 TEST_CASE("adaptive_sparse and seer refuse what makes no sense, and name what does", "[attention]") {
     for (double block : {65.0, 100.0}) {
         CHECK(mentions(refusal<adaptive_sparse>(2, 1, {{A + "block", block}}), "multiple of 64 from 64 to 4096"));
