@@ -8,6 +8,7 @@
 #include "tests/catch.h"
 #include "tests/check.h"
 #include "tests/threads.h"
+#include "tests/whole_model.h"
 
 namespace {
 
@@ -217,6 +218,25 @@ TEST_CASE("distillation alone: dense attention without any gate, and only the ga
     for (const char* name : {"adaptive_sparse.head.weight", "q_proj.weight"}) CHECK(!layer.policy.trains(prefix + name));
     CHECK(own.policy.trains(prefix + "seer.w_gq"));
     CHECK(Case<seer>({1, 1, 2, 1, 8, {}}).policy.trains(prefix + "q_proj.weight"));
+}
+
+TEST_CASE("distillation in a whole model: a part of the objective, per token, whatever the micro-steps", "[attention]") {
+    const Threads one(1);
+    Config config = config_of(Form{});
+    config.L = 1;   // one layer: the teacher does not depend on the gate
+    config.settings = {{S + "top_k", 1}};
+    Trial<double, seer> whole(config, 2, 200, 2, 200), micro(config, 2, 200, 2, 200);
+    const double loss = whole.loss_and_gradients();
+    CHECK(whole.gpt.numbers->auxiliary > 1);
+    CHECK(std::abs(micro.loss_and_gradients(0, 1, Write::overwrite) + micro.loss_and_gradients(1, 1, Write::add) - loss) <= 1e-13 * loss);
+    for (const Tensor& t : whole.gpt.net.tensors) {
+        INFO(t.name);
+        const Numbers gradient = whole.of(whole.gpt.gradients, t), direction = random_numbers<double>(t.slot.size, 23);
+        CHECK(difference(micro.of(micro.gpt.gradients, t), gradient, {1e-12, 1e-15}) == "");
+        if (t.name.find("seer.") == std::string::npos) continue;
+        CHECK(std::abs(weighted_sum(gradient, direction) - slope_along(whole, t, direction)) <= 1e-8);
+        CHECK(std::abs(weighted_sum(gradient, direction)) > 1e-4);
+    }
 }
 
 TEST_CASE("head gate: on, off, straight-through", "[attention]") {
