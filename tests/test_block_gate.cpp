@@ -8,6 +8,7 @@
 #include "tests/catch.h"
 #include "tests/check.h"
 #include "tests/threads.h"
+#include "tests/whole_model.h"
 
 namespace {
 
@@ -219,6 +220,25 @@ TEST_CASE("distillation alone: dense attention without any gate, and only the ga
     CHECK(Case<seer>({1, 1, 2, 1, 8, {}}).policy.trains(prefix + "q_proj.weight"));
 }
 
+TEST_CASE("distillation in a whole model: a part of the objective, per token, whatever the micro-steps", "[attention]") {
+    const Threads one(1);
+    Config config = config_of(Form{});
+    config.L = 1;   // one layer: the teacher does not depend on the gate
+    config.settings = {{S + "top_k", 1}};
+    Trial<double, seer> whole(config, 2, 200, 2, 200), micro(config, 2, 200, 2, 200);
+    const double loss = whole.loss_and_gradients();
+    CHECK(whole.gpt.numbers->auxiliary > 1);
+    CHECK(std::abs(micro.loss_and_gradients(0, 1, Write::overwrite) + micro.loss_and_gradients(1, 1, Write::add) - loss) <= 1e-13 * loss);
+    for (const Tensor& t : whole.gpt.net.tensors) {
+        INFO(t.name);
+        const Numbers gradient = whole.of(whole.gpt.gradients, t), direction = random_numbers<double>(t.slot.size, 23);
+        CHECK(difference(micro.of(micro.gpt.gradients, t), gradient, {1e-12, 1e-15}) == "");
+        if (t.name.find("seer.") == std::string::npos) continue;
+        CHECK(std::abs(weighted_sum(gradient, direction) - slope_along(whole, t, direction)) <= 1e-8);
+        CHECK(std::abs(weighted_sum(gradient, direction)) > 1e-4);
+    }
+}
+
 TEST_CASE("head gate: on, off, straight-through", "[attention]") {
     const HeadGate exact{0, 0, 0.3f, false, 0}, straight{0, 0, 0.3f, true, 0};
     CHECK(std::abs(exact.gate(0.0) - 0.5) < 1e-12);
@@ -233,6 +253,21 @@ TEST_CASE("head gate: on, off, straight-through", "[attention]") {
     with.forward(), with.backward(dout);
     CHECK(bit_difference(with.result(), without.result()) == "");
     CHECK(with.dweights != without.dweights);
+}
+
+TEST_CASE("adaptive_sparse and seer say how many pairs and tiles they expect", "[attention]") {
+    const auto count = [](const Settings& settings, int T) {
+        return Case<seer>({1, 1, 2, 1, 8, settings}).policy.expected_pairs(2, T);
+    };
+    for (const Settings& dense : {Settings{{S + "top_k", 100}}, {{S + "distil", 2}, {S + "top_k", 1}}, {{S + "threshold", 0.1}}}) {
+        CHECK(count(dense, 330).pairs == 330 * 331);
+        CHECK(count(dense, 330).tiles == 6 * 7);
+    }
+    // 5 full blocks and 10 rows: each its own triangle; one past block of 64 keys but for the first.
+    CHECK(count({{S + "top_k", 1}}, 330).pairs == 2 * (5 * 64 * 65 / 2 + 10 * 11 / 2 + (4 * 64 + 10) * 64));
+    CHECK(count({{S + "top_k", 1}}, 330).tiles == 2 * (6 + 5));
+    CHECK(count({{S + "top_k", 1}, {S + "sink", 1}}, 330).tiles == 2 * (6 + 5 + 4));
+    CHECK(count({{S + "top_k", 1}, {S + "block", 128}}, 330).tiles == 2 * (3 * 3 + 2 * 4));
 }
 
 TEST_CASE("adaptive_sparse and seer refuse what makes no sense, and name what does", "[attention]") {

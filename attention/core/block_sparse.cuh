@@ -169,6 +169,22 @@ struct BlockSparse : Policy {
         return distil_mode != Distil::alone || tensor.find(".w_g") != std::string::npos;
     }
 
+    /// Of one sequence: what top_k leaves. A threshold leaves what the data says; it is counted as dense, the most that it can be.
+    PairCount expected_pairs(int heads, int T) const {
+        const bool chooses = distil_mode != Distil::alone && mask != BlockMask::soft && choice.threshold < 0;
+        const GateShape s{1, T, heads, NKV, HS, block, query};
+        PairCount count;
+        for (int h = 0; h < heads; h++)
+            for (int r = 0; r < s.blocks(); r++) {
+                const double rows = s.tokens(r), tiles = tiles_of(s.tokens(r));
+                const int forced = std::min(choice.leading, r);
+                const int past = chooses && h >= dense() ? forced + std::min(choice.top, r - forced) : r;
+                count.pairs += rows * past * block + rows * (rows + 1) / 2;
+                count.tiles += tiles * past * (block / TILE) + tiles * (tiles + 1) / 2;
+            }
+        return count;
+    }
+
     template <class X>
     size_t kept_bytes(const LayerShape& shape) const {
         return Kept<Wide<X>>(*this, nullptr, shape).bytes;

@@ -2,6 +2,7 @@
 // no gradient.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "attention/core/arguments.h"
@@ -74,20 +75,72 @@ void choose_tiles(CPU, int* count, int* tiles, const W* scores, const TileScores
 
 #ifdef WITH_GPU
 
+namespace choosing {
+
+/// An integer for each number, in the order of the numbers.
+constexpr unsigned ordered(float x) {
+    const unsigned bits = std::bit_cast<unsigned>(x == 0 ? 0.0f : x);   // the zeros are equal
+    return bits >> 31 ? ~bits : bits | 1u << 31;
+}
+
+/// What a warp takes of the candidates of one query tile: those above `key`, and the first `equal` of those that are equal to it.
+struct Cut {
+    unsigned key;
+    int equal;
+};
+
+/// For the `top` greatest scores, bit by bit: the greatest key that at least `top` candidates reach.
+template <class W>
+__device__ Cut cut_of_greatest(const W* scores, const TileChoice& choice, int r) {
+    const auto reach = [&](unsigned key) {
+        int count = 0;
+        for (int first = 0; first <= r; first += WARP) {
+            const int c = first + int(threadIdx.x);
+            count += __popc(__ballot_sync(ALL_LANES, c <= r && !choice.forced(r, c) && ordered(scores[c]) >= key));
+        }
+        return count;
+    };
+    unsigned key = 0;
+    for (unsigned bit = 1u << 31; bit; bit >>= 1)
+        if (reach(key | bit) >= choice.top) key |= bit;
+    return {key, choice.top - (key == ~0u ? 0 : reach(key + 1))};
+}
+
+/// For the shares above the threshold: as CandidateSoftmax and chosen() have them, in the same order of sums on every lane.
+template <class W>
+__device__ Cut cut_of_shares(const W* scores, const TileChoice& choice, int r) {
+    const CandidateSoftmax<W> softmax(scores, choice, r);
+    unsigned key = ~0u;
+    for (int c = int(threadIdx.x); c <= r; c += WARP)
+        if (!choice.forced(r, c) && exp_of(scores[c] - softmax.largest) > W(choice.threshold) * softmax.sum)
+            key = min(key, ordered(scores[c]));
+    for (int distance = WARP / 2; distance > 0; distance /= 2) key = min(key, __shfl_xor_sync(ALL_LANES, key, distance));
+    return {key, r + 1};
+}
+
+}   // namespace choosing
+
 /// One warp per query tile; 32 key tiles at a time.
 template <class W>
 __global__ void choose_tiles_kernel(int* count, int* tiles, const W* scores, const TileScores s, const TileChoice choice) {
     const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
     const W* mine = scores + s.row(b, h, r);
-    const CandidateSoftmax<W> softmax(mine, choice, r);
+    using namespace choosing;
+    const Cut cut = choice.threshold < 0 ? cut_of_greatest(mine, choice, r) : cut_of_shares(mine, choice, r);
+    const unsigned before = (1u << lane) - 1;
     int* list = tiles + s.list(b, h, r) * s.N;
-    int n = 0;
+    int n = 0, equal = 0;
     for (int first = 0; first <= r; first += WARP) {
         const int c = first + lane;
-        const bool take = c <= r && chosen(mine, choice, softmax, h, r, c);
+        const bool always = c <= r && (h < choice.dense_heads || choice.forced(r, c)), candidate = c <= r && !choice.forced(r, c);
+        const unsigned key = candidate ? ordered(mine[c]) : 0;
+        const unsigned equals = __ballot_sync(ALL_LANES, candidate && key == cut.key);
+        const bool fits = key > cut.key || (key == cut.key && equal + __popc(equals & before) < cut.equal);
+        const bool take = always || (candidate && fits);
         const unsigned taken = __ballot_sync(ALL_LANES, take);
-        if (take) list[n + __popc(taken & ((1u << lane) - 1))] = c;
+        if (take) list[n + __popc(taken & before)] = c;
         n += __popc(taken);
+        equal += __popc(equals);
     }
     if (lane == 0) count[s.list(b, h, r)] = n;
 }

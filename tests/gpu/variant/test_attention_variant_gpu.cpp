@@ -138,6 +138,13 @@ void check_layer_in_both_types(const LayerSizes& sizes) {
     check_layer<bf16>(sizes);
 }
 
+/// Every mode of a setting with few; 4 and 20 of one with many, or twice its lowest value where that is larger.
+std::vector<double> other_values(const Setting& setting) {
+    if (!setting.whole) return {};
+    if (setting.highest < 4) return {0, 1, 2, 3};
+    return {4, 20, 2 * setting.lowest};
+}
+
 }   // namespace
 
 VARIANT_CASE("one token, one tile, partial tiles, many tiles, grouped queries") {
@@ -150,9 +157,9 @@ VARIANT_CASE("one token, one tile, partial tiles, many tiles, grouped queries") 
 
 VARIANT_CASE("other settings") {
     for (const Setting& setting : Attention::settings())
-        for (double value : setting.highest == 1 ? std::vector{1.0} : std::vector{4.0, 20.0})
+        for (double value : other_values(setting))
             if (const LayerSizes sizes{1, 130, 2, 1, 32, {{setting.key, value}}};
-                setting.whole && value >= setting.lowest && value <= setting.highest &&
+                value != setting.value && value >= setting.lowest && value <= setting.highest &&
                 AttentionCase<double, Attention>::accepts(sizes))
                 check_layer_in_both_types(sizes);
 }
