@@ -144,8 +144,8 @@ struct nsa : Policy {
         const int BT = in.B * in.T;
         if (!shared) {
             projection_forward(device, kept.projected, in.x, weights + projections.offset, no_bias, BT, C, int(4 * kv()));
-            rotate_heads(device, projected(kept.projected, 2), projected<const X>(kept.projected, 2), in.cosine, in.sine, in.B, in.T,
-                         NKV, HS, 1);
+            const Heads<X> k = projected(kept.projected, 2);
+            rotate_heads(device, k, Heads<const X>{k.data, k.row}, in.cosine, in.sine, in.B, in.T, NKV, HS, 1);
         }
         projection_forward(device, work.logits, in.x, weights + w_g.offset, no_bias, BT, C, BRANCHES * NH);
         each_number(device, BT, BRANCHES * NH, OpenGates<X>{kept.branches, work.logits, NH});
@@ -176,8 +176,8 @@ struct nsa : Policy {
         const NsaKept<X> kept(state.kept, in, grid, shared);
         const NsaWork<X> work = work_in<X>(device, workspace, in);
         const int BT = in.B * in.T;
-        const Heads<Wide<X>> dk{work.dk, kv()}, dk_compressed{work.dk_compressed, kv()};
-        const Heads<X> dv = shared ? Heads<X>{work.dv, kv()} : projected(work.dprojected, 3), dv_compressed{work.dv_compressed, kv()};
+        const Heads<Wide<X>> dk{work.dk, kv()};
+        const Heads<X> dv = shared ? Heads<X>{work.dv, kv()} : projected(work.dprojected, 3);
         auto branch_backward = [&](int which, Heads<Wide<X>> dq, Heads<Wide<X>> dk, Heads<X> dv) {
             AttentionForward<X> a = arguments(which, in, kept, state);
             a.gate = kept.branches.gate[which];
@@ -188,7 +188,7 @@ struct nsa : Policy {
         };
         branch_backward(WIN, to.q, to.k, to.v);
         branch_backward(SLC, {work.dq, size_t(NH) * HS}, dk, dv);
-        branch_backward(CMP, {more.dq_pre, in.qk_row}, dk_compressed, dv_compressed);
+        branch_backward(CMP, {more.dq_pre, in.qk_row}, {work.dk_compressed, kv()}, {work.dv_compressed, kv()});
         add_heads(device, to.q, Heads<const Wide<X>>{work.dq, size_t(NH) * HS}, BT, NH, HS);
 
         if (shared) {
@@ -254,9 +254,12 @@ struct nsa : Policy {
                         for (size_t j = 0; j < p.size(); j++)
                             for (int d = 0; d < HS; d++) o[d] += gate * p[j] * v[j * kv() + at + d];
                     };
-                    add(gates[0], naive_softmax(q_pre, keys.k_cmp, at, [&](int c) { return c * grid.d + grid.l - 1 <= t; }), keys.v_cmp);
-                    add(gates[NH], naive_softmax(q, keys.k_slc, at, [&](int j) { return j <= t && chosen[j / TILE]; }), keys.v_slc);
-                    add(gates[2 * NH], naive_softmax(q, keys.k_win, at, [&](int j) { return j <= t && t - j <= left; }), keys.v_win);
+                    auto complete = [&](int c) { return c * grid.d + grid.l - 1 <= t; };
+                    auto selected = [&](int j) { return j <= t && chosen[j / TILE]; };
+                    auto in_window = [&](int j) { return j <= t && t - j <= left; };
+                    add(gates[0], naive_softmax(q_pre, keys.k_cmp, at, complete), keys.v_cmp);
+                    add(gates[NH], naive_softmax(q, keys.k_slc, at, selected), keys.v_slc);
+                    add(gates[2 * NH], naive_softmax(q, keys.k_win, at, in_window), keys.v_win);
                 }
         }
     }
@@ -269,10 +272,10 @@ private:
         const size_t row = kv();
         each_number(device, size_t(in.B) * grid.rows(in.T), int(row),
                     AddHeads<X, Wide<X>>{{work.dk_narrow, row}, {work.dk_compressed, row}, false});
-        compress_backward(device, dk, more.dweights, work.dk_narrow, kept.k_hidden, keys(in, kept), weights, phi_k, blocks(in),
-                          work.compress, Write::overwrite);
-        compress_backward(device, dv, more.dweights, work.dv_compressed, kept.v_hidden, values(in, kept), weights, phi_v, blocks(in),
-                          work.compress, write_v);
+        compress_backward(device, dk, more.dweights, work.dk_narrow, kept.k_hidden, keys(in, kept), weights, phi_k,
+                          blocks(in), work.compress, Write::overwrite);
+        compress_backward(device, dv, more.dweights, work.dv_compressed, kept.v_hidden, values(in, kept), weights, phi_v,
+                          blocks(in), work.compress, write_v);
     }
 
     /// From the gradient of `rows` projections of x to those of their weights and of x.

@@ -1,8 +1,8 @@
 // Compression of keys or values: blocks of l tokens, one every d tokens, each turned into one key by a small network phi.
 //     phi(block) = W2 GELU(W1 flatten(block + pe) + b1)
 // A block (l, HS) is consecutive tokens of one key/value head; pe (l, HS) tells their places apart; W1 is (dh, l HS), W2 (HS, dh).
-// The blocks are copied out, so that both products are of plain matrices; where d < l a token is in several blocks, and its gradient
-// is the sum over them in their order.
+// The blocks are copied out, so that both products are of plain matrices; where d < l a token is in several blocks, and its
+// gradient is the sum over them in their order.
 #pragma once
 #include "attention/core/carve.h"
 #include "attention/core/heads.cuh"

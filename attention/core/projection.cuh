@@ -1,6 +1,6 @@
-// Linear layers inside a mechanism: those of model/linear.cuh, except that on the CPU the threads share out rows in pieces of a fixed
-// size, so that attention gives the same bits for any number of threads. (A library's product that uses all threads by itself does
-// not: how it cuts its sums depends on their number.)
+// Linear layers inside a mechanism: those of model/linear.cuh, except that on the CPU the threads share out rows in pieces of a
+// fixed size, so that attention gives the same bits for any number of threads. (A library's product that uses all threads by itself
+// does not: how it cuts its sums depends on their number.)
 #pragma once
 #include "model/linear.cuh"
 
@@ -19,8 +19,8 @@ void projection_backward_input(CPU, X* dinp, const X* dout, const X* weight, int
     const int piece = 64;
 #pragma omp parallel for
     for (int row = 0; row < rows; row += piece)
-        linear_backward_input(CPU{}, dinp + size_t(row) * IN, dout + size_t(row) * OUT, weight, std::min(piece, rows - row), IN, OUT,
-                              write);
+        linear_backward_input(CPU{}, dinp + size_t(row) * IN, dout + size_t(row) * OUT, weight, std::min(piece, rows - row), IN,
+                              OUT, write);
 }
 
 /// dweight (OUT, IN) += dout^T inp; dbias (OUT) += column sums of dout; dbias may be null.
