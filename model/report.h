@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "model/attention_report.h"
+
 /// "+---+" box with one "| name | value |" line per row, on stdout.
 void print_table(const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows);
 
@@ -21,7 +23,7 @@ std::string human_seconds(double seconds);
 /// log.jsonl: one JSON object a line, numbers in full precision, every line written at once.
 class JsonLines {
 public:
-    using Value = std::variant<int64_t, double, std::string>;
+    using Value = std::variant<int64_t, double, std::string, HeadTable>;
     using Field = std::pair<const char*, Value>;
 
     JsonLines() = default;   // writes nothing: ranks other than the first
