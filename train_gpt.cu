@@ -4,6 +4,7 @@
 
 #include "attention/attention.h"
 #include "model/generate.cuh"
+#include "model/mask.cuh"
 #include "model/options.h"
 #include "model/run.cuh"
 
@@ -90,6 +91,8 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--watchdog-seconds", o.watchdog_seconds, "a rank without progress for so long ends the job; 0: off")
         ->check(CLI::Range(0, 1 << 20));
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
+    app.add_option("--show-mask", o.show_mask,
+                   "draw which keys every row of --seq-len tokens sees into this .png or .pgm; train nothing");
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
     add_settings(app, o);
     if (!parse_options(app, argc, argv)) return false;
@@ -262,6 +265,10 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
 
 /// Trains on the device and in the precision that the options ask for.
 Exit train(const Options& o) {
+    if (!o.show_mask.empty()) {
+        show_mask<Attention>(o);
+        return Exit::done;
+    }
     Ranks ranks(o.watchdog_seconds, o.ranks_from);
 #ifdef WITH_GPU
     if (takes_gpu(o.device, o.dry_run, ranks)) {

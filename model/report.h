@@ -72,8 +72,8 @@ private:
     double average_ = 0;   // seconds per step, smoothed, for the time left
 };
 
-/// Draws the run's loss curve by scripts/plot_loss.py; says how to get what is missing.
-void plot_loss(const std::string& log, const std::string& png);
+/// Draws a picture of the run's log with a program of scripts/; says how to get what is missing.
+void plot(const std::string& script, const std::string& log, const std::string& png);
 
 /// Seconds since the object was made.
 class Stopwatch {

@@ -23,7 +23,7 @@
 
 /// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
 struct Options {
-    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt;
+    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt, show_mask;
     std::string rounding = "nearest", ranks_from = "auto";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
@@ -384,7 +384,8 @@ Exit finish(Run<Device, X, A>& run, bool stopped) {
                    {"weights_hash", hash},
                    {"peak_bytes", int64_t(peak_memory(run.device))},
                    {"seconds", seconds}});
-    if (run.o.plot) plot_loss(run.o.out + "/log.jsonl", run.o.out + "/loss.png");
+    if (run.o.plot) plot("plot_loss.py", run.o.out + "/log.jsonl", run.o.out + "/loss.png");
+    if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
     run.progress.say(text("done: step %lld, loss %.4f%s, peak memory %s, %s, weights hash %s", step, run.state.last_loss,
                           validation.c_str(), human_bytes(double(peak_memory(run.device))).c_str(), human_seconds(seconds).c_str(),
