@@ -117,6 +117,11 @@ struct Policy {
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
 
+    /// For the accounting only. How many of the first T keys a cache must keep so that the rows from T - 1 on can be computed, per
+    /// key/value head on average. A policy that selects by the data may also say how many pairs and tiles a sequence of T visits,
+    /// summed over the heads: `PairCount expected_pairs(int NH, int T) const`; without it tile() and visible() are counted.
+    double cached_keys(int T) const { return T; }
+
     /// E3. Whether preprocess() fills a gate (B, T, NH) that multiplies the output.
     bool gated() const { return false; }
 
@@ -143,3 +148,10 @@ struct Policy {
         return j1 - 1 <= i0 && (i1 - 1) - j0 <= left ? Tile::full : Tile::mixed;
     }
 };
+
+/// Whether outputs depend on nothing behind the row. A published form that looks ahead says `static constexpr bool causal = false`.
+template <class P>
+constexpr bool claims_causality() {
+    if constexpr (requires { P::causal; }) return P::causal;
+    return true;
+}

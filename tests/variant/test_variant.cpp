@@ -17,13 +17,6 @@ namespace {
 
 using Settings = std::map<std::string, double>;
 
-/// A published form that looks ahead says `static constexpr bool causal = false`.
-template <class A>
-constexpr bool claims_causality() {
-    if constexpr (requires { A::causal; }) return A::causal;
-    return true;
-}
-
 /// Small values that make a setting matter within two hundred tokens.
 std::vector<double> small_values(const Setting& setting) {
     const std::vector<double> candidates = setting.whole ? std::vector<double>{0, 1, 4, 20} : std::vector<double>{0, 0.1, 0.5, 2};
@@ -201,6 +194,25 @@ VARIANT_CASE("counts its pairs") {
             for (int i = 0; i < T; i++)
                 for (int j = 0; j < T; j++) pairs += layer.policy.visible(h, i, j);
         CHECK(count_pairs(layer.policy, NH, T).pairs == pairs);
+    }
+}
+
+VARIANT_CASE("keeps every key in its cache that later rows see") {
+    const int T = 100, later = 100, NH = 4, NKV = 2;
+    for (const Settings& settings : settings_to_try()) {
+        const LayerSizes sizes{1, T + later, NH, NKV, 16, settings};
+        INFO(text_of(sizes));
+        const AttentionCase<double, Attention> layer(sizes);
+        auto seen_later = [&](int h, int j) {
+            for (int i = T - 1; i < T + later; i++)
+                if (layer.policy.visible(h, i, j)) return true;
+            return false;
+        };
+        double keys = 0;
+        for (int kv = 0; kv < NKV; kv++)
+            for (int j = 0; j < T; j++) keys += seen_later(2 * kv, j) || seen_later(2 * kv + 1, j);
+        CHECK(layer.policy.cached_keys(T) >= keys / NKV);
+        CHECK(layer.policy.cached_keys(T) <= T);
     }
 }
 
