@@ -19,7 +19,8 @@ struct Flops {
 template <class A>
 Flops count_flops(const Qwen<A>& net, int T) {
     const Config& c = net.config;
-    Flops f{T};
+    Flops f;
+    f.T = T;
     for (const auto& layer : net.layers) {
         const PairCount count = expected_pairs(layer.attention, c.NH, T);
         f.visited.pairs += count.pairs, f.visited.tiles += count.tiles;
