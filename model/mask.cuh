@@ -5,8 +5,8 @@
 #include "model/picture.h"
 #include "model/run.cuh"
 
-/// (NH, T, T), 1 where the output of row i depends on the value of key j, in the last layer on the batch that gpt_forward() has just
-/// seen. Weights that float32 rounds to 0 count as hidden. HS keys at a time: the value of key j0 + d is the unit vector d.
+/// (NH, T, T), 1 where the output of row i depends on the value of key j, in the last layer on the batch that gpt_forward() has
+/// just seen. Weights that float32 rounds to 0 count as hidden. HS keys at a time: the value of key j0 + d is the unit vector d.
 template <class A>
 std::vector<uint8_t> seen_pairs(GPT<CPU, float, A>& gpt, int T) {
     const Config& c = gpt.net.config;

@@ -11,8 +11,8 @@ struct PairCount {
     double pairs = 0, tiles = 0;
 };
 
-/// Pairs that count in rows [i0, i1) and columns [j0, j1), cut into squares of `size`. What is mixed is asked again in squares of an
-/// eighth, as a diagonal runs through few of them.
+/// Pairs that count in rows [i0, i1) and columns [j0, j1), cut into squares of `size`. What is mixed is asked again in squares of
+/// an eighth, as a diagonal runs through few of them.
 template <class P>
 double pairs_in(const P& policy, int h, int i0, int i1, int j0, int j1, int size) {
     double pairs = 0;
