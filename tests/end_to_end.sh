@@ -67,6 +67,8 @@ else
     mpi 2 "$work/zero" --zero-stage 1 --steps 16 --resume
     mpi 2 "$work/ranks2" --steps 16 --resume
     check "ZeRO-1 resumes to the same weights" '[ -n "$(hash_of "$work/zero")" ] && [ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
+    mpi 2 "$work/watched" --monitor-every 5
+    check "looking at attention changes no weight, on 2 ranks" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/watched")" ] && [ "$(grep -c "event.:.attention" "$work/watched/log.jsonl")" -eq 3 ]'
     # One of two ranks is killed, or stopped: the job ends by itself and says so.
     for signal in KILL STOP; do
         timeout 60 $launch -np 2 ./train_asga $small --out "$work/dead" --batch-size 4 --steps 100000 --checkpoint-every 0 --val-every 0 --watchdog-seconds 3 > "$work/dead.txt" 2>&1 &
@@ -166,6 +168,12 @@ predicted=$(./train_asga --device cpu --dry-run | awk '/predicted peak/ { print 
 ./train_asga --device cpu --steps 2 --sample-every 0 --checkpoint-every 0 --val-every 0 --plot 0 --out "$work/peak" > /dev/null
 peak=$(tail -n 1 "$work/peak/log.jsonl" | grep -o '"peak_bytes":[0-9]*' | cut -d: -f2)
 check "peak memory $peak is within 10% of the predicted $predicted" 'below $predicted $((peak * 110 / 100)) && below $((peak * 90 / 100)) $predicted'
+train asga_fixed "$work/watched1" --monitor-every 4 --window 7
+check "--monitor-every logs a look at attention" '[ "$(grep -c "event.:.attention" "$work/watched1/log.jsonl")" -eq 3 ]'
+check "and the pairs of a window of 7 in 32 tokens, 228 of 528" 'grep "event.:.attention" "$work/watched1/log.jsonl" | grep -q "pairs.:..0.4318"'
+expect "the mask of a variant as a picture" 0 "" ./train_asga_fixed $small --out "$work/x" --show-mask "$work/mask.pgm" --window 7
+check "says so" 'grep -q "layer 1 of asga_fixed.*43.2% of causal pairs" "$work/stdout" && [ "$(head -c 2 "$work/mask.pgm")" = P5 ]'
+expect "a picture that cannot be written" 2 "/proc/x.png" ./train_causal $small --out "$work/x" --show-mask /proc/x.png
 expect "generate prints ids and nothing else" 0 "" ./generate --checkpoint "$work/causal/step_00000012" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids
 check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'
 
