@@ -125,6 +125,10 @@ struct Policy {
     static constexpr bool reads_qk_pre = false;
     static constexpr bool reads_x = false;
 
+    /// Whether tile(), visible() and score() are all there is to it, so that a new row needs nothing of the rows before but their
+    /// keys and values. Mechanisms of several kernel calls say false; those with features or a gate need not (core/decode.h).
+    static constexpr bool decodes_from_cache = true;
+
     /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
     /// See LayerInputs, Extras and their gradients in layer.h.
     template <class Device, class Inputs, class X, class Extras>
