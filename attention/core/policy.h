@@ -117,6 +117,10 @@ struct Policy {
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
 
+    /// Whether tile(), visible() and score() are all there is to it, so that a new row needs nothing of the rows before but their
+    /// keys and values. Mechanisms of several kernel calls say false; those with features or a gate need not (core/decode.h).
+    static constexpr bool decodes_from_cache = true;
+
     /// E3. Whether preprocess() fills a gate (B, T, NH) that multiplies the output.
     bool gated() const { return false; }
 
@@ -124,10 +128,6 @@ struct Policy {
     /// backward adds to the gradient of that).
     static constexpr bool reads_qk_pre = false;
     static constexpr bool reads_x = false;
-
-    /// Whether tile(), visible() and score() are all there is to it, so that a new row needs nothing of the rows before but their
-    /// keys and values. Mechanisms of several kernel calls say false; those with features or a gate need not (core/decode.h).
-    static constexpr bool decodes_from_cache = true;
 
     /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
     /// See LayerInputs, Extras and their gradients in layer.h.
