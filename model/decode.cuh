@@ -2,8 +2,8 @@
 // each layer keeps. On the CPU. Variants that cannot work like that (can_decode_from_cache()) compute the whole text for every
 // token, and so does any text once it is longer than the model's positions.
 #pragma once
+#include <algorithm>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "attention/core/decode.h"
@@ -24,8 +24,16 @@ struct LayerCache {
 /// Bytes of the cache for T tokens; PSA's metadata are up to two more rows per block.
 template <class X>
 size_t cache_bytes(const Config& c, int T, const Inference& how) {
-    const size_t row = size_t(c.NKV) * c.HS * sizeof(X), blocks = how.attention == InferenceAttention::psa ? T / how.psa.block + 1 : 0;
+    const size_t row = size_t(c.NKV) * c.HS * sizeof(X);
+    const size_t blocks = how.attention == InferenceAttention::psa ? T / how.psa.block + 1 : 0;
     return c.L * row * (2 * size_t(T) + 2 * blocks);
+}
+
+/// Whether every layer can do with cached keys and values.
+template <class X, class A>
+bool can_decode_from_cache(const GPT<CPU, X, A>& gpt) {
+    const auto can = [](const Layer<A>& layer) { return can_decode_from_cache(layer.attention); };
+    return std::all_of(gpt.net.layers.begin(), gpt.net.layers.end(), can);
 }
 
 /// A model that goes on with one text.
@@ -33,10 +41,13 @@ template <class X, class A>
 class Decoder {
 public:
     Decoder(GPT<CPU, X, A>& gpt, const Inference& how)
-        : gpt_(gpt), how_(how), feed_(1, gpt.T, gpt.net.config.V), positions_(gpt.net.config.NH) {
+        : gpt_(gpt),
+          how_(how),
+          feed_(1, gpt.T, gpt.net.config.V),
+          cached_(can_decode_from_cache(gpt)),
+          positions_(gpt.net.config.NH) {
         const Config& c = gpt.net.config;
         feed_.allocate(CPU{});
-        for (const auto& layer : gpt.net.layers) cached_ = cached_ && can_decode_from_cache(layer.attention);
         if (!cached_) return;
         layers_.resize(c.L);
         for (LayerCache<X>& layer : layers_) {
@@ -108,7 +119,7 @@ private:
     GPT<CPU, X, A>& gpt_;
     Inference how_;
     Feed<CPU> feed_;
-    bool cached_ = true;
+    bool cached_;
     int cached_tokens_ = 0, last_row_ = 0;
     std::vector<LayerCache<X>> layers_;
     std::vector<int> positions_;   // (NH) of the token being decoded

@@ -22,14 +22,15 @@ struct Options {
 static void add_inference_options(CLI::App& app, Options& o) {
     Inference& inference = o.inference;
     app.add_option("--attention", o.attention,
-                   "trained: as the checkpoint says. Of causal checkpoints also psa: a new token reads cached keys block by block until it "
-                   "has its share of the attention mass; adaspa: the prompt reads only the blocks found to hold the mass, which is NOT "
-                   "CAUSAL: earlier rows depend on later ones")
+                   "trained: as the checkpoint says. For causal checkpoints also psa: a new token reads cached keys block by block "
+                   "until it has its share of the attention mass; adaspa: the prompt reads only the blocks found to hold the mass, "
+                   "which is NOT CAUSAL: earlier rows depend on later ones")
         ->check(CLI::IsMember({"trained", "psa", "adaspa"}));
-    auto* eps = app.add_option("--psa-eps", inference.psa.eps, "psa: share of the attention mass to retain")->check(number_from(0, 1));
+    auto* eps = app.add_option("--psa-eps", inference.psa.eps, "psa: share of the attention mass to retain")
+                    ->check(number_from(0, 1));
     auto* keys = app.add_option("--psa-block", inference.psa.block, "psa: keys per block")->check(CLI::Range(1, 65536));
     auto* bound = app.add_option("--psa-bound", o.psa_bound,
-                                 "psa: what a block is expected to hold, by its mean key (may stop early) or an upper bound (certified)")
+                                 "psa: a block's mass is estimated from its mean key (may stop early) or bounded (certified)")
                       ->check(CLI::IsMember({"mean", "upper"}));
     auto* sparsity = app.add_option("--adaspa-sparsity", inference.adaspa.sparsity, "adaspa: share of the prompt's blocks left out")
                          ->check(number_from(0, 0.999));
@@ -91,8 +92,8 @@ static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, c
 static void require_plain_attention(const Options& o, const Config& config, size_t positions) {
     if (o.inference.attention == InferenceAttention::trained) return;
     if (config.variant != "causal")
-        fail(Exit::usage, "--attention ", o.attention, " is for checkpoints of variant causal, and ", o.checkpoint, " is of variant ",
-             config.variant);
+        fail(Exit::usage, "--attention ", o.attention, " is for checkpoints of variant causal, and ", o.checkpoint,
+             " is of variant ", config.variant);
     if (positions > size_t(config.max_positions))
         fail(Exit::usage, "--attention ", o.attention, " needs the whole text in the cache: prompt and --tokens make ", positions,
              " positions, and max_position_embeddings is ", config.max_positions);

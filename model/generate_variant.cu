@@ -27,7 +27,7 @@ static void generate_from(const std::string& folder, const Config& config, std::
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
     GPT<CPU, float, Attention> gpt(config, 1, T, Mode::inference);
     std::vector<MemoryUse> plan = gpt.memory_plan();
-    plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
+    if (can_decode_from_cache(gpt)) plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
     add_overheads(CPU{}, plan, 0, false);
     const size_t needed = total_bytes(plan), available = available_memory();
     if (needed > available)

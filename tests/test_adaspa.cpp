@@ -70,8 +70,8 @@ std::vector<char> marks_by_definition(const std::vector<double>& W, int N, doubl
     for (int p = 0; p < N; p++)
         for (int c = 0; c <= p; c++) {
             int before = c != p;   // its own block
-            for (int other = 0; other < p; other++)
-                before += c != p && other != c && (W[p * N + other] > W[p * N + c] || (W[p * N + other] == W[p * N + c] && other < c));
+            for (int other = 0; other < p && c != p; other++)
+                before += W[p * N + other] > W[p * N + c] || (W[p * N + other] == W[p * N + c] && other < c);
             const double kept = std::max(1.0, std::ceil((1 - sparsity) * (p + 1) - 1e-9));
             keep[p * N + c] = before < kept;
         }
@@ -188,7 +188,7 @@ TEST_CASE("adaspa: heads of good recall give what heads of bad recall get", "[ad
     CHECK(difference(adaspa_sparsities({0.9, 0.1, 0.7, 0.5}, 0.8), std::vector<double>{0.9, 0.7, 0.8, 0.8}, {1e-15}) == "");
     CHECK(difference(adaspa_sparsities({0.9, 0.95, 0.99, 0.5}, 0.6), std::vector<double>{0.4, 0.8, 0.8, 0.4}, {1e-15}) == "");
     CHECK(difference(adaspa_sparsities({0.9, 0.1}, 0.2), std::vector<double>{0.4, 0.0}, {1e-15}) == "");   // not below 0
-    CHECK(difference(adaspa_sparsities({0.99}, 0.8), std::vector<double>{0.8}, {1e-15}) == "");            // one head: nobody to give to
+    CHECK(difference(adaspa_sparsities({0.99}, 0.8), std::vector<double>{0.8}, {1e-15}) == "");            // one head alone
     CHECK(difference(adaspa_sparsities({0.8, 0.8}, 0.5), std::vector<double>{0.5, 0.5}, {1e-15}) == "");   // more than 0.8, not 0.8
 }
 

@@ -79,7 +79,7 @@ TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "
     CHECK(all.adaspa.kept == all.adaspa.candidates);
 }
 
-TEST_CASE("decode: psa in a model leaves out keys of the prompt and of what was written, and the logits stay near", "[decode][psa]") {
+TEST_CASE("decode: psa in a model leaves out keys of the prompt and of the new text, and the logits stay near", "[decode][psa]") {
     const Run dense = run({}, 90, 140), some = run(psa(0.9999, 1, PsaBound::upper), 90, 140);
     CHECK(some.psa.visited < 0.97 * some.psa.cached);
     CHECK(some.psa.least_retained >= 0.9999);

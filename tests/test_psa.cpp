@@ -20,8 +20,8 @@ struct Decoding {
 
     Decoding(int S_, int NH_ = 4, int NKV_ = 2, int HS_ = 8, uint64_t seed = 1)
         : S(S_), NH(NH_), NKV(NKV_), HS(HS_), q(normal_numbers(size_t(NH) * HS, seed)),
-          k(normal_numbers(size_t(S) * NKV * HS, seed + 1)), v(normal_numbers(k.size(), seed + 2)), out(q.size(), NAN), lse(NH, NAN),
-          position(NH, S - 1) {}
+          k(normal_numbers(size_t(S) * NKV * HS, seed + 1)), v(normal_numbers(k.size(), seed + 2)), out(q.size(), NAN),
+          lse(NH, NAN), position(NH, S - 1) {}
 
     AttentionForward<double> arguments() {
         AttentionForward<double> a{};
@@ -95,7 +95,10 @@ std::vector<char> visits_by_definition(const Decoding& p, int kv, const PsaOptio
     std::vector<double> share(blocks);
     for (int g = 0; g < G; g++) {
         double total = 0;
-        for (int c = 0; c < blocks; c++) total += E[g][c] = std::exp(estimate_by_definition(p, kv * G + g, c * how.block, end(c), how.bound));
+        for (int c = 0; c < blocks; c++) {
+            E[g][c] = std::exp(estimate_by_definition(p, kv * G + g, c * how.block, end(c), how.bound));
+            total += E[g][c];
+        }
         for (int c = 0; c < blocks; c++) share[c] += E[g][c] / total;
     }
     std::vector<char> keys(p.S), seen(blocks);

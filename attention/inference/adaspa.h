@@ -1,5 +1,5 @@
-// AdaSpa (arXiv 2502.21079), for the prefill of a prompt only: every layer looks for the blocks of its attention matrix that hold the
-// mass, and reads no others. Nothing is trained.
+// AdaSpa (arXiv 2502.21079), for the prefill of a prompt only: every layer looks for the blocks of its attention matrix that hold
+// the mass, and reads no others. Nothing is trained.
 //     pass 1    dense attention, for LSE_i
 //     pass 2    W_pc = sum_{i in block p, j in block c} exp(z_ij - LSE_i)     (printed in the paper as Log(qk - LSE): Exp is meant)
 //     choice    of the p + 1 blocks c <= p of block row p, the ceil((1 - s_h) (p + 1)) with the greatest W_pc
@@ -9,10 +9,10 @@
 // the whole prompt. That is possible where the whole prompt is known and wrong everywhere else: no training, no evaluation of
 // perplexity. The paper is about denoising video, where all tokens attend to all others.
 // Read here: the row-wise uniform choice, which the paper uses in practice, on the lower triangle; a block row always keeps its
-// own block, so that every row sees something; 2 n <= NH; below s = 1/3, where (3 s - 1) / 2 is negative, heads get 0 and 2 s. The
-// paper searches at a few denoising steps and reuses the blocks (or an old LSE) between them, which is where its speed comes from. A
-// prompt is read once and blocks are not handed from layer to layer, so here every layer searches for itself, and a prefill costs
-// more than a dense one: what this shows is what the sparsity does to the text.
+// own block, so that every row sees something; 2 n <= NH; below s = 1/3, where (3 s - 1) / 2 is negative, heads get 0 and 2 s.
+// The paper searches at a few denoising steps and reuses the blocks (or an old LSE) between them, which is where its speed comes
+// from. A prompt is read once and blocks are not handed from layer to layer, so here every layer searches for itself, and a prefill
+// costs more than a dense one: what this shows is what the sparsity does to the text.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -3,13 +3,13 @@
 // nothing is trained.
 //     mass of block c for query q    M_c = sum_{j in c} exp(z_j),   z_j = q.k_j / sqrt(HS)
 //     its estimate from metadata     E_c = |c| exp(s_c)
-//         mean     s_c = q.mean(k_c) / sqrt(HS)                                E_c <= M_c (Jensen): a heuristic, which can stop early
-//         upper    s_c = sum_d max(q_d min_c(k_d), q_d max_c(k_d)) / sqrt(HS)  E_c >= M_c: the share is certified
+//         mean     s_c = q.mean(k_c) / sqrt(HS)                                 E_c <= M_c (Jensen): a heuristic, may stop early
+//         upper    s_c = sum_d max(q_d min_c(k_d), q_d max_c(k_d)) / sqrt(HS)   E_c >= M_c: the share is certified
 //     stop when V / (V + R) >= eps,  V = sum of M_c over visited blocks, R = sum of E_c over the others
 // V is the running softmax's own sum, so that it costs nothing. The output is the softmax over the visited blocks.
 // Of the paper only the abstract and second-hand accounts were to be had: a threshold instead of top-k, per token and layer; blocks
-// with metadata; a budget that follows the distribution. Read here: both bounds and the stop rule above; the published form is taken
-// to be `mean`. Under grouped queries the heads of a group share their keys, so they visit the same blocks, in the order of
+// with metadata; a budget that follows the distribution. Read here: both bounds and the stop rule above; the published form is
+// taken to be `mean`. Under grouped queries the heads of a group share their keys, so they visit the same blocks, in the order of
 // the share of mass estimated for the group, until every head of it is satisfied. The paper's other half, memory of the GPU and
 // of the host as one and iterations overlapped, is about serving many requests and not done.
 #pragma once
