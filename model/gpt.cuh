@@ -5,6 +5,7 @@
 // Nothing here waits for the device: what the host wants to know is in gpt.numbers when the device gets there.
 #pragma once
 #include <algorithm>
+#include <functional>
 
 #include "attention/core/layer.h"
 #include "model/adamw.cuh"
@@ -94,6 +95,8 @@ struct GPT {
     W* final_rstd;                                   // (B, T)
     std::vector<LayerActivations<X>> layers;
     Scratch<X> scratch;
+    int position = 0;                         // of the first token of every sequence: 0 but where the ones before are cached
+    std::function<void(int l, int T)> attend; // what replaces the attention of layer l; null: nothing does (decode.cuh)
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
@@ -138,7 +141,8 @@ struct GPT {
     QkShape<X> qk_shape(const Layer<Attention>& layer, int B, int T) const {
         const Config& c = net.config;
         const X *q = layer.q_norm ? weights + layer.q_norm.offset : nullptr, *k = q ? weights + layer.k_norm.offset : nullptr;
-        return {B, T, c.NH, c.NKV, c.HS, q, k, cosine, sine};
+        const size_t angle = size_t(position) * (c.HS / 2);
+        return {B, T, c.NH, c.NKV, c.HS, q, k, cosine + angle, sine + angle};
     }
 
 private:
@@ -240,8 +244,10 @@ void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, M
                    (c.NH + 2 * c.NKV) * c.HS);
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, gpt.qk_shape(layer, B, T), c.norm_eps);
     if (A::has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
-    attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention, gpt.scratch.attention,
-                            monitor ? monitor->start_layer(device) : Statistics<X>{});
+    if (gpt.attend) gpt.attend(l, T);
+    else
+        attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention, gpt.scratch.attention,
+                                monitor ? monitor->start_layer(device) : Statistics<X>{});
     if (monitor) monitor->finish_layer(device, a.attention.extras.gate, B, T);
     linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), BT,
                    Q, c.C);

@@ -176,6 +176,21 @@ check "says so" 'grep -q "layer 1 of asga_fixed.*43.2% of causal pairs" "$work/s
 expect "a picture that cannot be written" 2 "/proc/x.png" ./train_causal $small --out "$work/x" --show-mask /proc/x.png
 expect "generate prints ids and nothing else" 0 "" ./generate --checkpoint "$work/causal/step_00000012" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids
 check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'
+cp "$work/stdout" "$work/dense"
+greedy="./generate --checkpoint $work/causal/step_00000012 --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids"
+expect "generate with psa says how much it read" 0 "psa: read 100.0%" $greedy --attention psa --psa-eps 1 --psa-block 2
+check "and with eps 1 writes the same" 'cmp -s "$work/stdout" "$work/dense"'
+expect "and certifies with an upper bound" 0 "certified" $greedy --attention psa --psa-eps 0.5 --psa-block 2 --psa-bound upper
+expect "generate with adaspa" 0 "adaspa: the prompt read 100.0%" $greedy --attention adaspa --adaspa-sparsity 0
+check "and without sparsity writes the same" 'cmp -s "$work/stdout" "$work/dense"'
+expect "psa on another variant" 2 "asga" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65,66 --attention psa
+expect "psa past the model's positions" 2 "max_position_embeddings" $greedy --tokens 100000 --attention psa
+expect "a share that is none" 2 "from 0 to 1" $greedy --attention psa --psa-eps 1.5
+expect "a sparsity that leaves nothing" 2 "from 0 to 0.999" $greedy --attention adaspa --adaspa-sparsity 1
+expect "blocks that are no tiles" 2 "multiple of 64" $greedy --attention adaspa --adaspa-block 96
+expect "no keys per block" 2 "1 to 65536" $greedy --attention psa --psa-block 0
+expect "an unknown mechanism" 2 "adaspa" $greedy --attention pas
+expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
 
 # ---- a full disk
 if [ "$(id -u)" -eq 0 ] && mkdir "$work/disk" && mount -t tmpfs -o size=900k tmpfs "$work/disk" 2> /dev/null; then
