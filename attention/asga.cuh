@@ -12,6 +12,7 @@
 #pragma once
 #include <vector>
 
+#include "attention/core/head_numbers.cuh"
 #include "attention/core/layer.h"
 #include "attention/core/layernorm.h"
 #ifdef WITH_GPU
@@ -19,27 +20,6 @@
 #endif
 
 enum class AsgaGate { learned, window, none };
-
-#ifdef WITH_GPU
-/// Block h, thread n: number n of head h, as P::head_number() says.
-template <class P, class X>
-__global__ void asga_head_forward_kernel(float* numbers, const P policy, const X* weights) {
-    const int h = blockIdx.x, n = threadIdx.x, count = policy.features().head;
-    if (n >= count) return;
-    numbers[h * count + n] = n < P::first_trained ? 1 : P::head_number(to_float(weights[policy.head_weight(h, n)]), n);
-}
-
-/// dweights += the gradients dnumbers (B, NH, count), which come as one partial sum per sequence.
-template <class P, class X>
-__global__ void asga_head_backward_kernel(float* dweights, const P policy, const X* weights, const float* dnumbers, int B) {
-    const int h = blockIdx.x, n = threadIdx.x, count = policy.features().head;
-    if (n < P::first_trained || n >= count) return;
-    const size_t weight = policy.head_weight(h, n);
-    float sum = 0;
-    for (int b = 0; b < B; b++) sum += dnumbers[(size_t(b) * gridDim.x + h) * count + n];
-    dweights[weight] += sum * P::head_number_slope(to_float(weights[weight]), n);
-}
-#endif
 
 /// M > 0 is a twin for the GPU's kernels that has m = M built in, so that what belongs to hidden units stays in registers.
 template <bool geometric, AsgaGate gate, int M = 0>
@@ -142,9 +122,9 @@ struct Asga : Policy {
 
     // ---- the head numbers: which weight is behind each, what becomes of it, and the derivative of that
 
-    static constexpr int first_trained = geometric ? 0 : 1;   // without the geometric scale number 0 is the constant 1
     constexpr size_t head_weight(int h, int n) const {
-        return n == 0 ? gamma.offset + h : n == 1 ? b2.offset + h : w2.offset + size_t(h) * m + (n - 2);
+        if (n == 0) return geometric ? gamma.offset + h : CONSTANT_ONE;
+        return n == 1 ? b2.offset + h : w2.offset + size_t(h) * m + (n - 2);
     }
     template <class N>
     static constexpr N head_number(N weight, int n) {
@@ -159,10 +139,7 @@ struct Asga : Policy {
 
     template <class X>
     void preprocess(CPU, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
-        const int numbers = features().head;
-        for (int h = 0; h < NH; h++)
-            for (int n = 0; n < numbers; n++)
-                extras.head[h * numbers + n] = n < first_trained ? X(1) : head_number(weights[head_weight(h, n)], n);
+        head_numbers_forward(CPU{}, extras.head, *this, weights, NH);
         if (!learned) return;
         const int T = in.T, width = padded(T);
 #pragma omp parallel for collapse(2)
@@ -183,7 +160,7 @@ struct Asga : Policy {
 
     template <class X>
     void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
-        head_backward(in.B, weights, g);
+        head_numbers_backward(CPU{}, g.dweights, *this, weights, g.of.head, in.B, NH);
         if (!learned) return;
         const int T = in.T, width = padded(T), group = NH / in.NKV;
 #pragma omp parallel for
@@ -216,8 +193,7 @@ struct Asga : Policy {
 #ifdef WITH_GPU
     template <class X>
     void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
-        if (const int numbers = features().head)
-            launch(device, asga_head_forward_kernel<Asga, X>, Grid(NH), threads_for(numbers), 0, extras.head, *this, weights);
+        head_numbers_forward(device, extras.head, *this, weights, NH);
         if (!learned) return;
         pair_features_forward<FeatureLayout::row>(device, extras.row, query_features(in, weights));
         pair_features_forward<FeatureLayout::column>(device, extras.column, key_features(in, weights));
@@ -226,9 +202,7 @@ struct Asga : Policy {
     /// Needs preprocess_workspace() bytes in device.workspace.
     template <class X>
     void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
-        if (const int numbers = features().head)
-            launch(device, asga_head_backward_kernel<Asga, X>, Grid(NH), threads_for(numbers), 0, g.dweights, *this, weights,
-                   g.of.head, in.B);
+        head_numbers_backward(device, g.dweights, *this, weights, g.of.head, in.B, NH);
         if (!learned) return;
         pair_features_backward<FeatureLayout::row>(device, {g.dq_pre, in.qk_row}, g.dweights + w1_q.offset, g.dweights + b1.offset,
                                                    g.of.row, query_features(in, weights));
@@ -277,7 +251,6 @@ private:
     PairFeatures<X> key_features(const LayerInputs<X>& in, const X* weights) const {
         return {{in.k_pre, in.qk_row}, weights + w1_k.offset, nullptr, in.B, in.T, in.NKV, NH, HS, m, float(eps)};
     }
-    static int threads_for(int numbers) { return int(blocks_for(numbers, WARP)) * WARP; }
 #endif
 
     constexpr int units() const { return M ? M : m; }
@@ -306,18 +279,6 @@ private:
             std::fill_n(to, HS, X(0));
             layernorm_row_backward(to, dnormed + size_t(t) * HS, normed + size_t(t) * HS, rstd[t], HS);
         }
-    }
-
-    /// gamma, b2 and W2 from the head numbers' gradients, which come as one partial sum per sequence.
-    template <class X>
-    void head_backward(int B, const X* weights, ExtraGradients<X>& g) const {
-        const int numbers = features().head;
-        for (int b = 0; b < B; b++)
-            for (int h = 0; h < NH; h++)
-                for (int n = first_trained; n < numbers; n++) {
-                    const size_t weight = head_weight(h, n);
-                    g.dweights[weight] += g.of.head[(size_t(b) * NH + h) * numbers + n] * head_number_slope(weights[weight], n);
-                }
     }
 };
 

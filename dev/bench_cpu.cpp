@@ -133,12 +133,11 @@ double bench_variant(int B, int T, const Ceilings& top) {
     auto& s = gpt.scratch;
     const LayerInputs<float> in = attention_inputs(gpt, 0, B, T);
     const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
-    const double forward = fastest([&] { attention_layer_forward(cpu, layer.attention, in, gpt.weights, a.attention); });
+    const double forward = fastest([&] { attention_layer_forward(cpu, layer.attention, in, gpt.weights, a.attention, s.attention); });
     ExtraGradients<float> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, nullptr, gpt.gradients};
     const double backward = fastest([&] {
-        attention_layer_backward(cpu, layer.attention, in, a.attention, s.dout, Heads<float>{s.dqk, v_at},
-                                 Heads<float>{s.dqk + k_at, v_at}, Heads<float>{s.dqkv + v_at, in.v_row}, s.dextras);
-        attention_extras_backward(cpu, layer.attention, in, gpt.weights, a.attention, extras);
+        attention_layer_backward(cpu, layer.attention, in, gpt.weights, a.attention, s.dout,
+                                 {{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}}, extras, s.attention);
     });
     const double flops = count_flops(gpt.net, T).per_token * B * T;
     std::printf("| %-17s | %8.2f ms | %8.2f ms | %4.2f | %8.1f ms | %8.0f | %7.1f GFLOP/s | %3.0f%% |\n", A::name, forward * 1e3,

@@ -159,8 +159,12 @@ private:
         add("attention forward", Kind::attention, c_.L, rows(2 * Q + 2 * KV) + wide_rows(c_.NH) + features, 2 * flop,
             [=, this, &state] { attention_forward(device_, layer_.attention, kernel_arguments(in, state, Statistics<X>{})); });
         auto backward = [=, this, &state, &s] {
-            attention_layer_backward(device_, layer_.attention, in, state, s.dout, Heads<W>{s.dqk, v_at},
-                                     Heads<W>{s.dqk + k_at, v_at}, Heads<X>{s.dqkv + v_at, qkv_row}, s.dextras, s.attention);
+            AttentionBackward<X> g{};
+            g.dout = s.dout;
+            g.dq = {s.dqk, v_at}, g.dk = {s.dqk + k_at, v_at}, g.dv = {s.dqkv + v_at, qkv_row};
+            g.dhead = s.dextras.head, g.drow = s.dextras.row, g.dcolumn = s.dextras.column, g.dgate = s.dextras.gate;
+            g.workspace = s.attention;
+            attention_backward(device_, layer_.attention, kernel_arguments(in, state, Statistics<X>{}), g);
         };
         add("attention backward", Kind::attention, c_.L, rows(3 * Q + 3 * KV) + wide_rows(c_.NH + Q + KV) + 2 * features, 5 * flop,
             backward, [=, this, &s] { renew(s.dout, BT_, size_t(Q)); });
@@ -168,7 +172,7 @@ private:
             add("attention preprocess backward", Kind::attention, c_.L, rows(Q + KV) + wide_rows(Q + KV) + features, 0,
                 [=, this, &state] {
                     ExtraGradients<X> to = extras;
-                    attention_extras_backward(device_, layer_.attention, in, gpt_.weights, state, to);
+                    layer_.attention.preprocess_backward(device_, in, gpt_.weights, state.extras, to);
                 });
     }
 

@@ -33,7 +33,7 @@ using Wide = typename WideOf<X>::type;
 
 /// A number of X on the host, to calculate with.
 template <class X>
-Wide<X> widened(X x) {
+constexpr Wide<X> widened(X x) {
     if constexpr (std::is_same_v<X, Wide<X>>) return x;
     else return to_float(x);
 }

@@ -49,7 +49,7 @@ struct Scratch {
     X *dout, *dqkv;             // (B, T, NH, HS), (B, T, NH + 2 NKV, HS)
     Wide<X>*dqk, *dqk_pre;      // (B, T, NH + NKV, HS) of qk and of qk_pre
     Extras<X> dextras;
-    std::byte* attention;       // of the kernel's backward
+    std::byte* attention;       // what one of the layer's passes needs while it runs
 };
 
 enum class Mode { inference, training };
@@ -124,7 +124,7 @@ struct GPT {
         for (Arena<Device>* arena : {&weight_memory, &gradient_memory, &moment_memory, &activation_memory, &scratch_memory})
             arena->allocate();
         lay_out();
-        rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta);
+        rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta, Attention::rotates);
         const StepNumbers none{};
         to_device(device, numbers, &none, 1);
         if (sigma.count) to_device(device, sigma.linears, net.sigma.data(), net.sigma.size());
@@ -148,6 +148,7 @@ struct GPT {
     }
 
 private:
+    LayerShape shape() const { return {B, T, net.config.C, net.config.NH, net.config.NKV, net.config.HS}; }
     std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, owned_begin, owned_end, 1 << 14); }
 
     void lay_out() {
@@ -188,6 +189,7 @@ private:
             a.attention.out = take(BT * c.NH * c.HS);
             a.attention.gated_out = attention.gated() ? take(BT * c.NH * c.HS) : a.attention.out;
             a.attention.lse = take_wide(BT * c.NH);
+            a.attention.kept = activation_memory.template take<std::byte>(attention.template kept_bytes<X>(shape()));
             a.middle = take(BT * c.C);
             a.gate_up = take(BT * 2 * c.F);
         }
@@ -218,6 +220,8 @@ private:
         s.qk_pre = Attention::reads_qk_pre ? take(BT * heads * c.HS) : nullptr;
         numbers = scratch_memory.template take<StepNumbers>(1);
         lay_out_sigma();
+        const size_t workspace = layer_workspace<X>(Device{}, net.layers[0].attention, shape());
+        s.attention = scratch_memory.template take<std::byte>(workspace);
         if (mode == Mode::inference) return;
         range_count = int(owned_ranges().size()), span_count = int(norm_spans(net.tensors).size());
         ranges = scratch_memory.template take<UpdateRange>(range_count);
@@ -230,8 +234,6 @@ private:
         s.dqk = take_wide(BT * heads * c.HS);
         s.dqk_pre = Attention::reads_qk_pre ? take_wide(BT * heads * c.HS) : nullptr;
         s.dextras = take_extras<Device, X>(scratch_memory, net.layers[0].attention, B, T, c.NH, B);
-        const size_t workspace = attention_workspace(Device{}, net.layers[0].attention, B, T, T, c.NH);
-        s.attention = scratch_memory.template take<std::byte>(workspace);
     }
 };
 
@@ -242,13 +244,8 @@ LayerInputs<X> attention_inputs(const GPT<Device, X, A>& gpt, int l, int B, int 
     const LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
     const X* pre = gpt.scratch.qk_pre;
     const size_t k_at = size_t(c.NH) * c.HS, v_at = size_t(c.NH + c.NKV) * c.HS;
-    return {B,           T,
-            c.C,         c.NH,
-            c.NKV,       c.HS,
-            a.normed1,   pre,
-            pre ? pre + k_at : nullptr, a.qk,
-            a.qk + k_at, a.qkv + v_at,
-            v_at,        v_at + size_t(c.NKV) * c.HS};
+    return {{B, T, c.C, c.NH, c.NKV, c.HS}, a.normed1, pre, pre ? pre + k_at : nullptr, a.qk, a.qk + k_at, a.qkv + v_at, v_at,
+            v_at + size_t(c.NKV) * c.HS, gpt.cosine, gpt.sine};
 }
 
 /// Layer l from its normed input up to `activated`: everything that the backward pass reads again.
@@ -263,7 +260,7 @@ void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T) {
                    (c.NH + 2 * c.NKV) * c.HS);
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, gpt.qk_shape(layer, B, T), c.norm_eps);
     if (A::has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
-    attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention);
+    attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention, gpt.scratch.attention);
     linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), BT,
                    Q, c.C);
     residual_rmsnorm_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, gpt.scratch.branch,
@@ -359,13 +356,12 @@ void attention_half_backward(Device device, GPT<Device, X, A>& gpt, int l, int B
     const QkShape<X> shape = gpt.qk_shape(layer, B, T);
     const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
     if (A::reads_qk_pre) qk_norm_rope_forward(device, static_cast<X*>(nullptr), s.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
-    attention_layer_backward(device, layer.attention, in, a.attention, s.dout, Heads<Wide<X>>{s.dqk, v_at},
-                             Heads<Wide<X>>{s.dqk + k_at, v_at}, Heads<X>{s.dqkv + v_at, qkv_row}, s.dextras, s.attention);
-
     if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>{});
     if (A::reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
-    ExtraGradients<X> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr, g, gpt.dloss};
-    attention_extras_backward(device, layer.attention, in, w, a.attention, extras);
+    ExtraGradients<X> more{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr, g,
+                           gpt.dloss};
+    const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, qkv_row}};
+    attention_layer_backward(device, layer.attention, in, w, a.attention, s.dout, to, more, s.attention);
 
     qk_norm_rope_backward(device, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, s.dqk_pre, a.qkv, a.qk_rstd,
                           shape, write);

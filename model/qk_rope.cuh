@@ -9,13 +9,14 @@
 #include "model/device.h"
 #include "model/rmsnorm.cuh"
 
-/// cos, sin (T, HS/2) of positions 0 .. T-1; the angles are computed in double.
+/// cos, sin (T, HS/2) of positions 0 .. T-1; the angles are computed in double. Where an attention variant does not rotate, all
+/// angles are 0, and what is turned by them stays the same to the bit.
 template <class X>
-void rope_table(CPU, X* cosine, X* sine, int T, int HS, double theta) {
+void rope_table(CPU, X* cosine, X* sine, int T, int HS, double theta, bool rotates = true) {
 #pragma omp parallel for
     for (int t = 0; t < T; t++)
         for (int d = 0; d < HS / 2; d++) {
-            const double angle = t * std::pow(theta, -2.0 * d / HS);
+            const double angle = rotates ? t * std::pow(theta, -2.0 * d / HS) : 0;
             cosine[size_t(t) * (HS / 2) + d] = X(std::cos(angle));
             sine[size_t(t) * (HS / 2) + d] = X(std::sin(angle));
         }
@@ -91,17 +92,17 @@ void qk_norm_rope_backward(CPU, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_weight,
 #ifdef WITH_GPU
 
 template <class X>
-__global__ void rope_table_kernel(X* cosine, X* sine, int T, int HS, double theta) {
+__global__ void rope_table_kernel(X* cosine, X* sine, int T, int HS, double theta, bool rotates) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, t = i / (HS / 2), d = i % (HS / 2);
     if (t >= T) return;
-    const double angle = t * pow(theta, -2.0 * d / HS);
+    const double angle = rotates ? t * pow(theta, -2.0 * d / HS) : 0;
     cosine[i] = X(cos(angle));
     sine[i] = X(sin(angle));
 }
 
 template <class X>
-void rope_table(GPU device, X* cosine, X* sine, int T, int HS, double theta) {
-    launch(device, rope_table_kernel<X>, blocks_for(size_t(T) * (HS / 2), 256), 256, 0, cosine, sine, T, HS, theta);
+void rope_table(GPU device, X* cosine, X* sine, int T, int HS, double theta, bool rotates = true) {
+    launch(device, rope_table_kernel<X>, blocks_for(size_t(T) * (HS / 2), 256), 256, 0, cosine, sine, T, HS, theta, rotates);
 }
 
 namespace qk_rope {

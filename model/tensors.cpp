@@ -87,7 +87,7 @@ void initialise(const Tensor& tensor, uint64_t seed, X* weights) {
     X* out = weights + tensor.slot.offset;
     const size_t n = tensor.slot.size;
     if (tensor.init.deviation == 0) {
-        std::fill(out, out + n, X(tensor.init.value));
+        for (size_t i = 0; i < n; i++) out[i] = X(tensor.init.start(i));
         return;
     }
     const uint64_t key = xxh3(tensor.name.data(), tensor.name.size(), seed);

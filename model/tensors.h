@@ -16,15 +16,21 @@ struct Slot {
     explicit operator bool() const { return size > 0; }
 };
 
-/// How a weight starts: `value` everywhere, or normal with mean 0 and standard deviation `deviation`.
+/// How a weight starts: `value` everywhere, or number by number as `values` says, or normal with mean 0 and standard deviation
+/// `deviation`.
 struct Init {
     double value = 0;
     double deviation = 0;
+    std::vector<double> values = {};
+
+    /// Number n of the tensor, where it is not drawn.
+    double start(size_t n) const { return values.empty() ? value : values[n]; }
 };
 inline Init zeros() { return {0, 0}; }
 inline Init ones() { return {1, 0}; }
 inline Init constant(double value) { return {value, 0}; }
 inline Init normal(double deviation) { return {0, deviation}; }
+inline Init listed(const std::vector<double>& values) { return {0, 0, values}; }
 
 enum class Decay : bool { no, yes };   // AdamW's weight decay: matrices only
 

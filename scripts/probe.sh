@@ -197,8 +197,8 @@ probe_gpu() {
         else wanted="$wanted $(tr -d . <<< "$capability")"; fi
     done
     report GPU "$(sort <<< "$1" | uniq -c | sed -E 's/^ *1 //; s/^ *([0-9]+) ([0-9])/\1 x \2/' | paste -sd, | sed 's/,/, /g')$note"
-    # Without a GPU to look at: code for the oldest that can be used, which the driver of any newer one compiles for it at the start.
-    [ -n "$wanted" ] || cuda_arch="-gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80"
+    # Without a GPU to look at: portable code, which the driver compiles at the first start for whatever GPU there is then.
+    [ -n "$wanted" ] || cuda_arch="-gencode arch=compute_80,code=compute_80"
     for capability in $wanted; do add_arch "$capability"; done
     report "GPU code" "$cuda_arch"
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention/core/layer.h"
+#include "model/error.h"
 #include "model/qk_rope.cuh"
 
 /// Normal numbers, drawn in double: a float case is the rounded double case of the same seed.
@@ -91,6 +92,18 @@ public:
         take_memory();
     }
 
+    /// Whether the variant takes these values together: one setting may limit another, and the number of heads may limit both.
+    static bool accepts(const LayerSizes& sizes) {
+        const Config config = config_of(sizes);
+        try {
+            Attention(config, 0);
+        } catch (const Error& error) {
+            if (error.code != Exit::usage) throw;
+            return false;
+        }
+        return true;
+    }
+
     /// The same layer on the first `tokens` tokens of every sequence.
     AttentionCase first_tokens(int tokens) const {
         AttentionCase shorter({B, tokens, config.NH, config.NKV, config.HS, config.settings});
@@ -104,7 +117,7 @@ public:
         qk_norm_rope_forward(CPU{}, qk.data(), qk_pre.data(), static_cast<X*>(nullptr), qkv.data(), shape(), 0);
         fill_extras(state.extras, X(3));
         for (auto* result : {&out, &gated_out, &lse, &auxiliary}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
-        attention_layer_forward(CPU{}, policy, inputs(), weights.data(), state);
+        attention_layer_forward(CPU{}, policy, inputs(), weights.data(), state, workspace.data());
     }
 
     /// Needs forward(). `dout` (B, T, NH, HS) is the gradient of gated_out. dweights and dx are added to.
@@ -115,11 +128,10 @@ public:
         for (auto* result : {&dqk, &dqk_pre, &dqkv}) result->assign(result->size(), nan);
         const LayerInputs<X> in = inputs();
         const Heads<X> dq{dqk.data(), v_at}, dk{dqk.data() + k_at, v_at}, dv{dqkv.data() + v_at, v_row};
-        attention_layer_backward(CPU{}, policy, in, state, dout.data(), dq, dk, dv, dextras);
         X* dpre = Attention::reads_qk_pre ? dqk_pre.data() : nullptr;
         ExtraGradients<X> gradients{dextras, dpre, dpre ? dpre + k_at : nullptr, Attention::reads_x ? dx.data() : nullptr,
                                     dweights.data()};
-        attention_extras_backward(CPU{}, policy, in, weights.data(), state, gradients);
+        attention_layer_backward(CPU{}, policy, in, weights.data(), state, dout.data(), {dq, dk, dv}, gradients, workspace.data());
         X* const no_weight = nullptr;
         qk_norm_rope_backward(CPU{}, dqkv.data(), no_weight, no_weight, dqk.data(), dpre, qkv.data(), no_weight, shape(),
                               Write::overwrite);
@@ -139,8 +151,8 @@ public:
 
     LayerInputs<X> inputs() const {
         const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS;
-        return {B, T, config.C, config.NH, config.NKV, config.HS, x.data(), qk_pre.data(), qk_pre.data() + k_at,
-                qk.data(), qk.data() + k_at, qkv.data() + v_at, v_at, v_at + config.NKV * HS};
+        return {{B, T, config.C, config.NH, config.NKV, config.HS}, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(),
+                qk.data() + k_at, qkv.data() + v_at, v_at, v_at + config.NKV * HS, cosine.data(), sine.data()};
     }
 
 private:
@@ -152,6 +164,7 @@ private:
     Arena<CPU> memory;
     LayerState<X> state;
     Extras<X> dextras;
+    std::vector<std::byte> kept, workspace;
 
     static Config config_of(const LayerSizes& sizes) {
         Config config;
@@ -168,14 +181,14 @@ private:
         const bool matrix = tensor.shape.size() > 1;
         const double deviation = matrix ? 1 / std::sqrt(double(tensor.shape.back())) : 0.5;
         const auto numbers = normal_numbers<X>(tensor.slot.size, seed, deviation);
-        for (size_t n = 0; n < numbers.size(); n++) weights[tensor.slot.offset + n] = X(tensor.init.value) + numbers[n];
+        for (size_t n = 0; n < numbers.size(); n++) weights[tensor.slot.offset + n] = X(tensor.init.start(n)) + numbers[n];
     }
 
     void take_memory() {
         const size_t BT = size_t(B) * T, HS = config.HS;
         for (auto* buffer : {&qk, &qk_pre, &dqk, &dqk_pre}) buffer->resize(BT * heads * HS);
         cosine.resize(size_t(T) * HS / 2), sine.resize(cosine.size());
-        rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta);
+        rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta, Attention::rotates);
         out.resize(BT * config.NH * HS), gated_out.resize(out.size()), lse.resize(BT * config.NH);
         dweights.resize(weights.size()), dx.resize(x.size()), dqkv.resize(qkv.size());
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size
@@ -184,7 +197,9 @@ private:
             if (pass == 0) memory.allocate();
         }
         if (Attention::has_auxiliary_loss) auxiliary.resize(size_t(B) * config.NH), state.extras.auxiliary = auxiliary.data();
-        state.out = out.data(), state.lse = lse.data();
+        const LayerShape s{B, T, config.C, config.NH, config.NKV, config.HS};
+        kept.resize(policy.template kept_bytes<X>(s)), workspace.resize(layer_workspace<X>(CPU{}, policy, s));
+        state.out = out.data(), state.lse = lse.data(), state.kept = kept.data();
         state.gated_out = policy.gated() ? gated_out.data() : out.data();
     }
 

@@ -24,19 +24,20 @@ struct Everything : Causal {
     constexpr bool visible(int, int, int) const { return true; }
 };
 
-/// E1 with all that it may read: head numbers c, e; row features r0, r1 and a table of four; column features k0, k1.
-///     z = c a s + e (r1 k1 + (i - j) / 50) + table[bucket(i - j)],   s = sigmoid(r0 + k0)
+/// E1 with all that it may read: head numbers c, e; row features r0, r1 and a table of four; column features k0, k1; the tile's
+/// number u.
+///     z = c a s + e (r1 k1 + (i - j) / 50) + table[bucket(i - j)] + u,   s = sigmoid(r0 + k0)
 struct Modified : Causal {
     static constexpr int bucket(int distance) { return std::clamp(distance, 0, 19) / 5; }
     struct TableEntry {   // no pointer to a function: a kernel could not call the host's
         constexpr int operator()(int distance) const { return 2 + bucket(distance); }
     };
-    constexpr Features features() const { return {2, 6, 2}; }
+    constexpr Features features() const { return {2, 6, 2, true}; }
 
     template <class N>
     constexpr N score(N a, const Pair<N>& p) const {
         const N s = sigmoid(p.row(0) + p.column(0)), bias = p.row(1) * p.column(1) + (p.i - p.j) / 50;
-        return p.head(0) * a * s + p.head(1) * bias + p.row_by_distance(TableEntry());
+        return p.head(0) * a * s + p.head(1) * bias + p.row_by_distance(TableEntry()) + p.tile();
     }
     template <class N>
     constexpr N score_backward(N dz, N a, const Pair<N>& p, PairGradients<N>& to) const {
@@ -46,6 +47,7 @@ struct Modified : Causal {
         to.row(0, du), to.column(0, du);
         to.row(1, dz * p.head(1) * p.column(1)), to.column(1, dz * p.head(1) * p.row(1));
         to.row_by_distance(p, TableEntry(), dz);
+        to.tile(dz);
         return dz * p.head(0) * s;
     }
 
@@ -55,7 +57,7 @@ struct Modified : Causal {
             auto k = [&](int f) { return p.column_feature(b, h, j, f); };
             const double c = p.head[h * 2], e = p.head[h * 2 + 1], s = 1 / (1 + std::exp(-r(0) - k(0)));
             const int distance = p.q_token(b, h, i) - p.k_token(b, h, j);
-            return c * a * s + e * (r(1) * k(1) + distance / 50.0) + r(2 + bucket(distance));
+            return c * a * s + e * (r(1) * k(1) + distance / 50.0) + r(2 + bucket(distance)) + p.tile[p.tile_at(b, h, i, j)];
         };
     }
 };
@@ -76,15 +78,23 @@ struct Holes : Modified {
 
 // ---- data for E2 to E4
 
+/// The tiles of one query tile after the other, of all heads and sequences.
+inline void set_tile_lists(Problem& p, const std::vector<std::vector<int>>& lists) {
+    p.list_tiles.assign(lists.size() * tiles_of(p.S), -1);
+    for (size_t n = 0; n < lists.size(); n++) {
+        std::copy(lists[n].begin(), lists[n].end(), p.list_tiles.begin() + n * tiles_of(p.S));
+        p.list_count.push_back(int(lists[n].size()));
+    }
+}
+
 /// Every tile with probability 2/3, no tile at all for a quarter of the query tiles.
 inline void draw_tile_lists(Problem& p) {
     std::mt19937_64 generator(3);
-    p.list_begin = {0};
-    for (int n = 0; n < p.B * p.NH * tiles_of(p.T); n++) {
+    std::vector<std::vector<int>> lists(p.B * p.NH * tiles_of(p.T));
+    for (size_t n = 0; n < lists.size(); n++)
         for (int t = 0; t < tiles_of(p.S) && n % 4 != 1; t++)
-            if (generator() % 3) p.list_tiles.push_back(t);
-        p.list_begin.push_back(int(p.list_tiles.size()));
-    }
+            if (generator() % 3) lists[n].push_back(t);
+    set_tile_lists(p, lists);
 }
 
 /// `count` different tokens below 2 * count in random order for each (b, h), one in eight of them padding.

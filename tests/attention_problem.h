@@ -18,47 +18,53 @@ struct Problem {
     int B, T, S, NH, NKV, HS;
     Features features = {};
     Numbers q, k, v, dout;
-    Numbers head, row, column;
+    Numbers head, row, column, tile;
     Numbers gate, dlse;
     std::vector<int> q_position, k_position;
-    std::vector<int> list_begin, list_tiles;
+    std::vector<int> list_count, list_tiles;   // tiles_of(S) places per query tile
 
     Problem(int B_, int T_, int S_, int NH_, int NKV_, int HS_, Features f = {})
         : B(B_), T(T_), S(S_), NH(NH_), NKV(NKV_), HS(HS_), features(f), q(normal_numbers(size_t(B) * T * NH * HS, 1)),
           k(normal_numbers(size_t(B) * S * NKV * HS, 2)), v(normal_numbers(k.size(), 3)), dout(normal_numbers(q.size(), 4)),
           head(normal_numbers(size_t(NH) * f.head, 5)), row(normal_numbers(rows() * f.row, 6)),
-          column(normal_numbers(size_t(B) * NH * f.column * padded(S), 7)) {}
+          column(normal_numbers(size_t(B) * NH * f.column * padded(S), 7)),
+          tile(normal_numbers(f.tile ? size_t(B) * NH * tiles_of(T) * tiles_of(S) : 0, 8)) {}
 
     size_t rows() const { return size_t(B) * NH * T; }
     size_t head_row(int b, int h, int i) const { return (size_t(b) * NH + h) * T + i; }     // index into (B, NH, T)
+    size_t query_tile(int b, int h, int t) const { return (size_t(b) * NH + h) * tiles_of(T) + t; }   // into (B, NH, tiles)
     size_t token_row(int b, int i, int h) const { return (size_t(b) * T + i) * NH + h; }    // index into (B, T, NH)
     size_t key_row(int b, int j, int h) const { return (size_t(b) * S + j) * NKV + h / (NH / NKV); }
     int q_token(int b, int h, int i) const { return q_position.empty() ? i : q_position[head_row(b, h, i)]; }
     int k_token(int b, int h, int j) const { return k_position.empty() ? j : k_position[(size_t(b) * NH + h) * S + j]; }
+    size_t tile_at(int b, int h, int i, int j) const {
+        return ((size_t(b) * NH + h) * tiles_of(T) + i / TILE) * tiles_of(S) + j / TILE;
+    }
     double row_feature(int b, int h, int i, int f) const { return row[head_row(b, h, i) * features.row + f]; }
     double column_feature(int b, int h, int j, int f) const {
         return column[((size_t(b) * NH + h) * features.column + f) * padded(S) + j];
     }
 
     bool listed(int b, int h, int i, int j) const {
-        if (list_begin.empty()) return true;
+        if (list_count.empty()) return true;
         const size_t n = (size_t(b) * NH + h) * tiles_of(T) + i / TILE;
-        const auto first = list_tiles.begin() + list_begin[n], last = list_tiles.begin() + list_begin[n + 1];
+        const auto first = list_tiles.begin() + n * tiles_of(S), last = first + list_count[n];
         return std::find(first, last, j / TILE) != last;
     }
 };
 
 struct Results {
     Numbers out, gated_out;      // (B, T, NH, HS)
-    Numbers lse, entropy;        // (B, NH, T)
+    Numbers lse, entropy, pairs; // (B, NH, T)
+    Numbers tiles;               // (B, NH, tiles)
     Numbers tile_max;            // (B, NH, T, tiles)
     explicit Results(const Problem& p, double start = NAN)
         : out(p.q.size(), start), gated_out(p.q.size(), start), lse(p.rows(), start), entropy(p.rows(), start),
-          tile_max(p.rows() * tiles_of(p.S), start) {}
+          pairs(p.rows(), start), tiles(size_t(p.B) * p.NH * tiles_of(p.T), start), tile_max(p.rows() * tiles_of(p.S), start) {}
 };
 
 struct Gradients {
-    Numbers q, k, v, head, row, column, gate;
+    Numbers q, k, v, head, row, column, tile, gate;
 };
 
 // ---- attention from its definition
@@ -91,6 +97,7 @@ inline void attend(const Problem& p, const Numbers& z, int b, int h, int i, Resu
         double& peak = to.tile_max[n * tiles_of(p.S) + j / TILE];
         peak = std::max(peak, z[j]);
         if (z[j] == -INFINITY) continue;
+        to.pairs[n]++;
         const double weight = std::exp(z[j] - largest) / total;
         to.entropy[n] -= weight > 0 ? weight * std::log(weight) : 0;
         for (int d = 0; d < p.HS; d++) to.out[at + d] += weight * p.v[p.key_row(b, j, h) * p.HS + d];
@@ -98,12 +105,26 @@ inline void attend(const Problem& p, const Numbers& z, int b, int h, int i, Resu
     for (int d = 0; d < p.HS; d++) to.gated_out[at + d] = to.out[at + d] * (p.gate.empty() ? 1 : p.gate[p.token_row(b, i, h)]);
 }
 
+/// How many key tiles have a pair that counts, for one query tile after all its rows: no kernel can visit fewer.
+inline double tiles_with_pairs(const Problem& p, const Results& r, int b, int h, int q_tile) {
+    double tiles = 0;
+    for (int t = 0; t < tiles_of(p.S); t++) {
+        bool some = false;
+        for (int i = q_tile * TILE; i < std::min(p.T, (q_tile + 1) * TILE); i++)
+            some = some || r.tile_max[p.head_row(b, h, i) * tiles_of(p.S) + t] > -INFINITY;
+        tiles += some;
+    }
+    return tiles;
+}
+
 inline Results by_definition(const Problem& p, const ScoreOfPair& score, const SeenTokens& seen) {
     Results r(p, 0);
     std::fill(r.tile_max.begin(), r.tile_max.end(), -INFINITY);
     for (int b = 0; b < p.B; b++)
-        for (int h = 0; h < p.NH; h++)
+        for (int h = 0; h < p.NH; h++) {
             for (int i = 0; i < p.T; i++) attend(p, scores_of_row(p, score, seen, b, h, i), b, h, i, r);
+            for (int t = 0; t < tiles_of(p.T); t++) r.tiles[p.query_tile(b, h, t)] = tiles_with_pairs(p, r, b, h, t);
+        }
     return r;
 }
 
@@ -116,13 +137,13 @@ inline AttentionForward<double> arguments(const Problem& p, Results& to) {
     AttentionForward<double> a{};
     a.B = p.B, a.T = p.T, a.S = p.S, a.NH = p.NH, a.NKV = p.NKV, a.HS = p.HS;
     a.q = {p.q.data(), size_t(p.NH) * p.HS}, a.k = {p.k.data(), size_t(p.NKV) * p.HS}, a.v = {p.v.data(), size_t(p.NKV) * p.HS};
-    a.head = data_or_null(p.head), a.row = data_or_null(p.row), a.column = data_or_null(p.column);
-    a.list = {data_or_null(p.list_begin), p.list_tiles.data()};
+    a.head = data_or_null(p.head), a.row = data_or_null(p.row), a.column = data_or_null(p.column), a.tile = data_or_null(p.tile);
+    a.list = {data_or_null(p.list_count), p.list_tiles.data(), tiles_of(p.S)};
     a.gate = data_or_null(p.gate);
     a.q_position = data_or_null(p.q_position), a.k_position = data_or_null(p.k_position);
     a.out = to.out.data(), a.lse = to.lse.data();
     a.gated_out = a.gate ? to.gated_out.data() : nullptr;
-    a.statistics = {to.entropy.data(), to.tile_max.data()};
+    a.statistics = {to.entropy.data(), to.tile_max.data(), to.pairs.data(), to.tiles.data()};
     return a;
 }
 
@@ -134,17 +155,17 @@ Results forward(const Problem& p, const P& policy) {
     return r;
 }
 
-/// Everything starts as NaN: the kernel has to overwrite it.
+/// Everything starts as NaN, as the kernel has to overwrite it; numbers of tiles as 0, as it leaves those that it does not visit.
 template <class P>
 Gradients backward(const Problem& p, const P& policy, Results& forward) {
     auto nan_like = [](const Numbers& numbers, int copies = 1) { return Numbers(copies * numbers.size(), NAN); };
     Gradients g{nan_like(p.q),   nan_like(p.k),      nan_like(p.v),   nan_like(p.head, p.B),
-                nan_like(p.row), nan_like(p.column), nan_like(p.gate)};
+                nan_like(p.row), nan_like(p.column), Numbers(p.tile.size(), 0), nan_like(p.gate)};
     AttentionBackward<double> to{};
     to.dout = p.dout.data(), to.dlse = data_or_null(p.dlse);
     const size_t q_row = size_t(p.NH) * p.HS, k_row = size_t(p.NKV) * p.HS;
     to.dq = {g.q.data(), q_row}, to.dk = {g.k.data(), k_row}, to.dv = {g.v.data(), k_row};
-    to.dhead = g.head.data(), to.drow = g.row.data(), to.dcolumn = g.column.data();
+    to.dhead = g.head.data(), to.drow = g.row.data(), to.dcolumn = g.column.data(), to.dtile = g.tile.data();
     to.dgate = p.gate.empty() ? nullptr : g.gate.data();
     attention_backward(CPU{}, policy, arguments(p, forward), to);
     Numbers head(p.head.size(), 0);
@@ -158,6 +179,11 @@ Gradients backward(const Problem& p, const P& policy, Results& forward) {
 inline Numbers no_infinity(Numbers numbers) {
     for (double& number : numbers) number = number == -INFINITY ? -1e3 : number;
     return numbers;
+}
+
+/// NaN is not.
+inline bool at_least(const Numbers& numbers, const Numbers& others) {
+    return std::equal(numbers.begin(), numbers.end(), others.begin(), [](double a, double b) { return a >= b; });
 }
 
 inline double loss(const Problem& p, const Results& r) {
@@ -178,14 +204,17 @@ void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, cons
     CHECK(difference(no_infinity(is.lse), no_infinity(should.lse), {1e-12}) == "");
     CHECK(difference(no_infinity(is.tile_max), no_infinity(should.tile_max), {1e-12}) == "");
     CHECK(difference(is.entropy, should.entropy, {1e-12, 1e-12}) == "");
+    CHECK(is.pairs == should.pairs);
+    CHECK(at_least(is.tiles, should.tiles));
 
     const Gradients g = backward(p, policy, is);
     auto loss_by_definition = [&] { return loss(p, by_definition(p, score, seen)); };
     const std::pair<Numbers*, const Numbers*> inputs[] = {{&p.q, &g.q}, {&p.k, &g.k}, {&p.v, &g.v}, {&p.head, &g.head},
-                                                          {&p.row, &g.row}, {&p.column, &g.column}, {&p.gate, &g.gate}};
+                                                          {&p.row, &g.row}, {&p.column, &g.column}, {&p.tile, &g.tile},
+                                                          {&p.gate, &g.gate}};
     int number = 0;
     for (const auto& [values, gradient] : inputs) {
-        INFO("number " << number++ << " of q, k, v, head, row, column, gate");
+        INFO("number " << number++ << " of q, k, v, head, row, column, tile, gate");
         CHECK((values->size() == gradient->size() && all_finite(*gradient)));
         if (!values->empty()) CHECK(gradient_error(*values, *gradient, loss_by_definition) <= 1e-8);
     }

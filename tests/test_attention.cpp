@@ -65,7 +65,7 @@ TEST_CASE("attention kernel E2: a row that sees nothing gives zeros, not NaN", "
     Problem p(1, 130, 130, 1, 1, 8, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     p.gate = normal_numbers(p.rows(), 10);
-    p.list_begin = {0, 1, 1, 2}, p.list_tiles = {0, 0};   // nothing for rows 64..127; nobody sees keys from 64 on
+    set_tile_lists(p, {{0}, {}, {0}});   // nothing for rows 64..127; nobody sees keys from 64 on
     Results r = forward(p, Modified());
     const Gradients g = backward(p, Modified(), r);
     const auto zero = [](const Numbers& numbers, size_t begin, size_t end) {
@@ -187,6 +187,17 @@ TEST_CASE("attention kernel E6: statistics change no output", "[attention]") {
     attention_forward(CPU{}, Causal(), a);
     CHECK(bit_difference(without.out, with.out) == "");
     CHECK(bit_difference(without.lse, with.lse) == "");
+}
+
+TEST_CASE("attention kernel E6: visits the tiles that have pairs and no other, where verdicts are exact", "[attention]") {
+    Problem p(2, 330, 330, 2, 1, 8, Modified().features());
+    auto seen = [](int h, int i, int j) { return j <= i && i - j <= Windows::left(h); };
+    CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
+    CHECK(forward(p, Windows()).tiles == by_definition(p, raw, seen).tiles);
+    draw_tile_lists(p);
+    CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
+    CHECK(forward(p, Windows()).tiles == by_definition(p, raw, seen).tiles);
+    CHECK(forward(p, Windows()).pairs == by_definition(p, raw, seen).pairs);
 }
 
 TEST_CASE("attention kernel: q, k and v inside one buffer give the bits of separate ones", "[attention]") {

@@ -22,16 +22,23 @@ inline Config config_of(const Form& form) {
     c.qkv_bias = form.qwen2, c.qk_norm = !form.qwen2, c.tied = form.tied;
     c.rope_theta = 1e4, c.norm_eps = 1e-5;
     c.settings = {{"attention_window", 9.0}, {"attention_dense_until", 5.0}, {"asga_hidden", 5.0}};   // small, so that they cut
+    c.settings.insert({{"shaw_clip", 7.0}, {"sinks_tokens", 3.0}, {"longformer_globals", 5.0}, {"bigbird_block", 8.0}});
+    c.settings.insert({{"strided_stride", 7.0}, {"longnet_segment", 6.0}, {"routing_clusters", 3.0}, {"mosa_rho", 2.0}});
+    c.settings.insert({{"fixed_factorized_chunk", 16.0}, {"fixed_factorized_summary", 3.0}});
+    c.settings.insert({{"deepspeed_fixed_block", 5.0}, {"deepspeed_fixed_local", 3.0}, {"deepspeed_fixed_per_head", 1.0}});
+    c.settings.insert({{"nsa_block", 4.0}, {"nsa_stride", 2.0}});
     return c;
 }
 
-/// Large random weights for every tensor, norms and biases too, so that each term of each formula moves the loss.
+/// Large random weights for every tensor, norms and biases too, so that each term of each formula moves the loss; rows of matrices
+/// no longer than 1 on average, so that numbers do not grow from one product to the next and bf16 can follow.
 template <class X>
 void randomise(const TensorList& list, X* weights) {
     uint64_t seed = 1;
     for (const Tensor& t : list) {
         const std::vector<X> numbers = random_numbers<X>(t.slot.size, seed++);
-        for (size_t n = 0; n < t.slot.size; n++) weights[t.slot.offset + n] = X(t.init.value) + X(0.5) * numbers[n];
+        const double size = t.shape.size() > 1 ? std::min(0.5, std::sqrt(3.0 / double(t.shape.back()))) : 0.5;
+        for (size_t n = 0; n < t.slot.size; n++) weights[t.slot.offset + n] = X(t.init.start(n)) + X(size) * numbers[n];
     }
 }
 

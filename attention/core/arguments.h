@@ -11,20 +11,26 @@ struct Heads {
     size_t row;   // elements from one token to the next; head h starts at h * HS
 };
 
-/// E2 as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of row b has the tiles
-/// tiles[begin[n]] .. tiles[begin[n + 1] - 1] with n = (b * NH + h) * query_tiles + t. Policy::tile() still judges each of them.
+/// E2 as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of row b has the count[n]
+/// tiles from tiles[n * stride] on, n = (b * NH + h) * query_tiles + t. Policy::tile() still judges each of them.
 struct TileList {
-    const int* begin = nullptr;
+    const int* count = nullptr;
     const int* tiles = nullptr;
-    constexpr explicit operator bool() const { return begin != nullptr; }
+    int stride = 0;
+    constexpr explicit operator bool() const { return count != nullptr; }
 };
 
 /// E6, each may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the greatest z of the row in the key
-/// tile, -infinity where none was visited.
+/// tile, -infinity where none was visited. pairs and tiles count what the kernel really did. A tile is TILE x TILE on every
+/// device: where a kernel takes more rows at once, a tile counts when it was part of a visited rectangle and its own verdict (of
+/// the list and the policy, see TileWalk::judge_listed) is not hidden, so that the count is that of a kernel that goes tile by tile.
 template <class X>
 struct Statistics {
     Wide<X>* entropy = nullptr;    // (B, NH, T)
     Wide<X>* tile_max = nullptr;   // (B, NH, T, ceil(S / TILE))
+    Wide<X>* pairs = nullptr;      // (B, NH, T) how many keys the row saw
+    Wide<X>* tiles = nullptr;      // (B, NH, ceil(T / TILE)) how many key tiles the query tile visited
+    constexpr explicit operator bool() const { return entropy || tile_max || pairs || tiles; }
 };
 
 template <class X>
@@ -39,6 +45,7 @@ struct AttentionForward {
     const Wide<X>* head = nullptr;     // (NH, features.head)
     const Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     const Wide<X>* column = nullptr;   // (B, NH, features.column, padded(S))
+    const Wide<X>* tile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S))
 
     TileList list;                     // E2, when not computed by the policy
     const Wide<X>* gate = nullptr;     // E3 (B, T, NH)
@@ -61,6 +68,7 @@ struct AttentionBackward {
     Wide<X>* dhead = nullptr;     // (B, NH, features.head)
     Wide<X>* drow = nullptr;      // (B, NH, T, features.row)
     Wide<X>* dcolumn = nullptr;   // (B, NH, features.column, padded(S))
+    Wide<X>* dtile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S)), only of tiles that are visited
     Wide<X>* dgate = nullptr;     // (B, T, NH)
     std::byte* workspace = nullptr;   // attention_workspace() bytes; the CPU needs none
 };

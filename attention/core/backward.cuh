@@ -66,6 +66,7 @@ public:
             if (before) end_turn(before);
             if (Shape::BUFFERS == 1 && next) fetch(next, next.h != now.h);
             add_queries(now);
+            if (Shape::MODIFIED && f_.tile && threadIdx.x == 0) write_tile_number(now);
             before = now, now = next;
         }
         wait_for_copies();
@@ -114,12 +115,16 @@ private:
     __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums<Shape>& sums, const Meeting& meeting) {
         const int rounds = Shape::MODIFIED && slabs(f_) == 1 ? WARPS : 1;
         const TilePlace at = tiles(meeting.h).place(meeting.tile, tile_);
+        sums.tile = 0;
         for (int round = 0; round < rounds; round++) {
 #pragma unroll 1
             for (int q0 = 0; q0 < QUERIES && (rounds == 1 || round == warp_); q0 += STEP)
                 add_keys(keys, sums, meeting, at, q0);
             if (rounds > 1) __syncthreads();
         }
+        if (!Shape::MODIFIED || !f_.tile) return;
+        const float sum = warp_sum(float(sums.tile));
+        if (lane_of() == 0) shared_.tile_parts[warp_] = sum;
     }
 
     __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums<Shape>& sums, const Meeting& meeting,
@@ -193,7 +198,7 @@ private:
                     const bool visible = !(hidden >> (4 * (m * STEP / 8 + n) + e) & 1);
                     Pair<N> pair{};
                     if (Shape::MODIFIED) pair = features_.pair(a_, walk, at, meeting.buffer, r, meeting.columns, c);
-                    PairGradients<N> gradients{sums.head, row_sums, sums.column[key], 1};
+                    PairGradients<N> gradients{sums.head, row_sums, sums.column[key], 1, &sums.tile};
                     differentiate_pair(s[m][n][e], dp[m][n][e], visible, lse, d, gate, pair, gradients);
                 }
                 if (Shape::MODIFIED) keep_row_sums(row_sums, r);
@@ -315,6 +320,14 @@ private:
                 }
         }
         if (Shape::MODIFIED) add_row_features(meeting, first);
+    }
+
+    /// Tiles have one size in both directions where scores are modified.
+    __device__ __forceinline__ void write_tile_number(const Meeting& meeting) const {
+        static_assert(!Shape::MODIFIED || (KEYS == TILE && QUERIES == TILE));
+        float total = 0;
+        for (float part : shared_.tile_parts) total += part;
+        g_.dtile[tile_number_at(a_, tiles(meeting.h).place(meeting.tile, tile_))] = total;
     }
 
     __device__ __forceinline__ void add_row_features(const Meeting& meeting, bool first) {

@@ -1,6 +1,7 @@
 // Around the backward kernel: how its work is cut, what it keeps in registers, in shared memory and in memory, the pass that
 // prepares that, and the sums that remain at the end.
 #pragma once
+#include "attention/core/carve.h"
 #include "attention/core/features.cuh"
 
 /// Numbers of a query row that its pairs with every key need: log-sum-exp in base 2 (infinite where P is 0), D, the gate (or 1).
@@ -29,6 +30,7 @@ struct BackwardShared {
     SharedTile<X, Shape::QUERIES, Shape::HS> q[Shape::BUFFERS], dout[Shape::BUFFERS];
     SharedTile<X, Shape::KEYS, Shape::QUERIES> ds;   // (scale dL/da)^T of all warps, for dQ
     alignas(16) float rows[Shape::BUFFERS][ROW_NUMBERS][Shape::QUERIES];
+    float tile_parts[Shape::WARPS];   // each warp's sum of the gradient of the tile's number
     int work;     // the block's ticket
     int before;   // the key tile whose turn was before
 };
@@ -40,9 +42,6 @@ struct KeySums {
     float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};
 };
 
-/// Features of one kind that the backward pass can have.
-inline constexpr int MOST_FEATURES = 264;
-
 /// The gradients of what score() reads, as PairGradients wants them: registers where the policy's number of features is known at
 /// compile time, memory of the thread otherwise.
 template <class Shape>
@@ -51,6 +50,7 @@ struct FeatureSums {
     static constexpr int ROOM = Shape::MODIFIED ? MOST_FEATURES : 8;
     N head[ROOM];                             // over all pairs of the thread
     float column[2 * Shape::M_TILES][ROOM];   // of the thread's keys, over its queries
+    N tile;                                   // over the thread's pairs of the present query tile
 };
 
 /// values[n] summed over the eight lanes that have the same columns of a fragment: lane_row() n gets the sum of number n.
@@ -78,17 +78,14 @@ struct BackwardMemory {
 
     BackwardMemory(std::byte* memory, int B, int T, int S, int NH, const Features& f) {
         const size_t query_tiles = size_t(B) * NH * tiles_of(T), key_tiles = size_t(B) * NH * tiles_of(S);
-        auto take = [&](size_t count) {
-            std::byte* const piece = memory + bytes;
-            bytes += (count * sizeof(float) + 15) / 16 * 16;
-            return piece;
-        };
-        ticket = reinterpret_cast<int*>(take(1));
-        turn = reinterpret_cast<int*>(take(query_tiles));
-        rows = reinterpret_cast<float*>(take(query_tiles * ROW_NUMBERS * TILE));
-        head_parts = reinterpret_cast<float*>(take(key_tiles * f.head));
+        Carve carve(memory);
+        ticket = carve.take<int>(1);
+        turn = carve.take<int>(query_tiles);
+        rows = carve.take<float>(query_tiles * ROW_NUMBERS * TILE);
+        head_parts = carve.take<float>(key_tiles * f.head);
+        bytes = carve.bytes();
     }
-    size_t bytes = 0;
+    size_t bytes;
 };
 
 /// Bytes that AttentionBackward::workspace has to point to.

@@ -31,6 +31,7 @@ Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const Til
     pair.column_stride = columns;
     pair.i = X(walk.q_position(i));
     pair.j = iota(X(j));
+    if (f.tile) pair.tile_number = a.tile[tile_number_at(a, at)];
     if (!a.k_position) return pair;
     for (int lane = 0; lane < LANES<X>; lane++) pair.j[lane] = X(walk.k_position(std::min(j + lane, a.S - 1)));
     return pair;
@@ -47,6 +48,26 @@ void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, 
             for (int j = j0; j < j0 + block; j++) to[size_t(d) * width + j] = j < count ? head[size_t(j) * from.row + d] : X(0);
 }
 
+/// Hides what the policy hides in a mixed tile: it is asked about squares first, and pair by pair only where that says "mixed".
+template <class X, class P>
+void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
+    const int side = 16;
+    for (int r0 = 0; r0 < at.rows; r0 += side)
+        for (int c0 = 0; c0 < at.columns; c0 += side) {
+            const int rows = std::min(side, at.rows - r0), columns = std::min(side, at.columns - c0);
+            const TilePlace part{at.b, at.h, at.i0 + r0, at.j0 + c0, rows, columns};
+            const Tile judged = walk.judge_part(part, verdict);
+            if (judged == Tile::full) continue;
+            walk.with_visible(judged, [&](auto visible) {
+                for (int r = 0; r < rows; r++) {
+                    X* row = z + (r0 + r) * TILE + c0;
+                    for (int c = 0; c < columns; c++)
+                        row[c] = judged == Tile::mixed && visible(part.i0 + r, part.j0 + c) ? row[c] : X(HIDDEN);
+                }
+            });
+        }
+}
+
 /// z of one tile from its raw scores, in place: E1, then the mask, so that a modification may multiply.
 template <class X, class P>
 void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
@@ -57,9 +78,8 @@ void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const 
         for (int j = 0; j < TILE; j += LANES<X>)
             store(row + j, policy.score(load<Pack<X>>(row + j), pair_of(a, f, walk, at, at.i0 + r, at.j0 + j)));
         for (int j = at.columns; j < TILE; j++) row[j] = X(HIDDEN);
-        if (verdict == Tile::full) continue;
-        for (int j = 0; j < at.columns; j++) row[j] = walk.visible(at.i0 + r, at.j0 + j) ? row[j] : X(HIDDEN);
     }
+    if (verdict == Tile::mixed) mask(z, walk, at, verdict);
 }
 
 template <class X>
@@ -72,6 +92,24 @@ X largest_of(const X* row) {
     X largest = m[0];
     for (int lane = 1; lane < LANES<X>; lane++) largest = std::max(largest, X(m[lane]));
     return largest;
+}
+
+/// E6, what is found on the way from tile to tile: where it starts, and what one row of z adds to it.
+template <class X>
+void clear_statistics(const AttentionForward<X>& a, int b, int h) {
+    const size_t bh = size_t(b) * a.NH + h, maxima = size_t(a.T) * tiles_of(a.S);
+    if (a.statistics.tile_max) std::fill_n(a.statistics.tile_max + bh * maxima, maxima, -std::numeric_limits<X>::infinity());
+    if (a.statistics.pairs) std::fill_n(a.statistics.pairs + bh * a.T, a.T, X(0));
+    if (a.statistics.tiles) std::fill_n(a.statistics.tiles + bh * tiles_of(a.T), tiles_of(a.T), X(0));
+}
+template <class X>
+void add_statistics(const AttentionForward<X>& a, const TilePlace& at, int r, const X* z) {
+    const size_t row = (size_t(at.b) * a.NH + at.h) * a.T + at.i0 + r;
+    if (a.statistics.pairs)
+        a.statistics.pairs[row] += X(std::count_if(z, z + TILE, [](X value) { return value > X(HIDDEN / 2); }));
+    if (!a.statistics.tile_max) return;
+    const X peak = largest_of(z);
+    if (peak > X(HIDDEN / 2)) a.statistics.tile_max[row * tiles_of(a.S) + at.j0 / TILE] = peak;
 }
 
 /// Running softmax of one query row.
@@ -127,11 +165,7 @@ void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b
     const TileWalk<X, P> walk(policy, a, b, h);
     std::vector<X> k_transposed(size_t(a.HS) * width), z(TILE * TILE), sums(size_t(TILE) * a.HS);
     transpose_head(k_transposed.data(), a.k, b, a.S, kv, a.HS);
-    X* const tile_max = a.statistics.tile_max;
-    if (tile_max) {
-        X* mine = tile_max + (size_t(b) * a.NH + h) * a.T * tiles_of(a.S);
-        std::fill(mine, mine + size_t(a.T) * tiles_of(a.S), -std::numeric_limits<X>::infinity());
-    }
+    clear_statistics(a, b, h);
     for (int i0 = 0; i0 < a.T; i0 += TILE) {
         std::vector<OnlineRow<X>> state(TILE);
         std::fill(sums.begin(), sums.end(), X(0));
@@ -140,11 +174,10 @@ void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b
             gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, &k_transposed[at.j0], width, X(0), z.data(),
                  TILE);
             modify_and_mask(z.data(), policy, a, walk, at, verdict);
+            if (a.statistics.tiles) a.statistics.tiles[(size_t(b) * a.NH + h) * tiles_of(a.T) + i0 / TILE] += 1;
             for (int r = 0; r < at.rows; r++) {
                 X* row = &z[r * TILE];
-                const X peak = tile_max ? largest_of(row) : X(0);
-                if (tile_max && peak > X(HIDDEN / 2))
-                    tile_max[((size_t(b) * a.NH + h) * a.T + i0 + r) * tiles_of(a.S) + at.j0 / TILE] = peak;
+                add_statistics(a, at, r, row);
                 const X rescale = absorb(state[r], row, a.statistics.entropy != nullptr);
                 if (rescale == X(1)) continue;
                 for (int d = 0; d < a.HS; d++) sums[r * a.HS + d] *= rescale;
@@ -211,6 +244,7 @@ void backward_tile(const P& policy, const AttentionForward<X>& a, const Attentio
     using N = Pack<X>;
     const Features f = policy.features();
     const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
+    N tile_sums{};
     for (int r = 0; r < at.rows; r++) {
         const int i = at.i0 + r;
         const X lse = a.lse[bh * a.T + i];
@@ -220,13 +254,14 @@ void backward_tile(const P& policy, const AttentionForward<X>& a, const Attentio
             const N p = z > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
             const N dz = p * (load<N>(&w.dz[r * TILE + j]) - w.D[r]);
             PairGradients<N> gradients{w.head_sums.get(), w.row_sums.get(), g.dcolumn + bh * f.column * columns + at.j0 + j,
-                                       columns};
+                                       columns, &tile_sums};
             store(&w.p[r * TILE + j], p);
             store(&w.dz[r * TILE + j],
                   policy.score_backward(dz, load<N>(&w.a[r * TILE + j]), pair_of(a, f, walk, at, i, at.j0 + j), gradients));
         }
         for (int n = 0; n < f.row; n++) g.drow[(bh * a.T + i) * f.row + n] += sum<X>(w.row_sums[n]);
     }
+    if (f.tile) g.dtile[tile_number_at(a, at)] = sum<X>(tile_sums);
 }
 
 template <class X, class P>

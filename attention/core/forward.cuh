@@ -37,6 +37,7 @@ struct ForwardRows {
     float largest[Shape::M_TILES][2];                   // score so far
     float sum[Shape::M_TILES][2] = {};                  // of exp(z - largest)
     float moment[Shape::M_TILES][2] = {};               // of exp(z - largest) score, for the entropy
+    int pairs[Shape::M_TILES][2] = {};                  // that count
     float peak[Shape::M_TILES][2];                      // largest score in the present key tile
 };
 
@@ -111,17 +112,18 @@ __device__ __forceinline__ void exponentials(ForwardRows<Shape>& rows, float (&s
             const float largest = rows.largest[m][half];
             const float base = largest == -INFINITY ? 0.0f : largest * to_base_2;   // -inf - -inf would be NaN
             float sum = 0, moment = 0;
+            int pairs = 0;
 #pragma unroll
             for (int n = 0; n < Shape::STEP / 8; n++)
 #pragma unroll
                 for (int e = 2 * half; e < 2 * half + 2; e++) {
                     const float p = exp2_of(fmaf(s[m][n][e], to_base_2, -base));
-                    if (STATISTICS) moment += p > 0 ? p * s[m][n][e] : 0;
+                    if (STATISTICS) moment += p > 0 ? p * s[m][n][e] : 0, pairs += s[m][n][e] > -INFINITY;
                     s[m][n][e] = p;
                     sum += p;
                 }
             rows.sum[m][half] += sum;
-            if (STATISTICS) rows.moment[m][half] += moment;
+            if (STATISTICS) rows.moment[m][half] += moment, rows.pairs[m][half] += pairs;
         }
 }
 
@@ -151,6 +153,27 @@ __device__ __forceinline__ void write_peaks(const ForwardRows<Shape>& rows, cons
         }
 }
 
+/// E6: tiles (B, NH, tiles). The first threads of a block have one query tile each, and judge for it what the block visits.
+template <class Shape>
+struct TileCounter {
+    static constexpr int MINE = Shape::QUERIES / TILE;   // query tiles of a block
+    TilePlace tile;
+    int visited = 0;
+    __device__ TileCounter(int T, const TilePlace& block) : tile(block) {
+        tile.i0 += int(threadIdx.x) * TILE;
+        tile.rows = int(threadIdx.x) < MINE ? min(TILE, T - tile.i0) : 0;
+    }
+    template <class Walk>
+    __device__ void count(const Walk& walk, const TilePlace& block) {
+        tile.j0 = block.j0, tile.columns = block.columns;
+        if (tile.rows > 0) visited += walk.judge_listed(tile) != Tile::hidden;
+    }
+    template <class X>
+    __device__ void write(const AttentionForward<X>& a) const {
+        if (tile.rows > 0) a.statistics.tiles[(size_t(tile.b) * a.NH + tile.h) * tiles_of(a.T) + tile.i0 / TILE] = visited;
+    }
+};
+
 /// E5 and E6 of the warp's rows, and out / sum into shared memory. `to_z` turns a score into z.
 template <class Shape, bool STATISTICS>
 __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardShared<Shape>& shared,
@@ -161,9 +184,10 @@ __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardSha
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = rows.sum[m][half], moment = rows.moment[m][half];
+            int pairs = rows.pairs[m][half];
             for (int lane = 1; lane <= 2; lane *= 2) {
                 sum += __shfl_xor_sync(ALL_LANES, sum, lane);
-                if (STATISTICS) moment += __shfl_xor_sync(ALL_LANES, moment, lane);
+                if (STATISTICS) moment += __shfl_xor_sync(ALL_LANES, moment, lane), pairs += __shfl_xor_sync(ALL_LANES, pairs, lane);
             }
             const float inverse = sum > 0 ? 1 / sum : 0, lse = sum > 0 ? rows.largest[m][half] * to_z + logf(sum) : -INFINITY;
 #pragma unroll
@@ -173,6 +197,7 @@ __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardSha
             const size_t row = (size_t(at.b) * a.NH + at.h) * a.T + i;
             a.lse[row] = lse;
             if (STATISTICS && a.statistics.entropy) a.statistics.entropy[row] = sum > 0 ? lse - moment * inverse * to_z : 0;
+            if (STATISTICS && a.statistics.pairs) a.statistics.pairs[row] = pairs;
         }
 #pragma unroll
         for (int n = 0; n < Shape::HS / 8; n += 2) {
@@ -233,6 +258,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
         for (int n = threadIdx.x; n < min(QUERIES, a.T - i0) * tiles_of(a.S); n += THREADS) peaks[n] = -INFINITY;
     }
 
+    TileCounter<Shape> counter(a.T, place(0));
     ForwardRows<Shape> rows;
     for (auto& pair : rows.largest) pair[0] = pair[1] = -INFINITY;
     for (int buffer = 0; now; buffer = (buffer + 1) % Shape::BUFFERS) {
@@ -242,6 +268,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
         if (Shape::BUFFERS > 1 && next) fetch(next.tile, (buffer + 1) % Shape::BUFFERS);
         const TilePlace at = place(now.tile);
         for (auto& pair : rows.peak) pair[0] = pair[1] = -INFINITY;
+        if (STATISTICS && a.statistics.tiles) counter.count(walk, at);
 #pragma unroll 1
         for (int c0 = 0; c0 < KEYS; c0 += STEP) {
             const TilePlace part{b, h, i0 + row0, at.j0 + c0, min(Shape::ROWS, at.rows - row0), min(STEP, at.columns - c0)};
@@ -267,6 +294,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     wait_for_copies();
     __syncthreads();   // where no tile was visited, the rows of q may still be arriving
     const TilePlace at = place(0);
+    if (STATISTICS && a.statistics.tiles) counter.write(a);
     finish_rows<Shape, STATISTICS>(rows, shared, a, at, row0, to_z);
     __syncwarp();
     write_rows<Shape>(shared, a, at, row0);
@@ -277,7 +305,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
 template <class X, class P>
 void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a) {
     require_aligned(a.q, "q"), require_aligned(a.k, "k"), require_aligned(a.v, "v");
-    const bool statistics = a.statistics.entropy || a.statistics.tile_max;
+    const bool statistics(a.statistics);
     specialise(policy, [&](const auto& special) {
         using Special = std::decay_t<decltype(special)>;
         for_head_size(a.HS, [&](auto HS) {
@@ -285,8 +313,9 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
             const size_t shared = sizeof(ForwardShared<Shape>) + Shape::Features::bytes(special.features());
             require_shared_memory(shared, HS, special.features());
             const Grid grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B);
+            constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparisons: one kernel less to compile
             const auto kernel =
-                statistics ? attention_forward_kernel<Shape, true, Special> : attention_forward_kernel<Shape, false, Special>;
+                statistics ? attention_forward_kernel<Shape, true, Special> : attention_forward_kernel<Shape, ALWAYS, Special>;
             launch(device, kernel, grid, Shape::THREADS, shared, special, a);
         });
     });

@@ -1,5 +1,5 @@
 // One attention layer between the fused projection and the output projection: the policy's preprocessing, the tiled kernel, and
-// back. A mechanism made of several kernel calls overloads attention_layer_forward/backward for its own type.
+// back. A composite (Policy::composite) calls the kernel itself, any number of times.
 #pragma once
 #include "attention/core/cpu.h"
 #ifdef WITH_GPU
@@ -51,14 +51,22 @@ template <class X>
 struct LayerState {
     Extras<X> extras;
     X* out;         // (B, T, NH, HS) before the gate
-    X* gated_out;   // (B, T, NH, HS); the same memory as out without a gate
+    X* gated_out;   // (B, T, NH, HS), what the output projection reads; the same memory as out without a gate
     Wide<X>* lse;   // (B, NH, T)
+    std::byte* kept = nullptr;   // Policy::kept_bytes() of a composite
 };
 
 /// Bytes that AttentionBackward::workspace needs.
 template <class P>
 size_t attention_workspace(CPU, const P&, int /*B*/, int /*T*/, int /*S*/, int /*NH*/) {
     return 0;
+}
+
+/// Bytes of scratch memory that a layer needs while one of its passes runs.
+template <class X, class Device, class P>
+size_t layer_workspace(Device device, const P& policy, const LayerShape& s) {
+    if constexpr (P::composite) return policy.template workspace_bytes<X>(device, s);
+    else return attention_workspace(device, policy, s.B, s.T, s.T, s.NH);
 }
 
 template <class X>
@@ -73,31 +81,44 @@ AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<
     return a;
 }
 
-/// state.gated_out (B, T, NH, HS) from x, q, k, v; `weights` is the flat buffer that the policy's slots point into.
+/// state.gated_out (B, T, NH, HS) from x, q, k, v; `weights` is the flat buffer that the policy's slots point into. `workspace` has
+/// layer_workspace() bytes. A composite's forward() gets the same arguments.
 template <class Device, class X, class P>
 void attention_layer_forward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights, LayerState<X>& state,
-                             const Statistics<X>& statistics = {}) {
-    policy.preprocess(device, in, weights, state.extras);
-    attention_forward(device, policy, kernel_arguments(in, state, statistics));
+                             std::byte* workspace, const Statistics<X>& statistics = {}) {
+    if constexpr (P::composite) {
+        policy.forward(device, in, weights, state, workspace, statistics);
+    } else {
+        policy.preprocess(device, in, weights, state.extras);
+        attention_forward(device, policy, kernel_arguments(in, state, statistics));
+    }
 }
 
-/// Gradients with respect to q and k after RoPE and v (overwritten); the extras' gradients land in `dextras`, for
-/// attention_extras_backward(), which comes after dq and dk have been turned back through RoPE.
+/// Gradients with respect to q and k after RoPE and v.
+template <class X>
+struct QkvGradients {
+    Heads<Wide<X>> q;   // (B, T, NH, HS)
+    Heads<Wide<X>> k;   // (B, T, NKV, HS)
+    Heads<X> v;         // (B, T, NKV, HS)
+};
+
+/// From dout, the gradient of gated_out (B, T, NH, HS), to those of q, k and v (overwritten) and whatever else preprocess() read;
+/// more.of is memory for the extras' gradients. A composite's backward() gets the same arguments.
 template <class Device, class X, class P>
-void attention_layer_backward(Device device, const P& policy, const LayerInputs<X>& in, const LayerState<X>& state, const X* dout,
-                              Heads<Wide<X>> dq, Heads<Wide<X>> dk, Heads<X> dv, const Extras<X>& dextras,
-                              std::byte* workspace = nullptr) {
-    AttentionBackward<X> g{};
-    g.dout = dout;
-    g.dq = dq, g.dk = dk, g.dv = dv;
-    g.dhead = dextras.head, g.drow = dextras.row, g.dcolumn = dextras.column, g.dgate = dextras.gate;
-    g.workspace = workspace;
-    attention_backward(device, policy, kernel_arguments(in, state, Statistics<X>{}), g);
-}
-template <class Device, class X, class P>
-void attention_extras_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights,
-                               const LayerState<X>& state, ExtraGradients<X>& gradients) {
-    policy.preprocess_backward(device, in, weights, state.extras, gradients);
+void attention_layer_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights,
+                              const LayerState<X>& state, const X* dout, const QkvGradients<X>& to, ExtraGradients<X>& more,
+                              std::byte* workspace) {
+    if constexpr (P::composite) {
+        policy.backward(device, in, weights, state, dout, to, more, workspace);
+    } else {
+        AttentionBackward<X> g{};
+        g.dout = dout;
+        g.dq = to.q, g.dk = to.k, g.dv = to.v;
+        g.dhead = more.of.head, g.drow = more.of.row, g.dcolumn = more.of.column, g.dgate = more.of.gate;
+        g.workspace = workspace;
+        attention_backward(device, policy, kernel_arguments(in, state, Statistics<X>{}), g);
+        policy.preprocess_backward(device, in, weights, state.extras, more);
+    }
 }
 
 /// Pairs and tiles that one sequence of T tokens costs, summed over the heads; what --dry-run prints and MFU counts.

@@ -1,5 +1,5 @@
 // Features for a learned score on the GPU: what E1 reads of one token, made from its query or key by a layer norm without affine
-// parameters, a small matrix per query head, and perhaps a bias:
+// parameters (or a constant factor), a small matrix per query head (or one for all), and perhaps a bias:
 //     feature (b, h, t, f) = sum_d weight_hfd LN(x_bt of head h / (heads / sources))_d + bias_hf
 // and the way back. On the CPU the same is a few calls of gemm(); here one kernel each way reads x once and keeps the normed rows
 // in shared memory. A block of 128 threads takes a tile of TILE tokens of one source head, and all query heads that read it.
@@ -10,12 +10,16 @@
 template <class X>
 struct PairFeatures {
     Heads<const X> x;     // (B, T, sources, HS), q or k before RoPE
-    const X* weight;      // (heads, m, HS)
+    const X* weight;      // (heads, m, HS), or (m, HS) where heads share it
     const X* bias;        // (heads, m), or null
     int B, T;
     int sources, heads;   // heads of x, and query heads: a multiple of that
     int HS, m;
-    float eps;
+    float eps;                    // of the layer norm
+    float factor = 0;             // other than 0: factor * x takes the place of LN(x)
+    bool shared_weight = false;
+
+    __device__ const X* weight_of(int h) const { return weight + (shared_weight ? 0 : size_t(h) * m * HS); }
 };
 
 /// Where features lie in memory, as E1 wants them: (B, heads, T, m) for queries, (B, heads, m, padded(T)) for keys.
@@ -40,8 +44,8 @@ struct PairShape {
 /// Rows are four numbers longer than they need: eight threads that read 16 bytes of eight rows then hit different banks.
 template <class Shape>
 struct PairShared {
-    float normed[TILE][Shape::HS + 4];           // LN(x)
-    float rstd[TILE];                            // 1 / standard deviation
+    float normed[TILE][Shape::HS + 4];           // LN(x), or factor * x
+    float rstd[TILE];                            // 1 / standard deviation, or factor
     float weight[Shape::UNITS][Shape::HS + 4];   // of one head
 };
 template <class Shape>
@@ -68,13 +72,13 @@ __device__ __forceinline__ void normalise_tile(PairShared<Shape>& shared, const 
         for (int part = 0; part < PARTS && t < p.T; part++) read_numbers(x[part], from + Shape::dim(part));
         for (auto& four : x)
             for (float number : four) sum += number;
-        const float mean = token_sum<Shape>(sum) / Shape::HS;
+        const float mean = p.factor ? 0 : token_sum<Shape>(sum) / Shape::HS;
         for (auto& four : x)
             for (float& number : four) {
                 number -= mean;
                 squares += number * number;
             }
-        const float rstd = 1 / sqrtf(token_sum<Shape>(squares) / Shape::HS + p.eps);
+        const float rstd = p.factor ? p.factor : 1 / sqrtf(token_sum<Shape>(squares) / Shape::HS + p.eps);
         if (Shape::lane() == 0) shared.rstd[Shape::token(i)] = rstd;
         for (int part = 0; part < PARTS; part++) {
             for (float& number : x[part]) number *= rstd;
@@ -90,7 +94,7 @@ __device__ __forceinline__ void load_weights(PairShared<Shape>& shared, const Pa
     for (int n = threadIdx.x; n < Shape::UNITS * Shape::HS; n += Shape::THREADS) {
         const int unit = n / Shape::HS, d = n % Shape::HS;
         const bool exists = f0 + unit < p.m;
-        shared.weight[unit][d] = exists ? to_float(p.weight[(size_t(h) * p.m + f0 + unit) * Shape::HS + d]) : 0;
+        shared.weight[unit][d] = exists ? to_float(p.weight_of(h)[size_t(f0 + unit) * Shape::HS + d]) : 0;
     }
 }
 
@@ -233,7 +237,7 @@ __device__ __forceinline__ void add_dbias(float* dbias, const PairSharedBackward
     dbias[f0 + unit] = sum;
 }
 
-/// The layer norm's backward: dx = rstd (dnormed - mean(dnormed) - normed mean(dnormed normed)).
+/// The layer norm's backward: dx = rstd (dnormed - mean(dnormed) - normed mean(dnormed normed)); of the factor: factor dnormed.
 template <class Shape, class X>
 __device__ __forceinline__ void write_dx(Heads<float> dx, const PairGradient<Shape>& dnormed,
                                          const PairSharedBackward<Shape>& shared, const PairFeatures<X>& p, int b, int source,
@@ -246,7 +250,8 @@ __device__ __forceinline__ void write_dx(Heads<float> dx, const PairGradient<Sha
             for (int n = 0; n < 4; n++) sum += dnormed[i][part][n], product += dnormed[i][part][n] * normed[part][n];
         }
         const float rstd = shared.rstd[Shape::token(i)];
-        const float mean = token_sum<Shape>(sum) / Shape::HS, slope = token_sum<Shape>(product) / Shape::HS;
+        const float mean = p.factor ? 0 : token_sum<Shape>(sum) / Shape::HS;
+        const float slope = p.factor ? 0 : token_sum<Shape>(product) / Shape::HS;
         const int t = t0 + Shape::token(i);
         if (t >= p.T) continue;
         float* to = dx.data + (size_t(b) * p.T + t) * dx.row + size_t(source) * Shape::HS;
@@ -300,7 +305,7 @@ inline size_t pair_features_workspace(int B, int T, int sources, int heads, int 
     return sizeof(float) * pair_features_blocks(B, T, sources, heads, HS, m) * heads * m * (HS + 1);
 }
 
-/// dx (B, T, sources, HS) is overwritten, dweight (heads, m, HS) and dbias (heads, m; null without a bias) are added to.
+/// dx (B, T, sources, HS) is overwritten, dweight (as weight) and dbias (heads, m; null without a bias) are added to.
 template <FeatureLayout layout, class X>
 void pair_features_backward(GPU device, Heads<float> dx, float* dweight, float* dbias, const float* dfeatures,
                             const PairFeatures<X>& p) {
@@ -315,6 +320,18 @@ void pair_features_backward(GPU device, Heads<float> dx, float* dweight, float* 
         launch(device, pair_features_backward_kernel<Shape, layout, X>, Grid(blocks, p.sources), Shape::THREADS,
                sizeof(PairSharedBackward<Shape>), dx, dweights, dbiases, dfeatures, p, tiles);
     });
-    sum_partials(device, dweight, dweights, blocks, units * p.HS, Write::add);
+    const size_t sums = p.shared_weight ? blocks * p.heads : blocks;   // the heads' sums lie one behind the other
+    sum_partials(device, dweight, dweights, sums, blocks * units * p.HS / sums, Write::add);
     if (dbias) sum_partials(device, dbias, dbiases, blocks, units, Write::add);
+}
+
+template <class Y>
+__global__ void clear_heads_kernel(Heads<Y> heads, size_t rows, int width) {
+    const size_t n = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (n < rows * width) heads.data[n / width * heads.row + n % width] = 0;
+}
+
+/// heads (rows, width) = 0: the gradient of queries or keys that no feature is made of.
+inline void clear_heads(GPU device, Heads<float> heads, size_t rows, int width) {
+    launch(device, clear_heads_kernel<float>, blocks_for(rows * width, 256), 256, 0, heads, rows, width);
 }

@@ -7,7 +7,7 @@
 //   E3 gated()                     multiplies O by a number per token and head
 //   E4 position arrays             (arguments.h) rows and columns may be gathered or permuted tokens
 //   E5 log-sum-exp                 (arguments.h) LSE out, its gradient in: branches can be merged
-//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile
+//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile, pairs seen, tiles visited
 #pragma once
 #include <cstddef>
 #include <string>
@@ -36,6 +36,10 @@ struct Pair {
     size_t column_stride;
     X i;   // position of the query
     N j;   // positions of the keys
+    X tile_number = 0;
+
+    /// The number of this query tile and key tile (Features::tile).
+    constexpr X tile() const { return tile_number; }
 
     constexpr X head(int f) const { return head_numbers[f]; }
     constexpr X row(int f) const { return row_features[f]; }
@@ -66,10 +70,12 @@ struct PairGradients {
     N* row_sums;    // lane-wise partial sums over the keys of the row
     X* column_sums;
     size_t column_stride;
+    N* tile_sums;   // lane-wise partial sums over the pairs of the tile
 
     constexpr void head(int f, N d) { head_sums[f] += d; }
     constexpr void row(int f, N d) { row_sums[f] += d; }
     constexpr void column(int f, N d) { store(column_sums + f * column_stride, load<N>(column_sums + f * column_stride) + d); }
+    constexpr void tile(N d) { *tile_sums += d; }
 
     template <class Index>
     constexpr void row_by_distance(const Pair<N>& pair, Index index, N d) {
@@ -84,11 +90,20 @@ private:
     }
 };
 
+/// The sizes of one attention layer: sequences, tokens, channels, query heads, key/value heads, head size.
+struct LayerShape {
+    int B, T, C, NH, NKV, HS;
+};
+
+/// Features of one kind that E1 can have: what the GPU's backward pass has room for, and so the same on every device.
+inline constexpr int MOST_FEATURES = 264;
+
 /// How many numbers E1 reads.
 struct Features {
     int head = 0;     // per head
     int row = 0;      // per head and query
     int column = 0;   // per query head and key
+    bool tile = false;   // one per head, query tile and key tile
 };
 
 /// The default answers. A variant's constructor takes (config, layer); its methods are const and may not depend on tokens after i.
@@ -132,6 +147,21 @@ struct Policy {
     /// Whether the policy adds a loss of its own to the objective (a balance loss, a gate's distillation). It then reports its value on
     /// the way forward, in Extras::auxiliary, and adds its gradients, times ExtraGradients::dloss, in preprocess_backward().
     static constexpr bool has_auxiliary_loss = false;
+
+    /// A mechanism that is more than one call of the kernel after preprocess() has forward() and backward() of its own instead
+    /// (layer.h says what they get), and says how many bytes it keeps from one to the other and how many it needs while one runs.
+    static constexpr bool composite = false;
+    template <class X>
+    size_t kept_bytes(const LayerShape&) const {
+        return 0;
+    }
+    template <class X, class Device>
+    size_t workspace_bytes(Device, const LayerShape&) const {
+        return 0;
+    }
+
+    /// Whether q and k are rotated by RoPE. Positions are then no business of the scores unless the variant brings its own.
+    static constexpr bool rotates = true;
 
     /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
     /// See LayerInputs, Extras and their gradients in layer.h.

@@ -18,6 +18,12 @@ struct TilePlace {
     int rows, columns;   // how many of each exist
 };
 
+/// Where the number of a pair of tiles lies (AttentionForward::tile).
+template <class X>
+constexpr size_t tile_number_at(const AttentionForward<X>& a, const TilePlace& at) {
+    return ((size_t(at.b) * a.NH + at.h) * tiles_of(a.T) + at.i0 / TILE) * tiles_of(a.S) + at.j0 / TILE;
+}
+
 /// The tokens behind rows and columns (E4) and the verdict on tiles (E2), for one (b, h).
 template <class X, class P>
 class TileWalk {
@@ -79,10 +85,10 @@ public:
     void each_tile(int i0, Visit visit) const {
         const int rows = std::min(TILE, a_.T - i0);
         const size_t n = list_entry(i0 / TILE);
-        const int first = a_.list ? a_.list.begin[n] : 0;
-        const int last = a_.list ? a_.list.begin[n + 1] : tiles_of(a_.S);
-        for (int t = first; t < last; t++) {
-            const int j0 = (a_.list ? a_.list.tiles[t] : t) * TILE;
+        const int* tiles = a_.list ? a_.list.tiles + n * a_.list.stride : nullptr;
+        const int count = a_.list ? a_.list.count[n] : tiles_of(a_.S);
+        for (int t = 0; t < count; t++) {
+            const int j0 = (tiles ? tiles[t] : t) * TILE;
             const TilePlace at{b_, h_, i0, j0, rows, std::min(TILE, a_.S - j0)};
             const Tile verdict = judge(at);
             if (verdict != Tile::hidden) visit(at, verdict);
@@ -112,9 +118,11 @@ private:
 
     /// Binary search: a query tile's list is ascending.
     constexpr bool listed(int q_tile, int k_tile) const {
-        int first = a_.list.begin[list_entry(q_tile)], last = a_.list.begin[list_entry(q_tile) + 1];
+        const size_t n = list_entry(q_tile);
+        const int* tiles = a_.list.tiles + n * a_.list.stride;
+        int first = 0, last = a_.list.count[n];
         while (first < last) {
-            const int middle = (first + last) / 2, tile = a_.list.tiles[middle];
+            const int middle = (first + last) / 2, tile = tiles[middle];
             if (tile == k_tile) return true;
             if (tile < k_tile)
                 first = middle + 1;

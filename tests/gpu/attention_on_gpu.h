@@ -10,19 +10,21 @@ class AttentionOnGpu {
 public:
     AttentionOnGpu(const Problem& p, const P& policy)
         : p_(p), policy_(policy), q_(p.q), k_(p.k), v_(p.v), dout_(p.dout), head_(some(p.head)), row_(some(p.row)),
-          column_(some(p.column)), gate_(some(p.gate)), dlse_(some(p.dlse)), q_position_(some(p.q_position)),
-          k_position_(some(p.k_position)), list_begin_(some(p.list_begin)), list_tiles_(some(p.list_tiles)),
+          column_(some(p.column)), tile_(some(p.tile)), gate_(some(p.gate)), dlse_(some(p.dlse)), q_position_(some(p.q_position)),
+          k_position_(some(p.k_position)), list_count_(some(p.list_count)), list_tiles_(some(p.list_tiles)),
           out_(p.q.size(), NAN), gated_out_(p.q.size(), NAN), lse_(p.rows(), NAN) {}
 
     Results forward(bool statistics) {
-        DeviceArray<float> entropy(p_.rows(), NAN), tile_max(p_.rows() * tiles_of(p_.S), NAN);
+        DeviceArray<float> entropy(p_.rows(), NAN), tile_max(p_.rows() * tiles_of(p_.S), NAN), pairs(p_.rows(), NAN),
+            tiles(size_t(p_.B) * p_.NH * tiles_of(p_.T), NAN);
         AttentionForward<X> a = arguments();
-        if (statistics) a.statistics = {entropy.data(), tile_max.data()};
+        if (statistics) a.statistics = {entropy.data(), tile_max.data(), pairs.data(), tiles.data()};
         attention_forward(GPU{}, policy_, a);
         Results r(p_);
         r.out = out_.numbers(), r.lse = lse_.numbers();
         r.gated_out = p_.gate.empty() ? r.out : gated_out_.numbers();
         r.entropy = entropy.numbers(), r.tile_max = tile_max.numbers();
+        r.pairs = pairs.numbers(), r.tiles = tiles.numbers();
         return r;
     }
 
@@ -32,17 +34,18 @@ public:
         const size_t bytes = attention_workspace(GPU{}, policy_, p_.B, p_.T, p_.S, p_.NH);
         DeviceArray<float> dq(p_.q.size(), NAN), dk(p_.k.size(), NAN), workspace(bytes / sizeof(float), NAN);
         DeviceArray<float> dhead(p_.head.size() * p_.B + 1, NAN), drow(p_.row.size() + 1, NAN), dcolumn(p_.column.size() + 4, NAN),
-            dgate(p_.gate.size() + 1, NAN);
+            dtile(p_.tile.size() + 1, 0), dgate(p_.gate.size() + 1, NAN);
         DeviceArray<X> dv(p_.v.size(), NAN);
         AttentionBackward<X> g{};
         g.dout = dout_.data(), g.dlse = or_null(dlse_, p_.dlse);
         g.dq = {dq.data(), q_row()}, g.dk = {dk.data(), k_row()}, g.dv = {dv.data(), k_row()};
         g.dhead = f.head ? dhead.data() : nullptr, g.drow = f.row ? drow.data() : nullptr;
-        g.dcolumn = f.column ? dcolumn.data() : nullptr, g.dgate = p_.gate.empty() ? nullptr : dgate.data();
+        g.dcolumn = f.column ? dcolumn.data() : nullptr, g.dtile = f.tile ? dtile.data() : nullptr;
+        g.dgate = p_.gate.empty() ? nullptr : dgate.data();
         g.workspace = reinterpret_cast<std::byte*>(workspace.data());
         attention_backward(GPU{}, policy_, arguments(), g);
         Gradients all{dq.numbers(), dk.numbers(), dv.numbers(), Numbers(p_.head.size(), 0),
-                      first(drow, p_.row), first(dcolumn, p_.column), first(dgate, p_.gate)};
+                      first(drow, p_.row), first(dcolumn, p_.column), first(dtile, p_.tile), first(dgate, p_.gate)};
         const Numbers of_sequences = dhead.numbers();
         for (size_t n = 0; n < p_.head.size() * p_.B; n++) all.head[n % p_.head.size()] += of_sequences[n];
         return all;
@@ -72,7 +75,8 @@ private:
         a.B = p_.B, a.T = p_.T, a.S = p_.S, a.NH = p_.NH, a.NKV = p_.NKV, a.HS = p_.HS;
         a.q = {q_.data(), q_row()}, a.k = {k_.data(), k_row()}, a.v = {v_.data(), k_row()};
         a.head = or_null(head_, p_.head), a.row = or_null(row_, p_.row), a.column = or_null(column_, p_.column);
-        a.gate = or_null(gate_, p_.gate), a.list = {or_null(list_begin_, p_.list_begin), list_tiles_.data()};
+        a.tile = or_null(tile_, p_.tile);
+        a.gate = or_null(gate_, p_.gate), a.list = {or_null(list_count_, p_.list_count), list_tiles_.data(), tiles_of(p_.S)};
         a.q_position = or_null(q_position_, p_.q_position), a.k_position = or_null(k_position_, p_.k_position);
         a.out = out_.data(), a.lse = lse_.data();
         a.gated_out = p_.gate.empty() ? nullptr : gated_out_.data();
@@ -82,8 +86,8 @@ private:
     const Problem& p_;
     P policy_;
     DeviceArray<X> q_, k_, v_, dout_;
-    DeviceArray<float> head_, row_, column_, gate_, dlse_;
-    DeviceArray<int> q_position_, k_position_, list_begin_, list_tiles_;
+    DeviceArray<float> head_, row_, column_, tile_, gate_, dlse_;
+    DeviceArray<int> q_position_, k_position_, list_count_, list_tiles_;
     DeviceArray<X> out_, gated_out_;
     DeviceArray<float> lse_;
 };
@@ -114,6 +118,10 @@ inline void check_gradients_of(const Gradients& is, const Gradients& should, Tol
         INFO("gradient " << number++ << " of q, k, v, head, row, column, gate");
         if (!b->empty()) CHECK(difference(*a, *b, tolerance) == "");
     }
+    // dz of a row sums to zero but for the rounding of D: what is left of TILE rows in a tile is the sum of their errors.
+    const Tolerance of_tiles{8 * tolerance.relative, 3 * std::sqrt(double(TILE)) * tolerance.absolute};
+    INFO("gradient of the tiles' numbers");
+    if (!should.tile.empty()) CHECK(difference(is.tile, should.tile, of_tiles) == "");
 }
 
 template <class X, class P>
@@ -135,6 +143,8 @@ void check_attention_in(const Problem& original, const P& policy) {
     CHECK(bit_difference(with_statistics.lse, is.lse) == "");
     CHECK(difference(no_infinity(with_statistics.tile_max), no_infinity(should.tile_max), of_lse) == "");
     CHECK(difference(with_statistics.entropy, should.entropy, {of_lse.relative, 1e-4}) == "");
+    CHECK(bit_difference(with_statistics.pairs, should.pairs) == "");
+    CHECK(bit_difference(with_statistics.tiles, should.tiles) == "");
 
     check_gradients_of(gradients, backward(p, policy, should), tolerance);
 }
@@ -147,7 +157,7 @@ void check_same_bits_on_gpu(const Problem& p, const P& policy) {
         const Results r = gpu.forward(false);
         const Gradients g = gpu.backward();
         Numbers all;
-        for (const Numbers* part : {&r.out, &r.gated_out, &r.lse, &g.q, &g.k, &g.v, &g.head, &g.row, &g.column, &g.gate})
+        for (const Numbers* part : {&r.out, &r.gated_out, &r.lse, &g.q, &g.k, &g.v, &g.head, &g.row, &g.column, &g.tile, &g.gate})
             all.insert(all.end(), part->begin(), part->end());
         return all;
     };

@@ -39,8 +39,8 @@ struct AsgaSizes {
 
     template <class X>
     LayerInputs<X> inputs(const X* qk) const {
-        return {layer.B, layer.T, config.C, layer.NH, layer.NKV, layer.HS, nullptr, qk, qk + layer.NH * layer.HS, nullptr, nullptr,
-                nullptr, size_t(qk_row()), 0};
+        return {{layer.B, layer.T, config.C, layer.NH, layer.NKV, layer.HS}, nullptr, qk, qk + layer.NH * layer.HS, nullptr, nullptr,
+                nullptr, size_t(qk_row()), 0, nullptr, nullptr};
     }
 };
 

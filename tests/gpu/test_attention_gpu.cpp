@@ -84,13 +84,13 @@ TEST_CASE("GPU attention E2: lists of tiles, some of them empty", "[gpu][attenti
     p.dlse = normal_numbers(p.rows(), 9);
     draw_tile_lists(p);
     check_attention_on_gpu(p, Modified());
-    p.features = {}, p.head = p.row = p.column = {};
+    p.features = {}, p.head = p.row = p.column = p.tile = {};
     check_attention_on_gpu(p, Causal());
 }
 
 TEST_CASE("GPU attention E2: a head that sees nothing among heads that do", "[gpu][attention]") {
     Problem p(1, 130, 130, 4, 1, 32, Modified().features());
-    p.list_begin = {0, 1, 2, 4, 4, 4, 4, 5, 6, 7, 7, 7, 7}, p.list_tiles = {0, 1, 0, 2, 0, 1, 2};   // nothing for heads 1 and 3
+    set_tile_lists(p, {{0}, {1}, {0, 2}, {}, {}, {}, {0}, {1}, {2}, {}, {}, {}});   // nothing for heads 1 and 3
     check_attention_on_gpu(p, Modified());
 }
 
@@ -98,7 +98,7 @@ TEST_CASE("GPU attention E2: a row that sees nothing gives zeros, not NaN", "[gp
     Problem p(1, 130, 130, 1, 1, 32, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     p.gate = normal_numbers(p.rows(), 10);
-    p.list_begin = {0, 1, 1, 2}, p.list_tiles = {0, 0};   // nothing for rows 64..127; nobody sees keys from 64 on
+    set_tile_lists(p, {{0}, {}, {0}});   // nothing for rows 64..127; nobody sees keys from 64 on
     check_attention_on_gpu(p, Modified());
 }
 

@@ -14,9 +14,10 @@
 namespace {
 
 /// Sums of up to a hundred terms through two layers of large random weights. bf16 rounds every activation and every gradient to
-/// 2^-8, which single numbers of a gradient show up to a tenth of its largest: it is float32 that tells a wrong term.
+/// 2^-8, which single numbers of a gradient show up to a tenth of its largest: it is float32 that tells a wrong term. The absolute
+/// part: without RoPE, a bias of the keys changes nothing, and its gradient is all rounding.
 template <class X>
-constexpr Tolerance of_gradients = {std::is_same_v<X, float> ? 2e-4 : 1.5e-1, std::is_same_v<X, float> ? 1e-6 : 2e-4};
+constexpr Tolerance of_gradients = {std::is_same_v<X, float> ? 2e-4 : 1.5e-1, std::is_same_v<X, float> ? 1e-6 : 5e-4};
 
 template <class X>
 void check_gradients(bool qwen2, int B, int T) {
@@ -59,7 +60,8 @@ VARIANT_CASE("recomputed, accumulated and repeated steps agree to the bit") {
     CHECK(bit_difference(keeping.gradients(), once) == "");
 
     keeping.loss_and_gradients(exact, 0, 1, Write::overwrite);
-    CHECK(std::abs(keeping.loss_and_gradients(exact, 1, 1, Write::add) - loss) <= 1e-6 * loss);
+    // A product over fewer rows may add in another order: its last bit then rounds a bf16 here and there to its neighbour.
+    CHECK(std::abs(keeping.loss_and_gradients(exact, 1, 1, Write::add) - loss) <= 2e-4 * loss);
     exact.loss_and_gradients();
     CHECK(gradient_difference(keeping.gradients(), exact, of_gradients<bf16>) == "");
 }
@@ -78,7 +80,7 @@ VARIANT_CASE("twenty steps of training, float32 follows the CPU to 1e-4 and bf16
         const double expected = exact.loss_and_gradients();
         INFO("step " << step << ", loss " << expected);
         CHECK(std::abs(single.loss_and_gradients(exact) - expected) <= 1e-4 * expected);
-        CHECK(std::abs(half.loss_and_gradients(exact) - expected) <= 2e-2 * expected);
+        CHECK(std::abs(half.loss_and_gradients(exact) - expected) <= 2e-2 * std::max(expected, 1.0));
         exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
     }
     CHECK(exact.loss() < 0.8 * std::log(config.V));

@@ -1,0 +1,109 @@
+// Adaptive Sparse Transformer Block: a learned gate on blocks of keys, heads that switch themselves off, a few dense heads.
+//     z_ij = a_ij + log sigmoid(score_h,r(i),c(j))   j <= i, c(j) among the chosen blocks of r(i);   z_ij = a_ij in i's own block
+//     score_h,r,c: from pooled q and k before RoPE, with a RoPE of its own (core/block_gate.cuh), for past blocks c < r
+//     O_ih = g_ih sum_j P_ij v_j,   s_ih = sigmoid(w_h.[q_i; k_i] + b_h),   g_ih = s_ih where s_ih >= theta, else 0
+// What the source leaves open, and how it is read here:
+// - The query of a block is q of its first token (or the mean over the block before, adaptive_sparse_query 1): the mean over the
+//   block itself, as printed, lets a row's mask depend on tokens behind it.
+// - The own block holds keys behind some of its rows, so that it has no score: it is always visited with nothing added, and takes
+//   no part in the choice.
+// - The choice is of the top_k greatest scores, or with a threshold of all whose share in the softmax over the candidates is above
+//   it. It has no gradient; the gate learns through the modulator of what was chosen (mask 2, as in a mixture of experts; mask 0
+//   visits every block), through distillation from the dense map (core/distil.cuh), or both.
+// - "Modulator applied to the attention scores": its logarithm is added. As a factor of the score, 0 would mean weight e^0.
+// - With a sink, block 0 is visited beside the top_k and takes no part in the choice; its modulator stays.
+// - Heads are switched off per token (over a sequence would need tokens to come), from q and k before RoPE.
+// - The dense heads are the first ones; they have no gate of either kind. By default four, but at most half of the heads, and whole
+//   groups of heads that share keys. A head whose output is 0 is still computed: the tile of 64 rows would have to be off.
+// - Distillation reads the first quarter of the rows too unless distil_skip (published: 0.25) says otherwise. With distil 2
+//   attention is dense, has no head gate, and only w_gq and w_gk are trained: the published recipe, for a model that was trained or
+//   imported; give an imported one head_threshold -1, or its heads start out halved when the mask is switched on.
+// - Every linear layer may be divided by its spectral norm (--sigma-reparam, model/).
+#pragma once
+#include "attention/core/block_sparse.cuh"
+#include "attention/core/naive_blocks.h"
+
+struct adaptive_sparse : BlockSparse {
+    static constexpr const char* name = "adaptive_sparse";
+
+    adaptive_sparse(const Config& config, int layer) : BlockSparse(config, layer) {
+        auto value = [&](const char* key) { return config.setting(std::string("adaptive_sparse_") + key); };
+        set_block("--adaptive-sparse-block", value("block"));
+        query = value("query") == 1 ? GateQuery::previous : GateQuery::first;
+        mask = BlockMask(int(value("mask")));
+        choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
+        choice.dense_heads = dense_heads(int(value("dense_heads")));
+        head_threshold = float(value("head_threshold")), straight_through = value("ste") != 0;
+        distil_mode = Distil(int(value("distil")));
+        distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
+    }
+
+    static std::vector<Setting> settings() {
+        return {
+            {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block, 64 or more"},
+            {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, true,
+             "gate query: 0 first token, 1 mean of the block before"},
+            {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, true, "0 modulate all blocks, 1 choose, 2 both"},
+            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits"},
+            {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", 0, 0, 1, false,
+             "above 0: visit the blocks with more than this share instead"},
+            {"--adaptive-sparse-sink", "adaptive_sparse_sink", 0, 0, 1, true, "1: always visit the first block"},
+            {"--adaptive-sparse-dense-heads", "adaptive_sparse_dense_heads", -1, -1, 1e6, true,
+             "heads without a gate, in whole key/value groups; -1: four, at most half"},
+            {"--adaptive-sparse-head-threshold", "adaptive_sparse_head_threshold", 0.3, -1, 1, false,
+             "heads below are off for the token; below 0: no head gate"},
+            {"--adaptive-sparse-ste", "adaptive_sparse_ste", 0, 0, 1, true, "1: straight-through gradients for heads that are off"},
+            {"--adaptive-sparse-distil", "adaptive_sparse_distil", 0, 0, 2, true,
+             "the gate learns from the dense map: 0 no, 1 too, 2 alone and with dense attention"},
+            {"--adaptive-sparse-distil-weight", "adaptive_sparse_distil_weight", 1, 0, 1e6, false, "weight of that loss"},
+            {"--adaptive-sparse-distil-skip", "adaptive_sparse_distil_skip", 0, 0, 1, false,
+             "share of the first rows that it leaves out"},
+        };
+    }
+
+    void declare(TensorList& list, const std::string& prefix) {
+        wq = list.add(prefix + "adaptive_sparse.w_gq", {NH, HS, HS}, normal(0.02), Decay::yes);
+        wk = list.add(prefix + "adaptive_sparse.w_gk", {NKV, HS, 3 * HS}, normal(0.02), Decay::yes);
+        if (head_threshold < 0) return;
+        head_weight = list.add(prefix + "adaptive_sparse.head.weight", {NH, 2 * HS}, zeros(), Decay::yes);
+        head_bias = list.add(prefix + "adaptive_sparse.head.bias", {NH}, zeros(), Decay::no);
+    }
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        auto everything = [](int, int i, int j) { return j <= i; };
+        if (distil_mode == Distil::alone)
+            return dense_softmax(in, out, [](int, int, int, int, X a) { return a; }, everything);
+        const int N = (in.T + block - 1) / block;
+        const std::vector<X> scores =
+            naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query == GateQuery::previous);
+        auto modify = [&](int b, int h, int i, int j, X a) {
+            const int r = i / block, c = j / block;
+            if (h < choice.dense_heads || c == r) return a;
+            const X* row = &scores[((size_t(b) * NH + h) * N + r) * N];
+            const bool chosen = mask == BlockMask::soft ||
+                                naive_choice(row, r, choice.leading > 0, choice.top, choice.threshold)[c];
+            if (!chosen) return -X(INFINITY);
+            return mask == BlockMask::hard ? a : a - std::log(1 + std::exp(-row[c]));
+        };
+        dense_softmax(in, out, modify, everything);
+        for (int n = 0; n < in.B * in.T * NH && head_threshold >= 0; n++) {
+            const int h = n % NH, b = n / NH / in.T, t = n / NH % in.T;
+            const X* w = weights + head_weight.offset + size_t(h) * 2 * HS;
+            const X u = dot(w, in.query(in.q_pre, b, t, h), HS) + dot(w + HS, in.key(in.k_pre, b, t, h), HS);
+            const X s = 1 / (1 + std::exp(-u - weights[head_bias.offset + h]));
+            for (int d = 0; d < HS && h >= choice.dense_heads; d++) out[size_t(n) * HS + d] *= s >= head_threshold ? s : X(0);
+        }
+    }
+
+private:
+    /// The setting's value, or for -1 the default that fits the heads.
+    int dense_heads(int value) const {
+        const int group = NH / NKV;
+        if (value < 0) return std::min(4, NH / 2) / group * group;
+        if (value > NH || value % group)
+            fail(Exit::usage, "--adaptive-sparse-dense-heads is ", value, "; it must be a multiple of ", group,
+                 " (the heads that share keys) from 0 to ", NH, ", or -1 for the default");
+        return value;
+    }
+};

@@ -1,0 +1,159 @@
+// Rows of a branch (E4): a branch may compute attention among chosen tokens only, or in another order, so that keys that belong
+// together lie in the same tiles. Gathering brings q, k and v into the order of the branch, one copy per query head; sending back
+// brings results and gradients home. Every number is written by one thread, which adds in the order of heads.
+// A `Rows` says which token stands in which row of a branch, per sequence b and query head h:
+//     int count;                     rows of the branch, R
+//     int token(b, h, row) const     -1: padding, an empty row
+//     int row(b, h, token) const     -1: the token is not in the branch
+#pragma once
+#include "attention/core/arguments.h"
+
+/// Rows from memory: tokens (B, NH, R) and, the other way round, rows (B, NH, T).
+struct ListedRows {
+    int count;         // R
+    int T, NH;
+    const int* tokens;
+    const int* rows;
+    constexpr int token(int b, int h, int row) const { return tokens[(size_t(b) * NH + h) * count + row]; }
+    constexpr int row(int b, int h, int token) const { return rows[(size_t(b) * NH + h) * T + token]; }
+};
+
+/// Sequences, tokens, query heads and the heads of the array outside of the branch (NH or NKV).
+struct RowShape {
+    int B, T, NH, heads, HS;
+    constexpr int group() const { return NH / heads; }
+};
+
+/// One row of one query head: to (HS) = what stands outside for it, zero for padding.
+template <class X, class Rows>
+constexpr const X* gathered_row(const Heads<const X>& from, const Rows& rows, const RowShape& s, int b, int r, int h) {
+    const int token = rows.token(b, h, r);
+    return token < 0 ? nullptr : from.data + (size_t(b) * s.T + token) * from.row + size_t(h / s.group()) * s.HS;
+}
+
+/// Number d of token t and head `head` outside: the sum over the query heads of its group.
+template <class X, class Rows>
+constexpr auto sent_back(const X* from, const Rows& rows, const RowShape& s, int b, int t, int head, int d) {
+    Wide<X> sum = 0;
+    for (int h = head * s.group(); h < (head + 1) * s.group(); h++) {
+        const int r = rows.row(b, h, t);
+        if (r >= 0) sum += widened(from[((size_t(b) * rows.count + r) * s.NH + h) * s.HS + d]);
+    }
+    return sum;
+}
+
+/// to (B, R, NH, HS) = from (B, T, heads, HS) in the order of the branch.
+template <class X, class Rows>
+void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int r = 0; r < rows.count; r++)
+            for (int h = 0; h < s.NH; h++) {
+                X* row = to + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
+                const X* source = gathered_row(from, rows, s, b, r, h);
+                for (int d = 0; d < s.HS; d++) row[d] = source ? source[d] : X(0);
+            }
+}
+
+/// to (B, T, heads, HS) = or += from (B, R, NH, HS) sent back, summed over each group of query heads; zero where a token is not in
+/// the branch.
+template <class Y, class X, class Rows>
+void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int n = 0; n < s.heads * s.HS; n++) {
+                Y& home = to.data[(size_t(b) * s.T + t) * to.row + n];
+                const Y sum = Y(sent_back(from, rows, s, b, t, n / s.HS, n % s.HS));
+                home = write == Write::add ? home + sum : sum;
+            }
+}
+
+/// The same for one number per row and query head: to (B, NH, T) = from (B, NH, R), or `missing`.
+template <class W, class Rows>
+void send_numbers_back(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < NH; h++)
+            for (int t = 0; t < T; t++) {
+                const int r = rows.row(b, h, t);
+                to[(size_t(b) * NH + h) * T + t] = r < 0 ? missing : from[(size_t(b) * NH + h) * rows.count + r];
+            }
+}
+
+/// to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`.
+template <class W, class Rows>
+void gather_numbers(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < NH; h++)
+            for (int r = 0; r < rows.count; r++) {
+                const int t = rows.token(b, h, r);
+                to[(size_t(b) * NH + h) * rows.count + r] = t < 0 ? missing : from[(size_t(b) * NH + h) * T + t];
+            }
+}
+
+#ifdef WITH_GPU
+
+/// One block per row of the branch; 16 bytes per thread and turn.
+template <class X, class Rows>
+__global__ void gather_rows_kernel(X* to, const Heads<const X> from, const Rows rows, const RowShape s) {
+    constexpr int PIECE = Packed<X>::size;
+    const int b = blockIdx.y, r = blockIdx.x;
+    for (int n = threadIdx.x; n < s.NH * s.HS / PIECE; n += blockDim.x) {
+        const int h = n * PIECE / s.HS, d = n * PIECE % s.HS;
+        const X* source = gathered_row(from, rows, s, b, r, h);
+        Packed<X> piece;
+        if (source) piece = load_packed(source + d);
+        else
+            for (int k = 0; k < PIECE; k++) piece.set(k, 0);
+        store_packed(to + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS + d, piece);
+    }
+}
+
+/// One block per token.
+template <class Y, class X, class Rows>
+__global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Rows rows, const RowShape s, Write write) {
+    const int b = blockIdx.y, t = blockIdx.x;
+    for (int n = threadIdx.x; n < s.heads * s.HS; n += blockDim.x) {
+        Y& home = to.data[(size_t(b) * s.T + t) * to.row + n];
+        const float sum = sent_back(from, rows, s, b, t, n / s.HS, n % s.HS);
+        home = from_float<Y>(write == Write::add ? to_float(home) + sum : sum);
+    }
+}
+
+/// One block per 256 rows of one (b, h).
+template <class W, class Rows>
+__global__ void send_numbers_back_kernel(W* to, const W* from, const Rows rows, int T, W missing) {
+    const int h = blockIdx.y, b = blockIdx.z, NH = gridDim.y, t = blockIdx.x * blockDim.x + threadIdx.x;
+    if (t >= T) return;
+    const int r = rows.row(b, h, t);
+    to[(size_t(b) * NH + h) * T + t] = r < 0 ? missing : from[(size_t(b) * NH + h) * rows.count + r];
+}
+template <class W, class Rows>
+__global__ void gather_numbers_kernel(W* to, const W* from, const Rows rows, int T, W missing) {
+    const int h = blockIdx.y, b = blockIdx.z, NH = gridDim.y, r = blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= rows.count) return;
+    const int t = rows.token(b, h, r);
+    to[(size_t(b) * NH + h) * rows.count + r] = t < 0 ? missing : from[(size_t(b) * NH + h) * T + t];
+}
+
+/// Preconditions: HS a multiple of 8; rows of `from` begin at multiples of 16 bytes.
+template <class X, class Rows>
+void gather_rows(GPU device, X* to, Heads<const X> from, const Rows& rows, const RowShape& s) {
+    launch(device, gather_rows_kernel<X, Rows>, Grid(rows.count, s.B), 128, 0, to, from, rows, s);
+}
+template <class Y, class X, class Rows>
+void send_rows_back(GPU device, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
+    launch(device, send_rows_back_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
+}
+template <class W, class Rows>
+void send_numbers_back(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
+    launch(device, send_numbers_back_kernel<W, Rows>, Grid(blocks_for(T, 256), NH, B), 256, 0, to, from, rows, T, missing);
+}
+template <class W, class Rows>
+void gather_numbers(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
+    launch(device, gather_numbers_kernel<W, Rows>, Grid(blocks_for(rows.count, 256), NH, B), 256, 0, to, from, rows, T, missing);
+}
+
+#endif

@@ -1,0 +1,8 @@
+// Ablation of Dynamic Sparse Attention without its gate (paper: 4.918).
+#pragma once
+#include "attention/dsa.cuh"
+
+struct dsa_no_gate : Dsa<false, DsaWindow::late_rows> {
+    static constexpr const char* name = "dsa_no_gate";
+    using Dsa::Dsa;
+};

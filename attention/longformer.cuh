@@ -1,0 +1,37 @@
+// Longformer (Beltagy, Peters and Cohan 2020, arXiv 2004.05150): a window, and a few global tokens that see and are seen by all.
+//     z_ij = q_i.k_j / sqrt(HS)   for j <= i and (i - j <= left or j is global or i is global)
+// The paper leaves the choice of global tokens to the task and uses none in its language models. Here they are the first g tokens:
+// the set must be known from the position alone, or a row would depend on what comes after it. Under the causal mask a global row
+// i < g sees keys j <= i < g only, which are global themselves: the global rows are dense without a rule of their own.
+// Left out: the separate projections Wq_g, Wk_g and Wv_g for global rows. They take a second pass with other queries, keys and
+// values, for the g rows that in a causal model have the shortest past; here all rows share the projections, and the pattern is a
+// mask and nothing else. The paper counts w keys per window; --window is the reach to the left, w = left + 1.
+#pragma once
+#include "attention/core/layer.h"
+#include "attention/core/pattern.h"
+
+struct longformer : Policy {
+    static constexpr const char* name = "longformer";
+    int global;   // g: tokens [0, g) are global
+    int left;
+
+    longformer(const Config& config, int layer)
+        : Policy(config, layer), global(int(config.setting("longformer_globals"))), left(int(config.setting("attention_window"))) {}
+
+    static std::vector<Setting> settings() {
+        return {{"--global-tokens", "longformer_globals", 64, 0, 1e9, true, "leading tokens that every later one sees"},
+                {"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
+    }
+
+    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
+        return leading_and_window_tile(global, left, {i0, i1, j0, j1});
+    }
+    constexpr bool visible(int, int i, int j) const { return j <= i && (j < global || i - j <= left); }
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
+        auto sees = [&](int, int i, int j) { return j <= i && (j >= i - left || j < global || i < global); };
+        dense_softmax(
+            in, out, [](int, int, int, int, X a) { return a; }, sees);
+    }
+};

@@ -1,0 +1,72 @@
+// SeerAttention (Gao et al. 2024, arXiv 2410.13276; code microsoft/SeerAttention): a gate learns from the model's own dense
+// attention which blocks of keys matter, and attention then visits only those.
+//     z_ij = a_ij   j <= i, block c(j) chosen by row r(i) or its own          the choice: core/block_gate.cuh, core/select.cuh
+//     L = mean_r KL(pooled dense map of row r || softmax of the scores)       the gate's only gradient: core/distil.cuh
+// The choice is a mask: the language model's loss has no gradient by the gate.
+// The source trains the gate alone, after the model: --seer-distil 2, in which attention is dense and everything but w_gq and w_gk
+// is frozen; then the checkpoint runs sparse with seer_distil 0. From scratch (the default, 1) both are trained at once: attention
+// is sparse, in training as in evaluation and generation, and one dense forward pass beside it teaches the gate. It costs what
+// dense attention's forward pass does; where the gate is good enough, continue with 0.
+// What the source leaves open, or this engine needs otherwise:
+// - The published gate query is the mean over the block itself (query 2). A row's mask would then depend on tokens behind it, so
+//   that it is permitted only while attention is dense (distil 2). By default the first token of the block stands for it; 1 is the
+//   mean of the block before.
+// - A block's own keys have no score and are always visited; teacher and student are over past blocks only.
+// - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
+// - The published loss leaves out the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about
+//   1/N of the mean over rows that it is here: learning rates differ by that.
+#pragma once
+#include "attention/core/block_sparse.cuh"
+#include "attention/core/naive_blocks.h"
+
+struct seer : BlockSparse {
+    static constexpr const char* name = "seer";
+
+    seer(const Config& config, int layer) : BlockSparse(config, layer) {
+        auto value = [&](const char* key) { return config.setting(std::string("seer_") + key); };
+        set_block("--seer-block", value("block"));
+        query = GateQuery(int(value("query")));
+        mask = BlockMask::hard;
+        choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
+        distil_mode = Distil(int(value("distil")));
+        distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
+        if (query == GateQuery::own && distil_mode != Distil::alone)
+            fail(Exit::usage, "--seer-query 2 (the mean over the block itself) makes a row's mask depend on later tokens; it is "
+                 "permitted only with --seer-distil 2, where attention is dense; --seer-query takes 0 or 1 otherwise");
+    }
+
+    static std::vector<Setting> settings() {
+        return {
+            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block: 64 or a multiple"},
+            {"--seer-query", "seer_query", 0, 0, 2, true,
+             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (distil 2 only)"},
+            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits"},
+            {"--seer-threshold", "seer_threshold", 0, 0, 1, false, "above 0: visit the blocks with more than this share instead"},
+            {"--seer-sink", "seer_sink", 0, 0, 1, true, "1: always visit the first block"},
+            {"--seer-distil", "seer_distil", 1, 0, 2, true,
+             "the gate learns from the dense map: 0 no, 1 beside the model, 2 alone and with dense attention"},
+            {"--seer-distil-weight", "seer_distil_weight", 1, 0, 1e6, false, "weight of that loss"},
+            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 1, false, "share of first rows that loss leaves out"},
+        };
+    }
+
+    void declare(TensorList& list, const std::string& prefix) {
+        wq = list.add(prefix + "seer.w_gq", {NH, HS, HS}, normal(0.02), Decay::yes);
+        wk = list.add(prefix + "seer.w_gk", {NKV, HS, 3 * HS}, normal(0.02), Decay::yes);
+    }
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        const int N = (in.T + block - 1) / block;
+        std::vector<X> scores;
+        if (distil_mode != Distil::alone)
+            scores = naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query == GateQuery::previous);
+        auto modify = [&](int b, int h, int i, int j, X a) {
+            const int r = i / block, c = j / block;
+            if (distil_mode == Distil::alone || c == r) return a;
+            const X* row = &scores[((size_t(b) * NH + h) * N + r) * N];
+            return naive_choice(row, r, choice.leading > 0, choice.top, choice.threshold)[c] ? a : -X(INFINITY);
+        };
+        dense_softmax(in, out, modify, [](int, int i, int j) { return j <= i; });
+    }
+};

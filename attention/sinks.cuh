@@ -1,0 +1,38 @@
+// StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): a window, and the first few tokens for ever. Trained models put much of their
+// attention on the first tokens whatever they say ("attention sinks", because a softmax has to go somewhere); a window alone loses
+// them and the model falls apart, a window with them does not. The cache of a decoder then has a fixed size.
+//     z_ij = q_i.k_j / sqrt(HS)   for j <= i and (j < s or i - j <= left)
+// The source counts a recent window of w keys; here --window is the reach to the left, w = left + 1. Its s is 4.
+// Positions are those of the text (mask only): RoPE sees the true distance to a sink.
+#pragma once
+#include "attention/core/layer.h"
+#include "attention/core/pattern.h"
+
+struct sinks : Policy {
+    static constexpr const char* name = "sinks";
+    int first;   // s: how many tokens at the beginning stay visible
+    int left;
+
+    sinks(const Config& config, int layer)
+        : Policy(config, layer), first(int(config.setting("sinks_tokens"))), left(int(config.setting("attention_window"))) {}
+
+    static std::vector<Setting> settings() {
+        return {{"--sinks", "sinks_tokens", 4, 0, 1e9, true, "tokens at the beginning that every later one sees"},
+                {"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
+    }
+
+    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
+        return leading_and_window_tile(first, left, {i0, i1, j0, j1});
+    }
+    constexpr bool visible(int, int i, int j) const { return j <= i && (j < first || i - j <= left); }
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
+        auto kept = [&](int, int i, int j) {
+            const bool sink = j >= 0 && j < first, recent = j >= i - left;
+            return j <= i && (sink || recent);
+        };
+        dense_softmax(
+            in, out, [](int, int, int, int, X a) { return a; }, kept);
+    }
+};
