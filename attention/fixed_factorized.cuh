@@ -20,8 +20,8 @@ struct fixed_factorized : Policy {
         : Policy(config, layer), length(int(config.setting("fixed_factorized_chunk"))),
           summary(int(config.setting("fixed_factorized_summary"))), chunks(length) {
         if (summary > length)
-            fail(Exit::usage, "--fixed-factorized-summary (fixed_factorized_summary) is ", summary, ", but must be from 0 to ", length,
-                 ", the length of a chunk (--fixed-factorized-chunk)");
+            fail(Exit::usage, "--fixed-factorized-summary (fixed_factorized_summary) is ", summary, ", but must be from 0 to ",
+                 length, ", the length of a chunk (--fixed-factorized-chunk)");
     }
 
     static std::vector<Setting> settings() {

@@ -1,4 +1,4 @@
-// Longformer (Beltagy, Peters and Cohan 2020, arXiv 2004.05150): a window, and a few global tokens that see all and are seen by all.
+// Longformer (Beltagy, Peters and Cohan 2020, arXiv 2004.05150): a window, and a few global tokens that see and are seen by all.
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and (i - j <= left or j is global or i is global)
 // The paper leaves the choice of global tokens to the task and uses none in its language models. Here they are the first g tokens:
 // the set must be known from the position alone, or a row would depend on what comes after it. Under the causal mask a global row

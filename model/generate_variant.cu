@@ -22,6 +22,7 @@ static void generate_from(const std::string& folder, const Config& config, std::
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", Attention::name, ", the first is ",
              report.initialised.front());
+    gpt_weights_loaded(CPU{}, gpt);
     generate(CPU{}, gpt, ids, count, how);
 }
 

@@ -23,18 +23,22 @@ inline Config config_of(const Form& form) {
     c.rope_theta = 1e4, c.norm_eps = 1e-5;
     c.settings = {{"attention_window", 9.0}, {"attention_dense_until", 5.0}, {"asga_hidden", 5.0}};   // small, so that they cut
     c.settings.insert({{"shaw_clip", 7.0}, {"sinks_tokens", 3.0}, {"longformer_globals", 5.0}, {"bigbird_block", 8.0}});
+    c.settings.insert({{"strided_stride", 7.0}, {"longnet_segment", 6.0}, {"routing_clusters", 3.0}, {"mosa_rho", 2.0}});
     c.settings.insert({{"fixed_factorized_chunk", 16.0}, {"fixed_factorized_summary", 3.0}});
     c.settings.insert({{"deepspeed_fixed_block", 5.0}, {"deepspeed_fixed_local", 3.0}, {"deepspeed_fixed_per_head", 1.0}});
+    c.settings.insert({{"nsa_block", 4.0}, {"nsa_stride", 2.0}});
     return c;
 }
 
-/// Large random weights for every tensor, norms and biases too, so that each term of each formula moves the loss.
+/// Large random weights for every tensor, norms and biases too, so that each term of each formula moves the loss; rows of matrices
+/// no longer than 1 on average, so that numbers do not grow from one product to the next and bf16 can follow.
 template <class X>
 void randomise(const TensorList& list, X* weights) {
     uint64_t seed = 1;
     for (const Tensor& t : list) {
         const std::vector<X> numbers = random_numbers<X>(t.slot.size, seed++);
-        for (size_t n = 0; n < t.slot.size; n++) weights[t.slot.offset + n] = X(t.init.start(n)) + X(0.5) * numbers[n];
+        const double size = t.shape.size() > 1 ? std::min(0.5, std::sqrt(3.0 / double(t.shape.back()))) : 0.5;
+        for (size_t n = 0; n < t.slot.size; n++) weights[t.slot.offset + n] = X(t.init.start(n)) + X(size) * numbers[n];
     }
 }
 
@@ -51,10 +55,27 @@ struct Trial {
           targets(tokens.size()) {
         gpt.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
+        converge_sigma();
+        weights_set();
         std::mt19937 generator(3);
         for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int32_t(generator() % config.V), targets[n] = int32_t(generator() % config.V);
     }
     explicit Trial(const Form& form, Recompute recompute = Recompute::nothing) : Trial(config_of(form), form.B, form.T, form.B, form.T, recompute) {}
+
+    /// u where gradients are exact; gamma stays at random.
+    void converge_sigma() {
+        const Threads one(1);   // thousands of products too small to share
+        start_sigma(gpt.net, gpt.weights, [](const std::string& tensor) { return tensor.ends_with("sigma_u"); }, 5000);
+    }
+
+    /// After gpt.weights have been given other numbers.
+    void weights_set() {
+        if (gpt.keeps_master()) std::copy_n(gpt.weights, gpt.net.tensors.size(), gpt.master);
+        gpt_weights_loaded(CPU{}, gpt);
+    }
+
+    /// What AdamW updates.
+    X* raw() { return gpt.keeps_master() ? gpt.master : gpt.weights; }
 
     /// What training minimises: the mean loss per token, and the policy's own.
     double loss() {
@@ -91,15 +112,18 @@ struct Trial {
 template <class A>
 double slope_along(Trial<double, A>& trial, const Tensor& t, const std::vector<double>& direction) {
     const double step = 1e-5;
-    double* w = trial.gpt.weights + t.slot.offset;
-    const std::vector<double> here(w, w + t.slot.size);
-    double loss[2];
-    for (int side : {0, 1}) {
-        for (size_t n = 0; n < t.slot.size; n++) w[n] = here[n] + (side ? step : -step) * direction[n];
-        loss[side] = trial.loss();
-    }
-    std::copy(here.begin(), here.end(), w);
-    return (loss[1] - loss[0]) / (2 * step);
+    const std::vector<double> here = trial.of(trial.raw(), t);
+    auto move = [&](double distance) {
+        for (size_t n = 0; n < t.slot.size; n++) trial.raw()[t.slot.offset + n] = here[n] + distance * direction[n];
+        std::copy_n(trial.raw() + t.slot.offset, t.slot.size, trial.gpt.weights + t.slot.offset);
+        gpt_weights_loaded(CPU{}, trial.gpt);
+    };
+    move(step);
+    const double above = trial.loss();
+    move(-step);
+    const double below = trial.loss();
+    move(0);
+    return (above - below) / (2 * step);
 }
 
 /// Checks the gradient of every tensor: a few single numbers of it, and one random direction through all of them at once.
@@ -108,6 +132,7 @@ template <class A>
 std::string model_gradient_difference(Trial<double, A>& trial) {
     const Threads one(1);   // hundreds of passes too small to share
     trial.loss_and_gradients();
+    gpt_norm(CPU{}, trial.gpt);
     const std::vector<double> gradients = trial.all(trial.gpt.gradients);
     std::mt19937 generator(7);
     std::string wrong;

@@ -19,10 +19,10 @@ struct LayerInputs : LayerShape {
     size_t qk_row, v_row;
     const Wide<X>*cosine, *sine;   // (T, HS / 2) RoPE's table
 
-    size_t token(int b, int t) const { return size_t(b) * T + t; }
-    const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }
-    const X* key(const X* base, int b, int t, int h) const { return query(base, b, t, h / (NH / NKV)); }
-    const X* value(int b, int t, int h) const { return v + token(b, t) * v_row + size_t(h / (NH / NKV)) * HS; }
+    constexpr size_t token(int b, int t) const { return size_t(b) * T + t; }
+    constexpr const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }
+    constexpr const X* key(const X* base, int b, int t, int h) const { return query(base, b, t, h / (NH / NKV)); }
+    constexpr const X* value(int b, int t, int h) const { return v + token(b, t) * v_row + size_t(h / (NH / NKV)) * HS; }
 };
 
 template <class X>
@@ -32,26 +32,31 @@ X dot(const X* a, const X* b, int n) {
     return total;
 }
 
+/// Sequence b of dense_softmax().
+template <class X, class Modify, class Visible>
+void dense_softmax_of_sequence(const LayerInputs<X>& in, int b, X* out, Modify modify, Visible visible) {
+    const X scale = X(1) / std::sqrt(X(in.HS));
+    std::vector<X> weight(in.T);
+    for (int h = 0; h < in.NH; h++)
+        for (int i = 0; i < in.T; i++) {
+            X* o = out + (in.token(b, i) * in.NH + h) * in.HS;
+            for (int d = 0; d < in.HS; d++) o[d] = 0;
+            X largest = -INFINITY, total = 0;
+            for (int j = 0; j < in.T; j++) {
+                weight[j] = -INFINITY;
+                if (visible(h, i, j))
+                    weight[j] = modify(b, h, i, j, scale * dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS));
+                largest = std::max(largest, weight[j]);
+            }
+            if (largest == -INFINITY) continue;
+            for (int j = 0; j < in.T; j++) total += weight[j] = std::exp(weight[j] - largest);
+            for (int j = 0; j < in.T; j++)
+                for (int d = 0; d < in.HS; d++) o[d] += weight[j] / total * in.value(b, j, h)[d];
+        }
+}
+
 /// out (B, T, NH, HS) = softmax over the visible j of modify(b, h, i, j, q_i.k_j / sqrt(HS)), times v. A row that sees nothing: 0.
 template <class X, class Modify, class Visible>
 void dense_softmax(const LayerInputs<X>& in, X* out, Modify modify, Visible visible) {
-    const X scale = X(1) / std::sqrt(X(in.HS));
-    std::vector<X> weight(in.T);
-    for (int b = 0; b < in.B; b++)
-        for (int h = 0; h < in.NH; h++)
-            for (int i = 0; i < in.T; i++) {
-                X* o = out + (in.token(b, i) * in.NH + h) * in.HS;
-                for (int d = 0; d < in.HS; d++) o[d] = 0;
-                X largest = -INFINITY, total = 0;
-                for (int j = 0; j < in.T; j++) {
-                    weight[j] = -INFINITY;
-                    if (visible(h, i, j))
-                        weight[j] = modify(b, h, i, j, scale * dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS));
-                    largest = std::max(largest, weight[j]);
-                }
-                if (largest == -INFINITY) continue;
-                for (int j = 0; j < in.T; j++) total += weight[j] = std::exp(weight[j] - largest);
-                for (int j = 0; j < in.T; j++)
-                    for (int d = 0; d < in.HS; d++) o[d] += weight[j] / total * in.value(b, j, h)[d];
-            }
+    for (int b = 0; b < in.B; b++) dense_softmax_of_sequence(in, b, out, modify, visible);
 }

@@ -14,7 +14,7 @@ template <class X>
 struct TokenLinear {
     const X* x;        // (rows, C); on the GPU C is a multiple of 8
     const X* weight;   // (N, C), on the GPU at a multiple of 16 bytes
-    const X* bias;     // (N)
+    const X* bias;     // (N), or null
     int rows, C, N;
 };
 
@@ -24,7 +24,7 @@ void token_linear_forward(CPU device, X* u, const TokenLinear<X>& p) {
     linear_forward(device, u, p.x, p.weight, p.bias, p.rows, p.C, p.N);
 }
 
-/// dx (rows, C), dweight (N, C) and dbias (N) are added to.
+/// dx (rows, C), dweight (N, C) and, where it is not null, dbias (N) are added to.
 template <class X>
 void token_linear_backward(CPU device, X* dx, X* dweight, X* dbias, const X* du, const TokenLinear<X>& p) {
     linear_backward_input(device, dx, du, p.weight, p.rows, p.C, p.N, Write::add);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(token_linear::THREADS) token_linear_forward_ke
         for (int i = 0; i < TOKENS; i++)
             for (int o = 0; o < OUTPUTS; o++) {
                 const float sum = warp_sum(sums[i][o]);
-                if (lane == 0 && t0 + i < p.rows && n0 + o < p.N) u[size_t(t0 + i) * p.N + n0 + o] = sum + to_float(p.bias[n0 + o]);
+                if (lane == 0 && t0 + i < p.rows && n0 + o < p.N) u[size_t(t0 + i) * p.N + n0 + o] = sum + (p.bias ? to_float(p.bias[n0 + o]) : 0);
             }
     }
 }
@@ -143,7 +143,7 @@ size_t token_linear_chunks(const TokenLinear<X>& p) {
     return blocks_for(p.rows, blocks_for(p.rows, std::min(most, blocks_for(p.rows, 64))));   // as many as leave none empty
 }
 
-/// dx, dweight and dbias are added to.
+/// dx, dweight and, where it is not null, dbias are added to.
 template <class X>
 void token_linear_backward(GPU device, X* dx, float* dweight, float* dbias, const float* du, const TokenLinear<X>& p) {
     using namespace token_linear;
@@ -157,7 +157,7 @@ void token_linear_backward(GPU device, X* dx, float* dweight, float* dbias, cons
     launch(device, token_linear_weight_kernel<X>, Grid(blocks_for(packs, THREADS), blocks_for(p.N, OUTPUTS), chunks), THREADS, 0,
            dweights, dbiases, du, p, tokens);
     sum_partials(device, dweight, dweights, chunks, weights, Write::add);
-    sum_partials(device, dbias, dbiases, chunks, p.N, Write::add);
+    if (dbias) sum_partials(device, dbias, dbiases, chunks, p.N, Write::add);
 }
 
 template <class Y>

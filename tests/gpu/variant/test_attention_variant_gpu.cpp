@@ -163,3 +163,10 @@ VARIANT_CASE("other settings") {
                 AttentionCase<double, Attention>::accepts(sizes))
                 check_layer_in_both_types(sizes);
 }
+
+// bf16 may choose otherwise where two scores are almost equal, and is then far from double without being wrong.
+VARIANT_CASE("sequences so long that a mechanism which chooses tiles has to leave some out, float32") {
+    for (const Setting& setting : Attention::settings())
+        if (setting.whole && 4 >= setting.lowest && 4 <= setting.highest)
+            check_layer<float>({1, 340, 2, 1, 32, {{setting.key, 4.0}}});
+}

@@ -1,0 +1,261 @@
+// Tokens in clusters (Routing Transformer): content vectors n = LN(q), which cluster's centroid is nearest to each, the tokens sorted by
+// cluster, and how centroids follow their members. q is before RoPE, so that content alone decides. All of it per query head; the
+// first `local` heads have no clusters.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "attention/core/layernorm.h"
+#include "attention/core/naive.h"
+
+struct ClusterShape {
+    int B, T, NH, HS;
+    int local;      // heads without clusters
+    int clusters;   // of each other head, K
+
+    constexpr size_t list(int b, int h) const { return (size_t(b) * NH + h) * T; }                          // of (B, NH, T)
+    constexpr size_t vector(int b, int t, int h) const { return ((size_t(b) * T + t) * NH + h) * HS; }      // of (B, T, NH, HS)
+    constexpr size_t centroid(int h, int c) const { return (size_t(h - local) * clusters + c) * HS; }       // of (NH - local, K, HS)
+};
+
+/// The variance of q is around 1, after QK-norm: this only keeps a constant vector from dividing by zero.
+inline constexpr double CLUSTER_EPS = 1e-12;
+
+/// What the kernel reads instead of q and k (both (B, T, NH, HS)): q and k in local heads, n twice in the others.
+template <class X>
+void content_vectors(CPU, X* q, X* k, const LayerInputs<X>& in, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int h = 0; h < s.NH; h++) {
+                const size_t at = s.vector(b, t, h);
+                if (h < s.local) {
+                    std::copy_n(in.query(in.q, b, t, h), s.HS, q + at);
+                    std::copy_n(in.key(in.k, b, t, h), s.HS, k + at);
+                } else {
+                    layernorm_row(q + at, in.query(in.q_pre, b, t, h), s.HS, CLUSTER_EPS);
+                    std::copy_n(q + at, s.HS, k + at);
+                }
+            }
+}
+
+/// dq_pre (token stride `row`) from dn (B, T, NH, HS); zero in local heads.
+template <class X>
+void content_vectors_backward(CPU, X* dq_pre, size_t row, const X* dn, const LayerInputs<X>& in, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int h = 0; h < s.NH; h++) {
+                X* to = dq_pre + in.token(b, t) * row + size_t(h) * s.HS;
+                std::fill_n(to, s.HS, X(0));
+                if (h < s.local) continue;
+                std::vector<X> normed(s.HS);
+                const X rstd = layernorm_row(normed.data(), in.query(in.q_pre, b, t, h), s.HS, CLUSTER_EPS);
+                layernorm_row_backward(to, dn + s.vector(b, t, h), normed.data(), rstd, s.HS);
+            }
+}
+
+/// The centroid c (K, HS) with the greatest cosine to n; of equals the first one.
+template <class W, class X, class M>
+constexpr int nearest_centroid(const X* n, const M* centroids, int clusters, int HS) {
+    int best = 0;
+    W greatest = -1e30f;
+    for (int c = 0; c < clusters; c++) {
+        W product = 0, squares = 0;
+        for (int d = 0; d < HS; d++) {
+            const W mu = widened(centroids[c * HS + d]);
+            product += widened(n[d]) * mu, squares += mu * mu;
+        }
+        const W cosine = squares > 0 ? product / std::sqrt(squares) : W(0);   // |n| is the same for all
+        if (cosine > greatest) greatest = cosine, best = c;
+    }
+    return best;
+}
+
+/// Tokens sorted by (cluster, token): tokens (B, NH, T) of each row, rows (B, NH, T) of each token, positions (B, NH, T) = cluster T +
+/// place in the cluster; in local heads all three are the token. `nearest` (B, NH, T) has the clusters.
+inline void sort_by_cluster(CPU, int* tokens, int* rows, int* positions, const int* nearest, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int h = 0; h < s.NH; h++) {
+            const size_t list = s.list(b, h);
+            int row = 0;
+            for (int c = 0; c < (h < s.local ? 1 : s.clusters); c++)
+                for (int t = 0, place = 0; t < s.T; t++) {
+                    if (h >= s.local && nearest[list + t] != c) continue;
+                    tokens[list + row] = t, rows[list + t] = row, positions[list + row] = c * s.T + place++;
+                    row++;
+                }
+        }
+}
+
+/// nearest (B, NH, T) from n (B, T, NH, HS), those of local heads left alone.
+template <class X>
+void nearest_centroids(CPU, int* nearest, const X* n, const X* centroids, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int h = s.local; h < s.NH; h++)
+            for (int t = 0; t < s.T; t++)
+                nearest[s.list(b, h) + t] = nearest_centroid<X>(n + s.vector(b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+}
+
+/// The first of the rows of one sequence and head whose position is at least `position`.
+constexpr int first_row_from(const int* positions, int rows, int position) {
+    int first = 0, last = rows;
+    while (first < last) {
+        const int middle = (first + last) / 2;
+        if (positions[middle] < position) first = middle + 1;
+        else last = middle;
+    }
+    return first;
+}
+
+/// Number d of what centroid c of head h should move by: sum over its members of mu - r, mu and r = n / sqrt(HS) on the unit sphere,
+/// times K: with clusters of one size the step's K / tokens makes a mean of it. `sorted` (B, T, NH, HS) has n in the rows' order.
+template <class W, class X, class M>
+constexpr W centroid_pull(const X* sorted, const int* positions, const M* mu, const ClusterShape& s, int h, int c, int d) {
+    W squares = 0, sum = 0;
+    for (int e = 0; e < s.HS; e++) squares += widened(mu[e]) * widened(mu[e]);
+    const W own = squares > 0 ? widened(mu[d]) / std::sqrt(squares) : W(0), scale = W(1) / std::sqrt(W(s.HS));
+    for (int b = 0; b < s.B; b++) {
+        const int* of_head = positions + s.list(b, h);
+        const int begin = first_row_from(of_head, s.T, c * s.T), end = first_row_from(of_head, s.T, (c + 1) * s.T);
+        for (int row = begin; row < end; row++) sum += own - scale * widened(sorted[s.vector(b, row, h) + d]);
+    }
+    return sum * W(s.clusters);
+}
+
+/// dmu (NH - local, K, HS) += dloss times what the centroids should move by.
+template <class X>
+void pull_centroids(CPU, X* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s, X dloss) {
+#pragma omp parallel for
+    for (int h = s.local; h < s.NH; h++)
+        for (int c = 0; c < s.clusters; c++)
+            for (int d = 0; d < s.HS; d++)
+                dmu[s.centroid(h, c) + d] += dloss * centroid_pull<X>(sorted, positions, mu + s.centroid(h, c), s, h, c, d);
+}
+
+#ifdef WITH_GPU
+
+namespace clustering {
+inline constexpr int WARPS = 8, THREADS = WARPS * WARP, MOST = 4;   // numbers of a head that a lane has: HS is 128 at most
+struct Shared {
+    int counts[WARPS];
+};
+
+/// n and 1 / deviation of a row, a warp's lanes having the numbers lane, lane + 32, ...
+template <class X>
+struct Normed {
+    float n[MOST], rstd;
+    __device__ __forceinline__ Normed(const X* q, int HS) {
+        float sum = 0, squares = 0;
+        for (int k = 0; k < MOST; k++) n[k] = has(k, HS) ? to_float(q[index(k)]) : 0, sum += n[k];
+        const float mean = warp_sum(sum) / HS;
+        for (int k = 0; k < MOST; k++) n[k] = has(k, HS) ? n[k] - mean : 0, squares += n[k] * n[k];
+        rstd = rsqrtf(warp_sum(squares) / HS + float(CLUSTER_EPS));
+        for (int k = 0; k < MOST; k++) n[k] *= rstd;
+    }
+    static __device__ __forceinline__ int index(int k) { return k * WARP + int(threadIdx.x) % WARP; }
+    static __device__ __forceinline__ bool has(int k, int HS) { return index(k) < HS; }
+};
+}   // namespace clustering
+
+/// One warp per head of a token.
+template <class X>
+__global__ void content_vectors_kernel(X* q, X* k, const __grid_constant__ LayerInputs<X> in, const ClusterShape s) {
+    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T, b = warp / s.NH / s.T;
+    if (b >= s.B) return;
+    const size_t at = s.vector(b, t, h);
+    if (h < s.local) {
+        const X *query = in.query(in.q, b, t, h), *key = in.key(in.k, b, t, h);
+        for (int d = int(threadIdx.x) % WARP; d < s.HS; d += WARP) q[at + d] = query[d], k[at + d] = key[d];
+        return;
+    }
+    using Normed = clustering::Normed<X>;
+    const Normed row(in.query(in.q_pre, b, t, h), s.HS);
+    for (int n = 0; n < clustering::MOST; n++)
+        if (Normed::has(n, s.HS)) q[at + Normed::index(n)] = k[at + Normed::index(n)] = from_float<X>(row.n[n]);
+}
+
+/// dx = (dn - mean(dn) - n mean(dn n)) rstd.
+template <class X>
+__global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, const float* dn, const __grid_constant__ LayerInputs<X> in,
+                                                const ClusterShape s) {
+    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T, b = warp / s.NH / s.T;
+    if (b >= s.B) return;
+    using Normed = clustering::Normed<X>;
+    const Normed row(in.query(in.q_pre, b, t, h), s.HS);
+    float gradient[clustering::MOST], sum = 0, product = 0;
+    for (int n = 0; n < clustering::MOST; n++) {
+        gradient[n] = Normed::has(n, s.HS) && h >= s.local ? dn[s.vector(b, t, h) + Normed::index(n)] : 0;
+        sum += gradient[n], product += gradient[n] * row.n[n];
+    }
+    sum = warp_sum(sum) / s.HS, product = warp_sum(product) / s.HS;
+    float* to = dq_pre + in.token(b, t) * stride + size_t(h) * s.HS;
+    for (int n = 0; n < clustering::MOST; n++)
+        if (Normed::has(n, s.HS)) to[Normed::index(n)] = h < s.local ? 0 : (gradient[n] - sum - row.n[n] * product) * row.rstd;
+}
+
+template <class X>
+__global__ void nearest_centroids_kernel(int* nearest, const X* n, const X* centroids, const ClusterShape s) {
+    const int t = blockIdx.x * blockDim.x + threadIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
+    if (t < s.T) nearest[s.list(b, h) + t] = nearest_centroid<float>(n + s.vector(b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+}
+
+/// One block per head and sequence; cluster after cluster, THREADS tokens at a time.
+template <class Index>
+__global__ void __launch_bounds__(clustering::THREADS)
+    sort_by_cluster_kernel(Index* tokens, Index* rows, Index* positions, const Index* nearest, const ClusterShape s) {
+    auto& shared = dynamic_shared<clustering::Shared>();
+    const int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const size_t list = s.list(b, h);
+    int row0 = 0;
+    for (int c = 0; c < (h < s.local ? 1 : s.clusters); c++) {
+        const int first = row0;
+        for (int t0 = 0; t0 < s.T; t0 += clustering::THREADS) {
+            const int t = t0 + int(threadIdx.x);
+            const bool take = t < s.T && (h < s.local || nearest[list + t] == c);
+            const unsigned taken = __ballot_sync(ALL_LANES, take);
+            if (lane == 0) shared.counts[warp] = __popc(taken);
+            __syncthreads();
+            int row = row0 + __popc(taken & ((1u << lane) - 1));
+            for (int w = 0; w < clustering::WARPS; w++) {
+                if (w < warp) row += shared.counts[w];
+                row0 += shared.counts[w];
+            }
+            if (take) tokens[list + row] = t, rows[list + t] = row, positions[list + row] = c * s.T + row - first;
+            __syncthreads();   // the counts have been read
+        }
+    }
+}
+
+/// One block per centroid, a thread per number.
+template <class X>
+__global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape s, float dloss) {
+    const int c = blockIdx.x, h = s.local + blockIdx.y, d = threadIdx.x;
+    if (d < s.HS) dmu[s.centroid(h, c) + d] += dloss * centroid_pull<float>(sorted, positions, mu + s.centroid(h, c), s, h, c, d);
+}
+
+template <class X>
+void content_vectors(GPU device, X* q, X* k, const LayerInputs<X>& in, const ClusterShape& s) {
+    launch(device, content_vectors_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, q, k, in, s);
+}
+template <class X>
+void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float* dn, const LayerInputs<X>& in, const ClusterShape& s) {
+    launch(device, content_vectors_backward_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, dq_pre, row, dn, in, s);
+}
+template <class X>
+void nearest_centroids(GPU device, int* nearest, const X* n, const X* centroids, const ClusterShape& s) {
+    launch(device, nearest_centroids_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, nearest, n, centroids, s);
+}
+inline void sort_by_cluster(GPU device, int* tokens, int* rows, int* positions, const int* nearest, const ClusterShape& s) {
+    launch(device, sort_by_cluster_kernel<int>, Grid(s.NH, s.B), clustering::THREADS, sizeof(clustering::Shared), tokens, rows,
+           positions, nearest, s);
+}
+template <class X>
+void pull_centroids(GPU device, float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s, float dloss) {
+    launch(device, pull_centroids_kernel<X>, Grid(s.clusters, s.NH - s.local), 128, 0, dmu, sorted, positions, mu, s, dloss);
+}
+
+#endif

@@ -1,0 +1,185 @@
+// E5: branches of attention become one through their log-sum-exps. A branch has a softmax of its own over keys of its own, and
+// exp(lse_n) is what these weigh in a softmax over the keys of all branches. For every row
+//     lse = log sum_n exp(lse_n)     w_n = exp(lse_n - lse)     out = sum_n w_n out_n
+// A branch that does not have the row, or sees nothing in it (lse_n = -infinity), has weight 0; a row in which no branch sees
+// anything gives out 0 and lse -infinity. Backwards, since dw_n / dlse_m = w_n ([n = m] - w_m):
+//     dout_n = w_n dout     dlse_n = w_n <dout, out_n - out>
+// In the kernel of branch n, with P_n its softmax and P = w_n P_n = exp(z - lse), this becomes
+//     dz = P_n (<dout_n, v> - <dout_n, out_n> + dlse_n) = P (<dout, v> - <dout, out>)
+// which is the backward pass of the one softmax, on the branch's pairs. A kernel that is given the merged out and lse, and dout as
+// it is, therefore needs nothing kept of the branches and no merge_backward(): branches.cuh does it so. merge_backward() is for
+// branches whose outputs or log-sum-exps are read elsewhere too.
+#pragma once
+#include <cmath>
+
+#include "attention/core/rows.cuh"
+#include "attention/core/walk.h"
+
+inline constexpr int MOST_BRANCHES = 8;
+
+/// exp(lse_n - lse); 0 where the branch, or the row, sees nothing.
+template <class W>
+constexpr W merge_weight(W branch_lse, W lse) {
+    return branch_lse == W(-INFINITY) ? W(0) : std::exp(branch_lse - lse);
+}
+
+/// What a branch of R rows (rows.cuh) has computed.
+template <class X, class Rows>
+struct Branch {
+    using W = Wide<X>;
+    Rows rows;
+    const X* out = nullptr;         // (B, R, NH, HS)
+    const W* lse = nullptr;         // (B, NH, R)
+    Statistics<X> statistics = {};   // entropy, pairs and tiles, where they are to be merged
+
+    constexpr W lse_of(int NH, int b, int h, int t) const {
+        const int r = rows.row(b, h, t);
+        return r < 0 ? W(-INFINITY) : lse[(size_t(b) * NH + h) * rows.count + r];
+    }
+    /// (HS) of a token that the branch has.
+    constexpr const X* out_of(const RowShape& s, int b, int h, int t) const {
+        return out + ((size_t(b) * rows.count + rows.row(b, h, t)) * s.NH + h) * s.HS;
+    }
+};
+
+template <class X, class Rows>
+struct Branches {
+    using W = Wide<X>;
+    int count = 0;
+    Branch<X, Rows> branch[MOST_BRANCHES] = {};
+
+    void add(const Branch<X, Rows>& one) { branch[count++] = one; }
+
+    constexpr W lse_of(int NH, int b, int h, int t) const {
+        W largest = -INFINITY, sum = 0;
+        for (int n = 0; n < count; n++) largest = std::max(largest, branch[n].lse_of(NH, b, h, t));
+        if (largest == W(-INFINITY)) return largest;
+        for (int n = 0; n < count; n++) sum += merge_weight(branch[n].lse_of(NH, b, h, t), largest);
+        return largest + std::log(sum);
+    }
+};
+
+/// E6 of token t, into `to`: what the kernels did, added up, and the entropy of choosing a branch and then a key in it,
+///     sum_n w_n (entropy_n - log w_n),
+/// which is that of the merged softmax when no two branches share a key. A query tile of a branch counts for the query tile of the
+/// text that is as far on, so that sums over a head are right. tile_max is not merged: branches have other tiles.
+template <class X, class Rows>
+constexpr void merge_statistics(const Statistics<X>& to, const Branches<X, Rows>& all, const RowShape& s, int b, int h, int t) {
+    const size_t bh = size_t(b) * s.NH + h;
+    const Wide<X> lse = all.lse_of(s.NH, b, h, t);
+    Wide<X> entropy = 0, pairs = 0, tiles = 0;
+    for (int n = 0; n < all.count; n++) {
+        const Branch<X, Rows>& one = all.branch[n];
+        const Wide<X> own = one.lse_of(s.NH, b, h, t);
+        const size_t from = bh * one.rows.count + size_t(std::max(0, one.rows.row(b, h, t)));
+        if (to.entropy && own > Wide<X>(-INFINITY)) entropy += merge_weight(own, lse) * (one.statistics.entropy[from] + lse - own);
+        if (to.pairs && one.rows.row(b, h, t) >= 0) pairs += one.statistics.pairs[from];
+        const int mine = tiles_of(one.rows.count), of_text = tiles_of(s.T), tile = t / TILE;
+        const int first = (tile * mine + of_text - 1) / of_text, end = ((tile + 1) * mine + of_text - 1) / of_text;
+        for (int r = first; to.tiles && t % TILE == 0 && r < end; r++) tiles += one.statistics.tiles[bh * mine + r];
+    }
+    if (to.entropy) to.entropy[bh * s.T + t] = entropy;
+    if (to.pairs) to.pairs[bh * s.T + t] = pairs;
+    if (to.tiles && t % TILE == 0) to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles;
+}
+
+/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for. They share no memory with what the branches have.
+template <class X, class Rows>
+void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, const RowShape& s, const Statistics<X>& statistics) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int h = 0; h < s.NH; h++) {
+                const X total = all.lse_of(s.NH, b, h, t);
+                X* const to = out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS;
+                std::fill_n(to, s.HS, X(0));
+                for (int n = 0; n < all.count; n++) {
+                    const X weight = merge_weight(all.branch[n].lse_of(s.NH, b, h, t), total);
+                    const X* const from = weight > 0 ? all.branch[n].out_of(s, b, h, t) : nullptr;
+                    for (int d = 0; from && d < s.HS; d++) to[d] += weight * from[d];
+                }
+                lse[(size_t(b) * s.NH + h) * s.T + t] = total;
+                if (statistics) merge_statistics(statistics, all, s, b, h, t);
+            }
+}
+
+/// dout_n (B, R, NH, HS) and dlse_n (B, NH, R) of one branch, 0 where a row is padding, from dout (B, T, NH, HS), the gradient of
+/// the merged out.
+template <class X, class Rows>
+void merge_backward(CPU, X* dout_n, Wide<X>* dlse_n, const X* dout, const X* out, const Wide<X>* lse, const Branch<X, Rows>& one,
+                    const RowShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int r = 0; r < one.rows.count; r++)
+            for (int h = 0; h < s.NH; h++) {
+                const int t = one.rows.token(b, h, r);
+                const size_t bh = size_t(b) * s.NH + h, mine = ((size_t(b) * one.rows.count + r) * s.NH + h) * s.HS;
+                const X weight = t < 0 ? X(0) : merge_weight(one.lse_of(s.NH, b, h, t), lse[bh * s.T + t]);
+                const size_t home = weight > 0 ? ((size_t(b) * s.T + t) * s.NH + h) * s.HS : 0;
+                X product = 0;
+                for (int d = 0; d < s.HS; d++) {
+                    if (weight > 0) product += dout[home + d] * (one.out[mine + d] - out[home + d]);
+                    dout_n[mine + d] = weight > 0 ? weight * dout[home + d] : X(0);
+                }
+                dlse_n[bh * one.rows.count + r] = weight * product;
+            }
+}
+
+#ifdef WITH_GPU
+
+/// One block per token; 16 bytes per thread and turn.
+template <class X, class Rows>
+__global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__ Branches<X, Rows> all, const RowShape s,
+                                     const Statistics<X> statistics) {
+    constexpr int PIECE = Packed<X>::size;
+    const int b = blockIdx.y, t = blockIdx.x;
+    for (int i = threadIdx.x; i < s.NH * s.HS / PIECE; i += blockDim.x) {
+        const int h = i * PIECE / s.HS, d = i * PIECE % s.HS;
+        const float total = all.lse_of(s.NH, b, h, t);
+        float sums[PIECE] = {};
+        for (int n = 0; n < all.count; n++) {
+            const float weight = merge_weight(all.branch[n].lse_of(s.NH, b, h, t), total);
+            if (weight == 0) continue;
+            const Packed<X> from = load_packed(all.branch[n].out_of(s, b, h, t) + d);
+            for (int k = 0; k < PIECE; k++) sums[k] += weight * from[k];
+        }
+        write_numbers(out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS + d, sums);
+        if (d > 0) continue;
+        lse[(size_t(b) * s.NH + h) * s.T + t] = total;
+        if (statistics) merge_statistics(statistics, all, s, b, h, t);
+    }
+}
+
+/// One block per row, one warp per head and turn.
+template <class X, class Rows>
+__global__ void merge_backward_kernel(X* dout_n, float* dlse_n, const X* dout, const X* out, const float* lse,
+                                      const __grid_constant__ Branch<X, Rows> one, const RowShape s) {
+    const int b = blockIdx.y, r = blockIdx.x, lane = threadIdx.x % WARP;
+    for (int h = threadIdx.x / WARP; h < s.NH; h += blockDim.x / WARP) {
+        const int t = one.rows.token(b, h, r);
+        const size_t bh = size_t(b) * s.NH + h, mine = ((size_t(b) * one.rows.count + r) * s.NH + h) * s.HS;
+        const float weight = t < 0 ? 0 : merge_weight(one.lse_of(s.NH, b, h, t), lse[bh * s.T + t]);
+        const size_t home = weight > 0 ? ((size_t(b) * s.T + t) * s.NH + h) * s.HS : 0;
+        float product = 0;
+        for (int d = lane; d < s.HS; d += WARP) {
+            if (weight > 0) product += to_float(dout[home + d]) * (to_float(one.out[mine + d]) - to_float(out[home + d]));
+            dout_n[mine + d] = from_float<X>(weight > 0 ? weight * to_float(dout[home + d]) : 0);
+        }
+        product = warp_sum(product);
+        if (lane == 0) dlse_n[bh * one.rows.count + r] = weight * product;
+    }
+}
+
+/// Precondition: HS a multiple of 8.
+template <class X, class Rows>
+void merge_forward(GPU device, X* out, float* lse, const Branches<X, Rows>& all, const RowShape& s,
+                   const Statistics<X>& statistics) {
+    launch(device, merge_forward_kernel<X, Rows>, Grid(s.T, s.B), 128, 0, out, lse, all, s, statistics);
+}
+template <class X, class Rows>
+void merge_backward(GPU device, X* dout_n, float* dlse_n, const X* dout, const X* out, const float* lse,
+                    const Branch<X, Rows>& one, const RowShape& s) {
+    launch(device, merge_backward_kernel<X, Rows>, Grid(one.rows.count, s.B), 128, 0, dout_n, dlse_n, dout, out, lse, one, s);
+}
+
+#endif

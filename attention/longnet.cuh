@@ -1,0 +1,207 @@
+// LongNet, dilated attention (Ding et al. 2023, arXiv 2307.02486; the released torchscale code): near keys all, far keys ever more
+// thinly. Branch n = 1 .. N cuts the text into segments of w_n tokens and keeps every r_n-th token of them, in every head beginning
+// at another one; the tokens that are kept attend to each other, causally, inside their segment.
+//     w_n = w 2^(n-1)   r_n = 2^(n-1)   kept in head h: t mod r_n = h mod r_n
+//     out = sum_n alpha_n out_n         alpha_n = exp(lse_n) / sum_m exp(lse_m)    over the branches that keep the token
+// Every token is kept by branch 1. The mixture is exactly one softmax, in which a pair counts once for every branch that has it:
+//     z_ij = q_i.k_j / sqrt(HS) + log(number of branches that have the pair)
+// The paper fixes alpha's formula, not whether gradients go through it; here they do, and --longnet-detach 1 is the released code,
+// which takes alpha as a constant: then dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>).
+// Kept tokens are gathered (core/branches.cuh): every branch is dense causal attention in segments of w rows, whatever r_n, and
+// costs 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
+#pragma once
+#include "attention/core/branches.cuh"
+#include "attention/core/pattern.h"
+
+/// Row n of head h is token 2^k n + (h mod 2^k).
+struct DilatedRows {
+    int count = 0, T = 0, k = 0;
+    DilatedRows() = default;
+    constexpr DilatedRows(int T_, int k_) : count((T_ + (1 << k_) - 1) >> k_), T(T_), k(k_) {}
+    constexpr int offset(int h) const { return h & ((1 << k) - 1); }
+    constexpr int token(int, int h, int row) const {
+        const int t = (row << k) + offset(h);
+        return t < T ? t : -1;
+    }
+    constexpr int row(int, int h, int token) const { return (token & ((1 << k) - 1)) == offset(h) ? token >> k : -1; }
+    constexpr int rows_before(int h, int token) const { return token <= offset(h) ? 0 : ((token - 1 - offset(h)) >> k) + 1; }
+};
+
+/// Pairs of rows: causal, in segments. Only the last row can be padding; it sees nothing, and nothing comes after it.
+struct SegmentBranch : Policy {
+    DilatedRows rows;
+    Divisor segment;
+    SegmentBranch(const DilatedRows& rows_, const Divisor& segment_) : Policy(Config{}, 0), rows(rows_), segment(segment_) {}
+
+    constexpr bool visible(int h, int i, int j) const {
+        return j <= i && segment.quotient(i) == segment.quotient(j) && rows.token(0, h, i) >= 0;
+    }
+    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
+        const bool padding = rows.token(0, h, i1 - 1) < 0;
+        if (padding) i1--;
+        const int first = segment.quotient(std::max(i0, j0)), last = segment.quotient(std::min(i1, j1) - 1);   // that both share
+        if (i1 <= i0 || first > last || j0 > i1 - 1) return Tile::hidden;
+        const bool one_segment = segment.quotient(std::min(i0, j0)) == segment.quotient(std::max(i1, j1) - 1);
+        return one_segment && j1 - 1 <= i0 && !padding ? Tile::full : Tile::mixed;
+    }
+};
+
+struct longnet : Policy {
+    static constexpr const char* name = "longnet";
+    static constexpr bool composite = true;
+    Divisor segment;   // w
+    int branches;      // N
+    bool detach;
+    int NH, NKV;
+
+    longnet(const Config& config, int layer)
+        : Policy(config, layer), segment(int(config.setting("longnet_segment"))), branches(int(config.setting("longnet_branches"))),
+          detach(config.setting("longnet_detach") != 0), NH(config.NH), NKV(config.NKV) {}
+
+    static std::vector<Setting> settings() {
+        return {{"--longnet-segment", "longnet_segment", 256, 1, 1e9, true, "w: tokens of a segment of the first branch"},
+                {"--longnet-branches", "longnet_branches", 4, 1, MOST_BRANCHES, true, "N: each has longer and thinner segments"},
+                {"--longnet-detach", "longnet_detach", 0, 0, 1, true, "1: no gradient through the branches' weights"}};
+    }
+    /// With constant weights backward() computes what training with the released code does, no derivative of the loss.
+    bool has_exact_gradients() const { return !detach; }
+
+    // ---- all pairs that some branch has, in the order of the text: for pictures and tests, no kernel asks
+
+    static constexpr int FOR_EVER = 1 << 30;   // a text without an end
+    SegmentBranch branch(int n, int T) const { return {DilatedRows(T, n), segment}; }
+
+    constexpr bool visible(int h, int i, int j) const {
+        for (int n = 0; n < branches && j <= i; n++) {
+            const DilatedRows rows(FOR_EVER, n);
+            const int query = rows.row(0, h, i), key = rows.row(0, h, j);
+            if (query >= 0 && key >= 0 && segment.quotient(query) == segment.quotient(key)) return true;
+        }
+        return false;
+    }
+    Tile tile(int h, int i0, int i1, int j0, int j1) const {
+        bool some = false;
+        for (int n = 0; n < branches && !some; n++) {
+            const DilatedRows rows(FOR_EVER, n);
+            auto row = [&](int token) { return rows.rows_before(h, token); };
+            const Rectangle kept{row(i0), row(i1), row(j0), row(j1)};
+            if (kept.empty()) continue;
+            const Tile verdict = branch(n, FOR_EVER).tile(h, kept.i0, kept.i1, kept.j0, kept.j1);
+            if (n == 0 && verdict == Tile::full) return Tile::full;
+            some = verdict != Tile::hidden;
+        }
+        return some ? Tile::mixed : Tile::hidden;
+    }
+
+    /// Of the first T keys those that a row from T - 1 on will see in a segment that is not over yet, per key/value head.
+    double cached_keys(int T) const {
+        auto needed = [&](int h, int j) {
+            for (int n = 0; n < branches; n++) {
+                const DilatedRows rows(FOR_EVER, n);
+                const int key = rows.row(0, h, j), next = rows.rows_before(h, T - 1);
+                if (key >= 0 && segment.quotient(key) == segment.quotient(next)) return true;
+            }
+            return false;
+        };
+        int keys = 0;
+        for (int kv = 0; kv < NKV; kv++)
+            for (int j = 0; j < T; j++) {
+                bool by_group = false;
+                for (int h = kv * (NH / NKV); h < (kv + 1) * (NH / NKV); h++) by_group = by_group || needed(h, j);
+                keys += by_group;
+            }
+        return double(keys) / NKV;
+    }
+
+    /// What the kernels really visit: a pair once per branch that has it.
+    PairCount expected_pairs(int heads, int T) const {
+        PairCount all;
+        for (int n = 0; n < branches; n++) {
+            const PairCount one = count_pairs(branch(n, T), heads, DilatedRows(T, n).count);
+            all.pairs += one.pairs, all.tiles += one.tiles;
+        }
+        return all;
+    }
+
+    // ---- the branches
+
+    /// Where the outputs of the branches matter for the backward pass, they lie in what the layer keeps.
+    template <class X>
+    struct ForwardScratch {
+        Carve carve, kept;
+        BranchResults<X> results[MOST_BRANCHES];
+        BranchInputs<X> inputs;   // of the second branch, or a smaller one
+        ForwardScratch(const longnet& policy, std::byte* block, std::byte* kept_block, const LayerShape& s)
+            : carve(block), kept(kept_block), inputs(carve, s, DilatedRows(s.T, 1).count, s.NH) {
+            for (int n = 0; n < policy.branches; n++)
+                results[n] = BranchResults<X>(policy.detach ? kept : carve, carve, s, DilatedRows(s.T, n).count);
+        }
+    };
+    template <class X>
+    struct BackwardScratch {
+        Carve carve;
+        BranchInputs<X> inputs;
+        BranchGradients<X> gradients;
+        template <class Device>
+        BackwardScratch(Device device, const longnet& policy, std::byte* block, const LayerShape& s)
+            : carve(block), inputs(carve, s, DilatedRows(s.T, 1).count, s.NH),
+              gradients(carve, s, DilatedRows(s.T, 1).count, s.NH,
+                        attention_workspace(device, policy.branch(0, s.T), s.B, s.T, s.T, s.NH)) {}
+    };
+
+    template <class X>
+    size_t kept_bytes(const LayerShape& s) const {
+        return ForwardScratch<X>(*this, nullptr, nullptr, s).kept.bytes();
+    }
+    template <class X, class Device>
+    size_t workspace_bytes(Device device, const LayerShape& s) const {
+        return std::max(ForwardScratch<X>(*this, nullptr, nullptr, s).carve.bytes(),
+                        BackwardScratch<X>(device, *this, nullptr, s).carve.bytes());
+    }
+
+    template <class Device, class X>
+    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
+                 const Statistics<X>& statistics) const {
+        const ForwardScratch<X> memory(*this, workspace, state.kept, in);
+        Branches<X, DilatedRows> all;
+        for (int n = 0; n < branches; n++) {
+            const DilatedRows rows(in.T, n);
+            const BranchResults<X>& results = memory.results[n];
+            all.add(results.branch(rows));
+            if (n > 0) {
+                branch_forward(device, branch(n, in.T), rows, in, memory.inputs, results, statistics);
+                continue;
+            }
+            LayerState<X> own = results.state();   // the first branch has every token
+            attention_layer_forward(device, branch(0, in.T), in, weights, own, nullptr, results.statistics_for(statistics));
+        }
+        merge_forward(device, state.out, state.lse, all, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+    }
+
+    template <class Device, class X>
+    void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+        const BackwardScratch<X> memory(device, *this, workspace, in);
+        const ForwardScratch<X> outputs(*this, nullptr, state.kept, in);
+        auto own_out = [&](int n) { return detach ? outputs.results[n].out : nullptr; };
+        LayerState<X> first = state;
+        if (detach) first.out = own_out(0);
+        attention_layer_backward(device, branch(0, in.T), in, weights, first, dout, to, more, memory.gradients.kernel);
+        for (int n = 1; n < branches; n++)
+            branch_backward(device, branch(n, in.T), DilatedRows(in.T, n), in, state, own_out(n), dout, to, memory.inputs,
+                            memory.gradients);
+    }
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
+        auto times = [&](int h, int i, int j) {
+            int count = 0;
+            for (int64_t n = 0, w = segment.divisor(), r = 1; n < branches; n++, w *= 2, r *= 2)
+                count += j <= i && i / w == j / w && i % w % r == h % r && j % w % r == h % r;
+            return count;
+        };
+        dense_softmax(
+            in, out, [&](int, int h, int i, int j, X a) { return a + std::log(X(times(h, i, j))); },
+            [&](int h, int i, int j) { return times(h, i, j) > 0; });
+    }
+};

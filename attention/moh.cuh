@@ -1,0 +1,325 @@
+// Mixture-of-Head attention (Jin et al. 2024, arXiv 2410.11842, equations 4 to 8): some heads are always on, each token chooses K of
+// the others, and weights say how much of each joins the output.
+//     O'_th = g_th O_th;  p_s = softmax(W_s x_t), p_r = softmax(W_r x_t), (a_s, a_r) = softmax(W_h x_t), x the block's normed input
+//     g_th = 2 a_s NS p_s,h                                  for the NS shared heads, the first ones
+//     g_th = 2 a_r K p_r,h / (sum of the chosen p_r)         for the K routed heads with the greatest p_r, 0 for the others
+//     loss += balance NR sum_h P_h f_h,   P_h = mean_t p_r,h,   f_h = the share of tokens that choose h, a constant to the gradient
+// This is what the released code computes: gates with a mean of 1. The paper prints the same without the factors 2, NS, K and NR and
+// without the division, so that the gates of all heads sum to at most 1 (--moh-printed 1).
+// Left open, and read here: P and f are taken over the tokens of one sequence, so that the loss does not depend on how a step is cut
+// into micro-batches; of two equal p_r the earlier head comes first. The choice itself has no gradient.
+// All keys and values are needed. A token that leaves a head out saves that head's row of scores only where rows are gathered per
+// head, which this file does not do: with half of the heads on, no tile of 64 tokens is without a row.
+#pragma once
+#include <algorithm>
+
+#include "attention/core/carve.h"
+#include "attention/core/layer.h"
+#include "attention/core/token_gate.cuh"
+
+/// How the numbers u (NS + NR + 2) of one token become gates (NS + NR) and back. W is float or double.
+struct MohGates {
+    int shared, routed, active;   // NS, NR, K
+    bool printed;
+    float balance;
+
+    constexpr int heads() const { return shared + routed; }
+    constexpr int numbers() const { return shared + routed + 2; }
+
+    /// The greatest of u (n), and the sum of exp(u - greatest).
+    template <class W>
+    struct Softmax {
+        W largest, sum = 0;
+        constexpr Softmax(const W* u, int n) : largest(u[0]) {
+            for (int i = 1; i < n; i++) largest = u[i] > largest ? u[i] : largest;
+            for (int i = 0; i < n; i++) sum += exp_of(u[i] - largest);
+        }
+        constexpr W share(W u) const { return exp_of(u - largest) / sum; }
+    };
+
+    /// Whether routed head n is among the K greatest.
+    template <class W>
+    constexpr bool chosen(const W* routed_u, int n) const {
+        int rank = 0;
+        for (int other = 0; other < routed; other++)
+            rank += routed_u[other] > routed_u[n] || (routed_u[other] == routed_u[n] && other < n);
+        return rank < active;
+    }
+
+    /// What the routed heads' gates are made of: the softmax over all of them, of which the printed form takes the chosen heads'
+    /// shares, and the sum of the chosen heads' exponentials, which makes the released form a softmax over those alone.
+    template <class W>
+    struct Routing {
+        Softmax<W> all;
+        W chosen_sum = 0;
+        constexpr Routing(const MohGates& gates, const W* u) : all(u, gates.routed) {
+            for (int n = 0; n < gates.routed; n++)
+                if (gates.chosen(u, n)) chosen_sum += exp_of(u[n] - all.largest);
+        }
+        constexpr W weight(const MohGates& gates, W u) const {
+            return exp_of(u - all.largest) / (gates.printed ? all.sum : chosen_sum);
+        }
+    };
+
+    /// What gates are multiplied by besides a and their weight.
+    template <class W>
+    constexpr W shared_factor() const {
+        return printed ? W(1) : W(2 * shared);
+    }
+    template <class W>
+    constexpr W routed_factor() const {
+        return printed ? W(1) : W(2 * active);
+    }
+
+    template <class W>
+    constexpr void forward(W* gates, const W* u) const {
+        const W *of_routed = u + shared, *of_kinds = u + heads();
+        const Softmax<W> kinds(of_kinds, 2);
+        const Routing<W> routing(*this, of_routed);
+        for (int h = 0; h < shared; h++)
+            gates[h] = kinds.share(of_kinds[0]) * shared_factor<W>() * Softmax<W>(u, shared).share(u[h]);
+        for (int n = 0; n < routed; n++)
+            gates[shared + n] =
+                chosen(of_routed, n) ? kinds.share(of_kinds[1]) * routed_factor<W>() * routing.weight(*this, of_routed[n]) : W(0);
+    }
+
+    /// du (NS + NR + 2) from dgates; `shares` (NS + NR) has f_h, and `dloss` weighs the balance loss of one token. With factor F:
+    ///     shared:  dp = a_s F dg, du = p (dp - <p, dp>)
+    ///     routed:  the same with w in place of p, dg only of chosen heads, and du only of those where w is a softmax over them
+    ///     balance: du = balance NR dloss p (f - <f, p>)
+    template <class W>
+    constexpr void backward(W* du, const W* dgates, const W* u, const W* shares, W dloss) const {
+        const W *of_routed = u + shared, *of_kinds = u + heads();
+        const Softmax<W> kinds(of_kinds, 2);
+        const Routing<W> routing(*this, of_routed);
+        const W a[2] = {kinds.share(of_kinds[0]), kinds.share(of_kinds[1])};
+        W da[2] = {0, 0}, expected_share = 0;   // <f, p>
+        for (int h = 0; h < shared; h++) da[0] += shared_factor<W>() * Softmax<W>(u, shared).share(u[h]) * dgates[h];
+        for (int n = 0; n < routed; n++) {
+            if (chosen(of_routed, n)) da[1] += routed_factor<W>() * routing.weight(*this, of_routed[n]) * dgates[shared + n];
+            expected_share += shares[shared + n] * routing.all.share(of_routed[n]);
+        }
+        for (int h = 0; h < shared; h++)
+            du[h] = Softmax<W>(u, shared).share(u[h]) * a[0] * (shared_factor<W>() * dgates[h] - da[0]);
+        for (int n = 0; n < routed; n++) {
+            const bool on = chosen(of_routed, n);
+            const W own = on ? routed_factor<W>() * dgates[shared + n] : W(0);
+            const W through_gate = on || printed ? routing.weight(*this, of_routed[n]) * a[1] * (own - da[1]) : W(0);
+            const W balanced = dloss * loss_factor<W>() * (shares[shared + n] - expected_share);
+            du[shared + n] = through_gate + routing.all.share(of_routed[n]) * balanced;
+        }
+        const W mean = a[0] * da[0] + a[1] * da[1];
+        for (int kind = 0; kind < 2; kind++) du[heads() + kind] = a[kind] * (da[kind] - mean);
+    }
+
+    template <class W>
+    constexpr W loss_factor() const {
+        return W(balance) * (printed ? W(1) : W(routed));
+    }
+};
+
+/// f_h and P_h of head h in one sequence from u (T, NS + NR + 2): token `first`, `first` + `step`, ... are added up.
+template <class W>
+struct MohUse {
+    W chosen = 0, probability = 0;
+    constexpr void add(const MohGates& gates, const W* u, int h, int T, int first, int step) {
+        for (int t = first; t < T && h >= gates.shared; t += step) {
+            const W* of_routed = u + size_t(t) * gates.numbers() + gates.shared;
+            chosen += gates.chosen(of_routed, h - gates.shared);
+            probability += MohGates::Softmax<W>(of_routed, gates.routed).share(of_routed[h - gates.shared]);
+        }
+    }
+};
+
+#ifdef WITH_GPU
+
+/// One thread per token.
+template <class W>
+__global__ void moh_forward_kernel(W* gates, const W* u, const MohGates moh, int tokens) {
+    const int t = blockIdx.x * blockDim.x + threadIdx.x;
+    if (t < tokens) moh.forward(gates + size_t(t) * moh.heads(), u + size_t(t) * moh.numbers());
+}
+
+/// One block per (head, sequence): f_h into shares (B, NH), its part of the balance loss into losses (B, NH).
+template <class W>
+__global__ void moh_use_kernel(W* shares, W* losses, const W* u, const MohGates moh, int T) {
+    auto& parts = dynamic_shared<W[8]>();
+    const int h = blockIdx.x, b = blockIdx.y;
+    MohUse<W> use;
+    use.add(moh, u + size_t(b) * T * moh.numbers(), h, T, threadIdx.x, blockDim.x);
+    const W chosen = block_sum(use.chosen, parts, blockDim.x / WARP), probability = block_sum(use.probability, parts, blockDim.x / WARP);
+    if (threadIdx.x != 0) return;
+    shares[b * moh.heads() + h] = chosen / W(T);
+    losses[b * moh.heads() + h] = moh.loss_factor<W>() * probability * chosen / W(T);
+}
+
+template <class W>
+__global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W* shares, const MohGates moh, int T, int tokens, W dloss) {
+    const int t = blockIdx.x * blockDim.x + threadIdx.x;
+    if (t >= tokens) return;
+    const size_t heads = moh.heads(), numbers = moh.numbers();
+    moh.backward(du + t * numbers, dgates + t * heads, u + t * numbers, shares + t / T * heads, dloss);
+}
+
+#endif
+
+struct moh : Policy {
+    static constexpr const char* name = "moh";
+    static constexpr bool composite = true;   // only to keep what the router computed; the kernel is called once
+    static constexpr bool reads_x = true;
+    static constexpr bool has_auxiliary_loss = true;
+    static constexpr bool chooses = true;
+    int NH, C;
+    MohGates gates;
+    Slot router;   // w_s (NS, C), w_r (NR, C) and w_h (2, C), one behind the other
+
+    moh(const Config& config, int layer) : Policy(config, layer), NH(config.NH), C(config.C) {
+        const int shared = int(config.setting("moh_shared")), active = int(config.setting("moh_active"));
+        gates.shared = shared < 0 ? NH / 4 : shared;
+        gates.routed = NH - gates.shared;
+        gates.active = active == 0 ? (gates.routed + 1) / 2 : active;
+        gates.printed = config.setting("moh_printed") != 0;
+        gates.balance = float(config.setting("moh_balance"));
+        if (gates.routed < 1)
+            fail(Exit::usage, "--moh-shared is ", shared, "; with ", NH, " heads it must be from 0 to ", NH - 1, ", or -1");
+        if (gates.active > gates.routed)
+            fail(Exit::usage, "--moh-active is ", active, "; with ", gates.routed, " routed heads it must be from 1 to ", gates.routed,
+                 ", or 0");
+    }
+
+    static std::vector<Setting> settings() {
+        return {{"--moh-shared", "moh_shared", -1, -1, 1e6, true, "heads that are always on; -1: a quarter of them"},
+                {"--moh-active", "moh_active", 0, 0, 1e6, true, "routed heads that each token chooses; 0: half of them"},
+                {"--moh-balance", "moh_balance", 0.01, 0, 1e6, false, "weight of the balance loss"},
+                {"--moh-printed", "moh_printed", 0, 0, 1, true, "1: gates as the paper prints them"}};
+    }
+
+    void declare(TensorList& list, const std::string& prefix) {
+        if (gates.shared) router = list.add(prefix + "moh.w_s", {gates.shared, C}, normal(0.02), Decay::yes);
+        const Slot routed = list.add(prefix + "moh.w_r", {gates.routed, C}, normal(0.02), Decay::yes);
+        if (!gates.shared) router = routed;
+        list.add(prefix + "moh.w_h", {2, C}, normal(0.02), Decay::yes);
+    }
+
+    bool gated() const { return true; }
+
+    // ---- the layer: router, gates, one call of the kernel
+
+    template <class X>
+    struct Kept {
+        Carve carve;
+        Wide<X>* u;        // (B, T, NH + 2)
+        Wide<X>* shares;   // (B, NH) f
+        Kept(std::byte* block, const LayerShape& s)
+            : carve(block), u(carve.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))), shares(carve.take<Wide<X>>(size_t(s.B) * s.NH)) {}
+    };
+    template <class X>
+    struct BackwardScratch {
+        Carve carve;
+        Wide<X>* du;   // (B, T, NH + 2)
+        std::byte* kernel;
+        BackwardScratch(std::byte* block, const LayerShape& s, size_t kernel_bytes)
+            : carve(block), du(carve.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))), kernel(carve.take<std::byte>(kernel_bytes)) {}
+    };
+
+    template <class X>
+    size_t kept_bytes(const LayerShape& s) const {
+        return Kept<X>(nullptr, s).carve.bytes();
+    }
+    template <class X, class Device>
+    size_t workspace_bytes(Device device, const LayerShape& s) const {
+        return BackwardScratch<X>(nullptr, s, attention_workspace(device, causal(), s.B, s.T, s.T, s.NH)).carve.bytes();
+    }
+
+    template <class Device, class X>
+    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* /*workspace*/,
+                 const Statistics<X>& statistics) const {
+        const Kept<X> kept(state.kept, in);
+        token_linear_forward(device, kept.u, router_of(in, weights));
+        open_gates(device, state.extras, kept.shares, kept.u, in.B, in.T);
+        attention_forward(device, causal(), kernel_arguments(in, state, statistics));
+    }
+
+    template <class Device, class X>
+    void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+        const Kept<X> kept(state.kept, in);
+        const BackwardScratch<X> scratch(workspace, in, attention_workspace(device, causal(), in.B, in.T, in.T, in.NH));
+        AttentionBackward<X> g{};
+        g.dout = dout;
+        g.dq = to.q, g.dk = to.k, g.dv = to.v, g.dgate = more.of.gate;
+        g.workspace = scratch.kernel;
+        attention_backward(device, causal(), kernel_arguments(in, state, Statistics<X>{}), g);
+        gates_backward(device, scratch.du, more.of.gate, kept.u, kept.shares, in.B, in.T, more.dloss);
+        token_linear_backward(device, more.dx, more.dweights + router.offset, static_cast<Wide<X>*>(nullptr), scratch.du,
+                              router_of(in, weights));
+    }
+
+    // ---- the paper's formula with none of the above
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        dense_softmax(
+            in, out, [](int, int, int, int, X a) { return a; }, [](int, int i, int j) { return j <= i; });
+        const int NS = gates.shared, NR = gates.routed, K = gates.active;
+        auto softmax = [&](const X* x, int first, int n) {
+            std::vector<X> p(n);
+            X sum = 0;
+            for (int i = 0; i < n; i++) sum += p[i] = std::exp(dot(weights + router.offset + size_t(first + i) * C, x, C));
+            for (X& each : p) each /= sum;
+            return p;
+        };
+        for (size_t t = 0; t < size_t(in.B) * in.T; t++) {
+            const X* x = in.x + t * C;
+            const std::vector<X> p_s = softmax(x, 0, NS), p_r = softmax(x, NS, NR), a = softmax(x, NH, 2);
+            std::vector<X> sorted = p_r;
+            std::sort(sorted.rbegin(), sorted.rend());
+            X on = 0;
+            for (int n = 0; n < K; n++) on += sorted[n];
+            for (int h = 0; h < NH; h++) {
+                X g = h < NS ? a[0] * p_s[h] : p_r[h - NS] >= sorted[K - 1] ? a[1] * p_r[h - NS] : X(0);
+                if (!gates.printed) g *= h < NS ? X(2 * NS) : X(2 * K) / on;
+                for (int d = 0; d < in.HS; d++) out[(t * NH + h) * in.HS + d] *= g;
+            }
+        }
+    }
+
+private:
+    const Policy& causal() const { return *this; }
+
+    template <class X>
+    TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
+        return {in.x, weights + router.offset, nullptr, in.B * in.T, C, NH + 2};
+    }
+
+    /// extras.gate (B, T, NH), the parts of the balance loss, and shares (B, NH).
+    template <class X>
+    void open_gates(CPU, const Extras<X>& extras, X* shares, const X* u, int B, int T) const {
+        for (size_t t = 0; t < size_t(B) * T; t++) gates.forward(extras.gate + t * NH, u + t * (NH + 2));
+        for (int b = 0; b < B; b++)
+            for (int h = 0; h < NH; h++) {
+                MohUse<X> use;
+                use.add(gates, u + size_t(b) * T * (NH + 2), h, T, 0, 1);
+                shares[b * NH + h] = use.chosen / X(T);
+                extras.auxiliary[b * NH + h] = gates.loss_factor<X>() * use.probability * use.chosen / X(T);
+            }
+    }
+    template <class X>
+    void gates_backward(CPU, X* du, const X* dgates, const X* u, const X* shares, int B, int T, X dloss) const {
+#pragma omp parallel for
+        for (size_t t = 0; t < size_t(B) * T; t++)
+            gates.backward(du + t * (NH + 2), dgates + t * NH, u + t * (NH + 2), shares + t / T * NH, dloss);
+    }
+
+#ifdef WITH_GPU
+    template <class X>
+    void open_gates(GPU device, const Extras<X>& extras, float* shares, const float* u, int B, int T) const {
+        launch(device, moh_forward_kernel<float>, blocks_for(size_t(B) * T, 128), 128, 0, extras.gate, u, gates, B * T);
+        launch(device, moh_use_kernel<float>, Grid(NH, B), 256, 8 * sizeof(float), shares, extras.auxiliary, u, gates, T);
+    }
+    void gates_backward(GPU device, float* du, const float* dgates, const float* u, const float* shares, int B, int T,
+                        float dloss) const {
+        launch(device, moh_backward_kernel<float>, blocks_for(size_t(B) * T, 128), 128, 0, du, dgates, u, shares, gates, T, B * T, dloss);
+    }
+#endif
+};

@@ -1,0 +1,187 @@
+// Mixture of Sparse Attention (Piekos et al. 2025, arXiv 2505.00315): every sparse head chooses the tokens that it works on, and only
+// those attend to each other; the first heads stay dense.
+//     r_th = sigmoid(w_h . x_t), x the block's normed input;   S_h = the tokens that head h chooses
+//     O'_th = r_th sum_{j in S_h, j <= t} P_tj v_j   for t in S_h,   0 for the others;   P the softmax of q_t.k_j / sqrt(HS) over those j
+// The paper chooses by expert choice: the T / rho tokens of the whole sequence with the greatest r. WHETHER A TOKEN IS CHOSEN THEN DEPENDS
+// ON THE TOKENS AFTER IT: training sees the future, and the paper's perplexities do too (its section 5 says so). It is here as
+// --mosa-choice 1, for comparison; what it trains cannot be used to generate text.
+// The default chooses by a threshold, which each token meets or not by itself: r_th > tau_h. tau_h follows the data so that one token
+// in rho is chosen: it moves by rate (share chosen - 1 / rho) per step (Robbins and Monro's estimate of a quantile) and takes no part
+// in the loss. The first token of a sequence is always chosen, so that no head is empty.
+// Left open, and read here: queries, keys and values come from the model's projections, with keys shared in groups as everywhere,
+// instead of matrices per head; RoPE turns by the token's place in the text. Choosing has no gradient; the router learns through r.
+// A chosen row costs T / rho keys at most: rows are gathered per head, so that tiles without chosen tokens are never visited.
+#pragma once
+#include <algorithm>
+
+#include "attention/core/branches.cuh"
+#include "attention/core/choose_tokens.cuh"
+#include "attention/core/row_gate.cuh"
+#include "attention/core/token_gate.cuh"
+
+struct mosa : Policy {
+    static constexpr const char* name = "mosa";
+    static constexpr bool composite = true;
+    static constexpr bool reads_x = true;
+    static constexpr bool chooses = true;
+    int NH, C, dense_heads;
+    double rho, rate;
+    bool expert_choice;
+    Slot w_r;   // (NH - dense_heads, C)
+    Slot tau;   // (NH - dense_heads), a statistic
+
+    mosa(const Config& config, int layer)
+        : Policy(config, layer), NH(config.NH), C(config.C), dense_heads(int(config.setting("mosa_dense_heads"))),
+          rho(config.setting("mosa_rho")), rate(config.setting("mosa_rate")), expert_choice(config.setting("mosa_choice") == 1) {
+        if (dense_heads > NH)
+            fail(Exit::usage, "--mosa-dense-heads is ", dense_heads, "; with ", NH, " heads it must be from 0 to ", NH, ", or -1");
+        if (dense_heads < 0) dense_heads = std::min(4, NH / 2);
+    }
+
+    static std::vector<Setting> settings() {
+        return {{"--mosa-rho", "mosa_rho", 8, 1, 1e6, false, "a sparse head chooses one token in rho"},
+                {"--mosa-dense-heads", "mosa_dense_heads", -1, -1, 1e6, true, "the first heads, dense; -1: 4, at most half of them"},
+                {"--mosa-rate", "mosa_rate", 0.05, 1e-6, 1, false, "how fast the thresholds follow the share that is chosen"},
+                {"--mosa-choice", "mosa_choice", 0, 0, 1, true,
+                 "0: threshold; 1: expert choice, as published, WHICH LOOKS INTO THE FUTURE"}};
+    }
+
+    void declare(TensorList& list, const std::string& prefix) {
+        if (sparse_heads() == 0) return;
+        w_r = list.add(prefix + "mosa.w_r", {sparse_heads(), C}, normal(0.02), Decay::yes);
+        tau = list.add_statistic(prefix + "mosa.tau", {sparse_heads()}, constant(0.5), rate);
+    }
+
+    int sparse_heads() const { return NH - dense_heads; }
+    bool gated() const { return true; }
+    bool is_causal() const { return !expert_choice || rho == 1 || sparse_heads() == 0; }
+
+    /// Dense heads see all pairs, sparse heads those of T / rho chosen tokens.
+    PairCount expected_pairs(int heads, int T) const {
+        const PairCount dense = count_pairs(static_cast<const Policy&>(*this), 1, T);
+        const double chosen = std::min(double(T), std::max(2.0, T / rho)), tiles = std::ceil(chosen / TILE);
+        const int sparse = heads - dense_heads;
+        return {dense_heads * dense.pairs + sparse * chosen * (chosen + 1) / 2,
+                dense_heads * dense.tiles + sparse * tiles * (tiles + 1) / 2};
+    }
+
+    // ---- memory
+
+    template <class X>
+    struct Kept {
+        Carve carve;
+        int *tokens, *rows;   // (B, NH, T) which token stands in a row and where a token stands, or -1
+        Kept(std::byte* block, const LayerShape& s)
+            : carve(block), tokens(carve.take<int>(size_t(s.B) * s.NH * s.T)), rows(carve.take<int>(size_t(s.B) * s.NH * s.T)) {}
+        ListedRows listed(const LayerShape& s) const { return {s.T, s.T, s.NH, tokens, rows}; }
+    };
+    template <class X>
+    struct ForwardScratch {
+        Carve carve;
+        Wide<X>* u;   // (B, T, NH - dense_heads)
+        BranchInputs<X> inputs;
+        BranchResults<X> results;
+        ForwardScratch(std::byte* block, const LayerShape& s)
+            : carve(block), u(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)), inputs(carve, s, s.T, s.NH), results(carve, carve, s, s.T) {}
+    };
+    template <class X>
+    struct BackwardScratch {
+        Carve carve;
+        X* dout;       // (B, T, NH, HS) before the gate
+        Wide<X>* du;   // (B, T, NH - dense_heads)
+        BranchInputs<X> inputs;
+        BranchGradients<X> gradients;
+        BackwardScratch(std::byte* block, const LayerShape& s, size_t kernel_bytes)
+            : carve(block), dout(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)), du(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)),
+              inputs(carve, s, s.T, s.NH), gradients(carve, s, s.T, s.NH, kernel_bytes) {}
+    };
+
+    template <class X>
+    size_t kept_bytes(const LayerShape& s) const {
+        return Kept<X>(nullptr, s).carve.bytes();
+    }
+    template <class X, class Device>
+    size_t workspace_bytes(Device device, const LayerShape& s) const {
+        return std::max(ForwardScratch<X>(nullptr, s).carve.bytes(),
+                        BackwardScratch<X>(nullptr, s, kernel_bytes(device, s)).carve.bytes());
+    }
+
+    // ---- the layer
+
+    template <class Device, class X>
+    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
+                 const Statistics<X>& statistics) const {
+        const Kept<X> kept(state.kept, in);
+        ForwardScratch<X> scratch(workspace, in);
+        if (sparse_heads()) token_linear_forward(device, scratch.u, router_of(in, weights));
+        choose_tokens(device, state.extras.gate, kept.tokens, kept.rows, scratch.u, weights + tau.offset, choice(in));
+        scratch.inputs.positions = kept.tokens;
+        const ListedRows rows = kept.listed(in);
+        branch_forward(device, static_cast<const Policy&>(*this), rows, in, scratch.inputs, scratch.results, statistics);
+        Branches<X, ListedRows> chosen;
+        chosen.add(scratch.results.branch(rows));
+        merge_forward(device, state.out, state.lse, chosen, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+        gate_rows_forward(device, state.gated_out, state.out, state.extras.gate, size_t(in.B) * in.T * NH, in.HS);
+    }
+
+    template <class Device, class X>
+    void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+        const Kept<X> kept(state.kept, in);
+        BackwardScratch<X> scratch(workspace, in, kernel_bytes(device, in));
+        gate_rows_backward(device, scratch.dout, more.of.gate, dout, state.out, state.extras.gate, size_t(in.B) * in.T * NH, in.HS);
+        scratch.inputs.positions = kept.tokens;
+        branch_backward(device, static_cast<const Policy&>(*this), kept.listed(in), in, state, static_cast<X*>(nullptr), scratch.dout,
+                        to, scratch.inputs, scratch.gradients, Write::overwrite);
+        if (!sparse_heads()) return;
+        router_backward(device, scratch.du, more.of.gate, state.extras.gate, choice(in));
+        token_linear_backward(device, more.dx, more.dweights + w_r.offset, static_cast<Wide<X>*>(nullptr), scratch.du,
+                              router_of(in, weights));
+        move_thresholds(device, more.dweights + tau.offset, kept.rows, choice(in), more.dloss);
+    }
+
+    // ---- the paper's formula with none of the above
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        std::vector<X> r(size_t(in.B) * NH * in.T, X(1));
+        std::vector<char> chosen(r.size(), 1);
+        for (int b = 0; b < in.B; b++)
+            for (int h = dense_heads; h < NH; h++) {
+                X* mine = &r[(size_t(b) * NH + h) * in.T];
+                for (int t = 0; t < in.T; t++)
+                    mine[t] = 1 / (1 + std::exp(-dot(weights + w_r.offset + size_t(h - dense_heads) * C, in.x + in.token(b, t) * C, C)));
+                std::vector<X> sorted(mine + 1, mine + in.T);   // the first token is chosen in any case
+                std::sort(sorted.rbegin(), sorted.rend());
+                const int others = std::min(in.T, choice(in).count) - 1;
+                const X least = others > 0 ? sorted[others - 1] : X(2);
+                for (int t = 1; t < in.T; t++)
+                    chosen[(size_t(b) * NH + h) * in.T + t] =
+                        expert_choice ? mine[t] >= least : mine[t] > weights[tau.offset + h - dense_heads];
+            }
+        for (int b = 0; b < in.B; b++)   // one sequence at a time: what is visible differs
+            dense_softmax_of_sequence(
+                in, b, out, [](int, int, int, int, X a) { return a; },
+                [&](int h, int i, int j) {
+                    const char* mine = &chosen[(size_t(b) * NH + h) * in.T];
+                    return j <= i && mine[i] && mine[j];
+                });
+        for (int b = 0; b < in.B; b++)
+            for (int t = 0; t < in.T; t++)
+                for (int h = 0; h < NH; h++)
+                    for (int d = 0; d < in.HS; d++) out[(in.token(b, t) * NH + h) * in.HS + d] *= r[(size_t(b) * NH + h) * in.T + t];
+    }
+
+private:
+    TokenChoice choice(const LayerShape& s) const {
+        return {s.B, s.T, NH, dense_heads, expert_choice, std::min(s.T, std::max(2, int(s.T / rho))), float(1 / rho)};
+    }
+    template <class Device>
+    size_t kernel_bytes(Device device, const LayerShape& s) const {
+        return attention_workspace(device, static_cast<const Policy&>(*this), s.B, s.T, s.T, s.NH);
+    }
+    template <class X>
+    TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
+        return {in.x, weights + w_r.offset, nullptr, in.B * in.T, C, sparse_heads()};
+    }
+};

@@ -1,0 +1,144 @@
+// Sparse Transformer, strided pattern (Child et al. 2019, arXiv 1904.10509): the last l tokens, and every l-th token before them.
+//     z_ij = q_i.k_j / sqrt(HS)   for j <= i and j in A1(i) or A2(i)
+//     A1(i) = {j : i - j <= l}      A2(i) = {j : (i - j) mod l = 0}
+// The paper names three ways of combining the two: layer by layer in turn, one after the other over the heads, or merged. This is
+// the merged one, a single softmax over the union. (The released code's window has l keys, the paper's, and this one, l + 1.)
+// In the order of the text every tile has a few keys of A2: nothing can be skipped. So there are two branches without a common key,
+// whose log-sum-exps make one softmax of them (core/merge.cuh): the window in the order of the text, and what A2 adds to it in an
+// order in which it is dense, sorted by (t mod l, t div l), as if the text were written in rows of l tokens and read in columns.
+#pragma once
+#include "attention/core/branches.cuh"
+#include "attention/core/pattern.h"
+
+/// The text column by column: row n of column c is token n l + c. Columns are padded to the same length.
+struct ColumnRows {
+    int count = 0, T = 0;
+    Divisor stride{1}, length{1};   // l and the rows of a column
+
+    ColumnRows() = default;
+    ColumnRows(int l, int T_) : T(T_), stride(std::min(l, T)), length((T + stride.divisor() - 1) / stride.divisor()) {
+        count = stride.divisor() * length.divisor();
+    }
+    constexpr int token(int, int, int row) const {
+        const int t = length.remainder(row) * stride.divisor() + length.quotient(row);
+        return t < T ? t : -1;
+    }
+    constexpr int row(int, int, int token) const {
+        return stride.remainder(token) * length.divisor() + stride.quotient(token);
+    }
+    constexpr int tokens_of(int column) const {
+        return length.divisor() - ((length.divisor() - 1) * stride.divisor() + column >= T);
+    }
+};
+
+/// Pairs of rows: two tokens of a column that are further apart than one row, which the window has. Padding is at the end of a
+/// column: such a key has no queries after it, such a query has to be hidden.
+struct ColumnBranch : Policy {
+    ColumnRows rows;
+    explicit ColumnBranch(const ColumnRows& rows_) : Policy(Config{}, 0), rows(rows_) {}
+
+    constexpr bool visible(int, int i, int j) const {
+        return i - j >= 2 && rows.length.quotient(i) == rows.length.quotient(j) && rows.token(0, 0, i) >= 0;
+    }
+    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
+        const int length = rows.length.divisor(), first = rows.length.quotient(std::max(i0, j0)),
+                  last = rows.length.quotient(std::min(i1, j1) - 1);   // columns that queries and keys share
+        bool some = false;
+        for (int c = first; c <= last && length >= 3 && !some; c++) {
+            const int end = std::min(i1, c * length + rows.tokens_of(c)), begin = std::max(j0, c * length);
+            some = end > i0 && end - 1 - begin >= 2;
+        }
+        if (!some) return Tile::hidden;
+        const bool one_column = rows.length.quotient(std::min(i0, j0)) == rows.length.quotient(std::max(i1, j1) - 1);
+        return one_column && i0 - (j1 - 1) >= 2 && rows.token(0, 0, i1 - 1) >= 0 ? Tile::full : Tile::mixed;
+    }
+};
+
+struct strided : Policy {
+    static constexpr const char* name = "strided";
+    static constexpr bool composite = true;
+    int l;
+
+    strided(const Config& config, int layer) : Policy(config, layer), l(int(config.setting("strided_stride"))) {}
+
+    static std::vector<Setting> settings() {
+        return {{"--stride", "strided_stride", 128, 1, 1e9, true, "l: the last l tokens and every l-th one before them"}};
+    }
+
+    // ---- the union, in the order of the text: for pictures and tests, no kernel asks
+
+    constexpr bool visible(int, int i, int j) const { return j <= i && (i - j <= l || (i - j) % l == 0); }
+    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
+        const int nearest = std::max(0, i0 - (j1 - 1)), farthest = (i1 - 1) - j0;   // every distance between occurs
+        if (farthest < 0 || (nearest > l && farthest / l * l < nearest)) return Tile::hidden;
+        return j1 - 1 <= i0 && (farthest <= l || l == 1) ? Tile::full : Tile::mixed;
+    }
+
+    /// What the kernels really visit.
+    PairCount expected_pairs(int NH, int T) const {
+        const ColumnRows rows(l, T);
+        const PairCount window = count_pairs(WindowBranch(l), NH, T), columns = count_pairs(ColumnBranch(rows), NH, rows.count);
+        return {window.pairs + columns.pairs, window.tiles + columns.tiles};
+    }
+
+    // ---- the two branches
+
+    template <class X>
+    struct ForwardScratch {
+        Carve carve;
+        BranchResults<X> window, columns;
+        BranchInputs<X> inputs;
+        ForwardScratch(std::byte* block, const LayerShape& s, int R)
+            : carve(block), window(carve, carve, s, s.T), columns(carve, carve, s, R), inputs(carve, s, R, s.NKV) {}
+    };
+    template <class X>
+    struct BackwardScratch {
+        Carve carve;
+        BranchInputs<X> inputs;
+        BranchGradients<X> gradients;
+        template <class Device>
+        BackwardScratch(Device device, std::byte* block, const LayerShape& s, const ColumnRows& rows)
+            : carve(block), inputs(carve, s, rows.count, s.NKV),
+              gradients(carve, s, rows.count, s.NKV,   // the window's kernel uses the same memory before
+                        std::max(attention_workspace(device, WindowBranch(0), s.B, s.T, s.T, s.NH),
+                                 attention_workspace(device, ColumnBranch(rows), s.B, rows.count, rows.count, s.NH))) {}
+    };
+
+    template <class X, class Device>
+    size_t workspace_bytes(Device device, const LayerShape& s) const {
+        const ColumnRows rows(l, s.T);
+        return std::max(ForwardScratch<X>(nullptr, s, rows.count).carve.bytes(),
+                        BackwardScratch<X>(device, nullptr, s, rows).carve.bytes());
+    }
+
+    template <class Device, class X>
+    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
+                 const Statistics<X>& statistics) const {
+        const ColumnRows in_columns(l, in.T), in_order(1, in.T);
+        const ForwardScratch<X> memory(workspace, in, in_columns.count);
+        LayerState<X> window = memory.window.state();
+        attention_layer_forward(device, WindowBranch(l), in, weights, window, nullptr, memory.window.statistics_for(statistics));
+        branch_forward(device, ColumnBranch(in_columns), in_columns, in, memory.inputs, memory.columns, statistics);
+        Branches<X, ColumnRows> both;
+        both.add(memory.window.branch(in_order));
+        both.add(memory.columns.branch(in_columns));
+        merge_forward(device, state.out, state.lse, both, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+    }
+
+    template <class Device, class X>
+    void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+        const ColumnRows rows(l, in.T);
+        const BackwardScratch<X> memory(device, workspace, in, rows);
+        attention_layer_backward(device, WindowBranch(l), in, weights, state, dout, to, more, memory.gradients.kernel);
+        branch_backward(device, ColumnBranch(rows), rows, in, state, static_cast<X*>(nullptr), dout, to, memory.inputs,
+                        memory.gradients);
+    }
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
+        dense_softmax(
+            in, out, [](int, int, int, int, X a) { return a; },
+            [&](int, int i, int j) { return j <= i && (j >= i - l || (i - j) % l == 0); });
+    }
+};

@@ -1,0 +1,158 @@
+// What the tests of every variant do not reach: sequences so long that NSA has to choose blocks, the parts that it is made of, and
+// what it says about its own costs.
+#include "attention/nsa.cuh"
+
+#include "tests/attention_case.h"
+#include "tests/catch.h"
+#include "tests/check.h"
+#include "tests/compression.h"
+
+namespace {
+
+using Layer = AttentionCase<double, nsa>;
+using Settings = std::map<std::string, double>;
+
+Settings settings(double block, double stride, double selected, double window, double shared = 0) {
+    return {{"nsa_block", block}, {"nsa_stride", stride}, {"nsa_selected", selected}, {"attention_window", window},
+            {"nsa_shared_kv", shared}};
+}
+
+/// Six and eight tiles; blocks that overlap, that touch, that leave gaps, and whose sizes do not divide 64; one choice among three
+/// and one among five, and no choice at all.
+std::vector<LayerSizes> sizes_with_a_choice() {
+    return {{1, 340, 4, 2, 8, settings(8, 4, 4, 20)},
+            {2, 340, 2, 1, 8, settings(32, 16, 5, 100, 1)},
+            {1, 500, 3, 1, 8, settings(12, 5, 4, 0)},
+            {1, 340, 2, 2, 8, settings(3, 7, 4, 1000)},
+            {1, 340, 2, 1, 8, settings(300, 16, 4, 9)},   // the first tiles see no complete block: equal scores, the earlier block
+            {1, 340, 2, 1, 8, settings(8, 8, 3, 9)}};
+}
+
+std::vector<double> result_of(const LayerSizes& sizes) {
+    Layer layer(sizes);
+    layer.forward();
+    return layer.result();
+}
+
+}   // namespace
+
+TEST_CASE("nsa: computes what its naive() prints where blocks have to be chosen", "[attention][nsa]") {
+    for (const LayerSizes& sizes : sizes_with_a_choice()) {
+        INFO("block " << sizes.settings.at("nsa_block"));
+        Layer layer(sizes);
+        layer.forward();
+        std::vector<double> naive(layer.out.size());
+        layer.policy.naive(layer.inputs(), layer.weights.data(), naive.data());
+        CHECK(difference(layer.result(), naive, {1e-12}) == "");
+    }
+}
+
+TEST_CASE("nsa: the choice matters, and depends on the setting", "[attention][nsa]") {
+    const std::vector<double> three = result_of({1, 340, 2, 1, 8, settings(8, 4, 3, 9)}),
+                              four = result_of({1, 340, 2, 1, 8, settings(8, 4, 4, 9)}),
+                              all = result_of({1, 340, 2, 1, 8, settings(8, 4, 6, 9)}),
+                              more = result_of({1, 340, 2, 1, 8, settings(8, 4, 1000, 9)});
+    CHECK(bit_difference(three, four) != "");
+    CHECK(bit_difference(four, all) != "");
+    CHECK(bit_difference(more, all) == "");
+}
+
+// The steps are so small, and the scores of random keys so far apart, that no choice changes.
+TEST_CASE("nsa: gradients where blocks have been chosen, which has no gradient", "[attention][nsa]") {
+    const Threads one(1);
+    for (double shared : {0, 1}) {
+        Layer layer({1, 340, 2, 1, 8, settings(8, 4, 4, 20, shared)});
+        const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
+        layer.forward();
+        layer.backward(dout);
+        auto loss = [&] { return layer.loss(dout); };
+        CHECK(gradient_error(layer.weights, layer.dweights, loss) <= 1e-8);
+        CHECK(gradient_error(layer.qkv, layer.dqkv, loss) <= 1e-8);
+        CHECK(gradient_error(layer.x, layer.dx, loss) <= 1e-8);
+    }
+}
+
+TEST_CASE("nsa: a choice knows nothing that comes after it", "[attention][nsa]") {
+    const LayerSizes sizes{1, 340, 2, 1, 8, settings(8, 4, 4, 20)};
+    Layer before(sizes);
+    before.forward();
+    for (int token : {1, 255, 256, 257, 320, 339}) {
+        Layer after(sizes);
+        for (auto* numbers : {&after.x, &after.qkv}) {
+            const size_t width = numbers->size() / 340;
+            for (size_t n = token * width; n < (token + 1) * width; n++) (*numbers)[n] = 2 - 3 * (*numbers)[n];
+        }
+        after.forward();
+        INFO("token " << token);
+        CHECK(std::equal(before.out.begin(), before.out.begin() + token * 2 * 8, after.out.begin()));
+        CHECK(before.out != after.out);
+    }
+}
+
+TEST_CASE("nsa: compression of blocks", "[attention][nsa]") {
+    check_operation(Compression{1, 9, 1, 2, 3, 4, 2, Write::overwrite});
+    check_operation(Compression{2, 13, 2, 3, 5, 4, 3, Write::add});    // the last tokens are in no block
+    check_operation(Compression{2, 10, 2, 2, 2, 3, 4, Write::add});    // gaps
+    check_operation(Compression{1, 3, 2, 2, 2, 5, 2, Write::overwrite});   // shorter than a block
+    check_operation(Compression{1, 1, 1, 2, 1, 1, 1, Write::overwrite});
+}
+
+// p_slc[j] = sum over m < l'/d and n < l/d of p_cmp[(l'/d) j + m - n], counted from 0.
+TEST_CASE("nsa: the importance of blocks is the paper's equation 9", "[attention][nsa]") {
+    for (auto [l, d] : {std::pair{32, 16}, {16, 16}, {64, 8}, {128, 32}, {4, 1}}) {
+        const int T = 330, R = (T - l) / d + 1;
+        const std::vector<double> p = normal_numbers(R, 3);
+        const Importance<double> importance{1, T, 1, 1, 8, {l, d}, {nullptr, 0}, nullptr, nullptr, nullptr};
+        for (int j = 0; j < 4; j++) {
+            double expected = 0;
+            for (int m = 0; m < 64 / d; m++)
+                for (int n = 0; n < l / d; n++) {
+                    const int c = 64 / d * j + m - n;
+                    if (c >= 0 && c < R) expected += p[c];
+                }
+            INFO("l " << l << ", d " << d << ", block " << j);
+            CHECK(std::abs(importance.score(p.data(), R, j) - expected) <= 1e-13 * R);
+        }
+    }
+}
+
+TEST_CASE("nsa: counts of pairs, tiles and cached keys", "[attention][nsa]") {
+    for (const LayerSizes& sizes : sizes_with_a_choice()) {
+        const Layer layer(sizes);
+        const nsa& a = layer.policy;
+        const int T = sizes.T, l = a.grid.l, d = a.grid.d;
+        PairCount expected;
+        for (int i = 0; i < T; i++) {
+            for (int c = 0; c * d + l <= T; c++) expected.pairs += c * d + l - 1 <= i;
+            for (int j = 0; j <= i; j++) expected.pairs += i - j <= a.left;
+            for (int block = 0; block <= i / 64; block++)
+                if (block + a.selected > i / 64) expected.pairs += std::min(64, i + 1 - 64 * block);   // as many as are chosen
+        }
+        const PairCount count = a.expected_pairs(sizes.NH, T);
+        CHECK(count.pairs == expected.pairs * sizes.NH);
+        CHECK(count.tiles >= count.pairs / (64 * 64));
+    }
+    // One tile of queries: one of every branch. At the paper's length the pairs are the specification's share of dense ones.
+    CHECK(Layer({1, 64, 2, 1, 8, settings(32, 16, 16, 512)}).policy.expected_pairs(1, 64).tiles == 3);
+    const nsa paper = Layer({1, 1, 2, 1, 8, settings(32, 16, 16, 511)}).policy;
+    auto share = [&](double T) { return paper.expected_pairs(1, int(T)).pairs / (T * (T + 1) / 2); };
+    CHECK(std::abs(share(2048) - 1.23) < 0.02);
+    CHECK(std::abs(share(8192) - 0.41) < 0.01);
+    CHECK(std::abs(share(32768) - 0.15) < 0.01);
+    CHECK(paper.cached_keys(1024) == 1024 + 511 + 63 + 32);
+}
+
+TEST_CASE("nsa: refuses settings that make no sense", "[attention][nsa]") {
+    const std::pair<const char*, int> wrong_ones[] = {
+        {"nsa_block", 0}, {"nsa_stride", 0}, {"nsa_selected", 2}, {"attention_window", -1}, {"nsa_shared_kv", 2}};
+    for (auto [key, value] : wrong_ones) {
+        Settings wrong = {{key, double(value)}};
+        try {
+            Layer({1, 4, 2, 1, 8, wrong});
+            FAIL(key << " was accepted");
+        } catch (const Error& error) {
+            CHECK(error.code == Exit::usage);
+            CHECK(std::string(error.what()).find(key) != std::string::npos);
+        }
+    }
+}
