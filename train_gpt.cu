@@ -79,6 +79,8 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many stay; 0: all")->check(CLI::Range(0, 1 << 30));
     app.add_flag("--resume", o.resume, "go on from the newest sound checkpoint in --out");
     app.add_option("--checkpoint", o.checkpoint, "go on from this checkpoint");
+    app.add_flag("--allow-new-tensors", o.allow_new_tensors,
+                 "start from the weights of another variant's folder; tensors that it lacks are initialised");
     app.add_option("--seed", o.seed, "of initialisation, data order and samples")->check(CLI::NonNegativeNumber);
     app.add_option("--threads", o.threads, "OpenMP threads; 0: this rank's share of the processors")->check(CLI::Range(0, 4096));
     app.add_option("--zero-stage", o.zero_stage, "1: every rank keeps the moments of its own part of the weights only")

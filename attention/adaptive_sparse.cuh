@@ -18,7 +18,7 @@
 // - Distillation reads the first quarter of the rows too unless distil_skip (published: 0.25) says otherwise. With distil 2
 //   attention is dense, has no head gate, and only w_gq and w_gk are trained: the published recipe, for a model that was trained or
 //   imported; give an imported one head_threshold -1, or its heads start out halved when the mask is switched on.
-// - Every linear layer may be divided by its spectral norm (--sigma-reparam, model/).
+// - Every linear layer may be divided by its spectral norm (--sigma-reparam, model/sigma_reparam.cuh); the gates' own may not.
 #pragma once
 #include "attention/core/block_sparse.cuh"
 #include "attention/core/naive_blocks.h"
@@ -58,6 +58,7 @@ struct adaptive_sparse : BlockSparse {
             {"--adaptive-sparse-distil-weight", "adaptive_sparse_distil_weight", 1, 0, 1e6, false, "weight of that loss"},
             {"--adaptive-sparse-distil-skip", "adaptive_sparse_distil_skip", 0, 0, 1, false,
              "share of the first rows that it leaves out"},
+            {"--sigma-reparam", "sigma_reparam", 0, 0, 1, true, "1: every linear layer is divided by its spectral norm"},
         };
     }
 

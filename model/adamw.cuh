@@ -83,19 +83,19 @@ constexpr double clip_factor(double norm, double limit) {
     return factor < 1 ? factor : 1;
 }
 
-/// Numbers [begin, end) of the flat buffers, all of one tensor. None is frozen.
+/// Numbers [begin, end) of the flat buffers, all of one tensor that AdamW trains or that is a statistic.
 struct UpdateRange {
     size_t begin, end;
     Role role;
     double rate = 0;   // of a statistic
 };
 
-/// The ranges of [begin, end) in pieces of at most `longest` numbers, padding between tensors and frozen tensors left out.
+/// The ranges of [begin, end) in pieces of at most `longest` numbers, everything else left out.
 std::vector<UpdateRange> update_ranges(const TensorList& list, size_t begin, size_t end, size_t longest);
 
 /// One update of all `ranges` (count of them, in the device's memory); `step` counts from 1. weights and gradients are whole flat
 /// buffers; master, m and v hold the numbers from `owned_from` on. `master` is the float32 weights that `weights` are a rounded
-/// copy of, and the same memory where X is not rounded.
+/// copy of, or the same memory where X is not rounded.
 ///     g = clip g;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
 ///     w = w (1 - lr decay) - lr m' / (sqrt(v') + eps),   m' = m / (1 - beta1^step),  v' = v / (1 - beta2^step)
 /// Statistics: w = w - rate g, and their moments stay zero.
@@ -299,8 +299,10 @@ __device__ __forceinline__ void update(X* weights, float* master, float* m_, flo
         w[k] = w[k] * keep - f.step_size * m[k] / (sqrtf(v[k]) * f.v_scale + f.eps);
     }
     write(master + own, w), write(m_ + own, m), write(v_ + own, v);
-    if constexpr (!std::is_same_v<X, float>) {   // float weights are the master weights
+    if constexpr (!std::is_same_v<X, float>) {
         for (int k = 0; k < N && f.stochastic; k++) w[k] = round_stochastically(w[k], random_bits(f.key, i + k));
+        write(weights + i, w);
+    } else if (weights + i != master + own) {   // usually float weights are the master weights
         write(weights + i, w);
     }
 }
@@ -309,7 +311,7 @@ __device__ __forceinline__ void update(X* weights, float* master, float* m_, flo
 template <class X>
 __device__ __forceinline__ void follow(X* weights, float* master, const float* gradients, size_t i, size_t own, float rate) {
     master[own] -= rate * gradients[i];
-    if constexpr (!std::is_same_v<X, float>) weights[i] = from_float<X>(master[own]);
+    weights[i] = from_float<X>(master[own]);
 }
 }   // namespace adamw
 

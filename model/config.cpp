@@ -339,7 +339,8 @@ Config config_from_json(const std::string& text, const std::string& where) {
     if (has_field(object, "rms_norm_eps")) config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
     if (has_field(object, "initializer_range")) config.init_std = number_field(object, "initializer_range", 0, 10, where);
     if (has_field(object, "max_position_embeddings")) config.max_positions = size("max_position_embeddings");
-    if (has_field(object, "attention_variant")) config.variant = string_field(object, "attention_variant", where);
+    config.names_variant = has_field(object, "attention_variant");
+    if (config.names_variant) config.variant = string_field(object, "attention_variant", where);
     if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
     read_settings(object, config, where);
     read_sliding_window(object, config, where);

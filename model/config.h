@@ -34,6 +34,7 @@ struct Config {
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", or "" when it is not known
     std::string variant = "causal";             // attention_variant
+    bool names_variant = false;                 // whether config.json says so: other programs' folders do not
     std::map<std::string, double> settings;     // the variant's settings by config.json key, e.g. {"asga_hidden", 16}
 
     /// The value of a setting that the variant declared; fails when nobody declared it (a programming error).

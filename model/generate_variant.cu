@@ -38,6 +38,7 @@ static void generate_from(const std::string& folder, const Config& config, std::
     if (!loaded.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", loaded.initialised.size(), " tensors of ", Attention::name, ", the first is ",
              loaded.initialised.front());
+    gpt_weights_loaded(CPU{}, gpt);
     Decoder<float, Attention> decoder(gpt, inference);
     generate_with_cache(decoder, config.V, ids, count, sampling);
     report(decoder, inference);

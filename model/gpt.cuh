@@ -18,6 +18,7 @@
 #include "model/qk_rope.cuh"
 #include "model/qwen.h"
 #include "model/rmsnorm.cuh"
+#include "model/sigma_reparam.cuh"
 #include "model/swiglu.cuh"
 
 /// What one layer computes on the way forward and reads again on the way back.
@@ -95,6 +96,7 @@ struct GPT {
     W* final_rstd;                                   // (B, T)
     std::vector<LayerActivations<X>> layers;
     Scratch<X> scratch;
+    Sigma<W> sigma;                                  // where the linear layers are reparametrised
     int position = 0;                         // of the first token of every sequence: 0 but where the ones before are cached
     std::function<void(int l, int T)> attend; // what replaces the attention of layer l; null: nothing does (decode.cuh)
 
@@ -108,6 +110,8 @@ struct GPT {
           recompute(recompute_),
           owned_begin(shard_begin(net.tensors.size(), shard, shards)),
           owned_end(shard_begin(net.tensors.size(), shard + 1, shards)) {
+        if (!net.sigma.empty() && sharded())
+            fail(Exit::usage, "sigma_reparam needs every matrix whole on every rank; use --zero-stage 0");
         lay_out();
     }
 
@@ -115,7 +119,7 @@ struct GPT {
     std::vector<MemoryUse> memory_plan() const {
         return {{"weights", weight_memory.bytes()},
                 {"gradients", gradient_memory.bytes()},
-                {rounds ? "master weights and moments of AdamW" : "moments of AdamW", moment_memory.bytes()},
+                {keeps_master() ? "master weights and moments of AdamW" : "moments of AdamW", moment_memory.bytes()},
                 {"activations", activation_memory.bytes()},
                 {"scratch", scratch_memory.bytes()}};
     }
@@ -127,6 +131,7 @@ struct GPT {
         rope_table(device, cosine, sine, T, net.config.HS, net.config.rope_theta, Attention::rotates);
         const StepNumbers none{};
         to_device(device, numbers, &none, 1);
+        if (sigma.count) to_device(device, sigma.linears, net.sigma.data(), net.sigma.size());
         if (mode == Mode::inference) return;
         to_device(device, ranges, owned_ranges().data(), size_t(range_count));
         to_device(device, spans, norm_spans(net.tensors).data(), size_t(span_count));
@@ -135,6 +140,8 @@ struct GPT {
         fill(device, v, owned_end - owned_begin, W{});
     }
 
+    /// Whether `weights` is a copy, rounded or reparametrised, of what AdamW updates.
+    bool keeps_master() const { return mode == Mode::training && (rounds || !net.sigma.empty()); }
     bool sharded() const { return owned_end - owned_begin < net.tensors.size(); }
     int layer_index(int l) const { return layers.size() == 1 ? 0 : l; }
     int logit_rows() const { return std::clamp(LOGITS<Device> / net.config.V / 128 * 128, 128, std::max(128, B * T)); }
@@ -154,8 +161,8 @@ private:
         weights = weight_memory.template take<X>(n);
         if (mode == Mode::training) {
             gradients = gradient_memory.template take<W>(n);
-            if constexpr (rounds) master = moment_memory.template take<W>(owned);
-            else master = weights + owned_begin;
+            if (keeps_master()) master = moment_memory.template take<W>(owned);
+            else if constexpr (!rounds) master = weights + owned_begin;
             m = moment_memory.template take<W>(owned);
             v = moment_memory.template take<W>(owned);
         }
@@ -193,6 +200,19 @@ private:
         }
     }
 
+    void lay_out_sigma() {
+        if (net.sigma.empty()) return;
+        size_t rows = 0, columns = 0;
+        sigma.count = int(net.sigma.size());
+        for (const SigmaLinear& s : net.sigma) {
+            rows += s.OUT, columns += s.IN;
+            sigma.rows = std::max(sigma.rows, s.OUT), sigma.columns = std::max(sigma.columns, s.IN);
+        }
+        auto take = [this](size_t count) { return scratch_memory.template take<W>(count); };
+        sigma.linears = scratch_memory.template take<SigmaLinear>(sigma.count);
+        sigma.v = take(rows), sigma.row_sums = take(rows), sigma.next_u = take(columns), sigma.norm = take(sigma.count);
+    }
+
     void lay_out_scratch() {
         const Config& c = net.config;
         const size_t BT = size_t(B) * T, heads = c.NH + c.NKV;
@@ -204,6 +224,7 @@ private:
         s.logits = take(size_t(logit_rows()) * c.V);
         s.qk_pre = Attention::reads_qk_pre ? take(BT * heads * c.HS) : nullptr;
         numbers = scratch_memory.template take<StepNumbers>(1);
+        lay_out_sigma();
         const size_t workspace = layer_workspace<X>(Device{}, net.layers[0].attention, shape());
         s.attention = scratch_memory.template take<std::byte>(workspace);
         if (mode == Mode::inference) return;
@@ -406,9 +427,21 @@ void gpt_backward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Wri
     ready(gpt.net.layer_begin(c.L), gpt.net.tensors.size());
 }
 
-/// The norm of the gradient, as its square in gpt.numbers, once the sums over micro-steps and ranks are there.
+/// To be called when weights have come from outside, into gpt.master or, in a model for inference, into gpt.weights: makes of them
+/// what the layers read.
+template <class Device, class X, class A>
+void gpt_weights_loaded(Device device, GPT<Device, X, A>& gpt) {
+    if (!gpt.sigma.count) return;
+    if (gpt.mode == Mode::training) return sigma_forward(device, gpt.weights, gpt.master, gpt.sigma);
+    if constexpr (!gpt.rounds) sigma_forward(device, gpt.weights, gpt.weights, gpt.sigma);
+    else fail(Exit::usage, "sigma_reparam needs float32 weights, or a model for training");
+}
+
+/// Completes the gradients, once per step, when the sums over micro-steps and ranks are there, and takes their norm, which it leaves
+/// as its square in gpt.numbers.
 template <class Device, class X, class A>
 void gpt_norm(Device device, GPT<Device, X, A>& gpt) {
+    if (gpt.sigma.count) sigma_backward(device, gpt.gradients, gpt.master, gpt.sigma);
     sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size(), gpt.spans, gpt.span_count);
 }
 
@@ -418,6 +451,9 @@ template <class Device, class X, class A>
 void gpt_update(Device device, GPT<Device, X, A>& gpt, const AdamW& options, int64_t step) {
     adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.owned_begin, gpt.ranges, gpt.range_count,
                  gpt.numbers, options, step);
+    if (!gpt.sigma.count) return;
+    sigma_advance(device, gpt.master, gpt.sigma, gpt.numbers);
+    gpt_weights_loaded(device, gpt);
 }
 
 /// gpt.numbers as the host sees them, once the device is there.

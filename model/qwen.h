@@ -21,10 +21,20 @@ struct Layer {
     Attention attention;
 };
 
+/// A linear layer that reads (gamma / sigma(W)) W in place of its matrix W (model/sigma_reparam.cuh). Numbers only: kernels read it.
+struct SigmaLinear {
+    Slot weight, gamma, u;   // (OUT, IN), (1), (IN)
+    int OUT, IN;
+    size_t v, next_u;   // where this layer's begin among those of all layers, (OUT) and (IN)
+    bool moves;         // whether u does, from step to step
+};
+
 template <class Attention>
 struct Qwen {
     Config config;
     TensorList tensors;
+    std::vector<SigmaLinear> sigma;         // every linear layer, or none
+    std::vector<std::string> sigma_names;   // "model.layers.0.mlp.up_proj", ...
     Slot embedding;    // (V, C)
     Slot final_norm;   // (C)
     Slot head;         // (V, C), the embedding when tied
@@ -43,6 +53,7 @@ struct Qwen {
         tensors.align();
         head = config.tied ? embedding : tensors.add("lm_head.weight", {V, C}, matrix, Decay::yes);
         tensors.train_only([this](const std::string& name) { return layers[0].attention.trains(name); });
+        for (size_t k = 0; k < sigma.size(); k++) sigma[k].moves = tensors.find(sigma_names[k] + ".sigma_u")->role == Role::state;
     }
 
     /// Parameters that a token is multiplied with: all, but the embedding once only when the head is a matrix of its own.
@@ -50,6 +61,13 @@ struct Qwen {
 
     /// Where the tensors of layer l begin in a flat buffer; for l = L, where the last layer's end.
     size_t layer_begin(int l) const { return l < config.L ? layers[l].input_norm.offset : final_norm.offset; }
+
+    /// Whether the variant has the setting sigma_reparam, and it is on.
+    bool reparametrised() const {
+        for (const Setting& s : Attention::settings())
+            if (s.key == std::string("sigma_reparam")) return config.setting(s.key) != 0;
+        return false;
+    }
 
 private:
     Layer<Attention> layer(int l) {
@@ -85,7 +103,23 @@ private:
                             tensors.add(mlp + "up_proj.weight", {F, C}, matrix, Decay::yes)});
         tensors.align();
         s.down_proj = tensors.add(mlp + "down_proj.weight", {C, F}, matrix, Decay::yes);
+        if (!reparametrised()) return s;
+        tensors.align();
+        for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add_sigma(attn + name);
+        for (const char* name : {"gate_proj", "up_proj", "down_proj"}) add_sigma(mlp + name);
         return s;
+    }
+
+    /// gamma and u of a linear layer; start_sigma() gives them their first values.
+    void add_sigma(const std::string& name) {
+        const Tensor& weight = *tensors.find(name + ".weight");
+        const Slot slot = weight.slot;
+        const int OUT = int(weight.shape[0]), IN = int(weight.shape[1]);
+        const Slot gamma = tensors.add(name + ".sigma_gamma", {1}, ones(), Decay::no);
+        const Slot u = tensors.add_state(name + ".sigma_u", {IN}, normal(1));
+        const SigmaLinear* last = sigma.empty() ? nullptr : &sigma.back();
+        sigma.push_back({slot, gamma, u, OUT, IN, last ? last->v + last->OUT : 0, last ? last->next_u + last->IN : 0, true});
+        sigma_names.push_back(name);
     }
 
     static Slot joined(std::initializer_list<Slot> parts) {

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "data/loader.h"
 #include "data/tokenizer.h"
@@ -31,7 +32,7 @@ struct Options {
     int64_t monitor_every = 0;
     double epochs = 0, min_lr_frac = 0.1;
     AdamW adamw;
-    bool shuffle = true, resume = false, dry_run = false, plot = true;
+    bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false;
     uint64_t seed = 1;
     std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
     bool model_given = false;                 // on the command line
@@ -128,6 +129,19 @@ inline void require_shape(const Origin& origin, const Config& wanted, const std:
              "; leave --model out, or give another --out to start anew");
 }
 
+/// A folder that names another variant is taken for its weights alone, and only when the user says so: the variant's own tensors
+/// then start anew, and so do the moments and the count of steps.
+inline void require_variant(Origin& origin, const std::string& variant, bool allow_new_tensors, bool speaks) {
+    if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
+    const std::string folder = origin.folder()->string(), other = origin.config.variant;
+    if (!allow_new_tensors)
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_", other,
+             ", or give --allow-new-tensors to start ", variant, " from its weights");
+    if (speaks) std::cout << "note: " << folder << " is a checkpoint of " << other << "; " << variant << " starts from its weights\n";
+    origin.weights_from = origin.folder();
+    origin.resume_from.reset();
+}
+
 inline Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
     Origin origin;
     if (!o.checkpoint.empty()) {
@@ -143,9 +157,7 @@ inline Origin find_origin(const Options& o, const std::string& variant, bool spe
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
     if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
         require_shape(origin, preset(o.model), o.model);
-    if (origin.resume_from && origin.config.variant != variant)
-        fail(Exit::checkpoint, origin.resume_from->string(), ": is a checkpoint of ", origin.config.variant,
-             ", and this program trains ", variant, "; use ./train_", origin.config.variant);
+    require_variant(origin, variant, o.allow_new_tensors, speaks);
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
     origin.config.max_positions =
         std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained
@@ -163,17 +175,21 @@ TrainerState load_or_initialise(Device device, GPT<Device, X, A>& gpt, const Ori
     auto take_weights = [&] {
         take_owned(gpt.master);
         convert(device, gpt.weights, gpt.gradients, list.size());
+        gpt_weights_loaded(device, gpt);
     };
     TrainerState state;
     state.seed = o.seed;
     state.last_val_loss = NAN;
     if (!origin.folder()) {
         initialise(list, o.seed, whole.data());
+        start_sigma(gpt.net, whole.data(), [](const std::string&) { return true; });
         take_weights();
         return state;
     }
     const std::string folder = origin.folder()->string();
     const LoadReport report = load_weights(folder, list, o.seed, whole.data());
+    const std::set<std::string> fresh(report.initialised.begin(), report.initialised.end());
+    start_sigma(gpt.net, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
     take_weights();
     if (speaks && !report.initialised.empty())
         std::cout << folder << " lacks " << report.initialised.size()
@@ -264,6 +280,7 @@ void begin(Run<Device, X, A>& run, const Origin& origin) {
     run.feed.allocate(run.device);
     run.monitor.allocate();
     run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
+    fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // what no backward pass writes stays zero
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
     if (run.state.step > run.data.steps)
@@ -336,8 +353,9 @@ private:
 /// The weights in full precision. Every rank must call it.
 template <class Device, class X, class A>
 Whole<Device> whole_weights(Run<Device, X, A>& run) {
-    if constexpr (GPT<Device, X, A>::rounds) return {run, run.gpt.master, !run.gpt.sharded()};
-    else return {run, run.gpt.weights, true};
+    if constexpr (!GPT<Device, X, A>::rounds)
+        if (!run.gpt.keeps_master()) return {run, run.gpt.weights, true};
+    return {run, run.gpt.master, !run.gpt.sharded()};
 }
 
 /// Saves a checkpoint. One that cannot be written costs the run a warning; the last one its exit code.

@@ -45,6 +45,7 @@ inline const char* role_word(Role role) {
     switch (role) {
         case Role::decays: return "  decays";
         case Role::statistic: return "  statistic";
+        case Role::state: return "  state";
         case Role::frozen: return "  frozen";
         case Role::plain: break;
     }

@@ -45,6 +45,10 @@ Slot TensorList::add_statistic(const std::string& name, const std::vector<int64_
     return add({name, shape, init, Role::statistic, rate, {}});
 }
 
+Slot TensorList::add_state(const std::string& name, const std::vector<int64_t>& shape, Init init) {
+    return add({name, shape, init, Role::state, 0, {}});
+}
+
 Slot TensorList::add(Tensor tensor) {
     const std::string& name = tensor.name;
     size_t size = 1;

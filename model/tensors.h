@@ -39,6 +39,7 @@ enum class Role {
     decays,      // AdamW, with weight decay
     plain,       // AdamW, without
     statistic,   // follows the data: w -= rate g, whatever the learning rate; in no norm and never clipped
+    state,       // the model itself, by a rule of its own (model/sigma_reparam.cuh); in no norm either
     frozen,      // nobody; in no norm either
 };
 
@@ -50,8 +51,8 @@ struct Tensor {
     double rate;   // of a statistic
     Slot slot;
 
-    /// Whether the gradient buffer holds the derivative of the loss: a statistic has there what it should move by.
-    bool has_gradient() const { return role != Role::statistic; }
+    /// Whether the gradient buffer holds the derivative of the loss: a statistic has there what it should move by, a state nothing.
+    bool has_gradient() const { return role != Role::statistic && role != Role::state; }
     bool trained() const { return role == Role::decays || role == Role::plain; }
 };
 
@@ -64,6 +65,9 @@ public:
     /// -rate g, where g is what preprocess_backward() adds to its place among the gradients, summed over micro-steps and ranks as
     /// they are. Checkpoints hold it. The rate is above 0.
     Slot add_statistic(const std::string& name, const std::vector<int64_t>& shape, Init init, double rate);
+
+    /// The same for what the model itself carries from step to step; its place among the gradients stays zero.
+    Slot add_state(const std::string& name, const std::vector<int64_t>& shape, Init init);
 
     /// Freezes every tensor whose name `trains` is false for.
     void train_only(const std::function<bool(const std::string&)>& trains);

@@ -114,6 +114,17 @@ rm -rf "$work/damaged/step_00000008"
 printf 'X' | dd of="$newest/optimizer.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
 expect "no sound checkpoint left" 7 "no sound checkpoint" ./train_causal $small --out "$work/damaged" --resume
 expect "a checkpoint of another variant" 7 "asga" ./train_causal $small --out "$work/other" --checkpoint "$work/asga/step_00000012"
+expect "the message names this variant too" 7 "trains causal" ./train_causal $small --out "$work/other" --checkpoint "$work/asga/step_00000012"
+expect "weights of another variant" 7 "is a checkpoint of causal" ./train_asga $small --out "$work/other" --model "$work/causal/step_00000012"
+expect "with --allow-new-tensors they are a start" 0 "" ./train_asga $small --out "$work/adapted" --model "$work/causal/step_00000012" --allow-new-tensors
+check "and what is new is reported" 'grep -q "lacks 12 tensors, initialised from the seed: model.layers.0.self_attn.asga.w1_q" "$work/stdout"'
+expect "a checkpoint of another variant with --allow-new-tensors" 0 "" ./train_asga $small --out "$work/adapted2" --checkpoint "$work/causal/step_00000012" --allow-new-tensors
+check "starts at step 1 with the same weights" '[ "$(losses "$work/adapted2")" = "$(losses "$work/adapted")" ] && [ "$(losses "$work/adapted" | wc -l)" -eq 12 ]'
+expect "--allow-new-tensors does not drop tensors" 7 "asga.w1_q" ./train_causal $small --out "$work/other" --checkpoint "$work/asga/step_00000012" --allow-new-tensors
+cp -r "$work/causal/step_00000012" "$work/plain"
+grep -v attention_variant "$work/causal/step_00000012/config.json" > "$work/plain/config.json"
+expect "a folder that names no variant is a start for any" 0 "" ./train_asga $small --out "$work/from-plain" --model "$work/plain"
+check "and gives the same run" '[ "$(losses "$work/from-plain")" = "$(losses "$work/adapted")" ] && grep -q "lacks 12 tensors" "$work/stdout"'
 cp -r "$work/causal/step_00000012" "$work/folder"
 echo '{"model_type": "qwen3", "hidden_size": ' > "$work/folder/config.json"
 expect "broken config.json" 7 "config.json" ./train_causal $small --out "$work/x" --model "$work/folder"

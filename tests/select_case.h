@@ -56,7 +56,7 @@ struct SelectCase {
 inline std::vector<SelectCase> select_cases() {
     std::vector<SelectCase> cases;
     const TileChoice choices[] = {{0}, {1}, {3, -1, 1, 2}, {5, -1, 0, 1, 2}, {100}, {0, 0.02f}, {0, 0.2f, 2, 3}, {2, -1, 40, 1, 4}};
-    for (const TileScores s : {TileScores{1, 4, 4, 1}, TileScores{2, 4, 2, 7}, TileScores{1, 4, 1, 70}})
+    for (const TileScores s : {TileScores{1, 4, 4, 1}, TileScores{2, 4, 2, 7}, TileScores{1, 4, 1, 100}})
         for (const TileChoice& choice : choices) {
             SelectCase one{s, choice, normal_numbers(size_t(s.B) * s.heads * s.N * s.N, cases.size() + 1)};
             for (double& score : one.scores) score = cases.size() % 2 ? 2 * std::round(score / 2) : double(float(score));

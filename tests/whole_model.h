@@ -55,10 +55,27 @@ struct Trial {
           targets(tokens.size()) {
         gpt.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
+        converge_sigma();
+        weights_set();
         std::mt19937 generator(3);
         for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int32_t(generator() % config.V), targets[n] = int32_t(generator() % config.V);
     }
     explicit Trial(const Form& form, Recompute recompute = Recompute::nothing) : Trial(config_of(form), form.B, form.T, form.B, form.T, recompute) {}
+
+    /// u where gradients are exact; gamma stays at random.
+    void converge_sigma() {
+        const Threads one(1);   // thousands of products too small to share
+        start_sigma(gpt.net, gpt.weights, [](const std::string& tensor) { return tensor.ends_with("sigma_u"); }, 5000);
+    }
+
+    /// After gpt.weights have been given other numbers.
+    void weights_set() {
+        if (gpt.keeps_master()) std::copy_n(gpt.weights, gpt.net.tensors.size(), gpt.master);
+        gpt_weights_loaded(CPU{}, gpt);
+    }
+
+    /// What AdamW updates.
+    X* raw() { return gpt.keeps_master() ? gpt.master : gpt.weights; }
 
     /// What training minimises: the mean loss per token, and the policy's own.
     double loss() {
@@ -95,15 +112,18 @@ struct Trial {
 template <class A>
 double slope_along(Trial<double, A>& trial, const Tensor& t, const std::vector<double>& direction) {
     const double step = 1e-5;
-    double* w = trial.gpt.weights + t.slot.offset;
-    const std::vector<double> here(w, w + t.slot.size);
-    double loss[2];
-    for (int side : {0, 1}) {
-        for (size_t n = 0; n < t.slot.size; n++) w[n] = here[n] + (side ? step : -step) * direction[n];
-        loss[side] = trial.loss();
-    }
-    std::copy(here.begin(), here.end(), w);
-    return (loss[1] - loss[0]) / (2 * step);
+    const std::vector<double> here = trial.of(trial.raw(), t);
+    auto move = [&](double distance) {
+        for (size_t n = 0; n < t.slot.size; n++) trial.raw()[t.slot.offset + n] = here[n] + distance * direction[n];
+        std::copy_n(trial.raw() + t.slot.offset, t.slot.size, trial.gpt.weights + t.slot.offset);
+        gpt_weights_loaded(CPU{}, trial.gpt);
+    };
+    move(step);
+    const double above = trial.loss();
+    move(-step);
+    const double below = trial.loss();
+    move(0);
+    return (above - below) / (2 * step);
 }
 
 /// Checks the gradient of every tensor: a few single numbers of it, and one random direction through all of them at once.
@@ -112,6 +132,7 @@ template <class A>
 std::string model_gradient_difference(Trial<double, A>& trial) {
     const Threads one(1);   // hundreds of passes too small to share
     trial.loss_and_gradients();
+    gpt_norm(CPU{}, trial.gpt);
     const std::vector<double> gradients = trial.all(trial.gpt.gradients);
     std::mt19937 generator(7);
     std::string wrong;

@@ -30,6 +30,8 @@ struct GpuTrial {
         to_device(device, gpt.gradients, weights.data(), weights.size());
         convert(device, gpt.master, gpt.gradients, weights.size());
         convert(device, gpt.weights, gpt.gradients, weights.size());
+        gpt_weights_loaded(device, gpt);
+        fill(device, gpt.gradients, weights.size(), 0.0f);
     }
 
     double loss_and_gradients(const Trial<double, A>& of, int first, int count, Write write) {

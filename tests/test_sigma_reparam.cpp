@@ -1,0 +1,167 @@
+// Linear layers by their spectral norm: formula, gradients, what a checkpoint has to hold.
+#include "catch.h"
+
+#include "attention/causal.cuh"
+#include "model/error.h"
+#include "tests/sigma_policy.h"
+#include "tests/whole_model.h"
+
+namespace {
+
+using Double = Trial<double, Reparametrised>;
+using Float = Trial<float, Reparametrised>;
+
+Config config_with(std::map<std::string, double> settings, const Form& form = {}) {
+    Config config = config_of(form);
+    config.settings = std::move(settings);
+    return config;
+}
+
+double length(const std::vector<double>& x) { return std::sqrt(weighted_sum(x, x)); }
+
+/// W x and W^T x of W (OUT, IN).
+std::vector<double> times(const double* w, const std::vector<double>& x, int OUT, int IN) {
+    std::vector<double> y(OUT);
+    for (int o = 0; o < OUT; o++)
+        for (int i = 0; i < IN; i++) y[o] += w[o * IN + i] * x[i];
+    return y;
+}
+std::vector<double> transposed_times(const double* w, const std::vector<double>& x, int OUT, int IN) {
+    std::vector<double> y(IN);
+    for (int o = 0; o < OUT; o++)
+        for (int i = 0; i < IN; i++) y[i] += w[o * IN + i] * x[o];
+    return y;
+}
+
+template <class X>
+std::vector<X> raw_of(Trial<X, Reparametrised>& trial) {
+    return trial.all(trial.raw());
+}
+
+}   // namespace
+
+TEST_CASE("sigma: the layers read gamma / sigma W, and sigma is the spectral norm", "[sigma]") {
+    Double trial(Form{false, true, 4, 2, 1, 5});
+    REQUIRE(trial.gpt.net.sigma.size() == 14);
+    for (size_t k = 0; k < trial.gpt.net.sigma.size(); k++) {
+        INFO(trial.gpt.net.sigma_names[k]);
+        const SigmaLinear& s = trial.gpt.net.sigma[k];
+        const double* w = trial.gpt.master + s.weight.offset;
+        const double sigma = trial.gpt.sigma.norm[k], gamma = trial.gpt.master[s.gamma.offset];
+        const std::vector<double> u(trial.gpt.master + s.u.offset, trial.gpt.master + s.u.offset + s.IN);
+        const std::vector<double> v = times(w, u, s.OUT, s.IN), back = transposed_times(w, v, s.OUT, s.IN);
+        CHECK(std::abs(length(u) - 1) < 1e-12);
+        CHECK(std::abs(length(v) - sigma) < 1e-9 * sigma);
+        for (int i = 0; i < s.IN; i++) CHECK(std::abs(back[i] - sigma * sigma * u[i]) < 1e-5 * sigma * sigma);   // a singular vector
+        for (uint64_t seed = 1; seed <= 20; seed++) {   // of the largest singular value
+            const std::vector<double> x = random_numbers<double>(s.IN, seed);
+            CHECK(length(times(w, x, s.OUT, s.IN)) <= sigma * length(x) * (1 + 1e-9));
+        }
+        CHECK(gamma != sigma);
+        for (size_t n = 0; n < s.weight.size; n++)
+            CHECK(std::abs(trial.gpt.weights[s.weight.offset + n] - gamma / sigma * w[n]) < 1e-12);
+    }
+}
+
+TEST_CASE("sigma: gradients of every tensor, u converged, in both forms", "[sigma]") {
+    for (bool qwen2 : {false, true}) {
+        Double trial(Form{qwen2, !qwen2, 4, 2, 2, 9});
+        CHECK(model_gradient_difference(trial) == "");
+    }
+}
+
+TEST_CASE("sigma: a new model is the model without; switched off there is nothing of it", "[sigma]") {
+    Trial<double, causal> plain(config_of({}), 2, 13, 2, 13);
+    Double with(config_with({}), 2, 13, 2, 13), off(config_with({{"sigma_reparam", 0}}), 2, 13, 2, 13);
+    for (const Tensor& t : plain.gpt.net.tensors)
+        for (auto* trial : {&with, &off})
+            std::copy_n(plain.gpt.weights + t.slot.offset, t.slot.size, trial->gpt.weights + trial->gpt.net.tensors.find(t.name)->slot.offset);
+    for (const Tensor& t : with.gpt.net.tensors)
+        if (!t.has_gradient()) initialise(t, 1, with.gpt.weights);
+    start_sigma(with.gpt.net, with.gpt.weights, [](const std::string&) { return true; });
+    with.weights_set(), off.weights_set();
+    CHECK(std::abs(with.loss() - plain.loss()) < 1e-12);
+    CHECK(off.loss() == plain.loss());
+    CHECK(off.gpt.net.tensors.count() == plain.gpt.net.tensors.count());
+    CHECK(off.gpt.master == off.gpt.weights);
+}
+
+TEST_CASE("sigma: a run that stops and goes on from its tensors and moments gives the same bits", "[sigma]") {
+    const Threads one(1);
+    const Config config = config_with({});
+    Float whole(config, 2, 13, 2, 13), before(config, 2, 13, 2, 13), after(config, 2, 13, 2, 13);
+    const std::vector<float> start = raw_of(whole);
+    for (int step = 1; step <= 6; step++) whole.loss_and_gradients(), whole.update({}, step);
+    for (int step = 1; step <= 3; step++) before.loss_and_gradients(), before.update({}, step);
+    const size_t n = before.gpt.net.tensors.size();
+    std::copy_n(before.gpt.master, n, after.gpt.weights);   // as a checkpoint holds them
+    std::copy_n(before.gpt.m, n, after.gpt.m), std::copy_n(before.gpt.v, n, after.gpt.v);
+    after.weights_set();
+    for (int step = 4; step <= 6; step++) after.loss_and_gradients(), after.update({}, step);
+    CHECK(bit_difference(raw_of(after), raw_of(whole)) == "");
+    for (const Tensor& t : whole.gpt.net.tensors) {
+        INFO(t.name);
+        if (t.role != Role::state) CHECK(bit_difference(after.of(after.gpt.weights, t), whole.of(whole.gpt.weights, t)) == "");
+        CHECK(bit_difference(whole.of(whole.raw(), t), whole.of(start.data(), t)) != "");   // u as well
+        if (t.role == Role::state) CHECK(whole.of(whole.gpt.m, t) == std::vector<float>(t.slot.size));
+    }
+}
+
+TEST_CASE("sigma: u follows by one power iteration per step", "[sigma]") {
+    Double fresh(config_with({}), 1, 9, 1, 9);
+    for (const SigmaLinear& s : fresh.gpt.net.sigma) std::fill_n(fresh.gpt.master + s.u.offset, s.IN, 1.0);   // far from converged
+    gpt_weights_loaded(CPU{}, fresh.gpt);
+    const std::vector<double> w0 = raw_of(fresh);
+    fresh.loss(), fresh.loss();   // evaluation moves nothing
+    CHECK(bit_difference(raw_of(fresh), w0) == "");
+    fresh.loss_and_gradients(), fresh.update({}, 1);
+    for (size_t k = 0; k < fresh.gpt.net.sigma.size(); k++) {
+        const SigmaLinear& s = fresh.gpt.net.sigma[k];
+        const double* w = &w0[s.weight.offset];
+        std::vector<double> u = transposed_times(w, times(w, std::vector<double>(s.IN, 1.0), s.OUT, s.IN), s.OUT, s.IN);
+        const double norm = length(u);
+        for (double& x : u) x /= norm;
+        const std::vector<double> actual(fresh.gpt.master + s.u.offset, fresh.gpt.master + s.u.offset + s.IN);
+        CHECK(difference(actual, u, Tolerance{1e-12, 0}) == "");
+    }
+}
+
+TEST_CASE("sigma: a step that is not taken, and frozen layers, keep their u", "[sigma]") {
+    Float trial(config_with({{"frozen_mlp", 1}}), 1, 9, 1, 9);
+    const std::vector<float> before = raw_of(trial), read = trial.all(trial.gpt.weights);
+    trial.loss_and_gradients();
+    gpt_norm(CPU{}, trial.gpt);
+    trial.gpt.numbers->loss = NAN;
+    gpt_update(CPU{}, trial.gpt, {}, 1);
+    CHECK(bit_difference(raw_of(trial), before) == "");
+    CHECK(bit_difference(trial.all(trial.gpt.weights), read) == "");
+    trial.loss_and_gradients();
+    trial.update({}, 1);
+    for (const Tensor& t : trial.gpt.net.tensors) {
+        INFO(t.name);
+        const bool mlp = t.name.find(".mlp.") != std::string::npos;
+        CHECK(mlp == (t.role == Role::frozen));
+        if (mlp || t.role != Role::state)   // a converged u may stay for a step
+            CHECK((bit_difference(trial.of(trial.raw(), t), trial.of(before.data(), t)) == "") == mlp);
+        if (mlp) CHECK(bit_difference(trial.of(trial.gpt.weights, t), trial.of(read.data(), t)) == "");
+    }
+}
+
+TEST_CASE("sigma: a model for inference reads the same from what a checkpoint holds", "[sigma]") {
+    const Config config = config_with({});
+    Float training(config, 1, 9, 1, 9), inference(config, 1, 9, 1, 9, Recompute::nothing, 0, 1, Mode::inference);
+    training.loss_and_gradients(), training.update({}, 1);
+    std::copy_n(training.gpt.master, training.gpt.net.tensors.size(), inference.gpt.weights);
+    gpt_weights_loaded(CPU{}, inference.gpt);
+    CHECK(inference.loss() == training.loss());
+}
+
+TEST_CASE("sigma: shards of the optimiser are refused", "[sigma]") {
+    try {
+        GPT<CPU, float, Reparametrised> gpt(config_with({}), 1, 9, Mode::training, Recompute::nothing, 0, 2);
+        FAIL("nothing was thrown");
+    } catch (const Error& error) {
+        CHECK(error.code == Exit::usage);
+        CHECK(std::string(error.what()).find("--zero-stage 0") != std::string::npos);
+    }
+}
