@@ -130,8 +130,8 @@ VARIANT_CASE("recomputed, accumulated and repeated steps agree to the bit") {
     CHECK(keeping.loss_and_gradients(exact) == loss);
     CHECK(bit_difference(keeping.gradients(), once) == "");
 
-    keeping.loss_and_gradients(exact, 0, 1, Write::overwrite);
-    CHECK(std::abs(keeping.loss_and_gradients(exact, 1, 1, Write::add) - loss) <= 1e-6 * loss);
+    keeping.loss_and_gradients(exact, 0, 1, Write::overwrite);   // other shapes of products: a sum may round to the next bf16
+    CHECK(std::abs(keeping.loss_and_gradients(exact, 1, 1, Write::add) - loss) <= 1e-4 * loss);
     exact.loss_and_gradients();
     CHECK(gradient_difference(keeping.gradients(), exact, of_gradients<bf16>) == "");
 }
