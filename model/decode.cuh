@@ -102,7 +102,7 @@ private:
 
     void prefill(const A& policy, const LayerInputs<X>& in, LayerState<X>& state, const AttentionForward<X>& a) {
         if (how_.attention == InferenceAttention::adaspa) adaspa_count_.add(adaspa_forward(CPU{}, policy, a, how_.adaspa));
-        else attention_layer_forward(CPU{}, policy, in, gpt_.weights, state);
+        else attention_layer_forward(CPU{}, policy, in, gpt_.weights, state, gpt_.scratch.attention);
     }
 
     /// Appends the keys and values of in.T tokens.

@@ -16,7 +16,8 @@ std::vector<uint8_t> seen_pairs(GPT<CPU, float, A>& gpt, int T) {
     auto attend = [&](int j0) {   // j0 = T: all values are zero
         for (int t = 0; t < T; t++)
             for (int n = 0; n < c.NKV * c.HS; n++) a.qkv[size_t(t) * row + v_at + n] = t - j0 == n % c.HS ? 1.0f : 0.0f;
-        attention_layer_forward(CPU{}, gpt.net.layers[l].attention, attention_inputs(gpt, l, 1, T), gpt.weights, a.attention);
+        attention_layer_forward(CPU{}, gpt.net.layers[l].attention, attention_inputs(gpt, l, 1, T), gpt.weights, a.attention,
+                                gpt.scratch.attention);
         return a.attention.gated_out;   // (T, NH, HS)
     };
     const std::vector<float> nothing(attend(T), a.attention.gated_out + size_t(T) * c.NH * c.HS);
