@@ -36,12 +36,10 @@ VARIANT_OF = -DATTENTION=$(1)
 # Objects that every program shares: all host code that has no main().
 ENGINE     := $(patsubst %.cpp,build/%.o,$(filter-out data/tokenize.cpp,$(wildcard model/*.cpp data/*.cpp)))
 GENERATORS := build/generate.o $(VARIANTS:%=build/generate_%.o)
-TESTS      := $(patsubst %.cpp,build/%.o,$(wildcard tests/*.cpp)) \
-              $(foreach test,$(wildcard tests/variant/*.cpp),$(VARIANTS:%=build/$(test:.cpp=)_%.o))
+TESTS      := $(patsubst %.cpp,build/%.o,$(wildcard tests/*.cpp)) $(VARIANTS:%=build/tests/variants/%.o)
 
 # Tests of the GPU half: build/emulated/ runs them on the CPU, build/gpu/ on a GPU.
-GPU_TESTS  := $(patsubst %.cpp,%.o,$(filter-out %_program.cpp,$(wildcard tests/gpu/*.cpp))) \
-              $(foreach test,$(wildcard tests/gpu/variant/*.cpp),$(VARIANTS:%=$(test:.cpp=)_%.o))
+GPU_TESTS  := $(patsubst %.cpp,%.o,$(filter-out %_program.cpp,$(wildcard tests/gpu/*.cpp))) $(VARIANTS:%=tests/gpu/variants/%.o)
 EMULATOR_TESTS := $(patsubst %.cpp,%.o,$(wildcard tests/emulator/test_*.cpp))
 
 .PHONY: help
@@ -140,7 +138,17 @@ $(VARIANTS:%=build/generate_%.o): build/generate_%.o: model/generate_variant.cu 
 build/generate.o: model/generate.cu build/flags
 	$(COMPILE) -x c++ $<
 
-# Tests that every variant has to pass are compiled once per variant.
+# Tests that every variant has to pass: all of them in one translation unit per variant, which has the model in it once ...
+ALL_OF = printf '\#include "%s"\n' $(sort $(wildcard $(1)/*.cpp)) |
+$(VARIANTS:%=build/tests/variants/%.o): build/tests/variants/%.o: build/flags
+	$(subst && $(CXX),&& $(call ALL_OF,tests/variant) $(CXX),$(COMPILE)) $(call VARIANT_OF,$*) -x c++ -
+$(VARIANTS:%=build/emulated/tests/gpu/variants/%.o): build/emulated/tests/gpu/variants/%.o: build/flags
+	$(subst && $(CXX),&& $(call ALL_OF,tests/gpu/variant) $(CXX),$(COMPILE)) $(EMULATED) $(call VARIANT_OF,$*) -x c++ -
+$(VARIANTS:%=build/gpu/tests/gpu/variants/%.o): build/gpu/tests/gpu/variants/%.o: build/flags
+	@mkdir -p $(@D) && $(call ALL_OF,tests/gpu/variant) cat > $(@:.o=.cu)
+	$(COMPILE_CUDA) $(call VARIANT_OF,$*) $(@:.o=.cu)
+
+# ... and each alone, for dev/mutations.sh and for whoever works on one.
 define TEST_OF_EVERY_VARIANT
 $(VARIANTS:%=build/$(1:.cpp=)_%.o): build/$(1:.cpp=)_%.o: $(1) build/flags
 	$$(COMPILE) $$(call VARIANT_OF,$$*) $$<

@@ -5,6 +5,7 @@
 #include "tests/whole_model.h"
 
 #define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
+#undef VARIANT_CASE   // another file of this folder may be in the same translation unit
 #define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " model: " what, "[model][variant]")
 
 namespace {

@@ -11,6 +11,7 @@
 #include "tests/operation.h"
 
 #define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
+#undef VARIANT_CASE   // another file of this folder may be in the same translation unit
 #define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) ": " what, "[attention][variant]")
 
 namespace {

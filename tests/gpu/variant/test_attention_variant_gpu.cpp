@@ -7,6 +7,7 @@
 #include "tests/gpu/device_array.h"
 
 #define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
+#undef VARIANT_CASE   // another file of this folder may be in the same translation unit
 #define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " attention on the GPU: " what, "[gpu][attention][variant]")
 
 namespace {

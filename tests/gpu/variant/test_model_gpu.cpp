@@ -9,6 +9,7 @@
 #include "tests/threads.h"
 
 #define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
+#undef VARIANT_CASE   // another file of this folder may be in the same translation unit
 #define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " model on the GPU: " what, "[gpu][model][variant]")
 
 namespace {
@@ -89,7 +90,7 @@ VARIANT_CASE("twenty steps of training, float32 follows the CPU to 1e-4 and bf16
 VARIANT_CASE("a monitor sees what it sees on the CPU") {
     const Config config = small_config(false);
     Trial<double, Attention> exact(config, 2, 130, 2, 130);
-    GpuTrial<float> gpu(config, 2, 130);
+    GpuTrial<float, Attention> gpu(config, 2, 130);
     gpu.set_weights(round_weights<float>(exact));
     Monitor<CPU, double> there(2, 130, config.NH);
     Monitor<GPU, float> here(2, 130, config.NH);
