@@ -281,4 +281,5 @@ TEST_CASE("counting pairs: exact where it can be, within half a percent where it
             CHECK(std::abs(count_pairs(policy, 2, 3000, 0).pairs / (2 * pairs) - 1) <= 0.005);
         }
     CHECK(count_pairs(Causal(), 3, 1000).pairs == 3 * 1000 * 1001 / 2);
+    CHECK(count_pairs(Causal(), 3, 1000).tiles == 3 * 16 * 17 / 2);
 }
