@@ -165,6 +165,7 @@ __global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W*
 
 struct moh : Policy {
     static constexpr const char* name = "moh";
+    static constexpr bool tokens_choose = true;
     static constexpr bool composite = true;   // only to keep what the router computed; the kernel is called once
     static constexpr bool reads_x = true;
     static constexpr bool has_auxiliary_loss = true;

@@ -21,6 +21,7 @@
 
 struct mosa : Policy {
     static constexpr const char* name = "mosa";
+    static constexpr bool tokens_choose = true;
     static constexpr bool composite = true;
     static constexpr bool reads_x = true;
     int NH, C, dense_heads;

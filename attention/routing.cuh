@@ -41,6 +41,7 @@ struct RowsOfHeads {
 
 struct routing : Policy {
     static constexpr const char* name = "routing";
+    static constexpr bool tokens_choose = true;
     static constexpr bool composite = true;
     static constexpr bool reads_qk_pre = true;
     static constexpr bool sorts_tokens = true;

@@ -183,6 +183,9 @@ struct Policy {
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
 
+    /// Whether single tokens choose something by scores that bf16 rounds: what double chooses otherwise near a tie.
+    static constexpr bool tokens_choose = false;
+
     static constexpr Tile causal_tile(int i0, int i1, int j0, int j1) {
         if (j0 > i1 - 1) return Tile::hidden;
         return j1 - 1 <= i0 ? Tile::full : Tile::mixed;

@@ -18,7 +18,11 @@ namespace {
 /// 2^-8, which single numbers of a gradient show up to a tenth of its largest: it is float32 that tells a wrong term. The absolute
 /// part: without RoPE, a bias of the keys changes nothing, and its gradient is all rounding.
 template <class X>
-constexpr Tolerance of_gradients = {std::is_same_v<X, float> ? 2e-4 : 1.5e-1, std::is_same_v<X, float> ? 1e-6 : 5e-4};
+constexpr Tolerance of_gradients = {2e-4, 1e-6};
+/// Where tokens choose, a few choose otherwise in bf16, and each such choice is a jump.
+template <>
+constexpr Tolerance of_gradients<bf16> = Attention::tokens_choose ? Tolerance{3e-1, 2e-3} : Tolerance{1.5e-1, 5e-4};
+constexpr double OF_CURVE = Attention::tokens_choose ? 5e-2 : 2e-2;   // bf16
 
 template <class X>
 void check_gradients(bool qwen2, int B, int T) {
@@ -81,7 +85,7 @@ VARIANT_CASE("twenty steps of training, float32 follows the CPU to 1e-4 and bf16
         const double expected = exact.loss_and_gradients();
         INFO("step " << step << ", loss " << expected);
         CHECK(std::abs(single.loss_and_gradients(exact) - expected) <= 1e-4 * expected);
-        CHECK(std::abs(half.loss_and_gradients(exact) - expected) <= 2e-2 * std::max(expected, 1.0));
+        CHECK(std::abs(half.loss_and_gradients(exact) - expected) <= OF_CURVE * std::max(expected, 1.0));
         exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
     }
     CHECK(exact.loss() < 0.8 * std::log(config.V));
