@@ -306,8 +306,8 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Moni
     }
 }
 
-/// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(), and the policy's own loss likewise. The head works on chunks of rows, so
-/// that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it also leaves d final_normed in
+/// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(), and the policy's own loss likewise. The
+/// head works on chunks of rows, so that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it also leaves d final_normed in
 /// scratch.dnormed and the head's weight gradient, and gpt_backward() works with the same dloss.
 template <class Device, class X, class A>
 void gpt_loss(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write write, Wide<X> dloss = 0) {
@@ -437,8 +437,8 @@ void gpt_weights_loaded(Device device, GPT<Device, X, A>& gpt) {
     else fail(Exit::usage, "sigma_reparam needs float32 weights, or a model for training");
 }
 
-/// Completes the gradients, once per step, when the sums over micro-steps and ranks are there, and takes their norm, which it leaves
-/// as its square in gpt.numbers.
+/// Completes the gradients, once per step, when the sums over micro-steps and ranks are there, and takes their norm, which it
+/// leaves as its square in gpt.numbers.
 template <class Device, class X, class A>
 void gpt_norm(Device device, GPT<Device, X, A>& gpt) {
     if (gpt.sigma.count) sigma_backward(device, gpt.gradients, gpt.master, gpt.sigma);

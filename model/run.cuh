@@ -135,9 +135,10 @@ inline void require_variant(Origin& origin, const std::string& variant, bool all
     if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
     const std::string folder = origin.folder()->string(), other = origin.config.variant;
     if (!allow_new_tensors)
-        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_", other,
-             ", or give --allow-new-tensors to start ", variant, " from its weights");
-    if (speaks) std::cout << "note: " << folder << " is a checkpoint of " << other << "; " << variant << " starts from its weights\n";
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_",
+             other, ", or give --allow-new-tensors to start ", variant, " from its weights");
+    if (speaks)
+        std::cout << "note: " << folder << " is a checkpoint of " << other << "; " << variant << " starts from its weights\n";
     origin.weights_from = origin.folder();
     origin.resume_from.reset();
 }

@@ -152,7 +152,8 @@ TEST_CASE("auxiliary loss: a part of the objective, of no validation loss; micro
         const double* x = whole.gpt.layers[size_t(l)].normed1;
         const Slot scale = whole.gpt.net.layers[size_t(l)].attention.scale;
         for (int t = 0; t < 26; t++)
-            for (int h = 0; h < 4; h++) expected += Watcher::LAMBDA / 2 * std::pow(whole.gpt.weights[scale.offset + h] * x[t * 12 + h], 2);
+            for (int h = 0; h < 4; h++)
+                expected += Watcher::LAMBDA / 2 * std::pow(whole.gpt.weights[scale.offset + h] * x[t * 12 + h], 2);
     }
     CHECK(std::abs(once.auxiliary - expected) < 1e-12 * expected);
 

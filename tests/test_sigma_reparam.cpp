@@ -52,7 +52,7 @@ TEST_CASE("sigma: the layers read gamma / sigma W, and sigma is the spectral nor
         const std::vector<double> v = times(w, u, s.OUT, s.IN), back = transposed_times(w, v, s.OUT, s.IN);
         CHECK(std::abs(length(u) - 1) < 1e-12);
         CHECK(std::abs(length(v) - sigma) < 1e-9 * sigma);
-        for (int i = 0; i < s.IN; i++) CHECK(std::abs(back[i] - sigma * sigma * u[i]) < 1e-5 * sigma * sigma);   // a singular vector
+        for (int i = 0; i < s.IN; i++) CHECK(std::abs(back[i] / (sigma * sigma) - u[i]) < 1e-5);   // a singular vector
         for (uint64_t seed = 1; seed <= 20; seed++) {   // of the largest singular value
             const std::vector<double> x = random_numbers<double>(s.IN, seed);
             CHECK(length(times(w, x, s.OUT, s.IN)) <= sigma * length(x) * (1 + 1e-9));
@@ -75,7 +75,8 @@ TEST_CASE("sigma: a new model is the model without; switched off there is nothin
     Double with(config_with({}), 2, 13, 2, 13), off(config_with({{"sigma_reparam", 0}}), 2, 13, 2, 13);
     for (const Tensor& t : plain.gpt.net.tensors)
         for (auto* trial : {&with, &off})
-            std::copy_n(plain.gpt.weights + t.slot.offset, t.slot.size, trial->gpt.weights + trial->gpt.net.tensors.find(t.name)->slot.offset);
+            std::copy_n(plain.gpt.weights + t.slot.offset, t.slot.size,
+                        trial->gpt.weights + trial->gpt.net.tensors.find(t.name)->slot.offset);
     for (const Tensor& t : with.gpt.net.tensors)
         if (!t.has_gradient()) initialise(t, 1, with.gpt.weights);
     start_sigma(with.gpt.net, with.gpt.weights, [](const std::string&) { return true; });

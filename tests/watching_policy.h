@@ -1,4 +1,4 @@
-// A policy made for the tests: causal attention beside which a statistic watches the data and a small loss of its own pulls on it.
+// A policy made for the tests: causal attention beside which a statistic watches the data and a small loss pulls on it.
 //     mean_h <- mean_h - rate (mean_h - average of x_th over the step's tokens t)          the running mean of the first NH channels
 //     L_aux = lambda sum_h average of (scale_h x_th)^2 / 2
 // With the setting watcher_only they are all that a run changes besides the norms: the rest is frozen.
