@@ -4,6 +4,7 @@
 
 #include "attention/attention.h"
 #include "model/generate.cuh"
+#include "model/mask.cuh"
 #include "model/options.h"
 #include "model/run.cuh"
 
@@ -70,6 +71,9 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(count);
     app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
     app.add_option("--prompt", o.prompt, "what samples begin with; without it, as documents begin")->expected(0, 1);
+    app.add_option("--monitor-every", o.monitor_every,
+                   "steps between looks at what attention does (entropy, pairs, tiles, gates per layer and head); 0: never")
+        ->check(count);
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, one more at the end; 0: none")
         ->check(count);
     app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many stay; 0: all")->check(CLI::Range(0, 1 << 30));
@@ -89,6 +93,8 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--watchdog-seconds", o.watchdog_seconds, "a rank without progress for so long ends the job; 0: off")
         ->check(CLI::Range(0, 1 << 20));
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
+    app.add_option("--show-mask", o.show_mask,
+                   "draw which keys every row of --seq-len tokens sees into this .png or .pgm; train nothing");
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
     add_settings(app, o);
     if (!parse_options(app, argc, argv)) return false;
@@ -132,6 +138,28 @@ void evaluate_and_report(Run<Device, X, Attention>& run) {
     run.progress.say(
         text("validation after step %lld: loss %.4f, %.4f bits per byte", static_cast<long long>(step), v.loss, v.bits_per_byte));
     run.log.write({{"step", step}, {"val_loss", v.loss}, {"val_bpb", v.bits_per_byte}});
+}
+
+/// What attention does on the first rows of the validation shards, or of the training shards where there are no others: the same
+/// rows every time. On rank 0 only; the others wait for it in their next step's sums.
+template <class Device, class X>
+void observe_attention(Run<Device, X, Attention>& run) {
+    const TokenStream& stream = run.data.val ? *run.data.val : *run.data.train;
+    const int T = run.o.seq_len, B = int(std::min<int64_t>(run.o.batch_size, windows(stream, T)));
+    const int64_t step = run.state.step;
+    if (B == 0) return;
+    run.ranks.at("looking at attention", step);
+    std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
+    validation_rows(stream, 0, T, B, tokens.data(), targets.data());
+    gpt_forward(run.device, run.gpt, run.feed.put(run.device, tokens.data(), nullptr, B, T), &run.monitor);
+    const AttentionReport r = run.monitor.take_report();
+    const std::string warning = run.collapse.look(r);
+    HeadTable collapsed;
+    for (const auto& [l, h] : run.collapse.collapsed()) collapsed.push_back({double(l), double(h)});
+    run.progress.say(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
+    if (!warning.empty()) run.progress.say(warning);
+    run.log.write({{"event", "attention"}, {"step", step}, {"entropy", r.entropy}, {"normalised_entropy", r.normalised},
+                   {"pairs", r.pairs}, {"tiles", r.tiles}, {"gate", r.gate}, {"gate_off", r.gate_off}, {"collapsed", collapsed}});
 }
 
 /// --prompt and --sample-tokens tokens more.
@@ -231,6 +259,7 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
         if (run.data.val && run.due(o.val_every, last)) evaluate_and_report(run);
         if (ranks.first() && run.data.tokenizer && !stop_requested() && run.due(o.sample_every, last))
             run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
+        if (ranks.first() && !stop_requested() && run.due(o.monitor_every, last)) observe_attention(run);
         stopped = ranks.any(stop_requested());
         if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
         run.since_step.lap();
@@ -241,6 +270,10 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
 
 /// Trains on the device and in the precision that the options ask for.
 Exit train(const Options& o) {
+    if (!o.show_mask.empty()) {
+        show_mask<Attention>(o);
+        return Exit::done;
+    }
     Ranks ranks(o.watchdog_seconds, o.ranks_from);
 #ifdef WITH_GPU
     if (takes_gpu(o.device, o.dry_run, ranks)) {

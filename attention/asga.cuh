@@ -120,6 +120,8 @@ struct Asga : Policy {
     }
     constexpr bool visible(int, int i, int j) const { return j <= i && (gate != AsgaGate::window || i - j <= left); }
 
+    double cached_keys(int T) const { return gate == AsgaGate::window ? std::min(T, left + 1) : T; }
+
     // ---- the head numbers: which weight is behind each, what becomes of it, and the derivative of that
 
     constexpr size_t head_weight(int h, int n) const {

@@ -168,7 +168,6 @@ struct moh : Policy {
     static constexpr bool composite = true;   // only to keep what the router computed; the kernel is called once
     static constexpr bool reads_x = true;
     static constexpr bool has_auxiliary_loss = true;
-    static constexpr bool chooses = true;
     int NH, C;
     MohGates gates;
     Slot router;   // w_s (NS, C), w_r (NR, C) and w_h (2, C), one behind the other

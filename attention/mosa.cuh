@@ -23,7 +23,6 @@ struct mosa : Policy {
     static constexpr const char* name = "mosa";
     static constexpr bool composite = true;
     static constexpr bool reads_x = true;
-    static constexpr bool chooses = true;
     int NH, C, dense_heads;
     double rho, rate;
     bool expert_choice;

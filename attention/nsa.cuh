@@ -163,7 +163,7 @@ struct nsa : Policy {
 
     template <class Device, class X>
     void choose_blocks(Device device, const LayerInputs<X>& in, const NsaKept<X>& kept, const NsaWork<X>& work) const {
-        const Importance<X> importance{in.B, in.T,  NH, NKV, HS, grid, {in.q_pre, in.qk_row}, kept.k, kept.lse[CMP], work.shares};
+        const Importance<X> importance{in.B, in.T, NH, NKV, HS, grid, {in.q_pre, in.qk_row}, kept.k, kept.lse[CMP], work.shares};
         importance_of_blocks(device, work.scores, importance);
         TileChoice choice;
         choice.leading = 1, choice.local = 2, choice.top = selected - 3;
@@ -176,8 +176,6 @@ struct nsa : Policy {
         const NsaKept<X> kept(state.kept, in, grid, shared);
         const NsaWork<X> work = work_in<X>(device, workspace, in);
         const int BT = in.B * in.T;
-        const Heads<Wide<X>> dk{work.dk, kv()};
-        const Heads<X> dv = shared ? Heads<X>{work.dv, kv()} : projected(work.dprojected, 3);
         auto branch_backward = [&](int which, Heads<Wide<X>> dq, Heads<Wide<X>> dk, Heads<X> dv) {
             AttentionForward<X> a = arguments(which, in, kept, state);
             a.gate = kept.branches.gate[which];
@@ -187,7 +185,8 @@ struct nsa : Policy {
             attention_backward(device, branch(which), a, g);
         };
         branch_backward(WIN, to.q, to.k, to.v);
-        branch_backward(SLC, {work.dq, size_t(NH) * HS}, dk, dv);
+        branch_backward(SLC, {work.dq, size_t(NH) * HS}, {work.dk, kv()},
+                        shared ? Heads<X>{work.dv, kv()} : projected(work.dprojected, 3));
         branch_backward(CMP, {more.dq_pre, in.qk_row}, {work.dk_compressed, kv()}, {work.dv_compressed, kv()});
         add_heads(device, to.q, Heads<const Wide<X>>{work.dq, size_t(NH) * HS}, BT, NH, HS);
 

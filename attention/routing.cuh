@@ -43,7 +43,6 @@ struct routing : Policy {
     static constexpr const char* name = "routing";
     static constexpr bool composite = true;
     static constexpr bool reads_qk_pre = true;
-    static constexpr bool chooses = true;
     static constexpr bool sorts_tokens = true;
     int NH, HS, local, left, clusters;
     double rate;

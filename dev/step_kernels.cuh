@@ -144,7 +144,7 @@ private:
     void attention() {
         const int T = batch_.T;
         const Features f = layer_.attention.features();
-        const double flop = 2.0 * c_.HS * batch_.B * count_pairs(layer_.attention, c_.NH, T).pairs;   // of one product
+        const double flop = 2.0 * c_.HS * batch_.B * expected_pairs(layer_.attention, c_.NH, T).pairs;   // of one product
         const double Q = double(c_.NH) * c_.HS, KV = double(c_.NKV) * c_.HS, features = wide_rows(c_.NH * double(f.row + f.column));
         const LayerInputs<X> in = attention_inputs(gpt_, 0, batch_.B, T);
         auto& state = gpt_.layers[0].attention;

@@ -17,3 +17,12 @@ inline void gemm(Transpose ta, Transpose tb, int M, int N, int K, double alpha, 
     cblas_dgemm(CblasRowMajor, ta == Transpose::yes ? CblasTrans : CblasNoTrans, tb == Transpose::yes ? CblasTrans : CblasNoTrans,
                 M, N, K, alpha, a, int(lda), b, int(ldb), beta, c, int(ldc));
 }
+
+/// c (N) = alpha * b a + beta * c with b (N, K) and a (K): gemm() of one row with b transposed. It reads b once, where gemm() would
+/// copy it for the use of many rows.
+inline void gemv(int N, int K, float alpha, const float* a, const float* b, size_t ldb, float beta, float* c) {
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, N, K, alpha, b, int(ldb), a, 1, beta, c, 1);
+}
+inline void gemv(int N, int K, double alpha, const double* a, const double* b, size_t ldb, double beta, double* c) {
+    cblas_dgemv(CblasRowMajor, CblasNoTrans, N, K, alpha, b, int(ldb), a, 1, beta, c, 1);
+}

@@ -10,12 +10,46 @@
 #include "model/options.h"
 
 struct Options {
-    std::string checkpoint, prompt;
+    std::string checkpoint, prompt, attention = "trained", psa_bound = "mean";
     std::vector<int32_t> prompt_ids;
     int tokens = 200, threads = 0;
     Sampling sampling;
+    Inference inference;
     bool print_ids = false;
 };
+
+/// The mechanisms for inference. An option of one that was not asked for is an error, not something to pass over.
+static void add_inference_options(CLI::App& app, Options& o) {
+    Inference& inference = o.inference;
+    app.add_option("--attention", o.attention,
+                   "trained: as the checkpoint says. For causal checkpoints also psa: a new token reads cached keys block by block "
+                   "until it has its share of the attention mass; adaspa: the prompt reads only the blocks found to hold the mass, "
+                   "which is NOT CAUSAL: earlier rows depend on later ones")
+        ->check(CLI::IsMember({"trained", "psa", "adaspa"}));
+    auto* eps = app.add_option("--psa-eps", inference.psa.eps, "psa: share of the attention mass to retain")
+                    ->check(number_from(0, 1));
+    auto* keys = app.add_option("--psa-block", inference.psa.block, "psa: keys per block")->check(CLI::Range(1, 65536));
+    auto* bound = app.add_option("--psa-bound", o.psa_bound,
+                                 "psa: a block's mass is estimated from its mean key (may stop early) or bounded (certified)")
+                      ->check(CLI::IsMember({"mean", "upper"}));
+    auto* sparsity = app.add_option("--adaspa-sparsity", inference.adaspa.sparsity, "adaspa: share of the prompt's blocks left out")
+                         ->check(number_from(0, 0.999));
+    auto* block = app.add_option("--adaspa-block", inference.adaspa.block, "adaspa: tokens per block, a multiple of 64")
+                      ->check(CLI::Range(64, 65536));
+    app.callback([=, &o] {
+        o.inference.attention = o.attention == "psa"      ? InferenceAttention::psa
+                                : o.attention == "adaspa" ? InferenceAttention::adaspa
+                                                          : InferenceAttention::trained;
+        o.inference.psa.bound = o.psa_bound == "upper" ? PsaBound::upper : PsaBound::mean;
+        auto only_for = [&](const char* name, const CLI::Option* option) {
+            if (option->count() && o.attention != name) fail(Exit::usage, option->get_name(), " is for --attention ", name);
+        };
+        for (const CLI::Option* option : {eps, keys, bound}) only_for("psa", option);
+        for (const CLI::Option* option : {sparsity, block}) only_for("adaspa", option);
+        if (o.inference.adaspa.block % 64)
+            fail(Exit::usage, "--adaspa-block must be a multiple of 64 from 64 to 65536, not ", o.inference.adaspa.block);
+    });
+}
 
 /// False when only --help was asked for.
 static bool parse(int argc, char** argv, Options& o) {
@@ -34,6 +68,7 @@ static bool parse(int argc, char** argv, Options& o) {
         ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of the choice");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
+    add_inference_options(app, o);
     app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");
     return parse_options(app, argc, argv);
 }
@@ -53,6 +88,17 @@ static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, c
     return ids;
 }
 
+/// What the mechanisms for inference need of a checkpoint and of a text; `positions` is how many tokens the model will read.
+static void require_plain_attention(const Options& o, const Config& config, size_t positions) {
+    if (o.inference.attention == InferenceAttention::trained) return;
+    if (config.variant != "causal")
+        fail(Exit::usage, "--attention ", o.attention, " is for checkpoints of variant causal, and ", o.checkpoint,
+             " is of variant ", config.variant);
+    if (positions > size_t(config.max_positions))
+        fail(Exit::usage, "--attention ", o.attention, " needs the whole text in the cache: prompt and --tokens make ", positions,
+             " positions, and max_position_embeddings is ", config.max_positions);
+}
+
 static void run(const Options& o) {
     const Config config = load_config(o.checkpoint);
     const auto found = generators().find(config.variant);
@@ -66,8 +112,9 @@ static void run(const Options& o) {
 
     std::vector<int32_t> ids = prompt_ids(o, config, tokenizer.get());
     const size_t given = ids.size();
+    require_plain_attention(o, config, given + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
-    found->second(o.checkpoint, config, ids, o.tokens, o.sampling);
+    found->second(o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
     if (o.print_ids)
         for (size_t n = given; n < ids.size(); n++) std::printf(n + 1 < ids.size() ? "%d " : "%d\n", ids[n]);
     else

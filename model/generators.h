@@ -7,12 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "attention/inference/options.h"
 #include "model/config.h"
 #include "model/sampler.h"
 
 /// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
-using Generator =
-    std::function<void(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count, const Sampling& how)>;
+using Generator = std::function<void(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count,
+                                     const Sampling& sampling, const Inference& inference)>;
 
 /// By the variant's name.
 inline std::map<std::string, Generator>& generators() {

@@ -5,6 +5,7 @@
 // Nothing here waits for the device: what the host wants to know is in gpt.numbers when the device gets there.
 #pragma once
 #include <algorithm>
+#include <functional>
 
 #include "attention/core/layer.h"
 #include "model/adamw.cuh"
@@ -13,6 +14,7 @@
 #include "model/embedding.cuh"
 #include "model/linear.cuh"
 #include "model/memory.cuh"
+#include "model/monitor.cuh"
 #include "model/qk_rope.cuh"
 #include "model/qwen.h"
 #include "model/rmsnorm.cuh"
@@ -95,6 +97,8 @@ struct GPT {
     std::vector<LayerActivations<X>> layers;
     Scratch<X> scratch;
     Sigma<W> sigma;                                  // where the linear layers are reparametrised
+    int position = 0;                         // of the first token of every sequence: 0 but where the ones before are cached
+    std::function<void(int l, int T)> attend; // what replaces the attention of layer l; null: nothing does (decode.cuh)
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
@@ -144,7 +148,8 @@ struct GPT {
     QkShape<X> qk_shape(const Layer<Attention>& layer, int B, int T) const {
         const Config& c = net.config;
         const X *q = layer.q_norm ? weights + layer.q_norm.offset : nullptr, *k = q ? weights + layer.k_norm.offset : nullptr;
-        return {B, T, c.NH, c.NKV, c.HS, q, k, cosine, sine};
+        const size_t angle = size_t(position) * (c.HS / 2);
+        return {B, T, c.NH, c.NKV, c.HS, q, k, cosine + angle, sine + angle};
     }
 
 private:
@@ -250,7 +255,7 @@ LayerInputs<X> attention_inputs(const GPT<Device, X, A>& gpt, int l, int B, int 
 
 /// Layer l from its normed input up to `activated`: everything that the backward pass reads again.
 template <class Device, class X, class A>
-void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T) {
+void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Monitor<Device, X>* monitor = nullptr) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const X* w = gpt.weights;
@@ -260,7 +265,11 @@ void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T) {
                    (c.NH + 2 * c.NKV) * c.HS);
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, gpt.qk_shape(layer, B, T), c.norm_eps);
     if (A::has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
-    attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention, gpt.scratch.attention);
+    if (gpt.attend) gpt.attend(l, T);
+    else
+        attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention, gpt.scratch.attention,
+                                monitor ? monitor->start_layer(device) : Statistics<X>{});
+    if (monitor) monitor->finish_layer(device, a.attention.extras.gate, B, T);
     linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), BT,
                    Q, c.C);
     residual_rmsnorm_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, gpt.scratch.branch,
@@ -269,9 +278,10 @@ void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T) {
     swiglu_forward(device, a.activated, a.gate_up, BT, c.F);
 }
 
-/// gpt.final_normed (B, T, C) from the batch's tokens. Preconditions: at most gpt.B x gpt.T of them, each below V.
+/// gpt.final_normed (B, T, C) from the batch's tokens. Preconditions: at most gpt.B x gpt.T of them, each below V. A monitor, where
+/// there is one, sees every layer's attention, and makes this the one pass that waits for the device.
 template <class Device, class X, class A>
-void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch) {
+void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Monitor<Device, X>* monitor = nullptr) {
     const Config& c = gpt.net.config;
     const X* w = gpt.weights;
     const int B = batch.B, T = batch.T, BT = B * T;
@@ -282,7 +292,7 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch) {
     rmsnorm_forward(device, a->normed1, a->rstd1, x, w + gpt.net.layers[0].input_norm.offset, BT, c.C, c.norm_eps);
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
-        layer_forward(device, gpt, l, B, T);
+        layer_forward(device, gpt, l, B, T, monitor);
         linear_forward(device, gpt.scratch.branch, a->activated, w + layer.down_proj.offset, static_cast<const X*>(nullptr), BT,
                        c.F, c.C);
         // The addition joins the next norm: that of the next layer, or the final one.

@@ -16,6 +16,7 @@ void linear_forward(CPU, X* out, const X* inp, const X* weight, const X* bias, i
 #pragma omp parallel for
         for (int row = 0; row < rows; row++) std::copy_n(bias, OUT, out + size_t(row) * OUT);
     }
+    if (rows == 1) return gemv(OUT, IN, X(1), inp, weight, IN, X(bias ? 1 : 0), out);
     gemm(Transpose::no, Transpose::yes, rows, OUT, IN, X(1), inp, IN, weight, IN, X(bias ? 1 : 0), out, OUT);
 }
 

@@ -141,14 +141,14 @@ void Progress::say(const std::string& what) {
     line_open_ = false;
 }
 
-void plot_loss(const std::string& log, const std::string& png) {
-    const std::string script = program_folder() + "/scripts/plot_loss.py";
+void plot(const std::string& name, const std::string& log, const std::string& png) {
+    const std::string script = program_folder() + "/scripts/" + name;
     std::fflush(stdout);
     const pid_t child = fork();
     if (child < 0) return;
     if (child == 0) {
         execlp("python3", "python3", script.c_str(), log.c_str(), "--out", png.c_str(), static_cast<char*>(nullptr));
-        std::fputs("no loss curve was drawn: apt install python3-matplotlib\n", stderr);
+        std::fputs("no picture was drawn: apt install python3-matplotlib\n", stderr);
         _exit(127);
     }
     int status;

@@ -8,6 +8,8 @@
 #include <variant>
 #include <vector>
 
+#include "model/attention_report.h"
+
 /// "+---+" box with one "| name | value |" line per row, on stdout.
 void print_table(const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows);
 
@@ -20,7 +22,7 @@ std::string human_seconds(double seconds);
 /// log.jsonl: one JSON object a line, numbers in full precision, every line written at once.
 class JsonLines {
 public:
-    using Value = std::variant<int64_t, double, std::string>;
+    using Value = std::variant<int64_t, double, std::string, HeadTable>;
     using Field = std::pair<const char*, Value>;
 
     JsonLines() = default;   // writes nothing: ranks other than the first
@@ -69,8 +71,8 @@ private:
     double average_ = 0;   // seconds per step, smoothed, for the time left
 };
 
-/// Draws the run's loss curve by scripts/plot_loss.py; says how to get what is missing.
-void plot_loss(const std::string& log, const std::string& png);
+/// Draws a picture of the run's log with a program of scripts/; says how to get what is missing.
+void plot(const std::string& script, const std::string& log, const std::string& png);
 
 /// Seconds since the object was made.
 class Stopwatch {

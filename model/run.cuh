@@ -24,11 +24,12 @@
 
 /// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
 struct Options {
-    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt;
+    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt, show_mask;
     std::string rounding = "nearest", ranks_from = "auto";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
+    int64_t monitor_every = 0;
     double epochs = 0, min_lr_frac = 0.1;
     AdamW adamw;
     bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false;
@@ -229,6 +230,7 @@ struct Run {
     Data data;
     GPT<Device, X, A> gpt;
     Feed<Device> feed;
+    Monitor<Device, X> monitor;   // on rank 0, where it is asked for
     std::optional<Collectives<Device>> collectives;   // from begin() on
     StepGraphs<Device> graphs;
     TrainerState state;   // after the last step
@@ -236,6 +238,7 @@ struct Run {
     FolderLock lock;   // of the output folder, on rank 0
     JsonLines log;
     Progress progress;
+    CollapseWatch collapse;
     Flops flops;               // of a step, counted once
     double ceiling = 0;        // measured FLOP/s of all ranks
     int64_t first_step = 0;                    // that this process does, from 1
@@ -249,6 +252,7 @@ struct Run {
           gpt(config, o.batch_size, o.seq_len, Mode::training, Recompute(o.recompute), o.zero_stage ? ranks.rank() : 0,
               o.zero_stage ? ranks.size() : 1),
           feed(o.batch_size, o.seq_len, config.V),
+          monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, config.NH),
           progress(ranks.first(), ranks.launched()),
           flops(count_flops(gpt.net, o.seq_len)) {
         require_sizes(device, config);
@@ -258,6 +262,7 @@ struct Run {
     std::vector<MemoryUse> memory_plan() const {
         std::vector<MemoryUse> plan = gpt.memory_plan();
         plan.push_back({"batches", feed.bytes()});
+        if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
         add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.net.tensors.size() : 0, ranks.launched());
         return plan;
     }
@@ -273,6 +278,7 @@ void begin(Run<Device, X, A>& run, const Origin& origin) {
     run.collectives.emplace(run.device, run.ranks);   // first: NCCL takes memory of its own
     run.gpt.allocate(run.device);
     run.feed.allocate(run.device);
+    run.monitor.allocate();
     run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
     fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // what no backward pass writes stays zero
     run.validation.loss = run.state.last_val_loss;
@@ -398,7 +404,8 @@ Exit finish(Run<Device, X, A>& run, bool stopped) {
                    {"weights_hash", hash},
                    {"peak_bytes", int64_t(peak_memory(run.device))},
                    {"seconds", seconds}});
-    if (run.o.plot) plot_loss(run.o.out + "/log.jsonl", run.o.out + "/loss.png");
+    if (run.o.plot) plot("plot_loss.py", run.o.out + "/log.jsonl", run.o.out + "/loss.png");
+    if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
     run.progress.say(text("done: step %lld, loss %.4f%s, peak memory %s, %s, weights hash %s", step, run.state.last_loss,
                           validation.c_str(), human_bytes(double(peak_memory(run.device))).c_str(), human_seconds(seconds).c_str(),

@@ -67,6 +67,8 @@ else
     mpi 2 "$work/zero" --zero-stage 1 --steps 16 --resume
     mpi 2 "$work/ranks2" --steps 16 --resume
     check "ZeRO-1 resumes to the same weights" '[ -n "$(hash_of "$work/zero")" ] && [ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
+    mpi 2 "$work/watched" --monitor-every 5
+    check "looking at attention changes no weight, on 2 ranks" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/watched")" ] && [ "$(grep -c "event.:.attention" "$work/watched/log.jsonl")" -eq 3 ]'
     # One of two ranks is killed, or stopped: the job ends by itself and says so.
     for signal in KILL STOP; do
         timeout 60 $launch -np 2 ./train_asga $small --out "$work/dead" --batch-size 4 --steps 100000 --checkpoint-every 0 --val-every 0 --watchdog-seconds 3 > "$work/dead.txt" 2>&1 &
@@ -177,8 +179,29 @@ predicted=$(./train_asga --device cpu --dry-run | awk '/predicted peak/ { print 
 ./train_asga --device cpu --steps 2 --sample-every 0 --checkpoint-every 0 --val-every 0 --plot 0 --out "$work/peak" > /dev/null
 peak=$(tail -n 1 "$work/peak/log.jsonl" | grep -o '"peak_bytes":[0-9]*' | cut -d: -f2)
 check "peak memory $peak is within 10% of the predicted $predicted" 'below $predicted $((peak * 110 / 100)) && below $((peak * 90 / 100)) $predicted'
+train asga_fixed "$work/watched1" --monitor-every 4 --window 7
+check "--monitor-every logs a look at attention" '[ "$(grep -c "event.:.attention" "$work/watched1/log.jsonl")" -eq 3 ]'
+check "and the pairs of a window of 7 in 32 tokens, 228 of 528" 'grep "event.:.attention" "$work/watched1/log.jsonl" | grep -q "pairs.:..0.4318"'
+expect "the mask of a variant as a picture" 0 "" ./train_asga_fixed $small --out "$work/x" --show-mask "$work/mask.pgm" --window 7
+check "says so" 'grep -q "layer 1 of asga_fixed.*43.2% of causal pairs" "$work/stdout" && [ "$(head -c 2 "$work/mask.pgm")" = P5 ]'
+expect "a picture that cannot be written" 2 "/proc/x.png" ./train_causal $small --out "$work/x" --show-mask /proc/x.png
 expect "generate prints ids and nothing else" 0 "" ./generate --checkpoint "$work/causal/step_00000012" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids
 check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'
+cp "$work/stdout" "$work/dense"
+greedy="./generate --checkpoint $work/causal/step_00000012 --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids"
+expect "generate with psa says how much it read" 0 "psa: read 100.0%" $greedy --attention psa --psa-eps 1 --psa-block 2
+check "and with eps 1 writes the same" 'cmp -s "$work/stdout" "$work/dense"'
+expect "and certifies with an upper bound" 0 "certified" $greedy --attention psa --psa-eps 0.5 --psa-block 2 --psa-bound upper
+expect "generate with adaspa" 0 "adaspa: the prompt read 100.0%" $greedy --attention adaspa --adaspa-sparsity 0
+check "and without sparsity writes the same" 'cmp -s "$work/stdout" "$work/dense"'
+expect "psa on another variant" 2 "asga" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65,66 --attention psa
+expect "psa past the model's positions" 2 "max_position_embeddings" $greedy --tokens 100000 --attention psa
+expect "a share that is none" 2 "from 0 to 1" $greedy --attention psa --psa-eps 1.5
+expect "a sparsity that leaves nothing" 2 "from 0 to 0.999" $greedy --attention adaspa --adaspa-sparsity 1
+expect "blocks that are no tiles" 2 "multiple of 64" $greedy --attention adaspa --adaspa-block 96
+expect "no keys per block" 2 "1 to 65536" $greedy --attention psa --psa-block 0
+expect "an unknown mechanism" 2 "adaspa" $greedy --attention pas
+expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
 
 # ---- a full disk
 if [ "$(id -u)" -eq 0 ] && mkdir "$work/disk" && mount -t tmpfs -o size=900k tmpfs "$work/disk" 2> /dev/null; then

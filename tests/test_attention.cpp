@@ -1,5 +1,6 @@
 // The tiled kernel's extension points (attention/core/policy.h), each with a policy made for the test, against attention in plain
-// loops over all pairs.
+// loops over all pairs. At the end the counting of pairs.
+#include "attention/core/count.h"
 #include "tests/attention_policies.h"
 
 namespace {
@@ -11,6 +12,24 @@ struct Branch : Causal {
     Tile tile(int, int i0, int i1, int j0, int j1) const { return past_or_mixed(i0, i1, j0, j1); }
     bool visible(int, int i, int j) const { return j <= i && j % 2 == parity; }
 };
+
+/// Every `stride`-th key, or the last of every `stride` keys and those after it: no tile of the past is full or hidden.
+struct Strided : Causal {
+    int stride;
+    bool fixed;
+    Strided(int s, bool f) : stride(s), fixed(f) {}
+    Tile tile(int, int i0, int i1, int j0, int j1) const { return past_or_mixed(i0, i1, j0, j1); }
+    bool visible(int, int i, int j) const {
+        return j <= i && (fixed ? j % stride == stride - 1 || j / stride == i / stride : (i - j) % stride == 0);
+    }
+};
+
+double pairs_one_by_one(const Strided& policy, int T) {
+    double pairs = 0;
+    for (int i = 0; i < T; i++)
+        for (int j = 0; j < T; j++) pairs += policy.visible(0, i, j);
+    return pairs;
+}
 
 }   // namespace
 
@@ -249,4 +268,17 @@ TEST_CASE("attention kernel: scores of ten thousand stay finite and exact", "[at
     attention_backward(CPU{}, Causal(), a, to);
     CHECK((all_finite(out) && all_finite(lse) && all_finite(dq) && all_finite(dk) && all_finite(dv)));
     CHECK(difference(lse, r.lse, {1e-6}) == "");
+}
+
+TEST_CASE("counting pairs: exact where it can be, within half a percent where it is an estimate", "[attention]") {
+    for (int stride : {3, 64, 100, 128, 256})
+        for (bool fixed : {false, true}) {
+            const Strided policy(stride, fixed);
+            INFO("stride " << stride << ", fixed " << fixed);
+            const double pairs = pairs_one_by_one(policy, 3000);
+            CHECK(count_pairs(policy, 2, 3000).pairs == 2 * pairs);
+            CHECK(count_pairs(policy, 2, 3000).tiles == 2 * 47 * 48 / 2);
+            CHECK(std::abs(count_pairs(policy, 2, 3000, 0).pairs / (2 * pairs) - 1) <= 0.005);
+        }
+    CHECK(count_pairs(Causal(), 3, 1000).pairs == 3 * 1000 * 1001 / 2);
 }

@@ -23,7 +23,7 @@ struct TileList {
 /// E6, each may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the greatest z of the row in the key
 /// tile, -infinity where none was visited. pairs and tiles count what the kernel really did. A tile is TILE x TILE on every
 /// device: where a kernel takes more rows at once, a tile counts when it was part of a visited rectangle and its own verdict (of
-/// the list and the policy, see TileWalk::judge_listed) is not hidden, so that the count is that of a kernel that goes tile by tile.
+/// the list and the policy, see TileWalk::judge_listed) is not hidden: the count is that of a kernel that goes tile by tile.
 template <class X>
 struct Statistics {
     Wide<X>* entropy = nullptr;    // (B, NH, T)

@@ -187,7 +187,9 @@ __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardSha
             int pairs = rows.pairs[m][half];
             for (int lane = 1; lane <= 2; lane *= 2) {
                 sum += __shfl_xor_sync(ALL_LANES, sum, lane);
-                if (STATISTICS) moment += __shfl_xor_sync(ALL_LANES, moment, lane), pairs += __shfl_xor_sync(ALL_LANES, pairs, lane);
+                if (!STATISTICS) continue;
+                moment += __shfl_xor_sync(ALL_LANES, moment, lane);
+                pairs += __shfl_xor_sync(ALL_LANES, pairs, lane);
             }
             const float inverse = sum > 0 ? 1 / sum : 0, lse = sum > 0 ? rows.largest[m][half] * to_z + logf(sum) : -INFINITY;
 #pragma unroll

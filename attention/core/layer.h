@@ -1,6 +1,7 @@
 // One attention layer between the fused projection and the output projection: the policy's preprocessing, the tiled kernel, and
 // back. A composite (Policy::composite) calls the kernel itself, any number of times.
 #pragma once
+#include "attention/core/count.h"
 #include "attention/core/cpu.h"
 #ifdef WITH_GPU
 #include "attention/core/backward.cuh"
@@ -119,27 +120,4 @@ void attention_layer_backward(Device device, const P& policy, const LayerInputs<
         attention_backward(device, policy, kernel_arguments(in, state, Statistics<X>{}), g);
         policy.preprocess_backward(device, in, weights, state.extras, more);
     }
-}
-
-/// Pairs and tiles that one sequence of T tokens costs, summed over the heads; what --dry-run prints and MFU counts.
-struct PairCount {
-    double pairs = 0, tiles = 0;
-};
-template <class P>
-PairCount count_pairs(const P& policy, int NH, int T) {
-    PairCount count;
-    for (int h = 0; h < NH; h++)
-        for (int i0 = 0; i0 < T; i0 += TILE)
-            for (int j0 = 0; j0 < T; j0 += TILE) {
-                const int i1 = std::min(T, i0 + TILE), j1 = std::min(T, j0 + TILE);
-                const Tile verdict = policy.tile(h, i0, i1, j0, j1);
-                if (verdict == Tile::hidden) continue;
-                count.tiles++;
-                if (verdict == Tile::full)
-                    count.pairs += double(i1 - i0) * (j1 - j0);
-                else
-                    for (int i = i0; i < i1; i++)
-                        for (int j = j0; j < j1; j++) count.pairs += policy.visible(h, i, j);
-            }
-    return count;
 }

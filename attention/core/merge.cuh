@@ -36,10 +36,6 @@ struct Branch {
         const int r = rows.row(b, h, t);
         return r < 0 ? W(-INFINITY) : lse[(size_t(b) * NH + h) * rows.count + r];
     }
-    /// (HS) of a token that the branch has.
-    constexpr const X* out_of(const RowShape& s, int b, int h, int t) const {
-        return out + ((size_t(b) * rows.count + rows.row(b, h, t)) * s.NH + h) * s.HS;
-    }
 };
 
 template <class X, class Rows>
@@ -95,7 +91,7 @@ void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, cons
                 std::fill_n(to, s.HS, X(0));
                 for (int n = 0; n < all.count; n++) {
                     const X weight = merge_weight(all.branch[n].lse_of(s.NH, b, h, t), total);
-                    const X* const from = weight > 0 ? all.branch[n].out_of(s, b, h, t) : nullptr;
+                    const X* const from = weight > 0 ? row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h) : nullptr;
                     for (int d = 0; from && d < s.HS; d++) to[d] += weight * from[d];
                 }
                 lse[(size_t(b) * s.NH + h) * s.T + t] = total;
@@ -140,7 +136,7 @@ __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__
         for (int n = 0; n < all.count; n++) {
             const float weight = merge_weight(all.branch[n].lse_of(s.NH, b, h, t), total);
             if (weight == 0) continue;
-            const Packed<X> from = load_packed(all.branch[n].out_of(s, b, h, t) + d);
+            const Packed<X> from = load_packed(row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h) + d);
             for (int k = 0; k < PIECE; k++) sums[k] += weight * from[k];
         }
         write_numbers(out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS + d, sums);

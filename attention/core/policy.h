@@ -136,6 +136,11 @@ struct Policy {
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
 
+    /// For the accounting only. How many of the first T keys a cache must keep so that the rows from T - 1 on can be computed, per
+    /// key/value head on average. A policy that selects by the data may also say how many pairs and tiles a sequence of T visits,
+    /// summed over the heads: `PairCount expected_pairs(int NH, int T) const`; without it tile() and visible() are counted.
+    double cached_keys(int T) const { return T; }
+
     /// E3. Whether preprocess() fills a gate (B, T, NH) that multiplies the output.
     bool gated() const { return false; }
 
@@ -169,6 +174,14 @@ struct Policy {
     void preprocess(Device, const Inputs&, const X* /*weights*/, Extras&) const {}
     template <class Device, class Inputs, class X, class Extras, class Gradients>
     void preprocess_backward(Device, const Inputs&, const X* /*weights*/, const Extras&, Gradients&) const {}
+
+    /// What tests and tables ask. Whether outputs depend on nothing behind the row: a published form that looks ahead says no. Whether
+    /// the backward pass is the derivative of the forward pass: straight-through gradients, and published ones that leave a term out,
+    /// are not. Whether tokens are sorted by what they hold: later ones then shift the tiles that a row's sums are cut into, and so
+    /// its last bits.
+    bool is_causal() const { return true; }
+    bool has_exact_gradients() const { return true; }
+    static constexpr bool sorts_tokens = false;
 
     static constexpr Tile causal_tile(int i0, int i1, int j0, int j1) {
         if (j0 > i1 - 1) return Tile::hidden;

@@ -6,6 +6,8 @@
 //     int token(b, h, row) const     -1: padding, an empty row
 //     int row(b, h, token) const     -1: the token is not in the branch
 #pragma once
+#include <algorithm>
+
 #include "attention/core/arguments.h"
 
 /// Rows from memory: tokens (B, NH, R) and, the other way round, rows (B, NH, T).
@@ -24,22 +26,18 @@ struct RowShape {
     constexpr int group() const { return NH / heads; }
 };
 
-/// One row of one query head: to (HS) = what stands outside for it, zero for padding.
+/// What stands outside of the branch for one row of one query head; null for padding.
 template <class X, class Rows>
 constexpr const X* gathered_row(const Heads<const X>& from, const Rows& rows, const RowShape& s, int b, int r, int h) {
     const int token = rows.token(b, h, r);
     return token < 0 ? nullptr : from.data + (size_t(b) * s.T + token) * from.row + size_t(h / s.group()) * s.HS;
 }
 
-/// Number d of token t and head `head` outside: the sum over the query heads of its group.
+/// One token of one query head inside the branch; null where it is not in it.
 template <class X, class Rows>
-constexpr auto sent_back(const X* from, const Rows& rows, const RowShape& s, int b, int t, int head, int d) {
-    Wide<X> sum = 0;
-    for (int h = head * s.group(); h < (head + 1) * s.group(); h++) {
-        const int r = rows.row(b, h, t);
-        if (r >= 0) sum += widened(from[((size_t(b) * rows.count + r) * s.NH + h) * s.HS + d]);
-    }
-    return sum;
+constexpr const X* row_of_token(const X* from, const Rows& rows, const RowShape& s, int b, int t, int h) {
+    const int r = rows.row(b, h, t);
+    return r < 0 ? nullptr : from + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
 }
 
 /// to (B, R, NH, HS) = from (B, T, heads, HS) in the order of the branch.
@@ -62,10 +60,13 @@ void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const Row
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int t = 0; t < s.T; t++)
-            for (int n = 0; n < s.heads * s.HS; n++) {
-                Y& home = to.data[(size_t(b) * s.T + t) * to.row + n];
-                const Y sum = Y(sent_back(from, rows, s, b, t, n / s.HS, n % s.HS));
-                home = write == Write::add ? home + sum : sum;
+            for (int head = 0; head < s.heads; head++) {
+                Y* home = to.data + (size_t(b) * s.T + t) * to.row + size_t(head) * s.HS;
+                if (write == Write::overwrite) std::fill_n(home, s.HS, Y(0));
+                for (int h = head * s.group(); h < (head + 1) * s.group(); h++) {
+                    const X* row = row_of_token(from, rows, s, b, t, h);
+                    for (int d = 0; row && d < s.HS; d++) home[d] += row[d];
+                }
             }
 }
 
@@ -111,14 +112,22 @@ __global__ void gather_rows_kernel(X* to, const Heads<const X> from, const Rows 
     }
 }
 
-/// One block per token.
+/// One block per token; four numbers per thread and turn.
 template <class Y, class X, class Rows>
 __global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Rows rows, const RowShape s, Write write) {
+    constexpr int PIECE = 4;
     const int b = blockIdx.y, t = blockIdx.x;
-    for (int n = threadIdx.x; n < s.heads * s.HS; n += blockDim.x) {
-        Y& home = to.data[(size_t(b) * s.T + t) * to.row + n];
-        const float sum = sent_back(from, rows, s, b, t, n / s.HS, n % s.HS);
-        home = from_float<Y>(write == Write::add ? to_float(home) + sum : sum);
+    for (int n = threadIdx.x; n < s.heads * s.HS / PIECE; n += blockDim.x) {
+        const int head = n * PIECE / s.HS, d = n * PIECE % s.HS;
+        Y* home = to.data + (size_t(b) * s.T + t) * to.row + n * PIECE;
+        float sums[PIECE] = {}, more[PIECE];
+        if (write == Write::add) read_numbers(sums, home);
+        for (int h = head * s.group(); h < (head + 1) * s.group(); h++) {
+            const X* row = row_of_token(from, rows, s, b, t, h);
+            if (row) read_numbers(more, row + d);
+            for (int k = 0; row && k < PIECE; k++) sums[k] += more[k];
+        }
+        write_numbers(home, sums);
     }
 }
 
@@ -138,7 +147,7 @@ __global__ void gather_numbers_kernel(W* to, const W* from, const Rows rows, int
     to[(size_t(b) * NH + h) * rows.count + r] = t < 0 ? missing : from[(size_t(b) * NH + h) * T + t];
 }
 
-/// Preconditions: HS a multiple of 8; rows of `from` begin at multiples of 16 bytes.
+/// Preconditions: HS a multiple of 8; rows outside of the branch begin at multiples of 16 bytes.
 template <class X, class Rows>
 void gather_rows(GPU device, X* to, Heads<const X> from, const Rows& rows, const RowShape& s) {
     launch(device, gather_rows_kernel<X, Rows>, Grid(rows.count, s.B), 128, 0, to, from, rows, s);

@@ -127,6 +127,12 @@ TEST_CASE("GPU attention E4: padding in tiles of which everything else is visibl
     check_attention_on_gpu(p, Everything());
 }
 
+TEST_CASE("GPU attention E6: a pair counts however small its weight", "[gpu][attention]") {
+    Problem p(1, 200, 200, 2, 1, 32);
+    for (double& number : p.q) number *= 100;
+    CHECK(AttentionOnGpu<float, Window>(p, Window()).forward(true).pairs == forward(p, Window()).pairs);
+}
+
 TEST_CASE("GPU attention: all extension points at once", "[gpu][attention]") {
     Problem p(1, 130, 200, 4, 2, 64, Modified().features());
     p.q_position = draw_positions(p, p.T, 1);

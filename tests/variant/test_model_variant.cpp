@@ -63,6 +63,25 @@ VARIANT_CASE("loss and gradients are the same bits in a second run, after anothe
     require_same_bits(again, once);
 }
 
+VARIANT_CASE("being watched changes no bit; entropy is between 0 and that of uniform weights") {
+    const Threads one(1);
+    Float alone(Form{}), watched(Form{});
+    alone.loss();
+    const Config& c = watched.gpt.net.config;
+    Monitor<CPU, float> monitor(watched.B, watched.T, c.NH);
+    monitor.allocate();
+    gpt_forward(CPU{}, watched.gpt, watched.feed.put(CPU{}, watched.tokens.data(), nullptr, watched.B, watched.T), &monitor);
+    const size_t numbers = size_t(watched.B) * watched.T * c.C;
+    CHECK(std::equal(alone.gpt.final_normed, alone.gpt.final_normed + numbers, watched.gpt.final_normed));
+    const AttentionReport r = monitor.take_report();
+    for (int l = 0; l < c.L; l++)
+        for (int h = 0; h < c.NH; h++) {   // NaN where the variant does not say
+            CHECK_FALSE((r.normalised[l][h] < -1e-5 || r.normalised[l][h] > 1 + 1e-5));
+            CHECK_FALSE((r.pairs[l][h] < 0 || r.tiles[l][h] < 0));
+            CHECK(std::isnan(r.gate[l][h]) == !watched.gpt.net.layers[l].attention.gated());
+        }
+}
+
 VARIANT_CASE("float agrees with double") {
     Float rounded(Form{});
     Double exact(Form{});

@@ -17,21 +17,6 @@ namespace {
 
 using Settings = std::map<std::string, double>;
 
-/// A published form that looks ahead says so; it is then a failure when it does not.
-template <class A>
-bool claims_causality(const A& policy) {
-    if constexpr (requires { policy.is_causal(); }) return policy.is_causal();
-    return true;
-}
-
-/// Straight-through gradients, and published backward passes that leave a term out, are not the derivative of what was computed; a
-/// policy whose settings ask for them says so, and has a test of its own.
-template <class A>
-bool has_exact_gradients(const A& policy) {
-    if constexpr (requires { policy.has_exact_gradients(); }) return policy.has_exact_gradients();
-    return true;
-}
-
 /// Small values that make a setting matter within two hundred tokens.
 std::vector<double> small_values(const Setting& setting) {
     const std::vector<double> candidates = setting.whole ? std::vector<double>{0, 1, 4, 20} : std::vector<double>{0, 0.1, 0.5, 2};
@@ -82,7 +67,7 @@ void check_gradients(const LayerSizes& sizes) {
     INFO(text_of(sizes));
     const Threads one(1);   // many short runs
     AttentionCase<double, Attention> layer(sizes);
-    if (!has_exact_gradients(layer.policy)) return;
+    if (!layer.policy.has_exact_gradients()) return;
     const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
     layer.forward();
     layer.backward(dout);
@@ -148,18 +133,11 @@ void check_same_bits() {
     CHECK(bit_difference(two_threads, one_thread) == "");
 }
 
-/// A policy that sorts tokens says so: tokens that come later then shift the tiles that a row's sums are cut into, and its last bits.
-template <class A>
-constexpr bool sorts_tokens() {
-    if constexpr (requires { A::sorts_tokens; }) return A::sorts_tokens;
-    return false;
-}
-
 /// The number of outputs in front of `token` that differ between two runs.
 int changed_before(int token, const AttentionCase<double, Attention>& a, const AttentionCase<double, Attention>& b) {
     const size_t row = size_t(a.config.NH) * a.config.HS;
     int changed = 0;
-    const double rounding = sorts_tokens<Attention>() ? 1e-12 : 0;
+    const double rounding = Attention::sorts_tokens ? 1e-12 : 0;
     for (size_t n = 0; n < token * row; n++) changed += !(std::abs(a.result()[n] - b.result()[n]) <= rounding);
     return changed;
 }
@@ -227,6 +205,25 @@ VARIANT_CASE("counts its pairs") {
     }
 }
 
+VARIANT_CASE("keeps every key in its cache that later rows see") {
+    const int T = 100, later = 100, NH = 4, NKV = 2;
+    for (const Settings& settings : settings_to_try()) {
+        const LayerSizes sizes{1, T + later, NH, NKV, 16, settings};
+        INFO(text_of(sizes));
+        const AttentionCase<double, Attention> layer(sizes);
+        auto seen_later = [&](int h, int j) {
+            for (int i = T - 1; i < T + later; i++)
+                if (layer.policy.visible(h, i, j)) return true;
+            return false;
+        };
+        double keys = 0;
+        for (int kv = 0; kv < NKV; kv++)
+            for (int j = 0; j < T; j++) keys += seen_later(2 * kv, j) || seen_later(2 * kv + 1, j);
+        CHECK(layer.policy.cached_keys(T) >= keys / NKV);
+        CHECK(layer.policy.cached_keys(T) <= T);
+    }
+}
+
 VARIANT_CASE("changes no output in front of a changed token, not by one bit") {
     const int T = 130;
     const Threads one(1);   // many short runs
@@ -243,7 +240,7 @@ VARIANT_CASE("changes no output in front of a changed token, not by one bit") {
             CHECK(before.result() != after.result());
             changed += changed_before(token, before, after);
         }
-        CHECK((changed == 0) == claims_causality(before.policy));
+        CHECK((changed == 0) == before.policy.is_causal());
     }
 }
 
@@ -260,7 +257,7 @@ VARIANT_CASE("computes the same for a token whatever follows it") {
             same = same && difference(prefix.result(), expected, {1e-12}).empty();
         }
         INFO(text_of({1, 130, 2, 1, 16, settings}));
-        CHECK(same == claims_causality(whole.policy));
+        CHECK(same == whole.policy.is_causal());
     }
 }
 

@@ -104,6 +104,12 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
     return r;
 }
 
+/// Rows that see nothing have a log-sum-exp of -infinity, which has no difference to itself.
+Numbers no_infinity(Numbers numbers) {
+    std::replace(numbers.begin(), numbers.end(), double(-INFINITY), -10.0);
+    return numbers;
+}
+
 template <class X>
 void check_layer(const LayerSizes& sizes) {
     INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
@@ -120,7 +126,7 @@ void check_layer(const LayerSizes& sizes) {
     const Tolerance of_result = std::is_same_v<X, float> ? Tolerance{exact, 1e-6} : Tolerance{0.01, 1e-3};
     const Tolerance of_gradient = std::is_same_v<X, float> ? Tolerance{exact, 1e-5} : Tolerance{0.02, 4e-3};
     CHECK(difference(gpu.out, cpu.out, of_result) == "");
-    CHECK(difference(gpu.lse, cpu.lse, of_result) == "");
+    CHECK(difference(no_infinity(gpu.lse), no_infinity(cpu.lse), of_result) == "");
     CHECK(difference(gpu.auxiliary, cpu.auxiliary, of_result) == "");
     const std::pair<Numbers LayerResults::*, const char*> gradients[] = {{&LayerResults::dqk, "q and k"}, {&LayerResults::dv, "v"},
         {&LayerResults::dqk_pre, "q and k before RoPE"}, {&LayerResults::dweights, "weights"}, {&LayerResults::dx, "x"}};
@@ -167,6 +173,7 @@ VARIANT_CASE("other settings") {
 // bf16 may choose otherwise where two scores are almost equal, and is then far from double without being wrong.
 VARIANT_CASE("sequences so long that a mechanism which chooses tiles has to leave some out, float32") {
     for (const Setting& setting : Attention::settings())
-        if (setting.whole && 4 >= setting.lowest && 4 <= setting.highest)
-            check_layer<float>({1, 340, 2, 1, 32, {{setting.key, 4.0}}});
+        if (const LayerSizes sizes{1, 340, 2, 1, 32, {{setting.key, 4.0}}};
+            setting.whole && 4 >= setting.lowest && 4 <= setting.highest && AttentionCase<double, Attention>::accepts(sizes))
+            check_layer<float>(sizes);
 }

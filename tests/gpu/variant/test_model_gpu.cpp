@@ -95,6 +95,28 @@ VARIANT_CASE("twenty steps of training, float32 follows the CPU to 1e-4 and bf16
     CHECK(exact.loss() < 0.8 * std::log(config.V));
 }
 
+VARIANT_CASE("a monitor sees what it sees on the CPU") {
+    const Config config = small_config(false);
+    Trial<double, Attention> exact(config, 2, 130, 2, 130);
+    GpuTrial<float> gpu(config, 2, 130);
+    gpu.set_weights(round_weights<float>(exact));
+    Monitor<CPU, double> there(2, 130, config.NH);
+    Monitor<GPU, float> here(2, 130, config.NH);
+    there.allocate(), here.allocate();
+    gpt_forward(CPU{}, exact.gpt, exact.feed.put(CPU{}, exact.tokens.data(), nullptr, 2, 130), &there);
+    gpt_forward(gpu.device, gpu.gpt, gpu.feed.put(gpu.device, exact.tokens.data(), nullptr, 2, 130), &here);
+    const AttentionReport is = here.take_report(), should = there.take_report();
+    auto same = [](const HeadTable& a, const HeadTable& b) {
+        for (size_t l = 0; l < b.size(); l++)
+            for (size_t h = 0; h < b[l].size(); h++)
+                if (std::isnan(a[l][h]) != std::isnan(b[l][h]) || std::abs(a[l][h] - b[l][h]) > 1e-4) return false;
+        return a.size() == b.size();
+    };
+    CHECK((same(is.entropy, should.entropy) && same(is.normalised, should.normalised)));
+    CHECK((same(is.pairs, should.pairs) && same(is.tiles, should.tiles)));
+    CHECK((same(is.gate, should.gate) && same(is.gate_off, should.gate_off)));
+}
+
 VARIANT_CASE("a recorded step is the step") {
     const Config config = small_config(false);
     Trial<double, Attention> exact(config, 1, 67, 1, 67);

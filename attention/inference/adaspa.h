@@ -1,0 +1,153 @@
+// AdaSpa (arXiv 2502.21079), for the prefill of a prompt only: every layer looks for the blocks of its attention matrix that hold
+// the mass, and reads no others. Nothing is trained.
+//     pass 1    dense attention, for LSE_i
+//     pass 2    W_pc = sum_{i in block p, j in block c} exp(z_ij - LSE_i)     (printed in the paper as Log(qk - LSE): Exp is meant)
+//     choice    of the p + 1 blocks c <= p of block row p, the ceil((1 - s_h) (p + 1)) with the greatest W_pc
+//     heads     recall_h = share of the mass that s keeps; n heads have recall > 0.8; the n best get s_h = (1 + s) / 2, the n worst
+//               (3 s - 1) / 2, the others s, so that the mean stays s
+// NOT CAUSAL: whether row i reads a block depends on the later queries of its own block of rows, and through the recall of heads on
+// the whole prompt. That is possible where the whole prompt is known and wrong everywhere else: no training, no evaluation of
+// perplexity. The paper is about denoising video, where all tokens attend to all others.
+// Read here: the row-wise uniform choice, which the paper uses in practice, on the lower triangle; a block row always keeps its
+// own block, so that every row sees something; 2 n <= NH; below s = 1/3, where (3 s - 1) / 2 is negative, heads get 0 and 2 s.
+// The paper searches at a few denoising steps and reuses the blocks (or an old LSE) between them, which is where its speed comes
+// from. A prompt is read once and blocks are not handed from layer to layer, so here every layer searches for itself, and a prefill
+// costs more than a dense one: what this shows is what the sparsity does to the text.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "attention/core/cpu.h"
+#include "attention/inference/options.h"
+
+inline constexpr double ADASPA_GOOD_RECALL = 0.8;
+
+/// Sums over layers and heads.
+struct AdaSpaCount {
+    double kept = 0, candidates = 0;   // block pairs
+    double heads = 0, recall = 0;
+    void add(const AdaSpaCount& other) {
+        kept += other.kept, candidates += other.candidates, heads += other.heads, recall += other.recall;
+    }
+};
+
+/// Which key blocks each block row reads: [row] in ascending order.
+using BlockRows = std::vector<std::vector<int>>;
+
+/// W (N, N) of head h, zero above the diagonal, after attention_forward() has left its LSE in a.lse. One sequence, T == S.
+template <class X, class P>
+std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>& a, int h, int block) {
+    using N = Pack<X>;
+    const int blocks = (a.T + block - 1) / block, width = padded(a.S), kv = h / (a.NH / a.NKV);
+    std::vector<double> mass(size_t(blocks) * blocks);
+    std::vector<X> k_transposed(size_t(a.HS) * width), z(TILE * TILE);
+    transpose_head(k_transposed.data(), a.k, 0, a.S, kv, a.HS);
+    const TileWalk<X, P> walk(policy, a, 0, h);
+    for (int i0 = 0; i0 < a.T; i0 += TILE)
+        walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
+            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, X(1) / std::sqrt(X(a.HS)),
+                 a.q.data + i0 * a.q.row + size_t(h) * a.HS, a.q.row, &k_transposed[at.j0], width, X(0), z.data(), TILE);
+            modify_and_mask(z.data(), policy, a, walk, at, verdict);
+            double& total = mass[size_t(i0 / block) * blocks + at.j0 / block];
+            for (int r = 0; r < at.rows; r++) {
+                const X lse = a.lse[size_t(h) * a.T + i0 + r];
+                N sums{};
+                for (int j = 0; j < TILE; j += LANES<X>) {
+                    const N value = load<N>(&z[r * TILE + j]);
+                    sums += value > X(HIDDEN / 2) ? exp_of(value - lse) : N{};
+                }
+                total += sum<X>(sums);
+            }
+        });
+    return mass;
+}
+
+/// How many of `candidates` blocks a row keeps: at least one, and no more than asked for because 1 - s is rounded.
+inline int adaspa_kept(int candidates, double sparsity) {
+    return std::max(1, int(std::ceil((1 - sparsity) * candidates - 1e-9)));
+}
+
+/// The choice of one head from its mass (N, N).
+inline BlockRows adaspa_select(const std::vector<double>& mass, int blocks, double sparsity) {
+    BlockRows rows(blocks);
+    for (int p = 0; p < blocks; p++) {
+        const double* row = &mass[size_t(p) * blocks];
+        std::vector<int>& chosen = rows[p];
+        chosen.resize(p + 1);
+        std::iota(chosen.begin(), chosen.end(), 0);
+        std::stable_sort(chosen.begin(), chosen.end(), [&](int c, int other) {
+            if ((c == p) != (other == p)) return c == p;   // its own block first
+            return row[c] > row[other];
+        });
+        chosen.resize(adaspa_kept(p + 1, sparsity));
+        std::sort(chosen.begin(), chosen.end());
+    }
+    return rows;
+}
+
+/// The share of a head's attention mass in the chosen blocks; every one of the T rows has mass 1.
+inline double adaspa_recall(const std::vector<double>& mass, const BlockRows& rows, int T) {
+    double kept = 0;
+    for (size_t p = 0; p < rows.size(); p++)
+        for (int c : rows[p]) kept += mass[p * rows.size() + c];
+    return kept / T;
+}
+
+/// The sparsity of each head from the recall that the common one would give it.
+inline std::vector<double> adaspa_sparsities(const std::vector<double>& recall, double sparsity) {
+    const int NH = int(recall.size());
+    std::vector<int> best_first(NH);
+    std::iota(best_first.begin(), best_first.end(), 0);
+    std::stable_sort(best_first.begin(), best_first.end(), [&](int h, int other) { return recall[h] > recall[other]; });
+    const auto good = std::count_if(recall.begin(), recall.end(), [](double r) { return r > ADASPA_GOOD_RECALL; });
+    const int n = std::min(int(good), NH / 2);
+    const double step = std::min((1 - sparsity) / 2, sparsity);
+    std::vector<double> own(NH, sparsity);
+    for (int rank = 0; rank < n; rank++) own[best_first[rank]] += step, own[best_first[NH - 1 - rank]] -= step;
+    return own;
+}
+
+/// What the kernel reads, from the choice of every head.
+struct AdaSpaTiles {
+    std::vector<int> begin = {0}, tiles;
+
+    void append(const BlockRows& rows, int T, int block) {
+        const int per_block = block / TILE;
+        for (int t = 0; t < tiles_of(T); t++) {
+            for (int c : rows[t / per_block])
+                for (int tile = c * per_block; tile < std::min((c + 1) * per_block, tiles_of(T)); tile++) tiles.push_back(tile);
+            begin.push_back(int(tiles.size()));
+        }
+    }
+    TileList list() const { return {begin.data(), tiles.data()}; }
+};
+
+/// out and lse from the blocks found, for one sequence under a policy that hides no more than the future.
+template <class X, class P>
+AdaSpaCount adaspa_forward(CPU device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how) {
+    attention_forward(device, policy, a);
+    const int blocks = (a.T + how.block - 1) / how.block;
+    std::vector<std::vector<double>> mass(a.NH);
+    std::vector<double> recall(a.NH);
+#pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < a.NH; h++) {
+        mass[h] = adaspa_block_mass(policy, a, h, how.block);
+        recall[h] = adaspa_recall(mass[h], adaspa_select(mass[h], blocks, how.sparsity), a.T);
+    }
+    const std::vector<double> sparsities = adaspa_sparsities(recall, how.sparsity);
+    AdaSpaTiles chosen;
+    AdaSpaCount count;
+    for (int h = 0; h < a.NH; h++) {
+        const BlockRows rows = adaspa_select(mass[h], blocks, sparsities[h]);
+        chosen.append(rows, a.T, how.block);
+        for (const std::vector<int>& row : rows) count.kept += double(row.size());
+        count.candidates += blocks * (blocks + 1) / 2.0;
+        count.recall += adaspa_recall(mass[h], rows, a.T);
+        count.heads++;
+    }
+    a.list = chosen.list();
+    attention_forward(device, policy, a);
+    return count;
+}

@@ -1,0 +1,25 @@
+// How ./generate computes attention: as the checkpoint's variant says, or with a mechanism that is for inference only.
+#pragma once
+
+enum class PsaBound { mean, upper };
+
+/// Progressive sparse attention, while decoding: psa.h.
+struct PsaOptions {
+    double eps = 0.95;   // share of the attention mass to retain; 0: the first block, 1: all of them
+    int block = 64;      // keys
+    PsaBound bound = PsaBound::mean;
+};
+
+/// AdaSpa, in the prefill of the prompt: adaspa.h.
+struct AdaSpaOptions {
+    double sparsity = 0.8;   // share of the block pairs that is left out, below 1
+    int block = 64;          // tokens, a multiple of TILE
+};
+
+enum class InferenceAttention { trained, psa, adaspa };
+
+struct Inference {
+    InferenceAttention attention = InferenceAttention::trained;
+    PsaOptions psa;
+    AdaSpaOptions adaspa;
+};

@@ -1,0 +1,164 @@
+// Progressive sparse attention (arXiv 2503.00392), for decoding only: of the cached keys a new token reads block after block, the
+// most promising first, and stops as soon as what it has read holds a share eps of its attention mass. Nothing is evicted, and
+// nothing is trained.
+//     mass of block c for query q    M_c = sum_{j in c} exp(z_j),   z_j = q.k_j / sqrt(HS)
+//     its estimate from metadata     E_c = |c| exp(s_c)
+//         mean     s_c = q.mean(k_c) / sqrt(HS)                                 E_c <= M_c (Jensen): a heuristic, may stop early
+//         upper    s_c = sum_d max(q_d min_c(k_d), q_d max_c(k_d)) / sqrt(HS)   E_c >= M_c: the share is certified
+//     stop when V / (V + R) >= eps,  V = sum of M_c over visited blocks, R = sum of E_c over the others
+// V is the running softmax's own sum, so that it costs nothing. The output is the softmax over the visited blocks.
+// Of the paper only the abstract and second-hand accounts were to be had: a threshold instead of top-k, per token and layer; blocks
+// with metadata; a budget that follows the distribution. Read here: both bounds and the stop rule above; the published form is
+// taken to be `mean`. Under grouped queries the heads of a group share their keys, so they visit the same blocks, in the order of
+// the share of mass estimated for the group, until every head of it is satisfied. The paper's other half, memory of the GPU and
+// of the host as one and iterations overlapped, is about serving many requests and not done.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "attention/core/decode.h"
+#include "attention/inference/options.h"
+
+/// What is known of the blocks of one layer's cached keys without reading them; grows as keys arrive.
+template <class X>
+class PsaBlocks {
+public:
+    PsaBlocks(const PsaOptions& how, int NKV, int HS) : how_(how), HS_(HS), row_(size_t(NKV) * HS) {}
+
+    /// The keys (NKV, HS) of the next token.
+    void append(const X* k) {
+        const bool upper = how_.bound == PsaBound::upper;
+        if (keys_++ % how_.block == 0) {
+            first_.insert(first_.end(), k, k + row_);
+            if (upper) second_.insert(second_.end(), k, k + row_);
+            return;
+        }
+        X *first = &first_[(count() - 1) * row_], *second = upper ? &second_[(count() - 1) * row_] : nullptr;
+        for (size_t d = 0; d < row_; d++)
+            if (upper) first[d] = std::min(first[d], k[d]), second[d] = std::max(second[d], k[d]);
+            else first[d] += k[d];
+    }
+
+    int count() const { return (keys_ + how_.block - 1) / how_.block; }
+    int begin(int c) const { return c * how_.block; }
+    int end(int c) const { return std::min(keys_, (c + 1) * how_.block); }
+
+    /// log E_c for query q (HS) of a head that reads key head kv. In double: a bound may not be rounded below what it bounds.
+    double log_mass(const X* q, int kv, int c) const {
+        const size_t at = c * row_ + size_t(kv) * HS_;
+        const int keys = end(c) - begin(c);
+        double product = 0;
+        if (how_.bound == PsaBound::mean)
+            for (int d = 0; d < HS_; d++) product += double(q[d]) * first_[at + d] / keys;
+        else
+            for (int d = 0; d < HS_; d++) product += std::max(double(q[d]) * first_[at + d], double(q[d]) * second_[at + d]);
+        return product / std::sqrt(double(HS_)) + std::log(double(keys));
+    }
+
+private:
+    PsaOptions how_;
+    int HS_, keys_ = 0;
+    size_t row_;
+    std::vector<X> first_, second_;   // (blocks, NKV, HS): `mean` the sum of the keys; `upper` the least and the greatest numbers
+};
+
+/// What decoding has read so far, over all tokens, layers and heads.
+struct PsaCount {
+    double visited = 0, cached = 0;       // pairs of a query with a key
+    double rows = 0, retained = 0;        // sum over rows of V / (V + R): certified by `upper`, a guess by `mean`
+    double least_retained = 1;
+
+    void add(const PsaCount& other) {
+        visited += other.visited, cached += other.cached, rows += other.rows, retained += other.retained;
+        least_retained = std::min(least_retained, other.least_retained);
+    }
+};
+
+/// log(exp(a) + exp(b))
+inline double log_add(double a, double b) {
+    if (std::max(a, b) == -std::numeric_limits<double>::infinity()) return a;
+    return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b)));
+}
+
+/// The estimates log E (G, blocks) of the query heads that read key head kv.
+template <class X>
+std::vector<double> psa_estimates(const AttentionForward<X>& a, const PsaBlocks<X>& blocks, int kv) {
+    const int G = a.NH / a.NKV;
+    std::vector<double> estimates;
+    for (int h = kv * G; h < (kv + 1) * G; h++)
+        for (int c = 0; c < blocks.count(); c++) estimates.push_back(blocks.log_mass(a.q.data + size_t(h) * a.HS, kv, c));
+    return estimates;
+}
+
+/// Blocks by the share of mass estimated for them, summed over the heads of the group, in decreasing order.
+inline std::vector<int> psa_order(const std::vector<double>& estimates, int blocks) {
+    std::vector<double> share(blocks);
+    for (size_t head = 0; head < estimates.size(); head += blocks) {
+        double total = -std::numeric_limits<double>::infinity();
+        for (int c = 0; c < blocks; c++) total = log_add(total, estimates[head + c]);
+        for (int c = 0; c < blocks; c++) share[c] += std::exp(estimates[head + c] - total);
+    }
+    std::vector<int> order(blocks);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int c, int other) { return share[c] > share[other]; });
+    return order;
+}
+
+/// log R (G, blocks): the estimates of what is left after the n-th block of the order, -infinity after the last.
+inline std::vector<double> psa_rest(const std::vector<double>& estimates, const std::vector<int>& order) {
+    const size_t blocks = order.size();
+    std::vector<double> rest(estimates.size(), -std::numeric_limits<double>::infinity());
+    for (size_t head = 0; head < estimates.size(); head += blocks)
+        for (size_t n = blocks - 1; n > 0; n--) rest[head + n - 1] = log_add(rest[head + n], estimates[head + order[n]]);
+    return rest;
+}
+
+/// V / (V + R) >= eps in logarithms, and in a form that is never true for eps 1 while something is left.
+inline bool psa_satisfied(double log_visited, double log_rest, double eps) {
+    return std::log(1 - eps) + log_visited >= std::log(eps) + log_rest;
+}
+
+/// The query heads that read key head kv.
+template <class X, class P>
+PsaCount psa_group(const P& policy, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps, int kv) {
+    const int G = a.NH / a.NKV, N = blocks.count();
+    const std::vector<double> estimates = psa_estimates(a, blocks, kv);
+    const std::vector<int> order = psa_order(estimates, N);
+    const std::vector<double> rest = psa_rest(estimates, order);
+    std::vector<QueryRow<X, P>> rows;
+    for (int h = kv * G; h < (kv + 1) * G; h++) rows.emplace_back(policy, a, h);
+
+    PsaCount count;
+    bool satisfied = false;
+    int n = 0;
+    for (; n < N && !satisfied; n++) {
+        satisfied = true;
+        for (int g = 0; g < G; g++) {
+            rows[g].visit(blocks.begin(order[n]), blocks.end(order[n]));
+            satisfied = satisfied && psa_satisfied(rows[g].lse(), rest[g * N + n], eps);
+        }
+        count.visited += G * (blocks.end(order[n]) - blocks.begin(order[n]));
+    }
+    for (int g = 0; g < G; g++) {
+        rows[g].finish();
+        const double share = 1 / (1 + std::exp(rest[g * N + n - 1] - rows[g].lse()));
+        count.retained += share, count.least_retained = std::min(count.least_retained, share);
+    }
+    count.cached = double(G) * a.S, count.rows = G;
+    return count;
+}
+
+/// out and lse of one row as in decode_attention(), from the blocks that it needs. Preconditions: `policy` is plain causal
+/// attention and the row the newest token, so that it sees every key with its raw score; `blocks` has all a.S keys.
+template <class X, class P>
+PsaCount psa_attention(const P& policy, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps) {
+    std::vector<PsaCount> groups(a.NKV);
+#pragma omp parallel for
+    for (int kv = 0; kv < a.NKV; kv++) groups[kv] = psa_group(policy, a, blocks, eps, kv);
+    PsaCount count;
+    for (const PsaCount& group : groups) count.add(group);
+    return count;
+}

@@ -1,0 +1,19 @@
+// Grey pictures without a library.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct Picture {
+    int width, height;
+    std::vector<uint8_t> grey;   // (height, width): 0 black, 255 white
+
+    Picture(int w, int h, uint8_t all) : width(w), height(h), grey(size_t(w) * h, all) {}
+    uint8_t& at(int x, int y) { return grey[size_t(y) * width + x]; }
+};
+
+/// A PNG, or a portable graymap where the name ends in .pgm. Exit::usage when the file cannot be written.
+void write_picture(const std::string& path, const Picture& picture);
+
+/// The pictures, all of one size, in rows from left to right, as near to a square as they go, with lines between them.
+Picture side_by_side(const std::vector<Picture>& pictures);

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Heat maps over layers and heads of what attention did during a run, from its log.jsonl (--monitor-every), as a PNG.
+
+    python3 scripts/plot_attention.py out/asga/log.jsonl --out attention.png
+    python3 scripts/plot_attention.py out/asga/log.jsonl --step 500          # the last look up to step 500
+    python3 scripts/plot_attention.py out/asga/log.jsonl --all               # one row of maps per look
+
+A row sees `pairs` keys; entropy is that of its weights, in nats and as a share of log(keys). What the variant does not have (a gate,
+say) is left out; a head that collapsed has a cross. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
+"""
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+from plot_loss import load_matplotlib
+
+# key in the log: title, lowest and highest value of the colours (None: as the data has it)
+MAPS = {
+    'entropy': ('entropy, nats', 0, None),
+    'normalised_entropy': ('entropy / log(keys)', 0, 1),
+    'pairs': ('pairs seen, share of causal', 0, None),
+    'tiles': ('tiles visited, share of causal', 0, None),
+    'gate': ('gate, mean', None, None),
+    'gate_off': ('gate, share of zeros', 0, 1),
+}
+
+
+def numbers(table):
+    """null becomes NaN."""
+    return [[math.nan if x is None else float(x) for x in row] for row in table]
+
+
+def read_looks(path):
+    """step -> {key: (L, NH)}; a resumed run's later look at the same step replaces the earlier."""
+    looks = {}
+    for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue                                     # half-written: the run was killed or is still going
+        if isinstance(record, dict) and record.get('event') == 'attention':
+            looks[record['step']] = {key: numbers(record[key]) for key in MAPS if key in record}
+            looks[record['step']]['collapsed'] = record.get('collapsed', [])
+    return looks
+
+
+def known(table):
+    return [x for row in table for x in row if not math.isnan(x)]
+
+
+def draw(looks, options):
+    pyplot = load_matplotlib()
+    keys = [key for key in MAPS if any(known(look.get(key, [])) for look in looks.values())]
+    first = next(iter(looks.values()))[keys[0]]
+    width, height = max(3.1, 0.28 * len(first[0]) + 1.4), max(2.2, 0.28 * len(first) + 1.0)
+    figure, all_axes = pyplot.subplots(len(looks), len(keys), figsize=(width * len(keys), height * len(looks)), squeeze=False,
+                                       layout='constrained')
+    for row, (step, look) in zip(all_axes, looks.items()):
+        for axes, key in zip(row, keys):
+            title, low, high = MAPS[key]
+            every = [x for other in looks.values() for x in known(other[key])]        # one scale for all looks
+            low = min(every) if low is None else low
+            high = max(every) if high is None else high
+            image = axes.imshow(look[key], vmin=low, vmax=high if high > low else low + 1, cmap='viridis', aspect='auto')
+            figure.colorbar(image, ax=axes, fraction=0.08)
+            axes.set_title(f'{title}, step {step}', fontsize=9)
+            axes.set_xlabel('head')
+            axes.set_ylabel('layer')
+            axes.xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
+            axes.yaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
+            if key.endswith('entropy') and look['collapsed']:
+                layers, heads = zip(*look['collapsed'])
+                axes.plot(heads, layers, 'rx', markersize=7)
+    if options.title:
+        figure.suptitle(options.title)
+    figure.savefig(options.out, dpi=130)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('log', type=Path, metavar='LOG', help='log.jsonl of a run')
+    parser.add_argument('--out', type=Path, default=Path('attention.png'), help='the picture to write (default attention.png)')
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument('--step', type=int, help='the last look up to this step; the last of all by default')
+    which.add_argument('--all', action='store_true', help='every look, one below the other')
+    parser.add_argument('--title')
+    options = parser.parse_args()
+    try:
+        looks = dict(sorted(read_looks(options.log).items()))
+    except OSError as error:
+        sys.exit(f'{options.log}: {error.strerror}')
+    steps = [step for step in looks if options.step is None or step <= options.step]
+    if not steps:
+        print(f'{options.log}: no look at attention to plot; train with --monitor-every N', file=sys.stderr)
+        sys.exit(1)
+    try:
+        draw(looks if options.all else {steps[-1]: looks[steps[-1]]}, options)
+    except OSError as error:
+        sys.exit(f'{options.out}: {error.strerror}')
+
+
+if __name__ == '__main__':
+    main()

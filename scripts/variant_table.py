@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""The table of variants in README.md, from what the programs say about themselves (make all first).
+
+    scripts/variant_table.py                    # rewrites the table; step times stay as they stand there
+    scripts/variant_table.py --time             # measures them anew, on the device that the programs choose
+    scripts/variant_table.py --print            # to standard output instead
+
+Pairs and tiles are shares of dense causal attention's, per sequence, as --dry-run prints them: what masks allow, or what a variant
+that selects by the data expects to visit. Exit codes: 0 done, 1 a program is missing or failed, 2 usage.
+"""
+import argparse
+import datetime
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / 'README.md'
+BEGIN, END = '<!-- made by scripts/variant_table.py -->', '<!-- end of the table -->'
+LENGTHS = (2048, 32768)
+UNKNOWN = 'not measured'
+
+
+def variants():
+    names = sorted(path.stem for path in (ROOT / 'attention').glob('*.cuh'))
+    return ['causal'] + [name for name in names if name != 'causal']
+
+
+def source(variant):
+    """The first sentence of the comment at the top of the variant's file."""
+    lines = []
+    for line in (ROOT / f'attention/{variant}.cuh').read_text(encoding='utf-8').splitlines():
+        if not line.startswith('// ') or line.startswith('//   '):       # code, or a formula
+            break
+        lines.append(line[3:].strip())
+    return re.split(r'(?<=\.)\s+(?=[A-Z"])|\.$', ' '.join(lines))[0].rstrip('.:')
+
+
+def run(variant, *options):
+    program = ROOT / f'train_{variant}'
+    try:
+        done = subprocess.run([program, *map(str, options)], capture_output=True, text=True, check=False)
+    except OSError as error:
+        sys.exit(f'{program}: {error.strerror}; make all first')
+    if done.returncode:
+        sys.exit(f'{program} {" ".join(map(str, options))}\n{done.stderr}')
+    return done.stdout
+
+
+def facts(variant, options):
+    """parameters, causal or not, {T: (pairs, tiles)} in percent of causal."""
+    shares = {}
+    for T in LENGTHS:
+        said = run(variant, '--device', 'cpu', '--model', options.model, '--seq-len', T, '--batch-size', 1, '--val-every', 0,
+                   '--dry-run')
+        rows = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', said, re.MULTILINE))
+        counted = (rows['visible pairs per sequence'], rows['visited tiles per sequence'])
+        shares[T] = [float(re.search(r'([0-9.]+)% of causal', count)[1]) for count in counted]
+    return int(rows['parameters']), rows['causal and prefix-consistent'] == 'yes', shares
+
+
+def milliseconds(variant, options):
+    """Median step time; the first steps warm up."""
+    with tempfile.TemporaryDirectory() as out:
+        run(variant, '--model', options.model, '--seq-len', options.seq_len, '--batch-size', options.batch_size,
+            '--steps', options.steps + 3, '--val-every', 0, '--sample-every', 0, '--checkpoint-every', 0, '--plot', 0, '--out', out)
+        records = [json.loads(line) for line in (Path(out) / 'log.jsonl').read_text().splitlines()]
+    return median([record['ms'] for record in records if 'ms' in record][3:])
+
+
+def device(options):
+    said = run('causal', '--model', options.model, '--dry-run')
+    return re.search(r'^\| device +\| (.+?) +\|$', said, re.MULTILINE)[1]
+
+
+def times_in(table):
+    """variant -> step time, and the line below the table, as they stand in an earlier table."""
+    times = {row[0]: row[1] for row in re.findall(r'^\| train_(\w+) \|.*\| ([^|]+) \|$', table, re.MULTILINE)}
+    note = re.search(r'^Step times: .*$', table, re.MULTILINE)
+    return times, note[0] if note else ''
+
+
+def measured(options):
+    times = {variant: milliseconds(variant, options) for variant in variants()}
+    note = (f'Step times: {options.model}, {options.batch_size} x {options.seq_len} tokens, median of {options.steps} steps, '
+            f'{device(options)}, {datetime.date.today()}.')
+    return {variant: f'{ms / times["causal"]:.2f}' for variant, ms in times.items()}, note
+
+
+def percent(share):
+    return f'{share:.0f}%' if share >= 10 else f'{share:.1f}%'
+
+
+def table(options, before):
+    times, note = measured(options) if options.time else times_in(before)
+    at = ', '.join(map(str, LENGTHS))
+    lines = [f'| program | mechanism and source | parameters added | pairs at {at} | tiles at {at} | causal | step time |',
+             '| --- | --- | --- | --- | --- | --- | --- |']
+    baseline = None
+    for variant in variants():
+        parameters, causal, shares = facts(variant, options)
+        baseline = baseline or parameters
+        pairs, tiles = (', '.join(percent(shares[T][n]) for T in LENGTHS) for n in (0, 1))
+        lines.append(f'| train_{variant} | {source(variant).replace("|", "/")} | {parameters - baseline:,} | {pairs} | {tiles} | '
+                     f'{"yes" if causal else "**no**"} | {times.get(variant, UNKNOWN)} |')
+    lines += ['', 'Pairs and tiles of a sequence against dense causal attention; parameters added to the '
+              f'{baseline:,} of {options.model}; every',
+              'setting at its default. Causal: no output depends on a later token. Step time against train_causal.']
+    return '\n'.join(lines + ([note] if note else []))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--time', action='store_true', help='measure step times')
+    parser.add_argument('--print', action='store_true', help='leave README.md as it is')
+    parser.add_argument('--model', default='qwen-7m', help='preset (default qwen-7m)')
+    parser.add_argument('--seq-len', type=int, default=2048, help='of the measured steps (default 2048)')
+    parser.add_argument('--batch-size', type=int, default=2, help='of the measured steps (default 2)')
+    parser.add_argument('--steps', type=int, default=9, help='measured after three to warm up (default 9)')
+    options = parser.parse_args()
+    text = README.read_text(encoding='utf-8')
+    begin, end = text.find(BEGIN), text.find(END)
+    if not 0 <= begin < end:
+        sys.exit(f'{README}: lacks the lines "{BEGIN}" and "{END}"')
+    begin += len(BEGIN)
+    made = table(options, text[begin:end])
+    if options.print:
+        print(made)
+    else:
+        README.write_text(text[:begin] + '\n' + made + '\n' + text[end:], encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()

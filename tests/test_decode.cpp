@@ -1,0 +1,102 @@
+// Writing text with the mechanisms for inference (model/decode.cuh): a whole causal model, token by token.
+#include "attention/causal.cuh"
+#include "model/decode.cuh"
+#include "tests/catch.h"
+#include "tests/whole_model.h"
+
+namespace {
+
+using Model = Trial<double, causal>;
+
+/// Logits (tokens, V) after each of the tokens that follow the prompt; all are given.
+std::vector<double> logits(Decoder<double, causal>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
+    std::vector<double> all;
+    for (int T = prompt; T <= int(text.size()); T++) {
+        const double* next = decoder.logits_after({text.begin(), text.begin() + T});
+        all.insert(all.end(), next, next + V);
+    }
+    return all;
+}
+
+struct Run {
+    std::vector<double> logits;
+    PsaCount psa;
+    AdaSpaCount adaspa;
+};
+
+/// A text of T tokens, the first `prompt` of them at once.
+Run run(const Inference& how, int prompt, int T) {
+    const Threads one(1);
+    Model model(config_of(Form{}), 1, T, 1, T, Recompute::nothing, 0, 1, Mode::inference);
+    for (const auto& layer : model.gpt.net.layers)   // sharp attention, so that there is something to leave out
+        for (size_t n = 0; n < layer.q_norm.size; n++) model.gpt.weights[layer.q_norm.offset + n] *= 6;
+    Decoder<double, causal> decoder(model.gpt, how);
+    Run r;
+    r.logits = logits(decoder, model.tokens, prompt, model.gpt.net.config.V);
+    r.psa = decoder.psa_count(), r.adaspa = decoder.adaspa_count();
+    return r;
+}
+
+Inference psa(double eps, int block, PsaBound bound) { return {InferenceAttention::psa, {eps, block, bound}, {}}; }
+Inference adaspa(double sparsity) { return {InferenceAttention::adaspa, {}, {sparsity, 64}}; }
+
+struct Gated : Policy {
+    using Policy::Policy;
+    bool gated() const { return true; }
+};
+struct WithFeatures : Policy {
+    using Policy::Policy;
+    constexpr Features features() const { return {1, 0, 0}; }
+};
+struct OfSeveralCalls : Policy {
+    using Policy::Policy;
+    static constexpr bool composite = true;
+};
+
+}   // namespace
+
+TEST_CASE("decode: variants that read more than keys and values do without the cache", "[decode]") {
+    const Config config;
+    CHECK(can_decode_from_cache(causal(config, 0)));
+    CHECK(!can_decode_from_cache(Gated(config, 0)));
+    CHECK(!can_decode_from_cache(WithFeatures(config, 0)));
+    CHECK(!can_decode_from_cache(OfSeveralCalls(config, 0)));
+}
+
+TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "[decode][psa][adaspa]") {
+    const Run dense = run({}, 90, 140);
+    CHECK(dense.psa.rows == 0);
+    CHECK(dense.adaspa.heads == 0);
+    for (PsaBound bound : {PsaBound::mean, PsaBound::upper}) {
+        const Run all = run(psa(1, 16, bound), 90, 140);
+        CHECK(difference(all.logits, dense.logits, {1e-11}) == "");
+        CHECK(all.psa.visited == all.psa.cached);
+        CHECK(all.psa.cached == 2 * 4 * (91 + 140) * 50 / 2);   // layers, heads, 50 tokens that see 91 to 140 keys
+    }
+    const Run all = run(adaspa(0), 90, 140);
+    CHECK(difference(all.logits, dense.logits, {1e-11}) == "");
+    CHECK(all.adaspa.heads == 2 * 4);
+    CHECK(all.adaspa.kept == all.adaspa.candidates);
+}
+
+TEST_CASE("decode: psa in a model leaves out keys of the prompt and of the new text, and the logits stay near", "[decode][psa]") {
+    const Run dense = run({}, 90, 140), some = run(psa(0.9999, 1, PsaBound::upper), 90, 140);
+    CHECK(some.psa.visited < 0.97 * some.psa.cached);
+    CHECK(some.psa.least_retained >= 0.9999);
+    CHECK(difference(some.logits, dense.logits, {1e-2}) == "");
+    CHECK(difference(some.logits, dense.logits, {1e-9}) != "");
+}
+
+TEST_CASE("decode: adaspa changes the prompt's pass and nothing of psa's", "[decode][adaspa]") {
+    const Run dense = run({}, 300, 310), sparse = run(adaspa(0.6), 300, 310);
+    CHECK(sparse.adaspa.kept < 0.7 * sparse.adaspa.candidates);
+    CHECK(sparse.adaspa.recall < sparse.adaspa.heads);
+    CHECK(sparse.psa.rows == 0);
+    CHECK(difference(sparse.logits, dense.logits, {1e-9}) != "");
+}
+
+TEST_CASE("decode: the predicted bytes of the cache are those of keys, values and metadata", "[decode]") {
+    const Config c = config_of(Form{});   // 2 layers, 2 key heads of 6
+    CHECK(cache_bytes<double>(c, 100, {}) == 2 * 2 * 100 * 2 * 6 * sizeof(double));
+    CHECK(cache_bytes<float>(c, 100, psa(1, 10, PsaBound::upper)) >= 2 * 2 * (100 + 10) * 2 * 6 * sizeof(float));
+}
