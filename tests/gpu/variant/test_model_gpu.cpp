@@ -98,7 +98,7 @@ VARIANT_CASE("twenty steps of training, float32 follows the CPU to 1e-4 and bf16
 VARIANT_CASE("a monitor sees what it sees on the CPU") {
     const Config config = small_config(false);
     Trial<double, Attention> exact(config, 2, 130, 2, 130);
-    GpuTrial<float> gpu(config, 2, 130);
+    GpuTrial<float, Attention> gpu(config, 2, 130);
     gpu.set_weights(round_weights<float>(exact));
     Monitor<CPU, double> there(2, 130, config.NH);
     Monitor<GPU, float> here(2, 130, config.NH);
