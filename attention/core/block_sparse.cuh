@@ -146,6 +146,7 @@ inline void gather_dscores(GPU device, float* dscores, const float* dnumbers, co
 /// The composite. A variant fills the options from its settings and declares the tensors.
 struct BlockSparse : Policy {
     static constexpr bool composite = true, reads_qk_pre = true, has_auxiliary_loss = true;
+    static constexpr bool chooses = true;   // blocks by their scores, the tokens that hold a block's extremes, heads by a threshold
     int NH, NKV, HS;
     int block = TILE;
     GateQuery query = GateQuery::first;
@@ -171,14 +172,14 @@ struct BlockSparse : Policy {
 
     /// Of one sequence: what top_k leaves. A threshold leaves what the data says; it is counted as dense, the most that it can be.
     PairCount expected_pairs(int heads, int T) const {
-        const bool chooses = distil_mode != Distil::alone && mask != BlockMask::soft && choice.threshold < 0;
+        const bool sparse = distil_mode != Distil::alone && mask != BlockMask::soft && choice.threshold < 0;
         const GateShape s{1, T, heads, NKV, HS, block, query};
         PairCount count;
         for (int h = 0; h < heads; h++)
             for (int r = 0; r < s.blocks(); r++) {
                 const double rows = s.tokens(r), tiles = tiles_of(s.tokens(r));
                 const int forced = std::min(choice.leading, r);
-                const int past = chooses && h >= dense() ? forced + std::min(choice.top, r - forced) : r;
+                const int past = sparse && h >= dense() ? forced + std::min(choice.top, r - forced) : r;
                 count.pairs += rows * past * block + rows * (rows + 1) / 2;
                 count.tiles += tiles * past * (block / TILE) + tiles * (tiles + 1) / 2;
             }
