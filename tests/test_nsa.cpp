@@ -89,6 +89,22 @@ TEST_CASE("nsa: a choice knows nothing that comes after it", "[attention][nsa]")
     }
 }
 
+TEST_CASE("nsa: the branches' tiles are exactly hidden and full where visible() says so", "[attention][nsa]") {
+    const Layer layer({1, 1, 2, 1, 8, settings(7, 3, 4, 11)});
+    std::mt19937_64 generator(5);
+    auto below = [&](int n) { return int(generator() % uint64_t(n)); };
+    int wrong = 0;
+    for (int n = 0; n < 6000; n++) {
+        const NsaBranch branch = layer.policy.branch(n % 3);
+        const int i0 = below(60), i1 = i0 + 1 + below(8), j0 = below(60) / branch.stride, j1 = j0 + 1 + below(8);
+        bool some = false, all = true;
+        for (int i = i0; i < i1; i++)
+            for (int j = j0; j < j1; j++) some |= branch.visible(0, i, j), all &= branch.visible(0, i, j);
+        wrong += branch.tile(0, i0, i1, j0, j1) != (all ? Tile::full : some ? Tile::mixed : Tile::hidden);
+    }
+    CHECK(wrong == 0);
+}
+
 TEST_CASE("nsa: compression of blocks", "[attention][nsa]") {
     check_operation(Compression{1, 9, 1, 2, 3, 4, 2, Write::overwrite});
     check_operation(Compression{2, 13, 2, 3, 5, 4, 3, Write::add});    // the last tokens are in no block
