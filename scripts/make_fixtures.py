@@ -100,15 +100,17 @@ FORMS |= {
     'dsa_no_gate': other('dsa_no_gate', 67, DSA, NKV=4),
     'dsa_fixed_window': other('dsa_fixed_window', 67, {'attention_window': 8}),
     'dsa_no_window': other('dsa_no_window', 67, NKV=1),
-    'moh': other('moh', 53, {'moh_shared': 1, 'moh_active': 2, 'moh_balance': 0.5, 'moh_printed': 0}, B=2),
-    'mosa': other('mosa', 67, {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05, 'mosa_choice': 0}),
-    'routing': other('routing', 67, {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 2, 'routing_rate': 0.05}),
-    'nsa': other('nsa', 290, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0}),
-    'adaptive_sparse': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in BLOCKS.items()}),
+    'moh': other('moh', 53, {'moh_shared': 1, 'moh_active': 2, 'moh_balance': 0.5, 'moh_printed': 0}, B=2, seed=7),
+    'mosa': other('mosa', 67, {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05, 'mosa_choice': 0}, seed=4),
+    'routing': other('routing', 67, {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 2, 'routing_rate': 0.05},
+                     seed=2),
+    'nsa': other('nsa', 290, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0}, V=64),
+    'adaptive_sparse': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in BLOCKS.items()}, seed=3),
     'adaptive_sparse_distil': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in (
-        BLOCKS | {'query': 1, 'distil': 1, 'distil_weight': 0.5}).items()}),
-    'seer': other('seer', 200, SEER, B=2),
-    'seer_alone': other('seer', 330, SEER | {'seer_query': 2, 'seer_distil': 2, 'seer_distil_skip': 0.4}, trains=('w_gq', 'w_gk')),
+        BLOCKS | {'query': 1, 'distil': 1, 'distil_weight': 0.5}).items()}, seed=16),
+    'seer': other('seer', 200, SEER, B=2, V=64),
+    'seer_alone': other('seer', 330, SEER | {'seer_query': 2, 'seer_distil': 2, 'seer_distil_skip': 0.4}, V=64,
+                        trains=('w_gq', 'w_gk')),
 }
 
 
@@ -248,7 +250,7 @@ def train(form, weights, logits_and_notes, batches):
 
 
 def own_loss(form, notes):
-    return {'auxiliary_loss': float(notes.auxiliary)} if form.variant in attentions.OWN_LOSS else {}
+    return {'auxiliary_loss': torch.as_tensor(notes.auxiliary).item()} if form.variant in attentions.OWN_LOSS else {}
 
 
 def make_tokens(form, shape, generator):
