@@ -9,7 +9,7 @@ attention_torch.py, starting from exactly the float32 (or bfloat16) weights that
 has, the script checks the plain model against transformers, logits and the whole 20-step curve, and stops when they disagree.
 
 A mechanism that chooses (the greatest scores, a threshold, the nearest centroid) would choose otherwise after rounding where two
-outcomes are nearly equal. The script stops when any choice of any step is that near; another Form.seed makes other weights and tokens.
+outcomes are nearly equal. The script stops when any choice of any step is that near; another Form.seed makes other weights.
 
 Shapes as in the engine: B batch, T tokens, C channels, L layers, V vocabulary; NH query heads, NKV key/value heads, HS head size.
 """
@@ -74,7 +74,7 @@ FORMS = {
 
 
 def other(variant, T, settings={}, **form):
-    """Of the other variants. Settings are such that every rule has something to decide: several windows, chunks, blocks or segments."""
+    """Of the other variants. Settings leave every rule something to decide: several windows, chunks, segments or blocks."""
     return Form(**{'NKV': 2, 'V': 96, 'B': 1, 'T': T, 'variant': variant, 'settings': settings} | form)
 
 
@@ -90,9 +90,10 @@ FORMS |= {
     'longformer': other('longformer', 70, {'longformer_globals': 5, 'attention_window': 6}),
     'strided': other('strided', 83, {'strided_stride': 9}),
     'fixed_factorized': other('fixed_factorized', 83, {'fixed_factorized_chunk': 12, 'fixed_factorized_summary': 3}),
-    'bigbird': other('bigbird', 150, {'bigbird_block': 16, 'bigbird_window': 3, 'bigbird_globals': 1, 'bigbird_random': 2, 'bigbird_seed': 5}),
-    'deepspeed_fixed': other('deepspeed_fixed', 150, {'deepspeed_fixed_block': 8, 'deepspeed_fixed_local': 4, 'deepspeed_fixed_globals': 2,
-                                                      'deepspeed_fixed_per_head': 1}),
+    'bigbird': other('bigbird', 150, {'bigbird_block': 16, 'bigbird_window': 3, 'bigbird_globals': 1, 'bigbird_random': 2,
+                                      'bigbird_seed': 5}),
+    'deepspeed_fixed': other('deepspeed_fixed', 150, {'deepspeed_fixed_block': 8, 'deepspeed_fixed_local': 4,
+                                                      'deepspeed_fixed_globals': 2, 'deepspeed_fixed_per_head': 1}),
     'longnet': other('longnet', 150, {'longnet_segment': 16, 'longnet_branches': 3, 'longnet_detach': 0}),
     'ppa': other('ppa', 67, B=2),
     'shaw': other('shaw', 67, {'shaw_clip': 6}, B=2),
@@ -104,7 +105,8 @@ FORMS |= {
     'mosa': other('mosa', 67, {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05, 'mosa_choice': 0}, seed=4),
     'routing': other('routing', 67, {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 2, 'routing_rate': 0.05},
                      seed=2),
-    'nsa': other('nsa', 290, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0}, V=64),
+    'nsa': other('nsa', 290, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0},
+                 V=64),
     'adaptive_sparse': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in BLOCKS.items()}, seed=3),
     'adaptive_sparse_distil': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in (
         BLOCKS | {'query': 1, 'distil': 1, 'distil_weight': 0.5}).items()}, seed=16),
@@ -224,7 +226,7 @@ def learning_rate(step):
 
 
 def train(form, weights, logits_and_notes, batches):
-    """Trains `weights` in place; one record per step, measured before its update. batches (STEPS, B, T+1). Also the nearest that any
+    """Trains `weights` in place; one record per step, measured before its update. batches (STEPS, B, T+1). And the nearest that any
     choice was to another one."""
     role = roles(form, {name: p.dim() for name, p in weights.items()})
     groups = [{'params': [p for n, p in weights.items() if role[n] == 'decays'], 'weight_decay': WEIGHT_DECAY},
@@ -245,7 +247,8 @@ def train(form, weights, logits_and_notes, batches):
             for name, g in notes.moves.items():
                 weights[name] -= role[name] * g
         margin = min(margin, notes.margin)
-        curve.append({'step': step + 1, 'loss': loss.item(), 'grad_norm': norm.item(), 'lr': learning_rate(step)} | own_loss(form, notes))
+        curve.append({'step': step + 1, 'loss': loss.item(), 'grad_norm': norm.item(), 'lr': learning_rate(step),
+                      **own_loss(form, notes)})
     return curve, margin
 
 
@@ -269,8 +272,8 @@ def hugging_face_config(form):
     sizes = dict(vocab_size=form.V, hidden_size=form.C, num_hidden_layers=form.L, num_attention_heads=form.NH,
                  num_key_value_heads=form.NKV, intermediate_size=form.F, rms_norm_eps=form.norm_eps,
                  rope_parameters={'rope_type': 'default', 'rope_theta': form.rope_theta}, rope_theta=form.rope_theta,
-                 tie_word_embeddings=form.tied, max_position_embeddings=128 if form.T <= 128 else 512, bos_token_id=None, eos_token_id=form.V - 1,
-                 attn_implementation='sdpa')
+                 tie_word_embeddings=form.tied, max_position_embeddings=128 if form.T <= 128 else 512,
+                 bos_token_id=None, eos_token_id=form.V - 1, attn_implementation='sdpa')
     if form.qwen2:
         return transformers.Qwen2Config(**sizes)
     if form.variant == 'sliding_window':
