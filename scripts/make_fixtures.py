@@ -4,9 +4,12 @@
     python3 scripts/make_fixtures.py [--out tests/fixtures] [NAME ...]
 
 needs torch, transformers, numpy and safetensors (pip install). Only whoever changes the fixtures runs it: they are kept in git.
-tests/fixtures/README.md describes the files. Every number is computed in float64 by the plain model below, starting from exactly
-the float32 (or bfloat16) weights that lie in the folder. For the forms that transformers has, the script checks the plain model
-against transformers, logits and the whole 20-step curve, and stops when they disagree.
+tests/fixtures/README.md describes the files. Every number is computed in float64 by the plain model below, with the attention of
+attention_torch.py, starting from exactly the float32 (or bfloat16) weights that lie in the folder. For the forms that transformers
+has, the script checks the plain model against transformers, logits and the whole 20-step curve, and stops when they disagree.
+
+A mechanism that chooses (the greatest scores, a threshold, the nearest centroid) would choose otherwise after rounding where two
+outcomes are nearly equal. The script stops when any choice of any step is that near; another Form.seed makes other weights.
 
 Shapes as in the engine: B batch, T tokens, C channels, L layers, V vocabulary; NH query heads, NKV key/value heads, HS head size.
 """
@@ -16,7 +19,7 @@ import math
 import shutil
 import sys
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import safetensors.torch
@@ -24,8 +27,11 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+import attention_torch as attentions
+
 STEPS, WARMUP, LR, MIN_LR_FRAC = 20, 5, 3e-3, 0.1
 WEIGHT_DECAY, BETA1, BETA2, ADAM_EPS, GRAD_CLIP = 0.1, 0.9, 0.95, 1e-8, 1.0
+SMALLEST_MARGIN = 1e-4    # of a choice: some hundred times what float32 makes of scores
 
 
 @dataclass
@@ -45,8 +51,9 @@ class Form:
     rope_theta: float = 1e6
     norm_eps: float = 1e-6
     variant: str = 'causal'
-    hidden: int = 16               # m, the width of ASGA's gate
-    window: int = 8                # left reach of asga_fixed: row i sees keys i-window..i
+    settings: dict = field(default_factory=dict)      # of the variant, by their keys in config.json
+    trains: tuple = ()             # where not empty: the ends of the names of the tensors that are not frozen
+    seed: int = 0                  # of weights and tokens, beside the fixture's name
     storage: torch.dtype = torch.float32
     shard_size: str = '1GB'        # transformers splits the weights into parts of at most this size
 
@@ -58,18 +65,65 @@ FORMS = {
     'qwen2_gqa_tied': Form(NKV=1, T=70, C=64, qwen2=True, rope_theta=1e4),
     'qwen2_gqa_tied_bf16': Form(NKV=2, T=53, C=64, qwen2=True, storage=torch.bfloat16),
     'qwen3_gqa_untied_sharded': Form(NKV=1, T=41, B=4, tied=False, shard_size='40KB'),
-    'asga': Form(NKV=2, T=67, variant='asga'),
-    'asga_m8': Form(NKV=1, T=41, B=3, tied=False, variant='asga', hidden=8),
-    'asga_no_geometry': Form(NKV=2, T=53, variant='asga_no_geometry'),
-    'asga_fixed': Form(NKV=2, T=67, variant='asga_fixed'),
+    'asga': Form(NKV=2, T=67, variant='asga', settings={'asga_hidden': 16}),
+    'asga_m8': Form(NKV=1, T=41, B=3, tied=False, variant='asga', settings={'asga_hidden': 8}),
+    'asga_no_geometry': Form(NKV=2, T=53, variant='asga_no_geometry', settings={'asga_hidden': 16}),
+    'asga_fixed': Form(NKV=2, T=67, variant='asga_fixed', settings={'attention_window': 8}),
     'asga_neither': Form(NKV=4, T=53, variant='asga_neither'),
 }
-LEARNED_GATE = ('asga', 'asga_no_geometry')
-LEARNED_SCALE = ('asga', 'asga_fixed')
+
+
+def other(variant, T, settings={}, **form):
+    """Of the other variants. Settings leave every rule something to decide: several windows, chunks, segments or blocks."""
+    return Form(**{'NKV': 2, 'V': 96, 'B': 1, 'T': T, 'variant': variant, 'settings': settings} | form)
+
+
+DSA = {'attention_window': 8, 'attention_dense_until': 20}
+SINKS = {'sinks_tokens': 3, 'attention_window': 7}
+SEER = {'seer_block': 64, 'seer_query': 0, 'seer_top_k': 1, 'seer_distil': 1, 'seer_distil_weight': 1, 'seer_distil_skip': 0}
+BLOCKS = {'block': 64, 'query': 0, 'mask': 2, 'top_k': 1, 'dense_heads': 2, 'head_threshold': 0.3, 'distil': 0, 'distil_weight': 1,
+          'distil_skip': 0}
+FORMS |= {
+    'sliding_window': other('sliding_window', 70, {'attention_window': 9}, B=2),
+    'sinks': other('sinks', 70, SINKS),
+    'sinks_cache': other('sinks_cache', 70, SINKS, NKV=1),
+    'longformer': other('longformer', 70, {'longformer_globals': 5, 'attention_window': 6}),
+    'strided': other('strided', 83, {'strided_stride': 9}),
+    'fixed_factorized': other('fixed_factorized', 83, {'fixed_factorized_chunk': 12, 'fixed_factorized_summary': 3}),
+    'bigbird': other('bigbird', 150, {'bigbird_block': 16, 'bigbird_window': 3, 'bigbird_globals': 1, 'bigbird_random': 2,
+                                      'bigbird_seed': 5}),
+    'deepspeed_fixed': other('deepspeed_fixed', 150, {'deepspeed_fixed_block': 8, 'deepspeed_fixed_local': 4,
+                                                      'deepspeed_fixed_globals': 2, 'deepspeed_fixed_per_head': 1}),
+    'longnet': other('longnet', 150, {'longnet_segment': 16, 'longnet_branches': 3, 'longnet_detach': 0}),
+    'ppa': other('ppa', 67, B=2),
+    'shaw': other('shaw', 67, {'shaw_clip': 6}, B=2),
+    'dsa': other('dsa', 67, DSA),
+    'dsa_no_gate': other('dsa_no_gate', 67, DSA, NKV=4),
+    'dsa_fixed_window': other('dsa_fixed_window', 67, {'attention_window': 8}),
+    'dsa_no_window': other('dsa_no_window', 67, NKV=1),
+    'moh': other('moh', 53, {'moh_shared': 1, 'moh_active': 2, 'moh_balance': 0.5, 'moh_printed': 0}, B=2, seed=7),
+    'mosa': other('mosa', 67, {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05, 'mosa_choice': 0}, seed=4),
+    'routing': other('routing', 67, {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 2, 'routing_rate': 0.05},
+                     seed=2),
+    'nsa': other('nsa', 290, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0},
+                 V=64),
+    'adaptive_sparse': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in BLOCKS.items()}, seed=3),
+    'adaptive_sparse_distil': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in (
+        BLOCKS | {'query': 1, 'distil': 1, 'distil_weight': 0.5}).items()}, seed=16),
+    'seer': other('seer', 200, SEER, B=2, V=64),
+    'seer_alone': other('seer', 330, SEER | {'seer_query': 2, 'seer_distil': 2, 'seer_distil_skip': 0.4}, V=64,
+                        trains=('w_gq', 'w_gk')),
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------------------
 # The plain model: a dictionary of weights by Hugging Face name, and a forward pass that materialises everything.
+
+def own_tensors(form):
+    """The variant's tensors by their names behind 'self_attn.'."""
+    tensors = attentions.TABLE[form.variant][1](form, form.settings)
+    return {attentions.tensor_prefix(form.variant) + name: tensor for name, tensor in tensors.items()}
+
 
 def make_weights(form, generator):
     """Random weights, large enough that every term (norm weights, biases, the gate) moves the loss."""
@@ -89,14 +143,8 @@ def make_weights(form, generator):
             elif name != 'v':
                 w[f'{attn}{name}_norm.weight'] = normal(form.HS, mean=1.2, deviation=0.2)
         w[f'{attn}o_proj.weight'] = linear(form.C, form.NH * form.HS)
-        if form.variant in LEARNED_GATE:
-            w[f'{attn}asga.w1_q'] = normal(form.NH, form.hidden, form.HS, deviation=0.3)
-            w[f'{attn}asga.w1_k'] = normal(form.NH, form.hidden, form.HS, deviation=0.3)
-            w[f'{attn}asga.b1'] = normal(form.NH, form.hidden, deviation=0.5)
-            w[f'{attn}asga.w2'] = normal(form.NH, form.hidden, deviation=0.6)
-            w[f'{attn}asga.b2'] = normal(form.NH, deviation=0.5)
-        if form.variant in LEARNED_SCALE:
-            w[f'{attn}asga.gamma'] = normal(form.NH, mean=1.5, deviation=0.5)
+        for name, tensor in own_tensors(form).items():
+            w[f'{attn}{name}'] = normal(*tensor.shape, mean=tensor.mean, deviation=tensor.deviation)
         w[f'{block}mlp.gate_proj.weight'] = linear(form.F, form.C)
         w[f'{block}mlp.up_proj.weight'] = linear(form.F, form.C)
         w[f'{block}mlp.down_proj.weight'] = linear(form.C, form.F)
@@ -112,62 +160,40 @@ def rmsnorm(x, weight, eps):
     return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def rope(x, theta):
-    """Rotates the two halves of every head of x (B, heads, T, HS) by position * theta^(-2d/HS)."""
-    T, HS = x.shape[-2:]
-    frequency = theta ** (-torch.arange(0, HS, 2, dtype=x.dtype) / HS)
-    angle = torch.arange(T, dtype=x.dtype)[:, None] * frequency
-    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
-
-
-def asga_gate(form, w, attn, q, k):
-    """s = sigmoid(b2 + W2 . GELU(W1q LN(q_i) + b1 + W1k LN(k_j))), (B, NH, T, T). q and k: after QK-norm, before RoPE, NH heads."""
-    normed_q, normed_k = (F.layer_norm(x, (form.HS,), eps=1e-5) for x in (q, k))
-    a = torch.einsum('hmd,bhtd->bhtm', w[attn + 'asga.w1_q'], normed_q) + w[attn + 'asga.b1'][:, None]
-    b = torch.einsum('hmd,bhtd->bhtm', w[attn + 'asga.w1_k'], normed_k)
-    g = F.gelu(a[:, :, :, None] + b[:, :, None], approximate='tanh')      # (B, NH, T, T, m)
-    return torch.sigmoid(torch.einsum('hm,bhijm->bhij', w[attn + 'asga.w2'], g) + w[attn + 'asga.b2'][:, None, None])
-
-
-def attention(form, w, attn, x):
+def attention(form, w, layer, x, notes):
     """x (B, T, C), the normed input of the block -> (B, T, C)."""
+    attn = f'model.layers.{layer}.self_attn.'
     B, T, _ = x.shape
 
     def project(name, heads):
         y = F.linear(x, w[f'{attn}{name}_proj.weight'], w.get(f'{attn}{name}_proj.bias'))
         y = y.view(B, T, heads, form.HS).transpose(1, 2)                  # (B, heads, T, HS)
         norm = w.get(f'{attn}{name}_norm.weight')
-        y = y if norm is None else rmsnorm(y, norm, form.norm_eps)
-        return y.repeat_interleave(form.NH // heads, dim=1)               # query head h reads key/value head h / (NH/NKV)
+        return y if norm is None else rmsnorm(y, norm, form.norm_eps)
 
-    q, k, v = project('q', form.NH), project('k', form.NKV), project('v', form.NKV)
-    scores = rope(q, form.rope_theta) @ rope(k, form.rope_theta).transpose(-1, -2) * form.HS ** -0.5
-    if form.variant in LEARNED_SCALE:
-        scores = scores * F.softplus(w[attn + 'asga.gamma'])[:, None, None]
-    if form.variant in LEARNED_GATE:
-        scores = scores * asga_gate(form, w, attn, q, k)
-    distance = torch.arange(T)[:, None] - torch.arange(T)
-    visible = distance >= 0
-    if form.variant == 'asga_fixed':
-        visible = visible & (distance <= form.window)
-    probabilities = scores.masked_fill(~visible, -math.inf).softmax(-1)
-    return F.linear((probabilities @ v).transpose(1, 2).reshape(B, T, -1), w[attn + 'o_proj.weight'])
+    inputs = attentions.Inputs(x, project('q', form.NH), project('k', form.NKV), project('v', form.NKV), form.rope_theta, layer)
+    prefix = attn + attentions.tensor_prefix(form.variant)
+    own = {name.removeprefix(prefix): value for name, value in w.items() if name.startswith(prefix)}
+    of_layer = attentions.Notes()
+    heads = attentions.TABLE[form.variant][0](inputs, own, form.settings, of_layer)
+    notes.auxiliary = notes.auxiliary + of_layer.auxiliary
+    notes.moves |= {prefix + name: g for name, g in of_layer.moves.items()}
+    notes.margin = min(notes.margin, of_layer.margin)
+    return F.linear(heads.transpose(1, 2).reshape(B, T, -1), w[attn + 'o_proj.weight'])
 
 
 def forward(form, w, ids):
-    """ids (B, T) -> logits (B, T, V)."""
-    x = w['model.embed_tokens.weight'][ids]
+    """ids (B, T) -> logits (B, T, V), and what the attention layers noted."""
+    x, notes = w['model.embed_tokens.weight'][ids], attentions.Notes()
     for layer in range(form.L):
         block = f'model.layers.{layer}.'
         normed = rmsnorm(x, w[block + 'input_layernorm.weight'], form.norm_eps)
-        x = x + attention(form, w, block + 'self_attn.', normed)
+        x = x + attention(form, w, layer, normed, notes)
         normed = rmsnorm(x, w[block + 'post_attention_layernorm.weight'], form.norm_eps)
         hidden = F.silu(F.linear(normed, w[block + 'mlp.gate_proj.weight'])) * F.linear(normed, w[block + 'mlp.up_proj.weight'])
         x = x + F.linear(hidden, w[block + 'mlp.down_proj.weight'])
     x = rmsnorm(x, w['model.norm.weight'], form.norm_eps)
-    return F.linear(x, w['model.embed_tokens.weight' if form.tied else 'lm_head.weight'])
+    return F.linear(x, w['model.embed_tokens.weight' if form.tied else 'lm_head.weight']), notes
 
 
 def mean_loss(logits, targets):
@@ -177,9 +203,19 @@ def mean_loss(logits, targets):
 # ---------------------------------------------------------------------------------------------------------------------------
 # Training
 
-def decays(name, tensor):
-    """Weight decay acts on matrices only. b1 is a bias, one per head, although it has two dimensions."""
-    return tensor.dim() >= 2 and not name.endswith('asga.b1')
+def roles(form, names):
+    """For every tensor: 'decays' or 'plain' (AdamW with weight decay or without), 'frozen', or a statistic's rate. The model's
+    matrices decay, its vectors do not."""
+    own, result = own_tensors(form), {}
+    for name, dimensions in names.items():
+        tensor = own.get(name.split('self_attn.')[-1])
+        if tensor and tensor.rate:
+            result[name] = tensor.rate
+        elif form.trains and not name.endswith(form.trains):
+            result[name] = 'frozen'
+        else:
+            result[name] = 'decays' if (tensor.decays if tensor else dimensions >= 2) else 'plain'
+    return result
 
 
 def learning_rate(step):
@@ -189,22 +225,35 @@ def learning_rate(step):
     return LR * (MIN_LR_FRAC + (1 - MIN_LR_FRAC) * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))))
 
 
-def train(weights, logits_of, batches):
-    """Trains `weights` in place; one record per step, measured before its update. batches (STEPS, B, T+1)."""
-    groups = [{'params': [p for n, p in weights.items() if decays(n, p)], 'weight_decay': WEIGHT_DECAY},
-              {'params': [p for n, p in weights.items() if not decays(n, p)], 'weight_decay': 0.0}]
+def train(form, weights, logits_and_notes, batches):
+    """Trains `weights` in place; one record per step, measured before its update. batches (STEPS, B, T+1). And the nearest that any
+    choice was to another one."""
+    role = roles(form, {name: p.dim() for name, p in weights.items()})
+    groups = [{'params': [p for n, p in weights.items() if role[n] == 'decays'], 'weight_decay': WEIGHT_DECAY},
+              {'params': [p for n, p in weights.items() if role[n] == 'plain'], 'weight_decay': 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=(BETA1, BETA2), eps=ADAM_EPS)
-    curve = []
+    trained = [p for group in groups for p in group['params']]
+    curve, margin = [], math.inf
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group['lr'] = learning_rate(step)
         optimizer.zero_grad()
-        loss = mean_loss(logits_of(batch[:, :-1]), batch[:, 1:])
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(weights.values(), GRAD_CLIP)
+        logits, notes = logits_and_notes(batch[:, :-1])
+        loss = mean_loss(logits, batch[:, 1:])
+        (loss + notes.auxiliary).backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, GRAD_CLIP)
         optimizer.step()
-        curve.append({'step': step + 1, 'loss': loss.item(), 'grad_norm': norm.item(), 'lr': learning_rate(step)})
-    return curve
+        with torch.no_grad():
+            for name, g in notes.moves.items():
+                weights[name] -= role[name] * g
+        margin = min(margin, notes.margin)
+        curve.append({'step': step + 1, 'loss': loss.item(), 'grad_norm': norm.item(), 'lr': learning_rate(step),
+                      **own_loss(form, notes)})
+    return curve, margin
+
+
+def own_loss(form, notes):
+    return {'auxiliary_loss': torch.as_tensor(notes.auxiliary).item()} if form.variant in attentions.OWN_LOSS else {}
 
 
 def make_tokens(form, shape, generator):
@@ -223,10 +272,13 @@ def hugging_face_config(form):
     sizes = dict(vocab_size=form.V, hidden_size=form.C, num_hidden_layers=form.L, num_attention_heads=form.NH,
                  num_key_value_heads=form.NKV, intermediate_size=form.F, rms_norm_eps=form.norm_eps,
                  rope_parameters={'rope_type': 'default', 'rope_theta': form.rope_theta}, rope_theta=form.rope_theta,
-                 tie_word_embeddings=form.tied, max_position_embeddings=128, bos_token_id=None, eos_token_id=form.V - 1,
-                 attn_implementation='sdpa')
+                 tie_word_embeddings=form.tied, max_position_embeddings=128 if form.T <= 128 else 512,
+                 bos_token_id=None, eos_token_id=form.V - 1, attn_implementation='sdpa')
     if form.qwen2:
         return transformers.Qwen2Config(**sizes)
+    if form.variant == 'sliding_window':
+        sizes |= dict(use_sliding_window=True, sliding_window=form.settings['attention_window'] + 1, max_window_layers=0,
+                      layer_types=['sliding_attention'] * form.L)
     return transformers.Qwen3Config(head_dim=form.HS, attention_bias=False, **sizes)
 
 
@@ -246,10 +298,7 @@ def save_folder(form, weights, folder):
         return
     config = json.loads(hugging_face_config(form).to_json_string())
     config |= {'architectures': ['Qwen3ForCausalLM'], 'rope_theta': form.rope_theta, 'attention_variant': form.variant}
-    if form.variant in LEARNED_GATE:
-        config['asga_hidden'] = form.hidden
-    if form.variant == 'asga_fixed':
-        config['attention_window'] = form.window
+    config |= form.settings
     (folder / 'config.json').write_text(json.dumps(config, indent=2, sort_keys=True) + '\n')
     safetensors.torch.save_file(weights, folder / 'model.safetensors', metadata={'format': 'pt'})
 
@@ -261,7 +310,7 @@ def difference_from_transformers(form, folder, ids, batches, logits, curve):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation='sdpa')
     with torch.no_grad():
         of_logits = (model(ids).logits - logits).abs().max().item()
-    theirs = train(dict(model.named_parameters()), lambda x: model(x).logits, batches)
+    theirs, _ = train(form, dict(model.named_parameters()), lambda x: (model(x).logits, attentions.Notes()), batches)
     of_curve = max(abs(a[key] / b[key] - 1) for a, b in zip(theirs, curve) for key in ('loss', 'grad_norm'))
     if not (of_logits < 1e-5 and of_curve < 3e-5):
         sys.exit(f'{folder}: the plain model differs from transformers by {of_logits} in a logit, {of_curve} in the curve')
@@ -269,7 +318,7 @@ def difference_from_transformers(form, folder, ids, batches, logits, curve):
 
 
 def write_fixture(name, form, folder):
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + form.seed)
     stored = make_weights(form, generator)
     tokens = make_tokens(form, (form.B, form.T + 1), generator)
     batches = make_tokens(form, (STEPS, form.B, form.T + 1), generator)
@@ -279,19 +328,25 @@ def write_fixture(name, form, folder):
     save_folder(form, stored, folder)
 
     weights = {n: value.double().requires_grad_() for n, value in stored.items()}
-    logits = forward(form, weights, ids)
+    logits, notes = forward(form, weights, ids)
     loss = mean_loss(logits, targets)
-    loss.backward()
-    gradient_norms = {n: p.grad.norm().item() for n, p in weights.items()}
-    curve = train(weights, lambda x: forward(form, weights, x), batches)
+    (loss + notes.auxiliary).backward()
+    gradient_norms = {n: notes.moves.get(n, p.grad).norm().item() for n, p in weights.items()}
+    curve, margin = train(form, weights, lambda x: forward(form, weights, x), batches)
+    margin = min(margin, notes.margin)
+    if margin < SMALLEST_MARGIN:
+        sys.exit(f'{name}: a choice is as near as {margin:.1e} to another one; choose another seed')
     record = {
         'variant': form.variant, 'versions': {'torch': torch.__version__, 'transformers': transformers.__version__},
-        'loss': loss.item(), 'gradient_norms': gradient_norms,
+        'loss': loss.item(), **own_loss(form, notes), 'gradient_norms': gradient_norms,
         'training': {'steps': STEPS, 'warmup_steps': WARMUP, 'lr': LR, 'min_lr_frac': MIN_LR_FRAC, 'weight_decay': WEIGHT_DECAY,
                      'beta1': BETA1, 'beta2': BETA2, 'adam_eps': ADAM_EPS, 'grad_clip': GRAD_CLIP},
         'curve': curve, 'final_weight_norms': {n: p.norm().item() for n, p in weights.items()}}
     summary = f'{name}: loss {loss.item():.4f}, curve {curve[0]["loss"]:.4f} -> {curve[-1]["loss"]:.4f}'
-    if form.variant == 'causal':
+    if margin < math.inf:
+        record['smallest_margin'] = margin
+        summary += f', smallest margin of a choice {margin:.1e}'
+    if form.variant in ('causal', 'sliding_window'):
         of_logits, of_curve = difference_from_transformers(form, folder, ids, batches, logits.detach(), curve)
         record['difference_from_transformers'] = {'logits': of_logits, 'curve_relative': of_curve}
         summary += f', differs from transformers by {of_logits:.1e} in a logit, {of_curve:.1e} in the curve'

@@ -1,5 +1,6 @@
 // A reference fixture (tests/fixtures/README.md): a Hugging Face folder with logits, gradient norms and twenty training steps that
-// transformers or torch computed in float64, and the same from this engine in float32 as train_gpt.cu computes them.
+// transformers or torch computed in float64, and the same from this engine in float32 as train_gpt.cu computes them. A statistic's
+// "gradient" is what it moves by; a policy's own loss is a number beside the loss, and part of what gradients are of.
 #pragma once
 #include "catch.h"
 
@@ -59,8 +60,9 @@ inline std::vector<std::filesystem::path> fixture_folders(const std::string& var
     return folders;
 }
 
-/// One row per step: loss before the update, gradient norm before clipping, learning rate.
+/// One row per step: loss before the update, gradient norm before clipping, learning rate, the policy's own loss if it has one.
 using Curve = std::vector<std::vector<double>>;
+inline const std::vector<std::string> CURVE_COLUMNS{"loss", "grad_norm", "lr", "auxiliary_loss"};
 
 template <class A>
 Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, Feed<CPU>& feed, const Fixture& f) {
@@ -83,8 +85,14 @@ Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, Feed<CPU>& feed, const 
         adamw.lr = learning_rate(training["lr"], training["min_lr_frac"], warmup, steps, step - 1);
         gpt_update(CPU{}, gpt, adamw, step);
         curve.push_back({gpt.numbers->loss / (f.B * f.T), std::sqrt(gpt.numbers->squares), adamw.lr});
+        if (A::has_auxiliary_loss) curve.back().push_back(gpt.numbers->auxiliary / (f.B * f.T));
     }
     return curve;
+}
+
+/// "" when a number is the one that `expected` has under `key`, up to the tolerance of norms and losses.
+inline std::string number_difference(double number, const nlohmann::json& expected, const std::string& key) {
+    return difference(std::vector<double>{number}, std::vector<double>{expected.value(key, double(NAN))}, Tolerance{RELATIVE_TOLERANCE, 0});
 }
 
 /// "" when the L2 norm of every tensor of a flat buffer is the one that `expected` names, which must name them all.
@@ -94,8 +102,7 @@ inline std::string norm_difference(const TensorList& list, const float* flat, co
     for (const Tensor& t : list) {
         std::vector<double> norm(1);
         sum_of_squares(CPU{}, norm.data(), flat + t.slot.offset, t.slot.size);
-        norm[0] = std::sqrt(norm[0]);
-        const std::string text = difference(norm, std::vector<double>{expected.value(t.name, double(NAN))}, Tolerance{RELATIVE_TOLERANCE, 0});
+        const std::string text = number_difference(std::sqrt(norm[0]), expected, t.name);
         if (!text.empty()) wrong += t.name + ": " + text + "\n";
     }
     return wrong;
@@ -120,8 +127,8 @@ void check_fixture(const std::filesystem::path& folder, Recompute recompute) {
     CHECK(difference(all_logits, f.logits, Tolerance{0, LOGIT_TOLERANCE}) == "");
 
     gpt_loss(CPU{}, gpt, batch, Write::overwrite, 1.0f / float(rows));
-    const double loss = gpt.numbers->loss / rows;
-    CHECK(difference(std::vector<double>{loss}, std::vector<double>{f.expected["loss"].get<double>()}, Tolerance{RELATIVE_TOLERANCE, 0}) == "");
+    CHECK(number_difference(gpt.numbers->loss / rows, f.expected, "loss") == "");
+    if (A::has_auxiliary_loss) CHECK(number_difference(gpt.numbers->auxiliary / rows, f.expected, "auxiliary_loss") == "");
     gpt_backward(CPU{}, gpt, batch, Write::overwrite);
     CHECK(norm_difference(list, gpt.gradients, f.expected["gradient_norms"]) == "");
 
@@ -129,10 +136,9 @@ void check_fixture(const std::filesystem::path& folder, Recompute recompute) {
     const nlohmann::json& expected = f.expected["curve"];
     REQUIRE(curve.size() == expected.size());
     for (size_t k = 0; k < curve.size(); k++) {
-        INFO("step " << k + 1 << ": loss, grad_norm, lr");
-        for (int column : {0, 1, 2}) {
-            const double number = expected[k][column == 0 ? "loss" : column == 1 ? "grad_norm" : "lr"];
-            CHECK(difference(std::vector<double>{curve[k][column]}, std::vector<double>{number}, Tolerance{RELATIVE_TOLERANCE, 0}) == "");
+        for (size_t column = 0; column < curve[k].size(); column++) {
+            INFO("step " << k + 1 << ": " << CURVE_COLUMNS[column]);
+            CHECK(number_difference(curve[k][column], expected[k], CURVE_COLUMNS[column]) == "");
         }
     }
     CHECK(norm_difference(list, gpt.weights, f.expected["final_weight_norms"]) == "");

@@ -1,0 +1,62 @@
+"""Every attention mechanism of attention/*.cuh in plain PyTorch: dense matrices, autograd, one small function each. Written from
+the papers' formulas and each variant's header comment, not from its kernels, so that the two are proofs of each other.
+
+A mechanism is heads(a, w, s, notes) -> (B, NH, T, HS), what the output projection reads:
+    a      the layer's inputs (class Inputs)
+    w      the variant's own tensors by the last part of their name: w['gate.weight']
+    s      its settings by their key in config.json: s['attention_window']
+    notes  where it leaves a loss of its own, what statistics move by, and how near its choices were (class Notes)
+and tensors(form, s) says which tensors it has in a model of the sizes form.C, form.NH, form.NKV, form.HS. TABLE lists them all.
+
+Names as in the engine: B batch, T tokens, C channels; NH query heads, NKV key/value heads, HS head size; i query, j key, h head.
+"""
+from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, seer
+from .gates import dsa, moh, moh_tensors
+from .learned_scores import asga, ppa, ppa_tensors, shaw, shaw_tensors
+from .nsa import nsa, nsa_tensors
+from .parts import Inputs, Notes, window
+from .patterns import (bigbird, deepspeed_fixed, everything, fixed_factorized, leading_and_window, longnet, masked, sinks_cache,
+                       strided)
+from .tokens import mosa, mosa_tensors, routing, routing_tensors
+
+
+def no_tensors(form, s):
+    return {}
+
+
+# variant -> (heads, tensors)
+TABLE = {
+    'causal': (masked(everything), no_tensors),
+    'sliding_window': (masked(window), no_tensors),
+    'sinks': (masked(leading_and_window('sinks_tokens')), no_tensors),
+    'sinks_cache': (sinks_cache, no_tensors),
+    'longformer': (masked(leading_and_window('longformer_globals')), no_tensors),
+    'strided': (masked(strided), no_tensors),
+    'fixed_factorized': (masked(fixed_factorized), no_tensors),
+    'bigbird': (masked(bigbird), no_tensors),
+    'deepspeed_fixed': (masked(deepspeed_fixed), no_tensors),
+    'longnet': (longnet, no_tensors),
+    'asga': asga(gate=True, scale=True),
+    'asga_no_geometry': asga(gate=True, scale=False),
+    'asga_fixed': asga(gate=False, scale=True, windowed=True),
+    'asga_neither': asga(gate=False, scale=False),
+    'ppa': (ppa, ppa_tensors),
+    'shaw': (shaw, shaw_tensors),
+    'dsa': dsa(gate=True, rule='late'),
+    'dsa_no_gate': dsa(gate=False, rule='late'),
+    'dsa_fixed_window': dsa(gate=True, rule='all'),
+    'dsa_no_window': dsa(gate=True, rule=None),
+    'moh': (moh, moh_tensors),
+    'mosa': (mosa, mosa_tensors),
+    'routing': (routing, routing_tensors),
+    'nsa': (nsa, nsa_tensors),
+    'adaptive_sparse': (adaptive_sparse, adaptive_sparse_tensors),
+    'seer': (seer, gate_tensors),
+}
+# Whose objective has a loss of its own beside the task's.
+OWN_LOSS = ('moh', 'adaptive_sparse', 'seer')
+
+
+def tensor_prefix(variant):
+    """Of a variant's tensors, behind 'model.layers.N.self_attn.': ablations share their names with the whole."""
+    return variant.split('_')[0] + '.' if variant.startswith(('asga', 'dsa')) else variant + '.'

@@ -1,0 +1,90 @@
+"""Blocks of keys that a learned gate chooses, and how it learns from dense attention. The choice has no gradient."""
+import torch
+import torch.nn.functional as F
+
+from .parts import Tensor, attend, for_query_heads, masked_softmax, rope, scores
+
+
+def block_scores(a, w, block, query):
+    """The block gate (B, NH, N, N): query 0 is the block's first token, 1 the mean of the block before, 2 of the block itself."""
+    starts = torch.arange(0, a.T, block)
+    k_parts, q_parts = a.k_pre.split(block, 2), a.q_pre.split(block, 2)
+    pooled_k = torch.stack([torch.cat((p.amax(2), p.amin(2), p.mean(2)), -1) for p in k_parts], 2)    # (B, NKV, N, 3 HS)
+    means = [p.mean(2) for p in q_parts]
+    pooled_q = torch.stack({0: [p[:, :, 0] for p in q_parts], 1: [torch.zeros_like(means[0])] + means[:-1], 2: means}[query], 2)
+    k_gate = rope(torch.einsum('hod,bhnd->bhno', w['w_gk'], pooled_k), a.theta, starts)
+    q_gate = rope(torch.einsum('hod,bhnd->bhno', w['w_gq'], pooled_q), a.theta, starts)
+    return scores(q_gate, k_gate)
+
+
+def chosen_blocks(gate, top, notes):
+    """(B, NH, N, N): a row's own block and the `top` past ones with the greatest scores."""
+    N = gate.shape[-1]
+    chosen = torch.eye(N, dtype=torch.bool).expand(gate.shape).clone()
+    for r in range(1, N):
+        order = gate[:, :, r, :r].detach().sort(-1, descending=True)
+        chosen[:, :, r] |= torch.zeros_like(chosen[:, :, r]).scatter(-1, order.indices[..., :top], True)
+        if 0 < top < r:
+            notes.chose(order.values[..., top - 1] - order.values[..., top])
+    return chosen
+
+
+def distillation(a, gate, block, skip):
+    """Mean over sequences, heads and rows of blocks of KL(teacher || softmax of the scores), over the past blocks of each row. The
+    teacher is dense attention's map, the greatest of every pair of blocks, divided by its sum; no gradient goes into it."""
+    with torch.no_grad():
+        dense = masked_softmax(scores(a.q, a.k), a.causal)[0][:, -gate.shape[1]:]
+    N, divergences = gate.shape[-1], []
+    for r in range(max(1, int(skip * N)), N):
+        rows = dense[:, :, r * block:(r + 1) * block]
+        peaks = torch.stack([rows[..., c * block:(c + 1) * block].amax((-1, -2)) for c in range(r)], -1)
+        teacher = peaks / peaks.sum(-1, keepdim=True)
+        divergences.append((teacher * (teacher.log() - gate[:, :, r, :r].log_softmax(-1))).sum(-1))
+    return torch.stack(divergences).mean()
+
+
+def spread(blocks, a, block):
+    """(.., N, N) -> (.., T, T)."""
+    return blocks[..., a.i // block, a.j // block]
+
+
+def adaptive_sparse(a, w, s, notes):
+    """Dense heads first. In the others z = a + log sigmoid(score) in the chosen blocks, z = a in the own one; and a head that
+    thinks little of a token (sigmoid(w.[q; k] + b) below the threshold) is off for it."""
+    s = {key.removeprefix('adaptive_sparse_'): value for key, value in s.items()}
+    block, dense, theta = s['block'], s['dense_heads'], s['head_threshold']
+    gate = block_scores(a, w, block, s['query'])[:, dense:]
+    if s['distil']:
+        notes.auxiliary = notes.auxiliary + s['distil_weight'] * distillation(a, gate, block, s['distil_skip'])
+    chosen = chosen_blocks(gate, s['top_k'], notes)
+    past = torch.ones_like(chosen[0, 0]).tril(-1)
+    modulator = torch.where(past, F.logsigmoid(gate), torch.zeros_like(gate))
+    z = scores(a.q, a.k)
+    z = torch.cat((z[:, :dense], z[:, dense:] + spread(modulator, a, block)), 1)
+    everything = torch.ones_like(chosen[:, :1]).expand(-1, dense, -1, -1)
+    out = attend(z, a.causal & spread(torch.cat((everything, chosen), 1), a, block), a.v)
+
+    both = torch.cat((a.q_pre, for_query_heads(a.k_pre, a.NH)), -1)        # (B, NH, T, 2 HS)
+    on = torch.sigmoid(torch.einsum('bhtd,hd->bht', both, w['head.weight']) + w['head.bias'][:, None])[:, dense:]
+    notes.chose((on - theta).abs())
+    factor = torch.cat((torch.ones_like(on[:, :1]).expand(-1, dense, -1), on * (on >= theta)), 1)
+    return out * factor[..., None]
+
+
+def adaptive_sparse_tensors(form, s):
+    return gate_tensors(form, s) | {'head.weight': Tensor((form.NH, 2 * form.HS), 0.2),
+                                    'head.bias': Tensor((form.NH,), 0.3, decays=False)}
+
+
+def gate_tensors(form, s):
+    return {'w_gq': Tensor((form.NH, form.HS, form.HS), 0.3), 'w_gk': Tensor((form.NKV, form.HS, 3 * form.HS), 0.2)}
+
+
+def seer(a, w, s, notes):
+    """Own block and the chosen ones; the gate learns from the dense map alone. With distil 2 attention is dense."""
+    gate = block_scores(a, w, s['seer_block'], s['seer_query'])
+    if s['seer_distil']:
+        notes.auxiliary = notes.auxiliary + s['seer_distil_weight'] * distillation(a, gate, s['seer_block'], s['seer_distil_skip'])
+    if s['seer_distil'] == 2:
+        return attend(scores(a.q, a.k), a.causal, a.v)
+    return attend(scores(a.q, a.k), a.causal & spread(chosen_blocks(gate, s['seer_top_k'], notes), a, s['seer_block']), a.v)

@@ -1,0 +1,44 @@
+"""Gates on the outputs of heads."""
+import torch
+import torch.nn.functional as F
+
+from .parts import Tensor, attend, per_token, scores, window
+
+
+def dsa(gate, rule):
+    """A gate per token and head, and a window: of all rows, of those from dense_until on ('late'), or none (None)."""
+    def heads(a, w, s, notes):
+        visible = a.causal
+        if rule == 'all':
+            visible = visible & window(a, s)
+        if rule == 'late':
+            visible = visible & (window(a, s) | (a.i + 1 <= s['attention_dense_until']))
+        out = attend(scores(a.q, a.k), visible, a.v)
+        return out * per_token(torch.sigmoid(F.linear(a.x, w['gate.weight'], w['gate.bias']))) if gate else out
+
+    def tensors(form, s):
+        if not gate:
+            return {}
+        return {'gate.weight': Tensor((form.NH, form.C), 0.3), 'gate.bias': Tensor((form.NH,), 0.5, decays=False)}
+    return heads, tensors
+
+
+def moh(a, w, s, notes):
+    """Shared heads, K of the routed ones for every token, and a loss that asks for even use of them; as in the released code."""
+    NS, K = s['moh_shared'], s['moh_active']
+    NR = a.NH - NS
+    p_s, p_r = F.linear(a.x, w['w_s']).softmax(-1), F.linear(a.x, w['w_r']).softmax(-1)
+    shared, routed = F.linear(a.x, w['w_h']).softmax(-1).split(1, -1)      # (B, T, 1) each
+    best = p_r.topk(K + 1, -1)
+    notes.chose(best.values[..., K - 1] - best.values[..., K])
+    chosen = torch.zeros_like(p_r).scatter(-1, best.indices[..., :K], 1.0)
+    of_chosen = p_r * chosen
+    gates = torch.cat((2 * shared * NS * p_s, 2 * routed * K * of_chosen / of_chosen.sum(-1, keepdim=True)), -1)
+    balance = NR * (p_r.mean(1) * chosen.mean(1)).sum(-1)                  # (B): of every sequence by itself
+    notes.auxiliary = notes.auxiliary + s['moh_balance'] * balance.mean()
+    return attend(scores(a.q, a.k), a.causal, a.v) * per_token(gates)
+
+
+def moh_tensors(form, s):
+    NS = s['moh_shared']
+    return {'w_s': Tensor((NS, form.C), 0.25), 'w_r': Tensor((form.NH - NS, form.C), 0.25), 'w_h': Tensor((2, form.C), 0.25)}

@@ -1,0 +1,52 @@
+"""Scores that are changed before the softmax."""
+import torch
+import torch.nn.functional as F
+
+from .parts import Tensor, attend, for_query_heads, scores, window
+
+
+def asga(gate, scale, windowed=False):
+    """z = softplus(gamma) s_ij a_ij,   s_ij = sigmoid(b2 + W2.GELU(W1q LN(q_i) + b1 + W1k LN(k_j))), q and k before RoPE."""
+    def heads(a, w, s, notes):
+        z = scores(a.q, a.k)
+        if scale:
+            z = z * F.softplus(w['gamma'])[:, None, None]
+        if gate:
+            normed_q, normed_k = (F.layer_norm(x, (a.HS,), eps=1e-5) for x in (a.q_pre, for_query_heads(a.k_pre, a.NH)))
+            of_query = torch.einsum('hmd,bhtd->bhtm', w['w1_q'], normed_q) + w['b1'][:, None]
+            of_key = torch.einsum('hmd,bhtd->bhtm', w['w1_k'], normed_k)
+            g = F.gelu(of_query[:, :, :, None] + of_key[:, :, None], approximate='tanh')      # (B, NH, T, T, m)
+            z = z * torch.sigmoid(torch.einsum('hm,bhijm->bhij', w['w2'], g) + w['b2'][:, None, None])
+        return attend(z, a.causal & window(a, s) if windowed else a.causal, a.v)
+
+    def tensors(form, s):
+        own, m = {}, s.get('asga_hidden')
+        if gate:
+            own = {'w1_q': Tensor((form.NH, m, form.HS), 0.3), 'w1_k': Tensor((form.NH, m, form.HS), 0.3),
+                   'b1': Tensor((form.NH, m), 0.5, decays=False), 'w2': Tensor((form.NH, m), 0.6),
+                   'b2': Tensor((form.NH,), 0.5, decays=False)}
+        if scale:
+            own['gamma'] = Tensor((form.NH,), 0.5, mean=1.5, decays=False)
+        return own
+    return heads, tensors
+
+
+def ppa(a, w, s, notes):
+    """Likelihood times prior: z = sigma a_ij - lambda (i - j)."""
+    sigma, decay = F.softplus(w['scale']), F.softplus(w['rho'])
+    return attend(sigma[:, None, None] * scores(a.q, a.k) - decay[:, None, None] * (a.i - a.j), a.causal, a.v)
+
+
+def ppa_tensors(form, s):
+    return {'rho': Tensor((form.NH,), 1.0, mean=-1.5, decays=False), 'scale': Tensor((form.NH,), 0.5, mean=0.5, decays=False)}
+
+
+def shaw(a, w, s, notes):
+    """A key for every distance up to K, and no RoPE: z = q_i.(k_j + a_min(i-j, K)) / sqrt(HS)."""
+    table = w['a_k'][(a.i - a.j).clamp(0, s['shaw_clip'])]       # (T, T, HS)
+    z = scores(a.q_pre, a.k_pre) + torch.einsum('bhid,ijd->bhij', a.q_pre, table) * a.HS ** -0.5
+    return attend(z, a.causal, a.v)
+
+
+def shaw_tensors(form, s):
+    return {'a_k': Tensor((s['shaw_clip'] + 1, form.HS), 0.5)}

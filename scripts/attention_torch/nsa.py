@@ -1,0 +1,60 @@
+"""Native Sparse Attention."""
+import torch
+import torch.nn.functional as F
+
+from .parts import Tensor, attend, for_query_heads, masked_softmax, per_token, rope, scores, window
+
+NSA_TILE = 64    # tokens of a block that is selected, and of the queries that share a selection
+
+
+def nsa(a, w, s, notes):
+    """Attention to compressed keys, to selected blocks, and to a window; summed with a gate each."""
+    l, d = s['nsa_block'], s['nsa_stride']
+
+    def project(name):
+        return F.linear(a.x, w[name]).view(a.B, a.T, a.NKV, a.HS).transpose(1, 2)
+
+    def compress(keys, phi):
+        blocks = keys.unfold(2, l, d).transpose(-1, -2) + w[phi + '.pe']   # (B, NKV, blocks, l, HS)
+        return F.linear(F.gelu(F.linear(blocks.flatten(-2), w[phi + '.w1'], w[phi + '.b1']), approximate='tanh'), w[phi + '.w2'])
+
+    k_cmp, v_cmp = compress(project('w_k_cmp'), 'phi_k'), compress(project('w_v_cmp'), 'phi_v')
+    ends = torch.arange(k_cmp.shape[2]) * d + l - 1                        # of the compressed blocks
+    shares, _ = masked_softmax(scores(a.q_pre, k_cmp), ends <= a.i)        # (B, NH, T, blocks)
+    cmp = shares @ for_query_heads(v_cmp, a.NH)
+
+    k_slc = rope(project('w_k_slc'), a.theta, torch.arange(a.T))
+    slc = attend(scores(a.q, k_slc), a.causal & nsa_selection(a, s, shares.detach(), ends, notes), project('w_v_slc'))
+    win = attend(scores(a.q, a.k), a.causal & window(a, s), a.v)
+    gates = torch.sigmoid(F.linear(a.x, w['w_g'])).view(a.B, a.T, 3, a.NH)
+    return sum(per_token(gates[:, :, n]) * out for n, out in enumerate((cmp, slc, win)))
+
+
+def nsa_selection(a, s, shares, ends, notes):
+    """(B, NH, T, T): whether the tile of token i has selected the block of token j, by what its first token's heads look at."""
+    tiles = -(-a.T // NSA_TILE)
+    starts = ends - s['nsa_block'] + 1
+    first = torch.arange(tiles)[:, None] * NSA_TILE
+    shared_tokens = (torch.minimum(first + NSA_TILE, ends + 1) - torch.maximum(first, starts)).clamp(min=0)    # (tiles, blocks)
+    of_tile = shares[:, :, ::NSA_TILE].unflatten(1, (a.NKV, -1)).sum(2)    # (B, NKV, tiles, blocks)
+    importance = of_tile @ shared_tokens.T.to(shares.dtype) / s['nsa_stride']
+    selected = torch.zeros(a.B, a.NKV, tiles, tiles, dtype=torch.bool)
+    for r in range(tiles):
+        forced = sorted({0, max(r - 1, 0), r})
+        selected[:, :, r, forced] = True
+        free = s['nsa_selected'] - len(forced)
+        rest = importance[:, :, r, 1:max(r - 1, 1)]                        # blocks 1 .. r - 2
+        order = rest.sort(-1, descending=True)
+        if free < rest.shape[-1]:
+            notes.chose(order.values[..., free - 1] - order.values[..., free] if free else torch.ones(0))
+        selected[:, :, r] |= torch.zeros_like(selected[:, :, r]).scatter(-1, order.indices[..., :free] + 1, True)
+    return for_query_heads(selected, a.NH)[:, :, a.i // NSA_TILE, a.j // NSA_TILE]
+
+
+def nsa_tensors(form, s):
+    own = {name: Tensor((form.NKV * form.HS, form.C), 0.15) for name in ('w_k_cmp', 'w_v_cmp', 'w_k_slc', 'w_v_slc')}
+    width = s['nsa_block'] * form.HS
+    for phi in ('phi_k.', 'phi_v.'):
+        own |= {phi + 'pe': Tensor((s['nsa_block'], form.HS), 0.5), phi + 'w1': Tensor((form.HS, width), 1.5 * width ** -0.5),
+                phi + 'b1': Tensor((form.HS,), 0.3, decays=False), phi + 'w2': Tensor((form.HS, form.HS), 0.4)}
+    return own | {'w_g': Tensor((3 * form.NH, form.C), 0.3)}

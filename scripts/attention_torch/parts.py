@@ -1,0 +1,86 @@
+"""What the mechanisms are made of: a layer's inputs, RoPE, scores, softmax under a mask, and notes about a forward pass."""
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Inputs:
+    """Of one attention layer. Query head h reads key/value head h / (NH / NKV)."""
+    x: torch.Tensor        # (B, T, C), the block's normed input
+    q_pre: torch.Tensor    # (B, NH, T, HS) after QK-norm, before RoPE
+    k_pre: torch.Tensor    # (B, NKV, T, HS) likewise
+    v: torch.Tensor        # (B, NKV, T, HS)
+    theta: float
+    layer: int
+
+    def __post_init__(self):
+        self.B, self.NH, self.T, self.HS = self.q_pre.shape
+        self.NKV = self.k_pre.shape[1]
+        everywhere = torch.arange(self.T)
+        self.q, self.k = rope(self.q_pre, self.theta, everywhere), rope(self.k_pre, self.theta, everywhere)
+        self.i, self.j = everywhere[:, None], everywhere[None, :]
+        self.causal = self.j <= self.i     # (T, T), as all masks, or (.., NH, T, T)
+
+
+@dataclass
+class Notes:
+    """What a forward pass has to say beside its result."""
+    auxiliary: torch.Tensor | float = 0.0          # the mechanisms' own losses, of all layers: added to the task's loss
+    moves: dict = field(default_factory=dict)      # statistic -> g; a step takes w -= rate g
+    margin: float = math.inf                       # of all choices, how near the nearest was to another outcome
+
+    def chose(self, gaps):
+        if gaps.numel():
+            self.margin = min(self.margin, gaps.min().item())
+
+
+@dataclass
+class Tensor:
+    """A tensor of a mechanism, with the random weights that a fixture starts from."""
+    shape: tuple
+    deviation: float
+    mean: float = 0.0
+    decays: bool = True     # whether AdamW's weight decay acts on it
+    rate: float = 0.0       # above 0: a statistic, which AdamW leaves alone
+
+
+def rope(x, theta, positions):
+    """Rotates the two halves of every head of x (B, heads, T, HS) by position * theta^(-2d/HS); positions (T)."""
+    HS = x.shape[-1]
+    frequency = theta ** (-torch.arange(0, HS, 2, dtype=x.dtype) / HS)
+    angle = positions.to(x.dtype)[:, None] * frequency
+    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def for_query_heads(keys, NH):
+    """(B, NKV, ...) -> (B, NH, ...)."""
+    return keys.repeat_interleave(NH // keys.shape[1], dim=1)
+
+
+def scores(q, k):
+    """q (B, NH, T, HS), k (B, NKV, S, HS) -> q_i.k_j / sqrt(HS) (B, NH, T, S)."""
+    return q @ for_query_heads(k, q.shape[1]).transpose(-1, -2) * q.shape[-1] ** -0.5
+
+
+def masked_softmax(z, visible):
+    """Softmax over the visible keys, and its log-sum-exp; 0 and -infinity in rows that see nothing."""
+    sees = visible.expand(z.shape).any(-1, keepdim=True)
+    z = z.masked_fill(sees & ~visible, -math.inf)
+    return z.softmax(-1) * sees, z.logsumexp(-1).masked_fill(~sees.squeeze(-1), -math.inf)
+
+
+def attend(z, visible, v):
+    return masked_softmax(z, visible)[0] @ for_query_heads(v, z.shape[1])
+
+
+def per_token(gate):
+    """A gate (B, T, NH) as a factor of outputs (B, NH, T, HS)."""
+    return gate.transpose(1, 2)[..., None]
+
+
+def window(a, s):
+    return a.i - a.j <= s['attention_window']

@@ -1,0 +1,48 @@
+"""Heads that choose the tokens they work on. No choice has a gradient."""
+import torch
+import torch.nn.functional as F
+
+from .parts import Tensor, attend, for_query_heads, per_token, scores, window
+
+
+def mosa(a, w, s, notes):
+    """Dense heads first; a sparse head works on the tokens with r > tau and the first one, and weighs them by r."""
+    dense = s['mosa_dense_heads']
+    r = torch.sigmoid(F.linear(a.x, w['w_r']))                             # (B, T, sparse heads)
+    notes.chose((r - w['tau'])[:, 1:].abs())
+    chosen = r > w['tau']
+    chosen[:, 0] = True
+    notes.moves['tau'] = 1 / s['mosa_rho'] - chosen.to(r.dtype).mean((0, 1))
+    everywhere = torch.ones(a.B, a.T, dense, dtype=r.dtype)
+    works = torch.cat((everywhere.bool(), chosen), -1).transpose(1, 2)     # (B, NH, T)
+    out = attend(scores(a.q, a.k), a.causal & works[..., :, None] & works[..., None, :], a.v)
+    return out * per_token(torch.cat((everywhere, r), -1))
+
+
+def mosa_tensors(form, s):
+    sparse = form.NH - s['mosa_dense_heads']
+    return {'w_r': Tensor((sparse, form.C), 0.25), 'tau': Tensor((sparse,), 0.05, mean=0.6, rate=s['mosa_rate'])}
+
+
+def routing(a, w, s, notes):
+    """Local heads first; in the others a token attends to the earlier ones whose nearest centroid is its own."""
+    local, K = s['routing_local_heads'], s['routing_clusters']
+    here = attend(scores(a.q[:, :local], for_query_heads(a.k, a.NH)[:, :local]), a.causal & window(a, s),
+                  for_query_heads(a.v, a.NH)[:, :local])
+    n = F.layer_norm(a.q_pre[:, local:], (a.HS,), eps=1e-12)               # (B, NH - local, T, HS)
+    centroids = F.normalize(w['mu'], dim=-1)                               # (NH - local, K, HS)
+    nearness = torch.einsum('bhtd,hkd->bhtk', F.normalize(n, dim=-1), centroids).detach()
+    best = nearness.topk(2, -1).values
+    notes.chose(best[..., 0] - best[..., 1])
+    cluster = nearness.argmax(-1)
+    together = a.causal & (cluster[..., :, None] == cluster[..., None, :])
+    others = together & (a.j < a.i)
+    visible = torch.where(others.any(-1, keepdim=True), others, together)  # itself only where it is alone
+    members = F.one_hot(cluster, K).to(n.dtype)                            # (B, NH - local, T, K)
+    pull = members.sum((0, 2))[..., None] * centroids - torch.einsum('bhtk,bhtd->hkd', members, F.normalize(n, dim=-1))
+    notes.moves['mu'] = (K / (a.B * a.T) * pull).detach()
+    return torch.cat((here, attend(scores(n, n), visible, for_query_heads(a.v, a.NH)[:, local:])), 1)
+
+
+def routing_tensors(form, s):
+    return {'mu': Tensor((form.NH - s['routing_local_heads'], s['routing_clusters'], form.HS), 1.0, rate=s['routing_rate'])}
