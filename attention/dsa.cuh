@@ -55,6 +55,8 @@ struct Dsa : Policy {
     }
     constexpr bool visible(int, int i, int j) const { return j <= i && (dense(i) || i - j <= left); }
 
+    double cached_keys(int T) const { return dense(T - 1) ? T : std::min(T, left + 1); }
+
     // ---- E3: the gate
 
     bool gated() const { return with_gate; }

@@ -65,6 +65,9 @@ struct mosa : Policy {
                 dense_heads * dense.tiles + sparse * tiles * (tiles + 1) / 2};
     }
 
+    /// Sparse heads keep what they chose; a key that a group of heads shares is counted once per head here.
+    double cached_keys(int T) const { return (dense_heads * double(T) + sparse_heads() * std::min(double(T), T / rho)) / NH; }
+
     // ---- memory
 
     template <class X>

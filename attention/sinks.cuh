@@ -25,6 +25,7 @@ struct sinks : Policy {
         return leading_and_window_tile(first, left, {i0, i1, j0, j1});
     }
     constexpr bool visible(int, int i, int j) const { return j <= i && (j < first || i - j <= left); }
+    double cached_keys(int T) const { return std::min(T, first + left + 1); }
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {

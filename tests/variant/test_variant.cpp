@@ -207,6 +207,7 @@ VARIANT_CASE("counts its pairs") {
 }
 
 VARIANT_CASE("keeps every key in its cache that later rows see") {
+    if (Attention::tokens_choose) return;   // what is visible is in the data
     const int T = 100, later = 100, NH = 4, NKV = 2;
     for (const Settings& settings : settings_to_try()) {
         const LayerSizes sizes{1, T + later, NH, NKV, 16, settings};
@@ -221,7 +222,7 @@ VARIANT_CASE("keeps every key in its cache that later rows see") {
         for (int kv = 0; kv < NKV; kv++)
             for (int j = 0; j < T; j++) keys += seen_later(2 * kv, j) || seen_later(2 * kv + 1, j);
         CHECK(layer.policy.cached_keys(T) >= keys / NKV);
-        CHECK(layer.policy.cached_keys(T) <= T);
+        if (!Attention::composite) CHECK(layer.policy.cached_keys(T) <= T);   // which may keep keys of several kinds
     }
 }
 
