@@ -92,7 +92,8 @@ Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, Feed<CPU>& feed, const 
 
 /// "" when a number is the one that `expected` has under `key`, up to the tolerance of norms and losses.
 inline std::string number_difference(double number, const nlohmann::json& expected, const std::string& key) {
-    return difference(std::vector<double>{number}, std::vector<double>{expected.value(key, double(NAN))}, Tolerance{RELATIVE_TOLERANCE, 0});
+    const std::vector<double> actual{number}, wanted{expected.value(key, double(NAN))};
+    return difference(actual, wanted, Tolerance{RELATIVE_TOLERANCE, 0});
 }
 
 /// "" when the L2 norm of every tensor of a flat buffer is the one that `expected` names, which must name them all.

@@ -50,13 +50,13 @@ def spread(blocks, a, block):
 
 def adaptive_sparse(a, w, s, notes):
     """Dense heads first. In the others z = a + log sigmoid(score) in the chosen blocks, z = a in the own one; and a head that
-    thinks little of a token (sigmoid(w.[q; k] + b) below the threshold) is off for it."""
+    thinks little of a token (sigmoid(w.[q; k] + b) below the threshold) is off for it. mask 0: all blocks count as chosen."""
     s = {key.removeprefix('adaptive_sparse_'): value for key, value in s.items()}
     block, dense, theta = s['block'], s['dense_heads'], s['head_threshold']
     gate = block_scores(a, w, block, s['query'])[:, dense:]
     if s['distil']:
         notes.auxiliary = notes.auxiliary + s['distil_weight'] * distillation(a, gate, block, s['distil_skip'])
-    chosen = chosen_blocks(gate, s['top_k'], notes)
+    chosen = chosen_blocks(gate, s['top_k'] if s['mask'] == 2 else gate.shape[-1], notes)
     past = torch.ones_like(chosen[0, 0]).tril(-1)
     modulator = torch.where(past, F.logsigmoid(gate), torch.zeros_like(gate))
     z = scores(a.q, a.k)

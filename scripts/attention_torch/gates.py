@@ -24,7 +24,8 @@ def dsa(gate, rule):
 
 
 def moh(a, w, s, notes):
-    """Shared heads, K of the routed ones for every token, and a loss that asks for even use of them; as in the released code."""
+    """Shared heads, K of the routed ones for every token, and a loss that asks for even use of them. The released code scales them
+    so that the gates' mean is 1; as printed, all gates of a token add up to at most 1."""
     NS, K = s['moh_shared'], s['moh_active']
     NR = a.NH - NS
     p_s, p_r = F.linear(a.x, w['w_s']).softmax(-1), F.linear(a.x, w['w_r']).softmax(-1)
@@ -33,9 +34,13 @@ def moh(a, w, s, notes):
     notes.chose(best.values[..., K - 1] - best.values[..., K])
     chosen = torch.zeros_like(p_r).scatter(-1, best.indices[..., :K], 1.0)
     of_chosen = p_r * chosen
-    gates = torch.cat((2 * shared * NS * p_s, 2 * routed * K * of_chosen / of_chosen.sum(-1, keepdim=True)), -1)
-    balance = NR * (p_r.mean(1) * chosen.mean(1)).sum(-1)                  # (B): of every sequence by itself
-    notes.auxiliary = notes.auxiliary + s['moh_balance'] * balance.mean()
+    balance = (p_r.mean(1) * chosen.mean(1)).sum(-1).mean()                # of every sequence by itself
+    if s['moh_printed']:
+        gates = torch.cat((shared * p_s, routed * of_chosen), -1)
+    else:
+        gates = torch.cat((2 * shared * NS * p_s, 2 * routed * K * of_chosen / of_chosen.sum(-1, keepdim=True)), -1)
+        balance = NR * balance
+    notes.auxiliary = notes.auxiliary + s['moh_balance'] * balance
     return attend(scores(a.q, a.k), a.causal, a.v) * per_token(gates)
 
 

@@ -8,10 +8,13 @@ NSA_TILE = 64    # tokens of a block that is selected, and of the queries that s
 
 
 def nsa(a, w, s, notes):
-    """Attention to compressed keys, to selected blocks, and to a window; summed with a gate each."""
+    """Attention to compressed keys, to selected blocks, and to a window; summed with a gate each. The first two have projections of
+    their own, or with nsa_shared_kv all have the model's (compressed keys before RoPE)."""
     l, d = s['nsa_block'], s['nsa_stride']
 
     def project(name):
+        if s['nsa_shared_kv']:
+            return a.v if name.startswith('w_v') else a.k_pre
         return F.linear(a.x, w[name]).view(a.B, a.T, a.NKV, a.HS).transpose(1, 2)
 
     def compress(keys, phi):
@@ -52,7 +55,8 @@ def nsa_selection(a, s, shares, ends, notes):
 
 
 def nsa_tensors(form, s):
-    own = {name: Tensor((form.NKV * form.HS, form.C), 0.15) for name in ('w_k_cmp', 'w_v_cmp', 'w_k_slc', 'w_v_slc')}
+    projections = () if s['nsa_shared_kv'] else ('w_k_cmp', 'w_v_cmp', 'w_k_slc', 'w_v_slc')
+    own = {name: Tensor((form.NKV * form.HS, form.C), 0.15) for name in projections}
     width = s['nsa_block'] * form.HS
     for phi in ('phi_k.', 'phi_v.'):
         own |= {phi + 'pe': Tensor((s['nsa_block'], form.HS), 0.5), phi + 'w1': Tensor((form.HS, width), 1.5 * width ** -0.5),
