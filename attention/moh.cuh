@@ -1,15 +1,16 @@
-// Mixture-of-Head attention (Jin et al. 2024, arXiv 2410.11842, equations 4 to 8): some heads are always on, each token chooses K of
-// the others, and weights say how much of each joins the output.
+// Mixture-of-Head attention (Jin et al. 2024, arXiv 2410.11842, equations 4 to 8): some heads are always on, each token chooses K
+// of the others, and weights say how much of each joins the output.
 //     O'_th = g_th O_th;  p_s = softmax(W_s x_t), p_r = softmax(W_r x_t), (a_s, a_r) = softmax(W_h x_t), x the block's normed input
 //     g_th = 2 a_s NS p_s,h                                  for the NS shared heads, the first ones
 //     g_th = 2 a_r K p_r,h / (sum of the chosen p_r)         for the K routed heads with the greatest p_r, 0 for the others
-//     loss += balance NR sum_h P_h f_h,   P_h = mean_t p_r,h,   f_h = the share of tokens that choose h, a constant to the gradient
-// This is what the released code computes: gates with a mean of 1. The paper prints the same without the factors 2, NS, K and NR and
-// without the division, so that the gates of all heads sum to at most 1 (--moh-printed 1).
-// Left open, and read here: P and f are taken over the tokens of one sequence, so that the loss does not depend on how a step is cut
-// into micro-batches; of two equal p_r the earlier head comes first. The choice itself has no gradient.
-// All keys and values are needed. A token that leaves a head out saves that head's row of scores only where rows are gathered per
-// head, which this file does not do: with half of the heads on, no tile of 64 tokens is without a row.
+//     loss += balance NR sum_h P_h f_h averaged over layers,   P_h = mean_t p_r,h,   f_h = the share of tokens that choose h, a
+//                                                            constant to the gradient
+// This is what the released code computes: gates with a mean of 1. The paper prints the same without the factors 2, NS, K and NR
+// and without the division, so that the gates of all heads sum to at most 1 (--moh-printed 1). Left open, and read here: P and f
+// are taken over the tokens of one sequence, so that the loss does not depend on how a step is cut into micro-batches; of two equal
+// p_r the earlier head comes first. The choice itself has no gradient. All keys and values are needed. A token that leaves a head
+// out saves that head's row of scores only where rows are gathered per head, which this file does not do: with half of the heads
+// on, no tile of 64 tokens is without a row.
 #pragma once
 #include <algorithm>
 
@@ -147,14 +148,16 @@ __global__ void moh_use_kernel(W* shares, W* losses, const W* u, const MohGates 
     const int h = blockIdx.x, b = blockIdx.y;
     MohUse<W> use;
     use.add(moh, u + size_t(b) * T * moh.numbers(), h, T, threadIdx.x, blockDim.x);
-    const W chosen = block_sum(use.chosen, parts, blockDim.x / WARP), probability = block_sum(use.probability, parts, blockDim.x / WARP);
+    const W chosen = block_sum(use.chosen, parts, blockDim.x / WARP),
+            probability = block_sum(use.probability, parts, blockDim.x / WARP);
     if (threadIdx.x != 0) return;
     shares[b * moh.heads() + h] = chosen / W(T);
     losses[b * moh.heads() + h] = moh.loss_factor<W>() * probability * chosen / W(T);
 }
 
 template <class W>
-__global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W* shares, const MohGates moh, int T, int tokens, W dloss) {
+__global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W* shares, const MohGates moh, int T, int tokens,
+                                    W dloss) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x;
     if (t >= tokens) return;
     const size_t heads = moh.heads(), numbers = moh.numbers();
@@ -179,12 +182,12 @@ struct moh : Policy {
         gates.routed = NH - gates.shared;
         gates.active = active == 0 ? (gates.routed + 1) / 2 : active;
         gates.printed = config.setting("moh_printed") != 0;
-        gates.balance = float(config.setting("moh_balance"));
+        gates.balance = float(config.setting("moh_balance") / config.L);
         if (gates.routed < 1)
             fail(Exit::usage, "--moh-shared is ", shared, "; with ", NH, " heads it must be from 0 to ", NH - 1, ", or -1");
         if (gates.active > gates.routed)
-            fail(Exit::usage, "--moh-active is ", active, "; with ", gates.routed, " routed heads it must be from 1 to ", gates.routed,
-                 ", or 0");
+            fail(Exit::usage, "--moh-active is ", active, "; with ", gates.routed, " routed heads it must be from 1 to ",
+                 gates.routed, ", or 0");
     }
 
     static std::vector<Setting> settings() {
@@ -211,7 +214,9 @@ struct moh : Policy {
         Wide<X>* u;        // (B, T, NH + 2)
         Wide<X>* shares;   // (B, NH) f
         Kept(std::byte* block, const LayerShape& s)
-            : carve(block), u(carve.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))), shares(carve.take<Wide<X>>(size_t(s.B) * s.NH)) {}
+            : carve(block),
+              u(carve.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))),
+              shares(carve.take<Wide<X>>(size_t(s.B) * s.NH)) {}
     };
     template <class X>
     struct BackwardScratch {
@@ -319,7 +324,8 @@ private:
     }
     void gates_backward(GPU device, float* du, const float* dgates, const float* u, const float* shares, int B, int T,
                         float dloss) const {
-        launch(device, moh_backward_kernel<float>, blocks_for(size_t(B) * T, 128), 128, 0, du, dgates, u, shares, gates, T, B * T, dloss);
+        launch(device, moh_backward_kernel<float>, blocks_for(size_t(B) * T, 128), 128, 0, du, dgates, u, shares, gates, T, B * T,
+               dloss);
     }
 #endif
 };

@@ -1,16 +1,18 @@
-// Mixture of Sparse Attention (Piekos et al. 2025, arXiv 2505.00315): every sparse head chooses the tokens that it works on, and only
-// those attend to each other; the first heads stay dense.
+// Mixture of Sparse Attention (Piekos et al. 2025, arXiv 2505.00315): every sparse head chooses the tokens that it works on, and
+// only those attend to each other; the first heads stay dense.
 //     r_th = sigmoid(w_h . x_t), x the block's normed input;   S_h = the tokens that head h chooses
-//     O'_th = r_th sum_{j in S_h, j <= t} P_tj v_j   for t in S_h,   0 for the others;   P the softmax of q_t.k_j / sqrt(HS) over those j
-// The paper chooses by expert choice: the T / rho tokens of the whole sequence with the greatest r. WHETHER A TOKEN IS CHOSEN THEN DEPENDS
-// ON THE TOKENS AFTER IT: training sees the future, and the paper's perplexities do too (its section 5 says so). It is here as
+//     O'_th = r_th sum_{j in S_h, j <= t} P_tj v_j   for t in S_h,   0 for the others;   P the softmax of q_t.k_j / sqrt(HS) over
+//     those j
+// The paper chooses by expert choice: the T / rho tokens of the whole sequence with the greatest r. WHETHER A TOKEN IS CHOSEN THEN
+// DEPENDS ON THE TOKENS AFTER IT: training sees the future, and the paper's perplexities do too (its section 5 says so). It is here
+// as
 // --mosa-choice 1, for comparison; what it trains cannot be used to generate text.
-// The default chooses by a threshold, which each token meets or not by itself: r_th > tau_h. tau_h follows the data so that one token
-// in rho is chosen: it moves by rate (share chosen - 1 / rho) per step (Robbins and Monro's estimate of a quantile) and takes no part
-// in the loss. The first token of a sequence is always chosen, so that no head is empty.
-// Left open, and read here: queries, keys and values come from the model's projections, with keys shared in groups as everywhere,
-// instead of matrices per head; RoPE turns by the token's place in the text. Choosing has no gradient; the router learns through r.
-// A chosen row costs T / rho keys at most: rows are gathered per head, so that tiles without chosen tokens are never visited.
+// The default chooses by a threshold, which each token meets or not by itself: r_th > tau_h. tau_h follows the data so that one
+// token in rho is chosen: it moves by rate (share chosen - 1 / rho) per step (Robbins and Monro's estimate of a quantile) and takes
+// no part in the loss. The first token of a sequence is always chosen, so that no head is empty. Left open, and read here: queries,
+// keys and values come from the model's projections, with keys shared in groups as everywhere, instead of matrices per head; RoPE
+// turns by the token's place in the text. Choosing has no gradient; the router learns through r. A chosen row costs T / rho keys at
+// most: rows are gathered per head, so that tiles without chosen tokens are never visited.
 #pragma once
 #include <algorithm>
 
@@ -39,11 +41,12 @@ struct mosa : Policy {
     }
 
     static std::vector<Setting> settings() {
-        return {{"--mosa-rho", "mosa_rho", 8, 1, 1e6, false, "a sparse head chooses one token in rho"},
-                {"--mosa-dense-heads", "mosa_dense_heads", -1, -1, 1e6, true, "the first heads, dense; -1: 4, at most half of them"},
-                {"--mosa-rate", "mosa_rate", 0.05, 1e-6, 1, false, "how fast the thresholds follow the share that is chosen"},
-                {"--mosa-choice", "mosa_choice", 0, 0, 1, true,
-                 "0: threshold; 1: expert choice, as published, WHICH LOOKS INTO THE FUTURE"}};
+        return {
+            {"--mosa-rho", "mosa_rho", 8, 1, 1e6, false, "a sparse head chooses one token in rho"},
+            {"--mosa-dense-heads", "mosa_dense_heads", -1, -1, 1e6, true, "the first heads, dense; -1: 4, at most half of them"},
+            {"--mosa-rate", "mosa_rate", 0.05, 1e-6, 1, false, "how fast the thresholds follow the share that is chosen"},
+            {"--mosa-choice", "mosa_choice", 0, 0, 1, true,
+             "0: threshold; 1: expert choice, as published, WHICH LOOKS INTO THE FUTURE"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {
@@ -85,7 +88,10 @@ struct mosa : Policy {
         BranchInputs<X> inputs;
         BranchResults<X> results;
         ForwardScratch(std::byte* block, const LayerShape& s)
-            : carve(block), u(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)), inputs(carve, s, s.T, s.NH), results(carve, carve, s, s.T) {}
+            : carve(block),
+              u(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)),
+              inputs(carve, s, s.T, s.NH),
+              results(carve, carve, s, s.T) {}
     };
     template <class X>
     struct BackwardScratch {
@@ -134,8 +140,8 @@ struct mosa : Policy {
         BackwardScratch<X> scratch(workspace, in, kernel_bytes(device, in));
         gate_rows_backward(device, scratch.dout, more.of.gate, dout, state.out, state.extras.gate, size_t(in.B) * in.T * NH, in.HS);
         scratch.inputs.positions = kept.tokens;
-        branch_backward(device, static_cast<const Policy&>(*this), kept.listed(in), in, state, static_cast<X*>(nullptr), scratch.dout,
-                        to, scratch.inputs, scratch.gradients, Write::overwrite);
+        branch_backward(device, static_cast<const Policy&>(*this), kept.listed(in), in, state, static_cast<X*>(nullptr),
+                        scratch.dout, to, scratch.inputs, scratch.gradients, Write::overwrite);
         if (!sparse_heads()) return;
         router_backward(device, scratch.du, more.of.gate, state.extras.gate, choice(in));
         token_linear_backward(device, more.dx, more.dweights + w_r.offset, static_cast<Wide<X>*>(nullptr), scratch.du,
@@ -153,7 +159,8 @@ struct mosa : Policy {
             for (int h = dense_heads; h < NH; h++) {
                 X* mine = &r[(size_t(b) * NH + h) * in.T];
                 for (int t = 0; t < in.T; t++)
-                    mine[t] = 1 / (1 + std::exp(-dot(weights + w_r.offset + size_t(h - dense_heads) * C, in.x + in.token(b, t) * C, C)));
+                    mine[t] =
+                        1 / (1 + std::exp(-dot(weights + w_r.offset + size_t(h - dense_heads) * C, in.x + in.token(b, t) * C, C)));
                 std::vector<X> sorted(mine + 1, mine + in.T);   // the first token is chosen in any case
                 std::sort(sorted.rbegin(), sorted.rend());
                 const int others = std::min(in.T, choice(in).count) - 1;
@@ -172,7 +179,8 @@ struct mosa : Policy {
         for (int b = 0; b < in.B; b++)
             for (int t = 0; t < in.T; t++)
                 for (int h = 0; h < NH; h++)
-                    for (int d = 0; d < in.HS; d++) out[(in.token(b, t) * NH + h) * in.HS + d] *= r[(size_t(b) * NH + h) * in.T + t];
+                    for (int d = 0; d < in.HS; d++)
+                        out[(in.token(b, t) * NH + h) * in.HS + d] *= r[(size_t(b) * NH + h) * in.T + t];
     }
 
 private:

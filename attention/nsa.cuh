@@ -48,7 +48,7 @@ struct nsa : Policy {
     bool shared;        // whether all branches have the model's k and v
     int C, NH, NKV, HS;
     Slot projections;   // w_k_cmp, w_v_cmp, w_k_slc, w_v_slc, each (NKV HS, C), one behind the other
-    Slot w_g;           // (3 NH, C)
+    Slot w_g;           // (3 NH, C): the gates of cmp for all heads, then those of slc and win
     Compressor phi_k, phi_v;
 
     nsa(const Config& config, int layer)

@@ -1,15 +1,16 @@
-// Routing Transformer (Roy et al. 2020, arXiv 2003.05997): content decides who attends to whom. Half of the heads have a local window; in
-// the others every token joins the cluster with the nearest centroid, and attends to the tokens of its cluster before it.
+// Routing Transformer (Roy et al. 2020, arXiv 2003.05997): content decides who attends to whom. Half of the heads have a local
+// window; in the others every token joins the cluster with the nearest centroid, and attends to the tokens of its cluster before
+// it.
 //     n_t = LN(q_t) without affine, q before RoPE;   cluster(t) = argmax_c mu_hc . n_t / |mu_hc|
 //     z_ij = n_i.n_j / sqrt(HS)   for j < i in i's cluster; the first token of a cluster sees itself alone
 // Queries and keys are the same vectors here, which is why a token does not look at itself: it would see little else.
-// The paper balances clusters: every centroid takes its top T / K tokens of the whole sequence, so that WHETHER A TOKEN IS IN A CLUSTER
-// DEPENDS ON THE TOKENS AFTER IT. This file has the causal form, in which each token decides by itself and clusters differ in size.
-// Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu) on the unit
-// sphere, which for clusters of one size is the paper's moving average with decay 1 - rate = 0.999. A centroid without members stays.
-// Left open, and read here: routed heads see no positions (the local heads do); values are shared in groups as everywhere; routed
-// heads do not use their group's keys. The choice has no gradient.
-// Rows are sorted by cluster, so that tiles of two clusters are never visited.
+// The paper balances clusters: every centroid takes its top T / K tokens of the whole sequence, so that WHETHER A TOKEN IS IN A
+// CLUSTER DEPENDS ON THE TOKENS AFTER IT. This file has the causal form, in which each token decides by itself and clusters differ
+// in size. Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu),
+// r = n / |n|, which for clusters of one size is the paper's moving average with decay 1 - rate = 0.999. A centroid without members
+// stays. Left open, and read here: routed heads see no positions (the local heads do); values are shared in groups as everywhere;
+// routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by cluster, so that tiles of two clusters
+// are never visited.
 #pragma once
 #include "attention/core/branches.cuh"
 #include "attention/core/clusters.cuh"
@@ -59,14 +60,16 @@ struct routing : Policy {
     }
 
     static std::vector<Setting> settings() {
-        return {{"--window", "attention_window", 256, 0, 1e9, true, "left reach of the local heads: keys i-N..i are visible"},
-                {"--routing-clusters", "routing_clusters", 32, 1, 4096, true, "clusters of each routed head; about the root of T"},
-                {"--routing-local-heads", "routing_local_heads", -1, -1, 1e6, true, "the first heads, with a window; -1: half of them"},
-                {"--routing-rate", "routing_rate", 0.001, 1e-9, 1, false, "how fast centroids follow their members"}};
+        return {
+            {"--window", "attention_window", 256, 0, 1e9, true, "left reach of the local heads: keys i-N..i are visible"},
+            {"--routing-clusters", "routing_clusters", 32, 1, 4096, true, "clusters of each routed head; about the root of T"},
+            {"--routing-local-heads", "routing_local_heads", -1, -1, 1e6, true, "the first heads, with a window; -1: half of them"},
+            {"--routing-rate", "routing_rate", 0.001, 1e-9, 1, false, "how fast centroids follow their members"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {
-        if (local < NH) mu = list.add_statistic(prefix + "routing.mu", {NH - local, clusters, HS}, normal(1), rate);
+        if (local < NH)
+            mu = list.add_statistic(prefix + "routing.mu", {NH - local, clusters, HS}, normal(1 / std::sqrt(double(HS))), rate);
     }
 
     /// A window in local heads; T / K tokens in each cluster of the others, if they are of one size.
@@ -96,7 +99,8 @@ struct routing : Policy {
         int* nearest;   // (B, NH, T)
         BranchInputs<X> inputs;
         BranchResults<X> results;
-        ForwardScratch(std::byte* block, const LayerShape& s) : carve(block), inputs(take_inputs(s)), results(carve, carve, s, s.T) {}
+        ForwardScratch(std::byte* block, const LayerShape& s)
+            : carve(block), inputs(take_inputs(s)), results(carve, carve, s, s.T) {}
 
     private:
         BranchInputs<X> take_inputs(const LayerShape& s) {
@@ -129,7 +133,8 @@ struct routing : Policy {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(nullptr, s).carve.bytes(), BackwardScratch<X>(nullptr, s, kernel_bytes(device, s)).carve.bytes());
+        return std::max(ForwardScratch<X>(nullptr, s).carve.bytes(),
+                        BackwardScratch<X>(nullptr, s, kernel_bytes(device, s)).carve.bytes());
     }
 
     // ---- the layer

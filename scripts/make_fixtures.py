@@ -102,7 +102,7 @@ FORMS |= {
     'dsa_fixed_window': other('dsa_fixed_window', 67, {'attention_window': 8}),
     'dsa_no_window': other('dsa_no_window', 67, NKV=1),
     'moh': other('moh', 53, {'moh_shared': 1, 'moh_active': 2, 'moh_balance': 0.5, 'moh_printed': 0}, B=2, seed=7),
-    'moh_printed': other('moh', 41, {'moh_shared': 2, 'moh_active': 1, 'moh_balance': 0.5, 'moh_printed': 1}, NKV=4, seed=1),
+    'moh_printed': other('moh', 41, {'moh_shared': 2, 'moh_active': 1, 'moh_balance': 0.5, 'moh_printed': 1}, NKV=4, seed=2),
     'mosa': other('mosa', 67, {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05}, seed=4),
     'routing': other('routing', 67, {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 2, 'routing_rate': 0.05},
                      seed=2),
@@ -176,7 +176,7 @@ def attention(form, w, layer, x, notes):
         norm = w.get(f'{attn}{name}_norm.weight')
         return y if norm is None else rmsnorm(y, norm, form.norm_eps)
 
-    inputs = attentions.Inputs(x, project('q', form.NH), project('k', form.NKV), project('v', form.NKV), form.rope_theta, layer)
+    inputs = attentions.Inputs(x, project('q', form.NH), project('k', form.NKV), project('v', form.NKV), form.rope_theta, layer, form.L)
     prefix = attn + attentions.tensor_prefix(form.variant)
     own = {name.removeprefix(prefix): value for name, value in w.items() if name.startswith(prefix)}
     of_layer = attentions.Notes()

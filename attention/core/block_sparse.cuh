@@ -146,7 +146,8 @@ inline void gather_dscores(GPU device, float* dscores, const float* dnumbers, co
 /// The composite. A variant fills the options from its settings and declares the tensors.
 struct BlockSparse : Policy {
     static constexpr bool composite = true, reads_qk_pre = true, has_auxiliary_loss = true;
-    static constexpr bool tokens_choose = true;   // blocks by their scores, the tokens that hold a block's extremes, heads by a threshold
+    static constexpr bool tokens_choose =
+        true;   // blocks by their scores, the tokens that hold a block's extremes, heads by a threshold
     int NH, NKV, HS;
     int block = TILE;
     GateQuery query = GateQuery::first;

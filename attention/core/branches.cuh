@@ -104,8 +104,8 @@ void branch_forward(Device device, const P& policy, const Rows& rows, const Laye
     attention_forward(device, policy, a);
 }
 
-/// Overwrites or adds to `to`. `merged` has out and lse of all branches together; `own_out` (B, R, NH, HS), where there is one, takes
-/// the place of the merged out: then the branches' weights count as constants.
+/// Overwrites or adds to `to`. `merged` has out and lse of all branches together; `own_out` (B, R, NH, HS), where there is one,
+/// takes the place of the merged out: then the branches' weights count as constants.
 template <class Device, class X, class P, class Rows>
 void branch_backward(Device device, const P& policy, const Rows& rows, const LayerInputs<X>& in, const LayerState<X>& merged,
                      X* own_out, const X* dout, const QkvGradients<X>& to, const BranchInputs<X>& memory,

@@ -7,7 +7,8 @@
 struct TokenChoice {
     int B, T, NH;
     int dense_heads;      // the first heads choose every token
-    bool expert_choice;   // the `count` tokens with the greatest r, else those with r above the head's threshold; the first one always
+    bool expert_choice;   // the `count` tokens with the greatest r, else those with r above the head's threshold; the first one
+                          // always
     int count;
     float share;          // of the tokens that a threshold aims at
 
@@ -35,8 +36,8 @@ struct TokenChoice {
     }
 };
 
-/// gate (B, T, NH) = r of chosen tokens, 1 in dense heads, 0 for the others; tokens (B, NH, T) the chosen ones in ascending order, then
-/// -1; rows (B, NH, T) where a token stands in that list, or -1. tau (E).
+/// gate (B, T, NH) = r of chosen tokens, 1 in dense heads, 0 for the others; tokens (B, NH, T) the chosen ones in ascending order,
+/// then -1; rows (B, NH, T) where a token stands in that list, or -1. tau (E).
 template <class X>
 void choose_tokens(CPU, X* gate, int* tokens, int* rows, const X* u, const X* tau, const TokenChoice& c) {
 #pragma omp parallel for collapse(2)
@@ -122,7 +123,8 @@ __global__ void router_backward_kernel(W* du, const W* dgate, const W* gate, con
 
 /// One block per routed head.
 template <class W>
-__global__ void __launch_bounds__(choosing::THREADS) move_thresholds_kernel(W* dtau, const int* rows, const TokenChoice c, W dloss) {
+__global__ void __launch_bounds__(choosing::THREADS)
+    move_thresholds_kernel(W* dtau, const int* rows, const TokenChoice c, W dloss) {
     auto& shared = dynamic_shared<choosing::Shared>();
     const int e = blockIdx.x;
     int chosen = 0;
@@ -134,7 +136,8 @@ __global__ void __launch_bounds__(choosing::THREADS) move_thresholds_kernel(W* d
 
 template <class X>
 void choose_tokens(GPU device, float* gate, int* tokens, int* rows, const float* u, const X* tau, const TokenChoice& c) {
-    launch(device, choose_tokens_kernel<X>, Grid(c.NH, c.B), choosing::THREADS, sizeof(choosing::Shared), gate, tokens, rows, u, tau, c);
+    launch(device, choose_tokens_kernel<X>, Grid(c.NH, c.B), choosing::THREADS, sizeof(choosing::Shared), gate, tokens, rows, u,
+           tau, c);
 }
 inline void router_backward(GPU device, float* du, const float* dgate, const float* gate, const TokenChoice& c) {
     const size_t count = size_t(c.B) * c.T * c.routed();

@@ -1,6 +1,6 @@
-// Tokens in clusters (Routing Transformer): content vectors n = LN(q), which cluster's centroid is nearest to each, the tokens sorted by
-// cluster, and how centroids follow their members. q is before RoPE, so that content alone decides. All of it per query head; the
-// first `local` heads have no clusters.
+// Tokens in clusters (Routing Transformer): content vectors n = LN(q), which cluster's centroid is nearest to each, the tokens
+// sorted by cluster, and how centroids follow their members. q is before RoPE, so that content alone decides. All of it per query
+// head; the first `local` heads have no clusters.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@ struct ClusterShape {
 
     constexpr size_t list(int b, int h) const { return (size_t(b) * NH + h) * T; }                          // of (B, NH, T)
     constexpr size_t vector(int b, int t, int h) const { return ((size_t(b) * T + t) * NH + h) * HS; }      // of (B, T, NH, HS)
-    constexpr size_t centroid(int h, int c) const { return (size_t(h - local) * clusters + c) * HS; }       // of (NH - local, K, HS)
+    constexpr size_t centroid(int h, int c) const { return (size_t(h - local) * clusters + c) * HS; }   // of (NH - local, K, HS)
 };
 
 /// The variance of q is around 1, after QK-norm: this only keeps a constant vector from dividing by zero.
@@ -73,8 +73,8 @@ constexpr int nearest_centroid(const X* n, const M* centroids, int clusters, int
     return best;
 }
 
-/// Tokens sorted by (cluster, token): tokens (B, NH, T) of each row, rows (B, NH, T) of each token, positions (B, NH, T) = cluster T +
-/// place in the cluster; in local heads all three are the token. `nearest` (B, NH, T) has the clusters.
+/// Tokens sorted by (cluster, token): tokens (B, NH, T) of each row, rows (B, NH, T) of each token, positions (B, NH, T) = cluster
+/// T + place in the cluster; in local heads all three are the token. `nearest` (B, NH, T) has the clusters.
 inline void sort_by_cluster(CPU, int* tokens, int* rows, int* positions, const int* nearest, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
@@ -97,7 +97,8 @@ void nearest_centroids(CPU, int* nearest, const X* n, const X* centroids, const 
     for (int b = 0; b < s.B; b++)
         for (int h = s.local; h < s.NH; h++)
             for (int t = 0; t < s.T; t++)
-                nearest[s.list(b, h) + t] = nearest_centroid<X>(n + s.vector(b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+                nearest[s.list(b, h) + t] =
+                    nearest_centroid<X>(n + s.vector(b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
 /// The first of the rows of one sequence and head whose position is at least `position`.
@@ -111,13 +112,12 @@ constexpr int first_row_from(const int* positions, int rows, int position) {
     return first;
 }
 
-/// Number d of what centroid c of head h should move by: sum over its members of mu - r, mu and r = n / sqrt(HS) on the unit sphere,
-/// times K: with clusters of one size the step's K / tokens makes a mean of it. `sorted` (B, T, NH, HS) has n in the rows' order.
+/// Number d of what centroid c of head h should move by: sum over its members of mu - r, r = n / sqrt(HS) on the unit sphere, times
+/// K: with clusters of one size the step's K / tokens makes a mean of it. `sorted` (B, T, NH, HS) has n in the rows' order.
 template <class W, class X, class M>
 constexpr W centroid_pull(const X* sorted, const int* positions, const M* mu, const ClusterShape& s, int h, int c, int d) {
-    W squares = 0, sum = 0;
-    for (int e = 0; e < s.HS; e++) squares += widened(mu[e]) * widened(mu[e]);
-    const W own = squares > 0 ? widened(mu[d]) / std::sqrt(squares) : W(0), scale = W(1) / std::sqrt(W(s.HS));
+    const W own = widened(mu[d]), scale = W(1) / std::sqrt(W(s.HS));
+    W sum = 0;
     for (int b = 0; b < s.B; b++) {
         const int* of_head = positions + s.list(b, h);
         const int begin = first_row_from(of_head, s.T, c * s.T), end = first_row_from(of_head, s.T, (c + 1) * s.T);
@@ -164,7 +164,8 @@ struct Normed {
 /// One warp per head of a token.
 template <class X>
 __global__ void content_vectors_kernel(X* q, X* k, const __grid_constant__ LayerInputs<X> in, const ClusterShape s) {
-    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T, b = warp / s.NH / s.T;
+    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T,
+              b = warp / s.NH / s.T;
     if (b >= s.B) return;
     const size_t at = s.vector(b, t, h);
     if (h < s.local) {
@@ -180,9 +181,10 @@ __global__ void content_vectors_kernel(X* q, X* k, const __grid_constant__ Layer
 
 /// dx = (dn - mean(dn) - n mean(dn n)) rstd.
 template <class X>
-__global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, const float* dn, const __grid_constant__ LayerInputs<X> in,
-                                                const ClusterShape s) {
-    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T, b = warp / s.NH / s.T;
+__global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, const float* dn,
+                                                const __grid_constant__ LayerInputs<X> in, const ClusterShape s) {
+    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T,
+              b = warp / s.NH / s.T;
     if (b >= s.B) return;
     using Normed = clustering::Normed<X>;
     const Normed row(in.query(in.q_pre, b, t, h), s.HS);
@@ -200,7 +202,8 @@ __global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, co
 template <class X>
 __global__ void nearest_centroids_kernel(int* nearest, const X* n, const X* centroids, const ClusterShape s) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
-    if (t < s.T) nearest[s.list(b, h) + t] = nearest_centroid<float>(n + s.vector(b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+    if (t < s.T)
+        nearest[s.list(b, h) + t] = nearest_centroid<float>(n + s.vector(b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
 /// One block per head and sequence; cluster after cluster, THREADS tokens at a time.
@@ -232,7 +235,8 @@ __global__ void __launch_bounds__(clustering::THREADS)
 
 /// One block per centroid, a thread per number.
 template <class X>
-__global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape s, float dloss) {
+__global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape s,
+                                      float dloss) {
     const int c = blockIdx.x, h = s.local + blockIdx.y, d = threadIdx.x;
     if (d < s.HS) dmu[s.centroid(h, c) + d] += dloss * centroid_pull<float>(sorted, positions, mu + s.centroid(h, c), s, h, c, d);
 }
@@ -242,8 +246,10 @@ void content_vectors(GPU device, X* q, X* k, const LayerInputs<X>& in, const Clu
     launch(device, content_vectors_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, q, k, in, s);
 }
 template <class X>
-void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float* dn, const LayerInputs<X>& in, const ClusterShape& s) {
-    launch(device, content_vectors_backward_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, dq_pre, row, dn, in, s);
+void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float* dn, const LayerInputs<X>& in,
+                              const ClusterShape& s) {
+    launch(device, content_vectors_backward_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, dq_pre, row, dn, in,
+           s);
 }
 template <class X>
 void nearest_centroids(GPU device, int* nearest, const X* n, const X* centroids, const ClusterShape& s) {
@@ -254,7 +260,8 @@ inline void sort_by_cluster(GPU device, int* tokens, int* rows, int* positions, 
            positions, nearest, s);
 }
 template <class X>
-void pull_centroids(GPU device, float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s, float dloss) {
+void pull_centroids(GPU device, float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s,
+                    float dloss) {
     launch(device, pull_centroids_kernel<X>, Grid(s.clusters, s.NH - s.local), 128, 0, dmu, sorted, positions, mu, s, dloss);
 }
 

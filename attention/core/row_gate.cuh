@@ -35,7 +35,8 @@ __global__ void gate_rows_forward_kernel(X* gated, const X* out, const float* ga
     for (int d = threadIdx.x % WARP; d < HS; d += WARP) gated[n * HS + d] = from_float<X>(gate[n] * to_float(out[n * HS + d]));
 }
 template <class X>
-__global__ void gate_rows_backward_kernel(X* dout, float* dgate, const X* dgated, const X* out, const float* gate, size_t heads, int HS) {
+__global__ void gate_rows_backward_kernel(X* dout, float* dgate, const X* dgated, const X* out, const float* gate, size_t heads,
+                                          int HS) {
     const size_t n = size_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (n >= heads) return;
     float sum = 0;

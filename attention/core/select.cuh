@@ -20,8 +20,8 @@ struct TileChoice {
     constexpr bool forced(int r, int c) const { return c < leading || c > r - local; }
 };
 
-/// Tiles to be chosen: lists of N = tiles_of(T) places for each of (B, NH, N) query tiles; scores (B, heads, N, N), one set for each
-/// group of NH / heads query heads.
+/// Tiles to be chosen: lists of N = tiles_of(T) places for each of (B, NH, N) query tiles; scores (B, heads, N, N), one set for
+/// each group of NH / heads query heads.
 struct TileScores {
     int B, NH, heads, N;
     constexpr size_t row(int b, int h, int r) const { return ((size_t(b) * heads + h / (NH / heads)) * N + r) * N; }

@@ -40,7 +40,7 @@ def moh(a, w, s, notes):
     else:
         gates = torch.cat((2 * shared * NS * p_s, 2 * routed * K * of_chosen / of_chosen.sum(-1, keepdim=True)), -1)
         balance = NR * balance
-    notes.auxiliary = notes.auxiliary + s['moh_balance'] * balance
+    notes.auxiliary = notes.auxiliary + s['moh_balance'] * balance / a.layers      # averaged over layers
     return attend(scores(a.q, a.k), a.causal, a.v) * per_token(gates)
 
 

@@ -14,6 +14,7 @@ class Inputs:
     v: torch.Tensor        # (B, NKV, T, HS)
     theta: float
     layer: int
+    layers: int            # of the model
 
     def __post_init__(self):
         self.B, self.NH, self.T, self.HS = self.q_pre.shape

@@ -39,10 +39,10 @@ def routing(a, w, s, notes):
     others = together & (a.j < a.i)
     visible = torch.where(others.any(-1, keepdim=True), others, together)  # itself only where it is alone
     members = F.one_hot(cluster, K).to(n.dtype)                            # (B, NH - local, T, K)
-    pull = members.sum((0, 2))[..., None] * centroids - torch.einsum('bhtk,bhtd->hkd', members, F.normalize(n, dim=-1))
+    pull = members.sum((0, 2))[..., None] * w['mu'] - torch.einsum('bhtk,bhtd->hkd', members, F.normalize(n, dim=-1))
     notes.moves['mu'] = (K / (a.B * a.T) * pull).detach()
     return torch.cat((here, attend(scores(n, n), visible, for_query_heads(a.v, a.NH)[:, local:])), 1)
 
 
 def routing_tensors(form, s):
-    return {'mu': Tensor((form.NH - s['routing_local_heads'], s['routing_clusters'], form.HS), 1.0, rate=s['routing_rate'])}
+    return {'mu': Tensor((form.NH - s['routing_local_heads'], s['routing_clusters'], form.HS), form.HS ** -0.5, rate=s['routing_rate'])}
