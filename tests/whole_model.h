@@ -108,7 +108,7 @@ struct Trial {
     std::vector<X> all(const X* flat) const { return {flat, flat + gpt.net.tensors.size()}; }
 };
 
-/// Derivative of the loss by central differences when the tensor moves along `direction`.
+/// Derivative of the loss by differences over four points (error h^4) when the tensor moves along `direction`.
 template <class A>
 double slope_along(Trial<double, A>& trial, const Tensor& t, const std::vector<double>& direction) {
     const double step = 1e-5;
@@ -118,12 +118,13 @@ double slope_along(Trial<double, A>& trial, const Tensor& t, const std::vector<d
         std::copy_n(trial.raw() + t.slot.offset, t.slot.size, trial.gpt.weights + t.slot.offset);
         gpt_weights_loaded(CPU{}, trial.gpt);
     };
-    move(step);
-    const double above = trial.loss();
-    move(-step);
-    const double below = trial.loss();
+    auto loss_at = [&](double distance) {
+        move(distance);
+        return trial.loss();
+    };
+    const double near = loss_at(step) - loss_at(-step), far = loss_at(2 * step) - loss_at(-2 * step);
     move(0);
-    return (above - below) / (2 * step);
+    return (8 * near - far) / (12 * step);
 }
 
 /// Checks the gradient of every tensor: a few single numbers of it, and one random direction through all of them at once.

@@ -109,19 +109,23 @@ inline std::vector<double> adaspa_sparsities(const std::vector<double>& recall, 
     return own;
 }
 
-/// What the kernel reads, from the choice of every head.
+/// What the kernel reads, from the choice of every head: tiles_of(T) places for each query tile.
 struct AdaSpaTiles {
-    std::vector<int> begin = {0}, tiles;
+    std::vector<int> count, tiles;
+    int stride = 0;
 
     void append(const BlockRows& rows, int T, int block) {
         const int per_block = block / TILE;
-        for (int t = 0; t < tiles_of(T); t++) {
+        stride = tiles_of(T);
+        for (int t = 0; t < stride; t++) {
+            const size_t begin = tiles.size();
             for (int c : rows[t / per_block])
-                for (int tile = c * per_block; tile < std::min((c + 1) * per_block, tiles_of(T)); tile++) tiles.push_back(tile);
-            begin.push_back(int(tiles.size()));
+                for (int tile = c * per_block; tile < std::min((c + 1) * per_block, stride); tile++) tiles.push_back(tile);
+            count.push_back(int(tiles.size() - begin));
+            tiles.resize(begin + stride, -1);
         }
     }
-    TileList list() const { return {begin.data(), tiles.data()}; }
+    TileList list() const { return {count.data(), tiles.data(), stride}; }
 };
 
 /// out and lse from the blocks found, for one sequence under a policy that hides no more than the future.
