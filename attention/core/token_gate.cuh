@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(token_linear::THREADS) token_linear_forward_ke
         for (int i = 0; i < TOKENS; i++)
             for (int o = 0; o < OUTPUTS; o++) {
                 const float sum = warp_sum(sums[i][o]);
-                if (lane == 0 && t0 + i < p.rows && n0 + o < p.N) u[size_t(t0 + i) * p.N + n0 + o] = sum + (p.bias ? to_float(p.bias[n0 + o]) : 0);
+                if (lane != 0 || t0 + i >= p.rows || n0 + o >= p.N) continue;
+                u[size_t(t0 + i) * p.N + n0 + o] = sum + (p.bias ? to_float(p.bias[n0 + o]) : 0);
             }
     }
 }

@@ -22,8 +22,8 @@ constexpr Tolerance of_gradients = {2e-4, 1e-6};
 /// Where something is chosen, bf16 chooses otherwise now and then, and each such choice is a jump; one layer on rounded inputs
 /// (test_attention_variant_gpu.cpp) chooses alike.
 template <>
-constexpr Tolerance of_gradients<bf16> = Attention::tokens_choose ? Tolerance{3e-1, 2e-3} : Tolerance{1.5e-1, 5e-4};
-constexpr double OF_CURVE = Attention::tokens_choose ? 5e-2 : 2e-2;   // bf16
+constexpr Tolerance of_gradients<bf16> = Attention::tokens_choose ? Tolerance{6e-1, 5e-3} : Tolerance{1.5e-1, 5e-4};
+constexpr double OF_CURVE = Attention::tokens_choose ? 1e-1 : 2e-2;   // bf16
 
 template <class X>
 void check_gradients(bool qwen2, int B, int T) {
@@ -130,7 +130,8 @@ VARIANT_CASE("a recorded step is the step") {
             gpt_backward(recorded.device, recorded.gpt, batch, Write::overwrite);
         });
         INFO("step " << step);
-        CHECK(read_numbers(recorded.device, recorded.gpt).loss / 67 == expected);
+        const StepNumbers numbers = read_numbers(recorded.device, recorded.gpt);
+        CHECK((numbers.loss + numbers.auxiliary) / 67 == expected);
         CHECK(bit_difference(recorded.gradients(), plain.gradients()) == "");
         plain.update({}, step), recorded.update({}, step);
     }
