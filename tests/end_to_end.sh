@@ -62,13 +62,13 @@ else
         check "$ranks ranks follow the curve of one process within 1e-5" 'below $(curve_difference "$work/asga" "$work/ranks$ranks") 1e-5'
     done
     check "ranks write plain lines" '! grep -q $'"'\r'"'\033 "$work/ranks2.txt"'
+    mpi 2 "$work/watched" --monitor-every 5
+    check "looking at attention changes no weight, on 2 ranks" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/watched")" ] && [ "$(grep -c "event.:.attention" "$work/watched/log.jsonl")" -eq 3 ]'
     mpi 2 "$work/zero" --zero-stage 1
     check "ZeRO-1 on 2 ranks gives the weights of 2 ranks without" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
     mpi 2 "$work/zero" --zero-stage 1 --steps 16 --resume
     mpi 2 "$work/ranks2" --steps 16 --resume
     check "ZeRO-1 resumes to the same weights" '[ -n "$(hash_of "$work/zero")" ] && [ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
-    mpi 2 "$work/watched" --monitor-every 5
-    check "looking at attention changes no weight, on 2 ranks" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/watched")" ] && [ "$(grep -c "event.:.attention" "$work/watched/log.jsonl")" -eq 3 ]'
     # One of two ranks is killed, or stopped: the job ends by itself and says so.
     for signal in KILL STOP; do
         timeout 60 $launch -np 2 ./train_asga $small --out "$work/dead" --batch-size 4 --steps 100000 --checkpoint-every 0 --val-every 0 --watchdog-seconds 3 > "$work/dead.txt" 2>&1 &
