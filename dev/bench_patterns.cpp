@@ -16,9 +16,7 @@
 #include "attention/fixed_factorized.cuh"
 #include "attention/longformer.cuh"
 #include "attention/longnet.cuh"
-#include "attention/mosa.cuh"
 #include "attention/nsa.cuh"
-#include "attention/routing.cuh"
 #include "attention/sinks_cache.cuh"
 #include "attention/sliding_window.cuh"
 #include "attention/strided.cuh"
@@ -120,7 +118,5 @@ int main(int argc, char** argv) {
                                                  {{"adaptive_sparse_dense_heads", 0},
                                                   {"adaptive_sparse_top_k", std::max(1.0, std::floor(tenth))}});
         row.template operator()<nsa>(", the paper's constants", {});
-        row.template operator()<mosa>(", rho 8, no dense head", {{"mosa_dense_heads", 0}});
-        row.template operator()<routing>(", 32 clusters", {{"routing_local_heads", 0}});
     });
 }
