@@ -291,6 +291,7 @@ Exit train(const Options& o) {
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
+    keep_freed_memory();
     outlive_readers();
     Exit result = Exit::done;
     const int failed = run_program(process_name(std::string("train_") + Attention::name), [&] {

@@ -85,6 +85,7 @@ void print(const std::string& name, const Times& times, const Times& dense) {
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
+    keep_freed_memory();
     return run_program("bench_patterns", [&] {
         const int T = argc > 1 ? std::atoi(argv[1]) : 8192;
         const std::string word = argc > 2 ? argv[2] : "";

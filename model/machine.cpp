@@ -10,6 +10,7 @@
 #include <fstream>
 #include <vector>
 
+#include <malloc.h>
 #include <omp.h>
 #include <sched.h>
 #include <unistd.h>
@@ -50,6 +51,13 @@ void choose_blas_kernels(char** argv) {
     setenv("OPENBLAS_CORETYPE", best, 1);
     setenv("KEEP_OPENBLAS_CORETYPE", "1", 1);   // a library without those kernels must not send us round again
     execv(program_path().c_str(), argv);        // returns only when it fails; then the slow kernels do
+}
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 64 << 20);
+    mallopt(M_TRIM_THRESHOLD, 64 << 20);
+#endif
 }
 
 int processors() { return int(sysconf(_SC_NPROCESSORS_ONLN)); }

@@ -8,6 +8,10 @@
 /// KEEP_OPENBLAS_CORETYPE=1 in the environment leaves the choice alone.
 void choose_blas_kernels(char** argv);
 
+/// From here on freed memory up to 64 MiB stays with the process. The attention kernels take and free working memory in every call;
+/// given back to the system it would come again page by page, which was a tenth of a sparse layer's backward pass.
+void keep_freed_memory();
+
 /// Sets the number of OpenMP threads: `wanted`, or, when that is 0, this process's share of the processors it may run on.
 /// Returns the number.
 int use_threads(int wanted, int local_ranks);

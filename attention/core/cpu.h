@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "attention/core/arguments.h"
@@ -37,15 +38,17 @@ Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const Til
     return pair;
 }
 
-/// Head h of sequence b, (count, HS), transposed to (HS, padded(count)); the padding is zero. Sixteen tokens at a time, so that
-/// what is written is whole cache lines and what is read stays in the cache.
+/// to (tiles, HS, TILE) = head h of sequence b, (count, HS), transposed tile by tile; the padding of the last tile is zero. A tile is
+/// one piece of memory, so that a matrix product finds its rows side by side, not a power of two apart in the same few cache lines.
 template <class X>
 void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, int HS) {
-    const int width = padded(count), block = 16;
+    const int block = 16;   // tokens at a time: what is written is whole cache lines and what is read stays in the cache
     const X* head = from.data + size_t(b) * count * from.row + size_t(h) * HS;
-    for (int j0 = 0; j0 < width; j0 += block)
-        for (int d = 0; d < HS; d++)
-            for (int j = j0; j < j0 + block; j++) to[size_t(d) * width + j] = j < count ? head[size_t(j) * from.row + d] : X(0);
+    for (int j0 = 0; j0 < padded(count); j0 += block)
+        for (int d = 0; d < HS; d++) {
+            X* line = to + (size_t(j0 / TILE) * HS + d) * TILE + j0 % TILE;
+            for (int j = 0; j < block; j++) line[j] = j0 + j < count ? head[size_t(j0 + j) * from.row + d] : X(0);
+        }
 }
 
 /// Hides what the policy hides in a mixed tile: it is asked about squares first, and pair by pair only where that says "mixed".
@@ -158,21 +161,21 @@ void finish_tile(const AttentionForward<X>& a, int b, int h, int i0, int rows, c
     }
 }
 
+/// `k_transposed` (tiles, HS, TILE) belongs to the head's keys.
 template <class X, class P>
-void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b, int h) {
-    const int kv = h / (a.NH / a.NKV), width = padded(a.S);
+void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b, int h, const X* k_transposed) {
+    const int kv = h / (a.NH / a.NKV);
     const X scale = X(1) / std::sqrt(X(a.HS));
     const TileWalk<X, P> walk(policy, a, b, h);
-    std::vector<X> k_transposed(size_t(a.HS) * width), z(TILE * TILE), sums(size_t(TILE) * a.HS);
-    transpose_head(k_transposed.data(), a.k, b, a.S, kv, a.HS);
+    std::vector<X> z(TILE * TILE), sums(size_t(TILE) * a.HS);
     clear_statistics(a, b, h);
     for (int i0 = 0; i0 < a.T; i0 += TILE) {
         std::vector<OnlineRow<X>> state(TILE);
         std::fill(sums.begin(), sums.end(), X(0));
         const X* q = a.q.data + (size_t(b) * a.T + i0) * a.q.row + size_t(h) * a.HS;
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
-            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, &k_transposed[at.j0], width, X(0), z.data(),
-                 TILE);
+            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, &k_transposed[size_t(at.j0) * a.HS], TILE, X(0),
+                 z.data(), TILE);
             modify_and_mask(z.data(), policy, a, walk, at, verdict);
             if (a.statistics.tiles) a.statistics.tiles[(size_t(b) * a.NH + h) * tiles_of(a.T) + i0 / TILE] += 1;
             for (int r = 0; r < at.rows; r++) {
@@ -194,9 +197,21 @@ void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b
 /// Preconditions: NH % NKV == 0; gated_out where there is a gate. A row that sees nothing gives out 0 and lse -infinity.
 template <class X, class P>
 void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
-#pragma omp parallel for collapse(2) schedule(dynamic)
-    for (int b = 0; b < a.B; b++)
-        for (int h = 0; h < a.NH; h++) attention_head_forward(policy, a, b, h);
+    const size_t head = size_t(padded(a.S)) * a.HS;
+    const auto k_transposed = std::make_unique_for_overwrite<X[]>(size_t(a.B) * a.NKV * head);   // (B, NKV, tiles, HS, TILE)
+#pragma omp parallel
+    {
+#pragma omp for collapse(2)
+        for (int b = 0; b < a.B; b++)
+            for (int kv = 0; kv < a.NKV; kv++)
+                transpose_head(&k_transposed[(size_t(b) * a.NKV + kv) * head], a.k, b, a.S, kv, a.HS);
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int b = 0; b < a.B; b++)
+            for (int h = 0; h < a.NH; h++) {
+                const size_t kv = h / (a.NH / a.NKV);
+                attention_head_forward(policy, a, b, h, &k_transposed[(size_t(b) * a.NKV + kv) * head]);
+            }
+    }
 }
 
 /// D_i = <dO_i, O_i> - dLSE_i of one query tile; where there is a gate, dO' becomes dO = g dO' in `dout`, and dg = <dO', O>.
@@ -217,20 +232,19 @@ void prepare_rows(const AttentionForward<X>& a, const AttentionBackward<X>& g, i
     }
 }
 
-/// Per (sequence, key/value head): what a thread needs while it walks over the tiles of its query heads.
+/// Per thread: what it needs while it walks over the tiles of the query heads of one (sequence, key/value head).
 template <class X>
 struct BackwardWorkspace {
-    std::vector<X> k_transposed, v_transposed;   // (HS, padded(S))
-    std::vector<X> dk, dv;                       // (S, HS), summed over the G query heads of the group
-    std::vector<X> dout, dq;                     // (TILE, HS)
-    std::vector<X> z, a, p, dz;                  // (TILE, TILE); a keeps the raw scores
-    std::vector<X> D;                            // (TILE)
-    std::unique_ptr<Pack<X>[]> head_sums, row_sums;   // no std::vector: nvcc wants no SIMD vectors in its constexpr parts
+    std::unique_ptr<X[]> k_transposed, v_transposed;   // (tiles, HS, TILE), written before they are read
+    std::vector<char> started;                         // (tiles): whether dk and dv of the tile have been written to
+    std::vector<X> dout, dq;                           // (TILE, HS)
+    std::vector<X> z, a, p, dz;                        // (TILE, TILE); a keeps the raw scores
+    std::vector<X> D;                                  // (TILE)
+    std::unique_ptr<Pack<X>[]> head_sums, row_sums;    // no std::vector: nvcc wants no SIMD vectors in its constexpr parts
 
     BackwardWorkspace(const AttentionForward<X>& f, const Features& n) {
-        const size_t sequence = size_t(f.S) * f.HS, transposed = size_t(padded(f.S)) * f.HS;
-        k_transposed.resize(transposed), v_transposed.resize(transposed);
-        dk.resize(sequence), dv.resize(sequence);
+        const size_t transposed = size_t(padded(f.S)) * f.HS;
+        k_transposed = std::make_unique_for_overwrite<X[]>(transposed), v_transposed = std::make_unique_for_overwrite<X[]>(transposed);
         dout.resize(size_t(TILE) * f.HS), dq.resize(size_t(TILE) * f.HS), D.resize(TILE);
         for (std::vector<X>* tile : {&z, &a, &p, &dz}) tile->resize(TILE * TILE);
         head_sums = std::make_unique<Pack<X>[]>(n.head), row_sums = std::make_unique<Pack<X>[]>(n.row);
@@ -264,6 +278,22 @@ void backward_tile(const P& policy, const AttentionForward<X>& a, const Attentio
     if (f.tile) g.dtile[tile_number_at(a, at)] = sum<X>(tile_sums);
 }
 
+/// Where the gradient of key or value j of key/value head kv begins.
+template <class X>
+X* first_row(const Heads<X>& to, const AttentionForward<X>& a, int b, int j, int kv) {
+    return to.data + (size_t(b) * a.S + j) * to.row + size_t(kv) * a.HS;
+}
+
+/// dk and dv of one key/value head where no query has visited the tile.
+template <class X>
+void clear_the_rest(const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int kv, const std::vector<char>& started) {
+    for (int j = 0; j < a.S; j++) {
+        if (started[j / TILE]) continue;
+        std::fill_n(first_row(g.dk, a, b, j, kv), a.HS, X(0));
+        std::fill_n(first_row(g.dv, a, b, j, kv), a.HS, X(0));
+    }
+}
+
 template <class X, class P>
 void attention_head_backward(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int h,
                              BackwardWorkspace<X>& w) {
@@ -282,17 +312,18 @@ void attention_head_backward(const P& policy, const AttentionForward<X>& a, cons
         std::fill(w.dq.begin(), w.dq.end(), X(0));
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
             const X* k = a.k.data + (size_t(b) * a.S + at.j0) * a.k.row + size_t(kv) * HS;
-            gemm(Transpose::no, Transpose::no, rows, TILE, HS, scale, q, a.q.row, &w.k_transposed[at.j0], width, X(0), w.a.data(),
-                 TILE);
-            gemm(Transpose::no, Transpose::no, rows, TILE, HS, X(1), w.dout.data(), HS, &w.v_transposed[at.j0], width, X(0),
-                 w.dz.data(), TILE);
+            gemm(Transpose::no, Transpose::no, rows, TILE, HS, scale, q, a.q.row, &w.k_transposed[size_t(at.j0) * HS], TILE, X(0),
+                 w.a.data(), TILE);
+            gemm(Transpose::no, Transpose::no, rows, TILE, HS, X(1), w.dout.data(), HS, &w.v_transposed[size_t(at.j0) * HS], TILE,
+                 X(0), w.dz.data(), TILE);
             std::copy(w.a.begin(), w.a.begin() + rows * TILE, w.z.begin());
             modify_and_mask(w.z.data(), policy, a, walk, at, verdict);
             backward_tile(policy, a, g, walk, at, w);
-            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, X(1), w.p.data(), TILE, w.dout.data(), HS, X(1),
-                 &w.dv[size_t(at.j0) * HS], HS);
-            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, scale, w.dz.data(), TILE, q, a.q.row, X(1),
-                 &w.dk[size_t(at.j0) * HS], HS);
+            const X before = std::exchange(w.started[at.j0 / TILE], 1) ? X(1) : X(0);
+            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, X(1), w.p.data(), TILE, w.dout.data(), HS, before,
+                 first_row(g.dv, a, b, at.j0, kv), g.dv.row);
+            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, scale, w.dz.data(), TILE, q, a.q.row, before,
+                 first_row(g.dk, a, b, at.j0, kv), g.dk.row);
             gemm(Transpose::no, Transpose::no, rows, HS, at.columns, scale, w.dz.data(), TILE, k, a.k.row, X(1), w.dq.data(), HS);
         });
         for (int r = 0; r < rows; r++)
@@ -306,16 +337,17 @@ void attention_head_backward(const P& policy, const AttentionForward<X>& a, cons
 template <class X, class P>
 void attention_backward(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
     const int group = a.NH / a.NKV;
-#pragma omp parallel for collapse(2) schedule(dynamic)
-    for (int b = 0; b < a.B; b++)
-        for (int kv = 0; kv < a.NKV; kv++) {
-            BackwardWorkspace<X> w(a, policy.features());
-            transpose_head(w.k_transposed.data(), a.k, b, a.S, kv, a.HS);
-            transpose_head(w.v_transposed.data(), a.v, b, a.S, kv, a.HS);
-            for (int h = kv * group; h < (kv + 1) * group; h++) attention_head_backward(policy, a, g, b, h, w);
-            for (int j = 0; j < a.S; j++) {
-                std::copy_n(&w.dk[size_t(j) * a.HS], a.HS, g.dk.data + (size_t(b) * a.S + j) * g.dk.row + size_t(kv) * a.HS);
-                std::copy_n(&w.dv[size_t(j) * a.HS], a.HS, g.dv.data + (size_t(b) * a.S + j) * g.dv.row + size_t(kv) * a.HS);
+#pragma omp parallel
+    {
+        BackwardWorkspace<X> w(a, policy.features());
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int b = 0; b < a.B; b++)
+            for (int kv = 0; kv < a.NKV; kv++) {
+                transpose_head(w.k_transposed.get(), a.k, b, a.S, kv, a.HS);
+                transpose_head(w.v_transposed.get(), a.v, b, a.S, kv, a.HS);
+                w.started.assign(tiles_of(a.S), 0);
+                for (int h = kv * group; h < (kv + 1) * group; h++) attention_head_backward(policy, a, g, b, h, w);
+                clear_the_rest(a, g, b, kv, w.started);
             }
-        }
+    }
 }

@@ -49,7 +49,8 @@ void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowSha
             for (int h = 0; h < s.NH; h++) {
                 X* row = to + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
                 const X* source = gathered_row(from, rows, s, b, r, h);
-                for (int d = 0; d < s.HS; d++) row[d] = source ? source[d] : X(0);
+                if (source) std::copy_n(source, s.HS, row);
+                else std::fill_n(row, s.HS, X(0));
             }
 }
 

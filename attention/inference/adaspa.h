@@ -40,15 +40,15 @@ using BlockRows = std::vector<std::vector<int>>;
 template <class X, class P>
 std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>& a, int h, int block) {
     using N = Pack<X>;
-    const int blocks = (a.T + block - 1) / block, width = padded(a.S), kv = h / (a.NH / a.NKV);
+    const int blocks = (a.T + block - 1) / block, kv = h / (a.NH / a.NKV);
     std::vector<double> mass(size_t(blocks) * blocks);
-    std::vector<X> k_transposed(size_t(a.HS) * width), z(TILE * TILE);
+    std::vector<X> k_transposed(size_t(a.HS) * padded(a.S)), z(TILE * TILE);
     transpose_head(k_transposed.data(), a.k, 0, a.S, kv, a.HS);
     const TileWalk<X, P> walk(policy, a, 0, h);
     for (int i0 = 0; i0 < a.T; i0 += TILE)
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
             gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, X(1) / std::sqrt(X(a.HS)),
-                 a.q.data + i0 * a.q.row + size_t(h) * a.HS, a.q.row, &k_transposed[at.j0], width, X(0), z.data(), TILE);
+                 a.q.data + i0 * a.q.row + size_t(h) * a.HS, a.q.row, &k_transposed[size_t(at.j0) * a.HS], TILE, X(0), z.data(), TILE);
             modify_and_mask(z.data(), policy, a, walk, at, verdict);
             double& total = mass[size_t(i0 / block) * blocks + at.j0 / block];
             for (int r = 0; r < at.rows; r++) {
