@@ -1,8 +1,9 @@
 // Trains a Qwen language model with the attention variant that this file is compiled for (make train_asga, make train_causal, ...).
-// Read it from the bottom: main() parses the options, train() holds the loop; above are evaluation, sampling and the options.
+// Read it from the bottom: main() parses the options, train() holds the loop; above are sampling and the options.
 #include <CLI/CLI.hpp>
 
 #include "attention/attention.h"
+#include "model/evaluate.cuh"
 #include "model/generate.cuh"
 #include "model/mask.cuh"
 #include "model/options.h"
@@ -68,6 +69,13 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->check(count);
     app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")
         ->check(CLI::Range(0, 1 << 30));
+    app.add_flag("--evaluate", o.evaluate,
+                 "train nothing: validation loss (all of --val-data, unless --val-batches is given) and --eval-data of --checkpoint "
+                 "or of a folder given as --model");
+    app.add_option("--eval-data", o.eval_data, "multiple choice: .jsonl or .bin files of items")->expected(1, -1);
+    app.add_option("--eval-every", o.eval_every, "steps between evaluations on --eval-data; 0: at the end alone")->check(count);
+    app.add_option("--eval-items", o.eval_items, "only the first items of each file; 0: all")->check(count);
+    app.add_option("--eval-out", o.eval_out, "with --evaluate: what each item's answers scored, as JSON Lines");
     app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(count);
     app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
     app.add_option("--prompt", o.prompt, "what samples begin with; without it, as documents begin")->expected(0, 1);
@@ -102,6 +110,8 @@ bool parse(int argc, char** argv, Options& o) {
     o.adamw.seed = o.seed;
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both say where to go on; give one");
     if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
+    if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
+    if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;
     o.model_given = app.count("--model") > 0;
@@ -109,36 +119,7 @@ bool parse(int argc, char** argv, Options& o) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------- evaluation and sampling
-
-/// Mean cross-entropy over the first --val-batches batches of the validation shards, the same rows for any number of ranks
-/// as long as batch-size x ranks is the same. A signal cuts it short: then nothing is reported, and the loop stops.
-template <class Device, class X>
-void evaluate_and_report(Run<Device, X, Attention>& run) {
-    const TokenStream& val = *run.data.val;
-    const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
-    const int64_t step = run.state.step, rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
-    std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
-    double bytes = 0, loss = 0;
-    for (int64_t row = int64_t(run.ranks.rank()) * B; row < rows && !stop_requested(); row += int64_t(ranks) * B) {
-        run.ranks.at("validating", step);
-        const int here = int(std::min<int64_t>(B, rows - row));
-        validation_rows(val, row, T, here, inputs.data(), targets.data());
-        const Batch batch = run.feed.put(run.device, inputs.data(), targets.data(), here, T);
-        gpt_forward(run.device, run.gpt, batch);
-        gpt_loss(run.device, run.gpt, batch, Write::overwrite);
-        loss += read_numbers(run.device, run.gpt).loss;
-        for (int n = 0; n < here * T && run.data.tokenizer; n++) bytes += run.data.tokenizer->bytes(targets[n]);
-    }
-    loss = run.ranks.sum(loss), bytes = run.ranks.sum(bytes);
-    if (run.ranks.any(stop_requested())) return;
-    run.state.last_val_loss = run.validation.loss = loss / double(rows * T);
-    run.validation.bits_per_byte = bytes > 0 ? loss / std::log(2.0) / bytes : NAN;
-    const Validation& v = run.validation;
-    run.progress.say(
-        text("validation after step %lld: loss %.4f, %.4f bits per byte", static_cast<long long>(step), v.loss, v.bits_per_byte));
-    run.log.write({{"step", step}, {"val_loss", v.loss}, {"val_bpb", v.bits_per_byte}});
-}
+// -------------------------------------------------------------------------------------------------------- looking and sampling
 
 /// What attention does on the first rows of the validation shards, or of the training shards where there are no others: the same
 /// rows every time. On rank 0 only; the others wait for it in their next step's sums.
@@ -234,6 +215,7 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
     Run<Device, X, Attention> run(device, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);
     if (o.dry_run) return Exit::done;
+    if (o.evaluate) return evaluate(run, origin);
     begin(run, origin);
     Loader loader(*run.data.train, {o.batch_size, o.seq_len, ranks.size(), ranks.rank(), run.data.micro_steps, o.seed, o.shuffle});
     loader.seek(run.state.step);
@@ -256,7 +238,8 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
         run.state = {step, tokens, o.seed, tokens / o.seq_len, o.resolved, loss, run.validation.loss};
         report_step(run, norm, adamw.lr, numbers.auxiliary / double(run.data.tokens_per_step));
         const bool last = step == run.data.steps;
-        if (run.data.val && run.due(o.val_every, last)) evaluate_and_report(run);
+        if (run.data.val && run.due(o.val_every, last)) validate_and_report(run);
+        if (run.evaluation_due(last)) evaluate_tasks(run);
         if (ranks.first() && run.data.tokenizer && !stop_requested() && run.due(o.sample_every, last))
             run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
         if (ranks.first() && !stop_requested() && run.due(o.monitor_every, last)) observe_attention(run);
@@ -264,7 +247,7 @@ Exit train(Device device, const Options& o, Ranks& ranks) {
         if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
         run.since_step.lap();
     }
-    if (run.data.val && !stopped && std::isnan(run.validation.loss)) evaluate_and_report(run);   // a signal had cut it short
+    if (run.data.val && !stopped && std::isnan(run.validation.loss)) validate_and_report(run);   // a signal had cut it short
     return finish(run, stopped);
 }
 

@@ -31,11 +31,16 @@ struct WideOf<bf16> {
 template <class X>
 using Wide = typename WideOf<X>::type;
 
-/// A number of X on the host, to calculate with.
+/// A number of X to calculate with, and back as X stores it.
 template <class X>
 constexpr Wide<X> widened(X x) {
     if constexpr (std::is_same_v<X, Wide<X>>) return x;
     else return to_float(x);
+}
+template <class X>
+constexpr X narrowed(Wide<X> x) {
+    if constexpr (std::is_same_v<X, Wide<X>>) return x;
+    else return from_float<X>(x);
 }
 
 /// Whether a gradient replaces what its buffer holds (first micro-step) or is added to it (the later ones).

@@ -131,14 +131,21 @@ void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
              human_seconds(average_ * double(r.steps - r.step)).c_str());
     std::printf(in_place_ ? "\r\033[K%s" : "%s\n", line.c_str());
     std::fflush(stdout);
-    line_open_ = in_place_;
+    line_open_ = in_place_, passing_ = false;
+}
+
+void Progress::passing(const std::string& what) {
+    if (!speaks_ || !in_place_) return;
+    std::printf(passing_ || !line_open_ ? "\r\033[K%s" : "\n%s", what.c_str());
+    std::fflush(stdout);
+    line_open_ = passing_ = true;
 }
 
 void Progress::say(const std::string& what) {
     if (!speaks_) return;
-    std::printf("%s%s\n", line_open_ ? "\n" : "", what.c_str());
+    std::printf("%s%s\n", !line_open_ ? "" : passing_ ? "\r\033[K" : "\n", what.c_str());
     std::fflush(stdout);
-    line_open_ = false;
+    line_open_ = passing_ = false;
 }
 
 void plot(const std::string& name, const std::string& log, const std::string& png) {

@@ -63,11 +63,13 @@ class Progress {
 public:
     Progress(bool speaks, bool launched);
     void step(const StepReport& report, int64_t steps_in_this_run);
+    /// Something that takes a while, in place of the line before, on a terminal only.
+    void passing(const std::string& what);
     /// Anything else, on lines of its own.
     void say(const std::string& what);
 
 private:
-    bool speaks_, launched_, in_place_, line_open_ = false;
+    bool speaks_, launched_, in_place_, line_open_ = false, passing_ = false;
     double average_ = 0;   // seconds per step, smoothed, for the time left
 };
 

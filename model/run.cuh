@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 
+#include "data/evaluation.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
@@ -25,14 +26,16 @@
 /// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
 struct Options {
     std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt, show_mask;
+    std::vector<std::string> eval_data;
+    std::string eval_out;
     std::string rounding = "nearest", ranks_from = "auto";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
-    int64_t monitor_every = 0;
+    int64_t monitor_every = 0, eval_every = 0, eval_items = 0;
     double epochs = 0, min_lr_frac = 0.1;
     AdamW adamw;
-    bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false;
+    bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false, evaluate = false;
     uint64_t seed = 1;
     std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
     bool model_given = false;                 // on the command line
@@ -49,8 +52,9 @@ struct Validation {
 
 /// The data and how a step is cut out of it.
 struct Data {
-    std::unique_ptr<TokenStream> train, val;   // val is null without validation
+    std::unique_ptr<TokenStream> train, val;   // train is null with --evaluate, val without validation
     std::unique_ptr<Tokenizer> tokenizer;      // null when unknown
+    std::vector<EvaluationTask> tasks;         // of --eval-data
     int64_t tokens_per_step = 0, steps = 0, warmup_steps = 0;
     int micro_steps = 1;
 };
@@ -72,19 +76,25 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
              " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
     Data data;
     const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
-    const std::string val = o.val_data.empty() && o.train_data.empty() ? bundled + "val_*.bin" : o.val_data;
-    data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
+    const bool own_text = o.val_data.empty() && o.train_data.empty() && (!o.evaluate || config.tokenizer == "bytes");
+    const std::string val = own_text ? bundled + "val_*.bin" : o.val_data;
+    if (!o.evaluate)
+        data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
     if (!val.empty() && o.val_every) data.val = std::make_unique<TokenStream>(val, config.V);
     const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks;
     if (data.val && windows(*data.val, o.seq_len) < int64_t(o.batch_size) * ranks)
         fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", micro_batch,
              " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
-    const std::string& made_by = data.train->tokenizer();   // "" where no manifest says
-    if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && data.val->tokenizer() != made_by)
-        fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ", data.train->name(),
-             " with ", made_by);
+    std::string made_by = data.train ? data.train->tokenizer() : config.tokenizer;   // "" where nothing says
+    if (data.val && made_by.empty()) made_by = data.val->tokenizer();
+    if (data.val && !data.val->tokenizer().empty() && data.val->tokenizer() != made_by)
+        fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ",
+             data.train ? data.train->name() : "the model", " with ", made_by);
     if (!made_by.empty()) config.tokenizer = made_by;
     if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer);
+    for (const std::string& path : o.eval_data)
+        data.tasks.push_back(read_evaluation(path, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
+    if (!data.train) return data;
 
     data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
     if (data.tokens_per_step % micro_batch)
@@ -250,8 +260,8 @@ struct Run {
           o(o_),
           ranks(ranks_),
           data(std::move(data_)),
-          gpt(config, o.batch_size, o.seq_len, Mode::training, Recompute(o.recompute), o.zero_stage ? ranks.rank() : 0,
-              o.zero_stage ? ranks.size() : 1),
+          gpt(config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
+              o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1),
           feed(o.batch_size, o.seq_len, config.V),
           monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, config.NH),
           progress(ranks.first(), ranks.launched()),
@@ -269,6 +279,7 @@ struct Run {
     }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
+    bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
 
 /// Gets memory and weights, makes the output folder with the run's options and its log, whose first record is the configuration.
@@ -414,17 +425,15 @@ Exit finish(Run<Device, X, A>& run, bool stopped) {
     return result;
 }
 
-/// The tables at the start.
+/// The tables of a run that trains.
 template <class Device, class X, class A>
-void print_set_up(const Run<Device, X, A>& run, int threads) {
+void print_training(const Run<Device, X, A>& run, int threads) {
     const Options& o = run.o;
     const Data& data = run.data;
     auto tokens_of = [](const TokenStream& stream) {
         return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(stream.size()), stream.shards(),
                     stream.name().c_str());
     };
-    print_tensors(run.gpt.net.tensors);
-    print_table("model", model_rows(run.gpt.net, run.flops));
     print_table(
         "data",
         {{"training", tokens_of(*data.train)},
@@ -446,6 +455,14 @@ void print_set_up(const Run<Device, X, A>& run, int threads) {
          {"gradient clip", text("%g", a.grad_clip)},
          {"seed", std::to_string(o.seed)},
          {"output", o.out}});
+}
+
+/// The tables at the start.
+template <class Device, class X, class A>
+void print_set_up(const Run<Device, X, A>& run, int threads) {
+    print_tensors(run.gpt.net.tensors);
+    print_table("model", model_rows(run.gpt.net, run.flops));
+    if (run.data.train) print_training(run, threads);
     print_memory(run.memory_plan());
     std::fflush(stdout);
     warn(run.device);

@@ -170,6 +170,30 @@ check "and repeats the run" '[ "$(hash_of "$work/configured")" = "$(hash_of "$wo
 expect "more memory than there is" 4 "--batch-size" ./train_asga --model qwen2.5-1.5b --train-data "$work/data/small_train_*.bin" --val-every 0 --out "$work/x" --batch-size 1000 --seq-len 4096
 expect "a learning rate that explodes" 5 "not finite" ./train_causal $small --out "$work/x" --lr 1000 --grad-clip 0 --adam-eps 1e-30 --steps 300 --warmup-steps 0 --checkpoint-every 0
 
+# ---- evaluation
+cat > "$work/items.jsonl" << 'END'
+{"query": "We thank the", "choices": ["people", "q"], "gold": 0}
+{"query": "The Congress of", "choices": ["zzzzzz", "the United"], "gold": 1}
+{"query": "x", "choices": ["xxxxxxxxxxxxxxxxxxxx", "the"], "gold": 1}
+END
+last="$work/causal/step_00000012"
+scores() { grep -oE '"(acc|macro)[a-z_0-9]*":[^,}]*|"items":[0-9]*' "$1/log.jsonl"; }
+train causal "$work/scored" --eval-data "$work/items.jsonl" --eval-every 6
+check "--eval-every logs accuracies and changes no weight" '[ "$(grep -c "event.:.evaluation" "$work/scored/log.jsonl")" -eq 2 ] && [ "$(hash_of "$work/scored")" = "$(hash_of "$work/causal")" ]'
+expect "--evaluate scores a checkpoint" 0 "" ./train_causal $small --evaluate --checkpoint "$last" --val-batches 4 --eval-data "$work/items.jsonl" --eval-out "$work/alone.jsonl" --out "$work/x"
+check "with the loss that the run ended with, and its perplexity" 'loss=$(grep -o "val_loss.:[0-9.]*" "$work/causal/log.jsonl" | tail -n 1 | cut -d: -f2) && grep -q "validation: loss $(printf %.4f "$loss"), perplexity $(awk -v l="$loss" "BEGIN { printf \"%.2f\", exp(l) }")" "$work/stdout"'
+check "and three accuracies with their errors" 'grep -qE "^items: 3 items, accuracy by sum [0-9.]+% \+- [0-9.]+, by token mean .*, by character mean" "$work/stdout" && [ "$(wc -l < "$work/alone.jsonl")" -eq 3 ]'
+check "training nothing" '[ ! -e "$work/x" ]'
+if command -v mpirun > /dev/null; then
+    $launch -np 2 ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --eval-out "$work/shared.jsonl" > /dev/null
+    check "two ranks give every item the score of one" 'cmp "$work/alone.jsonl" "$work/shared.jsonl"'
+fi
+expect "nothing to evaluate" 2 "--evaluate needs weights" ./train_causal $small --evaluate
+sed 's/"gold": 1}/"gold": 5}/' "$work/items.jsonl" > "$work/wrong.jsonl"
+expect "an item whose answer does not exist" 3 "wrong.jsonl:2" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/wrong.jsonl"
+expect "an item longer than the context" 3 "--seq-len" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --seq-len 16
+expect "items of a checkpoint of another variant" 7 "asga" ./train_asga $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl"
+
 # ---- output
 ./train_causal $small --out "$work/piped" 2> /dev/null | head -n 3 > /dev/null
 check "a reader that stops early costs nothing" '[ "$(hash_of "$work/piped")" = "$(hash_of "$work/causal")" ]'

@@ -4,13 +4,6 @@
 
 #include "attention/core/arguments.h"
 
-/// x as X stores it.
-template <class X>
-constexpr X narrowed(Wide<X> x) {
-    if constexpr (std::is_same_v<X, Wide<X>>) return x;
-    else return from_float<X>(x);
-}
-
 /// task(row, n) for every n < width of every row. A task is a struct of pointers and numbers with a constexpr operator(); no call
 /// reads what another one writes, and each adds up what it writes in a fixed order.
 template <class Task>

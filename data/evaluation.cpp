@@ -1,0 +1,265 @@
+#include "data/evaluation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "data/files.h"
+#include "model/error.h"
+
+namespace {
+
+using nlohmann::json;
+
+int code_points(const std::string& text) {
+    return int(std::count_if(text.begin(), text.end(), [](unsigned char byte) { return (byte & 0xC0) != 0x80; }));
+}
+
+std::vector<int32_t> encoded(const Tokenizer& tokenizer, const std::string& text) {
+    std::vector<uint32_t> ids;
+    tokenizer.encode(text, ids);
+    return {ids.begin(), ids.end()};
+}
+
+// A byte of white space that ends a context belongs to the answer: "he " + "runs" is " runs" behind "he", as text has it.
+Answer encode_pair(const Tokenizer& tokenizer, std::string context, const std::string& answer) {
+    const bool spaced = context.empty() || std::isspace(static_cast<unsigned char>(context.back()));
+    std::string tail = spaced ? answer : " " + answer;
+    while (!context.empty() && std::isspace(static_cast<unsigned char>(context.back()))) {
+        tail.insert(tail.begin(), context.back());
+        context.pop_back();
+    }
+    Answer both;
+    both.characters = code_points(answer);
+    both.tokens = encoded(tokenizer, context + tail);
+    if (context.empty()) both.tokens.insert(both.tokens.begin(), int32_t(tokenizer.end_of_text()));
+    both.begin = context.empty() ? 1 : int(encoded(tokenizer, context).size());
+    return both;
+}
+
+// One line of a .jsonl file.
+class ItemReader {
+public:
+    ItemReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {}
+
+    EvaluationItem item(const Tokenizer& tokenizer) const {
+        if (!object_.is_object()) fail(Exit::data, where_, ": is no JSON object");
+        const bool by_context = object_.contains("context_options");
+        const std::string shared = string(by_context ? "continuation" : "query");
+        EvaluationItem item;
+        for (const std::string& one : strings(by_context ? "context_options" : "choices"))
+            item.answers.push_back(encode_pair(tokenizer, by_context ? one : shared, by_context ? shared : one));
+        const json& gold = field("gold");
+        if (!gold.is_number_integer() || gold < 0 || gold >= int64_t(item.answers.size()))
+            fail(Exit::data, where_, ": \"gold\" is ", gold.dump(), ", expected a whole number from 0 to ", item.answers.size() - 1);
+        item.gold = gold.get<int>();
+        return item;
+    }
+
+    std::vector<std::string> labels() const {
+        return object_.contains("context_options") ? std::vector<std::string>{} : strings("choices");
+    }
+
+private:
+    const json& field(const char* key) const {
+        const auto found = object_.find(key);
+        if (found == object_.end())
+            fail(Exit::data, where_, ": has no \"", key,
+                 "\"; an item has \"query\", \"choices\" and \"gold\", or \"context_options\", \"continuation\" and \"gold\"");
+        return *found;
+    }
+    std::string string(const char* key) const {
+        if (!field(key).is_string()) fail(Exit::data, where_, ": \"", key, "\" is no string");
+        return field(key).get<std::string>();
+    }
+    std::vector<std::string> strings(const char* key) const {
+        const json& list = field(key);
+        const auto is_text = [](const json& one) { return one.is_string() && !one.get_ref<const std::string&>().empty(); };
+        if (!list.is_array() || list.size() < 2 || !std::all_of(list.begin(), list.end(), is_text))
+            fail(Exit::data, where_, ": \"", key, "\" is no list of two or more strings that are not empty");
+        return list.get<std::vector<std::string>>();
+    }
+
+    const json& object_;
+    std::string where_;
+};
+
+json parse_line(const std::string& line, const std::string& where) {
+    try {
+        return json::parse(line);
+    } catch (const json::exception& error) {
+        fail(Exit::data, where, ": is not JSON: ", error.what());
+    }
+}
+
+EvaluationTask read_json_lines(const std::string& path, const Tokenizer& tokenizer, int64_t limit) {
+    std::ifstream file(path);
+    if (!file) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
+    EvaluationTask task;
+    std::string line;
+    bool same = true;
+    for (int64_t number = 1; std::getline(file, line); number++) {
+        if (limit && int64_t(task.items.size()) == limit) break;
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        const std::string where = path + ":" + std::to_string(number);
+        const json object = parse_line(line, where);
+        const ItemReader reader(object, where);
+        task.items.push_back(reader.item(tokenizer));
+        task.items.back().line = number;
+        if (task.items.size() == 1) task.labels = reader.labels();
+        same = same && task.labels == reader.labels();
+    }
+    if (file.bad()) fail(Exit::data, path, ": cannot be read: ", last_os_error());
+    if (!same || task.items.size() < 2) task.labels.clear();
+    return task;
+}
+
+// llm.c's evaluation files as a stream of numbers of one size.
+class NumberReader {
+public:
+    NumberReader(const std::string& path, const std::string& bytes, size_t at, int size)
+        : path_(path), bytes_(bytes), at_(at), size_(size) {}
+
+    uint32_t most() const { return size_ == 2 ? 0xFFFFu : 0xFFFFFFFFu; }
+    bool at_end() const { return at_ == bytes_.size(); }
+
+    uint32_t next() {
+        if (bytes_.size() - at_ < size_t(size_)) fail(Exit::data, path_, ": ends inside an item, at byte ", bytes_.size());
+        uint32_t value = 0;
+        for (int n = 0; n < size_; n++) value |= uint32_t(static_cast<unsigned char>(bytes_[at_ + n])) << (8 * n);
+        at_ += size_;
+        return value;
+    }
+    std::vector<int32_t> tokens() {
+        const size_t count = next();
+        if (count > (bytes_.size() - at_) / size_)
+            fail(Exit::data, path_, ": byte ", at_, " announces ", count, " tokens, and the file ends before");
+        std::vector<int32_t> ids(count);
+        for (int32_t& id : ids) id = int32_t(next());
+        return ids;
+    }
+
+private:
+    const std::string& path_;
+    const std::string& bytes_;
+    size_t at_;
+    int size_;
+};
+
+EvaluationItem read_item(NumberReader& numbers, const Tokenizer* tokenizer, const std::string& where) {
+    if (numbers.next() != numbers.most()) fail(Exit::data, where, ": does not begin with the mark of an item");
+    numbers.next();   // its bytes
+    numbers.next();   // its number
+    EvaluationItem item;
+    item.gold = int(numbers.next());
+    const uint32_t count = numbers.next();
+    if (count < 2 || count > 1024 || item.gold < 0 || item.gold >= int(count))
+        fail(Exit::data, where, ": has ", count, " answers, of which number ", item.gold, " is right; expected 2 to 1024 answers");
+    const std::vector<int32_t> context = numbers.tokens();
+    if (context.empty()) fail(Exit::data, where, ": has no context");
+    for (uint32_t n = 0; n < count; n++) {
+        const std::vector<int32_t> ending = numbers.tokens();
+        if (ending.empty()) fail(Exit::data, where, ": answer ", n, " has no tokens");
+        Answer answer{context, int(context.size()), 0};
+        answer.tokens.insert(answer.tokens.end(), ending.begin(), ending.end());
+        if (tokenizer) {
+            const std::string words = tokenizer->decode(ending);
+            answer.characters = code_points(words.substr(words.starts_with(' ') ? 1 : 0));
+        }
+        item.answers.push_back(answer);
+    }
+    return item;
+}
+
+EvaluationTask read_binary(const std::string& path, const Tokenizer* tokenizer, int64_t limit) {
+    constexpr size_t header_bytes = 1024;
+    constexpr uint32_t magic = 20240522, narrow = 1, wide = 7;
+    const std::string bytes = read_small_file(path);
+    if (bytes.size() < header_bytes) fail(Exit::data, path, ": has ", bytes.size(), " bytes, less than a header's ", header_bytes);
+    NumberReader header(path, bytes, 0, 4);
+    const uint32_t found = header.next(), version = header.next(), items = header.next();
+    if (found != magic || (version != narrow && version != wide))
+        fail(Exit::data, path, ": begins with ", found, ", version ", version, "; evaluation items have magic ", magic, ", version ",
+             narrow, " or ", wide);
+    NumberReader numbers(path, bytes, header_bytes, version == narrow ? 2 : 4);
+    EvaluationTask task;
+    for (uint32_t n = 0; n < items && (!limit || n < limit); n++)
+        task.items.push_back(read_item(numbers, tokenizer, path + ": item " + std::to_string(n)));
+    if (task.items.size() == items && !numbers.at_end()) fail(Exit::data, path, ": goes on behind its ", items, " items");
+    return task;
+}
+
+void require_fitting(const EvaluationTask& task, const std::string& path, int vocabulary, int context) {
+    for (size_t n = 0; n < task.items.size(); n++)
+        for (const Answer& answer : task.items[n].answers) {
+            const int64_t line = task.items[n].line;
+            const std::string where = line ? path + ":" + std::to_string(line) : path + ": item " + std::to_string(n);
+            if (answer.begin < 1 || answer.length() < 1) fail(Exit::data, where, ": an answer adds no token to its context");
+            if (int(answer.tokens.size()) - 1 > context)
+                fail(Exit::data, where, ": an answer with its context has ", answer.tokens.size(), " tokens, and the model reads ",
+                     context, " at a time; raise --seq-len to ", answer.tokens.size() - 1, " or more");
+            for (int32_t id : answer.tokens)
+                if (id < 0 || id >= vocabulary)
+                    fail(Exit::data, where, ": token ", uint32_t(id), " is not in the model's vocabulary 0..", vocabulary - 1);
+        }
+}
+
+double macro_f1(const EvaluationTask& task, const std::vector<int>& chosen) {
+    double total = 0;
+    for (int label = 0; label < int(task.labels.size()); label++) {
+        int64_t both = 0, said = 0, is = 0;
+        for (size_t n = 0; n < chosen.size(); n++) {
+            said += chosen[n] == label, is += task.items[n].gold == label;
+            both += chosen[n] == label && task.items[n].gold == label;
+        }
+        if (said + is) total += 2.0 * double(both) / double(said + is);
+    }
+    return total / double(task.labels.size());
+}
+
+}   // namespace
+
+EvaluationTask read_evaluation(const std::string& path, const Tokenizer* tokenizer, int vocabulary, int context, int64_t limit) {
+    const bool binary = path.ends_with(".bin");
+    if (!binary && !path.ends_with(".jsonl")) fail(Exit::usage, path, ": evaluation items are in .jsonl or .bin files");
+    if (!binary && !tokenizer)
+        fail(Exit::usage, path, ": the model's tokenizer is not known; give items that are token ids already (.bin)");
+    EvaluationTask task = binary ? read_binary(path, tokenizer, limit) : read_json_lines(path, *tokenizer, limit);
+    if (task.items.empty()) fail(Exit::data, path, ": holds no items");
+    require_fitting(task, path, vocabulary, context);
+    task.name = std::filesystem::path(path).stem().string();
+    return task;
+}
+
+EvaluationScores score(const EvaluationTask& task, const std::vector<float>& log_likelihoods) {
+    EvaluationScores s;
+    s.items = int64_t(task.items.size());
+    bool characters = true;
+    const float* of = log_likelihoods.data();
+    for (const EvaluationItem& item : task.items) {
+        const auto best = [&](auto divisor) {
+            int choice = 0;
+            double most = -std::numeric_limits<double>::infinity();
+            for (int n = 0; n < int(item.answers.size()); n++)
+                if (const double value = of[n] / std::max(1.0, double(divisor(item.answers[n]))); value > most) choice = n, most = value;
+            return choice;
+        };
+        s.chosen.push_back(best([](const Answer&) { return 1; }));
+        s.sum += s.chosen.back() == item.gold;
+        s.token_mean += best([](const Answer& a) { return a.length(); }) == item.gold;
+        s.character_mean += best([](const Answer& a) { return a.characters; }) == item.gold;
+        for (const Answer& answer : item.answers) characters = characters && answer.characters > 0;
+        of += item.answers.size();
+    }
+    const auto share = [&](double& accuracy, double& error) {
+        accuracy /= double(s.items);
+        error = s.items > 1 ? std::sqrt(accuracy * (1 - accuracy) / double(s.items - 1)) : NAN;
+    };
+    share(s.sum, s.sum_error), share(s.token_mean, s.token_mean_error), share(s.character_mean, s.character_mean_error);
+    if (!characters) s.character_mean = s.character_mean_error = NAN;
+    s.macro_f1 = task.labels.empty() ? NAN : macro_f1(task, s.chosen);
+    return s;
+}

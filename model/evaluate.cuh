@@ -1,0 +1,156 @@
+// What a model scores on data that it was not trained on: cross-entropy on the validation shards, and multiple choice. All ranks
+// share the work and get the same numbers. A signal cuts an evaluation short; then nothing is reported.
+#pragma once
+#include <numeric>
+
+#include "data/evaluation.h"
+#include "model/log_likelihoods.cuh"
+#include "model/run.cuh"
+
+// ------------------------------------------------------------------------------------------------------------------ validation
+
+/// Mean cross-entropy over the first --val-batches batches of the validation shards, into run.validation: the same rows for any
+/// number of ranks as long as batch-size x ranks is the same.
+template <class Device, class X, class A>
+bool validate(Run<Device, X, A>& run) {
+    const TokenStream& val = *run.data.val;
+    const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
+    const int64_t rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
+    std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
+    double bytes = 0, loss = 0;
+    for (int64_t row = int64_t(run.ranks.rank()) * B; row < rows && !stop_requested(); row += int64_t(ranks) * B) {
+        run.ranks.at("validating", run.state.step);
+        const int here = int(std::min<int64_t>(B, rows - row));
+        validation_rows(val, row, T, here, inputs.data(), targets.data());
+        const Batch batch = run.feed.put(run.device, inputs.data(), targets.data(), here, T);
+        gpt_forward(run.device, run.gpt, batch);
+        gpt_loss(run.device, run.gpt, batch, Write::overwrite);
+        loss += read_numbers(run.device, run.gpt).loss;
+        for (int n = 0; n < here * T && run.data.tokenizer; n++) bytes += run.data.tokenizer->bytes(targets[n]);
+        run.progress.passing(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
+    }
+    loss = run.ranks.sum(loss), bytes = run.ranks.sum(bytes);
+    if (run.ranks.any(stop_requested())) return false;
+    run.state.last_val_loss = run.validation.loss = loss / double(rows * T);
+    run.validation.bits_per_byte = bytes > 0 ? loss / std::log(2.0) / bytes : NAN;
+    return true;
+}
+
+inline std::string described(const Validation& v) {
+    return text("loss %.4f, perplexity %.2f, %.4f bits per byte", v.loss, std::exp(v.loss), v.bits_per_byte);
+}
+
+template <class Device, class X, class A>
+void validate_and_report(Run<Device, X, A>& run) {
+    if (!validate(run)) return;
+    const Validation& v = run.validation;
+    run.progress.say(text("validation after step %lld: %s", static_cast<long long>(run.state.step), described(v).c_str()));
+    run.log.write({{"step", run.state.step}, {"val_loss", v.loss}, {"val_ppl", std::exp(v.loss)}, {"val_bpb", v.bits_per_byte}});
+}
+
+// ------------------------------------------------------------------------------------------------------------- multiple choice
+
+/// One log-likelihood per answer of the task, item after item. Every rank takes every ranks.size()-th batch; answers of about one
+/// length come together, so that little of a batch is padding.
+template <class Device, class X, class A>
+std::vector<float> log_likelihoods(Run<Device, X, A>& run, const EvaluationTask& task) {
+    std::vector<const Answer*> all;
+    for (const EvaluationItem& item : task.items)
+        for (const Answer& answer : item.answers) all.push_back(&answer);
+    std::vector<size_t> order(all.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return all[a]->tokens.size() > all[b]->tokens.size(); });
+
+    std::vector<float> found(all.size(), 0.0f);
+    const size_t B = size_t(run.gpt.B);
+    for (size_t first = B * size_t(run.ranks.rank()); first < order.size() && !stop_requested(); first += B * size_t(run.ranks.size())) {
+        run.ranks.at("evaluating", run.state.step);
+        std::vector<const Answer*> batch;
+        for (size_t n = first; n < std::min(first + B, order.size()); n++) batch.push_back(all[order[n]]);
+        const std::vector<double> sums = log_likelihoods(run.device, run.gpt, run.feed, batch);
+        for (size_t n = 0; n < sums.size(); n++) found[order[first + n]] = float(sums[n]);
+        run.progress.passing(text("%s: %zu of %zu answers", task.name.c_str(), first, order.size()));
+    }
+    run.ranks.sum(found.data(), found.size());
+    return found;
+}
+
+inline std::string described(const EvaluationScores& s) {
+    auto share = [](const char* name, double accuracy, double error) {
+        return std::isnan(accuracy) ? std::string() : text(", %s %.2f%% +- %.2f", name, 100 * accuracy, 100 * error);
+    };
+    std::string words = text("%lld items", static_cast<long long>(s.items)) + share("accuracy by sum", s.sum, s.sum_error) +
+                        share("by token mean", s.token_mean, s.token_mean_error) +
+                        share("by character mean", s.character_mean, s.character_mean_error);
+    if (!std::isnan(s.macro_f1)) words += text(", macro F1 %.4f", s.macro_f1);
+    return words;
+}
+
+inline std::vector<JsonLines::Field> fields_of(const EvaluationTask& task, const EvaluationScores& s, int64_t step) {
+    return {{"event", "evaluation"}, {"step", step}, {"task", task.name}, {"items", s.items},
+            {"acc_sum", s.sum}, {"acc_sum_stderr", s.sum_error},
+            {"acc_token_mean", s.token_mean}, {"acc_token_mean_stderr", s.token_mean_error},
+            {"acc_character_mean", s.character_mean}, {"acc_character_mean_stderr", s.character_mean_error},
+            {"macro_f1", s.macro_f1}};
+}
+
+/// "[-12.5,-13.25]"
+inline std::string json_list(const float* numbers, size_t count) {
+    std::string list = "[";
+    for (size_t n = 0; n < count; n++) list += text(n ? ",%.9g" : "%.9g", double(numbers[n]));
+    return list + "]";
+}
+
+/// The tasks of --eval-data. `items` gets a record for every item.
+template <class Device, class X, class A>
+void evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr) {
+    for (const EvaluationTask& task : run.data.tasks) {
+        const std::vector<float> found = log_likelihoods(run, task);
+        if (run.ranks.any(stop_requested())) return;
+        const EvaluationScores scores = score(task, found);
+        run.progress.say(text("%s: %s", task.name.c_str(), described(scores).c_str()));
+        run.log.write(fields_of(task, scores, run.state.step));
+        const float* of = found.data();
+        for (size_t n = 0; items && n < task.items.size(); n++) {
+            const size_t count = task.items[n].answers.size();
+            items->write({{"task", task.name}, {"item", int64_t(n)}, {"gold", int64_t(task.items[n].gold)},
+                          {"chosen", int64_t(scores.chosen[n])}},
+                         "log_likelihoods", json_list(of, count));
+            of += count;
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- without training
+
+/// All weights must be there: scores of random ones would look like a bad model's.
+template <class Device, class X, class A>
+void load_for_inference(Device device, GPT<Device, X, A>& gpt, const std::string& folder) {
+    std::vector<float> whole(gpt.net.tensors.size());
+    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, whole.data());
+    if (!report.initialised.empty())
+        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", A::name, ", the first is ",
+             report.initialised.front());
+    std::vector<X> rounded(whole.size());
+    std::transform(whole.begin(), whole.end(), rounded.begin(), [](float w) { return narrowed<X>(w); });
+    to_device(device, gpt.weights, rounded.data(), rounded.size());
+    gpt_weights_loaded(device, gpt);
+}
+
+/// --evaluate: the validation loss and the tasks of a checkpoint, or of imported weights.
+template <class Device, class X, class A>
+Exit evaluate(Run<Device, X, A>& run, const Origin& origin) {
+    const Options& o = run.o;
+    if (!origin.folder()) fail(Exit::usage, "--evaluate needs weights: give --checkpoint, --resume, or a folder as --model");
+    if (!run.data.val && run.data.tasks.empty()) fail(Exit::usage, "nothing to evaluate: give --val-data or --eval-data");
+    require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
+    run.gpt.allocate(run.device);
+    run.feed.allocate(run.device);
+    load_for_inference(run.device, run.gpt, origin.folder()->string());
+    catch_stop_signals();
+    JsonLines items;
+    if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines(o.eval_out, -1);
+    if (run.data.val && validate(run)) run.progress.say("validation: " + described(run.validation));
+    evaluate_tasks(run, &items);
+    return run.ranks.any(stop_requested()) ? Exit::signal : Exit::done;
+}
