@@ -45,6 +45,13 @@ for variant in causal asga; do
     check "$variant: bf16 follows float32 within 2e-2" 'curve_within "$work/$variant" "$work/$variant-fp32" 2e-2'
     check "$variant: the same command twice gives the same weights" 'same_weights "$work/$variant" "$work/$variant-again"'
 done
+printf '%s\n' '{"query": "We thank the", "choices": ["people of it", "q"], "gold": 0}' '{"query": "x", "choices": ["a b", "the"], "gold": 1}' > "$work/items.jsonl"
+for device in cpu cuda; do
+    "$programs/train_causal" $small --device $device --precision fp32 --evaluate --checkpoint "$work/causal-cpu/step_0000000$steps" \
+        --val-batches 2 --eval-data "$work/items.jsonl" --eval-out "$work/$device.jsonl" > "$work/evaluated-$device.txt" 2>&1
+done
+likelihoods() { grep -o 'log_likelihoods.*' "$1" | grep -oE -- '-[0-9.]+'; }
+check "--evaluate: log-likelihoods of the GPU are the CPU's within 1e-4" 'paste <(likelihoods "$work/cpu.jsonl") <(likelihoods "$work/cuda.jsonl") | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-8)) bad = 1; n++ } END { exit bad || n != 4 }" && grep -q "validation: loss" "$work/evaluated-cuda.txt"'
 train asga "$work/cheap" --recompute 1
 train asga "$work/layers" --recompute 2
 check "recomputation changes no bit" 'same_weights "$work/asga" "$work/cheap" && same_weights "$work/asga" "$work/layers"'
