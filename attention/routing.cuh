@@ -116,41 +116,30 @@ struct routing : Policy {
     template <class X>
     struct ForwardScratch {
         Carve carve;
-        X *q, *k;                      // (B, T, NH, HS) content vectors
-        int* nearest = nullptr;        // (B, NH, T)
-        Wide<X>* cosines = nullptr;    // (B, NH - local, K, T), in the balanced form
         BranchInputs<X> inputs;
-        ForwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c) : carve(block), inputs(take_inputs(s, c)) {}
-
-    private:
-        BranchInputs<X> take_inputs(const LayerShape& s, const ClusterShape& c) {
-            const size_t heads = size_t(s.B) * s.T * s.NH;
-            q = carve.take<X>(heads * s.HS), k = carve.take<X>(heads * s.HS);
+        int* nearest = nullptr;       // (B, NH, T), where tokens choose
+        Wide<X>* cosines = nullptr;   // (B, NH - local, K, T), where centroids do
+        ForwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c)
+            : carve(block), inputs(carve, s, c.rows(), s.NH) {
             if (c.size) cosines = carve.take<Wide<X>>(size_t(s.B) * (s.NH - c.local) * c.clusters * s.T);
-            else nearest = carve.take<int>(heads);
-            return {carve, s, c.rows(), s.NH};
+            else nearest = carve.take<int>(size_t(s.B) * s.NH * s.T);
         }
     };
     template <class X>
     struct BackwardScratch {
         Carve carve;
-        X *q, *k;            // (B, T, NH, HS)
-        Wide<X>* dn;         // (B, T, NH, HS)
-        X *dout, *dv;        // (B, R, NH, HS) of the rows
-        Wide<X>*dq, *dk;     // (B, R, NH, HS)
-        std::byte* kernel;
         BranchInputs<X> inputs;
+        X *dout, *dv;         // (B, R, NH, HS) of the rows
+        Wide<X>*dq, *dk;      // (B, R, NH, HS)
+        Wide<X>* dn;          // (B, T, NH, HS)
+        std::byte* kernel;
         BackwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c, size_t kernel_bytes)
-            : carve(block), inputs(take_inputs(s, c, kernel_bytes)) {}
-
-    private:
-        BranchInputs<X> take_inputs(const LayerShape& s, const ClusterShape& c, size_t kernel_bytes) {
-            const size_t numbers = size_t(s.B) * s.NH * s.HS * s.T, of_rows = size_t(s.B) * s.NH * s.HS * c.rows();
-            q = carve.take<X>(numbers), k = carve.take<X>(numbers), dn = carve.take<Wide<X>>(numbers);
+            : carve(block), inputs(carve, s, c.rows(), s.NH) {
+            const size_t of_rows = size_t(s.B) * c.rows() * s.NH * s.HS;
             dout = carve.take<X>(of_rows), dv = carve.take<X>(of_rows);
             dq = carve.take<Wide<X>>(of_rows), dk = carve.take<Wide<X>>(of_rows);
+            dn = carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH * s.HS);
             kernel = carve.take<std::byte>(kernel_bytes);
-            return {carve, s, c.rows(), s.NH};
         }
     };
 
@@ -172,9 +161,8 @@ struct routing : Policy {
         const ClusterShape s = shape(in);
         const Kept<X> kept(state.kept, in, s);
         const ForwardScratch<X> scratch(workspace, in, s);
-        content_vectors(device, scratch.q, scratch.k, in, s);
-        form_clusters(device, kept, scratch, weights, s);
-        AttentionForward<X> a = sorted_inputs(device, scratch.inputs, scratch.q, scratch.k, kept, in);
+        form_clusters(device, kept, scratch, in, weights, s);
+        AttentionForward<X> a = sorted_inputs(device, scratch.inputs, kept, in);
         a.statistics = kept.results.statistics_for(statistics);
         attention_forward(device, ClusterPolicy(local, left, in.T), a);
         average_rows(device, state.out, state.lse, kept.results.branch(kept.rows), {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
@@ -189,8 +177,7 @@ struct routing : Policy {
         const BackwardScratch<X> scratch(workspace, in, s, kernel_bytes(device, in));
         const RowShape queries{in.B, in.T, in.NH, in.NH, in.HS}, keys{in.B, in.T, in.NH, in.NKV, in.HS};
         const size_t row = size_t(NH) * HS;
-        content_vectors(device, scratch.q, scratch.k, in, s);
-        const AttentionForward<X> a = sorted_inputs(device, scratch.inputs, scratch.q, scratch.k, kept, in);
+        const AttentionForward<X> a = sorted_inputs(device, scratch.inputs, kept, in);
         share_gradient(device, scratch.dout, dout, kept.rows, queries);
         AttentionBackward<X> g{};
         g.dout = scratch.dout;
@@ -258,14 +245,14 @@ private:
         return attention_workspace(device, ClusterPolicy(local, left, s.T), s.B, R, R, s.NH);
     }
 
-    /// Which tokens stand in which rows, from their content vectors.
+    /// Which tokens stand in which rows.
     template <class Device, class X>
-    void form_clusters(Device device, const Kept<X>& kept, const ForwardScratch<X>& scratch, const X* weights,
-                       const ClusterShape& s) const {
-        if (local < NH && !balanced) nearest_centroids(device, scratch.nearest, scratch.q, weights + mu.offset, s);
+    void form_clusters(Device device, const Kept<X>& kept, const ForwardScratch<X>& scratch, const LayerInputs<X>& in,
+                       const X* weights, const ClusterShape& s) const {
+        if (local < NH && !balanced) nearest_centroids(device, scratch.nearest, in, weights + mu.offset, s);
         sort_by_cluster(device, kept.rows.tokens, kept.positions, scratch.nearest, s);
         if (local < NH && balanced) {
-            centroid_cosines(device, scratch.cosines, scratch.q, weights + mu.offset, s);
+            centroid_cosines(device, scratch.cosines, in, weights + mu.offset, s);
             take_greatest(device, kept.rows.tokens, kept.positions, scratch.cosines, s);
         }
         link_rows(device, kept.rows, s.B, balanced ? s.size : s.rows());
@@ -273,11 +260,14 @@ private:
 
     /// q, k and v in the order of the clusters: the arguments of a kernel call.
     template <class Device, class X>
-    AttentionForward<X> sorted_inputs(Device device, BranchInputs<X> to, const X* q, const X* k, const Kept<X>& kept,
-                                      const LayerInputs<X>& in) const {
+    AttentionForward<X> sorted_inputs(Device device, const BranchInputs<X>& to, const Kept<X>& kept, const LayerInputs<X>& in) const {
+        content_rows(device, to.q, to.k, in, kept.rows.tokens, shape(in));
+        gather_rows(device, to.v, Heads<const X>{in.v, in.v_row}, kept.rows, {in.B, in.T, in.NH, in.NKV, in.HS});
         const size_t row = size_t(NH) * HS;
-        to.positions = kept.positions;
-        AttentionForward<X> a = gather_inputs(device, to, kept.rows, in, {q, row}, {k, row}, NH);
+        AttentionForward<X> a{};
+        a.B = in.B, a.T = a.S = kept.rows.count, a.NH = a.NKV = NH, a.HS = HS;
+        a.q = {to.q, row}, a.k = {to.k, row}, a.v = {to.v, row};
+        a.q_position = a.k_position = kept.positions;
         a.out = kept.results.out, a.lse = kept.results.lse;
         return a;
     }

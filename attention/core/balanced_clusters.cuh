@@ -6,20 +6,21 @@
 #include "attention/core/clusters.cuh"
 #include "attention/core/select.cuh"
 
-/// cosines (B, NH - local, K, T) of n (B, T, NH, HS) to every centroid. NaN, of a run that has diverged, is below everything.
+/// cosines (B, NH - local, K, T) of one token to every centroid. NaN, of a run that has diverged, is below everything.
 template <class W, class X, class M>
-constexpr W cosine_or_least(const X* n, const M* centroid, int HS) {
-    const W cosine = centroid_cosine<W>(n, centroid, HS), least = -1e30f;
-    return cosine > least ? cosine : least;
+constexpr void cosines_of_token(W* cosines, const X* q, const M* centroids, const ClusterShape& s, int b, int h, int t) {
+    const Standard<W> by(q, s.HS);
+    for (int c = 0; c < s.clusters; c++) {
+        const W cosine = centroid_cosine<W>(q, by, centroids + s.centroid(h, c), s.HS), least = -1e30f;
+        cosines[s.cosines(b, h, c) + t] = cosine > least ? cosine : least;
+    }
 }
 template <class X>
-void centroid_cosines(CPU, X* cosines, const X* n, const X* centroids, const ClusterShape& s) {
-#pragma omp parallel for collapse(3)
+void centroid_cosines(CPU, X* cosines, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
-        for (int h = s.local; h < s.NH; h++)
-            for (int c = 0; c < s.clusters; c++)
-                for (int t = 0; t < s.T; t++)
-                    cosines[s.cosines(b, h, c) + t] = cosine_or_least<X>(n + s.vector(b, t, h), centroids + s.centroid(h, c), s.HS);
+        for (int t = 0; t < s.T; t++)
+            for (int h = s.local; h < s.NH; h++) cosines_of_token(cosines, in.query(in.q_pre, b, t, h), centroids, s, b, h, t);
 }
 
 /// Clusters of one size: rows c size .. (c + 1) size - 1 of a routed head get the tokens with the greatest cosines to centroid c, of
@@ -45,10 +46,10 @@ void take_greatest(CPU, int* tokens, int* positions, const X* cosines, const Clu
 #ifdef WITH_GPU
 
 template <class X>
-__global__ void centroid_cosines_kernel(float* cosines, const X* n, const X* centroids, const ClusterShape s) {
+__global__ void centroid_cosines_kernel(float* cosines, const __grid_constant__ LayerInputs<X> in, const X* centroids,
+                                        const ClusterShape s) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
-    for (int c = 0; t < s.T && c < s.clusters; c++)
-        cosines[s.cosines(b, h, c) + t] = cosine_or_least<float>(n + s.vector(b, t, h), centroids + s.centroid(h, c), s.HS);
+    if (t < s.T) cosines_of_token(cosines, in.query(in.q_pre, b, t, h), centroids, s, b, h, t);
 }
 
 /// One block per cluster, head and sequence; THREADS tokens at a time. The last token that still comes in is found as the greatest
@@ -82,8 +83,8 @@ __global__ void __launch_bounds__(clustering::THREADS)
 }
 
 template <class X>
-void centroid_cosines(GPU device, float* cosines, const X* n, const X* centroids, const ClusterShape& s) {
-    launch(device, centroid_cosines_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, cosines, n, centroids, s);
+void centroid_cosines(GPU device, float* cosines, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+    launch(device, centroid_cosines_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, cosines, in, centroids, s);
 }
 inline void take_greatest(GPU device, int* tokens, int* positions, const float* cosines, const ClusterShape& s) {
     launch(device, take_greatest_kernel<float>, Grid(s.clusters, s.NH - s.local, s.B), clustering::THREADS,

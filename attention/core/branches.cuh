@@ -80,24 +80,19 @@ struct BranchGradients {
     }
 };
 
-/// Gathers q (B, T, NH, HS), k (B, T, key_heads, HS) and the values; the result is the arguments of a kernel call but for its
-/// outputs.
+/// Gathers q, k and v; the result is the arguments of a kernel call but for its outputs.
 template <class Device, class X, class Rows>
-AttentionForward<X> gather_inputs(Device device, const BranchInputs<X>& to, const Rows& rows, const LayerInputs<X>& in,
-                                  const Heads<const X>& q, const Heads<const X>& k, int key_heads) {
-    gather_rows(device, to.q, q, rows, {in.B, in.T, in.NH, in.NH, in.HS});
-    gather_rows(device, to.k, k, rows, {in.B, in.T, to.KV, key_heads, in.HS});
-    gather_rows(device, to.v, Heads<const X>{in.v, in.v_row}, rows, {in.B, in.T, to.KV, in.NKV, in.HS});
+AttentionForward<X> gather_inputs(Device device, const BranchInputs<X>& to, const Rows& rows, const LayerInputs<X>& in) {
+    const RowShape queries{in.B, in.T, in.NH, in.NH, in.HS}, keys{in.B, in.T, to.KV, in.NKV, in.HS};
+    gather_rows(device, to.q, Heads<const X>{in.q, in.qk_row}, rows, queries);
+    gather_rows(device, to.k, Heads<const X>{in.k, in.qk_row}, rows, keys);
+    gather_rows(device, to.v, Heads<const X>{in.v, in.v_row}, rows, keys);
     AttentionForward<X> a{};
     a.B = in.B, a.T = rows.count, a.S = rows.count, a.NH = in.NH, a.NKV = to.KV, a.HS = in.HS;
     const size_t q_row = size_t(in.NH) * in.HS, k_row = size_t(to.KV) * in.HS;
     a.q = {to.q, q_row}, a.k = {to.k, k_row}, a.v = {to.v, k_row};
     a.q_position = a.k_position = to.positions;
     return a;
-}
-template <class Device, class X, class Rows>
-AttentionForward<X> gather_inputs(Device device, const BranchInputs<X>& to, const Rows& rows, const LayerInputs<X>& in) {
-    return gather_inputs(device, to, rows, in, {in.q, in.qk_row}, {in.k, in.qk_row}, in.NKV);
 }
 
 /// `policy` judges rows, not tokens, and hides those that are padding, unless `memory` has positions.

@@ -32,15 +32,20 @@ struct ClusterShape {
 /// The variance of q is around 1, after QK-norm: this only keeps a constant vector from dividing by zero.
 inline constexpr double CLUSTER_EPS = 1e-12;
 
-/// What the kernel reads instead of q and k (both (B, T, NH, HS)): q and k in local heads, n twice in the others.
+/// What the kernel reads instead of q and k, both (B, R, NH, HS): q and k in local heads, n twice in the others, 0 in padding.
+/// tokens (B, NH, R).
 template <class X>
-void content_vectors(CPU, X* q, X* k, const LayerInputs<X>& in, const ClusterShape& s) {
+void content_rows(CPU, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
-        for (int t = 0; t < s.T; t++)
+        for (int r = 0; r < s.rows(); r++)
             for (int h = 0; h < s.NH; h++) {
-                const size_t at = s.vector(b, t, h);
-                if (h < s.local) {
+                const size_t at = s.row(b, r, h);
+                const int t = tokens[s.rows_of(b, h) + r];
+                if (t < 0) {
+                    std::fill_n(q + at, s.HS, X(0));
+                    std::fill_n(k + at, s.HS, X(0));
+                } else if (h < s.local) {
                     std::copy_n(in.query(in.q, b, t, h), s.HS, q + at);
                     std::copy_n(in.key(in.k, b, t, h), s.HS, k + at);
                 } else {
@@ -66,24 +71,39 @@ void content_vectors_backward(CPU, X* dq_pre, size_t row, const X* dn, const Lay
             }
 }
 
-/// mu.n / |mu|, the cosine but for |n|, which is the same for all.
+/// n = (q - mean) rstd.
+template <class W>
+struct Standard {
+    W mean = 0, rstd = 0;
+    template <class X>
+    constexpr Standard(const X* q, int HS) {
+        W squares = 0;
+        for (int d = 0; d < HS; d++) mean += widened(q[d]);
+        mean /= W(HS);
+        for (int d = 0; d < HS; d++) squares += (widened(q[d]) - mean) * (widened(q[d]) - mean);
+        rstd = 1 / std::sqrt(squares / W(HS) + W(CLUSTER_EPS));
+    }
+};
+
+/// mu.n / |mu|, the cosine but for |n|, which is the same for all. n is not rounded to X for this: choices hang on it.
 template <class W, class X, class M>
-constexpr W centroid_cosine(const X* n, const M* centroid, int HS) {
+constexpr W centroid_cosine(const X* q, const Standard<W>& by, const M* centroid, int HS) {
     W product = 0, squares = 0;
     for (int d = 0; d < HS; d++) {
         const W mu = widened(centroid[d]);
-        product += widened(n[d]) * mu, squares += mu * mu;
+        product += (widened(q[d]) - by.mean) * by.rstd * mu, squares += mu * mu;
     }
     return squares > 0 ? product / std::sqrt(squares) : W(0);
 }
 
-/// The centroid c (K, HS) with the greatest cosine to n; of equals the first one.
+/// The one of `centroids` (K, HS) with the greatest cosine to n; of equals the first one.
 template <class W, class X, class M>
-constexpr int nearest_centroid(const X* n, const M* centroids, int clusters, int HS) {
+constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int HS) {
+    const Standard<W> by(q, HS);
     int best = 0;
     W greatest = -1e30f;
     for (int c = 0; c < clusters; c++) {
-        const W cosine = centroid_cosine<W>(n, centroids + c * HS, HS);
+        const W cosine = centroid_cosine<W>(q, by, centroids + c * HS, HS);
         if (cosine > greatest) greatest = cosine, best = c;
     }
     return best;
@@ -109,15 +129,15 @@ inline void sort_by_cluster(CPU, int* tokens, int* positions, const int* nearest
         }
 }
 
-/// nearest (B, NH, T) from n (B, T, NH, HS), those of local heads left alone.
+/// nearest (B, NH, T), those of local heads left alone.
 template <class X>
-void nearest_centroids(CPU, int* nearest, const X* n, const X* centroids, const ClusterShape& s) {
+void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int h = s.local; h < s.NH; h++)
             for (int t = 0; t < s.T; t++)
                 nearest[s.list(b, h) + t] =
-                    nearest_centroid<X>(n + s.vector(b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+                    nearest_centroid<X>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
 /// The first of the rows of one sequence and head whose position is at least `position`.
@@ -195,13 +215,18 @@ struct Normed {
 };
 }   // namespace clustering
 
-/// One warp per head of a token.
+/// One warp per head of a row.
 template <class X>
-__global__ void content_vectors_kernel(X* q, X* k, const __grid_constant__ LayerInputs<X> in, const ClusterShape s) {
-    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T,
-              b = warp / s.NH / s.T;
+__global__ void content_rows_kernel(X* q, X* k, const __grid_constant__ LayerInputs<X> in, const int* tokens, const ClusterShape s) {
+    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, r = warp / s.NH % s.rows(),
+              b = warp / s.NH / s.rows();
     if (b >= s.B) return;
-    const size_t at = s.vector(b, t, h);
+    const size_t at = s.row(b, r, h);
+    const int t = tokens[s.rows_of(b, h) + r];
+    if (t < 0) {
+        for (int d = int(threadIdx.x) % WARP; d < s.HS; d += WARP) q[at + d] = k[at + d] = from_float<X>(0);
+        return;
+    }
     if (h < s.local) {
         const X *query = in.query(in.q, b, t, h), *key = in.key(in.k, b, t, h);
         for (int d = int(threadIdx.x) % WARP; d < s.HS; d += WARP) q[at + d] = query[d], k[at + d] = key[d];
@@ -234,10 +259,12 @@ __global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, co
 }
 
 template <class X>
-__global__ void nearest_centroids_kernel(int* nearest, const X* n, const X* centroids, const ClusterShape s) {
+__global__ void nearest_centroids_kernel(int* nearest, const __grid_constant__ LayerInputs<X> in, const X* centroids,
+                                         const ClusterShape s) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
     if (t < s.T)
-        nearest[s.list(b, h) + t] = nearest_centroid<float>(n + s.vector(b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+        nearest[s.list(b, h) + t] =
+            nearest_centroid<float>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
 /// One block per head and sequence; cluster after cluster, THREADS tokens at a time.
@@ -272,8 +299,8 @@ __global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* po
 }
 
 template <class X>
-void content_vectors(GPU device, X* q, X* k, const LayerInputs<X>& in, const ClusterShape& s) {
-    launch(device, content_vectors_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, q, k, in, s);
+void content_rows(GPU device, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
+    launch(device, content_rows_kernel<X>, blocks_for(size_t(s.B) * s.rows() * s.NH, 4), 4 * WARP, 0, q, k, in, tokens, s);
 }
 template <class X>
 void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float* dn, const LayerInputs<X>& in,
@@ -282,8 +309,8 @@ void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float
            s);
 }
 template <class X>
-void nearest_centroids(GPU device, int* nearest, const X* n, const X* centroids, const ClusterShape& s) {
-    launch(device, nearest_centroids_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, nearest, n, centroids, s);
+void nearest_centroids(GPU device, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+    launch(device, nearest_centroids_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, nearest, in, centroids, s);
 }
 inline void sort_by_cluster(GPU device, int* tokens, int* positions, const int* nearest, const ClusterShape& s) {
     launch(device, sort_by_cluster_kernel<int>, Grid(s.NH, s.B), clustering::THREADS, sizeof(clustering::Shared), tokens, positions,
