@@ -266,7 +266,7 @@ private:
         const size_t row = size_t(NH) * HS;
         AttentionForward<X> a{};
         a.B = in.B, a.T = a.S = kept.rows.count, a.NH = a.NKV = NH, a.HS = HS;
-        a.q = {to.q, row}, a.k = {to.k, row}, a.v = {to.v, row};
+        a.q = Heads<const X>{to.q, row}, a.k = Heads<const X>{to.k, row}, a.v = Heads<const X>{to.v, row};
         a.q_position = a.k_position = kept.positions;
         a.out = kept.results.out, a.lse = kept.results.lse;
         return a;
