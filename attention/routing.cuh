@@ -292,7 +292,7 @@ private:
                 int nearer_centroids = 0, nearer_tokens = 0;
                 for (int other = 0; other < clusters; other++) nearer_centroids += cosine[size_t(other) * T + t] > cosine[at];
                 for (int other = 0; other < T; other++) nearer_tokens += cosine[size_t(c) * T + other] > cosine[at];
-                if (balanced ? nearer_tokens < size_of_clusters(T) : nearer_centroids == 0) set(h, c, t);
+                if (balanced ? nearer_tokens < std::max(1, T / clusters) : nearer_centroids == 0) set(h, c, t);
             }
         }
         return member;
