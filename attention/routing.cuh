@@ -4,8 +4,9 @@
 //     z_ij = n_i.n_j / sqrt(HS)   for j < i in i's cluster; the first token of a cluster sees itself alone
 // Queries and keys are the same vectors here, which is why a token does not look at itself: it would see little else.
 // This is the causal form, in which each token decides by itself and clusters differ in size. The paper balances clusters: every
-// centroid takes the T / K tokens (rounded down, one at least; of equals the earlier) of the whole sequence with the greatest
-// mu_hc . n_t / |mu_hc|. A token in several clusters gets the plain average of what it finds in each, a token in none gets 0.
+// centroid takes the T / K tokens (rounded down, one at least) of the whole sequence with the greatest mu_hc . n_t / |mu_hc|, of
+// equals the earlier ones: the first layer has many, since a token's n depends on the token alone there. A token in several
+// clusters gets the plain average of what it finds in each, a token in none gets 0.
 // WHETHER A TOKEN IS IN A CLUSTER THEN DEPENDS ON THE TOKENS AFTER IT: training sees the future. It is here as
 // --routing-balanced 1, for comparison; what it trains cannot be used to generate text.
 // Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu),
@@ -99,8 +100,8 @@ struct routing : Policy {
     template <class X>
     struct Kept {
         Carve carve;
-        RepeatedRows rows;
         int* positions;   // (B, NH, R)
+        RepeatedRows rows;
         BranchResults<X> results;
         Kept(std::byte* block, const LayerShape& s, const ClusterShape& c)
             : carve(block), rows(take_rows(c)), results(carve, carve, s, c.rows()) {}
@@ -218,7 +219,7 @@ struct routing : Policy {
                 const X z = dot(&n[(size_t(h) * in.T + i) * HS], &n[(size_t(h) * in.T + j) * HS], HS) / std::sqrt(X(HS));
                 return i == j ? X(-5e4) : z;   // to itself only when it is alone
             };
-            for (int c = 0; c < clusters; c++) {
+            for (int c = 0; c < clusters; c++) {   // the average of what a token finds in each of its clusters
                 dense_softmax_of_sequence(in, b, found.data(), modify, [&](int h, int i, int j) {
                     return j <= i && is_member(h, c, i) && is_member(h, c, j) && (h >= local || j >= i - left);
                 });
@@ -260,7 +261,8 @@ private:
 
     /// q, k and v in the order of the clusters: the arguments of a kernel call.
     template <class Device, class X>
-    AttentionForward<X> sorted_inputs(Device device, const BranchInputs<X>& to, const Kept<X>& kept, const LayerInputs<X>& in) const {
+    AttentionForward<X> sorted_inputs(Device device, const BranchInputs<X>& to, const Kept<X>& kept,
+                                      const LayerInputs<X>& in) const {
         content_rows(device, to.q, to.k, in, kept.rows.tokens, shape(in));
         gather_rows(device, to.v, Heads<const X>{in.v, in.v_row}, kept.rows, {in.B, in.T, in.NH, in.NKV, in.HS});
         const size_t row = size_t(NH) * HS;

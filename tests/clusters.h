@@ -1,4 +1,4 @@
-// Descriptions (operation.h) of what clusters of tokens are made with: repeated_rows.cuh and balanced_clusters.cuh, for every device.
+// Descriptions (operation.h) of what clusters of tokens are made with, for every device: repeated_rows.cuh, balanced_clusters.cuh.
 #pragma once
 #include <cmath>
 

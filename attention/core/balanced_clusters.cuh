@@ -1,5 +1,5 @@
-// Clusters of one size (Routing Transformer as published): every centroid takes the tokens of the whole sequence that are nearest to
-// it, so that a token may be in several clusters or in none, and which ones it is in depends on the tokens after it.
+// Clusters of one size (Routing Transformer as published): every centroid takes the tokens of the whole sequence that are nearest
+// to it, so that a token may be in several clusters or in none, and which ones it is in depends on the tokens after it.
 #pragma once
 #include <numeric>
 
@@ -23,8 +23,8 @@ void centroid_cosines(CPU, X* cosines, const LayerInputs<X>& in, const X* centro
             for (int h = s.local; h < s.NH; h++) cosines_of_token(cosines, in.query(in.q_pre, b, t, h), centroids, s, b, h, t);
 }
 
-/// Clusters of one size: rows c size .. (c + 1) size - 1 of a routed head get the tokens with the greatest cosines to centroid c, of
-/// equals the earlier ones, in ascending order.
+/// Rows c size .. (c + 1) size - 1 of a routed head get the tokens with the greatest cosines to centroid c, of equals the earlier
+/// ones, in ascending order. tokens and positions are those of sort_by_cluster(), which has to come first.
 template <class X>
 void take_greatest(CPU, int* tokens, int* positions, const X* cosines, const ClusterShape& s) {
 #pragma omp parallel for collapse(3)

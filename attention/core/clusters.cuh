@@ -1,6 +1,6 @@
-// Tokens in clusters (Routing Transformer): content vectors n = LN(q), which cluster's centroid is nearest to each or which tokens
-// are nearest to each centroid, rows of tokens cluster by cluster, and how centroids follow their members. q is before RoPE, so
-// that content alone decides. All of it per query head; the first `local` heads have no clusters.
+// Tokens in clusters (Routing Transformer): content vectors n = LN(q), which cluster's centroid is nearest to each, rows of tokens
+// cluster by cluster, and how centroids follow their members. q is before RoPE, so that content alone decides. All of it per query
+// head; the first `local` heads have no clusters. Clusters of one size are formed in balanced_clusters.cuh.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -109,9 +109,9 @@ constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int
     return best;
 }
 
-/// Tokens sorted by (cluster, token): tokens (B, NH, R) of each row, positions (B, NH, R) = cluster T + place in the cluster; in local
-/// heads both are the token. Both are -1 where a row is padding. `nearest` (B, NH, T) has the clusters; without it (null) the rows
-/// of routed heads are left to take_greatest(), but for their padding.
+/// Tokens sorted by (cluster, token): tokens (B, NH, R) of each row, positions (B, NH, R) = cluster T + place in the cluster; in
+/// local heads both are the token. Both are -1 where a row is padding. `nearest` (B, NH, T) has the clusters; without it (null) the
+/// rows of routed heads are left to take_greatest(), but for their padding.
 inline void sort_by_cluster(CPU, int* tokens, int* positions, const int* nearest, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
@@ -217,7 +217,8 @@ struct Normed {
 
 /// One warp per head of a row.
 template <class X>
-__global__ void content_rows_kernel(X* q, X* k, const __grid_constant__ LayerInputs<X> in, const int* tokens, const ClusterShape s) {
+__global__ void content_rows_kernel(X* q, X* k, const __grid_constant__ LayerInputs<X> in, const int* tokens,
+                                    const ClusterShape s) {
     const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, r = warp / s.NH % s.rows(),
               b = warp / s.NH / s.rows();
     if (b >= s.B) return;

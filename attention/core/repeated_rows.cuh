@@ -1,5 +1,5 @@
-// Branches (rows.cuh) in which a token may stand in several rows, as in clusters that overlap: what its rows find is averaged, every
-// row weighing the same, and a token without rows has 0. With m rows of token t
+// Branches (rows.cuh) in which a token may stand in several rows, as in clusters that overlap: what its rows find is averaged,
+// every row weighing the same, and a token without rows has 0. With m rows of token t
 //     out_t = 1/m sum_r out_r     dout_r = dout_t / m
 // Unlike in merge.cuh every row keeps a softmax of its own: its backward pass needs its own output and log-sum-exp. A token's rows
 // are a linked list, so that a branch of R rows needs 2 R + T numbers per head however often a token stands in it.
@@ -64,7 +64,8 @@ constexpr void average_numbers(Wide<X>* lse, const Statistics<X>& to, const Bran
 
 /// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for.
 template <class X>
-void average_rows(CPU, X* out, Wide<X>* lse, const Branch<X, RepeatedRows>& from, const RowShape& s, const Statistics<X>& statistics) {
+void average_rows(CPU, X* out, Wide<X>* lse, const Branch<X, RepeatedRows>& from, const RowShape& s,
+                  const Statistics<X>& statistics) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int t = 0; t < s.T; t++)

@@ -5,7 +5,7 @@
 //     int count;                     rows of the branch, R
 //     int token(b, h, row) const     -1: padding, an empty row
 //     int row(b, h, token) const     -1: the token is not in the branch
-//     int next(b, h, row) const      another row of the row's token, or -1; only where tokens may stand in several (repeated_rows.cuh)
+//     int next(b, h, row) const      another row of the row's token, or -1; where tokens may stand in several: repeated_rows.cuh
 #pragma once
 #include <algorithm>
 

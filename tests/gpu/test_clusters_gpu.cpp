@@ -27,7 +27,8 @@ TEST_CASE("GPU clusters: log-sum-exps and entropies are averaged, pairs and tile
     }
 }
 
-TEST_CASE("GPU clusters: every centroid takes the tokens with the greatest cosines, of equals the first", "[gpu][attention][clusters]") {
+TEST_CASE("GPU clusters: every centroid takes the tokens with the greatest cosines, of equals the first",
+          "[gpu][attention][clusters]") {
     for (int order = 0; order <= 4; order++) {
         const Order chosen(order);
         for (const ClusterShape& s : {ClusterShape{2, 65, 3, 8, 1, 4, 16}, {1, 600, 2, 8, 0, 7, 85}, {1, 40, 1, 8, 0, 1, 40},
