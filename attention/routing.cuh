@@ -1,19 +1,24 @@
 // Routing Transformer (Roy et al. 2020, arXiv 2003.05997): content decides who attends to whom. Half of the heads have a local
-// window; in the others every token joins the cluster with the nearest centroid, and attends to the tokens of its cluster before
-// it.
+// window; in the others tokens with similar content form clusters, and a token attends to the tokens of its cluster before it.
 //     n_t = LN(q_t) without affine, q before RoPE;   cluster(t) = argmax_c mu_hc . n_t / |mu_hc|
 //     z_ij = n_i.n_j / sqrt(HS)   for j < i in i's cluster; the first token of a cluster sees itself alone
 // Queries and keys are the same vectors here, which is why a token does not look at itself: it would see little else.
-// The paper balances clusters: every centroid takes its top T / K tokens of the whole sequence, so that WHETHER A TOKEN IS IN A
-// CLUSTER DEPENDS ON THE TOKENS AFTER IT. This file has the causal form, in which each token decides by itself and clusters differ
-// in size. Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu),
+// This is the causal form, in which each token decides by itself and clusters differ in size. The paper balances clusters: every
+// centroid takes the T / K tokens (rounded down, one at least) of the whole sequence with the greatest mu_hc . n_t / |mu_hc|, of
+// equals the earlier ones: the first layer has many, since a token's n depends on the token alone there. A token in several
+// clusters gets the plain average of what it finds in each, a token in none gets 0.
+// WHETHER A TOKEN IS IN A CLUSTER THEN DEPENDS ON THE TOKENS AFTER IT: training sees the future. It is here as
+// --routing-balanced 1, for comparison; what it trains cannot be used to generate text.
+// Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu),
 // r = n / |n|, which for clusters of one size is the paper's moving average with decay 1 - rate = 0.999. A centroid without members
 // stays. Left open, and read here: routed heads see no positions (the local heads do); values are shared in groups as everywhere;
 // routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by cluster, so that tiles of two clusters
 // are never visited.
 #pragma once
+#include "attention/core/balanced_clusters.cuh"
 #include "attention/core/branches.cuh"
-#include "attention/core/clusters.cuh"
+#include "attention/core/heads.cuh"
+#include "attention/core/repeated_rows.cuh"
 
 /// Judges rows by positions: the token in local heads, cluster T + place in the cluster in the others.
 struct ClusterPolicy : Policy {
@@ -31,12 +36,13 @@ struct ClusterPolicy : Policy {
     }
 };
 
-/// ListedRows for the heads [first, last) alone: the others have no rows outside of the branch.
+/// RepeatedRows for the heads [first, last) alone: the others have no rows outside of the branch.
 struct RowsOfHeads {
     int count;
-    ListedRows all;
+    RepeatedRows all;
     int first, last;
     constexpr int token(int b, int h, int row) const { return all.token(b, h, row); }
+    constexpr int next(int b, int h, int row) const { return all.next(b, h, row); }
     constexpr int row(int b, int h, int token) const { return h >= first && h < last ? all.row(b, h, token) : -1; }
 };
 
@@ -48,12 +54,13 @@ struct routing : Policy {
     static constexpr bool sorts_tokens = true;
     int NH, HS, local, left, clusters;
     double rate;
+    bool balanced;
     Slot mu;   // (NH - local, K, HS), a statistic
 
     routing(const Config& config, int layer)
         : Policy(config, layer), NH(config.NH), HS(config.HS), local(int(config.setting("routing_local_heads"))),
           left(int(config.setting("attention_window"))), clusters(int(config.setting("routing_clusters"))),
-          rate(config.setting("routing_rate")) {
+          rate(config.setting("routing_rate")), balanced(config.setting("routing_balanced") == 1) {
         if (local > NH)
             fail(Exit::usage, "--routing-local-heads is ", local, "; with ", NH, " heads it must be from 0 to ", NH, ", or -1");
         if (local < 0) local = NH / 2;
@@ -64,7 +71,9 @@ struct routing : Policy {
             {"--window", "attention_window", 256, 0, 1e9, true, "left reach of the local heads: keys i-N..i are visible"},
             {"--routing-clusters", "routing_clusters", 32, 1, 4096, true, "clusters of each routed head; about the root of T"},
             {"--routing-local-heads", "routing_local_heads", -1, -1, 1e6, true, "the first heads, with a window; -1: half of them"},
-            {"--routing-rate", "routing_rate", 0.001, 1e-9, 1, false, "how fast centroids follow their members"}};
+            {"--routing-rate", "routing_rate", 0.001, 1e-9, 1, false, "how fast centroids follow their members"},
+            {"--routing-balanced", "routing_balanced", 0, 0, 1, true,
+             "0: tokens choose; 1: clusters of one size, as published, WHICH LOOKS INTO THE FUTURE"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {
@@ -72,10 +81,14 @@ struct routing : Policy {
             mu = list.add_statistic(prefix + "routing.mu", {NH - local, clusters, HS}, normal(1 / std::sqrt(double(HS))), rate);
     }
 
+    /// With one cluster of everything nothing is left to choose.
+    bool is_causal() const { return !balanced || clusters == 1 || local == NH; }
+
     /// A window in local heads; T / K tokens in each cluster of the others, if they are of one size.
     PairCount expected_pairs(int heads, int T) const {
         const PairCount window = count_pairs(WindowBranch(left), 1, T);
-        const double size = std::max(1.0, double(T) / clusters), groups = T / size, tiles = std::ceil(T / double(TILE));
+        const double size = balanced ? size_of_clusters(T) : std::max(1.0, double(T) / clusters);
+        const double groups = balanced ? clusters : T / size, tiles = std::ceil(groups * size / TILE);
         const double of_cluster = size * (size - 1) / 2 + 1, across = std::max(1.0, size / TILE);
         return {local * window.pairs + (heads - local) * groups * of_cluster,
                 local * window.tiles + (heads - local) * tiles * (across + 1) / 2};
@@ -83,58 +96,62 @@ struct routing : Policy {
 
     // ---- memory
 
+    /// The rows' own outputs and log-sum-exps are kept: what the layer gives is an average over a token's rows.
     template <class X>
     struct Kept {
         Carve carve;
-        int *tokens, *rows, *positions;   // (B, NH, T)
-        Kept(std::byte* block, const LayerShape& s) : carve(block) {
-            for (int** array : {&tokens, &rows, &positions}) *array = carve.take<int>(size_t(s.B) * s.NH * s.T);
+        int* positions;   // (B, NH, R)
+        RepeatedRows rows;
+        BranchResults<X> results;
+        Kept(std::byte* block, const LayerShape& s, const ClusterShape& c)
+            : carve(block), rows(take_rows(c)), results(carve, carve, s, c.rows()) {}
+
+    private:
+        RepeatedRows take_rows(const ClusterShape& c) {
+            const size_t all = size_t(c.B) * c.NH * c.rows();
+            positions = carve.take<int>(all);
+            int *tokens = carve.take<int>(all), *following = carve.take<int>(all);
+            return {c.rows(), c.T, c.NH, tokens, following, carve.take<int>(size_t(c.B) * c.NH * c.T)};
         }
-        ListedRows listed(const LayerShape& s) const { return {s.T, s.T, s.NH, tokens, rows}; }
     };
     template <class X>
     struct ForwardScratch {
         Carve carve;
-        X *q, *k;       // (B, T, NH, HS) content vectors
-        int* nearest;   // (B, NH, T)
         BranchInputs<X> inputs;
-        BranchResults<X> results;
-        ForwardScratch(std::byte* block, const LayerShape& s)
-            : carve(block), inputs(take_inputs(s)), results(carve, carve, s, s.T) {}
-
-    private:
-        BranchInputs<X> take_inputs(const LayerShape& s) {
-            const size_t heads = size_t(s.B) * s.T * s.NH;
-            q = carve.take<X>(heads * s.HS), k = carve.take<X>(heads * s.HS), nearest = carve.take<int>(heads);
-            return {carve, s, s.T, s.NH};
+        int* nearest = nullptr;       // (B, NH, T), where tokens choose
+        Wide<X>* cosines = nullptr;   // (B, NH - local, K, T), where centroids do
+        ForwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c)
+            : carve(block), inputs(carve, s, c.rows(), s.NH) {
+            if (c.size) cosines = carve.take<Wide<X>>(size_t(s.B) * (s.NH - c.local) * c.clusters * s.T);
+            else nearest = carve.take<int>(size_t(s.B) * s.NH * s.T);
         }
     };
     template <class X>
     struct BackwardScratch {
         Carve carve;
-        X *q, *k;      // (B, T, NH, HS)
-        Wide<X>* dn;   // (B, T, NH, HS)
         BranchInputs<X> inputs;
-        BranchGradients<X> gradients;
-        BackwardScratch(std::byte* block, const LayerShape& s, size_t kernel_bytes)
-            : carve(block), inputs(take_inputs(s)), gradients(carve, s, s.T, s.NH, kernel_bytes) {}
-
-    private:
-        BranchInputs<X> take_inputs(const LayerShape& s) {
-            const size_t numbers = size_t(s.B) * s.T * s.NH * s.HS;
-            q = carve.take<X>(numbers), k = carve.take<X>(numbers), dn = carve.take<Wide<X>>(numbers);
-            return {carve, s, s.T, s.NH};
+        X *dout, *dv;         // (B, R, NH, HS) of the rows
+        Wide<X>*dq, *dk;      // (B, R, NH, HS)
+        Wide<X>* dn;          // (B, T, NH, HS)
+        std::byte* kernel;
+        BackwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c, size_t kernel_bytes)
+            : carve(block), inputs(carve, s, c.rows(), s.NH) {
+            const size_t of_rows = size_t(s.B) * c.rows() * s.NH * s.HS;
+            dout = carve.take<X>(of_rows), dv = carve.take<X>(of_rows);
+            dq = carve.take<Wide<X>>(of_rows), dk = carve.take<Wide<X>>(of_rows);
+            dn = carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH * s.HS);
+            kernel = carve.take<std::byte>(kernel_bytes);
         }
     };
 
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
-        return Kept<X>(nullptr, s).carve.bytes();
+        return Kept<X>(nullptr, s, shape(s)).carve.bytes();
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(nullptr, s).carve.bytes(),
-                        BackwardScratch<X>(nullptr, s, kernel_bytes(device, s)).carve.bytes());
+        return std::max(ForwardScratch<X>(nullptr, s, shape(s)).carve.bytes(),
+                        BackwardScratch<X>(nullptr, s, shape(s), kernel_bytes(device, s)).carve.bytes());
     }
 
     // ---- the layer
@@ -142,44 +159,43 @@ struct routing : Policy {
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        const Kept<X> kept(state.kept, in);
-        const ForwardScratch<X> scratch(workspace, in);
         const ClusterShape s = shape(in);
-        content_vectors(device, scratch.q, scratch.k, in, s);
-        if (local < NH) nearest_centroids(device, scratch.nearest, scratch.q, weights + mu.offset, s);
-        sort_by_cluster(device, kept.tokens, kept.rows, kept.positions, scratch.nearest, s);
-        AttentionForward<X> a = sorted_inputs(device, scratch.inputs, scratch.q, scratch.k, kept, in);
-        a.out = scratch.results.out, a.lse = scratch.results.lse, a.statistics = scratch.results.statistics_for(statistics);
+        const Kept<X> kept(state.kept, in, s);
+        const ForwardScratch<X> scratch(workspace, in, s);
+        form_clusters(device, kept, scratch, in, weights, s);
+        AttentionForward<X> a = sorted_inputs(device, scratch.inputs, kept, in);
+        a.statistics = kept.results.statistics_for(statistics);
         attention_forward(device, ClusterPolicy(local, left, in.T), a);
-        Branches<X, ListedRows> sorted;
-        sorted.add(scratch.results.branch(kept.listed(in)));
-        merge_forward(device, state.out, state.lse, sorted, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+        average_rows(device, state.out, state.lse, kept.results.branch(kept.rows), {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
     }
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
         using W = Wide<X>;
-        const Kept<X> kept(state.kept, in);
-        const BackwardScratch<X> scratch(workspace, in, kernel_bytes(device, in));
         const ClusterShape s = shape(in);
-        content_vectors(device, scratch.q, scratch.k, in, s);
-        AttentionForward<X> a = sorted_inputs(device, scratch.inputs, scratch.q, scratch.k, kept, in);
-        sorted_backward(device, a, in, state, dout, scratch.gradients, kept.listed(in));
-
-        const size_t row = size_t(NH) * HS;
+        const Kept<X> kept(state.kept, in, s);
+        const BackwardScratch<X> scratch(workspace, in, s, kernel_bytes(device, in));
         const RowShape queries{in.B, in.T, in.NH, in.NH, in.HS}, keys{in.B, in.T, in.NH, in.NKV, in.HS};
-        const ListedRows all = kept.listed(in);
+        const size_t row = size_t(NH) * HS;
+        const AttentionForward<X> a = sorted_inputs(device, scratch.inputs, kept, in);
+        share_gradient(device, scratch.dout, dout, kept.rows, queries);
+        AttentionBackward<X> g{};
+        g.dout = scratch.dout;
+        g.dq = {scratch.dq, row}, g.dk = {scratch.dk, row}, g.dv = {scratch.dv, row};
+        g.workspace = scratch.kernel;
+        attention_backward(device, ClusterPolicy(local, left, in.T), a, g);
+
+        const RepeatedRows& all = kept.rows;
         const RowsOfHeads of_local{all.count, all, 0, local}, of_routed{all.count, all, local, NH};
-        const W *dq = scratch.gradients.dq, *dk = scratch.gradients.dk;
+        const W *dq = scratch.dq, *dk = scratch.dk;
         send_rows_back(device, to.q, dq, of_local, queries, Write::overwrite);
         send_rows_back(device, to.k, dk, of_local, keys, Write::overwrite);
-        send_rows_back(device, to.v, static_cast<const X*>(scratch.gradients.dv), all, keys, Write::overwrite);
+        send_rows_back(device, to.v, static_cast<const X*>(scratch.dv), all, keys, Write::overwrite);
         send_rows_back(device, Heads<W>{scratch.dn, row}, dq, of_routed, queries, Write::overwrite);
         send_rows_back(device, Heads<W>{scratch.dn, row}, dk, of_routed, queries, Write::add);
         content_vectors_backward(device, more.dq_pre, in.qk_row, scratch.dn, in, s);
-        const RowsOfHeads nobody{all.count, all, 0, 0};
-        send_rows_back(device, Heads<W>{more.dk_pre, in.qk_row}, dk, nobody, keys, Write::overwrite);   // zero
+        clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, in.NKV, in.HS);
         if (local < NH)
             pull_centroids(device, more.dweights + mu.offset, static_cast<const X*>(scratch.inputs.q), kept.positions,
                            weights + mu.offset, s, more.dloss);
@@ -189,72 +205,98 @@ struct routing : Policy {
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        std::fill_n(out, size_t(in.B) * in.T * NH * HS, X(0));
+        std::vector<X> found(size_t(in.B) * in.T * NH * HS);
         for (int b = 0; b < in.B; b++) {
             std::vector<X> n(size_t(NH) * in.T * HS);
-            std::vector<int> cluster(size_t(NH) * in.T, 0);
             for (int h = local; h < NH; h++)
-                for (int t = 0; t < in.T; t++) {
-                    X* mine = &n[(size_t(h) * in.T + t) * HS];
-                    layernorm_row(mine, in.query(in.q_pre, b, t, h), HS, CLUSTER_EPS);
-                    std::vector<X> cosine(clusters);
-                    for (int c = 0; c < clusters; c++) {
-                        const X* centroid = weights + mu.offset + (size_t(h - local) * clusters + c) * HS;
-                        cosine[c] = dot(centroid, mine, HS) / std::sqrt(dot(centroid, centroid, HS));
-                    }
-                    cluster[size_t(h) * in.T + t] = int(std::max_element(cosine.begin(), cosine.end()) - cosine.begin());
-                }
+                for (int t = 0; t < in.T; t++)
+                    layernorm_row(&n[(size_t(h) * in.T + t) * HS], in.query(in.q_pre, b, t, h), HS, CLUSTER_EPS);
+            const std::vector<char> member = naive_members(n, weights, in.T);
+            auto is_member = [&](int h, int c, int t) { return bool(member[(size_t(h) * clusters + c) * in.T + t]); };
             auto modify = [&](int, int h, int i, int j, X a) {
                 if (h < local) return a;
                 const X z = dot(&n[(size_t(h) * in.T + i) * HS], &n[(size_t(h) * in.T + j) * HS], HS) / std::sqrt(X(HS));
                 return i == j ? X(-5e4) : z;   // to itself only when it is alone
             };
-            dense_softmax_of_sequence(in, b, out, modify, [&](int h, int i, int j) {
-                if (h < local) return j <= i && j >= i - left;
-                return j <= i && cluster[size_t(h) * in.T + i] == cluster[size_t(h) * in.T + j];
-            });
+            for (int c = 0; c < clusters; c++) {   // the average of what a token finds in each of its clusters
+                dense_softmax_of_sequence(in, b, found.data(), modify, [&](int h, int i, int j) {
+                    return j <= i && is_member(h, c, i) && is_member(h, c, j) && (h >= local || j >= i - left);
+                });
+                for (int t = 0; t < in.T; t++)
+                    for (int h = 0; h < NH; h++) {
+                        int times = 0;
+                        for (int any = 0; any < clusters; any++) times += is_member(h, any, t);
+                        const size_t at = (in.token(b, t) * NH + h) * HS;
+                        for (int d = 0; times && d < HS; d++) out[at + d] += found[at + d] / times;
+                    }
+            }
         }
     }
 
 private:
-    ClusterShape shape(const LayerShape& s) const { return {s.B, s.T, NH, HS, local, clusters}; }
+    int size_of_clusters(int T) const { return std::max(1, T / clusters); }
+    ClusterShape shape(const LayerShape& s) const {
+        return {s.B, s.T, NH, HS, local, clusters, balanced ? size_of_clusters(s.T) : 0};
+    }
 
     template <class Device>
     size_t kernel_bytes(Device device, const LayerShape& s) const {
-        return attention_workspace(device, ClusterPolicy(local, left, s.T), s.B, s.T, s.T, s.NH);
+        const int R = shape(s).rows();
+        return attention_workspace(device, ClusterPolicy(local, left, s.T), s.B, R, R, s.NH);
     }
 
-    /// q, k and v in the order of the clusters; the result is the arguments of a kernel call but for its outputs.
+    /// Which tokens stand in which rows.
     template <class Device, class X>
-    AttentionForward<X> sorted_inputs(Device device, const BranchInputs<X>& to, const X* q, const X* k, const Kept<X>& kept,
+    void form_clusters(Device device, const Kept<X>& kept, const ForwardScratch<X>& scratch, const LayerInputs<X>& in,
+                       const X* weights, const ClusterShape& s) const {
+        if (local < NH && !balanced) nearest_centroids(device, scratch.nearest, in, weights + mu.offset, s);
+        sort_by_cluster(device, kept.rows.tokens, kept.positions, scratch.nearest, s);
+        if (local < NH && balanced) {
+            centroid_cosines(device, scratch.cosines, in, weights + mu.offset, s);
+            take_greatest(device, kept.rows.tokens, kept.positions, scratch.cosines, s);
+        }
+        link_rows(device, kept.rows, s.B, balanced ? s.size : s.rows());
+    }
+
+    /// q, k and v in the order of the clusters: the arguments of a kernel call.
+    template <class Device, class X>
+    AttentionForward<X> sorted_inputs(Device device, const BranchInputs<X>& to, const Kept<X>& kept,
                                       const LayerInputs<X>& in) const {
+        content_rows(device, to.q, to.k, in, kept.rows.tokens, shape(in));
+        gather_rows(device, to.v, Heads<const X>{in.v, in.v_row}, kept.rows, {in.B, in.T, in.NH, in.NKV, in.HS});
         const size_t row = size_t(NH) * HS;
-        const ListedRows rows = kept.listed(in);
-        const RowShape own{in.B, in.T, in.NH, in.NH, in.HS}, shared{in.B, in.T, in.NH, in.NKV, in.HS};
-        gather_rows(device, to.q, Heads<const X>{q, row}, rows, own);
-        gather_rows(device, to.k, Heads<const X>{k, row}, rows, own);
-        gather_rows(device, to.v, Heads<const X>{in.v, in.v_row}, rows, shared);
         AttentionForward<X> a{};
-        a.B = in.B, a.T = in.T, a.S = in.T, a.NH = NH, a.NKV = NH, a.HS = HS;
-        a.q = {to.q, row}, a.k = {to.k, row}, a.v = {to.v, row};
+        a.B = in.B, a.T = a.S = kept.rows.count, a.NH = a.NKV = NH, a.HS = HS;
+        a.q = Heads<const X>{to.q, row}, a.k = Heads<const X>{to.k, row}, a.v = Heads<const X>{to.v, row};
         a.q_position = a.k_position = kept.positions;
+        a.out = kept.results.out, a.lse = kept.results.lse;
         return a;
     }
 
-    /// The kernel's gradients in the order of the clusters.
-    template <class Device, class X>
-    void sorted_backward(Device device, AttentionForward<X>& a, const LayerInputs<X>& in, const LayerState<X>& state, const X* dout,
-                         const BranchGradients<X>& to, const ListedRows& rows) const {
-        using W = Wide<X>;
-        const size_t row = size_t(NH) * HS;
-        const RowShape own{in.B, in.T, in.NH, in.NH, in.HS};
-        gather_rows(device, to.dout, Heads<const X>{dout, row}, rows, own);
-        gather_rows(device, to.out, Heads<const X>{state.out, row}, rows, own);
-        gather_numbers(device, to.lse, static_cast<const W*>(state.lse), rows, in.B, in.T, NH, W(-INFINITY));
-        a.out = to.out, a.lse = to.lse;
-        AttentionBackward<X> g{};
-        g.dout = to.dout;
-        g.dq = {to.dq, row}, g.dk = {to.dk, row}, g.dv = {to.dv, row};
-        g.workspace = to.kernel;
-        attention_backward(device, ClusterPolicy(local, left, in.T), a, g);
+    /// (NH, K, T) whether a token is in a cluster; local heads are one cluster of everything. n (NH, T, HS).
+    template <class X>
+    std::vector<char> naive_members(const std::vector<X>& n, const X* weights, int T) const {
+        std::vector<char> member(size_t(NH) * clusters * T, 0);
+        auto set = [&](int h, int c, int t) { member[(size_t(h) * clusters + c) * T + t] = 1; };
+        for (int h = 0; h < NH; h++) {
+            if (h < local) {
+                for (int t = 0; t < T; t++) set(h, 0, t);
+                continue;
+            }
+            std::vector<X> cosine(size_t(clusters) * T);
+            for (size_t at = 0; at < cosine.size(); at++) {
+                const X* centroid = weights + mu.offset + (size_t(h - local) * clusters + at / T) * HS;
+                cosine[at] = dot(centroid, &n[(size_t(h) * T + at % T) * HS], HS) / std::sqrt(dot(centroid, centroid, HS));
+            }
+            for (size_t at = 0; at < cosine.size(); at++) {
+                const int c = int(at / T), t = int(at % T);
+                int nearer_centroids = 0, nearer_tokens = 0;
+                for (int other = 0; other < clusters; other++) nearer_centroids += cosine[size_t(other) * T + t] > cosine[at];
+                for (int other = 0; other < T; other++) nearer_tokens += cosine[size_t(c) * T + other] > cosine[at];
+                if (balanced ? nearer_tokens < std::max(1, T / clusters) : nearer_centroids == 0) set(h, c, t);
+            }
+        }
+        return member;
     }
 };

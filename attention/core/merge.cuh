@@ -55,10 +55,20 @@ struct Branches {
     }
 };
 
+/// A query tile of a branch of R rows counts for the query tile of the text that is as far on, so that sums over a head are right:
+/// those for `tile`, added up. `of_branch` (B, NH, tiles_of(R)).
+template <class W>
+constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int tile) {
+    const int mine = tiles_of(R), of_text = tiles_of(T);
+    const int first = (tile * mine + of_text - 1) / of_text, end = ((tile + 1) * mine + of_text - 1) / of_text;
+    W sum = 0;
+    for (int r = first; r < end; r++) sum += of_branch[bh * mine + r];
+    return sum;
+}
+
 /// E6 of token t, into `to`: what the kernels did, added up, and the entropy of choosing a branch and then a key in it,
 ///     sum_n w_n (entropy_n - log w_n),
-/// which is that of the merged softmax when no two branches share a key. A query tile of a branch counts for the query tile of the
-/// text that is as far on, so that sums over a head are right. tile_max is not merged: branches have other tiles.
+/// which is that of the merged softmax when no two branches share a key. tile_max is not merged: branches have other tiles.
 template <class X, class Rows>
 constexpr void merge_statistics(const Statistics<X>& to, const Branches<X, Rows>& all, const RowShape& s, int b, int h, int t) {
     const size_t bh = size_t(b) * s.NH + h;
@@ -70,9 +80,7 @@ constexpr void merge_statistics(const Statistics<X>& to, const Branches<X, Rows>
         const size_t from = bh * one.rows.count + size_t(std::max(0, one.rows.row(b, h, t)));
         if (to.entropy && own > Wide<X>(-INFINITY)) entropy += merge_weight(own, lse) * (one.statistics.entropy[from] + lse - own);
         if (to.pairs && one.rows.row(b, h, t) >= 0) pairs += one.statistics.pairs[from];
-        const int mine = tiles_of(one.rows.count), of_text = tiles_of(s.T), tile = t / TILE;
-        const int first = (tile * mine + of_text - 1) / of_text, end = ((tile + 1) * mine + of_text - 1) / of_text;
-        for (int r = first; to.tiles && t % TILE == 0 && r < end; r++) tiles += one.statistics.tiles[bh * mine + r];
+        if (to.tiles && t % TILE == 0) tiles += tiles_as_far_on(one.statistics.tiles, bh, one.rows.count, s.T, t / TILE);
     }
     if (to.entropy) to.entropy[bh * s.T + t] = entropy;
     if (to.pairs) to.pairs[bh * s.T + t] = pairs;

@@ -5,6 +5,7 @@
 //     int count;                     rows of the branch, R
 //     int token(b, h, row) const     -1: padding, an empty row
 //     int row(b, h, token) const     -1: the token is not in the branch
+//     int next(b, h, row) const      another row of the row's token, or -1; where tokens may stand in several: repeated_rows.cuh
 #pragma once
 #include <algorithm>
 
@@ -33,11 +34,22 @@ constexpr const X* gathered_row(const Heads<const X>& from, const Rows& rows, co
     return token < 0 ? nullptr : from.data + (size_t(b) * s.T + token) * from.row + size_t(h / s.group()) * s.HS;
 }
 
+/// One row of one query head inside the branch; null for none.
+template <class X, class Rows>
+constexpr const X* row_at(const X* from, const Rows& rows, const RowShape& s, int b, int r, int h) {
+    return r < 0 ? nullptr : from + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
+}
+
 /// One token of one query head inside the branch; null where it is not in it.
 template <class X, class Rows>
 constexpr const X* row_of_token(const X* from, const Rows& rows, const RowShape& s, int b, int t, int h) {
-    const int r = rows.row(b, h, t);
-    return r < 0 ? nullptr : from + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
+    return row_at(from, rows, s, b, rows.row(b, h, t), h);
+}
+
+template <class Rows>
+constexpr int next_row(const Rows& rows, int b, int h, int row) {
+    if constexpr (requires { rows.next(b, h, row); }) return rows.next(b, h, row);
+    else return -1;
 }
 
 /// to (B, R, NH, HS) = from (B, T, heads, HS) in the order of the branch.
@@ -54,8 +66,8 @@ void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowSha
             }
 }
 
-/// to (B, T, heads, HS) = or += from (B, R, NH, HS) sent back, summed over each group of query heads; zero where a token is not in
-/// the branch.
+/// to (B, T, heads, HS) = or += from (B, R, NH, HS) sent back, summed over a token's rows and over each group of query heads; zero
+/// where a token is not in the branch.
 template <class Y, class X, class Rows>
 void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
 #pragma omp parallel for collapse(2)
@@ -64,10 +76,11 @@ void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const Row
             for (int head = 0; head < s.heads; head++) {
                 Y* home = to.data + (size_t(b) * s.T + t) * to.row + size_t(head) * s.HS;
                 if (write == Write::overwrite) std::fill_n(home, s.HS, Y(0));
-                for (int h = head * s.group(); h < (head + 1) * s.group(); h++) {
-                    const X* row = row_of_token(from, rows, s, b, t, h);
-                    for (int d = 0; row && d < s.HS; d++) home[d] += row[d];
-                }
+                for (int h = head * s.group(); h < (head + 1) * s.group(); h++)
+                    for (int r = rows.row(b, h, t); r >= 0; r = next_row(rows, b, h, r)) {
+                        const X* row = row_at(from, rows, s, b, r, h);
+                        for (int d = 0; d < s.HS; d++) home[d] += row[d];
+                    }
             }
 }
 
@@ -123,11 +136,11 @@ __global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Ro
         Y* home = to.data + (size_t(b) * s.T + t) * to.row + n * PIECE;
         float sums[PIECE] = {}, more[PIECE];
         if (write == Write::add) read_numbers(sums, home);
-        for (int h = head * s.group(); h < (head + 1) * s.group(); h++) {
-            const X* row = row_of_token(from, rows, s, b, t, h);
-            if (row) read_numbers(more, row + d);
-            for (int k = 0; row && k < PIECE; k++) sums[k] += more[k];
-        }
+        for (int h = head * s.group(); h < (head + 1) * s.group(); h++)
+            for (int r = rows.row(b, h, t); r >= 0; r = next_row(rows, b, h, r)) {
+                read_numbers(more, row_at(from, rows, s, b, r, h) + d);
+                for (int k = 0; k < PIECE; k++) sums[k] += more[k];
+            }
         write_numbers(home, sums);
     }
 }

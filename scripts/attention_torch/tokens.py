@@ -25,23 +25,32 @@ def mosa_tensors(form, s):
 
 
 def routing(a, w, s, notes):
-    """Local heads first; in the others a token attends to the earlier ones whose nearest centroid is its own."""
+    """Local heads first; in the others a token attends to the earlier ones of its clusters: the one with the nearest centroid, or,
+    in the balanced form, all those whose centroids it is among the T / K nearest of; what it finds in them is averaged."""
     local, K = s['routing_local_heads'], s['routing_clusters']
     here = attend(scores(a.q[:, :local], for_query_heads(a.k, a.NH)[:, :local]), a.causal & window(a, s),
                   for_query_heads(a.v, a.NH)[:, :local])
     n = F.layer_norm(a.q_pre[:, local:], (a.HS,), eps=1e-12)               # (B, NH - local, T, HS)
     centroids = F.normalize(w['mu'], dim=-1)                               # (NH - local, K, HS)
     nearness = torch.einsum('bhtd,hkd->bhtk', F.normalize(n, dim=-1), centroids).detach()
-    best = nearness.topk(2, -1).values
-    notes.chose(best[..., 0] - best[..., 1])
-    cluster = nearness.argmax(-1)
-    together = a.causal & (cluster[..., :, None] == cluster[..., None, :])
-    others = together & (a.j < a.i)
-    visible = torch.where(others.any(-1, keepdim=True), others, together)  # itself only where it is alone
-    members = F.one_hot(cluster, K).to(n.dtype)                            # (B, NH - local, T, K)
+    if s['routing_balanced']:
+        size = max(1, a.T // K)
+        ranked = nearness.sort(-2, descending=True)
+        notes.chose(ranked.values[..., size - 1, :] - ranked.values[..., size, :])
+        members = torch.zeros_like(nearness).scatter(-2, ranked.indices[..., :size, :], 1.0)     # (B, NH - local, T, K)
+    else:
+        best = nearness.topk(2, -1).values
+        notes.chose(best[..., 0] - best[..., 1])
+        members = F.one_hot(nearness.argmax(-1), K).to(n.dtype)
+    found = torch.zeros_like(n)
+    for cluster in members.bool().unbind(-1):
+        together = a.causal & cluster[..., :, None] & cluster[..., None, :]
+        others = together & (a.j < a.i)
+        visible = torch.where(others.any(-1, keepdim=True), others, together)  # itself only where it is alone
+        found = found + attend(scores(n, n), visible, for_query_heads(a.v, a.NH)[:, local:])
     pull = members.sum((0, 2))[..., None] * w['mu'] - torch.einsum('bhtk,bhtd->hkd', members, F.normalize(n, dim=-1))
     notes.moves['mu'] = (K / (a.B * a.T) * pull).detach()
-    return torch.cat((here, attend(scores(n, n), visible, for_query_heads(a.v, a.NH)[:, local:])), 1)
+    return torch.cat((here, found / members.sum(-1, keepdim=True).clamp(min=1)), 1)
 
 
 def routing_tensors(form, s):
