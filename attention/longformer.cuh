@@ -10,28 +10,20 @@
 #include "attention/core/layer.h"
 #include "attention/core/pattern.h"
 
-struct longformer : Policy {
+struct longformer : LeadingAndWindow {   // the mask
     static constexpr const char* name = "longformer";
-    int global;   // g: tokens [0, g) are global
-    int left;
 
-    longformer(const Config& config, int layer)
-        : Policy(config, layer), global(int(config.setting("longformer_globals"))), left(int(config.setting("attention_window"))) {}
+    longformer(const Config& config, int layer)   // g leading tokens
+        : LeadingAndWindow(config, layer, int(config.setting("longformer_globals")), int(config.setting("attention_window"))) {}
 
     static std::vector<Setting> settings() {
         return {{"--global-tokens", "longformer_globals", 64, 0, 1e9, true, "leading tokens that every later one sees"},
                 {"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
     }
 
-    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
-        return leading_and_window_tile(global, left, {i0, i1, j0, j1});
-    }
-    constexpr bool visible(int, int i, int j) const { return j <= i && (j < global || i - j <= left); }
-    double cached_keys(int T) const { return std::min(T, global + left + 1); }
-
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
-        auto sees = [&](int, int i, int j) { return j <= i && (j >= i - left || j < global || i < global); };
+        auto sees = [&](int, int i, int j) { return j <= i && (j >= i - left || j < leading || i < leading); };
         dense_softmax(
             in, out, [](int, int, int, int, X a) { return a; }, sees);
     }

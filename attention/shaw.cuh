@@ -8,6 +8,7 @@
 // - There is no RoPE: distances enter through the table alone, as in the paper. q and k are those after QK-norm.
 // - K = 16 (the paper's choice for translation), setting shaw_clip.
 #pragma once
+#include "attention/core/heads.cuh"
 #include "attention/core/layer.h"
 #ifdef WITH_GPU
 #include "attention/core/pair_features.cuh"
@@ -77,8 +78,7 @@ struct shaw : Policy {
                      X(1), &parts[h * a_k.size], HS);
             }
         for (size_t n = 0; n < parts.size(); n++) g.dweights[a_k.offset + n % a_k.size] += parts[n];
-        for (size_t token = 0; token < size_t(in.B) * in.T; token++)
-            std::fill_n(g.dk_pre + token * in.qk_row, in.NKV * HS, X(0));   // the features do not read keys
+        clear_heads(CPU{}, Heads<X>{g.dk_pre, in.qk_row}, in.B * in.T, in.NKV, HS);   // the features do not read keys
     }
 
 #ifdef WITH_GPU
@@ -90,7 +90,7 @@ struct shaw : Policy {
     void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
         pair_features_backward<FeatureLayout::row>(device, {g.dq_pre, in.qk_row}, g.dweights + a_k.offset, nullptr, g.of.row,
                                                    query_features(in, weights));
-        clear_heads(device, {g.dk_pre, in.qk_row}, size_t(in.B) * in.T, in.NKV * HS);
+        clear_heads(device, Heads<float>{g.dk_pre, in.qk_row}, in.B * in.T, in.NKV, HS);
     }
 #endif
 

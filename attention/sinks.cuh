@@ -8,29 +8,21 @@
 #include "attention/core/layer.h"
 #include "attention/core/pattern.h"
 
-struct sinks : Policy {
+struct sinks : LeadingAndWindow {   // the mask
     static constexpr const char* name = "sinks";
-    int first;   // s: how many tokens at the beginning stay visible
-    int left;
 
-    sinks(const Config& config, int layer)
-        : Policy(config, layer), first(int(config.setting("sinks_tokens"))), left(int(config.setting("attention_window"))) {}
+    sinks(const Config& config, int layer)   // s leading tokens
+        : LeadingAndWindow(config, layer, int(config.setting("sinks_tokens")), int(config.setting("attention_window"))) {}
 
     static std::vector<Setting> settings() {
         return {{"--sinks", "sinks_tokens", 4, 0, 1e9, true, "tokens at the beginning that every later one sees"},
                 {"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
     }
 
-    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
-        return leading_and_window_tile(first, left, {i0, i1, j0, j1});
-    }
-    constexpr bool visible(int, int i, int j) const { return j <= i && (j < first || i - j <= left); }
-    double cached_keys(int T) const { return std::min(T, first + left + 1); }
-
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
         auto kept = [&](int, int i, int j) {
-            const bool sink = j >= 0 && j < first, recent = j >= i - left;
+            const bool sink = j >= 0 && j < leading, recent = j >= i - left;
             return j <= i && (sink || recent);
         };
         dense_softmax(

@@ -83,7 +83,7 @@ struct sinks_cache : sinks {
     using sinks::sinks;
 
     PairCount expected_pairs(int NH, int T) const {
-        const PairCount window = count_pairs(WindowBranch(left), NH, T), rest = count_pairs(SinkBranch(first, left), NH, T);
+        const PairCount window = count_pairs(WindowBranch(left), NH, T), rest = count_pairs(SinkBranch(leading, left), NH, T);
         return {window.pairs + rest.pairs, window.tiles + rest.tiles};
     }
 
@@ -112,7 +112,7 @@ struct sinks_cache : sinks {
     template <class Device>
     size_t kernel_bytes(Device device, const LayerShape& s) const {
         return std::max(attention_workspace(device, WindowBranch(left), s.B, s.T, s.T, s.NH),
-                        attention_workspace(device, SinkBranch(first, left), s.B, s.T, s.T, s.NH));
+                        attention_workspace(device, SinkBranch(leading, left), s.B, s.T, s.T, s.NH));
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
@@ -128,7 +128,7 @@ struct sinks_cache : sinks {
         attention_layer_forward(device, WindowBranch(left), in, weights, window, nullptr, memory.window.statistics_for(statistics));
         AttentionForward<X> a = sink_arguments(device, memory.q, in, rest);
         a.statistics = memory.rest.statistics_for(statistics);
-        attention_forward(device, SinkBranch(first, left), a);
+        attention_forward(device, SinkBranch(leading, left), a);
         Branches<X, RowsOfText> both;
         both.add(memory.window.branch(RowsOfText{in.T}));
         both.add(memory.rest.branch(RowsOfText{in.T}));
@@ -146,7 +146,7 @@ struct sinks_cache : sinks {
         g.dout = dout;
         g.dq = {memory.dq, q_row}, g.dk = {memory.dk, k_row}, g.dv = {memory.dv, k_row};
         g.workspace = memory.kernel;
-        attention_backward(device, SinkBranch(first, left), sink_arguments(device, memory.q, in, state), g);
+        attention_backward(device, SinkBranch(leading, left), sink_arguments(device, memory.q, in, state), g);
 
         const RowShape keys{in.B, in.T, in.NKV, in.NKV, in.HS};
         send_rows_back(device, to.k, static_cast<const W*>(memory.dk), RowsOfText{in.T}, keys, Write::add);
@@ -160,7 +160,7 @@ struct sinks_cache : sinks {
         std::vector<X> turned(in.HS);
         auto modify = [&](int b, int h, int i, int j, X a) {
             if (j >= i - left) return a;
-            const int half = in.HS / 2, position = int(std::min(int64_t(i), int64_t(first) + left));
+            const int half = in.HS / 2, position = int(std::min(int64_t(i), int64_t(leading) + left));
             const X* q = in.query(in.q_pre, b, i, h);
             for (int d = 0; d < half; d++) {
                 const X c = in.cosine[position * half + d], s = in.sine[position * half + d];
@@ -169,12 +169,12 @@ struct sinks_cache : sinks {
             }
             return dot(turned.data(), in.key(in.k, b, j, h), in.HS) / std::sqrt(X(in.HS));
         };
-        dense_softmax(in, out, modify, [&](int, int i, int j) { return j <= i && (j < first || j >= i - left); });
+        dense_softmax(in, out, modify, [&](int, int i, int j) { return j <= i && (j < leading || j >= i - left); });
     }
 
 private:
     /// s + w - 1, the last place in the cache.
-    int last_position() const { return int(std::min(int64_t(first) + left, int64_t(END))); }
+    int last_position() const { return int(std::min(int64_t(leading) + left, int64_t(END))); }
 
     /// The sinks' kernel call, q' computed into `q`; out and lse are those of `state`.
     template <class Device, class X>

@@ -324,14 +324,3 @@ void pair_features_backward(GPU device, Heads<float> dx, float* dweight, float* 
     sum_partials(device, dweight, dweights, sums, blocks * units * p.HS / sums, Write::add);
     if (dbias) sum_partials(device, dbias, dbiases, blocks, units, Write::add);
 }
-
-template <class Y>
-__global__ void clear_heads_kernel(Heads<Y> heads, size_t rows, int width) {
-    const size_t n = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (n < rows * width) heads.data[n / width * heads.row + n % width] = 0;
-}
-
-/// heads (rows, width) = 0: the gradient of queries or keys that no feature is made of.
-inline void clear_heads(GPU device, Heads<float> heads, size_t rows, int width) {
-    launch(device, clear_heads_kernel<float>, blocks_for(rows * width, 256), 256, 0, heads, rows, width);
-}

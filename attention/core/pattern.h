@@ -39,12 +39,21 @@ private:
 };
 
 /// Causal keys [0, leading), and keys i - left .. i.
-constexpr Tile leading_and_window_tile(int leading, int left, const Rectangle& all) {
-    Verdict verdict;
-    verdict.add_causal(all.columns(0, leading));
-    verdict.add_window(all.columns(leading, END), left);
-    return verdict.tile();
-}
+struct LeadingAndWindow : Policy {
+    int leading, left;
+    LeadingAndWindow(const Config& config, int layer, int leading_, int left_)
+        : Policy(config, layer), leading(leading_), left(left_) {}
+
+    constexpr bool visible(int, int i, int j) const { return j <= i && (j < leading || i - j <= left); }
+    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
+        const Rectangle all{i0, i1, j0, j1};
+        Verdict verdict;
+        verdict.add_causal(all.columns(0, leading));
+        verdict.add_window(all.columns(leading, END), left);
+        return verdict.tile();
+    }
+    double cached_keys(int T) const { return std::min(T, leading + left + 1); }
+};
 
 /// n / d and n mod d for one d and every 0 <= n < 2^31, by a multiplication and a shift: a mask asks for every pair, and a division
 /// costs twenty times as much. With 2^s >= d and m = floor(2^(31+s) / d) + 1 the error n (m d - 2^(31+s)) stays below 2^(31+s).

@@ -37,11 +37,13 @@ constexpr bool chosen_by_rank(const W* scores, const TileChoice& choice, int r, 
     return rank < choice.top;
 }
 
-/// The greatest score of the candidates and the sum of exp(score - largest): what turns scores into shares.
+/// The greatest score of the candidates and the sum of exp(score - largest): what turns scores into shares. Nothing is looked at
+/// where the choice is by rank.
 template <class W>
 struct CandidateSoftmax {
     W largest = -1e30f, sum = 0;
     constexpr CandidateSoftmax(const W* scores, const TileChoice& choice, int r) {
+        if (choice.threshold < 0) return;
         for (int c = 0; c <= r; c++)
             if (!choice.forced(r, c) && scores[c] > largest) largest = scores[c];
         for (int c = 0; c <= r; c++)
