@@ -14,6 +14,7 @@
 #include <limits>
 #include <utility>
 
+#include "data/checked_shards.h"
 #include "model/error.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and are mapped as they are");
@@ -77,31 +78,40 @@ void widen(const void* payload, uint64_t start, size_t count, int32_t* out) {
     for (size_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(tokens[i]);
 }
 
-// Index of the first token that is not below `vocabulary`, `count` when there is none. The common case, all good, is a
-// maximum that the compiler vectorises.
+// The compiler vectorises it.
 template <class Token>
-size_t first_outside(const Token* tokens, size_t count, uint32_t vocabulary) {
+uint32_t largest_of(const Token* tokens, size_t count) {
     Token largest = 0;
     for (size_t i = 0; i < count; ++i) largest = std::max(largest, tokens[i]);
-    if (largest < vocabulary) return count;
+    return largest;
+}
+
+// Index of the first token that is not below `vocabulary`; there is one.
+template <class Token>
+size_t first_outside(const Token* tokens, size_t count, uint32_t vocabulary) {
     return std::find_if(tokens, tokens + count, [&](Token token) { return token >= vocabulary; }) - tokens;
 }
 
+// The greatest token of a shard, all of which are below `vocabulary`.
 template <class Token>
-void scan(const std::string& path, char* map, uint64_t file_bytes, uint32_t vocabulary) {
+uint32_t scan(const std::string& path, char* map, uint64_t file_bytes, uint32_t vocabulary) {
+    uint32_t largest = 0;
     for (uint64_t piece = 0; piece < file_bytes; piece += scan_bytes) {
         const uint64_t begin = std::max<uint64_t>(piece, shard_header_bytes);
         const uint64_t end = std::min(piece + scan_bytes, file_bytes);
         madvise(map + piece, end - piece, MADV_WILLNEED);
         const Token* tokens = reinterpret_cast<const Token*>(map + begin);
         const size_t count = (end - begin) / sizeof(Token);
-        const size_t bad = first_outside(tokens, count, vocabulary);
-        if (bad < count)
+        largest = std::max(largest, largest_of(tokens, count));
+        if (largest >= vocabulary) {
+            const size_t bad = first_outside(tokens, count, vocabulary);
             fail(Exit::data, path, ": token ", (begin - shard_header_bytes) / sizeof(Token) + bad, " at byte ", begin + bad * sizeof(Token),
                  " is ", uint64_t{tokens[bad]}, ", but the vocabulary has ", vocabulary, " ids (0 to ", vocabulary - 1,
                  "); was it written with the tokenizer of this model?");
+        }
         release(map, piece, end, file_bytes);
     }
+    return largest;
 }
 
 }  // namespace
@@ -167,8 +177,14 @@ void Shard::check_range(int vocabulary) const {
     const bool narrow = bytes_per_token_ == narrow_format.bytes_per_token;
     if (narrow && vocabulary > std::numeric_limits<uint16_t>::max()) return;
     const auto limit = static_cast<uint32_t>(vocabulary);
-    if (narrow) scan<uint16_t>(path_, static_cast<char*>(map_), file_bytes_, limit);
-    else scan<uint32_t>(path_, static_cast<char*>(map_), file_bytes_, limit);
+    const auto scanned = [&] {
+        char* const map = static_cast<char*>(map_);
+        return narrow ? scan<uint16_t>(path_, map, file_bytes_, limit) : scan<uint32_t>(path_, map, file_bytes_, limit);
+    };
+    if (file_bytes_ < smallest_remembered_shard) return void(scanned());
+    const CheckedShard known(path_, map_, file_bytes_);
+    if (const std::optional<uint32_t> largest = known.largest_token(); largest && *largest < limit) return;
+    known.remember(scanned());
 }
 
 ShardWriter::ShardWriter(const std::string& path, int vocabulary) : file_(path), vocabulary_(vocabulary) {
@@ -177,9 +193,9 @@ ShardWriter::ShardWriter(const std::string& path, int vocabulary) : file_(path),
 }
 
 void ShardWriter::write(std::span<const uint32_t> ids) {
-    const size_t bad = first_outside(ids.data(), ids.size(), static_cast<uint32_t>(vocabulary_));
-    if (bad < ids.size())
-        fail(Exit::data, file_.path(), ": token id ", ids[bad], " is not below the vocabulary of ", vocabulary_);
+    if (const auto limit = static_cast<uint32_t>(vocabulary_); !ids.empty() && largest_of(ids.data(), ids.size()) >= limit)
+        fail(Exit::data, file_.path(), ": token id ", ids[first_outside(ids.data(), ids.size(), limit)],
+             " is not below the vocabulary of ", vocabulary_);
     tokens_ += ids.size();
     if (tokens_ > std::numeric_limits<int32_t>::max())
         fail(Exit::data, file_.path(), ": a shard holds at most ", std::numeric_limits<int32_t>::max(), " tokens; use more shards");

@@ -28,7 +28,8 @@ public:
     /// shortened after it was opened: Exit::data (reading beyond its end through the map would end the program).
     void copy(uint64_t start, size_t count, int32_t* out) const;
 
-    /// Exit::data when a token is not below `vocabulary`; names the file, byte offset, index and id of the first one.
+    /// Exit::data when a token is not below `vocabulary`; names the file, byte offset, index and id of the first one. What has been
+    /// checked before and is unchanged since is not read again (checked_shards.h).
     void check_range(int vocabulary) const;
 
 private:

@@ -1,0 +1,72 @@
+// Large shards are read whole once; a file that changed, or another one under its name, is read again.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <chrono>
+
+#include "data/checked_shards.h"
+#include "tests/catch.h"
+#include "tests/shards.h"
+
+namespace {
+
+const size_t large = smallest_remembered_shard / 2;   // tokens of 16 bits
+
+struct CacheFolder {
+    explicit CacheFolder(const std::string& path) { setenv("XDG_CACHE_HOME", path.c_str(), 1); }
+    ~CacheFolder() { unsetenv("XDG_CACHE_HOME"); }
+};
+
+// Writes a token into the middle of the file, and gives the file back the times that it had.
+void change_secretly(const std::string& path, uint16_t token) {
+    struct stat before;
+    stat(path.c_str(), &before);
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(shard_header_bytes + large);
+    file.write(reinterpret_cast<const char*>(&token), 2);
+    file.close();
+    const timespec times[2] = {before.st_atim, before.st_mtim};
+    utimensat(AT_FDCWD, path.c_str(), times, 0);
+}
+
+bool passes(const std::string& path, int vocabulary) {
+    return error_of([&] { Shard(path).check_range(vocabulary); }).code == Exit::done;
+}
+
+}   // namespace
+
+TEST_CASE("a large shard is checked once, and again when it has changed") {
+    const TemporaryFolder folder;
+    const CacheFolder cache(file_in(folder, "cache"));
+    const std::string path = write_shard(file_in(folder, "x_train_000001.bin"), std::vector<uint32_t>(large, 99), 500);
+    CHECK_FALSE(passes(path, 99));
+    CHECK(names_in(folder / "cache/train_gpt/shards").empty());   // what failed is not remembered
+    CHECK(passes(path, 100));
+    CHECK(names_in(folder / "cache/train_gpt/shards").size() == 1);
+
+    change_secretly(path, 300);   // that the second check passes shows that it did not read
+    CHECK(passes(path, 100));
+    CHECK_FALSE(passes(path, 99));
+    std::filesystem::last_write_time(path, std::filesystem::last_write_time(path) + std::chrono::nanoseconds(1000));
+    CHECK_FALSE(passes(path, 100));
+    CHECK(passes(path, 301));
+
+    std::filesystem::rename(path, path + ".other");   // its inode is in use, so the new file has another
+    write_shard(path, std::vector<uint32_t>(large, 400), 500);
+    CHECK_FALSE(passes(path, 301));
+}
+
+TEST_CASE("small shards leave no trace, and without a place for records large ones are checked every time") {
+    const TemporaryFolder folder;
+    const std::string small = write_shard(file_in(folder, "small.bin"), ramp(100), 500);
+    const std::string path = write_shard(file_in(folder, "large.bin"), std::vector<uint32_t>(large, 99), 500);
+    {
+        const CacheFolder cache(file_in(folder, "cache"));
+        CHECK(passes(small, 100));
+        CHECK(names_in(folder / "cache").empty());
+    }
+    const CacheFolder nowhere("/proc/nothing");
+    CHECK(passes(path, 100));
+    change_secretly(path, 300);
+    CHECK_FALSE(passes(path, 100));
+}
