@@ -112,6 +112,11 @@ void OutputFile::publish() {
     temporary_.clear();
 }
 
+void OutputFile::leave() {
+    finish();
+    temporary_.clear();
+}
+
 void OutputFile::discard() {
     if (temporary_.empty()) return;
     file_.close();

@@ -35,6 +35,7 @@ public:
     void overwrite(uint64_t offset, const void* data, size_t bytes);     // replaces bytes that were written before
     void finish();     // flushes, syncs, closes; the file is still under its temporary name
     void publish();    // finish() where that was not done, then renames
+    void leave();      // finish() where that was not done; the file stays under its temporary name when the object dies
 
     const std::string& path() const { return path_; }
     const std::string& temporary() const { return temporary_; }

@@ -9,6 +9,7 @@
 #include "data/tokenize_files.h"
 #include "model/error.h"
 #include "model/options.h"
+#include "model/report.h"
 
 namespace {
 
@@ -25,18 +26,16 @@ void stop_on_signals() {
 class ProgressLine {
 public:
     void show(const TokenizeProgress& progress) {
-        if (stop_requested) fail(Exit::signal, "stopped by a signal; nothing was written");
+        if (stop_requested) fail(Exit::signal, "stopped by a signal; the same command goes on with the first shard that is not finished");
         if (!terminal_) return;
         const auto now = std::chrono::steady_clock::now();
         if (now - shown_ < std::chrono::milliseconds(100)) return;
         shown_ = now;
-        const double seconds = std::chrono::duration<double>(now - started_).count();
-        const double megabytes = static_cast<double>(progress.bytes_read) / 1e6;
-        if (progress.bytes_total == 0) std::fprintf(stderr, "\rcounting documents: %llu", count(progress.documents));
-        else std::fprintf(stderr, "\r%3.0f%% | %llu documents | %llu tokens | %.0f MB | %.0f MB/s ",
-                          100e6 * megabytes / static_cast<double>(progress.bytes_total), count(progress.documents), count(progress.tokens),
-                          megabytes, megabytes / seconds);
+        if (progress.counting) std::fprintf(stderr, "\rcounting documents: %llu", count(progress.documents));
+        else if (progress.text_bytes > 0) std::fprintf(stderr, "\r%s\033[K", line(progress).c_str());
     }
+
+    void note(const std::string& sentence) const { std::fprintf(stderr, "%stokenize: %s\n", terminal_ ? "\r\033[K" : "", sentence.c_str()); }
 
     ~ProgressLine() {
         if (terminal_) std::fputs("\r\033[K", stderr);
@@ -45,8 +44,26 @@ public:
 private:
     static unsigned long long count(uint64_t n) { return n; }
 
+    // Share and time left are those of the files; of standard input nobody knows the length.
+    std::string line(const TokenizeProgress& progress) {
+        if (bytes_before_ == none) {
+            bytes_before_ = progress.bytes_read;
+            encoding_ = Stopwatch();
+        }
+        const double megabytes = static_cast<double>(progress.text_bytes) / 1e6;
+        const double done = static_cast<double>(progress.bytes_read - bytes_before_);
+        const double left = static_cast<double>(progress.bytes_total - progress.bytes_read);
+        std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents), count(progress.tokens),
+                                 megabytes, megabytes / encoding_.seconds());
+        if (progress.bytes_total == 0 || done <= 0) return shown;
+        const double share = static_cast<double>(progress.bytes_read) / static_cast<double>(progress.bytes_total);
+        return text("%3.0f%% | ", 100 * share) + shown + "| " + human_seconds(encoding_.seconds() * left / done) + " left ";
+    }
+
+    static constexpr uint64_t none = ~uint64_t{0};
+    uint64_t bytes_before_ = none;     // where this run began, which may go on where another one was stopped
+    Stopwatch encoding_;
     const bool terminal_ = isatty(STDERR_FILENO);
-    const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     std::chrono::steady_clock::time_point shown_;
 };
 
@@ -54,13 +71,24 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     app.add_option("--tokenizer", options.tokenizer, "bytes: one id per byte")->capture_default_str();
     app.add_option("--out", options.out, "folder to write the shards into")->required();
     app.add_option("--name", options.name, "start of the shards' names (default: the first input's)");
-    app.add_option("--val-fraction", options.val_fraction,
-                   "last part of the documents, or of the bytes of a single text, that is kept for validation")
-        ->capture_default_str();
+    CLI::Option* fraction =
+        app.add_option("--val-fraction", options.val_fraction,
+                       "last part of the documents, or of the bytes of a single text, that is kept for validation; reads the inputs twice")
+            ->capture_default_str();
+    app.add_option("--val-tokens", options.val_tokens,
+                   "instead: the first documents, until they have this many tokens; later inputs do not change them")
+        ->excludes(fraction);
     app.add_option("--shard-tokens", options.shard_tokens, "most tokens in one shard")->capture_default_str();
     app.add_option("--text-field", options.rules.text_field, "key of the text in a JSON Lines file")->capture_default_str();
     app.add_flag("--split-on-blank-line", options.rules.split_on_blank_line, "a blank line in a text starts a new document");
-    app.add_option("INPUT", options.inputs, ".txt (one document), .jsonl (one a line), - for text from standard input (the default)");
+    app.add_option_function<std::string>(
+           "--format", [&](const std::string& format) { options.rules.json_standard_input = format == "jsonl"; },
+           "what standard input holds: txt or jsonl")
+        ->check(CLI::IsMember({"txt", "jsonl"}))
+        ->default_str("txt");
+    app.add_option("--threads", options.threads, "that encode; 0: one per processor. The shards do not depend on it")->capture_default_str();
+    app.add_option("INPUT", options.inputs,
+                   ".txt (one document), .jsonl (one a line), each also .gz, .xz or .zst; - for standard input (the default)");
 }
 
 void print_report(const TokenizeReport& report) {
@@ -82,7 +110,8 @@ int main(int argc, char** argv) {
         stop_on_signals();
         const TokenizeReport report = [&] {
             ProgressLine line;
-            return tokenize_files(options, [&](const TokenizeProgress& progress) { line.show(progress); });
+            return tokenize_files(
+                options, [&](const TokenizeProgress& progress) { line.show(progress); }, [&](const std::string& note) { line.note(note); });
         }();
         print_report(report);
     });

@@ -80,7 +80,7 @@ probe_openblas() {
     require OpenBLAS libopenblas-openmp-dev no
 }
 
-probe_headers() {
+probe_small_libraries() {
     local found
     found=no; works <<< '#include <CLI/CLI.hpp>
         int main() { CLI::App app; return 0; }' && found=yes
@@ -92,6 +92,16 @@ probe_headers() {
         #include <xxhash.h>
         int main() { return XXH3_64bits("", 0) != 0 ? 0 : 1; }' && found=yes
     require xxhash libxxhash-dev "$found"
+    found=no; works -lz <<< '#include <zlib.h>
+        int main() { return zlibVersion()[0] == 49 ? 0 : 1; }' && found=yes
+    require zlib zlib1g-dev "$found"
+    found=no; works -larchive <<< '#include <archive.h>
+        int main() {   // some are built without xz or zstd and would start a program for them
+            archive* a = archive_read_new();
+            return archive_read_append_filter(a, ARCHIVE_FILTER_XZ) == ARCHIVE_OK && archive_read_append_filter(a, ARCHIVE_FILTER_ZSTD) == ARCHIVE_OK
+                ? 0 : 1;
+        }' && found=yes
+    require libarchive libarchive-dev "$found"
 }
 
 # Only the tests need Catch2: version 3 brings a library with main(), version 2 is one header.
@@ -244,7 +254,7 @@ echo "what this machine has:" >&2
 probe_compiler
 [ ${#missing[@]} -eq 0 ] && probe_arch
 probe_openblas
-probe_headers
+probe_small_libraries
 probe_catch2
 probe_mpi
 probe_cuda
