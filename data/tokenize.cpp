@@ -86,6 +86,8 @@ void declare(CLI::App& app, TokenizeOptions& options) {
            "what standard input holds: txt or jsonl")
         ->check(CLI::IsMember({"txt", "jsonl"}))
         ->default_str("txt");
+    app.add_option("--documents", options.documents,
+                   "how many there must be, else nothing is written; for standard input, whose end says nothing of how it came about");
     app.add_option("--threads", options.threads, "that encode; 0: one per processor. The shards do not depend on it")->capture_default_str();
     app.add_option("INPUT", options.inputs,
                    ".txt (one document), .jsonl (one a line), each also .gz, .xz or .zst; - for standard input (the default)");

@@ -34,6 +34,7 @@ void check_options(const TokenizeOptions& options) {
         fail(Exit::usage, "--val-tokens is ", options.val_tokens, ", it must be 0 to ", most);
     if (options.shard_tokens < 1 || options.shard_tokens > most)
         fail(Exit::usage, "--shard-tokens is ", options.shard_tokens, ", it must be 1 to ", most);
+    if (options.documents < 0) fail(Exit::usage, "--documents is ", options.documents, ", it must be at least 1, or 0 for any number");
     if (options.threads < 0) fail(Exit::usage, "--threads is ", options.threads, ", it must be at least 1, or 0 for all processors");
     if (options.out.empty()) fail(Exit::usage, "--out is missing: the folder to write the shards into");
     if (options.name.find('/') != std::string::npos)
@@ -243,6 +244,9 @@ void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inp
 void check_result(const SplitWriter& writer, const TokenizeOptions& options, const std::vector<Input>& inputs) {
     const std::string name = inputs[0].name() + (inputs.size() > 1 ? " and the other inputs hold" : ": holds");
     if (writer.documents() == 0) fail(Exit::data, name, " no text");
+    if (options.documents > 0 && writer.documents() != static_cast<uint64_t>(options.documents))
+        fail(Exit::data, name, " ", writer.documents(), " documents, but --documents announced ", options.documents,
+             writer.documents() < static_cast<uint64_t>(options.documents) ? "; did the program that writes them end early?" : "");
     if (options.val_tokens > 0 && writer.train_tokens() == 0)
         fail(Exit::data, name, " only ", writer.val_tokens(), " tokens: --val-tokens ", options.val_tokens, " leaves nothing to train on");
 }
@@ -277,6 +281,7 @@ TokenizeReport tokenize_files(const TokenizeOptions& options, const OnProgress& 
     report.manifest = {tokenizer->name(), tokenizer->vocabulary(), writer.documents(), report.train_tokens + report.val_tokens,
                        Output::shards_of(finished)};
     report.manifest_path = output.manifest();
+    tick();   // the last moment to stop
     report.removed = output.publish(report.manifest);
     return report;
 }

@@ -16,6 +16,7 @@ struct TokenizeOptions {
     double val_fraction = 0.1;             // the last part of the documents, or of the bytes of one single document; [0, 1)
     int64_t val_tokens = 0;                // above 0, instead of it: the first documents, until they have that many tokens
     int64_t shard_tokens = 100000000;      // most tokens of a shard
+    int64_t documents = 0;                 // that the inputs must hold, where somebody knows; 0: any number
     int threads = 0;                       // that encode; 0: one per processor
     DocumentRules rules;
 };
@@ -42,6 +43,6 @@ struct TokenizeReport {
 /// what earlier ones have made. What such a run has finished it leaves too, with OUT/NAME_progress.json: the same call goes on from
 /// there, and a call with other options or changed inputs starts over. `on_note` is told which of both.
 /// `on_progress` is called at least ten times a second and may throw to stop. Options that make no sense: Exit::usage; inputs that
-/// cannot be read or are damaged, broken lines, no text at all, a full disk: Exit::data.
+/// cannot be read or are damaged, broken lines, too few documents, a full disk: Exit::data.
 TokenizeReport tokenize_files(const TokenizeOptions& options, const std::function<void(const TokenizeProgress&)>& on_progress,
                               const std::function<void(const std::string&)>& on_note = [](const std::string&) {});
