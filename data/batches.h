@@ -13,7 +13,8 @@
 class BatchReader {
 public:
     /// The references must outlive the reader.
-    BatchReader(const std::vector<Input>& inputs, const DocumentRules& rules, const std::atomic<bool>& stop, size_t input, const Place& start)
+    BatchReader(const std::vector<Input>& inputs, const DocumentRules& rules, const std::atomic<bool>& stop, size_t input,
+                const Place& start)
         : inputs_(inputs), rules_(rules), stop_(stop), input_(input), start_(start) {}
 
     /// Fills an empty batch; false at the end of the last input. Exit::data where an input cannot be read.

@@ -189,7 +189,8 @@ std::unique_ptr<ByteStream> open_compressed(const std::string& path, Compression
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     struct stat status;
     if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());
-    if (status.st_size == 0) fail(Exit::data, path, ": is empty, and so no compressed file");   // libarchive would see no error in it
+    // libarchive would see no error in it.
+    if (status.st_size == 0) fail(Exit::data, path, ": is empty, and so no compressed file");
     if (compression == Compression::gzip)
         return std::make_unique<GzipStream>(path, std::move(file), static_cast<uint64_t>(status.st_size));
     return std::make_unique<ArchiveStream>(path, compression == Compression::xz ? ARCHIVE_FILTER_XZ : ARCHIVE_FILTER_ZSTD);

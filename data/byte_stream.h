@@ -29,12 +29,13 @@ public:
     virtual uint64_t consumed() const = 0;
 };
 
-/// A regular file as it is. What is appended after `size` was taken is not read; a file that got shorter is an error. The descriptor
-/// must outlive the stream, is shared with other streams and is not moved.
+/// A regular file as it is. What is appended after `size` was taken is not read; a file that got shorter is an error. The
+/// descriptor must outlive the stream, is shared with other streams and is not moved.
 std::unique_ptr<ByteStream> open_plain(const std::string& name, int file, uint64_t size);
 
 /// A compressed file. Several compressed parts one behind the other are one text, as for gzip, xz and zstd themselves.
 std::unique_ptr<ByteStream> open_compressed(const std::string& path, Compression compression);
 
-/// Standard input (any descriptor `file`), which can be silent for long: once `stop` is set, reading ends within a tenth of a second.
+/// Standard input (any descriptor `file`), which can be silent for long: once `stop` is set, reading ends within a tenth of a
+/// second.
 std::unique_ptr<ByteStream> open_pipe(const std::string& name, int file, const std::atomic<bool>& stop);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -23,11 +24,8 @@ bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 bool is_blank(std::string_view line) { return std::all_of(line.begin(), line.end(), is_space); }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// An apostrophe may begin the "'s" that newer patterns (o200k) keep with its word.
-bool is_safe_cut(std::string_view text, size_t cut) {
-    const char after = text[cut];
-    return is_letter(text[cut - 1]) && static_cast<unsigned char>(after) < 0x80 && !is_letter(after) && after != '\'';
-}
+// Between a letter and white space, not any character: "<think>" can be one token that a tokenizer finds in the text.
+bool is_safe_cut(std::string_view text, size_t cut) { return is_letter(text[cut - 1]) && is_space(text[cut]); }
 
 // How many bytes of `text` come before `cut` or before the character of UTF-8 that `cut` would split.
 size_t character_boundary(std::string_view text, size_t cut) {
@@ -103,7 +101,8 @@ std::string text_of_json_line(std::string_view json, const std::string& field, c
     }
 }
 
-Input::Input(std::string name, bool json_lines, Descriptor file) : name_(std::move(name)), json_lines_(json_lines), file_(std::move(file)) {
+Input::Input(std::string name, bool json_lines, Descriptor file)
+    : name_(std::move(name)), json_lines_(json_lines), file_(std::move(file)) {
     if (file_.is_open()) examine();
 }
 
@@ -142,7 +141,8 @@ void Input::copy_standard_input(const std::string& folder, const Tick& tick) {
         if (got < 0) fail(Exit::data, "standard input cannot be read: ", last_os_error());
         if (got == 0) break;
         if (!write_all(copy.get(), buffer.data(), static_cast<size_t>(got)))
-            fail(Exit::data, folder, ": cannot hold a copy of standard input: ", last_os_error(), "; with --val-tokens none is needed");
+            fail(Exit::data, folder, ": cannot hold a copy of standard input: ", last_os_error(),
+                 "; with --val-tokens none is needed");
     }
     file_ = std::move(copy);
     examine();
@@ -157,7 +157,7 @@ std::unique_ptr<ByteStream> Input::stream(const std::atomic<bool>& stop) const {
 
 bool ByteWindow::grow() {
     if (buffer_.size() - end_ < read_bytes) {
-        std::copy(buffer_.begin() + static_cast<ptrdiff_t>(begin_), buffer_.begin() + static_cast<ptrdiff_t>(end_), buffer_.begin());
+        std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
         end_ -= begin_;
         begin_ = 0;
         buffer_.resize(std::max(buffer_.size(), 2 * (end_ + read_bytes)));   // twice: so that the next move is far away
@@ -219,7 +219,8 @@ bool DocumentReader::next_line(Piece& piece) {
         if (hasher_) piece.place.digest = hexadecimal(hasher_->digest());
         pass(std::min(length + 1, window_.seen().size()));
         ++place_.line;
-        while (!piece.text.empty() && is_space(piece.text.back())) piece.text.remove_suffix(1);   // else an error would count two lines
+        // The end of a line would count as a line of its own in errors.
+        while (!piece.text.empty() && is_space(piece.text.back())) piece.text.remove_suffix(1);
         if (!piece.text.empty()) return true;
     }
 }

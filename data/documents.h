@@ -92,8 +92,8 @@ struct Piece {
 
 class DocumentReader {
 public:
-    /// Starts at `start`, a place that an earlier reader of the same input gave. `input`, `rules` and `stop` must outlive the reader.
-    /// Standard input that differs from what was before that place: Exit::data.
+    /// Starts at `start`, a place that an earlier reader of the same input gave. `input`, `rules` and `stop` must outlive the
+    /// reader. Standard input that differs from what was before that place: Exit::data.
     DocumentReader(const Input& input, const DocumentRules& rules, const std::atomic<bool>& stop, const Place& start = {});
 
     /// The next piece, unparsed; false at the end. Lines of a JSON Lines file that hold nothing but white space are passed over.
@@ -116,10 +116,10 @@ private:
 };
 
 /// How many bytes at the start of a document's text are encoded at once: all of a text of up to 4 MiB; otherwise up to the last
-/// place in the first 4 MiB where a letter of ASCII is followed by another character of ASCII (but by no apostrophe), or to the first
-/// such place after them. No token of the patterns of GPT-2, Llama 3 or Qwen spans such a place, none looks across it from
-/// either side, and NFC changes nothing there: the tokens are those of the whole text. Only a text without such a place in 64 MiB is
-/// cut anywhere else, between two characters.
+/// place in the first 4 MiB, or the first one behind them, where a letter of ASCII is followed by white space of ASCII. No token of
+/// the patterns of GPT-2, Llama 3 and Qwen spans such a place, none of their added tokens does, no token depends on what is behind
+/// it, and NFC changes nothing there: the tokens are those of the whole text. Only a text without such a place in 64 MiB is cut
+/// anywhere else, between two characters.
 size_t part_length(std::string_view text);
 
 /// The text of the document in a line of a JSON Lines file: what `field` holds. A line that is no JSON object with a string there:

@@ -30,7 +30,8 @@ struct Batch {
     std::exception_ptr error;         // what reading or encoding it threw
 };
 
-/// The threads and the batches between them. Batches of at most `room` bytes of text are on their way at any time, or one that is larger.
+/// The threads and the batches between them. Batches of at most `room` bytes of text are on their way at any time, or one that is
+/// larger.
 class Pipeline {
 public:
     using Read = std::function<bool(Batch&)>;       // fills a batch, false at the end; called by one thread

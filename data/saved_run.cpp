@@ -23,8 +23,9 @@ void from_json(const ordered_json& json, Place& place) {
 std::string saved_run_to_json(const SavedRun& run) {
     ordered_json made_by = ordered_json::object();
     for (const auto& [name, value] : run.made_by) made_by[name] = value;
-    const ordered_json file = {{"made_by", made_by}, {"train_documents", run.split.train_documents}, {"train_bytes", run.split.train_bytes},
-                               {"val", run.val}, {"train", run.train}, {"input", run.input}, {"place", run.place},
+    const ordered_json file = {{"made_by", made_by}, {"train_documents", run.split.train_documents},
+                               {"train_bytes", run.split.train_bytes}, {"val", run.val}, {"train", run.train},
+                               {"input", run.input}, {"place", run.place},
                                {"written", run.written}, {"documents_before", run.documents_before},
                                {"in_validation", run.in_validation}, {"complete", run.complete}};
     return file.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";   // names of files need not be UTF-8

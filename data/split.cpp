@@ -12,7 +12,7 @@ struct Survey {
 };
 
 // Counting documents needs no parsing, counting the bytes of their text does.
-Survey survey(const std::vector<Input>& inputs, const DocumentRules& rules, bool parse, const std::function<void(uint64_t)>& on_document) {
+Survey survey(const std::vector<Input>& inputs, const DocumentRules& rules, bool parse, const OnDocument& on_document) {
     const std::atomic<bool> never = false;   // on_document may throw instead
     Survey found;
     for (const Input& input : inputs) {
@@ -39,7 +39,7 @@ uint64_t train_part(uint64_t n, double val_fraction) {
 }  // namespace
 
 Split choose_split(const std::vector<Input>& inputs, const DocumentRules& rules, double val_fraction,
-                   const std::function<void(uint64_t)>& on_document) {
+                   const OnDocument& on_document) {
     Split split;
     const uint64_t documents = survey(inputs, rules, false, on_document).documents;
     split.train_documents = train_part(documents, val_fraction);

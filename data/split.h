@@ -13,7 +13,10 @@ struct Split {
     uint64_t train_bytes = ~uint64_t{0};     // of the one document where there is only one
 };
 
-/// Reads all inputs, without tokenizing, for a split that leaves the last `val_fraction` (0 to 1) of the documents for validation, or
-/// the last part of the bytes of a single document. `on_document` is called with the number of documents so far and may throw.
+/// Called with the number of documents so far; may throw.
+using OnDocument = std::function<void(uint64_t)>;
+
+/// Reads all inputs, without tokenizing, for a split that leaves the last `val_fraction` (0 to 1) of the documents for validation,
+/// or the last part of the bytes of a single document.
 Split choose_split(const std::vector<Input>& inputs, const DocumentRules& rules, double val_fraction,
-                   const std::function<void(uint64_t)>& on_document);
+                   const OnDocument& on_document);

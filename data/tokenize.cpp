@@ -26,7 +26,8 @@ void stop_on_signals() {
 class ProgressLine {
 public:
     void show(const TokenizeProgress& progress) {
-        if (stop_requested) fail(Exit::signal, "stopped by a signal; the same command goes on with the first shard that is not finished");
+        if (stop_requested)
+            fail(Exit::signal, "stopped by a signal; the same command goes on with the first shard that is not finished");
         if (!terminal_) return;
         const auto now = std::chrono::steady_clock::now();
         if (now - shown_ < std::chrono::milliseconds(100)) return;
@@ -35,7 +36,9 @@ public:
         else if (progress.text_bytes > 0) std::fprintf(stderr, "\r%s\033[K", line(progress).c_str());
     }
 
-    void note(const std::string& sentence) const { std::fprintf(stderr, "%stokenize: %s\n", terminal_ ? "\r\033[K" : "", sentence.c_str()); }
+    void note(const std::string& sentence) const {
+        std::fprintf(stderr, "%stokenize: %s\n", terminal_ ? "\r\033[K" : "", sentence.c_str());
+    }
 
     ~ProgressLine() {
         if (terminal_) std::fputs("\r\033[K", stderr);
@@ -53,8 +56,8 @@ private:
         const double megabytes = static_cast<double>(progress.text_bytes) / 1e6;
         const double done = static_cast<double>(progress.bytes_read - bytes_before_);
         const double left = static_cast<double>(progress.bytes_total - progress.bytes_read);
-        std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents), count(progress.tokens),
-                                 megabytes, megabytes / encoding_.seconds());
+        std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents),
+                                 count(progress.tokens), megabytes, megabytes / encoding_.seconds());
         if (progress.bytes_total == 0 || done <= 0) return shown;
         const double share = static_cast<double>(progress.bytes_read) / static_cast<double>(progress.bytes_total);
         return text("%3.0f%% | ", 100 * share) + shown + "| " + human_seconds(encoding_.seconds() * left / done) + " left ";
@@ -73,7 +76,7 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     app.add_option("--name", options.name, "start of the shards' names (default: the first input's)");
     CLI::Option* fraction =
         app.add_option("--val-fraction", options.val_fraction,
-                       "last part of the documents, or of the bytes of a single text, that is kept for validation; reads the inputs twice")
+                       "last part of the documents, or of the bytes of a single text, for validation; reads the inputs twice")
             ->capture_default_str();
     app.add_option("--val-tokens", options.val_tokens,
                    "instead: the first documents, until they have this many tokens; later inputs do not change them")
@@ -87,8 +90,9 @@ void declare(CLI::App& app, TokenizeOptions& options) {
         ->check(CLI::IsMember({"txt", "jsonl"}))
         ->default_str("txt");
     app.add_option("--documents", options.documents,
-                   "how many there must be, else nothing is written; for standard input, whose end says nothing of how it came about");
-    app.add_option("--threads", options.threads, "that encode; 0: one per processor. The shards do not depend on it")->capture_default_str();
+                   "how many there must be, else nothing is written: standard input also ends when what writes it has failed");
+    app.add_option("--threads", options.threads, "that encode; 0: one per processor. The shards do not depend on it")
+        ->capture_default_str();
     app.add_option("INPUT", options.inputs,
                    ".txt (one document), .jsonl (one a line), each also .gz, .xz or .zst; - for standard input (the default)");
 }
@@ -96,7 +100,8 @@ void declare(CLI::App& app, TokenizeOptions& options) {
 void print_report(const TokenizeReport& report) {
     const auto number = [](uint64_t n) { return static_cast<unsigned long long>(n); };
     for (const std::string& path : report.removed) std::fprintf(stderr, "tokenize: removed %s of an earlier run\n", path.c_str());
-    for (const ShardInfo& shard : report.manifest.shards) std::printf("%s  %llu tokens\n", shard.file.c_str(), number(shard.tokens));
+    for (const ShardInfo& shard : report.manifest.shards)
+        std::printf("%s  %llu tokens\n", shard.file.c_str(), number(shard.tokens));
     std::printf("%llu documents, %llu tokens for training, %llu for validation: %s\n", number(report.manifest.documents),
                 number(report.train_tokens), number(report.val_tokens), report.manifest_path.c_str());
 }
@@ -112,8 +117,8 @@ int main(int argc, char** argv) {
         stop_on_signals();
         const TokenizeReport report = [&] {
             ProgressLine line;
-            return tokenize_files(
-                options, [&](const TokenizeProgress& progress) { line.show(progress); }, [&](const std::string& note) { line.note(note); });
+            const auto show = [&](const TokenizeProgress& progress) { line.show(progress); };
+            return tokenize_files(options, show, [&](const std::string& note) { line.note(note); });
         }();
         print_report(report);
     });

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include "data/batches.h"
@@ -20,7 +21,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t room_per_thread = size_t{8} << 20;   // bytes of text on their way through the pipeline
+// Bytes of text on their way through the pipeline: a longest piece per thread, and some to read ahead.
+constexpr size_t room(int threads) { return (static_cast<size_t>(threads) + 4) << 22; }
+
 constexpr const char* temporary = ".tmp";             // as OutputFile calls its files
 
 using OnProgress = std::function<void(const TokenizeProgress&)>;
@@ -34,8 +37,8 @@ void check_options(const TokenizeOptions& options) {
         fail(Exit::usage, "--val-tokens is ", options.val_tokens, ", it must be 0 to ", most);
     if (options.shard_tokens < 1 || options.shard_tokens > most)
         fail(Exit::usage, "--shard-tokens is ", options.shard_tokens, ", it must be 1 to ", most);
-    if (options.documents < 0) fail(Exit::usage, "--documents is ", options.documents, ", it must be at least 1, or 0 for any number");
-    if (options.threads < 0) fail(Exit::usage, "--threads is ", options.threads, ", it must be at least 1, or 0 for all processors");
+    if (options.documents < 0) fail(Exit::usage, "--documents is ", options.documents, ", it must not be negative");
+    if (options.threads < 0) fail(Exit::usage, "--threads is ", options.threads, ", it must not be negative");
     if (options.out.empty()) fail(Exit::usage, "--out is missing: the folder to write the shards into");
     if (options.name.find('/') != std::string::npos)
         fail(Exit::usage, "--name '", options.name, "' must not contain a slash; --out names the folder");
@@ -50,12 +53,19 @@ std::string shard_name(const TokenizeOptions& options, const std::string& first_
     return compression_of(first_input) == Compression::none ? file.stem().string() : file.stem().stem().string();
 }
 
+std::string exactly(double value) {
+    std::ostringstream text;
+    text.precision(std::numeric_limits<double>::max_digits10);
+    text << value;
+    return text.str();
+}
+
 Fingerprint fingerprint(const TokenizeOptions& options, const Tokenizer& tokenizer, const std::vector<Input>& inputs) {
     Fingerprint made_by = {
         {"--tokenizer", tokenizer.name()},
         {"its vocabulary", std::to_string(tokenizer.vocabulary())},
         {"--shard-tokens", std::to_string(options.shard_tokens)},
-        {"--val-fraction", std::to_string(options.val_fraction)},
+        {"--val-fraction", exactly(options.val_fraction)},
         {"--val-tokens", std::to_string(options.val_tokens)},
         {"--text-field", options.rules.text_field},
         {"--split-on-blank-line", options.rules.split_on_blank_line ? "given" : "not given"},
@@ -203,7 +213,8 @@ std::vector<Input> open_inputs(const TokenizeOptions& options, const Tick& tick)
     return inputs;
 }
 
-SavedRun new_run(const TokenizeOptions& options, const Fingerprint& made_by, const std::vector<Input>& inputs, const OnProgress& on_progress) {
+SavedRun new_run(const TokenizeOptions& options, const Fingerprint& made_by, const std::vector<Input>& inputs,
+                 const OnProgress& on_progress) {
     SavedRun run;
     run.made_by = made_by;
     if (options.val_tokens > 0 || options.val_fraction == 0) return run;
@@ -217,15 +228,15 @@ SavedRun new_run(const TokenizeOptions& options, const Fingerprint& made_by, con
 }
 
 // Sends what `run` has not done yet through the pipeline into `writer`.
-void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inputs, const Tokenizer& tokenizer, const SavedRun& run,
-                   SplitWriter& writer, const OnProgress& on_progress) {
+void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inputs, const Tokenizer& tokenizer,
+                   const SavedRun& run, SplitWriter& writer, const OnProgress& on_progress) {
     const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     std::atomic<bool> stop = false;
     BatchReader reader(inputs, options.rules, stop, run.input, run.place);
     const auto encode = [&](Batch& batch) {
         encode_batch(batch, inputs[batch.input], options.rules, tokenizer, run.split.train_bytes);
     };
-    Pipeline pipeline(threads, room_per_thread * (static_cast<size_t>(threads) + 1), [&](Batch& batch) { return reader.next(batch); }, encode, stop);
+    Pipeline pipeline(threads, room(threads), [&](Batch& batch) { return reader.next(batch); }, encode, stop);
 
     TokenizeProgress progress;
     for (const Input& input : inputs) progress.bytes_total += input.size();
@@ -248,7 +259,8 @@ void check_result(const SplitWriter& writer, const TokenizeOptions& options, con
         fail(Exit::data, name, " ", writer.documents(), " documents, but --documents announced ", options.documents,
              writer.documents() < static_cast<uint64_t>(options.documents) ? "; did the program that writes them end early?" : "");
     if (options.val_tokens > 0 && writer.train_tokens() == 0)
-        fail(Exit::data, name, " only ", writer.val_tokens(), " tokens: --val-tokens ", options.val_tokens, " leaves nothing to train on");
+        fail(Exit::data, name, " only ", writer.val_tokens(), " tokens: --val-tokens ", options.val_tokens,
+             " leaves nothing to train on");
 }
 
 }  // namespace

@@ -38,8 +38,8 @@ struct TokenizeReport {
     std::vector<std::string> removed;     // shards of an earlier run under the same name that this one did not replace
 };
 
-/// Writes OUT/NAME_train_000001.bin, ..., OUT/NAME_val_000000.bin, ... and, last, OUT/NAME_manifest.json: the same bytes whatever the
-/// number of threads. Shards keep temporary names until the last one is complete, so that a run that fails or is stopped leaves
+/// Writes OUT/NAME_train_000001.bin, ..., OUT/NAME_val_000000.bin, ... and, last, OUT/NAME_manifest.json: the same bytes whatever
+/// the number of threads. Shards keep temporary names until the last one is complete, so that a run that fails or is stopped leaves
 /// what earlier ones have made. What such a run has finished it leaves too, with OUT/NAME_progress.json: the same call goes on from
 /// there, and a call with other options or changed inputs starts over. `on_note` is told which of both.
 /// `on_progress` is called at least ten times a second and may throw to stop. Options that make no sense: Exit::usage; inputs that

@@ -5,9 +5,9 @@
     python3 scripts/fineweb.py a.parquet b.parquet --out data/mine --tokenizer bytes --val-tokens 1000000
     python3 scripts/fineweb.py --shards 10 --out data/fineweb10B-gpt2
 
-The first brings a dataset by its name, the second reads files with a column of texts; both stream the texts into ./tokenize, which gets
-every option that is not listed below. Stopped at any time, the same command goes on: downloads where they were, ./tokenize with the
-first shard that is not finished. The third brings ready-made shards of GPT-2 tokens, which training reads as they are.
+The first brings a dataset by its name, the second reads files with a column of texts; both stream the texts into ./tokenize, which
+gets every option that is not listed below. Stopped at any time, the same command goes on: downloads where they were, ./tokenize
+with the first shard that is not finished. The third brings ready-made shards of GPT-2 tokens, which training reads as they are.
 
 Needs pyarrow for parquet and huggingface_hub for the hub. Exit codes: those of ./tokenize (3: data).
 """
@@ -52,8 +52,8 @@ def check_hash(path, sha256):
 
 
 def bring_from_hub(repository, wanted, folder=None):
-    """Paths of the files of a dataset whose names `wanted` accepts, in order. Downloads what is not there yet: huggingface_hub goes on
-    with files that were begun and shows its progress. Into its cache, or into `folder`."""
+    """Paths of the files of a dataset whose names `wanted` accepts, in order. Downloads what is not there yet: huggingface_hub goes
+    on with files that were begun and shows its progress. Into its cache, or into `folder`."""
     try:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError:
@@ -151,7 +151,8 @@ def has(options, *names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument('--dataset', choices=[*DATASETS, 'tinyshakespeare'], help='what to bring')
-    parser.add_argument('--shards', type=int, metavar='N', help=f'bring the first N training shards of {READY_MADE} and the validation shard')
+    parser.add_argument('--shards', type=int, metavar='N',
+                        help=f'bring the validation shard and the first N training shards of {READY_MADE}')
     parser.add_argument('--column', default='text', help='column of the texts in parquet files (default: text)')
     parser.add_argument('--out', required=True, help='folder for the shards')
     arguments, rest = parser.parse_known_args()

@@ -81,22 +81,23 @@ std::string compressed(const std::string& text, const std::string& suffix) {
 
 std::string some_text(size_t words) {
     std::string text;
-    for (size_t i = 0; i < words; ++i) text += "word" + std::to_string(i * 2654435761u % 100000) + (i % 9 ? " " : "\n");
+    for (size_t i = 0; i < words; ++i) text += std::to_string(i * 2654435761u % 100000) + (i % 9 ? " word " : " line\n");
     return text;
 }
 
 }  // namespace
 
-TEST_CASE("documents: a text of 4 MiB is one piece, a longer one is cut behind a letter of ASCII and before another character") {
+TEST_CASE("documents: a text of 4 MiB is one piece, a longer one is cut between a letter and white space") {
     CHECK(part_length("") == 0);
     CHECK(part_length(std::string(part, 'a')) == part);
-    CHECK(part_length(std::string(part - 2, '.') + "a.." + "bb ") == part - 1);
-    CHECK(part_length(std::string(part - 2, 'a') + ".aaa ") == part - 2);
-    CHECK(part_length(std::string(part, 'a') + ".") == part);
+    CHECK(part_length(std::string(part - 2, '.') + "a  " + "bb ") == part - 1);
+    CHECK(part_length(std::string(part - 2, 'a') + "\naaa ") == part - 2);
+    CHECK(part_length(std::string(part, 'a') + "\t") == part);
     CHECK(part_length("a " + std::string(part, 'a') + "'s ") == 1);               // not before the apostrophe
     CHECK(part_length("a " + std::string(part, '\n') + "b") == 1);                // nor between white space
-    CHECK(part_length("a " + std::string(part, 'a') + "\xCC\x81" "1") == 1);      // nor before an accent
-    CHECK(part_length(std::string(part + 5, 'a') + ".b.") == part + 5);           // none before: the first one behind
+    CHECK(part_length("a " + std::string(part - 8, '.') + "<think>...") == 1);    // nor in what can be a token
+    CHECK(part_length("a " + std::string(part, 'a') + "\xCC\x81 1") == 1);        // nor behind an accent
+    CHECK(part_length(std::string(part + 5, 'a') + " b ") == part + 5);           // none before: the first one behind
 }
 
 TEST_CASE("documents: a text without a place to cut is cut at 64 MiB, between two characters") {
@@ -122,14 +123,17 @@ TEST_CASE("documents: pieces of long texts put together are the text, and each i
         if (!split) CHECK((found == std::vector<std::string>{text}));
         else {
             REQUIRE(found.size() == 3);
-            CHECK((found[0] == some_text(500000) + "\n" || found[0] == some_text(500000)));
+            CHECK((found[0] == some_text(500000) + "\n"));
             CHECK((found[1] == std::string(part, 'x') + "\n" + some_text(700000) + " \n"));
             CHECK(found[2] == "\tthird\n");
         }
         for (size_t i = 0; i < all.size(); ++i) {
             const std::vector<Found> rest = pieces(input, rules, all[i].place);
             REQUIRE(rest.size() == all.size() - i);
-            for (size_t j = 0; j < rest.size(); ++j) REQUIRE((rest[j].text == all[i + j].text && rest[j].place.offset == all[i + j].place.offset));
+            for (size_t j = 0; j < rest.size(); ++j) {
+                REQUIRE((rest[j].text == all[i + j].text));
+                REQUIRE(rest[j].place.offset == all[i + j].place.offset);
+            }
         }
     }
 }
@@ -226,13 +230,14 @@ TEST_CASE("documents: a compressed file that is damaged, cut short anywhere or a
             if (error.code == Exit::done) CHECK((code == Exit::done && found[0] == text));
             else CHECK((error.code == Exit::data && says(error, {"a.txt" + suffix})));
         };
-        for (size_t size = 0; size < bytes.size(); size += 1 + size / 7) check(bytes.substr(0, size), std::to_string(size) + " bytes");
+        for (size_t size = 0; size < bytes.size(); size += 1 + size / 7)
+            check(bytes.substr(0, size), std::to_string(size) + " bytes");
         for (size_t less = 1; less < 30; ++less) check(bytes.substr(0, bytes.size() - less), "less " + std::to_string(less));
         check(text, "plain text");
         check(bytes + "more", "garbage at the end");
         check(bytes + bytes.substr(0, bytes.size() / 2), "half of a second part");
-        // Some bits of the headers say nothing about the text (the time in gzip's); none may change it. The zstd file has no checksum
-        // here, as libarchive writes none (the program zstd does).
+        // Some bits of the headers say nothing about the text (the time in gzip's); none may change it. The zstd file has no
+        // checksum here, as libarchive writes none (the program zstd does).
         if (suffix == ".zst") continue;
         for (size_t at = 0; at < bytes.size(); at += 1 + bytes.size() / 200) {
             std::string damaged = bytes;
