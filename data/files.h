@@ -60,6 +60,10 @@ void sync_folder(const std::string& folder);
 /// Creates `folder` and its parents. Exit::data when that cannot be done.
 void make_folder(const std::string& folder);
 
+/// Keeps other callers, of other processes, out of `folder` for as long as the result lives: Exit::data when one is there. Where
+/// the file system knows no locks it keeps nobody out.
+Descriptor lock_folder(const std::string& folder);
+
 /// The whole of a small file. Exit::data when it cannot be read.
 std::string read_small_file(const std::string& path);
 

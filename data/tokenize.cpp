@@ -47,25 +47,28 @@ public:
 private:
     static unsigned long long count(uint64_t n) { return n; }
 
-    // Share and time left are those of the files; of standard input nobody knows the length.
+    // Share and time left are those of the files; of standard input they are known where the number of documents is. Rates are
+    // those since the first call, as this run may go on where another one was stopped.
     std::string line(const TokenizeProgress& progress) {
-        if (bytes_before_ == none) {
-            bytes_before_ = progress.bytes_read;
-            encoding_ = Stopwatch();
+        if (first_.text_bytes == 0) {
+            first_ = progress;
+            since_first_ = Stopwatch();
+            return "";
         }
-        const double megabytes = static_cast<double>(progress.text_bytes) / 1e6;
-        const double done = static_cast<double>(progress.bytes_read - bytes_before_);
-        const double left = static_cast<double>(progress.bytes_total - progress.bytes_read);
-        std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents),
-                                 count(progress.tokens), megabytes, megabytes / encoding_.seconds());
-        if (progress.bytes_total == 0 || done <= 0) return shown;
-        const double share = static_cast<double>(progress.bytes_read) / static_cast<double>(progress.bytes_total);
-        return text("%3.0f%% | ", 100 * share) + shown + "| " + human_seconds(encoding_.seconds() * left / done) + " left ";
+        const double seconds = since_first_.seconds(), megabytes = static_cast<double>(progress.text_bytes) / 1e6;
+        std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents), count(progress.tokens),
+                                 megabytes, (megabytes - static_cast<double>(first_.text_bytes) / 1e6) / seconds);
+        const bool by_bytes = progress.bytes_total > 0;
+        const auto total = static_cast<double>(by_bytes ? progress.bytes_total : progress.documents_total);
+        const auto at = static_cast<double>(by_bytes ? progress.bytes_read : progress.documents);
+        const auto first = static_cast<double>(by_bytes ? first_.bytes_read : first_.documents);
+        if (at > first && at <= total)
+            shown = text("%3.0f%% | ", 100 * at / total) + shown + "| " + human_seconds(seconds * (total - at) / (at - first)) + " left ";
+        return shown;
     }
 
-    static constexpr uint64_t none = ~uint64_t{0};
-    uint64_t bytes_before_ = none;     // where this run began, which may go on where another one was stopped
-    Stopwatch encoding_;
+    TokenizeProgress first_;
+    Stopwatch since_first_;
     const bool terminal_ = isatty(STDERR_FILENO);
     std::chrono::steady_clock::time_point shown_;
 };

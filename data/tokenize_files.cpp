@@ -96,7 +96,10 @@ void write_file(const std::string& path, const std::string& text) {
 // The output folder and the files in it that belong to one name.
 class Output {
 public:
-    Output(const std::string& folder, const std::string& name) : folder_(folder), name_(name) { make_folder(folder); }
+    Output(const std::string& folder, const std::string& name) : folder_(folder), name_(name) {
+        make_folder(folder);
+        lock_ = lock_folder(folder);
+    }
 
     std::string stem() const { return folder_ + "/" + name_; }
     std::string manifest() const { return stem() + "_manifest.json"; }
@@ -200,6 +203,7 @@ private:
     }
 
     std::string folder_, name_;
+    Descriptor lock_;     // two runs would write into each other's files
 };
 
 std::vector<Input> open_inputs(const TokenizeOptions& options, const Tick& tick) {
@@ -239,6 +243,7 @@ void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inp
     Pipeline pipeline(threads, room(threads), [&](Batch& batch) { return reader.next(batch); }, encode, stop);
 
     TokenizeProgress progress;
+    progress.documents_total = static_cast<uint64_t>(options.documents);
     for (const Input& input : inputs) progress.bytes_total += input.size();
     std::vector<uint64_t> before(1, 0);   // bytes of all inputs before one
     for (const Input& input : inputs) before.push_back(before.back() + input.size());

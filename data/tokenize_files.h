@@ -27,6 +27,7 @@ struct TokenizeProgress {
     uint64_t bytes_total = 0;
     uint64_t text_bytes = 0;      // tokenized in this run
     uint64_t documents = 0;
+    uint64_t documents_total = 0; // where it is known
     uint64_t tokens = 0;
 };
 
@@ -43,6 +44,6 @@ struct TokenizeReport {
 /// what earlier ones have made. What such a run has finished it leaves too, with OUT/NAME_progress.json: the same call goes on from
 /// there, and a call with other options or changed inputs starts over. `on_note` is told which of both.
 /// `on_progress` is called at least ten times a second and may throw to stop. Options that make no sense: Exit::usage; inputs that
-/// cannot be read or are damaged, broken lines, too few documents, a full disk: Exit::data.
+/// cannot be read or are damaged, broken lines, too few documents, a full disk, another run in the same folder: Exit::data.
 TokenizeReport tokenize_files(const TokenizeOptions& options, const std::function<void(const TokenizeProgress&)>& on_progress,
                               const std::function<void(const std::string&)>& on_note = [](const std::string&) {});

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/fineweb.py on small parquet files and, since no test may need the network, on a stand-in for the Hugging Face hub. Prints `ok
-# NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 has no pyarrow (PYTHON=FILE: another). Needs ./tokenize; takes a
-# few seconds.
+# scripts/fineweb.py on small parquet files and, since no test may need the network, on a stand-in for the Hugging Face hub. Prints
+# `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 has no pyarrow (PYTHON=FILE: another). Needs ./tokenize;
+# takes a few seconds.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 work=$(mktemp -d)

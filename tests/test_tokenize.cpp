@@ -110,6 +110,7 @@ TEST_CASE("tokenize: --val-tokens takes the first documents, whole, and more inp
     tokenize_files(options, no_progress);
     CHECK(tokens(folder, "val") == documents({"one", "two"}));
     CHECK(tokens(folder, "train") == documents({"three", "four"}));
+    CHECK_FALSE(std::filesystem::exists(file_in(folder, "out/x_val_000001.bin")));
     const std::string pinned = file_hash(file_in(folder, "out/x_val_000000.bin"));
     write_text(file_in(folder, "a.jsonl"), lines + lines);
     tokenize_files(options, no_progress);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ./tokenize as a user runs it: killed with SIGKILL at random moments and started again, stopped by signals, on a full disk, with inputs
-# that are compressed, damaged or not what they should be. Prints `ok NAME` or `FAIL NAME: why` per check and `skip NAME: why` for what
-# this machine cannot show. Needs ./tokenize; takes about a minute.
+# ./tokenize as a user runs it: killed with SIGKILL at random moments and started again, stopped by signals, on a full disk, with
+# inputs that are compressed, damaged or not what they should be. Prints `ok NAME` or `FAIL NAME: why` per check and
+# `skip NAME: why` for what this machine cannot show. Needs ./tokenize and data/bundled; takes about half a minute.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 work=$(mktemp -d)
@@ -69,6 +69,7 @@ set -m   # else a job in the background ignores Ctrl-C
 job=$!
 set +m
 for _ in $(seq 100); do [ -e "$work/stopped/x_train_000050.bin.tmp" ] && break; sleep 0.1; done
+expect "a second run in the same folder" 3 "another run is writing there" ./tokenize --name z --out "$work/stopped" data/bundled/sotu.jsonl
 kill -INT $job
 wait $job
 status=$?
