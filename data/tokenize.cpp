@@ -56,15 +56,16 @@ private:
             return "";
         }
         const double seconds = since_first_.seconds(), megabytes = static_cast<double>(progress.text_bytes) / 1e6;
-        std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents), count(progress.tokens),
-                                 megabytes, (megabytes - static_cast<double>(first_.text_bytes) / 1e6) / seconds);
+        const double rate = (megabytes - static_cast<double>(first_.text_bytes) / 1e6) / seconds;
+        const std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents),
+                                       count(progress.tokens), megabytes, rate);
         const bool by_bytes = progress.bytes_total > 0;
         const auto total = static_cast<double>(by_bytes ? progress.bytes_total : progress.documents_total);
         const auto at = static_cast<double>(by_bytes ? progress.bytes_read : progress.documents);
         const auto first = static_cast<double>(by_bytes ? first_.bytes_read : first_.documents);
-        if (at > first && at <= total)
-            shown = text("%3.0f%% | ", 100 * at / total) + shown + "| " + human_seconds(seconds * (total - at) / (at - first)) + " left ";
-        return shown;
+        if (at <= first || at > total) return shown;
+        const std::string left = human_seconds(seconds * (total - at) / (at - first));
+        return text("%3.0f%% | ", 100 * at / total) + shown + "| " + left + " left ";
     }
 
     TokenizeProgress first_;

@@ -31,6 +31,7 @@ void write_inputs(const TemporaryFolder& folder) {
     write_text(file_in(folder, "a.jsonl"), lines);
     write_text(file_in(folder, "b.txt"), text);
     write_text(file_in(folder, "c.jsonl"), lines);
+    write_text(file_in(folder, "d.txt"), "a short text");
 }
 
 std::string contents(const std::string& folder) {
@@ -57,7 +58,7 @@ SavedRun progress_in(const TokenizeOptions& options) {
 
 }  // namespace
 
-TEST_CASE("tokenize: stopped at many points it ends at the same bytes, by documents, by tokens, by bytes") {
+TEST_CASE("tokenize: stopped at many points it ends at the same bytes, however the split is made") {
     const TemporaryFolder folder;
     write_inputs(folder);
     struct Way {
@@ -68,7 +69,8 @@ TEST_CASE("tokenize: stopped at many points it ends at the same bytes, by docume
         std::vector<std::string> inputs;
     };
     const std::vector<Way> ways = {{"documents", 0.1, 0, false, {}},       {"no validation", 0, 0, true, {}},
-                                   {"val_tokens", 0.1, 400000, false, {}}, {"bytes", 0.3, 0, false, {file_in(folder, "b.txt")}}};
+                                   {"val_tokens", 0.1, 400000, false, {}}, {"bytes", 0.3, 0, false, {file_in(folder, "b.txt")}},
+                                   {"text", 0.1, 0, false, {file_in(folder, "d.txt"), file_in(folder, "b.txt")}}};
     std::mt19937 random(1);
     for (const Way& way : ways) {
         INFO(way.name);
@@ -84,7 +86,7 @@ TEST_CASE("tokenize: stopped at many points it ends at the same bytes, by docume
         const std::string expected = contents(file_in(folder, "whole"));
         for (int threads = 1; threads <= 2; ++threads) {
             int stops = 0;
-            while (!run_until(with("parts", threads), random() % 3000000)) ++stops;
+            while (!run_until(with("parts", threads), random() % 3000000)) REQUIRE(++stops < 100);
             CHECK(stops > 0);
             CHECK(contents(file_in(folder, "parts")) == expected);
             std::filesystem::remove_all(file_in(folder, "parts"));
@@ -93,31 +95,37 @@ TEST_CASE("tokenize: stopped at many points it ends at the same bytes, by docume
     }
 }
 
-TEST_CASE("tokenize: a document of several shards is gone on with inside") {
+TEST_CASE("tokenize: a document of several shards is gone on with inside, in training and in validation") {
     const TemporaryFolder folder;
-    write_text(file_in(folder, "a.jsonl"), "{\"text\":\"a" + std::string(3000000, 'b') + "\"}\n{\"text\":\"end\"}");
-    TokenizeOptions options = options_for(folder, "whole");
-    options.inputs.resize(1);
-    tokenize_files(options, no_progress);
-    const std::string expected = contents(options.out);
-    // A folder in the way of the seventh shard: the first six are finished.
-    options.out = file_in(folder, "parts");
-    const auto block = [&](const TokenizeProgress& progress) {
-        if (progress.bytes_total > 0) std::filesystem::create_directories(options.out + "/x_train_000007.bin.tmp/in the way");
-    };
-    const Error error = error_of([&] { tokenize_files(options, block); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"x_train_000007.bin"}));
-    const SavedRun saved = progress_in(options);
-    CHECK(saved.train.size() == 6);
-    CHECK(saved.written == 1800000);
-    CHECK(saved.documents_before == 0);
-    CHECK_FALSE(saved.complete);
-    std::filesystem::remove_all(options.out + "/x_train_000007.bin.tmp");
-    std::string note;
-    tokenize_files(options, no_progress, [&](const std::string& sentence) { note = sentence; });
-    CHECK(note.find("going on where a stopped run ended: 6 shards with 1800000 tokens") != std::string::npos);
-    CHECK(contents(options.out) == expected);
+    const std::string shorter = "{\"text\":\"end\"}\n", longer = "{\"text\":\"" + std::string(3000000, 'b') + "\"}\n";
+    for (const bool validation : {false, true}) {
+        write_text(file_in(folder, "a.jsonl"), validation ? shorter + longer : longer + shorter);
+        TokenizeOptions options = options_for(folder, "whole");
+        options.inputs.resize(1);
+        tokenize_files(options, no_progress);
+        const std::string expected = contents(options.out);
+        // A folder in the way of a later shard: the ones before it are finished.
+        options.out = file_in(folder, "parts");
+        const std::string blocked = validation ? "x_val_000006.bin" : "x_train_000007.bin";
+        const auto block = [&](const TokenizeProgress& progress) {
+            if (progress.bytes_total > 0) std::filesystem::create_directories(options.out + "/" + blocked + ".tmp/in the way");
+        };
+        const Error error = error_of([&] { tokenize_files(options, block); });
+        CHECK(error.code == Exit::data);
+        CHECK(says(error, {blocked}));
+        const SavedRun saved = progress_in(options);
+        CHECK((validation ? saved.val : saved.train).size() == 6);
+        CHECK(saved.written == 1800000);
+        CHECK(saved.documents_before == (validation ? 1 : 0));
+        CHECK_FALSE(saved.complete);
+        std::filesystem::remove_all(options.out + "/" + blocked + ".tmp");
+        std::string note;
+        tokenize_files(options, no_progress, [&](const std::string& sentence) { note = sentence; });
+        CHECK(note.find("going on where a stopped run ended: ") != std::string::npos);
+        CHECK(contents(options.out) == expected);
+        std::filesystem::remove_all(options.out);
+        std::filesystem::remove_all(file_in(folder, "whole"));
+    }
 }
 
 TEST_CASE("tokenize: a run that is stopped leaves the earlier output as it was, and no shard of its own under its name") {
