@@ -80,7 +80,7 @@ probe_openblas() {
     require OpenBLAS libopenblas-openmp-dev no
 }
 
-probe_small_libraries() {
+probe_headers() {
     local found
     found=no; works <<< '#include <CLI/CLI.hpp>
         int main() { CLI::App app; return 0; }' && found=yes
@@ -92,16 +92,6 @@ probe_small_libraries() {
         #include <xxhash.h>
         int main() { return XXH3_64bits("", 0) != 0 ? 0 : 1; }' && found=yes
     require xxhash libxxhash-dev "$found"
-    found=no; works -lz <<< '#include <zlib.h>
-        int main() { return zlibVersion()[0] == 49 ? 0 : 1; }' && found=yes
-    require zlib zlib1g-dev "$found"
-    found=no; works -larchive <<< '#include <archive.h>
-        int main() {   // some are built without xz or zstd and would start a program for them
-            archive* a = archive_read_new();
-            return archive_read_append_filter(a, ARCHIVE_FILTER_XZ) == ARCHIVE_OK && archive_read_append_filter(a, ARCHIVE_FILTER_ZSTD) == ARCHIVE_OK
-                ? 0 : 1;
-        }' && found=yes
-    require libarchive libarchive-dev "$found"
 }
 
 # Only the tests need Catch2: version 3 brings a library with main(), version 2 is one header.
@@ -117,6 +107,21 @@ probe_catch2() {
     else
         report Catch2 "not found: the tests cannot be built (catch2)"
     fi
+}
+
+# Of ./tokenize. Some libarchives are built without xz or zstd and would start a program for them.
+probe_compression() {
+    local found
+    found=no; works -lz <<< '#include <zlib.h>
+        int main() { return zlibVersion()[0] == ZLIB_VERSION[0] ? 0 : 1; }' && found=yes
+    require zlib zlib1g-dev "$found"
+    found=no; works -larchive <<< '#include <archive.h>
+        int main() {
+            archive* a = archive_read_new();
+            const bool xz = archive_read_append_filter(a, ARCHIVE_FILTER_XZ) == ARCHIVE_OK;
+            return xz && archive_read_append_filter(a, ARCHIVE_FILTER_ZSTD) == ARCHIVE_OK ? 0 : 1;
+        }' && found=yes
+    require libarchive libarchive-dev "$found"
 }
 
 # Optional: without it ./train_VARIANT is one process.
@@ -254,8 +259,9 @@ echo "what this machine has:" >&2
 probe_compiler
 [ ${#missing[@]} -eq 0 ] && probe_arch
 probe_openblas
-probe_small_libraries
+probe_headers
 probe_catch2
+probe_compression
 probe_mpi
 probe_cuda
 probe_nccl
