@@ -24,8 +24,9 @@ bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 bool is_blank(std::string_view line) { return std::all_of(line.begin(), line.end(), is_space); }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// Between a letter and white space, not any character: "<think>" can be one token that a tokenizer finds in the text.
-bool is_safe_cut(std::string_view text, size_t cut) { return is_letter(text[cut - 1]) && is_space(text[cut]); }
+// In front of a space, not of any character: "<think>" can be one token that a tokenizer finds in the text, and some put a space in
+// front of a text that has none.
+bool is_safe_cut(std::string_view text, size_t cut) { return is_letter(text[cut - 1]) && text[cut] == ' '; }
 
 // How many bytes of `text` come before `cut` or before the character of UTF-8 that `cut` would split.
 size_t character_boundary(std::string_view text, size_t cut) {

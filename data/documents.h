@@ -116,10 +116,10 @@ private:
 };
 
 /// How many bytes at the start of a document's text are encoded at once: all of a text of up to 4 MiB; otherwise up to the last
-/// place in the first 4 MiB, or the first one behind them, where a letter of ASCII is followed by white space of ASCII. No token of
-/// the patterns of GPT-2, Llama 3 and Qwen spans such a place, none of their added tokens does, no token depends on what is behind
-/// it, and NFC changes nothing there: the tokens are those of the whole text. Only a text without such a place in 64 MiB is cut
-/// anywhere else, between two characters.
+/// place in the first 4 MiB, or the first one behind them, where a letter of ASCII is followed by a space. No token of the patterns
+/// of GPT-2, Llama 3 and Qwen spans such a place, none of their added tokens does, no token depends on what is behind it, and NFC
+/// changes nothing there: the tokens are those of the whole text. Only a text without such a place in 64 MiB is cut anywhere else,
+/// between two characters.
 size_t part_length(std::string_view text);
 
 /// The text of the document in a line of a JSON Lines file: what `field` holds. A line that is no JSON object with a string there:

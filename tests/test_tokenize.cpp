@@ -75,6 +75,21 @@ TEST_CASE("tokenize: the division does not cut a character in half") {
     CHECK(tokens(folder, "val") == documents({"漢字"}));
 }
 
+TEST_CASE("tokenize: a single long text is divided anywhere, also where a piece of it ends") {
+    const TemporaryFolder folder;
+    const size_t piece = size_t{4} << 20;
+    const std::string text = std::string(piece, 'a') + " " + std::string(piece - 1, 'b');   // cut in front of the space
+    write_text(file_in(folder, "a.txt"), text);
+    for (const double val_fraction : {0.75, 0.5, 0.25}) {
+        TokenizeOptions options = options_for(folder, {"a.txt"});
+        options.val_fraction = val_fraction;
+        tokenize_files(options, no_progress);
+        const auto train = static_cast<size_t>(2 * (1 - val_fraction) * static_cast<double>(piece));
+        CHECK((tokens(folder, "train") == documents({text.substr(0, train)})));
+        CHECK((tokens(folder, "val") == documents({text.substr(train)})));
+    }
+}
+
 TEST_CASE("tokenize: the last documents of JSON Lines and several files are the validation set") {
     const TemporaryFolder folder;
     write_text(file_in(folder, "a.jsonl"), "{\"text\":\"one\",\"n\":1}\n\n{\"n\":[{}],\"text\":\"tw\\u00e9\\n\"}\r\n{\"text\":\"\"}\n");
