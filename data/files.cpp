@@ -1,6 +1,7 @@
 #include "data/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -112,6 +113,11 @@ void OutputFile::publish() {
     temporary_.clear();
 }
 
+void OutputFile::leave() {
+    finish();
+    temporary_.clear();
+}
+
 void OutputFile::discard() {
     if (temporary_.empty()) return;
     file_.close();
@@ -129,6 +135,13 @@ void make_folder(const std::string& folder) {
     std::filesystem::create_directories(folder, error);
     if (error) fail(Exit::data, folder, ": cannot be created as a folder: ", error.message());
     if (!std::filesystem::is_directory(folder, error)) fail(Exit::data, folder, ": is not a folder");
+}
+
+Descriptor lock_folder(const std::string& folder) {
+    Descriptor file = open_to_read(folder);
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        fail(Exit::data, folder, ": another run is writing there; wait for it or choose another folder");
+    return file;
 }
 
 std::string read_small_file(const std::string& path) {

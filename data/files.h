@@ -35,6 +35,7 @@ public:
     void overwrite(uint64_t offset, const void* data, size_t bytes);     // replaces bytes that were written before
     void finish();     // flushes, syncs, closes; the file is still under its temporary name
     void publish();    // finish() where that was not done, then renames
+    void leave();      // finish() where that was not done; the file stays under its temporary name when the object dies
 
     const std::string& path() const { return path_; }
     const std::string& temporary() const { return temporary_; }
@@ -58,6 +59,10 @@ void sync_folder(const std::string& folder);
 
 /// Creates `folder` and its parents. Exit::data when that cannot be done.
 void make_folder(const std::string& folder);
+
+/// Keeps other callers, of other processes, out of `folder` for as long as the result lives: Exit::data when one is there. Where
+/// the file system knows no locks it keeps nobody out.
+Descriptor lock_folder(const std::string& folder);
 
 /// The whole of a small file. Exit::data when it cannot be read.
 std::string read_small_file(const std::string& path);

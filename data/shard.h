@@ -67,6 +67,9 @@ public:
     /// finish() where that was not done, then the final name.
     void publish();
 
+    /// After finish(): the file outlives the object, under its temporary name.
+    void leave() { file_.leave(); }
+
     uint64_t tokens() const { return tokens_; }
 
 private:

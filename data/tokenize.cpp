@@ -9,6 +9,7 @@
 #include "data/tokenize_files.h"
 #include "model/error.h"
 #include "model/options.h"
+#include "model/report.h"
 
 namespace {
 
@@ -25,17 +26,18 @@ void stop_on_signals() {
 class ProgressLine {
 public:
     void show(const TokenizeProgress& progress) {
-        if (stop_requested) fail(Exit::signal, "stopped by a signal; nothing was written");
+        if (stop_requested)
+            fail(Exit::signal, "stopped by a signal; the same command goes on with the first shard that is not finished");
         if (!terminal_) return;
         const auto now = std::chrono::steady_clock::now();
         if (now - shown_ < std::chrono::milliseconds(100)) return;
         shown_ = now;
-        const double seconds = std::chrono::duration<double>(now - started_).count();
-        const double megabytes = static_cast<double>(progress.bytes_read) / 1e6;
-        if (progress.bytes_total == 0) std::fprintf(stderr, "\rcounting documents: %llu", count(progress.documents));
-        else std::fprintf(stderr, "\r%3.0f%% | %llu documents | %llu tokens | %.0f MB | %.0f MB/s ",
-                          100e6 * megabytes / static_cast<double>(progress.bytes_total), count(progress.documents), count(progress.tokens),
-                          megabytes, megabytes / seconds);
+        if (progress.counting) std::fprintf(stderr, "\rcounting documents: %llu", count(progress.documents));
+        else if (progress.text_bytes > 0) std::fprintf(stderr, "\r%s\033[K", line(progress).c_str());
+    }
+
+    void note(const std::string& sentence) const {
+        std::fprintf(stderr, "%stokenize: %s\n", terminal_ ? "\r\033[K" : "", sentence.c_str());
     }
 
     ~ProgressLine() {
@@ -45,8 +47,30 @@ public:
 private:
     static unsigned long long count(uint64_t n) { return n; }
 
+    // Share and time left are those of the files; of standard input they are known where the number of documents is. Rates are
+    // those since the first call, as this run may go on where another one was stopped.
+    std::string line(const TokenizeProgress& progress) {
+        if (first_.text_bytes == 0) {
+            first_ = progress;
+            since_first_ = Stopwatch();
+            return "";
+        }
+        const double seconds = since_first_.seconds(), megabytes = static_cast<double>(progress.text_bytes) / 1e6;
+        const double rate = (megabytes - static_cast<double>(first_.text_bytes) / 1e6) / seconds;
+        const std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents),
+                                       count(progress.tokens), megabytes, rate);
+        const bool by_bytes = progress.bytes_total > 0;
+        const auto total = static_cast<double>(by_bytes ? progress.bytes_total : progress.documents_total);
+        const auto at = static_cast<double>(by_bytes ? progress.bytes_read : progress.documents);
+        const auto first = static_cast<double>(by_bytes ? first_.bytes_read : first_.documents);
+        if (at <= first || at > total) return shown;
+        const std::string left = human_seconds(seconds * (total - at) / (at - first));
+        return text("%3.0f%% | ", 100 * at / total) + shown + "| " + left + " left ";
+    }
+
+    TokenizeProgress first_;
+    Stopwatch since_first_;
     const bool terminal_ = isatty(STDERR_FILENO);
-    const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     std::chrono::steady_clock::time_point shown_;
 };
 
@@ -54,19 +78,34 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     app.add_option("--tokenizer", options.tokenizer, "bytes: one id per byte")->capture_default_str();
     app.add_option("--out", options.out, "folder to write the shards into")->required();
     app.add_option("--name", options.name, "start of the shards' names (default: the first input's)");
-    app.add_option("--val-fraction", options.val_fraction,
-                   "last part of the documents, or of the bytes of a single text, that is kept for validation")
-        ->capture_default_str();
+    CLI::Option* fraction =
+        app.add_option("--val-fraction", options.val_fraction,
+                       "last part of the documents, or of the bytes of a single text, for validation; reads the inputs twice")
+            ->capture_default_str();
+    app.add_option("--val-tokens", options.val_tokens,
+                   "instead: the first documents, until they have this many tokens; later inputs do not change them")
+        ->excludes(fraction);
     app.add_option("--shard-tokens", options.shard_tokens, "most tokens in one shard")->capture_default_str();
     app.add_option("--text-field", options.rules.text_field, "key of the text in a JSON Lines file")->capture_default_str();
     app.add_flag("--split-on-blank-line", options.rules.split_on_blank_line, "a blank line in a text starts a new document");
-    app.add_option("INPUT", options.inputs, ".txt (one document), .jsonl (one a line), - for text from standard input (the default)");
+    app.add_option_function<std::string>(
+           "--format", [&](const std::string& format) { options.rules.json_standard_input = format == "jsonl"; },
+           "what standard input holds: txt or jsonl")
+        ->check(CLI::IsMember({"txt", "jsonl"}))
+        ->default_str("txt");
+    app.add_option("--documents", options.documents,
+                   "how many there must be, else nothing is written: standard input also ends when what writes it has failed");
+    app.add_option("--threads", options.threads, "that encode; 0: one per processor. The shards do not depend on it")
+        ->capture_default_str();
+    app.add_option("INPUT", options.inputs,
+                   ".txt (one document), .jsonl (one a line), each also .gz, .xz or .zst; - for standard input (the default)");
 }
 
 void print_report(const TokenizeReport& report) {
     const auto number = [](uint64_t n) { return static_cast<unsigned long long>(n); };
     for (const std::string& path : report.removed) std::fprintf(stderr, "tokenize: removed %s of an earlier run\n", path.c_str());
-    for (const ShardInfo& shard : report.manifest.shards) std::printf("%s  %llu tokens\n", shard.file.c_str(), number(shard.tokens));
+    for (const ShardInfo& shard : report.manifest.shards)
+        std::printf("%s  %llu tokens\n", shard.file.c_str(), number(shard.tokens));
     std::printf("%llu documents, %llu tokens for training, %llu for validation: %s\n", number(report.manifest.documents),
                 number(report.train_tokens), number(report.val_tokens), report.manifest_path.c_str());
 }
@@ -82,7 +121,8 @@ int main(int argc, char** argv) {
         stop_on_signals();
         const TokenizeReport report = [&] {
             ProgressLine line;
-            return tokenize_files(options, [&](const TokenizeProgress& progress) { line.show(progress); });
+            const auto show = [&](const TokenizeProgress& progress) { line.show(progress); };
+            return tokenize_files(options, show, [&](const std::string& note) { line.note(note); });
         }();
         print_report(report);
     });

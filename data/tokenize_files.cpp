@@ -1,14 +1,19 @@
 #include "data/tokenize_files.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <deque>
+#include <atomic>
 #include <filesystem>
 #include <limits>
 #include <memory>
-#include <span>
+#include <optional>
+#include <sstream>
+#include <thread>
 
+#include "data/batches.h"
+#include "data/pipeline.h"
+#include "data/saved_run.h"
+#include "data/split.h"
+#include "data/split_writer.h"
 #include "data/tokenizer.h"
 #include "model/error.h"
 
@@ -16,160 +21,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Bytes of text on their way through the pipeline: a longest piece per thread, and some to read ahead.
+constexpr size_t room(int threads) { return (static_cast<size_t>(threads) + 4) << 22; }
+
+constexpr const char* temporary = ".tmp";             // as OutputFile calls its files
+
 using OnProgress = std::function<void(const TokenizeProgress&)>;
-
-// The shards of one split, numbered; a new one starts when the last one is full. None exists before the first token.
-class ShardSeries {
-public:
-    ShardSeries(const std::string& stem, int first_number, const TokenizeOptions& options, int vocabulary)
-        : stem_(stem), next_number_(first_number), shard_tokens_(static_cast<uint64_t>(options.shard_tokens)), vocabulary_(vocabulary) {}
-
-    void write(std::span<const uint32_t> ids) {
-        tokens_ += ids.size();
-        while (!ids.empty()) {
-            if (writers_.empty() || writers_.back().tokens() == shard_tokens_) start_shard();
-            const size_t part = std::min<uint64_t>(ids.size(), shard_tokens_ - writers_.back().tokens());
-            writers_.back().write(ids.first(part));
-            ids = ids.subspan(part);
-        }
-    }
-
-    // Completes the last shard; all of them still have their temporary names.
-    std::vector<ShardInfo> finish() {
-        if (!writers_.empty()) finished_.push_back(writers_.back().finish());
-        return finished_;
-    }
-
-    void publish() {
-        for (ShardWriter& writer : writers_) writer.publish();
-    }
-
-    uint64_t tokens() const { return tokens_; }
-
-private:
-    void start_shard() {
-        finish();
-        char number[16];
-        std::snprintf(number, sizeof number, "_%06d.bin", next_number_++);
-        writers_.emplace_back(stem_ + number, vocabulary_);
-    }
-
-    std::string stem_;
-    int next_number_;
-    uint64_t shard_tokens_;
-    int vocabulary_;
-    uint64_t tokens_ = 0;
-    std::deque<ShardWriter> writers_;     // finished ones too: they keep the temporary files until publish()
-    std::vector<ShardInfo> finished_;
-};
-
-// Where training ends and validation begins.
-struct Split {
-    uint64_t train_documents;
-    uint64_t train_bytes;     // of the one document where there is only one, else no limit
-};
-
-struct Survey {
-    uint64_t documents = 0;
-    uint64_t bytes = 0;       // of their text
-};
-
-// Reads all inputs once without tokenizing. Unparsed is enough to count documents, but not the bytes of their text.
-Survey survey(const std::vector<Input>& inputs, const DocumentRules& rules, bool parse, const OnProgress& on_progress) {
-    Survey found;
-    for (const Input& input : inputs) {
-        DocumentReader reader(input, rules);
-        Piece piece;
-        while (parse ? reader.next(piece) : reader.next_unparsed(piece)) {
-            found.documents += piece.begins;
-            found.bytes += piece.text.size();
-            on_progress({0, 0, found.documents, 0});
-        }
-    }
-    return found;
-}
-
-// floor(n * (1 - val_fraction)), but at least 1; the small term undoes rounding as in 98.99999 for 99.
-uint64_t train_part(uint64_t n, double val_fraction) {
-    const double part = std::floor(static_cast<double>(n) * (1.0 - val_fraction) + 1e-6);
-    return std::clamp<uint64_t>(static_cast<uint64_t>(part), 1, std::max<uint64_t>(n, 1));
-}
-
-Split choose_split(const std::vector<Input>& inputs, const TokenizeOptions& options, const OnProgress& on_progress) {
-    constexpr uint64_t all = std::numeric_limits<uint64_t>::max();
-    if (options.val_fraction == 0) return {all, all};
-    const Survey found = survey(inputs, options.rules, false, on_progress);
-    if (found.documents > 1) return {train_part(found.documents, options.val_fraction), all};
-    const uint64_t bytes = survey(inputs, options.rules, true, on_progress).bytes;
-    return {1, train_part(bytes, options.val_fraction)};
-}
-
-// Sends documents to the split they belong to, each behind an end-of-text token.
-class Tokenizing {
-public:
-    Tokenizing(const Tokenizer& tokenizer, const Split& split, ShardSeries& train, ShardSeries& val)
-        : tokenizer_(tokenizer), split_(split), train_(train), val_(val) {}
-
-    void add(const Piece& piece) {
-        if (piece.begins) begin_document();
-        const size_t head = part_before_cut(piece.text);
-        write(piece.text.substr(0, head));
-        if (head == piece.text.size()) return;
-        begin_validation();
-        write(piece.text.substr(head));
-    }
-
-    uint64_t documents() const { return documents_; }
-
-private:
-    void begin_document() {
-        ++documents_;
-        if (documents_ > split_.train_documents) return begin_validation();
-        series_ = &train_;
-        write_end_of_text();
-    }
-
-    void begin_validation() {
-        series_ = &val_;
-        write_end_of_text();
-    }
-
-    // How much of the text belongs to the split that is being written. A single document is cut at a character of UTF-8.
-    size_t part_before_cut(std::string_view text) {
-        const uint64_t before = bytes_;
-        bytes_ += text.size();
-        if (series_ == &val_ || bytes_ <= split_.train_bytes) return text.size();
-        size_t cut = split_.train_bytes - before;
-        while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
-        return cut;
-    }
-
-    void write(std::string_view text) {
-        ids_.clear();
-        tokenizer_.encode(text, ids_);
-        series_->write(ids_);
-    }
-
-    void write_end_of_text() {
-        const uint32_t id = tokenizer_.end_of_text();
-        series_->write({&id, 1});
-    }
-
-    const Tokenizer& tokenizer_;
-    Split split_;
-    ShardSeries& train_;
-    ShardSeries& val_;
-    ShardSeries* series_ = nullptr;
-    uint64_t documents_ = 0;
-    uint64_t bytes_ = 0;        // of text, over all documents
-    std::vector<uint32_t> ids_;
-};
+using OnNote = std::function<void(const std::string&)>;
 
 void check_options(const TokenizeOptions& options) {
+    constexpr int64_t most = std::numeric_limits<int32_t>::max();
     if (!(options.val_fraction >= 0 && options.val_fraction < 1))
         fail(Exit::usage, "--val-fraction is ", options.val_fraction, ", it must be at least 0 and below 1");
-    if (options.shard_tokens < 1 || options.shard_tokens > std::numeric_limits<int32_t>::max())
-        fail(Exit::usage, "--shard-tokens is ", options.shard_tokens, ", it must be 1 to ", std::numeric_limits<int32_t>::max());
+    if (options.val_tokens < 0 || options.val_tokens > most)
+        fail(Exit::usage, "--val-tokens is ", options.val_tokens, ", it must be 0 to ", most);
+    if (options.shard_tokens < 1 || options.shard_tokens > most)
+        fail(Exit::usage, "--shard-tokens is ", options.shard_tokens, ", it must be 1 to ", most);
+    if (options.documents < 0) fail(Exit::usage, "--documents is ", options.documents, ", it must not be negative");
+    if (options.threads < 0) fail(Exit::usage, "--threads is ", options.threads, ", it must not be negative");
     if (options.out.empty()) fail(Exit::usage, "--out is missing: the folder to write the shards into");
     if (options.name.find('/') != std::string::npos)
         fail(Exit::usage, "--name '", options.name, "' must not contain a slash; --out names the folder");
@@ -179,7 +48,37 @@ void check_options(const TokenizeOptions& options) {
 
 std::string shard_name(const TokenizeOptions& options, const std::string& first_input) {
     if (!options.name.empty()) return options.name;
-    return first_input == "-" ? "stdin" : fs::path(first_input).stem().string();
+    if (first_input == "-") return "stdin";
+    const fs::path file = fs::path(first_input).filename();
+    return compression_of(first_input) == Compression::none ? file.stem().string() : file.stem().stem().string();
+}
+
+std::string exactly(double value) {
+    std::ostringstream text;
+    text.precision(std::numeric_limits<double>::max_digits10);
+    text << value;
+    return text.str();
+}
+
+Fingerprint fingerprint(const TokenizeOptions& options, const Tokenizer& tokenizer, const std::vector<Input>& inputs) {
+    Fingerprint made_by = {
+        {"--tokenizer", tokenizer.name()},
+        {"its vocabulary", std::to_string(tokenizer.vocabulary())},
+        {"--shard-tokens", std::to_string(options.shard_tokens)},
+        {"--val-fraction", exactly(options.val_fraction)},
+        {"--val-tokens", std::to_string(options.val_tokens)},
+        {"--text-field", options.rules.text_field},
+        {"--split-on-blank-line", options.rules.split_on_blank_line ? "given" : "not given"},
+        {"--format", options.rules.json_standard_input ? "jsonl" : "txt"},
+        {"the number of inputs", std::to_string(inputs.size())},
+    };
+    for (size_t i = 0; i < inputs.size(); ++i) {
+        const std::string number = "input " + std::to_string(i + 1);
+        made_by.emplace_back(number, inputs[i].name());
+        made_by.emplace_back(number + ", bytes", std::to_string(inputs[i].size()));
+        made_by.emplace_back(number + ", modified", std::to_string(inputs[i].modified()));
+    }
+    return made_by;
 }
 
 void remove_file(const std::string& path) {
@@ -188,82 +87,218 @@ void remove_file(const std::string& path) {
     if (error) fail(Exit::data, path, ": cannot be removed: ", error.message());
 }
 
-// Removes shards that an earlier run left under this name: they would match the glob of the new ones.
-std::vector<std::string> remove_others(const std::string& folder, const std::string& name, const std::vector<ShardInfo>& keep) {
-    std::vector<std::string> removed;
-    std::error_code error;
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-        const std::string file = entry.path().filename().string();
-        const bool ours = shard_series(file) == name;
-        const bool kept = std::any_of(keep.begin(), keep.end(), [&](const ShardInfo& shard) { return shard.file == file; });
-        if (ours && !kept) removed.push_back(entry.path().string());
-    }
-    if (error) fail(Exit::data, folder, ": cannot be listed: ", error.message());
-    std::sort(removed.begin(), removed.end());
-    for (const std::string& path : removed) remove_file(path);
-    return removed;
+void write_file(const std::string& path, const std::string& text) {
+    OutputFile file(path);
+    file.write(text.data(), text.size());
+    file.publish();
 }
 
-// Gives everything its final name. The old manifest goes first and the new one comes last: a manifest that is there is right.
-std::vector<std::string> publish(ShardSeries& train, ShardSeries& val, const Manifest& manifest, const std::string& folder,
-                                 const std::string& name) {
-    const std::string path = folder + "/" + name + "_manifest.json";
-    OutputFile file(path);
-    const std::string text = manifest_to_json(manifest);
-    file.write(text.data(), text.size());
-    file.finish();
-    remove_file(path);
-    val.publish();
-    train.publish();
-    const std::vector<std::string> removed = remove_others(folder, name, manifest.shards);
-    sync_folder(folder);
-    file.publish();
-    sync_folder(folder);
-    return removed;
+// The output folder and the files in it that belong to one name.
+class Output {
+public:
+    Output(const std::string& folder, const std::string& name) : folder_(folder), name_(name) {
+        make_folder(folder);
+        lock_ = lock_folder(folder);
+    }
+
+    std::string stem() const { return folder_ + "/" + name_; }
+    std::string manifest() const { return stem() + "_manifest.json"; }
+    std::string progress() const { return stem() + "_progress.json"; }
+
+    void save(const SavedRun& run) const {
+        write_file(progress(), saved_run_to_json(run));
+        sync_folder(folder_);
+    }
+
+    // What a stopped run with the same options and inputs has left; whatever else is left is removed.
+    std::optional<SavedRun> find_saved_run(const Fingerprint& made_by, const Tick& tick, const OnNote& on_note) const {
+        std::optional<SavedRun> run;
+        if (fs::exists(progress())) {
+            run = saved_run_from_json(read_small_file(progress()));
+            const std::string why_not = !run ? "its record is not readable" : difference(run->made_by, made_by);
+            const std::string damage = why_not.empty() ? first_damaged(*run, tick) : why_not;
+            if (!damage.empty()) {
+                on_note("a stopped run cannot be continued, so this one starts over: " + damage);
+                run.reset();
+            }
+        }
+        if (!run) remove_file(progress());
+        remove_temporaries(run ? shards_of(*run) : std::vector<ShardInfo>{});
+        return run;
+    }
+
+    // Gives everything its final name. The old manifest goes first and the new one comes last: a manifest that is there is right.
+    // Stopped at any moment, it can be called again. Returns the shards of an earlier run that were removed.
+    std::vector<std::string> publish(const Manifest& manifest) const {
+        OutputFile file(this->manifest());
+        const std::string text = manifest_to_json(manifest);
+        file.write(text.data(), text.size());
+        file.finish();
+        remove_file(this->manifest());
+        for (const ShardInfo& shard : manifest.shards) give_final_name(shard);
+        const std::vector<std::string> removed = remove_others(manifest.shards);
+        sync_folder(folder_);
+        file.publish();
+        sync_folder(folder_);
+        remove_file(progress());
+        return removed;
+    }
+
+    static std::vector<ShardInfo> shards_of(const SavedRun& run) {
+        std::vector<ShardInfo> shards = run.val;
+        shards.insert(shards.end(), run.train.begin(), run.train.end());
+        return shards;
+    }
+
+private:
+    std::string path_of(const ShardInfo& shard) const { return folder_ + "/" + shard.file; }
+
+    // A finished shard has its temporary name, unless the run was stopped while it gave the final ones.
+    std::string place_of(const ShardInfo& shard) const {
+        return fs::exists(path_of(shard) + temporary) ? path_of(shard) + temporary : path_of(shard);
+    }
+
+    std::string first_damaged(const SavedRun& run, const Tick& tick) const {
+        for (const ShardInfo& shard : shards_of(run)) {
+            tick();
+            const std::string path = place_of(shard);
+            if (!fs::exists(path)) return path + " is missing";
+            if (fs::file_size(path) != shard.bytes || file_hash(path) != shard.xxh64) return path + " is not what that run wrote";
+        }
+        return "";
+    }
+
+    void give_final_name(const ShardInfo& shard) const {
+        if (!fs::exists(path_of(shard) + temporary)) return;   // done before
+        std::error_code error;
+        fs::rename(path_of(shard) + temporary, path_of(shard), error);
+        if (error) fail(Exit::data, path_of(shard), ": cannot get this name: ", error.message());
+    }
+
+    // Files in the folder whose name without `suffix` is that of a shard of ours which is not in `keep`.
+    std::vector<std::string> others(const std::vector<ShardInfo>& keep, const std::string& suffix) const {
+        std::vector<std::string> found;
+        std::error_code error;
+        for (const fs::directory_entry& entry : fs::directory_iterator(folder_, error)) {
+            const std::string file = entry.path().filename().string();
+            if (!file.ends_with(suffix)) continue;
+            const std::string shard = file.substr(0, file.size() - suffix.size());
+            const bool kept = std::any_of(keep.begin(), keep.end(), [&](const ShardInfo& one) { return one.file == shard; });
+            if (shard_series(shard) == name_ && !kept) found.push_back(entry.path().string());
+        }
+        if (error) fail(Exit::data, folder_, ": cannot be listed: ", error.message());
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+
+    void remove_temporaries(const std::vector<ShardInfo>& keep) const {
+        for (const std::string& path : others(keep, temporary)) remove_file(path);
+    }
+
+    // Removes shards that an earlier run left under this name: they would match the glob of the new ones.
+    std::vector<std::string> remove_others(const std::vector<ShardInfo>& keep) const {
+        const std::vector<std::string> removed = others(keep, "");
+        for (const std::string& path : removed) remove_file(path);
+        return removed;
+    }
+
+    std::string folder_, name_;
+    Descriptor lock_;     // two runs would write into each other's files
+};
+
+std::vector<Input> open_inputs(const TokenizeOptions& options, const Tick& tick) {
+    std::vector<Input> inputs;
+    const std::vector<std::string> paths = options.inputs.empty() ? std::vector<std::string>{"-"} : options.inputs;
+    for (const std::string& path : paths) {
+        inputs.push_back(Input::open(path, options.rules));
+        const bool counted_first = options.val_tokens == 0 && options.val_fraction > 0;
+        if (path == "-" && counted_first) inputs.back().copy_standard_input(options.out, tick);
+    }
+    return inputs;
+}
+
+SavedRun new_run(const TokenizeOptions& options, const Fingerprint& made_by, const std::vector<Input>& inputs,
+                 const OnProgress& on_progress) {
+    SavedRun run;
+    run.made_by = made_by;
+    if (options.val_tokens > 0 || options.val_fraction == 0) return run;
+    run.split = choose_split(inputs, options.rules, options.val_fraction, [&](uint64_t documents) {
+        TokenizeProgress progress;
+        progress.counting = true;
+        progress.documents = documents;
+        on_progress(progress);
+    });
+    return run;
+}
+
+// Sends what `run` has not done yet through the pipeline into `writer`.
+void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inputs, const Tokenizer& tokenizer,
+                   const SavedRun& run, SplitWriter& writer, const OnProgress& on_progress) {
+    const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    std::atomic<bool> stop = false;
+    BatchReader reader(inputs, options.rules, stop, run.input, run.place);
+    const auto encode = [&](Batch& batch) {
+        encode_batch(batch, inputs[batch.input], options.rules, tokenizer, run.split.train_bytes);
+    };
+    Pipeline pipeline(threads, room(threads), [&](Batch& batch) { return reader.next(batch); }, encode, stop);
+
+    TokenizeProgress progress;
+    progress.documents_total = static_cast<uint64_t>(options.documents);
+    for (const Input& input : inputs) progress.bytes_total += input.size();
+    std::vector<uint64_t> before(1, 0);   // bytes of all inputs before one
+    for (const Input& input : inputs) before.push_back(before.back() + input.size());
+    const Tick tick = [&] { on_progress(progress); };
+    while (const std::unique_ptr<Batch> batch = pipeline.next(tick)) {
+        writer.add(*batch);
+        progress.bytes_read = before[batch->input] + std::min(batch->consumed, inputs[batch->input].size());
+        progress.text_bytes += batch->text.size();
+        progress.documents = writer.documents();
+        progress.tokens = writer.train_tokens() + writer.val_tokens();
+    }
+}
+
+void check_result(const SplitWriter& writer, const TokenizeOptions& options, const std::vector<Input>& inputs) {
+    const std::string name = inputs[0].name() + (inputs.size() > 1 ? " and the other inputs hold" : ": holds");
+    if (writer.documents() == 0) fail(Exit::data, name, " no text");
+    if (options.documents > 0 && writer.documents() != static_cast<uint64_t>(options.documents))
+        fail(Exit::data, name, " ", writer.documents(), " documents, but --documents announced ", options.documents,
+             writer.documents() < static_cast<uint64_t>(options.documents) ? "; did the program that writes them end early?" : "");
+    if (options.val_tokens > 0 && writer.train_tokens() == 0)
+        fail(Exit::data, name, " only ", writer.val_tokens(), " tokens: --val-tokens ", options.val_tokens,
+             " leaves nothing to train on");
 }
 
 }  // namespace
 
-TokenizeReport tokenize_files(const TokenizeOptions& options, const OnProgress& on_progress) {
+TokenizeReport tokenize_files(const TokenizeOptions& options, const OnProgress& on_progress, const OnNote& on_note) {
     check_options(options);
     const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(options.tokenizer);
-    make_folder(options.out);
+    const Output output(options.out, shard_name(options, options.inputs.empty() ? "-" : options.inputs[0]));
+    const Tick tick = [&] { on_progress({}); };
+    const std::vector<Input> inputs = open_inputs(options, tick);
 
-    const std::vector<std::string> paths = options.inputs.empty() ? std::vector<std::string>{"-"} : options.inputs;
-    std::vector<Input> inputs;
-    for (const std::string& path : paths)
-        inputs.push_back(Input::open(path, options.out, [&] { on_progress({}); }));
-    const std::string name = shard_name(options, paths[0]);
-    const std::string stem = options.out + "/" + name;
-
-    ShardSeries train(stem + "_train", 1, options, tokenizer->vocabulary());
-    ShardSeries val(stem + "_val", 0, options, tokenizer->vocabulary());
-    Tokenizing tokenizing(*tokenizer, choose_split(inputs, options, on_progress), train, val);
-
-    TokenizeProgress progress;
-    for (const Input& input : inputs) progress.bytes_total += input.size();
-    uint64_t bytes_before = 0;
-    for (const Input& input : inputs) {
-        DocumentReader reader(input, options.rules);
-        Piece piece;
-        while (reader.next(piece)) {
-            tokenizing.add(piece);
-            progress.bytes_read = bytes_before + reader.offset();
-            progress.documents = tokenizing.documents();
-            progress.tokens = train.tokens() + val.tokens();
-            on_progress(progress);
-        }
-        bytes_before += input.size();
+    const Fingerprint made_by = fingerprint(options, *tokenizer, inputs);
+    const std::optional<SavedRun> saved = output.find_saved_run(made_by, tick, on_note);
+    const SavedRun run = saved ? *saved : new_run(options, made_by, inputs, on_progress);
+    const SplitWriterOptions writing = {output.stem(), tokenizer->vocabulary(), static_cast<uint64_t>(options.shard_tokens),
+                                        static_cast<uint64_t>(options.val_tokens)};
+    SplitWriter writer(writing, run, [&](const SavedRun& finished) { output.save(finished); });
+    if (saved)
+        on_note("going on where a stopped run ended: " + std::to_string(Output::shards_of(run).size()) + " shards with " +
+                std::to_string(writer.train_tokens() + writer.val_tokens()) + " tokens are finished");
+    if (!run.complete) {
+        encode_inputs(options, inputs, *tokenizer, run, writer, on_progress);
+        check_result(writer, options, inputs);
     }
-    if (tokenizing.documents() == 0)
-        fail(Exit::data, inputs[0].name(), inputs.size() > 1 ? " and the other inputs hold" : ": holds", " no text");
 
+    const SavedRun& finished = run.complete ? run : writer.finish();
     TokenizeReport report;
-    report.manifest = {tokenizer->name(), tokenizer->vocabulary(), tokenizing.documents(), train.tokens() + val.tokens(), val.finish()};
-    for (const ShardInfo& shard : train.finish()) report.manifest.shards.push_back(shard);
-    report.manifest_path = stem + "_manifest.json";
-    report.train_tokens = train.tokens();
-    report.val_tokens = val.tokens();
-    report.removed = publish(train, val, report.manifest, options.out, name);
+    report.train_tokens = writer.train_tokens();
+    report.val_tokens = writer.val_tokens();
+    report.manifest = {tokenizer->name(), tokenizer->vocabulary(), writer.documents(), report.train_tokens + report.val_tokens,
+                       Output::shards_of(finished)};
+    report.manifest_path = output.manifest();
+    tick();   // the last moment to stop
+    report.removed = output.publish(report.manifest);
     return report;
 }

@@ -9,14 +9,14 @@ shift
 names=${*:-$(ls tests/fuzz/fuzz_*.cpp | sed 's|.*/fuzz_||; s|\.cpp||')}
 compiler=$(command -v clang++ || command -v clang++-14) || { echo "clang++ is needed: apt install clang" >&2; exit 1; }
 mkdir -p build/fuzz
-sources=$(ls model/*.cpp data/*.cpp | grep -vE 'data/tokenize.cpp|model/(attention_report|machine|ranks|report)\.cpp')
+sources=$(ls model/*.cpp data/*.cpp | grep -vE 'data/tokenize.cpp|model/(machine|ranks|report|attention_report)\.cpp')
 for source in $sources; do
     object=build/fuzz/$(echo "$source" | tr / _).o
     [ "$object" -nt "$source" ] || "$compiler" -std=c++20 -g -O1 -I. -fsanitize=fuzzer-no-link,address,undefined -c "$source" -o "$object" || exit
 done
 status=0
 for name in $names; do
-    "$compiler" -std=c++20 -g -O1 -I. -fsanitize=fuzzer,address,undefined "tests/fuzz/fuzz_$name.cpp" build/fuzz/*.o -o "build/fuzz/fuzz_$name" || exit
+    "$compiler" -std=c++20 -g -O1 -I. -fsanitize=fuzzer,address,undefined "tests/fuzz/fuzz_$name.cpp" build/fuzz/*.o -larchive -lz -o "build/fuzz/fuzz_$name" || exit
     mkdir -p "build/fuzz/corpus-$name"
     seeds=$([ "$name" = config ] && ls -d tests/fixtures/*/ | head -n 1)
     if build/fuzz/fuzz_"$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -artifact_prefix="build/fuzz/$name-" "build/fuzz/corpus-$name" $seeds > "build/fuzz/$name.log" 2>&1; then

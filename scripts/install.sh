@@ -27,6 +27,8 @@ find_missing() {
     has_program make || required+=(make)
     has_program python3 || required+=(python3)
     has_openblas || required+=(libopenblas-openmp-dev)
+    has_header zlib.h || required+=(zlib1g-dev)
+    has_header archive.h || required+=(libarchive-dev)
     has_header CLI/CLI.hpp || required+=(libcli11-dev)
     has_header nlohmann/json.hpp || required+=(nlohmann-json3-dev)
     has_header xxhash.h || required+=(libxxhash-dev)

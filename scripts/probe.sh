@@ -109,6 +109,21 @@ probe_catch2() {
     fi
 }
 
+# Of ./tokenize. Some libarchives are built without xz or zstd and would start a program for them.
+probe_compression() {
+    local found
+    found=no; works -lz <<< '#include <zlib.h>
+        int main() { return zlibVersion()[0] == ZLIB_VERSION[0] ? 0 : 1; }' && found=yes
+    require zlib zlib1g-dev "$found"
+    found=no; works -larchive <<< '#include <archive.h>
+        int main() {
+            archive* a = archive_read_new();
+            const bool xz = archive_read_append_filter(a, ARCHIVE_FILTER_XZ) == ARCHIVE_OK;
+            return xz && archive_read_append_filter(a, ARCHIVE_FILTER_ZSTD) == ARCHIVE_OK ? 0 : 1;
+        }' && found=yes
+    require libarchive libarchive-dev "$found"
+}
+
 # Optional: without it ./train_VARIANT is one process.
 probe_mpi() {
     local program='#include <mpi.h>
@@ -246,6 +261,7 @@ probe_compiler
 probe_openblas
 probe_headers
 probe_catch2
+probe_compression
 probe_mpi
 probe_cuda
 probe_nccl

@@ -75,6 +75,21 @@ TEST_CASE("tokenize: the division does not cut a character in half") {
     CHECK(tokens(folder, "val") == documents({"漢字"}));
 }
 
+TEST_CASE("tokenize: a single long text is divided anywhere, also where a piece of it ends") {
+    const TemporaryFolder folder;
+    const size_t piece = size_t{4} << 20;
+    const std::string text = std::string(piece, 'a') + " " + std::string(piece - 1, 'b');   // cut in front of the space
+    write_text(file_in(folder, "a.txt"), text);
+    for (const double val_fraction : {0.75, 0.5, 0.25}) {
+        TokenizeOptions options = options_for(folder, {"a.txt"});
+        options.val_fraction = val_fraction;
+        tokenize_files(options, no_progress);
+        const auto train = static_cast<size_t>(2 * (1 - val_fraction) * static_cast<double>(piece));
+        CHECK((tokens(folder, "train") == documents({text.substr(0, train)})));
+        CHECK((tokens(folder, "val") == documents({text.substr(train)})));
+    }
+}
+
 TEST_CASE("tokenize: the last documents of JSON Lines and several files are the validation set") {
     const TemporaryFolder folder;
     write_text(file_in(folder, "a.jsonl"), "{\"text\":\"one\",\"n\":1}\n\n{\"n\":[{}],\"text\":\"tw\\u00e9\\n\"}\r\n{\"text\":\"\"}\n");
@@ -99,6 +114,32 @@ TEST_CASE("tokenize: without a validation set there is no validation shard") {
     CHECK(names_in(file_in(folder, "out")) == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin"});
 }
 
+TEST_CASE("tokenize: --val-tokens takes the first documents, whole, and more input does not change them") {
+    const TemporaryFolder folder;
+    std::string lines;
+    for (const char* text : {"one", "two", "three", "four"}) lines += std::string("{\"text\":\"") + text + "\"}\n";
+    write_text(file_in(folder, "a.jsonl"), lines);
+    TokenizeOptions options = options_for(folder, {"a.jsonl"});
+    options.val_tokens = 5;          // the first document has 4 tokens, the first two have 8
+    options.shard_tokens = 3;        // a bound for training only: the validation set is one file
+    tokenize_files(options, no_progress);
+    CHECK(tokens(folder, "val") == documents({"one", "two"}));
+    CHECK(tokens(folder, "train") == documents({"three", "four"}));
+    CHECK_FALSE(std::filesystem::exists(file_in(folder, "out/x_val_000001.bin")));
+    const std::string pinned = file_hash(file_in(folder, "out/x_val_000000.bin"));
+    write_text(file_in(folder, "a.jsonl"), lines + lines);
+    tokenize_files(options, no_progress);
+    CHECK(file_hash(file_in(folder, "out/x_val_000000.bin")) == pinned);
+    CHECK(tokens(folder, "train") == documents({"three", "four", "one", "two", "three", "four"}));
+
+    options.val_tokens = 8;          // exactly two documents
+    options.shard_tokens = 1000;
+    tokenize_files(options, no_progress);
+    CHECK(tokens(folder, "val") == documents({"one", "two"}));
+    options.val_tokens = 1000;
+    CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), {"a.jsonl", "38 tokens", "--val-tokens 1000"}));
+}
+
 TEST_CASE("tokenize: blank lines divide a text where that is asked for") {
     const TemporaryFolder folder;
     write_text(file_in(folder, "a.txt"), "\n \nfirst\n  line\n\n\t\r\nsecond\n\n\nthird\nend");
@@ -109,12 +150,32 @@ TEST_CASE("tokenize: blank lines divide a text where that is asked for") {
     CHECK(tokens(folder, "val") == documents({"third\nend"}));
 }
 
+TEST_CASE("tokenize: the shards do not depend on the number of threads") {
+    const TemporaryFolder folder;
+    std::string text, lines;
+    for (size_t i = 0; i < 900000; ++i) text += "word" + std::to_string(i * 7919 % 1000) + (i % 11 ? " " : "\n");
+    for (int i = 0; i < 20000; ++i) lines += "{\"text\":\"document " + std::to_string(i) + std::string(i % 300, 'x') + "\"}\n";
+    write_text(file_in(folder, "a.txt"), text);
+    write_text(file_in(folder, "b.jsonl"), lines);
+    std::vector<std::string> hashes;
+    for (const int threads : {1, 2, 5}) {
+        TokenizeOptions options = options_for(folder, {"b.jsonl", "a.txt"});
+        options.shard_tokens = 1234567;
+        options.threads = threads;
+        std::string all;
+        for (const ShardInfo& shard : tokenize_files(options, no_progress).manifest.shards) all += shard.file + shard.xxh64;
+        hashes.push_back(all);
+    }
+    CHECK(hashes[0] == hashes[1]);
+    CHECK(hashes[0] == hashes[2]);
+}
+
 TEST_CASE("tokenize: texts of several pieces, with and without lines, come through unchanged") {
     const TemporaryFolder folder;
     std::string lines, one_line, indented;
-    for (int i = 0; i < 300000; ++i) lines += "line " + std::to_string(i) + (i % 3 ? "\n" : "\n\n");
-    for (int i = 0; i < 700000; ++i) one_line += i % 5 ? "漢" : "a";
-    for (int i = 0; i < 300000; ++i) indented += "    x\n";
+    for (int i = 0; i < 600000; ++i) lines += "line " + std::to_string(i) + (i % 3 ? "\n" : "\n\n");
+    for (int i = 0; i < 1700000; ++i) one_line += i % 5 ? "漢" : "a";
+    for (int i = 0; i < 900000; ++i) indented += "    x\n";
     for (const std::string& text : {lines, one_line, indented}) {
         write_text(file_in(folder, "a.txt"), text);
         TokenizeOptions options = options_for(folder, {"a.txt"});
@@ -124,27 +185,6 @@ TEST_CASE("tokenize: texts of several pieces, with and without lines, come throu
         CHECK(report.manifest.shards.size() == (text.size() + 1 + 499999) / 500000);
         CHECK((tokens(folder, "train") == documents({text})));
     }
-}
-
-TEST_CASE("documents: no piece begins inside a character, and the end of a very long line is no blank line") {
-    const TemporaryFolder folder;
-    std::string text = "a";
-    for (int i = 0; i < 700000; ++i) text += "漢";
-    const std::string megabyte(1 << 20, 'x');
-    text += "\n\n" + megabyte + "\nsame document\n";
-    write_text(file_in(folder, "a.txt"), text);
-    const Input input = Input::open(file_in(folder, "a.txt"), folder.path().string(), [] {});
-    DocumentRules rules;
-    rules.split_on_blank_line = true;
-    DocumentReader reader(input, rules);
-    std::vector<std::string> found;
-    for (Piece piece; reader.next(piece); found.back() += piece.text) {
-        REQUIRE((piece.text[0] & 0xC0) != 0x80);
-        if (piece.begins) found.emplace_back();
-    }
-    REQUIRE(found.size() == 2);
-    CHECK((found[0] == text.substr(0, 2100002)));
-    CHECK((found[1] == megabyte + "\nsame document\n"));
 }
 
 TEST_CASE("shard_series takes the names that ./tokenize gives and no others") {
@@ -204,6 +244,7 @@ TEST_CASE("tokenize: a broken line is named by file and line, and nothing is wri
     const TemporaryFolder folder;
     const std::string good = "{\"text\":\"fine\"}\n";
     const std::vector<std::pair<std::string, std::string>> cases = {
+        {"{\"text\":null}\n", "null"},     {"{\"text\":[\"a\"]}\n", "array"},
         {"{\"text\":\"open\n", "missing closing quote"}, {"{\"txt\":\"a\"}\n", "no field \"text\""}, {"{\"text\":7}\n", "number"},
         {"[1]\n", "array"},       {"{\"text\":\"\xFF\"}\n", "UTF-8"},   {"{\"text\":\"\\ud800\"}\n", "surrogate"},
         {"{\"text\":1e999}\n", "1e999"},   {"nonsense\n", "invalid literal"},
@@ -216,22 +257,6 @@ TEST_CASE("tokenize: a broken line is named by file and line, and nothing is wri
         CHECK(says(error, {"a.jsonl:3: ", why}));
         CHECK(names_in(file_in(folder, "out")).empty());
     }
-}
-
-TEST_CASE("tokenize: a run that is stopped leaves the earlier output as it was") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.txt"), "the earlier text");
-    tokenize_files(options_for(folder, {"a.txt"}), no_progress);
-    const std::u32string before = tokens(folder, "train");
-    write_text(file_in(folder, "a.txt"), std::string(5000000, 'b'));
-    const auto stop = [](const TokenizeProgress& progress) {
-        if (progress.tokens > 2000000) fail(Exit::signal, "stopped");
-    };
-    TokenizeOptions options = options_for(folder, {"a.txt"});
-    options.shard_tokens = 1000000;
-    CHECK(error_of([&] { tokenize_files(options, stop); }).code == Exit::signal);
-    CHECK(tokens(folder, "train") == before);
-    CHECK(names_in(file_in(folder, "out")) == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin", "x_val_000000.bin"});
 }
 
 TEST_CASE("tokenize: inputs and options that make no sense are refused") {
@@ -253,6 +278,8 @@ TEST_CASE("tokenize: inputs and options that make no sense are refused") {
     CHECK(run("a.txt", [](TokenizeOptions& options) { options.val_fraction = -0.1; }).code == Exit::usage);
     CHECK(run("a.txt", [](TokenizeOptions& options) { options.val_fraction = NAN; }).code == Exit::usage);
     CHECK(run("a.txt", [](TokenizeOptions& options) { options.shard_tokens = 0; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.val_tokens = -1; }).code == Exit::usage);
+    CHECK(run("a.txt", [](TokenizeOptions& options) { options.threads = -1; }).code == Exit::usage);
     CHECK(run("a.txt", [](TokenizeOptions& options) { options.shard_tokens = int64_t{1} << 31; }).code == Exit::usage);
     CHECK(run("a.txt", [](TokenizeOptions& options) { options.name = "a/b"; }).code == Exit::usage);
     CHECK(run("a.txt", [](TokenizeOptions& options) { options.tokenizer = "gpt2"; }).code == Exit::usage);

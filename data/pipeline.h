@@ -1,0 +1,71 @@
+// Reading ahead of encoding, encoding ahead of writing: one thread reads pieces of documents, many encode them, and the caller gets
+// the tokens in the order of the documents.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "data/documents.h"
+
+/// About a megabyte of pieces of one input, and their tokens. A piece is never divided.
+struct Batch {
+    struct Item {
+        Place place;
+        size_t text_end = 0;          // its text is what of `text` lies between the end of the item before and here
+        size_t ids_end = 0;           // its tokens likewise
+        size_t validation_from = 0;   // the first of its tokens that belongs to validation, ids_end for none: see encode_batch()
+    };
+    size_t input = 0;
+    std::string text;
+    std::vector<Item> items;
+    std::vector<uint32_t> ids;
+    uint64_t consumed = 0;            // bytes of the input's file that were read with it
+    std::exception_ptr error;         // what reading or encoding it threw
+};
+
+/// The threads and the batches between them. Batches of at most `room` bytes of text are on their way at any time, or one that is
+/// larger.
+class Pipeline {
+public:
+    using Read = std::function<bool(Batch&)>;       // fills a batch, false at the end; called by one thread
+    using Encode = std::function<void(Batch&)>;     // called by `threads` threads
+
+    /// `stop` becomes true when the pipeline ends early; `read` should then return soon. It must outlive the pipeline.
+    Pipeline(int threads, size_t room, Read read, Encode encode, std::atomic<bool>& stop);
+    ~Pipeline();     // waits until each thread has done with its batch
+    Pipeline(const Pipeline&) = delete;
+    Pipeline& operator=(const Pipeline&) = delete;
+
+    /// The next batch in order, null at the end. Calls `tick` about ten times a second while it waits. What reading or encoding a
+    /// batch threw is thrown here, when it is the batch's turn: the same error comes first whatever the number of threads.
+    std::unique_ptr<Batch> next(const Tick& tick);
+
+private:
+    struct Slot {
+        std::unique_ptr<Batch> batch;
+        bool done = false;
+    };
+
+    void read_all();
+    void encode_all();
+    bool put(std::unique_ptr<Batch> batch, bool done);
+
+    const size_t room_;
+    const Read read_;
+    const Encode encode_;
+    std::atomic<bool>& stop_;
+    std::mutex mutex_;                                  // guards everything below
+    std::condition_variable changed_;
+    std::deque<std::shared_ptr<Slot>> in_order_;        // read, but not yet taken by next()
+    std::deque<std::shared_ptr<Slot>> to_encode_;
+    size_t bytes_ = 0;                                  // of text of the batches in in_order_
+    bool ended_ = false;                                // no more batches will come
+    std::vector<std::thread> threads_;
+};

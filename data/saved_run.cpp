@@ -1,0 +1,65 @@
+#include "data/saved_run.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+using nlohmann::ordered_json;
+
+// Found by the JSON library through the type's namespace, hence outside an unnamed one.
+void to_json(ordered_json& json, const ShardInfo& shard) {
+    json = {{"file", shard.file}, {"tokens", shard.tokens}, {"bytes", shard.bytes}, {"xxh64", shard.xxh64}};
+}
+void from_json(const ordered_json& json, ShardInfo& shard) {
+    shard = {json.at("file"), json.at("tokens"), json.at("bytes"), json.at("xxh64")};
+}
+void to_json(ordered_json& json, const Place& place) {
+    json = {{"offset", place.offset}, {"line", place.line}, {"document_bytes", place.document_bytes},
+            {"after_newline", place.after_newline}, {"digest", place.digest}};
+}
+void from_json(const ordered_json& json, Place& place) {
+    place = {json.at("offset"), json.at("line"), json.at("document_bytes"), json.at("after_newline"), json.at("digest")};
+}
+
+std::string saved_run_to_json(const SavedRun& run) {
+    ordered_json made_by = ordered_json::object();
+    for (const auto& [name, value] : run.made_by) made_by[name] = value;
+    const ordered_json file = {{"made_by", made_by}, {"train_documents", run.split.train_documents},
+                               {"train_bytes", run.split.train_bytes}, {"val", run.val}, {"train", run.train},
+                               {"input", run.input}, {"place", run.place},
+                               {"written", run.written}, {"documents_before", run.documents_before},
+                               {"in_validation", run.in_validation}, {"complete", run.complete}};
+    return file.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";   // names of files need not be UTF-8
+}
+
+std::optional<SavedRun> saved_run_from_json(const std::string& text) {
+    try {
+        const ordered_json file = ordered_json::parse(text);
+        SavedRun run;
+        for (const auto& [name, value] : file.at("made_by").items()) run.made_by.emplace_back(name, value);
+        file.at("train_documents").get_to(run.split.train_documents);
+        file.at("train_bytes").get_to(run.split.train_bytes);
+        file.at("val").get_to(run.val);
+        file.at("train").get_to(run.train);
+        file.at("input").get_to(run.input);
+        file.at("place").get_to(run.place);
+        file.at("written").get_to(run.written);
+        file.at("documents_before").get_to(run.documents_before);
+        file.at("in_validation").get_to(run.in_validation);
+        file.at("complete").get_to(run.complete);
+        return run;
+    } catch (const nlohmann::json::exception&) {
+        return std::nullopt;
+    }
+}
+
+std::string difference(const Fingerprint& before, const Fingerprint& now) {
+    const auto value_in = [](const Fingerprint& all, const std::string& name) -> std::string {
+        const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+        return found == all.end() ? "not there" : found->second;
+    };
+    for (const Fingerprint* names : {&before, &now})
+        for (const auto& [name, ignored] : *names)
+            if (value_in(before, name) != value_in(now, name))
+                return name + " was " + value_in(before, name) + ", is " + value_in(now, name);
+    return "";
+}

@@ -1,0 +1,273 @@
+// Reading documents: where long ones are cut, what is a blank line, going on at any place, compressed files and damaged ones.
+#include <archive.h>
+#include <archive_entry.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <atomic>
+
+#include "data/documents.h"
+#include "tests/catch.h"
+#include "tests/shards.h"
+
+namespace {
+
+const std::atomic<bool> never = false;
+constexpr size_t part = size_t{4} << 20;
+
+struct Found {
+    std::string text;
+    Place place;
+};
+
+// The pieces of an input from a place on.
+std::vector<Found> pieces(const Input& input, const DocumentRules& rules, const Place& start = {}) {
+    DocumentReader reader(input, rules, never, start);
+    std::vector<Found> found;
+    for (Piece piece; reader.next(piece);) found.push_back({std::string(piece.text), piece.place});
+    return found;
+}
+
+std::vector<std::string> documents(const std::vector<Found>& pieces) {
+    std::vector<std::string> found;
+    for (const Found& piece : pieces) {
+        if (piece.place.document_bytes == 0) found.emplace_back();
+        REQUIRE(!found.empty());
+        REQUIRE(found.back().size() == piece.place.document_bytes);
+        found.back() += piece.text;
+    }
+    return found;
+}
+
+std::vector<std::string> documents_of(const std::string& path, const DocumentRules& rules = {}) {
+    return documents(pieces(Input::open(path, rules), rules));
+}
+
+std::string gzip(const std::string& text, int level = 6) {
+    z_stream zlib = {};
+    deflateInit2(&zlib, level, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+    std::string out(deflateBound(&zlib, text.size()) + 100, '\0');
+    zlib.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+    zlib.avail_in = static_cast<uInt>(text.size());
+    zlib.next_out = reinterpret_cast<Bytef*>(out.data());
+    zlib.avail_out = static_cast<uInt>(out.size());
+    REQUIRE(deflate(&zlib, Z_FINISH) == Z_STREAM_END);
+    out.resize(zlib.total_out);
+    deflateEnd(&zlib);
+    return out;
+}
+
+// By libarchive, which writes to memory here; its raw format has one entry without a header.
+std::string compressed(const std::string& text, const std::string& suffix) {
+    if (suffix == ".gz") return gzip(text);
+    archive* writer = archive_write_new();
+    std::string out(text.size() + (1 << 20), '\0');
+    size_t used = 0;
+    REQUIRE((suffix == ".xz" ? archive_write_add_filter_xz(writer) : archive_write_add_filter_zstd(writer)) == ARCHIVE_OK);
+    archive_write_set_format_raw(writer);
+    archive_write_set_bytes_per_block(writer, 0);
+    REQUIRE(archive_write_open_memory(writer, out.data(), out.size(), &used) == ARCHIVE_OK);
+    archive_entry* entry = archive_entry_new();
+    archive_entry_set_filetype(entry, AE_IFREG);
+    archive_write_header(writer, entry);
+    archive_write_data(writer, text.data(), text.size());
+    archive_entry_free(entry);
+    archive_write_close(writer);
+    archive_write_free(writer);
+    out.resize(used);
+    return out;
+}
+
+std::string some_text(size_t words) {
+    std::string text;
+    for (size_t i = 0; i < words; ++i) text += std::to_string(i * 2654435761u % 100000) + (i % 9 ? " word " : " line\n");
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("documents: a text of 4 MiB is one piece, a longer one is cut between a letter and a space") {
+    CHECK(part_length("") == 0);
+    CHECK(part_length(std::string(part, 'a')) == part);
+    CHECK(part_length(std::string(part - 2, '.') + "a  " + "bb ") == part - 1);
+    CHECK(part_length(std::string(part - 2, 'a') + " aaa\n") == part - 2);
+    CHECK(part_length(std::string(part, 'a') + " ") == part);
+    CHECK(part_length("a " + std::string(part, 'a') + "'s ") == 1);               // not before the apostrophe
+    CHECK(part_length("a " + std::string(part, ' ') + "b") == 1);                 // nor between spaces
+    CHECK(part_length("a " + std::string(part - 4, '.') + "a\na\ta\n") == 1);      // nor before other white space
+    CHECK(part_length("a " + std::string(part - 8, '.') + "<think>...") == 1);    // nor in what can be a token
+    CHECK(part_length("a " + std::string(part, 'a') + "\xCC\x81 1") == 1);        // nor behind an accent
+    CHECK(part_length(std::string(part + 5, 'a') + " b ") == part + 5);           // none before: the first one behind
+}
+
+TEST_CASE("documents: a text without a place to cut is cut at 64 MiB, between two characters") {
+    std::string text = "a";
+    while (text.size() < (size_t{65} << 20)) text += "漢";
+    const size_t length = part_length(text);
+    CHECK(length <= size_t{64} << 20);
+    CHECK(length > (size_t{64} << 20) - 3);
+    CHECK((text[length] & 0xC0) != 0x80);
+}
+
+TEST_CASE("documents: pieces of long texts put together are the text, and each is a place to go on from") {
+    const TemporaryFolder folder;
+    std::string text = some_text(500000) + "\n\n" + std::string(part, 'x') + "\n" + some_text(700000) + " \n\n\n\tthird\n";
+    for (const bool split : {false, true}) {
+        DocumentRules rules;
+        rules.split_on_blank_line = split;
+        write_text(file_in(folder, "a.txt"), text);
+        const Input input = Input::open(file_in(folder, "a.txt"), rules);
+        const std::vector<Found> all = pieces(input, rules);
+        REQUIRE(all.size() > 3);
+        const std::vector<std::string> found = documents(all);
+        if (!split) CHECK((found == std::vector<std::string>{text}));
+        else {
+            REQUIRE(found.size() == 3);
+            CHECK((found[0] == some_text(500000) + "\n"));
+            CHECK((found[1] == std::string(part, 'x') + "\n" + some_text(700000) + " \n"));
+            CHECK(found[2] == "\tthird\n");
+        }
+        for (size_t i = 0; i < all.size(); ++i) {
+            const std::vector<Found> rest = pieces(input, rules, all[i].place);
+            REQUIRE(rest.size() == all.size() - i);
+            for (size_t j = 0; j < rest.size(); ++j) {
+                REQUIRE((rest[j].text == all[i + j].text));
+                REQUIRE(rest[j].place.offset == all[i + j].place.offset);
+            }
+        }
+    }
+}
+
+TEST_CASE("documents: the end of a very long line is no blank line, and a blank line at a cut is one") {
+    const TemporaryFolder folder;
+    DocumentRules rules;
+    rules.split_on_blank_line = true;
+    std::string han = "a";
+    while (han.size() < (size_t{64} << 20) - 1) han += "漢";
+    for (const std::string& text : {std::string(part, 'x') + "\nsame document\n", std::string(part, 'x') + "  \nsame document\n"}) {
+        write_text(file_in(folder, "a.txt"), text);
+        CHECK((documents_of(file_in(folder, "a.txt"), rules) == std::vector<std::string>{text}));
+    }
+    // The first piece ends at 64 MiB, where the line does.
+    han.resize((size_t{64} << 20) - 1);
+    write_text(file_in(folder, "a.txt"), han + "\n\nanother\n");
+    const std::vector<std::string> found = documents_of(file_in(folder, "a.txt"), rules);
+    CHECK(found.size() == 2);
+    CHECK((found[0] == han + "\n"));
+    CHECK(found[1] == "another\n");
+}
+
+TEST_CASE("documents: texts of blank lines, of nothing, of one line") {
+    const TemporaryFolder folder;
+    DocumentRules rules;
+    rules.split_on_blank_line = true;
+    const auto found = [&](const std::string& text) {
+        write_text(file_in(folder, "a.txt"), text);
+        return documents_of(file_in(folder, "a.txt"), rules);
+    };
+    using Texts = std::vector<std::string>;
+    CHECK(found("").empty());
+    CHECK(found("\n \n\t").empty());
+    CHECK(found(std::string(3 * part, '\n') + "a" + std::string(3 * part, ' ')).size() == 1);
+    CHECK(found("a") == Texts{"a"});
+    CHECK(found(" a\n ") == Texts{" a\n"});
+    CHECK(found("a\n\nb") == Texts{"a\n", "b"});
+    CHECK(found("\r\na\r\n\r\n b\r\n") == Texts{"a\r\n", " b\r\n"});
+}
+
+TEST_CASE("documents: lines of a JSON Lines file know their number, wherever reading goes on") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.jsonl"), "1\n\n \t\r\n22\r\n\n333");
+    const Input input = Input::open(file_in(folder, "a.jsonl"), {});
+    const std::vector<Found> all = pieces(input, {});
+    REQUIRE(all.size() == 3);
+    CHECK(all[1].text == "22");
+    CHECK(all[1].place.line == 3);
+    for (const Found& from : all) {
+        const std::vector<Found> rest = pieces(input, {}, from.place);
+        CHECK(rest[0].text == from.text);
+        CHECK(rest.back().text == "333");
+        CHECK(rest.back().place.line == 5);
+    }
+}
+
+TEST_CASE("documents: compressed files give their text, in one part and in several") {
+    const TemporaryFolder folder;
+    const std::string text = some_text(300000);
+    for (const std::string suffix : {".gz", ".xz", ".zst"}) {
+        INFO(suffix);
+        const std::string path = file_in(folder, "a.txt" + suffix), bytes = compressed(text, suffix);
+        write_text(path, bytes);
+        CHECK((documents_of(path) == std::vector<std::string>{text}));
+        write_text(path, bytes + bytes);
+        CHECK((documents_of(path) == std::vector<std::string>{text + text}));
+        write_text(path, compressed("", suffix));
+        CHECK(documents_of(path).empty());
+        write_text(file_in(folder, "a.jsonl" + suffix), compressed("{\"text\":1}\n\n[]\n", suffix));
+        CHECK(documents_of(file_in(folder, "a.jsonl" + suffix)) == std::vector<std::string>{"{\"text\":1}", "[]"});
+
+        const Input input = Input::open(path, {});
+        write_text(path, bytes);
+        const std::vector<Found> all = pieces(input, {});
+        Place middle;
+        middle.offset = 1000001;
+        middle.document_bytes = 1000001;
+        CHECK((pieces(input, {}, middle)[0].text == text.substr(1000001, part)));
+    }
+}
+
+TEST_CASE("documents: a compressed file that is damaged, cut short anywhere or another thing is an error, never a shorter text") {
+    const TemporaryFolder folder;
+    const std::string text = some_text(2000);
+    for (const std::string suffix : {".gz", ".xz", ".zst"}) {
+        const std::string path = file_in(folder, "a.txt" + suffix), bytes = compressed(text, suffix);
+        const auto check = [&](const std::string& contents, const std::string& what, const Exit code = Exit::data) {
+            INFO(suffix << " " << what);
+            write_text(path, contents);
+            std::vector<std::string> found;
+            const Error error = error_of([&] { found = documents_of(path); });
+            INFO(error.what());
+            if (error.code == Exit::done) CHECK((code == Exit::done && found[0] == text));
+            else CHECK((error.code == Exit::data && says(error, {"a.txt" + suffix})));
+        };
+        for (size_t size = 0; size < bytes.size(); size += 1 + size / 7)
+            check(bytes.substr(0, size), std::to_string(size) + " bytes");
+        for (size_t less = 1; less < 30; ++less) check(bytes.substr(0, bytes.size() - less), "less " + std::to_string(less));
+        check(text, "plain text");
+        check(bytes + "more", "garbage at the end");
+        check(bytes + bytes.substr(0, bytes.size() / 2), "half of a second part");
+        // Some bits of the headers say nothing about the text (the time in gzip's); none may change it. The zstd file has no
+        // checksum here, as libarchive writes none (the program zstd does).
+        if (suffix == ".zst") continue;
+        for (size_t at = 0; at < bytes.size(); at += 1 + bytes.size() / 200) {
+            std::string damaged = bytes;
+            damaged[at] = static_cast<char>(damaged[at] ^ 4);
+            check(damaged, "damaged at " + std::to_string(at), Exit::done);
+        }
+    }
+}
+
+TEST_CASE("documents: inputs that are folders, pipes or of another kind are refused, standard input can be JSON Lines") {
+    const TemporaryFolder folder;
+    for (const char* name : {"a.pdf", "a.txt.bz2", "a.gz", "jsonl", "a.parquet"}) {
+        write_text(file_in(folder, name), "text");
+        const Error error = error_of([&] { Input::open(file_in(folder, name), {}); });
+        CHECK(error.code == Exit::usage);
+        CHECK(says(error, {name, ".txt", ".jsonl"}));
+    }
+    CHECK(says(error_of([&] { Input::open(file_in(folder, "a.parquet"), {}); }), {"scripts/fineweb.py"}));
+    CHECK(says(error_of([&] { Input::open(folder.path().string(), {}); }), {"is a folder"}));
+    DocumentRules rules;
+    CHECK_FALSE(Input::open("-", rules).json_lines());
+    rules.json_standard_input = true;
+    CHECK(Input::open("-", rules).json_lines());
+}
+
+TEST_CASE("documents: a file that is cut short while it is read is an error") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.txt"), some_text(100000));
+    const Input input = Input::open(file_in(folder, "a.txt"), {});
+    std::filesystem::resize_file(file_in(folder, "a.txt"), 1000);
+    CHECK(says(error_of([&] { pieces(input, {}); }), {"a.txt", "cut short", "1000"}));
+}

@@ -1,0 +1,226 @@
+// ./tokenize as a library: a run that was stopped goes on where it was and ends at the bytes of one that was not.
+#include <atomic>
+#include <fstream>
+#include <random>
+
+#include "data/saved_run.h"
+#include "data/tokenize_files.h"
+#include "tests/catch.h"
+#include "tests/shards.h"
+
+namespace {
+
+void no_progress(const TokenizeProgress&) {}
+
+TokenizeOptions options_for(const TemporaryFolder& folder, const std::string& out, int threads = 2) {
+    TokenizeOptions options;
+    options.inputs = {file_in(folder, "a.jsonl"), file_in(folder, "b.txt"), file_in(folder, "c.jsonl")};
+    options.out = file_in(folder, out);
+    options.name = "x";
+    options.shard_tokens = 300000;
+    options.threads = threads;
+    return options;
+}
+
+// Documents shorter and longer than a shard, and a text of more than one piece.
+void write_inputs(const TemporaryFolder& folder) {
+    std::string lines, text;
+    for (int i = 0; i < 3000; ++i) lines += "{\"text\":\"document " + std::to_string(i) + std::string(i % 700, 'x') + "\"}\n\n";
+    lines += "{\"text\":\"" + std::string(1000000, 'l') + "\"}\n";
+    while (text.size() < 9000000) text += "some words " + std::to_string(text.size()) + (text.size() % 7 ? " " : "\n");
+    write_text(file_in(folder, "a.jsonl"), lines);
+    write_text(file_in(folder, "b.txt"), text);
+    write_text(file_in(folder, "c.jsonl"), lines);
+    write_text(file_in(folder, "d.txt"), "a short text");
+}
+
+std::string contents(const std::string& folder) {
+    std::string all;
+    for (const std::string& name : names_in(folder)) all += name + " " + file_hash(folder + "/" + name) + "\n";
+    return all;
+}
+
+// Stops when the run has got that far beyond where it began; true when it ended before.
+bool run_until(const TokenizeOptions& options, uint64_t tokens) {
+    uint64_t began = 0;
+    const auto stop = [&](const TokenizeProgress& progress) {
+        if (progress.tokens > 0 && began == 0) began = progress.tokens;
+        if (progress.tokens > began + tokens) fail(Exit::signal, "stopped");
+    };
+    return error_of([&] { tokenize_files(options, stop); }).code == Exit::done;
+}
+
+SavedRun progress_in(const TokenizeOptions& options) {
+    const auto run = saved_run_from_json(read_small_file(options.out + "/x_progress.json"));
+    REQUIRE(run);
+    return *run;
+}
+
+}  // namespace
+
+TEST_CASE("tokenize: stopped at many points it ends at the same bytes, however the split is made") {
+    const TemporaryFolder folder;
+    write_inputs(folder);
+    struct Way {
+        const char* name;
+        double val_fraction;
+        int64_t val_tokens;
+        bool split_on_blank_line;
+        std::vector<std::string> inputs;
+    };
+    const std::vector<Way> ways = {{"documents", 0.1, 0, false, {}},       {"no validation", 0, 0, true, {}},
+                                   {"val_tokens", 0.1, 400000, false, {}}, {"bytes", 0.3, 0, false, {file_in(folder, "b.txt")}},
+                                   {"text", 0.1, 0, false, {file_in(folder, "d.txt"), file_in(folder, "b.txt")}}};
+    std::mt19937 random(1);
+    for (const Way& way : ways) {
+        INFO(way.name);
+        const auto with = [&](const std::string& out, int threads) {
+            TokenizeOptions options = options_for(folder, out, threads);
+            options.val_fraction = way.val_fraction;
+            options.val_tokens = way.val_tokens;
+            options.rules.split_on_blank_line = way.split_on_blank_line;
+            if (!way.inputs.empty()) options.inputs = way.inputs;
+            return options;
+        };
+        tokenize_files(with("whole", 2), no_progress);
+        const std::string expected = contents(file_in(folder, "whole"));
+        for (int threads = 1; threads <= 2; ++threads) {
+            int stops = 0;
+            while (!run_until(with("parts", threads), random() % 3000000)) REQUIRE(++stops < 100);
+            CHECK(stops > 0);
+            CHECK(contents(file_in(folder, "parts")) == expected);
+            std::filesystem::remove_all(file_in(folder, "parts"));
+        }
+        std::filesystem::remove_all(file_in(folder, "whole"));
+    }
+}
+
+TEST_CASE("tokenize: a document of several shards is gone on with inside, in training and in validation") {
+    const TemporaryFolder folder;
+    const std::string shorter = "{\"text\":\"end\"}\n", longer = "{\"text\":\"" + std::string(3000000, 'b') + "\"}\n";
+    for (const bool validation : {false, true}) {
+        write_text(file_in(folder, "a.jsonl"), validation ? shorter + longer : longer + shorter);
+        TokenizeOptions options = options_for(folder, "whole");
+        options.inputs.resize(1);
+        tokenize_files(options, no_progress);
+        const std::string expected = contents(options.out);
+        // A folder in the way of a later shard: the ones before it are finished.
+        options.out = file_in(folder, "parts");
+        const std::string blocked = validation ? "x_val_000006.bin" : "x_train_000007.bin";
+        const auto block = [&](const TokenizeProgress& progress) {
+            if (progress.bytes_total > 0) std::filesystem::create_directories(options.out + "/" + blocked + ".tmp/in the way");
+        };
+        const Error error = error_of([&] { tokenize_files(options, block); });
+        CHECK(error.code == Exit::data);
+        CHECK(says(error, {blocked}));
+        const SavedRun saved = progress_in(options);
+        CHECK((validation ? saved.val : saved.train).size() == 6);
+        CHECK(saved.written == 1800000);
+        CHECK(saved.documents_before == (validation ? 1 : 0));
+        CHECK_FALSE(saved.complete);
+        std::filesystem::remove_all(options.out + "/" + blocked + ".tmp");
+        std::string note;
+        tokenize_files(options, no_progress, [&](const std::string& sentence) { note = sentence; });
+        CHECK(note.find("going on where a stopped run ended: ") != std::string::npos);
+        CHECK(contents(options.out) == expected);
+        std::filesystem::remove_all(options.out);
+        std::filesystem::remove_all(file_in(folder, "whole"));
+    }
+}
+
+TEST_CASE("tokenize: a run that is stopped leaves the earlier output as it was, and no shard of its own under its name") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "b.txt"), "the earlier text");
+    TokenizeOptions options = options_for(folder, "out");
+    options.inputs = {file_in(folder, "b.txt")};
+    tokenize_files(options, no_progress);
+    const std::string before = contents(options.out);
+    write_inputs(folder);
+    CHECK_FALSE(run_until(options, 2000000));
+    std::vector<std::string> visible;
+    for (const std::string& name : names_in(options.out))
+        if (!name.ends_with(".tmp")) visible.push_back(name);
+    CHECK(visible == std::vector<std::string>{"x_manifest.json", "x_progress.json", "x_train_000001.bin", "x_val_000000.bin"});
+    // An earlier command again: it starts over, says so, and clears up.
+    write_text(file_in(folder, "b.txt"), "the earlier text");
+    std::string note;
+    tokenize_files(options, no_progress, [&](const std::string& sentence) { note = sentence; });
+    CHECK(note.find("starts over: input 1, bytes was") != std::string::npos);
+    CHECK(contents(options.out) == before);
+}
+
+TEST_CASE("tokenize: other options, changed inputs and damaged shards start over and say why") {
+    const TemporaryFolder folder;
+    write_inputs(folder);
+    tokenize_files(options_for(folder, "whole"), no_progress);
+    const std::string expected = contents(file_in(folder, "whole"));
+    const TokenizeOptions options = options_for(folder, "out");
+    const auto stopped_then = [&](auto change, const std::string& why) {
+        REQUIRE_FALSE(run_until(options, 3000000));
+        TokenizeOptions next = options;
+        change(next);
+        std::string note;
+        tokenize_files(next, no_progress, [&](const std::string& sentence) { note = sentence; });
+        INFO(note);
+        CHECK(note.find(why) != std::string::npos);
+        const std::string found = contents(options.out);
+        std::filesystem::remove_all(options.out);
+        return found;
+    };
+    stopped_then([](TokenizeOptions& next) { next.shard_tokens = 400000; }, "--shard-tokens was 300000, is 400000");
+    stopped_then([](TokenizeOptions& next) { next.val_tokens = 7; }, "--val-tokens was 0, is 7");
+    const auto split = [](TokenizeOptions& next) { next.rules.split_on_blank_line = true; };
+    stopped_then(split, "--split-on-blank-line was not given, is given");
+    stopped_then([](TokenizeOptions& next) { next.inputs.pop_back(); }, "the number of inputs was 3, is 2");
+    const auto change_shard = [&](const char* bytes) {
+        return stopped_then(
+            [&](TokenizeOptions& next) {
+                std::fstream(next.out + "/x_train_000001.bin.tmp", std::ios::in | std::ios::out).seekp(5000) << bytes;
+            },
+            "x_train_000001.bin.tmp is not what that run wrote");
+    };
+    CHECK(change_shard("damage") == expected);
+    const auto remove_shard = [](TokenizeOptions& next) { std::filesystem::remove(next.out + "/x_train_000001.bin.tmp"); };
+    CHECK(stopped_then(remove_shard, "x_train_000001.bin is missing") == expected);
+    const auto break_record = [](TokenizeOptions& next) { write_text(next.out + "/x_progress.json", "{\"made_by\": 3"); };
+    CHECK(stopped_then(break_record, "its record is not readable") == expected);
+    const auto more_threads = [](TokenizeOptions& next) { next.threads = 1; };
+    CHECK(stopped_then(more_threads, "going on") == expected);
+}
+
+TEST_CASE("tokenize: stopped while it gives the shards their names it can do that again") {
+    const TemporaryFolder folder;
+    write_inputs(folder);
+    TokenizeOptions options = options_for(folder, "whole");
+    tokenize_files(options, no_progress);
+    const std::string expected = contents(options.out);
+    options.out = file_in(folder, "out");
+    // A folder in the way of a name: everything is finished, and some shards have theirs.
+    std::filesystem::create_directories(options.out + "/x_train_000009.bin/in the way");
+    CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), {"x_train_000009.bin", "cannot get this name"}));
+    CHECK(progress_in(options).complete);
+    CHECK(std::filesystem::exists(options.out + "/x_train_000008.bin"));
+    CHECK_FALSE(std::filesystem::exists(options.out + "/x_manifest.json"));
+    std::filesystem::remove_all(options.out + "/x_train_000009.bin");
+    tokenize_files(options, no_progress);
+    CHECK(contents(options.out) == expected);
+}
+
+TEST_CASE("saved_run: what was written is read, anything else is nothing") {
+    SavedRun run;
+    run.made_by = {{"--name", "a b"}, {"input 1", "x\xFF.txt"}};
+    run.train = {{"x_train_000001.bin", 7, 1038, "0123456789abcdef"}};
+    run.place = {1, 2, 3, false, "d"};
+    run.written = uint64_t{1} << 60;
+    const std::string json = saved_run_to_json(run);
+    const auto again = saved_run_from_json(json);
+    REQUIRE(again);
+    CHECK(saved_run_to_json(*again) == json);
+    CHECK(again->written == run.written);
+    CHECK(again->split.train_bytes == ~uint64_t{0});
+    for (const char* text : {"", "{}", "[1]", "null", "{\"made_by\":{\"a\":1}}"}) CHECK_FALSE(saved_run_from_json(text));
+    CHECK_FALSE(saved_run_from_json(json.substr(0, json.size() / 2)));
+    CHECK(difference({{"a", "1"}}, {{"a", "1"}}).empty());
+    CHECK(difference({{"a", "1"}}, {{"a", "2"}}) == "a was 1, is 2");
+    CHECK(difference({}, {{"a", "2"}}) == "a was not there, is 2");
+}
