@@ -80,11 +80,12 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
         fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", micro_batch,
              " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
     const std::string& made_by = data.train->tokenizer();   // "" where no manifest says
-    if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && data.val->tokenizer() != made_by)
+    if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && !same_tokenizer(data.val->tokenizer(), made_by))
         fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ", data.train->name(),
              " with ", made_by);
     if (!made_by.empty()) config.tokenizer = made_by;
-    if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer);
+    if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer, config.V);
+    if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
 
     data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
     if (data.tokens_per_step % micro_batch)
@@ -371,7 +372,7 @@ void save(Run<Device, X, A>& run, bool last) {
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
         const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights.data(), m.data(), v.data(), run.state,
-                                          tokenizer_from);
+                                          run.data.tokenizer.get(), tokenizer_from);
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.progress.say("checkpoint " + path.string());

@@ -50,7 +50,7 @@ struct Run {
     }
     fs::path save(const fs::path& out_dir, int64_t step) {
         state.step = step;
-        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state);
+        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state, open_tokenizer("bytes").get());
     }
 };
 
@@ -346,7 +346,7 @@ TEST_CASE("tokenizer files of the model that was started from go along", "[check
     overwrite(folder / "source/tokenizer.json", "{}");
     overwrite(folder / "source/merges.txt", "a b");
     const fs::path path = save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(),
-                                          run.exp_avg_sq.data(), run.state, folder / "source");
+                                          run.exp_avg_sq.data(), run.state, nullptr, folder / "source");
     CHECK(contents(path / "merges.txt") == "a b");
     CHECK(contents(path / "tokenizer.json") == "{}");
     CHECK_FALSE(fs::exists(path / "vocab.json"));
@@ -388,7 +388,7 @@ TEST_CASE("a full disk is seen before the first byte is written", "[checkpoint]"
     const std::vector<float> x(list.size(), 1.0f);
     const auto save = [&](int64_t step) {
         run.state.step = step;
-        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state);
+        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state, nullptr);
     };
     const fs::path good = save(1);
     const std::string sentence = sentence_of([&] { save(2); });
