@@ -60,17 +60,15 @@ std::vector<Pattern> compiled(const std::vector<std::string>& regexes, const std
 
 class BpeTokenizer : public Tokenizer {
 public:
-    BpeTokenizer(const TokenizerFile& file, std::string text, std::string config, const std::string& path)
+    BpeTokenizer(const TokenizerFile& file, uint32_t end_of_text, std::string text, std::string config, const std::string& path)
         : path_(path),
           json_(std::move(text)),
           config_(std::move(config)),
           normalizes_(file.normalizes),
           adds_prefix_space_(file.adds_prefix_space),
+          end_of_text_(end_of_text),
           pretokenizer_(compiled(file.patterns, path + ": pre_tokenizer")),
           encoder_(file.byte_ids, file.merges, whole_pieces(file)) {
-        const AddedToken& end = find_end_of_text(file.added);
-        end_of_text_ = end.id;
-        if (config_.empty()) config_ = plain_tokenizer_config_json(end.content);
         for (const auto& [token, id] : file.vocabulary) set_bytes(id, visible_to_bytes(token).value_or(token));
         for (const AddedToken& token : file.added) add(token);
     }
@@ -107,25 +105,14 @@ public:
     std::string config_json() const override { return config_; }
 
 private:
-    const AddedToken& find_end_of_text(const std::vector<AddedToken>& added) const {
-        const std::string of_config = config_.empty() ? "" : eos_token_of_config(config_, path_ + ": its tokenizer_config.json");
-        for (const std::string& name : {std::string("<|endoftext|>"), of_config})
-            for (const AddedToken& token : added)
-                if (token.content == name) return token;
-        fail(Exit::data, path_, ": added_tokens has no token <|endoftext|>",
-             of_config.empty() ? ", and no tokenizer_config.json beside it names an eos_token" : " and no eos_token " + of_config,
-             "; one of them must be there to stand in front of every document");
-    }
-
     void set_bytes(uint32_t id, const std::string& bytes) {
         if (token_bytes_.size() <= id) token_bytes_.resize(id + 1);
         token_bytes_[id] = bytes;
     }
 
     void add(const AddedToken& token) {
-        const bool is_text = !token.special && token.id != end_of_text_;
-        set_bytes(token.id, is_text ? token.content : "");
-        if (!is_text) return;
+        set_bytes(token.id, token.special ? "" : token.content);
+        if (token.special) return;
         std::string buffer;
         if (token.normalized && normalizes_) normalized_tokens_.add(std::string(nfc(token.content, buffer)), token.id);
         else raw_tokens_.add(token.content, token.id);
@@ -141,13 +128,24 @@ private:
 
     std::string path_, json_, config_;
     bool normalizes_, adds_prefix_space_;
+    uint32_t end_of_text_;
     Pretokenizer pretokenizer_;
     BytePairEncoder encoder_;
     AddedTokens raw_tokens_, normalized_tokens_;   // those that a text can hold
     std::vector<std::string> token_bytes_;         // by id
-    uint32_t end_of_text_ = 0;
     mutable ScratchPool pool_;
 };
+
+// The token that stands in front of documents. It is no text, whether the file calls it special or not.
+AddedToken& find_end_of_text(std::vector<AddedToken>& added, const std::string& config, const std::string& path) {
+    const std::string of_config = config.empty() ? "" : eos_token_of_config(config, path + ": its tokenizer_config.json");
+    for (const std::string& name : {std::string("<|endoftext|>"), of_config})
+        for (AddedToken& token : added)
+            if (token.content == name) return token;
+    fail(Exit::data, path, ": added_tokens has no token <|endoftext|>",
+         of_config.empty() ? ", and no tokenizer_config.json beside it names an eos_token" : " and no eos_token " + of_config,
+         "; one of them must be there to stand in front of every document");
+}
 
 // "d/x_tokenizer.json" -> "d/x_tokenizer_config.json"; "" for other names.
 std::string config_path(const std::string& path) {
@@ -163,6 +161,9 @@ std::unique_ptr<Tokenizer> open_bpe_tokenizer(const std::string& path) {
 }
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string text, std::string config, const std::string& path) {
-    const TokenizerFile file = parse_tokenizer_json(text, path);
-    return std::make_unique<BpeTokenizer>(file, std::move(text), std::move(config), path);
+    TokenizerFile file = parse_tokenizer_json(text, path);
+    AddedToken& end_of_text = find_end_of_text(file.added, config, path);
+    end_of_text.special = true;
+    if (config.empty()) config = plain_tokenizer_config_json(end_of_text.content);
+    return std::make_unique<BpeTokenizer>(file, end_of_text.id, std::move(text), std::move(config), path);
 }

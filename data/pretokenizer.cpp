@@ -83,7 +83,7 @@ private:
         const size_t end = regex_.find('}', at_);
         const size_t size = end == std::string::npos ? regex_.size() - at_ : end + 1 - at_;
         const bool begins_with_digit = at_ + 1 < regex_.size() && std::isdigit(static_cast<unsigned char>(regex_[at_ + 1]));
-        const bool known = begins_with_digit && regex_.find_first_not_of("0123456789,", at_ + 1) == end;
+        const bool known = begins_with_digit && end != std::string::npos && regex_.find_first_not_of("0123456789,", at_ + 1) == end;
         if (!known || (end + 1 < regex_.size() && std::string_view("+?").find(regex_[end + 1]) != std::string_view::npos)) refuse(size + 1);
         copy(size);
     }

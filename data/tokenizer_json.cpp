@@ -98,6 +98,7 @@ void read_split(const Field& split, TokenizerFile& file) {
 
 void read_pretokenizer(const Field& pretokenizer, TokenizerFile& file) {
     const std::string supported = "ByteLevel, or a Sequence of Split (Regex, Isolated) and, at its end, ByteLevel";
+    if (pretokenizer.is_null()) pretokenizer.refuse(supported);
     const Field type = pretokenizer.member("type");
     if (type.text() == "ByteLevel") return read_byte_level(pretokenizer, file);
     if (type.text() != "Sequence") type.refuse(supported);

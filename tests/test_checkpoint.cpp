@@ -20,6 +20,7 @@
 #include "model/error.h"
 #include "model/safetensors.h"
 #include "temporary_folder.h"
+#include "tests/tokenizer_files.h"
 
 namespace fs = std::filesystem;
 
@@ -351,6 +352,41 @@ TEST_CASE("tokenizer files of the model that was started from go along", "[check
     CHECK(contents(path / "tokenizer.json") == "{}");
     CHECK_FALSE(fs::exists(path / "vocab.json"));
     CHECK_NOTHROW(verify_checkpoint(path));
+}
+
+TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const std::string text = small_tokenizer().dump(), config_text = R"({"eos_token": "<|endoftext|>"})";
+    overwrite(folder / "x_tokenizer.json", text);
+    overwrite(folder / "x_tokenizer_config.json", config_text);
+    fs::create_directories(folder / "source");
+    overwrite(folder / "source/merges.txt", "a b");
+    overwrite(folder / "source/tokenizer.json", "{}");
+    run.config.tokenizer = (folder / "x_tokenizer.json").string();
+    const auto tokenizer = open_tokenizer(run.config.tokenizer);
+    run.config.end_of_text = int(tokenizer->end_of_text());
+    const auto save = [&](int64_t step) {
+        run.state.step = step;
+        return save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(), run.exp_avg_sq.data(),
+                               run.state, tokenizer.get(), folder / "source");
+    };
+    const fs::path path = save(1);
+    CHECK_FALSE(fs::exists(path / "merges.txt"));   // the source's files are of another tokenizer
+    fs::remove(folder / "x_tokenizer.json");
+    fs::rename(path, folder / "moved");
+    const Config back = load_config(folder / "moved");
+    CHECK(back.tokenizer == (folder / "moved/tokenizer.json").string());
+    CHECK(back.end_of_text == 259);
+    CHECK(open_tokenizer(back.tokenizer)->json() == text);
+    CHECK(open_tokenizer(back.tokenizer)->config_json() == config_text);
+    CHECK(contains(contents(folder / "moved/generation_config.json"), "\"eos_token_id\": 259"));
+    CHECK_NOTHROW(verify_checkpoint(folder / "moved"));
+
+    overwrite(folder / "source/tokenizer.json", text);
+    const fs::path with_source = save(2);
+    CHECK(contents(with_source / "merges.txt") == "a b");
+    CHECK_NOTHROW(verify_checkpoint(with_source));
 }
 
 TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing else", "[checkpoint]") {
