@@ -108,7 +108,8 @@ size_t BytePairEncoder::merge_few(MergeScratch& scratch, size_t count) const {
 // Tokens are a linked list (by the place of their first byte); a heap has every pair that may merge, by rank, then place.
 // An entry is out of date when the pair at its place has another rank by now.
 size_t BytePairEncoder::merge_many(MergeScratch& scratch, size_t count) const {
-    auto& [ids, ranks, previous, next, heap, cache] = scratch;
+    std::vector<uint32_t>&ids = scratch.ids, &ranks = scratch.ranks, &previous = scratch.previous, &next = scratch.next;
+    std::vector<uint64_t>& heap = scratch.heap;
     const auto none = static_cast<uint32_t>(count);
     previous.resize(count);
     next.resize(count);

@@ -9,16 +9,20 @@ shift
 names=${*:-$(ls tests/fuzz/fuzz_*.cpp | sed 's|.*/fuzz_||; s|\.cpp||')}
 compiler=$(command -v clang++ || command -v clang++-14) || { echo "clang++ is needed: apt install clang" >&2; exit 1; }
 mkdir -p build/fuzz
-sources=$(ls model/*.cpp data/*.cpp | grep -vE 'data/tokenize.cpp|model/(machine|ranks|report)\.cpp')
+sources=$(ls model/*.cpp data/*.cpp | grep -vE 'data/tokenize.cpp|model/(machine|ranks|report|attention_report)\.cpp')
 for source in $sources; do
     object=build/fuzz/$(echo "$source" | tr / _).o
     [ "$object" -nt "$source" ] || "$compiler" -std=c++20 -g -O1 -I. -fsanitize=fuzzer-no-link,address,undefined -c "$source" -o "$object" || exit
 done
 status=0
 for name in $names; do
-    "$compiler" -std=c++20 -g -O1 -I. -fsanitize=fuzzer,address,undefined "tests/fuzz/fuzz_$name.cpp" build/fuzz/*.o -o "build/fuzz/fuzz_$name" || exit
+    "$compiler" -std=c++20 -g -O1 -I. -fsanitize=fuzzer,address,undefined "tests/fuzz/fuzz_$name.cpp" build/fuzz/*.o -lpcre2-8 -lutf8proc -o "build/fuzz/fuzz_$name" || exit
     mkdir -p "build/fuzz/corpus-$name"
-    seeds=$([ "$name" = config ] && ls -d tests/fixtures/*/ | head -n 1)
+    case $name in
+        config) seeds=tests/fixtures/asga ;;
+        encode | tokenizer_json) seeds=tests/fixtures/tokenizers ;;
+        *) seeds="" ;;
+    esac
     if build/fuzz/fuzz_"$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -artifact_prefix="build/fuzz/$name-" "build/fuzz/corpus-$name" $seeds > "build/fuzz/$name.log" 2>&1; then
         echo "ok fuzz_$name: $(grep -c . "build/fuzz/$name.log") lines of log, $(tail -n 1 "build/fuzz/$name.log")"
     else
