@@ -21,7 +21,7 @@ USE_CUDA ?= $(HAVE_CUDA)
 WITH_CUDA = $(filter 1,$(USE_CUDA))
 CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
 FLAGS    := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
-LIBS     := $(BLAS_LIBS) $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -larchive -lz -lpthread
+LIBS     := $(BLAS_LIBS) -lpcre2-8 -lutf8proc $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -larchive -lz -lpthread
 USE_NCCL ?= $(HAVE_NCCL)
 NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
              $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)

@@ -7,7 +7,7 @@
 #include "data/shard.h"
 
 struct Manifest {
-    std::string tokenizer;      // Tokenizer::name()
+    std::string tokenizer;      // "bytes", or the name of a tokenizer.json beside the manifest
     int vocabulary = 0;
     uint64_t documents = 0;
     uint64_t tokens = 0;        // of all shards, end-of-text tokens included

@@ -4,11 +4,13 @@
 #include <filesystem>
 
 #include "data/manifest.h"
+#include "data/tokenizer.h"
 #include "model/error.h"
 
 namespace {
 
-// The tokenizer that the manifest beside a shard records, "" when no manifest lists this file.
+// What open_tokenizer() takes for the tokenizer that the manifest beside a shard records ("bytes", or a file beside the manifest);
+// "" when no manifest lists this shard.
 std::string tokenizer_of(const std::string& shard_path) {
     const std::string path = manifest_path(shard_path);
     if (path.empty() || !std::filesystem::exists(path)) return "";
@@ -16,7 +18,11 @@ std::string tokenizer_of(const std::string& shard_path) {
     const std::string file = std::filesystem::path(shard_path).filename().string();
     const auto is_this = [&](const ShardInfo& shard) { return shard.file == file; };
     const bool listed = std::any_of(manifest.shards.begin(), manifest.shards.end(), is_this);
-    return listed ? manifest.tokenizer : "";
+    if (!listed || manifest.tokenizer == "bytes") return listed ? manifest.tokenizer : "";
+    const std::string tokenizer = (std::filesystem::path(path).parent_path() / manifest.tokenizer).string();
+    if (!std::filesystem::exists(tokenizer))
+        fail(Exit::data, path, ": names the tokenizer ", manifest.tokenizer, ", which is not beside it; copy it there from where the shards were made");
+    return tokenizer;
 }
 
 }  // namespace
@@ -36,7 +42,7 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary) {
     uint64_t start = 0;
     for (const Shard& shard : shards_) {
         const std::string tokenizer = tokenizer_of(shard.path());
-        if (tokenizer != tokenizer_)
+        if (!same_tokenizer(tokenizer, tokenizer_))
             fail(Exit::data, shard.path(), ": its tokenizer is '", tokenizer, "', that of ", paths[0], " is '", tokenizer_,
                  "' ('' is unknown); tokens of different tokenizers cannot be mixed");
         shard.check_range(vocabulary);

@@ -20,8 +20,8 @@ public:
     /// What messages call it: the glob, or the first path.
     const std::string& name() const { return name_; }
 
-    /// The tokenizer's name from the manifest beside the shards, "" where there is none. Shards of different tokenizers
-    /// make no stream.
+    /// What open_tokenizer() takes for the tokenizer of the manifest beside the shards, "" where there is none. Shards of
+    /// different tokenizers make no stream.
     const std::string& tokenizer() const { return tokenizer_; }
 
     /// Copies tokens start .. start + count - 1, over as many shards as they span. Beyond the end: Exit::data.

@@ -100,8 +100,10 @@ void load_moment(const SafetensorsFile& file, const char* prefix, const TensorLi
 }   // namespace
 
 Config load_config(const fs::path& folder) {
-    const fs::path path = folder / "config.json";
-    return config_from_json(read_text(path), path.string());
+    const fs::path path = folder / "config.json", tokenizer = folder / "tokenizer.json";
+    Config config = config_from_json(read_text(path), path.string());
+    if (config.tokenizer != "bytes") config.tokenizer = path_exists(tokenizer) ? tokenizer.string() : "";
+    return config;
 }
 
 LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t seed, float* weights) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "data/tokenizer.h"
 #include "model/config.h"
 #include "model/tensors.h"
 
@@ -30,11 +31,13 @@ struct TrainerState {
 /// Free space is checked first. An existing checkpoint of the same step is exchanged for the new one in one operation.
 /// Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of LATER steps belong to a run that this one has
 /// left behind (it started anew, or further back); they are kept as step_<N>.superseded, where resuming does not look.
-/// Tokenizer files: ours for the bytes tokenizer, else those found in `tokenizer_from` (the folder the model came from).
+/// Tokenizer files: those of `tokenizer`, to which config.json then refers by name, so that the folder can be moved. Of
+/// `tokenizer_from` (the folder the model came from) those that belong to the same tokenizer, or all when `tokenizer` is null.
 /// On failure the unfinished folder is removed and every earlier checkpoint is as it was.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const Config& config, const TensorList& list,
                                       const float* weights, const float* exp_avg, const float* exp_avg_sq,
-                                      const TrainerState& state, const std::filesystem::path& tokenizer_from = {});
+                                      const TrainerState& state, const Tokenizer* tokenizer,
+                                      const std::filesystem::path& tokenizer_from = {});
 
 /// Deletes all but the `keep` checkpoints of the highest steps; keep < 1 keeps all. Call it after save_checkpoint returned.
 /// A folder loses its name before its files, so that a half-deleted one is never taken for a checkpoint. What cannot be

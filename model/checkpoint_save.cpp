@@ -7,7 +7,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/tokenizer.h"
 #include "model/checkpoint.h"
 #include "model/checkpoint_manifest.h"
 #include "model/disk.h"
@@ -90,24 +89,32 @@ std::string trainer_state_to_json(const TrainerState& state) {
 
 std::string generation_config_to_json(const Config& config) {
     ordered_json object = {{"_from_model_config", true}};
-    if (config.tokenizer == "bytes") object["bos_token_id"] = object["eos_token_id"] = 256;
+    if (config.end_of_text >= 0) object["bos_token_id"] = object["eos_token_id"] = config.end_of_text;
     object["transformers_version"] = "4.51.0";
     return object.dump(2) + "\n";
 }
 
-std::vector<TextFile> text_files(const Config& config, const TrainerState& state, const fs::path& tokenizer_from) {
+void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* tokenizer, const fs::path& from) {
+    const fs::path source = from / "tokenizer.json";
+    const bool same = tokenizer && !from.empty() && path_exists(source) && read_text(source) == tokenizer->json();
+    if (tokenizer) {
+        files.push_back({"tokenizer.json", tokenizer->json()});
+        files.push_back({"tokenizer_config.json", tokenizer->config_json()});
+        if (!same) return;
+    }
+    if (from.empty()) return;
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+                             "added_tokens.json", "chat_template.jinja"})
+        if (path_exists(from / name) && !(same && std::string(name).starts_with("tokenizer")))
+            files.push_back({name, read_text(from / name)});
+}
+
+std::vector<TextFile> text_files(Config config, const TrainerState& state, const Tokenizer* tokenizer, const fs::path& tokenizer_from) {
+    if (tokenizer && tokenizer->name() != "bytes") config.tokenizer = "tokenizer.json";   // the folder may be moved
     std::vector<TextFile> files = {{"config.json", config_to_json(config)},
                                    {"generation_config.json", generation_config_to_json(config)},
                                    {"trainer_state.json", trainer_state_to_json(state)}};
-    if (config.tokenizer == "bytes") {
-        files.push_back({"tokenizer.json", bytes_tokenizer_json()});
-        files.push_back({"tokenizer_config.json", bytes_tokenizer_config_json()});
-        return files;
-    }
-    if (tokenizer_from.empty()) return files;
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-                             "added_tokens.json", "chat_template.jinja"})
-        if (path_exists(tokenizer_from / name)) files.push_back({name, read_text(tokenizer_from / name)});
+    append_tokenizer_files(files, tokenizer, tokenizer_from);
     return files;
 }
 
@@ -199,8 +206,9 @@ void verify_file(const fs::path& path, const ManifestFile& expected) {
 }   // namespace
 
 fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights,
-                         const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const fs::path& tokenizer_from) {
-    const std::vector<TextFile> texts = text_files(config, state, tokenizer_from);
+                         const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const Tokenizer* tokenizer,
+                         const fs::path& tokenizer_from) {
+    const std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
     std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.safetensors", {}}};
     append_tensors(tensor_files[0], "", list, weights);
     append_tensors(tensor_files[1], "exp_avg.", list, exp_avg);

@@ -26,6 +26,7 @@ Config qwen3(int V, int C, int L, int NH, int NKV, int HS, int F) {
     Config config;
     config.V = V, config.C = C, config.L = L, config.NH = NH, config.NKV = NKV, config.HS = HS, config.F = F;
     config.tokenizer = V == 512 ? "bytes" : "";
+    config.end_of_text = V == 512 ? 256 : -1;
     return config;
 }
 
@@ -187,6 +188,14 @@ void read_sliding_window(const json& object, Config& config, const std::string& 
              "; the former must be one more than the latter");
 }
 
+/// -1 where the file names none, or several.
+int read_end_of_text(const json& object, const Config& config) {
+    if (config.tokenizer == "bytes") return 256;
+    if (!object.contains("eos_token_id") || !object["eos_token_id"].is_number_integer()) return -1;
+    const auto id = object["eos_token_id"].get<int64_t>();
+    return id >= 0 && id < config.V ? int(id) : -1;
+}
+
 void read_settings(const json& object, Config& config, const std::string& where) {
     for (const auto& [key, value] : object.items()) {
         if (!value.is_number() || hugging_face_numbers().count(key)) continue;
@@ -296,9 +305,9 @@ std::string config_to_json(const Config& config) {
     object["tie_word_embeddings"] = config.tied;
     object["initializer_range"] = config.init_std;
     write_sliding_window(config, object);
-    const bool bytes = config.tokenizer == "bytes";
-    object["bos_token_id"] = bytes ? nlohmann::ordered_json(256) : nullptr;
-    object["eos_token_id"] = bytes ? nlohmann::ordered_json(256) : nullptr;
+    const bool knows_end = config.end_of_text >= 0;
+    object["bos_token_id"] = knows_end ? nlohmann::ordered_json(config.end_of_text) : nullptr;
+    object["eos_token_id"] = object["bos_token_id"];
     object["use_cache"] = true;
     object["torch_dtype"] = "float32";   // transformers 4
     object["dtype"] = "float32";         // transformers 5
@@ -342,6 +351,7 @@ Config config_from_json(const std::string& text, const std::string& where) {
     config.names_variant = has_field(object, "attention_variant");
     if (config.names_variant) config.variant = string_field(object, "attention_variant", where);
     if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
+    config.end_of_text = read_end_of_text(object, config);
     read_settings(object, config, where);
     read_sliding_window(object, config, where);
     check_config(config, where, int(Exit::checkpoint));

@@ -32,7 +32,8 @@ struct Config {
     double rope_theta = 1e6;
     double init_std = 0.02;       // initializer_range
     int max_positions = 32768;    // max_position_embeddings
-    std::string tokenizer;        // "bytes", or "" when it is not known
+    std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" when it is not known
+    int end_of_text = -1;         // id of the token between documents, -1 when it is not known
     std::string variant = "causal";             // attention_variant
     bool names_variant = false;                 // whether config.json says so: other programs' folders do not
     std::map<std::string, double> settings;     // the variant's settings by config.json key, e.g. {"asga_hidden", 16}

@@ -106,7 +106,8 @@ static void run(const Options& o) {
         fail(Exit::checkpoint, o.checkpoint, "/config.json: attention_variant ", config.variant,
              " is none of this program's variants");
     std::unique_ptr<Tokenizer> tokenizer;
-    if (!config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer);
+    const bool has_text = !o.print_ids || o.prompt_ids.empty();   // else a tokenizer that this program cannot use is no obstacle
+    if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
         fail(Exit::usage, o.checkpoint, ": its tokenizer is not known to this program; use --prompt-ids and --print-ids");
 

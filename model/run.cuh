@@ -86,12 +86,13 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
         fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", micro_batch,
              " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
     std::string made_by = data.train ? data.train->tokenizer() : config.tokenizer;   // "" where nothing says
-    if (data.val && made_by.empty()) made_by = data.val->tokenizer();
-    if (data.val && !data.val->tokenizer().empty() && data.val->tokenizer() != made_by)
+    if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && !same_tokenizer(data.val->tokenizer(), made_by))
         fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ",
              data.train ? data.train->name() : "the model", " with ", made_by);
+    if (!data.train && made_by.empty() && data.val) made_by = data.val->tokenizer();
     if (!made_by.empty()) config.tokenizer = made_by;
-    if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer);
+    if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer, config.V);
+    if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
     for (const std::string& path : o.eval_data)
         data.tasks.push_back(read_evaluation(path, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
     if (!data.train) return data;
@@ -382,7 +383,7 @@ void save(Run<Device, X, A>& run, bool last) {
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
         const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights.data(), m.data(), v.data(), run.state,
-                                          tokenizer_from);
+                                          run.data.tokenizer.get(), tokenizer_from);
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.progress.say("checkpoint " + path.string());

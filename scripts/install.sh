@@ -32,6 +32,8 @@ find_missing() {
     has_header CLI/CLI.hpp || required+=(libcli11-dev)
     has_header nlohmann/json.hpp || required+=(nlohmann-json3-dev)
     has_header xxhash.h || required+=(libxxhash-dev)
+    has_header pcre2.h || required+=(libpcre2-dev)
+    has_header utf8proc.h || required+=(libutf8proc-dev)
     has_matplotlib || optional+=(python3-matplotlib)
     [ "$level" = test ] || return 0
     has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || required+=(catch2)

@@ -94,6 +94,21 @@ probe_headers() {
     require xxhash libxxhash-dev "$found"
 }
 
+# Of the tokenizers. PCRE2 before 10.40 does not know \p{White_Space}.
+probe_text_libraries() {
+    local found
+    found=no; works -lpcre2-8 <<< '#define PCRE2_CODE_UNIT_WIDTH 8
+        #include <pcre2.h>
+        int main() {
+            int error; size_t place;
+            return pcre2_compile((PCRE2_SPTR)"\\p{White_Space}", 15, PCRE2_UTF | PCRE2_UCP, &error, &place, nullptr) ? 0 : 1;
+        }' && found=yes
+    require PCRE2 libpcre2-dev "$found"
+    found=no; works -lutf8proc <<< '#include <utf8proc.h>
+        int main() { return utf8proc_get_property(0x301)->combining_class == 230 ? 0 : 1; }' && found=yes
+    require utf8proc libutf8proc-dev "$found"
+}
+
 # Only the tests need Catch2: version 3 brings a library with main(), version 2 is one header.
 probe_catch2() {
     catch_libs="" have_catch=0
@@ -260,6 +275,7 @@ probe_compiler
 [ ${#missing[@]} -eq 0 ] && probe_arch
 probe_openblas
 probe_headers
+probe_text_libraries
 probe_catch2
 probe_compression
 probe_mpi

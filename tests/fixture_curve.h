@@ -55,7 +55,7 @@ inline Fixture load_fixture(const std::filesystem::path& folder) {
 inline std::vector<std::filesystem::path> fixture_folders(const std::string& variant) {
     std::vector<std::filesystem::path> folders;
     for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(program_folder()) / "../../tests/fixtures"))
-        if (entry.is_directory() && load_config(entry.path()).variant == variant) folders.push_back(entry.path());
+        if (exists(entry.path() / "config.json") && load_config(entry.path()).variant == variant) folders.push_back(entry.path());
     std::sort(folders.begin(), folders.end());
     return folders;
 }

@@ -20,6 +20,7 @@
 #include "model/error.h"
 #include "model/safetensors.h"
 #include "temporary_folder.h"
+#include "tests/tokenizer_files.h"
 
 namespace fs = std::filesystem;
 
@@ -50,7 +51,7 @@ struct Run {
     }
     fs::path save(const fs::path& out_dir, int64_t step) {
         state.step = step;
-        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state);
+        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state, open_tokenizer("bytes").get());
     }
 };
 
@@ -346,11 +347,46 @@ TEST_CASE("tokenizer files of the model that was started from go along", "[check
     overwrite(folder / "source/tokenizer.json", "{}");
     overwrite(folder / "source/merges.txt", "a b");
     const fs::path path = save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(),
-                                          run.exp_avg_sq.data(), run.state, folder / "source");
+                                          run.exp_avg_sq.data(), run.state, nullptr, folder / "source");
     CHECK(contents(path / "merges.txt") == "a b");
     CHECK(contents(path / "tokenizer.json") == "{}");
     CHECK_FALSE(fs::exists(path / "vocab.json"));
     CHECK_NOTHROW(verify_checkpoint(path));
+}
+
+TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoint]") {
+    TemporaryFolder folder;
+    Run run;
+    const std::string text = small_tokenizer().dump(), config_text = R"({"eos_token": "<|endoftext|>"})";
+    overwrite(folder / "x_tokenizer.json", text);
+    overwrite(folder / "x_tokenizer_config.json", config_text);
+    fs::create_directories(folder / "source");
+    overwrite(folder / "source/merges.txt", "a b");
+    overwrite(folder / "source/tokenizer.json", "{}");
+    run.config.tokenizer = (folder / "x_tokenizer.json").string();
+    const auto tokenizer = open_tokenizer(run.config.tokenizer);
+    run.config.end_of_text = int(tokenizer->end_of_text());
+    const auto save = [&](int64_t step) {
+        run.state.step = step;
+        return save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(), run.exp_avg_sq.data(),
+                               run.state, tokenizer.get(), folder / "source");
+    };
+    const fs::path path = save(1);
+    CHECK_FALSE(fs::exists(path / "merges.txt"));   // the source's files are of another tokenizer
+    fs::remove(folder / "x_tokenizer.json");
+    fs::rename(path, folder / "moved");
+    const Config back = load_config(folder / "moved");
+    CHECK(back.tokenizer == (folder / "moved/tokenizer.json").string());
+    CHECK(back.end_of_text == 259);
+    CHECK(open_tokenizer(back.tokenizer)->json() == text);
+    CHECK(open_tokenizer(back.tokenizer)->config_json() == config_text);
+    CHECK(contains(contents(folder / "moved/generation_config.json"), "\"eos_token_id\": 259"));
+    CHECK_NOTHROW(verify_checkpoint(folder / "moved"));
+
+    overwrite(folder / "source/tokenizer.json", text);
+    const fs::path with_source = save(2);
+    CHECK(contents(with_source / "merges.txt") == "a b");
+    CHECK_NOTHROW(verify_checkpoint(with_source));
 }
 
 TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing else", "[checkpoint]") {
@@ -388,7 +424,7 @@ TEST_CASE("a full disk is seen before the first byte is written", "[checkpoint]"
     const std::vector<float> x(list.size(), 1.0f);
     const auto save = [&](int64_t step) {
         run.state.step = step;
-        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state);
+        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state, nullptr);
     };
     const fs::path good = save(1);
     const std::string sentence = sentence_of([&] { save(2); });

@@ -74,7 +74,7 @@ TEST_CASE("bytes tokenizer: ids outside the vocabulary stand for U+FFFD, unknown
 }
 
 TEST_CASE("bytes tokenizer: the Hugging Face file holds the same ids") {
-    const auto file = nlohmann::json::parse(bytes_tokenizer_json());
+    const auto file = nlohmann::json::parse(open_tokenizer("bytes")->json());
     const auto& vocabulary = file["model"]["vocab"];
     CHECK(vocabulary.size() == 256);
     CHECK(vocabulary["A"] == 65);
@@ -84,7 +84,7 @@ TEST_CASE("bytes tokenizer: the Hugging Face file holds the same ids") {
     CHECK(file["added_tokens"].size() == 256);
     CHECK(file["added_tokens"][0]["content"] == "<|endoftext|>");
     CHECK(file["added_tokens"][255]["id"] == 511);
-    CHECK(nlohmann::json::parse(bytes_tokenizer_config_json())["eos_token"] == "<|endoftext|>");
+    CHECK(nlohmann::json::parse(open_tokenizer("bytes")->config_json())["eos_token"] == "<|endoftext|>");
 }
 
 TEST_CASE("replace_invalid_utf8 keeps valid text and replaces what is none") {

@@ -1,0 +1,52 @@
+// Tokens that are found in a text by their letters, such as <think>: the leftmost first, and of several there the longest.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+class AddedTokens {
+public:
+    void add(const std::string& content, uint32_t id) {
+        auto& tokens = by_first_byte_[static_cast<unsigned char>(content[0])];
+        tokens.emplace_back(content, id);
+        std::stable_sort(tokens.begin(), tokens.end(), [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+        empty_ = false;
+    }
+
+    /// Calls text(part) for what lies between the tokens and token(id) for them, in order. No part is empty.
+    template <class Text, class Token>
+    void split(std::string_view whole, const Text& text, const Token& token) const {
+        size_t done = 0;
+        const auto text_until = [&](size_t end) {
+            if (end > done) text(whole.substr(done, end - done));
+        };
+        for (size_t at = 0; !empty_ && at < whole.size();) {
+            const auto* found = longest_at(whole.substr(at));
+            if (!found) {
+                ++at;
+                continue;
+            }
+            text_until(at);
+            token(found->second);
+            done = at += found->first.size();
+        }
+        text_until(whole.size());
+    }
+
+private:
+    using Token = std::pair<std::string, uint32_t>;
+
+    const Token* longest_at(std::string_view text) const {
+        const std::vector<Token>& tokens = by_first_byte_[static_cast<unsigned char>(text[0])];
+        const auto fits = [&](const Token& token) { return text.starts_with(token.first); };
+        const auto found = std::find_if(tokens.begin(), tokens.end(), fits);
+        return found == tokens.end() ? nullptr : &*found;
+    }
+
+    std::array<std::vector<Token>, 256> by_first_byte_;   // longest first
+    bool empty_ = true;
+};
