@@ -38,7 +38,7 @@ void check_options(const TokenizeOptions& options) {
     if (options.shard_tokens < 1 || options.shard_tokens > most)
         fail(Exit::usage, "--shard-tokens is ", options.shard_tokens, ", it must be 1 to ", most);
     if (options.documents < 0) fail(Exit::usage, "--documents is ", options.documents, ", it must not be negative");
-    if (options.threads < 0) fail(Exit::usage, "--threads is ", options.threads, ", it must not be negative");
+    if (options.threads < 0 || options.threads > 1024) fail(Exit::usage, "--threads is ", options.threads, ", it must be 0 to 1024");
     if (options.out.empty()) fail(Exit::usage, "--out is missing: the folder to write the shards into");
     if (options.name.find('/') != std::string::npos)
         fail(Exit::usage, "--name '", options.name, "' must not contain a slash; --out names the folder");
