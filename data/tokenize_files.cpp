@@ -61,9 +61,10 @@ std::string exactly(double value) {
 }
 
 Fingerprint fingerprint(const TokenizeOptions& options, const Tokenizer& tokenizer, const std::vector<Input>& inputs) {
+    const std::string files = tokenizer.json() + tokenizer.config_json();
     Fingerprint made_by = {
         {"--tokenizer", tokenizer.name()},
-        {"its vocabulary", std::to_string(tokenizer.vocabulary())},
+        {"the hash of its files", hexadecimal(xxh3(files.data(), files.size()))},
         {"--shard-tokens", std::to_string(options.shard_tokens)},
         {"--val-fraction", exactly(options.val_fraction)},
         {"--val-tokens", std::to_string(options.val_tokens)},
@@ -127,14 +128,20 @@ public:
         return run;
     }
 
+    // What the manifest calls the tokenizer: "bytes", or the copy of its tokenizer.json that publish() puts beside it.
+    std::string name_of(const Tokenizer& tokenizer) const {
+        return tokenizer.name() == "bytes" ? tokenizer.name() : name_ + "_tokenizer.json";
+    }
+
     // Gives everything its final name. The old manifest goes first and the new one comes last: a manifest that is there is right.
     // Stopped at any moment, it can be called again. Returns the shards of an earlier run that were removed.
-    std::vector<std::string> publish(const Manifest& manifest) const {
+    std::vector<std::string> publish(const Manifest& manifest, const Tokenizer& tokenizer) const {
         OutputFile file(this->manifest());
         const std::string text = manifest_to_json(manifest);
         file.write(text.data(), text.size());
         file.finish();
         remove_file(this->manifest());
+        write_tokenizer(tokenizer);
         for (const ShardInfo& shard : manifest.shards) give_final_name(shard);
         const std::vector<std::string> removed = remove_others(manifest.shards);
         sync_folder(folder_);
@@ -166,6 +173,17 @@ private:
             if (fs::file_size(path) != shard.bytes || file_hash(path) != shard.xxh64) return path + " is not what that run wrote";
         }
         return "";
+    }
+
+    void write_tokenizer(const Tokenizer& tokenizer) const {
+        const std::string file = stem() + "_tokenizer.json", config = stem() + "_tokenizer_config.json";
+        if (tokenizer.name() != "bytes") {
+            write_file(file, tokenizer.json());
+            write_file(config, tokenizer.config_json());
+            return;
+        }
+        remove_file(file);   // of an earlier run
+        remove_file(config);
     }
 
     void give_final_name(const ShardInfo& shard) const {
@@ -295,10 +313,10 @@ TokenizeReport tokenize_files(const TokenizeOptions& options, const OnProgress& 
     TokenizeReport report;
     report.train_tokens = writer.train_tokens();
     report.val_tokens = writer.val_tokens();
-    report.manifest = {tokenizer->name(), tokenizer->vocabulary(), writer.documents(), report.train_tokens + report.val_tokens,
+    report.manifest = {output.name_of(*tokenizer), tokenizer->vocabulary(), writer.documents(), report.train_tokens + report.val_tokens,
                        Output::shards_of(finished)};
     report.manifest_path = output.manifest();
     tick();   // the last moment to stop
-    report.removed = output.publish(report.manifest);
+    report.removed = output.publish(report.manifest, *tokenizer);
     return report;
 }
