@@ -40,7 +40,7 @@ def log_likelihoods(model, encoded):
     return [sum(logs[n, t - 1, ids[t]].item() for t in range(begin, len(ids))) for n, (ids, begin) in enumerate(encoded)]
 
 
-def ours(folder, arguments, out):
+def ours(folder, arguments):
     command = ['./train_causal', '--device', 'cpu', '--evaluate', '--checkpoint', folder, '--batch-size', '8', '--seq-len', '1024', *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -49,7 +49,7 @@ def compare_items(folder, model, tokenizer, path, count):
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()][:count]
     with tempfile.TemporaryDirectory() as work:
         out = pathlib.Path(work) / 'items.jsonl'
-        said = ours(folder, ['--val-batches', '0', '--eval-data', str(path), '--eval-items', str(count), '--eval-out', str(out)], out)
+        said = ours(folder, ['--val-batches', '0', '--eval-data', str(path), '--eval-items', str(count), '--eval-out', str(out)])
         items = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(items) == len(rows), f'{path}: {len(items)} items of {len(rows)}'
     worst, same, right = 0, 0, 0
@@ -65,12 +65,15 @@ def compare_items(folder, model, tokenizer, path, count):
 
 
 @torch.no_grad()
-def compare_loss(folder, model, tokenizer, path, T=1024):
+def compare_loss(folder, model, path, T=1024):
+    name = json.loads((pathlib.Path(folder) / 'config.json').read_text())['engine_tokenizer']
     with tempfile.TemporaryDirectory() as work:
-        subprocess.run(['./tokenize', '--tokenizer', 'bytes', '--out', work, '--name', 'text', '--val-fraction', '0.5', str(path)], check=True, capture_output=True)
-        said = ours(folder, ['--val-data', f'{work}/text_val_*.bin', '--val-batches', '2'], None)
-        shard = sorted(pathlib.Path(work).glob('text_val_*.bin'))[0].read_bytes()[1024:]
-    tokens = torch.tensor([int.from_bytes(shard[n:n + 2], 'little') for n in range(0, 2 * (16 * T + 1), 2)])
+        subprocess.run(['./tokenize', '--tokenizer', 'bytes' if name == 'bytes' else folder, '--out', work, '--name', 'text', '--val-fraction', '0.5', str(path)], check=True, capture_output=True)
+        said = ours(folder, ['--val-data', f'{work}/text_val_*.bin', '--val-batches', '2'])
+        shard = sorted(pathlib.Path(work).glob('text_val_*.bin'))[0].read_bytes()
+    width = 2 if int.from_bytes(shard[:4], 'little') == 20240520 else 4
+    starts = range(1024, 1024 + width * (16 * T + 1), width)
+    tokens = torch.tensor([int.from_bytes(shard[n:n + width], 'little') for n in starts])
     logits = model(tokens[:-1].view(16, T)).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), tokens[1:]).item()
     line = next(line for line in said.splitlines() if line.startswith('validation:'))
@@ -89,4 +92,4 @@ if __name__ == '__main__':
     tokenizer = AutoTokenizer.from_pretrained(options.folder)
     compare_items(options.folder, model, tokenizer, options.data, options.items)
     if options.text:
-        compare_loss(options.folder, model, tokenizer, options.text)
+        compare_loss(options.folder, model, options.text)
