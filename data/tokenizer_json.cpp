@@ -169,13 +169,15 @@ void read_merges(const Field& merges, const Ids& ids, TokenizerFile& file) {
     for (size_t i = 0; i < merges.elements(); ++i) {
         const Field merge = merges.element(i);
         if (merge.value().is_string() && merge.text().starts_with("#version")) continue;
-        const auto [left, right] = read_merge(merge);
+        const auto pair = read_merge(merge);
         const auto id_of = [&](std::string_view token) {
             const auto found = ids.find(token);
-            if (found == ids.end()) fail(Exit::data, merge.name(), ": \"", left, "\" and \"", right, "\" need \"", token, "\", which is not in model.vocab");
+            if (found == ids.end())
+                fail(Exit::data, merge.name(), ": \"", pair.first, "\" and \"", pair.second, "\" need \"", token,
+                     "\", which is not in model.vocab");
             return found->second;
         };
-        file.merges.push_back({id_of(left), id_of(right), id_of(std::string(left).append(right))});
+        file.merges.push_back({id_of(pair.first), id_of(pair.second), id_of(std::string(pair.first).append(pair.second))});
     }
 }
 
