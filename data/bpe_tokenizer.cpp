@@ -157,7 +157,8 @@ std::string config_path(const std::string& path) {
 
 std::unique_ptr<Tokenizer> open_bpe_tokenizer(const std::string& path) {
     const std::string config = config_path(path);
-    return make_bpe_tokenizer(read_small_file(path), !config.empty() && std::filesystem::exists(config) ? read_small_file(config) : "", path);
+    const bool has_config = !config.empty() && std::filesystem::exists(config);
+    return make_bpe_tokenizer(read_small_file(path), has_config ? read_small_file(config) : "", path);
 }
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string text, std::string config, const std::string& path) {
