@@ -13,7 +13,8 @@ public:
     void add(const std::string& content, uint32_t id) {
         auto& tokens = by_first_byte_[static_cast<unsigned char>(content[0])];
         tokens.emplace_back(content, id);
-        std::stable_sort(tokens.begin(), tokens.end(), [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+        const auto longer = [](const Token& a, const Token& b) { return a.first.size() > b.first.size(); };
+        std::sort(tokens.begin(), tokens.end(), longer);
         empty_ = false;
     }
 

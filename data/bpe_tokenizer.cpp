@@ -113,9 +113,9 @@ private:
     void add(const AddedToken& token) {
         set_bytes(token.id, token.special ? "" : token.content);
         if (token.special) return;
+        if (!token.normalized) return raw_tokens_.add(token.content, token.id);
         std::string buffer;
-        if (token.normalized && normalizes_) normalized_tokens_.add(std::string(nfc(token.content, buffer)), token.id);
-        else raw_tokens_.add(token.content, token.id);
+        normalized_tokens_.add(normalizes_ ? std::string(nfc(token.content, buffer)) : token.content, token.id);
     }
 
     void encode_text(std::string_view text, EncodeScratch& scratch, std::vector<uint32_t>& ids) const {
@@ -131,7 +131,7 @@ private:
     uint32_t end_of_text_;
     Pretokenizer pretokenizer_;
     BytePairEncoder encoder_;
-    AddedTokens raw_tokens_, normalized_tokens_;   // those that a text can hold
+    AddedTokens raw_tokens_, normalized_tokens_;   // those that a text can hold; the first go first, whatever is longer
     std::vector<std::string> token_bytes_;         // by id
     mutable ScratchPool pool_;
 };
@@ -157,7 +157,8 @@ std::string config_path(const std::string& path) {
 
 std::unique_ptr<Tokenizer> open_bpe_tokenizer(const std::string& path) {
     const std::string config = config_path(path);
-    return make_bpe_tokenizer(read_small_file(path), !config.empty() && std::filesystem::exists(config) ? read_small_file(config) : "", path);
+    const bool has_config = !config.empty() && std::filesystem::exists(config);
+    return make_bpe_tokenizer(read_small_file(path), has_config ? read_small_file(config) : "", path);
 }
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string text, std::string config, const std::string& path) {

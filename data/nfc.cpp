@@ -79,13 +79,24 @@ size_t previous_character(std::string_view text, size_t at) {
     return at;
 }
 
-// Bytes at the start of `text` up to the first character that is (`wanted`) or is not inert.
-size_t find_character(std::string_view text, bool wanted) {
+// Bytes at the start of `text` that hold inert characters only.
+size_t inert_prefix(std::string_view text) {
+    const InertCharacters& characters = inert();
+    std::string_view rest = text;
+    while (true) {
+        rest.remove_prefix(ascii_prefix(rest));
+        std::string_view behind = rest;
+        if (rest.empty() || !characters.contain(take_code_point(behind))) return text.size() - rest.size();
+        rest = behind;
+    }
+}
+
+// Bytes in front of the first inert character.
+size_t active_prefix(std::string_view text) {
     std::string_view rest = text;
     while (!rest.empty()) {
-        if (!wanted) rest.remove_prefix(ascii_prefix(rest));
         std::string_view behind = rest;
-        if (behind.empty() || inert().contain(take_code_point(behind)) == wanted) break;
+        if (inert().contain(take_code_point(behind))) break;
         rest = behind;
     }
     return text.size() - rest.size();
@@ -105,9 +116,9 @@ std::string normalized(std::string_view text) {
 std::string_view nfc(std::string_view text, std::string& buffer) {
     size_t copied = 0;   // bytes of `text` whose form is in the buffer
     buffer.clear();
-    for (size_t at = find_character(text, false); at < text.size(); at += find_character(text.substr(at), false)) {
+    for (size_t at = inert_prefix(text); at < text.size(); at += inert_prefix(text.substr(at))) {
         const size_t begin = at == 0 ? 0 : previous_character(text, at);   // what the marks may combine with
-        at += find_character(text.substr(at), true);
+        at += active_prefix(text.substr(at));
         const std::string_view stretch = text.substr(begin, at - begin);
         const std::string form = normalized(stretch);
         if (form == stretch) continue;

@@ -23,6 +23,14 @@ struct Releaser {
         release(object);
     }
 };
+using CompileContext = std::unique_ptr<pcre2_compile_context, Releaser<pcre2_compile_context_free>>;
+using MatchContext = std::unique_ptr<pcre2_match_context, Releaser<pcre2_match_context_free>>;
+using MatchData = std::unique_ptr<pcre2_match_data, Releaser<pcre2_match_data_free>>;
+using JitStack = std::unique_ptr<pcre2_jit_stack, Releaser<pcre2_jit_stack_free>>;
+
+PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+
+bool is_one_of(std::string_view set, char c) { return set.find(c) != std::string_view::npos; }
 
 std::string message_of(int error) {
     PCRE2_UCHAR text[256];
@@ -84,7 +92,7 @@ private:
         const size_t size = end == std::string::npos ? regex_.size() - at_ : end + 1 - at_;
         const bool begins_with_digit = at_ + 1 < regex_.size() && std::isdigit(static_cast<unsigned char>(regex_[at_ + 1]));
         const bool known = begins_with_digit && end != std::string::npos && regex_.find_first_not_of("0123456789,", at_ + 1) == end;
-        if (!known || (end + 1 < regex_.size() && std::string_view("+?").find(regex_[end + 1]) != std::string_view::npos)) refuse(size + 1);
+        if (!known || (end + 1 < regex_.size() && is_one_of("+?", regex_[end + 1]))) refuse(size + 1);
         copy(size);
     }
 
@@ -97,7 +105,7 @@ private:
             return;
         }
         if (kind == 'p' || kind == 'P') return take_property();
-        if (std::isalnum(static_cast<unsigned char>(kind)) && std::string_view("dDrntf").find(kind) == std::string_view::npos) refuse(2);
+        if (std::isalnum(static_cast<unsigned char>(kind)) && !is_one_of("dDrntf", kind)) refuse(2);
         copy(2);
     }
 
@@ -106,8 +114,7 @@ private:
         const size_t end = regex_.find('}', at_);
         const size_t size = end == std::string::npos ? regex_.size() - at_ : end + 1 - at_;
         const bool has_braces = size >= 4 && regex_[at_ + 2] == '{' && end != std::string::npos;
-        const bool is_category = has_braces && size <= 6 &&
-                                 std::string_view("LMNPSZC").find(regex_[at_ + 3]) != std::string_view::npos &&
+        const bool is_category = has_braces && size <= 6 && is_one_of("LMNPSZC", regex_[at_ + 3]) &&
                                  (size == 5 || std::islower(static_cast<unsigned char>(regex_[at_ + 4])));
         if (!is_category) refuse(size);
         copy(size);
@@ -125,9 +132,9 @@ private:
 // ------------------------------------------------------------------------------------------------------------------- matching
 
 struct MatchScratch::Parts {
-    std::unique_ptr<pcre2_match_data, Releaser<pcre2_match_data_free>> data{pcre2_match_data_create(1, nullptr)};
-    std::unique_ptr<pcre2_match_context, Releaser<pcre2_match_context_free>> context{pcre2_match_context_create(nullptr)};
-    std::unique_ptr<pcre2_jit_stack, Releaser<pcre2_jit_stack_free>> stack{pcre2_jit_stack_create(1 << 15, jit_stack_bytes, nullptr)};
+    MatchData data{pcre2_match_data_create(1, nullptr)};   // 1: the place of the whole match, none of groups
+    MatchContext context{pcre2_match_context_create(nullptr)};
+    JitStack stack{pcre2_jit_stack_create(jit_stack_bytes / 32, jit_stack_bytes, nullptr)};
 };
 
 MatchScratch::MatchScratch() : parts_(std::make_unique<Parts>()) {
@@ -139,28 +146,28 @@ MatchScratch::MatchScratch() : parts_(std::make_unique<Parts>()) {
 MatchScratch::~MatchScratch() = default;
 
 Pattern::Pattern(const std::string& regex, const std::string& where) : where_(where) {
-    const std::unique_ptr<pcre2_compile_context, Releaser<pcre2_compile_context_free>> context(pcre2_compile_context_create(nullptr));
+    const CompileContext context(pcre2_compile_context_create(nullptr));
     if (!context) throw std::bad_alloc();
     pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);   // what . does not match
     const std::string pattern = Translation(regex, where).result();
     int error;
     size_t place;
-    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &place,
-                                     context.get());
+    pcre2_code* code = pcre2_compile(units(pattern), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &place, context.get());
     if (!code)
-        fail(Exit::data, where, ": the regular expression \"", regex, "\" is wrong near \"", pattern.substr(place), "\": ", message_of(error));
-    code_ = std::shared_ptr<const void>(code, [](const void* c) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(c))); });
+        fail(Exit::data, where, ": the regular expression \"", regex, "\" is wrong near \"", pattern.substr(place), "\": ",
+             message_of(error));
+    code_ = std::shared_ptr<void>(code, [](void* compiled) { pcre2_code_free(static_cast<pcre2_code*>(compiled)); });
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);   // where that is not to be had, pcre2_match() interprets
 }
 
 Pattern::Match Pattern::find(std::string_view text, size_t from, MatchScratch& scratch) const {
     const auto& parts = *scratch.parts_;
-    const int result = pcre2_match(static_cast<const pcre2_code*>(code_.get()), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                                   from, PCRE2_NO_UTF_CHECK, parts.data.get(), parts.context.get());
+    const int result = pcre2_match(static_cast<const pcre2_code*>(code_.get()), units(text), text.size(), from, PCRE2_NO_UTF_CHECK,
+                                   parts.data.get(), parts.context.get());
     if (result == PCRE2_ERROR_NOMATCH) return {std::string_view::npos, std::string_view::npos};
     if (result < 0)
-        fail(Exit::data, where_, ": the regular expression cannot be matched at byte ", from, " of a text of ", text.size(), " bytes: ",
-             message_of(result));
+        fail(Exit::data, where_, ": the regular expression cannot be matched at byte ", from, " of a text of ", text.size(),
+             " bytes: ", message_of(result));
     const size_t* offsets = pcre2_get_ovector_pointer(parts.data.get());
     return {offsets[0], offsets[1]};
 }

@@ -37,7 +37,7 @@ public:
     Match find(std::string_view text, size_t from, MatchScratch& scratch) const;
 
 private:
-    std::shared_ptr<const void> code_;
+    std::shared_ptr<void> code_;
     std::string where_;
 };
 

@@ -21,7 +21,8 @@ std::string tokenizer_of(const std::string& shard_path) {
     if (!listed || manifest.tokenizer == "bytes") return listed ? manifest.tokenizer : "";
     const std::string tokenizer = (std::filesystem::path(path).parent_path() / manifest.tokenizer).string();
     if (!std::filesystem::exists(tokenizer))
-        fail(Exit::data, path, ": names the tokenizer ", manifest.tokenizer, ", which is not beside it; copy it there from where the shards were made");
+        fail(Exit::data, path, ": names the tokenizer ", manifest.tokenizer,
+             ", which is not beside it; copy it there from where the shards were made");
     return tokenizer;
 }
 

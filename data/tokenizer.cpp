@@ -26,9 +26,11 @@ std::string bytes_tokenizer_json() {
                          {"rstrip", false}, {"normalized", false}, {"special", true}});
     }
 
-    const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-    const ordered_json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
-                                {"end_of_word_suffix", nullptr}, {"fuse_unk", false}, {"byte_fallback", false},
+    const ordered_json byte_level = {
+        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+    const ordered_json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
+                                {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr},
+                                {"fuse_unk", false}, {"byte_fallback", false},
                                 {"vocab", vocabulary}, {"merges", ordered_json::array()}};
     const ordered_json file = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
                                {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr},
@@ -70,16 +72,16 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what) {
     std::error_code ignored;
     const fs::path file = fs::is_directory(what, ignored) ? fs::path(what) / "tokenizer.json" : fs::path(what);
     if (!fs::exists(file, ignored))
-        fail(Exit::usage, "tokenizer '", what, "' is not known; it is either bytes, or a Hugging Face tokenizer.json or a folder that has one (",
-             file.string(), " does not exist)");
+        fail(Exit::usage, "tokenizer '", what, "' is not known; it is either bytes, or a Hugging Face tokenizer.json or a folder ",
+             "that has one (", file.string(), " does not exist)");
     return open_bpe_tokenizer(file.string());
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what, int model_vocabulary) {
     std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(what);
     if (what != "bytes" && tokenizer->vocabulary() > model_vocabulary)   // a model for bytes may leave the unused ids out
-        fail(Exit::data, tokenizer->name(), ": has ", tokenizer->vocabulary(), " ids, and the model's vocabulary is ", model_vocabulary,
-             "; take the tokenizer that the model was made for, or a model with a larger vocabulary");
+        fail(Exit::data, tokenizer->name(), ": has ", tokenizer->vocabulary(), " ids, and the model's vocabulary is ",
+             model_vocabulary, "; take the tokenizer that the model was made for, or a model with a larger vocabulary");
     return tokenizer;
 }
 

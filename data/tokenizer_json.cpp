@@ -16,7 +16,8 @@ constexpr uint32_t most_ids = uint32_t{1} << 24;   // far above every vocabulary
 // A value of the file together with the way to it, for errors.
 class Field {
 public:
-    Field(const json& value, std::string where, std::string path = "") : value_(value), where_(std::move(where)), path_(std::move(path)) {}
+    Field(const json& value, std::string where, std::string path = "")
+        : value_(value), where_(std::move(where)), path_(std::move(path)) {}
 
     const json& value() const { return value_; }
     std::string name() const { return where_ + ": " + (path_.empty() ? "the file" : path_); }
@@ -28,7 +29,9 @@ public:
         const auto found = value_.find(key);
         return named(found == value_.end() ? null : *found, key);
     }
-    Field named(const json& value, const std::string& key) const { return {value, where_, path_.empty() ? key : path_ + "." + key}; }
+    Field named(const json& value, const std::string& key) const {
+        return {value, where_, path_.empty() ? key : path_ + "." + key};
+    }
     Field element(size_t i) const { return {value_[i], where_, path_ + "[" + std::to_string(i) + "]"}; }
 
     bool is_null() const { return value_.is_null(); }
@@ -141,10 +144,10 @@ Ids read_vocabulary(const Field& vocabulary, TokenizerFile& file) {
         file.vocabulary.emplace_back(token, id);
     }
     for (int byte = 0; byte < byte_values; ++byte) {
-        const auto found = ids.find(visible(static_cast<unsigned char>(byte)));
+        const std::string& character = visible(static_cast<unsigned char>(byte));
+        const auto found = ids.find(character);
         if (found == ids.end())
-            fail(Exit::data, vocabulary.name(), " has no token \"", visible(static_cast<unsigned char>(byte)), "\" for the byte ", byte,
-                 "; supported are vocabularies with all 256 bytes");
+            fail(Exit::data, vocabulary.name(), " has no token \"", character, "\" for the byte ", byte, "; supported are vocabularies with all 256 bytes");
         file.byte_ids[byte] = found->second;
     }
     return ids;
@@ -169,13 +172,15 @@ void read_merges(const Field& merges, const Ids& ids, TokenizerFile& file) {
     for (size_t i = 0; i < merges.elements(); ++i) {
         const Field merge = merges.element(i);
         if (merge.value().is_string() && merge.text().starts_with("#version")) continue;
-        const auto [left, right] = read_merge(merge);
+        const auto pair = read_merge(merge);
         const auto id_of = [&](std::string_view token) {
             const auto found = ids.find(token);
-            if (found == ids.end()) fail(Exit::data, merge.name(), ": \"", left, "\" and \"", right, "\" need \"", token, "\", which is not in model.vocab");
+            if (found == ids.end())
+                fail(Exit::data, merge.name(), ": \"", pair.first, "\" and \"", pair.second, "\" need \"", token,
+                     "\", which is not in model.vocab");
             return found->second;
         };
-        file.merges.push_back({id_of(left), id_of(right), id_of(std::string(left).append(right))});
+        file.merges.push_back({id_of(pair.first), id_of(pair.second), id_of(std::string(pair.first).append(pair.second))});
     }
 }
 
@@ -193,10 +198,12 @@ void read_added_tokens(const Field& tokens, const Ids& ids, TokenizerFile& file)
         if (!seen.insert(content.text()).second) content.refuse("every token once");
         const auto in_vocabulary = ids.find(content.text());
         const uint32_t expected = in_vocabulary != ids.end() ? in_vocabulary->second : next_id++;
-        if (id.id() != expected) id.refuse(std::to_string(expected) + ", which the tokenizers library gives \"" + content.text() + "\"");
+        if (id.id() != expected)
+            id.refuse(std::to_string(expected) + ", which the tokenizers library gives \"" + content.text() + "\"");
         const bool special = token.member("special").truth_or(false);
         for (const char* key : {"single_word", "lstrip", "rstrip"})
-            if (const Field flag = token.member(key); flag.truth_or(false) && !special) flag.refuse("false for a token that is not special");
+            if (const Field flag = token.member(key); flag.truth_or(false) && !special)
+                flag.refuse("false for a token that is not special");
         file.added.push_back({content.text(), expected, special, token.member("normalized").truth_or(!special)});
     }
 }

@@ -18,11 +18,7 @@ status=0
 for name in $names; do
     "$compiler" -std=c++20 -g -O1 -I. -fsanitize=fuzzer,address,undefined "tests/fuzz/fuzz_$name.cpp" build/fuzz/*.o -lpcre2-8 -lutf8proc -larchive -lz -o "build/fuzz/fuzz_$name" || exit
     mkdir -p "build/fuzz/corpus-$name"
-    case $name in
-        config) seeds=tests/fixtures/asga ;;
-        encode | tokenizer_json) seeds=tests/fixtures/tokenizers ;;
-        *) seeds="" ;;
-    esac
+    seeds=$([ "$name" = config ] && ls -d tests/fixtures/*/ | head -n 1; ls -d "tests/fuzz/seeds/$name" 2> /dev/null)
     if build/fuzz/fuzz_"$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -artifact_prefix="build/fuzz/$name-" "build/fuzz/corpus-$name" $seeds > "build/fuzz/$name.log" 2>&1; then
         echo "ok fuzz_$name: $(grep -c . "build/fuzz/$name.log") lines of log, $(tail -n 1 "build/fuzz/$name.log")"
     else

@@ -109,7 +109,8 @@ void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* token
             files.push_back({name, read_text(from / name)});
 }
 
-std::vector<TextFile> text_files(Config config, const TrainerState& state, const Tokenizer* tokenizer, const fs::path& tokenizer_from) {
+std::vector<TextFile> text_files(Config config, const TrainerState& state, const Tokenizer* tokenizer,
+                                 const fs::path& tokenizer_from) {
     if (tokenizer && tokenizer->name() != "bytes") config.tokenizer = "tokenizer.json";   // the folder may be moved
     std::vector<TextFile> files = {{"config.json", config_to_json(config)},
                                    {"generation_config.json", generation_config_to_json(config)},

@@ -31,13 +31,19 @@ def merge(ids, pair):\n    return [x for x in ids if x != pair]  # 3.14159e-10\n
 TEXTS = [
     "", " ", "a", "Hello world", " Hello world", "I'm we'll they'd it's you've 'tis DON'T I'M 'ſ", "1234567890 12,345.67 ½ ² ٣ Ⅷ",
     "a  b   c    d ", "\n\n\n x\n \n\ty\r\n\r\n  z  \n", "trailing   ", "tab\tand\x0bvertical\x0cfeed\x85next\u2028line",
-    "for (int i = 0; i < n; ++i) {\n    sum += x[i];  // add\n}\n", "e\u0301 = é, \u1100\u1161\u11a8 = 각, \u0041\u030a = \u212b, \uf900 \u2f800",
-    "q\u0323\u0307 q\u0307\u0323 \u0344 \u0f71\u0f72\u0f80", "你好，世界。123日本語テキスト", "안녕하세요 세계", "שָׁלוֹם עולם", "السَّلَامُ عَلَيْكُم ١٢٣", "नमस्ते दुनिया", "สวัสดีชาวโลก",
-    "👍🏽 👩‍👩‍👧‍👦 🇩🇪🎉 ❤️ 1️⃣", "\u00a0\u3000\u200b\u180e\ufeffx", "\x00\x01\x7f", "<|endoftext|>", "a<|endoftext|>b<|im_start|>c", "<think>a</think> <think><think>",
-    "<é><e\u0301>", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "ab" * 300, "!?" * 100, " " * 200 + "x",
+    "for (int i = 0; i < n; ++i) {\n    sum += x[i];  // add\n}\n",
+    "e\u0301 = é, \u1100\u1161\u11a8 = 각, \u0041\u030a = \u212b, \uf900 \u2f800",
+    "q\u0323\u0307 q\u0307\u0323 \u0344 \u0f71\u0f72\u0f80",
+    "你好，世界。123日本語テキスト", "안녕하세요 세계",
+    "שָׁלוֹם עולם", "السَّلَامُ عَلَيْكُم ١٢٣",
+    "नमस्ते दुनिया", "สวัสดีชาวโลก",
+    "👍🏽 👩‍👩‍👧‍👦 🇩🇪🎉 ❤️ 1️⃣", "\u00a0\u3000\u200b\u180e\ufeffx", "\x00\x01\x7f",
+    "<|endoftext|>", "a<|endoftext|>b<|im_start|>c", "<think>a</think> <think><think>",
+    "<é><e\u0301>", "a" * 90, "ab" * 300, "!?" * 100, " " * 200 + "x",
     "the president of the United States, the Congress, and the people " * 3, "\U0001d400\U0001d7ff\U0010fffd", "naïve café Zürich",
 ]
-DAMAGED = [b"\xff", b"a\xc3", b"\xe6\xbcz", b"\xed\xa0\x80", b"ok \xf0\x9f\x91 \x80\x80 ok", b"\xc0\xafx\xf4\x90\x80\x80", b"e\xcc\x81\xcc", bytes(range(256))]
+DAMAGED = [b"\xff", b"a\xc3", b"\xe6\xbcz", b"\xed\xa0\x80", b"ok \xf0\x9f\x91 \x80\x80 ok",
+           b"\xc0\xafx\xf4\x90\x80\x80", b"e\xcc\x81\xcc", bytes(range(256))]
 
 
 def trained(pre_tokenizer, normalizer, lines):
@@ -49,7 +55,8 @@ def trained(pre_tokenizer, normalizer, lines):
 
 
 def split(pattern):
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)])
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_only])
 
 
 def tokenizers(lines):

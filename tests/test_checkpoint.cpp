@@ -51,7 +51,8 @@ struct Run {
     }
     fs::path save(const fs::path& out_dir, int64_t step) {
         state.step = step;
-        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state, open_tokenizer("bytes").get());
+        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state,
+                               open_tokenizer("bytes").get());
     }
 };
 

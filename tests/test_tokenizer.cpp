@@ -1,9 +1,8 @@
-// Byte-level BPE tokenizers: the ids of the tokenizers library (tests/fixtures/tokenizers), merging, added tokens, and every
-// tokenizer.json that is refused.
+// Byte-level BPE tokenizers: the ids of the tokenizers library (tests/fixtures/tokenizers), added tokens, every tokenizer.json
+// that is refused, and where shards have theirs.
 #include <fstream>
 #include <thread>
 
-#include "data/bpe.h"
 #include "data/manifest.h"
 #include "data/nfc.h"
 #include "data/stream.h"
@@ -34,26 +33,6 @@ std::string text_of(const json& line) {
     std::string bytes;
     for (size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     return bytes;
-}
-
-// Byte-pair merging as it is defined, in quadratic time: ranks by the places of the merges in the list.
-Ids merged_naively(const std::string& text, const std::vector<Merge>& merges) {
-    Ids ids(text.begin(), text.end());
-    while (true) {
-        size_t best = merges.size(), place = 0;
-        for (size_t i = 0; i + 1 < ids.size(); ++i)
-            for (size_t rank = 0; rank < best; ++rank)
-                if (merges[rank].left == ids[i] && merges[rank].right == ids[i + 1]) best = rank, place = i;
-        if (best == merges.size()) return ids;
-        ids[place] = merges[best].result;
-        ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(place) + 1);
-    }
-}
-
-std::array<uint32_t, byte_values> identity() {
-    std::array<uint32_t, byte_values> ids;
-    for (uint32_t byte = 0; byte < byte_values; ++byte) ids[byte] = byte;
-    return ids;
 }
 
 std::string nfc_of(const std::string& text) {
@@ -133,6 +112,8 @@ TEST_CASE("tokenizers: specials are no text, other added tokens are, the longest
     CHECK(tokenizer->bytes(263) == 0);
     CHECK(tokenizer->name() == "t.json");
     CHECK(json::parse(tokenizer->json()) == file);
+    file["added_tokens"][2]["normalized"] = true;   // looked for in what the others leave
+    CHECK(ids_of(*made(file), "<x>ab") == Ids{260, 256});
 }
 
 TEST_CASE("tokenizers: a special token inside the vocabulary cannot be typed", "[tokenizer]") {
@@ -162,6 +143,7 @@ TEST_CASE("tokenizers: which token stands in front of documents", "[tokenizer]")
 
 TEST_CASE("tokenizers: what is not supported is refused with field, value and what is", "[tokenizer]") {
     const json split = split_by("a+")["pretokenizers"][0];
+    const auto sequence = [](const json& parts) { return json{{"type", "Sequence"}, {"pretokenizers", parts}}; };
     struct Case {
         const char* pointer;
         json value;
@@ -174,10 +156,10 @@ TEST_CASE("tokenizers: what is not supported is refused with field, value and wh
         {"/pre_tokenizer", nullptr, {"pre_tokenizer is missing or null", "ByteLevel, or a Sequence"}},
         {"/pre_tokenizer", {{"type", "Whitespace"}}, {"pre_tokenizer.type is \"Whitespace\"", "ByteLevel, or a Sequence"}},
         {"/pre_tokenizer/add_prefix_space", nullptr, {"pre_tokenizer.add_prefix_space is missing or null", "true or false"}},
-        {"/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", json::array()}}, {"pretokenizers is a list of 0"}},
-        {"/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {split, split}}}, {"pretokenizers[1].type is \"Split\""}},
-        {"/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {{{"type", "Digits"}}, byte_level(true)}}}, {"[0].type is \"Digits\""}},
-        {"/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {split, byte_level(false, true)}}}, {"[1].add_prefix_space is true"}},
+        {"/pre_tokenizer", sequence(json::array()), {"pretokenizers is a list of 0"}},
+        {"/pre_tokenizer", sequence({split, split}), {"pretokenizers[1].type is \"Split\""}},
+        {"/pre_tokenizer", sequence({{{"type", "Digits"}}, byte_level(true)}), {"[0].type is \"Digits\""}},
+        {"/pre_tokenizer", sequence({split, byte_level(false, true)}), {"[1].add_prefix_space is true"}},
         {"/decoder", {{"type", "WordPiece"}}, {"decoder.type is \"WordPiece\"", "ByteLevel"}},
         {"/model/type", "Unigram", {"model.type is \"Unigram\"", "BPE"}},
         {"/model/dropout", 0.1, {"model.dropout is 0.1", "null"}},
@@ -216,8 +198,9 @@ TEST_CASE("tokenizers: what is not supported is refused with field, value and wh
 }
 
 TEST_CASE("tokenizers: regular expressions that Oniguruma and PCRE2 read differently are refused", "[tokenizer]") {
-    for (const char* regex : {"^a", "a$", "\\w+", "\\bx", "\\h", "[[:alpha:]]", "[a[b]]", "[a&&b]", "[]a]", "[^]a]", "(?i)a", "(?m:a)", "(?<n>a)",
-                              "(*FAIL)", "a{,3}", "a{x}", "a{1,3}+", "a{2}?", "a{2", "\\p{Han}", "\\p{^L}", "\\pL", "\\p{L", "\\x41", "\\1", "a\\"}) {
+    for (const char* regex : {"^a", "a$", "\\w+", "\\bx", "\\h", "[[:alpha:]]", "[a[b]]", "[a&&b]", "[]a]", "[^]a]", "(?i)a",
+                              "(?m:a)", "(?<n>a)", "(*FAIL)", "a{,3}", "a{x}", "a{1,3}+", "a{2}?", "a{2", "\\p{Han}", "\\p{^L}", "\\pL",
+                              "\\p{L", "\\x41", "\\1", "a\\"}) {
         json file = small_tokenizer();
         file["pre_tokenizer"] = split_by(regex);
         const Error error = error_of([&] { made(file); });
@@ -240,7 +223,8 @@ TEST_CASE("tokenizers: pieces are the matches and what lies between them", "[tok
     CHECK(ids_of(*made(file), "abcab") == Ids{256, 'c', 256});
     file["pre_tokenizer"] = split_by("(?=c)|x*");   // an empty match cuts as well
     CHECK(ids_of(*made(file), "abcé") == Ids{'a', 'b', 'c', 0xC3, 0xA9});
-    file["pre_tokenizer"]["pretokenizers"].insert(file["pre_tokenizer"]["pretokenizers"].begin(), split_by("a")["pretokenizers"][0]);
+    json& parts = file["pre_tokenizer"]["pretokenizers"];
+    parts.insert(parts.begin(), split_by("a")["pretokenizers"][0]);
     CHECK(ids_of(*made(file), "aab") == Ids{'a', 'a', 'b'});
     file["pre_tokenizer"] = byte_level(false, true);
     CHECK(ids_of(*made(file), "ab") == Ids{32, 256});
@@ -248,82 +232,18 @@ TEST_CASE("tokenizers: pieces are the matches and what lies between them", "[tok
     CHECK(ids_of(*made(file), "").empty());
 }
 
-TEST_CASE("merging: short and long pieces, against the definition", "[tokenizer]") {
-    uint64_t state = 1;
-    const auto random = [&](uint64_t below) {
-        state = state * 6364136223846793005 + 1442695040888963407;
-        return (state >> 33) % below;
-    };
-    for (int round = 0; round < 40; ++round) {
-        std::vector<Merge> merges;
-        for (uint32_t n = 0; n < 30; ++n) {
-            const auto token = [&] { return static_cast<uint32_t>(random(2) && n ? 256 + random(n) : 'a' + random(3)); };
-            merges.push_back({token(), token(), 256 + n});
-        }
-        std::erase_if(merges, [&](const Merge& m) {   // a pair counts once here
-            const auto later = [&](const Merge& o) { return o.result > m.result && o.left == m.left && o.right == m.right; };
-            return std::any_of(merges.begin(), merges.end(), later);
-        });
-        const BytePairEncoder encoder(identity(), merges, {});
-        MergeScratch scratch;
-        for (const size_t length : {1, 2, 3, 23, 24, 25, 47, 48, 49, 200}) {
-            std::string piece;
-            for (size_t i = 0; i < length; ++i) piece.push_back(static_cast<char>('a' + random(round % 2 ? 3 : 1)));
-            for (int again = 0; again < 2; ++again) {   // the second time from the cache
-                Ids ids = {7};
-                encoder.encode(piece, scratch, ids);
-                ids.erase(ids.begin());
-                REQUIRE(ids == merged_naively(piece, merges));
-            }
-        }
-    }
-}
-
-TEST_CASE("merging: a megabyte without a place to cut", "[tokenizer]") {
+TEST_CASE("tokenizers: classes of characters are Unicode's", "[tokenizer]") {
     json file = small_tokenizer();
-    file["model"]["vocab"]["aa"] = 259;
-    file["model"]["vocab"]["aaaa"] = 260;
-    file["model"]["vocab"]["ĠĠ"] = 261;
-    file["model"]["merges"] = {"a a", "Ġ Ġ", "aa aa"};
-    file["added_tokens"][0]["id"] = 262;
-    const auto tokenizer = made(file);
-    const std::string text((1 << 20) + 3, 'a');
-    Ids expected(1 << 18, 260);
-    expected.insert(expected.end(), {259, 'a'});
-    CHECK(ids_of(*tokenizer, text) == expected);
-    CHECK(ids_of(*tokenizer, std::string(1 << 20, ' ')) == Ids(1 << 19, 261));
-}
-
-TEST_CASE("merging: more pieces than the cache holds", "[tokenizer]") {
-    const auto tokenizer = made(small_tokenizer());
-    for (int pass = 0; pass < 2; ++pass)
-        for (int n = 0; n < 150000; ++n) {
-            const std::string piece = "!?;:" + std::to_string(n);
-            const std::string number = piece.substr(4);
-            const Ids ids = ids_of(*tokenizer, piece);
-            REQUIRE(Ids(ids.begin() + 4, ids.end()) == Ids(number.begin(), number.end()));
-        }
-}
-
-TEST_CASE("NFC: composes, orders and keeps what has the form, without a copy", "[tokenizer]") {
-    CHECK(nfc_of("e\u0301\u0301x") == "é\u0301x");
-    CHECK(nfc_of("q\u0307\u0323") == "q\u0323\u0307");
-    CHECK(nfc_of("\u212B\u2126") == "\u00C5\u03A9");
-    CHECK(nfc_of("\u1100\u1161\u11A8\u11A8") == "\uAC01\u11A8");
-    CHECK(nfc_of("\uAC00\u11A8") == "\uAC01");
-    CHECK(nfc_of("\u0958") == "\u0915\u093C");       // excluded from composition
-    CHECK(nfc_of("\u0301e\u0301") == "\u0301é");
-    CHECK(nfc_of("").empty());
-    std::string buffer = "old";
-    for (const std::string text : {"plain", "naïve “quotes” 漢字 👍", "שָׁ", "नमस्ते", "\u0301", "x\u0323\u0307"}) {
-        const std::string_view form = nfc(text, buffer);
-        CHECK((form.data() == text.data()) == (form == text));
-        CHECK(nfc_of(std::string(form)) == form);
-    }
-    std::string marks = "a", ordered = "a";
-    for (int n = 0; n < 100000; ++n) marks += "\u0307\u0323";
-    for (int n = 0; n < 200000; ++n) ordered += n < 100000 ? "\u0323" : "\u0307";
-    CHECK(nfc_of(marks) == nfc_of(ordered));
+    file["model"]["vocab"][visible(0x8E) + "!"] = 259;   // the last byte of U+180E, which is no White_Space, and what follows
+    file["model"]["vocab"][visible(0xA3) + "3"] = 260;   // of U+0663, a digit
+    file["model"]["merges"] = {visible(0x8E) + " !", visible(0xA3) + " 3"};
+    file["added_tokens"][0]["id"] = 261;
+    file["pre_tokenizer"] = split_by("\\S+");
+    CHECK(ids_of(*made(file), "\u180E!") == Ids{0xE1, 0xA0, 259});
+    file["pre_tokenizer"] = split_by("\\s");
+    CHECK(ids_of(*made(file), "\u180E!") == Ids{0xE1, 0xA0, 259});
+    file["pre_tokenizer"] = split_by("\\d+");
+    CHECK(ids_of(*made(file), "\u0663" "3") == Ids{0xD9, 260});
 }
 
 TEST_CASE("open_tokenizer takes a file or a folder and says what is wrong with either", "[tokenizer]") {
@@ -358,7 +278,8 @@ TEST_CASE("stream: the tokenizer that the manifest names lies beside it", "[toke
     const TemporaryFolder folder;
     const auto make = [&](const std::string& stem, const std::string& tokenizer) {
         write_shard(file_in(folder, stem + "_train_000001.bin"), ramp(5), 300);
-        write_text(file_in(folder, stem + "_manifest.json"), manifest_to_json({tokenizer, 260, 1, 5, {{stem + "_train_000001.bin", 5, 1034, ""}}}));
+        const Manifest manifest = {tokenizer, 260, 1, 5, {{stem + "_train_000001.bin", 5, 1034, ""}}};
+        write_text(file_in(folder, stem + "_manifest.json"), manifest_to_json(manifest));
     };
     make("x", "x_tokenizer.json");
     const auto opened = [&](const std::string& glob) { return TokenStream(file_in(folder, glob), 300).tokenizer(); };

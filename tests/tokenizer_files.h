@@ -32,8 +32,8 @@ inline nlohmann::json small_tokenizer() {
                                   {"vocab", vocabulary}, {"merges", {"a b", "b c", "ab c"}}};
     return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr},
             {"added_tokens", nlohmann::json::array({added_token(259, "<|endoftext|>", true)})},
-            {"normalizer", nullptr}, {"pre_tokenizer", byte_level(true)}, {"post_processor", nullptr}, {"decoder", byte_level(true)},
-            {"model", model}};
+            {"normalizer", nullptr}, {"pre_tokenizer", byte_level(true)}, {"post_processor", nullptr},
+            {"decoder", byte_level(true)}, {"model", model}};
 }
 
 inline std::unique_ptr<Tokenizer> made(const nlohmann::json& file, const std::string& config = "") {

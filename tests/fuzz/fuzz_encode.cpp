@@ -21,7 +21,8 @@ std::vector<int32_t> encoded(const Tokenizer& tokenizer, std::string_view text) 
 std::string nfc_by_utf8proc(const std::string& text) {
     utf8proc_uint8_t* form = nullptr;
     const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    const auto bytes = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()), &form, options);
+    const auto* units = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+    const auto bytes = utf8proc_map(units, static_cast<utf8proc_ssize_t>(text.size()), &form, options);
     if (bytes < 0) std::abort();
     const std::string result(reinterpret_cast<const char*>(form), static_cast<size_t>(bytes));
     std::free(form);
