@@ -66,7 +66,8 @@ def read_items(path, keys):
 
 def generate(checkpoint, prompt, tokens, more):
     """What the checkpoint writes behind the prompt."""
-    command = [GENERATE, '--checkpoint', checkpoint, f'--prompt={prompt}', '--tokens', str(tokens), '--temperature', '0', *more]
+    begin = [f'--prompt={prompt}'] if prompt else []
+    command = [GENERATE, '--checkpoint', checkpoint, *begin, '--tokens', str(tokens), '--temperature', '0', *more]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
     except (OSError, ValueError) as error:
