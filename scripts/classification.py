@@ -27,6 +27,7 @@ import hashlib
 import json
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 LEVELS = '0123456789abcdefg'   # one character for each of the 17 grey levels
@@ -36,6 +37,11 @@ HELD_OUT = 10                  # every tenth
 
 class DataError(Exception):
     pass
+
+
+def fail(message):
+    print(f'classification: {message}', file=sys.stderr)
+    sys.exit(3)
 
 
 def image_as_text(values):
@@ -51,7 +57,7 @@ def digits(path):
             if len(row) != SIDE * SIDE + 1:
                 raise DataError(f'{path}:{number}: has {len(row)} values, expected 64 pixels and the class')
             try:
-                *pixels, label = (int(float(value)) for value in row)
+                *pixels, label = map(int, row)
             except ValueError as error:
                 raise DataError(f'{path}:{number}: {error}') from error
             if not all(0 <= value < len(LEVELS) for value in pixels) or not 0 <= label <= 9:
@@ -109,13 +115,10 @@ def main():
         write_lines(options.out / f'{options.task}_train.jsonl', [{'text': f'>{text}\n{label}'} for text, label in training])
         items = [{'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out]
         write_lines(options.out / f'{options.task}.jsonl', items)
-    except (DataError, OSError, EOFError, UnicodeDecodeError, zipfile.BadZipFile) as error:
-        sys.exit(fail(f'{error}'))
-
-
-def fail(message):
-    print(f'classification: {message}', file=sys.stderr)
-    return 3
+    except DataError as error:
+        fail(error)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
+        fail(f'{options.input}: {error}')
 
 
 if __name__ == '__main__':

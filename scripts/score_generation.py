@@ -2,18 +2,18 @@
 """Text that a checkpoint writes, against references: BLEU (sacrebleu) and ROUGE (rouge-score).
 
     make generate && pip install sacrebleu rouge-score
-    python3 scripts/score_generation.py items.jsonl --checkpoint out/causal/step_00001000 --tokens 60 --stop '\\n' --out scored.jsonl
+    python3 scripts/score_generation.py items.jsonl --checkpoint out/causal/step_00001000 --tokens 60 --out scored.jsonl
     python3 scripts/score_generation.py items.jsonl --checkpoint out/causal/step_00001000 -- --temperature 0.8 --seed 3
     python3 scripts/score_generation.py items.jsonl --texts finished.jsonl
 
-items.jsonl has {"prompt", "reference"} in each line (with --texts the reference alone will do), finished.jsonl {"text"}, line by line
-for the same items; the file of --out can be given as one. What stands behind -- goes to ./generate, which is greedy unless that
-says otherwise. It is started once per prompt and loads the model each time. It always writes --tokens tokens, past an end of text
-too; --stop cuts each text where the given characters appear first.
+items.jsonl has {"prompt", "reference"} in each line (with --texts the reference alone will do), finished.jsonl {"text"}, line by
+line for the same items; the file of --out can be given as one. What stands behind -- goes to ./generate, which is greedy unless
+that says otherwise. It is started once per prompt and loads the model each time. It always writes --tokens tokens, past an end of
+text too; --stop cuts each text where the given characters appear first.
 
-Prints BLEU of all texts together, in percent with sacrebleu's signature, which belongs to every figure that is passed on, and the means
-over items of the F1 of ROUGE-1, ROUGE-2 and ROUGE-L (no stemming), in percent with standard errors. White space around texts and
-references does not count. Exit codes: 0 done, 2 usage or a missing package, 3 data, 7 the checkpoint; others as ./generate.
+Prints BLEU of all texts together, in percent with sacrebleu's signature, which belongs to every figure that is passed on, and the
+means over items of the F1 of ROUGE-1, ROUGE-2 and ROUGE-L (no stemming), in percent with standard errors. White space around texts
+and references does not count. Exit codes: 0 done, 2 usage or a missing package, 3 data, 7 the checkpoint; others as ./generate.
 """
 import argparse
 import json
@@ -118,16 +118,17 @@ def main():
     if options.stop:
         texts = [text.split(options.stop, 1)[0] for text in texts]
     references = [item['reference'].strip() for item in items]
-    f1 = [{key: score.fmeasure for key, score in rouge.score(reference, text).items()} for text, reference in zip(texts, references)]
+    scores = [rouge.score(reference, text) for text, reference in zip(texts, references)]
+    f1 = [{key: one[key].fmeasure for key in ROUGE} for one in scores]
 
     print(f'{len(items)} items')
     print(f'BLEU {bleu.corpus_score([text.strip() for text in texts], [references]).score:.2f}  ({bleu.get_signature()})')
     for key, name in ROUGE.items():
-        values = [100 * scores[key] for scores in f1]
+        values = [100 * one[key] for one in f1]
         error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
         print(f'{name} F1 {mean(values):.2f} +- {error:.2f}')
     if options.out:
-        lines = [json.dumps({**item, 'text': text, **scores}, ensure_ascii=False) for item, text, scores in zip(items, texts, f1)]
+        lines = [json.dumps({**item, 'text': text, **one}, ensure_ascii=False) for item, text, one in zip(items, texts, f1)]
         options.out.write_text('\n'.join(lines) + '\n', encoding='utf-8')
 
 
