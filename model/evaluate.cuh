@@ -50,27 +50,82 @@ void validate_and_report(Run<Device, X, A>& run) {
 
 // ------------------------------------------------------------------------------------------------------------- multiple choice
 
-/// One log-likelihood per answer of the task, item after item. Every rank takes every ranks.size()-th batch; answers of about one
-/// length come together, so that little of a batch is padding.
+/// Answers that go through the model together: single ones, or all those of items whose contexts can be shared.
+struct EvaluationBatch {
+    std::vector<size_t> answers;                // their numbers in the task
+    std::vector<const EvaluationItem*> items;   // none for single answers
+};
+
+/// Items with contexts of one length, as many as have room at once; `first[n]` is the number of item n's first answer.
+template <class X, class A>
+void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X, A>& shared, const EvaluationTask& task,
+                const std::vector<size_t>& first, std::vector<size_t> items) {
+    const auto context = [&](size_t n) { return task.items[n].answers.front().begin; };
+    std::stable_sort(items.begin(), items.end(), [&](size_t a, size_t b) { return context(a) < context(b); });
+    int longest = 0;
+    for (size_t i = 0; i < items.size(); i++) {
+        const EvaluationItem& item = task.items[items[i]];
+        int own = 0;
+        for (const Answer& answer : item.answers) own = std::max(own, answer.length());
+        const bool joins = i > 0 && context(items[i]) == context(items[i - 1]) &&
+                           shared.fit(int(batches.back().items.size()) + 1, context(items[i]),
+                                      int(batches.back().answers.size() + item.answers.size()), std::max(longest, own));
+        if (!joins) batches.emplace_back(), longest = 0;
+        longest = std::max(longest, own);
+        batches.back().items.push_back(&item);
+        for (size_t n = 0; n < item.answers.size(); n++) batches.back().answers.push_back(first[items[i]] + n);
+    }
+}
+
+/// Single answers, B at a time; those of about one length come together, so that little of a batch is padding.
+inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<const Answer*>& all, std::vector<size_t> answers,
+                       size_t B) {
+    std::stable_sort(answers.begin(), answers.end(), [&](size_t a, size_t b) { return all[a]->tokens.size() > all[b]->tokens.size(); });
+    for (size_t n = 0; n < answers.size(); n++) {
+        if (n % B == 0) batches.emplace_back();
+        batches.back().answers.push_back(answers[n]);
+    }
+}
+
+/// One log-likelihood per answer of the task, item after item. Every rank takes every ranks.size()-th batch.
 template <class Device, class X, class A>
 std::vector<float> log_likelihoods(Run<Device, X, A>& run, const EvaluationTask& task) {
     std::vector<const Answer*> all;
-    for (const EvaluationItem& item : task.items)
-        for (const Answer& answer : item.answers) all.push_back(&answer);
-    std::vector<size_t> order(all.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return all[a]->tokens.size() > all[b]->tokens.size(); });
+    std::vector<size_t> first, shared_items, single;
+    std::vector<EvaluationBatch> batches;
+    constexpr bool on_cpu = std::is_same_v<Device, CPU>;
+    const bool can_share = on_cpu && std::all_of(run.gpt.net.layers.begin(), run.gpt.net.layers.end(),
+                                                 [](const auto& layer) { return can_decode_from_cache(layer.attention); });
+    for (const EvaluationItem& item : task.items) {
+        const bool shares = can_share && shares_context(item);
+        first.push_back(all.size());
+        if (shares) shared_items.push_back(first.size() - 1);
+        for (const Answer& answer : item.answers) {
+            if (!shares) single.push_back(all.size());
+            all.push_back(&answer);
+        }
+    }
+    add_single(batches, all, single, size_t(run.gpt.B));
 
     std::vector<float> found(all.size(), 0.0f);
-    const size_t B = size_t(run.gpt.B);
-    for (size_t first = B * size_t(run.ranks.rank()); first < order.size() && !stop_requested(); first += B * size_t(run.ranks.size())) {
-        run.ranks.at("evaluating", run.state.step);
-        std::vector<const Answer*> batch;
-        for (size_t n = first; n < std::min(first + B, order.size()); n++) batch.push_back(all[order[n]]);
-        const std::vector<double> sums = log_likelihoods(run.device, run.gpt, run.feed, batch);
-        for (size_t n = 0; n < sums.size(); n++) found[order[first + n]] = float(sums[n]);
-        run.progress.passing(text("%s: %zu of %zu answers", task.name.c_str(), first, order.size()));
-    }
+    const auto evaluate = [&](auto scores_of) {
+        for (size_t n = size_t(run.ranks.rank()); n < batches.size() && !stop_requested(); n += size_t(run.ranks.size())) {
+            run.ranks.at("evaluating", run.state.step);
+            const std::vector<double> sums = scores_of(batches[n]);
+            for (size_t i = 0; i < sums.size(); i++) found[batches[n].answers[i]] = float(sums[i]);
+            run.progress.passing(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
+        }
+    };
+    const auto single_scores = [&](const EvaluationBatch& batch) {
+        std::vector<const Answer*> answers;
+        for (size_t n : batch.answers) answers.push_back(all[n]);
+        return log_likelihoods(run.device, run.gpt, run.feed, answers);
+    };
+    if constexpr (on_cpu) {
+        SharedContexts<X, A> shared(run.gpt, run.feed);
+        add_shared(batches, shared, task, first, shared_items);
+        evaluate([&](const EvaluationBatch& batch) { return batch.items.empty() ? single_scores(batch) : shared.log_likelihoods(batch.items); });
+    } else evaluate(single_scores);
     run.ranks.sum(found.data(), found.size());
     return found;
 }

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "attention/causal.cuh"
+#include "attention/sliding_window.cuh"
 #include "data/evaluation.h"
 #include "model/log_likelihoods.cuh"
 #include "tests/catch.h"
@@ -209,4 +210,44 @@ TEST_CASE("evaluation: a batch of answers scores what each scores alone, token b
         CAPTURE(n);
         CHECK(together[n] == Approx(expected).epsilon(1e-9));
     }
+}
+
+TEST_CASE("evaluation: contexts that are computed once give the scores of contexts computed for every answer") {
+    const auto same = []<class A>(const Form& form) {
+        Trial<double, A> trial(config_of(form), 2, 67, 6, 67);
+        std::mt19937 generator(7);
+        const auto more = [&](std::vector<int32_t> ids, int count) {
+            for (int n = 0; n < count; n++) ids.push_back(int32_t(generator() % trial.gpt.net.config.V));
+            return ids;
+        };
+        SharedContexts<double, A> shared(trial.gpt, trial.feed);
+        for (const int context : {1, 13, 64}) {
+            std::vector<EvaluationItem> items;
+            for (const std::vector<int>& lengths : std::vector<std::vector<int>>{{1, 3}, {2, 1, 4}, {1, 1}}) {
+                const std::vector<int32_t> before = more({}, context);
+                items.push_back({});
+                for (const int length : lengths) items.back().answers.push_back({more(before, length), context, 1});
+            }
+            std::vector<const EvaluationItem*> all;
+            std::vector<double> expected;
+            for (const EvaluationItem& item : items) {
+                CHECK(shares_context(item));
+                all.push_back(&item);
+                for (const Answer& answer : item.answers)
+                    expected.push_back(log_likelihoods(CPU{}, trial.gpt, trial.feed, {&answer}).front());
+            }
+            CHECK(difference(shared.log_likelihoods(all), expected, rounding<double>(1000)) == "");
+            CHECK(difference(shared.log_likelihoods({all[2]}), std::vector<double>(expected.end() - 2, expected.end()), rounding<double>(1000)) == "");
+        }
+        CHECK(shared.fit(6, 67, 6, 67));
+        CHECK_FALSE(shared.fit(6, 68, 6, 67));
+        CHECK_FALSE(shared.fit(6, 67, 7, 67));
+    };
+    same.template operator()<causal>({});
+    same.template operator()<sliding_window>({true, false, 4, 1});
+    EvaluationItem item;
+    item.answers = {{{1, 2, 3}, 2, 1}, {{1, 4, 3}, 2, 1}};
+    CHECK_FALSE(shares_context(item));
+    item.answers[1] = {{1, 2, 3, 4}, 3, 1};
+    CHECK_FALSE(shares_context(item));
 }
