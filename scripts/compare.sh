@@ -18,7 +18,7 @@ for seed in $seeds; do
         grep -qs '"event":"done"' "$run/log.jsonl" && continue
         echo "== $variant, seed $seed"
         ./train_"$variant" --out "$run" --seed "$seed" --resume --model qwen-7m --seq-len 512 --batch-size 8 --steps 200 --lr 2e-3 \
-            --val-every 50 --val-batches 1000 --sample-every 0 --checkpoint-every 200 --keep-checkpoints 1 --plot 0 "$@"
+            --val-every 200 --val-batches 1000 --sample-every 0 --checkpoint-every 200 --keep-checkpoints 1 --plot 0 "$@"
     done
 done
 python3 scripts/compare_runs.py "$out"/*/log.jsonl

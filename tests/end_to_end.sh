@@ -194,6 +194,20 @@ expect "an item whose answer does not exist" 3 "wrong.jsonl:2" ./train_causal $s
 expect "an item longer than the context" 3 "--seq-len" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --seq-len 16
 expect "items of a checkpoint of another variant" 7 "asga" ./train_asga $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl"
 
+# ---- a tokenizer of Hugging Face's, from the text to what a moved checkpoint writes
+expect "a tokenizer.json makes shards" 0 "" ./tokenize --tokenizer tests/fixtures/tokenizers/qwen_tokenizer.json --out "$work/bpe" --name bpe "$work/text.txt"
+check "the tokenizer lies beside them" '[ -s "$work/bpe/bpe_tokenizer.json" ] && grep -q "\"tokenizer\": \"bpe_tokenizer.json\"" "$work/bpe/bpe_manifest.json"'
+bpe="$small --train-data $work/bpe/bpe_train_*.bin --val-data $work/bpe/bpe_val_*.bin"
+expect "a model with too small a vocabulary" 3 "vocabulary" ./train_causal $bpe --out "$work/x"
+mkdir "$work/shape"
+sed 's/"vocab_size": *[0-9]*/"vocab_size": 4096/; /engine_tokenizer/d; s/\("attention_variant": *"causal"\),/\1/' "$last/config.json" > "$work/shape/config.json"
+expect "training with it" 0 "" ./train_causal $bpe --model "$work/shape" --out "$work/bpe-run"
+check "reports bits per byte" 'grep -q "val_bpb.:[0-9]" "$work/bpe-run/log.jsonl"'
+mv "$work/bpe-run/step_00000012" "$work/moved" && rm -rf "$work/bpe"
+expect "its checkpoint writes text wherever it lies" 0 "" ./generate --checkpoint "$work/moved" --prompt "We the people" --tokens 5
+check "behind the prompt" 'grep -q "^We the people." "$work/stdout"'
+expect "and answers items" 0 "" ./train_causal --device cpu --seq-len 64 --evaluate --checkpoint "$work/moved" --eval-data "$work/items.jsonl"
+
 # ---- output
 ./train_causal $small --out "$work/piped" 2> /dev/null | head -n 3 > /dev/null
 check "a reader that stops early costs nothing" '[ "$(hash_of "$work/piped")" = "$(hash_of "$work/causal")" ]'
