@@ -70,9 +70,11 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")
         ->check(CLI::Range(0, 1 << 30));
     app.add_flag("--evaluate", o.evaluate,
-                 "train nothing: validation loss (all of --val-data, unless --val-batches is given) and --eval-data of --checkpoint "
-                 "or of a folder given as --model");
-    app.add_option("--eval-data", o.eval_data, "multiple choice: .jsonl or .bin files of items")->expected(1, -1);
+                 "train nothing: validation loss (all of --val-data, unless --val-batches is given, here or in --config) and --eval-data "
+                 "of --checkpoint or of a folder given as --model");
+    app.add_option("--eval-data", o.eval_data, "multiple choice: .jsonl or .bin files of items")
+        ->expected(1, -1)
+        ->default_str("");
     app.add_option("--eval-every", o.eval_every, "steps between evaluations on --eval-data; 0: at the end alone")->check(count);
     app.add_option("--eval-items", o.eval_items, "only the first items of each file; 0: all")->check(count);
     app.add_option("--eval-out", o.eval_out, "with --evaluate: what each item's answers scored, as JSON Lines");
@@ -111,11 +113,16 @@ bool parse(int argc, char** argv, Options& o) {
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both say where to go on; give one");
     if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
+    std::erase(o.eval_data, "");   // as options.toml has it where none was given
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
+    if (std::count(o.eval_data.begin(), o.eval_data.end(), o.eval_out))
+        fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;
     o.model_given = app.count("--model") > 0;
     o.resolved = app.config_to_str(true);
+    if (!app.count("--prompt"))   // which CLI11 takes for a flag that was not given
+        if (const size_t at = o.resolved.find("prompt=false\n"); at != std::string::npos) o.resolved.replace(at, 12, "prompt=\"\"");
     return true;
 }
 

@@ -54,7 +54,8 @@ public:
     size_t read(char* out, size_t bytes) override {
         while (!stop_) {
             pollfd wait = {file_, POLLIN, 0};
-            if (::poll(&wait, 1, 100) == 0) continue;   // silent: look at stop_ again
+            const int ready = ::poll(&wait, 1, 100);
+            if (ready == 0 || (ready < 0 && errno == EINTR)) continue;   // silent: look at stop_ again
             const ssize_t got = ::read(file_, out, bytes);
             if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
             if (got < 0) fail(Exit::data, name_, ": cannot be read: ", last_os_error());

@@ -38,7 +38,7 @@ CheckedShard::CheckedShard(const std::string& path, const void* data, uint64_t b
     if (unknown || folder.empty() || ::stat(absolute.c_str(), &status) != 0) return;
     std::ostringstream identity;
     identity << absolute << ' ' << status.st_size << ' ' << status.st_ino << ' ' << status.st_mtim.tv_sec << '.'
-             << status.st_mtim.tv_nsec << ' ' << std::hex << hash_of_both_ends(data, bytes);
+             << status.st_mtim.tv_nsec << ' ' << status.st_ctim.tv_sec << '.' << status.st_ctim.tv_nsec << ' ' << std::hex << hash_of_both_ends(data, bytes);
     identity_ = identity.str();
     std::ostringstream name;
     name << folder << '/' << std::hex << XXH64(absolute.data(), absolute.size(), 0);
@@ -58,7 +58,7 @@ void CheckedShard::remember(uint32_t largest_token) const {
     std::error_code ignored;
     fs::create_directories(fs::path(file_).parent_path(), ignored);
     const std::string temporary = file_ + "." + std::to_string(::getpid());   // ranks may check the same shard at once
-    std::ofstream(temporary) << identity_ << '\n' << largest_token << '\n';
-    fs::rename(temporary, file_, ignored);
-    if (ignored) fs::remove(temporary, ignored);
+    const bool written = bool(std::ofstream(temporary) << identity_ << '\n' << largest_token << std::endl);
+    if (written) fs::rename(temporary, file_, ignored);
+    if (!written || ignored) fs::remove(temporary, ignored);
 }

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-/// A shard as it is now: where it is, its size, inode and time of the last change, and a hash of its first and last 64 KiB. Another
-/// file under the same name, and one that was written to, differ in at least one of them.
+/// A shard as it is now: where it is, its size, inode and times of the last change (of the bytes, and of anything, which programs
+/// cannot set), and a hash of its first and last 64 KiB.
 class CheckedShard {
 public:
     /// Of `path`, which is open and mapped: `bytes` bytes at `data`.

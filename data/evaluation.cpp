@@ -88,6 +88,7 @@ private:
 };
 
 json parse_line(const std::string& line, const std::string& where) {
+    if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // the parser would stop there
     try {
         return json::parse(line);
     } catch (const json::exception& error) {
@@ -193,6 +194,9 @@ EvaluationTask read_binary(const std::string& path, const Tokenizer* tokenizer, 
 }
 
 void require_fitting(const EvaluationTask& task, const std::string& path, int vocabulary, int context) {
+    size_t longest = 0;
+    for (const EvaluationItem& item : task.items)
+        for (const Answer& answer : item.answers) longest = std::max(longest, answer.tokens.size() - 1);
     for (size_t n = 0; n < task.items.size(); n++)
         for (const Answer& answer : task.items[n].answers) {
             const int64_t line = task.items[n].line;
@@ -200,7 +204,7 @@ void require_fitting(const EvaluationTask& task, const std::string& path, int vo
             if (answer.begin < 1 || answer.length() < 1) fail(Exit::data, where, ": an answer adds no token to its context");
             if (int(answer.tokens.size()) - 1 > context)
                 fail(Exit::data, where, ": an answer with its context has ", answer.tokens.size(), " tokens, and the model reads ",
-                     context, " at a time; raise --seq-len to ", answer.tokens.size() - 1, " or more");
+                     context, " at a time; raise --seq-len to ", longest, " for the longest item");
             for (int32_t id : answer.tokens)
                 if (id < 0 || id >= vocabulary)
                     fail(Exit::data, where, ": token ", uint32_t(id), " is not in the model's vocabulary 0..", vocabulary - 1);

@@ -8,6 +8,7 @@
 
 #include "data/tokenize_files.h"
 #include "model/error.h"
+#include "model/machine.h"
 #include "model/options.h"
 #include "model/report.h"
 
@@ -118,6 +119,7 @@ int main(int argc, char** argv) {
         TokenizeOptions options;
         declare(app, options);
         if (!parse_options(app, argc, argv)) return;
+        outlive_readers();
         stop_on_signals();
         const TokenizeReport report = [&] {
             ProgressLine line;

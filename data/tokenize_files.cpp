@@ -88,10 +88,12 @@ void remove_file(const std::string& path) {
     if (error) fail(Exit::data, path, ": cannot be removed: ", error.message());
 }
 
-void write_file(const std::string& path, const std::string& text) {
-    OutputFile file(path);
-    file.write(text.data(), text.size());
-    file.publish();
+// Written and synced, under a temporary name.
+std::unique_ptr<OutputFile> write_unpublished(const std::string& path, const std::string& text) {
+    auto file = std::make_unique<OutputFile>(path);
+    file->write(text.data(), text.size());
+    file->finish();
+    return file;
 }
 
 // The output folder and the files in it that belong to one name.
@@ -107,7 +109,7 @@ public:
     std::string progress() const { return stem() + "_progress.json"; }
 
     void save(const SavedRun& run) const {
-        write_file(progress(), saved_run_to_json(run));
+        write_unpublished(progress(), saved_run_to_json(run))->publish();
         sync_folder(folder_);
     }
 
@@ -136,19 +138,30 @@ public:
     // Gives everything its final name. The old manifest goes first and the new one comes last: a manifest that is there is right.
     // Stopped at any moment, it can be called again. Returns the shards of an earlier run that were removed.
     std::vector<std::string> publish(const Manifest& manifest, const Tokenizer& tokenizer) const {
-        OutputFile file(this->manifest());
-        const std::string text = manifest_to_json(manifest);
-        file.write(text.data(), text.size());
-        file.finish();
+        const bool files = tokenizer.name() != "bytes", files_before = owns_tokenizer_files();
+        std::vector<std::unique_ptr<OutputFile>> written;   // all that can fill the disk, before anything is changed
+        if (files) written.push_back(write_unpublished(tokenizer_json(), tokenizer.json()));
+        if (files) written.push_back(write_unpublished(tokenizer_config(), tokenizer.config_json()));
+        const auto last = write_unpublished(this->manifest(), manifest_to_json(manifest));
         remove_file(this->manifest());
-        write_tokenizer(tokenizer);
+        for (const auto& file : written) file->publish();
         for (const ShardInfo& shard : manifest.shards) give_final_name(shard);
-        const std::vector<std::string> removed = remove_others(manifest.shards);
+        std::vector<std::string> removed = remove_others(manifest.shards);
+        if (!files && files_before)
+            for (const std::string& path : {tokenizer_json(), tokenizer_config()}) remove_file(path), removed.push_back(path);
         sync_folder(folder_);
-        file.publish();
+        last->publish();
         sync_folder(folder_);
         remove_file(progress());
         return removed;
+    }
+
+    // Files that are in the way of the tokenizer's and are not of an earlier run: Exit::data.
+    void require_place_for(const Tokenizer& tokenizer) const {
+        if (tokenizer.name() == "bytes" || owns_tokenizer_files()) return;
+        for (const auto& [path, text] : {std::pair(tokenizer_json(), tokenizer.json()), std::pair(tokenizer_config(), tokenizer.config_json())})
+            if (fs::exists(path) && read_small_file(path) != text)
+                fail(Exit::data, path, ": is there and is not of an earlier run; give another --name or --out");
     }
 
     static std::vector<ShardInfo> shards_of(const SavedRun& run) {
@@ -175,15 +188,13 @@ private:
         return "";
     }
 
-    void write_tokenizer(const Tokenizer& tokenizer) const {
-        const std::string file = stem() + "_tokenizer.json", config = stem() + "_tokenizer_config.json";
-        if (tokenizer.name() != "bytes") {
-            write_file(file, tokenizer.json());
-            write_file(config, tokenizer.config_json());
-            return;
-        }
-        remove_file(file);   // of an earlier run
-        remove_file(config);
+    std::string tokenizer_json() const { return stem() + "_tokenizer.json"; }
+    std::string tokenizer_config() const { return stem() + "_tokenizer_config.json"; }
+
+    // Whether the manifest of an earlier run says that the tokenizer's files are its own.
+    bool owns_tokenizer_files() const {
+        if (!fs::exists(manifest())) return false;
+        return manifest_from_json(read_small_file(manifest()), manifest()).tokenizer == name_ + "_tokenizer.json";
     }
 
     void give_final_name(const ShardInfo& shard) const {
@@ -295,6 +306,7 @@ TokenizeReport tokenize_files(const TokenizeOptions& options, const OnProgress& 
     const Tick tick = [&] { on_progress({}); };
     const std::vector<Input> inputs = open_inputs(options, tick);
 
+    output.require_place_for(*tokenizer);
     const Fingerprint made_by = fingerprint(options, *tokenizer, inputs);
     const std::optional<SavedRun> saved = output.find_saved_run(made_by, tick, on_note);
     const SavedRun run = saved ? *saved : new_run(options, made_by, inputs, on_progress);

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "data/evaluation.h"
-#include "model/log_likelihoods.cuh"
 #include "model/run.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------ validation
@@ -56,7 +55,13 @@ struct EvaluationBatch {
     std::vector<const EvaluationItem*> items;   // none for single answers
 };
 
-/// Items with contexts of one length, as many as have room at once; `first[n]` is the number of item n's first answer.
+inline int longest_answer(const EvaluationItem& item) {
+    int longest = 0;
+    for (const Answer& answer : item.answers) longest = std::max(longest, answer.length());
+    return longest;
+}
+
+/// Items with contexts of one length, as many as have room at once; each has room alone. `first[n]` is the number of item n's first answer.
 template <class X, class A>
 void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X, A>& shared, const EvaluationTask& task,
                 const std::vector<size_t>& first, std::vector<size_t> items) {
@@ -65,11 +70,10 @@ void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X, A
     int longest = 0;
     for (size_t i = 0; i < items.size(); i++) {
         const EvaluationItem& item = task.items[items[i]];
-        int own = 0;
-        for (const Answer& answer : item.answers) own = std::max(own, answer.length());
-        const bool joins = i > 0 && context(items[i]) == context(items[i - 1]) &&
-                           shared.fit(int(batches.back().items.size()) + 1, context(items[i]),
-                                      int(batches.back().answers.size() + item.answers.size()), std::max(longest, own));
+        const int own = longest_answer(item);
+        const bool joins =
+            i > 0 && context(items[i]) == context(items[i - 1]) &&
+            shared.fit(context(items[i]), int(batches.back().answers.size() + item.answers.size()), std::max(longest, own));
         if (!joins) batches.emplace_back(), longest = 0;
         longest = std::max(longest, own);
         batches.back().items.push_back(&item);
@@ -87,45 +91,59 @@ inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<
     }
 }
 
+/// The log-likelihoods of a batch; `all` are the task's answers.
+template <class Device, class X, class A>
+std::vector<double> scores_of(Run<Device, X, A>& run, const EvaluationBatch& batch, const std::vector<const Answer*>& all) {
+    if constexpr (std::is_same_v<Device, CPU>)
+        if (!batch.items.empty()) return SharedContexts<X, A>(run.gpt, run.feed).log_likelihoods(batch.items);
+    std::vector<const Answer*> answers;
+    for (size_t n : batch.answers) answers.push_back(all[n]);
+    return log_likelihoods(run.device, run.gpt, run.feed, answers);
+}
+
+/// How the answers of a task go through the model: those of items whose contexts can be shared together, the others B at a time, or
+/// one by one where later tokens, and so those that fill up a batch, would change what is found.
+template <class Device, class X, class A>
+std::vector<EvaluationBatch> divide(Run<Device, X, A>& run, const EvaluationTask& task, const std::vector<const Answer*>& all) {
+    const auto& layers = run.gpt.net.layers;
+    std::vector<size_t> first, shared_items, single;
+    std::vector<EvaluationBatch> batches;
+    const auto add = [&](auto shares) {
+        size_t answer = 0;
+        for (const EvaluationItem& item : task.items) {
+            first.push_back(answer);
+            if (shares(item)) shared_items.push_back(first.size() - 1);
+            else
+                for (size_t n = 0; n < item.answers.size(); n++) single.push_back(answer + n);
+            answer += item.answers.size();
+        }
+        add_single(batches, all, single, layers[0].attention.is_causal() ? size_t(run.gpt.B) : 1);
+    };
+    if constexpr (std::is_same_v<Device, CPU>) {
+        const SharedContexts<X, A> shared(run.gpt, run.feed);
+        add([&](const EvaluationItem& item) {
+            return run.shares_contexts() && shares_context(item) &&
+                   shared.fit(item.answers.front().begin, int(item.answers.size()), longest_answer(item));
+        });
+        add_shared(batches, shared, task, first, shared_items);
+    } else add([](const EvaluationItem&) { return false; });
+    return batches;
+}
+
 /// One log-likelihood per answer of the task, item after item. Every rank takes every ranks.size()-th batch.
 template <class Device, class X, class A>
 std::vector<float> log_likelihoods(Run<Device, X, A>& run, const EvaluationTask& task) {
     std::vector<const Answer*> all;
-    std::vector<size_t> first, shared_items, single;
-    std::vector<EvaluationBatch> batches;
-    constexpr bool on_cpu = std::is_same_v<Device, CPU>;
-    const bool can_share = on_cpu && std::all_of(run.gpt.net.layers.begin(), run.gpt.net.layers.end(),
-                                                 [](const auto& layer) { return can_decode_from_cache(layer.attention); });
-    for (const EvaluationItem& item : task.items) {
-        const bool shares = can_share && shares_context(item);
-        first.push_back(all.size());
-        if (shares) shared_items.push_back(first.size() - 1);
-        for (const Answer& answer : item.answers) {
-            if (!shares) single.push_back(all.size());
-            all.push_back(&answer);
-        }
-    }
-    add_single(batches, all, single, size_t(run.gpt.B));
-
+    for (const EvaluationItem& item : task.items)
+        for (const Answer& answer : item.answers) all.push_back(&answer);
+    const std::vector<EvaluationBatch> batches = divide(run, task, all);
     std::vector<float> found(all.size(), 0.0f);
-    const auto evaluate = [&](auto scores_of) {
-        for (size_t n = size_t(run.ranks.rank()); n < batches.size() && !stop_requested(); n += size_t(run.ranks.size())) {
-            run.ranks.at("evaluating", run.state.step);
-            const std::vector<double> sums = scores_of(batches[n]);
-            for (size_t i = 0; i < sums.size(); i++) found[batches[n].answers[i]] = float(sums[i]);
-            run.progress.passing(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
-        }
-    };
-    const auto single_scores = [&](const EvaluationBatch& batch) {
-        std::vector<const Answer*> answers;
-        for (size_t n : batch.answers) answers.push_back(all[n]);
-        return log_likelihoods(run.device, run.gpt, run.feed, answers);
-    };
-    if constexpr (on_cpu) {
-        SharedContexts<X, A> shared(run.gpt, run.feed);
-        add_shared(batches, shared, task, first, shared_items);
-        evaluate([&](const EvaluationBatch& batch) { return batch.items.empty() ? single_scores(batch) : shared.log_likelihoods(batch.items); });
-    } else evaluate(single_scores);
+    for (size_t n = size_t(run.ranks.rank()); n < batches.size() && !stop_requested(); n += size_t(run.ranks.size())) {
+        run.ranks.at("evaluating", run.state.step);
+        const std::vector<double> sums = scores_of(run, batches[n], all);
+        for (size_t i = 0; i < sums.size(); i++) found[batches[n].answers[i]] = float(sums[i]);
+        run.progress.passing(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
+    }
     run.ranks.sum(found.data(), found.size());
     return found;
 }
@@ -159,6 +177,8 @@ inline std::string json_list(const float* numbers, size_t count) {
 /// The tasks of --eval-data. `items` gets a record for every item.
 template <class Device, class X, class A>
 void evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr) {
+    if (!run.data.tasks.empty() && !run.gpt.net.layers[0].attention.is_causal())
+        run.progress.say("warning: outputs depend on later tokens here, so answers are scored by a model that has seen them");
     for (const EvaluationTask& task : run.data.tasks) {
         const std::vector<float> found = log_likelihoods(run, task);
         if (run.ranks.any(stop_requested())) return;
@@ -207,5 +227,6 @@ Exit evaluate(Run<Device, X, A>& run, const Origin& origin) {
     if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines(o.eval_out, -1);
     if (run.data.val && validate(run)) run.progress.say("validation: " + described(run.validation));
     evaluate_tasks(run, &items);
+    if (items.failed()) fail(Exit::data, o.eval_out, ": could not be written completely");
     return run.ranks.any(stop_requested()) ? Exit::signal : Exit::done;
 }

@@ -1,6 +1,8 @@
 // Brings batches from the host into the memory of the device that computes. On the GPU the next batch is read and copied while the
 // device still works on the one before.
 #pragma once
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "data/loader.h"
@@ -9,6 +11,11 @@
 
 template <class Device>
 class Feed;
+
+/// A batch that does not fit would run over the model's activations too.
+inline void require_room(int B, int T, size_t tokens) {
+    if (size_t(B) * T > tokens) throw std::logic_error(std::to_string(B) + " x " + std::to_string(T) + " tokens are more than a feed's " + std::to_string(tokens));
+}
 
 template <>
 class Feed<CPU> {
@@ -36,6 +43,7 @@ public:
     /// Tokens (B, T) from the host, and targets (B, T) where they are not null; without targets nothing can train on the batch.
     /// Valid until the next call.
     Batch put(CPU, const int32_t* tokens, const int32_t* targets, int B, int T) {
+        require_room(B, T, tokens_.size());
         std::copy_n(tokens, size_t(B) * T, tokens_.data());
         if (!targets) return {B, T, tokens_.data()};
         std::copy_n(targets, size_t(B) * T, targets_.data());
@@ -104,6 +112,7 @@ public:
 
     Batch put(GPU device, const int32_t* tokens, const int32_t* targets, int B, int T) {
         Place& place = places_[2];
+        require_room(B, T, tokens_);
         check(cudaStreamSynchronize(device.stream));
         std::copy_n(tokens, size_t(B) * T, host_tokens(place));
         if (targets) {

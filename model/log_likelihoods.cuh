@@ -31,7 +31,7 @@ std::vector<Wide<X>> token_losses(Device device, GPT<Device, X, A>& gpt, Feed<De
 }
 
 /// Log-likelihoods, in nats, of up to gpt.B answers behind their contexts. They are padded at the end to one length, which rows
-/// before it cannot see.
+/// before it cannot see if the variant is causal.
 template <class Device, class X, class A>
 std::vector<double> log_likelihoods(Device device, GPT<Device, X, A>& gpt, Feed<Device>& feed,
                                     const std::vector<const Answer*>& answers) {
@@ -67,10 +67,16 @@ class SharedContexts {
 public:
     SharedContexts(GPT<CPU, X, A>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed), layers_(gpt.net.config.L) {}
 
-    /// Whether items with `contexts` contexts of `context` tokens and `answers` answers of up to `longest` tokens have room.
-    bool fit(int contexts, int context, int answers, int longest) const {
-        const int64_t room = int64_t(gpt_.B) * gpt_.T;
-        return int64_t(contexts) * context <= room && int64_t(answers) * longest <= room;
+    /// Whether `answers` answers of up to `longest` tokens behind contexts of `context` tokens have room, with the keys and values of
+    /// both.
+    bool fit(int context, int answers, int longest) const {
+        return int64_t(answers) * (context + longest) <= int64_t(gpt_.B) * gpt_.T;
+    }
+
+    /// Memory for the keys and values of so many tokens at most: of the contexts (an item has two answers or more) in every layer, and
+    /// of contexts and answers in one.
+    static size_t bytes(const Config& c, int B, int T) {
+        return (size_t(c.L) + 2) * B * T * c.NKV * c.HS * sizeof(X);
     }
 
     /// One log-likelihood per answer, item after item.

@@ -62,14 +62,17 @@ static std::string kept_lines(const std::string& path, int64_t step) {
 
 JsonLines::JsonLines(const std::string& path, int64_t resume_step) : path_(path) {
     std::error_code ignored;
+    const auto there = std::filesystem::symlink_status(path, ignored);
+    if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
+        fail(Exit::checkpoint, path, ": is there and is no regular file; choose another name");
     const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
     if (resume_step < 0 && std::filesystem::exists(path, ignored)) std::filesystem::rename(path, path + ".old", ignored);
     const std::string fresh = path + ".tmp";   // a kill between here and the rename leaves the old log whole
     file_ = std::fopen(fresh.c_str(), "w");
-    if (!file_) fail(Exit::checkpoint, fresh, ": cannot be written (", last_os_error(), "); choose another --out");
+    if (!file_) fail(Exit::checkpoint, fresh, ": cannot be written (", last_os_error(), "); choose another place");
     put(kept);
     std::filesystem::rename(fresh, path, ignored);
-    if (ignored) fail(Exit::checkpoint, path, ": cannot be written (", ignored.message(), "); choose another --out");
+    if (ignored) fail(Exit::checkpoint, path, ": cannot be written (", ignored.message(), "); choose another place");
 }
 
 JsonLines::~JsonLines() {
@@ -79,6 +82,7 @@ JsonLines::~JsonLines() {
 JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
     std::swap(file_, other.file_);
     std::swap(path_, other.path_);
+    std::swap(failed_, other.failed_);
     return *this;
 }
 
@@ -89,6 +93,7 @@ void JsonLines::put(const std::string& line) {
                  last_os_error().c_str());
     std::fclose(file_);
     file_ = nullptr;
+    failed_ = true;
 }
 
 static nlohmann::ordered_json object_of(const std::vector<JsonLines::Field>& fields) {

@@ -37,6 +37,9 @@ public:
     /// A number that is not finite becomes null, as JSON has no word for it.
     void write(const std::vector<Field>& fields);
 
+    /// Whether something could not be written, which has been said then.
+    bool failed() const { return failed_; }
+
     /// The same with `json` (an object's text) as the value of the last key.
     void write(const std::vector<Field>& fields, const char* key, const std::string& json);
 
@@ -44,6 +47,7 @@ private:
     void put(const std::string& line);
     std::FILE* file_ = nullptr;
     std::string path_;
+    bool failed_ = false;
 };
 
 /// One optimiser step, as printed and logged.

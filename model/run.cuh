@@ -18,6 +18,7 @@
 #include "model/feed.cuh"
 #include "model/gpt.cuh"
 #include "model/graphs.cuh"
+#include "model/log_likelihoods.cuh"
 #include "model/machine.cuh"
 #include "model/ranks.h"
 #include "model/report.h"
@@ -82,9 +83,14 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
         data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
     if (!val.empty() && o.val_every) data.val = std::make_unique<TokenStream>(val, config.V);
     const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks;
-    if (data.val && windows(*data.val, o.seq_len) < int64_t(o.batch_size) * ranks)
-        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ", micro_batch,
-             " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
+    const int64_t fewest = o.evaluate ? 1 : int64_t(o.batch_size) * ranks;   // rows; all ranks need not have one to evaluate
+    if (data.val && windows(*data.val, o.seq_len) < fewest)
+        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ",
+             fewest * o.seq_len, " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
+    if (data.train && !config.tokenizer.empty() && !data.train->tokenizer().empty() &&
+        !same_tokenizer(data.train->tokenizer(), config.tokenizer))
+        fail(Exit::data, data.train->name(), ": was made with the tokenizer ", data.train->tokenizer(), ", and the model's is ",
+             config.tokenizer, "; make shards with it (./tokenize --tokenizer) and give them as --train-data and --val-data");
     std::string made_by = data.train ? data.train->tokenizer() : config.tokenizer;   // "" where nothing says
     if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && !same_tokenizer(data.val->tokenizer(), made_by))
         fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ",
@@ -275,8 +281,15 @@ struct Run {
         std::vector<MemoryUse> plan = gpt.memory_plan();
         plan.push_back({"batches", feed.bytes()});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
+        if (shares_contexts()) plan.push_back({"contexts of answers", SharedContexts<X, A>::bytes(gpt.net.config, gpt.B, gpt.T)});
         add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.net.tensors.size() : 0, ranks.launched());
         return plan;
+    }
+
+    /// Whether answers to an item can go on from one computation of its context.
+    bool shares_contexts() const {
+        if (data.tasks.empty() || !std::is_same_v<Device, CPU>) return false;
+        return std::all_of(gpt.net.layers.begin(), gpt.net.layers.end(), [](const auto& l) { return can_decode_from_cache(l.attention); });
     }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }

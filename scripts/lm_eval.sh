@@ -46,7 +46,7 @@ ends = set()
 for number, line in enumerate(open(sys.argv[1], encoding='utf-8'), 1):
     try:
         if line.strip():
-            ends.add(json.loads(line)['query'][-1:].isspace())
+            ends.add(json.loads(line)['query'][-1:] in ('', *' \t\n\v\f\r'))
     except (ValueError, TypeError, KeyError) as error:
         sys.exit(f'lm_eval.sh: {sys.argv[1]}:{number}: is no item with "query", "choices" and "gold": {error!r}')
 if len(ends) != 1:
@@ -60,7 +60,7 @@ trap 'rm -rf "$work"' EXIT
 own=0
 for n in "${!tasks[@]}"; do
     [[ ${tasks[n]} == *.jsonl ]] || continue
-    items=${tasks[n]} name=own_$(basename "${tasks[n]}" .jsonl | tr -c 'A-Za-z0-9_\n' _)
+    items=${tasks[n]} name=own_${n}_$(basename "${tasks[n]}" .jsonl | tr -c 'A-Za-z0-9_\n' _)
     [ -f "$items" ] || stop 3 "$items: is no file"
     delimiter=$(delimiter_of "$items") || exit 3
     ln -s "$(realpath "$items")" "$work/$name.jsonl"

@@ -105,6 +105,8 @@ def parse():
     options.generate_options = sys.argv[end + 1:]
     if options.texts and options.generate_options:
         parser.error(f'{options.generate_options[0]}: the texts of --texts are finished, there is nothing to generate')
+    if options.out and not options.out.parent.is_dir():
+        parser.error(f'--out {options.out}: its folder does not exist')
     if options.stop:
         options.stop = options.stop.replace('\\n', '\n')
     return options

@@ -188,6 +188,9 @@ if command -v mpirun > /dev/null; then
     $launch -np 2 ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --eval-out "$work/shared.jsonl" > /dev/null
     check "two ranks give every item the score of one" 'cmp "$work/alone.jsonl" "$work/shared.jsonl"'
 fi
+./train_causal $small --evaluate --checkpoint "$last" --batch-size 1 --val-every 0 --eval-data "$work/items.jsonl" --eval-out "$work/narrow.jsonl" > /dev/null
+likelihoods() { grep -o 'log_likelihoods.*' "$1" | grep -oE -- '-[0-9.]+'; }
+check "items that have no room in a batch get the same scores" 'paste <(likelihoods "$work/alone.jsonl") <(likelihoods "$work/narrow.jsonl") | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-10)) bad = 1; n++ } END { exit bad || n != 6 }"'
 expect "nothing to evaluate" 2 "--evaluate needs weights" ./train_causal $small --evaluate
 sed 's/"gold": 1}/"gold": 5}/' "$work/items.jsonl" > "$work/wrong.jsonl"
 expect "an item whose answer does not exist" 3 "wrong.jsonl:2" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/wrong.jsonl"
@@ -197,6 +200,8 @@ expect "items of a checkpoint of another variant" 7 "asga" ./train_asga $small -
 # ---- a tokenizer of Hugging Face's, from the text to what a moved checkpoint writes
 expect "a tokenizer.json makes shards" 0 "" ./tokenize --tokenizer tests/fixtures/tokenizers/qwen_tokenizer.json --out "$work/bpe" --name bpe "$work/text.txt"
 check "the tokenizer lies beside them" '[ -s "$work/bpe/bpe_tokenizer.json" ] && grep -q "\"tokenizer\": \"bpe_tokenizer.json\"" "$work/bpe/bpe_manifest.json"'
+echo "{}" > "$work/bpe/other_tokenizer.json"
+expect "a tokenizer.json that is somebody else's stays" 3 "other_tokenizer.json" ./tokenize --tokenizer tests/fixtures/tokenizers/qwen_tokenizer.json --out "$work/bpe" --name other "$work/text.txt"
 bpe="$small --train-data $work/bpe/bpe_train_*.bin --val-data $work/bpe/bpe_val_*.bin"
 expect "a model with too small a vocabulary" 3 "vocabulary" ./train_causal $bpe --out "$work/x"
 mkdir "$work/shape"
@@ -207,6 +212,7 @@ mv "$work/bpe-run/step_00000012" "$work/moved" && rm -rf "$work/bpe"
 expect "its checkpoint writes text wherever it lies" 0 "" ./generate --checkpoint "$work/moved" --prompt "We the people" --tokens 5
 check "behind the prompt" 'grep -q "^We the people." "$work/stdout"'
 expect "and answers items" 0 "" ./train_causal --device cpu --seq-len 64 --evaluate --checkpoint "$work/moved" --eval-data "$work/items.jsonl"
+expect "text of another tokenizer than the model's" 3 "the model's is" ./train_causal $small --model "$work/moved" --out "$work/x"
 
 # ---- output
 ./train_causal $small --out "$work/piped" 2> /dev/null | head -n 3 > /dev/null

@@ -239,9 +239,9 @@ TEST_CASE("evaluation: contexts that are computed once give the scores of contex
             CHECK(difference(shared.log_likelihoods(all), expected, rounding<double>(1000)) == "");
             CHECK(difference(shared.log_likelihoods({all[2]}), std::vector<double>(expected.end() - 2, expected.end()), rounding<double>(1000)) == "");
         }
-        CHECK(shared.fit(6, 67, 6, 67));
-        CHECK_FALSE(shared.fit(6, 68, 6, 67));
-        CHECK_FALSE(shared.fit(6, 67, 7, 67));
+        CHECK(shared.fit(60, 6, 7));
+        CHECK_FALSE(shared.fit(60, 6, 8));
+        CHECK_FALSE(shared.fit(60, 7, 7));
     };
     same.template operator()<causal>({});
     same.template operator()<sliding_window>({true, false, 4, 1});
