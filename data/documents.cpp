@@ -88,7 +88,8 @@ size_t part_length(std::string_view text) {
 }
 
 std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& file, uint64_t line) {
-    if (json.find('\0') != std::string_view::npos) fail(Exit::data, file, ":", line, ": has a zero byte");   // the parser would stop there
+    if (json.find('\0') != std::string_view::npos)   // where the parser would stop
+        fail(Exit::data, file, ":", line, ": has a zero byte");
     try {
         nlohmann::json object = nlohmann::json::parse(json);
         if (!object.is_object()) fail(Exit::data, file, ":", line, ": a JSON object is expected, this is ", object.type_name());
@@ -194,8 +195,8 @@ void DocumentReader::pass_to(const Place& start) {
     while (hasher_ && place_.offset < start.offset && !window_.peek(1).empty())
         pass(std::min<uint64_t>(window_.seen().size(), start.offset - place_.offset));
     if (hasher_ && start.offset > 0 && hexadecimal(hasher_->digest()) != start.digest)
-        fail(Exit::data, input_.name(), ": its first ", start.offset, " bytes are not those that the stopped run had read; give it the same text again, or remove the run's NAME_progress.json "
-             "in --out to start over");
+        fail(Exit::data, input_.name(), ": its first ", start.offset, " bytes are not those that the stopped run had read; give it "
+             "the same text again, or remove the run's NAME_progress.json in --out to start over");
     place_ = start;
 }
 

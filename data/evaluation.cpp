@@ -248,7 +248,7 @@ EvaluationScores score(const EvaluationTask& task, const std::vector<float>& log
             int choice = 0;
             double most = -std::numeric_limits<double>::infinity();
             for (int n = 0; n < int(item.answers.size()); n++)
-                if (const double value = of[n] / std::max(1.0, double(divisor(item.answers[n]))); value > most) choice = n, most = value;
+                if (const double value = of[n] / std::max(1, divisor(item.answers[n])); value > most) choice = n, most = value;
             return choice;
         };
         s.chosen.push_back(best([](const Answer&) { return 1; }));

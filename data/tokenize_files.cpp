@@ -159,7 +159,8 @@ public:
     // Files that are in the way of the tokenizer's and are not of an earlier run: Exit::data.
     void require_place_for(const Tokenizer& tokenizer) const {
         if (tokenizer.name() == "bytes" || owns_tokenizer_files()) return;
-        for (const auto& [path, text] : {std::pair(tokenizer_json(), tokenizer.json()), std::pair(tokenizer_config(), tokenizer.config_json())})
+        for (const auto& [path, text] : {std::pair(tokenizer_json(), tokenizer.json()),
+                                         std::pair(tokenizer_config(), tokenizer.config_json())})
             if (fs::exists(path) && read_small_file(path) != text)
                 fail(Exit::data, path, ": is there and is not of an earlier run; give another --name or --out");
     }

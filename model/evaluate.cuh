@@ -84,7 +84,8 @@ void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X, A
 /// Single answers, B at a time; those of about one length come together, so that little of a batch is padding.
 inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<const Answer*>& all, std::vector<size_t> answers,
                        size_t B) {
-    std::stable_sort(answers.begin(), answers.end(), [&](size_t a, size_t b) { return all[a]->tokens.size() > all[b]->tokens.size(); });
+    const auto longer = [&](size_t a, size_t b) { return all[a]->tokens.size() > all[b]->tokens.size(); };
+    std::stable_sort(answers.begin(), answers.end(), longer);
     for (size_t n = 0; n < answers.size(); n++) {
         if (n % B == 0) batches.emplace_back();
         batches.back().answers.push_back(answers[n]);

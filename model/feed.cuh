@@ -14,7 +14,9 @@ class Feed;
 
 /// A batch that does not fit would run over the model's activations too.
 inline void require_room(int B, int T, size_t tokens) {
-    if (size_t(B) * T > tokens) throw std::logic_error(std::to_string(B) + " x " + std::to_string(T) + " tokens are more than a feed's " + std::to_string(tokens));
+    if (size_t(B) * T > tokens)
+        throw std::logic_error(std::to_string(B) + " x " + std::to_string(T) + " tokens are more than a feed's " +
+                               std::to_string(tokens));
 }
 
 template <>

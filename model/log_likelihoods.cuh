@@ -67,14 +67,14 @@ class SharedContexts {
 public:
     SharedContexts(GPT<CPU, X, A>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed), layers_(gpt.net.config.L) {}
 
-    /// Whether `answers` answers of up to `longest` tokens behind contexts of `context` tokens have room, with the keys and values of
-    /// both.
+    /// Whether `answers` answers of up to `longest` tokens behind contexts of `context` tokens have room, with the keys and values
+    /// of both.
     bool fit(int context, int answers, int longest) const {
         return int64_t(answers) * (context + longest) <= int64_t(gpt_.B) * gpt_.T;
     }
 
-    /// Memory for the keys and values of so many tokens at most: of the contexts (an item has two answers or more) in every layer, and
-    /// of contexts and answers in one.
+    /// Memory for the keys and values of so many tokens at most: of the contexts (an item has two answers or more) in every layer,
+    /// and of contexts and answers in one.
     static size_t bytes(const Config& c, int B, int T) {
         return (size_t(c.L) + 2) * B * T * c.NKV * c.HS * sizeof(X);
     }
@@ -123,7 +123,8 @@ private:
         for (int b = 0; b < int(items.size()); b++)
             for (const Answer& answer : items[b]->answers) {
                 const int32_t* ids = answer.tokens.data() + answer.begin;
-                for (int t = 0; t + 1 < answer.length(); t++) rows.push_back(int(items_.size()) * T + t), targets.push_back(ids[t + 1]);
+                for (int t = 0; t + 1 < answer.length(); t++)
+                    rows.push_back(int(items_.size()) * T + t), targets.push_back(ids[t + 1]);
                 tokens.insert(tokens.end(), ids, ids + answer.length() - 1);
                 items_.push_back(b);
                 tokens.resize(items_.size() * T, 0);

@@ -38,8 +38,8 @@ Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const Til
     return pair;
 }
 
-/// to (tiles, HS, TILE) = head h of sequence b, (count, HS), transposed tile by tile; the padding of the last tile is zero. A tile is
-/// one piece of memory, so that a matrix product finds its rows side by side, not a power of two apart in the same few cache lines.
+/// to (tiles, HS, TILE) = head h of sequence b, (count, HS), transposed tile by tile; the padding of the last tile is zero. A tile
+/// is one piece of memory: a matrix product finds its rows side by side, not a power of two apart in the same few cache lines.
 template <class X>
 void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, int HS) {
     const int block = 16;   // tokens at a time: what is written is whole cache lines and what is read stays in the cache
@@ -174,8 +174,8 @@ void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b
         std::fill(sums.begin(), sums.end(), X(0));
         const X* q = a.q.data + (size_t(b) * a.T + i0) * a.q.row + size_t(h) * a.HS;
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
-            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, &k_transposed[size_t(at.j0) * a.HS], TILE, X(0),
-                 z.data(), TILE);
+            const X* k = k_transposed + size_t(at.j0) * a.HS;
+            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, k, TILE, X(0), z.data(), TILE);
             modify_and_mask(z.data(), policy, a, walk, at, verdict);
             if (a.statistics.tiles) a.statistics.tiles[(size_t(b) * a.NH + h) * tiles_of(a.T) + i0 / TILE] += 1;
             for (int r = 0; r < at.rows; r++) {
@@ -244,7 +244,7 @@ struct BackwardWorkspace {
 
     BackwardWorkspace(const AttentionForward<X>& f, const Features& n) {
         const size_t transposed = size_t(padded(f.S)) * f.HS;
-        k_transposed = std::make_unique_for_overwrite<X[]>(transposed), v_transposed = std::make_unique_for_overwrite<X[]>(transposed);
+        for (auto* array : {&k_transposed, &v_transposed}) *array = std::make_unique_for_overwrite<X[]>(transposed);
         dout.resize(size_t(TILE) * f.HS), dq.resize(size_t(TILE) * f.HS), D.resize(TILE);
         for (std::vector<X>* tile : {&z, &a, &p, &dz}) tile->resize(TILE * TILE);
         head_sums = std::make_unique<Pack<X>[]>(n.head), row_sums = std::make_unique<Pack<X>[]>(n.row);
