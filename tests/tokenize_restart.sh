@@ -20,8 +20,9 @@ inputs="$work/a.jsonl $work/b.txt"
 hashes() { (cd "$1" && cat ./*_manifest.json && for file in *; do cksum "$file"; done); }
 
 # ---- kill -9
-# killed THREADS MOST COMMAND...: starts the command in $work/killed again and again, killing it after up to MOST hundredths of a
-# second, until it ends by itself. Leaves how often in `kills` and how often it went on with something in `continued`.
+# killed THREADS MOST COMMAND...: starts the command in $work/killed again and again, killing it first when it has a shard to go on
+# from, then after up to MOST hundredths of a second, until it ends by itself. Leaves how often in `kills` and how often it went on with
+# something in `continued`.
 killed() {
     local threads=$1 most=$2 victim status
     shift 2
@@ -30,7 +31,8 @@ killed() {
     while true; do
         "$@" --threads "$threads" --out "$work/killed" > "$work/stdout" 2> "$work/stderr" < "${stdin:-/dev/null}" &
         victim=$!
-        sleep "$(printf '0.%02d' $((RANDOM % most + 1)))"
+        if [ $kills -eq 0 ]; then until [ -e "$work/killed/x_progress.json" ] || ! kill -0 $victim 2> /dev/null; do :; done
+        else sleep "$(printf '0.%02d' $((RANDOM % most + 1)))"; fi
         kill -9 $victim 2> /dev/null && kills=$((kills + 1))
         wait $victim 2> /dev/null
         status=$?
