@@ -9,8 +9,7 @@
 #include <fstream>
 #include <sstream>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "model/hash.h"
 
 namespace {
 
@@ -26,7 +25,7 @@ std::string cache_folder() {
 uint64_t hash_of_both_ends(const void* data, uint64_t bytes) {
     const uint64_t end = std::min<uint64_t>(bytes, 65536);
     const char* first = static_cast<const char*>(data);
-    return XXH64(first + bytes - end, end, XXH64(first, end, 0));
+    return xxh3(first + bytes - end, end, xxh3(first, end));
 }
 
 }   // namespace
@@ -38,11 +37,10 @@ CheckedShard::CheckedShard(const std::string& path, const void* data, uint64_t b
     if (unknown || folder.empty() || ::stat(absolute.c_str(), &status) != 0) return;
     std::ostringstream identity;
     identity << absolute << ' ' << status.st_size << ' ' << status.st_ino << ' ' << status.st_mtim.tv_sec << '.'
-             << status.st_mtim.tv_nsec << ' ' << status.st_ctim.tv_sec << '.' << status.st_ctim.tv_nsec << ' ' << std::hex << hash_of_both_ends(data, bytes);
+             << status.st_mtim.tv_nsec << ' ' << status.st_ctim.tv_sec << '.' << status.st_ctim.tv_nsec << ' '
+             << hexadecimal(hash_of_both_ends(data, bytes));
     identity_ = identity.str();
-    std::ostringstream name;
-    name << folder << '/' << std::hex << XXH64(absolute.data(), absolute.size(), 0);
-    file_ = name.str();
+    file_ = folder + "/" + hexadecimal(xxh3(absolute.data(), absolute.size()));
 }
 
 std::optional<uint32_t> CheckedShard::largest_token() const {

@@ -61,7 +61,8 @@ inline int longest_answer(const EvaluationItem& item) {
     return longest;
 }
 
-/// Items with contexts of one length, as many as have room at once; each has room alone. `first[n]` is the number of item n's first answer.
+/// Items with contexts of one length, as many as have room at once; each has room alone. `first[n]` is the number of item n's first
+/// answer.
 template <class X, class A>
 void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X, A>& shared, const EvaluationTask& task,
                 const std::vector<size_t>& first, std::vector<size_t> items) {
