@@ -131,9 +131,10 @@ struct longnet : Policy {
         Carve carve, kept;
         BranchResults<X> results[MOST_BRANCHES];
         BranchInputs<X> inputs;   // of the second branch, or a smaller one
-        ForwardScratch(const longnet& policy, std::byte* block, std::byte* kept_block, const LayerShape& s)
+        ForwardScratch(const longnet& policy, std::byte* block, std::byte* kept_block, X* out, const LayerShape& s)
             : carve(block), kept(kept_block), inputs(carve, s, DilatedRows(s.T, 1).count, s.NH) {
-            for (int n = 0; n < policy.branches; n++)
+            if (!policy.detach) results[0] = BranchResults<X>(out, carve, s, s.T);
+            for (int n = policy.detach ? 0 : 1; n < policy.branches; n++)
                 results[n] = BranchResults<X>(policy.detach ? kept : carve, carve, s, DilatedRows(s.T, n).count);
         }
     };
@@ -151,18 +152,18 @@ struct longnet : Policy {
 
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
-        return ForwardScratch<X>(*this, nullptr, nullptr, s).kept.bytes();
+        return ForwardScratch<X>(*this, nullptr, nullptr, nullptr, s).kept.bytes();
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(*this, nullptr, nullptr, s).carve.bytes(),
+        return std::max(ForwardScratch<X>(*this, nullptr, nullptr, nullptr, s).carve.bytes(),
                         BackwardScratch<X>(device, *this, nullptr, s).carve.bytes());
     }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        const ForwardScratch<X> memory(*this, workspace, state.kept, in);
+        const ForwardScratch<X> memory(*this, workspace, state.kept, state.out, in);
         Branches<X, DilatedRows> all;
         for (int n = 0; n < branches; n++) {
             const DilatedRows rows(in.T, n);
@@ -182,7 +183,7 @@ struct longnet : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
         const BackwardScratch<X> memory(device, *this, workspace, in);
-        const ForwardScratch<X> outputs(*this, nullptr, state.kept, in);
+        const ForwardScratch<X> outputs(*this, nullptr, state.kept, nullptr, in);
         auto own_out = [&](int n) { return detach ? outputs.results[n].out : nullptr; };
         LayerState<X> first = state;
         if (detach) first.out = own_out(0);

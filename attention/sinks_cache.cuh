@@ -92,8 +92,8 @@ struct sinks_cache : sinks {
         Carve carve;
         BranchResults<X> window, rest;
         X* q;   // (B, T, NH, HS) q'
-        ForwardScratch(std::byte* block, const LayerShape& s)
-            : carve(block), window(carve, carve, s, s.T), rest(carve, carve, s, s.T),
+        ForwardScratch(std::byte* block, X* out, const LayerShape& s)
+            : carve(block), window(out, carve, s, s.T), rest(carve, carve, s, s.T),
               q(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)) {}
     };
     template <class X>
@@ -116,14 +116,14 @@ struct sinks_cache : sinks {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(nullptr, s).carve.bytes(),
+        return std::max(ForwardScratch<X>(nullptr, nullptr, s).carve.bytes(),
                         BackwardScratch<X>(kernel_bytes(device, s), nullptr, s).carve.bytes());
     }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        const ForwardScratch<X> memory(workspace, in);
+        const ForwardScratch<X> memory(workspace, state.out, in);
         LayerState<X> window = memory.window.state(), rest = memory.rest.state();
         attention_layer_forward(device, WindowBranch(left), in, weights, window, nullptr, memory.window.statistics_for(statistics));
         AttentionForward<X> a = sink_arguments(device, memory.q, in, rest);

@@ -88,8 +88,8 @@ struct strided : Policy {
         Carve carve;
         BranchResults<X> window, columns;
         BranchInputs<X> inputs;
-        ForwardScratch(std::byte* block, const LayerShape& s, int R)
-            : carve(block), window(carve, carve, s, s.T), columns(carve, carve, s, R), inputs(carve, s, R, s.NKV) {}
+        ForwardScratch(std::byte* block, X* out, const LayerShape& s, int R)
+            : carve(block), window(out, carve, s, s.T), columns(carve, carve, s, R), inputs(carve, s, R, s.NKV) {}
     };
     template <class X>
     struct BackwardScratch {
@@ -107,7 +107,7 @@ struct strided : Policy {
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
         const ColumnRows rows(l, s.T);
-        return std::max(ForwardScratch<X>(nullptr, s, rows.count).carve.bytes(),
+        return std::max(ForwardScratch<X>(nullptr, nullptr, s, rows.count).carve.bytes(),
                         BackwardScratch<X>(device, nullptr, s, rows).carve.bytes());
     }
 
@@ -115,7 +115,7 @@ struct strided : Policy {
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         const ColumnRows in_columns(l, in.T), in_order(1, in.T);
-        const ForwardScratch<X> memory(workspace, in, in_columns.count);
+        const ForwardScratch<X> memory(workspace, state.out, in, in_columns.count);
         LayerState<X> window = memory.window.state();
         attention_layer_forward(device, WindowBranch(l), in, weights, window, nullptr, memory.window.statistics_for(statistics));
         branch_forward(device, ColumnBranch(in_columns), in_columns, in, memory.inputs, memory.columns, statistics);

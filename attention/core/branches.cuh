@@ -37,9 +37,12 @@ struct BranchResults {
     Statistics<X> statistics;
 
     BranchResults() = default;
-    BranchResults(Carve& outputs, Carve& carve, const LayerShape& s, int R) {
+    BranchResults(Carve& outputs, Carve& carve, const LayerShape& s, int R)
+        : BranchResults(outputs.take<X>(size_t(s.B) * s.NH * R * s.HS), carve, s, R) {}
+    /// For a branch that leaves its out where the merged one will be (merge_forward()).
+    BranchResults(X* out_, Carve& carve, const LayerShape& s, int R) : out(out_) {
         const size_t rows = size_t(s.B) * s.NH * R;
-        out = outputs.take<X>(rows * s.HS), lse = carve.take<Wide<X>>(rows);
+        lse = carve.take<Wide<X>>(rows);
         statistics.entropy = carve.take<Wide<X>>(rows), statistics.pairs = carve.take<Wide<X>>(rows);
         statistics.tiles = carve.take<Wide<X>>(size_t(s.B) * s.NH * tiles_of(R));
     }

@@ -11,137 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/core/arguments.h"
-#include "attention/core/policy.h"
-#include "attention/core/walk.h"
+#include "attention/core/cpu_tile.h"
 #include "model/blas.h"
 #include "model/device.h"
-
-/// A finite "minus infinity" for hidden pairs: differences of two of them are 0, not NaN.
-inline constexpr double HIDDEN = -1e30;
-
-/// What E1 sees of row i and the keys from column j on.
-template <class X, class P>
-Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const TileWalk<X, P>& walk, const TilePlace& at, int i,
-                      int j) {
-    const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
-    Pair<Pack<X>> pair;
-    pair.head_numbers = a.head + size_t(at.h) * f.head;
-    pair.row_features = a.row + (bh * a.T + i) * f.row;
-    pair.column_features = a.column + bh * f.column * columns + j;
-    pair.column_stride = columns;
-    pair.i = X(walk.q_position(i));
-    pair.j = iota(X(j));
-    if (f.tile) pair.tile_number = a.tile[tile_number_at(a, at)];
-    if (!a.k_position) return pair;
-    for (int lane = 0; lane < LANES<X>; lane++) pair.j[lane] = X(walk.k_position(std::min(j + lane, a.S - 1)));
-    return pair;
-}
-
-/// to (tiles, HS, TILE) = head h of sequence b, (count, HS), transposed tile by tile; the padding of the last tile is zero. A tile
-/// is one piece of memory: a matrix product finds its rows side by side, not a power of two apart in the same few cache lines.
-template <class X>
-void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, int HS) {
-    const int block = 16;   // tokens at a time: what is written is whole cache lines and what is read stays in the cache
-    const X* head = from.data + size_t(b) * count * from.row + size_t(h) * HS;
-    for (int j0 = 0; j0 < padded(count); j0 += block)
-        for (int d = 0; d < HS; d++) {
-            X* line = to + (size_t(j0 / TILE) * HS + d) * TILE + j0 % TILE;
-            for (int j = 0; j < block; j++) line[j] = j0 + j < count ? head[size_t(j0 + j) * from.row + d] : X(0);
-        }
-}
-
-/// Hides what the policy hides in a mixed tile: it is asked about squares first, and pair by pair only where that says "mixed".
-template <class X, class P>
-void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
-    const int side = 16;
-    for (int r0 = 0; r0 < at.rows; r0 += side)
-        for (int c0 = 0; c0 < at.columns; c0 += side) {
-            const int rows = std::min(side, at.rows - r0), columns = std::min(side, at.columns - c0);
-            const TilePlace part{at.b, at.h, at.i0 + r0, at.j0 + c0, rows, columns};
-            const Tile judged = walk.judge_part(part, verdict);
-            if (judged == Tile::full) continue;
-            walk.with_visible(judged, [&](auto visible) {
-                for (int r = 0; r < rows; r++) {
-                    X* row = z + (r0 + r) * TILE + c0;
-                    for (int c = 0; c < columns; c++)
-                        row[c] = judged == Tile::mixed && visible(part.i0 + r, part.j0 + c) ? row[c] : X(HIDDEN);
-                }
-            });
-        }
-}
-
-/// z of one tile from its raw scores, in place: E1, then the mask, so that a modification may multiply.
-template <class X, class P>
-void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
-                     Tile verdict) {
-    const Features f = policy.features();
-    for (int r = 0; r < at.rows; r++) {
-        X* row = z + r * TILE;
-        for (int j = 0; j < TILE; j += LANES<X>)
-            store(row + j, policy.score(load<Pack<X>>(row + j), pair_of(a, f, walk, at, at.i0 + r, at.j0 + j)));
-        for (int j = at.columns; j < TILE; j++) row[j] = X(HIDDEN);
-    }
-    if (verdict == Tile::mixed) mask(z, walk, at, verdict);
-}
-
-template <class X>
-X largest_of(const X* row) {
-    Pack<X> m = load<Pack<X>>(row);
-    for (int j = LANES<X>; j < TILE; j += LANES<X>) {
-        const auto next = load<Pack<X>>(row + j);
-        m = m > next ? m : next;
-    }
-    X largest = m[0];
-    for (int lane = 1; lane < LANES<X>; lane++) largest = std::max(largest, X(m[lane]));
-    return largest;
-}
-
-/// E6, what is found on the way from tile to tile: where it starts, and what one row of z adds to it.
-template <class X>
-void clear_statistics(const AttentionForward<X>& a, int b, int h) {
-    const size_t bh = size_t(b) * a.NH + h, maxima = size_t(a.T) * tiles_of(a.S);
-    if (a.statistics.tile_max) std::fill_n(a.statistics.tile_max + bh * maxima, maxima, -std::numeric_limits<X>::infinity());
-    if (a.statistics.pairs) std::fill_n(a.statistics.pairs + bh * a.T, a.T, X(0));
-    if (a.statistics.tiles) std::fill_n(a.statistics.tiles + bh * tiles_of(a.T), tiles_of(a.T), X(0));
-}
-template <class X>
-void add_statistics(const AttentionForward<X>& a, const TilePlace& at, int r, const X* z) {
-    const size_t row = (size_t(at.b) * a.NH + at.h) * a.T + at.i0 + r;
-    if (a.statistics.pairs)
-        a.statistics.pairs[row] += X(std::count_if(z, z + TILE, [](X value) { return value > X(HIDDEN / 2); }));
-    if (!a.statistics.tile_max) return;
-    const X peak = largest_of(z);
-    if (peak > X(HIDDEN / 2)) a.statistics.tile_max[row * tiles_of(a.S) + at.j0 / TILE] = peak;
-}
-
-/// Running softmax of one query row.
-template <class X>
-struct OnlineRow {
-    X largest = X(HIDDEN);
-    X sum = 0;      // of exp(z - largest)
-    X moment = 0;   // of exp(z - largest) z, for the entropy
-};
-
-/// Turns a row of z into exp(z - largest) in place and returns the factor that what was summed before must be scaled by.
-template <class X>
-X absorb(OnlineRow<X>& state, X* z, bool with_entropy) {
-    using N = Pack<X>;
-    const X largest = std::max(state.largest, largest_of(z));
-    const X rescale = exp_of(state.largest - largest);
-    N sums{}, moments{};
-    for (int j = 0; j < TILE; j += LANES<X>) {
-        const N value = load<N>(z + j);
-        const N p = value > X(HIDDEN / 2) ? exp_of(value - largest) : N{};
-        if (with_entropy) moments += p * value;
-        sums += p;
-        store(z + j, p);
-    }
-    state.largest = largest;
-    state.sum = state.sum * rescale + sum<X>(sums);
-    state.moment = state.moment * rescale + sum<X>(moments);
-    return rescale;
-}
 
 /// Writes one finished query tile: O, LSE, the gated output and the entropy.
 template <class X>
@@ -161,35 +33,53 @@ void finish_tile(const AttentionForward<X>& a, int b, int h, int i0, int rows, c
     }
 }
 
-/// `k_transposed` (tiles, HS, TILE) belongs to the head's keys.
+/// One query tile on its way through the keys.
+template <class X>
+struct QueryTile {
+    std::vector<X> z, sums;           // (TILE, TILE), (TILE, HS) of exp(z - largest) v
+    std::vector<OnlineRow<X>> rows;   // (TILE)
+
+    explicit QueryTile(int HS) : z(TILE * TILE), sums(size_t(TILE) * HS), rows(TILE) {}
+    void start() {
+        std::fill(sums.begin(), sums.end(), X(0));
+        std::fill(rows.begin(), rows.end(), OnlineRow<X>());
+    }
+};
+
+/// Takes the keys of a band into its rows. `k_transposed` (tiles, HS, TILE) belongs to the head's keys.
+template <class X, class P>
+void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band, Tile verdict,
+                const X* k_transposed, QueryTile<X>& tile) {
+    const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE, width = whole_packs<X>(band.columns);
+    const X* q = a.q.data + (size_t(band.b) * a.T + band.i0) * a.q.row + size_t(band.h) * HS;
+    const X* v = a.v.data + (size_t(band.b) * a.S + band.j0) * a.v.row + size_t(band.h / (a.NH / a.NKV)) * HS;
+    X *const z = &tile.z[r0 * TILE + c0], *const sums = &tile.sums[r0 * HS];
+    gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1) / std::sqrt(X(HS)), q, a.q.row,
+         k_transposed + size_t(band.j0 - c0) * HS + c0, TILE, X(0), z, TILE);
+    modify_and_mask(z, policy, a, walk, band, verdict);
+    for (int r = 0; r < band.rows; r++) {
+        X* row = z + r * TILE;
+        add_statistics(a, band, r, row);
+        const X rescale = absorb(tile.rows[r0 + r], row, width, a.statistics.entropy != nullptr);
+        if (rescale == X(1)) continue;
+        for (int d = 0; d < HS; d++) sums[r * HS + d] *= rescale;
+    }
+    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, X(1), z, TILE, v, a.v.row, X(1), sums, HS);
+}
+
 template <class X, class P>
 void attention_head_forward(const P& policy, const AttentionForward<X>& a, int b, int h, const X* k_transposed) {
-    const int kv = h / (a.NH / a.NKV);
-    const X scale = X(1) / std::sqrt(X(a.HS));
     const TileWalk<X, P> walk(policy, a, b, h);
-    std::vector<X> z(TILE * TILE), sums(size_t(TILE) * a.HS);
+    QueryTile<X> tile(a.HS);
     clear_statistics(a, b, h);
     for (int i0 = 0; i0 < a.T; i0 += TILE) {
-        std::vector<OnlineRow<X>> state(TILE);
-        std::fill(sums.begin(), sums.end(), X(0));
-        const X* q = a.q.data + (size_t(b) * a.T + i0) * a.q.row + size_t(h) * a.HS;
+        tile.start();
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
-            const X* k = k_transposed + size_t(at.j0) * a.HS;
-            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, scale, q, a.q.row, k, TILE, X(0), z.data(), TILE);
-            modify_and_mask(z.data(), policy, a, walk, at, verdict);
             if (a.statistics.tiles) a.statistics.tiles[(size_t(b) * a.NH + h) * tiles_of(a.T) + i0 / TILE] += 1;
-            for (int r = 0; r < at.rows; r++) {
-                X* row = &z[r * TILE];
-                add_statistics(a, at, r, row);
-                const X rescale = absorb(state[r], row, a.statistics.entropy != nullptr);
-                if (rescale == X(1)) continue;
-                for (int d = 0; d < a.HS; d++) sums[r * a.HS + d] *= rescale;
-            }
-            const X* v = a.v.data + (size_t(b) * a.S + at.j0) * a.v.row + size_t(kv) * a.HS;
-            gemm(Transpose::no, Transpose::no, at.rows, a.HS, at.columns, X(1), z.data(), TILE, v, a.v.row, X(1), sums.data(),
-                 a.HS);
+            each_band(walk, at, verdict,
+                      [&](const TilePlace& band) { visit_band(policy, a, walk, band, verdict, k_transposed, tile); });
         });
-        finish_tile(a, b, h, i0, std::min(TILE, a.T - i0), state, sums.data());
+        finish_tile(a, b, h, i0, std::min(TILE, a.T - i0), tile.rows, tile.sums.data());
     }
 }
 
@@ -214,22 +104,21 @@ void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
     }
 }
 
-/// D_i = <dO_i, O_i> - dLSE_i of one query tile; where there is a gate, dO' becomes dO = g dO' in `dout`, and dg = <dO', O>.
+/// D_i = <dO_i, O_i> - dLSE_i of every row, (B, NH, T); with a gate, for O' = g O, dg = <dO', O> and D = g dg - dLSE. In the order of
+/// memory: with a head at a time the processor waits for every row.
 template <class X>
-void prepare_rows(const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int h, int i0, int rows, X* dout, X* D) {
-    for (int r = 0; r < rows; r++) {
-        const size_t token = size_t(b) * a.T + i0 + r, head = token * a.NH + h, bh = size_t(b) * a.NH + h;
-        const X* from = g.dout + head * a.HS;
-        const X gate = a.gate ? a.gate[head] : X(1);
-        X product = 0;
+void prepare_rows(const AttentionForward<X>& a, const AttentionBackward<X>& g, X* D) {
+#pragma omp for collapse(2)
+    for (int b = 0; b < a.B; b++)
+        for (int i = 0; i < a.T; i++)
+            for (int h = 0; h < a.NH; h++) {
+                const size_t head = (size_t(b) * a.T + i) * a.NH + h, row = (size_t(b) * a.NH + h) * a.T + i;
+                X product = 0;
 #pragma omp simd reduction(+ : product)
-        for (int d = 0; d < a.HS; d++) {
-            product += from[d] * a.out[head * a.HS + d];
-            dout[r * a.HS + d] = gate * from[d];
-        }
-        if (g.dgate) g.dgate[head] = product;
-        D[r] = gate * product - (g.dlse ? g.dlse[bh * a.T + i0 + r] : X(0));
-    }
+                for (int d = 0; d < a.HS; d++) product += g.dout[head * a.HS + d] * a.out[head * a.HS + d];
+                if (g.dgate) g.dgate[head] = product;
+                D[row] = (a.gate ? a.gate[head] : X(1)) * product - (g.dlse ? g.dlse[row] : X(0));
+            }
 }
 
 /// Per thread: what it needs while it walks over the tiles of the query heads of one (sequence, key/value head).
@@ -237,45 +126,82 @@ template <class X>
 struct BackwardWorkspace {
     std::unique_ptr<X[]> k_transposed, v_transposed;   // (tiles, HS, TILE), written before they are read
     std::vector<char> started;                         // (tiles): whether dk and dv of the tile have been written to
-    std::vector<X> dout, dq;                           // (TILE, HS)
+    std::vector<X> q, dout, dq;                        // (TILE, HS); dO is g dO' where there is a gate
     std::vector<X> z, a, p, dz;                        // (TILE, TILE); a keeps the raw scores
-    std::vector<X> D;                                  // (TILE)
+    const X* D;                                        // (B, NH, T)
     std::unique_ptr<Pack<X>[]> head_sums, row_sums;    // no std::vector: nvcc wants no SIMD vectors in its constexpr parts
 
-    BackwardWorkspace(const AttentionForward<X>& f, const Features& n) {
+    BackwardWorkspace(const AttentionForward<X>& f, const Features& n, const X* D_) : D(D_) {
         const size_t transposed = size_t(padded(f.S)) * f.HS;
         for (auto* array : {&k_transposed, &v_transposed}) *array = std::make_unique_for_overwrite<X[]>(transposed);
-        dout.resize(size_t(TILE) * f.HS), dq.resize(size_t(TILE) * f.HS), D.resize(TILE);
+        for (std::vector<X>* rows : {&q, &dout, &dq}) rows->resize(size_t(TILE) * f.HS);
         for (std::vector<X>* tile : {&z, &a, &p, &dz}) tile->resize(TILE * TILE);
         head_sums = std::make_unique<Pack<X>[]>(n.head), row_sums = std::make_unique<Pack<X>[]>(n.row);
     }
+
+    /// The rows of one query tile.
+    void start(const AttentionForward<X>& f, const AttentionBackward<X>& g, int b, int h, int i0, int rows) {
+        for (int r = 0; r < rows; r++) {
+            const size_t token = size_t(b) * f.T + i0 + r, head = token * f.NH + h;
+            const X gate = f.gate ? f.gate[head] : X(1);
+            std::copy_n(f.q.data + token * f.q.row + size_t(h) * f.HS, f.HS, &q[r * f.HS]);
+            for (int d = 0; d < f.HS; d++) dout[r * f.HS + d] = gate * g.dout[head * f.HS + d];
+        }
+        std::fill(dq.begin(), dq.end(), X(0));
+    }
 };
 
-/// From z and dP to P (in w.p) and dL/da (in w.dz), the gradients of E1's inputs on the way.
+/// The same place in each of the (TILE, TILE) arrays.
+template <class X>
+struct BandOfTiles {
+    X *z, *a, *p, *dz;
+    BandOfTiles(BackwardWorkspace<X>& w, int at) : z(&w.z[at]), a(&w.a[at]), p(&w.p[at]), dz(&w.dz[at]) {}
+};
+
+/// From z and dP to P and dL/da, the gradients of E1's inputs on the way; each points to the first pair of the band in its tile.
 template <class X, class P>
-void backward_tile(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
-                   const TilePlace& at, BackwardWorkspace<X>& w) {
+void backward_pairs(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
+                    const TilePlace& at, const BandOfTiles<X>& tile, BackwardWorkspace<X>& w) {
     using N = Pack<X>;
     const Features f = policy.features();
     const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
     N tile_sums{};
     for (int r = 0; r < at.rows; r++) {
         const int i = at.i0 + r;
-        const X lse = a.lse[bh * a.T + i];
+        const X lse = a.lse[bh * a.T + i], D = w.D[bh * a.T + i];
         std::fill_n(w.row_sums.get(), f.row, N{});
-        for (int j = 0; j < TILE; j += LANES<X>) {
-            const N z = load<N>(&w.z[r * TILE + j]);
+        for (int j = 0; j < at.columns; j += LANES<X>) {
+            const int n = r * TILE + j;
+            const N z = load<N>(&tile.z[n]);
             const N p = z > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
-            const N dz = p * (load<N>(&w.dz[r * TILE + j]) - w.D[r]);
+            const N dz = p * (load<N>(&tile.dz[n]) - D);
             PairGradients<N> gradients{w.head_sums.get(), w.row_sums.get(), g.dcolumn + bh * f.column * columns + at.j0 + j,
                                        columns, &tile_sums};
-            store(&w.p[r * TILE + j], p);
-            store(&w.dz[r * TILE + j],
-                  policy.score_backward(dz, load<N>(&w.a[r * TILE + j]), pair_of(a, f, walk, at, i, at.j0 + j), gradients));
+            store(&tile.p[n], p);
+            store(&tile.dz[n], policy.score_backward(dz, load<N>(&tile.a[n]), pair_of(a, f, walk, at, i, at.j0 + j), gradients));
         }
         for (int n = 0; n < f.row; n++) g.drow[(bh * a.T + i) * f.row + n] += sum<X>(w.row_sums[n]);
     }
-    if (f.tile) g.dtile[tile_number_at(a, at)] = sum<X>(tile_sums);
+    if (f.tile) g.dtile[tile_number_at(a, at)] += sum<X>(tile_sums);
+}
+
+/// P and dL/da of a band, and what its keys add to dq.
+template <class X, class P>
+void backward_band(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
+                   const TilePlace& band, Tile verdict, BackwardWorkspace<X>& w) {
+    const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE, width = whole_packs<X>(band.columns);
+    const X scale = X(1) / std::sqrt(X(HS));
+    const X* k = a.k.data + (size_t(band.b) * a.S + band.j0) * a.k.row + size_t(band.h / (a.NH / a.NKV)) * HS;
+    const size_t transposed = size_t(band.j0 - c0) * HS + c0;
+    const BandOfTiles<X> tile(w, r0 * TILE + c0);
+    gemm(Transpose::no, Transpose::no, band.rows, width, HS, scale, &w.q[r0 * HS], HS, &w.k_transposed[transposed], TILE, X(0), tile.a,
+         TILE);
+    gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1), &w.dout[r0 * HS], HS, &w.v_transposed[transposed], TILE, X(0),
+         tile.dz, TILE);
+    for (int r = 0; r < band.rows; r++) std::copy_n(tile.a + r * TILE, width, tile.z + r * TILE);
+    modify_and_mask(tile.z, policy, a, walk, band, verdict);
+    backward_pairs(policy, a, g, walk, band, tile, w);
+    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, scale, tile.dz, TILE, k, a.k.row, X(1), &w.dq[r0 * HS], HS);
 }
 
 /// Where the gradient of key or value j of key/value head kv begins.
@@ -284,47 +210,48 @@ X* first_row(const Heads<X>& to, const AttentionForward<X>& a, int b, int j, int
     return to.data + (size_t(b) * a.S + j) * to.row + size_t(kv) * a.HS;
 }
 
-/// dk and dv of one key/value head where no query has visited the tile.
+/// Zeros for dk and dv of one key tile.
 template <class X>
-void clear_the_rest(const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int kv, const std::vector<char>& started) {
-    for (int j = 0; j < a.S; j++) {
-        if (started[j / TILE]) continue;
+void clear_keys(const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int kv, int tile) {
+    for (int j = tile * TILE; j < std::min(a.S, (tile + 1) * TILE); j++) {
         std::fill_n(first_row(g.dk, a, b, j, kv), a.HS, X(0));
         std::fill_n(first_row(g.dv, a, b, j, kv), a.HS, X(0));
     }
+}
+
+/// dv += P^T dout and dk += scale (dL/da)^T q for the keys of `at`, columns of one tile; the first visit of a tile clears it.
+template <class X>
+void add_to_keys(const AttentionForward<X>& a, const AttentionBackward<X>& g, const TilePlace& at, BackwardWorkspace<X>& w) {
+    const int HS = a.HS, kv = at.h / (a.NH / a.NKV), tile = at.j0 / TILE, c0 = at.j0 % TILE;
+    if (!std::exchange(w.started[tile], 1)) clear_keys(a, g, at.b, kv, tile);
+    gemm(Transpose::yes, Transpose::no, at.columns, HS, at.rows, X(1), &w.p[c0], TILE, w.dout.data(), HS, X(1),
+         first_row(g.dv, a, at.b, at.j0, kv), g.dv.row);
+    gemm(Transpose::yes, Transpose::no, at.columns, HS, at.rows, X(1) / std::sqrt(X(HS)), &w.dz[c0], TILE, w.q.data(), HS, X(1),
+         first_row(g.dk, a, at.b, at.j0, kv), g.dk.row);
 }
 
 template <class X, class P>
 void attention_head_backward(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, int b, int h,
                              BackwardWorkspace<X>& w) {
     const Features f = policy.features();
-    const int width = padded(a.S), kv = h / (a.NH / a.NKV), HS = a.HS;
+    const int width = padded(a.S), HS = a.HS;
     const size_t bh = size_t(b) * a.NH + h;
-    const X scale = X(1) / std::sqrt(X(HS));
     const TileWalk<X, P> walk(policy, a, b, h);
     std::fill_n(w.head_sums.get(), f.head, Pack<X>{});
     if (f.row) std::fill(g.drow + bh * a.T * f.row, g.drow + (bh + 1) * a.T * f.row, X(0));
     if (f.column) std::fill(g.dcolumn + bh * f.column * width, g.dcolumn + (bh + 1) * f.column * width, X(0));
     for (int i0 = 0; i0 < a.T; i0 += TILE) {
         const int rows = std::min(TILE, a.T - i0);
-        const X* q = a.q.data + (size_t(b) * a.T + i0) * a.q.row + size_t(h) * HS;
-        prepare_rows(a, g, b, h, i0, rows, w.dout.data(), w.D.data());
-        std::fill(w.dq.begin(), w.dq.end(), X(0));
+        w.start(a, g, b, h, i0, rows);
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
-            const X* k = a.k.data + (size_t(b) * a.S + at.j0) * a.k.row + size_t(kv) * HS;
-            gemm(Transpose::no, Transpose::no, rows, TILE, HS, scale, q, a.q.row, &w.k_transposed[size_t(at.j0) * HS], TILE, X(0),
-                 w.a.data(), TILE);
-            gemm(Transpose::no, Transpose::no, rows, TILE, HS, X(1), w.dout.data(), HS, &w.v_transposed[size_t(at.j0) * HS], TILE,
-                 X(0), w.dz.data(), TILE);
-            std::copy(w.a.begin(), w.a.begin() + rows * TILE, w.z.begin());
-            modify_and_mask(w.z.data(), policy, a, walk, at, verdict);
-            backward_tile(policy, a, g, walk, at, w);
-            const X before = std::exchange(w.started[at.j0 / TILE], 1) ? X(1) : X(0);
-            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, X(1), w.p.data(), TILE, w.dout.data(), HS, before,
-                 first_row(g.dv, a, b, at.j0, kv), g.dv.row);
-            gemm(Transpose::yes, Transpose::no, at.columns, HS, rows, scale, w.dz.data(), TILE, q, a.q.row, before,
-                 first_row(g.dk, a, b, at.j0, kv), g.dk.row);
-            gemm(Transpose::no, Transpose::no, rows, HS, at.columns, scale, w.dz.data(), TILE, k, a.k.row, X(1), w.dq.data(), HS);
+            if (verdict == Tile::mixed) std::fill(w.p.begin(), w.p.end(), X(0)), std::fill(w.dz.begin(), w.dz.end(), X(0));
+            if (f.tile) g.dtile[tile_number_at(a, at)] = X(0);
+            int first = TILE, end = 0;   // columns that some band needs
+            each_band(walk, at, verdict, [&](const TilePlace& band) {
+                backward_band(policy, a, g, walk, band, verdict, w);
+                first = std::min(first, band.j0 % TILE), end = std::max(end, band.j0 % TILE + band.columns);
+            });
+            if (end > first) add_to_keys(a, g, {b, h, i0, at.j0 + first, rows, end - first}, w);
         });
         for (int r = 0; r < rows; r++)
             std::copy_n(&w.dq[r * HS], HS, g.dq.data + (size_t(b) * a.T + i0 + r) * g.dq.row + size_t(h) * HS);
@@ -337,9 +264,11 @@ void attention_head_backward(const P& policy, const AttentionForward<X>& a, cons
 template <class X, class P>
 void attention_backward(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
     const int group = a.NH / a.NKV;
+    const auto D = std::make_unique_for_overwrite<X[]>(size_t(a.B) * a.NH * a.T);
 #pragma omp parallel
     {
-        BackwardWorkspace<X> w(a, policy.features());
+        prepare_rows(a, g, D.get());
+        BackwardWorkspace<X> w(a, policy.features(), D.get());
 #pragma omp for collapse(2) schedule(dynamic)
         for (int b = 0; b < a.B; b++)
             for (int kv = 0; kv < a.NKV; kv++) {
@@ -347,7 +276,8 @@ void attention_backward(CPU, const P& policy, const AttentionForward<X>& a, cons
                 transpose_head(w.v_transposed.get(), a.v, b, a.S, kv, a.HS);
                 w.started.assign(tiles_of(a.S), 0);
                 for (int h = kv * group; h < (kv + 1) * group; h++) attention_head_backward(policy, a, g, b, h, w);
-                clear_the_rest(a, g, b, kv, w.started);
+                for (int tile = 0; tile < tiles_of(a.S); tile++)
+                    if (!w.started[tile]) clear_keys(a, g, b, kv, tile);
             }
     }
 }

@@ -46,11 +46,13 @@ struct Branches {
 
     void add(const Branch<X, Rows>& one) { branch[count++] = one; }
 
-    constexpr W lse_of(int NH, int b, int h, int t) const {
+    /// The merged log-sum-exp of a row. weight[n] becomes the weight of branch n in it.
+    constexpr W weigh(W* weight, int NH, int b, int h, int t) const {
         W largest = -INFINITY, sum = 0;
-        for (int n = 0; n < count; n++) largest = std::max(largest, branch[n].lse_of(NH, b, h, t));
-        if (largest == W(-INFINITY)) return largest;
-        for (int n = 0; n < count; n++) sum += merge_weight(branch[n].lse_of(NH, b, h, t), largest);
+        for (int n = 0; n < count; n++) weight[n] = branch[n].lse_of(NH, b, h, t), largest = std::max(largest, weight[n]);
+        for (int n = 0; n < count; n++) weight[n] = merge_weight(weight[n], largest), sum += weight[n];
+        if (sum == 0) return largest;
+        for (int n = 0; n < count; n++) weight[n] /= sum;
         return largest + std::log(sum);
     }
 };
@@ -66,13 +68,13 @@ constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int til
     return sum;
 }
 
-/// E6 of token t, into `to`: what the kernels did, added up, and the entropy of choosing a branch and then a key in it,
+/// E6 of token t, whose merged log-sum-exp is `lse`, into `to`: what the kernels did, added up, and the entropy of choosing a branch and then a key in it,
 ///     sum_n w_n (entropy_n - log w_n),
 /// which is that of the merged softmax when no two branches share a key. tile_max is not merged: branches have other tiles.
 template <class X, class Rows>
-constexpr void merge_statistics(const Statistics<X>& to, const Branches<X, Rows>& all, const RowShape& s, int b, int h, int t) {
+constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Branches<X, Rows>& all, const RowShape& s, int b, int h,
+                                int t) {
     const size_t bh = size_t(b) * s.NH + h;
-    const Wide<X> lse = all.lse_of(s.NH, b, h, t);
     Wide<X> entropy = 0, pairs = 0, tiles = 0;
     for (int n = 0; n < all.count; n++) {
         const Branch<X, Rows>& one = all.branch[n];
@@ -87,23 +89,29 @@ constexpr void merge_statistics(const Statistics<X>& to, const Branches<X, Rows>
     if (to.tiles && t % TILE == 0) to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles;
 }
 
-/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for. They share no memory with what the branches have.
+/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for. A branch whose rows are those of the text may have its
+/// own out in the place of the merged one, to save memory and the way there; nothing else is shared.
 template <class X, class Rows>
 void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, const RowShape& s, const Statistics<X>& statistics) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int t = 0; t < s.T; t++)
             for (int h = 0; h < s.NH; h++) {
-                const X total = all.lse_of(s.NH, b, h, t);
+                X weight[MOST_BRANCHES];
+                const X total = all.weigh(weight, s.NH, b, h, t);
                 X* const to = out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS;
-                std::fill_n(to, s.HS, X(0));
-                for (int n = 0; n < all.count; n++) {
-                    const X weight = merge_weight(all.branch[n].lse_of(s.NH, b, h, t), total);
-                    const X* const from = weight > 0 ? row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h) : nullptr;
-                    for (int d = 0; from && d < s.HS; d++) to[d] += weight * from[d];
-                }
+                auto from = [&](int n) {
+                    return weight[n] > 0 ? row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h) : nullptr;
+                };
+                const X* const first = from(0);
+                if (first)
+                    for (int d = 0; d < s.HS; d++) to[d] = weight[0] * first[d];
+                else std::fill_n(to, s.HS, X(0));
+                for (int n = 1; n < all.count; n++)
+                    if (const X* const next = from(n))
+                        for (int d = 0; d < s.HS; d++) to[d] += weight[n] * next[d];
                 lse[(size_t(b) * s.NH + h) * s.T + t] = total;
-                if (statistics) merge_statistics(statistics, all, s, b, h, t);
+                if (statistics) merge_statistics(statistics, total, all, s, b, h, t);
             }
 }
 
@@ -139,18 +147,17 @@ __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__
     const int b = blockIdx.y, t = blockIdx.x;
     for (int i = threadIdx.x; i < s.NH * s.HS / PIECE; i += blockDim.x) {
         const int h = i * PIECE / s.HS, d = i * PIECE % s.HS;
-        const float total = all.lse_of(s.NH, b, h, t);
-        float sums[PIECE] = {};
+        float sums[PIECE] = {}, weight[MOST_BRANCHES];
+        const float total = all.weigh(weight, s.NH, b, h, t);
         for (int n = 0; n < all.count; n++) {
-            const float weight = merge_weight(all.branch[n].lse_of(s.NH, b, h, t), total);
-            if (weight == 0) continue;
+            if (weight[n] == 0) continue;
             const Packed<X> from = load_packed(row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h) + d);
-            for (int k = 0; k < PIECE; k++) sums[k] += weight * from[k];
+            for (int k = 0; k < PIECE; k++) sums[k] += weight[n] * from[k];
         }
         write_numbers(out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS + d, sums);
         if (d > 0) continue;
         lse[(size_t(b) * s.NH + h) * s.T + t] = total;
-        if (statistics) merge_statistics(statistics, all, s, b, h, t);
+        if (statistics) merge_statistics(statistics, total, all, s, b, h, t);
     }
 }
 

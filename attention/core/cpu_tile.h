@@ -1,0 +1,181 @@
+// What the CPU's kernel does with one tile of TILE x TILE pairs: which part of it has to be computed, scores modified and masked (E1,
+// E2), statistics (E6), and the running softmax of its rows. All in loops over SIMD vectors of keys.
+#pragma once
+#include <algorithm>
+#include <limits>
+
+#include "attention/core/arguments.h"
+#include "attention/core/policy.h"
+#include "attention/core/walk.h"
+
+/// A finite "minus infinity" for hidden pairs: differences of two of them are 0, not NaN.
+inline constexpr double HIDDEN = -1e30;
+
+/// What E1 sees of row i and the keys from column j on.
+template <class X, class P>
+Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const TileWalk<X, P>& walk, const TilePlace& at, int i,
+                      int j) {
+    const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
+    Pair<Pack<X>> pair;
+    pair.head_numbers = a.head + size_t(at.h) * f.head;
+    pair.row_features = a.row + (bh * a.T + i) * f.row;
+    pair.column_features = a.column + bh * f.column * columns + j;
+    pair.column_stride = columns;
+    pair.i = X(walk.q_position(i));
+    pair.j = iota(X(j));
+    if (f.tile) pair.tile_number = a.tile[tile_number_at(a, at)];
+    if (!a.k_position) return pair;
+    for (int lane = 0; lane < LANES<X>; lane++) pair.j[lane] = X(walk.k_position(std::min(j + lane, a.S - 1)));
+    return pair;
+}
+
+/// to (tiles, HS, TILE) = head h of sequence b, (count, HS), transposed tile by tile; the padding of the last tile is zero. A tile
+/// is one piece of memory: a matrix product finds its rows side by side, not a power of two apart in the same few cache lines.
+template <class X>
+void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, int HS) {
+    const int block = 16;   // tokens at a time: what is written is whole cache lines and what is read stays in the cache
+    const X* head = from.data + size_t(b) * count * from.row + size_t(h) * HS;
+    for (int j0 = 0; j0 < padded(count); j0 += block)
+        for (int d = 0; d < HS; d++) {
+            X* line = to + (size_t(j0 / TILE) * HS + d) * TILE + j0 % TILE;
+            for (int j = 0; j < block; j++) line[j] = j0 + j < count ? head[size_t(j0 + j) * from.row + d] : X(0);
+        }
+}
+
+/// Columns that a SIMD loop over `columns` of them touches.
+template <class X>
+constexpr int whole_packs(int columns) {
+    return (columns + LANES<X> - 1) / LANES<X> * LANES<X>;
+}
+
+/// The policy is asked about the parts of a mixed tile in squares of so many rows and columns.
+inline constexpr int SQUARE = 16;
+
+/// Of some rows of a mixed tile, what is left without the squares at either end that are hidden; none may be left.
+template <class X, class P>
+TilePlace trimmed(const TileWalk<X, P>& walk, TilePlace strip, Tile verdict) {
+    const int end = strip.j0 + strip.columns;
+    auto hidden = [&](int j0) {
+        return walk.judge_part({strip.b, strip.h, strip.i0, j0, strip.rows, std::min(SQUARE, end - j0)}, verdict) == Tile::hidden;
+    };
+    int first = strip.j0, last = strip.j0 + (strip.columns - 1) / SQUARE * SQUARE;   // squares
+    while (first <= last && hidden(first)) first += SQUARE;
+    while (last > first && hidden(last)) last -= SQUARE;
+    strip.j0 = first, strip.columns = std::max(0, std::min(end, last + SQUARE) - first);
+    return strip;
+}
+
+/// Calls use(band) for the parts of a visited tile that have to be computed: bands of rows that need the same columns. On the
+/// diagonal that is little more than half of the tile.
+template <class X, class P, class Use>
+void each_band(const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict, Use use) {
+    if (verdict == Tile::full) return use(at);
+    TilePlace band = at;
+    band.rows = band.columns = 0;
+    for (int r0 = 0; r0 < at.rows; r0 += SQUARE) {
+        const TilePlace strip = trimmed(walk, {at.b, at.h, at.i0 + r0, at.j0, std::min(SQUARE, at.rows - r0), at.columns}, verdict);
+        if (strip.j0 == band.j0 && strip.columns == band.columns) {
+            band.rows += strip.rows;
+            continue;
+        }
+        if (band.columns > 0) use(band);
+        band = strip;
+    }
+    if (band.columns > 0) use(band);
+}
+
+/// Hides what the policy hides in a mixed tile: it is asked about squares first, and pair by pair only where that says "mixed".
+template <class X, class P>
+void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
+    for (int r0 = 0; r0 < at.rows; r0 += SQUARE)
+        for (int c0 = 0; c0 < at.columns; c0 += SQUARE) {
+            const int rows = std::min(SQUARE, at.rows - r0), columns = std::min(SQUARE, at.columns - c0);
+            const TilePlace part{at.b, at.h, at.i0 + r0, at.j0 + c0, rows, columns};
+            const Tile judged = walk.judge_part(part, verdict);
+            if (judged == Tile::full) continue;
+            walk.with_visible(judged, [&](auto visible) {
+                for (int r = 0; r < rows; r++) {
+                    X* row = z + (r0 + r) * TILE + c0;
+                    for (int c = 0; c < columns; c++)
+                        row[c] = judged == Tile::mixed && visible(part.i0 + r, part.j0 + c) ? row[c] : X(HIDDEN);
+                }
+            });
+        }
+}
+
+/// z of one tile from its raw scores, in place: E1, then the mask, so that a modification may multiply.
+template <class X, class P>
+void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
+                     Tile verdict) {
+    const Features f = policy.features();
+    const int width = whole_packs<X>(at.columns);
+    for (int r = 0; r < at.rows; r++) {
+        X* row = z + r * TILE;
+        for (int j = 0; j < width; j += LANES<X>)
+            store(row + j, policy.score(load<Pack<X>>(row + j), pair_of(a, f, walk, at, at.i0 + r, at.j0 + j)));
+        for (int j = at.columns; j < width; j++) row[j] = X(HIDDEN);
+    }
+    if (verdict == Tile::mixed) mask(z, walk, at, verdict);
+}
+
+/// The greatest of `width` numbers, a multiple of the lanes.
+template <class X>
+X largest_of(const X* row, int width) {
+    Pack<X> m = load<Pack<X>>(row);
+    for (int j = LANES<X>; j < width; j += LANES<X>) {
+        const auto next = load<Pack<X>>(row + j);
+        m = m > next ? m : next;
+    }
+    X largest = m[0];
+    for (int lane = 1; lane < LANES<X>; lane++) largest = std::max(largest, X(m[lane]));
+    return largest;
+}
+
+/// E6, what is found on the way from tile to tile: where it starts, and what one row of z adds to it.
+template <class X>
+void clear_statistics(const AttentionForward<X>& a, int b, int h) {
+    const size_t bh = size_t(b) * a.NH + h, maxima = size_t(a.T) * tiles_of(a.S);
+    if (a.statistics.tile_max) std::fill_n(a.statistics.tile_max + bh * maxima, maxima, -std::numeric_limits<X>::infinity());
+    if (a.statistics.pairs) std::fill_n(a.statistics.pairs + bh * a.T, a.T, X(0));
+    if (a.statistics.tiles) std::fill_n(a.statistics.tiles + bh * tiles_of(a.T), tiles_of(a.T), X(0));
+}
+template <class X>
+void add_statistics(const AttentionForward<X>& a, const TilePlace& at, int r, const X* z) {
+    const int width = whole_packs<X>(at.columns);
+    const size_t row = (size_t(at.b) * a.NH + at.h) * a.T + at.i0 + r;
+    if (a.statistics.pairs)
+        a.statistics.pairs[row] += X(std::count_if(z, z + width, [](X value) { return value > X(HIDDEN / 2); }));
+    if (!a.statistics.tile_max) return;
+    X& largest = a.statistics.tile_max[row * tiles_of(a.S) + at.j0 / TILE];
+    const X peak = largest_of(z, width);
+    if (peak > X(HIDDEN / 2)) largest = peak;
+}
+
+/// Running softmax of one query row.
+template <class X>
+struct OnlineRow {
+    X largest = X(HIDDEN);
+    X sum = 0;      // of exp(z - largest)
+    X moment = 0;   // of exp(z - largest) z, for the entropy
+};
+
+/// Turns `width` numbers of a row of z into exp(z - largest) in place and returns the factor that what was summed before must be
+/// scaled by.
+template <class X>
+X absorb(OnlineRow<X>& state, X* z, int width, bool with_entropy) {
+    using N = Pack<X>;
+    const X largest = std::max(state.largest, largest_of(z, width));
+    const X rescale = exp_of(state.largest - largest);
+    N sums{}, moments{};
+    for (int j = 0; j < width; j += LANES<X>) {
+        const N value = load<N>(z + j);
+        const N p = value > X(HIDDEN / 2) ? exp_of(value - largest) : N{};
+        if (with_entropy) moments += p * value;
+        sums += p;
+        store(z + j, p);
+    }
+    state.largest = largest;
+    state.sum = state.sum * rescale + sum<X>(sums);
+    state.moment = state.moment * rescale + sum<X>(moments);
+    return rescale;
+}
