@@ -1,0 +1,22 @@
+// Times the attention layer of sparse variants on a GPU against dense causal attention of the same size (patterns.cuh):
+//   make build/dev/bench_patterns_gpu && build/dev/bench_patterns_gpu [T [WORD]]
+// bf16, medians of ten runs that start on cold caches (timing.cuh). WORD: only variants with it.
+#include "dev/patterns.cuh"
+#include "dev/timing.cuh"
+#include "model/options.h"
+
+int main(int argc, char** argv) {
+    choose_blas_kernels(argv);
+    return run_program("bench_patterns_gpu", [&] {
+        const PatternOptions options(argc, argv);
+        const GpuCount found = count_gpus();
+        if (found.count == 0) fail(Exit::usage, found.why_none);
+        const OpenGpu gpu(0, false);
+        Effort effort;
+        effort.repeats = 10;
+        Bench bench(gpu.device(), effort);
+        std::printf("%s, bf16; ", describe(gpu.device(), 0).c_str());
+        auto median = [&](const std::function<void()>& work) { return bench.time(work).seconds; };
+        PatternBench<bf16, GPU>(gpu.device(), {2, options.T, 16, 8}, median, options.word).print_table();
+    });
+}
