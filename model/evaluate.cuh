@@ -35,8 +35,8 @@ bool validate(Run<Device, X, A>& run) {
     return true;
 }
 
-inline std::string described(const Validation& v) {
-    return text("loss %.4f, perplexity %.2f, %.4f bits per byte", v.loss, std::exp(v.loss), v.bits_per_byte);
+inline std::string described(const Validation& v, int digits = 4) {
+    return text("loss %.*f, perplexity %.2f, %.4f bits per byte", digits, v.loss, std::exp(v.loss), v.bits_per_byte);
 }
 
 template <class Device, class X, class A>
@@ -227,7 +227,7 @@ Exit evaluate(Run<Device, X, A>& run, const Origin& origin) {
     catch_stop_signals();
     JsonLines items;
     if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines(o.eval_out, -1);
-    if (run.data.val && validate(run)) run.progress.say("validation: " + described(run.validation));
+    if (run.data.val && validate(run)) run.progress.say("validation: " + described(run.validation, 6));
     evaluate_tasks(run, &items);
     if (items.failed()) fail(Exit::data, o.eval_out, ": could not be written completely");
     return run.ranks.any(stop_requested()) ? Exit::signal : Exit::done;
