@@ -179,8 +179,6 @@ inline std::string json_list(const float* numbers, size_t count) {
 /// The tasks of --eval-data. `items` gets a record for every item.
 template <class Device, class X, class A>
 void evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr) {
-    if (!run.data.tasks.empty() && !run.gpt.net.layers[0].attention.is_causal())
-        run.progress.say("warning: outputs depend on later tokens here, so answers are scored by a model that has seen them");
     for (const EvaluationTask& task : run.data.tasks) {
         const std::vector<float> found = log_likelihoods(run, task);
         if (run.ranks.any(stop_requested())) return;

@@ -111,14 +111,17 @@ def main():
         training, held_out = split(read(options.input))
         if not held_out:
             raise DataError(f'{options.input}: has {len(training)} examples, fewer than {HELD_OUT}')
-        options.out.mkdir(parents=True, exist_ok=True)
-        write_lines(options.out / f'{options.task}_train.jsonl', [{'text': f'>{text}\n{label}'} for text, label in training])
-        items = [{'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out]
-        write_lines(options.out / f'{options.task}.jsonl', items)
     except DataError as error:
         fail(error)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
         fail(f'{options.input}: {error}')
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_lines(options.out / f'{options.task}_train.jsonl', [{'text': f'>{text}\n{label}'} for text, label in training])
+        items = [{'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out]
+        write_lines(options.out / f'{options.task}.jsonl', items)
+    except OSError as error:
+        fail(f'--out {options.out}: {error}')
 
 
 if __name__ == '__main__':
