@@ -72,7 +72,7 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_flag("--evaluate", o.evaluate,
                  "train nothing: validation loss (all of --val-data, unless --val-batches is given, here or in --config) and --eval-data "
                  "of --checkpoint or of a folder given as --model");
-    app.add_option("--eval-data", o.eval_data, "multiple choice: .jsonl or .bin files of items")
+    app.add_option("--eval-data", o.eval_data, "multiple choice: .jsonl or .bin files of items (globs)")
         ->expected(1, -1)
         ->default_str("");
     app.add_option("--eval-every", o.eval_every, "steps between evaluations on --eval-data; 0: at the end alone")->check(count);
@@ -115,8 +115,6 @@ bool parse(int argc, char** argv, Options& o) {
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
     std::erase(o.eval_data, "");   // as options.toml has it where none was given
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
-    if (std::count(o.eval_data.begin(), o.eval_data.end(), o.eval_out))
-        fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;
     o.model_given = app.count("--model") > 0;

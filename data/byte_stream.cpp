@@ -107,7 +107,14 @@ private:
         return got > 0;
     }
 
+    // Between members and behind the last one there may be zero bytes, as tapes and disks fill their blocks; gzip ignores them too.
+    void skip_zeros() {
+        while (zlib_.avail_in > 0 && *zlib_.next_in == 0) zlib_.next_in++, zlib_.avail_in--;
+    }
+
     void decompress() {
+        if (!inside_) skip_zeros();
+        if (zlib_.avail_in == 0) return;
         const int result = ::inflate(&zlib_, Z_NO_FLUSH);
         inside_ = result != Z_STREAM_END;
         if (result == Z_STREAM_END) ::inflateReset(&zlib_);   // another member may follow

@@ -5,9 +5,12 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "data/files.h"
+#include "data/shard.h"
 #include "model/error.h"
 
 namespace {
@@ -226,7 +229,23 @@ double macro_f1(const EvaluationTask& task, const std::vector<int>& chosen) {
 
 }   // namespace
 
-EvaluationTask read_evaluation(const std::string& path, const Tokenizer* tokenizer, int vocabulary, int context, int64_t limit) {
+std::vector<EvaluationFile> find_evaluation_files(const std::vector<std::string>& globs) {
+    std::vector<EvaluationFile> files;
+    std::map<std::string, int> of_name;
+    std::set<std::string> paths;
+    for (const std::string& glob : globs)
+        for (const std::string& path : expand_glob(glob, "evaluation items")) {
+            if (!paths.insert(path).second) fail(Exit::usage, path, ": is named twice; its items would count twice");
+            files.push_back({path, std::filesystem::path(path).stem().string()});
+            of_name[files.back().name]++;
+        }
+    for (EvaluationFile& file : files)
+        if (of_name[file.name] > 1) file.name = file.path;
+    return files;
+}
+
+EvaluationTask read_evaluation(const EvaluationFile& file, const Tokenizer* tokenizer, int vocabulary, int context, int64_t limit) {
+    const std::string& path = file.path;
     const bool binary = path.ends_with(".bin");
     if (!binary && !path.ends_with(".jsonl")) fail(Exit::usage, path, ": evaluation items are in .jsonl or .bin files");
     if (!binary && !tokenizer)
@@ -234,7 +253,7 @@ EvaluationTask read_evaluation(const std::string& path, const Tokenizer* tokeniz
     EvaluationTask task = binary ? read_binary(path, tokenizer, limit) : read_json_lines(path, *tokenizer, limit);
     if (task.items.empty()) fail(Exit::data, path, ": holds no items");
     require_fitting(task, path, vocabulary, context);
-    task.name = std::filesystem::path(path).stem().string();
+    task.name = file.name;
     return task;
 }
 

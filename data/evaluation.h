@@ -22,11 +22,21 @@ struct EvaluationItem {
     int64_t line = 0;              // of a .jsonl file, from 1
 };
 
+/// A file of items, and what output and log call it.
+struct EvaluationFile {
+    std::string path, name;
+};
+
 struct EvaluationTask {
-    std::string name;                     // the file's, without folder and ending
+    std::string name;                     // as the file's
     std::vector<EvaluationItem> items;
     std::vector<std::string> labels;      // the answers, where all items have the same: classification; else empty
 };
+
+/// The files that paths and globs name, each called as the file without folder and ending; those that would have the same name
+/// (arc/test.jsonl, piqa/test.jsonl) are called by their paths. Exit::data where nothing matches, Exit::usage when a file is named
+/// twice.
+std::vector<EvaluationFile> find_evaluation_files(const std::vector<std::string>& globs);
 
 /// Reads the first `limit` items of a file (0: all).
 ///   .jsonl   one object a line: {"query", "choices": [...], "gold"}: the answers follow the query, behind a space unless the query
@@ -36,7 +46,7 @@ struct EvaluationTask {
 ///   .bin     llm.c's layout (magic 20240522; data/README.md), 16 or 32 bits
 /// Exit::data names file and line (or item) for what is no such item, an id outside the vocabulary, and an item longer than
 /// `context` tokens; Exit::usage other endings, and .jsonl without a tokenizer.
-EvaluationTask read_evaluation(const std::string& path, const Tokenizer* tokenizer, int vocabulary, int context, int64_t limit);
+EvaluationTask read_evaluation(const EvaluationFile& file, const Tokenizer* tokenizer, int vocabulary, int context, int64_t limit);
 
 /// How well the answers' log-likelihoods do. Of an item, the answer counts that has the greatest
 ///   sum              of its tokens' log-likelihoods ("acc" of lm-evaluation-harness)

@@ -219,7 +219,7 @@ void ShardWriter::publish() {
     file_.publish();
 }
 
-std::vector<std::string> expand_glob(const std::string& pattern) {
+std::vector<std::string> expand_glob(const std::string& pattern, const std::string& expected) {
     std::error_code ignored;
     if (std::filesystem::exists(pattern, ignored)) return {pattern};   // a name may contain brackets
     glob_t found = {};
@@ -227,7 +227,7 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
     if (result == GLOB_NOSPACE) fail(Exit::out_of_memory, "not enough memory for the files that '", pattern, "' names");
-    if (paths.empty()) fail(Exit::data, "no file matches '", pattern, "'; token shards are expected there (./tokenize writes them)");
+    if (paths.empty()) fail(Exit::data, "no file matches '", pattern, "'; expected there: ", expected);
     std::sort(paths.begin(), paths.end());   // glob() would sort by the locale, and ranks may differ in that
     return paths;
 }

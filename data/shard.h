@@ -80,5 +80,6 @@ private:
     std::vector<uint16_t> narrow_;     // scratch of write()
 };
 
-/// The files that a shell pattern (*, ?, [a-z]) or a plain path names, sorted by name. None: Exit::data.
-std::vector<std::string> expand_glob(const std::string& pattern);
+/// The files that a shell pattern (*, ?, [a-z]) or a plain path names, sorted by name. None: Exit::data, and what was `expected`.
+std::vector<std::string> expand_glob(const std::string& pattern,
+                                     const std::string& expected = "token shards (./tokenize writes them)");

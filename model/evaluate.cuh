@@ -35,8 +35,8 @@ bool validate(Run<Device, X, A>& run) {
     return true;
 }
 
-inline std::string described(const Validation& v) {
-    return text("loss %.4f, perplexity %.2f, %.4f bits per byte", v.loss, std::exp(v.loss), v.bits_per_byte);
+inline std::string described(const Validation& v, int digits = 4) {
+    return text("loss %.*f, perplexity %.2f, %.4f bits per byte", digits, v.loss, std::exp(v.loss), v.bits_per_byte);
 }
 
 template <class Device, class X, class A>
@@ -179,8 +179,6 @@ inline std::string json_list(const float* numbers, size_t count) {
 /// The tasks of --eval-data. `items` gets a record for every item.
 template <class Device, class X, class A>
 void evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr) {
-    if (!run.data.tasks.empty() && !run.gpt.net.layers[0].attention.is_causal())
-        run.progress.say("warning: outputs depend on later tokens here, so answers are scored by a model that has seen them");
     for (const EvaluationTask& task : run.data.tasks) {
         const std::vector<float> found = log_likelihoods(run, task);
         if (run.ranks.any(stop_requested())) return;
@@ -227,7 +225,7 @@ Exit evaluate(Run<Device, X, A>& run, const Origin& origin) {
     catch_stop_signals();
     JsonLines items;
     if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines(o.eval_out, -1);
-    if (run.data.val && validate(run)) run.progress.say("validation: " + described(run.validation));
+    if (run.data.val && validate(run)) run.progress.say("validation: " + described(run.validation, 6));
     evaluate_tasks(run, &items);
     if (items.failed()) fail(Exit::data, o.eval_out, ": could not be written completely");
     return run.ranks.any(stop_requested()) ? Exit::signal : Exit::done;

@@ -75,6 +75,9 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
     if (int64_t(o.batch_size) * o.seq_len > (1 << 28))
         fail(Exit::usage, "--batch-size ", o.batch_size, " x --seq-len ", o.seq_len,
              " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
+    const std::vector<EvaluationFile> evaluation_files = find_evaluation_files(o.eval_data);
+    for (const EvaluationFile& file : evaluation_files)
+        if (file.path == o.eval_out) fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
     Data data;
     const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
     const bool own_text = o.val_data.empty() && o.train_data.empty() && (!o.evaluate || config.tokenizer == "bytes");
@@ -99,8 +102,8 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
     if (!made_by.empty()) config.tokenizer = made_by;
     if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
-    for (const std::string& path : o.eval_data)
-        data.tasks.push_back(read_evaluation(path, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
+    for (const EvaluationFile& file : evaluation_files)
+        data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
     if (!data.train) return data;
 
     data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
@@ -479,6 +482,8 @@ void print_set_up(const Run<Device, X, A>& run, int threads) {
     print_table("model", model_rows(run.gpt.net, run.flops));
     if (run.data.train) print_training(run, threads);
     print_memory(run.memory_plan());
+    if (!run.data.tasks.empty() && !run.gpt.net.layers[0].attention.is_causal())
+        std::cout << "warning: outputs depend on later tokens here, so answers are scored by a model that has seen them\n";
     std::fflush(stdout);
     warn(run.device);
 }

@@ -11,7 +11,7 @@ each line (10,662 lines; Pang and Lee's sentence polarity dataset 1.0, in UTF-8 
 Writes OUT/NAME_train.jsonl for ./tokenize, {"text"}, one document an example: a ">", the text or the image, a new line, the label;
 and OUT/NAME.jsonl, {"query", "choices", "gold"}: the same up to the new line, and all labels. As the query ends in white space, no
 space is put between it and the label. The ">" says where an example begins: in training the end-of-text token stands there too,
-but items are read without it. scripts/digits.sh and scripts/polarity.sh train on them.
+but items are read without it. scripts/classification.sh trains on them.
 
 The split needs no seed: examples are put into the order of the SHA-256 of their text, and every tenth is held out. In the order of
 the file, every tenth digit would be a 3 four times as often as a 1. Training has the same order, for a second reason: a row of
@@ -111,14 +111,17 @@ def main():
         training, held_out = split(read(options.input))
         if not held_out:
             raise DataError(f'{options.input}: has {len(training)} examples, fewer than {HELD_OUT}')
-        options.out.mkdir(parents=True, exist_ok=True)
-        write_lines(options.out / f'{options.task}_train.jsonl', [{'text': f'>{text}\n{label}'} for text, label in training])
-        items = [{'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out]
-        write_lines(options.out / f'{options.task}.jsonl', items)
     except DataError as error:
         fail(error)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
         fail(f'{options.input}: {error}')
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_lines(options.out / f'{options.task}_train.jsonl', [{'text': f'>{text}\n{label}'} for text, label in training])
+        items = [{'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out]
+        write_lines(options.out / f'{options.task}.jsonl', items)
+    except OSError as error:
+        fail(f'--out {options.out}: {error}')
 
 
 if __name__ == '__main__':

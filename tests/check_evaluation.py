@@ -1,19 +1,23 @@
-"""Compares what ./train_causal --evaluate says of a checkpoint with what Hugging Face transformers says of the same folder: the
-log-likelihood of every answer of a file of items, the answers that follow from them, and the loss over a text (run from the
-repository's root, after `make train_causal tokenize`).
+"""Compares what ./train_causal --evaluate says of a folder with what Hugging Face transformers says of it: the log-likelihood of every
+answer of a file of items, the answers that follow from them, and the loss over a text (run from the repository's root, after
+`make train_causal tokenize`). The folder is a checkpoint of ours, or a Qwen2 or Qwen3 that transformers wrote, with its
+tokenizer.json; where none is at hand, random weights do:
 
     python3 tests/check_evaluation.py out/causal/step_00000100 items.jsonl [--items 1000] [--text text.txt]
+    python3 tests/random_model.py qwen3 tokenizer.json out/random && python3 tests/check_evaluation.py out/random items.jsonl
 """
 import argparse
 import json
 import math
 import pathlib
+import re
 import subprocess
 import tempfile
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+B, T = 8, 1024   # --batch-size and --seq-len
 
 def encode_pair(tokenizer, context, answer):
     """As lm-evaluation-harness: white space that ends the context belongs to the answer; the two are tokenized together."""
@@ -41,8 +45,10 @@ def log_likelihoods(model, encoded):
 
 
 def ours(folder, arguments):
-    command = ['./train_causal', '--device', 'cpu', '--evaluate', '--checkpoint', folder, '--batch-size', '8', '--seq-len', '1024', *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    made_here = (pathlib.Path(folder) / 'manifest.json').exists()   # else other programs' weights
+    command = ['./train_causal', '--device', 'cpu', '--evaluate', '--checkpoint' if made_here else '--model', folder,
+               '--batch-size', str(B), '--seq-len', str(T), *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def compare_items(folder, model, tokenizer, path, count):
@@ -64,21 +70,29 @@ def compare_items(folder, model, tokenizer, path, count):
     assert same == len(rows) and worst < 1e-4
 
 
+def cross_entropy(logits, targets):
+    """The sum, 64 tokens at a time: over a large vocabulary all logits as doubles would be gigabytes."""
+    parts = zip(logits.split(64), targets.split(64))
+    return sum(torch.nn.functional.cross_entropy(x.double(), y, reduction='sum').item() for x, y in parts)
+
+
 @torch.no_grad()
-def compare_loss(folder, model, path, T=1024):
-    name = json.loads((pathlib.Path(folder) / 'config.json').read_text())['engine_tokenizer']
+def compare_loss(folder, model, tokenizer, path, batches=8):
+    """Over the first batches of the text, which ./tokenize turns into tokens for the engine and the folder's tokenizer for
+    transformers. Mean over all tokens, nats."""
+    name = json.loads((pathlib.Path(folder) / 'config.json').read_text()).get('engine_tokenizer')
     with tempfile.TemporaryDirectory() as work:
-        subprocess.run(['./tokenize', '--tokenizer', 'bytes' if name == 'bytes' else folder, '--out', work, '--name', 'text', '--val-fraction', '0.5', str(path)], check=True, capture_output=True)
-        said = ours(folder, ['--val-data', f'{work}/text_val_*.bin', '--val-batches', '2'])
-        shard = sorted(pathlib.Path(work).glob('text_val_*.bin'))[0].read_bytes()
-    width = 2 if int.from_bytes(shard[:4], 'little') == 20240520 else 4
-    starts = range(1024, 1024 + width * (16 * T + 1), width)
-    tokens = torch.tensor([int.from_bytes(shard[n:n + width], 'little') for n in starts])
-    logits = model(tokens[:-1].view(16, T)).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), tokens[1:]).item()
+        subprocess.run(['./tokenize', '--tokenizer', 'bytes' if name == 'bytes' else folder, '--out', work, '--name', 'text',
+                        '--val-fraction', '0', str(path)], check=True, capture_output=True)
+        said = ours(folder, ['--val-data', f'{work}/text_train_*.bin', '--val-batches', str(batches)])
+    tokens = torch.tensor([tokenizer.eos_token_id] + tokenizer(path.read_text(), add_special_tokens=False)['input_ids'])
+    rows = min(batches * B, (len(tokens) - 1) // T)
+    inputs, targets = tokens[:rows * T].view(rows, T), tokens[1:rows * T + 1].view(rows, T)
+    theirs = sum(cross_entropy(model(x[None]).logits[0], y) for x, y in zip(inputs, targets)) / (rows * T)
     line = next(line for line in said.splitlines() if line.startswith('validation:'))
-    print(f'{line}; transformers: loss {loss:.4f}, perplexity {math.exp(loss):.2f}')
-    assert f'loss {loss:.4f}' in line
+    own = float(re.search(r'loss ([0-9.]+)', line)[1])
+    print(f'{path.name}, {rows * T} tokens: {line}; transformers: loss {theirs:.6f}, perplexity {math.exp(theirs):.2f}')
+    assert abs(own - theirs) < 1e-5
 
 
 if __name__ == '__main__':
@@ -92,4 +106,4 @@ if __name__ == '__main__':
     tokenizer = AutoTokenizer.from_pretrained(options.folder)
     compare_items(options.folder, model, tokenizer, options.data, options.items)
     if options.text:
-        compare_loss(options.folder, model, options.text)
+        compare_loss(options.folder, model, tokenizer, options.text)

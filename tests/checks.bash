@@ -1,5 +1,12 @@
 # Sourced by tests/*.sh: each check prints a line `ok NAME` or `FAIL NAME: why`, or `skip NAME: why` for what a machine cannot show.
-# Needs $work, a folder of the script's own.
+work=$(mktemp -d)   # the script's own folder
+mounted=""          # a file system in it
+cleanup() {
+    [ -n "$mounted" ] && umount "$mounted"
+    rm -rf "$work"
+}
+trap cleanup EXIT
+
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
 launch=mpirun   # more ranks than processors need Open MPI's word
 grep -q 'Open MPI' <(mpirun --version 2> /dev/null) && launch="mpirun --oversubscribe"

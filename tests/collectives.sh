@@ -5,8 +5,6 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 program=${PROGRAM:-build/emulated/collectives_program}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 . tests/checks.bash
 export OMP_NUM_THREADS=1 EMULATED_GPU_COUNT=4
 [ -x "$program" ] || { echo "FAIL collectives: there is no $program"; exit 1; }

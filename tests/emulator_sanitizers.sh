@@ -4,8 +4,6 @@
 # correct ones must not. Without a sanitizer, a crash names the CUDA thread. Prints `ok NAME`, `FAIL NAME: why` or `skip NAME: why`.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 compiler=${CXX:-g++}
 source=tests/emulator/races.cpp
 common="-std=c++20 -O1 -g -fno-strict-aliasing -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi

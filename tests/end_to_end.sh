@@ -4,13 +4,6 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 root=$PWD
-work=$(mktemp -d)
-mounted=""
-cleanup() {
-    [ -n "$mounted" ] && umount "$mounted"
-    rm -rf "$work"
-}
-trap cleanup EXIT
 . tests/checks.bash
 
 # ---- a small text and a small run
@@ -178,10 +171,10 @@ cat > "$work/items.jsonl" << 'END'
 END
 last="$work/causal/step_00000012"
 scores() { grep -oE '"(acc|macro)[a-z_0-9]*":[^,}]*|"items":[0-9]*' "$1/log.jsonl"; }
-train causal "$work/scored" --eval-data "$work/items.jsonl" --eval-every 6
+train causal "$work/scored" --eval-data "$work/item?.jsonl" --eval-every 6
 check "--eval-every logs accuracies and changes no weight" '[ "$(grep -c "event.:.evaluation" "$work/scored/log.jsonl")" -eq 2 ] && [ "$(hash_of "$work/scored")" = "$(hash_of "$work/causal")" ]'
 expect "--evaluate scores a checkpoint" 0 "" ./train_causal $small --evaluate --checkpoint "$last" --val-batches 4 --eval-data "$work/items.jsonl" --eval-out "$work/alone.jsonl" --out "$work/evaluated"
-check "with the loss that the run ended with, and its perplexity" 'loss=$(grep -o "val_loss.:[0-9.]*" "$work/causal/log.jsonl" | tail -n 1 | cut -d: -f2) && grep -q "validation: loss $(printf %.4f "$loss"), perplexity $(awk -v l="$loss" "BEGIN { printf \"%.2f\", exp(l) }")" "$work/stdout"'
+check "with the loss that the run ended with, and its perplexity" 'loss=$(grep -o "val_loss.:[0-9.]*" "$work/causal/log.jsonl" | tail -n 1 | cut -d: -f2) && grep -q "validation: loss $(printf %.6f "$loss"), perplexity $(awk -v l="$loss" "BEGIN { printf \"%.2f\", exp(l) }")" "$work/stdout"'
 check "and three accuracies with their errors" 'grep -qE "^items: 3 items, accuracy by sum [0-9.]+% \+- [0-9.]+, by token mean .*, by character mean" "$work/stdout" && [ "$(wc -l < "$work/alone.jsonl")" -eq 3 ]'
 check "training nothing" '[ ! -e "$work/evaluated" ]'
 if command -v mpirun > /dev/null; then

@@ -4,8 +4,6 @@
 # takes a few seconds.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 . tests/checks.bash
 python=${PYTHON:-python3}
 if ! $python -c 'import pyarrow.parquet' 2> /dev/null; then

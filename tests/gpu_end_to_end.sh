@@ -5,8 +5,6 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 programs=${GPU_PROGRAMS:-build/emulated}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 . tests/checks.bash
 emulated() { [ "$programs" = build/emulated ]; }
 

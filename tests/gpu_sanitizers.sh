@@ -4,8 +4,6 @@
 # `FAIL NAME: why` or `skip NAME: why`. Takes two to three minutes, most of them for the compiler.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 . tests/checks.bash
 small="--device cuda --model qwen-tiny --seq-len 70 --batch-size 2 --steps 2 --threads 1 --val-every 0 --sample-every 0 --checkpoint-every 0
        --plot 0"

@@ -202,6 +202,12 @@ TEST_CASE("documents: compressed files give their text, in one part and in sever
         CHECK((documents_of(path) == std::vector<std::string>{text}));
         write_text(path, bytes + bytes);
         CHECK((documents_of(path) == std::vector<std::string>{text + text}));
+        if (suffix == ".gz") {   // filled up with zero bytes, more than are read at once
+            write_text(path, bytes + std::string(1, '\0') + bytes + std::string(600000, '\0'));
+            CHECK((documents_of(path) == std::vector<std::string>{text + text}));
+            write_text(path, bytes + std::string(300000, '\0') + "more");
+            CHECK(error_of([&] { documents_of(path); }).code == Exit::data);
+        }
         write_text(path, compressed("", suffix));
         CHECK(documents_of(path).empty());
         write_text(file_in(folder, "a.jsonl" + suffix), compressed("{\"text\":1}\n\n[]\n", suffix));

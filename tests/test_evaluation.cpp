@@ -14,7 +14,7 @@ namespace {
 EvaluationTask read_lines(const std::string& lines, int context = 64) {
     const TemporaryFolder folder;
     write_text(file_in(folder, "items.jsonl"), lines);
-    return read_evaluation(file_in(folder, "items.jsonl"), open_tokenizer("bytes").get(), 512, context, 0);
+    return read_evaluation({file_in(folder, "items.jsonl"), "items"}, open_tokenizer("bytes").get(), 512, context, 0);
 }
 
 std::string text_of(const Answer& answer, size_t from, size_t to) { return {answer.tokens.begin() + from, answer.tokens.begin() + to}; }
@@ -36,7 +36,7 @@ std::string evaluation_file(uint32_t version, uint32_t items, const std::vector<
 EvaluationTask read_bytes(const std::string& bytes, const Tokenizer* tokenizer = nullptr, int64_t limit = 0) {
     const TemporaryFolder folder;
     write_text(file_in(folder, "items.bin"), bytes);
-    return read_evaluation(file_in(folder, "items.bin"), tokenizer, 100000, 64, limit);
+    return read_evaluation({file_in(folder, "items.bin"), "items"}, tokenizer, 100000, 64, limit);
 }
 
 const std::vector<uint32_t> two_items = {65535, 0, 0, 1, 2, 3, 10, 11, 12, 2, 20, 21, 1, 30,   // context 10 11 12
@@ -58,7 +58,6 @@ TEST_CASE("evaluation: answers follow the query behind a space, or the white spa
                                            "{\"query\": \"Why?\\n\", \"choices\": [\"a\", \"b\", \"c\"], \"gold\": 0}\n"
                                            "{\"query\": \"\", \"choices\": [\"a\", \"b\"], \"gold\": 0}");
     REQUIRE(task.items.size() == 3);
-    CHECK(task.name == "items");
     CHECK(task.labels.empty());
     const auto& [first, second, third] = std::tie(task.items[0], task.items[1], task.items[2]);
     CHECK(first.gold == 1);
@@ -107,9 +106,29 @@ TEST_CASE("evaluation: what is no item is refused with file and line") {
     CHECK_NOTHROW(read_lines(good + "{\"query\": \"1234567\", \"choices\": [\"a\", \"b\"], \"gold\": 0}", 8));
 
     CHECK(error_of([] { read_lines("\n"); }).code == Exit::data);
-    CHECK(error_of([] { read_evaluation("items.csv", nullptr, 512, 8, 0); }).code == Exit::usage);
-    CHECK(error_of([] { read_evaluation("items.jsonl", nullptr, 512, 8, 0); }).code == Exit::usage);
-    CHECK(error_of([] { read_evaluation("/no/items.jsonl", open_tokenizer("bytes").get(), 512, 8, 0); }).code == Exit::data);
+    CHECK(error_of([] { read_evaluation({"items.csv", ""}, nullptr, 512, 8, 0); }).code == Exit::usage);
+    CHECK(error_of([] { read_evaluation({"items.jsonl", ""}, nullptr, 512, 8, 0); }).code == Exit::usage);
+    CHECK(error_of([] { read_evaluation({"/no/items.jsonl", ""}, open_tokenizer("bytes").get(), 512, 8, 0); }).code == Exit::data);
+}
+
+TEST_CASE("evaluation: files are found by globs and called as they are, by their paths where names are the same") {
+    const TemporaryFolder folder;
+    const auto path = [&](const char* name) { return file_in(folder, name); };
+    for (const char* name : {"arc", "piqa"}) std::filesystem::create_directory(path(name));
+    for (const char* name : {"arc/test.jsonl", "piqa/test.jsonl", "piqa/few.bin", "b.jsonl", "a.jsonl"}) write_text(path(name), "");
+    const auto names = [](const std::vector<std::string>& globs) {
+        std::vector<std::string> found;
+        for (const EvaluationFile& file : find_evaluation_files(globs)) found.push_back(file.name);
+        return found;
+    };
+    CHECK(names({path("*.jsonl"), path("piqa/*")}) == std::vector<std::string>{"a", "b", "few", "test"});
+    CHECK(names({path("*/test.jsonl"), path("a.jsonl")}) ==
+          std::vector<std::string>{path("arc/test.jsonl"), path("piqa/test.jsonl"), "a"});
+    CHECK(find_evaluation_files({path("arc/*")})[0].path == path("arc/test.jsonl"));
+    const Error twice = error_of([&] { find_evaluation_files({path("a.jsonl"), path("[a].jsonl")}); });
+    CHECK((twice.code == Exit::usage && says(twice, {"a.jsonl", "twice"})));
+    const Error none = error_of([&] { find_evaluation_files({path("none*")}); });
+    CHECK((none.code == Exit::data && says(none, {"none*", "evaluation items"})));
 }
 
 TEST_CASE("evaluation: llm.c's files of 16 and of 32 bits") {

@@ -4,13 +4,6 @@
 # `skip NAME: why` for what this machine cannot show. Needs ./tokenize and data/bundled; takes about half a minute.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-work=$(mktemp -d)
-mounted=""
-cleanup() {
-    [ -n "$mounted" ] && umount "$mounted"
-    rm -rf "$work"
-}
-trap cleanup EXIT
 . tests/checks.bash
 [ -x ./tokenize ] || { echo "FAIL tokenize: there is no ./tokenize"; exit 1; }
 

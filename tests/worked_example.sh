@@ -4,8 +4,6 @@
 # Needs the objects of `make build/tests/run_tests`. Prints lines `ok NAME` or `FAIL NAME: why`.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 . tests/checks.bash
 export OMP_WAIT_POLICY=passive
 tree=$work/tree sources="Makefile attention data dev model scripts tests train_gpt.cu"

@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     const std::string path = stem + (data[0] % 2 ? ".jsonl" : ".bin");
     std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data + 1), std::streamsize(bytes - 1));
     try {
-        const EvaluationTask task = read_evaluation(path, tokenizer.get(), 512, 1024, data[0] / 2);
+        const EvaluationTask task = read_evaluation({path, "items"}, tokenizer.get(), 512, 1024, data[0] / 2);
         size_t answers = 0;
         for (const EvaluationItem& item : task.items) answers += item.answers.size();
         const EvaluationScores scores = score(task, std::vector<float>(answers, -1.0f));
