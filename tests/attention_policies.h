@@ -76,6 +76,23 @@ struct Holes : Modified {
     constexpr bool visible(int h, int i, int j) const { return sees(h, i, j); }
 };
 
+/// E2, in squares of 16 x 16 that are seen or not, with holes between and verdicts that know it.
+struct Squares : Modified {
+    static constexpr bool seen(int h, int row, int column) { return column <= row && (row + 2 * column + h) % 5 > 1; }
+    static constexpr bool sees(int h, int i, int j) { return j <= i && seen(h, i / 16, j / 16); }
+    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
+        bool some = false, all = j1 - 1 <= i0;
+        for (int row = i0 / 16; row <= (i1 - 1) / 16; row++)
+            for (int column = j0 / 16; column <= (j1 - 1) / 16; column++) {
+                some = some || seen(h, row, column);
+                all = all && seen(h, row, column);
+            }
+        if (!some) return Tile::hidden;
+        return all ? Tile::full : Tile::mixed;
+    }
+    constexpr bool visible(int h, int i, int j) const { return sees(h, i, j); }
+};
+
 // ---- data for E2 to E4
 
 /// The tiles of one query tile after the other, of all heads and sequences.

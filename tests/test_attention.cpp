@@ -73,6 +73,11 @@ TEST_CASE("attention kernel E2: irregular patterns with rows that see nothing", 
     check_attention(p, Holes(), Modified::definition(p), Holes::sees);
 }
 
+TEST_CASE("attention kernel E2: holes inside tiles", "[attention]") {
+    Problem p(1, 200, 200, 4, 2, 8, Modified().features());
+    check_attention(p, Squares(), Modified::definition(p), Squares::sees);
+}
+
 TEST_CASE("attention kernel E2: lists of tiles, some of them empty", "[attention]") {
     Problem p(2, 200, 200, 2, 1, 8, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);

@@ -79,6 +79,10 @@ TEST_CASE("GPU attention E2: irregular patterns with rows that see nothing", "[g
     check_attention_on_gpu(p, Holes());
 }
 
+TEST_CASE("GPU attention E2: holes inside tiles", "[gpu][attention]") {
+    check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Squares());
+}
+
 TEST_CASE("GPU attention E2: lists of tiles, some of them empty", "[gpu][attention]") {
     Problem p(2, 260, 260, 2, 1, 32, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
