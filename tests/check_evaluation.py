@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 B, T = 8, 1024   # --batch-size and --seq-len
 
@@ -103,7 +103,8 @@ if __name__ == '__main__':
     parser.add_argument('--text', type=pathlib.Path)
     options = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(options.folder)
+    # AutoTokenizer of transformers 5 splits words as Qwen2 does in every folder of a Qwen2, whatever tokenizer.json says.
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=f'{options.folder}/tokenizer.json', eos_token='<|endoftext|>')
     compare_items(options.folder, model, tokenizer, options.data, options.items)
     if options.text:
         compare_loss(options.folder, model, tokenizer, options.text)
