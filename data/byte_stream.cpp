@@ -107,7 +107,7 @@ private:
         return got > 0;
     }
 
-    // Between members and behind the last one there may be zero bytes, as tapes and disks fill their blocks; gzip ignores them too.
+    // Behind a member there may be zero bytes, as tapes and disks fill their blocks; gzip ignores them at the end too.
     void skip_zeros() {
         while (zlib_.avail_in > 0 && *zlib_.next_in == 0) zlib_.next_in++, zlib_.avail_in--;
     }

@@ -3,10 +3,13 @@
 // "of p" is time / (p x causal's time). Whatever a variant needs besides the kernel (gathering, gates, choices) is in its time, the
 // linear layers around it are not.
 #pragma once
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "attention/adaptive_sparse.cuh"
 #include "attention/bigbird.cuh"
@@ -48,8 +51,8 @@ public:
     /// One line per variant whose name has `word` in it.
     void print_table() {
         std::printf("B %d, T %d, %d query heads, %d key/value heads, head size 64\n\n", s_.B, s_.T, s_.NH, s_.NKV);
-        std::printf("| variant                            | p     | forward      | faster | of p | backward     | faster | of p |\n");
-        std::printf("| ---------------------------------- | ----- | ------------ | ------ | ---- | ------------ | ------ | ---- |\n");
+        std::printf("| variant                            | p     | forward      | faster | of p | backward     | faster | of p |\n"
+                    "| ---------------------------------- | ----- | ------------ | ------ | ---- | ------------ | ------ | ---- |\n");
         dense_ = measure<causal>({});
         print("causal", dense_);
         row<sliding_window>(", 256");

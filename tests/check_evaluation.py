@@ -1,5 +1,5 @@
-"""Compares what ./train_causal --evaluate says of a folder with what Hugging Face transformers says of it: the log-likelihood of every
-answer of a file of items, the answers that follow from them, and the loss over a text (run from the repository's root, after
+"""Compares what ./train_causal --evaluate says of a folder with what Hugging Face transformers says of it: the log-likelihood of
+every answer of a file of items, the answers that follow from them, and the loss over a text (run from the repository's root, after
 `make train_causal tokenize`). The folder is a checkpoint of ours, or a Qwen2 or Qwen3 that transformers wrote, with its
 tokenizer.json; where none is at hand, random weights do:
 
@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 B, T = 8, 1024   # --batch-size and --seq-len
+
 
 def encode_pair(tokenizer, context, answer):
     """As lm-evaluation-harness: white space that ends the context belongs to the answer; the two are tokenized together."""

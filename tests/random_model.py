@@ -13,8 +13,8 @@ FORMS = {'qwen2': (Qwen2Config, Qwen2ForCausalLM, {}), 'qwen3': (Qwen3Config, Qw
 
 @torch.no_grad()
 def random_model(form, tokenizer, tied, dtype):
-    """transformers starts biases at 0 and norms at 1, where a wrong sum or product would not be seen: they are random here. So wide a
-    distribution makes attention choose and logits differ, as trained weights do."""
+    """transformers starts biases at 0 and norms at 1, where a wrong sum or product would not be seen: they are random here. So wide
+    a distribution makes attention choose and logits differ, as trained weights do."""
     make_config, make_model, sizes = FORMS[form]
     torch.manual_seed(1)
     model = make_model(make_config(

@@ -104,8 +104,8 @@ void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
     }
 }
 
-/// D_i = <dO_i, O_i> - dLSE_i of every row, (B, NH, T); with a gate, for O' = g O, dg = <dO', O> and D = g dg - dLSE. In the order of
-/// memory: with a head at a time the processor waits for every row.
+/// D_i = <dO_i, O_i> - dLSE_i of every row, (B, NH, T); with a gate, for O' = g O, dg = <dO', O> and D = g dg - dLSE. In the order
+/// of memory: with a head at a time the processor waits for every row. All threads of a parallel region share the loop.
 template <class X>
 void prepare_rows(const AttentionForward<X>& a, const AttentionBackward<X>& g, X* D) {
 #pragma omp for collapse(2)
@@ -158,7 +158,7 @@ struct BandOfTiles {
     BandOfTiles(BackwardWorkspace<X>& w, int at) : z(&w.z[at]), a(&w.a[at]), p(&w.p[at]), dz(&w.dz[at]) {}
 };
 
-/// From z and dP to P and dL/da, the gradients of E1's inputs on the way; each points to the first pair of the band in its tile.
+/// From z and dP to P and dL/da of a band, the gradients of E1's inputs on the way. The arrays of `tile` begin at its first pair.
 template <class X, class P>
 void backward_pairs(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
                     const TilePlace& at, const BandOfTiles<X>& tile, BackwardWorkspace<X>& w) {
@@ -194,8 +194,8 @@ void backward_band(const P& policy, const AttentionForward<X>& a, const Attentio
     const X* k = a.k.data + (size_t(band.b) * a.S + band.j0) * a.k.row + size_t(band.h / (a.NH / a.NKV)) * HS;
     const size_t transposed = size_t(band.j0 - c0) * HS + c0;
     const BandOfTiles<X> tile(w, r0 * TILE + c0);
-    gemm(Transpose::no, Transpose::no, band.rows, width, HS, scale, &w.q[r0 * HS], HS, &w.k_transposed[transposed], TILE, X(0), tile.a,
-         TILE);
+    gemm(Transpose::no, Transpose::no, band.rows, width, HS, scale, &w.q[r0 * HS], HS, &w.k_transposed[transposed], TILE, X(0),
+         tile.a, TILE);
     gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1), &w.dout[r0 * HS], HS, &w.v_transposed[transposed], TILE, X(0),
          tile.dz, TILE);
     for (int r = 0; r < band.rows; r++) std::copy_n(tile.a + r * TILE, width, tile.z + r * TILE);

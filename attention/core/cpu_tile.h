@@ -1,5 +1,5 @@
-// What the CPU's kernel does with one tile of TILE x TILE pairs: which part of it has to be computed, scores modified and masked (E1,
-// E2), statistics (E6), and the running softmax of its rows. All in loops over SIMD vectors of keys.
+// What the CPU's kernel does with one tile of TILE x TILE pairs: which part of it has to be computed, scores modified and masked
+// (E1, E2), statistics (E6), and the running softmax of its rows. All in loops over SIMD vectors of keys.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -51,7 +51,7 @@ constexpr int whole_packs(int columns) {
 /// The policy is asked about the parts of a mixed tile in squares of so many rows and columns.
 inline constexpr int SQUARE = 16;
 
-/// Of some rows of a mixed tile, what is left without the squares at either end that are hidden; none may be left.
+/// Of some rows of a mixed tile, what is left without the squares at either end that are hidden: perhaps nothing, 0 columns.
 template <class X, class P>
 TilePlace trimmed(const TileWalk<X, P>& walk, TilePlace strip, Tile verdict) {
     const int end = strip.j0 + strip.columns;
@@ -103,7 +103,8 @@ void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
         }
 }
 
-/// z of one tile from its raw scores, in place: E1, then the mask, so that a modification may multiply.
+/// z of one tile, or a band of it, from its raw scores, in place: E1, then the mask, so that a modification may multiply. Columns
+/// from whole_packs(at.columns) on are neither read nor hidden.
 template <class X, class P>
 void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
                      Tile verdict) {

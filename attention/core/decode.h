@@ -49,7 +49,7 @@ private:
             z[j] = scale * product;
         }
         modify_and_mask(z, policy_, a_, walk_, at, verdict);
-        const X rescale = absorb(state_[0], z, TILE, false);
+        const X rescale = absorb(state_[0], z, whole_packs<X>(at.columns), false);
         for (int d = 0; d < HS; d++) sums_[d] *= rescale;
         for (int j = 0; j < at.columns; j++)
 #pragma omp simd

@@ -68,12 +68,13 @@ constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int til
     return sum;
 }
 
-/// E6 of token t, whose merged log-sum-exp is `lse`, into `to`: what the kernels did, added up, and the entropy of choosing a branch and then a key in it,
+/// E6 of token t, whose merged log-sum-exp is `lse`, into `to`: what the kernels did, added up, and the entropy of choosing a
+/// branch and then a key in it,
 ///     sum_n w_n (entropy_n - log w_n),
 /// which is that of the merged softmax when no two branches share a key. tile_max is not merged: branches have other tiles.
 template <class X, class Rows>
-constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Branches<X, Rows>& all, const RowShape& s, int b, int h,
-                                int t) {
+constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Branches<X, Rows>& all, const RowShape& s, int b,
+                                int h, int t) {
     const size_t bh = size_t(b) * s.NH + h;
     Wide<X> entropy = 0, pairs = 0, tiles = 0;
     for (int n = 0; n < all.count; n++) {
@@ -89,8 +90,8 @@ constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Bran
     if (to.tiles && t % TILE == 0) to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles;
 }
 
-/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for. A branch whose rows are those of the text may have its
-/// own out in the place of the merged one, to save memory and the way there; nothing else is shared.
+/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for. The first branch, when its rows are those of the text,
+/// may have its own out in the place of the merged one, to save memory and the way there; nothing else is shared.
 template <class X, class Rows>
 void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, const RowShape& s, const Statistics<X>& statistics) {
 #pragma omp parallel for collapse(2)
@@ -150,7 +151,7 @@ __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__
         float sums[PIECE] = {}, weight[MOST_BRANCHES];
         const float total = all.weigh(weight, s.NH, b, h, t);
         for (int n = 0; n < all.count; n++) {
-            if (weight[n] == 0) continue;
+            if (!(weight[n] > 0)) continue;
             const Packed<X> from = load_packed(row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h) + d);
             for (int k = 0; k < PIECE; k++) sums[k] += weight[n] * from[k];
         }

@@ -47,14 +47,16 @@ std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>
     const TileWalk<X, P> walk(policy, a, 0, h);
     for (int i0 = 0; i0 < a.T; i0 += TILE)
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
-            gemm(Transpose::no, Transpose::no, at.rows, TILE, a.HS, X(1) / std::sqrt(X(a.HS)),
-                 a.q.data + i0 * a.q.row + size_t(h) * a.HS, a.q.row, &k_transposed[size_t(at.j0) * a.HS], TILE, X(0), z.data(), TILE);
+            const int width = whole_packs<X>(at.columns);
+            const X* q = a.q.data + i0 * a.q.row + size_t(h) * a.HS;
+            gemm(Transpose::no, Transpose::no, at.rows, width, a.HS, X(1) / std::sqrt(X(a.HS)), q, a.q.row,
+                 &k_transposed[size_t(at.j0) * a.HS], TILE, X(0), z.data(), TILE);
             modify_and_mask(z.data(), policy, a, walk, at, verdict);
             double& total = mass[size_t(i0 / block) * blocks + at.j0 / block];
             for (int r = 0; r < at.rows; r++) {
                 const X lse = a.lse[size_t(h) * a.T + i0 + r];
                 N sums{};
-                for (int j = 0; j < TILE; j += LANES<X>) {
+                for (int j = 0; j < width; j += LANES<X>) {
                     const N value = load<N>(&z[r * TILE + j]);
                     sums += value > X(HIDDEN / 2) ? exp_of(value - lse) : N{};
                 }
