@@ -70,5 +70,9 @@ done
 [ $own -eq 0 ] || export HF_DATASETS_CACHE="$work/cache"   # nothing of them is left behind
 [ $own -lt ${#tasks[@]} ] || export HF_HUB_OFFLINE=1
 
-"$python" -m lm_eval --model hf --model_args "pretrained=$checkpoint,dtype=float32" --tasks "$(IFS=,; echo "${tasks[*]}")" \
+# The tokenizer in a folder of its own: beside a Qwen2's config.json transformers (5.23) splits words as Qwen2 does, whatever the
+# checkpoint's tokenizer.json says.
+mkdir "$work/tokenizer"
+cp "$checkpoint"/tokenizer*.json "$work/tokenizer/" || stop 7 "$checkpoint: holds no tokenizer.json"
+"$python" -m lm_eval --model hf --model_args "pretrained=$checkpoint,tokenizer=$work/tokenizer,dtype=float32" --tasks "$(IFS=,; echo "${tasks[*]}")" \
     --include_path "$work" "$@"
