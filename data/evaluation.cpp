@@ -232,10 +232,12 @@ double macro_f1(const EvaluationTask& task, const std::vector<int>& chosen) {
 std::vector<EvaluationFile> find_evaluation_files(const std::vector<std::string>& globs) {
     std::vector<EvaluationFile> files;
     std::map<std::string, int> of_name;
-    std::set<std::string> paths;
+    std::set<std::filesystem::path> files_found;   // not as they were written: a.jsonl is ./a.jsonl
     for (const std::string& glob : globs)
         for (const std::string& path : expand_glob(glob, "evaluation items")) {
-            if (!paths.insert(path).second) fail(Exit::usage, path, ": is named twice; its items would count twice");
+            std::error_code unknown;   // a file that cannot be read is the reader's to report
+            if (!files_found.insert(std::filesystem::weakly_canonical(path, unknown)).second)
+                fail(Exit::usage, path, ": is named twice; its items would count twice");
             files.push_back({path, std::filesystem::path(path).stem().string()});
             of_name[files.back().name]++;
         }

@@ -76,8 +76,10 @@ inline Data open_data(const Options& o, int ranks, Config& config) {
         fail(Exit::usage, "--batch-size ", o.batch_size, " x --seq-len ", o.seq_len,
              " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
     const std::vector<EvaluationFile> evaluation_files = find_evaluation_files(o.eval_data);
+    std::error_code unknown;   // --eval-out need not be there yet
     for (const EvaluationFile& file : evaluation_files)
-        if (file.path == o.eval_out) fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
+        if (std::filesystem::equivalent(file.path, o.eval_out, unknown))
+            fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
     Data data;
     const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
     const bool own_text = o.val_data.empty() && o.train_data.empty() && (!o.evaluate || config.tokenizer == "bytes");

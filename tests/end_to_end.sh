@@ -185,6 +185,7 @@ fi
 likelihoods() { grep -o 'log_likelihoods.*' "$1" | grep -oE -- '-[0-9.]+'; }
 check "items that have no room in a batch get the same scores" 'paste <(likelihoods "$work/alone.jsonl") <(likelihoods "$work/narrow.jsonl") | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-10)) bad = 1; n++ } END { exit bad || n != 6 }"'
 expect "nothing to evaluate" 2 "--evaluate needs weights" ./train_causal $small --evaluate
+expect "scores over the items themselves" 2 "is one of --eval-data" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --eval-out "$work/./items.jsonl"
 sed 's/"gold": 1}/"gold": 5}/' "$work/items.jsonl" > "$work/wrong.jsonl"
 expect "an item whose answer does not exist" 3 "wrong.jsonl:2" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/wrong.jsonl"
 expect "an item longer than the context" 3 "--seq-len" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --seq-len 16

@@ -125,8 +125,12 @@ TEST_CASE("evaluation: files are found by globs and called as they are, by their
     CHECK(names({path("*/test.jsonl"), path("a.jsonl")}) ==
           std::vector<std::string>{path("arc/test.jsonl"), path("piqa/test.jsonl"), "a"});
     CHECK(find_evaluation_files({path("arc/*")})[0].path == path("arc/test.jsonl"));
-    const Error twice = error_of([&] { find_evaluation_files({path("a.jsonl"), path("[a].jsonl")}); });
-    CHECK((twice.code == Exit::usage && says(twice, {"a.jsonl", "twice"})));
+    std::filesystem::create_symlink("a.jsonl", path("link.json"));
+    for (const char* again : {"[a].jsonl", "./a.jsonl", "arc/../a.jsonl", "link.json"}) {
+        INFO(again);
+        const Error twice = error_of([&] { find_evaluation_files({path("a.jsonl"), path(again)}); });
+        CHECK((twice.code == Exit::usage && says(twice, {"twice"})));
+    }
     const Error none = error_of([&] { find_evaluation_files({path("none*")}); });
     CHECK((none.code == Exit::data && says(none, {"none*", "evaluation items"})));
 }
