@@ -48,6 +48,7 @@ void refused(json object, const std::string& key, const json& value, const std::
 
 TEST_CASE("presets have the published numbers of parameters", "[config]") {
     CHECK(parameters(preset("qwen-7m")) == 7'017'088);
+    CHECK(parameters(preset("qwen-7m-8k")) == 7'015'808);
     CHECK(parameters(preset("qwen-132m")) == 132'436'224);
     CHECK(parameters(preset("qwen-134m")) == 134'205'696);
     CHECK(parameters(preset("qwen2.5-0.5b")) == 494'032'768);
