@@ -12,13 +12,13 @@ import random
 import sys
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from train_tokenizer import QWEN2_PATTERN
 
 sys.path.insert(0, "tests")
 from check_tokenizer import left_out, random_text  # noqa: E402
 
 OUT = pathlib.Path("tests/fixtures/tokenizers")
-QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA = QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+LLAMA = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 OTHER_SCRIPTS = """
 El niño comió piñas en la montaña; años después volvió. Où est l'été? Straße, Größe, Übermut.
@@ -62,7 +62,7 @@ def split(pattern):
 def tokenizers(lines):
     gpt2 = trained(pre_tokenizers.ByteLevel(add_prefix_space=False), None, lines)
     gpt2.add_special_tokens(["<|endoftext|>"])
-    qwen = trained(split(QWEN), normalizers.NFC(), lines)
+    qwen = trained(split(QWEN2_PATTERN), normalizers.NFC(), lines)
     qwen.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
     qwen.add_tokens([AddedToken(t, normalized=t == "<é>") for t in ("<think>", "</think>", "<é>", "<think><")])
     llama = trained(split(LLAMA), None, lines)

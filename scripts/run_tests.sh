@@ -73,7 +73,7 @@ run_script() {
 }
 
 if ! { scripts/install.sh test && make --no-print-directory -j"$(nproc)" all build/tests/run_tests \
-    build/emulated/{run_tests,collectives_program,train_causal,train_asga}; }; then
+    build/emulated/{run_tests,collectives_program,train_causal,train_asga} build/dev/token_ids; }; then
     echo "FAIL build"
     failed=1
     finish
