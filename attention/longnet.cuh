@@ -7,14 +7,15 @@
 //     z_ij = q_i.k_j / sqrt(HS) + log(number of branches that have the pair)
 // The paper fixes alpha's formula, not whether gradients go through it; here they do, and --longnet-detach 1 is the released code,
 // which takes alpha as a constant: then dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>).
-// Kept tokens are gathered (core/branches.cuh): every branch is dense causal attention in segments of w rows, whatever r_n, and
-// costs 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
+// A branch's rows are the tokens that it keeps (core/branches.cuh): it is dense causal attention in segments of w rows, whatever r_n,
+// and costs 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
 #pragma once
 #include "attention/core/branches.cuh"
 #include "attention/core/pattern.h"
 
 /// Row n of head h is token 2^k n + (h mod 2^k).
 struct DilatedRows {
+    static constexpr bool per_head = true;
     int count = 0, T = 0, k = 0;
     DilatedRows() = default;
     constexpr DilatedRows(int T_, int k_) : count((T_ + (1 << k_) - 1) >> k_), T(T_), k(k_) {}
@@ -70,6 +71,12 @@ struct longnet : Policy {
 
     static constexpr int FOR_EVER = 1 << 30;   // a text without an end
     SegmentBranch branch(int n, int T) const { return {DilatedRows(T, n), segment}; }
+    /// The rows of all branches but the first.
+    std::vector<DilatedRows> thinned(int T) const {
+        std::vector<DilatedRows> rows;
+        for (int n = 1; n < branches; n++) rows.push_back(DilatedRows(T, n));
+        return rows;
+    }
 
     constexpr bool visible(int h, int i, int j) const {
         for (int n = 0; n < branches && j <= i; n++) {
@@ -125,72 +132,57 @@ struct longnet : Policy {
 
     // ---- the branches
 
-    /// Where the outputs of the branches matter for the backward pass, they lie in what the layer keeps.
-    template <class X>
+    template <class X, class Device>
     struct ForwardScratch {
-        Carve carve, kept;
-        BranchResults<X> results[MOST_BRANCHES];
-        BranchInputs<X> inputs;   // of the second branch, or a smaller one
-        ForwardScratch(const longnet& policy, std::byte* block, std::byte* kept_block, X* out, const LayerShape& s)
-            : carve(block), kept(kept_block), inputs(carve, s, DilatedRows(s.T, 1).count, s.NH) {
-            if (!policy.detach) results[0] = BranchResults<X>(out, carve, s, s.T);
-            for (int n = policy.detach ? 0 : 1; n < policy.branches; n++)
-                results[n] = BranchResults<X>(policy.detach ? kept : carve, carve, s, DilatedRows(s.T, n).count);
-        }
+        Carve carve;
+        BranchesForward<Device, X, DilatedRows> branches;
+        ForwardScratch(const longnet& policy, std::byte* block, X* out, const LayerShape& s)
+            : carve(block), branches(carve, s, out, policy.thinned(s.T)) {}
     };
-    template <class X>
+    template <class X, class Device>
     struct BackwardScratch {
         Carve carve;
-        BranchInputs<X> inputs;
-        BranchGradients<X> gradients;
-        template <class Device>
+        OwnResult<X> own;
+        BranchesBackward<Device, X, DilatedRows> branches;
         BackwardScratch(Device device, const longnet& policy, std::byte* block, const LayerShape& s)
-            : carve(block), inputs(carve, s, DilatedRows(s.T, 1).count, s.NH),
-              gradients(carve, s, DilatedRows(s.T, 1).count, s.NH,
-                        attention_workspace(device, policy.branch(0, s.T), s.B, s.T, s.T, s.NH)) {}
+            : carve(block), own(policy.detach ? OwnResult<X>(carve, s) : OwnResult<X>()),
+              branches(carve, s, DilatedRows(s.T, 1), attention_workspace(device, policy.branch(0, s.T), s.B, s.T, s.T, s.NH)) {}
     };
 
-    template <class X>
-    size_t kept_bytes(const LayerShape& s) const {
-        return ForwardScratch<X>(*this, nullptr, nullptr, nullptr, s).kept.bytes();
-    }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(*this, nullptr, nullptr, nullptr, s).carve.bytes(),
-                        BackwardScratch<X>(device, *this, nullptr, s).carve.bytes());
+        return std::max(ForwardScratch<X, Device>(*this, nullptr, nullptr, s).carve.bytes(),
+                        BackwardScratch<X, Device>(device, *this, nullptr, s).carve.bytes());
     }
 
     template <class Device, class X>
-    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
+    void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        const ForwardScratch<X> memory(*this, workspace, state.kept, state.out, in);
-        Branches<X, DilatedRows> all;
-        for (int n = 0; n < branches; n++) {
+        auto all = ForwardScratch<X, Device>(*this, workspace, state.out, in).branches;
+        all.begin(device, branch(0, in.T), DilatedRows(in.T, 0), in, state, statistics);   // the first branch has every token
+        for (int n = 1; n < branches; n++) {
             const DilatedRows rows(in.T, n);
-            const BranchResults<X>& results = memory.results[n];
-            all.add(results.branch(rows));
-            if (n > 0) {
-                branch_forward(device, branch(n, in.T), rows, in, memory.inputs, results, statistics);
-                continue;
-            }
-            LayerState<X> own = results.state();   // the first branch has every token
-            attention_layer_forward(device, branch(0, in.T), in, weights, own, nullptr, results.statistics_for(statistics));
+            all.add(device, branch(n, in.T), rows, branch_arguments(in, rows, state, statistics));
         }
-        merge_forward(device, state.out, state.lse, all, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+        all.finish(device, in, state, statistics);
     }
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
-        const BackwardScratch<X> memory(device, *this, workspace, in);
-        const ForwardScratch<X> outputs(*this, nullptr, state.kept, nullptr, in);
-        auto own_out = [&](int n) { return detach ? outputs.results[n].out : nullptr; };
+        const BackwardScratch<X, Device> memory(device, *this, workspace, in);
         LayerState<X> first = state;
-        if (detach) first.out = own_out(0);
-        attention_layer_backward(device, branch(0, in.T), in, weights, first, dout, to, more, memory.gradients.kernel);
-        for (int n = 1; n < branches; n++)
-            branch_backward(device, branch(n, in.T), DilatedRows(in.T, n), in, state, own_out(n), dout, to, memory.inputs,
-                            memory.gradients);
+        if (detach) {
+            first.out = memory.own.out, first.lse = memory.own.lse;
+            attention_forward(device, branch(0, in.T), kernel_arguments(in, first, Statistics<X>{}));
+            first.lse = state.lse;
+        }
+        attention_layer_backward(device, branch(0, in.T), in, weights, first, dout, to, more, memory.branches.kernel_workspace());
+        for (int n = 1; n < branches; n++) {
+            const DilatedRows rows(in.T, n);
+            memory.branches.add(device, branch(n, in.T), rows, branch_arguments(in, rows, state), branch_gradients(dout, to),
+                                Write::add, memory.own);
+        }
     }
 
     template <class X>

@@ -81,28 +81,23 @@ struct mosa : Policy {
             : carve(block), tokens(carve.take<int>(size_t(s.B) * s.NH * s.T)), rows(carve.take<int>(size_t(s.B) * s.NH * s.T)) {}
         ListedRows listed(const LayerShape& s) const { return {s.T, s.T, s.NH, tokens, rows}; }
     };
-    template <class X>
+    template <class X, class Device>
     struct ForwardScratch {
         Carve carve;
         Wide<X>* u;   // (B, T, NH - dense_heads)
-        BranchInputs<X> inputs;
-        BranchResults<X> results;
-        ForwardScratch(std::byte* block, const LayerShape& s)
-            : carve(block),
-              u(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)),
-              inputs(carve, s, s.T, s.NH),
-              results(carve, carve, s, s.T) {}
+        BranchesForward<Device, X, ListedRows> branches;
+        ForwardScratch(std::byte* block, X* out, const LayerShape& s, const ListedRows& chosen)
+            : carve(block), u(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)), branches(carve, s, out, {chosen}) {}
     };
-    template <class X>
+    template <class X, class Device>
     struct BackwardScratch {
         Carve carve;
         X* dout;       // (B, T, NH, HS) before the gate
         Wide<X>* du;   // (B, T, NH - dense_heads)
-        BranchInputs<X> inputs;
-        BranchGradients<X> gradients;
-        BackwardScratch(std::byte* block, const LayerShape& s, size_t kernel_bytes)
+        BranchesBackward<Device, X, ListedRows> branches;
+        BackwardScratch(std::byte* block, const LayerShape& s, const ListedRows& chosen, size_t kernel_bytes)
             : carve(block), dout(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)), du(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)),
-              inputs(carve, s, s.T, s.NH), gradients(carve, s, s.T, s.NH, kernel_bytes) {}
+              branches(carve, s, chosen, kernel_bytes) {}
     };
 
     template <class X>
@@ -111,8 +106,9 @@ struct mosa : Policy {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(nullptr, s).carve.bytes(),
-                        BackwardScratch<X>(nullptr, s, kernel_bytes(device, s)).carve.bytes());
+        const ListedRows chosen = Kept<X>(nullptr, s).listed(s);
+        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s, chosen).carve.bytes(),
+                        BackwardScratch<X, Device>(nullptr, s, chosen, kernel_bytes(device, s)).carve.bytes());
     }
 
     // ---- the layer
@@ -121,15 +117,14 @@ struct mosa : Policy {
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         const Kept<X> kept(state.kept, in);
-        ForwardScratch<X> scratch(workspace, in);
+        const ListedRows rows = kept.listed(in);
+        ForwardScratch<X, Device> scratch(workspace, state.out, in, rows);
         if (sparse_heads()) token_linear_forward(device, scratch.u, router_of(in, weights));
         choose_tokens(device, state.extras.gate, kept.tokens, kept.rows, scratch.u, weights + tau.offset, choice(in));
-        scratch.inputs.positions = kept.tokens;
-        const ListedRows rows = kept.listed(in);
-        branch_forward(device, static_cast<const Policy&>(*this), rows, in, scratch.inputs, scratch.results, statistics);
-        Branches<X, ListedRows> chosen;
-        chosen.add(scratch.results.branch(rows));
-        merge_forward(device, state.out, state.lse, chosen, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+        scratch.branches.begin_with_none(device, in, state, statistics);
+        scratch.branches.add(device, static_cast<const Policy&>(*this), rows,
+                             branch_arguments(in, rows, state, statistics, kept.tokens));
+        scratch.branches.finish(device, in, state, statistics);
         gate_rows_forward(device, state.gated_out, state.out, state.extras.gate, size_t(in.B) * in.T * NH, in.HS);
     }
 
@@ -137,11 +132,12 @@ struct mosa : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
         const Kept<X> kept(state.kept, in);
-        BackwardScratch<X> scratch(workspace, in, kernel_bytes(device, in));
+        const ListedRows rows = kept.listed(in);
+        BackwardScratch<X, Device> scratch(workspace, in, rows, kernel_bytes(device, in));
         gate_rows_backward(device, scratch.dout, more.of.gate, dout, state.out, state.extras.gate, size_t(in.B) * in.T * NH, in.HS);
-        scratch.inputs.positions = kept.tokens;
-        branch_backward(device, static_cast<const Policy&>(*this), kept.listed(in), in, state, static_cast<X*>(nullptr),
-                        scratch.dout, to, scratch.inputs, scratch.gradients, Write::overwrite);
+        scratch.branches.add(device, static_cast<const Policy&>(*this), rows,
+                             branch_arguments(in, rows, state, Statistics<X>{}, kept.tokens),
+                             branch_gradients(static_cast<const X*>(scratch.dout), to), Write::overwrite);
         if (!sparse_heads()) return;
         router_backward(device, scratch.du, more.of.gate, state.extras.gate, choice(in));
         token_linear_backward(device, more.dx, more.dweights + w_r.offset, static_cast<Wide<X>*>(nullptr), scratch.du,

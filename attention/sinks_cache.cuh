@@ -6,7 +6,7 @@
 //     z_ij = q'_i.k_j / sqrt(HS)    for j < s, j < i - left,    q'_i = RoPE(q_pre_i, min(i, s + w - 1)), k_j = RoPE(k_pre_j, j)
 // The published models were trained with the positions of the text and met these only when they spoke; trained with them, a model
 // sees in training what it sees then. Two branches without a common key, the window with q and the sinks with q', make one softmax
-// (core/merge.cuh).
+// (core/branches.cuh).
 #pragma once
 #include "attention/core/branches.cuh"
 #include "attention/core/pattern.h"
@@ -22,18 +22,6 @@ struct SinkBranch : Policy {
         if (j0 >= first || i1 - 1 - j0 <= left) return Tile::hidden;
         return j1 <= first && i0 - (j1 - 1) > left ? Tile::full : Tile::mixed;
     }
-};
-
-/// All rows in the order of the text, and none.
-struct RowsOfText {
-    int count = 0;
-    constexpr int token(int, int, int row) const { return row; }
-    constexpr int row(int, int, int token) const { return token; }
-};
-struct NoRows {
-    static constexpr int count = 0;
-    constexpr int token(int, int, int) const { return -1; }
-    constexpr int row(int, int, int) const { return -1; }
 };
 
 /// to (B, T, NH, HS) = from, turned by the angles of position min(t, last); direction -1 turns back, which is the gradient.
@@ -87,14 +75,13 @@ struct sinks_cache : sinks {
         return {window.pairs + rest.pairs, window.tiles + rest.tiles};
     }
 
-    template <class X>
+    template <class X, class Device>
     struct ForwardScratch {
         Carve carve;
-        BranchResults<X> window, rest;
+        BranchesForward<Device, X, RowsInOrder> branches;
         X* q;   // (B, T, NH, HS) q'
         ForwardScratch(std::byte* block, X* out, const LayerShape& s)
-            : carve(block), window(out, carve, s, s.T), rest(carve, carve, s, s.T),
-              q(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)) {}
+            : carve(block), branches(carve, s, out, {RowsInOrder{s.T}}), q(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)) {}
     };
     template <class X>
     struct BackwardScratch {
@@ -116,23 +103,19 @@ struct sinks_cache : sinks {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(nullptr, nullptr, s).carve.bytes(),
+        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s).carve.bytes(),
                         BackwardScratch<X>(kernel_bytes(device, s), nullptr, s).carve.bytes());
     }
 
     template <class Device, class X>
-    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
+    void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        const ForwardScratch<X> memory(workspace, state.out, in);
-        LayerState<X> window = memory.window.state(), rest = memory.rest.state();
-        attention_layer_forward(device, WindowBranch(left), in, weights, window, nullptr, memory.window.statistics_for(statistics));
-        AttentionForward<X> a = sink_arguments(device, memory.q, in, rest);
-        a.statistics = memory.rest.statistics_for(statistics);
-        attention_forward(device, SinkBranch(leading, left), a);
-        Branches<X, RowsOfText> both;
-        both.add(memory.window.branch(RowsOfText{in.T}));
-        both.add(memory.rest.branch(RowsOfText{in.T}));
-        merge_forward(device, state.out, state.lse, both, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+        ForwardScratch<X, Device> memory(workspace, state.out, in);
+        const RowsInOrder rows{in.T};
+        memory.branches.begin(device, WindowBranch(left), rows, in, state, statistics);
+        turn_queries(device, memory.q, in);
+        memory.branches.add(device, SinkBranch(leading, left), rows, sink_arguments(memory.q, in, state, statistics));
+        memory.branches.finish(device, in, state, statistics);
     }
 
     template <class Device, class X>
@@ -146,13 +129,14 @@ struct sinks_cache : sinks {
         g.dout = dout;
         g.dq = {memory.dq, q_row}, g.dk = {memory.dk, k_row}, g.dv = {memory.dv, k_row};
         g.workspace = memory.kernel;
-        attention_backward(device, SinkBranch(leading, left), sink_arguments(device, memory.q, in, state), g);
+        turn_queries(device, memory.q, in);
+        attention_backward(device, SinkBranch(leading, left), sink_arguments(memory.q, in, state, Statistics<X>{}), g);
 
         const RowShape keys{in.B, in.T, in.NKV, in.NKV, in.HS};
-        send_rows_back(device, to.k, static_cast<const W*>(memory.dk), RowsOfText{in.T}, keys, Write::add);
-        send_rows_back(device, to.v, static_cast<const X*>(memory.dv), RowsOfText{in.T}, keys, Write::add);
-        turn_queries(device, Heads<W>{more.dq_pre, in.qk_row}, Heads<const W>{memory.dq, q_row}, in, last_position(), -1);
-        send_rows_back(device, Heads<W>{more.dk_pre, in.qk_row}, static_cast<const W*>(nullptr), NoRows(), keys, Write::overwrite);
+        send_rows_back(device, to.k, static_cast<const W*>(memory.dk), RowsInOrder{in.T}, keys, Write::add);
+        send_rows_back(device, to.v, static_cast<const X*>(memory.dv), RowsInOrder{in.T}, keys, Write::add);
+        ::turn_queries(device, Heads<W>{more.dq_pre, in.qk_row}, Heads<const W>{memory.dq, q_row}, in, last_position(), -1);
+        clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, in.NKV, in.HS);
     }
 
     template <class X>
@@ -176,13 +160,17 @@ private:
     /// s + w - 1, the last place in the cache.
     int last_position() const { return int(std::min(int64_t(leading) + left, int64_t(END))); }
 
-    /// The sinks' kernel call, q' computed into `q`; out and lse are those of `state`.
     template <class Device, class X>
-    AttentionForward<X> sink_arguments(Device device, X* q, const LayerInputs<X>& in, const LayerState<X>& state) const {
-        const size_t q_row = size_t(in.NH) * in.HS;
-        turn_queries(device, Heads<X>{q, q_row}, Heads<const X>{in.q_pre, in.qk_row}, in, last_position(), 1);
-        AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        a.q = {q, q_row};
+    void turn_queries(Device device, X* q, const LayerInputs<X>& in) const {
+        const Heads<X> turned{q, size_t(in.NH) * in.HS};
+        ::turn_queries(device, turned, Heads<const X>{in.q_pre, in.qk_row}, in, last_position(), 1);
+    }
+    /// The sinks' kernel call, whose queries are q'; out and lse are those of `state`.
+    template <class X>
+    AttentionForward<X> sink_arguments(const X* q, const LayerInputs<X>& in, const LayerState<X>& state,
+                                       const Statistics<X>& statistics) const {
+        AttentionForward<X> a = branch_arguments(in, RowsInOrder{in.T}, state, statistics);
+        a.q = {q, size_t(in.NH) * in.HS};
         return a;
     }
 };

@@ -4,7 +4,7 @@
 // The paper names three ways of combining the two: layer by layer in turn, one after the other over the heads, or merged. This is
 // the merged one, a single softmax over the union. (The released code's window has l keys, the paper's, and this one, l + 1.)
 // In the order of the text every tile has a few keys of A2: nothing can be skipped. So there are two branches without a common key,
-// whose log-sum-exps make one softmax of them (core/merge.cuh): the window in the order of the text, and what A2 adds to it in an
+// which make one softmax (core/branches.cuh): the window in the order of the text, and what A2 adds to it in an
 // order in which it is dense, sorted by (t mod l, t div l), as if the text were written in rows of l tokens and read in columns.
 #pragma once
 #include "attention/core/branches.cuh"
@@ -12,6 +12,7 @@
 
 /// The text column by column: row n of column c is token n l + c. Columns are padded to the same length.
 struct ColumnRows {
+    static constexpr bool per_head = false;
     int count = 0, T = 0;
     Divisor stride{1}, length{1};   // l and the rows of a column
 
@@ -83,56 +84,48 @@ struct strided : Policy {
 
     // ---- the two branches
 
-    template <class X>
+    template <class X, class Device>
     struct ForwardScratch {
         Carve carve;
-        BranchResults<X> window, columns;
-        BranchInputs<X> inputs;
-        ForwardScratch(std::byte* block, X* out, const LayerShape& s, int R)
-            : carve(block), window(out, carve, s, s.T), columns(carve, carve, s, R), inputs(carve, s, R, s.NKV) {}
+        BranchesForward<Device, X, ColumnRows> branches;
+        ForwardScratch(std::byte* block, X* out, const LayerShape& s, const ColumnRows& columns)
+            : carve(block), branches(carve, s, out, {columns}) {}
     };
-    template <class X>
+    template <class X, class Device>
     struct BackwardScratch {
         Carve carve;
-        BranchInputs<X> inputs;
-        BranchGradients<X> gradients;
-        template <class Device>
-        BackwardScratch(Device device, std::byte* block, const LayerShape& s, const ColumnRows& rows)
-            : carve(block), inputs(carve, s, rows.count, s.NKV),
-              gradients(carve, s, rows.count, s.NKV,   // the window's kernel uses the same memory before
-                        std::max(attention_workspace(device, WindowBranch(0), s.B, s.T, s.T, s.NH),
-                                 attention_workspace(device, ColumnBranch(rows), s.B, rows.count, rows.count, s.NH))) {}
+        BranchesBackward<Device, X, ColumnRows> branches;
+        BackwardScratch(Device device, std::byte* block, const LayerShape& s, const ColumnRows& columns)
+            : carve(block), branches(carve, s, columns,
+                                     std::max(attention_workspace(device, WindowBranch(0), s.B, s.T, s.T, s.NH),
+                                              attention_workspace(device, ColumnBranch(columns), s.B, columns.count, columns.count,
+                                                                  s.NH))) {}
     };
 
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        const ColumnRows rows(l, s.T);
-        return std::max(ForwardScratch<X>(nullptr, nullptr, s, rows.count).carve.bytes(),
-                        BackwardScratch<X>(device, nullptr, s, rows).carve.bytes());
+        const ColumnRows columns(l, s.T);
+        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s, columns).carve.bytes(),
+                        BackwardScratch<X, Device>(device, nullptr, s, columns).carve.bytes());
     }
 
     template <class Device, class X>
-    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
+    void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        const ColumnRows in_columns(l, in.T), in_order(1, in.T);
-        const ForwardScratch<X> memory(workspace, state.out, in, in_columns.count);
-        LayerState<X> window = memory.window.state();
-        attention_layer_forward(device, WindowBranch(l), in, weights, window, nullptr, memory.window.statistics_for(statistics));
-        branch_forward(device, ColumnBranch(in_columns), in_columns, in, memory.inputs, memory.columns, statistics);
-        Branches<X, ColumnRows> both;
-        both.add(memory.window.branch(in_order));
-        both.add(memory.columns.branch(in_columns));
-        merge_forward(device, state.out, state.lse, both, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+        const ColumnRows columns(l, in.T), in_order(1, in.T);
+        auto branches = ForwardScratch<X, Device>(workspace, state.out, in, columns).branches;
+        branches.begin(device, WindowBranch(l), in_order, in, state, statistics);
+        branches.add(device, ColumnBranch(columns), columns, branch_arguments(in, columns, state, statistics));
+        branches.finish(device, in, state, statistics);
     }
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
-        const ColumnRows rows(l, in.T);
-        const BackwardScratch<X> memory(device, workspace, in, rows);
-        attention_layer_backward(device, WindowBranch(l), in, weights, state, dout, to, more, memory.gradients.kernel);
-        branch_backward(device, ColumnBranch(rows), rows, in, state, static_cast<X*>(nullptr), dout, to, memory.inputs,
-                        memory.gradients);
+        const ColumnRows columns(l, in.T);
+        const auto branches = BackwardScratch<X, Device>(device, workspace, in, columns).branches;
+        attention_layer_backward(device, WindowBranch(l), in, weights, state, dout, to, more, branches.kernel_workspace());
+        branches.add(device, ColumnBranch(columns), columns, branch_arguments(in, columns, state), branch_gradients(dout, to));
     }
 
     template <class X>

@@ -7,6 +7,7 @@
 
 /// Every step-th token, counted from the end; where to begin depends on sequence and head. Some heads have an empty last row.
 struct SomeRows {
+    static constexpr bool per_head = true;
     int count = 0, T = 0, step = 1;
     SomeRows() = default;
     SomeRows(int T_, int step_) : count((T_ + step_ - 1) / step_), T(T_), step(step_) {}

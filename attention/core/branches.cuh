@@ -1,9 +1,16 @@
-// Running one branch of several that merge.cuh puts together: a kernel call over rows that are chosen tokens, or tokens in another
-// order (rows.cuh). Branches in the order of the text are attention_layer_forward() and its backward (layer.h) of a policy each.
-// Forward, a branch leaves its own out and log-sum-exp, to be merged. Backward, it is given the merged ones: its kernel then
-// computes the gradients of the one softmax over all branches as far as its pairs go (merge.cuh has the algebra), to be added up.
+// Several kernel calls that make one softmax (E5), each over keys of its own. A branch may have its rows in another order than the
+// text, or only some of them (a `Rows`, rows.cuh); its policy judges rows, not tokens, and hides those that are padding, unless the
+// rows have positions. Forward: begin() with a branch of all tokens in the order of the text, or with none, add() others, finish().
+// Backward every branch is given the merged out and log-sum-exp: its kernel then computes the gradients of the one softmax as far
+// as its pairs go (merge.cuh has the algebra), and they add up.
+// On the CPU the kernel reads rows where they lie and goes on from the out and lse that the call before has left (cpu_rows.h). On a
+// GPU q, k and v are gathered, because its kernels copy tiles of neighbouring rows; every branch leaves a result, and they are merged.
 #pragma once
+#include <type_traits>
+#include <vector>
+
 #include "attention/core/carve.h"
+#include "attention/core/heads.cuh"
 #include "attention/core/layer.h"
 #include "attention/core/merge.cuh"
 
@@ -15,13 +22,103 @@ struct WindowBranch : Policy {
     constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
 };
 
+/// The arguments of a branch's kernel call, q, k, v, out and lse being the text's. `positions` (B, NH, R): what the policy judges a
+/// row by (E4); null: its index; -1: padding.
+template <class X, class Rows>
+AttentionForward<X> branch_arguments(const LayerInputs<X>& in, const Rows& rows, const LayerState<X>& state,
+                                     Statistics<X> statistics = {}, const int* positions = nullptr) {
+    statistics.tile_max = nullptr;   // every branch has tiles of its own
+    AttentionForward<X> a = kernel_arguments(in, state, statistics);
+    a.T = a.S = rows.count, a.gate = nullptr;
+    a.q_position = a.k_position = positions;
+    return a;
+}
+/// And of its backward pass, but for the workspace.
+template <class X>
+AttentionBackward<X> branch_gradients(const X* dout, const QkvGradients<X>& to) {
+    AttentionBackward<X> g{};
+    g.dout = dout, g.dq = to.q, g.dk = to.k, g.dv = to.v;
+    return g;
+}
+
+/// Memory for the result of one branch alone, as the layer's out and lse.
+template <class X>
+struct OwnResult {
+    X* out = nullptr;         // (B, T, NH, HS)
+    Wide<X>* lse = nullptr;   // (B, NH, T)
+    OwnResult() = default;
+    OwnResult(Carve& carve, const LayerShape& s)
+        : out(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)), lse(carve.take<Wide<X>>(size_t(s.B) * s.NH * s.T)) {}
+};
+
+template <class Device, class X, class Rows>
+class BranchesForward;
+template <class Device, class X, class Rows>
+class BranchesBackward;
+
+// ---- CPU
+
+template <class X, class Rows>
+class BranchesForward<CPU, X, Rows> {
+public:
+    /// Memory for branches with the rows `added`; `out` is the layer's.
+    BranchesForward(Carve&, const LayerShape&, X* /*out*/, const std::vector<Rows>& /*added*/) {}
+
+    template <class P>
+    void begin(CPU device, const P& policy, const Rows& in_order, const LayerInputs<X>& in, const LayerState<X>& state,
+               const Statistics<X>& statistics) {
+        attention_forward(device, policy, branch_arguments(in, in_order, state, statistics));
+    }
+    void begin_with_none(CPU, const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
+        const size_t rows = size_t(in.B) * in.NH * in.T;
+        std::fill_n(state.out, rows * in.HS, X(0));
+        std::fill_n(state.lse, rows, -std::numeric_limits<X>::infinity());
+        for (X* numbers : {statistics.entropy, statistics.pairs})
+            if (numbers) std::fill_n(numbers, rows, X(0));
+        if (statistics.tiles) std::fill_n(statistics.tiles, size_t(in.B) * in.NH * tiles_of(in.T), X(0));
+    }
+    /// `a` is branch_arguments().
+    template <class P>
+    void add(CPU device, const P& policy, const Rows& rows, const AttentionForward<X>& a) {
+        attention_forward_more(device, policy, a, rows);
+    }
+    void finish(CPU, const LayerInputs<X>&, const LayerState<X>&, const Statistics<X>&) {}
+};
+
+template <class X, class Rows>
+class BranchesBackward<CPU, X, Rows> {
+public:
+    /// Memory for branches of no more rows than `longest`, one after the other.
+    BranchesBackward(Carve&, const LayerShape&, const Rows& /*longest*/, size_t /*kernel_bytes*/) {}
+    std::byte* kernel_workspace() const { return nullptr; }
+
+    /// Overwrites g.dq, g.dk and g.dv or adds to them. With an `own`, the branch is computed again into that, and its out takes the
+    /// place of the merged one: the branches' weights then count as constants.
+    template <class P>
+    void add(CPU device, const P& policy, const Rows& rows, AttentionForward<X> a, const AttentionBackward<X>& g,
+             Write write = Write::add, const OwnResult<X>& own = {}) const {
+        if (write == Write::overwrite) {
+            clear_heads(device, g.dq, a.B * rows.T, a.NH, a.HS);
+            clear_heads(device, g.dk, a.B * rows.T, a.NKV, a.HS), clear_heads(device, g.dv, a.B * rows.T, a.NKV, a.HS);
+        }
+        if (own.out) {
+            AttentionForward<X> alone = a;
+            alone.out = a.out = own.out, alone.lse = own.lse;
+            std::fill_n(own.lse, size_t(a.B) * a.NH * rows.T, -std::numeric_limits<X>::infinity());
+            attention_forward_more(device, policy, alone, rows);
+        }
+        attention_backward_more(device, policy, a, g, rows);
+    }
+};
+
+// ---- GPU
+
 /// Memory for what a branch of R rows reads. Where the query heads of a group have the same rows they can share keys and values
 /// (KV = NKV); where they do not, each has its own (KV = NH).
 template <class X>
 struct BranchInputs {
     int KV;
     X *q, *k, *v;   // (B, R, NH, HS), (B, R, KV, HS) twice
-    const int* positions = nullptr;   // (B, NH, R) what the policy judges a row by (E4); null: its index; -1: padding
 
     BranchInputs(Carve& carve, const LayerShape& s, int R, int KV_) : KV(KV_) {
         const size_t row = size_t(s.B) * R * s.HS;
@@ -55,79 +152,116 @@ struct BranchResults {
         if (asked.tiles) own.tiles = statistics.tiles;
         return own;
     }
-    /// As the layer's state of a branch in the order of the text.
-    LayerState<X> state() const { return {{}, out, out, lse}; }
-
     template <class Rows>
     Branch<X, Rows> branch(const Rows& rows) const {
         return {rows, out, lse, statistics};
     }
 };
 
-/// Memory for its backward pass besides BranchInputs: merged out, its gradient and log-sum-exp in the branch's order, gradients,
-/// and what the kernel needs.
-template <class X>
-struct BranchGradients {
-    X *out, *dout;       // (B, R, NH, HS)
-    Wide<X>* lse;        // (B, NH, R)
-    Wide<X>*dq, *dk;     // as q and k
-    X* dv;
-    std::byte* kernel;
+#ifdef WITH_GPU
 
-    BranchGradients(Carve& carve, const LayerShape& s, int R, int KV, size_t kernel_bytes) {
-        const size_t rows = size_t(s.B) * R;
-        out = carve.take<X>(rows * s.NH * s.HS), dout = carve.take<X>(rows * s.NH * s.HS), lse = carve.take<Wide<X>>(rows * s.NH);
-        dq = carve.take<Wide<X>>(rows * s.NH * s.HS), dk = carve.take<Wide<X>>(rows * KV * s.HS);
-        dv = carve.take<X>(rows * KV * s.HS);
-        kernel = carve.take<std::byte>(kernel_bytes);
-    }
-};
-
-/// Gathers q, k and v; the result is the arguments of a kernel call but for its outputs.
-template <class Device, class X, class Rows>
-AttentionForward<X> gather_inputs(Device device, const BranchInputs<X>& to, const Rows& rows, const LayerInputs<X>& in) {
-    const RowShape queries{in.B, in.T, in.NH, in.NH, in.HS}, keys{in.B, in.T, to.KV, in.NKV, in.HS};
-    gather_rows(device, to.q, Heads<const X>{in.q, in.qk_row}, rows, queries);
-    gather_rows(device, to.k, Heads<const X>{in.k, in.qk_row}, rows, keys);
-    gather_rows(device, to.v, Heads<const X>{in.v, in.v_row}, rows, keys);
-    AttentionForward<X> a{};
-    a.B = in.B, a.T = rows.count, a.S = rows.count, a.NH = in.NH, a.NKV = to.KV, a.HS = in.HS;
-    const size_t q_row = size_t(in.NH) * in.HS, k_row = size_t(to.KV) * in.HS;
-    a.q = {to.q, q_row}, a.k = {to.k, k_row}, a.v = {to.v, k_row};
-    a.q_position = a.k_position = to.positions;
+/// q, k and v of `a` in the order of the branch: the arguments of its kernel call but for the outputs.
+template <class X, class Rows>
+AttentionForward<X> gathered(GPU device, const BranchInputs<X>& to, const Rows& rows, AttentionForward<X> a) {
+    if constexpr (std::is_same_v<Rows, RowsInOrder>) return a;
+    const RowShape queries{a.B, rows.T, a.NH, a.NH, a.HS}, keys{a.B, rows.T, to.KV, a.NKV, a.HS};
+    gather_rows(device, to.q, a.q, rows, queries);
+    gather_rows(device, to.k, a.k, rows, keys);
+    gather_rows(device, to.v, a.v, rows, keys);
+    const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(to.KV) * a.HS;
+    a.NKV = to.KV, a.q = {to.q, q_row}, a.k = {to.k, k_row}, a.v = {to.v, k_row};
     return a;
 }
 
-/// `policy` judges rows, not tokens, and hides those that are padding, unless `memory` has positions.
-template <class Device, class X, class P, class Rows>
-void branch_forward(Device device, const P& policy, const Rows& rows, const LayerInputs<X>& in, const BranchInputs<X>& memory,
-                    const BranchResults<X>& to, const Statistics<X>& asked) {
-    AttentionForward<X> a = gather_inputs(device, memory, rows, in);
-    a.out = to.out, a.lse = to.lse, a.statistics = to.statistics_for(asked);
-    attention_forward(device, policy, a);
+template <class Rows>
+int most_rows(const std::vector<Rows>& all) {
+    int most = 0;
+    for (const Rows& rows : all) most = std::max(most, rows.count);
+    return most;
 }
 
-/// Overwrites or adds to `to`. `merged` has out and lse of all branches together; `own_out` (B, R, NH, HS), where there is one,
-/// takes the place of the merged out: then the branches' weights count as constants.
-template <class Device, class X, class P, class Rows>
-void branch_backward(Device device, const P& policy, const Rows& rows, const LayerInputs<X>& in, const LayerState<X>& merged,
-                     X* own_out, const X* dout, const QkvGradients<X>& to, const BranchInputs<X>& memory,
-                     const BranchGradients<X>& gradients, Write write = Write::add) {
+template <class X, class Rows>
+class BranchesForward<GPU, X, Rows> {
+    static constexpr bool gathers = !std::is_same_v<Rows, RowsInOrder>;
+
+public:
+    BranchesForward(Carve& carve, const LayerShape& s, X* out, const std::vector<Rows>& added)
+        : first_(out, carve, s, s.T), inputs_(carve, s, gathers ? most_rows(added) : 0, Rows::per_head ? s.NH : s.NKV) {
+        for (const Rows& rows : added) added_.push_back(BranchResults<X>(carve, carve, s, rows.count));
+    }
+
+    template <class P>
+    void begin(GPU device, const P& policy, const Rows& in_order, const LayerInputs<X>& in, const LayerState<X>& state,
+               const Statistics<X>& statistics) {
+        run(device, policy, in_order, branch_arguments(in, in_order, state, statistics), first_);
+    }
+    void begin_with_none(GPU, const LayerInputs<X>&, const LayerState<X>&, const Statistics<X>&) {}
+
+    template <class P>
+    void add(GPU device, const P& policy, const Rows& rows, const AttentionForward<X>& a) {
+        run(device, policy, rows, gathered(device, inputs_, rows, a), added_[next_++]);
+    }
+    void finish(GPU device, const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
+        merge_forward(device, state.out, state.lse, all_, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+    }
+
+private:
+    template <class P>
+    void run(GPU device, const P& policy, const Rows& rows, AttentionForward<X> a, const BranchResults<X>& to) {
+        a.out = to.out, a.lse = to.lse, a.statistics = to.statistics_for(a.statistics);
+        attention_forward(device, policy, a);
+        all_.add(to.branch(rows));
+    }
+
+    BranchResults<X> first_;
+    BranchInputs<X> inputs_;
+    std::vector<BranchResults<X>> added_;
+    Branches<X, Rows> all_;
+    size_t next_ = 0;
+};
+
+template <class X, class Rows>
+class BranchesBackward<GPU, X, Rows> {
     using W = Wide<X>;
-    AttentionForward<X> a = gather_inputs(device, memory, rows, in);
-    const RowShape queries{in.B, in.T, in.NH, in.NH, in.HS}, keys{in.B, in.T, memory.KV, in.NKV, in.HS};
-    const size_t q_row = size_t(in.NH) * in.HS, k_row = size_t(memory.KV) * in.HS;
-    gather_rows(device, gradients.dout, Heads<const X>{dout, q_row}, rows, queries);
-    if (!own_out) gather_rows(device, gradients.out, Heads<const X>{merged.out, q_row}, rows, queries);
-    gather_numbers(device, gradients.lse, static_cast<const W*>(merged.lse), rows, in.B, in.T, in.NH, W(-INFINITY));
-    a.out = own_out ? own_out : gradients.out, a.lse = gradients.lse;
 
-    AttentionBackward<X> g{};
-    g.dout = gradients.dout;
-    g.dq = {gradients.dq, q_row}, g.dk = {gradients.dk, k_row}, g.dv = {gradients.dv, k_row};
-    g.workspace = gradients.kernel;
-    attention_backward(device, policy, a, g);
-    send_rows_back(device, to.q, static_cast<const W*>(gradients.dq), rows, queries, write);
-    send_rows_back(device, to.k, static_cast<const W*>(gradients.dk), rows, keys, write);
-    send_rows_back(device, to.v, static_cast<const X*>(gradients.dv), rows, keys, write);
-}
+public:
+    BranchesBackward(Carve& carve, const LayerShape& s, const Rows& longest, size_t kernel_bytes)
+        : inputs_(carve, s, longest.count, Rows::per_head ? s.NH : s.NKV) {
+        const size_t rows = size_t(s.B) * longest.count, queries = rows * s.NH * s.HS, keys = rows * inputs_.KV * s.HS;
+        out_ = carve.take<X>(queries), dout_ = carve.take<X>(queries), lse_ = carve.take<W>(rows * s.NH);
+        dq_ = carve.take<W>(queries), dk_ = carve.take<W>(keys), dv_ = carve.take<X>(keys);
+        kernel_ = carve.take<std::byte>(kernel_bytes);
+    }
+    /// Of kernel_bytes, for calls before and after.
+    std::byte* kernel_workspace() const { return kernel_; }
+
+    template <class P>
+    void add(GPU device, const P& policy, const Rows& rows, const AttentionForward<X>& of_text, const AttentionBackward<X>& g,
+             Write write = Write::add, const OwnResult<X>& own = {}) const {
+        AttentionForward<X> a = gathered(device, inputs_, rows, of_text);
+        const RowShape queries{a.B, rows.T, a.NH, a.NH, a.HS}, keys{a.B, rows.T, a.NKV, of_text.NKV, a.HS};
+        const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(a.NKV) * a.HS;
+        a.out = out_, a.lse = lse_;
+        if (own.out) attention_forward(device, policy, a);
+        else gather_rows(device, out_, Heads<const X>{of_text.out, q_row}, rows, queries);
+        gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, queries);
+        gather_numbers(device, lse_, static_cast<const W*>(of_text.lse), rows, a.B, rows.T, a.NH, W(-INFINITY));
+        AttentionBackward<X> in_branch{};
+        in_branch.dout = dout_, in_branch.workspace = kernel_;
+        in_branch.dq = {dq_, q_row}, in_branch.dk = {dk_, k_row}, in_branch.dv = {dv_, k_row};
+        attention_backward(device, policy, a, in_branch);
+        send_rows_back(device, g.dq, static_cast<const W*>(dq_), rows, queries, write);
+        send_rows_back(device, g.dk, static_cast<const W*>(dk_), rows, keys, write);
+        send_rows_back(device, g.dv, static_cast<const X*>(dv_), rows, keys, write);
+    }
+
+private:
+    BranchInputs<X> inputs_;
+    X *out_, *dout_;     // (B, R, NH, HS)
+    W* lse_;             // (B, NH, R)
+    W *dq_, *dk_;        // as q and k
+    X* dv_;
+    std::byte* kernel_;
+};
+
+#endif

@@ -29,17 +29,13 @@ Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const Til
     return pair;
 }
 
-/// to (tiles, HS, TILE) = head h of sequence b, (count, HS), transposed tile by tile; the padding of the last tile is zero. A tile
-/// is one piece of memory: a matrix product finds its rows side by side, not a power of two apart in the same few cache lines.
+/// <x, y> of n numbers each.
 template <class X>
-void transpose_head(X* to, const Heads<const X>& from, int b, int count, int h, int HS) {
-    const int block = 16;   // tokens at a time: what is written is whole cache lines and what is read stays in the cache
-    const X* head = from.data + size_t(b) * count * from.row + size_t(h) * HS;
-    for (int j0 = 0; j0 < padded(count); j0 += block)
-        for (int d = 0; d < HS; d++) {
-            X* line = to + (size_t(j0 / TILE) * HS + d) * TILE + j0 % TILE;
-            for (int j = 0; j < block; j++) line[j] = j0 + j < count ? head[size_t(j0 + j) * from.row + d] : X(0);
-        }
+X inner_product(const X* x, const X* y, int n) {
+    X sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int d = 0; d < n; d++) sum += x[d] * y[d];
+    return sum;
 }
 
 /// Columns that a SIMD loop over `columns` of them touches.
@@ -132,24 +128,12 @@ X largest_of(const X* row, int width) {
     return largest;
 }
 
-/// E6, what is found on the way from tile to tile: where it starts, and what one row of z adds to it.
+/// E6: the greatest z of a row in this key tile.
 template <class X>
-void clear_statistics(const AttentionForward<X>& a, int b, int h) {
-    const size_t bh = size_t(b) * a.NH + h, maxima = size_t(a.T) * tiles_of(a.S);
-    if (a.statistics.tile_max) std::fill_n(a.statistics.tile_max + bh * maxima, maxima, -std::numeric_limits<X>::infinity());
-    if (a.statistics.pairs) std::fill_n(a.statistics.pairs + bh * a.T, a.T, X(0));
-    if (a.statistics.tiles) std::fill_n(a.statistics.tiles + bh * tiles_of(a.T), tiles_of(a.T), X(0));
-}
-template <class X>
-void add_statistics(const AttentionForward<X>& a, const TilePlace& at, int r, const X* z) {
-    const int width = whole_packs<X>(at.columns);
+void write_peak(const AttentionForward<X>& a, const TilePlace& at, int r, const X* z) {
+    const X peak = largest_of(z, whole_packs<X>(at.columns));
     const size_t row = (size_t(at.b) * a.NH + at.h) * a.T + at.i0 + r;
-    if (a.statistics.pairs)
-        a.statistics.pairs[row] += X(std::count_if(z, z + width, [](X value) { return value > X(HIDDEN / 2); }));
-    if (!a.statistics.tile_max) return;
-    X& largest = a.statistics.tile_max[row * tiles_of(a.S) + at.j0 / TILE];
-    const X peak = largest_of(z, width);
-    if (peak > X(HIDDEN / 2)) largest = peak;
+    if (peak > X(HIDDEN / 2)) a.statistics.tile_max[row * tiles_of(a.S) + at.j0 / TILE] = peak;
 }
 
 /// Running softmax of one query row.
@@ -158,20 +142,22 @@ struct OnlineRow {
     X largest = X(HIDDEN);
     X sum = 0;      // of exp(z - largest)
     X moment = 0;   // of exp(z - largest) z, for the entropy
+    X pairs = 0;    // keys that the row has seen, where they are counted
 };
 
 /// Turns `width` numbers of a row of z into exp(z - largest) in place and returns the factor that what was summed before must be
-/// scaled by.
+/// scaled by. The moment and the pairs are only found where `asked` has entropy and pairs.
 template <class X>
-X absorb(OnlineRow<X>& state, X* z, int width, bool with_entropy) {
+X absorb(OnlineRow<X>& state, X* z, int width, const Statistics<X>& asked) {
     using N = Pack<X>;
     const X largest = std::max(state.largest, largest_of(z, width));
     const X rescale = exp_of(state.largest - largest);
+    if (asked.pairs) state.pairs += X(std::count_if(z, z + width, [](X value) { return value > X(HIDDEN / 2); }));
     N sums{}, moments{};
     for (int j = 0; j < width; j += LANES<X>) {
         const N value = load<N>(z + j);
         const N p = value > X(HIDDEN / 2) ? exp_of(value - largest) : N{};
-        if (with_entropy) moments += p * value;
+        if (asked.entropy) moments += p * value;
         sums += p;
         store(z + j, p);
     }

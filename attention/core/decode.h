@@ -18,7 +18,7 @@ template <class X, class P>
 class QueryRow {
 public:
     QueryRow(const P& policy, const AttentionForward<X>& a, int h)
-        : policy_(policy), a_(a), walk_(policy, a, 0, h), h_(h), kv_(h / (a.NH / a.NKV)), state_(1), sums_(a.HS) {}
+        : policy_(policy), a_(a), walk_(policy, a, 0, h), h_(h), kv_(h / (a.NH / a.NKV)), sums_(a.HS) {}
 
     /// Takes keys j0 .. j1 - 1 into the softmax.
     void visit(int j0, int j1) {
@@ -30,10 +30,10 @@ public:
     }
 
     /// Log-sum-exp of the keys taken in so far.
-    double lse() const { return double(state_[0].largest) + std::log(double(state_[0].sum)); }
+    double lse() const { return double(state_.largest) + std::log(double(state_.sum)); }
 
     /// Writes out and lse.
-    void finish() const { finish_tile(a_, 0, h_, 0, 1, state_, sums_.data()); }
+    void finish() const { finish_row(a_, state_, sums_.data(), h_, h_); }
 
 private:
     void visit(const TilePlace& at, Tile verdict) {
@@ -42,14 +42,9 @@ private:
         const X* v = a_.v.data + at.j0 * a_.v.row + size_t(kv_) * HS;
         const X scale = X(1) / std::sqrt(X(HS));
         X z[TILE] = {};
-        for (int j = 0; j < at.columns; j++) {
-            X product = 0;
-#pragma omp simd reduction(+ : product)
-            for (int d = 0; d < HS; d++) product += q[d] * k[j * a_.k.row + d];
-            z[j] = scale * product;
-        }
+        for (int j = 0; j < at.columns; j++) z[j] = scale * inner_product(q, k + j * a_.k.row, HS);
         modify_and_mask(z, policy_, a_, walk_, at, verdict);
-        const X rescale = absorb(state_[0], z, whole_packs<X>(at.columns), false);
+        const X rescale = absorb(state_, z, whole_packs<X>(at.columns), Statistics<X>());
         for (int d = 0; d < HS; d++) sums_[d] *= rescale;
         for (int j = 0; j < at.columns; j++)
 #pragma omp simd
@@ -60,8 +55,8 @@ private:
     const AttentionForward<X>& a_;
     const TileWalk<X, P> walk_;
     int h_, kv_;
-    std::vector<OnlineRow<X>> state_;   // one
-    std::vector<X> sums_;               // (HS) of exp(z - largest) v
+    OnlineRow<X> state_;
+    std::vector<X> sums_;   // (HS) of exp(z - largest) v
 };
 
 /// out and lse of the row under `policy`, which can_decode_from_cache().

@@ -2,7 +2,8 @@
 // together lie in the same tiles. Gathering brings q, k and v into the order of the branch, one copy per query head; sending back
 // brings results and gradients home. Every number is written by one thread, which adds in the order of heads.
 // A `Rows` says which token stands in which row of a branch, per sequence b and query head h:
-//     int count;                     rows of the branch, R
+//     int count, T;                  rows of the branch, R, and tokens of the text
+//     static constexpr bool per_head whether every query head has rows of its own
 //     int token(b, h, row) const     -1: padding, an empty row
 //     int row(b, h, token) const     -1: the token is not in the branch
 //     int next(b, h, row) const      another row of the row's token, or -1; where tokens may stand in several: repeated_rows.cuh
@@ -11,8 +12,17 @@
 
 #include "attention/core/arguments.h"
 
+/// Row r is token r.
+struct RowsInOrder {
+    static constexpr bool per_head = false;
+    int count = 0, T = count;
+    constexpr int token(int /*b*/, int /*h*/, int row) const { return row; }
+    constexpr int row(int /*b*/, int /*h*/, int token) const { return token; }
+};
+
 /// Rows from memory: tokens (B, NH, R) and, the other way round, rows (B, NH, T).
 struct ListedRows {
+    static constexpr bool per_head = true;
     int count;         // R
     int T, NH;
     const int* tokens;

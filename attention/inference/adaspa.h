@@ -40,17 +40,18 @@ using BlockRows = std::vector<std::vector<int>>;
 template <class X, class P>
 std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>& a, int h, int block) {
     using N = Pack<X>;
-    const int blocks = (a.T + block - 1) / block, kv = h / (a.NH / a.NKV);
+    const int blocks = (a.T + block - 1) / block;
     std::vector<double> mass(size_t(blocks) * blocks);
-    std::vector<X> k_transposed(size_t(a.HS) * padded(a.S)), z(TILE * TILE);
-    transpose_head(k_transposed.data(), a.k, 0, a.S, kv, a.HS);
+    std::vector<X> z(TILE * TILE);
+    KeyTiles<X, RowsInOrder> keys(a, RowsInOrder(), Pass::forward);
+    keys.start(0, h);
     const TileWalk<X, P> walk(policy, a, 0, h);
     for (int i0 = 0; i0 < a.T; i0 += TILE)
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
             const int width = whole_packs<X>(at.columns);
             const X* q = a.q.data + i0 * a.q.row + size_t(h) * a.HS;
             gemm(Transpose::no, Transpose::no, at.rows, width, a.HS, X(1) / std::sqrt(X(a.HS)), q, a.q.row,
-                 &k_transposed[size_t(at.j0) * a.HS], TILE, X(0), z.data(), TILE);
+                 keys(at.j0 / TILE).k_transposed, TILE, X(0), z.data(), TILE);
             modify_and_mask(z.data(), policy, a, walk, at, verdict);
             double& total = mass[size_t(i0 / block) * blocks + at.j0 / block];
             for (int r = 0; r < at.rows; r++) {
