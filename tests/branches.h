@@ -111,13 +111,6 @@ struct GatherNumbers {
         gather_numbers(device, out.data(), static_cast<const W*>(from.data()), rows, B, T, NH, W(7));
         return out.numbers();
     }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
-        using W = Wide<X>;
-        On<Device, W> dfrom(buffer<W>(in[0].size(), Write::overwrite)), d(dout);
-        send_numbers_back(device, dfrom.data(), static_cast<const W*>(d.data()), rows, B, T, NH, W(0));
-        return {dfrom.numbers()};
-    }
 };
 
 /// Branches of every second, third, ... token: some tokens are in several of them, some in none.
@@ -163,22 +156,6 @@ struct Merge {
         const Run<X, Device> run(*this, in, device);
         return run.out.numbers();
     }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
-        using W = Wide<X>;
-        Run<X, Device> run(*this, in, device);
-        On<Device, X> d(dout);
-        Arrays<W> all(2 * rows.size());
-        for (size_t n = 0; n < rows.size(); n++) {
-            On<Device, X> dout_n(buffer<W>(in[n].size(), Write::overwrite));
-            On<Device, W> dlse_n(buffer<W>(rows_of(n), Write::overwrite));
-            merge_backward(device, dout_n.data(), dlse_n.data(), static_cast<const X*>(d.data()),
-                           static_cast<const X*>(run.out.data()), static_cast<const W*>(run.lse.data()), run.branches.branch[n], s);
-            all[n] = dout_n.numbers(), all[rows.size() + n] = dlse_n.numbers();
-        }
-        return all;
-    }
-
     /// Log-sum-exp, entropy, pairs and tiles, one behind the other. The branches' are in `in` behind outputs and log-sum-exps.
     template <class X, class Device = CPU>
     std::vector<Wide<X>> statistics(const Arrays<Wide<X>>& in, Device device = {}) const {

@@ -1,6 +1,134 @@
-// Rows of branches and the merging of branches on the CPU, against plain loops.
+// Rows of branches, their merging and going on from one to the next on the CPU, against plain loops.
+#include "attention/core/branches.cuh"
+#include "tests/attention_case.h"
 #include "tests/branches.h"
 #include "tests/catch.h"
+#include "tests/check.h"
+
+namespace {
+
+/// Two branches that share pairs: a window, or nothing, and what SomeRows chooses, from the last token to the first, some heads with
+/// an empty row. Which tokens are visible is for the positions to say.
+struct window_and_some : Policy {
+    static constexpr const char* name = "window_and_some";
+    static constexpr bool composite = true;
+    int left, step;
+
+    window_and_some(const Config& config, int layer)
+        : Policy(config, layer), left(int(config.setting("left"))), step(int(config.setting("step"))) {}
+    static std::vector<Setting> settings() {
+        return {{"--left", "left", 20, -1, 1e9, true, "the window; -1: none"}, {"--step", "step", 3, 1, 1e9, true, "of SomeRows"}};
+    }
+
+    template <class X, class Device>
+    size_t workspace_bytes(Device, const LayerShape&) const {
+        return 0;
+    }
+
+    template <class X>
+    void forward(CPU device, const LayerInputs<X>& in, const X*, LayerState<X>& state, std::byte*, const Statistics<X>& asked) const {
+        const SomeRows rows(in.T, step), in_order(in.T, 1);
+        const std::vector<int> tokens = tokens_of(rows, in);
+        Carve nothing(nullptr);
+        BranchesForward<CPU, X, SomeRows> branches(nothing, in, state.out, {rows});
+        if (left < 0) branches.begin_with_none(device, in, state, asked);
+        else branches.begin(device, WindowBranch(left), in_order, in, state, asked);
+        branches.add(device, static_cast<const Policy&>(*this), rows, branch_arguments(in, rows, state, asked, tokens.data()));
+        branches.finish(device, in, state, asked);
+    }
+
+    template <class X>
+    void backward(CPU device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte*) const {
+        const SomeRows rows(in.T, step);
+        const std::vector<int> tokens = tokens_of(rows, in);
+        Carve nothing(nullptr);
+        if (left >= 0) attention_layer_backward(device, WindowBranch(left), in, weights, state, dout, to, more, nullptr);
+        BranchesBackward<CPU, X, SomeRows>(nothing, in, rows, 0)
+            .add(device, static_cast<const Policy&>(*this), rows, branch_arguments(in, rows, state, Statistics<X>{}, tokens.data()),
+                 branch_gradients(dout, to), left < 0 ? Write::overwrite : Write::add);
+    }
+
+    int times(int T, int b, int h, int i, int j) const {
+        const SomeRows rows(T, step);
+        return (j <= i && i - j <= left) + (j <= i && rows.row(b, h, i) >= 0 && rows.row(b, h, j) >= 0);
+    }
+    template <class X>
+    void naive(const LayerInputs<X>& in, X* out) const {
+        for (int b = 0; b < in.B; b++)
+            dense_softmax_of_sequence(
+                in, b, out, [&](int, int h, int i, int j, X a) { return a + std::log(X(times(in.T, b, h, i, j))); },
+                [&](int h, int i, int j) { return times(in.T, b, h, i, j) > 0; });
+    }
+
+private:
+    static std::vector<int> tokens_of(const SomeRows& rows, const LayerShape& s) {
+        std::vector<int> tokens;
+        for (int b = 0; b < s.B; b++)
+            for (int h = 0; h < s.NH; h++)
+                for (int r = 0; r < rows.count; r++) tokens.push_back(rows.token(b, h, r));
+        return tokens;
+    }
+};
+
+}   // namespace
+
+TEST_CASE("branches: a softmax goes on where another kernel call has left it, in another order", "[attention][branches]") {
+    for (int T : {1, 65, 130})
+        for (double left : {-1.0, 0.0, 20.0})
+            for (double step : {1.0, 3.0, 70.0}) {
+                INFO("T " << T << ", window " << left << ", every " << step << ". token");
+                AttentionCase<double, window_and_some> layer({2, T, 4, 2, 8, {{"left", left}, {"step", step}}});
+                layer.forward();
+                std::vector<double> expected(layer.out.size(), NAN);
+                layer.policy.naive(layer.inputs(), expected.data());
+                CHECK(difference(layer.out, expected, {1e-12}) == "");
+                const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
+                layer.backward(dout);
+                const std::vector<double> gradient = layer.dqkv;
+                CHECK(gradient_error(layer.qkv, gradient, [&] { return layer.loss(dout); }) < 1e-7);
+
+                const Threads one(1);
+                layer.forward();
+                const std::vector<double> alone = layer.out;
+                layer.backward(dout);
+                CHECK(bit_difference(layer.dqkv, gradient) == "");
+                const Threads two(2);
+                layer.forward();
+                CHECK(bit_difference(layer.out, alone) == "");
+            }
+}
+
+TEST_CASE("branches: statistics go on where another kernel call has left them", "[attention][branches]") {
+    const int T = 130;
+    for (double left : {-1.0, 20.0}) {
+        AttentionCase<double, window_and_some> layer({2, T, 4, 2, 8, {{"left", left}, {"step", 3}}});
+        layer.forward();   // leaves q and k
+        std::vector<double> out(layer.out), lse(layer.lse), entropy(lse.size(), NAN), pairs(entropy), tiles(8 * tiles_of(T), NAN);
+        LayerState<double> state{{}, out.data(), out.data(), lse.data()};
+        const Statistics<double> asked{entropy.data(), nullptr, pairs.data(), tiles.data()};
+        const LayerInputs<double> in = layer.inputs();
+        attention_layer_forward(CPU{}, layer.policy, in, layer.weights.data(), state, nullptr, asked);
+        std::vector<double> all_pairs, all_entropy;
+        for (int b = 0; b < 2; b++)
+            for (int h = 0; h < 4; h++)
+                for (int i = 0; i < T; i++) {
+                    double count = 0, sum = 0, moment = 0;
+                    for (int j = 0; j <= i; j++) {
+                        const double times = layer.policy.times(T, b, h, i, j);
+                        const double z = dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS) / std::sqrt(double(in.HS));
+                        count += times, sum += times * std::exp(z), moment += times * std::exp(z) * z;
+                    }
+                    all_pairs.push_back(count), all_entropy.push_back(count == 0 ? 0 : std::log(sum) - moment / sum);
+                }
+        CHECK(bit_difference(pairs, all_pairs) == "");
+        CHECK(difference(entropy, all_entropy, {1e-12, 1e-12}) == "");
+        const double of_window = left < 0 ? 0 : count_pairs(WindowBranch(int(left)), 4, T).tiles;
+        double sum = 0;
+        for (double visited : tiles) sum += visited;
+        CHECK(sum == 2 * (of_window + 4));   // 44 rows are one tile
+    }
+}
 
 TEST_CASE("branches: rows are gathered and sent back, added up over the heads of a group", "[attention][branches]") {
     for (int step : {1, 2, 3, 70})
@@ -11,11 +139,11 @@ TEST_CASE("branches: rows are gathered and sent back, added up over the heads of
         }
 }
 
-TEST_CASE("branches: numbers of rows are gathered and sent back", "[attention][branches]") {
+TEST_CASE("branches: numbers of rows are gathered", "[attention][branches]") {
     for (int step : {1, 3}) check_operation(GatherNumbers{2, 65, 3, SomeRows(65, step)});
 }
 
-TEST_CASE("branches: merged outputs and the gradients of outputs and log-sum-exps", "[attention][branches]") {
+TEST_CASE("branches: merged outputs", "[attention][branches]") {
     const RowShape s{2, 11, 2, 2, 8};
     check_operation(Merge{s, {SomeRows(11, 1)}});
     check_operation(Merge{s, {SomeRows(11, 1), SomeRows(11, 1)}});
@@ -30,10 +158,6 @@ TEST_CASE("branches: a row that sees nothing weighs nothing, far apart log-sum-e
     const std::vector<double> out = merge.forward<double>(in);
     for (auto [token, expected] : {std::pair{3, 0.0}, {2, 1.0}, {1, 2.0}, {0, 1.0}})
         for (int d = 0; d < 8; d++) CHECK(out[token * 8 + d] == expected);
-    const Arrays<double> gradients = merge.backward<double>(in, ones);
-    for (const std::vector<double>& gradient : gradients)
-        for (double number : gradient) CHECK(std::isfinite(number));
-    for (int d = 0; d < 8; d++) CHECK(gradients[0][d] == 0);
 }
 
 /// A softmax over six keys per token, cut in two in a way that depends on the token.

@@ -7,8 +7,8 @@
 // In the kernel of branch n, with P_n its softmax and P = w_n P_n = exp(z - lse), this becomes
 //     dz = P_n (<dout_n, v> - <dout_n, out_n> + dlse_n) = P (<dout, v> - <dout, out>)
 // which is the backward pass of the one softmax, on the branch's pairs. A kernel that is given the merged out and lse, and dout as
-// it is, therefore needs nothing kept of the branches and no merge_backward(): branches.cuh does it so. merge_backward() is for
-// branches whose outputs or log-sum-exps are read elsewhere too.
+// it is, therefore needs nothing kept of the branches, and merging has no backward pass of its own (branches.cuh).
+// The GPU merges branches so. On the CPU the kernel goes on where another call has stopped, and this is what the GPU is tested with.
 #pragma once
 #include <cmath>
 
@@ -116,28 +116,6 @@ void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, cons
             }
 }
 
-/// dout_n (B, R, NH, HS) and dlse_n (B, NH, R) of one branch, 0 where a row is padding, from dout (B, T, NH, HS), the gradient of
-/// the merged out.
-template <class X, class Rows>
-void merge_backward(CPU, X* dout_n, Wide<X>* dlse_n, const X* dout, const X* out, const Wide<X>* lse, const Branch<X, Rows>& one,
-                    const RowShape& s) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int r = 0; r < one.rows.count; r++)
-            for (int h = 0; h < s.NH; h++) {
-                const int t = one.rows.token(b, h, r);
-                const size_t bh = size_t(b) * s.NH + h, mine = ((size_t(b) * one.rows.count + r) * s.NH + h) * s.HS;
-                const X weight = t < 0 ? X(0) : merge_weight(one.lse_of(s.NH, b, h, t), lse[bh * s.T + t]);
-                const size_t home = weight > 0 ? ((size_t(b) * s.T + t) * s.NH + h) * s.HS : 0;
-                X product = 0;
-                for (int d = 0; d < s.HS; d++) {
-                    if (weight > 0) product += dout[home + d] * (one.out[mine + d] - out[home + d]);
-                    dout_n[mine + d] = weight > 0 ? weight * dout[home + d] : X(0);
-                }
-                dlse_n[bh * one.rows.count + r] = weight * product;
-            }
-}
-
 #ifdef WITH_GPU
 
 /// One block per token; 16 bytes per thread and turn.
@@ -162,36 +140,11 @@ __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__
     }
 }
 
-/// One block per row, one warp per head and turn.
-template <class X, class Rows>
-__global__ void merge_backward_kernel(X* dout_n, float* dlse_n, const X* dout, const X* out, const float* lse,
-                                      const __grid_constant__ Branch<X, Rows> one, const RowShape s) {
-    const int b = blockIdx.y, r = blockIdx.x, lane = threadIdx.x % WARP;
-    for (int h = threadIdx.x / WARP; h < s.NH; h += blockDim.x / WARP) {
-        const int t = one.rows.token(b, h, r);
-        const size_t bh = size_t(b) * s.NH + h, mine = ((size_t(b) * one.rows.count + r) * s.NH + h) * s.HS;
-        const float weight = t < 0 ? 0 : merge_weight(one.lse_of(s.NH, b, h, t), lse[bh * s.T + t]);
-        const size_t home = weight > 0 ? ((size_t(b) * s.T + t) * s.NH + h) * s.HS : 0;
-        float product = 0;
-        for (int d = lane; d < s.HS; d += WARP) {
-            if (weight > 0) product += to_float(dout[home + d]) * (to_float(one.out[mine + d]) - to_float(out[home + d]));
-            dout_n[mine + d] = from_float<X>(weight > 0 ? weight * to_float(dout[home + d]) : 0);
-        }
-        product = warp_sum(product);
-        if (lane == 0) dlse_n[bh * one.rows.count + r] = weight * product;
-    }
-}
-
 /// Precondition: HS a multiple of 8.
 template <class X, class Rows>
 void merge_forward(GPU device, X* out, float* lse, const Branches<X, Rows>& all, const RowShape& s,
                    const Statistics<X>& statistics) {
     launch(device, merge_forward_kernel<X, Rows>, Grid(s.T, s.B), 128, 0, out, lse, all, s, statistics);
-}
-template <class X, class Rows>
-void merge_backward(GPU device, X* dout_n, float* dlse_n, const X* dout, const X* out, const float* lse,
-                    const Branch<X, Rows>& one, const RowShape& s) {
-    launch(device, merge_backward_kernel<X, Rows>, Grid(one.rows.count, s.B), 128, 0, dout_n, dlse_n, dout, out, lse, one, s);
 }
 
 #endif

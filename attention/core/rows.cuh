@@ -94,19 +94,7 @@ void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const Row
             }
 }
 
-/// The same for one number per row and query head: to (B, NH, T) = from (B, NH, R), or `missing`.
-template <class W, class Rows>
-void send_numbers_back(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < B; b++)
-        for (int h = 0; h < NH; h++)
-            for (int t = 0; t < T; t++) {
-                const int r = rows.row(b, h, t);
-                to[(size_t(b) * NH + h) * T + t] = r < 0 ? missing : from[(size_t(b) * NH + h) * rows.count + r];
-            }
-}
-
-/// to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`.
+/// One number per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`.
 template <class W, class Rows>
 void gather_numbers(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
 #pragma omp parallel for collapse(2)
@@ -157,13 +145,6 @@ __global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Ro
 
 /// One block per 256 rows of one (b, h).
 template <class W, class Rows>
-__global__ void send_numbers_back_kernel(W* to, const W* from, const Rows rows, int T, W missing) {
-    const int h = blockIdx.y, b = blockIdx.z, NH = gridDim.y, t = blockIdx.x * blockDim.x + threadIdx.x;
-    if (t >= T) return;
-    const int r = rows.row(b, h, t);
-    to[(size_t(b) * NH + h) * T + t] = r < 0 ? missing : from[(size_t(b) * NH + h) * rows.count + r];
-}
-template <class W, class Rows>
 __global__ void gather_numbers_kernel(W* to, const W* from, const Rows rows, int T, W missing) {
     const int h = blockIdx.y, b = blockIdx.z, NH = gridDim.y, r = blockIdx.x * blockDim.x + threadIdx.x;
     if (r >= rows.count) return;
@@ -179,10 +160,6 @@ void gather_rows(GPU device, X* to, Heads<const X> from, const Rows& rows, const
 template <class Y, class X, class Rows>
 void send_rows_back(GPU device, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
     launch(device, send_rows_back_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
-}
-template <class W, class Rows>
-void send_numbers_back(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
-    launch(device, send_numbers_back_kernel<W, Rows>, Grid(blocks_for(T, 256), NH, B), 256, 0, to, from, rows, T, missing);
 }
 template <class W, class Rows>
 void gather_numbers(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {

@@ -14,20 +14,19 @@ TEST_CASE("GPU branches: rows are gathered and sent back, added up over the head
     }
 }
 
-TEST_CASE("GPU branches: numbers of rows are gathered and sent back", "[gpu][attention][branches]") {
+TEST_CASE("GPU branches: numbers of rows are gathered", "[gpu][attention][branches]") {
     for (int T : {1, 65, 600})
         for (int step : {1, 3}) check_on_gpu_in_both_types(GatherNumbers{2, T, 3, SomeRows(T, step)});
 }
 
-TEST_CASE("GPU branches: merged outputs and the gradients of outputs and log-sum-exps", "[gpu][attention][branches]") {
+TEST_CASE("GPU branches: merged outputs", "[gpu][attention][branches]") {
     for (int order = 0; order <= 4; order++) {
         const Order chosen(order);
         for (int HS : {32, 64, 128}) {
             const RowShape s{2, 65, 2, 2, HS};
-            const double roundings = std::sqrt(double(HS)) / 2;   // of out, which is stored, in <dout, out_n - out>
-            check_on_gpu_in_both_types(Merge{s, {SomeRows(65, 1)}}, roundings);
-            check_on_gpu_in_both_types(Merge{s, {SomeRows(65, 1), SomeRows(65, 1)}}, roundings);
-            check_on_gpu_in_both_types(Merge{s, {SomeRows(65, 2), SomeRows(65, 3), SomeRows(65, 65)}}, roundings);
+            check_on_gpu_in_both_types(Merge{s, {SomeRows(65, 1)}});
+            check_on_gpu_in_both_types(Merge{s, {SomeRows(65, 1), SomeRows(65, 1)}});
+            check_on_gpu_in_both_types(Merge{s, {SomeRows(65, 2), SomeRows(65, 3), SomeRows(65, 65)}});
         }
     }
 }
