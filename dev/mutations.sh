@@ -1,18 +1,16 @@
 #!/usr/bin/env bash
-# Tests of the tests: plants the errors of dev/mutations.txt one after the other in a copy of the tree, rebuilds the one test that
-# has to notice, and prints `caught N of M`. Exits 1 when one slipped through, does not compile or no longer fits the source.
+# Tests of the tests: plants the errors of dev/mutations.txt one after the other in a copy of the tree, one copy per processor, rebuilds
+# the one test that has to notice, and prints `caught N of M`. Exits 1 when one slipped through, does not compile or no longer fits the
+# source.
 #   dev/mutations.sh [WORD]     only those whose file or test contains WORD
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export OMP_WAIT_POLICY=passive
 list=$PWD/dev/mutations.txt
 only=${1:-}
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
-tar cf - --exclude=./out --exclude=.git . | tar xf - -C "$copy"
-cd "$copy" || exit
-
-total=0 caught=0
+workers=$(nproc)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
 
 # build TEST: `program`, with this test alone. Little optimisation, since most of the time goes into the compiler; the other objects
 # are taken as they are in build/, whatever their flags. The program goes first: make takes objects for intermediate files, and would
@@ -22,7 +20,7 @@ build() {
     [[ $1 == emulated/* ]] && program=build/emulated/run_tests
     [[ $1 == *_program ]] && program=build/$1
     rm -f "$program"
-    make -j"$(nproc)" -o build/flags CXXFLAGS=-O1 TESTS="build/tests/main.o build/tests/$1.o" GPU_TESTS="tests/${1#emulated/}.o" \
+    make -o build/flags CXXFLAGS=-O1 TESTS="build/tests/main.o build/tests/$1.o" GPU_TESTS="tests/${1#emulated/}.o" \
         EMULATOR_TESTS= "$program" > build.log 2>&1
 }
 
@@ -50,8 +48,6 @@ passes() {
 # plant FILE TEST OLD NEW
 plant() {
     local file=$1 test=$2 old=$3 new=$4 source mutated verdict
-    [[ "$file $test" == *"$only"* ]] || return
-    total=$((total + 1))
     source=$(< "$file")
     if [[ $source != *"$old"* ]]; then
         echo "FAIL $file: there is no '$old' any more"
@@ -61,37 +57,57 @@ plant() {
     printf '%s\n' "$mutated" > "$file"
     if ! build "$test"; then verdict="FAIL does not compile: $(grep -m 1 error build.log)"
     elif passes "$test"; then verdict="FAIL slipped through $test"
-    else
-        verdict="caught"
-        caught=$((caught + 1))
+    else verdict="caught"
     fi
     printf '%s\n' "$source" > "$file"
     echo "$verdict: $file: $old => $new"
 }
 
-# The unchanged tree must pass every test that the list names, or a failure means nothing.
-check_unchanged() {
-    local file test
-    while read -r file test; do
-        [[ $file == [-+#]* || -z $file || "$file $test" != *"$only"* ]] || echo "$test"
-    done < "$list" | sort -u > tests.txt
+# The unchanged tree must pass every test that the list names, or a failure means nothing. `check WORKER`: this worker's share of them.
+check() {
+    local test
     while read -r test; do
         rm -f "build/tests/$test.o"   # built anew, as it will be with the errors
         build "$test" && passes "$test" && continue
         echo "FAIL $test: does not build or pass without any mutation"
-        exit 1
-    done < tests.txt
+        return 1
+    done < <(awk -v w="$1" -v n="$workers" 'NR % n == w' "$folder/tests")
 }
 
-check_unchanged
-file="" test="" old=""
-while IFS= read -r line; do
-    case $line in
-        '' | '#'*) ;;
-        '- '*) old=${line#- } ;;
-        '+ '*) plant "$file" "$test" "$old" "${line#+ }" ;;
-        *) read -r file test <<< "$line" ;;
-    esac
-done < "$list"
+# plant_all WORKER: this worker's share of the errors.
+plant_all() {
+    local file test old line n=0
+    while IFS= read -r line; do
+        case $line in
+            '' | '#'*) ;;
+            '- '*) old=${line#- } ;;
+            '+ '*)
+                [[ "$file $test" == *"$only"* ]] || continue
+                [ $((n++ % workers)) -ne "$1" ] || plant "$file" "$test" "$old" "${line#+ }"
+                ;;
+            *) read -r file test <<< "$line" ;;
+        esac
+    done < "$list"
+}
+
+# in_parallel COMMAND: `COMMAND WORKER` for every worker, in its copy of the tree.
+in_parallel() {
+    local worker process processes=() status=0
+    for ((worker = 0; worker < workers; worker++)); do
+        (copy=$folder/$worker && cd "$copy" && "$1" "$worker") &
+        processes+=($!)
+    done
+    for process in "${processes[@]}"; do wait "$process" || status=1; done
+    return $status
+}
+
+awk -v only="$only" '/^[^-+#]/ && index($1 " " $2, only) { print $2 }' "$list" | sort -u > "$folder/tests"
+for ((worker = 0; worker < workers; worker++)); do
+    mkdir "$folder/$worker"
+    tar cf - --exclude=./out --exclude=.git . | tar xf - -C "$folder/$worker"
+done
+in_parallel check || exit 1
+in_parallel plant_all | tee "$folder/verdicts"
+caught=$(grep -c '^caught: ' "$folder/verdicts") total=$(wc -l < "$folder/verdicts")
 echo "caught $caught of $total"
 [ "$caught" -eq "$total" ] && [ "$total" -gt 0 ]

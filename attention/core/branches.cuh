@@ -56,7 +56,7 @@ class BranchesForward;
 template <class Device, class X, class Rows>
 class BranchesBackward;
 
-// ---- CPU
+// ---- CPU: rows are read where they lie
 
 template <class X, class Rows>
 class BranchesForward<CPU, X, Rows> {
@@ -111,7 +111,7 @@ public:
     }
 };
 
-// ---- GPU
+// ---- branches that are gathered
 
 /// Memory for what a branch of R rows reads. Where the query heads of a group have the same rows they can share keys and values
 /// (KV = NKV); where they do not, each has its own (KV = NH).
