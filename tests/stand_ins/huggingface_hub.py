@@ -1,4 +1,5 @@
-"""In place of the package, since no test may need the network: files of the folder $HUB, with $SHA256 as what their hash should be."""
+"""In place of the package, since no test may need the network: the files of the folder $HUB. $SHA256 is what their hashes should
+be, where it is set."""
 import hashlib
 import os
 import shutil
