@@ -91,33 +91,46 @@ def bring_shakespeare(folder):
     return str(path)
 
 
-def open_parquet(path, column):
-    """The file, once its column is known to hold strings."""
+def open_parquet(path):
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise needed('pyarrow') from None
     try:
-        file = parquet.ParquetFile(path)
+        return parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise Problem(f'{path}: is no parquet file that can be read: {error}') from error
-    schema = file.schema_arrow
-    kinds = {field.name: str(field.type) for field in schema}
+
+
+def columns_of(file):
+    """What a message says of a parquet file's columns: names and types."""
+    return ', '.join(f'{field.name} ({field.type})' for field in file.schema_arrow)
+
+
+def read_group(file, path, group, columns):
+    """The columns of one group of rows, each a list under its name."""
+    import pyarrow
+    try:
+        return file.read_row_group(group, columns=columns).to_pydict()
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise Problem(f'{path}: group of rows {group} cannot be read: {error}') from error
+
+
+def open_texts(path, column):
+    """A parquet file, once its column is known to hold strings."""
+    file = open_parquet(path)
+    kinds = {field.name: str(field.type) for field in file.schema_arrow}
     if kinds.get(column) not in ('string', 'large_string'):
-        found = ', '.join(f'{name} ({kind})' for name, kind in kinds.items())
-        raise Problem(f'{path}: has no column "{column}" of strings; --column names the one to take. Its columns are: {found}')
+        raise Problem(f'{path}: has no column "{column}" of strings; --column names the one to take. '
+                      f'Its columns are: {columns_of(file)}')
     return file
 
 
 def write_texts(file, path, column, out):
     """The texts of a parquet file as JSON Lines: one group of rows in memory at a time."""
-    import pyarrow
     for group in range(file.num_row_groups):
-        try:
-            texts = file.read_row_group(group, columns=[column]).column(0).to_pylist()
-        except (OSError, ValueError, pyarrow.ArrowException) as error:
-            raise Problem(f'{path}: group of rows {group} cannot be read: {error}') from error
+        texts = read_group(file, path, group, [column])[column]
         for row, text in enumerate(texts):
             if text is None:
                 raise Problem(f'{path}: row {row} of group {group} has no text in column "{column}"')
@@ -126,7 +139,7 @@ def write_texts(file, path, column, out):
 
 def tokenize(paths, column, options):
     """Streams the files into ./tokenize and returns its exit code."""
-    files = [open_parquet(path, column) for path in paths]   # every one is looked at before work begins
+    files = [open_texts(path, column) for path in paths]   # every one is looked at before work begins
     # The number of documents tells ./tokenize the end of the data from the end of a program that died.
     documents = sum(file.metadata.num_rows for file in files)
     command = [str(TOKENIZE), '--format', 'jsonl', '--documents', str(documents), *options, '-']

@@ -6,8 +6,9 @@
 # Needs `pip install "lm_eval[hf]"`; PYTHON=... takes another interpreter than python3. Only variants that transformers knows are
 # scored as they were trained: causal and sliding_window.
 #
-# Own items have {"query", "choices", "gold"} in each line and become a task own_NAME through scripts/lm_eval/own_items.yaml. The
-# harness's acc is the engine's accuracy by sum, acc_norm the one by character mean; ./train_causal --evaluate prints both.
+# Own items have {"query", "choices", "gold"} in each line and become a task own_NAME through scripts/lm_eval/own_items.yaml; for
+# WinoGrande, whose items have several contexts, take the harness's own task. The harness's acc is the engine's accuracy by sum,
+# acc_norm the one by character mean; ./train_causal --evaluate prints both.
 # Exit codes: 0 done, 2 usage or a missing package, 3 items, 7 the checkpoint; 1 where the harness fails.
 set -euo pipefail
 python=${PYTHON:-python3}

@@ -55,36 +55,16 @@ expect "a program that dies is not the end of the data" 3 "did the program that 
     ./tokenize --format jsonl --documents 122 --val-fraction 0 --name z --out "$work/out" - < <(head -n 100 "$work/x.jsonl")
 
 # ---- the hub, as far as a stand-in for its package can show
-mkdir -p "$work/stub" "$work/hub/sample/10BT"
+mkdir -p "$work/without" "$work/hub/sample/10BT"
 cp "$work/a.parquet" "$work/hub/sample/10BT/000_00000.parquet"
 cp "$work/b.parquet" "$work/hub/sample/10BT/001_00000.parquet"
 for name in val_000000 train_000001 train_000002; do cp "$work/same/x_train_000001.bin" "$work/hub/fineweb_$name.bin"; done
-cat > "$work/stub/huggingface_hub.py" <<'END'
-import hashlib, os, shutil
-from pathlib import Path
-from types import SimpleNamespace
-HUB = Path(os.environ['HUB'])
-class HfApi:
-    def list_repo_tree(self, repo_id, path_in_repo=None, *, recursive=False, repo_type=None):
-        print('listed', repo_id, repo_type)
-        for path in HUB.rglob('*'):
-            if path.is_file():
-                sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-                yield SimpleNamespace(path=str(path.relative_to(HUB)), size=1, lfs=SimpleNamespace(sha256=os.environ.get('SHA256', sha256)))
-            else:
-                yield SimpleNamespace(path=str(path.relative_to(HUB)))
-def hf_hub_download(repo_id, filename, *, repo_type=None, local_dir=None):
-    if not local_dir:
-        return str(HUB / filename)
-    Path(local_dir).mkdir(parents=True, exist_ok=True)
-    return shutil.copy(HUB / filename, local_dir)
-END
-export PYTHONPATH=$work/stub HUB=$work/hub
+export PYTHONPATH=$PWD/tests/stand_ins HUB=$work/hub
 expect "a dataset by its name" 0 "" $fineweb --out "$work/named" --dataset sample-10BT --name x --val-tokens 100000 --shard-tokens 1000000
 check "gives the same shards" 'grep -q "listed HuggingFaceFW/fineweb dataset" "$work/stdout" && diff -r "$work/named" "$work/same"'
 SHA256=0123 expect "a damaged download" 3 "SHA-256" $fineweb --dataset sample-10BT
 expect "a dataset that is not there" 3 "holds no such files" $fineweb --dataset tinystories
 expect "ready-made shards" 0 "" $fineweb --shards 1
 check "come with the options that read them, no more than asked for" 'grep -q "^--train-data .*/fineweb_train_\*.bin" "$work/stdout" && [ -e "$work/out/fineweb_val_000000.bin" ] && [ ! -e "$work/out/fineweb_train_000002.bin" ]'
-rm "$work/stub/huggingface_hub.py" && echo 'raise ImportError' > "$work/stub/huggingface_hub.py"
-expect "without huggingface_hub" 3 "pip install huggingface_hub" $fineweb --dataset sample-10BT
+echo 'raise ImportError' > "$work/without/huggingface_hub.py"
+PYTHONPATH=$work/without expect "without huggingface_hub" 3 "pip install huggingface_hub" $fineweb --dataset sample-10BT
