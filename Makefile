@@ -64,7 +64,7 @@ test: ## install what is missing, build and run every test; GPU code runs on the
 test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over a step
 	@scripts/run_gpu_tests.sh
 
-mutations: ## plant errors in a copy of the tree, one after the other; the tests must notice each (ten minutes)
+mutations: ## plant errors in copies of the tree, one after the other; the tests must notice each (an hour or more)
 	@dev/mutations.sh
 
 configure: ## look again for compilers and libraries, and rebuild with what there is

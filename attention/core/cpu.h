@@ -1,10 +1,12 @@
 // The tiled attention kernel on the CPU, for any policy: online softmax over tiles of TILE x TILE pairs, hidden tiles skipped,
 // nothing of size T x T. The five matrix products of a tile go through CBLAS; the rest are loops over SIMD vectors of keys.
-// A thread takes some query tiles, forward, or all of them, backward, of one (sequence, key/value head) and goes through them in the
-// order of the text, with all query heads of the group one after the other: they read the same keys, which are in the cache then.
+// A thread takes some query tiles (forward) or all of them (backward) of one (sequence, key/value head), and goes through them in
+// the order of the text, all query heads of the group one after the other: they read the same keys, which are in the cache then.
 // Backward it owns dK and dV of that head, so that no two threads add to one number and two runs give the same bits.
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -130,14 +132,15 @@ private:
     }
 };
 
-/// Query tiles that a thread takes at once: enough that bringing their keys is little.
-inline constexpr int TILES_AT_ONCE = 16;
+/// Query tiles of a head that a thread takes at once: many, since it brings their keys anew each time, and few enough that every
+/// thread gets some of `all`. The results do not depend on it.
+inline int tiles_at_once(int64_t all) { return int(std::clamp<int64_t>(all / (4 * omp_get_max_threads()), 2, 16)); }
 
 template <class X, class P, class Rows>
 void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const Rows& rows, Write write) {
     const ForwardCall<X, P, Rows> call{policy, a, {rows, a.T, a.NH}, write};
     const int heads = Rows::per_head ? 1 : a.NH / a.NKV, query_tiles = tiles_of(a.T);
-    const int last_piece = (query_tiles - 1) / TILES_AT_ONCE;
+    const int length = tiles_at_once(int64_t(query_tiles) * a.B * (a.NH / heads)), last_piece = (query_tiles - 1) / length;
 #pragma omp parallel
     {
         KeyTiles<X, Rows> keys(a, rows, Pass::forward);
@@ -147,8 +150,8 @@ void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const
             for (int b = 0; b < a.B; b++)
                 for (int first = 0; first < a.NH; first += heads) {
                     keys.start(b, first);
-                    const int end = std::min(query_tiles, (piece + 1) * TILES_AT_ONCE);
-                    for (int t = piece * TILES_AT_ONCE; t < end; t++)
+                    const int end = std::min(query_tiles, (piece + 1) * length);
+                    for (int t = piece * length; t < end; t++)
                         for (int h = first; h < first + heads; h++) call.query_tile(b, h, t * TILE, keys, tile);
                 }
     }
@@ -233,13 +236,13 @@ void backward_band(const P& policy, const AttentionForward<X>& a, const Attentio
     const BandOfTiles<X> tile(w, r0 * TILE + c0);
     gemm(Transpose::no, Transpose::no, band.rows, width, HS, scale, &w.q[r0 * HS], HS, keys.k_transposed + c0, TILE, X(0), tile.a,
          TILE);
-    gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1), &w.dout[r0 * HS], HS, keys.v_transposed + c0, TILE, X(0), tile.dz,
-         TILE);
+    gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1), &w.dout[r0 * HS], HS, keys.v_transposed + c0, TILE, X(0),
+         tile.dz, TILE);
     for (int r = 0; r < band.rows; r++) std::copy_n(tile.a + r * TILE, width, tile.z + r * TILE);
     modify_and_mask(tile.z, policy, a, walk, band, verdict);
     backward_pairs(policy, a, g, walk, band, tile, w);
-    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, scale, tile.dz, TILE, keys.k + c0 * HS, HS, X(1), &w.dq[r0 * HS],
-         HS);
+    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, scale, tile.dz, TILE, keys.k + c0 * HS, HS, X(1),
+         &w.dq[r0 * HS], HS);
 }
 
 template <class X, class P, class Rows>
@@ -293,7 +296,7 @@ private:
         }
     }
 
-    /// The rows of a query tile: q, dO, the log-sum-exp and D = <dO, O> - dLSE; with a gate, for O' = g O, dg = <dO', O>, dO = g dO'.
+    /// The rows of a query tile: q, dO, the log-sum-exp and D = <dO, O> - dLSE. With a gate O' = g O: dg = <dO', O>, dO = g dO'.
     void start(int b, int h, int i0, int rows, BackwardWorkspace<X>& w) const {
         bring_rows(w.q.data(), a.q, queries, a.T, b, h, h, i0, a.HS);
         bring_rows(w.dout.data(), {g.dout, size_t(a.NH) * a.HS}, queries, a.T, b, h, h, i0, a.HS);
@@ -321,7 +324,8 @@ private:
     }
 
     /// to += scale pairs^T rows; straight into memory where the keys' rows lie in order there.
-    void add_products(const TilePlace& at, const Heads<X>& to, X scale, const X* pairs, const X* rows, BackwardWorkspace<X>& w) const {
+    void add_products(const TilePlace& at, const Heads<X>& to, X scale, const X* pairs, const X* rows,
+                      BackwardWorkspace<X>& w) const {
         const int kv = at.h / (a.NH / a.NKV);
         if constexpr (RowPlaces<Rows>::in_order)
             return gemm(Transpose::yes, Transpose::no, at.columns, a.HS, at.rows, scale, pairs, TILE, rows, a.HS, X(1),

@@ -26,8 +26,8 @@ struct RowPlaces {
     size_t number(int b, int h, int token) const { return (size_t(b) * NH + h) * tokens + token; }   // (B, NH, tokens)
 };
 
-/// to (TILE, HS) = the rows of head `head` of `from` from r0 on, of `count` rows that there are. Padding is zero: it is multiplied by
-/// the zeros of hidden pairs, and what happened to be there before might not be a number.
+/// to (TILE, HS) = the rows of head `head` of `from` from r0 on, of `count` rows that there are. Padding is zero: it is multiplied
+/// by the zeros of hidden pairs, and what happened to be there before might not be a number.
 template <class X, class Rows>
 void bring_rows(X* to, const Heads<const X>& from, const RowPlaces<Rows>& at, int count, int b, int h, int head, int r0, int HS) {
     for (int r = 0; r < TILE; r++, to += HS) {
