@@ -6,11 +6,12 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export OMP_WAIT_POLICY=passive
-list=$PWD/dev/mutations.txt
 only=${1:-}
 workers=$(nproc)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+list=$folder/list
+cp dev/mutations.txt "$list"   # which may be edited while this runs
 
 # build TEST: `program`, with this test alone. Little optimisation, since most of the time goes into the compiler; the other objects
 # are taken as they are in build/, whatever their flags. The program goes first: make takes objects for intermediate files, and would
