@@ -7,8 +7,8 @@
 //     z_ij = q_i.k_j / sqrt(HS) + log(number of branches that have the pair)
 // The paper fixes alpha's formula, not whether gradients go through it; here they do, and --longnet-detach 1 is the released code,
 // which takes alpha as a constant: then dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>).
-// A branch's rows are the tokens that it keeps (core/branches.cuh): it is dense causal attention in segments of w rows, whatever r_n,
-// and costs 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
+// A branch's rows are the tokens that it keeps (core/branches.cuh): it is dense causal attention in segments of w rows, whatever
+// r_n, and costs 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
 #pragma once
 #include "attention/core/branches.cuh"
 #include "attention/core/pattern.h"

@@ -9,7 +9,7 @@
 // and without the division, so that the gates of all heads sum to at most 1 (--moh-printed 1). Left open, and read here: P and f
 // are taken over the tokens of one sequence, so that the loss does not depend on how a step is cut into micro-batches; of two equal
 // p_r the earlier head comes first. The choice itself has no gradient. All keys and values are needed. A token that leaves a head
-// out saves that head's row of scores only where rows are gathered per head, which this file does not do: with half of the heads
+// out saves that head's row of scores only where every head has rows of its own, which is not so here: with half of the heads
 // on, no tile of 64 tokens is without a row.
 #pragma once
 #include <algorithm>

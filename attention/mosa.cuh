@@ -12,7 +12,7 @@
 // no part in the loss. The first token of a sequence is always chosen, so that no head is empty. Left open, and read here: queries,
 // keys and values come from the model's projections, with keys shared in groups as everywhere, instead of matrices per head; RoPE
 // turns by the token's place in the text. Choosing has no gradient; the router learns through r. A chosen row costs T / rho keys at
-// most: rows are gathered per head, so that tiles without chosen tokens are never visited.
+// most: a head's rows are the tokens that it chose, so that tiles without chosen tokens are never visited.
 #pragma once
 #include <algorithm>
 

@@ -104,7 +104,7 @@ struct routing : Policy {
         RepeatedRows rows;
         BranchResults<X> results;
         Kept(std::byte* block, const LayerShape& s, const ClusterShape& c)
-            : carve(block), rows(take_rows(c)), results(carve, carve, s, c.rows()) {}
+            : carve(block), rows(take_rows(c)), results(carve, s, c.rows()) {}
 
     private:
         RepeatedRows take_rows(const ClusterShape& c) {

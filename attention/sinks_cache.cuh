@@ -132,9 +132,8 @@ struct sinks_cache : sinks {
         turn_queries(device, memory.q, in);
         attention_backward(device, SinkBranch(leading, left), sink_arguments(memory.q, in, state, Statistics<X>{}), g);
 
-        const RowShape keys{in.B, in.T, in.NKV, in.NKV, in.HS};
-        send_rows_back(device, to.k, static_cast<const W*>(memory.dk), RowsInOrder{in.T}, keys, Write::add);
-        send_rows_back(device, to.v, static_cast<const X*>(memory.dv), RowsInOrder{in.T}, keys, Write::add);
+        add_heads(device, to.k, Heads<const W>{memory.dk, k_row}, in.B * in.T, in.NKV, in.HS);
+        add_heads(device, to.v, Heads<const X>{memory.dv, k_row}, in.B * in.T, in.NKV, in.HS);
         ::turn_queries(device, Heads<W>{more.dq_pre, in.qk_row}, Heads<const W>{memory.dq, q_row}, in, last_position(), -1);
         clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, in.NKV, in.HS);
     }

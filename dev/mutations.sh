@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY=passive
 only=${1:-}
 workers=$(nproc)
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$folder"' EXIT
 list=$folder/list
 cp dev/mutations.txt "$list"   # which may be edited while this runs
 

@@ -121,7 +121,9 @@ struct GPT {
                 {"gradients", gradient_memory.bytes()},
                 {keeps_master() ? "master weights and moments of AdamW" : "moments of AdamW", moment_memory.bytes()},
                 {"activations", activation_memory.bytes()},
-                {"scratch", scratch_memory.bytes()}};
+                {"scratch", scratch_memory.bytes()},
+                {"keys that attention works on", kernel_memory<X>(Device{}, T, net.config.HS,
+                                                                  mode == Mode::training ? Pass::backward : Pass::forward)}};
     }
 
     void allocate(Device device) {

@@ -155,12 +155,12 @@ Results forward(const Problem& p, const P& policy) {
     return r;
 }
 
-/// Everything starts as NaN, as the kernel has to overwrite it; numbers of tiles as 0, as it leaves those that it does not visit.
+/// Everything starts as NaN, as the kernel has to overwrite it. Numbers of tiles that it does not visit it leaves: they become 0.
 template <class P>
 Gradients backward(const Problem& p, const P& policy, Results& forward) {
     auto nan_like = [](const Numbers& numbers, int copies = 1) { return Numbers(copies * numbers.size(), NAN); };
     Gradients g{nan_like(p.q),   nan_like(p.k),      nan_like(p.v),   nan_like(p.head, p.B),
-                nan_like(p.row), nan_like(p.column), Numbers(p.tile.size(), 0), nan_like(p.gate)};
+                nan_like(p.row), nan_like(p.column), nan_like(p.tile),       nan_like(p.gate)};
     AttentionBackward<double> to{};
     to.dout = p.dout.data(), to.dlse = data_or_null(p.dlse);
     const size_t q_row = size_t(p.NH) * p.HS, k_row = size_t(p.NKV) * p.HS;
@@ -171,6 +171,7 @@ Gradients backward(const Problem& p, const P& policy, Results& forward) {
     Numbers head(p.head.size(), 0);
     for (size_t n = 0; n < g.head.size(); n++) head[n % head.size()] += g.head[n];   // the kernel leaves one part per sequence
     g.head = head;
+    for (double& number : g.tile) number = std::isnan(number) ? 0 : number;
     return g;
 }
 

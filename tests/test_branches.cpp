@@ -158,6 +158,7 @@ TEST_CASE("branches: a row that sees nothing weighs nothing, far apart log-sum-e
     const std::vector<double> out = merge.forward<double>(in);
     for (auto [token, expected] : {std::pair{3, 0.0}, {2, 1.0}, {1, 2.0}, {0, 1.0}})
         for (int d = 0; d < 8; d++) CHECK(out[token * 8 + d] == expected);
+    CHECK(merge.statistics<double>(in)[3] == nothing);   // its log-sum-exp
 }
 
 /// A softmax over six keys per token, cut in two in a way that depends on the token.

@@ -4,8 +4,11 @@
 // Backward every branch is given the merged out and log-sum-exp: its kernel then computes the gradients of the one softmax as far
 // as its pairs go (merge.cuh has the algebra), and they add up.
 // On the CPU the kernel reads rows where they lie and goes on from the out and lse that the call before has left (cpu_rows.h). On a
-// GPU q, k and v are gathered, because its kernels copy tiles of neighbouring rows; every branch leaves a result, and they are merged.
+// GPU q, k and v are gathered, because its kernels copy tiles of neighbouring rows; every branch leaves a result, and these are
+// merged.
 #pragma once
+#include <algorithm>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -22,8 +25,8 @@ struct WindowBranch : Policy {
     constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
 };
 
-/// The arguments of a branch's kernel call, q, k, v, out and lse being the text's. `positions` (B, NH, R): what the policy judges a
-/// row by (E4); null: its index; -1: padding.
+/// What a branch adds to: q, k, v, out, lse and statistics are the text's, the R rows are the branch's, and so are `positions`
+/// (B, NH, R), what the policy judges a row by (E4); null: its index; -1: padding.
 template <class X, class Rows>
 AttentionForward<X> branch_arguments(const LayerInputs<X>& in, const Rows& rows, const LayerState<X>& state,
                                      Statistics<X> statistics = {}, const int* positions = nullptr) {
@@ -64,6 +67,7 @@ public:
     /// Memory for branches with the rows `added`; `out` is the layer's.
     BranchesForward(Carve&, const LayerShape&, X* /*out*/, const std::vector<Rows>& /*added*/) {}
 
+    /// `in_order`: row r is token r.
     template <class P>
     void begin(CPU device, const P& policy, const Rows& in_order, const LayerInputs<X>& in, const LayerState<X>& state,
                const Statistics<X>& statistics) {
@@ -73,8 +77,8 @@ public:
         const size_t rows = size_t(in.B) * in.NH * in.T;
         std::fill_n(state.out, rows * in.HS, X(0));
         std::fill_n(state.lse, rows, -std::numeric_limits<X>::infinity());
-        for (X* numbers : {statistics.entropy, statistics.pairs})
-            if (numbers) std::fill_n(numbers, rows, X(0));
+        if (statistics.entropy) std::fill_n(statistics.entropy, rows, X(0));
+        if (statistics.pairs) std::fill_n(statistics.pairs, rows, X(0));
         if (statistics.tiles) std::fill_n(statistics.tiles, size_t(in.B) * in.NH * tiles_of(in.T), X(0));
     }
     /// `a` is branch_arguments().
@@ -111,7 +115,7 @@ public:
     }
 };
 
-// ---- branches that are gathered
+// ---- branches that are gathered: on a GPU, and those of routing, whose tokens stand in several rows
 
 /// Memory for what a branch of R rows reads. Where the query heads of a group have the same rows they can share keys and values
 /// (KV = NKV); where they do not, each has its own (KV = NH).
@@ -133,9 +137,8 @@ struct BranchResults {
     Wide<X>* lse;   // (B, NH, R)
     Statistics<X> statistics;
 
-    BranchResults() = default;
-    BranchResults(Carve& outputs, Carve& carve, const LayerShape& s, int R)
-        : BranchResults(outputs.take<X>(size_t(s.B) * s.NH * R * s.HS), carve, s, R) {}
+    BranchResults(Carve& carve, const LayerShape& s, int R)
+        : BranchResults(carve.take<X>(size_t(s.B) * s.NH * R * s.HS), carve, s, R) {}
     /// For a branch that leaves its out where the merged one will be (merge_forward()).
     BranchResults(X* out_, Carve& carve, const LayerShape& s, int R) : out(out_) {
         const size_t rows = size_t(s.B) * s.NH * R;
@@ -187,7 +190,7 @@ class BranchesForward<GPU, X, Rows> {
 public:
     BranchesForward(Carve& carve, const LayerShape& s, X* out, const std::vector<Rows>& added)
         : first_(out, carve, s, s.T), inputs_(carve, s, gathers ? most_rows(added) : 0, Rows::per_head ? s.NH : s.NKV) {
-        for (const Rows& rows : added) added_.push_back(BranchResults<X>(carve, carve, s, rows.count));
+        for (const Rows& rows : added) added_.push_back(BranchResults<X>(carve, s, rows.count));
     }
 
     template <class P>

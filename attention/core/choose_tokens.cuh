@@ -1,4 +1,4 @@
-// Which tokens a head works on (MoSA), as lists for gathering rows (rows.cuh), and what follows for the router and its thresholds.
+// Which tokens a head works on (MoSA), as rows (ListedRows in rows.cuh), and what follows for the router and its thresholds.
 // The numbers u (B, T, E) are the router's, E = NH - dense_heads of them per token; r = sigmoid(u).
 #pragma once
 #include "model/device.h"

@@ -31,18 +31,18 @@ struct QueryTile {
     explicit QueryTile(int HS) : q(size_t(TILE) * HS), z(TILE * TILE), sums(size_t(TILE) * HS), rows(TILE) {}
 };
 
-/// Row r of a softmax that goes on where out and lse, and the statistics, have left it: as one key of weight exp(lse).
+/// A row that goes on where out and lse, and the statistics, have left it: as one key of weight exp(lse). `sums` (HS); `head` and
+/// `number` are the row's places in (B, tokens, NH) and (B, NH, tokens).
 template <class X>
-void resume_row(QueryTile<X>& tile, int r, const AttentionForward<X>& a, size_t head, size_t number) {
+void resume_row(const AttentionForward<X>& a, OnlineRow<X>& row, X* sums, size_t head, size_t number) {
     if (a.lse[number] == -std::numeric_limits<X>::infinity()) return;
-    OnlineRow<X>& row = tile.rows[r];
     row.largest = a.lse[number], row.sum = 1;
     if (a.statistics.entropy) row.moment = a.lse[number] - a.statistics.entropy[number];
     if (a.statistics.pairs) row.pairs = a.statistics.pairs[number];
-    std::copy_n(a.out + head * a.HS, a.HS, &tile.sums[size_t(r) * a.HS]);
+    std::copy_n(a.out + head * a.HS, a.HS, sums);
 }
 
-/// Writes what a row has come to: O, LSE, the gated output, entropy and pairs. `sums` (HS).
+/// Writes what a row has come to: O, LSE, the gated output, entropy and pairs.
 template <class X>
 void finish_row(const AttentionForward<X>& a, const OnlineRow<X>& row, const X* sums, size_t head, size_t number) {
     const bool nothing = row.sum == X(0);
@@ -56,15 +56,22 @@ void finish_row(const AttentionForward<X>& a, const OnlineRow<X>& row, const X* 
     if (a.statistics.pairs) a.statistics.pairs[number] = row.pairs;
 }
 
+/// z of a band from its queries, rows of `q_row` numbers, and the tile's keys; z and k_transposed begin at the band's first pair.
+template <class X, class P>
+void band_scores(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band,
+                 Tile verdict, const X* q, size_t q_row, const X* k_transposed) {
+    gemm(Transpose::no, Transpose::no, band.rows, whole_packs<X>(band.columns), a.HS, X(1) / std::sqrt(X(a.HS)), q, q_row,
+         k_transposed, TILE, X(0), z, TILE);
+    modify_and_mask(z, policy, a, walk, band, verdict);
+}
+
 /// Takes the keys of a band into its rows.
 template <class X, class P>
 void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band, Tile verdict,
                 const KeyTile<X>& keys, QueryTile<X>& tile) {
     const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE, width = whole_packs<X>(band.columns);
     X *const z = &tile.z[r0 * TILE + c0], *const sums = &tile.sums[r0 * HS];
-    gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1) / std::sqrt(X(HS)), &tile.q[r0 * HS], HS, keys.k_transposed + c0,
-         TILE, X(0), z, TILE);
-    modify_and_mask(z, policy, a, walk, band, verdict);
+    band_scores(z, policy, a, walk, band, verdict, &tile.q[r0 * HS], HS, keys.k_transposed + c0);
     for (int r = 0; r < band.rows; r++) {
         X* row = z + r * TILE;
         if (a.statistics.tile_max) write_peak(a, band, r, row);
@@ -88,7 +95,7 @@ struct ForwardCall {
         start(b, h, i0, tile);
         walk.each_tile(i0, [&](const TilePlace& place, Tile verdict) {
             tile.visited++;
-            const KeyTile<X> key_tile = keys(place.j0 / TILE);
+            const KeyTile<X> key_tile = keys.tile(place.j0 / TILE);
             each_band(walk, place, verdict,
                       [&](const TilePlace& band) { visit_band(policy, a, walk, band, verdict, key_tile, tile); });
         });
@@ -104,7 +111,8 @@ private:
         const int rows = std::min(TILE, a.T - i0);
         for (int r = 0; r < rows && write == Write::add; r++) {
             const int token = at.token(b, h, i0 + r);
-            if (token >= 0) resume_row(tile, r, a, at.head(b, h, token), at.number(b, h, token));
+            if (token < 0) continue;
+            resume_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.of_head(b, h, token), at.of_number(b, h, token));
         }
         if (!a.statistics.tile_max) return;
         const size_t first = (size_t(b) * a.NH + h) * a.T + i0, key_tiles = tiles_of(a.S);
@@ -115,12 +123,12 @@ private:
         for (int r = 0; r < std::min(TILE, a.T - i0); r++) {
             const int token = at.token(b, h, i0 + r);
             if (token < 0) continue;
-            finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.head(b, h, token), at.number(b, h, token));
+            finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.of_head(b, h, token), at.of_number(b, h, token));
         }
         if (a.statistics.tiles) add_visited(b, h, i0 / TILE, X(tile.visited));
     }
 
-    /// A query tile of rows counts for that of the text which is as far on, so that sums over a head are right.
+    /// A query tile of rows counts for that of the text which is as far on, as in merge.cuh.
     void add_visited(int b, int h, int query_tile, X visited) const {
         const int of_text = tiles_of(at.tokens), as_far_on = int(int64_t(query_tile) * of_text / tiles_of(a.T));
         X& to = a.statistics.tiles[(size_t(b) * a.NH + h) * of_text + as_far_on];
@@ -164,9 +172,10 @@ void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
     attention_rows_forward(policy, a, RowsInOrder(), Write::overwrite);
 }
 
-/// Takes further keys into a softmax: out, lse and statistics hold what other keys have come to, and go on from there. All arrays
-/// are over the rows.T tokens of a sequence; T == S == rows.count rows are read and written at the tokens that they stand for.
-/// Preconditions: no two rows of a head stand for the same token; no tile_max.
+/// Takes further keys into a softmax: out, lse and the statistics hold what other keys have come to, and go on from there. These
+/// and q, k, v are over the rows.T tokens of a sequence; the T == S == rows.count rows, for which positions and lists are, are read
+/// and written at the tokens that they stand for. Preconditions: no two rows of a head stand for the same token; no tile_max, no
+/// features.
 template <class X, class P, class Rows>
 void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
     attention_rows_forward(policy, a, rows, Write::add);
@@ -251,7 +260,7 @@ struct BackwardCall {
     const AttentionForward<X>& a;
     const AttentionBackward<X>& g;
     RowPlaces<Rows> queries, keys;
-    Write write;   // dq, dk and dv
+    Write write;   // dq, dk and dv; rows in an order of their own are added
     Features f = policy.features();
 
     /// All query tiles of the heads `first` to `end` - 1, which have the same keys.
@@ -280,7 +289,7 @@ private:
         const int rows = std::min(TILE, a.T - i0);
         start(b, h, i0, rows, w);
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
-            const KeyTile<X> key_tile = key_tiles(at.j0 / TILE);
+            const KeyTile<X> key_tile = key_tiles.tile(at.j0 / TILE);
             if (verdict == Tile::mixed) std::fill(w.p.begin(), w.p.end(), X(0)), std::fill(w.dz.begin(), w.dz.end(), X(0));
             if (f.tile) g.dtile[tile_number_at(a, at)] = X(0);
             int begin = TILE, end = 0;   // columns that some band needs
@@ -304,7 +313,7 @@ private:
         for (int r = 0; r < rows; r++) {
             const int token = queries.token(b, h, i0 + r);
             if (token < 0) continue;   // padding: hidden by the policy
-            const size_t head = queries.head(b, h, token), number = queries.number(b, h, token);
+            const size_t head = queries.of_head(b, h, token), number = queries.of_number(b, h, token);
             X* const dout = &w.dout[r * a.HS];
             const X product = inner_product(dout, a.out + head * a.HS, a.HS);
             if (g.dgate) g.dgate[head] = product;
@@ -338,7 +347,7 @@ private:
     }
 
     X* home(const Heads<X>& to, const RowPlaces<Rows>& at, int b, int head, int token) const {
-        return to.data + at.row(b, token) * to.row + size_t(head) * a.HS;
+        return to.data + at.of_token(b, token) * to.row + size_t(head) * a.HS;
     }
     void put(const Heads<X>& to, const RowPlaces<Rows>& at, int b, int head, int token, const X* row) const {
         X* const place = home(to, at, b, head, token);
@@ -378,7 +387,7 @@ void attention_backward(CPU, const P& policy, const AttentionForward<X>& a, cons
     attention_rows_backward(policy, a, g, RowsInOrder(), Write::overwrite);
 }
 
-/// The same of attention_forward_more(), out and lse being what all keys have come to: adds to dq, dk and dv.
+/// The same of attention_forward_more(): out and lse are what all keys together have come to; adds to dq, dk and dv.
 template <class X, class P, class Rows>
 void attention_backward_more(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows) {
     attention_rows_backward(policy, a, g, rows, Write::add);

@@ -11,7 +11,7 @@
 #include "attention/core/rows.cuh"
 #include "attention/core/walk.h"
 
-/// Where row r's numbers lie in arrays over `tokens` tokens a sequence.
+/// Which token a row stands for, and where that token's numbers lie.
 template <class Rows>
 struct RowPlaces {
     static constexpr bool in_order = std::is_same_v<Rows, RowsInOrder>;
@@ -21,9 +21,9 @@ struct RowPlaces {
         if constexpr (!in_order) tokens = rows.T;
     }
     int token(int b, int h, int row) const { return rows.token(b, h, row); }   // -1: padding
-    size_t row(int b, int token) const { return size_t(b) * tokens + token; }
-    size_t head(int b, int h, int token) const { return row(b, token) * NH + h; }                // (B, tokens, NH)
-    size_t number(int b, int h, int token) const { return (size_t(b) * NH + h) * tokens + token; }   // (B, NH, tokens)
+    size_t of_token(int b, int token) const { return size_t(b) * tokens + token; }                      // in (B, tokens)
+    size_t of_head(int b, int h, int token) const { return of_token(b, token) * NH + h; }               // in (B, tokens, NH)
+    size_t of_number(int b, int h, int token) const { return (size_t(b) * NH + h) * tokens + token; }   // in (B, NH, tokens)
 };
 
 /// to (TILE, HS) = the rows of head `head` of `from` from r0 on, of `count` rows that there are. Padding is zero: it is multiplied
@@ -33,7 +33,7 @@ void bring_rows(X* to, const Heads<const X>& from, const RowPlaces<Rows>& at, in
     for (int r = 0; r < TILE; r++, to += HS) {
         const int token = r0 + r < count ? at.token(b, h, r0 + r) : -1;
         if (token < 0) std::fill_n(to, HS, X(0));
-        else std::copy_n(from.data + at.row(b, token) * from.row + size_t(head) * HS, HS, to);
+        else std::copy_n(from.data + at.of_token(b, token) * from.row + size_t(head) * HS, HS, to);
     }
 }
 
@@ -62,11 +62,12 @@ class KeyTiles {
 public:
     KeyTiles(const AttentionForward<X>& a, const Rows& rows, Pass pass)
         : a_(a), at_(rows, a.S, a.NH), pass_(pass), size_(size_t(TILE) * a.HS), here_(tiles_of(a.S)), passing_(size_) {
-        for (auto* array : {&rows_, &k_transposed_, &v_transposed_}) {
-            if (array == &v_transposed_ && pass == Pass::forward) continue;
-            *array = std::make_unique_for_overwrite<X[]>(here_.size() * size_);
-        }
+        const size_t all = here_.size() * size_;
+        rows_ = std::make_unique_for_overwrite<X[]>(all), k_transposed_ = std::make_unique_for_overwrite<X[]>(all);
+        if (pass == Pass::backward) v_transposed_ = std::make_unique_for_overwrite<X[]>(all);
     }
+    /// What one thread takes for S keys.
+    static size_t bytes(int S, int HS, Pass pass) { return (pass == Pass::forward ? 2 : 3) * sizeof(X) * padded(S) * HS; }
 
     /// From now on those of query head h, and of all heads with the same rows in its group.
     void start(int b, int h) {
@@ -74,7 +75,7 @@ public:
         std::fill(here_.begin(), here_.end(), 0);
     }
 
-    KeyTile<X> operator()(int tile) {
+    KeyTile<X> tile(int tile) {
         const size_t n = tile * size_;
         if (!std::exchange(here_[tile], 1)) bring(tile * TILE, n);
         if (pass_ == Pass::forward) return {nullptr, &k_transposed_[n], &rows_[n], nullptr};

@@ -63,6 +63,18 @@ size_t attention_workspace(CPU, const P&, int /*B*/, int /*T*/, int /*S*/, int /
     return 0;
 }
 
+/// Bytes that the kernel takes by itself while it runs: on the CPU every thread's key tiles.
+template <class X>
+size_t kernel_memory(CPU, int S, int HS, Pass pass) {
+    return omp_get_max_threads() * KeyTiles<X, RowsInOrder>::bytes(S, HS, pass);
+}
+#ifdef WITH_GPU
+template <class X>
+size_t kernel_memory(GPU, int /*S*/, int /*HS*/, Pass) {
+    return 0;
+}
+#endif
+
 /// Bytes of scratch memory that a layer needs while one of its passes runs.
 template <class X, class Device, class P>
 size_t layer_workspace(Device device, const P& policy, const LayerShape& s) {

@@ -8,7 +8,8 @@
 //     dz = P_n (<dout_n, v> - <dout_n, out_n> + dlse_n) = P (<dout, v> - <dout, out>)
 // which is the backward pass of the one softmax, on the branch's pairs. A kernel that is given the merged out and lse, and dout as
 // it is, therefore needs nothing kept of the branches, and merging has no backward pass of its own (branches.cuh).
-// The GPU merges branches so. On the CPU the kernel goes on where another call has stopped, and this is what the GPU is tested with.
+// The GPU merges branches so. On the CPU the kernel goes on where another call has stopped; what stands here for the CPU is what
+// tests compare the GPU's with.
 #pragma once
 #include <cmath>
 
@@ -57,8 +58,8 @@ struct Branches {
     }
 };
 
-/// A query tile of a branch of R rows counts for the query tile of the text that is as far on, so that sums over a head are right:
-/// those for `tile`, added up. `of_branch` (B, NH, tiles_of(R)).
+/// A query tile of a branch of R rows counts for the query tile of the text that is as far on, so that sums over a head are right
+/// (on the CPU ForwardCall::add_visited() does it): those for `tile`, added up. `of_branch` (B, NH, tiles_of(R)).
 template <class W>
 constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int tile) {
     const int mine = tiles_of(R), of_text = tiles_of(T);
@@ -90,8 +91,7 @@ constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Bran
     if (to.tiles && t % TILE == 0) to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles;
 }
 
-/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for. The first branch, when its rows are those of the text,
-/// may have its own out in the place of the merged one, to save memory and the way there; nothing else is shared.
+/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for.
 template <class X, class Rows>
 void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, const RowShape& s, const Statistics<X>& statistics) {
 #pragma omp parallel for collapse(2)
@@ -101,16 +101,11 @@ void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, cons
                 X weight[MOST_BRANCHES];
                 const X total = all.weigh(weight, s.NH, b, h, t);
                 X* const to = out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS;
-                auto from = [&](int n) {
-                    return weight[n] > 0 ? row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h) : nullptr;
-                };
-                const X* const first = from(0);
-                if (first)
-                    for (int d = 0; d < s.HS; d++) to[d] = weight[0] * first[d];
-                else std::fill_n(to, s.HS, X(0));
-                for (int n = 1; n < all.count; n++)
-                    if (const X* const next = from(n))
-                        for (int d = 0; d < s.HS; d++) to[d] += weight[n] * next[d];
+                std::fill_n(to, s.HS, X(0));
+                for (int n = 0; n < all.count; n++) {
+                    const X* const from = row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h);
+                    for (int d = 0; d < s.HS && weight[n] > 0; d++) to[d] += weight[n] * from[d];
+                }
                 lse[(size_t(b) * s.NH + h) * s.T + t] = total;
                 if (statistics) merge_statistics(statistics, total, all, s, b, h, t);
             }
@@ -140,7 +135,8 @@ __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__
     }
 }
 
-/// Precondition: HS a multiple of 8.
+/// The same. The first branch, when its rows are those of the text, may have its own out in the place of the merged one, to save
+/// memory and the way there; nothing else is shared. Precondition: HS a multiple of 8.
 template <class X, class Rows>
 void merge_forward(GPU device, X* out, float* lse, const Branches<X, Rows>& all, const RowShape& s,
                    const Statistics<X>& statistics) {

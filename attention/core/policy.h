@@ -5,8 +5,8 @@
 //   E1 score(), score_backward()   z = f(a): may read numbers per head, features per query row and per key column
 //   E2 tile(), visible()           which tiles are visited, which pairs inside a mixed tile count; or a TileList (arguments.h)
 //   E3 gated()                     multiplies O by a number per token and head
-//   E4 position arrays             (arguments.h) rows and columns may be gathered or permuted tokens
-//   E5 log-sum-exp                 (arguments.h) LSE out, its gradient in: branches can be merged
+//   E4 position arrays             (arguments.h) rows and columns may be chosen or permuted tokens
+//   E5 log-sum-exp                 (arguments.h) LSE out, its gradient in: several calls can make one softmax
 //   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile, pairs seen, tiles visited
 #pragma once
 #include <cstddef>

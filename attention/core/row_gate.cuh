@@ -1,5 +1,5 @@
-// A gate per token and head on results that are already in memory (E3 outside of the kernel): where rows were gathered, the gate's
-// order and the kernel's are not the same.
+// A gate per token and head on results that are already in memory (E3 outside of the kernel): where a GPU gathers rows, the
+// gate's order and the kernel's are not the same.
 #pragma once
 #include "model/device.h"
 

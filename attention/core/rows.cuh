@@ -1,6 +1,7 @@
 // Rows of a branch (E4): a branch may compute attention among chosen tokens only, or in another order, so that keys that belong
-// together lie in the same tiles. Gathering brings q, k and v into the order of the branch, one copy per query head; sending back
-// brings results and gradients home. Every number is written by one thread, which adds in the order of heads.
+// together lie in the same tiles. The CPU's kernel reads a row at the token that it stands for (cpu_rows.h). For a GPU's, and for
+// routing, q, k and v are gathered into the order of the branch, one copy per query head, and gradients are sent back. Every number
+// is written by one thread, which adds in the order of heads.
 // A `Rows` says which token stands in which row of a branch, per sequence b and query head h:
 //     int count, T;                  rows of the branch, R, and tokens of the text
 //     static constexpr bool per_head whether every query head has rows of its own
@@ -94,7 +95,8 @@ void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const Row
             }
 }
 
-/// One number per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`.
+/// One number per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`. This one is what
+/// tests compare the GPU's with.
 template <class W, class Rows>
 void gather_numbers(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
 #pragma omp parallel for collapse(2)

@@ -50,9 +50,7 @@ std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
             const int width = whole_packs<X>(at.columns);
             const X* q = a.q.data + i0 * a.q.row + size_t(h) * a.HS;
-            gemm(Transpose::no, Transpose::no, at.rows, width, a.HS, X(1) / std::sqrt(X(a.HS)), q, a.q.row,
-                 keys(at.j0 / TILE).k_transposed, TILE, X(0), z.data(), TILE);
-            modify_and_mask(z.data(), policy, a, walk, at, verdict);
+            band_scores(z.data(), policy, a, walk, at, verdict, q, a.q.row, keys.tile(at.j0 / TILE).k_transposed);
             double& total = mass[size_t(i0 / block) * blocks + at.j0 / block];
             for (int r = 0; r < at.rows; r++) {
                 const X lse = a.lse[size_t(h) * a.T + i0 + r];
