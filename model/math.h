@@ -200,3 +200,12 @@ constexpr ValueAndSlope<Rough> gelu_and_slope(Rough x) {
     const float s = 0.5f + 0.5f * gelu_tanh(x), value = x.x * s;
     return {value, s + value * (1 - s) * (float(GELU_1) + float(3 * GELU_3) * (x.x * x.x))};
 }
+
+/// <x, y> of n numbers each, on the CPU.
+template <class X>
+X inner_product(const X* x, const X* y, int n) {
+    X sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int d = 0; d < n; d++) sum += x[d] * y[d];
+    return sum;
+}

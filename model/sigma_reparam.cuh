@@ -14,6 +14,7 @@
 
 #include "model/adamw.cuh"
 #include "model/device.h"
+#include "model/math.h"
 #include "model/qwen.h"
 
 /// What the reparametrisation of all linear layers works with, in the device's memory.
@@ -32,18 +33,10 @@ inline constexpr double SMALLEST_NORM = 1e-30;   // of a matrix of zeros: 0 / 0 
 // ---------------------------------------------------------------------------------------------------------------------- CPU
 
 namespace sigma_reparam {
-template <class W>
-W dot_product(const W* a, const W* b, int n) {
-    W sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += a[i] * b[i];
-    return sum;
-}
-
 /// Scales x (n) to length 1; returns the length that it had.
 template <class W>
 W normalise(W* x, int n) {
-    const W norm = std::max(std::sqrt(dot_product(x, x, n)), W(SMALLEST_NORM));
+    const W norm = std::max(std::sqrt(inner_product(x, x, n)), W(SMALLEST_NORM));
     for (int i = 0; i < n; i++) x[i] /= norm;
     return norm;
 }
@@ -52,7 +45,7 @@ W normalise(W* x, int n) {
 template <class W>
 W power_iteration(W* v, W* next_u, const W* weight, const W* u, int OUT, int IN) {
 #pragma omp parallel for
-    for (int o = 0; o < OUT; o++) v[o] = dot_product(weight + size_t(o) * IN, u, IN);
+    for (int o = 0; o < OUT; o++) v[o] = inner_product(weight + size_t(o) * IN, u, IN);
     normalise(v, OUT);
     const int width = 64;   // columns that a thread owns
 #pragma omp parallel for
@@ -105,7 +98,7 @@ void sigma_backward(CPU, W* gradients, const W* raw, const Sigma<W>& all) {
         const W *w = raw + s.weight.offset, *v = all.v + s.v, *u = all.next_u + s.next_u;
         W *g = gradients + s.weight.offset, *sums = all.row_sums + s.v;
 #pragma omp parallel for
-        for (int o = 0; o < s.OUT; o++) sums[o] = sigma_reparam::dot_product(g + size_t(o) * s.IN, w + size_t(o) * s.IN, s.IN);
+        for (int o = 0; o < s.OUT; o++) sums[o] = inner_product(g + size_t(o) * s.IN, w + size_t(o) * s.IN, s.IN);
         W product = 0;
         for (int o = 0; o < s.OUT; o++) product += sums[o];
         const W scale = raw[s.gamma.offset] / all.norm[k], dgamma = product / all.norm[k];

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from fineweb import Problem, bring_from_hub, columns_of, open_parquet, read_group
+from fineweb import Problem, bring_from_hub, columns_of, open_parquet, read_group, run
 
 
 class Row:
@@ -216,11 +216,4 @@ def main():
 
 
 if __name__ == '__main__':
-    try:
-        main()
-    except Problem as problem:
-        print(f'evaluation_items: error: {problem}', file=sys.stderr)
-        sys.exit(3)
-    except KeyboardInterrupt:
-        print('evaluation_items: stopped; the same command goes on', file=sys.stderr)
-        sys.exit(75)
+    run('evaluation_items', main)

@@ -193,12 +193,17 @@ def main():
     return tokenize(files, arguments.column, options)
 
 
-if __name__ == '__main__':
+def run(name, main):
+    """Ends the program of that name with what main() returns, or with the exit code of its problem."""
     try:
         sys.exit(main())
     except Problem as problem:
-        print(f'fineweb: error: {problem}', file=sys.stderr)
+        print(f'{name}: error: {problem}', file=sys.stderr)
         sys.exit(3)
     except KeyboardInterrupt:
-        print('fineweb: stopped; the same command goes on', file=sys.stderr)
+        print(f'{name}: stopped; the same command goes on', file=sys.stderr)
         sys.exit(75)
+
+
+if __name__ == '__main__':
+    run('fineweb', main)

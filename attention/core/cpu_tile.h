@@ -29,15 +29,6 @@ Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const Til
     return pair;
 }
 
-/// <x, y> of n numbers each.
-template <class X>
-X inner_product(const X* x, const X* y, int n) {
-    X sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int d = 0; d < n; d++) sum += x[d] * y[d];
-    return sum;
-}
-
 /// Columns that a SIMD loop over `columns` of them touches.
 template <class X>
 constexpr int whole_packs(int columns) {

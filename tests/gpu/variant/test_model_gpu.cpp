@@ -23,7 +23,8 @@ constexpr Tolerance of_gradients = {2e-4, 1e-6};
 /// (test_attention_variant_gpu.cpp) chooses alike.
 template <>
 constexpr Tolerance of_gradients<bf16> = Attention::tokens_choose ? Tolerance{6e-1, 5e-3} : Tolerance{1.5e-1, 5e-4};
-constexpr double OF_CURVE = Attention::tokens_choose ? 2e-1 : 2e-2;   // bf16; 12% was seen, with some kernels of OpenBLAS
+// In bf16. Routing was off by 12% with some of OpenBLAS's kernels.
+constexpr double OF_CURVE = Attention::sorts_tokens ? 2e-1 : Attention::tokens_choose ? 1e-1 : 2e-2;
 
 template <class X>
 void check_gradients(bool qwen2, int B, int T) {
