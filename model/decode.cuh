@@ -74,11 +74,12 @@ public:
 private:
     /// T tokens behind those in the cache: the whole prompt, or one.
     void go_on_with(const int32_t* tokens, int T) {
-        gpt_.position = cached_tokens_;
+        const size_t angle = size_t(cached_tokens_) * (gpt_.net.config.HS / 2);
+        gpt_.row_angles = {gpt_.cosine + angle, gpt_.sine + angle};
         gpt_.attend = [this](int l, int rows) { attend(l, rows); };
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens, nullptr, 1, T));
         gpt_.attend = nullptr;
-        gpt_.position = 0;
+        gpt_.row_angles = {};
         cached_tokens_ += T;
         last_row_ = T - 1;
     }

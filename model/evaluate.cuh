@@ -55,30 +55,17 @@ struct EvaluationBatch {
     std::vector<const EvaluationItem*> items;   // none for single answers
 };
 
-inline int longest_answer(const EvaluationItem& item) {
-    int longest = 0;
-    for (const Answer& answer : item.answers) longest = std::max(longest, answer.length());
-    return longest;
-}
-
-/// Items with contexts of one length, as many as have room at once; each has room alone. `first[n]` is the number of item n's first
-/// answer.
+/// As many items as have room at once; each has room alone. `first[n]` is the number of item n's first answer.
 template <class X, class A>
 void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X, A>& shared, const EvaluationTask& task,
-                const std::vector<size_t>& first, std::vector<size_t> items) {
-    const auto context = [&](size_t n) { return task.items[n].answers.front().begin; };
-    std::stable_sort(items.begin(), items.end(), [&](size_t a, size_t b) { return context(a) < context(b); });
-    int longest = 0;
-    for (size_t i = 0; i < items.size(); i++) {
-        const EvaluationItem& item = task.items[items[i]];
-        const int own = longest_answer(item);
-        const bool joins =
-            i > 0 && context(items[i]) == context(items[i - 1]) &&
-            shared.fit(context(items[i]), int(batches.back().answers.size() + item.answers.size()), std::max(longest, own));
-        if (!joins) batches.emplace_back(), longest = 0;
-        longest = std::max(longest, own);
+                const std::vector<size_t>& first, const std::vector<size_t>& items) {
+    int tokens = 0;
+    for (size_t n : items) {
+        const EvaluationItem& item = task.items[n];
+        tokens += shared.tokens_of(item);
+        if (n == items.front() || !shared.fit(tokens)) batches.emplace_back(), tokens = shared.tokens_of(item);
         batches.back().items.push_back(&item);
-        for (size_t n = 0; n < item.answers.size(); n++) batches.back().answers.push_back(first[items[i]] + n);
+        for (size_t a = 0; a < item.answers.size(); a++) batches.back().answers.push_back(first[n] + a);
     }
 }
 
@@ -124,8 +111,7 @@ std::vector<EvaluationBatch> divide(Run<Device, X, A>& run, const EvaluationTask
     if constexpr (std::is_same_v<Device, CPU>) {
         const SharedContexts<X, A> shared(run.gpt, run.feed);
         add([&](const EvaluationItem& item) {
-            return run.shares_contexts() && shares_context(item) &&
-                   shared.fit(item.answers.front().begin, int(item.answers.size()), longest_answer(item));
+            return run.shares_contexts() && shares_context(item) && shared.fit(shared.tokens_of(item));
         });
         add_shared(batches, shared, task, first, shared_items);
     } else add([](const EvaluationItem&) { return false; });

@@ -97,8 +97,8 @@ struct GPT {
     std::vector<LayerActivations<X>> layers;
     Scratch<X> scratch;
     Sigma<W> sigma;                                  // where the linear layers are reparametrised
-    int position = 0;                         // of the first token of every sequence: 0 but where the ones before are cached
-    std::function<void(int l, int T)> attend; // what replaces the attention of layer l; null: nothing does (decode.cuh)
+    Angles<W> row_angles;                            // of RoPE for the rows of a sequence, where these do not begin their text
+    std::function<void(int l, int T)> attend;        // what replaces the attention of layer l; null: nothing does (decode.cuh)
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
@@ -150,8 +150,7 @@ struct GPT {
     QkShape<X> qk_shape(const Layer<Attention>& layer, int B, int T) const {
         const Config& c = net.config;
         const X *q = layer.q_norm ? weights + layer.q_norm.offset : nullptr, *k = q ? weights + layer.k_norm.offset : nullptr;
-        const size_t angle = size_t(position) * (c.HS / 2);
-        return {B, T, c.NH, c.NKV, c.HS, q, k, cosine + angle, sine + angle};
+        return {B, T, c.NH, c.NKV, c.HS, q, k, row_angles ? row_angles : Angles<W>{cosine, sine}};
     }
 
 private:

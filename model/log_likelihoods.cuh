@@ -30,6 +30,15 @@ std::vector<Wide<X>> token_losses(Device device, GPT<Device, X, A>& gpt, Feed<De
     return losses;
 }
 
+/// One log-likelihood per answer from the losses of its tokens, answer after answer.
+template <class W>
+std::vector<double> sums_of(const std::vector<W>& losses, const std::vector<const Answer*>& answers) {
+    std::vector<double> sums;
+    for (const W* loss = losses.data(); const Answer* answer : answers)
+        sums.push_back(-std::accumulate(loss, loss + answer->length(), 0.0)), loss += answer->length();
+    return sums;
+}
+
 /// Log-likelihoods, in nats, of up to gpt.B answers behind their contexts. They are padded at the end to one length, which rows
 /// before it cannot see if the variant is causal.
 template <class Device, class X, class A>
@@ -45,11 +54,7 @@ std::vector<double> log_likelihoods(Device device, GPT<Device, X, A>& gpt, Feed<
         for (int t = answers[b]->begin; t < int(ids.size()); t++) rows.push_back(b * T + t - 1), targets.push_back(ids[t]);
     }
     gpt_forward(device, gpt, feed.put(device, tokens.data(), nullptr, B, T));
-    const std::vector<Wide<X>> losses = token_losses(device, gpt, feed, rows, targets);
-    std::vector<double> sums;
-    for (const Wide<X>* loss = losses.data(); const Answer* answer : answers)
-        sums.push_back(-std::accumulate(loss, loss + answer->length(), 0.0)), loss += answer->length();
-    return sums;
+    return sums_of(token_losses(device, gpt, feed, rows, targets), answers);
 }
 
 /// Whether all answers of the item stand behind the same tokens.
@@ -60,136 +65,143 @@ inline bool shares_context(const EvaluationItem& item) {
     });
 }
 
-/// The same with each context computed once, for items that share theirs and have contexts of one length: every layer's keys and
-/// values of the contexts are kept, and the answers go on from there. On the CPU, for variants that can_decode_from_cache().
+/// The same with each context computed once, for items that share theirs. The texts of a batch follow one another without padding,
+/// as one sequence of the model: each context, then its answers' tokens but the last of each. Attention alone goes text by text. On
+/// the CPU, for variants that can_decode_from_cache().
 template <class X, class A>
 class SharedContexts {
 public:
-    SharedContexts(GPT<CPU, X, A>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed), layers_(gpt.net.config.L) {}
+    SharedContexts(GPT<CPU, X, A>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed) {}
 
-    /// Whether `answers` answers of up to `longest` tokens behind contexts of `context` tokens have room, with the keys and values
-    /// of both.
-    bool fit(int context, int answers, int longest) const {
-        return int64_t(answers) * (context + longest) <= int64_t(gpt_.B) * gpt_.T;
+    /// Tokens that an item takes.
+    static int tokens_of(const EvaluationItem& item) {
+        int tokens = item.answers.front().begin;
+        for (const Answer& answer : item.answers) tokens += answer.length() - 1;
+        return tokens;
     }
+    bool fit(int tokens) const { return tokens <= gpt_.B * gpt_.T; }
 
-    /// Memory for the keys and values of so many tokens at most: of the contexts (an item has two answers or more) in every layer,
-    /// and of contexts and answers in one.
+    /// Memory for the angles of all tokens, and on every thread for the keys and values of one text.
     static size_t bytes(const Config& c, int B, int T) {
-        return (size_t(c.L) + 2) * B * T * c.NKV * c.HS * sizeof(X);
+        return sizeof(Wide<X>) * B * T * c.HS + omp_get_max_threads() * (2 * sizeof(X) * c.NKV * c.HS + sizeof(int) * c.NH) * T;
     }
 
     /// One log-likelihood per answer, item after item.
     std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
-        context_ = items.front()->answers.front().begin;
-        const std::vector<Wide<X>> first = read_contexts(items), rest = read_answers(items);
-        std::vector<double> sums;
-        size_t answer = 0, at = 0;
+        items_ = items;
+        const Rows rows = put_together();
+        turn_by_positions();
+        gpt_.attend = [this](int l, int) { attend(l); };
+        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens_.data(), nullptr, 1, int(tokens_.size())));
+        gpt_.attend = nullptr;
+        gpt_.row_angles = {};
+        std::vector<const Answer*> answers;
         for (const EvaluationItem* item : items)
-            for (const Answer& one : item->answers) {
-                double sum = first[answer++];
-                for (int n = 1; n < one.length(); n++) sum += rest[at++];
-                sums.push_back(-sum);
-            }
-        return sums;
+            for (const Answer& answer : item->answers) answers.push_back(&answer);
+        return sums_of(token_losses(CPU{}, gpt_, feed_, rows.numbers, rows.targets), answers);
     }
 
 private:
-    struct Kept {
-        std::vector<X> k, v;   // (contexts, context, NKV, HS)
+    /// Rows of the batch and the tokens that answers have behind them.
+    struct Rows {
+        std::vector<int32_t> numbers, targets;
     };
 
-    /// The losses of every answer's first token, which the context predicts.
-    std::vector<Wide<X>> read_contexts(const std::vector<const EvaluationItem*>& items) {
-        const int T = context_, B = int(items.size());
-        std::vector<int32_t> tokens, rows, targets;
-        for (int b = 0; b < B; b++) {
-            const std::vector<Answer>& answers = items[b]->answers;
-            tokens.insert(tokens.end(), answers[0].tokens.begin(), answers[0].tokens.begin() + T);
-            for (const Answer& answer : answers) rows.push_back(b * T + T - 1), targets.push_back(answer.tokens[T]);
-        }
-        forward(tokens, B, T, 0, [this, B](int l, int T) { keep(l, B, T); });
-        return token_losses(CPU{}, gpt_, feed_, rows, targets);
+    void append(const int32_t* ids, int count, int position) {
+        tokens_.insert(tokens_.end(), ids, ids + count);
+        for (int t = 0; t < count; t++) positions_.push_back(position + t);
     }
 
-    /// The losses of their other tokens, answer after answer.
-    std::vector<Wide<X>> read_answers(const std::vector<const EvaluationItem*>& items) {
-        std::vector<int32_t> tokens, rows, targets;
-        int T = 0;
-        for (const EvaluationItem* item : items)
-            for (const Answer& answer : item->answers) T = std::max(T, answer.length() - 1);
-        if (T == 0) return {};
-        items_.clear();
-        for (int b = 0; b < int(items.size()); b++)
-            for (const Answer& answer : items[b]->answers) {
-                const int32_t* ids = answer.tokens.data() + answer.begin;
-                for (int t = 0; t + 1 < answer.length(); t++)
-                    rows.push_back(int(items_.size()) * T + t), targets.push_back(ids[t + 1]);
-                tokens.insert(tokens.end(), ids, ids + answer.length() - 1);
-                items_.push_back(b);
-                tokens.resize(items_.size() * T, 0);
+    Rows put_together() {
+        Rows rows;
+        tokens_.clear(), positions_.clear(), begin_.clear();
+        for (const EvaluationItem* item : items_) {
+            const int context = item->answers.front().begin;
+            begin_.push_back(int(tokens_.size()));
+            append(item->answers.front().tokens.data(), context, 0);
+            for (const Answer& answer : item->answers) {
+                const int first = int(tokens_.size());
+                append(answer.tokens.data() + context, answer.length() - 1, context);
+                rows.numbers.push_back(begin_.back() + context - 1);   // the context predicts the first token
+                for (int row = first; row < int(tokens_.size()); row++) rows.numbers.push_back(row);
+                rows.targets.insert(rows.targets.end(), answer.tokens.begin() + context, answer.tokens.end());
             }
-        const int B = int(items_.size());
-        positions_.resize(size_t(B) * gpt_.net.config.NH * T);
-        for (size_t n = 0; n < positions_.size(); n++) positions_[n] = context_ + int(n % T);
-        forward(tokens, B, T, context_, [this, B](int l, int T) { go_on(l, B, T); });
-        return token_losses(CPU{}, gpt_, feed_, rows, targets);
-    }
-
-    template <class Attend>
-    void forward(const std::vector<int32_t>& tokens, int B, int T, int position, Attend attend) {
-        gpt_.position = position;
-        gpt_.attend = attend;
-        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens.data(), nullptr, B, T));
-        gpt_.attend = nullptr;
-        gpt_.position = 0;
-    }
-
-    /// Attention of the contexts, as ever, and their keys and values.
-    void keep(int l, int B, int T) {
-        const LayerInputs<X> in = attention_inputs(gpt_, l, B, T);
-        layers_[l].k.resize(size_t(B) * T * in.NKV * in.HS), layers_[l].v.resize(layers_[l].k.size());
-        for (int b = 0; b < B; b++) copy(layers_[l].k.data(), layers_[l].v.data(), T, 0, b, in, b);
-        attention_layer_forward(CPU{}, gpt_.net.layers[l].attention, in, gpt_.weights, state(l), gpt_.scratch.attention);
-    }
-
-    /// Attention of the answers: queries at positions from context_ on, keys of the context and the answer's own.
-    void go_on(int l, int B, int T) {
-        const LayerInputs<X> in = attention_inputs(gpt_, l, B, T);
-        const int S = context_ + T;
-        const size_t row = size_t(in.NKV) * in.HS;
-        both_.k.resize(size_t(B) * S * row), both_.v.resize(both_.k.size());
-#pragma omp parallel for
-        for (int b = 0; b < B; b++) {
-            const size_t from = size_t(items_[b]) * context_ * row, to = size_t(b) * S * row;
-            std::copy_n(&layers_[l].k[from], context_ * row, &both_.k[to]);
-            std::copy_n(&layers_[l].v[from], context_ * row, &both_.v[to]);
-            copy(both_.k.data(), both_.v.data(), S, context_, b, in, b);
         }
-        AttentionForward<X> a = kernel_arguments(in, state(l), Statistics<X>{});
-        a.S = S;
-        a.k = {both_.k.data(), row}, a.v = {both_.v.data(), row};
-        a.q_position = positions_.data();
-        attention_forward(CPU{}, gpt_.net.layers[l].attention, a);
+        return rows;
     }
 
-    /// Keys and values of sequence b of `in` to sequence `to_b` of arrays with S rows each, from row `start` on.
-    static void copy(X* k, X* v, int S, int start, int to_b, const LayerInputs<X>& in, int b) {
-        const size_t row = size_t(in.NKV) * in.HS;
-        for (int t = 0; t < in.T; t++) {
-            const size_t to = (size_t(to_b) * S + start + t) * row, token = in.token(b, t);
-            std::copy_n(in.k + token * in.qk_row, row, k + to);
-            std::copy_n(in.v + token * in.v_row, row, v + to);
+    void turn_by_positions() {
+        const int half = gpt_.net.config.HS / 2;
+        cosine_.resize(positions_.size() * half), sine_.resize(cosine_.size());
+        for (size_t n = 0; n < positions_.size(); n++) {
+            std::copy_n(gpt_.cosine + size_t(positions_[n]) * half, half, &cosine_[n * half]);
+            std::copy_n(gpt_.sine + size_t(positions_[n]) * half, half, &sine_[n * half]);
+        }
+        gpt_.row_angles = {cosine_.data(), sine_.data()};
+    }
+
+    /// What a thread puts together for an answer: keys and values (context + answer, NKV, HS), and where its queries stand (NH, T).
+    struct Text {
+        std::vector<X> k, v;
+        std::vector<int> positions;
+    };
+
+    void attend(int l) {
+        LayerState<X>& state = gpt_.layers[gpt_.layer_index(l)].attention;
+        const AttentionForward<X> all =
+            kernel_arguments(attention_inputs(gpt_, l, 1, int(tokens_.size())), state, Statistics<X>{});
+#pragma omp parallel
+        {
+            Text text;
+#pragma omp for schedule(dynamic)
+            for (size_t n = 0; n < items_.size(); n++) attend(gpt_.net.layers[l].attention, all, *items_[n], begin_[n], text);
         }
     }
 
-    LayerState<X>& state(int l) { return gpt_.layers[gpt_.layer_index(l)].attention; }
+    /// Attention of an item whose rows begin at `row`: of its context, and of each answer to the context and itself.
+    static void attend(const A& policy, const AttentionForward<X>& all, const EvaluationItem& item, int row, Text& text) {
+        const int context = item.answers.front().begin;
+        attention_forward(CPU{}, policy, rows_of(all, row, context));
+        text.k.clear(), text.v.clear();
+        append_keys(text, all, row, context);
+        row += context;
+        for (const Answer& answer : item.answers) {
+            const int T = answer.length() - 1;
+            if (T == 0) continue;
+            AttentionForward<X> a = rows_of(all, row, T);
+            text.k.resize(size_t(context) * a.NKV * a.HS), text.v.resize(text.k.size());
+            append_keys(text, all, row, T);
+            text.positions.clear();
+            for (int n = 0; n < a.NH * T; n++) text.positions.push_back(context + n % T);
+            a.S = context + T;
+            a.k = {text.k.data(), size_t(a.NKV) * a.HS}, a.v = {text.v.data(), a.k.row};
+            a.q_position = text.positions.data();
+            attention_forward(CPU{}, policy, a);
+            row += T;
+        }
+    }
+
+    /// The arguments for rows `row` to row + T - 1 by themselves.
+    static AttentionForward<X> rows_of(AttentionForward<X> a, int row, int T) {
+        a.T = a.S = T;
+        a.q.data += row * a.q.row, a.k.data += row * a.k.row, a.v.data += row * a.v.row;
+        a.out += size_t(row) * a.NH * a.HS;
+        a.lse += size_t(row) * a.NH;   // nobody reads it: each text has a piece of its own
+        return a;
+    }
+
+    static void append_keys(Text& text, const AttentionForward<X>& all, int row, int count) {
+        for (int t = row; t < row + count; t++) {
+            const X *k = all.k.data + t * all.k.row, *v = all.v.data + t * all.v.row;
+            text.k.insert(text.k.end(), k, k + all.NKV * all.HS);
+            text.v.insert(text.v.end(), v, v + all.NKV * all.HS);
+        }
+    }
 
     GPT<CPU, X, A>& gpt_;
     Feed<CPU>& feed_;
-    std::vector<Kept> layers_;
-    Kept both_;                    // of one layer: (answers, context + T, NKV, HS)
-    std::vector<int> items_;       // of each answer
-    std::vector<int> positions_;   // (answers, NH, T)
-    int context_ = 0;              // tokens
+    std::vector<const EvaluationItem*> items_;   // of the batch
+    std::vector<int> begin_;                     // (items) row of each context's first token
+    std::vector<int32_t> tokens_, positions_;    // (rows) in their texts
+    std::vector<Wide<X>> cosine_, sine_;         // (rows, HS / 2)
 };

@@ -33,12 +33,19 @@ inline void rotate(X* to, const X* x, const X* cosine, const X* sine, int HS, X 
     }
 }
 
+/// Of the rows of a sequence, (T, HS/2) each.
+template <class W>
+struct Angles {
+    const W *cosine = nullptr, *sine = nullptr;
+    constexpr explicit operator bool() const { return cosine != nullptr; }
+};
+
 /// What both directions of the operation below need to know.
 template <class X>
 struct QkShape {
     int B, T, NH, NKV, HS;
     const X *q_weight, *k_weight;          // (HS) of QK-norm; null: no norm
-    const Wide<X>*cosine, *sine;           // (T, HS/2)
+    Angles<Wide<X>> angles;
     constexpr int heads() const { return NH + NKV; }
     constexpr size_t qkv_heads() const { return NH + 2 * NKV; }
 };
@@ -57,7 +64,7 @@ void qk_norm_rope_forward(CPU, X* out, X* pre, Wide<X>* rstd, const X* qkv, cons
             X* normed = pre ? pre + at * HS : own.data();
             if (s.q_weight) rstd[at] = rmsnorm_row(normed, from, h < s.NH ? s.q_weight : s.k_weight, HS, eps);
             else std::copy_n(from, HS, normed);
-            if (out) rotate(out + at * HS, normed, s.cosine + angle, s.sine + angle, HS, X(1));
+            if (out) rotate(out + at * HS, normed, s.angles.cosine + angle, s.angles.sine + angle, HS, X(1));
         }
     }
 }
@@ -75,7 +82,7 @@ void qk_norm_rope_backward(CPU, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_weight,
         for (int h = 0; h < heads; h++) {
             const size_t at = size_t(row) * heads + h, angle = size_t(row % s.T) * (HS / 2);
             const size_t to = (row * s.qkv_heads() + h) * HS;
-            rotate(dnormed.data(), dqk + at * HS, s.cosine + angle, s.sine + angle, HS, X(-1));
+            rotate(dnormed.data(), dqk + at * HS, s.angles.cosine + angle, s.angles.sine + angle, HS, X(-1));
             for (int d = 0; d < HS && dpre; d++) dnormed[d] += dpre[at * HS + d];
             if (!s.q_weight)
                 std::copy_n(dnormed.data(), HS, dqkv + to);
@@ -232,7 +239,7 @@ __global__ void __launch_bounds__(qk_rope::THREADS)
     if (idle) return;
     if (pre) own.write(pre + size_t(at) * s.HS, x);
     if (!out) return;
-    own.turn(x, s.cosine, s.sine, row % s.T, 1);
+    own.turn(x, s.angles.cosine, s.angles.sine, row % s.T, 1);
     own.write(out + size_t(at) * s.HS, x);
 }
 
@@ -264,7 +271,7 @@ __global__ void __launch_bounds__(qk_rope::THREADS)
         if (!idle) {
             if (s.q_weight) x = own.read(qkv + to), scale = rstd[at];
             d = own.read(dqk + at * s.HS);
-            own.turn(d, s.cosine, s.sine, row % s.T, -1);
+            own.turn(d, s.angles.cosine, s.angles.sine, row % s.T, -1);
         }
         if (!idle && dpre) {
             const qk_rope::Part<N> more = own.read(dpre + at * s.HS);

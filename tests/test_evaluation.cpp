@@ -244,27 +244,27 @@ TEST_CASE("evaluation: contexts that are computed once give the scores of contex
             return ids;
         };
         SharedContexts<double, A> shared(trial.gpt, trial.feed);
-        for (const int context : {1, 13, 64}) {
-            std::vector<EvaluationItem> items;
-            for (const std::vector<int>& lengths : std::vector<std::vector<int>>{{1, 3}, {2, 1, 4}, {1, 1}}) {
-                const std::vector<int32_t> before = more({}, context);
-                items.push_back({});
-                for (const int length : lengths) items.back().answers.push_back({more(before, length), context, 1});
-            }
-            std::vector<const EvaluationItem*> all;
-            std::vector<double> expected;
-            for (const EvaluationItem& item : items) {
-                CHECK(shares_context(item));
-                all.push_back(&item);
-                for (const Answer& answer : item.answers)
-                    expected.push_back(log_likelihoods(CPU{}, trial.gpt, trial.feed, {&answer}).front());
-            }
-            CHECK(difference(shared.log_likelihoods(all), expected, rounding<double>(1000)) == "");
-            CHECK(difference(shared.log_likelihoods({all[2]}), std::vector<double>(expected.end() - 2, expected.end()), rounding<double>(1000)) == "");
+        std::vector<EvaluationItem> items;
+        std::vector<double> expected;
+        for (const auto& [context, lengths] :
+             std::vector<std::pair<int, std::vector<int>>>{{13, {1, 3}}, {64, {2, 1, 4}}, {1, {1, 1}}, {1, {5, 67}}}) {
+            const std::vector<int32_t> before = more({}, context);
+            items.push_back({});
+            for (const int length : lengths) items.back().answers.push_back({more(before, length), context, 1});
         }
-        CHECK(shared.fit(60, 6, 7));
-        CHECK_FALSE(shared.fit(60, 6, 8));
-        CHECK_FALSE(shared.fit(60, 7, 7));
+        std::vector<const EvaluationItem*> all;
+        for (const EvaluationItem& item : items) {
+            CHECK(shares_context(item));
+            all.push_back(&item);
+            for (const Answer& answer : item.answers)
+                expected.push_back(log_likelihoods(CPU{}, trial.gpt, trial.feed, {&answer}).front());
+        }
+        CHECK(difference(shared.log_likelihoods(all), expected, rounding<double>(1000)) == "");
+        const std::vector<double> turned = {expected[2], expected[3], expected[4], expected[0], expected[1]};
+        CHECK(difference(shared.log_likelihoods({all[1], all[0]}), turned, rounding<double>(1000)) == "");
+        CHECK(shared.tokens_of(items[1]) == 64 + 1 + 0 + 3);
+        CHECK(shared.fit(6 * 67));
+        CHECK_FALSE(shared.fit(6 * 67 + 1));
     };
     same.template operator()<causal>({});
     same.template operator()<sliding_window>({true, false, 4, 1});
