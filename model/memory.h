@@ -18,6 +18,13 @@ struct MemoryUse {
     size_t bytes;
 };
 
+/// Of the whole table.
+inline size_t total_bytes(const std::vector<MemoryUse>& plan) {
+    size_t total = 0;
+    for (const MemoryUse& use : plan) total += use.bytes;
+    return total;
+}
+
 /// Bytes that a new allocation can still get: free memory and what the kernel can reclaim, or the control group's limit.
 size_t available_memory();
 

@@ -1,15 +1,12 @@
-// A training run around the loop of train_gpt.cu: what the command line can say, where the run begins, its data, its checkpoints
-// and its log.
+// A training run around the loop of train_gpt.cu: its weights, its checkpoints and its log.
 #pragma once
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <set>
 
-#include "data/evaluation.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
@@ -22,170 +19,14 @@
 #include "model/machine.cuh"
 #include "model/ranks.h"
 #include "model/report.h"
+#include "model/start.h"
 #include "model/summary.h"
-
-/// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
-struct Options {
-    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt, show_mask;
-    std::vector<std::string> eval_data;
-    std::string eval_out;
-    std::string rounding = "nearest", ranks_from = "auto";
-    int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
-    int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
-    int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
-    int64_t monitor_every = 0, eval_every = 0, eval_items = 0;
-    double epochs = 0, min_lr_frac = 0.1;
-    AdamW adamw;
-    bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false, evaluate = false;
-    uint64_t seed = 1;
-    std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
-    bool model_given = false;                 // on the command line
-    std::string resolved;                     // all of them, as a file for --config
-};
 
 /// Cross-entropy on the validation shards.
 struct Validation {
     double loss = NAN;            // nats per token
     double bits_per_byte = NAN;   // NaN when the tokenizer is unknown
 };
-
-// ---------------------------------------------------------------------------------------------------------------------- data
-
-/// The data and how a step is cut out of it.
-struct Data {
-    std::unique_ptr<TokenStream> train, val;   // train is null with --evaluate, val without validation
-    std::unique_ptr<Tokenizer> tokenizer;      // null when unknown
-    std::vector<EvaluationTask> tasks;         // of --eval-data
-    int64_t tokens_per_step = 0, steps = 0, warmup_steps = 0;
-    int micro_steps = 1;
-};
-
-/// `path` for glob(): its own * ? [ and backslash stand for themselves.
-inline std::string without_wildcards(const std::string& path) {
-    std::string escaped;
-    for (char c : path) {
-        if (std::string("*?[\\").find(c) != std::string::npos) escaped += '\\';
-        escaped += c;
-    }
-    return escaped;
-}
-
-/// Without --train-data: the bundled text, for training and for validation. Tells `config` which tokenizer made the shards.
-inline Data open_data(const Options& o, int ranks, Config& config) {
-    if (int64_t(o.batch_size) * o.seq_len > (1 << 28))
-        fail(Exit::usage, "--batch-size ", o.batch_size, " x --seq-len ", o.seq_len,
-             " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
-    const std::vector<EvaluationFile> evaluation_files = find_evaluation_files(o.eval_data);
-    std::error_code unknown;   // --eval-out need not be there yet
-    for (const EvaluationFile& file : evaluation_files)
-        if (std::filesystem::equivalent(file.path, o.eval_out, unknown))
-            fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
-    Data data;
-    const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
-    const bool own_text = o.val_data.empty() && o.train_data.empty() && (!o.evaluate || config.tokenizer == "bytes");
-    const std::string val = own_text ? bundled + "val_*.bin" : o.val_data;
-    if (!o.evaluate)
-        data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
-    if (!val.empty() && o.val_every) data.val = std::make_unique<TokenStream>(val, config.V);
-    const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks;
-    const int64_t fewest = o.evaluate ? 1 : int64_t(o.batch_size) * ranks;   // rows; all ranks need not have one to evaluate
-    if (data.val && windows(*data.val, o.seq_len) < fewest)
-        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ",
-             fewest * o.seq_len, " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
-    if (data.train && !config.tokenizer.empty() && !data.train->tokenizer().empty() &&
-        !same_tokenizer(data.train->tokenizer(), config.tokenizer))
-        fail(Exit::data, data.train->name(), ": was made with the tokenizer ", data.train->tokenizer(), ", and the model's is ",
-             config.tokenizer, "; make shards with it (./tokenize --tokenizer) and give them as --train-data and --val-data");
-    std::string made_by = data.train ? data.train->tokenizer() : config.tokenizer;   // "" where nothing says
-    if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && !same_tokenizer(data.val->tokenizer(), made_by))
-        fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ",
-             data.train ? data.train->name() : "the model", " with ", made_by);
-    if (!data.train && made_by.empty() && data.val) made_by = data.val->tokenizer();
-    if (!made_by.empty()) config.tokenizer = made_by;
-    if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer, config.V);
-    if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
-    for (const EvaluationFile& file : evaluation_files)
-        data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
-    if (!data.train) return data;
-
-    data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
-    if (data.tokens_per_step % micro_batch)
-        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step,
-             " is not a multiple of batch-size x seq-len x ranks = ", o.batch_size, " x ", o.seq_len, " x ", ranks, " = ",
-             micro_batch);
-    data.micro_steps = int(data.tokens_per_step / micro_batch);
-    const double steps_of_epochs = std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step));
-    data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(steps_of_epochs)) : o.steps;
-    data.warmup_steps = o.warmup_steps >= 0 ? o.warmup_steps : data.steps / 20;
-    return data;
-}
-
-// ------------------------------------------------------------------------------------------------------------- where it begins
-
-/// A checkpoint to go on from, a folder of weights to start from, or nothing but a shape.
-struct Origin {
-    Config config;
-    std::optional<std::filesystem::path> resume_from, weights_from;
-    std::optional<std::filesystem::path> folder() const { return resume_from ? resume_from : weights_from; }
-};
-
-/// The newest sound checkpoint of --out, or none when there has never been one. Damaged ones are named on stderr.
-inline std::optional<std::filesystem::path> find_checkpoint(const std::string& out, bool speaks) {
-    std::vector<std::string> complaints;
-    const auto found = latest_checkpoint(out, complaints);
-    for (const std::string& complaint : complaints)
-        if (speaks) std::cerr << "warning: " << complaint << "\n";
-    if (!found && !complaints.empty())
-        fail(Exit::checkpoint, out, ": no sound checkpoint is left to resume from; give another --out to start anew");
-    if (!found && speaks) std::cerr << "note: no checkpoint in " << out << "; starting at step 0\n";
-    return found;
-}
-
-/// A run goes on with the shape that it has: another --model is a mistake.
-inline void require_shape(const Origin& origin, const Config& wanted, const std::string& name) {
-    const Config& c = origin.config;
-    const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV &&
-                      c.HS == wanted.HS && c.F == wanted.F;
-    if (!same)
-        fail(Exit::usage, "--model ", name, " has another shape than ", origin.resume_from->string(),
-             "; leave --model out, or give another --out to start anew");
-}
-
-/// A folder that names another variant is taken for its weights alone, and only when the user says so: the variant's own tensors
-/// then start anew, and so do the moments and the count of steps.
-inline void require_variant(Origin& origin, const std::string& variant, bool allow_new_tensors, bool speaks) {
-    if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
-    const std::string folder = origin.folder()->string(), other = origin.config.variant;
-    if (!allow_new_tensors)
-        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_",
-             other, ", or give --allow-new-tensors to start ", variant, " from its weights");
-    if (speaks)
-        std::cout << "note: " << folder << " is a checkpoint of " << other << "; " << variant << " starts from its weights\n";
-    origin.weights_from = origin.folder();
-    origin.resume_from.reset();
-}
-
-inline Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
-    Origin origin;
-    if (!o.checkpoint.empty()) {
-        if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
-            fail(Exit::checkpoint, o.checkpoint,
-                 ": is no checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start from "
-                 "it with --model");
-        verify_checkpoint(o.checkpoint);
-        origin.resume_from = o.checkpoint;
-    }
-    if (o.resume) origin.resume_from = find_checkpoint(o.out, speaks);
-    if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
-    origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
-    if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
-        require_shape(origin, preset(o.model), o.model);
-    require_variant(origin, variant, o.allow_new_tensors, speaks);
-    for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
-    origin.config.max_positions =
-        std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained
-    return origin;
-}
 
 /// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached. Everything
 /// comes in whole through the memory of the gradients, which hold nothing yet.
@@ -230,16 +71,6 @@ TrainerState load_or_initialise(Device device, GPT<Device, X, A>& gpt, const Ori
         fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
              " was made with; the data would come in another order");
     return state;
-}
-
-/// Fails with Exit::out_of_memory before anything is allocated when the plan does not fit.
-inline void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers) {
-    const size_t needed = total_bytes(plan);
-    if (needed <= available / sharers) return;
-    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", sharers,
-         " ranks and the device has ", human_bytes(double(available)), " left: lower --batch-size or --seq-len",
-         o.recompute == 2 ? "" : o.recompute ? ", or set --recompute 2" : ", or set --recompute 1 or 2",
-         o.zero_stage || sharers == 1 ? "" : ", or --zero-stage 1");
 }
 
 // ------------------------------------------------------------------------------------------------------------------- the run

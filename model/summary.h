@@ -103,11 +103,6 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
     return rows;
 }
 
-inline size_t total_bytes(const std::vector<MemoryUse>& plan) {
-    size_t total = 0;
-    for (const MemoryUse& use : plan) total += use.bytes;
-    return total;
-}
 inline void print_memory(const std::vector<MemoryUse>& plan) {
     std::vector<std::pair<std::string, std::string>> rows;
     for (const MemoryUse& use : plan) rows.push_back({use.what, human_bytes(double(use.bytes))});
