@@ -108,6 +108,7 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
     add_settings(app, o);
     if (!parse_options(app, argc, argv)) return false;
+    require_within_sequence(Attention::settings(), o.settings, o.seq_len);
     o.adamw.stochastic_rounding = o.rounding == "stochastic";
     o.adamw.seed = o.seed;
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both say where to go on; give one");

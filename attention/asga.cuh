@@ -47,7 +47,7 @@ struct Asga : Policy {
     static std::vector<Setting> settings() {
         if (learned) return {{"--asga-hidden", "asga_hidden", 16, 1, 256, true, "hidden units of the pairwise gate"}};
         if (gate == AsgaGate::window)
-            return {{"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
+            return {{"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible", true}};
         return {};
     }
 

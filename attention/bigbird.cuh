@@ -26,7 +26,7 @@ struct bigbird : Policy {
           key(scrambled(scrambled(uint32_t(config.setting("bigbird_seed"))) + uint32_t(layer))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--bigbird-block", "bigbird_block", 64, 1, 1e6, true, "tokens of a block"},
+        return {{"--bigbird-block", "bigbird_block", 64, 1, 1e6, true, "tokens of a block", true},
                 {"--bigbird-window", "bigbird_window", 3, 1, 1e6, true, "blocks of the two-sided window, of which half are hidden"},
                 {"--bigbird-globals", "bigbird_globals", 1, 0, 1e6, true, "leading blocks that every later one sees"},
                 {"--bigbird-random", "bigbird_random", 1, 0, 64, true, "random earlier blocks per block of queries and head"},

@@ -28,7 +28,7 @@ struct deepspeed_fixed : Policy {
     }
 
     static std::vector<Setting> settings() {
-        return {{"--deepspeed-fixed-block", "deepspeed_fixed_block", 64, 1, 1e4, true, "tokens of a block"},
+        return {{"--deepspeed-fixed-block", "deepspeed_fixed_block", 64, 1, 1e4, true, "tokens of a block", true},
                 {"--deepspeed-fixed-local", "deepspeed_fixed_local", 4, 1, 1e4, true, "L: blocks of a chunk"},
                 {"--deepspeed-fixed-globals", "deepspeed_fixed_globals", 1, 1, 1e4, true,
                  "G: blocks of a chunk that all later rows see"},

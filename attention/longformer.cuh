@@ -18,7 +18,7 @@ struct longformer : LeadingAndWindow {   // the mask
 
     static std::vector<Setting> settings() {
         return {{"--global-tokens", "longformer_globals", 64, 0, 1e9, true, "leading tokens that every later one sees"},
-                {"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
+                {"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible", true}};
     }
 
     template <class X>

@@ -4,9 +4,8 @@
 //     O'_th = r_th sum_{j in S_h, j <= t} P_tj v_j   for t in S_h,   0 for the others;   P the softmax of q_t.k_j / sqrt(HS) over
 //     those j
 // The paper chooses by expert choice: the T / rho tokens of the whole sequence with the greatest r. WHETHER A TOKEN IS CHOSEN THEN
-// DEPENDS ON THE TOKENS AFTER IT: training sees the future, and the paper's perplexities do too (its section 5 says so). It is here
-// as
-// --mosa-choice 1, for comparison; what it trains cannot be used to generate text.
+// DEPENDS ON THE TOKENS AFTER IT: training sees the future, and the paper's perplexities do too (its section 5 says so). It is
+// here as --mosa-choice 1, for comparison; what it trains cannot be used to generate text.
 // The default chooses by a threshold, which each token meets or not by itself: r_th > tau_h. tau_h follows the data so that one
 // token in rho is chosen: it moves by rate (share chosen - 1 / rho) per step (Robbins and Monro's estimate of a quantile) and takes
 // no part in the loss. The first token of a sequence is always chosen, so that no head is empty. Left open, and read here: queries,
@@ -42,7 +41,7 @@ struct mosa : Policy {
 
     static std::vector<Setting> settings() {
         return {
-            {"--mosa-rho", "mosa_rho", 8, 1, 1e6, false, "a sparse head chooses one token in rho"},
+            {"--mosa-rho", "mosa_rho", 8, 1, 1e6, false, "a sparse head chooses one token in rho", true},
             {"--mosa-dense-heads", "mosa_dense_heads", -1, -1, 1e6, true, "the first heads, dense; -1: 4, at most half of them"},
             {"--mosa-rate", "mosa_rate", 0.05, 1e-6, 1, false, "how fast the thresholds follow the share that is chosen"},
             {"--mosa-choice", "mosa_choice", 0, 0, 1, true,

@@ -17,7 +17,7 @@
 //     nsa_shared_kv = 1: all three have the model's, as some implementations do; then cmp takes k after QK-norm.
 //   - --window N reaches N keys back and sees the query's own too: the paper's w = 512 keys are --window 511.
 //   - A query that sees no complete block gets 0 from cmp. A sequence may be shorter than l.
-// state.lse and the statistics (E6) are those of slc.
+// state.lse and the statistics (E6) are those of slc; a monitor sees that branch alone, and not the gates.
 // Memory kept per token and layer, in numbers: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and
 // hidden units; in float32 5 NH gates and log-sum-exps; NH / 64 integers for every block of the sequence, the lists of blocks.
 #pragma once
@@ -57,10 +57,10 @@ struct nsa : Policy {
           shared(config.setting("nsa_shared_kv") != 0), C(config.C), NH(config.NH), NKV(config.NKV), HS(config.HS) {}
 
     static std::vector<Setting> settings() {
-        return {{"--nsa-block", "nsa_block", 32, 1, 1024, true, "tokens that a compressed key stands for"},
-                {"--nsa-stride", "nsa_stride", 16, 1, 1024, true, "tokens from one compressed key to the next"},
+        return {{"--nsa-block", "nsa_block", 32, 1, 1024, true, "tokens that a compressed key stands for", true},
+                {"--nsa-stride", "nsa_stride", 16, 1, 1024, true, "tokens from one compressed key to the next", true},
                 {"--nsa-selected", "nsa_selected", 16, 3, 1e6, true, "blocks of 64 tokens that a query sees whole"},
-                {"--window", "attention_window", 512, 0, 1e9, true, "left reach: keys i-N..i are visible"},
+                {"--window", "attention_window", 512, 0, 1e9, true, "left reach: keys i-N..i are visible", true},
                 {"--nsa-shared-kv", "nsa_shared_kv", 0, 0, 1, true, "1: one k and v for all branches"}};
     }
 
@@ -233,6 +233,16 @@ struct nsa : Policy {
     double cached_keys(int T) const {
         const int window = shared ? 0 : std::min(T, left), open = std::min(T, grid.l);
         return double(T) + window + grid.complete(T) + open;
+    }
+
+    /// For the picture of the mask: whether the last forward() had query i of head h, of the first sequence, read key j by itself,
+    /// in slc or win. cmp sees every token, inside compressed keys.
+    template <class X>
+    bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const {
+        const NsaKept<X> kept(state.kept, in, grid, shared);
+        const size_t row = size_t(h) * tiles_of(in.T) + i / TILE;
+        const int *first = kept.tiles + row * tiles_of(in.T), *end = first + kept.count[row];
+        return j <= i && (i - j <= left || std::find(first, end, j / TILE) != end);
     }
 
     // ---- the paper's formulas in dense loops

@@ -37,16 +37,17 @@ struct seer : BlockSparse {
 
     static std::vector<Setting> settings() {
         return {
-            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block: 64 or a multiple"},
+            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block: 64 or a multiple", true},
             {"--seer-query", "seer_query", 0, 0, 2, true,
              "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (distil 2 only)"},
             {"--seer-top-k", "seer_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits"},
-            {"--seer-threshold", "seer_threshold", 0, 0, 1, false, "above 0: visit the blocks with more than this share instead"},
+            {"--seer-threshold", "seer_threshold", 0, 0, 0.99, false,
+             "above 0: visit the blocks with more than this share instead"},
             {"--seer-sink", "seer_sink", 0, 0, 1, true, "1: always visit the first block"},
             {"--seer-distil", "seer_distil", 1, 0, 2, true,
              "the gate learns from the dense map: 0 no, 1 beside the model, 2 alone and with dense attention"},
             {"--seer-distil-weight", "seer_distil_weight", 1, 0, 1e6, false, "weight of that loss"},
-            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 1, false, "share of first rows that loss leaves out"},
+            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 0.99, false, "share of first rows that loss leaves out"},
         };
     }
 

@@ -16,7 +16,7 @@ struct sinks : LeadingAndWindow {   // the mask
 
     static std::vector<Setting> settings() {
         return {{"--sinks", "sinks_tokens", 4, 0, 1e9, true, "tokens at the beginning that every later one sees"},
-                {"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible"}};
+                {"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible", true}};
     }
 
     template <class X>

@@ -63,7 +63,7 @@ struct strided : Policy {
     strided(const Config& config, int layer) : Policy(config, layer), l(int(config.setting("strided_stride"))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--stride", "strided_stride", 128, 1, 1e9, true, "l: the last l tokens and every l-th one before them"}};
+        return {{"--stride", "strided_stride", 128, 1, 1e9, true, "l: the last l tokens and every l-th one before them", true}};
     }
 
     // ---- the union, in the order of the text: for pictures and tests, no kernel asks

@@ -14,6 +14,7 @@ struct Setting {
     double highest;       // inclusive
     bool whole;           // integers only
     const char* help;
+    bool of_sequence = false;   // counts tokens of a sequence, or parts of it: more than all is no choice
 };
 
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder. Sizes as everywhere: see dev/HACKING.md, "Names".
@@ -44,6 +45,10 @@ struct Config {
 
 /// Gives every setting that `config` lacks its default; a value outside its range fails with Exit::usage and the range.
 void complete_settings(Config& config, const std::vector<Setting>& settings);
+
+/// Exit::usage with the permitted range when a setting in `given` (by config.json key) counts more than the T tokens of a sequence.
+/// Defaults, and what a checkpoint was trained with, may: a window is then dense.
+void require_within_sequence(const std::vector<Setting>& settings, const std::map<std::string, double>& given, int T);
 
 /// Named shapes for --model: "qwen-7m", "qwen2.5-0.5b", ... `known` tells whether the name is one of them.
 bool is_preset(const std::string& name);

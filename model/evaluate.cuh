@@ -59,11 +59,11 @@ struct EvaluationBatch {
 template <class X, class A>
 void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X, A>& shared, const EvaluationTask& task,
                 const std::vector<size_t>& first, const std::vector<size_t>& items) {
-    int tokens = 0;
+    int64_t rows = 0;
     for (size_t n : items) {
         const EvaluationItem& item = task.items[n];
-        tokens += shared.tokens_of(item);
-        if (n == items.front() || !shared.fit(tokens)) batches.emplace_back(), tokens = shared.tokens_of(item);
+        rows += shared.rows_of(item);
+        if (n == items.front() || !shared.fit(rows)) batches.emplace_back(), rows = shared.rows_of(item);
         batches.back().items.push_back(&item);
         for (size_t a = 0; a < item.answers.size(); a++) batches.back().answers.push_back(first[n] + a);
     }
@@ -111,7 +111,7 @@ std::vector<EvaluationBatch> divide(Run<Device, X, A>& run, const EvaluationTask
     if constexpr (std::is_same_v<Device, CPU>) {
         const SharedContexts<X, A> shared(run.gpt, run.feed);
         add([&](const EvaluationItem& item) {
-            return run.shares_contexts() && shares_context(item) && shared.fit(shared.tokens_of(item));
+            return run.shares_contexts() && shares_context(item) && shared.fit(shared.rows_of(item));
         });
         add_shared(batches, shared, task, first, shared_items);
     } else add([](const EvaluationItem&) { return false; });
@@ -138,7 +138,9 @@ std::vector<float> log_likelihoods(Run<Device, X, A>& run, const EvaluationTask&
 
 inline std::string described(const EvaluationScores& s) {
     auto share = [](const char* name, double accuracy, double error) {
-        return std::isnan(accuracy) ? std::string() : text(", %s %.2f%% +- %.2f", name, 100 * accuracy, 100 * error);
+        if (std::isnan(accuracy)) return std::string();
+        const std::string known = text(", %s %.2f%%", name, 100 * accuracy);
+        return std::isnan(error) ? known : known + text(" +- %.2f", 100 * error);   // one item has none
     };
     std::string words = text("%lld items", static_cast<long long>(s.items)) + share("accuracy by sum", s.sum, s.sum_error) +
                         share("by token mean", s.token_mean, s.token_mean_error) +
@@ -162,12 +164,15 @@ inline std::string json_list(const float* numbers, size_t count) {
     return list + "]";
 }
 
-/// The tasks of --eval-data. `items` gets a record for every item.
+/// The tasks of --eval-data. With --evaluate `items` gets a record for every item, and scores that are not finite are an error; a
+/// training run goes on to save.
 template <class Device, class X, class A>
 void evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr) {
     for (const EvaluationTask& task : run.data.tasks) {
         const std::vector<float> found = log_likelihoods(run, task);
         if (run.ranks.any(stop_requested())) return;
+        if (items && !std::all_of(found.begin(), found.end(), [](float x) { return std::isfinite(x); }))
+            fail(Exit::not_finite, task.name, ": what the model makes of an answer is not finite; its weights are damaged");
         const EvaluationScores scores = score(task, found);
         run.progress.say(text("%s: %s", task.name.c_str(), described(scores).c_str()));
         run.log.write(fields_of(task, scores, run.state.step));
@@ -187,14 +192,18 @@ void evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr) {
 /// All weights must be there: scores of random ones would look like a bad model's.
 template <class Device, class X, class A>
 void load_for_inference(Device device, GPT<Device, X, A>& gpt, const std::string& folder) {
-    std::vector<float> whole(gpt.net.tensors.size());
-    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, whole.data());
+    constexpr bool in_place = std::is_same_v<Device, CPU> && std::is_same_v<X, float>;
+    std::vector<float> whole(in_place ? 0 : gpt.net.tensors.size());
+    float* const numbers = in_place ? reinterpret_cast<float*>(gpt.weights) : whole.data();
+    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, numbers);
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", A::name, ", the first is ",
              report.initialised.front());
-    std::vector<X> rounded(whole.size());
-    std::transform(whole.begin(), whole.end(), rounded.begin(), [](float w) { return narrowed<X>(w); });
-    to_device(device, gpt.weights, rounded.data(), rounded.size());
+    if constexpr (!in_place) {
+        std::vector<X> rounded(whole.size());
+        std::transform(whole.begin(), whole.end(), rounded.begin(), [](float w) { return narrowed<X>(w); });
+        to_device(device, gpt.weights, rounded.data(), rounded.size());
+    }
     gpt_weights_loaded(device, gpt);
 }
 
@@ -210,9 +219,18 @@ Exit evaluate(Run<Device, X, A>& run, const Origin& origin) {
     load_for_inference(run.device, run.gpt, origin.folder()->string());
     catch_stop_signals();
     JsonLines items;
-    if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines(o.eval_out, -1);
-    if (run.data.val && validate(run)) run.progress.say("validation: " + described(run.validation, 6));
+    if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines::whole(o.eval_out);
+    if (run.data.val && validate(run)) {
+        if (!std::isfinite(run.validation.loss))
+            fail(Exit::not_finite, "the validation loss is not finite; the weights of ", origin.folder()->string(), " are damaged");
+        run.progress.say("validation: " + described(run.validation, 6));
+    }
     evaluate_tasks(run, &items);
+    if (run.ranks.any(stop_requested())) {
+        run.progress.say("stopped before everything was scored");
+        return Exit::signal;
+    }
+    items.finish();
     if (items.failed()) fail(Exit::data, o.eval_out, ": could not be written completely");
-    return run.ranks.any(stop_requested()) ? Exit::signal : Exit::done;
+    return Exit::done;
 }

@@ -39,6 +39,9 @@ static void generate_from(const std::string& folder, const Config& config, std::
         fail(Exit::checkpoint, folder, ": lacks ", loaded.initialised.size(), " tensors of ", Attention::name, ", the first is ",
              loaded.initialised.front());
     gpt_weights_loaded(CPU{}, gpt);
+    if (!gpt.net.layers[0].attention.is_causal())
+        std::fprintf(stderr, "warning: %s was trained to look at later tokens here, which a text being written does not have\n",
+                     Attention::name);
     Decoder<float, Attention> decoder(gpt, inference);
     generate_with_cache(decoder, config.V, ids, count, sampling);
     report(decoder, inference);

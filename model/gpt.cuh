@@ -83,8 +83,8 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Moni
 }
 
 /// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(), and the policy's own loss likewise. The
-/// head works on chunks of rows, so that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it also leaves d final_normed in
-/// scratch.dnormed and the head's weight gradient, and gpt_backward() works with the same dloss.
+/// head works on chunks of rows, so that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it
+/// also leaves d final_normed in scratch.dnormed and the head's weight gradient, and gpt_backward() works with the same dloss.
 template <class Device, class X, class A>
 void gpt_loss(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write write, Wide<X> dloss = 0) {
     const Config& c = gpt.net.config;

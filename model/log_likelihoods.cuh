@@ -65,21 +65,22 @@ inline bool shares_context(const EvaluationItem& item) {
     });
 }
 
-/// The same with each context computed once, for items that share theirs. The texts of a batch follow one another without padding,
-/// as one sequence of the model: each context, then its answers' tokens but the last of each. Attention alone goes text by text. On
-/// the CPU, for variants that can_decode_from_cache().
+/// What log_likelihoods() finds, with each context computed once, for items that share theirs. The texts of a batch follow one another
+/// without padding, as one sequence of the model: each context, then its answers' tokens but the last of each. Attention alone goes
+/// text by text. On the CPU, for variants that can_decode_from_cache().
 template <class X, class A>
 class SharedContexts {
 public:
     SharedContexts(GPT<CPU, X, A>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed) {}
 
-    /// Tokens that an item takes.
-    static int tokens_of(const EvaluationItem& item) {
-        int tokens = item.answers.front().begin;
-        for (const Answer& answer : item.answers) tokens += answer.length() - 1;
-        return tokens;
+    /// Rows that an item takes: of the model, whose context is one text, or of the head, which has the context's last row for every
+    /// answer, whichever are more.
+    static int rows_of(const EvaluationItem& item) {
+        int rows = std::max(item.answers.front().begin, int(item.answers.size()));
+        for (const Answer& answer : item.answers) rows += answer.length() - 1;
+        return rows;
     }
-    bool fit(int tokens) const { return tokens <= gpt_.B * gpt_.T; }
+    bool fit(int64_t rows) const { return rows <= int64_t(gpt_.B) * gpt_.T; }
 
     /// Memory for the angles of all tokens, and on every thread for the keys and values of one text.
     static size_t bytes(const Config& c, int B, int T) {
@@ -91,7 +92,7 @@ public:
         items_ = items;
         const Rows rows = put_together();
         turn_by_positions();
-        gpt_.attend = [this](int l, int) { attend(l); };
+        gpt_.attend = [this](int l, int) { attend_texts(l); };
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens_.data(), nullptr, 1, int(tokens_.size())));
         gpt_.attend = nullptr;
         gpt_.row_angles = {};
@@ -140,35 +141,38 @@ private:
         gpt_.row_angles = {cosine_.data(), sine_.data()};
     }
 
-    /// What a thread puts together for an answer: keys and values (context + answer, NKV, HS), and where its queries stand (NH, T).
+    /// What a thread puts together for an answer: keys and values (context + answer, NKV, HS), and where its queries stand (NH, T),
+    /// for every head the same.
     struct Text {
         std::vector<X> k, v;
         std::vector<int> positions;
     };
 
-    void attend(int l) {
+    void attend_texts(int l) {
         LayerState<X>& state = gpt_.layers[gpt_.layer_index(l)].attention;
         const AttentionForward<X> all =
             kernel_arguments(attention_inputs(gpt_, l, 1, int(tokens_.size())), state, Statistics<X>{});
 #pragma omp parallel
         {
             Text text;
+            text.k.reserve(size_t(gpt_.T) * all.NKV * all.HS), text.v.reserve(text.k.capacity());
 #pragma omp for schedule(dynamic)
-            for (size_t n = 0; n < items_.size(); n++) attend(gpt_.net.layers[l].attention, all, *items_[n], begin_[n], text);
+            for (size_t n = 0; n < items_.size(); n++)
+                attend_item(gpt_.net.layers[l].attention, all, *items_[n], begin_[n], text);
         }
     }
 
     /// Attention of an item whose rows begin at `row`: of its context, and of each answer to the context and itself.
-    static void attend(const A& policy, const AttentionForward<X>& all, const EvaluationItem& item, int row, Text& text) {
+    static void attend_item(const A& policy, const AttentionForward<X>& all, const EvaluationItem& item, int row, Text& text) {
         const int context = item.answers.front().begin;
-        attention_forward(CPU{}, policy, rows_of(all, row, context));
+        attention_forward(CPU{}, policy, part_of(all, row, context));
         text.k.clear(), text.v.clear();
         append_keys(text, all, row, context);
         row += context;
         for (const Answer& answer : item.answers) {
             const int T = answer.length() - 1;
             if (T == 0) continue;
-            AttentionForward<X> a = rows_of(all, row, T);
+            AttentionForward<X> a = part_of(all, row, T);
             text.k.resize(size_t(context) * a.NKV * a.HS), text.v.resize(text.k.size());
             append_keys(text, all, row, T);
             text.positions.clear();
@@ -182,7 +186,7 @@ private:
     }
 
     /// The arguments for rows `row` to row + T - 1 by themselves.
-    static AttentionForward<X> rows_of(AttentionForward<X> a, int row, int T) {
+    static AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
         a.T = a.S = T;
         a.q.data += row * a.q.row, a.k.data += row * a.k.row, a.v.data += row * a.v.row;
         a.out += size_t(row) * a.NH * a.HS;

@@ -1,6 +1,7 @@
 // The mask of a variant as a picture: which values the output of every row depends on. It is found without asking the variant:
 // attention is a weighted sum of values, so values that are 1 in one place and 0 elsewhere bring the weights out one by one,
 // whatever selected them. Rows are queries, columns keys; black is seen.
+// A variant whose values are not the model's (nsa) is asked instead.
 #pragma once
 #include "model/picture.h"
 #include "model/run.cuh"
@@ -8,7 +9,7 @@
 /// (NH, T, T), 1 where the output of row i depends on the value of key j, in the last layer on the batch that gpt_forward() has
 /// just seen. Weights that float32 rounds to 0 count as hidden. HS keys at a time: the value of key j0 + d is the unit vector d.
 template <class A>
-std::vector<uint8_t> seen_pairs(GPT<CPU, float, A>& gpt, int T) {
+std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float, A>& gpt, int T) {
     const Config& c = gpt.net.config;
     const int l = c.L - 1, row = (c.NH + 2 * c.NKV) * c.HS, v_at = (c.NH + c.NKV) * c.HS;
     LayerActivations<float>& a = gpt.layers[gpt.layer_index(l)];
@@ -33,6 +34,23 @@ std::vector<uint8_t> seen_pairs(GPT<CPU, float, A>& gpt, int T) {
     return seen;
 }
 
+/// The same as the policy tells it, where it can: `bool sees(inputs, state, h, i, j) const`, whether the last forward pass had
+/// query i of head h, of the first sequence, read key j.
+template <class A>
+std::vector<uint8_t> seen_pairs(GPT<CPU, float, A>& gpt, int T) {
+    const int l = gpt.net.config.L - 1, NH = gpt.net.config.NH;
+    const A& policy = gpt.net.layers[l].attention;
+    const LayerInputs<float> in = attention_inputs(gpt, l, 1, T);
+    const LayerState<float>& state = gpt.layers[gpt.layer_index(l)].attention;
+    if constexpr (requires { policy.sees(in, state, 0, 0, 0); }) {
+        std::vector<uint8_t> seen(size_t(NH) * T * T);
+#pragma omp parallel for
+        for (int row = 0; row < NH * T; row++)
+            for (int j = 0; j < T; j++) seen[size_t(row) * T + j] = policy.sees(in, state, row / T, row % T, j);
+        return seen;
+    } else return pairs_in_outputs(gpt, T);
+}
+
 /// One picture per head, or one for all when they are the same. Short sequences are drawn larger.
 inline Picture draw_mask(const std::vector<uint8_t>& seen, int NH, int T) {
     const int scale = std::max(1, 256 / T);
@@ -51,6 +69,8 @@ inline Picture draw_mask(const std::vector<uint8_t>& seen, int NH, int T) {
 /// --show-mask: writes the picture of the last layer's mask on the first tokens of the data, and says what is on it.
 template <class A>
 void show_mask(const Options& o) {
+    if (o.seq_len > 4096)
+        fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
     use_threads(o.threads, 1);
     Origin origin = find_origin(o, A::name, true);
     const Data data = open_data(o, 1, origin.config);

@@ -57,7 +57,8 @@ static std::string pgm(const Picture& p) {
 }
 
 void write_picture(const std::string& path, const Picture& picture) {
-    const bool plain = path.size() > 4 && path.substr(path.size() - 4) == ".pgm";
+    const bool plain = path.ends_with(".pgm");
+    if (!plain && !path.ends_with(".png")) fail(Exit::usage, path, ": a picture's name must end in .png or .pgm");
     const std::string bytes = plain ? pgm(picture) : png(picture);
     std::ofstream file(path, std::ios::binary);
     file.write(bytes.data(), std::streamsize(bytes.size()));

@@ -12,7 +12,8 @@ struct Picture {
     uint8_t& at(int x, int y) { return grey[size_t(y) * width + x]; }
 };
 
-/// A PNG, or a portable graymap where the name ends in .pgm. Exit::usage when the file cannot be written.
+/// A PNG or a portable graymap, as the name ends in .png or .pgm. Exit::usage for other endings, and when the file cannot be
+/// written.
 void write_picture(const std::string& path, const Picture& picture);
 
 /// The pictures, all of one size, in rows from left to right, as near to a square as they go, with lines between them.

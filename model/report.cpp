@@ -60,28 +60,50 @@ static std::string kept_lines(const std::string& path, int64_t step) {
     return kept;
 }
 
-JsonLines::JsonLines(const std::string& path, int64_t resume_step) : path_(path) {
+JsonLines::JsonLines(const std::string& path, int64_t resume_step) {
+    const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
+    open(path);
+    put(kept);
+    name(resume_step < 0);
+}
+
+JsonLines JsonLines::whole(const std::string& path) {
+    JsonLines lines;
+    lines.open(path);
+    return lines;
+}
+
+void JsonLines::finish() {
+    if (file_ && std::fflush(file_) == 0 && !failed_) name(true);
+    else failed_ = failed_ || file_;
+}
+
+void JsonLines::open(const std::string& path) {
     std::error_code ignored;
     const auto there = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
         fail(Exit::checkpoint, path, ": is there and is no regular file; choose another name");
-    const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
-    if (resume_step < 0 && std::filesystem::exists(path, ignored)) std::filesystem::rename(path, path + ".old", ignored);
-    const std::string fresh = path + ".tmp";   // a kill between here and the rename leaves the old log whole
-    file_ = std::fopen(fresh.c_str(), "w");
-    if (!file_) fail(Exit::checkpoint, fresh, ": cannot be written (", last_os_error(), "); choose another place");
-    put(kept);
-    std::filesystem::rename(fresh, path, ignored);
-    if (ignored) fail(Exit::checkpoint, path, ": cannot be written (", ignored.message(), "); choose another place");
+    path_ = path, unnamed_ = path + ".tmp";   // a kill before it gets its name leaves the old file whole
+    file_ = std::fopen(unnamed_.c_str(), "w");
+    if (!file_) fail(Exit::checkpoint, unnamed_, ": cannot be written (", last_os_error(), "); choose another place");
+}
+
+void JsonLines::name(bool keep_older) {
+    std::error_code error;
+    if (keep_older && std::filesystem::exists(path_, error)) std::filesystem::rename(path_, path_ + ".old", error);
+    std::filesystem::rename(std::exchange(unnamed_, ""), path_, error);
+    if (error) fail(Exit::checkpoint, path_, ": cannot be written (", error.message(), "); choose another place");
 }
 
 JsonLines::~JsonLines() {
     if (file_) std::fclose(file_);
+    if (file_ && !unnamed_.empty()) std::remove(unnamed_.c_str());
 }
 
 JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
     std::swap(file_, other.file_);
     std::swap(path_, other.path_);
+    std::swap(unnamed_, other.unnamed_);
     std::swap(failed_, other.failed_);
     return *this;
 }

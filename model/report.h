@@ -30,6 +30,11 @@ public:
     /// A new file; an older one is kept as PATH.old. With resume_step >= 0 instead the records up to that step stay and what a
     /// killed run wrote behind them is dropped, so that no step appears twice. Exit::checkpoint when the file cannot be written.
     JsonLines(const std::string& path, int64_t resume_step);
+
+    /// A new file that appears under its name in finish(): whole, or not at all.
+    static JsonLines whole(const std::string& path);
+    void finish();
+
     ~JsonLines();
     JsonLines(JsonLines&& other) noexcept { *this = std::move(other); }
     JsonLines& operator=(JsonLines&& other) noexcept;
@@ -44,9 +49,11 @@ public:
     void write(const std::vector<Field>& fields, const char* key, const std::string& json);
 
 private:
+    void open(const std::string& path);
+    void name(bool keep_older);
     void put(const std::string& line);
     std::FILE* file_ = nullptr;
-    std::string path_;
+    std::string path_, unnamed_;   // unnamed: where it is until it gets its name
     bool failed_ = false;
 };
 

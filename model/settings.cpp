@@ -12,3 +12,12 @@ void complete_settings(Config& config, const std::vector<Setting>& settings) {
                  " from ", s.lowest, " to ", s.highest);
     }
 }
+
+void require_within_sequence(const std::vector<Setting>& settings, const std::map<std::string, double>& given, int T) {
+    for (const Setting& s : settings) {
+        const auto value = given.find(s.key);
+        if (!s.of_sequence || value == given.end() || value->second <= T) continue;
+        fail(Exit::usage, s.option, " is ", value->second, ", but with --seq-len ", T, " must be ",
+             s.whole ? "a whole number" : "a number", " from ", s.lowest, " to ", T);
+    }
+}

@@ -36,7 +36,7 @@ std::vector<EvaluationFile> evaluation_files(const Options& o) {
 Data open_shards(const Options& o, const Config& config) {
     Data data;
     const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
-    const bool own_text = o.val_data.empty() && o.train_data.empty() && (!o.evaluate || config.tokenizer == "bytes");
+    const bool own_text = o.val_data.empty() && o.train_data.empty() && (!o.evaluate || (config.tokenizer == "bytes" && o.eval_data.empty()));
     const std::string val = own_text ? bundled + "val_*.bin" : o.val_data;
     if (!o.evaluate)
         data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
@@ -104,13 +104,17 @@ void require_shape(const Origin& origin, const Config& wanted, const std::string
 }
 
 // A folder that names another variant is taken for its weights alone, and only when the user says so: the variant's own tensors
-// then start anew, and so do the moments and the count of steps.
-void require_variant(Origin& origin, const std::string& variant, bool allow_new_tensors, bool speaks) {
+// then start anew, and so do the moments and the count of steps. Not in place of the run that `resumes`.
+void require_variant(Origin& origin, const std::string& variant, bool allow_new_tensors, bool resumes, bool speaks) {
     if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
     const std::string folder = origin.folder()->string(), other = origin.config.variant;
     if (!allow_new_tensors)
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_",
-             other, ", or give --allow-new-tensors to start ", variant, " from its weights");
+             other, ", or, where ", other, " has no tensors of its own, give --allow-new-tensors to start ", variant,
+             " from its weights");
+    if (resumes)
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and ", variant,
+             " would take its place; start from it with --model ", folder, " and another --out");
     if (speaks)
         std::cout << "note: " << folder << " is a checkpoint of " << other << "; " << variant << " starts from its weights\n";
     origin.weights_from = origin.folder();
@@ -151,7 +155,7 @@ Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
     if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
         require_shape(origin, preset(o.model), o.model);
-    require_variant(origin, variant, o.allow_new_tensors, speaks);
+    require_variant(origin, variant, o.allow_new_tensors, o.resume && o.checkpoint.empty(), speaks);
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
     origin.config.max_positions =
         std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained

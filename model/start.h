@@ -43,8 +43,9 @@ struct Data {
     int micro_steps = 1;
 };
 
-/// Without --train-data: the bundled text, for training and for validation. Tells `config` which tokenizer made the shards. Exit::data
-/// where shards, tokenizer and model do not belong together, or are too short; Exit::usage where the sizes of a step do not.
+/// Without --train-data: the bundled text, for training and for validation. Tells `config` which tokenizer made the shards.
+/// Exit::data where shards, tokenizer and model do not belong together, or are too short; Exit::usage where the sizes of a step do
+/// not.
 Data open_data(const Options& o, int ranks, Config& config);
 
 /// A checkpoint to go on from, a folder of weights to start from, or nothing but a shape.
@@ -59,5 +60,6 @@ struct Origin {
 /// warnings are printed by the rank that `speaks`.
 Origin find_origin(const Options& o, const std::string& variant, bool speaks);
 
-/// Fails with Exit::out_of_memory before anything is allocated when the plan does not fit: `available` bytes are for `sharers` ranks.
+/// Fails with Exit::out_of_memory before anything is allocated when the plan does not fit: `available` bytes are for `sharers`
+/// ranks.
 void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers);

@@ -9,26 +9,32 @@
 #include "model/report.h"
 
 /// Floating-point operations of one training step per token, counting the pairs that the variant really visits: 6 per parameter
-/// that multiplies (2 forward, 4 backward) and 12 HS per visible pair (two matrix products forward, four backward).
+/// that multiplies (2 forward, 4 backward), 12 HS per visible pair (two matrix products forward, four backward) and 4 HS per pair
+/// that is computed forward alone. Mechanisms' own parameters count as if every token met them; those that work once per block of
+/// tokens do less.
 struct Flops {
     int T = 0;
     double per_token = 0;
     PairCount visited, dense;   // per sequence of T tokens, all layers and heads
     double cached_keys = 0;     // that decoding goes on from after T tokens: of one key/value head, summed over the layers
+    double cached_features = 0; // and numbers that E1 reads per key, of all heads and layers
 };
 template <class A>
 Flops count_flops(const Qwen<A>& net, int T) {
     const Config& c = net.config;
     Flops f;
     f.T = T;
+    double further = 0;
     for (const auto& layer : net.layers) {
         const PairCount count = expected_pairs(layer.attention, c.NH, T);
         f.visited.pairs += count.pairs, f.visited.tiles += count.tiles;
         f.cached_keys += layer.attention.cached_keys(T);
+        f.cached_features += double(layer.attention.features().column) * c.NH * T;
+        further += layer.attention.further_pairs(c.NH, T);
     }
     const PairCount causal = count_pairs(Policy(c, 0), c.NH, T);   // the same in every layer
     f.dense = {c.L * causal.pairs, c.L * causal.tiles};
-    f.per_token = 6 * net.matmul_parameters() + 12.0 * c.HS * f.visited.pairs / T;
+    f.per_token = 6 * net.matmul_parameters() + (12.0 * f.visited.pairs + 4.0 * further) * c.HS / T;
     return f;
 }
 
@@ -83,6 +89,7 @@ template <class A>
 std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, const Flops& f) {
     const Config& c = net.config;
     const double key_bytes = 2.0 * c.NKV * c.HS * sizeof(float);   // a key and its value, of all heads
+    const double cache = key_bytes * f.cached_keys + sizeof(float) * f.cached_features;
     std::vector<std::pair<std::string, std::string>> rows = {
         {"attention", A::name},
         {"form", std::string(c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") +
@@ -94,8 +101,8 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
         {"FLOPs per token of training", text("%.4g", f.per_token)},
         {"visible pairs per sequence", text("%.0f (%.1f%% of causal)", f.visited.pairs, 100 * f.visited.pairs / f.dense.pairs)},
         {"visited tiles per sequence", text("%.0f (%.1f%% of causal)", f.visited.tiles, 100 * f.visited.tiles / f.dense.tiles)},
-        {text("KV cache of %d tokens", f.T), text("%s in float32 (%.1f%% of causal)", human_bytes(key_bytes * f.cached_keys).c_str(),
-                                                  100 * f.cached_keys / (double(c.L) * f.T))},
+        {text("KV cache of %d tokens", f.T), text("%s in float32 (%.1f%% of causal)", human_bytes(cache).c_str(),
+                                                  100 * cache / (key_bytes * double(c.L) * f.T))},
         {"causal and prefix-consistent", net.layers[0].attention.is_causal() ? "yes" : "no: outputs depend on later tokens"}};
     if (net.tensors.trained() < net.tensors.parameters())
         rows.push_back({"parameters that AdamW trains", std::to_string(net.tensors.trained())});

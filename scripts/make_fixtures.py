@@ -5,7 +5,7 @@
 
 needs torch, transformers, numpy and safetensors (pip install). Only whoever changes the fixtures runs it: they are kept in git.
 tests/fixtures/README.md describes the files. Every number is computed in float64 by the plain model below, with the attention of
-attention_torch.py, starting from exactly the float32 (or bfloat16) weights that lie in the folder. For the forms that transformers
+attention_torch/, starting from exactly the float32 (or bfloat16) weights that lie in the folder. For the forms that transformers
 has, the script checks the plain model against transformers, logits and the whole 20-step curve, and stops when they disagree.
 
 A mechanism that chooses (the greatest scores, a threshold, the nearest centroid) would choose otherwise after rounding where two

@@ -270,6 +270,15 @@ TEST_CASE("adaptive_sparse and seer say how many pairs and tiles they expect", "
     CHECK(count({{S + "top_k", 1}, {S + "block", 128}}, 330).tiles == 2 * (3 * 3 + 2 * 4));
 }
 
+TEST_CASE("adaptive_sparse and seer say what distillation and decoding cost", "[attention]") {
+    const auto policy = [](const Settings& settings) { return Case<seer>({1, 1, 2, 1, 8, settings}).policy; };
+    CHECK(policy({{S + "distil", 1}}).further_pairs(2, 330) == 330 * 331);
+    for (double distil : {0, 2}) CHECK(policy({{S + "distil", distil}}).further_pairs(2, 330) == 0);
+    CHECK(policy({{S + "distil", 0}}).cached_keys(129) == 129 + 2 * 0.5 + 1.5);
+    CHECK(policy({{S + "distil", 0}}).cached_keys(128) == 128 + 1 * 0.5 + 1.5);
+    CHECK(policy({{S + "distil", 2}}).cached_keys(129) == 129);
+}
+
 TEST_CASE("adaptive_sparse and seer refuse what makes no sense, and name what does", "[attention]") {
     for (double block : {65.0, 100.0}) {
         CHECK(mentions(refusal<adaptive_sparse>(2, 1, {{A + "block", block}}), "multiple of 64 from 64 to 4096"));

@@ -229,6 +229,19 @@ TEST_CASE("text that is no JSON object is refused", "[config]") {
     CHECK(refusal(deep).find("hidden_act") != std::string::npos);
 }
 
+TEST_CASE("a setting that was given may not count more tokens than there are; a default may", "[config]") {
+    const std::vector<Setting> settings = {{"--reach", "reach", 256, 0, 1e9, true, "", true}, {"--scale", "scale", 1, 0, 1e9, false, ""}};
+    CHECK_NOTHROW(require_within_sequence(settings, {}, 64));
+    CHECK_NOTHROW(require_within_sequence(settings, {{"reach", 64}, {"scale", 1000}}, 64));
+    try {
+        require_within_sequence(settings, {{"reach", 65}}, 64);
+        FAIL("accepted");
+    } catch (const Error& error) {
+        CHECK(error.code == Exit::usage);
+        CHECK(std::string(error.what()) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");
+    }
+}
+
 TEST_CASE("a setting that no variant declared is an error", "[config]") {
     Config config;
     CHECK_THROWS_AS(config.setting("asga_hidden"), Error);

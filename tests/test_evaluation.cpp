@@ -262,7 +262,13 @@ TEST_CASE("evaluation: contexts that are computed once give the scores of contex
         CHECK(difference(shared.log_likelihoods(all), expected, rounding<double>(1000)) == "");
         const std::vector<double> turned = {expected[2], expected[3], expected[4], expected[0], expected[1]};
         CHECK(difference(shared.log_likelihoods({all[1], all[0]}), turned, rounding<double>(1000)) == "");
-        CHECK(shared.tokens_of(items[1]) == 64 + 1 + 0 + 3);
+        CHECK(shared.rows_of(items[1]) == 64 + 1 + 0 + 3);   // of the model
+        CHECK(shared.rows_of(items[2]) == 2);                // of the head: its one token of context predicts both answers
+        std::vector<const EvaluationItem*> full(6 * 67 / 2, &items[2]);   // many answers behind few tokens
+        const std::vector<double> many = shared.log_likelihoods(full);
+        REQUIRE(many.size() == 2 * full.size());
+        const std::vector<double> last(many.end() - 2, many.end()), alone = {expected[5], expected[6]};
+        CHECK(difference(last, alone, rounding<double>(1000)) == "");
         CHECK(shared.fit(6 * 67));
         CHECK_FALSE(shared.fit(6 * 67 + 1));
     };

@@ -1,7 +1,10 @@
 // The whole model in all its forms, with plain causal attention; tests/variant/ repeats the essence for every variant.
 #include "catch.h"
 
+#include "attention/asga.cuh"
 #include "attention/causal.cuh"
+#include "attention/seer.cuh"
+#include "model/summary.h"
 #include "tests/whole_model.h"
 
 // Threads one(1) where a case takes many small steps: sharing them costs more than it saves, on a busy machine a hundred times.
@@ -198,6 +201,21 @@ TEST_CASE("a large vocabulary: the head works on several chunks of rows, the las
         INFO(t.name);
         CHECK(difference(micro.of(micro.gpt.gradients, t), whole.of(whole.gpt.gradients, t), Tolerance{rounding<float>(B * T).relative, 1e-9}) == "");
     }
+}
+
+TEST_CASE("FLOPs and the cache count a teacher's dense pass, gate keys and what scores read per key", "[model]") {
+    const Config c = config_of({});
+    const int T = 200;
+    const double triangle = T * (T + 1) / 2.0;
+    const Flops dense = count_flops(Qwen<causal>(c), T);
+    const double expected = 6 * Qwen<causal>(c).matmul_parameters() + 12.0 * c.HS * c.L * c.NH * triangle / T;
+    CHECK(dense.per_token == Approx(expected));
+    CHECK((dense.cached_keys == c.L * T && dense.cached_features == 0));
+    CHECK(count_flops(Qwen<asga>(c), T).cached_features == c.L * c.NH * T * 5);   // asga_hidden
+    Config alone = c;
+    alone.settings["seer_distil"] = 0;
+    const double teacher = count_flops(Qwen<seer>(c), T).per_token - count_flops(Qwen<seer>(alone), T).per_token;
+    CHECK(teacher == Approx(4.0 * c.HS * c.L * c.NH * triangle / T));
 }
 
 TEST_CASE("the memory plan is what is allocated", "[model]") {

@@ -4,6 +4,7 @@
 
 #include "attention/asga_fixed.cuh"
 #include "attention/causal.cuh"
+#include "attention/nsa.cuh"
 #include "model/mask.cuh"
 #include "tests/catch.h"
 #include "tests/temporary_folder.h"
@@ -92,6 +93,20 @@ TEST_CASE("the picture of a mask: found from outputs alone, one picture where he
     CHECK((apart.grey[0] == 255 && apart.grey[3 * T] == 160 && apart.grey[3 * T + 4] == 0));
 }
 
+TEST_CASE("the picture of a mask: of nsa the keys that are read one by one", "[monitor]") {
+    const Threads one(1);
+    Config config = config_of({});
+    config.settings["nsa_selected"] = 3;   // the first block, the own one and the one before; the window of 9 reaches no further
+    Trial<float, nsa> trial(config, 1, 270, 1, 270);
+    trial.loss();
+    const int T = trial.T;
+    std::vector<uint8_t> expected;
+    for (int h = 0; h < config.NH; h++)
+        for (int i = 0; i < T; i++)
+            for (int j = 0; j < T; j++) expected.push_back(j <= i && (j / 64 == 0 || j / 64 >= i / 64 - 1));
+    CHECK(seen_pairs(trial.gpt, T) == expected);
+}
+
 TEST_CASE("pictures: a graymap as it is, a PNG with right checksums and all its pixels", "[monitor]") {
     const TemporaryFolder folder;
     auto bytes_of = [&](const std::string& name, const Picture& p) {
@@ -111,4 +126,5 @@ TEST_CASE("pictures: a graymap as it is, a PNG with right checksums and all its 
     CHECK(png.substr(41, 14) == std::string("\170\001\001\003\000\374\377\000\377\007\002\010\001\007", 14));
     CHECK(bytes_of("b.png", Picture(300, 400, 9)).size() == 8 + 25 + 12 + 2 + 2 * 5 + 400 * 301 + 4 + 12);   // two blocks
     CHECK_THROWS(write_picture((folder / "no/such/folder.png").string(), small));
+    CHECK_THROWS(write_picture((folder / "a.jpg").string(), small));
 }

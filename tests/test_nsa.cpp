@@ -47,6 +47,21 @@ TEST_CASE("nsa: computes what its naive() prints where blocks have to be chosen"
     }
 }
 
+TEST_CASE("nsa: what follows a token changes neither its choice nor its result", "[attention][nsa]") {
+    for (const LayerSizes& sizes : sizes_with_a_choice()) {
+        if (sizes.B > 1) continue;
+        INFO("block " << sizes.settings.at("nsa_block"));
+        Layer whole(sizes);
+        whole.forward();
+        for (int tokens : {200, 256, 257, sizes.T - 1}) {
+            Layer prefix = whole.first_tokens(tokens);
+            prefix.forward();
+            const std::vector<double> expected(whole.result().begin(), whole.result().begin() + prefix.result().size());
+            CHECK(difference(prefix.result(), expected, {1e-12}) == "");
+        }
+    }
+}
+
 TEST_CASE("nsa: the choice matters, and depends on the setting", "[attention][nsa]") {
     const std::vector<double> three = result_of({1, 340, 2, 1, 8, settings(8, 4, 3, 9)}),
                               four = result_of({1, 340, 2, 1, 8, settings(8, 4, 4, 9)}),

@@ -187,6 +187,15 @@ struct BlockSparse : Policy {
         return count;
     }
 
+    /// The dense pass that teaches the gate while attention is sparse.
+    double further_pairs(int heads, int T) const {
+        return distil_mode == Distil::jointly ? heads * (double(T) * (T + 1) / 2) : 0;
+    }
+
+    /// Beside keys and values: a gate key for every past block, half of such a pair, and what the open block pools (its keys' mean,
+    /// maximum and minimum).
+    double cached_keys(int T) const { return distil_mode == Distil::alone ? T : T + 0.5 * ((T - 1) / block) + 1.5; }
+
     template <class X>
     size_t kept_bytes(const LayerShape& shape) const {
         return Kept<Wide<X>>(*this, nullptr, shape).bytes;

@@ -76,9 +76,9 @@ VARIANT_CASE("being watched changes no bit; entropy is between 0 and that of uni
     CHECK(std::equal(alone.gpt.final_normed, alone.gpt.final_normed + numbers, watched.gpt.final_normed));
     const AttentionReport r = monitor.take_report();
     for (int l = 0; l < c.L; l++)
-        for (int h = 0; h < c.NH; h++) {   // NaN where the variant does not say
-            CHECK_FALSE((r.normalised[l][h] < -1e-5 || r.normalised[l][h] > 1 + 1e-5));
-            CHECK_FALSE((r.pairs[l][h] < 0 || r.tiles[l][h] < 0));
+        for (int h = 0; h < c.NH; h++) {
+            CHECK((r.entropy[l][h] >= -1e-5 && r.pairs[l][h] > 0 && r.tiles[l][h] > 0));
+            CHECK_FALSE((r.normalised[l][h] < -1e-5 || r.normalised[l][h] > 1 + 1e-5));   // NaN where no row has two keys
             CHECK(std::isnan(r.gate[l][h]) == !watched.gpt.net.layers[l].attention.gated());
         }
 }
