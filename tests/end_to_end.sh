@@ -193,6 +193,11 @@ sed 's/"gold": 1}/"gold": 5}/' "$work/items.jsonl" > "$work/wrong.jsonl"
 expect "an item whose answer does not exist" 3 "wrong.jsonl:2" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/wrong.jsonl"
 expect "an item longer than the context" 3 "--seq-len" ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --seq-len 16
 expect "items of a checkpoint of another variant" 7 "asga" ./train_asga $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl"
+cp -r "$last" "$work/huge"   # its last number, a weight of the final norm, is the greatest that float32 has
+printf '\377\377\177\177' | dd of="$work/huge/model.safetensors" bs=1 seek=$(($(stat -c %s "$work/huge/model.safetensors") - 4)) conv=notrunc 2> /dev/null
+expect "scores that are not finite" 5 "not finite" ./train_causal $small --evaluate --model "$work/huge" --val-every 0 --eval-data "$work/items.jsonl" --eval-out "$work/none.jsonl"
+check "are not left as a file of scores" '[ ! -e "$work/none.jsonl" ] && [ ! -e "$work/none.jsonl.tmp" ]'
+expect "a validation loss that is not finite" 5 "validation loss" ./train_causal $small --evaluate --model "$work/huge"
 
 # ---- a tokenizer of Hugging Face's, from the text to what a moved checkpoint writes
 expect "a tokenizer.json makes shards" 0 "" ./tokenize --tokenizer tests/fixtures/tokenizers/qwen_tokenizer.json --out "$work/bpe" --name bpe "$work/text.txt"
