@@ -39,7 +39,7 @@ struct adaptive_sparse : BlockSparse {
     }
 
     static std::vector<Setting> settings() {
-        return {
+        return {   // thresholds stay below 1: no share and no gate reaches it
             {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block, 64 or more",
              true},
             {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, true,

@@ -21,6 +21,7 @@
 // Memory kept per token and layer, in numbers: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and
 // hidden units; in float32 5 NH gates and log-sum-exps; NH / 64 integers for every block of the sequence, the lists of blocks.
 #pragma once
+#include <algorithm>
 #include <climits>
 
 #include "attention/core/importance.cuh"
@@ -236,7 +237,7 @@ struct nsa : Policy {
     }
 
     /// For the picture of the mask: whether the last forward() had query i of head h, of the first sequence, read key j by itself,
-    /// in slc or win. cmp sees every token, inside compressed keys.
+    /// in slc or win. cmp sees complete blocks, inside compressed keys.
     template <class X>
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const {
         const NsaKept<X> kept(state.kept, in, grid, shared);

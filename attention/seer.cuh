@@ -36,7 +36,7 @@ struct seer : BlockSparse {
     }
 
     static std::vector<Setting> settings() {
-        return {
+        return {   // a threshold stays below 1: no share exceeds it
             {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block: 64 or a multiple", true},
             {"--seer-query", "seer_query", 0, 0, 2, true,
              "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (distil 2 only)"},

@@ -14,7 +14,7 @@ struct Setting {
     double highest;       // inclusive
     bool whole;           // integers only
     const char* help;
-    bool of_sequence = false;   // counts tokens of a sequence, or parts of it: more than all is no choice
+    bool of_sequence = false;   // counts tokens, or parts, of a sequence: more than --seq-len cannot be asked for
 };
 
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder. Sizes as everywhere: see dev/HACKING.md, "Names".

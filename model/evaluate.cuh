@@ -164,15 +164,23 @@ inline std::string json_list(const float* numbers, size_t count) {
     return list + "]";
 }
 
-/// The tasks of --eval-data. With --evaluate `items` gets a record for every item, and scores that are not finite are an error; a
-/// training run goes on to save.
+/// What the model made of an answer, where that is no number: which item, and of what weights.
+inline void require_finite(const EvaluationTask& task, const std::vector<float>& found, const std::string& weights) {
+    size_t answer = 0;
+    for (size_t n = 0; n < task.items.size(); n++)
+        for (size_t end = answer + task.items[n].answers.size(); answer < end; answer++)
+            if (!std::isfinite(found[answer]))
+                fail(Exit::not_finite, task.name, ": item ", n, " scores ", found[answer], "; the weights of ", weights, " are damaged");
+}
+
+/// The tasks of --eval-data; false when a signal came between. With --evaluate `items` gets a record for every item of the
+/// `weights`, and scores that are not finite are an error; a training run goes on to save.
 template <class Device, class X, class A>
-void evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr) {
+bool evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr, const std::string& weights = "") {
     for (const EvaluationTask& task : run.data.tasks) {
         const std::vector<float> found = log_likelihoods(run, task);
-        if (run.ranks.any(stop_requested())) return;
-        if (items && !std::all_of(found.begin(), found.end(), [](float x) { return std::isfinite(x); }))
-            fail(Exit::not_finite, task.name, ": what the model makes of an answer is not finite; its weights are damaged");
+        if (run.ranks.any(stop_requested())) return false;
+        if (items) require_finite(task, found, weights);
         const EvaluationScores scores = score(task, found);
         run.progress.say(text("%s: %s", task.name.c_str(), described(scores).c_str()));
         run.log.write(fields_of(task, scores, run.state.step));
@@ -185,6 +193,7 @@ void evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr) {
             of += count;
         }
     }
+    return true;
 }
 
 // -------------------------------------------------------------------------------------------------------------- without training
@@ -220,13 +229,14 @@ Exit evaluate(Run<Device, X, A>& run, const Origin& origin) {
     catch_stop_signals();
     JsonLines items;
     if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines::whole(o.eval_out);
-    if (run.data.val && validate(run)) {
+    bool whole = !run.data.val || validate(run);
+    if (run.data.val && whole) {
         if (!std::isfinite(run.validation.loss))
             fail(Exit::not_finite, "the validation loss is not finite; the weights of ", origin.folder()->string(), " are damaged");
         run.progress.say("validation: " + described(run.validation, 6));
     }
-    evaluate_tasks(run, &items);
-    if (run.ranks.any(stop_requested())) {
+    whole = whole && evaluate_tasks(run, &items, origin.folder()->string());
+    if (!whole) {
         run.progress.say("stopped before everything was scored");
         return Exit::signal;
     }

@@ -65,9 +65,9 @@ inline bool shares_context(const EvaluationItem& item) {
     });
 }
 
-/// What log_likelihoods() finds, with each context computed once, for items that share theirs. The texts of a batch follow one another
-/// without padding, as one sequence of the model: each context, then its answers' tokens but the last of each. Attention alone goes
-/// text by text. On the CPU, for variants that can_decode_from_cache().
+/// What log_likelihoods() finds, with each context computed once, for items that share theirs. The texts of a batch follow one
+/// another without padding, as one sequence of the model: each context, then its answers' tokens but the last of each. Attention
+/// alone goes text by text. On the CPU, for variants that can_decode_from_cache().
 template <class X, class A>
 class SharedContexts {
 public:
@@ -156,6 +156,7 @@ private:
         {
             Text text;
             text.k.reserve(size_t(gpt_.T) * all.NKV * all.HS), text.v.reserve(text.k.capacity());
+            text.positions.reserve(size_t(all.NH) * gpt_.T);
 #pragma omp for schedule(dynamic)
             for (size_t n = 0; n < items_.size(); n++)
                 attend_item(gpt_.net.layers[l].attention, all, *items_[n], begin_[n], text);

@@ -71,9 +71,11 @@ template <class A>
 void show_mask(const Options& o) {
     if (o.seq_len > 4096)
         fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
+    require_picture_name(o.show_mask);
     use_threads(o.threads, 1);
     Origin origin = find_origin(o, A::name, true);
     const Data data = open_data(o, 1, origin.config);
+    if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
     const int T = o.seq_len;
     GPT<CPU, float, A> gpt(origin.config, 1, T, Mode::inference);
     require_memory(gpt.memory_plan(), o, available_memory(), 1);

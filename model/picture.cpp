@@ -56,10 +56,13 @@ static std::string pgm(const Picture& p) {
     return "P5\n" + std::to_string(p.width) + " " + std::to_string(p.height) + "\n255\n" + std::string(p.grey.begin(), p.grey.end());
 }
 
+void require_picture_name(const std::string& path) {
+    if (!path.ends_with(".png") && !path.ends_with(".pgm")) fail(Exit::usage, path, ": a picture's name must end in .png or .pgm");
+}
+
 void write_picture(const std::string& path, const Picture& picture) {
-    const bool plain = path.ends_with(".pgm");
-    if (!plain && !path.ends_with(".png")) fail(Exit::usage, path, ": a picture's name must end in .png or .pgm");
-    const std::string bytes = plain ? pgm(picture) : png(picture);
+    require_picture_name(path);
+    const std::string bytes = path.ends_with(".pgm") ? pgm(picture) : png(picture);
     std::ofstream file(path, std::ios::binary);
     file.write(bytes.data(), std::streamsize(bytes.size()));
     if (!file.flush()) fail(Exit::usage, path, ": the picture cannot be written there");

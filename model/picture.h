@@ -12,6 +12,9 @@ struct Picture {
     uint8_t& at(int x, int y) { return grey[size_t(y) * width + x]; }
 };
 
+/// Exit::usage unless the name ends in .png or .pgm.
+void require_picture_name(const std::string& path);
+
 /// A PNG or a portable graymap, as the name ends in .png or .pgm. Exit::usage for other endings, and when the file cannot be
 /// written.
 void write_picture(const std::string& path, const Picture& picture);

@@ -64,7 +64,7 @@ JsonLines::JsonLines(const std::string& path, int64_t resume_step) {
     const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
     open(path);
     put(kept);
-    name(resume_step < 0);
+    if (!failed_) name(resume_step < 0);   // else the old file stays
 }
 
 JsonLines JsonLines::whole(const std::string& path) {
@@ -74,8 +74,7 @@ JsonLines JsonLines::whole(const std::string& path) {
 }
 
 void JsonLines::finish() {
-    if (file_ && std::fflush(file_) == 0 && !failed_) name(true);
-    else failed_ = failed_ || file_;
+    if (file_) name(true);   // put() has let go of a file that could not be written
 }
 
 void JsonLines::open(const std::string& path) {
@@ -83,9 +82,10 @@ void JsonLines::open(const std::string& path) {
     const auto there = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
         fail(Exit::checkpoint, path, ": is there and is no regular file; choose another name");
-    path_ = path, unnamed_ = path + ".tmp";   // a kill before it gets its name leaves the old file whole
-    file_ = std::fopen(unnamed_.c_str(), "w");
-    if (!file_) fail(Exit::checkpoint, unnamed_, ": cannot be written (", last_os_error(), "); choose another place");
+    const std::string unnamed = path + ".tmp";   // a kill before it gets its name leaves the old file whole
+    file_ = std::fopen(unnamed.c_str(), "w");
+    if (!file_) fail(Exit::checkpoint, unnamed, ": cannot be written (", last_os_error(), "); choose another place");
+    path_ = path, unnamed_ = unnamed;
 }
 
 void JsonLines::name(bool keep_older) {
@@ -97,7 +97,7 @@ void JsonLines::name(bool keep_older) {
 
 JsonLines::~JsonLines() {
     if (file_) std::fclose(file_);
-    if (file_ && !unnamed_.empty()) std::remove(unnamed_.c_str());
+    if (!unnamed_.empty()) std::remove(unnamed_.c_str());
 }
 
 JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {

@@ -316,7 +316,7 @@ void print_set_up(const Run<Device, X, A>& run, int threads) {
     if (run.data.train) print_training(run, threads);
     print_memory(run.memory_plan());
     if (!run.gpt.net.layers[0].attention.is_causal())
-        std::cout << "warning: outputs depend on LATER TOKENS here: every loss, and every choice among answers, is that of a model\n"
+        std::cout << "warning: outputs depend on LATER TOKENS here: every loss, and every choice among answers, is of a model\n"
                      "         that has seen some of the solution, and not to be compared with causal ones\n";
     std::fflush(stdout);
     warn(run.device);

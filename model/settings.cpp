@@ -17,6 +17,9 @@ void require_within_sequence(const std::vector<Setting>& settings, const std::ma
     for (const Setting& s : settings) {
         const auto value = given.find(s.key);
         if (!s.of_sequence || value == given.end() || value->second <= T) continue;
+        if (s.lowest > T)
+            fail(Exit::usage, s.option, " is ", value->second, ", and --seq-len ", T, " is less than the least that it can be, ",
+                 s.lowest, "; raise --seq-len");
         fail(Exit::usage, s.option, " is ", value->second, ", but with --seq-len ", T, " must be ",
              s.whole ? "a whole number" : "a number", " from ", s.lowest, " to ", T);
     }

@@ -36,7 +36,8 @@ std::vector<EvaluationFile> evaluation_files(const Options& o) {
 Data open_shards(const Options& o, const Config& config) {
     Data data;
     const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
-    const bool own_text = o.val_data.empty() && o.train_data.empty() && (!o.evaluate || (config.tokenizer == "bytes" && o.eval_data.empty()));
+    const bool shards_are_wanted = !o.evaluate || (config.tokenizer == "bytes" && o.eval_data.empty());
+    const bool own_text = o.val_data.empty() && o.train_data.empty() && shards_are_wanted;
     const std::string val = own_text ? bundled + "val_*.bin" : o.val_data;
     if (!o.evaluate)
         data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
@@ -104,15 +105,16 @@ void require_shape(const Origin& origin, const Config& wanted, const std::string
 }
 
 // A folder that names another variant is taken for its weights alone, and only when the user says so: the variant's own tensors
-// then start anew, and so do the moments and the count of steps. Not in place of the run that `resumes`.
-void require_variant(Origin& origin, const std::string& variant, bool allow_new_tensors, bool resumes, bool speaks) {
+// then start anew, and so do the moments and the count of steps. Not in the place of the run that the folder belongs to.
+void require_variant(Origin& origin, const std::string& variant, const Options& o, bool speaks) {
     if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
     const std::string folder = origin.folder()->string(), other = origin.config.variant;
-    if (!allow_new_tensors)
+    if (!o.allow_new_tensors)
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_",
              other, ", or, where ", other, " has no tensors of its own, give --allow-new-tensors to start ", variant,
              " from its weights");
-    if (resumes)
+    std::error_code none;   // --out need not be there yet
+    if (std::filesystem::equivalent(std::filesystem::absolute(folder).lexically_normal().parent_path(), o.out, none))
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and ", variant,
              " would take its place; start from it with --model ", folder, " and another --out");
     if (speaks)
@@ -155,7 +157,7 @@ Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
     if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
         require_shape(origin, preset(o.model), o.model);
-    require_variant(origin, variant, o.allow_new_tensors, o.resume && o.checkpoint.empty(), speaks);
+    require_variant(origin, variant, o, speaks);
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
     origin.config.max_positions =
         std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained

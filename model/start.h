@@ -43,7 +43,7 @@ struct Data {
     int micro_steps = 1;
 };
 
-/// Without --train-data: the bundled text, for training and for validation. Tells `config` which tokenizer made the shards.
+/// Without --train-data: the bundled text, for training and for validation, but where --evaluate scores --eval-data. Tells `config` which tokenizer made the shards.
 /// Exit::data where shards, tokenizer and model do not belong together, or are too short; Exit::usage where the sizes of a step do
 /// not.
 Data open_data(const Options& o, int ranks, Config& config);

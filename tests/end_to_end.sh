@@ -115,6 +115,8 @@ expect "a checkpoint of another variant with --allow-new-tensors" 0 "" ./train_a
 check "starts at step 1 with the same weights" '[ "$(losses "$work/adapted2")" = "$(losses "$work/adapted")" ] && [ "$(losses "$work/adapted" | wc -l)" -eq 12 ]'
 cp -r "$work/causal" "$work/taken"
 expect "a run is not replaced by another variant's" 7 "another --out" ./train_asga $small --out "$work/taken" --resume --allow-new-tensors
+expect "nor where its checkpoint is named" 7 "another --out" ./train_asga $small --out "$work/taken" --checkpoint "$work/taken/step_00000012" --allow-new-tensors
+expect "--resume before there is anything to resume starts from --model" 0 "starting at step 0" ./train_asga $small --out "$work/adapted3" --resume --model "$work/causal/step_00000012" --allow-new-tensors
 check "and is still there" 'cmp -s "$work/taken/step_00000012/model.safetensors" "$work/causal/step_00000012/model.safetensors"'
 expect "--allow-new-tensors does not drop tensors" 7 "asga.w1_q" ./train_causal $small --out "$work/other" --checkpoint "$work/asga/step_00000012" --allow-new-tensors
 cp -r "$work/causal/step_00000012" "$work/plain"
@@ -231,6 +233,7 @@ check "and the pairs of a window of 7 in 32 tokens, 228 of 528" 'grep "event.:.a
 expect "the mask of a variant as a picture" 0 "" ./train_asga_fixed $small --out "$work/x" --show-mask "$work/mask.pgm" --window 7
 check "says so" 'grep -q "layer 1 of asga_fixed.*43.2% of causal pairs" "$work/stdout" && [ "$(head -c 2 "$work/mask.pgm")" = P5 ]'
 expect "a picture of a kind that is not written" 2 ".png or .pgm" ./train_causal $small --out "$work/x" --show-mask "$work/mask.jpg"
+expect "a picture without tokens" 2 "needs tokens" ./train_causal --device cpu --model qwen-tiny --evaluate --eval-data "$work/items.jsonl" --show-mask "$work/mask.png" --seq-len 32
 expect "a window longer than the sequence" 2 "from 0 to 32" ./train_asga_fixed $small --out "$work/x" --window 33
 expect "a picture that cannot be written" 2 "/proc/x.png" ./train_causal $small --out "$work/x" --show-mask /proc/x.png
 expect "generate prints ids and nothing else" 0 "" ./generate --checkpoint "$work/causal/step_00000012" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids

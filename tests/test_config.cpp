@@ -230,16 +230,23 @@ TEST_CASE("text that is no JSON object is refused", "[config]") {
 }
 
 TEST_CASE("a setting that was given may not count more tokens than there are; a default may", "[config]") {
-    const std::vector<Setting> settings = {{"--reach", "reach", 256, 0, 1e9, true, "", true}, {"--scale", "scale", 1, 0, 1e9, false, ""}};
+    const std::vector<Setting> settings = {{"--reach", "reach", 256, 0, 1e9, true, "", true},
+                                           {"--block", "block", 64, 64, 4096, true, "", true},
+                                           {"--scale", "scale", 1, 0, 1e9, false, ""}};
+    const auto refusal_of = [&](const std::map<std::string, double>& given, int T) {
+        try {
+            require_within_sequence(settings, given, T);
+        } catch (const Error& error) {
+            CHECK(error.code == Exit::usage);
+            return std::string(error.what());
+        }
+        return std::string("none");
+    };
     CHECK_NOTHROW(require_within_sequence(settings, {}, 64));
     CHECK_NOTHROW(require_within_sequence(settings, {{"reach", 64}, {"scale", 1000}}, 64));
-    try {
-        require_within_sequence(settings, {{"reach", 65}}, 64);
-        FAIL("accepted");
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::usage);
-        CHECK(std::string(error.what()) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");
-    }
+    CHECK(refusal_of({{"reach", 65}}, 64) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");
+    CHECK(refusal_of({{"block", 64}}, 32) ==
+          "--block is 64, and --seq-len 32 is less than the least that it can be, 64; raise --seq-len");
 }
 
 TEST_CASE("a setting that no variant declared is an error", "[config]") {

@@ -193,7 +193,7 @@ struct BlockSparse : Policy {
     }
 
     /// Beside keys and values: a gate key for every past block, half of such a pair, and what the open block pools (its keys' mean,
-    /// maximum and minimum).
+    /// maximum and minimum). The mean of its queries, which one kind of gate query needs, is left out.
     double cached_keys(int T) const { return distil_mode == Distil::alone ? T : T + 0.5 * ((T - 1) / block) + 1.5; }
 
     template <class X>

@@ -141,7 +141,7 @@ struct Policy {
     /// summed over the heads: `PairCount expected_pairs(int NH, int T) const`; without it tile() and visible() are counted.
     double cached_keys(int T) const { return T; }
 
-    /// Pairs of a sequence, summed over the heads, whose scores and weighted values are computed beside that, forward alone.
+    /// Pairs of a sequence, summed over the heads, whose scores and weighted values are computed beside those, forward alone.
     double further_pairs(int /*NH*/, int /*T*/) const { return 0; }
 
     /// E3. Whether preprocess() fills a gate (B, T, NH) that multiplies the output.
