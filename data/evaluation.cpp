@@ -207,7 +207,8 @@ void require_fitting(const EvaluationTask& task, const std::string& path, int vo
             if (answer.begin < 1 || answer.length() < 1) fail(Exit::data, where, ": an answer adds no token to its context");
             if (int(answer.tokens.size()) - 1 > context)
                 fail(Exit::data, where, ": an answer with its context has ", answer.tokens.size(),
-                     " tokens, all but the last are read, and the model reads ", context, " at a time; raise --seq-len to ", longest, " for the longest item");
+                     " tokens, all but the last are read, and the model reads ", context, " at a time; raise --seq-len to ", longest,
+                     " for the longest item");
             for (int32_t id : answer.tokens)
                 if (id < 0 || id >= vocabulary)
                     fail(Exit::data, where, ": token ", uint32_t(id), " is not in the model's vocabulary 0..", vocabulary - 1);

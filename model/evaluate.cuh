@@ -170,7 +170,8 @@ inline void require_finite(const EvaluationTask& task, const std::vector<float>&
     for (size_t n = 0; n < task.items.size(); n++)
         for (size_t end = answer + task.items[n].answers.size(); answer < end; answer++)
             if (!std::isfinite(found[answer]))
-                fail(Exit::not_finite, task.name, ": item ", n, " scores ", found[answer], "; the weights of ", weights, " are damaged");
+                fail(Exit::not_finite, task.name, ": item ", n, " scores ", found[answer], "; the weights of ", weights,
+                     " are damaged");
 }
 
 /// The tasks of --eval-data; false when a signal came between. With --evaluate `items` gets a record for every item of the

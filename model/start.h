@@ -43,9 +43,9 @@ struct Data {
     int micro_steps = 1;
 };
 
-/// Without --train-data: the bundled text, for training and for validation, but where --evaluate scores --eval-data. Tells `config` which tokenizer made the shards.
-/// Exit::data where shards, tokenizer and model do not belong together, or are too short; Exit::usage where the sizes of a step do
-/// not.
+/// Without --train-data: the bundled text, for training and for validation, but where --evaluate scores --eval-data. Tells
+/// `config` which tokenizer made the shards. Exit::data where shards, tokenizer and model do not belong together, or are too short;
+/// Exit::usage where the sizes of a step do not.
 Data open_data(const Options& o, int ranks, Config& config);
 
 /// A checkpoint to go on from, a folder of weights to start from, or nothing but a shape.
