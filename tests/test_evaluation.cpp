@@ -202,6 +202,10 @@ TEST_CASE("evaluation: accuracy by sum, token mean and character mean, with stan
 
     task.items[2].answers[0].characters = 0;
     CHECK(std::isnan(score(task, found).character_mean));
+
+    task.labels.clear();
+    task.items[0].answers.push_back(task.items[0].answers[1]);   // three answers, then two
+    CHECK(score(task, {-3, -4, -5, -8, -3, -6, -6}).chosen == std::vector<int>{0, 1, 0});
 }
 
 TEST_CASE("evaluation: a batch of answers scores what each scores alone, token by token") {
