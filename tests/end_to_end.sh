@@ -197,7 +197,7 @@ expect "an item longer than the context" 3 "--seq-len" ./train_causal $small --e
 expect "items of a checkpoint of another variant" 7 "asga" ./train_asga $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl"
 cp -r "$last" "$work/huge"   # its last number, a weight of the final norm, is the greatest that float32 has
 printf '\377\377\177\177' | dd of="$work/huge/model.safetensors" bs=1 seek=$(($(stat -c %s "$work/huge/model.safetensors") - 4)) conv=notrunc 2> /dev/null
-expect "scores that are not finite" 5 "not finite" ./train_causal $small --evaluate --model "$work/huge" --val-every 0 --eval-data "$work/items.jsonl" --eval-out "$work/none.jsonl"
+expect "scores that are not finite" 5 "item 0 scores" ./train_causal $small --evaluate --model "$work/huge" --val-every 0 --eval-data "$work/items.jsonl" --eval-out "$work/none.jsonl"
 check "are not left as a file of scores" '[ ! -e "$work/none.jsonl" ] && [ ! -e "$work/none.jsonl.tmp" ]'
 expect "a validation loss that is not finite" 5 "validation loss" ./train_causal $small --evaluate --model "$work/huge"
 
