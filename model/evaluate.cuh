@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "data/evaluation.h"
+#include "model/load.cuh"
 #include "model/run.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------ validation
@@ -198,24 +199,6 @@ bool evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr, const st
 }
 
 // -------------------------------------------------------------------------------------------------------------- without training
-
-/// All weights must be there: scores of random ones would look like a bad model's.
-template <class Device, class X, class A>
-void load_for_inference(Device device, GPT<Device, X, A>& gpt, const std::string& folder) {
-    constexpr bool in_place = std::is_same_v<Device, CPU> && std::is_same_v<X, float>;
-    std::vector<float> whole(in_place ? 0 : gpt.net.tensors.size());
-    float* const numbers = in_place ? reinterpret_cast<float*>(gpt.weights) : whole.data();
-    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, numbers);
-    if (!report.initialised.empty())
-        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", A::name, ", the first is ",
-             report.initialised.front());
-    if constexpr (!in_place) {
-        std::vector<X> rounded(whole.size());
-        std::transform(whole.begin(), whole.end(), rounded.begin(), [](float w) { return narrowed<X>(w); });
-        to_device(device, gpt.weights, rounded.data(), rounded.size());
-    }
-    gpt_weights_loaded(device, gpt);
-}
 
 /// --evaluate: the validation loss and the tasks of a checkpoint, or of imported weights.
 template <class Device, class X, class A>

@@ -2,9 +2,9 @@
 #include <cstdio>
 
 #include "attention/attention.h"
-#include "model/checkpoint.h"
 #include "model/decode.cuh"
 #include "model/generators.h"
+#include "model/load.cuh"
 #include "model/machine.cuh"
 #include "model/summary.h"
 
@@ -21,7 +21,6 @@ static void report(const Decoder<float, Attention>& decoder, const Inference& in
                      100 * adaspa.kept / adaspa.candidates, adaspa.recall / adaspa.heads);
 }
 
-/// Refuses a folder that lacks weights: text from random numbers would look like a bad model.
 static void generate_from(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count,
                           const Sampling& sampling, const Inference& inference) {
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
@@ -34,11 +33,7 @@ static void generate_from(const std::string& folder, const Config& config, std::
         fail(Exit::out_of_memory, "a text of ", T, " tokens needs ", human_bytes(double(needed)), " and the machine has ",
              human_bytes(double(available)), " left: lower --tokens");
     gpt.allocate(CPU{});
-    const LoadReport loaded = load_weights(folder, gpt.net.tensors, 1, gpt.weights);
-    if (!loaded.initialised.empty())
-        fail(Exit::checkpoint, folder, ": lacks ", loaded.initialised.size(), " tensors of ", Attention::name, ", the first is ",
-             loaded.initialised.front());
-    gpt_weights_loaded(CPU{}, gpt);
+    load_for_inference(CPU{}, gpt, folder);
     if (!gpt.net.layers[0].attention.is_causal())
         std::fprintf(stderr, "warning: %s was trained to look at later tokens here, which a text being written does not have\n",
                      Attention::name);
