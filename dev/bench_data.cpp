@@ -1,6 +1,6 @@
 // Tokens per second of reading shards, in order and shuffled, which must stay far above what any model trains on:
-//   make build/dev/bench_data && build/dev/bench_data 'DIR/*.bin' [BATCH_SIZE [SEQ_LEN]]
-// The files are checked first, so they are in the system's cache where they fit.
+//   make build/dev/bench_data && build/dev/bench_data 'DIR/*.bin' [BATCH_SIZE [SEQ_LEN [VOCABULARY]]]
+// The vocabulary is GPT-2's unless given; as when training starts, tokens are checked against it, or known from an earlier start.
 #include <cstdio>
 #include <cstdlib>
 
@@ -25,10 +25,11 @@ double tokens_per_second(const TokenStream& stream, int B, int T, bool shuffle) 
 
 int main(int argc, char** argv) {
     return run_program("bench_data", [&] {
-        if (argc < 2) fail(Exit::usage, "give a pattern of shards: build/dev/bench_data 'DIR/*.bin' [BATCH_SIZE [SEQ_LEN]]");
+        if (argc < 2) fail(Exit::usage, "give a pattern of shards: build/dev/bench_data 'DIR/*.bin' [BATCH_SIZE [SEQ_LEN [VOCABULARY]]]");
         const int B = argc > 2 ? std::atoi(argv[2]) : 8, T = argc > 3 ? std::atoi(argv[3]) : 1024;
+        if (B < 1 || T < 1) fail(Exit::usage, "a batch of ", B, " x ", T, ": expected at least 1 x 1");
         Stopwatch watch;
-        const TokenStream stream(argv[1], 1 << 30);
+        const TokenStream stream(argv[1], argc > 4 ? std::atoi(argv[4]) : 50257);
         std::printf("%llu tokens in %zu shards, opened and checked in %.2f s\n", static_cast<unsigned long long>(stream.size()),
                     stream.shards(), watch.seconds());
         for (const bool shuffle : {false, true})

@@ -29,13 +29,6 @@ size_t cache_bytes(const Config& c, int T, const Inference& how) {
     return c.L * row * (2 * size_t(T) + 2 * blocks);
 }
 
-/// Whether every layer can do with cached keys and values.
-template <class X, class A>
-bool can_decode_from_cache(const GPT<CPU, X, A>& gpt) {
-    const auto can = [](const Layer<A>& layer) { return can_decode_from_cache(layer.attention); };
-    return std::all_of(gpt.net.layers.begin(), gpt.net.layers.end(), can);
-}
-
 /// A model that goes on with one text.
 template <class X, class A>
 class Decoder {
@@ -76,7 +69,7 @@ private:
     void go_on_with(const int32_t* tokens, int T) {
         const size_t angle = size_t(cached_tokens_) * (gpt_.net.config.HS / 2);
         gpt_.row_angles = {gpt_.cosine + angle, gpt_.sine + angle};
-        gpt_.attend = [this](int l, int rows) { attend(l, rows); };
+        gpt_.attend = [this](int l, int rows) { return attend(l, rows), rows; };
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens, nullptr, 1, T));
         gpt_.attend = nullptr;
         gpt_.row_angles = {};

@@ -29,29 +29,32 @@ LayerInputs<X> attention_inputs(const GPT<Device, X, A>& gpt, int l, int B, int 
             v_at + size_t(c.NKV) * c.HS, gpt.cosine, gpt.sine};
 }
 
-/// Layer l from its normed input up to `activated`: everything that the backward pass reads again.
+/// Layer l from its normed input up to `activated`: everything that the backward pass reads again. Returns the rows that it came out
+/// with: B * T, but for a gpt.attend that leaves some out.
 template <class Device, class X, class A>
-void layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Monitor<Device, X>* monitor = nullptr) {
+int layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Monitor<Device, X>* monitor = nullptr) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const X* w = gpt.weights;
     LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
     const int BT = B * T, Q = c.NH * c.HS;
+    int rows = BT;
     linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, gpt.qk_shape(layer, B, T), c.norm_eps);
     if (A::has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
-    if (gpt.attend) gpt.attend(l, T);
+    if (gpt.attend) rows = gpt.attend(l, T);
     else
         attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention, gpt.scratch.attention,
                                 monitor ? monitor->start_layer(device) : Statistics<X>{});
     if (monitor) monitor->finish_layer(device, a.attention.extras.gate, B, T);
-    linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), BT,
+    linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), rows,
                    Q, c.C);
     residual_rmsnorm_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, gpt.scratch.branch,
-                             w + layer.post_attention_norm.offset, BT, c.C, c.norm_eps);
-    linear_forward(device, a.gate_up, a.normed2, w + layer.gate_up.offset, static_cast<const X*>(nullptr), BT, c.C, 2 * c.F);
-    swiglu_forward(device, a.activated, a.gate_up, BT, c.F);
+                             w + layer.post_attention_norm.offset, rows, c.C, c.norm_eps);
+    linear_forward(device, a.gate_up, a.normed2, w + layer.gate_up.offset, static_cast<const X*>(nullptr), rows, c.C, 2 * c.F);
+    swiglu_forward(device, a.activated, a.gate_up, rows, c.F);
+    return rows;
 }
 
 /// gpt.final_normed (B, T, C) from the batch's tokens. Preconditions: at most gpt.B x gpt.T of them, each below V. A monitor, where
@@ -68,16 +71,16 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Moni
     rmsnorm_forward(device, a->normed1, a->rstd1, x, w + gpt.net.layers[0].input_norm.offset, BT, c.C, c.norm_eps);
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
-        layer_forward(device, gpt, l, B, T, monitor);
-        linear_forward(device, gpt.scratch.branch, a->activated, w + layer.down_proj.offset, static_cast<const X*>(nullptr), BT,
-                       c.F, c.C);
+        const int rows = layer_forward(device, gpt, l, B, T, monitor);
+        linear_forward(device, gpt.scratch.branch, a->activated, w + layer.down_proj.offset, static_cast<const X*>(nullptr),
+                       rows, c.F, c.C);
         // The addition joins the next norm: that of the next layer, or the final one.
         const bool last = l + 1 == c.L;
         LayerActivations<X>* next = &gpt.layers[gpt.layer_index(last ? l : l + 1)];
         const Slot norm = last ? gpt.net.final_norm : gpt.net.layers[l + 1].input_norm;
         x += stream;
         residual_rmsnorm_forward(device, x, last ? gpt.final_normed : next->normed1, last ? gpt.final_rstd : next->rstd1, a->middle,
-                                 gpt.scratch.branch, w + norm.offset, BT, c.C, c.norm_eps);
+                                 gpt.scratch.branch, w + norm.offset, rows, c.C, c.norm_eps);
         a = next;
     }
 }
@@ -169,7 +172,10 @@ void recompute_layer(Device device, GPT<Device, X, A>& gpt, int l, int B, int T)
     LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
     rmsnorm_forward(device, a.normed1, a.rstd1, gpt.residual + size_t(l) * BT * c.C, gpt.weights + layer.input_norm.offset, BT, c.C,
                     c.norm_eps);
-    if (gpt.recompute == Recompute::layers) return layer_forward(device, gpt, l, B, T);
+    if (gpt.recompute == Recompute::layers) {
+        layer_forward(device, gpt, l, B, T);
+        return;
+    }
     rmsnorm_forward(device, a.normed2, a.rstd2, a.middle, gpt.weights + layer.post_attention_norm.offset, BT, c.C, c.norm_eps);
     swiglu_forward(device, a.activated, a.gate_up, BT, c.F);
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "attention/core/decode.h"
 #include "attention/core/layer.h"
 #include "model/adamw.cuh"
 #include "model/memory.cuh"
@@ -90,7 +91,8 @@ struct GPT {
     Scratch<X> scratch;
     Sigma<W> sigma;                                  // where the linear layers are reparametrised
     Angles<W> row_angles;                            // of RoPE for the rows of a sequence, where these do not begin their text
-    std::function<void(int l, int T)> attend;        // what replaces the attention of layer l; null: nothing does (decode.cuh)
+    std::function<int(int l, int T)> attend;         // replaces the attention of layer l, null: nothing does (decode.cuh); returns
+                                                     // the rows that it leaves in gated_out and residual: T, or less in the last
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
@@ -234,3 +236,10 @@ private:
         s.dextras = take_extras<Device, X>(scratch_memory, net.layers[0].attention, B, T, c.NH, B);
     }
 };
+
+/// Whether every layer can do with cached keys and values.
+template <class Device, class X, class A>
+bool can_decode_from_cache(const GPT<Device, X, A>& gpt) {
+    const auto can = [](const Layer<A>& layer) { return can_decode_from_cache(layer.attention); };
+    return std::all_of(gpt.net.layers.begin(), gpt.net.layers.end(), can);
+}

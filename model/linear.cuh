@@ -2,12 +2,28 @@
 #pragma once
 #include <algorithm>
 
+#include <omp.h>
+
 #include "model/blas.h"
 #include "model/device.h"
 #ifdef WITH_GPU
 #include "model/column_sum.cuh"
 #include "model/matmul.cuh"
 #endif
+
+/// c (rows, N) = a (rows, K) op(b) + beta * c, all packed. Each thread does its share of the rows as a product of its own, in which it
+/// waits for nobody; the library divides what is too few rows for that.
+template <class X>
+void multiply_rows(Transpose tb, X* c, const X* a, const X* b, X beta, int rows, int K, int N) {
+    const auto part = [=](int row, int count) {
+        gemm(Transpose::no, tb, count, N, K, X(1), a + size_t(row) * K, K, b, tb == Transpose::yes ? K : N, beta,
+             c + size_t(row) * N, N);
+    };
+    const int threads = omp_get_max_threads(), share = (rows + threads - 1) / threads;
+    if (share < 256) return part(0, rows);
+#pragma omp parallel for
+    for (int row = 0; row < rows; row += share) part(row, std::min(share, rows - row));
+}
 
 /// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null.
 template <class X>
@@ -17,13 +33,13 @@ void linear_forward(CPU, X* out, const X* inp, const X* weight, const X* bias, i
         for (int row = 0; row < rows; row++) std::copy_n(bias, OUT, out + size_t(row) * OUT);
     }
     if (rows == 1) return gemv(OUT, IN, X(1), inp, weight, IN, X(bias ? 1 : 0), out);
-    gemm(Transpose::no, Transpose::yes, rows, OUT, IN, X(1), inp, IN, weight, IN, X(bias ? 1 : 0), out, OUT);
+    multiply_rows(Transpose::yes, out, inp, weight, X(bias ? 1 : 0), rows, IN, OUT);
 }
 
 /// dinp (rows, IN) = or += dout (rows, OUT) weight.
 template <class X>
 void linear_backward_input(CPU, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
-    gemm(Transpose::no, Transpose::no, rows, IN, OUT, X(1), dout, OUT, weight, IN, X(write == Write::add), dinp, IN);
+    multiply_rows(Transpose::no, dinp, dout, weight, X(write == Write::add), rows, OUT, IN);
 }
 
 /// dweight (OUT, IN) = or += dout^T inp; dbias (OUT) = or += column sums of dout; dbias may be null.

@@ -1,6 +1,7 @@
 // How likely a model finds given tokens behind others.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -67,7 +68,7 @@ inline bool shares_context(const EvaluationItem& item) {
 
 /// What log_likelihoods() finds, with each context computed once, for items that share theirs. The texts of a batch follow one
 /// another without padding, as one sequence of the model: each context, then its answers' tokens but the last of each. Attention
-/// alone goes text by text. On the CPU, for variants that can_decode_from_cache().
+/// alone goes text by text, and after it the last layer goes on with the rows that predict answers. On the CPU, for variants that can_decode_from_cache().
 template <class X, class A>
 class SharedContexts {
 public:
@@ -90,22 +91,25 @@ public:
     /// One log-likelihood per answer, item after item.
     std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
         items_ = items;
-        const Rows rows = put_together();
+        const Predictions predictions = put_together();
         turn_by_positions();
-        gpt_.attend = [this](int l, int) { attend_texts(l); };
+        gpt_.attend = [this](int l, int rows) {
+            attend_texts(l);
+            return l + 1 < gpt_.net.config.L ? rows : leave_predicting_rows(l);
+        };
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens_.data(), nullptr, 1, int(tokens_.size())));
         gpt_.attend = nullptr;
         gpt_.row_angles = {};
         std::vector<const Answer*> answers;
         for (const EvaluationItem* item : items)
             for (const Answer& answer : item->answers) answers.push_back(&answer);
-        return sums_of(token_losses(CPU{}, gpt_, feed_, rows.numbers, rows.targets), answers);
+        return sums_of(token_losses(CPU{}, gpt_, feed_, predictions.rows, predictions.targets), answers);
     }
 
 private:
-    /// Rows of the batch and the tokens that answers have behind them.
-    struct Rows {
-        std::vector<int32_t> numbers, targets;
+    /// The tokens of all answers, and which of the predicting rows each stands behind.
+    struct Predictions {
+        std::vector<int32_t> rows, targets;
     };
 
     void append(const int32_t* ids, int count, int position) {
@@ -113,22 +117,27 @@ private:
         for (int t = 0; t < count; t++) positions_.push_back(position + t);
     }
 
-    Rows put_together() {
-        Rows rows;
-        tokens_.clear(), positions_.clear(), begin_.clear();
+    Predictions put_together() {
+        Predictions found;
+        tokens_.clear(), positions_.clear(), begin_.clear(), predicting_.clear();
         for (const EvaluationItem* item : items_) {
             const int context = item->answers.front().begin;
             begin_.push_back(int(tokens_.size()));
             append(item->answers.front().tokens.data(), context, 0);
+            const int last = int(predicting_.size());   // of the context: it predicts the first token of every answer
+            predicting_.push_back(int(tokens_.size()) - 1);
             for (const Answer& answer : item->answers) {
-                const int first = int(tokens_.size());
+                int row = int(tokens_.size());
                 append(answer.tokens.data() + context, answer.length() - 1, context);
-                rows.numbers.push_back(begin_.back() + context - 1);   // the context predicts the first token
-                for (int row = first; row < int(tokens_.size()); row++) rows.numbers.push_back(row);
-                rows.targets.insert(rows.targets.end(), answer.tokens.begin() + context, answer.tokens.end());
+                found.rows.push_back(last);
+                for (; row < int(tokens_.size()); row++) {
+                    found.rows.push_back(int(predicting_.size()));
+                    predicting_.push_back(row);
+                }
+                found.targets.insert(found.targets.end(), answer.tokens.begin() + context, answer.tokens.end());
             }
         }
-        return rows;
+        return found;
     }
 
     void turn_by_positions() {
@@ -161,6 +170,19 @@ private:
             for (size_t n = 0; n < items_.size(); n++)
                 attend_item(gpt_.net.layers[l].attention, all, *items_[n], begin_[n], text);
         }
+    }
+
+    /// Moves the rows that predict something to the front of what layer l, the last one, goes on with; returns how many there are.
+    int leave_predicting_rows(int l) {
+        const Config& c = gpt_.net.config;
+        const size_t Q = size_t(c.NH) * c.HS, C = c.C;
+        X* const out = gpt_.layers[gpt_.layer_index(l)].attention.gated_out;
+        X* const residual = gpt_.residual + l * tokens_.size() * C;
+        for (size_t n = 0; n < predicting_.size(); n++) {   // in rising order: no row is overwritten before it was moved
+            std::memmove(out + n * Q, out + predicting_[n] * Q, Q * sizeof(X));
+            std::memmove(residual + n * C, residual + predicting_[n] * C, C * sizeof(X));
+        }
+        return int(predicting_.size());
     }
 
     /// Attention of an item whose rows begin at `row`: of its context, and of each answer to the context and itself.
@@ -208,5 +230,6 @@ private:
     std::vector<const EvaluationItem*> items_;   // of the batch
     std::vector<int> begin_;                     // (items) row of each context's first token
     std::vector<int32_t> tokens_, positions_;    // (rows) in their texts
+    std::vector<int> predicting_;                // rows that predict a token of an answer, rising
     std::vector<Wide<X>> cosine_, sine_;         // (rows, HS / 2)
 };

@@ -124,9 +124,7 @@ struct Run {
 
     /// Whether answers to an item can go on from one computation of its context.
     bool shares_contexts() const {
-        if (data.tasks.empty() || !std::is_same_v<Device, CPU>) return false;
-        const auto can_share = [](const auto& layer) { return can_decode_from_cache(layer.attention); };
-        return std::all_of(gpt.net.layers.begin(), gpt.net.layers.end(), can_share);
+        return std::is_same_v<Device, CPU> && !data.tasks.empty() && can_decode_from_cache(gpt);
     }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
