@@ -38,6 +38,7 @@ find_missing() {
     [ "$level" = test ] || return 0
     has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || required+=(catch2)
     has_program mpirun && has_program mpicxx || optional+=(openmpi-bin libopenmpi-dev)
+    python3 -c 'import ensurepip, venv' 2> /dev/null || optional+=(python3-venv)
 }
 
 as_root() {

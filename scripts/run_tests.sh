@@ -72,12 +72,27 @@ run_script() {
     failed=$((failed + bad))
 }
 
+# The packages that some scripts stand on, in an environment of their own under build/. Where they cannot be had, the tests of those
+# scripts say so and are skipped.
+install_python_packages() {
+    local packages="pyarrow sacrebleu rouge-score tokenizers" folder=build/python
+    export PYTHON=$PWD/$folder/bin/python3
+    [ "$(cat $folder/packages 2> /dev/null)" = "$packages" ] && return
+    if python3 -m venv $folder > "$log" 2>&1 && $folder/bin/pip install --retries 1 --timeout 20 $packages >> "$log" 2>&1; then
+        echo "$packages" > $folder/packages
+    else
+        echo "without the Python packages $packages: $(tail -n 1 "$log")"
+        unset PYTHON
+    fi
+}
+
 if ! { scripts/install.sh test && make --no-print-directory -j"$(nproc)" all build/tests/run_tests \
     build/emulated/{run_tests,collectives_program,train_causal,train_asga} build/dev/token_ids; }; then
     echo "FAIL build"
     failed=1
     finish
 fi
+install_python_packages
 run_unit_tests build/tests/run_tests
 run_unit_tests_in_halves build/emulated/run_tests
 for script in tests/*.sh; do

@@ -1,8 +1,9 @@
-"""Loads checkpoints of the causal variant in Hugging Face transformers, fails on anything that does not fit, and compares greedy
-text of transformers with that of ./generate (run from the repository's root, after `make generate`).
+"""Loads checkpoints of the causal variant in Hugging Face transformers, fails on anything that does not fit, and compares the logits
+of random tokens, and greedy text with that of ./generate (run from the repository's root, after `make generate build/dev/logits`).
 
     python3 tests/check_transformers.py out/causal/step_00000100 ...
 """
+import array
 import json
 import pathlib
 import subprocess
@@ -27,6 +28,7 @@ def check(folder):
         assert ids == list(text.encode()), f"{folder}: the tokenizer gives {ids}"
         assert tokenizer.decode(ids) == text, f"{folder}: the tokenizer does not give the text back"
     compare_greedy(folder, model)
+    compare_logits(folder, model)
     print(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters, every tensor in place")
 
 
@@ -40,6 +42,19 @@ def compare_greedy(folder, model, count=64):
         logits = model(torch.tensor([ids + ours])).logits[0, len(ids) - 1 : -1]
     gap = (logits.max(-1).values - logits[range(count), ours]).max().item()
     assert gap < 1e-4, f"{folder}: ./generate chose a token whose logit is {gap} below transformers' best"
+
+
+@torch.no_grad()
+def compare_logits(folder, model, count=512):
+    """Of random tokens, which go through the model as well as any text does. float32 on both sides."""
+    vocabulary = model.config.vocab_size
+    ids = torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(1)).tolist()
+    said = subprocess.run(["build/dev/logits", str(folder)], input=array.array("i", ids).tobytes(), check=True, capture_output=True).stdout
+    ours = torch.frombuffer(bytearray(said), dtype=torch.float32).view(count, vocabulary)
+    theirs = model.float()(torch.tensor([ids])).logits[0]
+    difference = (ours - theirs).abs().max().item()
+    print(f"{folder}: logits of {count} random tokens differ by at most {difference:.2e}; the greatest is {theirs.abs().max().item():.3f}")
+    assert difference < 1e-4 * max(1, theirs.abs().max().item()), f"{folder}: logits differ by {difference}"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,12 @@ TEST_CASE("linear: with and without bias, overwriting and adding; one token, one
         }
 }
 
+TEST_CASE("linear: rows divided over three threads", "[ops]") {
+    const Threads three(3);
+    for (Write write : {Write::overwrite, Write::add})
+        for (bool bias : {false, true}) check_operation(Linear{800, 3, 5, bias, write});
+}
+
 TEST_CASE("swiglu: one row, several rows, a partial vector", "[ops]") {
     check_operation(SwiGlu{1, 1});
     check_operation(SwiGlu{5, 37});
