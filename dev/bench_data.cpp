@@ -25,7 +25,7 @@ double tokens_per_second(const TokenStream& stream, int B, int T, bool shuffle) 
 
 int main(int argc, char** argv) {
     return run_program("bench_data", [&] {
-        if (argc < 2) fail(Exit::usage, "give a pattern of shards: build/dev/bench_data 'DIR/*.bin' [BATCH_SIZE [SEQ_LEN [VOCABULARY]]]");
+        if (argc < 2) fail(Exit::usage, "usage: build/dev/bench_data 'DIR/*.bin' [BATCH_SIZE [SEQ_LEN [VOCABULARY]]]");
         const int B = argc > 2 ? std::atoi(argv[2]) : 8, T = argc > 3 ? std::atoi(argv[3]) : 1024;
         if (B < 1 || T < 1) fail(Exit::usage, "a batch of ", B, " x ", T, ": expected at least 1 x 1");
         Stopwatch watch;

@@ -1,5 +1,6 @@
 // The logits of a text, for tests/check_transformers.py:  build/dev/logits FOLDER < ids > logits
 // FOLDER has a model with causal attention; ids are 32 bits each, logits float32 (tokens, V).
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
@@ -36,6 +37,7 @@ int main(int argc, char** argv) {
             const int rows = std::min(gpt.logit_rows(), T - row);
             std::fwrite(gpt_logits(CPU{}, gpt, row, rows), sizeof(float), size_t(rows) * config.V, stdout);
         }
-        if (std::fflush(stdout) != 0) fail(Exit::data, "standard output cannot be written: ", last_os_error());
+        if (std::fflush(stdout) != 0 || std::ferror(stdout))
+            fail(Exit::data, "standard output cannot be written: ", last_os_error());
     });
 }

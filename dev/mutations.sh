@@ -105,7 +105,7 @@ in_parallel() {
 awk -v only="$only" '/^[^-+#]/ && index($1 " " $2, only) { print $2 }' "$list" | sort -u > "$folder/tests"
 for ((worker = 0; worker < workers; worker++)); do
     mkdir "$folder/$worker"
-    tar cf - --exclude=./out --exclude=.git . | tar xf - -C "$folder/$worker"
+    tar cf - --exclude=./out --exclude=./build/python --exclude=./build/fuzz --exclude=.git . | tar xf - -C "$folder/$worker"
 done
 in_parallel check || exit 1
 in_parallel plant_all | tee "$folder/verdicts"

@@ -29,8 +29,8 @@ LayerInputs<X> attention_inputs(const GPT<Device, X, A>& gpt, int l, int B, int 
             v_at + size_t(c.NKV) * c.HS, gpt.cosine, gpt.sine};
 }
 
-/// Layer l from its normed input up to `activated`: everything that the backward pass reads again. Returns the rows that it came out
-/// with: B * T, but for a gpt.attend that leaves some out.
+/// Layer l from its normed input up to `activated`: everything that the backward pass reads again. Returns the rows that it
+/// came out with: B * T, unless gpt.attend has left some out.
 template <class Device, class X, class A>
 int layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Monitor<Device, X>* monitor = nullptr) {
     const Config& c = gpt.net.config;

@@ -91,8 +91,8 @@ struct GPT {
     Scratch<X> scratch;
     Sigma<W> sigma;                                  // where the linear layers are reparametrised
     Angles<W> row_angles;                            // of RoPE for the rows of a sequence, where these do not begin their text
-    std::function<int(int l, int T)> attend;         // replaces the attention of layer l, null: nothing does (decode.cuh); returns
-                                                     // the rows that it leaves in gated_out and residual: T, or less in the last
+    std::function<int(int l, int T)> attend;         // replaces the attention of layer l for one sequence; null: nothing does.
+                                                     // Returns the rows left in gated_out and residual: T, or less in the last
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 

@@ -11,8 +11,8 @@
 #include "model/matmul.cuh"
 #endif
 
-/// c (rows, N) = a (rows, K) op(b) + beta * c, all packed. Each thread does its share of the rows as a product of its own, in which it
-/// waits for nobody; the library divides what is too few rows for that.
+/// c (rows, N) = a (rows, K) op(b) + beta * c, all packed. Each thread does its share of the rows as a product of its own, in which
+/// it waits for nobody; the library divides what is too few rows for that.
 template <class X>
 void multiply_rows(Transpose tb, X* c, const X* a, const X* b, X beta, int rows, int K, int N) {
     const auto part = [=](int row, int count) {

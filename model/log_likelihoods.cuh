@@ -68,7 +68,8 @@ inline bool shares_context(const EvaluationItem& item) {
 
 /// What log_likelihoods() finds, with each context computed once, for items that share theirs. The texts of a batch follow one
 /// another without padding, as one sequence of the model: each context, then its answers' tokens but the last of each. Attention
-/// alone goes text by text, and after it the last layer goes on with the rows that predict answers. On the CPU, for variants that can_decode_from_cache().
+/// alone goes text by text, and after it the last layer goes on with the rows that predict answers. On the CPU, for variants that
+/// can_decode_from_cache().
 template <class X, class A>
 class SharedContexts {
 public:

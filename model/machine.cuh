@@ -6,7 +6,7 @@
 
 // ---- CPU
 
-inline constexpr size_t BLAS_BYTES = size_t(14) << 20;   // buffers of OpenBLAS and stacks of threads, as measured while training
+inline constexpr size_t BLAS_BYTES = size_t(10) << 20;   // buffers of OpenBLAS and stacks of threads, as measured while training
 inline constexpr size_t MPI_BYTES = size_t(24) << 20;    // of every rank, measured likewise
 
 /// What takes memory beside the plan of the model; `gathered` bytes are needed on rank 0 to save what the ranks share out.

@@ -25,7 +25,7 @@ std::string describe_cpu(int threads);
 /// Warns on stderr when the BLAS library has threads of its own that would fight with OpenMP's.
 void warn_about_blas();
 
-/// Floating-point operations per second of a float32 linear layer, 1024 x 1024 with 2048 rows, here and now: the ceiling that MFU
+/// Floating-point operations per second of a float32 linear layer, 512 x 512 with 1024 rows, here and now: the ceiling that MFU
 /// refers to.
 double measure_sgemm();
 

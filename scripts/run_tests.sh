@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `make test`: installs what is missing, builds every program and the tests, runs tests/*.cpp and, on the emulator, tests/gpu/*.cpp
-# (Catch2), then tests/*.sh (each prints lines `ok NAME` or `FAIL NAME: why`). The last line is `N passed, N failed`; exits 1 when
-# something failed.
+# `make test`: installs what is missing (Python packages in build/python), builds every program and the tests, runs tests/*.cpp and,
+# on the emulator, tests/gpu/*.cpp (Catch2), then tests/*.sh (each prints lines `ok NAME` or `FAIL NAME: why`). The last line is
+# `N passed, N failed`; exits 1 when something failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export OMP_WAIT_POLICY=passive   # the tests have many tiny parallel regions, which spinning threads slow down on a busy machine
@@ -72,17 +72,17 @@ run_script() {
     failed=$((failed + bad))
 }
 
-# The packages that some scripts stand on, in an environment of their own under build/. Where they cannot be had, the tests of those
-# scripts say so and are skipped.
+# The packages that some scripts stand on, in an environment of their own in build/, unless python3 has them or PYTHON says which one
+# to take. Where they cannot be had, the tests of those scripts say so and are skipped.
 install_python_packages() {
-    local packages="pyarrow sacrebleu rouge-score tokenizers" folder=build/python
-    export PYTHON=$PWD/$folder/bin/python3
-    [ "$(cat $folder/packages 2> /dev/null)" = "$packages" ] && return
-    if python3 -m venv $folder > "$log" 2>&1 && $folder/bin/pip install --retries 1 --timeout 20 $packages >> "$log" 2>&1; then
-        echo "$packages" > $folder/packages
+    local packages="pyarrow rouge-score sacrebleu tokenizers" folder=build/python
+    has_all() { "$1" -c 'import pyarrow, rouge_score, sacrebleu, tokenizers' 2> /dev/null; }
+    if [ -n "${PYTHON:-}" ] || has_all python3; then return; fi
+    if has_all $folder/bin/python3 || { python3 -m venv --clear --system-site-packages $folder &&
+        $folder/bin/pip install --retries 1 --timeout 20 $packages; } > "$log" 2>&1; then
+        export PYTHON=$folder/bin/python3
     else
         echo "without the Python packages $packages: $(tail -n 1 "$log")"
-        unset PYTHON
     fi
 }
 
