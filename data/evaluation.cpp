@@ -1,5 +1,7 @@
 #include "data/evaluation.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -11,6 +13,7 @@
 
 #include "data/files.h"
 #include "data/shard.h"
+#include "data/utf8.h"
 #include "model/error.h"
 
 namespace {
@@ -27,14 +30,29 @@ std::vector<int32_t> encoded(const Tokenizer& tokenizer, const std::string& text
     return {ids.begin(), ids.end()};
 }
 
-// A byte of white space that ends a context belongs to the answer: "he " + "runs" is " runs" behind "he", as text has it.
+// What separates words, lines or paragraphs in Unicode, as Python's str.isspace() has it.
+bool is_white_space(char32_t code_point) {
+    const utf8proc_property_t& of = *utf8proc_get_property(utf8proc_int32_t(code_point));
+    const auto direction = of.bidi_class;
+    return of.category == UTF8PROC_CATEGORY_ZS || direction == UTF8PROC_BIDI_CLASS_WS || direction == UTF8PROC_BIDI_CLASS_B ||
+           direction == UTF8PROC_BIDI_CLASS_S;
+}
+
+// Bytes of valid UTF-8 in front of the white space that ends it.
+size_t without_white_space_at_end(std::string_view text) {
+    const size_t bytes = text.size();
+    size_t end = 0;
+    while (!text.empty())
+        if (!is_white_space(take_code_point(text))) end = bytes - text.size();
+    return end;
+}
+
+// White space that ends a context belongs to the answer: "he " + "runs" is " runs" behind "he", as text has it.
 Answer encode_pair(const Tokenizer& tokenizer, std::string context, const std::string& answer) {
-    const bool spaced = context.empty() || std::isspace(static_cast<unsigned char>(context.back()));
-    std::string tail = spaced ? answer : " " + answer;
-    while (!context.empty() && std::isspace(static_cast<unsigned char>(context.back()))) {
-        tail.insert(tail.begin(), context.back());
-        context.pop_back();
-    }
+    const size_t end = without_white_space_at_end(context);
+    const bool spaced = context.empty() || end < context.size();
+    const std::string tail = context.substr(end) + (spaced ? answer : " " + answer);
+    context.resize(end);
     Answer both;
     both.characters = code_points(answer);
     both.tokens = encoded(tokenizer, context + tail);

@@ -47,8 +47,9 @@ ends = set()
 for number, line in enumerate(open(sys.argv[1], encoding='utf-8'), 1):
     try:
         if line.strip():
-            ends.add(json.loads(line)['query'][-1:] in ('', *' \t\n\v\f\r'))
-    except (ValueError, TypeError, KeyError) as error:
+            query = json.loads(line)['query']
+            ends.add(not query or query[-1].isspace())
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         sys.exit(f'lm_eval.sh: {sys.argv[1]}:{number}: is no item with "query", "choices" and "gold": {error!r}')
 if len(ends) != 1:
     sys.exit(f'lm_eval.sh: {sys.argv[1]}: needs items whose queries all end in white space, or none of them')

@@ -74,6 +74,19 @@ TEST_CASE("evaluation: answers follow the query behind a space, or the white spa
     CHECK(third.answers[1].begin == 1);
 }
 
+TEST_CASE("evaluation: white space beyond ASCII that ends a query belongs to the answer, and what is none does not") {
+    const auto ending_in = [](const std::string& end) {
+        return read_lines("{\"query\": \"Why?" + end + "\", \"choices\": [\"a\", \"b\"], \"gold\": 0}");
+    };
+    for (const char* space : {"\u00a0", "\u3000 ", "\u2028", "\u1680", "\u0085"}) {
+        const EvaluationTask task = ending_in(space);
+        CHECK(context_of(task.items[0].answers[1]) == "Why?");
+        CHECK(answer_of(task.items[0].answers[1]) == space + std::string("b"));
+    }
+    for (const char* other : {"\u200b", "\u00e9", "\u4e00"})   // a space of no width, letters that end in bytes of 0x80 and more
+        CHECK(answer_of(ending_in(other).items[0].answers[1]) == " b");
+}
+
 TEST_CASE("evaluation: several contexts before one continuation; labels are answers that all items share") {
     const EvaluationTask task = read_lines("{\"context_options\": [\"so Ann\", \"so Eve\"], \"continuation\": \"won.\", \"gold\": 1}");
     CHECK(context_of(task.items[0].answers[1]) == "so Eve");
