@@ -40,7 +40,7 @@ inline bool takes_gpu(const std::string& wanted, bool dry_run, Ranks& ranks) {
     if (!ranks.any(found.count == 0)) return true;
     const std::string why = found.count == 0 ? found.why_none : "another rank has no GPU";
     if (wanted == "auto") {
-        if (ranks.first()) std::cerr << "note: training on the CPU: " << why << "\n";
+        if (ranks.first()) std::cerr << "note: using the CPU: " << why << "\n";
         return false;
     }
     if (!dry_run) fail(Exit::usage, "--device cuda: ", why, "; use --device cpu");

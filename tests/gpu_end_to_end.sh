@@ -93,7 +93,7 @@ if emulated; then
     expect "--device cuda without a GPU" 2 "--device cpu" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device cuda --out "$work/none"
     expect "a GPU that is too old" 2 "compute capability 7.5" env EMULATED_GPU_CAPABILITY=75 "$programs/train_causal" $small --device cuda --out "$work/none"
     expect "a driver that is too old" 2 "update the driver" env EMULATED_GPU_DRIVER=12080 "$programs/train_causal" $small --device cuda --out "$work/none"
-    expect "auto without a GPU trains on the CPU and says so" 0 "training on the CPU" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device auto --out "$work/auto"
+    expect "auto without a GPU trains on the CPU and says so" 0 "using the CPU" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device auto --out "$work/auto"
     expect "out of memory before anything is allocated" 4 "--recompute" env EMULATED_GPU_BYTES=80000000 "$programs/train_causal" $small --batch-size 512 --seq-len 64 --val-every 0 --device cuda --out "$work/oom"
     expect "a dry run for cuda needs no GPU" 0 "" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device cuda --dry-run
 fi
