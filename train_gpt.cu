@@ -141,12 +141,11 @@ void observe_attention(Run<Device, X, Attention>& run) {
     gpt_forward(run.device, run.gpt, run.feed.put(run.device, tokens.data(), nullptr, B, T), &run.monitor);
     const AttentionReport r = run.monitor.take_report();
     const std::string warning = run.collapse.look(r);
-    HeadTable collapsed;
-    for (const auto& [l, h] : run.collapse.collapsed()) collapsed.push_back({double(l), double(h)});
     run.progress.say(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
     if (!warning.empty()) run.progress.say(warning);
-    run.log.write({{"event", "attention"}, {"step", step}, {"entropy", r.entropy}, {"normalised_entropy", r.normalised},
-                   {"pairs", r.pairs}, {"tiles", r.tiles}, {"gate", r.gate}, {"gate_off", r.gate_off}, {"collapsed", collapsed}});
+    std::vector<JsonLines::Field> fields = {{"event", "attention"}, {"step", step}};
+    for (auto& [key, table] : tables_of(r, run.collapse.collapsed())) fields.emplace_back(key, std::move(table));
+    run.log.write(fields);
 }
 
 /// --prompt and --sample-tokens tokens more.

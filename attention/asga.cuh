@@ -74,9 +74,15 @@ struct Asga : Policy {
     template <class N>
     constexpr N score(N a, const Pair<N>& pair) const {
         if constexpr (!learned) return geometric ? pair.head(0) * a : a;
+        return pair.head(0) * a * pair_gate(pair);
+    }
+
+    static constexpr bool gates_pairs = learned;
+    template <class N>
+    constexpr N pair_gate(const Pair<N>& pair) const {
         N u = broadcast<N>(pair.head(1));
         each_unit([&](int f) { u += pair.head(2 + f) * gelu(pair.row(f) + pair.column(f)); });
-        return pair.head(0) * a * sigmoid(u);
+        return sigmoid(u);
     }
 
     /// da = c s dz;  dc = a s dz;  du = c a dz s (1 - s);  dW2_f = du GELU(t_f);  dA_f = dB_f = du W2_f GELU'(t_f).

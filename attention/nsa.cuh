@@ -17,7 +17,7 @@
 //     nsa_shared_kv = 1: all three have the model's, as some implementations do; then cmp takes k after QK-norm.
 //   - --window N reaches N keys back and sees the query's own too: the paper's w = 512 keys are --window 511.
 //   - A query that sees no complete block gets 0 from cmp. A sequence may be shorter than l.
-// state.lse and the statistics (E6) are those of slc; a monitor sees that branch alone, and not the gates.
+// state.lse is that of slc; a monitor sees the statistics (E6) and the gate of each branch.
 // Memory kept per token and layer, in numbers: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and
 // hidden units; in float32 5 NH gates and log-sum-exps; NH / 64 integers for every block of the sequence, the lists of blocks.
 #pragma once
@@ -43,6 +43,7 @@ struct NsaBranch : Policy {
 struct nsa : Policy {
     static constexpr const char* name = "nsa";
     static constexpr bool composite = true, reads_x = true, reads_qk_pre = true;
+    static std::vector<std::string> branch_names() { return {"cmp", "slc", "win"}; }   // in the order of CMP, SLC, WIN
     BlockGrid grid;     // of the compressed keys
     int selected;       // blocks that a query tile visits
     int left;           // reach of the window
@@ -91,7 +92,8 @@ struct nsa : Policy {
     }
 
     template <class X>
-    AttentionForward<X> arguments(int which, const LayerInputs<X>& in, const NsaKept<X>& kept, const LayerState<X>& state) const {
+    AttentionForward<X> arguments(int which, const LayerInputs<X>& in, const NsaKept<X>& kept, const LayerState<X>& state,
+                                  const Statistics<X>& statistics = {}) const {
         AttentionForward<X> a{};
         a.B = in.B, a.T = in.T, a.S = which == CMP ? grid.rows(in.T) : in.T;
         a.NH = NH, a.NKV = NKV, a.HS = HS;
@@ -102,6 +104,7 @@ struct nsa : Policy {
         if (which == SLC) a.list = {kept.count, kept.tiles, tiles_of(in.T)};
         a.out = kept.branches.out[which];
         a.lse = which == SLC ? state.lse : kept.lse[which];
+        a.statistics = statistics.of_branch(which, size_t(in.B) * NH * in.T, size_t(in.B) * NH * tiles_of(in.T));
         return a;
     }
 
@@ -153,12 +156,9 @@ struct nsa : Policy {
 
         compress_forward(device, kept.k, kept.k_hidden, keys(in, kept), weights, phi_k, blocks(in), work.compress);
         compress_forward(device, kept.v, kept.v_hidden, values(in, kept), weights, phi_v, blocks(in), work.compress);
-        attention_forward(device, branch(CMP), arguments(CMP, in, kept, state));
+        attention_forward(device, branch(CMP), arguments(CMP, in, kept, state, statistics));
         choose_blocks(device, in, kept, work);
-        AttentionForward<X> visited = arguments(SLC, in, kept, state);
-        visited.statistics = statistics;
-        attention_forward(device, branch(SLC), visited);
-        attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
+        for (int which : {SLC, WIN}) attention_forward(device, branch(which), arguments(which, in, kept, state, statistics));
         gated_sum(device, state.out, kept.branches, size_t(BT) * NH, HS);
     }
 
@@ -208,7 +208,13 @@ struct nsa : Policy {
         projection_backward(device, work.logits, w_g, BRANCHES * NH, in, weights, more);
     }
 
-    // ---- accounting
+    // ---- accounting, and what a monitor asks
+
+    template <class X>
+    std::vector<const Wide<X>*> gates(const LayerShape& s, const LayerState<X>& state) const {
+        const NsaKept<X> kept(state.kept, s, grid, shared);
+        return {kept.branches.gate, kept.branches.gate + BRANCHES};
+    }
 
     /// Pairs and tiles of the three calls, for one sequence.
     PairCount expected_pairs(int heads, int T) const {

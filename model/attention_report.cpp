@@ -9,21 +9,22 @@
 /// Sum over count; NaN for nothing.
 struct Average {
     double sum = 0, count = 0;
-    void add(double x) { sum += x, count++; }
+    void add(double x, double of = 1) { sum += x, count += of; }
     double value() const { return count > 0 ? sum / count : NAN; }
 };
 
-void add_layer(AttentionReport& report, const LayerStatistics& s) {
+void add_layer(BranchReport& report, const LayerStatistics& s) {
     const int B = s.B, NH = s.NH, T = s.T, tiles = (T + TILE - 1) / TILE;
-    for (HeadTable* table : {&report.entropy, &report.normalised, &report.pairs, &report.tiles, &report.gate, &report.gate_off})
+    for (HeadTable* table : {&report.entropy, &report.normalised, &report.pairs, &report.tiles, &report.gate, &report.gate_off,
+                             &report.pair_gate})
         table->emplace_back();
     for (int h = 0; h < NH; h++) {
-        Average entropy, normalised, pairs, visited, gate, off;
+        Average entropy, normalised, pairs, visited, gate, off, pair_gate;
         for (int b = 0; b < B; b++) {
             const size_t bh = size_t(b) * NH + h;
             for (int i = 0; i < T; i++) {
                 const size_t row = bh * T + i, token = (size_t(b) * T + i) * NH + h;
-                entropy.add(s.entropy[row]), pairs.add(s.pairs[row]);
+                entropy.add(s.entropy[row]), pairs.add(s.pairs[row]), pair_gate.add(s.pair_gate[row], s.pairs[row]);
                 if (s.pairs[row] > 1) normalised.add(s.entropy[row] / std::log(s.pairs[row]));
                 if (!s.gate.empty()) gate.add(s.gate[token]), off.add(s.gate[token] == 0);
             }
@@ -35,6 +36,7 @@ void add_layer(AttentionReport& report, const LayerStatistics& s) {
         report.tiles.back().push_back(visited.value() / ((tiles + 1) / 2.0));
         report.gate.back().push_back(gate.value());
         report.gate_off.back().push_back(off.value());
+        report.pair_gate.back().push_back(pair_gate.value());
     }
 }
 
@@ -46,26 +48,73 @@ double mean_of(const HeadTable& table) {
     return all.value();
 }
 
-std::string summary_of(const AttentionReport& r) {
-    std::string line = text("entropy %.2f nats (%.2f of log keys), pairs %.1f%%, tiles %.1f%%", mean_of(r.entropy), mean_of(r.normalised),
-                            100 * mean_of(r.pairs), 100 * mean_of(r.tiles));
-    if (const double gate = mean_of(r.gate); !std::isnan(gate)) line += text(", gate %.2f (%.1f%% off)", gate, 100 * mean_of(r.gate_off));
+HeadTable sum_of(const AttentionReport& report, HeadTable BranchReport::*table) {
+    HeadTable sum = report.front().*table;
+    for (size_t n = 1; n < report.size(); n++)
+        for (size_t l = 0; l < sum.size(); l++)
+            for (size_t h = 0; h < sum[l].size(); h++) sum[l][h] += (report[n].*table)[l][h];
+    return sum;
+}
+
+static std::string summary_of_branch(const BranchReport& r) {
+    std::string line = text("entropy %.2f nats (%.2f of log keys), pairs %.1f%%, tiles %.1f%%", mean_of(r.entropy),
+                            mean_of(r.normalised), 100 * mean_of(r.pairs), 100 * mean_of(r.tiles));
+    const double gate = mean_of(r.gate), pair_gate = mean_of(r.pair_gate);
+    if (!std::isnan(gate)) line += text(", gate %.2f (%.1f%% off)", gate, 100 * mean_of(r.gate_off));
+    if (!std::isnan(pair_gate)) line += text(", pair gate %.2f", pair_gate);
     return line;
 }
 
+std::string summary_of(const AttentionReport& report) {
+    if (report.size() == 1) return summary_of_branch(report[0]);
+    std::string line = text("pairs %.1f%%, tiles %.1f%%", 100 * mean_of(sum_of(report, &BranchReport::pairs)),
+                            100 * mean_of(sum_of(report, &BranchReport::tiles)));
+    for (const BranchReport& branch : report) line += "; " + branch.name + ": " + summary_of_branch(branch);
+    return line;
+}
+
+bool CollapseWatch::fallen(const AttentionReport& now, const Head& at) const {
+    const double is = now[at.branch].normalised[at.layer][at.head], was = first_[at.branch].normalised[at.layer][at.head];
+    return is < 0.05 && is < was / 2;
+}
+
 std::string CollapseWatch::look(const AttentionReport& now) {
-    if (!first_) first_ = now.normalised;
+    if (first_.empty()) first_ = now;
     const std::vector<Head> before = std::exchange(collapsed_, {});
+    for (int n = 0; n < int(now.size()); n++)
+        for (int l = 0; l < int(now[n].normalised.size()); l++)
+            for (int h = 0; h < int(now[n].normalised[l].size()); h++)
+                if (fallen(now, {n, l, h})) collapsed_.push_back({n, l, h});
     std::string named;
     int fresh = 0;
-    for (int l = 0; l < int(now.normalised.size()); l++)
-        for (int h = 0; h < int(now.normalised[l].size()); h++) {
-            const double is = now.normalised[l][h], was = (*first_)[l][h];
-            if (!(is < 0.05 && is < was / 2)) continue;
-            collapsed_.push_back({l, h});
-            if (std::find(before.begin(), before.end(), Head(l, h)) != before.end() || fresh++ >= 4) continue;
-            named += text("%s layer %d head %d (%.3f of log keys, %.3f at first)", named.empty() ? "" : ",", l, h, is, was);
-        }
+    for (const Head& at : collapsed_) {
+        if (std::find(before.begin(), before.end(), at) != before.end() || fresh++ >= 4) continue;
+        const BranchReport &is = now[at.branch], &was = first_[at.branch];
+        named += text("%s layer %d head %d%s%s (%.3f of log keys, %.3f at first)", named.empty() ? "" : ",", at.layer, at.head,
+                      is.name.empty() ? "" : " of ", is.name.c_str(), is.normalised[at.layer][at.head],
+                      was.normalised[at.layer][at.head]);
+    }
     if (fresh == 0) return "";
     return "warning: attention has collapsed onto single keys:" + named + (fresh > 4 ? text(" and %d more", fresh - 4) : "");
+}
+
+std::vector<std::pair<std::string, HeadTable>> tables_of(const AttentionReport& report,
+                                                         const std::vector<CollapseWatch::Head>& collapsed) {
+    std::vector<std::pair<std::string, HeadTable>> tables;
+    if (report.size() > 1) {
+        tables.emplace_back("pairs", sum_of(report, &BranchReport::pairs));
+        tables.emplace_back("tiles", sum_of(report, &BranchReport::tiles));
+    }
+    for (int n = 0; n < int(report.size()); n++) {
+        const BranchReport& r = report[n];
+        HeadTable heads;
+        for (const CollapseWatch::Head& at : collapsed)
+            if (at.branch == n) heads.push_back({double(at.layer), double(at.head)});
+        for (const auto& [key, table] : {std::pair("entropy", &r.entropy), std::pair("normalised_entropy", &r.normalised),
+                                         std::pair("pairs", &r.pairs), std::pair("tiles", &r.tiles), std::pair("gate", &r.gate),
+                                         std::pair("gate_off", &r.gate_off), std::pair("pair_gate", &r.pair_gate),
+                                         std::pair("collapsed", static_cast<const HeadTable*>(&heads))})
+            tables.emplace_back(r.name.empty() ? key : text("%s.%s", key, r.name.c_str()), *table);
+    }
+    return tables;
 }

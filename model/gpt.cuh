@@ -43,11 +43,12 @@ int layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Mo
                    (c.NH + 2 * c.NKV) * c.HS);
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, gpt.qk_shape(layer, B, T), c.norm_eps);
     if (A::has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
+    const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
     if (gpt.attend) rows = gpt.attend(l, T);
     else
-        attention_layer_forward(device, layer.attention, attention_inputs(gpt, l, B, T), w, a.attention, gpt.scratch.attention,
+        attention_layer_forward(device, layer.attention, in, w, a.attention, gpt.scratch.attention,
                                 monitor ? monitor->start_layer(device) : Statistics<X>{});
-    if (monitor) monitor->finish_layer(device, a.attention.extras.gate, B, T);
+    if (monitor) monitor->finish_layer(device, gates_of(layer.attention, in, a.attention), B, T);
     linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), rows,
                    Q, c.C);
     residual_rmsnorm_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, gpt.scratch.branch,

@@ -86,10 +86,10 @@ void show_mask(const Options& o) {
     const TokenStream& stream = data.val ? *data.val : *data.train;
     validation_rows(stream, 0, T, 1, tokens.data(), targets.data());
     const Config& c = gpt.net.config;
-    Monitor<CPU, float> monitor(1, T, c.NH);
+    Monitor<CPU, float> monitor(1, T, c.NH, A::branch_names());
     monitor.allocate();
     gpt_forward(CPU{}, gpt, Batch{1, T, tokens.data()}, &monitor);
-    const double tiles = mean_of({monitor.take_report().tiles.back()});
+    const double tiles = mean_of({sum_of(monitor.take_report(), &BranchReport::tiles).back()});
 
     const auto& policy = gpt.net.layers.back().attention;
     const std::vector<uint8_t> seen = seen_pairs(gpt, T);

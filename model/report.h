@@ -23,7 +23,7 @@ std::string human_seconds(double seconds);
 class JsonLines {
 public:
     using Value = std::variant<int64_t, double, std::string, HeadTable>;
-    using Field = std::pair<const char*, Value>;
+    using Field = std::pair<std::string, Value>;
 
     JsonLines() = default;   // writes nothing: ranks other than the first
 

@@ -6,7 +6,8 @@
     python3 scripts/plot_attention.py out/asga/log.jsonl --all               # one row of maps per look
 
 A row sees `pairs` keys; entropy is that of its weights, in nats and as a share of log(keys). What the variant does not have (a gate,
-say) is left out; a head that collapsed has a cross. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
+say) is left out; a head that collapsed has a cross. Where a layer sums several softmaxes (nsa), each has maps of its own, and pairs
+and tiles have one of their sums, too. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
 """
 import argparse
 import json
@@ -24,7 +25,17 @@ MAPS = {
     'tiles': ('tiles visited, share of causal', 0, None),
     'gate': ('gate, mean', None, None),
     'gate_off': ('gate, share of zeros', 0, 1),
+    'pair_gate': ('gate on pairs, mean', 0, 1),
 }
+
+
+def key_of(name, branch):
+    """A map's key in the log: "entropy", or "entropy.slc" where a layer sums several softmaxes."""
+    return f'{name}.{branch}' if branch else name
+
+
+def branch_of(key):
+    return key.partition('.')[2]
 
 
 def numbers(table):
@@ -41,8 +52,8 @@ def read_looks(path):
         except json.JSONDecodeError:
             continue                                     # half-written: the run was killed or is still going
         if isinstance(record, dict) and record.get('event') == 'attention':
-            looks[record['step']] = {key: numbers(record[key]) for key in MAPS if key in record}
-            looks[record['step']]['collapsed'] = record.get('collapsed', [])
+            looks[record['step']] = {key: numbers(record[key]) for key in record
+                                     if key.partition('.')[0] in (*MAPS, 'collapsed')}
     return looks
 
 
@@ -50,29 +61,42 @@ def known(table):
     return [x for row in table for x in row if not math.isnan(x)]
 
 
+def draw_map(pyplot, axes, looks, step, name, branch):
+    look, (title, low, high) = looks[step], MAPS[name]
+    key = key_of(name, branch)
+    every = [x for other in looks.values() for x in known(other.get(key, []))]        # one scale for all looks
+    if not every or key not in look:
+        axes.set_axis_off()
+        return
+    low = min(every) if low is None else low
+    high = max(every) if high is None else high
+    image = axes.imshow(look[key], vmin=low, vmax=high if high > low else low + 1, cmap='viridis', aspect='auto')
+    axes.figure.colorbar(image, ax=axes, fraction=0.08)
+    axes.set_title(f'{branch + ": " if branch else ""}{title}, step {step}', fontsize=9)
+    axes.set_xlabel('head')
+    axes.set_ylabel('layer')
+    axes.xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
+    collapsed = look.get(key_of('collapsed', branch))
+    if name.endswith('entropy') and collapsed:
+        layers, heads = zip(*collapsed)
+        axes.plot(heads, layers, 'rx', markersize=7)
+
+
 def draw(looks, options):
+    """A row of maps for each look and branch."""
     pyplot = load_matplotlib()
-    keys = [key for key in MAPS if any(known(look.get(key, [])) for look in looks.values())]
-    first = next(iter(looks.values()))[keys[0]]
-    width, height = max(3.1, 0.28 * len(first[0]) + 1.4), max(2.2, 0.28 * len(first) + 1.0)
-    figure, all_axes = pyplot.subplots(len(looks), len(keys), figsize=(width * len(keys), height * len(looks)), squeeze=False,
+    branches = list(dict.fromkeys(branch_of(key) for look in looks.values() for key in look))
+    names = [name for name in MAPS
+             if any(known(look.get(key_of(name, branch), [])) for look in looks.values() for branch in branches)]
+    rows = [(step, branch) for step in looks for branch in branches]
+    shape = next(table for look in looks.values() for key, table in look.items() if known(table) and not key.startswith('collapsed'))
+    width, height = max(3.1, 0.28 * len(shape[0]) + 1.4), max(2.2, 0.28 * len(shape) + 1.0)
+    figure, all_axes = pyplot.subplots(len(rows), len(names), figsize=(width * len(names), height * len(rows)), squeeze=False,
                                        layout='constrained')
-    for row, (step, look) in zip(all_axes, looks.items()):
-        for axes, key in zip(row, keys):
-            title, low, high = MAPS[key]
-            every = [x for other in looks.values() for x in known(other[key])]        # one scale for all looks
-            low = min(every) if low is None else low
-            high = max(every) if high is None else high
-            image = axes.imshow(look[key], vmin=low, vmax=high if high > low else low + 1, cmap='viridis', aspect='auto')
-            figure.colorbar(image, ax=axes, fraction=0.08)
-            axes.set_title(f'{title}, step {step}', fontsize=9)
-            axes.set_xlabel('head')
-            axes.set_ylabel('layer')
-            axes.xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
-            axes.yaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
-            if key.endswith('entropy') and look['collapsed']:
-                layers, heads = zip(*look['collapsed'])
-                axes.plot(heads, layers, 'rx', markersize=7)
+    for of_row, (step, branch) in zip(all_axes, rows):
+        for axes, name in zip(of_row, names):
+            draw_map(pyplot, axes, looks, step, name, branch)
     if options.title:
         figure.suptitle(options.title)
     figure.savefig(options.out, dpi=130)

@@ -34,14 +34,19 @@ struct Modified : Causal {
     };
     constexpr Features features() const { return {2, 6, 2, true}; }
 
+    static constexpr bool gates_pairs = true;
+    template <class N>
+    constexpr N pair_gate(const Pair<N>& p) const {
+        return sigmoid(p.row(0) + p.column(0));
+    }
     template <class N>
     constexpr N score(N a, const Pair<N>& p) const {
-        const N s = sigmoid(p.row(0) + p.column(0)), bias = p.row(1) * p.column(1) + (p.i - p.j) / 50;
-        return p.head(0) * a * s + p.head(1) * bias + p.row_by_distance(TableEntry()) + p.tile();
+        const N bias = p.row(1) * p.column(1) + (p.i - p.j) / 50;
+        return p.head(0) * a * pair_gate(p) + p.head(1) * bias + p.row_by_distance(TableEntry()) + p.tile();
     }
     template <class N>
     constexpr N score_backward(N dz, N a, const Pair<N>& p, PairGradients<N>& to) const {
-        const N s = sigmoid(p.row(0) + p.column(0)), du = dz * p.head(0) * a * s * (1 - s);
+        const N s = pair_gate(p), du = dz * p.head(0) * a * s * (1 - s);
         to.head(0, dz * a * s);
         to.head(1, dz * (p.row(1) * p.column(1) + (p.i - p.j) / 50));
         to.row(0, du), to.column(0, du);
@@ -51,11 +56,14 @@ struct Modified : Causal {
         return dz * p.head(0) * s;
     }
 
+    static double defined_gate(const Problem& p, int b, int h, int i, int j) {
+        return 1 / (1 + std::exp(-p.row_feature(b, h, i, 0) - p.column_feature(b, h, j, 0)));
+    }
     static ScoreOfPair definition(const Problem& p) {
         return [&p](int b, int h, int i, int j, double a) {
             auto r = [&](int f) { return p.row_feature(b, h, i, f); };
             auto k = [&](int f) { return p.column_feature(b, h, j, f); };
-            const double c = p.head[h * 2], e = p.head[h * 2 + 1], s = 1 / (1 + std::exp(-r(0) - k(0)));
+            const double c = p.head[h * 2], e = p.head[h * 2 + 1], s = defined_gate(p, b, h, i, j);
             const int distance = p.q_token(b, h, i) - p.k_token(b, h, j);
             return c * a * s + e * (r(1) * k(1) + distance / 50.0) + r(2 + bucket(distance)) + p.tile[p.tile_at(b, h, i, j)];
         };

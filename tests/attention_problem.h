@@ -55,12 +55,13 @@ struct Problem {
 
 struct Results {
     Numbers out, gated_out;      // (B, T, NH, HS)
-    Numbers lse, entropy, pairs; // (B, NH, T)
+    Numbers lse, entropy, pairs, pair_gate;   // (B, NH, T)
     Numbers tiles;               // (B, NH, tiles)
     Numbers tile_max;            // (B, NH, T, tiles)
     explicit Results(const Problem& p, double start = NAN)
         : out(p.q.size(), start), gated_out(p.q.size(), start), lse(p.rows(), start), entropy(p.rows(), start),
-          pairs(p.rows(), start), tiles(size_t(p.B) * p.NH * tiles_of(p.T), start), tile_max(p.rows() * tiles_of(p.S), start) {}
+          pairs(p.rows(), start), pair_gate(p.rows(), start), tiles(size_t(p.B) * p.NH * tiles_of(p.T), start),
+          tile_max(p.rows() * tiles_of(p.S), start) {}
 };
 
 struct Gradients {
@@ -73,13 +74,16 @@ struct Gradients {
 using ScoreOfPair = std::function<double(int b, int h, int i, int j, double a)>;
 using SeenTokens = std::function<bool(int h, int q_token, int k_token)>;
 
+inline bool sees(const Problem& p, const SeenTokens& seen, int b, int h, int i, int j) {
+    const int qi = p.q_token(b, h, i), kj = p.k_token(b, h, j);
+    return qi >= 0 && kj >= 0 && p.listed(b, h, i, j) && seen(h, qi, kj);
+}
+
 /// z of one row; -infinity for what it does not see.
 inline Numbers scores_of_row(const Problem& p, const ScoreOfPair& score, const SeenTokens& seen, int b, int h, int i) {
     Numbers z(p.S, -INFINITY);
-    const int qi = p.q_token(b, h, i);
     for (int j = 0; j < p.S; j++) {
-        const int kj = p.k_token(b, h, j);
-        if (qi < 0 || kj < 0 || !p.listed(b, h, i, j) || !seen(h, qi, kj)) continue;
+        if (!sees(p, seen, b, h, i, j)) continue;
         double a = 0;
         for (int d = 0; d < p.HS; d++) a += p.q[p.token_row(b, i, h) * p.HS + d] * p.k[p.key_row(b, j, h) * p.HS + d];
         z[j] = score(b, h, i, j, a / std::sqrt(p.HS));
@@ -128,6 +132,19 @@ inline Results by_definition(const Problem& p, const ScoreOfPair& score, const S
     return r;
 }
 
+/// Of every row the sum of the gates on the pairs that it sees; NaN, what it starts as, where the policy has none.
+template <class P>
+Numbers gates_by_definition(const Problem& p, const SeenTokens& seen) {
+    Numbers sums(p.rows(), P::gates_pairs ? 0 : NAN);
+    if constexpr (P::gates_pairs)
+        for (int b = 0; b < p.B; b++)
+            for (int h = 0; h < p.NH; h++)
+                for (int i = 0; i < p.T; i++)
+                    for (int j = 0; j < p.S; j++)
+                        if (sees(p, seen, b, h, i, j)) sums[p.head_row(b, h, i)] += P::defined_gate(p, b, h, i, j);
+    return sums;
+}
+
 // ---- the kernel
 
 inline const double* data_or_null(const Numbers& numbers) { return numbers.empty() ? nullptr : numbers.data(); }
@@ -143,7 +160,7 @@ inline AttentionForward<double> arguments(const Problem& p, Results& to) {
     a.q_position = data_or_null(p.q_position), a.k_position = data_or_null(p.k_position);
     a.out = to.out.data(), a.lse = to.lse.data();
     a.gated_out = a.gate ? to.gated_out.data() : nullptr;
-    a.statistics = {to.entropy.data(), to.tile_max.data(), to.pairs.data(), to.tiles.data()};
+    a.statistics = {to.entropy.data(), to.tile_max.data(), to.pairs.data(), to.tiles.data(), to.pair_gate.data()};
     return a;
 }
 
@@ -181,6 +198,10 @@ inline Numbers no_infinity(Numbers numbers) {
     for (double& number : numbers) number = number == -INFINITY ? -1e3 : number;
     return numbers;
 }
+inline Numbers no_nan(Numbers numbers) {
+    for (double& number : numbers) number = std::isnan(number) ? -1e3 : number;
+    return numbers;
+}
 
 /// NaN is not.
 inline bool at_least(const Numbers& numbers, const Numbers& others) {
@@ -206,6 +227,7 @@ void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, cons
     CHECK(difference(no_infinity(is.tile_max), no_infinity(should.tile_max), {1e-12}) == "");
     CHECK(difference(is.entropy, should.entropy, {1e-12, 1e-12}) == "");
     CHECK(is.pairs == should.pairs);
+    CHECK(difference(no_nan(is.pair_gate), no_nan(gates_by_definition<P>(p, seen)), {1e-12}) == "");
     CHECK(at_least(is.tiles, should.tiles));
 
     const Gradients g = backward(p, policy, is);

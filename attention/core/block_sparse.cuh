@@ -30,6 +30,11 @@ struct NumberedTiles : Policy {
     constexpr N score(N a, const Pair<N>& pair) const {
         return a + pair.tile();
     }
+    static constexpr bool gates_pairs = true;   // 1 in blocks that no gate touches
+    template <class N>
+    constexpr N pair_gate(const Pair<N>& pair) const {
+        return broadcast<N>(exp_of(pair.tile()));
+    }
     template <class N>
     constexpr N score_backward(N dz, N, const Pair<N>&, PairGradients<N>& to) const {
         to.tile(dz);

@@ -75,6 +75,7 @@ void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X,
     for (int r = 0; r < band.rows; r++) {
         X* row = z + r * TILE;
         if (a.statistics.tile_max) write_peak(a, band, r, row);
+        if (P::gates_pairs && a.statistics.pair_gate) tile.rows[r0 + r].gates += sum_of_gates(policy, a, walk, band, r, row);
         const X rescale = absorb(tile.rows[r0 + r], row, width, a.statistics);
         if (rescale == X(1)) continue;
         for (int d = 0; d < HS; d++) sums[r * HS + d] *= rescale;
@@ -123,7 +124,9 @@ private:
         for (int r = 0; r < std::min(TILE, a.T - i0); r++) {
             const int token = at.token(b, h, i0 + r);
             if (token < 0) continue;
-            finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.of_head(b, h, token), at.of_number(b, h, token));
+            const size_t number = at.of_number(b, h, token);
+            finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.of_head(b, h, token), number);
+            if (P::gates_pairs && a.statistics.pair_gate) a.statistics.pair_gate[number] = tile.rows[r].gates;
         }
         if (a.statistics.tiles) add_visited(b, h, i0 / TILE, X(tile.visited));
     }
@@ -175,7 +178,7 @@ void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
 /// Takes further keys into a softmax: out, lse and the statistics hold what other keys have come to, and go on from there. These
 /// and q, k, v are over the rows.T tokens of a sequence; the T == S == rows.count rows, for which positions and lists are, are read
 /// and written at the tokens that they stand for. Preconditions: no two rows of a head stand for the same token; no tile_max, no
-/// features.
+/// features, and so no gates on pairs.
 template <class X, class P, class Rows>
 void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
     attention_rows_forward(policy, a, rows, Write::add);

@@ -7,7 +7,8 @@
 //   E3 gated()                     multiplies O by a number per token and head
 //   E4 position arrays             (arguments.h) rows and columns may be chosen or permuted tokens
 //   E5 log-sum-exp                 (arguments.h) LSE out, its gradient in: several calls can make one softmax
-//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile, pairs seen, tiles visited
+//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile, pairs seen, tiles visited,
+//                                  pair_gate()
 #pragma once
 #include <cstddef>
 #include <string>
@@ -132,6 +133,14 @@ struct Policy {
         return dz;
     }
 
+    /// E6. Whether the score has a learned gate on each pair, a factor between 0 and 1, and that factor: its mean is what a monitor
+    /// shows of it.
+    static constexpr bool gates_pairs = false;
+    template <class N>
+    constexpr N pair_gate(const Pair<N>&) const {
+        return broadcast<N>(1);
+    }
+
     /// E2. tile() judges a rectangle of positions [i0, i1) x [j0, j1); it may say mixed when it is not sure, never more.
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
@@ -167,6 +176,11 @@ struct Policy {
     size_t workspace_bytes(Device, const LayerShape&) const {
         return 0;
     }
+
+    /// What a monitor calls the softmaxes of a layer: one without a name, unless a composite sums several with a gate each. It then
+    /// leaves the statistics of number n in Statistics::of_branch(n), and says where the gates are: `gates(shape, state)`, in the
+    /// same order, as gates_of() in layer.h has them.
+    static std::vector<std::string> branch_names() { return {""}; }
 
     /// Whether q and k are rotated by RoPE. Positions are then no business of the scores unless the variant brings its own.
     static constexpr bool rotates = true;

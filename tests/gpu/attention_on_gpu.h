@@ -16,15 +16,15 @@ public:
 
     Results forward(bool statistics) {
         DeviceArray<float> entropy(p_.rows(), NAN), tile_max(p_.rows() * tiles_of(p_.S), NAN), pairs(p_.rows(), NAN),
-            tiles(size_t(p_.B) * p_.NH * tiles_of(p_.T), NAN);
+            tiles(size_t(p_.B) * p_.NH * tiles_of(p_.T), NAN), pair_gate(p_.rows(), NAN);
         AttentionForward<X> a = arguments();
-        if (statistics) a.statistics = {entropy.data(), tile_max.data(), pairs.data(), tiles.data()};
+        if (statistics) a.statistics = {entropy.data(), tile_max.data(), pairs.data(), tiles.data(), pair_gate.data()};
         attention_forward(GPU{}, policy_, a);
         Results r(p_);
         r.out = out_.numbers(), r.lse = lse_.numbers();
         r.gated_out = p_.gate.empty() ? r.out : gated_out_.numbers();
         r.entropy = entropy.numbers(), r.tile_max = tile_max.numbers();
-        r.pairs = pairs.numbers(), r.tiles = tiles.numbers();
+        r.pairs = pairs.numbers(), r.tiles = tiles.numbers(), r.pair_gate = pair_gate.numbers();
         return r;
     }
 
@@ -145,6 +145,7 @@ void check_attention_in(const Problem& original, const P& policy) {
     CHECK(difference(with_statistics.entropy, should.entropy, {of_lse.relative, 1e-4}) == "");
     CHECK(bit_difference(with_statistics.pairs, should.pairs) == "");
     CHECK(bit_difference(with_statistics.tiles, should.tiles) == "");
+    CHECK(difference(no_nan(with_statistics.pair_gate), no_nan(should.pair_gate), of_lse) == "");
 
     check_gradients_of(gradients, backward(p, policy, should), tolerance);
 }

@@ -69,18 +69,22 @@ VARIANT_CASE("being watched changes no bit; entropy is between 0 and that of uni
     Float alone(Form{}), watched(Form{});
     alone.loss();
     const Config& c = watched.gpt.net.config;
-    Monitor<CPU, float> monitor(watched.B, watched.T, c.NH);
+    Monitor<CPU, float> monitor(watched.B, watched.T, c.NH, Attention::branch_names());
     monitor.allocate();
     gpt_forward(CPU{}, watched.gpt, watched.feed.put(CPU{}, watched.tokens.data(), nullptr, watched.B, watched.T), &monitor);
     const size_t numbers = size_t(watched.B) * watched.T * c.C;
     CHECK(std::equal(alone.gpt.final_normed, alone.gpt.final_normed + numbers, watched.gpt.final_normed));
-    const AttentionReport r = monitor.take_report();
-    for (int l = 0; l < c.L; l++)
-        for (int h = 0; h < c.NH; h++) {
-            CHECK((r.entropy[l][h] >= -1e-5 && r.pairs[l][h] > 0 && r.tiles[l][h] > 0));
-            CHECK_FALSE((r.normalised[l][h] < -1e-5 || r.normalised[l][h] > 1 + 1e-5));   // NaN where no row has two keys
-            CHECK(std::isnan(r.gate[l][h]) == !watched.gpt.net.layers[l].attention.gated());
-        }
+    const AttentionReport report = monitor.take_report();
+    REQUIRE(report.size() == Attention::branch_names().size());
+    for (const BranchReport& r : report)
+        for (int l = 0; l < c.L; l++)
+            for (int h = 0; h < c.NH; h++) {
+                CHECK((r.entropy[l][h] >= -1e-5 && r.pairs[l][h] > 0 && r.tiles[l][h] > 0));
+                CHECK_FALSE((r.normalised[l][h] < -1e-5 || r.normalised[l][h] > 1 + 1e-5));   // NaN where no row has two keys
+                CHECK(std::isnan(r.gate[l][h]) == (report.size() == 1 && !watched.gpt.net.layers[l].attention.gated()));
+                CHECK_FALSE((r.pair_gate[l][h] < 0 || r.pair_gate[l][h] > 1 + 1e-5));
+                CHECK((!Attention::gates_pairs || r.pair_gate[l][h] > 0));
+            }
 }
 
 VARIANT_CASE("float agrees with double") {

@@ -98,21 +98,26 @@ VARIANT_CASE("a monitor sees what it sees on the CPU") {
     Trial<double, Attention> exact(config, 2, 130, 2, 130);
     GpuTrial<float, Attention> gpu(config, 2, 130);
     gpu.set_weights(round_weights<float>(exact));
-    Monitor<CPU, double> there(2, 130, config.NH);
-    Monitor<GPU, float> here(2, 130, config.NH);
+    Monitor<CPU, double> there(2, 130, config.NH, Attention::branch_names());
+    Monitor<GPU, float> here(2, 130, config.NH, Attention::branch_names());
     there.allocate(), here.allocate();
     gpt_forward(CPU{}, exact.gpt, exact.feed.put(CPU{}, exact.tokens.data(), nullptr, 2, 130), &there);
     gpt_forward(gpu.device, gpu.gpt, gpu.feed.put(gpu.device, exact.tokens.data(), nullptr, 2, 130), &here);
-    const AttentionReport is = here.take_report(), should = there.take_report();
+    const AttentionReport on_gpu = here.take_report(), on_cpu = there.take_report();
     auto same = [](const HeadTable& a, const HeadTable& b) {
         for (size_t l = 0; l < b.size(); l++)
             for (size_t h = 0; h < b[l].size(); h++)
                 if (std::isnan(a[l][h]) != std::isnan(b[l][h]) || std::abs(a[l][h] - b[l][h]) > 1e-4) return false;
         return a.size() == b.size();
     };
-    CHECK((same(is.entropy, should.entropy) && same(is.normalised, should.normalised)));
-    CHECK((same(is.pairs, should.pairs) && same(is.tiles, should.tiles)));
-    CHECK((same(is.gate, should.gate) && same(is.gate_off, should.gate_off)));
+    REQUIRE(on_gpu.size() == on_cpu.size());
+    for (size_t n = 0; n < on_cpu.size(); n++) {
+        const BranchReport &is = on_gpu[n], &should = on_cpu[n];
+        INFO("branch " << should.name);
+        CHECK((same(is.entropy, should.entropy) && same(is.normalised, should.normalised)));
+        CHECK((same(is.pairs, should.pairs) && same(is.tiles, should.tiles)));
+        CHECK((same(is.gate, should.gate) && same(is.gate_off, should.gate_off) && same(is.pair_gate, should.pair_gate)));
+    }
 }
 
 VARIANT_CASE("a recorded step is the step") {
