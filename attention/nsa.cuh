@@ -211,7 +211,7 @@ struct nsa : Policy {
     // ---- accounting, and what a monitor asks
 
     template <class X>
-    std::vector<const Wide<X>*> gates(const LayerShape& s, const LayerState<X>& state) const {
+    std::vector<const Wide<X>*> branch_gates(const LayerShape& s, const LayerState<X>& state) const {
         const NsaKept<X> kept(state.kept, s, grid, shared);
         return {kept.branches.gate, kept.branches.gate + BRANCHES};
     }

@@ -57,9 +57,10 @@ HeadTable sum_of(const AttentionReport& report, HeadTable BranchReport::*table) 
 }
 
 static std::string summary_of_branch(const BranchReport& r) {
-    std::string line = text("entropy %.2f nats (%.2f of log keys), pairs %.1f%%, tiles %.1f%%", mean_of(r.entropy),
-                            mean_of(r.normalised), 100 * mean_of(r.pairs), 100 * mean_of(r.tiles));
-    const double gate = mean_of(r.gate), pair_gate = mean_of(r.pair_gate);
+    const double normalised = mean_of(r.normalised), gate = mean_of(r.gate), pair_gate = mean_of(r.pair_gate);
+    std::string line = text("entropy %.2f nats", mean_of(r.entropy));
+    if (!std::isnan(normalised)) line += text(" (%.2f of log keys)", normalised);
+    line += text(", pairs %.1f%%, tiles %.1f%%", 100 * mean_of(r.pairs), 100 * mean_of(r.tiles));
     if (!std::isnan(gate)) line += text(", gate %.2f (%.1f%% off)", gate, 100 * mean_of(r.gate_off));
     if (!std::isnan(pair_gate)) line += text(", pair gate %.2f", pair_gate);
     return line;

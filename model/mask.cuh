@@ -104,7 +104,8 @@ void show_mask(const Options& o) {
             }
     std::cout << o.show_mask << ": layer " << c.L - 1 << " of " << A::name << ", rows are queries, columns keys, black is seen; "
               << text("%.1f%% of causal pairs", 100 * pairs / (c.NH * (T * (T + 1.0) / 2)))
-              << (std::isnan(tiles) ? "" : text(", %.1f%% of causal tiles", 100 * tiles)) << "\n";
+              << (std::isnan(tiles) ? "" : text(", %.1f%% of causal tiles", 100 * tiles))
+              << (A::branch_names().size() > 1 ? ", all softmaxes added up" : "") << "\n";
     if (otherwise > 0)
         std::cout << "this mask depends on the data: drawn for the first tokens of " << stream.name() << " with "
                   << (origin.folder() ? "the weights of " + origin.folder()->string() : std::string("the initial weights")) << "\n";

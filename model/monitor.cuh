@@ -35,7 +35,7 @@ public:
         return of_layer_;
     }
 
-    /// Takes them into the report; `gates` are gates_of() the layer.
+    /// Takes them into the report; `gates` are the layer's Policy::branch_gates().
     void finish_layer(Device device, const std::vector<const W*>& gates, int B, int T) {
         const size_t rows = size_t(B) * NH_ * T, tiles = size_t(B) * NH_ * tiles_of(T);
         if (report_.empty())

@@ -3,11 +3,11 @@
 
     python3 scripts/plot_attention.py out/asga/log.jsonl --out attention.png
     python3 scripts/plot_attention.py out/asga/log.jsonl --step 500          # the last look up to step 500
-    python3 scripts/plot_attention.py out/asga/log.jsonl --all               # one row of maps per look
+    python3 scripts/plot_attention.py out/asga/log.jsonl --all               # a row of maps per look
 
 A row sees `pairs` keys; entropy is that of its weights, in nats and as a share of log(keys). What the variant does not have (a gate,
-say) is left out; a head that collapsed has a cross. Where a layer sums several softmaxes (nsa), each has maps of its own, and pairs
-and tiles have one of their sums, too. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
+say) is left out; a head that collapsed has a cross. Where a layer sums several softmaxes (nsa), each has a row of maps of its own
+beside one of what pairs and tiles add up to. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
 """
 import argparse
 import json
@@ -29,6 +29,9 @@ MAPS = {
 }
 
 
+LARGEST_PICTURE = 60000   # pixels on a side: more than 65535 a PNG of matplotlib cannot have
+
+
 def key_of(name, branch):
     """A map's key in the log: "entropy", or "entropy.slc" where a layer sums several softmaxes."""
     return f'{name}.{branch}' if branch else name
@@ -38,13 +41,17 @@ def branch_of(key):
     return key.partition('.')[2]
 
 
+def is_map(key):
+    return key.partition('.')[0] in MAPS
+
+
 def numbers(table):
     """null becomes NaN."""
     return [[math.nan if x is None else float(x) for x in row] for row in table]
 
 
 def read_looks(path):
-    """step -> {key: (L, NH)}; a resumed run's later look at the same step replaces the earlier."""
+    """step -> {key: (L, NH)} of looks that have a number; a resumed run's later look at the same step replaces the earlier."""
     looks = {}
     for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
         try:
@@ -53,8 +60,8 @@ def read_looks(path):
             continue                                     # half-written: the run was killed or is still going
         if isinstance(record, dict) and record.get('event') == 'attention':
             looks[record['step']] = {key: numbers(record[key]) for key in record
-                                     if key.partition('.')[0] in (*MAPS, 'collapsed')}
-    return looks
+                                     if is_map(key) or key.partition('.')[0] == 'collapsed'}
+    return {step: look for step, look in looks.items() if any(known(table) for key, table in look.items() if is_map(key))}
 
 
 def known(table):
@@ -84,13 +91,12 @@ def draw_map(pyplot, axes, looks, step, name, branch):
 
 
 def draw(looks, options):
-    """A row of maps for each look and branch."""
+    """A row of maps for each look and branch; the names of maps and the (step, branch) of rows are those that have a number."""
     pyplot = load_matplotlib()
-    branches = list(dict.fromkeys(branch_of(key) for look in looks.values() for key in look))
-    names = [name for name in MAPS
-             if any(known(look.get(key_of(name, branch), [])) for look in looks.values() for branch in branches)]
-    rows = [(step, branch) for step in looks for branch in branches]
-    shape = next(table for look in looks.values() for key, table in look.items() if known(table) and not key.startswith('collapsed'))
+    tables = {(step, key): table for step, look in looks.items() for key, table in look.items() if is_map(key) and known(table)}
+    names = [name for name in MAPS if any(key.partition('.')[0] == name for _, key in tables)]
+    rows = list(dict.fromkeys((step, branch_of(key)) for step, key in tables))
+    shape = next(iter(tables.values()))
     width, height = max(3.1, 0.28 * len(shape[0]) + 1.4), max(2.2, 0.28 * len(shape) + 1.0)
     figure, all_axes = pyplot.subplots(len(rows), len(names), figsize=(width * len(names), height * len(rows)), squeeze=False,
                                        layout='constrained')
@@ -99,7 +105,7 @@ def draw(looks, options):
             draw_map(pyplot, axes, looks, step, name, branch)
     if options.title:
         figure.suptitle(options.title)
-    figure.savefig(options.out, dpi=130)
+    figure.savefig(options.out, dpi=min(130, LARGEST_PICTURE / max(figure.get_size_inches())))
 
 
 def main():

@@ -37,6 +37,8 @@ TEST_CASE("attention report: averages per head over rows that have something to 
     CHECK(all == "entropy 0.13 nats (0.75 of log keys), pairs 66.7%, tiles 75.0%, gate 0.38 (50.0% off), pair gate 0.50");
     r.gate = r.pair_gate = {{NAN, NAN}};
     CHECK(summary_of({r}).find("gate") == std::string::npos);
+    r.normalised = {{NAN, NAN}};
+    CHECK(summary_of({r}) == "entropy 0.13 nats, pairs 66.7%, tiles 75.0%");
 }
 
 TEST_CASE("attention report: branches have tables of their own, pairs and tiles add up", "[monitor]") {
@@ -90,6 +92,14 @@ TEST_CASE("attention report: a head that collapses is named once, one that was s
     CHECK(of_branch.ends_with(": layer 1 head 1 of slc (0.000 of log keys, 0.500 at first)"));
     CHECK(watch.collapsed() == std::vector<CollapseWatch::Head>{{0, 0, 1}, {1, 1, 1}});
     CHECK(look({{0.01, 0.02}, {0.01, 0.0}}, {{0.01, 0.01}, {0.01, 0.01}}).ends_with(" and 1 more"));   // five new ones
+}
+
+TEST_CASE("statistics of branches lie one behind the other", "[monitor]") {
+    std::vector<double> numbers(400);
+    double* const p = numbers.data();
+    const Statistics<double> all{p, p + 100, p + 200, p + 300, nullptr}, last = all.of_branch(2, 10, 3);
+    CHECK((last.entropy == p + 20 && last.pairs == p + 220 && last.tiles == p + 306));
+    CHECK((last.tile_max == nullptr && last.pair_gate == nullptr && all.of_branch(0, 10, 3).pairs == p + 200));
 }
 
 /// What a monitor sees of a model on its tokens, with weights that `change` has set.
@@ -162,12 +172,10 @@ TEST_CASE("a monitor shows each of nsa's branches: entropy, pairs, tiles and gat
     config.settings["nsa_selected"] = 3;
     const int T = 330;
     Trial<double, nsa> trial(config, 2, T, 2, T);
-    const AttentionReport report = look_at(trial, [&](const auto& layer) {   // uniform weights; gates 1/2, g and 1 - g
+    const AttentionReport report = look_at(trial, [&](const auto& layer) {   // uniform weights; one gate of 1/2 in each branch
         std::fill_n(trial.gpt.weights + layer.qkv.offset, size_t(config.NH) * config.HS * config.C, 0.0);
-        const size_t of_branch = size_t(config.NH) * config.C;
-        double* const w_g = trial.gpt.weights + layer.attention.w_g.offset;
-        std::fill_n(w_g, of_branch, 0.0);
-        for (size_t n = 0; n < of_branch; n++) w_g[2 * of_branch + n] = -w_g[of_branch + n];
+        for (int n = 0; n < 3; n++)
+            std::fill_n(trial.gpt.weights + layer.attention.w_g.offset + (n * config.NH + n + 1) * config.C, config.C, 0.0);
     });
     REQUIRE(report.size() == 3);
     CHECK((report[0].name == "cmp" && report[1].name == "slc" && report[2].name == "win"));
@@ -185,9 +193,9 @@ TEST_CASE("a monitor shows each of nsa's branches: entropy, pairs, tiles and gat
         CHECK(everywhere(r.tiles, config, tiles[n] / 21));
         CHECK((everywhere(r.entropy, config, entropy[n]) && everywhere(r.normalised, config, 1)));
         CHECK((everywhere(r.gate_off, config, 0) && everywhere(r.pair_gate, config, NAN)));
+        for (const auto& layer : r.gate)
+            for (int h = 0; h < config.NH; h++) CHECK((std::abs(layer[h] - 0.5) <= 1e-12) == (h == n + 1));
     }
-    CHECK((everywhere(report[0].gate, config, 0.5) && !everywhere(report[1].gate, config, 0.5, 1e-3)));
-    CHECK(everywhere(sum_of({report[1], report[2]}, &BranchReport::gate), config, 1));
     const PairCount expected = trial.gpt.net.layers[0].attention.expected_pairs(1, T);
     CHECK(everywhere(sum_of(report, &BranchReport::pairs), config, expected.pairs / (T * (T + 1) / 2)));
     CHECK(everywhere(sum_of(report, &BranchReport::tiles), config, expected.tiles / 21));

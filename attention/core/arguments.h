@@ -30,7 +30,7 @@ struct Statistics {
     Wide<X>* tile_max = nullptr;   // (B, NH, T, ceil(S / TILE))
     Wide<X>* pairs = nullptr;      // (B, NH, T) how many keys the row saw
     Wide<X>* tiles = nullptr;      // (B, NH, ceil(T / TILE)) how many key tiles the query tile visited
-    Wide<X>* pair_gate = nullptr;  // (B, NH, T) sum of Policy::pair_gate() over those keys; left alone where a policy has none
+    Wide<X>* pair_gate = nullptr;  // (B, NH, T) sum of Policy::pair_gate() over those keys; left alone where the policy has none
     constexpr explicit operator bool() const { return entropy || tile_max || pairs || tiles || pair_gate; }
 
     /// Those of branch n (Policy::branch_names()), where each array has room for those of all branches, one behind the other:

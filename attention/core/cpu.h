@@ -75,7 +75,8 @@ void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X,
     for (int r = 0; r < band.rows; r++) {
         X* row = z + r * TILE;
         if (a.statistics.tile_max) write_peak(a, band, r, row);
-        if (P::gates_pairs && a.statistics.pair_gate) tile.rows[r0 + r].gates += sum_of_gates(policy, a, walk, band, r, row);
+        if (P::gates_pairs && a.statistics.pair_gate)
+            tile.rows[r0 + r].pair_gates += sum_of_pair_gates(policy, a, walk, band, r, row);
         const X rescale = absorb(tile.rows[r0 + r], row, width, a.statistics);
         if (rescale == X(1)) continue;
         for (int d = 0; d < HS; d++) sums[r * HS + d] *= rescale;
@@ -126,7 +127,7 @@ private:
             if (token < 0) continue;
             const size_t number = at.of_number(b, h, token);
             finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.of_head(b, h, token), number);
-            if (P::gates_pairs && a.statistics.pair_gate) a.statistics.pair_gate[number] = tile.rows[r].gates;
+            if (P::gates_pairs && a.statistics.pair_gate) a.statistics.pair_gate[number] = tile.rows[r].pair_gates;
         }
         if (a.statistics.tiles) add_visited(b, h, i0 / TILE, X(tile.visited));
     }

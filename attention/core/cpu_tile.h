@@ -129,7 +129,7 @@ void write_peak(const AttentionForward<X>& a, const TilePlace& at, int r, const 
 
 /// E6: the sum of the gates on the pairs of a row that are not hidden; z is the row's, masked.
 template <class X, class P>
-X sum_of_gates(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at, int r, const X* z) {
+X sum_of_pair_gates(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at, int r, const X* z) {
     using N = Pack<X>;
     const Features f = policy.features();
     N sums{};
@@ -147,7 +147,7 @@ struct OnlineRow {
     X sum = 0;      // of exp(z - largest)
     X moment = 0;   // of exp(z - largest) z, for the entropy
     X pairs = 0;    // keys that the row has seen, where they are counted
-    X gates = 0;    // sum of the gates on those pairs, where a policy has them
+    X pair_gates = 0;   // sum of the gates on those pairs, where a policy has them
 };
 
 /// Turns `width` numbers of a row of z into exp(z - largest) in place and returns the factor that what was summed before must be

@@ -38,7 +38,7 @@ struct ForwardRows {
     float sum[Shape::M_TILES][2] = {};                  // of exp(z - largest)
     float moment[Shape::M_TILES][2] = {};               // of exp(z - largest) score, for the entropy
     int pairs[Shape::M_TILES][2] = {};                  // that count
-    float gates[Shape::M_TILES][2] = {};                // sum of Policy::pair_gate() over these
+    float pair_gates[Shape::M_TILES][2] = {};           // sum of Policy::pair_gate() over these
     float peak[Shape::M_TILES][2];                      // largest score in the present key tile
 };
 
@@ -67,10 +67,11 @@ __device__ __forceinline__ void mask(float (&s)[Shape::M_TILES][Shape::STEP / 8]
     });
 }
 
-/// Adds the gates on the pairs that count: gate(r, c) of row and column in the part.
+/// Adds the gates on the pairs that count, where they are asked for: gate(r, c) of row and column in the part.
 template <class Shape, class Gate>
-__device__ __forceinline__ void add_gates(ForwardRows<Shape>& rows, const float (&s)[Shape::M_TILES][Shape::STEP / 8][4],
-                                          Gate gate) {
+__device__ __forceinline__ void add_pair_gates(ForwardRows<Shape>& rows, const float (&s)[Shape::M_TILES][Shape::STEP / 8][4],
+                                               bool asked, Gate gate) {
+    if (!asked) return;
 #pragma unroll
     for (int m = 0; m < Shape::M_TILES; m++)
 #pragma unroll
@@ -78,7 +79,7 @@ __device__ __forceinline__ void add_gates(ForwardRows<Shape>& rows, const float 
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int r = 16 * m + 8 * (e / 2) + lane_row(), c = 8 * n + lane_column() + e % 2;
-                if (s[m][n][e] > -INFINITY) rows.gates[m][e / 2] += gate(r, c);
+                if (s[m][n][e] > -INFINITY) rows.pair_gates[m][e / 2] += gate(r, c);
             }
 }
 
@@ -191,7 +192,7 @@ struct TileCounter {
 };
 
 /// E5 and E6 of the warp's rows, and out / sum into shared memory. `to_z` turns a score into z.
-template <class Shape, bool STATISTICS, bool GATES>
+template <class Shape, bool STATISTICS, bool PAIR_GATES>
 __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardShared<Shape>& shared,
                                             const AttentionForward<typename Shape::X>& a, const TilePlace& at, int row0,
                                             float to_z) {
@@ -201,13 +202,13 @@ __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardSha
         for (int half = 0; half < 2; half++) {
             float sum = rows.sum[m][half], moment = rows.moment[m][half];
             int pairs = rows.pairs[m][half];
-            float gates = rows.gates[m][half];
+            float pair_gates = rows.pair_gates[m][half];
             for (int lane = 1; lane <= 2; lane *= 2) {
                 sum += __shfl_xor_sync(ALL_LANES, sum, lane);
                 if (!STATISTICS) continue;
                 moment += __shfl_xor_sync(ALL_LANES, moment, lane);
                 pairs += __shfl_xor_sync(ALL_LANES, pairs, lane);
-                if (GATES) gates += __shfl_xor_sync(ALL_LANES, gates, lane);
+                if (PAIR_GATES) pair_gates += __shfl_xor_sync(ALL_LANES, pair_gates, lane);
             }
             const float inverse = sum > 0 ? 1 / sum : 0, lse = sum > 0 ? rows.largest[m][half] * to_z + logf(sum) : -INFINITY;
 #pragma unroll
@@ -218,7 +219,7 @@ __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardSha
             a.lse[row] = lse;
             if (STATISTICS && a.statistics.entropy) a.statistics.entropy[row] = sum > 0 ? lse - moment * inverse * to_z : 0;
             if (STATISTICS && a.statistics.pairs) a.statistics.pairs[row] = pairs;
-            if (GATES && a.statistics.pair_gate) a.statistics.pair_gate[row] = gates;
+            if (PAIR_GATES && a.statistics.pair_gate) a.statistics.pair_gate[row] = pair_gates;
         }
 #pragma unroll
         for (int n = 0; n < Shape::HS / 8; n += 2) {
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     attention_forward_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a) {
     using X = typename Shape::X;
     constexpr int QUERIES = Shape::QUERIES, KEYS = Shape::KEYS, STEP = Shape::STEP, HS = Shape::HS, THREADS = Shape::THREADS;
-    constexpr bool MODIFIED = MODIFIES_SCORES<P>, GATES = STATISTICS && P::gates_pairs;
+    constexpr bool MODIFIED = MODIFIES_SCORES<P>, PAIR_GATES = STATISTICS && P::gates_pairs;
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
     const typename Shape::Features features(policy.features(), reinterpret_cast<float*>(&shared + 1));
     const int b = blockIdx.z, h = blockIdx.y, kv = h / (a.NH / a.NKV), row0 = int(threadIdx.x) / WARP * Shape::ROWS;
@@ -303,8 +304,8 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
                     value = float(policy.score(ScoreNumber<X>(value * scale), pair));
                 });
             mask<Shape>(s, walk, part, verdict, a.S);
-            if constexpr (GATES)
-                add_gates<Shape>(rows, s, [&](int r, int c) {
+            if constexpr (PAIR_GATES)
+                add_pair_gates<Shape>(rows, s, a.statistics.pair_gate, [&](int r, int c) {
                     return float(policy.pair_gate(features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c)));
                 });
             raise_maxima<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
@@ -320,7 +321,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     __syncthreads();   // where no tile was visited, the rows of q may still be arriving
     const TilePlace at = place(0);
     if (STATISTICS && a.statistics.tiles) counter.write(a);
-    finish_rows<Shape, STATISTICS, GATES>(rows, shared, a, at, row0, to_z);
+    finish_rows<Shape, STATISTICS, PAIR_GATES>(rows, shared, a, at, row0, to_z);
     __syncwarp();
     write_rows<Shape>(shared, a, at, row0);
 }

@@ -107,13 +107,6 @@ void attention_layer_forward(Device device, const P& policy, const LayerInputs<X
     }
 }
 
-/// What the last forward pass multiplied the output of each of Policy::branch_names() with, (B, T, NH); null where that is nothing.
-template <class X, class P>
-std::vector<const Wide<X>*> gates_of(const P& policy, const LayerShape& s, const LayerState<X>& state) {
-    if constexpr (requires { policy.gates(s, state); }) return policy.gates(s, state);
-    else return {state.extras.gate};
-}
-
 /// Gradients with respect to q and k after RoPE and v.
 template <class X>
 struct QkvGradients {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/device.h"
 #include "model/math.h"
 #include "model/tensors.h"
 
@@ -96,6 +97,9 @@ struct LayerShape {
     int B, T, C, NH, NKV, HS;
 };
 
+template <class X>
+struct LayerState;   // layer.h
+
 /// Features of one kind that E1 can have: what the GPU's backward pass has room for, and so the same on every device.
 inline constexpr int MOST_FEATURES = 264;
 
@@ -133,8 +137,8 @@ struct Policy {
         return dz;
     }
 
-    /// E6. Whether the score has a learned gate on each pair, a factor between 0 and 1, and that factor: its mean is what a monitor
-    /// shows of it.
+    /// E6. Whether each pair has a learned gate, a factor between 0 and 1 on its score or on its weight, and that factor: its mean
+    /// over all pairs is what a monitor shows of it. A pair without one counts as 1.
     static constexpr bool gates_pairs = false;
     template <class N>
     constexpr N pair_gate(const Pair<N>&) const {
@@ -178,9 +182,14 @@ struct Policy {
     }
 
     /// What a monitor calls the softmaxes of a layer: one without a name, unless a composite sums several with a gate each. It then
-    /// leaves the statistics of number n in Statistics::of_branch(n), and says where the gates are: `gates(shape, state)`, in the
-    /// same order, as gates_of() in layer.h has them.
+    /// leaves the statistics of number n in Statistics::of_branch(n).
     static std::vector<std::string> branch_names() { return {""}; }
+
+    /// What the last forward pass multiplied the output of each of them with, (B, T, NH); null where that is nothing.
+    template <class X>
+    std::vector<const Wide<X>*> branch_gates(const LayerShape&, const LayerState<X>& state) const {
+        return {state.extras.gate};
+    }
 
     /// Whether q and k are rotated by RoPE. Positions are then no business of the scores unless the variant brings its own.
     static constexpr bool rotates = true;
