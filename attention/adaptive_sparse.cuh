@@ -45,7 +45,8 @@ struct adaptive_sparse : BlockSparse {
             {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, true,
              "gate query: 0 first token, 1 mean of the block before"},
             {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, true, "0 modulate all blocks, 1 choose, 2 both"},
-            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits"},
+            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits", true, 1,
+             "adaptive_sparse_block"},
             {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", 0, 0, 0.99, false,
              "above 0: visit the blocks with more than this share instead"},
             {"--adaptive-sparse-sink", "adaptive_sparse_sink", 0, 0, 1, true, "1: always visit the first block"},
@@ -78,7 +79,7 @@ struct adaptive_sparse : BlockSparse {
             return dense_softmax(in, out, [](int, int, int, int, X a) { return a; }, everything);
         const int N = (in.T + block - 1) / block;
         const std::vector<X> scores =
-            naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query == GateQuery::previous);
+            naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
         auto modify = [&](int b, int h, int i, int j, X a) {
             const int r = i / block, c = j / block;
             if (h < choice.dense_heads || c == r) return a;

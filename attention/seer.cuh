@@ -8,9 +8,10 @@
 // is sparse, in training as in evaluation and generation, and one dense forward pass beside it teaches the gate. It costs what
 // dense attention's forward pass does; where the gate is good enough, continue with 0.
 // What the source leaves open, or this engine needs otherwise:
-// - The published gate query is the mean over the block itself (query 2). A row's mask would then depend on tokens behind it, so
-//   that it is permitted only while attention is dense (distil 2). By default the first token of the block stands for it; 1 is the
-//   mean of the block before.
+// - The published gate query is the mean over the block itself (query 2). A ROW'S MASK THEN DEPENDS ON TOKENS BEHIND IT. It is
+//   permitted while attention is dense (distil 2), and sparse (distil 0) only where nothing is trained through it: a prompt that is
+//   there as a whole. By default the first token of the block stands for it; 1 is the mean of the block before. A gate query for
+//   each token, as the source's later form for decoding has, is left out: a tile of 64 queries would visit the union of 64 choices.
 // - A block's own keys have no score and are always visited; teacher and student are over past blocks only.
 // - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
 // - The published loss leaves out the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about
@@ -30,17 +31,18 @@ struct seer : BlockSparse {
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
         distil_mode = Distil(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
-        if (query == GateQuery::own && distil_mode != Distil::alone)
+        if (query == GateQuery::own && distil_mode == Distil::jointly)
             fail(Exit::usage, "--seer-query 2 (the mean over the block itself) makes a row's mask depend on later tokens; it is "
-                 "permitted only with --seer-distil 2, where attention is dense; --seer-query takes 0 or 1 otherwise");
+                 "permitted with --seer-distil 2, where attention is dense, and with 0 for a text that is there as a whole "
+                 "(--evaluate, ./generate --set seer_distil=0); --seer-query takes 0 or 1 otherwise");
     }
 
     static std::vector<Setting> settings() {
         return {   // a threshold stays below 1: no share exceeds it
             {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block: 64 or a multiple", true},
             {"--seer-query", "seer_query", 0, 0, 2, true,
-             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (distil 2 only)"},
-            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits"},
+             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (not to train through)"},
+            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits", true, 1, "seer_block"},
             {"--seer-threshold", "seer_threshold", 0, 0, 0.99, false,
              "above 0: visit the blocks with more than this share instead"},
             {"--seer-sink", "seer_sink", 0, 0, 1, true, "1: always visit the first block"},
@@ -61,7 +63,7 @@ struct seer : BlockSparse {
         const int N = (in.T + block - 1) / block;
         std::vector<X> scores;
         if (distil_mode != Distil::alone)
-            scores = naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query == GateQuery::previous);
+            scores = naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
         auto modify = [&](int b, int h, int i, int j, X a) {
             const int r = i / block, c = j / block;
             if (distil_mode == Distil::alone || c == r) return a;

@@ -14,7 +14,9 @@ struct Setting {
     double highest;       // inclusive
     bool whole;           // integers only
     const char* help;
-    bool of_sequence = false;   // counts tokens, or parts, of a sequence: more than --seq-len cannot be asked for
+    bool of_sequence = false;   // counts tokens, or parts, of a sequence: more than --seq-len has cannot be asked for
+    int part = 1;               // tokens of each of those parts, or
+    const char* part_key = nullptr;   // the key of the setting that says how many they are
 };
 
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder. Sizes as everywhere: see dev/HACKING.md, "Names".

@@ -1,6 +1,8 @@
 // ./generate: text from a checkpoint.
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
@@ -12,6 +14,7 @@
 struct Options {
     std::string checkpoint, prompt, attention = "trained", psa_bound = "mean";
     std::vector<int32_t> prompt_ids;
+    std::vector<std::string> settings;   // KEY=VALUE
     int tokens = 200, threads = 0;
     Sampling sampling;
     Inference inference;
@@ -69,6 +72,8 @@ static bool parse(int argc, char** argv, Options& o) {
     app.add_option("--seed", o.sampling.seed, "of the choice");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
     add_inference_options(app, o);
+    app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant in place of the checkpoint's: seer_distil=0")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");
     return parse_options(app, argc, argv);
 }
@@ -99,8 +104,26 @@ static void require_plain_attention(const Options& o, const Config& config, size
              " positions, and max_position_embeddings is ", config.max_positions);
 }
 
+/// --set in the place of what the checkpoint says.
+static void change_settings(Config& config, const Options& o) {
+    for (const std::string& one : o.settings) {
+        const size_t equals = one.find('=');
+        const auto found = config.settings.find(one.substr(0, equals));
+        std::string known;
+        for (const auto& [key, value] : config.settings) known += " " + key;
+        if (equals == std::string::npos || found == config.settings.end())
+            fail(Exit::usage, "--set ", one, ": give KEY=VALUE with a key that ", o.checkpoint, " has:",
+                 known.empty() ? " none" : known);
+        char* end = nullptr;
+        found->second = std::strtod(one.c_str() + equals + 1, &end);
+        if (*end || end == one.c_str() + equals + 1 || !std::isfinite(found->second))
+            fail(Exit::usage, "--set ", one, ": the value must be a number");
+    }
+}
+
 static void run(const Options& o) {
-    const Config config = load_config(o.checkpoint);
+    Config config = load_config(o.checkpoint);
+    change_settings(config, o);
     const auto found = generators().find(config.variant);
     if (found == generators().end())
         fail(Exit::checkpoint, o.checkpoint, "/config.json: attention_variant ", config.variant,

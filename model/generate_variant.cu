@@ -34,7 +34,10 @@ static void generate_from(const std::string& folder, const Config& config, std::
              human_bytes(double(available)), " left: lower --tokens");
     gpt.allocate(CPU{});
     load_for_inference(CPU{}, gpt, folder);
-    if (!gpt.net.layers[0].attention.is_causal())
+    const auto& attention = gpt.net.layers[0].attention;
+    if (attention.needs_known_text())
+        std::fprintf(stderr, "warning: rows of the text read what stands behind them, in their own block\n");
+    else if (!attention.is_causal())
         std::fprintf(stderr, "warning: %s was trained to look at later tokens here, which a text being written does not have\n",
                      Attention::name);
     Decoder<float, Attention> decoder(gpt, inference);

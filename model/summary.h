@@ -90,6 +90,7 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
     const Config& c = net.config;
     const double key_bytes = 2.0 * c.NKV * c.HS * sizeof(float);   // a key and its value, of all heads
     const double cache = key_bytes * f.cached_keys + sizeof(float) * f.cached_features;
+    const char* const bound = net.layers[0].attention.expects_at_most() ? "at most " : "";
     std::vector<std::pair<std::string, std::string>> rows = {
         {"attention", A::name},
         {"form", std::string(c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") +
@@ -98,9 +99,11 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
         {"heads NH, NKV, head size HS", text("%d, %d, %d", c.NH, c.NKV, c.HS)},
         {"vocabulary V", std::to_string(c.V)},
         {"parameters", std::to_string(net.tensors.parameters())},
-        {"FLOPs per token of training", text("%.4g", f.per_token)},
-        {"visible pairs per sequence", text("%.0f (%.1f%% of causal)", f.visited.pairs, 100 * f.visited.pairs / f.dense.pairs)},
-        {"visited tiles per sequence", text("%.0f (%.1f%% of causal)", f.visited.tiles, 100 * f.visited.tiles / f.dense.tiles)},
+        {"FLOPs per token of training", text("%s%.4g", bound, f.per_token)},
+        {"visible pairs per sequence", text("%s%.0f (%.1f%% of causal)", bound, f.visited.pairs,
+                                            100 * f.visited.pairs / f.dense.pairs)},
+        {"visited tiles per sequence", text("%s%.0f (%.1f%% of causal)", bound, f.visited.tiles,
+                                            100 * f.visited.tiles / f.dense.tiles)},
         {text("KV cache of %d tokens", f.T), text("%s in float32 (%.1f%% of causal)", human_bytes(cache).c_str(),
                                                   100 * cache / (key_bytes * double(c.L) * f.T))},
         {"causal and prefix-consistent", net.layers[0].attention.is_causal() ? "yes" : "no: outputs depend on later tokens"}};

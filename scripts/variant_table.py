@@ -25,9 +25,21 @@ LENGTHS = (2048, 32768)
 UNKNOWN = 'not measured'
 
 
-def variants():
+# Published forms that look into the future, below the variant's own row.
+FUTURE = {'mosa': ('--mosa-choice', 1), 'routing': ('--routing-balanced', 1), 'seer': ('--seer-query', 2, '--seer-distil', 0)}
+
+
+def rows():
+    """Of every variant (name, options), and of every form."""
     names = sorted(path.stem for path in (ROOT / 'attention').glob('*.cuh'))
-    return ['causal'] + [name for name in names if name != 'causal']
+    made = []
+    for name in ['causal'] + [name for name in names if name != 'causal']:
+        made += [(name, ())] + [(name, FUTURE[name])] * (name in FUTURE)
+    return made
+
+
+def title(variant, form):
+    return ' '.join(map(str, (f'train_{variant}', *form)))
 
 
 def source(variant):
@@ -51,11 +63,11 @@ def run(variant, *options):
     return done.stdout
 
 
-def facts(variant, options):
+def facts(variant, form, options):
     """parameters, causal or not, {T: (pairs, tiles)} in percent of causal."""
     shares = {}
     for T in LENGTHS:
-        said = run(variant, '--device', 'cpu', '--model', options.model, '--seq-len', T, '--batch-size', 1, '--val-every', 0,
+        said = run(variant, *form, '--device', 'cpu', '--model', options.model, '--seq-len', T, '--batch-size', 1, '--val-every', 0,
                    '--dry-run')
         rows = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', said, re.MULTILINE))
         counted = (rows['visible pairs per sequence'], rows['visited tiles per sequence'])
@@ -63,10 +75,12 @@ def facts(variant, options):
     return int(rows['parameters']), rows['causal and prefix-consistent'] == 'yes', shares
 
 
-def milliseconds(variant, options):
-    """Median step time; the first steps warm up."""
+def milliseconds(variant, form, options):
+    """Median step time; the first steps warm up. None for a form that is not trained."""
+    if '--seer-query' in form:
+        return None
     with tempfile.TemporaryDirectory() as out:
-        run(variant, '--model', options.model, '--seq-len', options.seq_len, '--batch-size', options.batch_size,
+        run(variant, *form, '--model', options.model, '--seq-len', options.seq_len, '--batch-size', options.batch_size,
             '--steps', options.steps + 3, '--val-every', 0, '--sample-every', 0, '--checkpoint-every', 0, '--plot', 0, '--out', out)
         records = [json.loads(line) for line in (Path(out) / 'log.jsonl').read_text().splitlines()]
     return median([record['ms'] for record in records if 'ms' in record][3:])
@@ -78,17 +92,17 @@ def device(options):
 
 
 def times_in(table):
-    """variant -> step time, and the line below the table, as they stand in an earlier table."""
-    times = {row[0]: row[1] for row in re.findall(r'^\| train_(\w+) \|.*\| ([^|]+) \|$', table, re.MULTILINE)}
+    """Row's title -> step time, and the line below the table, as they stand in an earlier table."""
+    times = {row[0]: row[1] for row in re.findall(r'^\| (train_[^|]+) \|.*\| ([^|]+) \|$', table, re.MULTILINE)}
     note = re.search(r'^Step times: .*$', table, re.MULTILINE)
     return times, note[0] if note else ''
 
 
 def measured(options):
-    times = {variant: milliseconds(variant, options) for variant in variants()}
+    times = {title(*row): milliseconds(*row, options) for row in rows()}
     note = (f'Step times: {options.model}, {options.batch_size} x {options.seq_len} tokens, median of {options.steps} steps, '
             f'{device(options)}, {datetime.date.today()}.')
-    return {variant: f'{ms / times["causal"]:.2f}' for variant, ms in times.items()}, note
+    return {row: f'{ms / times["train_causal"]:.2f}' if ms else 'not trained' for row, ms in times.items()}, note
 
 
 def percent(share):
@@ -98,18 +112,21 @@ def percent(share):
 def table(options, before):
     times, note = measured(options) if options.time else times_in(before)
     at = ', '.join(map(str, LENGTHS))
-    lines = [f'| program | mechanism and source | parameters added | pairs at {at} | tiles at {at} | causal | step time |',
+    lines = [f'| program | mechanism and source | parameters added | pairs at {at} | tiles at {at} | causal, prefix-consistent | '
+             'step time |',
              '| --- | --- | --- | --- | --- | --- | --- |']
     baseline = None
-    for variant in variants():
-        parameters, causal, shares = facts(variant, options)
+    for variant, form in rows():
+        parameters, causal, shares = facts(variant, form, options)
         baseline = baseline or parameters
         pairs, tiles = (', '.join(percent(shares[T][n]) for T in LENGTHS) for n in (0, 1))
-        lines.append(f'| train_{variant} | {source(variant).replace("|", "/")} | {parameters - baseline:,} | {pairs} | {tiles} | '
-                     f'{"yes" if causal else "**no**"} | {times.get(variant, UNKNOWN)} |')
+        what = 'the published form of it' if form else source(variant).replace('|', '/')
+        lines.append(f'| {title(variant, form)} | {what} | {parameters - baseline:,} | {pairs} | {tiles} | '
+                     f'{"yes" if causal else "**no**"} | {times.get(title(variant, form), UNKNOWN)} |')
     lines += ['', 'Pairs and tiles of a sequence against dense causal attention; parameters added to the '
               f'{baseline:,} of {options.model}; every',
-              'setting at its default. Causal: no output depends on a later token. Step time against train_causal.']
+              'setting at its default. Causal and prefix-consistent: no output depends on a later token, nor on whether there is one.',
+              'Step time against train_causal.']
     return '\n'.join(lines + ([note] if note else []))
 
 

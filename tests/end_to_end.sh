@@ -235,6 +235,18 @@ check "says so" 'grep -q "layer 1 of asga_fixed.*43.2% of causal pairs" "$work/s
 expect "a picture of a kind that is not written" 2 ".png or .pgm" ./train_causal $small --out "$work/x" --show-mask "$work/mask.jpg"
 expect "a picture without tokens" 2 "needs tokens" ./train_causal --device cpu --model qwen-tiny --evaluate --eval-data "$work/items.jsonl" --show-mask "$work/mask.png" --seq-len 32
 expect "a window longer than the sequence" 2 "from 0 to 32" ./train_asga_fixed $small --out "$work/x" --window 33
+train nsa "$work/watched3" --monitor-every 12
+check "of nsa each softmax and its gate" 'grep "event.:.attention" "$work/watched3/log.jsonl" | grep -q "entropy.cmp.:..[0-9].*gate.win.:..0[.]"'
+expect "more blocks to choose than there are" 2 "blocks of 64: 1) must be a whole number from 0 to 1" ./train_adaptive_sparse $small --out "$work/x" --adaptive-sparse-top-k 2
+expect "a count of pairs that is a bound" 0 "at most 2112 (100.0% of causal)" ./train_seer $small --out "$work/x" --seer-threshold 0.1 --dry-run
+expect "a gate query that looks ahead is not trained through" 2 "is not trained" ./train_seer $small --out "$work/x" --seer-query 2 --seer-distil 0
+train seer "$work/gate" --seq-len 128 --batch-size 2 --steps 2 --seer-query 2 --seer-distil 2
+prompt=$(head -c 150 "$work/text.txt")
+gate="./generate --checkpoint $work/gate/step_00000002 --tokens 3 --temperature 0"
+expect "but chooses blocks of a prompt" 0 "read what stands behind them" $gate --prompt "$prompt" --set seer_distil=0 --set seer_top_k=0
+expect "a setting that the checkpoint does not have" 2 "seer_top_k" $gate --set seer_topk=1
+expect "a setting that is no number" 2 "must be a number" $gate --set seer_top_k=many
+expect "a setting that is out of range" 2 "from 0 to" $gate --set seer_top_k=-1
 expect "a picture that cannot be written" 2 "/proc/x.png" ./train_causal $small --out "$work/x" --show-mask /proc/x.png
 expect "generate prints ids and nothing else" 0 "" ./generate --checkpoint "$work/causal/step_00000012" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids
 check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'

@@ -53,12 +53,12 @@ void check_layer(const LayerSizes& sizes) {
 /// student from the scores of `student`.
 template <class A>
 double distillation(const Case<A>& teacher, const Case<A>& student, int block, double lambda, int dense, int first_row,
-                    bool previous) {
+                    GateQuery query) {
     const LayerInputs<double> in = teacher.inputs();
     const A& p = student.policy;
     const int N = (in.T + block - 1) / block;
     const double* weights = student.weights.data();
-    const Numbers scores = naive_block_scores(student.inputs(), weights + p.wq.offset, weights + p.wk.offset, block, previous);
+    const Numbers scores = naive_block_scores(student.inputs(), weights + p.wq.offset, weights + p.wk.offset, block, query);
     double total = 0;
     for (int b = 0; b < in.B; b++)
         for (int h = dense; h < in.NH; h++) {
@@ -132,7 +132,16 @@ TEST_CASE("seer: few of many blocks; the language model's loss does not reach th
     const Settings few = {{S + "top_k", 1}, {S + "distil", 0}};
     check_layer<seer>({1, 260, 2, 1, 8, few});
     check_layer<seer>({1, 450, 2, 2, 8, {{S + "top_k", 1}, {S + "distil", 0}, {S + "block", 128}, {S + "query", 1}}});
+    const LayerSizes published{1, 270, 2, 1, 8, {{S + "top_k", 1}, {S + "distil", 0}, {S + "query", 2}}};
+    check_layer<seer>(published);
+    CHECK((Case<seer>(published).policy.needs_known_text() && !Case<seer>(published).policy.is_causal()));
+    Case<seer> before(published), after(published);   // the last block's gate query has its last tokens in it
+    for (double& q : after.qkv) q *= &q >= &after.qkv[after.qkv.size() * 260 / 270] ? -3 : 1;
+    before.forward(), after.forward();
+    CHECK(std::equal(before.out.begin(), before.out.begin() + 256 * 16, after.out.begin()));
+    CHECK_FALSE(std::equal(before.out.begin(), before.out.begin() + 260 * 16, after.out.begin()));
     Case<seer> layer({1, 260, 2, 1, 8, few});
+    CHECK((layer.policy.is_causal() && !layer.policy.needs_known_text()));
     layer.forward(), layer.backward(normal_numbers(layer.out.size(), 7));
     CHECK(sum_of(layer.auxiliary) == 0);
     for (double gradient : layer.dweights) CHECK(gradient == 0);
@@ -174,7 +183,7 @@ TEST_CASE("distillation: the loss is its definition, its gradient is exact with 
         Case<seer> moved(sizes);
         auto loss = [&] {
             moved.forward();   // q and k before RoPE
-            return distillation(layer, moved, block, lambda, 0, first_row, query == 1);
+            return distillation(layer, moved, block, lambda, 0, first_row, GateQuery(query));
         };
         CHECK(std::abs(sum_of(layer.auxiliary) - loss()) <= 1e-12 * loss());
         CHECK(loss() > 1);
@@ -192,7 +201,7 @@ TEST_CASE("distillation beside modulated attention leaves dense heads alone", "[
     Case<adaptive_sparse> layer(sizes);
     const Numbers dout = normal_numbers(layer.out.size(), 7);
     layer.forward();
-    CHECK(std::abs(sum_of(layer.auxiliary) - distillation(layer, layer, 64, 1, 2, 1, false)) <= 1e-11);
+    CHECK(std::abs(sum_of(layer.auxiliary) - distillation(layer, layer, 64, 1, 2, 1, GateQuery::first)) <= 1e-11);
     CHECK(layer.auxiliary[0] == 0);
     CHECK(tensor_error(layer, dout) <= 1e-8);
 }
@@ -255,6 +264,11 @@ TEST_CASE("head gate: on, off, straight-through", "[attention]") {
     CHECK(with.dweights != without.dweights);
 }
 
+TEST_CASE("adaptive_sparse and seer say whether their count of pairs is more than a bound", "[attention]") {
+    auto at_most = [](const Settings& settings) { return Case<seer>({1, 1, 2, 1, 8, settings}).policy.expects_at_most(); };
+    CHECK((!at_most({}) && at_most({{S + "threshold", 0.1}}) && !at_most({{S + "threshold", 0.1}, {S + "distil", 2}})));
+}
+
 TEST_CASE("adaptive_sparse and seer say how many pairs and tiles they expect", "[attention]") {
     const auto count = [](const Settings& settings, int T) {
         return Case<seer>({1, 1, 2, 1, 8, settings}).policy.expected_pairs(2, T);
@@ -288,6 +302,6 @@ TEST_CASE("adaptive_sparse and seer refuse what makes no sense, and name what do
     CHECK(mentions(refusal<adaptive_sparse>(4, 2, {{A + "dense_heads", 1}}), "multiple of 2"));
     CHECK(mentions(refusal<adaptive_sparse>(4, 4, {{A + "dense_heads", 5}}), "from 0 to 4"));
     CHECK(refusal<adaptive_sparse>(4, 4, {{A + "dense_heads", 3}}) == "");
-    for (double distil : {0, 1}) CHECK(mentions(refusal<seer>(2, 1, {{S + "query", 2}, {S + "distil", distil}}), "0 or 1"));
-    CHECK(refusal<seer>(2, 1, {{S + "query", 2}, {S + "distil", 2}}) == "");
+    CHECK(mentions(refusal<seer>(2, 1, {{S + "query", 2}, {S + "distil", 1}}), "0 or 1"));
+    for (double distil : {0, 2}) CHECK(refusal<seer>(2, 1, {{S + "query", 2}, {S + "distil", distil}}) == "");
 }

@@ -232,7 +232,9 @@ TEST_CASE("text that is no JSON object is refused", "[config]") {
 TEST_CASE("a setting that was given may not count more tokens than there are; a default may", "[config]") {
     const std::vector<Setting> settings = {{"--reach", "reach", 256, 0, 1e9, true, "", true},
                                            {"--block", "block", 64, 64, 4096, true, "", true},
-                                           {"--scale", "scale", 1, 0, 1e9, false, ""}};
+                                           {"--scale", "scale", 1, 0, 1e9, false, ""},
+                                           {"--top-k", "top_k", 8, 0, 1e6, true, "", true, 1, "block"},
+                                           {"--selected", "selected", 16, 3, 1e6, true, "", true, 64}};
     const auto refusal_of = [&](const std::map<std::string, double>& given, int T) {
         try {
             require_within_sequence(settings, given, T);
@@ -247,6 +249,15 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
     CHECK(refusal_of({{"reach", 65}}, 64) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");
     CHECK(refusal_of({{"block", 64}}, 32) ==
           "--block is 64, and --seq-len 32 is less than the least that it can be, 64; raise --seq-len");
+    CHECK_NOTHROW(require_within_sequence(settings, {{"top_k", 3}, {"selected", 3}}, 129));
+    CHECK(refusal_of({{"top_k", 4}}, 129) ==
+          "--top-k is 4, but with --seq-len 129 (blocks of 64: 3) must be a whole number from 0 to 3");
+    CHECK(refusal_of({{"top_k", 3}, {"block", 128}}, 129) ==
+          "--top-k is 3, but with --seq-len 129 (blocks of 128: 2) must be a whole number from 0 to 2");
+    CHECK(refusal_of({{"selected", 4}}, 129) ==
+          "--selected is 4, but with --seq-len 129 (blocks of 64: 3) must be a whole number from 3 to 3");
+    CHECK(refusal_of({{"selected", 3}}, 128) ==
+          "--selected is 3, and --seq-len 128 (blocks of 64: 2) is less than the least that it can be, 3; raise --seq-len");
 }
 
 TEST_CASE("a setting that no variant declared is an error", "[config]") {

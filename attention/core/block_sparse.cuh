@@ -176,9 +176,16 @@ struct BlockSparse : Policy {
         return distil_mode != Distil::alone || tensor.find(".w_g") != std::string::npos;
     }
 
+    bool chooses() const { return distil_mode != Distil::alone && mask != BlockMask::soft; }
+    bool expects_at_most() const { return chooses() && choice.threshold >= 0; }
+
+    /// A row's blocks are then chosen with a mean over queries that come after it.
+    bool needs_known_text() const { return query == GateQuery::own && chooses(); }
+    bool is_causal() const { return !needs_known_text(); }
+
     /// Of one sequence: what top_k leaves. A threshold leaves what the data says; it is counted as dense, the most that it can be.
     PairCount expected_pairs(int heads, int T) const {
-        const bool sparse = distil_mode != Distil::alone && mask != BlockMask::soft && choice.threshold < 0;
+        const bool sparse = chooses() && choice.threshold < 0;
         const GateShape s{1, T, heads, NKV, HS, block, query};
         PairCount count;
         for (int h = 0; h < heads; h++)

@@ -4,12 +4,13 @@
 #include <cmath>
 #include <vector>
 
+#include "attention/core/block_gate.cuh"
 #include "attention/core/naive.h"
 
-/// scores[((b * NH + h) * N + r) * N + c] for c < r. `previous`: the gate query is the mean of q over block r - 1, else q of the
-/// first token of block r.
+/// scores[((b * NH + h) * N + r) * N + c] for c < r. The gate query is the mean of q over block r or r - 1, or q of the first token
+/// of block r.
 template <class X>
-std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X* wk, int block, bool previous) {
+std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X* wk, int block, GateQuery gate_query) {
     const int N = (in.T + block - 1) / block, HS = in.HS;
     std::vector<X> scores(size_t(in.B) * in.NH * N * N), pooled(3 * HS), query(HS), key(HS);
     auto project = [&](std::vector<X>& to, const X* w, int width, int position) {
@@ -23,7 +24,8 @@ std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X
     for (int b = 0; b < in.B; b++)
         for (int h = 0; h < in.NH; h++)
             for (int r = 1; r < N; r++) {
-                const int first = previous ? (r - 1) * block : r * block, count = previous ? block : 1;
+                const int first = (gate_query == GateQuery::previous ? r - 1 : r) * block;
+                const int count = gate_query == GateQuery::first ? 1 : std::min(block, in.T - first);
                 std::fill(pooled.begin(), pooled.end(), X(0));
                 for (int t = first; t < first + count; t++)
                     for (int d = 0; d < HS; d++) pooled[d] += in.query(in.q_pre, b, t, h)[d] / count;

@@ -154,6 +154,9 @@ struct Policy {
     /// summed over the heads: `PairCount expected_pairs(int NH, int T) const`; without it tile() and visible() are counted.
     double cached_keys(int T) const { return T; }
 
+    /// Whether expected_pairs() is the most that it can be, where the number itself hangs on the data.
+    bool expects_at_most() const { return false; }
+
     /// Pairs of a sequence, summed over the heads, whose scores and weighted values are computed beside those, forward alone.
     double further_pairs(int /*NH*/, int /*T*/) const { return 0; }
 
@@ -206,6 +209,10 @@ struct Policy {
     /// are not. Whether tokens are sorted by what they hold: later ones then shift the tiles that a row's sums are cut into, and so
     /// its last bits.
     bool is_causal() const { return true; }
+
+    /// Whether this form is for texts that are there as a whole, a prompt say: rows read what stands behind them, and training
+    /// through it is refused.
+    bool needs_known_text() const { return false; }
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
 
