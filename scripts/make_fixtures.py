@@ -118,6 +118,9 @@ FORMS |= {
         BLOCKS | {'query': 1, 'distil': 1, 'distil_weight': 0.5}).items()}, seed=16),
     'adaptive_sparse_soft': other('adaptive_sparse', 140, {f'adaptive_sparse_{key}': value for key, value in (
         BLOCKS | {'mask': 0, 'dense_heads': 0}).items()}, V=64, seed=15),
+    # Qwen2: a QK-norm takes the scales of q and k away again, which leaves their gamma a gradient of rounding errors.
+    'adaptive_sparse_sigma': other('adaptive_sparse', 140, {f'adaptive_sparse_{key}': value for key, value in (
+        BLOCKS | {'dense_heads': 1}).items()} | {'sigma_reparam': 1}, V=64, NH=2, qwen2=True, rope_theta=1e4, seed=32),
     'seer': other('seer', 200, SEER, B=2, V=64),
     'seer_alone': other('seer', 330, SEER | {'seer_query': 2, 'seer_distil': 2, 'seer_distil_skip': 0.4}, V=64,
                         trains=('w_gq', 'w_gk')),
@@ -158,10 +161,34 @@ def make_weights(form, generator):
         w[f'{block}mlp.down_proj.weight'] = linear(form.C, form.F)
         w[f'{block}input_layernorm.weight'] = normal(form.C, mean=1.0, deviation=0.2)
         w[f'{block}post_attention_layernorm.weight'] = normal(form.C, mean=1.0, deviation=0.2)
+        for name in linear_layers(form, layer):
+            w[f'{name}.sigma_gamma'] = normal(1, mean=1.3, deviation=0.2)
+            w[f'{name}.sigma_u'] = F.normalize(normal(w[f'{name}.weight'].shape[1]), dim=0)
     w['model.norm.weight'] = normal(form.C, mean=1.0, deviation=0.2)
     if not form.tied:
         w['lm_head.weight'] = normal(form.V, form.C, deviation=0.3)
     return {name: value.to(form.storage) for name, value in w.items()}
+
+
+def linear_layers(form, layer):
+    """The names of the layer's matrices that are reparametrised by their spectral norms: none without sigma_reparam."""
+    if not form.settings.get('sigma_reparam'):
+        return []
+    return [f'model.layers.{layer}.{part}_proj' for part in ('self_attn.q', 'self_attn.k', 'self_attn.v', 'self_attn.o',
+                                                             'mlp.gate', 'mlp.up', 'mlp.down')]
+
+
+def reparametrised(form, w, notes):
+    """sigmaReparam (arXiv 2303.06296): what the layers read, (gamma / sigma) W in place of W. sigma = v.W u' after one power
+    iteration from u; v and u' are constants to autograd, the W between them is not."""
+    w = dict(w)
+    for name in (name for layer in range(form.L) for name in linear_layers(form, layer)):
+        weight, u = w[name + '.weight'], w[name + '.sigma_u']
+        with torch.no_grad():
+            v = F.normalize(weight @ u, dim=0)
+            u = notes.states[name + '.sigma_u'] = F.normalize(weight.T @ v, dim=0)
+        w[name + '.weight'] = w[name + '.sigma_gamma'] / (v @ weight @ u) * weight
+    return w
 
 
 def rmsnorm(x, weight, eps):
@@ -192,7 +219,9 @@ def attention(form, w, layer, x, notes):
 
 def forward(form, w, ids):
     """ids (B, T) -> logits (B, T, V), and what the attention layers noted."""
-    x, notes = w['model.embed_tokens.weight'][ids], attentions.Notes()
+    notes = attentions.Notes()
+    w = reparametrised(form, w, notes)
+    x = w['model.embed_tokens.weight'][ids]
     for layer in range(form.L):
         block = f'model.layers.{layer}.'
         normed = rmsnorm(x, w[block + 'input_layernorm.weight'], form.norm_eps)
@@ -212,8 +241,8 @@ def mean_loss(logits, targets):
 # Training
 
 def roles(form, names):
-    """For every tensor: 'decays' or 'plain' (AdamW with weight decay or without), 'frozen', or a statistic's rate. The model's
-    matrices decay, its vectors do not."""
+    """For every tensor: 'decays' or 'plain' (AdamW with weight decay or without), 'frozen', 'state' (the model's own, not the
+    loss's), or a statistic's rate. The model's matrices decay, its vectors do not."""
     own, result = own_tensors(form), {}
     for name, dimensions in names.items():
         tensor = own.get(name.split('self_attn.')[-1])
@@ -221,6 +250,8 @@ def roles(form, names):
             result[name] = tensor.rate
         elif form.trains and not name.endswith(form.trains):
             result[name] = 'frozen'
+        elif name.endswith('.sigma_u'):
+            result[name] = 'state'
         else:
             result[name] = 'decays' if (tensor.decays if tensor else dimensions >= 2) else 'plain'
     return result
@@ -254,6 +285,8 @@ def train(form, weights, logits_and_notes, batches):
         with torch.no_grad():
             for name, g in notes.moves.items():
                 weights[name] -= role[name] * g
+            for name, value in notes.states.items():
+                weights[name].copy_(value)
         margin = min(margin, notes.margin)
         curve.append({'step': step + 1, 'loss': loss.item(), 'grad_norm': norm.item(), 'lr': learning_rate(step),
                       **own_loss(form, notes)})
@@ -305,7 +338,8 @@ def save_folder(form, weights, folder):
         transformers_model(form, weights).to(form.storage).save_pretrained(folder, max_shard_size=form.shard_size)
         return
     config = json.loads(hugging_face_config(form).to_json_string())
-    config |= {'architectures': ['Qwen3ForCausalLM'], 'rope_theta': form.rope_theta, 'attention_variant': form.variant}
+    kind = 'Qwen2ForCausalLM' if form.qwen2 else 'Qwen3ForCausalLM'
+    config |= {'architectures': [kind], 'rope_theta': form.rope_theta, 'attention_variant': form.variant}
     config |= form.settings
     (folder / 'config.json').write_text(json.dumps(config, indent=2, sort_keys=True) + '\n')
     safetensors.torch.save_file(weights, folder / 'model.safetensors', metadata={'format': 'pt'})
@@ -339,7 +373,8 @@ def write_fixture(name, form, folder):
     logits, notes = forward(form, weights, ids)
     loss = mean_loss(logits, targets)
     (loss + notes.auxiliary).backward()
-    gradient_norms = {n: notes.moves.get(n, p.grad).norm().item() for n, p in weights.items()}
+    gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in weights.items()} | notes.moves
+    gradient_norms = {n: g.norm().item() for n, g in gradients.items()}
     curve, margin = train(form, weights, lambda x: forward(form, weights, x), batches)
     margin = min(margin, notes.margin)
     if margin < SMALLEST_MARGIN:

@@ -142,6 +142,8 @@ TEST_CASE("seer: few of many blocks; the language model's loss does not reach th
     CHECK_FALSE(std::equal(before.out.begin(), before.out.begin() + 260 * 16, after.out.begin()));
     Case<seer> layer({1, 260, 2, 1, 8, few});
     CHECK((layer.policy.is_causal() && !layer.policy.needs_known_text()));
+    const LayerSizes dense{1, 1, 2, 1, 8, {{S + "distil", 2}, {S + "query", 2}}};
+    CHECK((Case<seer>(dense).policy.is_causal() && !Case<seer>(dense).policy.needs_known_text()));
     layer.forward(), layer.backward(normal_numbers(layer.out.size(), 7));
     CHECK(sum_of(layer.auxiliary) == 0);
     for (double gradient : layer.dweights) CHECK(gradient == 0);

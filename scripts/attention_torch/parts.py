@@ -30,6 +30,7 @@ class Notes:
     """What a forward pass has to say beside its result."""
     auxiliary: torch.Tensor | float = 0.0          # the mechanisms' own losses, of all layers: added to the task's loss
     moves: dict = field(default_factory=dict)      # statistic -> g; a step takes w -= rate g
+    states: dict = field(default_factory=dict)     # the model's own tensor -> what it is after the step
     margin: float = math.inf                       # of all choices, how near the nearest was to another outcome
 
     def chose(self, gaps):
