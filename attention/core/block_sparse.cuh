@@ -171,6 +171,7 @@ struct BlockSparse : Policy {
 
     /// Whether the backward pass is the derivative of the forward pass; straight-through gradients are not.
     bool has_exact_gradients() const { return !(gated() && straight_through); }
+    bool has_teacher() const { return distils(); }
 
     bool trains(const std::string& tensor) const {
         return distil_mode != Distil::alone || tensor.find(".w_g") != std::string::npos;

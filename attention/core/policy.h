@@ -216,6 +216,10 @@ struct Policy {
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
 
+    /// Whether the policy's own loss compares with something of q and k that it holds still (a teacher): its gradients are then the
+    /// derivatives for tensors, and for q, k and x they are not.
+    bool has_teacher() const { return false; }
+
     /// Whether single tokens choose something by scores that bf16 rounds: what double chooses otherwise near a tie.
     static constexpr bool tokens_choose = false;
 

@@ -18,13 +18,16 @@ namespace {
 
 using Settings = std::map<std::string, double>;
 
-/// Small values that make a setting matter within two hundred tokens.
+/// Small values that make a setting matter within two hundred tokens, four at most. A range that begins above some of them has its
+/// lowest value for them.
 std::vector<double> small_values(const Setting& setting) {
     const std::vector<double> candidates = setting.whole ? std::vector<double>{0, 1, 4, 20} : std::vector<double>{0, 0.1, 0.5, 2};
     std::vector<double> values;
     for (double candidate : candidates)
         if (candidate >= setting.lowest && candidate <= setting.highest) values.push_back(candidate);
-    return values.empty() ? std::vector<double>{setting.lowest} : values;
+    const bool has_lowest = !values.empty() && values.front() == setting.lowest;
+    if (values.size() < candidates.size() && !has_lowest) values.insert(values.begin(), setting.lowest);
+    return values;
 }
 
 bool accepts(const Settings& settings) { return AttentionCase<double, Attention>::accepts({1, 1, 2, 1, 8, settings}); }
@@ -89,6 +92,36 @@ void check_gradients(const LayerSizes& sizes) {
     INFO("q, k, v, x");
     CHECK(gradient_error(layer.qkv, layer.dqkv, loss) <= 1e-8);
     if (Attention::reads_x) CHECK(gradient_error(layer.x, layer.dx, loss) <= 1e-8);
+}
+
+void check_slopes(const LayerSizes& sizes) {
+    INFO(text_of(sizes));
+    const Threads one(1);   // many short runs
+    AttentionCase<double, Attention> layer(sizes);
+    if (!layer.policy.has_exact_gradients()) return;
+    const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
+    auto check = [&](const std::string& what, std::vector<double>& values, const std::vector<double>& gradient, auto moves) {
+        INFO(what);
+        CHECK(slope_error(values, gradient, moves, [&] { return layer.loss(dout); }) <= 1e-6);
+    };
+    layer.forward();
+    layer.backward(dout);
+    for (const Tensor& tensor : layer.tensors) {
+        if (!tensor.has_gradient()) continue;
+        const size_t begin = tensor.slot.offset, end = begin + tensor.slot.size;
+        check(tensor.name, layer.weights, layer.dweights, [=](size_t n) { return n >= begin && n < end; });
+    }
+    if (layer.policy.has_teacher()) {   // the rest of the loss has exact gradients
+        layer.auxiliary_weight = 0;
+        layer.dx.assign(layer.dx.size(), 0);
+        layer.forward();
+        layer.backward(dout);
+    }
+    const size_t HS = sizes.HS, k = sizes.NH * HS, v = k + sizes.NKV * HS, row = v + sizes.NKV * HS;
+    check("q", layer.qkv, layer.dqkv, [=](size_t n) { return n % row < k; });
+    check("k", layer.qkv, layer.dqkv, [=](size_t n) { return n % row >= k && n % row < v; });
+    check("v", layer.qkv, layer.dqkv, [=](size_t n) { return n % row >= v; });
+    if (Attention::reads_x) check("x", layer.x, layer.dx, [](size_t) { return true; });
 }
 
 /// Whether the verdict is true of the rectangle; "mixed" always is.
@@ -168,6 +201,22 @@ VARIANT_CASE("has the gradients of finite differences for every tensor and input
     check_gradients({2, 66, 4, 2, 8, {}});
     for (const Settings& settings : settings_to_try())
         if (!settings.empty()) check_gradients({1, 66, 2, 1, 8, settings});
+}
+
+// Every T of interest, and every group of 1, 2 and 4 query heads with both head sizes.
+VARIANT_CASE("has the gradients of finite differences for one token, one tile, partial tiles, many tiles, grouped queries") {
+    check_slopes({1, 1, 4, 4, 64, {}});
+    check_slopes({1, 63, 4, 1, 64, {}});
+    check_slopes({1, 64, 2, 2, 128, {}});
+    check_slopes({2, 65, 2, 1, 128, {}});
+    check_slopes({1, 200, 4, 2, 64, {}});
+    check_slopes({1, 200, 4, 1, 128, {}});
+}
+
+// Five tiles of keys, since one that chooses blocks may always take the first and the last two: then it is two that compete.
+VARIANT_CASE("has the gradients of finite differences at every setting, where what is chosen leaves something out") {
+    for (const Settings& settings : settings_to_try())
+        if (!settings.empty()) check_slopes({1, 272, 2, 1, 8, settings});
 }
 
 VARIANT_CASE("has tiles that never contradict visible()") {
