@@ -30,8 +30,8 @@ public:
     /// stays NaN, which means "not known".
     Statistics<X> start_layer(Device device) {
         const W nan = std::numeric_limits<W>::quiet_NaN();
-        for (W* each : {of_layer_.entropy, of_layer_.pairs, of_layer_.pair_gate}) fill(device, each, rows_, nan);
-        fill(device, of_layer_.tiles, tiles_, nan);
+        fill(device, of_layer_.entropy, rows_, nan), fill(device, of_layer_.pairs, rows_, nan);
+        fill(device, of_layer_.pair_gate, rows_, nan), fill(device, of_layer_.tiles, tiles_, nan);
         return of_layer_;
     }
 
