@@ -118,12 +118,12 @@ AttentionReport look_at(Trial<double, A>& trial, Change change) {
 }
 
 /// Whether every layer and head has this number.
-bool everywhere(const HeadTable& table, const Config& c, double expected, double error = 1e-12) {
+bool everywhere(const HeadTable& table, const Config& c, double expected) {
     bool same = table.size() == size_t(c.L);
     for (const auto& layer : table) {
         same = same && layer.size() == size_t(c.NH);
         for (double number : layer)
-            same = same && (std::isnan(expected) ? std::isnan(number) : std::abs(number - expected) <= error);
+            same = same && (std::isnan(expected) ? std::isnan(number) : std::abs(number - expected) <= 1e-12);
     }
     return same;
 }
