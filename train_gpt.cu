@@ -108,7 +108,6 @@ bool parse(int argc, char** argv, Options& o) {
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
     add_settings(app, o);
     if (!parse_options(app, argc, argv)) return false;
-    require_within_sequence(Attention::settings(), o.settings, o.seq_len);
     o.adamw.stochastic_rounding = o.rounding == "stochastic";
     o.adamw.seed = o.seed;
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both say where to go on; give one");
@@ -215,7 +214,7 @@ void require_finite(Run<Device, X, Attention>& run, const StepNumbers& numbers, 
 template <class Device, class X>
 Exit train(Device device, const Options& o, Ranks& ranks) {
     const int threads = use_threads(o.threads, ranks.local_size());
-    Origin origin = find_origin(o, Attention::name, ranks.first());
+    Origin origin = find_origin(o, Attention::name, Attention::settings(), ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
     Run<Device, X, Attention> run(device, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);

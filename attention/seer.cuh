@@ -9,9 +9,9 @@
 // dense attention's forward pass does; where the gate is good enough, continue with 0.
 // What the source leaves open, or this engine needs otherwise:
 // - The published gate query is the mean over the block itself (query 2). A ROW'S MASK THEN DEPENDS ON TOKENS BEHIND IT. It is
-//   permitted while attention is dense (distil 2), and sparse (distil 0) only where nothing is trained through it: a prompt that is
-//   there as a whole. By default the first token of the block stands for it; 1 is the mean of the block before. A gate query for
-//   each token, as the source's later form for decoding has, is left out: a tile of 64 queries would visit the union of 64 choices.
+//   trained only while attention is dense (distil 2), and sparse it reads a text that is there as a whole, a prompt. By default
+//   the first token of the block stands for it; 1 is the mean of the block before. A gate query for each token, as the source's
+//   later form for decoding has, is left out: a tile of 64 queries would visit the union of 64 choices.
 // - A block's own keys have no score and are always visited; teacher and student are over past blocks only.
 // - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
 // - The published loss leaves out the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about
@@ -31,17 +31,13 @@ struct seer : BlockSparse {
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
         distil_mode = Distil(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
-        if (query == GateQuery::own && distil_mode == Distil::jointly)
-            fail(Exit::usage, "--seer-query 2 (the mean over the block itself) makes a row's mask depend on later tokens; it is "
-                 "permitted with --seer-distil 2, where attention is dense, and with 0 for a text that is there as a whole "
-                 "(--evaluate, ./generate --set seer_distil=0); --seer-query takes 0 or 1 otherwise");
     }
 
     static std::vector<Setting> settings() {
         return {   // a threshold stays below 1: no share exceeds it
             {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block: 64 or a multiple", true},
             {"--seer-query", "seer_query", 0, 0, 2, true,
-             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (not to train through)"},
+             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2)"},
             {"--seer-top-k", "seer_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits", true, 1, "seer_block"},
             {"--seer-threshold", "seer_threshold", 0, 0, 0.99, false,
              "above 0: visit the blocks with more than this share instead"},

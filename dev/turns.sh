@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two builds of a training program against each other, by turns, so that a machine whose speed drifts favours neither: the median
-# time of a step of each, and their quotient. The machine should have nothing else to do.
+# time of a step of each, and OTHER's divided by PROGRAM's. The machine should have nothing else to do.
 #   dev/turns.sh ROUNDS PROGRAM OTHER [OPTION...]     options are for both; default --model qwen-7m --seq-len 512 --batch-size 8
 # A round is nine steps of each program, three of them to warm up. Exits 1 when a program fails, 2 for wrong arguments.
 set -euo pipefail

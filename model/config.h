@@ -15,8 +15,8 @@ struct Setting {
     bool whole;           // integers only
     const char* help;
     bool of_sequence = false;   // counts tokens, or parts, of a sequence: more than --seq-len has cannot be asked for
-    int part = 1;               // tokens of each of those parts, or
-    const char* part_key = nullptr;   // the key of the setting that says how many they are
+    int part = 1;               // tokens of each of those parts,
+    const char* part_key = nullptr;   // unless the setting of this key says how many they are
 };
 
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder. Sizes as everywhere: see dev/HACKING.md, "Names".
@@ -45,12 +45,14 @@ struct Config {
     double setting(const std::string& key) const;
 };
 
-/// Gives every setting that `config` lacks its default; a value outside its range fails with Exit::usage and the range.
+/// Gives every setting that `config` lacks its default, and drops what is none of them (another variant's, another program's). A
+/// value outside its range fails with Exit::usage and the range.
 void complete_settings(Config& config, const std::vector<Setting>& settings);
 
 /// Exit::usage with the permitted range when a setting in `given` (by config.json key) counts more than the T tokens of a sequence.
-/// Defaults, and what a checkpoint was trained with, may: a window is then dense.
-void require_within_sequence(const std::vector<Setting>& settings, const std::map<std::string, double>& given, int T);
+/// Defaults, and what a checkpoint was trained with, may: a window is then dense. `config` has all settings, the given ones too.
+void require_within_sequence(const std::vector<Setting>& settings, const std::map<std::string, double>& given, const Config& config,
+                             int T);
 
 /// Named shapes for --model: "qwen-7m", "qwen2.5-0.5b", ... `known` tells whether the name is one of them.
 bool is_preset(const std::string& name);

@@ -104,7 +104,7 @@ static void require_plain_attention(const Options& o, const Config& config, size
              " positions, and max_position_embeddings is ", config.max_positions);
 }
 
-/// --set in the place of what the checkpoint says.
+/// --set in the place of what the checkpoint says. `config` has the settings of its variant and no others.
 static void change_settings(Config& config, const Options& o) {
     for (const std::string& one : o.settings) {
         const size_t equals = one.find('=');
@@ -112,8 +112,7 @@ static void change_settings(Config& config, const Options& o) {
         std::string known;
         for (const auto& [key, value] : config.settings) known += " " + key;
         if (equals == std::string::npos || found == config.settings.end())
-            fail(Exit::usage, "--set ", one, ": give KEY=VALUE with a key that ", o.checkpoint, " has:",
-                 known.empty() ? " none" : known);
+            fail(Exit::usage, "--set ", one, ": give KEY=VALUE with a key of ", config.variant, ":", known.empty() ? " none" : known);
         char* end = nullptr;
         found->second = std::strtod(one.c_str() + equals + 1, &end);
         if (*end || end == one.c_str() + equals + 1 || !std::isfinite(found->second))
@@ -123,11 +122,13 @@ static void change_settings(Config& config, const Options& o) {
 
 static void run(const Options& o) {
     Config config = load_config(o.checkpoint);
-    change_settings(config, o);
     const auto found = generators().find(config.variant);
     if (found == generators().end())
         fail(Exit::checkpoint, o.checkpoint, "/config.json: attention_variant ", config.variant,
              " is none of this program's variants");
+    const Generator& variant = found->second;
+    complete_settings(config, variant.settings());
+    change_settings(config, o);
     std::unique_ptr<Tokenizer> tokenizer;
     const bool has_text = !o.print_ids || o.prompt_ids.empty();   // else a tokenizer that this program cannot use is no obstacle
     if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
@@ -138,7 +139,12 @@ static void run(const Options& o) {
     const size_t given = ids.size();
     require_plain_attention(o, config, given + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
-    found->second(o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
+    try {
+        variant.generate(o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
+    } catch (const Error& error) {
+        if (o.settings.empty() || error.code != Exit::checkpoint) throw;
+        fail(error.code, error.what(), "; or --set asks for other tensors than the checkpoint has");
+    }
     if (o.print_ids)
         for (size_t n = given; n < ids.size(); n++) std::printf(n + 1 < ids.size() ? "%d " : "%d\n", ids[n]);
     else

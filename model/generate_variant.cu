@@ -36,13 +36,13 @@ static void generate_from(const std::string& folder, const Config& config, std::
     load_for_inference(CPU{}, gpt, folder);
     const auto& attention = gpt.net.layers[0].attention;
     if (attention.needs_known_text())
-        std::fprintf(stderr, "warning: rows of the text read what stands behind them, in their own block\n");
+        std::fprintf(stderr, "warning: with these settings of %s tokens of the text read later ones\n", Attention::name);
     else if (!attention.is_causal())
-        std::fprintf(stderr, "warning: %s was trained to look at later tokens here, which a text being written does not have\n",
+        std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
                      Attention::name);
     Decoder<float, Attention> decoder(gpt, inference);
     generate_with_cache(decoder, config.V, ids, count, sampling);
     report(decoder, inference);
 }
 
-static const bool entered = generators().emplace(Attention::name, generate_from).second;
+static const bool entered = generators().emplace(Attention::name, Generator{Attention::settings, generate_from}).second;

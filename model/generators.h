@@ -2,7 +2,6 @@
 // its generator here before main() starts.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,9 +10,13 @@
 #include "model/config.h"
 #include "model/sampler.h"
 
-/// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
-using Generator = std::function<void(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count,
-                                     const Sampling& sampling, const Inference& inference)>;
+struct Generator {
+    std::vector<Setting> (*settings)();   // of the variant
+
+    /// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
+    void (*generate)(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count, const Sampling& sampling,
+                     const Inference& inference);
+};
 
 /// By the variant's name.
 inline std::map<std::string, Generator>& generators() {

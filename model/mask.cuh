@@ -73,7 +73,7 @@ void show_mask(const Options& o) {
         fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
     require_picture_name(o.show_mask);
     use_threads(o.threads, 1);
-    Origin origin = find_origin(o, A::name, true);
+    Origin origin = find_origin(o, A::name, A::settings(), true);
     const Data data = open_data(o, 1, origin.config);
     if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
     const int T = o.seq_len;
@@ -105,7 +105,7 @@ void show_mask(const Options& o) {
     std::cout << o.show_mask << ": layer " << c.L - 1 << " of " << A::name << ", rows are queries, columns keys, black is seen; "
               << text("%.1f%% of causal pairs", 100 * pairs / (c.NH * (T * (T + 1.0) / 2)))
               << (std::isnan(tiles) ? "" : text(", %.1f%% of causal tiles", 100 * tiles))
-              << (A::branch_names().size() > 1 ? ", all softmaxes added up" : "") << "\n";
+              << (!std::isnan(tiles) && A::branch_names().size() > 1 ? " in all softmaxes" : "") << "\n";
     if (otherwise > 0)
         std::cout << "this mask depends on the data: drawn for the first tokens of " << stream.name() << " with "
                   << (origin.folder() ? "the weights of " + origin.folder()->string() : std::string("the initial weights")) << "\n";

@@ -142,7 +142,7 @@ Data open_data(const Options& o, int ranks, Config& config) {
     return data;
 }
 
-Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
+Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks) {
     Origin origin;
     if (!o.checkpoint.empty()) {
         if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
@@ -159,6 +159,8 @@ Origin find_origin(const Options& o, const std::string& variant, bool speaks) {
         require_shape(origin, preset(o.model), o.model);
     require_variant(origin, variant, o, speaks);
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
+    complete_settings(origin.config, settings);
+    require_within_sequence(settings, o.settings, origin.config, o.seq_len);
     origin.config.max_positions =
         std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained
     return origin;

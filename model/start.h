@@ -55,10 +55,10 @@ struct Origin {
     std::optional<std::filesystem::path> folder() const { return resume_from ? resume_from : weights_from; }
 };
 
-/// What --checkpoint, --resume and --model say, for a program of `variant`; the options' settings of the variant go before those of
-/// the folder. Exit::checkpoint where a checkpoint is damaged or another variant's, Exit::usage for another shape. Notes and
-/// warnings are printed by the rank that `speaks`.
-Origin find_origin(const Options& o, const std::string& variant, bool speaks);
+/// What --checkpoint, --resume and --model say, for a program of `variant` with these `settings`; the options' values of them go
+/// before those of the folder. Exit::checkpoint where a checkpoint is damaged or another variant's, Exit::usage for another shape
+/// and for settings out of range. Notes and warnings are printed by the rank that `speaks`.
+Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks);
 
 /// Fails with Exit::out_of_memory before anything is allocated when the plan does not fit: `available` bytes are for `sharers`
 /// ranks.

@@ -3,7 +3,7 @@
 
     python3 scripts/plot_attention.py out/asga/log.jsonl --out attention.png
     python3 scripts/plot_attention.py out/asga/log.jsonl --step 500          # the last look up to step 500
-    python3 scripts/plot_attention.py out/asga/log.jsonl --all               # a row of maps per look
+    python3 scripts/plot_attention.py out/asga/log.jsonl --all               # a row of maps per look, 24 looks at most
 
 A row sees `pairs` keys; entropy is that of its weights, in nats and as a share of log(keys). What the variant does not have (a gate,
 say) is left out; a head that collapsed has a cross. Where a layer sums several softmaxes (nsa), each has a row of maps of its own
@@ -30,6 +30,7 @@ MAPS = {
 
 
 LARGEST_PICTURE = 60000   # pixels on a side: more than 65535 a PNG of matplotlib cannot have
+MOST_LOOKS = 24           # in one picture: each takes matplotlib seconds
 
 
 def key_of(name, branch):
@@ -114,7 +115,7 @@ def main():
     parser.add_argument('--out', type=Path, default=Path('attention.png'), help='the picture to write (default attention.png)')
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--step', type=int, help='the last look up to this step; the last of all by default')
-    which.add_argument('--all', action='store_true', help='every look, one below the other')
+    which.add_argument('--all', action='store_true', help=f'every look, one below the other; of more than {MOST_LOOKS}, so many')
     parser.add_argument('--title')
     options = parser.parse_args()
     try:
@@ -125,8 +126,13 @@ def main():
     if not steps:
         print(f'{options.log}: no look at attention to plot; train with --monitor-every N', file=sys.stderr)
         sys.exit(1)
+    if not options.all:
+        steps = steps[-1:]
+    elif len(steps) > MOST_LOOKS:
+        print(f'note: {MOST_LOOKS} of {len(steps)} looks, evenly spaced', file=sys.stderr)
+        steps = [steps[n * (len(steps) - 1) // (MOST_LOOKS - 1)] for n in range(MOST_LOOKS)]
     try:
-        draw(looks if options.all else {steps[-1]: looks[steps[-1]]}, options)
+        draw({step: looks[step] for step in steps}, options)
     except OSError as error:
         sys.exit(f'{options.out}: {error.strerror}')
 

@@ -26,7 +26,7 @@ UNKNOWN = 'not measured'
 
 
 # Published forms that look into the future, below the variant's own row.
-FUTURE = {'mosa': ('--mosa-choice', 1), 'routing': ('--routing-balanced', 1), 'seer': ('--seer-query', 2, '--seer-distil', 0)}
+FUTURE = {'mosa': ('--mosa-choice', 1), 'routing': ('--routing-balanced', 1), 'seer': ('--seer-query', 2)}
 UNTRAINED = FUTURE['seer']   # the program refuses to train through it: no step to time
 
 
@@ -72,10 +72,10 @@ def facts(variant, form, options):
     for T in LENGTHS:
         said = run(variant, *form, '--device', 'cpu', '--model', options.model, '--seq-len', T, '--batch-size', 1, '--val-every', 0,
                    '--dry-run')
-        rows = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', said, re.MULTILINE))
-        counted = (rows['visible pairs per sequence'], rows['visited tiles per sequence'])
+        said_of = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', said, re.MULTILINE))
+        counted = (said_of['visible pairs per sequence'], said_of['visited tiles per sequence'])
         shares[T] = [float(re.search(r'([0-9.]+)% of causal', count)[1]) for count in counted]
-    return int(rows['parameters']), rows['causal and prefix-consistent'] == 'yes', shares
+    return int(said_of['parameters']), said_of['causal and prefix-consistent'] == 'yes', shares
 
 
 def milliseconds(variant, form, options):
@@ -136,7 +136,7 @@ def table(options, before):
                      f'{"yes" if causal else "**no**"} | {time} |')
     lines += ['', 'Pairs and tiles of a sequence against dense causal attention; parameters added to the '
               f'{baseline:,} of {options.model}; every',
-              'setting at its default. Causal and prefix-consistent: no output depends on a later token, nor on whether there is one.',
+              'other setting at its default. Causal and prefix-consistent: no output depends on a later token, nor on whether there is one.',
               'Step time against train_causal; train_asga_neither computes the same, so that its distance from 1 is the noise.']
     return '\n'.join(lines + ([note] if note else []))
 
@@ -151,6 +151,8 @@ def main():
     parser.add_argument('--steps', type=int, default=5, help='measured after three to warm up (default 5)')
     parser.add_argument('--rounds', type=int, default=3, help='of all programs by turns (default 3)')
     options = parser.parse_args()
+    if min(options.steps, options.rounds) < 1:
+        parser.error('--steps and --rounds must be at least 1')
     text = README.read_text(encoding='utf-8')
     begin, end = text.find(BEGIN), text.find(END)
     if not 0 <= begin < end:

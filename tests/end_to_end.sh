@@ -237,14 +237,22 @@ expect "a picture without tokens" 2 "needs tokens" ./train_causal --device cpu -
 expect "a window longer than the sequence" 2 "from 0 to 32" ./train_asga_fixed $small --out "$work/x" --window 33
 train nsa "$work/watched3" --monitor-every 12
 check "of nsa each softmax and its gate" 'grep "event.:.attention" "$work/watched3/log.jsonl" | grep -q "entropy.cmp.:..[0-9].*gate.win.:..0[.]"'
-expect "more blocks to choose than there are" 2 "blocks of 64: 1) must be a whole number from 0 to 1" ./train_adaptive_sparse $small --out "$work/x" --adaptive-sparse-top-k 2
+check "and the plot knows every table" 'PYTHONPATH=scripts python3 -c "
+import json, sys, plot_attention
+look = next(record for record in map(json.loads, open(sys.argv[1])) if record.get(\"event\") == \"attention\")
+tables = [key for key, value in look.items() if isinstance(value, list) and not key.startswith(\"collapsed\")]
+sys.exit(len(tables) < 20 or not all(map(plot_attention.is_map, tables)))" "$work/watched3/log.jsonl"'
+expect "more blocks to choose than there are" 2 "(blocks of 64: 1) must be a whole number from 0 to 1" ./train_adaptive_sparse $small --out "$work/x" --adaptive-sparse-top-k 2
 check "a count of pairs that is a bound is called that" './train_seer $small --out "$work/x" --seer-threshold 0.1 --dry-run | grep -q "at most 2112 (100.0% of causal)"'
-expect "a gate query that looks ahead is not trained through" 2 "is not trained" ./train_seer $small --out "$work/x" --seer-query 2 --seer-distil 0
+expect "nor of seer" 2 "from 0 to 1" ./train_seer $small --out "$work/x" --seer-top-k 2
+expect "nor of nsa" 2 "is more than --seq-len 32 has (blocks of 64: 1)" ./train_nsa $small --out "$work/x" --nsa-selected 3
+expect "a gate query that looks ahead is not trained through" 2 "is not trained" ./train_seer $small --out "$work/x" --seer-query 2
 train seer "$work/gate" --seq-len 128 --batch-size 2 --steps 2 --seer-query 2 --seer-distil 2
 prompt=$(head -c 150 "$work/text.txt")
 gate="./generate --checkpoint $work/gate/step_00000002 --tokens 3 --temperature 0"
-expect "but chooses blocks of a prompt" 0 "read what stands behind them" $gate --prompt "$prompt" --set seer_distil=0 --set seer_top_k=0
-expect "a setting that the checkpoint does not have" 2 "seer_top_k" $gate --set seer_topk=1
+expect "but chooses blocks of a prompt" 0 "tokens of the text read later ones" $gate --prompt "$prompt" --set seer_distil=0 --set seer_top_k=1
+expect "a setting that changes tensors" 7 "or --set asks for other tensors" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8 --print-ids
+expect "a setting that the variant does not have" 2 "seer_top_k" $gate --set seer_topk=1
 expect "a setting that is no number" 2 "must be a number" $gate --set seer_top_k=many
 expect "a setting that is out of range" 2 "from 0 to" $gate --set seer_top_k=-1
 expect "a picture that cannot be written" 2 "/proc/x.png" ./train_causal $small --out "$work/x" --show-mask /proc/x.png

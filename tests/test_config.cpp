@@ -235,29 +235,47 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
                                            {"--scale", "scale", 1, 0, 1e9, false, ""},
                                            {"--top-k", "top_k", 8, 0, 1e6, true, "", true, 1, "block"},
                                            {"--selected", "selected", 16, 3, 1e6, true, "", true, 64}};
-    const auto refusal_of = [&](const std::map<std::string, double>& given, int T) {
+    const auto judge = [&](const std::map<std::string, double>& given, int T, const std::map<std::string, double>& trained_with = {}) {
+        Config config;
+        config.settings = trained_with;
+        for (const auto& [key, value] : given) config.settings[key] = value;
+        complete_settings(config, settings);
+        require_within_sequence(settings, given, config, T);
+    };
+    const auto refusal_of = [&](const auto&... given) {
         try {
-            require_within_sequence(settings, given, T);
+            judge(given...);
         } catch (const Error& error) {
             CHECK(error.code == Exit::usage);
             return std::string(error.what());
         }
         return std::string("none");
     };
-    CHECK_NOTHROW(require_within_sequence(settings, {}, 64));
-    CHECK_NOTHROW(require_within_sequence(settings, {{"reach", 64}, {"scale", 1000}}, 64));
-    CHECK(refusal_of({{"reach", 65}}, 64) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");
-    CHECK(refusal_of({{"block", 64}}, 32) ==
-          "--block is 64, and --seq-len 32 is less than the least that it can be, 64; raise --seq-len");
-    CHECK_NOTHROW(require_within_sequence(settings, {{"top_k", 3}, {"selected", 3}}, 129));
-    CHECK(refusal_of({{"top_k", 4}}, 129) ==
+    using Given = std::map<std::string, double>;
+    CHECK_NOTHROW(judge({}, 64));
+    CHECK_NOTHROW(judge({{"reach", 64}, {"scale", 1000}}, 64));
+    CHECK(refusal_of(Given{{"reach", 65}}, 64) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");
+    CHECK(refusal_of(Given{{"block", 64}}, 32) ==
+          "--block is 64, and the least that it can be, 64, is more than --seq-len 32 has; raise --seq-len");
+    CHECK_NOTHROW(judge({{"top_k", 3}, {"selected", 3}}, 129));
+    CHECK(refusal_of(Given{{"top_k", 4}}, 129) ==
           "--top-k is 4, but with --seq-len 129 (blocks of 64: 3) must be a whole number from 0 to 3");
-    CHECK(refusal_of({{"top_k", 3}, {"block", 128}}, 129) ==
+    CHECK(refusal_of(Given{{"top_k", 3}, {"block", 128}}, 129) ==
           "--top-k is 3, but with --seq-len 129 (blocks of 128: 2) must be a whole number from 0 to 2");
-    CHECK(refusal_of({{"selected", 4}}, 129) ==
+    CHECK(refusal_of(Given{{"top_k", 3}}, 129, Given{{"block", 128}}) ==   // which the checkpoint has
+          "--top-k is 3, but with --seq-len 129 (blocks of 128: 2) must be a whole number from 0 to 2");
+    CHECK_NOTHROW(judge({}, 129, {{"top_k", 3}, {"block", 128}}));
+    CHECK(refusal_of(Given{{"selected", 4}}, 129) ==
           "--selected is 4, but with --seq-len 129 (blocks of 64: 3) must be a whole number from 3 to 3");
-    CHECK(refusal_of({{"selected", 3}}, 128) ==
-          "--selected is 3, and --seq-len 128 (blocks of 64: 2) is less than the least that it can be, 3; raise --seq-len");
+    CHECK(refusal_of(Given{{"selected", 3}}, 128) ==
+          "--selected is 3, and the least that it can be, 3, is more than --seq-len 128 has (blocks of 64: 2); raise --seq-len");
+}
+
+TEST_CASE("completed settings are the variant's, each of them and no others", "[config]") {
+    Config config;
+    config.settings = {{"reach", 5}, {"num_experts", 4}};
+    complete_settings(config, {{"--reach", "reach", 256, 0, 1e9, true, ""}, {"--scale", "scale", 1, 0, 1e9, false, ""}});
+    CHECK(config.settings == std::map<std::string, double>{{"reach", 5}, {"scale", 1}});
 }
 
 TEST_CASE("a setting that no variant declared is an error", "[config]") {

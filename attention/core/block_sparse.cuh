@@ -181,7 +181,7 @@ struct BlockSparse : Policy {
     bool expects_at_most() const { return chooses() && choice.threshold >= 0; }
 
     /// A row's blocks are then chosen with a mean over queries that come after it.
-    bool needs_known_text() const { return query == GateQuery::own && chooses(); }
+    bool needs_known_text() const { return query == GateQuery::own && chooses() && (choice.threshold >= 0 || choice.top > 0); }
     bool is_causal() const { return !needs_known_text(); }
 
     /// Of one sequence: what top_k leaves. A threshold leaves what the data says; it is counted as dense, the most that it can be.

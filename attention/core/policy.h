@@ -209,12 +209,11 @@ struct Policy {
     /// are not. Whether tokens are sorted by what they hold: later ones then shift the tiles that a row's sums are cut into, and so
     /// its last bits.
     bool is_causal() const { return true; }
-
-    /// Whether this form is for texts that are there as a whole, a prompt say: rows read what stands behind them, and training
-    /// through it is refused.
-    bool needs_known_text() const { return false; }
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
+
+    /// Whether this form, which is not causal, is for texts that are there as a whole, a prompt say: training through it is refused.
+    bool needs_known_text() const { return false; }
 
     /// Whether the policy's own loss compares with something of q and k that it holds still (a teacher): its gradients are then the
     /// derivatives for tensors, and for q, k and x they are not.
