@@ -4,7 +4,8 @@
 //     O_ih = g_ih sum_j P_ij v_j,   s_ih = sigmoid(w_h.[q_i; k_i] + b_h),   g_ih = s_ih where s_ih >= theta, else 0
 // What the source leaves open, and how it is read here:
 // - The query of a block is q of its first token (or the mean over the block before, adaptive_sparse_query 1): the mean over the
-//   block itself, as printed, lets a row's mask depend on tokens behind it.
+//   block itself, as printed, lets a row's mask depend on tokens behind it, and a query for each token makes a tile of 64 queries
+//   visit the union of 64 choices.
 // - The own block holds keys behind some of its rows, so that it has no score: it is always visited with nothing added, and takes
 //   no part in the choice.
 // - The choice is of the top_k greatest scores, or with a threshold of all whose share in the softmax over the candidates is above
@@ -12,7 +13,8 @@
 //   visits every block), through distillation from the dense map (core/distil.cuh), or both.
 // - "Modulator applied to the attention scores": its logarithm is added. As a factor of the score, 0 would mean weight e^0.
 // - With a sink, block 0 is visited beside the top_k and takes no part in the choice; its modulator stays.
-// - Heads are switched off per token (over a sequence would need tokens to come), from q and k before RoPE.
+// - Heads are switched off per token (over a sequence would need tokens to come), from q and k before RoPE. The gradient is that of
+//   what was computed, 0 where a head is off; adaptive_sparse_ste 1 lets it through there too (core/head_gate.cuh).
 // - The dense heads are the first ones; they have no gate of either kind. By default four, but at most half of the heads, and whole
 //   groups of heads that share keys. A head whose output is 0 is still computed: the tile of 64 rows would have to be off.
 // - Distillation reads the first quarter of the rows too unless distil_skip (published: 0.25) says otherwise. With distil 2

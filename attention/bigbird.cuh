@@ -27,7 +27,8 @@ struct bigbird : Policy {
 
     static std::vector<Setting> settings() {
         return {{"--bigbird-block", "bigbird_block", 64, 1, 1e6, true, "tokens of a block", true},
-                {"--bigbird-window", "bigbird_window", 3, 1, 1e6, true, "blocks of the two-sided window, of which half are hidden"},
+                {"--bigbird-window", "bigbird_window", 3, 1, 1e6, true, "blocks of the two-sided window, of which half are hidden",
+                 true, 1, "bigbird_block"},
                 {"--bigbird-globals", "bigbird_globals", 1, 0, 1e6, true, "leading blocks that every later one sees", true, 1,
                  "bigbird_block"},
                 {"--bigbird-random", "bigbird_random", 1, 0, 64, true, "random earlier blocks per block of queries and head", true,

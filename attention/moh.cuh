@@ -7,10 +7,11 @@
 //                                                            constant to the gradient
 // This is what the released code computes: gates with a mean of 1. The paper prints the same without the factors 2, NS, K and NR
 // and without the division, so that the gates of all heads sum to at most 1 (--moh-printed 1). Left open, and read here: P and f
-// are taken over the tokens of one sequence, so that the loss does not depend on how a step is cut into micro-batches; of two equal
-// p_r the earlier head comes first. The choice itself has no gradient. All keys and values are needed. A token that leaves a head
-// out saves that head's row of scores only where every head has rows of its own, which is not so here: with half of the heads
-// on, no tile of 64 tokens is without a row.
+// are taken over the tokens of one sequence, so that the loss does not depend on how a step is cut into micro-batches; of two
+// equal p_r the earlier head comes first. The choice itself has no gradient. The form without a router, which the authors' code
+// has for models that are trained already (a head's score is the length of its query), is left out. All keys and values are
+// needed. A token that leaves a head out saves that head's row of scores only where every head has rows of its own, which is not
+// so here: with half of the heads on, no tile of 64 tokens is without a row.
 #pragma once
 #include <algorithm>
 

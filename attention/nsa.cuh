@@ -15,7 +15,7 @@
 //     (Rotated keys would enter a network that cannot undo their rotation.) slc and win take q and k after RoPE.
 //   - Projections: win has the model's k and v. cmp and slc have linear ones of their own without bias, k without QK-norm.
 //     nsa_shared_kv = 1: all three have the model's, as some implementations do; then cmp takes k after QK-norm.
-//   - --window N reaches N keys back and sees the query's own too: the paper's w = 512 keys are --window 511.
+//   - --window N reaches N keys back and sees the query's own too: the paper's w = 512 keys are the default 511 here.
 //   - A query that sees no complete block gets 0 from cmp. A sequence may be shorter than l.
 // state.lse is that of slc; a monitor sees the statistics (E6) and the gate of each branch.
 // Memory kept per token and layer, in numbers: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and
@@ -62,7 +62,7 @@ struct nsa : Policy {
         return {{"--nsa-block", "nsa_block", 32, 1, 1024, true, "tokens that a compressed key stands for", true},
                 {"--nsa-stride", "nsa_stride", 16, 1, 1024, true, "tokens from one compressed key to the next", true},
                 {"--nsa-selected", "nsa_selected", 16, 3, 1e6, true, "blocks of 64 tokens that a query sees whole", true, TILE},
-                {"--window", "attention_window", 512, 0, 1e9, true, "left reach: keys i-N..i are visible", true},
+                {"--window", "attention_window", 511, 0, 1e9, true, "left reach: keys i-N..i are visible", true},
                 {"--nsa-shared-kv", "nsa_shared_kv", 0, 0, 1, true, "1: one k and v for all branches"}};
     }
 

@@ -9,12 +9,13 @@
 // clusters gets the plain average of what it finds in each, a token in none gets 0.
 // WHETHER A TOKEN IS IN A CLUSTER THEN DEPENDS ON THE TOKENS AFTER IT: training sees the future. It is here as
 // --routing-balanced 1, for comparison; what it trains cannot be used to generate text.
-// Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu),
-// r = n / |n|, which for clusters of one size is the paper's moving average with decay 1 - rate = 0.999. A centroid without
-// members stays. One implementation (lucidrains) also pulls tokens to their centroid by a small loss (commitment, 1e-4); here there is
-// none. Left open, and read here: routed heads see no positions (the local heads do); values are shared in groups as everywhere;
-// routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by cluster, so that tiles of two
-// clusters are never visited.
+// Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu), r = n /
+// |n|, which for clusters of one size is the paper's moving average with decay 1 - rate = 0.999. A centroid without members stays.
+// One implementation (lucidrains) also makes mu a unit vector after every step, while here only the choice divides by |mu|: a
+// centroid whose members disagree is shorter and turns faster. It also pulls tokens to their centroid by a small loss (commitment,
+// 1e-4), of which there is none here. Left open, and read here: routed heads see no positions (the local heads do); values are
+// shared in groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by
+// cluster, so that tiles of two clusters are never visited.
 #pragma once
 #include "attention/core/balanced_clusters.cuh"
 #include "attention/core/branches.cuh"

@@ -4,7 +4,8 @@
 //     v = W u / |W u|      u' = W^T v / |W^T v|      sigma = v^T W u' = |W^T v|                 u becomes u' after the step
 // u, v and u' are constants to the gradient. With G = dL/dWhat, complete over micro-steps and ranks, and p = <G, W>:
 //     dgamma = p / sigma      dW = (gamma / sigma) (G - (p / sigma) v u'^T)
-// The paper leaves open, and this file reads as the authors' PyTorch code does: gamma starts at sigma(W), so that What starts at W.
+// The sources disagree on where gamma starts: at 1 in the authors' JAX code for speech, at sigma(W) in their PyTorch code. Here it
+// is sigma(W), so that What starts at W.
 // AdamW updates W and gamma, and checkpoints hold W, gamma and u. Two matrix-vector products per matrix and step.
 #pragma once
 #include <algorithm>

@@ -51,8 +51,19 @@ same_curve() {
         END { exit rows < 20 || bad }'
 }
 
+# How far bf16 may lead from float32 in twenty steps: where tokens choose, rounding decides some choices (OF_CURVE in
+# tests/gpu/variant/test_model_gpu.cpp, where the emulated GPU is held to the same).
+bf16_band() {
+    case $1 in
+        train_routing) echo 2e-1 ;;
+        train_mosa | train_moh) echo 1e-1 ;;
+        *) echo 2e-2 ;;
+    esac
+}
+
 for program in train_*; do
     [ -x "$program" ] || continue
+    band=$(bf16_band "$program")
     for tool in memcheck racecheck; do
         # shellcheck disable=SC2086
         if compute-sanitizer --tool "$tool" --error-exitcode 9 "./$program" $small --steps 1 --device cuda --out "$work/s" > "$work/log" 2>&1; then
@@ -67,8 +78,8 @@ for program in train_*; do
         ./"$program" $small --steps 20 --device cuda --out "$work/bf16" >> "$work/log" 2>&1; then
         if same_curve "$work/fp32/log.jsonl" "$work/cpu/log.jsonl" 1e-4; then ok "$program twenty steps, CUDA float32 against the CPU (1e-4)"
         else bad "$program twenty steps, CUDA float32 against the CPU" "curves differ by more than 1e-4"; fi
-        if same_curve "$work/bf16/log.jsonl" "$work/fp32/log.jsonl" 2e-2; then ok "$program twenty steps, bf16 against float32 (2e-2)"
-        else bad "$program twenty steps, bf16 against float32" "curves differ by more than 2e-2"; fi
+        if same_curve "$work/bf16/log.jsonl" "$work/fp32/log.jsonl" "$band"; then ok "$program twenty steps, bf16 against float32 ($band)"
+        else bad "$program twenty steps, bf16 against float32" "curves differ by more than $band"; fi
     else
         bad "$program twenty steps" "$(tail -n 1 "$work/log")"
     fi

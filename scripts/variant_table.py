@@ -147,7 +147,7 @@ def main():
     parser.add_argument('--print', action='store_true', help='leave README.md as it is')
     parser.add_argument('--model', default='qwen-7m', help='preset (default qwen-7m)')
     parser.add_argument('--seq-len', type=int, default=2048, help='of the measured steps (default 2048)')
-    parser.add_argument('--batch-size', type=int, default=2, help='of the measured steps (default 2)')
+    parser.add_argument('--batch-size', type=int, default=1, help='of the measured steps (default 1)')
     parser.add_argument('--steps', type=int, default=5, help='measured after three to warm up (default 5)')
     parser.add_argument('--rounds', type=int, default=3, help='of all programs by turns (default 3)')
     options = parser.parse_args()

@@ -207,6 +207,14 @@ TEST_CASE("adaspa is not causal: later queries decide what earlier rows read", "
     CHECK(difference(earlier(before), earlier(after), {1e-3}) != "");
 }
 
+TEST_CASE("adaspa is not prefix-consistent: a text that goes on is read through other blocks", "[adaspa]") {
+    Prompt whole(5 * 64), prefix(5 * 64 - 8);
+    for (auto part : {&Prompt::q, &Prompt::k, &Prompt::v}) std::copy_n((whole.*part).begin(), (prefix.*part).size(), (prefix.*part).begin());
+    whole.run({0.6, 64}), prefix.run({0.6, 64});
+    whole.out.resize(prefix.out.size());
+    CHECK(difference(whole.out, prefix.out, {1e-3}) != "");
+}
+
 TEST_CASE("adaspa: two runs give the same bits", "[adaspa]") {
     Prompt p(300), again(300);
     p.run({0.5, 64}), again.run({0.5, 64});

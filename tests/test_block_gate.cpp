@@ -140,6 +140,10 @@ TEST_CASE("seer: few of many blocks; the language model's loss does not reach th
     before.forward(), after.forward();
     CHECK(std::equal(before.out.begin(), before.out.begin() + 256 * 16, after.out.begin()));
     CHECK_FALSE(std::equal(before.out.begin(), before.out.begin() + 260 * 16, after.out.begin()));
+    auto prefix = before.first_tokens(260);
+    prefix.forward();
+    CHECK_FALSE(std::equal(prefix.out.begin(), prefix.out.end(), before.out.begin()));
+    CHECK(std::equal(prefix.out.begin(), prefix.out.begin() + 256 * 16, before.out.begin()));
     Case<seer> layer({1, 260, 2, 1, 8, few});
     CHECK((layer.policy.is_causal() && !layer.policy.needs_known_text()));
     const auto looks_ahead = [](const Settings& settings) { return Case<seer>({1, 1, 2, 1, 8, settings}).policy.needs_known_text(); };
