@@ -80,6 +80,7 @@ def other(variant, T, settings={}, **form):
 
 DSA = {'attention_window': 8, 'attention_dense_until': 20}
 SINKS = {'sinks_tokens': 3, 'attention_window': 7}
+MOSA = {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05}
 ROUTING = {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 2, 'routing_rate': 0.05, 'routing_balanced': 0}
 SEER = {'seer_block': 64, 'seer_query': 0, 'seer_top_k': 1, 'seer_distil': 1, 'seer_distil_weight': 1, 'seer_distil_skip': 0}
 BLOCKS = {'block': 64, 'query': 0, 'mask': 2, 'top_k': 1, 'dense_heads': 2, 'head_threshold': 0.3, 'distil': 0, 'distil_weight': 1,
@@ -104,9 +105,11 @@ FORMS |= {
     'dsa_no_window': other('dsa_no_window', 67, NKV=1),
     'moh': other('moh', 53, {'moh_shared': 1, 'moh_active': 2, 'moh_balance': 0.5, 'moh_printed': 0}, B=2, seed=7),
     'moh_printed': other('moh', 41, {'moh_shared': 2, 'moh_active': 1, 'moh_balance': 0.5, 'moh_printed': 1}, NKV=4, seed=2),
-    'mosa': other('mosa', 67, {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05}, seed=4),
+    'mosa': other('mosa', 67, MOSA, seed=4),
+    # Equal tokens have equal router scores in the first layer, and are equally near to a centroid: where places are counted, only a
+    # large vocabulary leaves them far from the last one.
+    'mosa_choice': other('mosa', 27, MOSA | {'mosa_choice': 1}, B=2, NKV=1, V=256, seed=22),
     'routing': other('routing', 67, ROUTING, seed=2),
-    # Equal tokens are equally near to a centroid in the first layer: only a large vocabulary leaves them far from the last place.
     'routing_balanced': other('routing', 23, ROUTING | {'routing_clusters': 3, 'routing_local_heads': 3, 'routing_balanced': 1},
                               V=256, seed=24),
     'nsa': other('nsa', 290, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0},

@@ -6,11 +6,18 @@ from .parts import Tensor, attend, for_query_heads, per_token, scores, window
 
 
 def mosa(a, w, s, notes):
-    """Dense heads first; a sparse head works on the tokens with r > tau and the first one, and weighs them by r."""
+    """Dense heads first; a sparse head works on the tokens with r > tau and the first one, and weighs them by r. As published it
+    works on the T / rho tokens of each sequence with the greatest r, at least two, of which the first one is one in any case."""
     dense = s['mosa_dense_heads']
     r = torch.sigmoid(F.linear(a.x, w['w_r']))                             # (B, T, sparse heads)
-    notes.chose((r - w['tau'])[:, 1:].abs())
-    chosen = r > w['tau']
+    if s.get('mosa_choice'):
+        others = max(2, int(a.T / s['mosa_rho'])) - 1
+        ranked = r[:, 1:].detach().sort(1, descending=True)
+        notes.chose(ranked.values[:, others - 1] - ranked.values[:, others])
+        chosen = torch.zeros_like(r, dtype=torch.bool).scatter(1, 1 + ranked.indices[:, :others], True)
+    else:
+        notes.chose((r - w['tau'])[:, 1:].abs())
+        chosen = r > w['tau']
     chosen[:, 0] = True
     notes.moves['tau'] = 1 / s['mosa_rho'] - chosen.to(r.dtype).mean((0, 1))
     everywhere = torch.ones(a.B, a.T, dense, dtype=r.dtype)
