@@ -1,6 +1,8 @@
 // Rows of branches and the merging of branches on the GPU, against the CPU in double.
+#include "attention/core/heads.cuh"
 #include "tests/branches.h"
 #include "tests/catch.h"
+#include "tests/gpu/device_array.h"
 #include "tests/gpu/on_gpu.h"
 
 TEST_CASE("GPU branches: rows are gathered and sent back, added up over the heads of a group", "[gpu][attention][branches]") {
@@ -50,5 +52,17 @@ TEST_CASE("GPU branches: statistics of merged branches, rows that see nothing", 
     for (int order = 1; order <= 4; order++) {
         const Order chosen(order);
         CHECK(bit_difference(merge.statistics<float>(in, test_gpu()), once) == "");
+    }
+}
+
+TEST_CASE("GPU branches: heads are added up, rows longer than a thread block, rows that do not divide one", "[gpu][attention][branches]") {
+    for (int width : {96, 192, 257, 768}) {
+        const size_t n = size_t(5) * width;
+        const std::vector<double> start = rounded<float>(normal_numbers(n, 1)), more = rounded<float>(normal_numbers(n, 2));
+        std::vector<double> expected(n);
+        for (size_t at = 0; at < n; at++) expected[at] = start[at] + more[at];
+        const DeviceArray<float> to(start), from(more);
+        add_heads(test_gpu(), Heads<float>{to.data(), size_t(width)}, Heads<const float>{from.data(), size_t(width)}, 5, 1, width);
+        CHECK(difference(to.numbers(), expected, {1e-6}) == "");
     }
 }

@@ -160,6 +160,8 @@ VARIANT_CASE("one token, one tile, partial tiles, many tiles, grouped queries") 
     check_layer_in_both_types({2, 64, 4, 1, 32, {}});
     check_layer_in_both_types({1, 65, 2, 1, 128, {}});
     check_layer_in_both_types({1, 200, 2, 1, 64, {}});
+    check_layer_in_both_types({1, 300, 2, 1, 32, {}});   // more tokens than a thread block has threads
+    check_layer_in_both_types({1, 65, 12, 3, 64, {}});   // more numbers in a row
 }
 
 VARIANT_CASE("other settings") {
