@@ -1,5 +1,6 @@
 // Rows of branches and the merging of branches on the GPU, against the CPU in double.
 #include "attention/core/heads.cuh"
+#include "tests/attention_case.h"
 #include "tests/branches.h"
 #include "tests/catch.h"
 #include "tests/gpu/device_array.h"
