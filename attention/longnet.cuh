@@ -61,7 +61,7 @@ struct longnet : Policy {
 
     static std::vector<Setting> settings() {
         return {{"--longnet-segment", "longnet_segment", 256, 1, 1e9, true, "w: tokens of a segment of the first branch", true},
-                {"--longnet-branches", "longnet_branches", 4, 1, MOST_BRANCHES, true, "N: each has longer and thinner segments, in the end one"},
+                {"--longnet-branches", "longnet_branches", 4, 1, MOST_BRANCHES, true, "N: each has longer and thinner segments"},
                 {"--longnet-detach", "longnet_detach", 0, 0, 1, true, "1: no gradient through the branches' weights"}};
     }
     /// With constant weights backward() computes what training with the released code does, no derivative of the loss.
