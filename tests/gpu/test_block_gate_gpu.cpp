@@ -90,22 +90,24 @@ TEST_CASE("GPU: blocks are spread over tiles and tiles' gradients gathered over 
             for (int r = 0; r < N; r++)   // every block but some, its own the last
                 for (int c = 0; c <= r; c++)
                     if (c == r || (c + h) % 7) blocks[t.s.of_query(0, h, r) * N + block_count[t.s.of_query(0, h, r)]++] = c;
-        const Numbers scores = rounded<float>(normal_numbers(blocks.size(), 1)), distilled = rounded<float>(normal_numbers(blocks.size(), 2));
         const size_t pairs = size_t(t.s.NH) * tiles * tiles;
-        const Numbers dnumbers = rounded<float>(normal_numbers(pairs, 3));
+        const Numbers scores = rounded<float>(normal_numbers(blocks.size(), 1)),
+                      distilled = rounded<float>(normal_numbers(blocks.size(), 2)),
+                      dnumbers = rounded<float>(normal_numbers(pairs, 3));
 
         std::vector<int> count(size_t(t.s.NH) * tiles), list(pairs, -1);
         Numbers numbers(pairs, NAN), dscores(blocks.size(), NAN);
         spread_blocks(CPU{}, count.data(), list.data(), numbers.data(), block_count.data(), blocks.data(), scores.data(), t);
         gather_dscores(CPU{}, dscores.data(), dnumbers.data(), scores.data(), distilled.data(), 0.5, t);
 
-        const DeviceMemory<int> block_count_there(block_count), blocks_there(blocks), count_there(std::vector<int>(count.size(), -1)),
-            list_there(std::vector<int>(pairs, -1));
-        const DeviceArray<float> scores_there(scores), distilled_there(distilled), dnumbers_there(dnumbers), numbers_there(pairs, NAN),
-            dscores_there(dscores.size(), NAN);
+        const DeviceMemory<int> block_count_there(block_count), blocks_there(blocks);
+        const DeviceMemory<int> count_there(std::vector<int>(count.size(), -1)), list_there(std::vector<int>(pairs, -1));
+        const DeviceArray<float> scores_there(scores), distilled_there(distilled), dnumbers_there(dnumbers);
+        const DeviceArray<float> numbers_there(pairs, NAN), dscores_there(dscores.size(), NAN);
         spread_blocks(test_gpu(), count_there.data(), list_there.data(), numbers_there.data(), block_count_there.data(),
                       blocks_there.data(), scores_there.data(), t);
-        gather_dscores(test_gpu(), dscores_there.data(), dnumbers_there.data(), scores_there.data(), distilled_there.data(), 0.5f, t);
+        gather_dscores(test_gpu(), dscores_there.data(), dnumbers_there.data(), scores_there.data(), distilled_there.data(), 0.5f,
+                       t);
         CHECK(count_there.host() == count);
         CHECK(list_there.host() == list);
         CHECK(difference(numbers_there.numbers(), numbers, {1e-5, 1e-6}) == "");
