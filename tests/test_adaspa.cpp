@@ -209,7 +209,8 @@ TEST_CASE("adaspa is not causal: later queries decide what earlier rows read", "
 
 TEST_CASE("adaspa is not prefix-consistent: a text that goes on is read through other blocks", "[adaspa]") {
     Prompt whole(5 * 64), prefix(5 * 64 - 8);
-    for (auto part : {&Prompt::q, &Prompt::k, &Prompt::v}) std::copy_n((whole.*part).begin(), (prefix.*part).size(), (prefix.*part).begin());
+    for (auto part : {&Prompt::q, &Prompt::k, &Prompt::v})
+        std::copy_n((whole.*part).begin(), (prefix.*part).size(), (prefix.*part).begin());
     whole.run({0.6, 64}), prefix.run({0.6, 64});
     whole.out.resize(prefix.out.size());
     CHECK(difference(whole.out, prefix.out, {1e-3}) != "");
