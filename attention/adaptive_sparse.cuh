@@ -30,7 +30,7 @@ struct adaptive_sparse : BlockSparse {
 
     adaptive_sparse(const Config& config, int layer) : BlockSparse(config, layer) {
         auto value = [&](const char* key) { return config.setting(std::string("adaptive_sparse_") + key); };
-        set_block("--adaptive-sparse-block", value("block"));
+        block = int(value("block"));
         query = value("query") == 1 ? GateQuery::previous : GateQuery::first;
         mask = BlockMask(int(value("mask")));
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
@@ -42,27 +42,28 @@ struct adaptive_sparse : BlockSparse {
 
     static std::vector<Setting> settings() {
         return {   // thresholds stay below 1: no share and no gate reaches it
-            {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block, 64 or more",
+            {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block",
              true},
-            {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, true,
+            {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, WHOLE,
              "gate query: 0 first token, 1 mean of the block before"},
-            {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, true, "0 modulate all blocks, 1 choose, 2 both"},
-            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits", true, 1,
-             "adaptive_sparse_block"},
-            {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", 0, 0, 0.99, false,
+            {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, WHOLE, "0 modulate all blocks, 1 choose, 2 both"},
+            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits", true,
+             1, "adaptive_sparse_block"},
+            {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", 0, 0, 0.99, REAL,
              "above 0: visit the blocks with more than this share instead"},
-            {"--adaptive-sparse-sink", "adaptive_sparse_sink", 0, 0, 1, true, "1: always visit the first block"},
-            {"--adaptive-sparse-dense-heads", "adaptive_sparse_dense_heads", -1, -1, 1e6, true,
+            {"--adaptive-sparse-sink", "adaptive_sparse_sink", 0, 0, 1, WHOLE, "1: always visit the first block"},
+            {"--adaptive-sparse-dense-heads", "adaptive_sparse_dense_heads", -1, -1, 1e6, WHOLE,
              "heads without a gate, in whole key/value groups; -1: four, at most half"},
-            {"--adaptive-sparse-head-threshold", "adaptive_sparse_head_threshold", 0.3, -1, 0.99, false,
+            {"--adaptive-sparse-head-threshold", "adaptive_sparse_head_threshold", 0.3, -1, 0.99, REAL,
              "heads below are off for the token; below 0: no head gate"},
-            {"--adaptive-sparse-ste", "adaptive_sparse_ste", 0, 0, 1, true, "1: straight-through gradients for heads that are off"},
-            {"--adaptive-sparse-distil", "adaptive_sparse_distil", 0, 0, 2, true,
+            {"--adaptive-sparse-ste", "adaptive_sparse_ste", 0, 0, 1, WHOLE,
+             "1: straight-through gradients for heads that are off"},
+            {"--adaptive-sparse-distil", "adaptive_sparse_distil", 0, 0, 2, WHOLE,
              "the gate learns from the dense map: 0 no, 1 too, 2 alone and with dense attention"},
-            {"--adaptive-sparse-distil-weight", "adaptive_sparse_distil_weight", 1, 0, 1e6, false, "weight of that loss"},
-            {"--adaptive-sparse-distil-skip", "adaptive_sparse_distil_skip", 0, 0, 0.99, false,
+            {"--adaptive-sparse-distil-weight", "adaptive_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"},
+            {"--adaptive-sparse-distil-skip", "adaptive_sparse_distil_skip", 0, 0, 0.99, REAL,
              "share of the first rows that it leaves out"},
-            {"--sigma-reparam", "sigma_reparam", 0, 0, 1, true, "1: every linear layer is divided by its spectral norm"},
+            {"--sigma-reparam", "sigma_reparam", 0, 0, 1, WHOLE, "1: every linear layer is divided by its spectral norm"},
         };
     }
 

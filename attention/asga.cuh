@@ -45,9 +45,9 @@ struct Asga : Policy {
         : Policy(general), m(M), left(general.left), NH(general.NH), HS(general.HS) {}
 
     static std::vector<Setting> settings() {
-        if (learned) return {{"--asga-hidden", "asga_hidden", 16, 1, 256, true, "hidden units of the pairwise gate"}};
+        if (learned) return {{"--asga-hidden", "asga_hidden", 16, 1, 256, WHOLE, "hidden units of the pairwise gate"}};
         if (gate == AsgaGate::window)
-            return {{"--window", "attention_window", 256, 0, 1e9, true, "left reach: keys i-N..i are visible", true}};
+            return {{"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true}};
         return {};
     }
 

@@ -26,14 +26,14 @@ struct bigbird : Policy {
           key(scrambled(scrambled(uint32_t(config.setting("bigbird_seed"))) + uint32_t(layer))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--bigbird-block", "bigbird_block", 64, 1, 1e6, true, "tokens of a block", true},
-                {"--bigbird-window", "bigbird_window", 3, 1, 1e6, true, "blocks of the two-sided window, of which half are hidden",
-                 true, 1, "bigbird_block"},
-                {"--bigbird-globals", "bigbird_globals", 1, 0, 1e6, true, "leading blocks that every later one sees", true, 1,
+        return {{"--bigbird-block", "bigbird_block", 64, 1, 1e6, WHOLE, "tokens of a block", true},
+                {"--bigbird-window", "bigbird_window", 3, 1, 1e6, WHOLE, "blocks of the two-sided window, of which half are hidden",
+                 true, 1, "bigbird_block", 2},
+                {"--bigbird-globals", "bigbird_globals", 1, 0, 1e6, WHOLE, "leading blocks that every later one sees", true, 1,
                  "bigbird_block"},
-                {"--bigbird-random", "bigbird_random", 1, 0, 64, true, "random earlier blocks per block of queries and head", true,
+                {"--bigbird-random", "bigbird_random", 1, 0, 64, WHOLE, "random earlier blocks per block of queries and head", true,
                  1, "bigbird_block"},
-                {"--bigbird-seed", "bigbird_seed", 1, 0, 2147483647, true, "of the random blocks"}};
+                {"--bigbird-seed", "bigbird_seed", 1, 0, 2147483647, WHOLE, "of the random blocks"}};
     }
 
     constexpr bool visible(int h, int i, int j) const { return j <= i && sees(h, block.quotient(i), block.quotient(j)); }

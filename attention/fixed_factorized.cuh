@@ -25,8 +25,8 @@ struct fixed_factorized : Policy {
     }
 
     static std::vector<Setting> settings() {
-        return {{"--fixed-factorized-chunk", "fixed_factorized_chunk", 128, 1, 1e6, true, "l: tokens of a chunk", true},
-                {"--fixed-factorized-summary", "fixed_factorized_summary", 32, 0, 1e6, true,
+        return {{"--fixed-factorized-chunk", "fixed_factorized_chunk", 128, 1, 1e6, WHOLE, "l: tokens of a chunk", true},
+                {"--fixed-factorized-summary", "fixed_factorized_summary", 32, 0, 1e6, WHOLE,
                  "c: tokens at the end of a chunk that all later ones see"}};
     }
 

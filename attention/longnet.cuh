@@ -35,7 +35,7 @@ struct SegmentBranch : Policy {
     SegmentBranch(const DilatedRows& rows_, const Divisor& segment_) : Policy(Config{}, 0), rows(rows_), segment(segment_) {}
 
     constexpr bool visible(int h, int i, int j) const {
-        return j <= i && segment.quotient(i) == segment.quotient(j) && rows.token(0, h, i) >= 0;
+        return rows.token(0, h, i) >= 0 && j <= i && i - j <= segment.remainder(i);
     }
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
         const bool padding = rows.token(0, h, i1 - 1) < 0;
@@ -60,9 +60,9 @@ struct longnet : Policy {
           detach(config.setting("longnet_detach") != 0), NH(config.NH), NKV(config.NKV) {}
 
     static std::vector<Setting> settings() {
-        return {{"--longnet-segment", "longnet_segment", 256, 1, 1e9, true, "w: tokens of a segment of the first branch", true},
-                {"--longnet-branches", "longnet_branches", 4, 1, MOST_BRANCHES, true, "N: each has longer and thinner segments"},
-                {"--longnet-detach", "longnet_detach", 0, 0, 1, true, "1: no gradient through the branches' weights"}};
+        return {{"--longnet-segment", "longnet_segment", 256, 1, 1e9, WHOLE, "w: tokens of a segment of the first branch", true},
+                {"--longnet-branches", "longnet_branches", 4, 1, MOST_BRANCHES, WHOLE, "N: each has longer and thinner segments"},
+                {"--longnet-detach", "longnet_detach", 0, 0, 1, WHOLE, "1: no gradient through the branches' weights"}};
     }
     /// With constant weights backward() computes what training with the released code does, no derivative of the loss.
     bool has_exact_gradients() const { return !detach; }

@@ -192,10 +192,10 @@ struct moh : Policy {
     }
 
     static std::vector<Setting> settings() {
-        return {{"--moh-shared", "moh_shared", -1, -1, 1e6, true, "heads that are always on; -1: a quarter of them"},
-                {"--moh-active", "moh_active", 0, 0, 1e6, true, "routed heads that each token chooses; 0: half of them"},
-                {"--moh-balance", "moh_balance", 0.01, 0, 1e6, false, "weight of the balance loss"},
-                {"--moh-printed", "moh_printed", 0, 0, 1, true, "1: gates as the paper prints them"}};
+        return {{"--moh-shared", "moh_shared", -1, -1, 1e6, WHOLE, "heads that are always on; -1: a quarter of them"},
+                {"--moh-active", "moh_active", 0, 0, 1e6, WHOLE, "routed heads that each token chooses; 0: half of them"},
+                {"--moh-balance", "moh_balance", 0.01, 0, 1e6, REAL, "weight of the balance loss"},
+                {"--moh-printed", "moh_printed", 0, 0, 1, WHOLE, "1: gates as the paper prints them"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

@@ -41,10 +41,10 @@ struct mosa : Policy {
 
     static std::vector<Setting> settings() {
         return {
-            {"--mosa-rho", "mosa_rho", 8, 1, 1e6, false, "a sparse head chooses one token in rho", true},
-            {"--mosa-dense-heads", "mosa_dense_heads", -1, -1, 1e6, true, "the first heads, dense; -1: 4, at most half of them"},
-            {"--mosa-rate", "mosa_rate", 0.05, 1e-6, 1, false, "how fast the thresholds follow the share that is chosen"},
-            {"--mosa-choice", "mosa_choice", 0, 0, 1, true,
+            {"--mosa-rho", "mosa_rho", 8, 1, 1e6, REAL, "a sparse head chooses one token in rho", true},
+            {"--mosa-dense-heads", "mosa_dense_heads", -1, -1, 1e6, WHOLE, "the first heads, dense; -1: 4, at most half of them"},
+            {"--mosa-rate", "mosa_rate", 0.05, 1e-6, 1, REAL, "how fast the thresholds follow the share that is chosen"},
+            {"--mosa-choice", "mosa_choice", 0, 0, 1, WHOLE,
              "0: threshold; 1: expert choice, as published, WHICH LOOKS INTO THE FUTURE"}};
     }
 

@@ -59,11 +59,11 @@ struct nsa : Policy {
           shared(config.setting("nsa_shared_kv") != 0), C(config.C), NH(config.NH), NKV(config.NKV), HS(config.HS) {}
 
     static std::vector<Setting> settings() {
-        return {{"--nsa-block", "nsa_block", 32, 1, 1024, true, "tokens that a compressed key stands for", true},
-                {"--nsa-stride", "nsa_stride", 16, 1, 1024, true, "tokens from one compressed key to the next", true},
-                {"--nsa-selected", "nsa_selected", 16, 3, 1e6, true, "blocks of 64 tokens that a query sees whole", true, TILE},
-                {"--window", "attention_window", 511, 0, 1e9, true, "left reach: keys i-N..i are visible", true},
-                {"--nsa-shared-kv", "nsa_shared_kv", 0, 0, 1, true, "1: one k and v for all branches"}};
+        return {{"--nsa-block", "nsa_block", 32, 1, 1024, WHOLE, "tokens that a compressed key stands for", true},
+                {"--nsa-stride", "nsa_stride", 16, 1, 1024, WHOLE, "tokens from one compressed key to the next", true},
+                {"--nsa-selected", "nsa_selected", 16, 3, 1e6, WHOLE, "blocks of 64 tokens that a query sees whole", true, TILE},
+                {"--window", "attention_window", 511, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true},
+                {"--nsa-shared-kv", "nsa_shared_kv", 0, 0, 1, WHOLE, "1: one k and v for all branches"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

@@ -25,7 +25,7 @@ struct seer : BlockSparse {
 
     seer(const Config& config, int layer) : BlockSparse(config, layer) {
         auto value = [&](const char* key) { return config.setting(std::string("seer_") + key); };
-        set_block("--seer-block", value("block"));
+        block = int(value("block"));
         query = GateQuery(int(value("query")));
         mask = BlockMask::hard;
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
@@ -33,19 +33,21 @@ struct seer : BlockSparse {
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
     }
 
+    static constexpr const char* options_to_train = "--seer-query from 0 to 1, or --seer-distil 2";
+
     static std::vector<Setting> settings() {
         return {   // a threshold stays below 1: no share exceeds it
-            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, true, "tokens of a block: 64 or a multiple", true},
-            {"--seer-query", "seer_query", 0, 0, 2, true,
+            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block", true},
+            {"--seer-query", "seer_query", 0, 0, 2, WHOLE,
              "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2)"},
-            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, true, "past blocks that a block of queries visits", true, 1, "seer_block"},
-            {"--seer-threshold", "seer_threshold", 0, 0, 0.99, false,
+            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits", true, 1, "seer_block"},
+            {"--seer-threshold", "seer_threshold", 0, 0, 0.99, REAL,
              "above 0: visit the blocks with more than this share instead"},
-            {"--seer-sink", "seer_sink", 0, 0, 1, true, "1: always visit the first block"},
-            {"--seer-distil", "seer_distil", 1, 0, 2, true,
+            {"--seer-sink", "seer_sink", 0, 0, 1, WHOLE, "1: always visit the first block"},
+            {"--seer-distil", "seer_distil", 1, 0, 2, WHOLE,
              "the gate learns from the dense map: 0 no, 1 beside the model, 2 alone and with dense attention"},
-            {"--seer-distil-weight", "seer_distil_weight", 1, 0, 1e6, false, "weight of that loss"},
-            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 0.99, false, "share of first rows that loss leaves out"},
+            {"--seer-distil-weight", "seer_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"},
+            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 0.99, REAL, "share of first rows that loss leaves out"},
         };
     }
 

@@ -39,7 +39,7 @@ struct ColumnBranch : Policy {
     explicit ColumnBranch(const ColumnRows& rows_) : Policy(Config{}, 0), rows(rows_) {}
 
     constexpr bool visible(int, int i, int j) const {
-        return i - j >= 2 && rows.length.quotient(i) == rows.length.quotient(j) && rows.token(0, 0, i) >= 0;
+        return rows.token(0, 0, i) >= 0 && i - j >= 2 && i - j <= rows.length.remainder(i);
     }
     constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
         const int length = rows.length.divisor(), first = rows.length.quotient(std::max(i0, j0)),
@@ -63,7 +63,7 @@ struct strided : Policy {
     strided(const Config& config, int layer) : Policy(config, layer), l(int(config.setting("strided_stride"))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--stride", "strided_stride", 128, 1, 1e9, true, "l: the last l tokens and every l-th one before them", true}};
+        return {{"--stride", "strided_stride", 128, 1, 1e9, WHOLE, "l: the last l tokens and every l-th one before them", true}};
     }
 
     // ---- the union, in the order of the text: for pictures and tests, no kernel asks

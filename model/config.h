@@ -5,6 +5,9 @@
 #include <string>
 #include <vector>
 
+/// Setting::step where any number will do, and where any whole one will.
+inline constexpr int REAL = 0, WHOLE = 1;
+
 /// One number that an attention variant can be tuned with: a command-line option, a key of config.json, a default, its range.
 struct Setting {
     const char* option;   // "--window"
@@ -12,11 +15,12 @@ struct Setting {
     double value;         // default
     double lowest;        // inclusive
     double highest;       // inclusive
-    bool whole;           // integers only
+    int step;             // REAL, WHOLE, or what it must be a multiple of
     const char* help;
     bool of_sequence = false;   // counts tokens, or parts, of a sequence: more than --seq-len has cannot be asked for
     int part = 1;               // tokens of each of those parts,
     const char* part_key = nullptr;   // unless the setting of this key says how many they are
+    int sides = 1;              // 2: a window of which half goes to either side of a part, and so of twice as many
 };
 
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder. Sizes as everywhere: see dev/HACKING.md, "Names".

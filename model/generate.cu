@@ -112,7 +112,8 @@ static void change_settings(Config& config, const Options& o) {
         std::string known;
         for (const auto& [key, value] : config.settings) known += " " + key;
         if (equals == std::string::npos || found == config.settings.end())
-            fail(Exit::usage, "--set ", one, ": give KEY=VALUE with a key of ", config.variant, ":", known.empty() ? " none" : known);
+            fail(Exit::usage, "--set ", one, ": give KEY=VALUE with a key of ", config.variant, ":",
+                 known.empty() ? " none" : known);
         char* end = nullptr;
         found->second = std::strtod(one.c_str() + equals + 1, &end);
         if (*end || end == one.c_str() + equals + 1 || !std::isfinite(found->second))
@@ -143,7 +144,7 @@ static void run(const Options& o) {
         variant.generate(o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
-        fail(error.code, error.what(), "; or --set asks for other tensors than the checkpoint has");
+        fail(error.code, error.what(), "; where the checkpoint is sound, --set asks for other tensors than it has");
     }
     if (o.print_ids)
         for (size_t n = given; n < ids.size(); n++) std::printf(n + 1 < ids.size() ? "%d " : "%d\n", ids[n]);

@@ -36,7 +36,7 @@ static void generate_from(const std::string& folder, const Config& config, std::
     load_for_inference(CPU{}, gpt, folder);
     const auto& attention = gpt.net.layers[0].attention;
     if (attention.needs_known_text())
-        std::fprintf(stderr, "warning: with these settings of %s tokens of the text read later ones\n", Attention::name);
+        std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", Attention::name);
     else if (!attention.is_causal())
         std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
                      Attention::name);

@@ -14,8 +14,8 @@ struct Generator {
     std::vector<Setting> (*settings)();   // of the variant
 
     /// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
-    void (*generate)(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count, const Sampling& sampling,
-                     const Inference& inference);
+    void (*generate)(const std::string& folder, const Config& config, std::vector<int32_t>& ids, int count,
+                     const Sampling& sampling, const Inference& inference);
 };
 
 /// By the variant's name.

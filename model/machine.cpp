@@ -13,6 +13,7 @@
 #include <malloc.h>
 #include <omp.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "model/linear.cuh"
@@ -58,6 +59,13 @@ void keep_freed_memory() {
     mallopt(M_MMAP_THRESHOLD, 64 << 20);
     mallopt(M_TRIM_THRESHOLD, 64 << 20);
 #endif
+}
+
+void prefer_large_pages(void* start, size_t bytes) {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    const size_t first = (reinterpret_cast<size_t>(start) + page - 1) / page * page;
+    const size_t end = (reinterpret_cast<size_t>(start) + bytes) / page * page;
+    if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 
 int processors() { return int(sysconf(_SC_NPROCESSORS_ONLN)); }

@@ -12,6 +12,10 @@ void choose_blas_kernels(char** argv);
 /// given back to the system it would come again page by page, which was a tenth of a sparse layer's backward pass.
 void keep_freed_memory();
 
+/// Asks the system to back these bytes by large pages (2 MiB on x86), where it leaves the choice to programs. Rows that lie far
+/// apart, as those of a strided pattern do, then cost fewer lookups of addresses. It may decline.
+void prefer_large_pages(void* start, size_t bytes);
+
 /// Sets the number of OpenMP threads: `wanted`, or, when that is 0, this process's share of the processors it may run on.
 /// Returns the number.
 int use_threads(int wanted, int local_ranks);

@@ -44,13 +44,22 @@ inline Pack<X> iota(X first) {
     return p;
 }
 
+/// N numbers combined into one, half with half: each step is an instruction for as many lanes. Overwrites them.
+template <int N, class X, class Combine>
+inline X fold_halves(X* lanes, Combine combine) {
+    for (int lane = 0; lane < N / 2; lane++) lanes[lane] = combine(lanes[lane], lanes[lane + N / 2]);
+    if constexpr (N > 2) return fold_halves<N / 2>(lanes, combine);
+    else return lanes[0];
+}
+template <class X, class Combine>
+inline X fold(const Pack<X>& p, Combine combine) {
+    X lanes[LANES<X>];
+    store(lanes, p);
+    return fold_halves<LANES<X>>(lanes, combine);
+}
 template <class X>
 inline X sum(const Pack<X>& p) {
-    X halves[LANES<X>];
-    store(halves, p);
-    for (int width = LANES<X> / 2; width > 0; width /= 2)
-        for (int lane = 0; lane < width; lane++) halves[lane] += halves[lane + width];
-    return halves[0];
+    return fold<X>(p, [](X a, X b) { return a + b; });
 }
 
 /// exp(x) to about 1e-7 relative in float: 2^n by the exponent bits times a polynomial on |r| <= ln(2)/2. Arguments are clamped

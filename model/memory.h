@@ -11,6 +11,7 @@
 
 #include "model/device.h"
 #include "model/error.h"
+#include "model/machine.h"
 
 /// One line of the memory table.
 struct MemoryUse {
@@ -93,6 +94,7 @@ public:
         if (most_) block_.reset(static_cast<std::byte*>(std::aligned_alloc(64, most_)));
         if (most_ && !block_)
             fail(Exit::out_of_memory, "no ", most_, " bytes of memory: lower --batch-size or --seq-len, or set --recompute 2");
+        prefer_large_pages(block_.get(), most_);   // before the first touch
         if (most_) std::memset(block_.get(), 0, most_);
         used_ = 0;
     }

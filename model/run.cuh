@@ -136,8 +136,8 @@ template <class Device, class X, class A>
 void begin(Run<Device, X, A>& run, const Origin& origin) {
     const Options& o = run.o;
     if (run.gpt.net.layers[0].attention.needs_known_text())
-        fail(Exit::usage, "with these settings ", A::name, " reads what stands behind a row, and is for texts that are there as a "
-             "whole: it runs with --evaluate, --show-mask and ./generate, and is not trained (--help tells what is, group Attention)");
+        fail(Exit::usage, "with these settings ", A::name, " reads what stands behind a row, and is for texts that are there as a ",
+             "whole (--evaluate, --show-mask, ./generate); to train give ", A::options_to_train);
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
     run.collectives.emplace(run.device, run.ranks);   // first: NCCL takes memory of its own
     run.gpt.allocate(run.device);

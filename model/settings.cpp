@@ -5,16 +5,26 @@
 #include <cmath>
 #include <string>
 
+namespace {
+
+std::string kind_of_number(const Setting& s) {
+    if (s.step == REAL) return "a number";
+    return s.step == WHOLE ? "a whole number" : "a multiple of " + std::to_string(s.step);
+}
+
+bool is_step(const Setting& s, double value) { return s.step == REAL || std::fmod(value, s.step) == 0; }
+
+}   // namespace
+
 void complete_settings(Config& config, const std::vector<Setting>& settings) {
     std::erase_if(config.settings, [&](const auto& held) {
         return std::none_of(settings.begin(), settings.end(), [&](const Setting& s) { return s.key == held.first; });
     });
     for (const Setting& s : settings) {
         const double value = config.settings.emplace(s.key, s.value).first->second;
-        const bool in_range = value >= s.lowest && value <= s.highest && (!s.whole || value == std::floor(value));
-        if (!in_range)
-            fail(Exit::usage, s.option, " (", s.key, ") is ", value, ", but must be ", s.whole ? "a whole number" : "a number",
-                 " from ", s.lowest, " to ", s.highest);
+        if (!(value >= s.lowest && value <= s.highest && is_step(s, value)))
+            fail(Exit::usage, s.option, " (", s.key, ") is ", value, ", but must be ", kind_of_number(s), " from ", s.lowest,
+                 " to ", s.highest);
     }
 }
 
@@ -23,13 +33,14 @@ void require_within_sequence(const std::vector<Setting>& settings, const std::ma
     for (const Setting& s : settings) {
         const auto value = given.find(s.key);
         if (!s.of_sequence || value == given.end()) continue;
-        const int part = s.part_key ? int(config.setting(s.part_key)) : s.part, most = (T + part - 1) / part;
+        const int part = s.part_key ? int(config.setting(s.part_key)) : s.part, parts = (T + part - 1) / part;
+        const int most = s.sides * parts / std::max(s.step, 1) * std::max(s.step, 1);
         if (value->second <= most) continue;
-        const std::string blocks = part > 1 ? " (blocks of " + std::to_string(part) + ": " + std::to_string(most) + ")" : "";
+        const std::string blocks = part > 1 ? " (blocks of " + std::to_string(part) + ": " + std::to_string(parts) + ")" : "";
         if (s.lowest > most)
             fail(Exit::usage, s.option, " is ", value->second, ", and the least that it can be, ", s.lowest,
                  ", is more than --seq-len ", T, " has", blocks, "; raise --seq-len");
         fail(Exit::usage, s.option, " is ", value->second, ", but with --seq-len ", T, blocks, " must be ",
-             s.whole ? "a whole number" : "a number", " from ", s.lowest, " to ", most);
+             kind_of_number(s), " from ", s.lowest, " to ", most);
     }
 }

@@ -107,7 +107,7 @@ FORMS |= {
     'moh_printed': other('moh', 41, {'moh_shared': 2, 'moh_active': 1, 'moh_balance': 0.5, 'moh_printed': 1}, NKV=4, seed=2),
     'mosa': other('mosa', 67, MOSA, seed=4),
     # Equal tokens have equal router scores in the first layer, and are equally near to a centroid: where places are counted, only a
-    # large vocabulary leaves them far from the last one.
+    # large vocabulary leaves no tie for the last place.
     'mosa_choice': other('mosa', 27, MOSA | {'mosa_choice': 1}, B=2, NKV=1, V=256, seed=22),
     'routing': other('routing', 67, ROUTING, seed=2),
     'routing_balanced': other('routing', 23, ROUTING | {'routing_clusters': 3, 'routing_local_heads': 3, 'routing_balanced': 1},

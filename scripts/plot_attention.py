@@ -115,7 +115,7 @@ def main():
     parser.add_argument('--out', type=Path, default=Path('attention.png'), help='the picture to write (default attention.png)')
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--step', type=int, help='the last look up to this step; the last of all by default')
-    which.add_argument('--all', action='store_true', help=f'every look, one below the other; of more than {MOST_LOOKS}, so many')
+    which.add_argument('--all', action='store_true', help=f'every look, one below the other; at most {MOST_LOOKS} of them, evenly spaced')
     parser.add_argument('--title')
     options = parser.parse_args()
     try:

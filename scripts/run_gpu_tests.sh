@@ -51,12 +51,12 @@ same_curve() {
         END { exit rows < 20 || bad }'
 }
 
-# How far bf16 may lead from float32 in twenty steps: where tokens choose, rounding decides some choices (OF_CURVE in
+# How far bf16 may stray from float32 in twenty steps: where tokens choose, rounding decides some choices (OF_CURVE in
 # tests/gpu/variant/test_model_gpu.cpp, where the emulated GPU is held to the same).
 bf16_band() {
     case $1 in
         train_routing) echo 2e-1 ;;
-        train_mosa | train_moh) echo 1e-1 ;;
+        train_mosa | train_moh | train_adaptive_sparse | train_seer) echo 1e-1 ;;
         *) echo 2e-2 ;;
     esac
 }

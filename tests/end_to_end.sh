@@ -243,15 +243,20 @@ look = next(record for record in map(json.loads, open(sys.argv[1])) if record.ge
 tables = [key for key, value in look.items() if isinstance(value, list) and not key.startswith(\"collapsed\")]
 sys.exit(len(tables) < 20 or not all(map(plot_attention.is_map, tables)))" "$work/watched3/log.jsonl"'
 expect "more blocks to choose than there are" 2 "(blocks of 64: 1) must be a whole number from 0 to 1" ./train_adaptive_sparse $small --out "$work/x" --adaptive-sparse-top-k 2
-check "a count of pairs that is a bound is called that" './train_seer $small --out "$work/x" --seer-threshold 0.1 --dry-run | grep -q "at most 2112 (100.0% of causal)"'
 expect "nor of seer" 2 "from 0 to 1" ./train_seer $small --out "$work/x" --seer-top-k 2
 expect "nor of nsa" 2 "is more than --seq-len 32 has (blocks of 64: 1)" ./train_nsa $small --out "$work/x" --nsa-selected 3
-expect "a gate query that looks ahead is not trained through" 2 "is not trained" ./train_seer $small --out "$work/x" --seer-query 2
+check "a count of pairs that is a bound is called that" './train_seer $small --out "$work/x" --seer-threshold 0.1 --dry-run | grep -q "at most 2112 (100.0% of causal)"'
+expect "no window of blocks that is wider, to both sides, than the text" 2 "(blocks of 16: 2) must be a whole number from 1 to 4" ./train_bigbird $small --out "$work/x" --bigbird-block 16 --bigbird-window 5
+expect "nor more summaries of a chunk" 2 "(blocks of 16: 2) must be a whole number from 1 to 2" ./train_deepspeed_fixed $small --out "$work/x" --deepspeed-fixed-block 16 --deepspeed-fixed-globals 4
+expect "nor more global tokens" 2 "from 0 to 32" ./train_longformer $small --out "$work/x" --global-tokens 33
+expect "nor more sinks" 2 "from 0 to 32" ./train_sinks $small --out "$work/x" --sinks 33
+expect "a block that is no multiple" 2 "must be a multiple of 64 from 64 to 4096" ./train_seer $small --out "$work/x" --seer-block 100
+expect "a gate query that looks ahead is not trained through" 2 "to train give --seer-query from 0 to 1, or --seer-distil 2" ./train_seer $small --out "$work/x" --seer-query 2
 train seer "$work/gate" --seq-len 128 --batch-size 2 --steps 2 --seer-query 2 --seer-distil 2
 prompt=$(head -c 150 "$work/text.txt")
 gate="./generate --checkpoint $work/gate/step_00000002 --tokens 3 --temperature 0"
 expect "but chooses blocks of a prompt" 0 "tokens of the text read later ones" $gate --prompt "$prompt" --set seer_distil=0 --set seer_top_k=1
-expect "a setting that changes tensors" 7 "or --set asks for other tensors" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8 --print-ids
+expect "a setting that changes tensors" 7 "--set asks for other tensors" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8 --print-ids
 expect "a setting that the variant does not have" 2 "seer_top_k" $gate --set seer_topk=1
 expect "a setting that is no number" 2 "must be a number" $gate --set seer_top_k=many
 expect "a setting that is out of range" 2 "from 0 to" $gate --set seer_top_k=-1

@@ -146,7 +146,9 @@ TEST_CASE("seer: few of many blocks; the language model's loss does not reach th
     CHECK(std::equal(prefix.out.begin(), prefix.out.begin() + 256 * 16, before.out.begin()));
     Case<seer> layer({1, 260, 2, 1, 8, few});
     CHECK((layer.policy.is_causal() && !layer.policy.needs_known_text()));
-    const auto looks_ahead = [](const Settings& settings) { return Case<seer>({1, 1, 2, 1, 8, settings}).policy.needs_known_text(); };
+    const auto looks_ahead = [](const Settings& settings) {
+        return Case<seer>({1, 1, 2, 1, 8, settings}).policy.needs_known_text();
+    };
     CHECK((looks_ahead({{S + "query", 2}, {S + "distil", 1}}) && !looks_ahead({{S + "query", 2}, {S + "distil", 2}})));
     CHECK((!looks_ahead({{S + "query", 2}, {S + "top_k", 0}}) &&   // nothing to choose
            looks_ahead({{S + "query", 2}, {S + "top_k", 0}, {S + "threshold", 0.1}})));
@@ -275,7 +277,9 @@ TEST_CASE("head gate: on, off, straight-through", "[attention]") {
 TEST_CASE("adaptive_sparse and seer say whether their count of pairs is only a bound", "[attention]") {
     auto seers = [](const Settings& settings) { return Case<seer>({1, 1, 2, 1, 8, settings}).policy.expects_at_most(); };
     CHECK((!seers({}) && seers({{S + "threshold", 0.1}}) && !seers({{S + "threshold", 0.1}, {S + "distil", 2}})));
-    auto blocks = [](const Settings& settings) { return Case<adaptive_sparse>({1, 1, 2, 1, 8, settings}).policy.expects_at_most(); };
+    auto blocks = [](const Settings& settings) {
+        return Case<adaptive_sparse>({1, 1, 2, 1, 8, settings}).policy.expects_at_most();
+    };
     CHECK((!blocks({}) && blocks({{A + "threshold", 0.1}}) && !blocks({{A + "threshold", 0.1}, {A + "mask", 0}})));
 }
 

@@ -17,7 +17,8 @@ struct window_and_some : Policy {
     window_and_some(const Config& config, int layer)
         : Policy(config, layer), left(int(config.setting("left"))), step(int(config.setting("step"))) {}
     static std::vector<Setting> settings() {
-        return {{"--left", "left", 20, -1, 1e9, true, "the window; -1: none"}, {"--step", "step", 3, 1, 1e9, true, "of SomeRows"}};
+        return {{"--left", "left", 20, -1, 1e9, WHOLE, "the window; -1: none"},
+                {"--step", "step", 3, 1, 1e9, WHOLE, "of SomeRows"}};
     }
 
     template <class X, class Device>

@@ -230,12 +230,14 @@ TEST_CASE("text that is no JSON object is refused", "[config]") {
 }
 
 TEST_CASE("a setting that was given may not count more tokens than there are; a default may", "[config]") {
-    const std::vector<Setting> settings = {{"--reach", "reach", 256, 0, 1e9, true, "", true},
-                                           {"--block", "block", 64, 64, 4096, true, "", true},
-                                           {"--scale", "scale", 1, 0, 1e9, false, ""},
-                                           {"--top-k", "top_k", 8, 0, 1e6, true, "", true, 1, "block"},
-                                           {"--selected", "selected", 16, 3, 1e6, true, "", true, 64}};
-    const auto judge = [&](const std::map<std::string, double>& given, int T, const std::map<std::string, double>& trained_with = {}) {
+    const std::vector<Setting> settings = {{"--reach", "reach", 256, 0, 1e9, WHOLE, "", true},
+                                           {"--block", "block", 64, 64, 4096, 64, "", true},
+                                           {"--scale", "scale", 1, 0, 1e9, REAL, ""},
+                                           {"--top-k", "top_k", 8, 0, 1e6, WHOLE, "", true, 1, "block"},
+                                           {"--selected", "selected", 16, 3, 1e6, WHOLE, "", true, 64},
+                                           {"--both", "both", 3, 1, 1e6, WHOLE, "", true, 1, "block", 2}};
+    using Given = std::map<std::string, double>;
+    const auto judge = [&](const Given& given, int T, const Given& trained_with = {}) {
         Config config;
         config.settings = trained_with;
         for (const auto& [key, value] : given) config.settings[key] = value;
@@ -251,10 +253,14 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
         }
         return std::string("none");
     };
-    using Given = std::map<std::string, double>;
     CHECK_NOTHROW(judge({}, 64));
     CHECK_NOTHROW(judge({{"reach", 64}, {"scale", 1000}}, 64));
     CHECK(refusal_of(Given{{"reach", 65}}, 64) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");
+    CHECK(refusal_of(Given{{"block", 128}}, 100) == "--block is 128, but with --seq-len 100 must be a multiple of 64 from 64 to 64");
+    CHECK(refusal_of(Given{{"block", 100}}, 256) == "--block (block) is 100, but must be a multiple of 64 from 64 to 4096");
+    CHECK_NOTHROW(judge({{"both", 6}, {"block", 128}}, 257));
+    CHECK(refusal_of(Given{{"both", 7}, {"block", 128}}, 257) ==
+          "--both is 7, but with --seq-len 257 (blocks of 128: 3) must be a whole number from 1 to 6");
     CHECK(refusal_of(Given{{"block", 64}}, 32) ==
           "--block is 64, and the least that it can be, 64, is more than --seq-len 32 has; raise --seq-len");
     CHECK_NOTHROW(judge({{"top_k", 3}, {"selected", 3}}, 129));
@@ -274,7 +280,7 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
 TEST_CASE("completed settings are the variant's, each of them and no others", "[config]") {
     Config config;
     config.settings = {{"reach", 5}, {"num_experts", 4}};
-    complete_settings(config, {{"--reach", "reach", 256, 0, 1e9, true, ""}, {"--scale", "scale", 1, 0, 1e9, false, ""}});
+    complete_settings(config, {{"--reach", "reach", 256, 0, 1e9, WHOLE, ""}, {"--scale", "scale", 1, 0, 1e9, REAL, ""}});
     CHECK(config.settings == std::map<std::string, double>{{"reach", 5}, {"scale", 1}});
 }
 

@@ -52,7 +52,7 @@ struct Watcher : Policy {
         : Policy(config, layer), NH(config.NH), only(config.setting("watcher_only") != 0) {}
 
     static std::vector<Setting> settings() {
-        return {{"--watcher-only", "watcher_only", 0, 0, 1, true, "freeze what is not watched"}};
+        return {{"--watcher-only", "watcher_only", 0, 0, 1, WHOLE, "freeze what is not watched"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

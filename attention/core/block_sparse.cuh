@@ -265,11 +265,6 @@ struct BlockSparse : Policy {
 
 protected:
     /// The range of --NAME-block; `option` is named when it is broken.
-    void set_block(const char* option, double value) {
-        block = int(value);
-        if (block < TILE || block % TILE || block > LARGEST_BLOCK)
-            fail(Exit::usage, option, " is ", block, "; it must be a multiple of ", TILE, " from ", TILE, " to ", LARGEST_BLOCK);
-    }
     static constexpr int LARGEST_BLOCK = 4096;
     static float threshold(double setting) { return setting > 0 ? float(setting) : -1; }   // 0: off
 

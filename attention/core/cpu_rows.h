@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "attention/core/rows.cuh"
@@ -56,13 +55,14 @@ struct KeyTile {
 enum class Pass : bool { forward, backward };
 
 /// The key tiles of one key/value head, brought when a query tile first asks for them: while they are in the cache, and never those
-/// that nobody visits.
+/// that nobody visits. They lie in the order in which they were asked for: where query tiles see few keys, it is the same memory
+/// over and over, and stays in the cache.
 template <class X, class Rows>
 class KeyTiles {
 public:
     KeyTiles(const AttentionForward<X>& a, const Rows& rows, Pass pass)
-        : a_(a), at_(rows, a.S, a.NH), pass_(pass), size_(size_t(TILE) * a.HS), here_(tiles_of(a.S)), passing_(size_) {
-        const size_t all = here_.size() * size_;
+        : a_(a), at_(rows, a.S, a.NH), pass_(pass), size_(size_t(TILE) * a.HS), places_(tiles_of(a.S)), passing_(size_) {
+        const size_t all = places_.size() * size_;
         rows_ = std::make_unique_for_overwrite<X[]>(all), k_transposed_ = std::make_unique_for_overwrite<X[]>(all);
         if (pass == Pass::backward) v_transposed_ = std::make_unique_for_overwrite<X[]>(all);
     }
@@ -72,12 +72,14 @@ public:
     /// From now on those of query head h, and of all heads with the same rows in its group.
     void start(int b, int h) {
         b_ = b, h_ = h;
-        std::fill(here_.begin(), here_.end(), 0);
+        std::fill(places_.begin(), places_.end(), -1);
+        brought_ = 0;
     }
 
     KeyTile<X> tile(int tile) {
-        const size_t n = tile * size_;
-        if (!std::exchange(here_[tile], 1)) bring(tile * TILE, n);
+        int& place = places_[tile];
+        if (place < 0) bring(tile * TILE, (place = brought_++) * size_);
+        const size_t n = place * size_;
         if (pass_ == Pass::forward) return {nullptr, &k_transposed_[n], &rows_[n], nullptr};
         return {&rows_[n], &k_transposed_[n], nullptr, &v_transposed_[n]};
     }
@@ -100,7 +102,8 @@ private:
     Pass pass_;
     size_t size_;                                                // of a tile
     int b_ = 0, h_ = 0;
-    std::vector<char> here_;                                     // (tiles)
+    int brought_ = 0;                                            // tiles
+    std::vector<int> places_;                                    // (tiles) where each lies; -1: not brought yet
     std::unique_ptr<X[]> rows_, k_transposed_, v_transposed_;    // (tiles, TILE, HS) of v forward and of k backward, ...
     std::vector<X> passing_;                                     // (TILE, HS)
 };

@@ -83,8 +83,9 @@ void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
             walk.with_visible(judged, [&](auto visible) {
                 for (int r = 0; r < rows; r++) {
                     X* row = z + (r0 + r) * TILE + c0;
-                    for (int c = 0; c < columns; c++)
-                        row[c] = judged == Tile::mixed && visible(part.i0 + r, part.j0 + c) ? row[c] : X(HIDDEN);
+                    bool keep[SQUARE];   // in a loop of its own, which the compiler can turn into SIMD
+                    for (int c = 0; c < SQUARE; c++) keep[c] = judged == Tile::mixed && visible(part.i0 + r, part.j0 + c);
+                    for (int c = 0; c < columns; c++) row[c] = keep[c] ? row[c] : X(HIDDEN);
                 }
             });
         }
@@ -114,9 +115,7 @@ X largest_of(const X* row, int width) {
         const auto next = load<Pack<X>>(row + j);
         m = m > next ? m : next;
     }
-    X largest = m[0];
-    for (int lane = 1; lane < LANES<X>; lane++) largest = std::max(largest, X(m[lane]));
-    return largest;
+    return fold<X>(m, [](X a, X b) { return a > b ? a : b; });
 }
 
 /// E6: the greatest z of a row in this key tile.

@@ -212,8 +212,10 @@ struct Policy {
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
 
-    /// Whether this form, which is not causal, is for texts that are there as a whole, a prompt say: training through it is refused.
+    /// Whether this form, which is not causal, is for texts that are there as a whole, a prompt say: training through it is refused;
+    /// the refusal names the options that can be trained with.
     bool needs_known_text() const { return false; }
+    static constexpr const char* options_to_train = "";
 
     /// Whether the policy's own loss compares with something of q and k that it holds still (a teacher): its gradients are then the
     /// derivatives for tensors, and for q, k and x they are not.

@@ -56,7 +56,8 @@ TEST_CASE("GPU branches: statistics of merged branches, rows that see nothing", 
     }
 }
 
-TEST_CASE("GPU branches: heads are added up, rows longer than a thread block, rows that do not divide one", "[gpu][attention][branches]") {
+TEST_CASE("GPU branches: heads are added up, rows longer than a thread block, rows that do not divide one",
+          "[gpu][attention][branches]") {
     for (int width : {96, 192, 257, 768}) {
         const size_t n = size_t(5) * width;
         const std::vector<double> start = rounded<float>(normal_numbers(n, 1)), more = rounded<float>(normal_numbers(n, 2));

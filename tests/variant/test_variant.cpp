@@ -21,13 +21,14 @@ using Settings = std::map<std::string, double>;
 /// Small values that make a setting matter within two hundred tokens, four at most. A range that begins above some of them has its
 /// lowest value for them, and one of a few whole numbers (forms by number) its highest too.
 std::vector<double> small_values(const Setting& setting) {
-    const std::vector<double> candidates = setting.whole ? std::vector<double>{0, 1, 4, 20} : std::vector<double>{0, 0.1, 0.5, 2};
+    const std::vector<double> candidates =
+        setting.step == REAL ? std::vector<double>{0, 0.1, 0.5, 2} : std::vector<double>{0, 1, 4, 20};
     std::vector<double> values;
     for (double candidate : candidates)
         if (candidate >= setting.lowest && candidate <= setting.highest) values.push_back(candidate);
     const bool has_lowest = !values.empty() && values.front() == setting.lowest;
     if (values.size() < candidates.size() && !has_lowest) values.insert(values.begin(), setting.lowest);
-    if (setting.whole && setting.highest < 4 && values.back() < setting.highest) values.push_back(setting.highest);
+    if (setting.step == WHOLE && setting.highest < 4 && values.back() < setting.highest) values.push_back(setting.highest);
     return values;
 }
 

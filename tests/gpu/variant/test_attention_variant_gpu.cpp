@@ -147,7 +147,7 @@ void check_layer_in_both_types(const LayerSizes& sizes) {
 
 /// Every mode of a setting with few; 4 and 20 of one with many, or twice its lowest value where that is larger.
 std::vector<double> other_values(const Setting& setting) {
-    if (!setting.whole) return {};
+    if (setting.step == REAL) return {};
     if (setting.highest < 4) return {0, 1, 2, 3};
     return {4, 20, 2 * setting.lowest};
 }
@@ -161,7 +161,7 @@ VARIANT_CASE("one token, one tile, partial tiles, many tiles, grouped queries") 
     check_layer_in_both_types({1, 65, 2, 1, 128, {}});
     check_layer_in_both_types({1, 200, 2, 1, 64, {}});
     check_layer_in_both_types({1, 300, 2, 1, 32, {}});   // more tokens than a thread block has threads
-    check_layer_in_both_types({1, 65, 12, 3, 64, {}});   // more numbers in a row
+    check_layer_in_both_types({1, 65, 12, 6, 64, {}});   // more numbers in a row, of queries and of keys
 }
 
 VARIANT_CASE("other settings") {
@@ -175,8 +175,9 @@ VARIANT_CASE("other settings") {
 
 // bf16 may choose otherwise where two scores are almost equal, and is then far from double without being wrong.
 VARIANT_CASE("sequences so long that a mechanism which chooses tiles has to leave some out, float32") {
-    for (const Setting& setting : Attention::settings())
-        if (const LayerSizes sizes{1, 340, 2, 1, 32, {{setting.key, 4.0}}};
-            setting.whole && 4 >= setting.lowest && 4 <= setting.highest && AttentionCase<double, Attention>::accepts(sizes))
+    for (const Setting& setting : Attention::settings()) {
+        const LayerSizes sizes{1, 340, 2, 1, 32, {{setting.key, 4.0}}};
+        if (setting.step == WHOLE && 4 >= setting.lowest && 4 <= setting.highest && AttentionCase<double, Attention>::accepts(sizes))
             check_layer<float>(sizes);
+    }
 }
