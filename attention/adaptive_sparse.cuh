@@ -42,8 +42,8 @@ struct adaptive_sparse : BlockSparse {
 
     static std::vector<Setting> settings() {
         return {   // thresholds stay below 1: no share and no gate reaches it
-            {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block",
-             true},
+            {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, TILE,
+             "tokens of a block, a multiple of 64", true},
             {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, WHOLE,
              "gate query: 0 first token, 1 mean of the block before"},
             {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, WHOLE, "0 modulate all blocks, 1 choose, 2 both"},

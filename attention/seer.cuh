@@ -37,7 +37,7 @@ struct seer : BlockSparse {
 
     static std::vector<Setting> settings() {
         return {   // a threshold stays below 1: no share exceeds it
-            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block", true},
+            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block, a multiple of 64", true},
             {"--seer-query", "seer_query", 0, 0, 2, WHOLE,
              "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2)"},
             {"--seer-top-k", "seer_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits", true, 1, "seer_block"},

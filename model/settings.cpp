@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 namespace {
@@ -34,7 +35,7 @@ void require_within_sequence(const std::vector<Setting>& settings, const std::ma
         const auto value = given.find(s.key);
         if (!s.of_sequence || value == given.end()) continue;
         const int part = s.part_key ? int(config.setting(s.part_key)) : s.part, parts = (T + part - 1) / part;
-        const int most = s.sides * parts / std::max(s.step, 1) * std::max(s.step, 1);
+        const int64_t most = int64_t(s.sides) * parts / std::max(s.step, 1) * std::max(s.step, 1);
         if (value->second <= most) continue;
         const std::string blocks = part > 1 ? " (blocks of " + std::to_string(part) + ": " + std::to_string(parts) + ")" : "";
         if (s.lowest > most)

@@ -235,7 +235,8 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
                                            {"--scale", "scale", 1, 0, 1e9, REAL, ""},
                                            {"--top-k", "top_k", 8, 0, 1e6, WHOLE, "", true, 1, "block"},
                                            {"--selected", "selected", 16, 3, 1e6, WHOLE, "", true, 64},
-                                           {"--both", "both", 3, 1, 1e6, WHOLE, "", true, 1, "block", 2}};
+                                           {"--both", "both", 3, 1, 1e6, WHOLE, "", true, 1, "block", 2},
+                                           {"--wide", "wide", 3, 1, 1e6, WHOLE, "", true, 1, nullptr, 2}};
     using Given = std::map<std::string, double>;
     const auto judge = [&](const Given& given, int T, const Given& trained_with = {}) {
         Config config;
@@ -261,6 +262,7 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
     CHECK_NOTHROW(judge({{"both", 6}, {"block", 128}}, 257));
     CHECK(refusal_of(Given{{"both", 7}, {"block", 128}}, 257) ==
           "--both is 7, but with --seq-len 257 (blocks of 128: 3) must be a whole number from 1 to 6");
+    CHECK_NOTHROW(judge({{"wide", 3}}, 1 << 30));
     CHECK(refusal_of(Given{{"block", 64}}, 32) ==
           "--block is 64, and the least that it can be, 64, is more than --seq-len 32 has; raise --seq-len");
     CHECK_NOTHROW(judge({{"top_k", 3}, {"selected", 3}}, 129));

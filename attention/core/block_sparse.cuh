@@ -264,8 +264,7 @@ struct BlockSparse : Policy {
     }
 
 protected:
-    /// The range of --NAME-block; `option` is named when it is broken.
-    static constexpr int LARGEST_BLOCK = 4096;
+    static constexpr int LARGEST_BLOCK = 4096;   // tokens
     static float threshold(double setting) { return setting > 0 ? float(setting) : -1; }   // 0: off
 
     int dense() const { return choice.dense_heads; }
