@@ -11,7 +11,7 @@ TRAINERS := $(VARIANTS:%=train_%)
 BUNDLED  := data/bundled/sotu_manifest.json
 
 # What this machine has (libraries, MPI, processor flags): probed once, only for goals that compile.
-NOT_COMPILED := help clean configure quickstart test test-gpu mutations
+NOT_COMPILED := help clean configure quickstart check test $(VARIANTS:%=test-%) test-gpu mutations
 ifneq ($(filter-out $(NOT_COMPILED),$(MAKECMDGOALS)),)
 include build/config.mk
 endif
@@ -56,18 +56,26 @@ help: ## this list
 	@sed -n 's/^\([a-z][a-z -]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-21s %s\n", $$1, $$2 }'
 	@echo "  train_VARIANT       the training program of one attention variant; mpirun -np N ./train_VARIANT for N ranks"
 	@echo "                      VARIANT is one of: $(VARIANTS)"
+	@echo "  test-VARIANT        the tests of one variant, on the CPU and on the emulated GPU"
 	@echo "  tokenize, generate  text to token shards; text from a checkpoint"
 	@echo "  build/dev/NAME      a benchmark or tool from dev/NAME.cpp or, with nvcc, dev/NAME.cu"
 	@echo "  build/emulated/train_VARIANT   the same program with its GPU emulated on the CPU (dev/emulator)"
 
-.PHONY: all quickstart test test-gpu mutations configure clean
+.PHONY: all quickstart check test test-gpu mutations configure clean
 all: $(TRAINERS) tokenize generate ## every program
 
 quickstart: ## install what is missing, build, train a small ASGA model on the bundled text, sample, plot
 	@scripts/quickstart.sh
 
+check: ## what to run before a commit: the tests of no variant, and those of causal, asga and the variants that have changed
+	@scripts/run_tests.sh check
+
 test: ## install what is missing, build and run every test; GPU code runs on the emulator
-	@scripts/run_tests.sh
+	@scripts/run_tests.sh all
+
+.PHONY: $(VARIANTS:%=test-%)
+$(VARIANTS:%=test-%): test-%:
+	@scripts/run_tests.sh $*
 
 test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over a step
 	@scripts/run_gpu_tests.sh
@@ -101,7 +109,7 @@ build/emulated/data build/$(SANITIZER)/data:   # programs look for the bundled t
 ifneq ($(SANITIZER),)
 build/$(SANITIZER)/train_%: $(BUNDLED) build/$(SANITIZER)/data $(ENGINE) build/flags
 	@mkdir -p $(@D) && echo "$(SANITIZER) sanitizer: $@"
-	@$(CXX) $(CPPFLAGS) $(FLAGS) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) $(ONE_UNIT) -MMD -MP -MF $@.d -MT $@ -DATTENTION=$* \
+	@$(CXX) $(CPPFLAGS) $(FLAGS) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -DONE_UNIT -MMD -MP -MF $@.d -MT $@ -DATTENTION=$* \
 	 -x c++ train_gpt.cu -x none $(ENGINE) $(LIBS) -o $@
 endif
 
@@ -120,6 +128,18 @@ build/tests/run_tests: $(TESTS) $(CPU_VARIANTS) $(ENGINE)
 
 build/emulated/run_tests: $(GPU_TESTS:%=build/emulated/%) $(EMULATOR_TESTS:%=build/emulated/%) build/tests/main.o \
                           $(EMULATED_VARIANTS) $(EMULATED_ENGINE)
+	$(LINK) $(CATCH2_LIBS) $(LIBS)
+
+# Of those, what one variant has to pass (make test-NAME), and what is of none.
+VARIANT_TESTS := $(filter build/tests/variant/%,$(TESTS)) build/tests/main.o
+$(VARIANTS:%=build/tests/test_%): build/tests/test_%: $(VARIANT_TESTS) build/attention/%.o build/attention/only_%.o $(ENGINE)
+	$(LINK) $(CATCH2_LIBS) $(LIBS)
+$(VARIANTS:%=build/emulated/test_%): build/emulated/test_%: $(patsubst %,build/emulated/%,$(filter tests/gpu/variant/%,$(GPU_TESTS))) \
+        build/tests/main.o build/emulated/attention/%.o build/gpu/attention/only_%.o build/attention/%.o build/attention/only_%.o \
+        $(EMULATED_ENGINE)
+	$(LINK) $(CATCH2_LIBS) $(LIBS)
+build/emulated/operation_tests: $(patsubst %,build/emulated/%,$(filter-out tests/gpu/variant/%,$(GPU_TESTS)) $(EMULATOR_TESTS)) \
+                                build/tests/main.o $(CPU_VARIANTS) $(EMULATED_ENGINE)
 	$(LINK) $(CATCH2_LIBS) $(LIBS)
 
 build/gpu/run_tests: $(GPU_TESTS:%=build/gpu/%) build/tests/main.o $(GPU_VARIANTS) $(GPU_ENGINE)
@@ -171,7 +191,11 @@ build/gpu/attention/all_variants.cpp: FORCE
 	$(call TABLE,on_gpu,all_variants_on_gpu,$(VARIANTS))
 $(VARIANTS:%=build/attention/only_%.cpp): build/attention/only_%.cpp: FORCE
 	$(call TABLE,on_cpu,all_variants,$*)
-build/attention/all_variants.o build/gpu/attention/all_variants.o $(VARIANTS:%=build/attention/only_%.o): %.o: %.cpp build/flags
+$(VARIANTS:%=build/gpu/attention/only_%.cpp): build/gpu/attention/only_%.cpp: FORCE
+	$(call TABLE,on_gpu,all_variants_on_gpu,$*)
+TABLES := build/attention/all_variants build/gpu/attention/all_variants $(VARIANTS:%=build/attention/only_%) \
+          $(VARIANTS:%=build/gpu/attention/only_%)
+$(TABLES:%=%.o): %.o: %.cpp build/flags
 	$(COMPILE) $<
 
 # ---- objects of all other files

@@ -172,3 +172,22 @@ int main(int argc, char** argv) {
     });
     return failed ? failed : int(result);
 }
+
+// ------------------------------------------------------------------------------------------------------------- one translation unit
+
+// A variant named by -DATTENTION is compiled into this unit, and the engine's library is all that it has to be linked with:
+//     nvcc ... -DATTENTION=asga train_gpt.cu build/engine.a build/gpu/engine.a     (or g++ ... -x c++, without the second library)
+// With -DONE_UNIT the model is in it too, and the library only has files, options and ranks.
+#ifdef ATTENTION
+#define BOTH_HALVES   // of a program with a GPU
+#include "attention/variant.cu"
+#include "attention/selected.cpp"
+#ifdef WITH_GPU
+#define OF_GPU
+#include "attention/selected.cpp"
+#endif
+#endif
+#ifdef ONE_UNIT
+#include "model/gpt.cu"
+#include "model/gpt_memory.cu"
+#endif

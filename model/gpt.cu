@@ -253,7 +253,8 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
 #ifdef WITH_GPU
 INSTANTIATE(GPU, float)
 INSTANTIATE(GPU, bf16)
-#else
+#endif
+#if !defined(WITH_GPU) || defined(BOTH_HALVES)
 INSTANTIATE(CPU, float)
 INSTANTIATE(CPU, double)
 #endif

@@ -145,7 +145,8 @@ void GPT<Device, X>::lay_out_scratch() {
 #ifdef WITH_GPU
 template struct GPT<GPU, float>;
 template struct GPT<GPU, bf16>;
-#else
+#endif
+#if !defined(WITH_GPU) || defined(BOTH_HALVES)
 template struct GPT<CPU, float>;
 template struct GPT<CPU, double>;
 #endif
