@@ -171,7 +171,7 @@ build/engine.a build/gpu/engine.a build/emulated/engine.a:
 # ---- variants
 $(VARIANTS:%=build/attention/%.o): build/attention/%.o: attention/variant.cu build/flags
 	$(COMPILE) -DATTENTION=$* -x c++ $<
-$(VARIANTS:%=build/gpu/attention/%.o): build/gpu/attention/%.o: attention/variant.cu build/flags
+$(VARIANTS:%=build/gpu/attention/%.o): build/gpu/attention/%.o: attention/variant.cu build/gpu/flags
 	$(COMPILE_CUDA) -DATTENTION=$* $<
 $(VARIANTS:%=build/emulated/attention/%.o): build/emulated/attention/%.o: attention/variant.cu build/flags
 	$(COMPILE_EMULATED) -DATTENTION=$* -x c++ $<
@@ -204,9 +204,9 @@ build/emulated/%.o: %.cpp build/flags
 	$(COMPILE_EMULATED) $<
 build/emulated/%.o: %.cu build/flags
 	$(COMPILE_EMULATED) -x c++ $<
-build/gpu/%.o: %.cpp build/flags
+build/gpu/%.o: %.cpp build/gpu/flags
 	$(COMPILE_CUDA) $<
-build/gpu/%.o: %.cu build/flags
+build/gpu/%.o: %.cu build/gpu/flags
 	$(COMPILE_CUDA) $<
 build/%.o: %.cpp build/flags
 	$(COMPILE) $<
@@ -222,11 +222,11 @@ train_gpt.cu: ;
 build/config.mk: scripts/probe.sh
 	@CXX="$(CXX)" scripts/probe.sh $@
 
-# Holds the flags and changes only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
-build/flags: FORCE
+# Hold the flags and change only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
+build/flags build/gpu/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(WITH_CUDA),$(NVCCFLAGS))' | cmp -s - $@ || \
-	 echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(WITH_CUDA),$(NVCCFLAGS))' > $@
+	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(filter build/gpu/%,$@),$(NVCC) $(NVCCFLAGS))' > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 .PHONY: FORCE
 FORCE:
 

@@ -71,7 +71,14 @@ GPU_VARIANT_CASE(" model on the GPU: recomputed, accumulated and repeated steps 
     CHECK(gradient_difference(keeping.gradients(), exact, of_gradients<bf16>(facts_of(exact))) == "");
 }
 
-GPU_VARIANT_CASE(" model on the GPU: twenty steps of training, float32 follows the CPU to 1e-4 and bf16 to 2e-2", "[gpu][model][variant]") {
+/// Steps add what a single gradient does not show: AdamW, statistics that follow the data, weights rounded anew. Three show that of
+/// any mechanism; that a model learns is shown on the simplest one, on one with features and on one of several softmaxes.
+bool trains_long(const Variant& variant) {
+    const std::string name = variant.name;
+    return name == "causal" || name == "asga" || name == "nsa";
+}
+
+GPU_VARIANT_CASE(" model on the GPU: steps of training, float32 follows the CPU to 1e-4 and bf16 to 2e-2", "[gpu][model][variant]") {
     const Threads one(1);
     const Config config = small_config(false);
     Trial<double> exact(on_cpu(variant), config, 1, 67, 1, 67);
@@ -81,14 +88,14 @@ GPU_VARIANT_CASE(" model on the GPU: twenty steps of training, float32 follows t
     single.set_weights(weights), half.set_weights(weights);
     AdamW adamw;
     adamw.lr = 2e-3;
-    for (int step = 1; step <= 20; step++) {
+    for (int step = 1; step <= (trains_long(variant) ? 20 : 3); step++) {
         const double expected = exact.loss_and_gradients();
         INFO("step " << step << ", loss " << expected);
         CHECK(std::abs(single.loss_and_gradients(exact) - expected) <= 1e-4 * expected);
         CHECK(std::abs(half.loss_and_gradients(exact) - expected) <= of_curve(facts_of(exact)) * std::max(expected, 1.0));
         exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
     }
-    CHECK(exact.loss() < 0.8 * std::log(config.V));
+    if (trains_long(variant)) CHECK(exact.loss() < 0.8 * std::log(config.V));
 }
 
 GPU_VARIANT_CASE(" model on the GPU: a monitor sees what it sees on the CPU", "[gpu][model][variant]") {
