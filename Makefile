@@ -21,7 +21,7 @@ USE_CUDA ?= $(HAVE_CUDA)
 WITH_CUDA = $(filter 1,$(USE_CUDA))
 CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
 FLAGS    := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
-LIBS     := $(BLAS_LIBS) -lpcre2-8 -lutf8proc $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -larchive -lz -lpthread
+LIBS     := $(BLAS_LIBS) $(TEXT_LIBS) $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -lpthread
 USE_NCCL ?= $(HAVE_NCCL)
 NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
              $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
@@ -33,8 +33,10 @@ COMPILE_CUDA = @mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS)
 LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^)
 VARIANT_OF = -DATTENTION=$(1)
 
-# Objects that every program shares: all host code that has no main().
-ENGINE     := $(patsubst %.cpp,build/%.o,$(filter-out data/tokenize.cpp,$(wildcard model/*.cpp data/*.cpp)))
+# Objects that every program shares: all host code that has no main(). A source of data/ whose library is missing is replaced by the
+# one of its name in data/without/, which refuses in a sentence.
+HOST_CODE  := $(filter-out data/tokenize.cpp $(WITHOUT:%=data/%.cpp),$(wildcard model/*.cpp data/*.cpp)) $(WITHOUT:%=data/without/%.cpp)
+ENGINE     := $(patsubst %.cpp,build/%.o,$(HOST_CODE) $(BLAS_SOURCE))
 GENERATORS := build/generate.o $(VARIANTS:%=build/generate_%.o)
 TESTS      := $(patsubst %.cpp,build/%.o,$(wildcard tests/*.cpp)) $(VARIANTS:%=build/tests/variants/%.o)
 
@@ -177,7 +179,7 @@ train_%:
 train_gpt.cu: ;
 
 # ---- bookkeeping
-build/config.mk: scripts/probe.sh
+build/config.mk: scripts/probe.sh scripts/probe_cuda.sh
 	@CXX="$(CXX)" scripts/probe.sh $@
 
 # Holds the flags and changes only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
