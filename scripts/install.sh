@@ -15,12 +15,12 @@ failed=""   # what apt said
 # look: asks the probe. lacks: its lines; required, optional: packages to install; reinstalled: those that are there and broken.
 look() {
     lacks=$(scripts/probe.sh --missing "$level" 2> /dev/null)
-    packages() { grep -E "^$1 " <<< "$lacks" | cut -d ' ' -f 3 | tr ',' '\n' | sort -u | tr '\n' ' ' | sed 's/ $//'; }
+    packages() { grep -E "^$1 " <<< "$lacks" | cut -d ' ' -f 3 | tr ',' '\n' | grep -v '^-$' | sort -u | tr '\n' ' ' | sed 's/ $//'; }
     required=$(packages 'required missing') optional=$(packages 'optional missing') reinstalled=$(packages '[a-z]+ broken')
 }
 
 may_install() {
-    command -v apt-get > /dev/null || return
+    [ -n "$required$optional$reinstalled" ] && command -v apt-get > /dev/null || return
     [ "$(id -u)" = 0 ] || sudo -n true 2> /dev/null
 }
 
@@ -28,18 +28,19 @@ may_install() {
 apt() {
     local root=()
     [ "$(id -u)" = 0 ] || root=(sudo -n)
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q "$@" < /dev/null > "$log" 2>&1 && ! grep -q '^W: Failed to fetch' "$log" && return
-    [ -n "$failed" ] || failed="apt-get $1: $(grep -m 1 -E '^(E|W): ' "$log" || tail -n 1 "$log")"
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=1 "$@" < /dev/null > "$log" 2>&1 &&
+        ! grep -q '^W: Failed to fetch' "$log" && return
+    [ -n "$failed" ] || failed="apt-get $1 failed: $(grep -m 1 -E '^(E|W): ' "$log" || tail -n 1 "$log")"
     return 1
 }
 
 # All at once; where a release does not have one of them, that one must not keep anybody from the others.
 # shellcheck disable=SC2086  # lists of words
 install() {
-    local package
+    local package updated=yes
     echo "installing:" $required $optional $reinstalled
-    apt update
-    if [ -n "$required$optional" ] && ! apt install -y --no-install-recommends $required $optional; then
+    apt update || updated=no   # an older list of packages may still do
+    if [ -n "$required$optional" ] && ! apt install -y --no-install-recommends $required $optional && [ $updated = yes ]; then
         [ -z "$required" ] || apt install -y --no-install-recommends $required
         for package in $optional; do apt install -y --no-install-recommends "$package"; done
     fi
@@ -48,26 +49,27 @@ install() {
     look
 }
 
-# What to type, for those who may: as root or behind sudo.
-line() {
+# What to type, as root or behind sudo.
+print_lines() {
     local all="$required${required:+ }$optional"
+    [ -n "$all$reinstalled" ] || return
+    if ! command -v apt-get > /dev/null; then
+        echo "there is no apt-get here; these are Debian's names, and scripts/environment.yml has conda's:  $all $reinstalled"
+        return
+    fi
+    echo "as root, this installs what is missing (then the same command again; make configure, if something was built already):"
     [ -z "$all" ] || echo "    apt-get update && apt-get install -y --no-install-recommends $all"
     [ -z "$reinstalled" ] || echo "    apt-get update && apt-get install -y --reinstall $reinstalled"
 }
 
 look
-[ -n "$lacks" ] || exit 0
 if may_install; then install; fi
 [ -n "$lacks" ] || exit 0
 {
     [ -z "$failed" ] || echo "$failed"
-    sed -E 's/^(required|optional) (missing|broken) [^ ]* /\1, \2: /' <<< "$lacks"
-    if command -v apt-get > /dev/null; then
-        echo "as root, this installs what is missing (afterwards: make configure):"
-        line
-    else
-        echo "no apt-get here. These are names of Debian's packages: $required $optional; scripts/environment.yml lists the same for conda"
-    fi
+    sed -nE 's/^[a-z]+ broken [^ ]+ //p' <<< "$lacks"
+    if grep -q '^required ' <<< "$lacks"; then echo "cannot go on without ${required:-that}"
+    else sed -n 's/^optional missing [^ ]* /going on without /p' <<< "$lacks"; fi
+    print_lines
 } >&2
-if grep -q '^required ' <<< "$lacks"; then exit 2; fi
-echo "going on without what is optional" >&2
+! grep -q '^required ' <<< "$lacks" || exit 2

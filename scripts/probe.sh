@@ -3,7 +3,8 @@
 #     scripts/probe.sh FILE                  writes the answers as make variables into FILE (the Makefile's build/config.mk, once;
 #                                            `make configure` repeats it). Exits 1 and leaves no FILE when something required lacks.
 #     scripts/probe.sh --missing run|test    prints what building and training (run), or the tests too (test), would still like to
-#                                            have, as lines `required|optional missing|broken DEBIAN_PACKAGE[,...] NAME: why`
+#                                            have, as lines `required|optional missing|broken DEBIAN_PACKAGE[,...] NAME: why`;
+#                                            the package is - where installing changes nothing
 # Both report what they find on stderr. CXX, CPPFLAGS and LDFLAGS of the environment count, as they do for make.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -27,7 +28,7 @@ report() { printf '  %-16s %s\n' "$1" "$2" >&2; }
 lack() {
     local found="not found"
     case $1,$2 in required,missing) found=MISSING ;; *,broken) found=BROKEN ;; esac
-    report "$4" "$found: $5 ($3)"
+    report "$4" "$found: $5$([ "$3" = - ] || echo " ($3)")"
     lacks+=("$1 $2 $3 $4: $5")
 }
 
@@ -77,7 +78,7 @@ probe_compiler() {
         report "$cxx" "$($cxx --version | head -n 1)"
         return
     fi
-    lack required broken g++ C++ "$($cxx --version 2>&1 | head -n 1) is too old, or lacks C++20, OpenMP or its own library; g++ 11 or later \
+    lack required broken - C++ "$($cxx --version 2>&1 | head -n 1) is too old, or lacks C++20, OpenMP or its own library; g++ 11 or later \
 is enough, and CXX=PROGRAM names another compiler; it says: $problem"
     return 1
 }
@@ -257,7 +258,7 @@ is_required_missing() { printf '%s\n' "${lacks[@]}" | grep -q '^required '; }
 
 echo "what this machine has:" >&2
 if probe_compiler; then   # also where there is none: then everything is missing
-    [ -n "$output" ] && probe_arch
+    [ -z "$output" ] || [ ${#lacks[@]} -gt 0 ] || probe_arch
     probe_openblas
     probe_headers
     probe_text_libraries
