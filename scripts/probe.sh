@@ -19,6 +19,8 @@ cxx=${CXX:-g++}
 arch=${ARCH--march=native}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+of_tests=optional   # what programs do without, and tests do not
+[ "$level" = run ] || of_tests=required
 lacks=()     # the lines that --missing prints
 problem=""   # why works() said no
 
@@ -31,9 +33,6 @@ lack() {
     report "$4" "$found: $5$([ "$3" = - ] || echo " ($3)")"
     lacks+=("$1 $2 $3 $4: $5")
 }
-
-# For the tests what is optional in the programs is required where $1 is "test".
-needed_by() { if [ "$level" = "$1" ]; then echo required; else echo optional; fi; }
 
 # Compiles, links and runs the program on stdin with the given flags; libraries go last, as in a link line.
 works() {
@@ -156,7 +155,7 @@ probe_headers() {
 # text_library SOURCE FLAG NAME PACKAGE HEADER WITHOUT: a library of ./tokenize and of what encodes text. Where it is missing,
 # data/without/SOURCE.cpp takes the place of data/SOURCE.cpp.
 text_library() {
-    if library "$3" "$(needed_by test)" "$4" "$5" "$6" "$2"; then text_libs="$text_libs $2"; else stand_ins="$stand_ins $1"; fi
+    if library "$3" $of_tests "$4" "$5" "$6" "$2"; then text_libs="$text_libs $2"; else stand_ins="$stand_ins $1"; fi
 }
 
 # PCRE2 before 10.40 does not know \p{White_Space}. Some libarchives are built without xz or zstd and would start a program for them.
@@ -195,8 +194,8 @@ probe_catch2() {
         report Catch2 "found (version 3)"
     elif has_header catch2/catch.hpp; then report Catch2 "found (version 2)"
     elif has_header catch2/catch_all.hpp; then
-        lack "$(needed_by test)" broken catch2 Catch2 "the tests cannot be built; its headers are there, and the compiler says: $problem"
-    else lack "$(needed_by test)" missing catch2 Catch2 "the tests cannot be built"; fi
+        lack $of_tests broken catch2 Catch2 "the tests cannot be built; its headers are there, and the compiler says: $problem"
+    else lack $of_tests missing catch2 Catch2 "the tests cannot be built"; fi
 }
 
 # Optional: without it ./train_VARIANT is one process.
