@@ -170,7 +170,7 @@ probe_text_libraries() {
             std::fputs("it is older than 10.40", stderr);
             return 1;
         }'
-    text_library nfc -lutf8proc utf8proc libutf8proc-dev utf8proc.h "no text beyond ASCII to the ids of Qwen's tokenizers" <<< '#include <utf8proc.h>
+    text_library nfc -lutf8proc utf8proc libutf8proc-dev utf8proc.h "no text beyond Latin letters to the ids of Qwen's tokenizers" <<< '#include <utf8proc.h>
         int main() { return utf8proc_get_property(0x301)->combining_class == 230 ? 0 : 1; }'
     text_library archive_stream -larchive libarchive libarchive-dev archive.h "no text files with .xz or .zst" <<< '#include <archive.h>
         #include <cstdio>

@@ -4,5 +4,5 @@
 
 std::unique_ptr<ByteStream> open_archive(const std::string& path, Compression compression) {
     const std::string program = compression == Compression::xz ? "unxz" : "unzstd";
-    refuse_without("libarchive", "libarchive-dev", path + ": cannot be decompressed here (" + program + " it first)");
+    refuse_without("libarchive", "libarchive-dev", path + ": must be decompressed first (" + program + ")");
 }

@@ -3,5 +3,5 @@
 #include "data/without/refuse.h"
 
 std::unique_ptr<ByteStream> open_gzip(const std::string& path, Descriptor, uint64_t) {
-    refuse_without("zlib", "zlib1g-dev", path + ": cannot be decompressed here (gunzip it first)");
+    refuse_without("zlib", "zlib1g-dev", path + ": must be decompressed first (gunzip)");
 }

@@ -10,5 +10,5 @@ MatchScratch::~MatchScratch() = default;
 Pattern::Pattern(const std::string&, const std::string& where) : where_(where) {}
 
 Pattern::Match Pattern::find(std::string_view, size_t, MatchScratch&) const {
-    refuse_without("PCRE2", "libpcre2-dev", where_ + ": text cannot be encoded to this tokenizer's ids, only ids decoded to text");
+    refuse_without("PCRE2", "libpcre2-dev", where_ + ": no text can be encoded to this tokenizer's ids");
 }
