@@ -47,6 +47,7 @@ install() {
     [ -z "$reinstalled" ] || apt install -y --no-install-recommends --reinstall $reinstalled
     rm -f build/config.mk   # the Makefile looks again
     look
+    [ -z "$reinstalled" ] || [ -n "$failed" ] || failed="apt-get reinstalled $reinstalled, which is as broken as before"
 }
 
 # What to type, as root or behind sudo.
@@ -68,7 +69,7 @@ if may_install; then install; fi
 {
     [ -z "$failed" ] || echo "$failed"
     sed -nE 's/^[a-z]+ broken [^ ]+ //p' <<< "$lacks"
-    if grep -q '^required ' <<< "$lacks"; then echo "cannot go on without ${required:-that}"
+    if [ -n "$required" ]; then echo "cannot go on without $required"
     else sed -n 's/^optional missing [^ ]* /going on without /p' <<< "$lacks"; fi
     print_lines
 } >&2
