@@ -38,13 +38,13 @@ lack() {
 works() {
     cat > "$work/probe.cpp"
     # shellcheck disable=SC2086  # CXX and the flags may hold several words
-    if ! $cxx -std=c++20 ${CPPFLAGS:-} "$work/probe.cpp" -o "$work/probe" ${LDFLAGS:-} "$@" > "$work/log" 2>&1; then
+    if $cxx -std=c++20 ${CPPFLAGS:-} "$work/probe.cpp" -o "$work/probe" ${LDFLAGS:-} "$@" > "$work/log" 2>&1; then
+        "$work/probe" > "$work/answer" 2> "$work/log" && return
+        problem="it ends with status $?: $(tail -n 1 "$work/log")"
+    else
         problem=$(grep -m 1 -iE 'error|undefined|cannot' "$work/log" || tail -n 1 "$work/log")
-        problem=${problem//$work\//}
-        return 1
     fi
-    "$work/probe" > "$work/answer" 2> "$work/log" && return
-    problem="a program with it ends with status $?: $(tail -n 1 "$work/log")"
+    problem=${problem//$work\//}
     return 1
 }
 
@@ -61,7 +61,7 @@ library() {
     local name=$1 kind=$2 package=$3 header=$4 without=$5
     shift 5
     if works "$@"; then report "$name" found; return; fi
-    if has_header "$header"; then lack "$kind" broken "$package" "$name" "$without; <$header> is there, and the compiler says: $problem"
+    if has_header "$header"; then lack "$kind" broken "$package" "$name" "$without; <$header> is there, but a program with it fails: $problem"
     else lack "$kind" missing "$package" "$name" "$without"; fi
     return 1
 }
@@ -138,7 +138,7 @@ probe_openblas() {
         [ -n "$first" ] || ! CPPFLAGS="${CPPFLAGS:-} $blas_flags" has_header openblas_config.h || first=$problem
     done < <(openblas_places)
     blas_flags="" blas_libs="" blas_source=model/blas/loops.cpp
-    if [ -n "$first" ]; then lack optional broken libopenblas-openmp-dev OpenBLAS "$without; its headers are there, and the compiler says: $first"
+    if [ -n "$first" ]; then lack optional broken libopenblas-openmp-dev OpenBLAS "$without; its headers are there, but a program with them fails: $first"
     else lack optional missing libopenblas-openmp-dev OpenBLAS "$without"; fi
 }
 
@@ -194,7 +194,7 @@ probe_catch2() {
         report Catch2 "found (version 3)"
     elif has_header catch2/catch.hpp; then report Catch2 "found (version 2)"
     elif has_header catch2/catch_all.hpp; then
-        lack $of_tests broken catch2 Catch2 "the tests cannot be built; its headers are there, and the compiler says: $problem"
+        lack $of_tests broken catch2 Catch2 "the tests cannot be built; its headers are there, but a test with them fails: $problem"
     else lack $of_tests missing catch2 Catch2 "the tests cannot be built"; fi
 }
 
