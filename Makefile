@@ -19,7 +19,7 @@ endif
 USE_MPI  ?= $(HAVE_MPI)
 USE_CUDA ?= $(HAVE_CUDA)
 WITH_CUDA = $(filter 1,$(USE_CUDA))
-CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
+override CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
 FLAGS    := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
 LIBS     := $(BLAS_LIBS) $(TEXT_LIBS) $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -lpthread
 USE_NCCL ?= $(HAVE_NCCL)
