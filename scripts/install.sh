@@ -14,7 +14,7 @@ failed=""   # what apt said
 
 # look: asks the probe. lacks: its lines; required, optional: packages to install; reinstalled: those that are there and broken.
 look() {
-    lacks=$(scripts/probe.sh --missing "$level" 2> /dev/null)
+    lacks=$(scripts/probe.sh --missing "$level" 2> "$log") || { cat "$log" >&2; exit 2; }
     packages() { grep -E "^$1 " <<< "$lacks" | cut -d ' ' -f 3 | tr ',' '\n' | grep -v '^-$' | sort -u | tr '\n' ' ' | sed 's/ $//'; }
     required=$(packages 'required missing') optional=$(packages 'optional missing') reinstalled=$(packages '[a-z]+ broken')
 }

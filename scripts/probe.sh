@@ -17,7 +17,7 @@ case "$#,${1:-},${2:-}" in
 esac
 cxx=${CXX:-g++}
 arch=${ARCH--march=native}
-work=$(mktemp -d)
+work=$(mktemp -d) || exit
 trap 'rm -rf "$work"' EXIT
 of_tests=optional   # what programs do without, and tests do not
 [ "$level" = run ] || of_tests=required
@@ -61,7 +61,8 @@ library() {
     local name=$1 kind=$2 package=$3 header=$4 without=$5
     shift 5
     if works "$@"; then report "$name" found; return; fi
-    if has_header "$header"; then lack "$kind" broken "$package" "$name" "$without; <$header> is there, but a program with it fails: $problem"
+    if has_header "$header"; then
+        lack "$kind" broken "$package" "$name" "$without; <$header> is there, but a program with it fails: $problem"
     else lack "$kind" missing "$package" "$name" "$without"; fi
     return 1
 }
@@ -138,7 +139,9 @@ probe_openblas() {
         [ -n "$first" ] || ! CPPFLAGS="${CPPFLAGS:-} $blas_flags" has_header openblas_config.h || first=$problem
     done < <(openblas_places)
     blas_flags="" blas_libs="" blas_source=model/blas/loops.cpp
-    if [ -n "$first" ]; then lack optional broken libopenblas-openmp-dev OpenBLAS "$without; its headers are there, but a program with them fails: $first"
+    if [ -n "$first" ]; then
+        without="$without; its headers are there, but a program with them fails: $first"
+        lack optional broken libopenblas-openmp-dev OpenBLAS "$without"
     else lack optional missing libopenblas-openmp-dev OpenBLAS "$without"; fi
 }
 
@@ -170,7 +173,8 @@ probe_text_libraries() {
             std::fputs("it is older than 10.40", stderr);
             return 1;
         }'
-    text_library nfc -lutf8proc utf8proc libutf8proc-dev utf8proc.h "no text beyond Latin letters to the ids of Qwen's tokenizers" <<< '#include <utf8proc.h>
+    text_library nfc -lutf8proc utf8proc libutf8proc-dev utf8proc.h \
+        "no text beyond Latin letters to the ids of Qwen's tokenizers" <<< '#include <utf8proc.h>
         int main() { return utf8proc_get_property(0x301)->combining_class == 230 ? 0 : 1; }'
     text_library archive_stream -larchive libarchive libarchive-dev archive.h "no text files with .xz or .zst" <<< '#include <archive.h>
         #include <cstdio>

@@ -88,7 +88,8 @@ expect "install.sh: root gets a broken package again" 0 "" "${installs[@]}" run
 made_up version 9
 expect "install.sh: a compiler that is too old is named, with what it said" 2 "g++ (pretended) 9 is too old" "${installs[@]}" run
 check "install.sh: and nothing is to be installed for it" '! says "apt-get"'
-expect "install.sh: a compiler that is not there is named" 2 "cannot go on without g++" "${on_it[@]}" CXX=no-such-compiler "$tree/scripts/install.sh" run
+expect "install.sh: a compiler that is not there is named" 2 "cannot go on without g++" \
+    "${on_it[@]}" CXX=no-such-compiler "$tree/scripts/install.sh" run
 
 made_up
 expect "probe.sh writes its file" 0 "" "${probes[@]}" "$tree/build/config.mk"
