@@ -11,7 +11,7 @@ TRAINERS := $(VARIANTS:%=train_%)
 BUNDLED  := data/bundled/sotu_manifest.json
 
 # What this machine has (libraries, MPI, processor flags): probed once, only for goals that compile.
-NOT_COMPILED := help clean configure quickstart test test-gpu mutations
+NOT_COMPILED := help clean configure quickstart check test $(VARIANTS:%=test-%) test-gpu mutations
 ifneq ($(filter-out $(NOT_COMPILED),$(MAKECMDGOALS)),)
 include build/config.mk
 endif
@@ -29,19 +29,27 @@ GPU_LIBS := $(CUDA_LIBS) $(if $(filter 1,$(USE_NCCL)),$(NCCL_LIBS))
 EMULATED := -DEMULATED_GPU -DUSE_NCCL -Idev/emulator/include -O2 -fno-strict-aliasing -Wno-unknown-pragmas
 
 COMPILE = @mkdir -p $(@D) && echo "compile $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -MMD -MP -c -o $@
+COMPILE_EMULATED = $(COMPILE) $(EMULATED)
 COMPILE_CUDA = @mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@
-LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^)
-VARIANT_OF = -DATTENTION=$(1)
+LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^)
 
-# Objects that every program shares: all host code that has no main(). A source of data/ whose library is missing is replaced by the
-# one of its name in data/without/, which refuses in a sentence.
-HOST_CODE  := $(filter-out data/tokenize.cpp $(WITHOUT:%=data/%.cpp),$(wildcard model/*.cpp data/*.cpp)) $(WITHOUT:%=data/without/%.cpp)
-ENGINE     := $(patsubst %.cpp,build/%.o,$(HOST_CODE) $(BLAS_SOURCE))
-GENERATORS := build/generate.o $(VARIANTS:%=build/generate_%.o)
-TESTS      := $(patsubst %.cpp,build/%.o,$(wildcard tests/*.cpp)) $(VARIANTS:%=build/tests/variants/%.o)
+# The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with it.
+# A source of data/ whose library is missing (WITHOUT) is replaced by the one of its name in data/without/, which refuses in a sentence.
+HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(WITHOUT:%=data/%.cpp),$(wildcard model/*.cpp data/*.cpp))) \
+                $(WITHOUT:%=data/without/%) $(basename $(BLAS_SOURCE))
+DEVICE_UNITS := model/gpt model/gpt_memory
+ENGINE       := build/engine.a
+GPU_ENGINE   := build/gpu/engine.a $(ENGINE)
+EMULATED_ENGINE := build/emulated/engine.a $(ENGINE)
 
+# A variant is attention/variant.cu compiled with its name, for the CPU and for the GPU; programs for all of them have a table.
+CPU_VARIANTS := $(VARIANTS:%=build/attention/%.o) build/attention/all_variants.o
+GPU_VARIANTS := $(VARIANTS:%=build/gpu/attention/%.o) build/gpu/attention/all_variants.o $(CPU_VARIANTS)
+EMULATED_VARIANTS := $(VARIANTS:%=build/emulated/attention/%.o) build/gpu/attention/all_variants.o $(CPU_VARIANTS)
+
+TESTS := $(patsubst %.cpp,build/%.o,$(wildcard tests/*.cpp tests/variant/*.cpp))
 # Tests of the GPU half: build/emulated/ runs them on the CPU, build/gpu/ on a GPU.
-GPU_TESTS  := $(patsubst %.cpp,%.o,$(filter-out %_program.cpp,$(wildcard tests/gpu/*.cpp))) $(VARIANTS:%=tests/gpu/variants/%.o)
+GPU_TESTS := $(patsubst %.cpp,%.o,$(filter-out %_program.cpp,$(wildcard tests/gpu/*.cpp tests/gpu/variant/*.cpp)))
 EMULATOR_TESTS := $(patsubst %.cpp,%.o,$(wildcard tests/emulator/test_*.cpp))
 
 .PHONY: help
@@ -50,18 +58,26 @@ help: ## this list
 	@sed -n 's/^\([a-z][a-z -]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-21s %s\n", $$1, $$2 }'
 	@echo "  train_VARIANT       the training program of one attention variant; mpirun -np N ./train_VARIANT for N ranks"
 	@echo "                      VARIANT is one of: $(VARIANTS)"
+	@echo "  test-VARIANT        the tests of one variant, on the CPU and on the emulated GPU"
 	@echo "  tokenize, generate  text to token shards; text from a checkpoint"
 	@echo "  build/dev/NAME      a benchmark or tool from dev/NAME.cpp or, with nvcc, dev/NAME.cu"
 	@echo "  build/emulated/train_VARIANT   the same program with its GPU emulated on the CPU (dev/emulator)"
 
-.PHONY: all quickstart test test-gpu mutations configure clean
+.PHONY: all quickstart check test test-gpu mutations configure clean
 all: $(TRAINERS) tokenize generate ## every program
 
 quickstart: ## install what is missing, build, train a small ASGA model on the bundled text, sample, plot
 	@scripts/quickstart.sh
 
+check: ## what to run before a commit: the tests of no variant, and those of causal, asga and the variants that have changed
+	@scripts/run_tests.sh check
+
 test: ## install what is missing, build and run every test; GPU code runs on the emulator
-	@scripts/run_tests.sh
+	@scripts/run_tests.sh all
+
+.PHONY: $(VARIANTS:%=test-%)
+$(VARIANTS:%=test-%): test-%:
+	@scripts/run_tests.sh $*
 
 test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over a step
 	@scripts/run_gpu_tests.sh
@@ -76,102 +92,128 @@ clean: ## remove everything that was built (keeps out/ and data/)
 	rm -rf build $(TRAINERS) tokenize generate
 
 # ---- programs
-$(TRAINERS): train_%: build/train_%.o $(ENGINE) | $(BUNDLED)
-	$(LINK) $(LIBS) $(if $(WITH_CUDA),$(GPU_LIBS))
+ifeq ($(WITH_CUDA),1)
+$(TRAINERS): train_%: build/gpu/train_gpt.o build/gpu/attention/%.o build/gpu/attention/selected_%.o build/attention/%.o \
+                      build/attention/selected_%.o $(GPU_ENGINE) | $(BUNDLED)
+	$(LINK) $(LIBS) $(GPU_LIBS)
+else
+$(TRAINERS): train_%: build/train_gpt.o build/attention/%.o build/attention/selected_%.o $(ENGINE) | $(BUNDLED)
+	$(LINK) $(LIBS)
+endif
 
-$(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/train_%.o $(ENGINE) | $(BUNDLED) build/emulated/data
+$(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/train_gpt.o build/emulated/attention/%.o \
+        build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(EMULATED_ENGINE) | $(BUNDLED) build/emulated/data
 	$(LINK) $(LIBS)
 build/emulated/data build/$(SANITIZER)/data:   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@
 
 # make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in it.
 ifneq ($(SANITIZER),)
-build/$(SANITIZER)/train_%: train_gpt.cu $(ENGINE) build/flags | $(BUNDLED) build/$(SANITIZER)/data
+build/$(SANITIZER)/train_%: $(BUNDLED) build/$(SANITIZER)/data $(ENGINE) build/flags
 	@mkdir -p $(@D) && echo "$(SANITIZER) sanitizer: $@"
-	@$(CXX) $(CPPFLAGS) $(FLAGS) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -MMD -MP -MF $@.d -MT $@ -x c++ $(call VARIANT_OF,$*) $< \
-	 -x none $(filter %.o,$^) $(LIBS) -o $@
+	@$(CXX) $(CPPFLAGS) $(FLAGS) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -DONE_UNIT -MMD -MP -MF $@.d -MT $@ -DATTENTION=$* \
+	 -x c++ train_gpt.cu -x none $(ENGINE) $(LIBS) -o $@
 endif
 
 tokenize: build/data/tokenize.o $(ENGINE)
 	$(LINK) $(LIBS)
 
-generate: $(GENERATORS) $(ENGINE)
+generate: build/model/generate.o $(CPU_VARIANTS) $(ENGINE)
 	$(LINK) $(LIBS)
 
-build/tests/run_tests: $(TESTS) $(ENGINE)
+# The same for checkpoints of one variant, which is built sooner.
+$(VARIANTS:%=build/generate_%): build/generate_%: build/model/generate.o build/attention/%.o build/attention/only_%.o $(ENGINE)
+	$(LINK) $(LIBS)
+
+build/tests/run_tests: $(TESTS) $(CPU_VARIANTS) $(ENGINE)
 	$(LINK) $(CATCH2_LIBS) $(LIBS)
 
-build/emulated/run_tests: $(GPU_TESTS:%=build/emulated/%) $(EMULATOR_TESTS:%=build/emulated/%) build/tests/main.o $(ENGINE)
+build/emulated/run_tests: $(GPU_TESTS:%=build/emulated/%) $(EMULATOR_TESTS:%=build/emulated/%) build/tests/main.o \
+                          $(EMULATED_VARIANTS) $(EMULATED_ENGINE)
 	$(LINK) $(CATCH2_LIBS) $(LIBS)
 
-build/gpu/run_tests: $(GPU_TESTS:%=build/gpu/%) build/tests/main.o $(ENGINE)
+# Of those, what one variant has to pass (make test-NAME), and what is of none.
+VARIANT_TESTS := $(filter build/tests/variant/%,$(TESTS)) build/tests/main.o
+$(VARIANTS:%=build/tests/test_%): build/tests/test_%: $(VARIANT_TESTS) build/attention/%.o build/attention/only_%.o $(ENGINE)
+	$(LINK) $(CATCH2_LIBS) $(LIBS)
+$(VARIANTS:%=build/emulated/test_%): build/emulated/test_%: $(patsubst %,build/emulated/%,$(filter tests/gpu/variant/%,$(GPU_TESTS))) \
+        build/tests/main.o build/emulated/attention/%.o build/gpu/attention/only_%.o build/attention/%.o build/attention/only_%.o \
+        $(EMULATED_ENGINE)
+	$(LINK) $(CATCH2_LIBS) $(LIBS)
+build/emulated/operation_tests: $(patsubst %,build/emulated/%,$(filter-out tests/gpu/variant/%,$(GPU_TESTS)) $(EMULATOR_TESTS)) \
+                                build/tests/main.o $(CPU_VARIANTS) $(EMULATED_ENGINE)
+	$(LINK) $(CATCH2_LIBS) $(LIBS)
+
+build/gpu/run_tests: $(GPU_TESTS:%=build/gpu/%) build/tests/main.o $(GPU_VARIANTS) $(GPU_ENGINE)
 	$(LINK) $(CATCH2_LIBS) $(LIBS) $(GPU_LIBS)
 
-build/emulated/collectives_program: build/emulated/tests/gpu/collectives_program.o $(ENGINE)
+build/emulated/collectives_program: build/emulated/tests/gpu/collectives_program.o $(EMULATED_ENGINE)
 	$(LINK) $(LIBS)
 
 CUDA_TOOLS := $(basename $(wildcard dev/*.cu dev/ladder/*.cu))
-$(CUDA_TOOLS:%=build/%): build/%: build/%.o $(ENGINE)
+$(CUDA_TOOLS:%=build/%): build/%: build/gpu/%.o $(GPU_VARIANTS) $(GPU_ENGINE)
 	$(LINK) $(LIBS) $(GPU_LIBS)
-$(CUDA_TOOLS:%=build/%.o): build/%.o: %.cu build/flags
-	$(COMPILE_CUDA) $<
-$(CUDA_TOOLS:%=build/emulated/%): build/emulated/%: build/emulated/%.o $(ENGINE)
+$(CUDA_TOOLS:%=build/emulated/%): build/emulated/%: build/emulated/%.o $(EMULATED_VARIANTS) $(EMULATED_ENGINE)
 	$(LINK) $(LIBS)
-$(CUDA_TOOLS:%=build/emulated/%.o): build/emulated/%.o: %.cu build/flags
-	$(COMPILE) $(EMULATED) -x c++ $<
 
-build/dev/%: build/dev/%.o $(ENGINE)
+build/dev/%: build/dev/%.o $(CPU_VARIANTS) $(ENGINE)
 	$(LINK) $(LIBS)
 
 # The bundled text as token shards: what training reads when it is given no data.
 $(BUNDLED): data/bundled/sotu.jsonl | tokenize
 	./tokenize --tokenizer bytes --out data/bundled --name sotu $<
 
-# ---- objects
-$(VARIANTS:%=build/train_%.o): build/train_%.o: train_gpt.cu build/flags
-	$(if $(WITH_CUDA),$(COMPILE_CUDA),$(COMPILE) -x c++) $(call VARIANT_OF,$*) $<
+# ---- the engine
+build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/config.mk   # which chooses among the units
+build/gpu/engine.a: $(DEVICE_UNITS:%=build/gpu/%.o)
+build/emulated/engine.a: $(DEVICE_UNITS:%=build/emulated/%.o)
+build/engine.a build/gpu/engine.a build/emulated/engine.a:
+	@rm -f $@ && ar rcs $@ $(filter %.o,$^)
 
-$(VARIANTS:%=build/emulated/train_%.o): build/emulated/train_%.o: train_gpt.cu build/flags
-	$(COMPILE) $(EMULATED) -x c++ $(call VARIANT_OF,$*) $<
+# ---- variants
+$(VARIANTS:%=build/attention/%.o): build/attention/%.o: attention/variant.cu build/flags
+	$(COMPILE) -DATTENTION=$* -x c++ $<
+$(VARIANTS:%=build/gpu/attention/%.o): build/gpu/attention/%.o: attention/variant.cu build/gpu/flags
+	$(COMPILE_CUDA) -DATTENTION=$* $<
+$(VARIANTS:%=build/emulated/attention/%.o): build/emulated/attention/%.o: attention/variant.cu build/flags
+	$(COMPILE_EMULATED) -DATTENTION=$* -x c++ $<
 
-$(VARIANTS:%=build/generate_%.o): build/generate_%.o: model/generate_variant.cu build/flags
-	$(COMPILE) -x c++ $(call VARIANT_OF,$*) $<
+$(VARIANTS:%=build/attention/selected_%.o): build/attention/selected_%.o: attention/selected.cpp build/flags
+	$(COMPILE) -DATTENTION=$* $<
+$(VARIANTS:%=build/gpu/attention/selected_%.o): build/gpu/attention/selected_%.o: attention/selected.cpp build/flags
+	$(COMPILE) -DATTENTION=$* -DOF_GPU $<
 
-build/generate.o: model/generate.cu build/flags
-	$(COMPILE) -x c++ $<
+# all_variants(): $(call TABLE,NAMESPACE,FUNCTION,VARIANTS) is a unit that has a table of them.
+TABLE = @mkdir -p $(@D) && printf '%s\n' '\#include "attention/variant.h"' $(3:%='namespace $(1) { extern const Variant %; }') \
+        'const std::vector<const Variant*>& $(2)() {' '    static const std::vector<const Variant*> all = {' \
+        $(3:%='        &$(1)::%,') '    };' '    return all;' '}' > $@.new && { cmp -s $@.new $@ || cp $@.new $@; } && rm $@.new
+build/attention/all_variants.cpp: FORCE
+	$(call TABLE,on_cpu,all_variants,$(VARIANTS))
+build/gpu/attention/all_variants.cpp: FORCE
+	$(call TABLE,on_gpu,all_variants_on_gpu,$(VARIANTS))
+$(VARIANTS:%=build/attention/only_%.cpp): build/attention/only_%.cpp: FORCE
+	$(call TABLE,on_cpu,all_variants,$*)
+$(VARIANTS:%=build/gpu/attention/only_%.cpp): build/gpu/attention/only_%.cpp: FORCE
+	$(call TABLE,on_gpu,all_variants_on_gpu,$*)
+TABLES := build/attention/all_variants build/gpu/attention/all_variants $(VARIANTS:%=build/attention/only_%) \
+          $(VARIANTS:%=build/gpu/attention/only_%)
+$(TABLES:%=%.o): %.o: %.cpp build/flags
+	$(COMPILE) $<
 
-# Tests that every variant has to pass: all of them in one translation unit per variant, which has the model in it once ...
-ALL_OF = printf '\#include "%s"\n' $(sort $(wildcard $(1)/*.cpp)) |
-$(VARIANTS:%=build/tests/variants/%.o): build/tests/variants/%.o: build/flags
-	$(subst && $(CXX),&& $(call ALL_OF,tests/variant) $(CXX),$(COMPILE)) $(call VARIANT_OF,$*) -x c++ -
-$(VARIANTS:%=build/emulated/tests/gpu/variants/%.o): build/emulated/tests/gpu/variants/%.o: build/flags
-	$(subst && $(CXX),&& $(call ALL_OF,tests/gpu/variant) $(CXX),$(COMPILE)) $(EMULATED) $(call VARIANT_OF,$*) -x c++ -
-$(VARIANTS:%=build/gpu/tests/gpu/variants/%.o): build/gpu/tests/gpu/variants/%.o: build/flags
-	@mkdir -p $(@D) && $(call ALL_OF,tests/gpu/variant) cat > $(@:.o=.cu)
-	$(COMPILE_CUDA) $(call VARIANT_OF,$*) $(@:.o=.cu)
-
-# ... and each alone, for dev/mutations.sh and for whoever works on one.
-define TEST_OF_EVERY_VARIANT
-$(VARIANTS:%=build/$(1:.cpp=)_%.o): build/$(1:.cpp=)_%.o: $(1) build/flags
-	$$(COMPILE) $$(call VARIANT_OF,$$*) $$<
-endef
-$(foreach test,$(wildcard tests/variant/*.cpp),$(eval $(call TEST_OF_EVERY_VARIANT,$(test))))
-
-define GPU_TEST_OF_EVERY_VARIANT
-$(VARIANTS:%=build/emulated/$(1:.cpp=)_%.o): build/emulated/$(1:.cpp=)_%.o: $(1) build/flags
-	$$(COMPILE) $$(EMULATED) $$(call VARIANT_OF,$$*) $$<
-$(VARIANTS:%=build/gpu/$(1:.cpp=)_%.o): build/gpu/$(1:.cpp=)_%.o: $(1) build/flags
-	$$(COMPILE_CUDA) $$(call VARIANT_OF,$$*) $$<
-endef
-$(foreach test,$(wildcard tests/gpu/variant/*.cpp),$(eval $(call GPU_TEST_OF_EVERY_VARIANT,$(test))))
-
+# ---- objects of all other files
+build/tests/main.o build/model/train_options.o build/data/tokenize.o: private FLAGS += -O0   # headers that are long to optimise
 build/emulated/%.o: %.cpp build/flags
-	$(COMPILE) $(EMULATED) $<
-build/gpu/%.o: %.cpp build/flags
+	$(COMPILE_EMULATED) $<
+build/emulated/%.o: %.cu build/flags
+	$(COMPILE_EMULATED) -x c++ $<
+build/gpu/%.o: %.cpp build/gpu/flags
 	$(COMPILE_CUDA) $<
-
+build/gpu/%.o: %.cu build/gpu/flags
+	$(COMPILE_CUDA) $<
 build/%.o: %.cpp build/flags
 	$(COMPILE) $<
+build/%.o: %.cu build/flags
+	$(COMPILE) -x c++ $<
 
 train_%:
 	@echo "make $@: there is no attention/$*.cuh; the variants are: $(VARIANTS)" >&2
@@ -182,11 +224,11 @@ train_gpt.cu: ;
 build/config.mk: scripts/probe.sh scripts/probe_cuda.sh
 	@CXX="$(CXX)" scripts/probe.sh $@
 
-# Holds the flags and changes only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
-build/flags: FORCE
+# Hold the flags and change only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
+build/flags build/gpu/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(WITH_CUDA),$(NVCCFLAGS))' | cmp -s - $@ || \
-	 echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(WITH_CUDA),$(NVCCFLAGS))' > $@
+	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(filter build/gpu/%,$@),$(NVCC) $(NVCCFLAGS))' > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 .PHONY: FORCE
 FORCE:
 

@@ -6,15 +6,17 @@
 #include <functional>
 #include <vector>
 
-#include "attention/asga_fixed.cuh"
-#include "attention/asga_neither.cuh"
-#include "attention/asga_no_geometry.cuh"
-#include "attention/causal.cuh"
+#include "attention/variant.h"
+#include "model/cross_entropy.cuh"
+#include "model/embedding.cuh"
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
+#include "model/linear.cuh"
 #include "model/machine.h"
 #include "model/options.h"
+#include "model/rmsnorm.cuh"
 #include "model/summary.h"
+#include "model/swiglu.cuh"
 
 namespace {
 
@@ -53,7 +55,7 @@ void row(const char* name, double seconds, double bytes, double flops, const Cei
 }
 
 /// The elementwise operations and the linear layers of one layer of the model.
-void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
+void bench_operations(GPT<CPU, float>& gpt, const Ceilings& top) {
     const Config& c = gpt.net.config;
     const int BT = gpt.B * gpt.T, Q = c.NH * c.HS, heads = c.NH + c.NKV, QKV = (heads + c.NKV) * c.HS;
     const double f = sizeof(float) * double(BT);
@@ -80,7 +82,7 @@ void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
         rmsnorm_backward(cpu, s.dresidual, g + layer.input_norm.offset, s.dnormed, a.middle, w + layer.input_norm.offset, a.rstd2,
                          BT, c.C, Write::add, Write::add);
     });
-    const QkShape<float> shape = gpt.qk_shape(layer, gpt.B, gpt.T);
+    const QkShape<float> shape = gpt.qk_shape(0, gpt.B, gpt.T);
     time("qk_norm_rope_forward", f * 2 * heads * c.HS, 0, [&] { qk_norm_rope_forward(cpu, a.qk, none, a.qk_rstd, a.qkv, shape, 1e-6); });
     time("qk_norm_rope_backward", f * 3 * heads * c.HS, 0, [&] {
         qk_norm_rope_backward(cpu, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, none, a.qkv, a.qk_rstd, shape,
@@ -109,9 +111,8 @@ void bench_operations(GPT<CPU, float, causal>& gpt, const Ceilings& top) {
 }
 
 /// Attention of one layer and whole steps of one variant; returns the seconds of a step.
-template <class A>
-double bench_variant(int B, int T, const Ceilings& top) {
-    GPT<CPU, float, A> gpt(preset("qwen-7m"), B, T, Mode::training);
+double bench_variant(const std::string& variant, int B, int T, const Ceilings& top) {
+    GPT<CPU, float> gpt(named(variant), preset("qwen-7m"), B, T, Mode::training);
     gpt.allocate(CPU{});
     initialise(gpt.net.tensors, 1, gpt.weights);
     const Config& c = gpt.net.config;
@@ -128,19 +129,19 @@ double bench_variant(int B, int T, const Ceilings& top) {
         gpt_update(cpu, gpt, AdamW{}, 1);
     };
     const double whole = fastest(step, 3);
-    auto& layer = gpt.net.layers[0];
+    const LayerPasses<CPU, float>& attention = gpt.attention(0);
     auto& a = gpt.layers[0];
     auto& s = gpt.scratch;
     const LayerInputs<float> in = attention_inputs(gpt, 0, B, T);
     const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
-    const double forward = fastest([&] { attention_layer_forward(cpu, layer.attention, in, gpt.weights, a.attention, s.attention); });
+    const double forward = fastest([&] { attention.forward(cpu, in, gpt.weights, a.attention, s.attention, {}); });
     ExtraGradients<float> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, nullptr, gpt.gradients};
     const double backward = fastest([&] {
-        attention_layer_backward(cpu, layer.attention, in, gpt.weights, a.attention, s.dout,
-                                 {{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}}, extras, s.attention);
+        attention.backward(cpu, in, gpt.weights, a.attention, s.dout,
+                           {{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}}, extras, s.attention);
     });
     const double flops = count_flops(gpt.net, T).per_token * B * T;
-    std::printf("| %-17s | %8.2f ms | %8.2f ms | %4.2f | %8.1f ms | %8.0f | %7.1f GFLOP/s | %3.0f%% |\n", A::name, forward * 1e3,
+    std::printf("| %-17s | %8.2f ms | %8.2f ms | %4.2f | %8.1f ms | %8.0f | %7.1f GFLOP/s | %3.0f%% |\n", variant.c_str(), forward * 1e3,
                 backward * 1e3, backward / forward, whole * 1e3, B * T / whole, flops / whole / 1e9,
                 100 * flops / whole / top.flops);
     return whole;
@@ -162,7 +163,7 @@ int main(int argc, char** argv) {
             "| operation                    |         time |    memory    |      |    arithmetic   |      "
             "|\n|---|---|---|---|---|---|\n");
         {
-            GPT<CPU, float, causal> gpt(preset("qwen-7m"), B, T, Mode::training);
+            GPT<CPU, float> gpt(named("causal"), preset("qwen-7m"), B, T, Mode::training);
             gpt.allocate(CPU{});
             initialise(gpt.net.tensors, 1, gpt.weights);
             bench_operations(gpt, top);
@@ -170,11 +171,11 @@ int main(int argc, char** argv) {
         std::printf(
             "\n| variant           | attention forward | backward | ratio | whole step | tokens/s | arithmetic | of sgemm "
             "|\n|---|---|---|---|---|---|---|---|\n");
-        const double baseline = bench_variant<causal>(B, T, top);
-        const double whole = bench_variant<asga>(B, T, top);
-        bench_variant<asga_no_geometry>(B, T, top);
-        bench_variant<asga_fixed>(B, T, top);
-        bench_variant<asga_neither>(B, T, top);
+        const double baseline = bench_variant("causal", B, T, top);
+        const double whole = bench_variant("asga", B, T, top);
+        bench_variant("asga_no_geometry", B, T, top);
+        bench_variant("asga_fixed", B, T, top);
+        bench_variant("asga_neither", B, T, top);
         std::printf("\na step with asga takes %.2f times a step of the baseline\n", whole / baseline);
     });
 }

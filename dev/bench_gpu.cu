@@ -54,18 +54,17 @@ Config config_of(const std::string& model) {
 
 // ---- a model in training
 
-template <class A>
 struct Trainee {
     GPU device;
-    GPT<GPU, bf16, A> gpt;
+    GPT<GPU, bf16> gpt;
     Feed<GPU> feed;
     StepGraphs<GPU> graphs;
     Batch batch;
     size_t different;   // tokens of the batch
     int64_t step = 0;
 
-    Trainee(GPU device_, const Config& config, int B, int T)
-        : device(device_), gpt(config, B, T, Mode::training), feed(B, T, config.V) {
+    Trainee(GPU device_, const Variant& variant, const Config& config, int B, int T)
+        : device(device_), gpt(variant, config, B, T, Mode::training), feed(B, T, config.V) {
         gpt.allocate(device);
         feed.allocate(device);
         const size_t n = gpt.net.tensors.size();
@@ -93,7 +92,7 @@ struct Trainee {
     void require_finite() {
         const StepNumbers numbers = read_numbers(device, gpt);
         if (!std::isfinite(numbers.loss) || !std::isfinite(numbers.squares))
-            fail(Exit::not_finite, A::name, ": loss ", numbers.loss, ", squares of the gradient ", numbers.squares,
+            fail(Exit::not_finite, gpt.net.variant.name, ": loss ", numbers.loss, ", squares of the gradient ", numbers.squares,
                  ": the update leaves the weights alone, so these times mean nothing");
     }
 };
@@ -118,7 +117,7 @@ template <class A>
 StepTime time_variant(Bench& bench, const Config& config, const Options& o, const Ceilings& top, bool print) {
     StepTime times;
     const size_t before = card_memory(bench.device()).used;
-    Trainee<A> trainee(bench.device(), config, o.B, o.T);
+    Trainee trainee(bench.device(), variant_of<GpuLayer, A>, config, o.B, o.T);
     times.bytes = card_memory(bench.device()).used - before;
     for (int n = 0; n < 2; n++) trainee.train_step();   // the second one records the graph
     times.whole = bench.time([&] { trainee.train_step(); }, Caches::as_they_are);
@@ -146,7 +145,7 @@ StepTime time_variant(Bench& bench, const Config& config, const Options& o, cons
 template <class A>
 void print_step(const StepTime& times, const Config& config, const Options& o, const Ceilings& top) {
     const double tokens = double(o.B) * o.T, seconds = times.whole.seconds;
-    const double flops = count_flops(Qwen<A>(config), o.T).per_token * tokens;
+    const double flops = count_flops(Qwen(variant_of<GpuLayer, A>, config), o.T).per_token * tokens;
     const double rest = seconds - times[Kind::matmul] - times[Kind::attention];
     std::printf("| %-15s | %9.3f ms | %4.1f%% | %9.0f | %s %10s | %8.3f ms | %8.3f ms | %8.3f ms | %4.1f%% |\n", A::name,
                 seconds * 1e3, 100 * times.whole.spread / seconds, tokens / seconds, flops_columns(flops, seconds, top).c_str(),

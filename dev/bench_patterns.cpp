@@ -29,6 +29,6 @@ int main(int argc, char** argv) {
         const PatternOptions options(argc, argv);
         const int threads = use_threads(0, 1);
         std::printf("%s, float32; ", describe_cpu(threads).c_str());
-        PatternBench<float, CPU>({}, {1, options.T, 4, 2}, fastest, options.word).print_table();
+        PatternBench<float, CPU>({}, all_variants(), {1, options.T, 4, 2}, fastest, options.word).print_table();
     });
 }

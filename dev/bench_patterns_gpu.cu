@@ -17,6 +17,6 @@ int main(int argc, char** argv) {
         Bench bench(gpu.device(), effort);
         std::printf("%s, bf16; ", describe(gpu.device(), 0).c_str());
         auto median = [&](const std::function<void()>& work) { return bench.time(work).seconds; };
-        PatternBench<bf16, GPU>(gpu.device(), {2, options.T, 16, 8}, median, options.word).print_table();
+        PatternBench<bf16, GPU>(gpu.device(), all_variants_on_gpu(), {2, options.T, 16, 8}, median, options.word).print_table();
     });
 }

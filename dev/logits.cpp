@@ -1,10 +1,10 @@
 // The logits of a text, for tests/check_transformers.py:  build/dev/logits FOLDER < ids > logits
-// FOLDER has a model with causal attention; ids are 32 bits each, logits float32 (tokens, V).
+// Ids are 32 bits each, logits float32 (tokens, V).
 #include <algorithm>
 #include <cstdio>
 #include <vector>
 
-#include "attention/causal.cuh"
+#include "attention/variant.h"
 #include "model/feed.cuh"
 #include "model/load.cuh"
 #include "model/machine.h"
@@ -23,12 +23,10 @@ int main(int argc, char** argv) {
     return run_program("logits", [&] {
         if (argc != 2) fail(Exit::usage, "usage: logits FOLDER < ids > logits");
         const Config config = load_config(argv[1]);
-        if (config.variant != causal::name)
-            fail(Exit::checkpoint, argv[1], " is of variant ", config.variant, ", expected ", causal::name);
         const std::vector<int32_t> ids = read_ids(config);
         const int T = int(ids.size());
         use_threads(0, 1);
-        GPT<CPU, float, causal> gpt(config, 1, T, Mode::inference);
+        GPT<CPU, float> gpt(named(config.variant), config, 1, T, Mode::inference);
         Feed<CPU> feed(1, T, config.V);
         gpt.allocate(CPU{}), feed.allocate(CPU{});
         load_for_inference(CPU{}, gpt, argv[1]);

@@ -11,20 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/adaptive_sparse.cuh"
-#include "attention/bigbird.cuh"
-#include "attention/causal.cuh"
-#include "attention/deepspeed_fixed.cuh"
-#include "attention/dsa.cuh"
-#include "attention/fixed_factorized.cuh"
-#include "attention/longformer.cuh"
-#include "attention/longnet.cuh"
-#include "attention/nsa.cuh"
-#include "attention/sinks_cache.cuh"
-#include "attention/sliding_window.cuh"
-#include "attention/strided.cuh"
+#include "attention/variant.h"
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 #include "model/report.h"
 
 /// Sequences, query heads and key/value heads of the layer; the head size is 64.
@@ -45,48 +34,47 @@ class PatternBench {
 public:
     using Settings = std::map<std::string, double>;
 
-    PatternBench(Device device, const PatternShape& shape, TimeWork time, const std::string& word)
-        : device_(device), s_(shape), time_(std::move(time)), word_(word) {}
+    PatternBench(Device device, const std::vector<const Variant*>& variants, const PatternShape& shape, TimeWork time,
+                 const std::string& word)
+        : device_(device), variants_(variants), s_(shape), time_(std::move(time)), word_(word) {}
 
     /// One line per variant whose name has `word` in it.
     void print_table() {
         std::printf("B %d, T %d, %d query heads, %d key/value heads, head size 64\n\n", s_.B, s_.T, s_.NH, s_.NKV);
         std::printf("| variant                            | p     | forward      | faster | of p | backward     | faster | of p |\n"
                     "| ---------------------------------- | ----- | ------------ | ------ | ---- | ------------ | ------ | ---- |\n");
-        dense_ = measure<causal>({});
+        dense_ = measure("causal", {});
         print("causal", dense_);
-        row<sliding_window>(", 256");
-        row<sinks>(", 4 + 256");
-        row<sinks_cache>(", 4 + 256");
-        row<longformer>(", 64 + 256");
-        row<strided>(", l 128");
-        row<fixed_factorized>(", l 128, c 32");
-        row<bigbird>(", 3 + 1 + 1 blocks of 64");
-        row<deepspeed_fixed>(", 4 + 1 blocks of 64");
-        row<longnet>(", 4 branches from 256");
-        row<dsa>(", row rule 512, 256");
+        row("sliding_window", ", 256");
+        row("sinks", ", 4 + 256");
+        row("sinks_cache", ", 4 + 256");
+        row("longformer", ", 64 + 256");
+        row("strided", ", l 128");
+        row("fixed_factorized", ", l 128, c 32");
+        row("bigbird", ", 3 + 1 + 1 blocks of 64");
+        row("deepspeed_fixed", ", 4 + 1 blocks of 64");
+        row("longnet", ", 4 branches from 256");
+        row("dsa", ", row rule 512, 256");
         const double tenth = std::max(1.0, std::floor(s_.T / 64 / 2 * 0.1));   // of the blocks before a query tile, on average
-        row<adaptive_sparse>(", hard, a tenth of blocks", {{"adaptive_sparse_mask", 1},
+        row("adaptive_sparse", ", hard, a tenth of blocks", {{"adaptive_sparse_mask", 1},
                                                            {"adaptive_sparse_dense_heads", 0},
                                                            {"adaptive_sparse_top_k", tenth}});
-        row<adaptive_sparse>(", soft-hard, a tenth of blocks",
+        row("adaptive_sparse", ", soft-hard, a tenth of blocks",
                              {{"adaptive_sparse_dense_heads", 0}, {"adaptive_sparse_top_k", tenth}});
-        row<nsa>(", the paper's constants");
+        row("nsa", ", the paper's constants");
     }
 
 private:
-    template <class A>
-    void row(const char* text, const Settings& settings = {}) {
-        const std::string name = std::string(A::name) + text;
-        if (name.find(word_) != std::string::npos) print(name, measure<A>(settings));
+    void row(const std::string& variant, const char* text, const Settings& settings = {}) {
+        const std::string name = variant + text;
+        if (name.find(word_) != std::string::npos) print(name, measure(variant, settings));
     }
 
-    template <class A>
-    PatternTimes measure(const Settings& settings) {
+    PatternTimes measure(const std::string& name, const Settings& settings) {
         Config c;
         c.V = 64, c.C = 64, c.L = 1, c.NH = s_.NH, c.NKV = s_.NKV, c.HS = 64, c.F = 64;
         c.settings = settings;
-        GPT<Device, X, A> gpt(c, s_.B, s_.T, Mode::training);
+        GPT<Device, X> gpt(named(name, variants_), c, s_.B, s_.T, Mode::training);
         Feed<Device> feed(s_.B, s_.T, c.V);
         gpt.allocate(device_), feed.allocate(device_);
         start_weights(gpt);
@@ -97,18 +85,18 @@ private:
         gpt_loss(device_, gpt, batch, Write::overwrite, 1.0f / float(tokens.size()));
         gpt_backward(device_, gpt, batch, Write::overwrite);
 
-        const auto& attention = gpt.net.layers[0].attention;
+        const AttentionLayer& layer = *gpt.net.layers[0].attention;
+        const LayerPasses<Device, X>& attention = gpt.attention(0);
         auto& state = gpt.layers[0].attention;
         auto& s = gpt.scratch;
         const LayerInputs<X> in = attention_inputs(gpt, 0, s_.B, s_.T);
         const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
         const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}};
-        ExtraGradients<X> more{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr,
+        ExtraGradients<X> more{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, layer.facts.reads_x ? s.dnormed : nullptr,
                                gpt.gradients};
-        const double forward = time_([&] { attention_layer_forward(device_, attention, in, gpt.weights, state, s.attention); });
-        const double backward =
-            time_([&] { attention_layer_backward(device_, attention, in, gpt.weights, state, s.dout, to, more, s.attention); });
-        return {forward, backward, expected_pairs(attention, c.NH, s_.T).tiles};
+        const double forward = time_([&] { attention.forward(device_, in, gpt.weights, state, s.attention, {}); });
+        const double backward = time_([&] { attention.backward(device_, in, gpt.weights, state, s.dout, to, more, s.attention); });
+        return {forward, backward, layer.expected_pairs(c.NH, s_.T).tiles};
     }
 
     template <class Model>
@@ -132,6 +120,7 @@ private:
     }
 
     Device device_;
+    const std::vector<const Variant*>& variants_;
     PatternShape s_;
     TimeWork time_;
     std::string word_;

@@ -1,5 +1,5 @@
 // Every operation of one training step as data: how often a step runs it, the fewest bytes and the arithmetic it needs, and how to
-// run it on the tensors of a model. The order and the counts are those of model/gpt.cuh.
+// run it on the tensors of a model. The order and the counts are those of model/gpt.cu.
 #pragma once
 #include <functional>
 #include <string>
@@ -8,7 +8,13 @@
 
 #include "dev/timing.cuh"
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "attention/core/layer_of.h"
+#include "model/cross_entropy.cuh"
+#include "model/embedding.cuh"
+#include "model/gpt.h"
+#include "model/linear.cuh"
+#include "model/rmsnorm.cuh"
+#include "model/swiglu.cuh"
 #include "model/summary.h"
 
 enum class Kind { matmul, attention, other };
@@ -34,13 +40,14 @@ inline std::vector<int32_t> random_tokens(size_t n, int V, uint64_t seed) {
     return tokens;
 }
 
-/// The kernels of a step of `gpt`, which must have done a step, so that its tensors hold what they hold in training; where tensors
+/// The kernels of a step of `gpt`, a model of variant A, which must have done a step, so that its tensors hold what they hold in training; where tensors
 /// share memory, random numbers take their place. `batch` and `gpt` must outlive the list. `different`: tokens of the batch.
 template <class X, class A>
 class StepKernels {
 public:
-    StepKernels(GPU device, GPT<GPU, X, A>& gpt, const Batch& batch, size_t different)
-        : device_(device), gpt_(gpt), batch_(batch), c_(gpt.net.config), layer_(gpt.net.layers[0]), BT_(batch.B * batch.T) {
+    StepKernels(GPU device, GPT<GPU, X>& gpt, const Batch& batch, size_t different)
+        : device_(device), gpt_(gpt), batch_(batch), c_(gpt.net.config), layer_(gpt.net.layers[0]),
+          policy_(dynamic_cast<const LayerOf<A>&>(*layer_.attention).policy), BT_(batch.B * batch.T) {
         embedding(double(different));
         norms();
         linears();
@@ -96,12 +103,12 @@ private:
                              a.rstd2, BT_, c_.C, Write::add, Write::overwrite);
         });
         add("qk_norm_rope_forward", Kind::other, L, rows((2 + extra) * qk) + wide_rows(heads), 0, [this, &a, &s] {
-            qk_norm_rope_forward(device_, a.qk, s.qk_pre, a.qk_rstd, a.qkv, gpt_.qk_shape(layer_, batch_.B, batch_.T), c_.norm_eps);
+            qk_norm_rope_forward(device_, a.qk, s.qk_pre, a.qk_rstd, a.qkv, gpt_.qk_shape(0, batch_.B, batch_.T), c_.norm_eps);
         });
         auto backward = [this, &a, &s] {
             W* g = gpt_.gradients;
             qk_norm_rope_backward(device_, s.dqkv, g + layer_.q_norm.offset, g + layer_.k_norm.offset, s.dqk, s.dqk_pre, a.qkv,
-                                  a.qk_rstd, gpt_.qk_shape(layer_, batch_.B, batch_.T), Write::overwrite);
+                                  a.qk_rstd, gpt_.qk_shape(0, batch_.B, batch_.T), Write::overwrite);
         };
         auto prepare = [=, this, &s] {
             renew(s.dqk, BT_, size_t(qk));
@@ -143,8 +150,8 @@ private:
     /// Two products forward, five backward (the scores are computed again), over the pairs that are visible.
     void attention() {
         const int T = batch_.T;
-        const Features f = layer_.attention.features();
-        const double flop = 2.0 * c_.HS * batch_.B * expected_pairs(layer_.attention, c_.NH, T).pairs;   // of one product
+        const Features f = policy_.features();
+        const double flop = 2.0 * c_.HS * batch_.B * expected_pairs(policy_, c_.NH, T).pairs;   // of one product
         const double Q = double(c_.NH) * c_.HS, KV = double(c_.NKV) * c_.HS, features = wide_rows(c_.NH * double(f.row + f.column));
         const LayerInputs<X> in = attention_inputs(gpt_, 0, batch_.B, T);
         auto& state = gpt_.layers[0].attention;
@@ -152,19 +159,19 @@ private:
         const size_t k_at = size_t(Q), v_at = size_t(Q + KV), qkv_row = size_t(Q + 2 * KV);
         const ExtraGradients<X> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
                                        A::reads_x ? s.dnormed : nullptr, gpt_.gradients};
-        const bool preprocessed = f.head + f.row + f.column > 0 || layer_.attention.gated();
+        const bool preprocessed = f.head + f.row + f.column > 0 || policy_.gated();
         if (preprocessed)
             add("attention preprocess", Kind::attention, c_.L, rows(Q + KV) + features, 0,
-                [=, this, &state] { layer_.attention.preprocess(device_, in, gpt_.weights, state.extras); });
+                [=, this, &state] { policy_.preprocess(device_, in, gpt_.weights, state.extras); });
         add("attention forward", Kind::attention, c_.L, rows(2 * Q + 2 * KV) + wide_rows(c_.NH) + features, 2 * flop,
-            [=, this, &state] { attention_forward(device_, layer_.attention, kernel_arguments(in, state, Statistics<X>{})); });
+            [=, this, &state] { attention_forward(device_, policy_, kernel_arguments(in, state, Statistics<X>{})); });
         auto backward = [=, this, &state, &s] {
             AttentionBackward<X> g{};
             g.dout = s.dout;
             g.dq = {s.dqk, v_at}, g.dk = {s.dqk + k_at, v_at}, g.dv = {s.dqkv + v_at, qkv_row};
             g.dhead = s.dextras.head, g.drow = s.dextras.row, g.dcolumn = s.dextras.column, g.dgate = s.dextras.gate;
             g.workspace = s.attention;
-            attention_backward(device_, layer_.attention, kernel_arguments(in, state, Statistics<X>{}), g);
+            attention_backward(device_, policy_, kernel_arguments(in, state, Statistics<X>{}), g);
         };
         add("attention backward", Kind::attention, c_.L, rows(3 * Q + 3 * KV) + wide_rows(c_.NH + Q + KV) + 2 * features, 5 * flop,
             backward, [=, this, &s] { renew(s.dout, BT_, size_t(Q)); });
@@ -172,7 +179,7 @@ private:
             add("attention preprocess backward", Kind::attention, c_.L, rows(Q + KV) + wide_rows(Q + KV) + features, 0,
                 [=, this, &state] {
                     ExtraGradients<X> to = extras;
-                    layer_.attention.preprocess_backward(device_, in, gpt_.weights, state.extras, to);
+                    policy_.preprocess_backward(device_, in, gpt_.weights, state.extras, to);
                 });
     }
 
@@ -198,10 +205,11 @@ private:
     }
 
     GPU device_;
-    GPT<GPU, X, A>& gpt_;
+    GPT<GPU, X>& gpt_;
     const Batch& batch_;
     const Config& c_;
-    const Layer<A>& layer_;
+    const Layer& layer_;
+    const A& policy_;
     int BT_;
     std::vector<StepKernel> list_;
 };

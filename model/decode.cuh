@@ -1,17 +1,16 @@
 // Writing text with a cache: the prompt goes through the model once, then every new token alone, against the keys and values that
-// each layer keeps. On the CPU. Variants that cannot work like that (can_decode_from_cache()) compute the whole text for every
+// each layer keeps. On the CPU. Variants that cannot work like that (LayerFacts::decodes_from_cache) compute the whole text for every
 // token, and so does any text once it is longer than the model's positions.
 #pragma once
 #include <algorithm>
 #include <optional>
 #include <vector>
 
-#include "attention/core/decode.h"
 #include "attention/inference/adaspa.h"
 #include "attention/inference/options.h"
 #include "attention/inference/psa.h"
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 #include "model/sampler.h"
 
 /// What one layer keeps of the tokens so far: keys after RoPE and values, (capacity, NKV, HS) each.
@@ -30,14 +29,15 @@ size_t cache_bytes(const Config& c, int T, const Inference& how) {
 }
 
 /// A model that goes on with one text.
-template <class X, class A>
+template <class X>
 class Decoder {
 public:
-    Decoder(GPT<CPU, X, A>& gpt, const Inference& how)
+    Decoder(GPT<CPU, X>& gpt, const Inference& how)
         : gpt_(gpt),
           how_(how),
           feed_(1, gpt.T, gpt.net.config.V),
-          cached_(can_decode_from_cache(gpt)),
+          cached_(gpt.net.all(&LayerFacts::decodes_from_cache)),
+          causal_(gpt.net.config, 0),
           positions_(gpt.net.config.NH) {
         const Config& c = gpt.net.config;
         feed_.allocate(CPU{});
@@ -68,35 +68,31 @@ private:
     /// T tokens behind those in the cache: the whole prompt, or one.
     void go_on_with(const int32_t* tokens, int T) {
         const size_t angle = size_t(cached_tokens_) * (gpt_.net.config.HS / 2);
-        gpt_.row_angles = {gpt_.cosine + angle, gpt_.sine + angle};
-        gpt_.attend = [this](int l, int rows) { return attend(l, rows), rows; };
-        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens, nullptr, 1, T));
-        gpt_.attend = nullptr;
-        gpt_.row_angles = {};
+        const RowsOfTexts<X> text{{gpt_.cosine[0] + angle, gpt_.sine[0] + angle}, [this](int l, int rows) { return attend(l, rows), rows; }};
+        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens, nullptr, 1, T), nullptr, &text);
         cached_tokens_ += T;
         last_row_ = T - 1;
     }
 
     void attend(int l, int T) {
-        const A& policy = gpt_.net.layers[l].attention;
         LayerState<X>& state = gpt_.layers[gpt_.layer_index(l)].attention;
         const LayerInputs<X> in = attention_inputs(gpt_, l, 1, T);
         keep(layers_[l], in);
         AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        if (cached_tokens_ == 0) return prefill(policy, in, state, a);
+        if (cached_tokens_ == 0) return prefill(l, in, state, a);
 
         const size_t row = size_t(in.NKV) * in.HS;
         std::fill(positions_.begin(), positions_.end(), cached_tokens_);
         a.S = cached_tokens_ + 1;
         a.k = {layers_[l].k.data(), row}, a.v = {layers_[l].v.data(), row};
         a.q_position = positions_.data();
-        if (layers_[l].blocks) psa_count_.add(psa_attention(policy, a, *layers_[l].blocks, how_.psa.eps));
-        else decode_attention(policy, a);
+        if (layers_[l].blocks) psa_count_.add(psa_attention(causal_, a, *layers_[l].blocks, how_.psa.eps));
+        else cpu_passes_of<X>(*gpt_.net.layers[l].attention).attend_row(a);
     }
 
-    void prefill(const A& policy, const LayerInputs<X>& in, LayerState<X>& state, const AttentionForward<X>& a) {
-        if (how_.attention == InferenceAttention::adaspa) adaspa_count_.add(adaspa_forward(CPU{}, policy, a, how_.adaspa));
-        else attention_layer_forward(CPU{}, policy, in, gpt_.weights, state, gpt_.scratch.attention);
+    void prefill(int l, const LayerInputs<X>& in, LayerState<X>& state, const AttentionForward<X>& a) {
+        if (how_.attention == InferenceAttention::adaspa) adaspa_count_.add(adaspa_forward(CPU{}, causal_, a, how_.adaspa));
+        else gpt_.attention(l).forward(CPU{}, in, gpt_.weights, state, gpt_.scratch.attention, {});
     }
 
     /// Appends the keys and values of in.T tokens.
@@ -110,11 +106,12 @@ private:
         }
     }
 
-    GPT<CPU, X, A>& gpt_;
+    GPT<CPU, X>& gpt_;
     Inference how_;
     Feed<CPU> feed_;
     bool cached_;
     int cached_tokens_ = 0, last_row_ = 0;
+    Policy causal_;   // what PSA and AdaSpa stand for
     std::vector<LayerCache<X>> layers_;
     std::vector<int> positions_;   // (NH) of the token being decoded
     PsaCount psa_count_;
@@ -122,7 +119,7 @@ private:
 };
 
 /// Appends `count` tokens to `ids` (at least one), the same as generate() would.
-template <class X, class A>
-void generate_with_cache(Decoder<X, A>& decoder, int V, std::vector<int32_t>& ids, int count, const Sampling& how) {
+template <class X>
+void generate_with_cache(Decoder<X>& decoder, int V, std::vector<int32_t>& ids, int count, const Sampling& how) {
     for (int n = 0; n < count; n++) ids.push_back(sample_token(decoder.logits_after(ids), V, how, n));
 }

@@ -11,8 +11,8 @@
 
 /// Mean cross-entropy over the first --val-batches batches of the validation shards, into run.validation: the same rows for any
 /// number of ranks as long as batch-size x ranks is the same.
-template <class Device, class X, class A>
-bool validate(Run<Device, X, A>& run) {
+template <class Device, class X>
+bool validate(Run<Device, X>& run) {
     const TokenStream& val = *run.data.val;
     const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
     const int64_t rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
@@ -40,8 +40,8 @@ inline std::string described(const Validation& v, int digits = 4) {
     return text("loss %.*f, perplexity %.2f, %.4f bits per byte", digits, v.loss, std::exp(v.loss), v.bits_per_byte);
 }
 
-template <class Device, class X, class A>
-void validate_and_report(Run<Device, X, A>& run) {
+template <class Device, class X>
+void validate_and_report(Run<Device, X>& run) {
     if (!validate(run)) return;
     const Validation& v = run.validation;
     run.progress.say(text("validation after step %lld: %s", static_cast<long long>(run.state.step), described(v).c_str()));
@@ -57,8 +57,8 @@ struct EvaluationBatch {
 };
 
 /// As many items as have room at once; each has room alone. `first[n]` is the number of item n's first answer.
-template <class X, class A>
-void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X, A>& shared, const EvaluationTask& task,
+template <class X>
+void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X>& shared, const EvaluationTask& task,
                 const std::vector<size_t>& first, const std::vector<size_t>& items) {
     int64_t rows = 0;
     for (size_t n : items) {
@@ -82,10 +82,10 @@ inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<
 }
 
 /// The log-likelihoods of a batch; `all` are the task's answers.
-template <class Device, class X, class A>
-std::vector<double> scores_of(Run<Device, X, A>& run, const EvaluationBatch& batch, const std::vector<const Answer*>& all) {
+template <class Device, class X>
+std::vector<double> scores_of(Run<Device, X>& run, const EvaluationBatch& batch, const std::vector<const Answer*>& all) {
     if constexpr (std::is_same_v<Device, CPU>)
-        if (!batch.items.empty()) return SharedContexts<X, A>(run.gpt, run.feed).log_likelihoods(batch.items);
+        if (!batch.items.empty()) return SharedContexts<X>(run.gpt, run.feed).log_likelihoods(batch.items);
     std::vector<const Answer*> answers;
     for (size_t n : batch.answers) answers.push_back(all[n]);
     return log_likelihoods(run.device, run.gpt, run.feed, answers);
@@ -93,9 +93,8 @@ std::vector<double> scores_of(Run<Device, X, A>& run, const EvaluationBatch& bat
 
 /// How the answers of a task go through the model: those of items whose contexts can be shared together, the others B at a time, or
 /// one by one where later tokens, and so those that fill up a batch, would change what is found.
-template <class Device, class X, class A>
-std::vector<EvaluationBatch> divide(Run<Device, X, A>& run, const EvaluationTask& task, const std::vector<const Answer*>& all) {
-    const auto& layers = run.gpt.net.layers;
+template <class Device, class X>
+std::vector<EvaluationBatch> divide(Run<Device, X>& run, const EvaluationTask& task, const std::vector<const Answer*>& all) {
     std::vector<size_t> first, shared_items, single;
     std::vector<EvaluationBatch> batches;
     const auto add = [&](auto shares) {
@@ -107,10 +106,10 @@ std::vector<EvaluationBatch> divide(Run<Device, X, A>& run, const EvaluationTask
                 for (size_t n = 0; n < item.answers.size(); n++) single.push_back(answer + n);
             answer += item.answers.size();
         }
-        add_single(batches, all, single, layers[0].attention.is_causal() ? size_t(run.gpt.B) : 1);
+        add_single(batches, all, single, run.gpt.net.all(&LayerFacts::is_causal) ? size_t(run.gpt.B) : 1);
     };
     if constexpr (std::is_same_v<Device, CPU>) {
-        const SharedContexts<X, A> shared(run.gpt, run.feed);
+        const SharedContexts<X> shared(run.gpt, run.feed);
         add([&](const EvaluationItem& item) {
             return run.shares_contexts() && shares_context(item) && shared.fit(shared.rows_of(item));
         });
@@ -120,8 +119,8 @@ std::vector<EvaluationBatch> divide(Run<Device, X, A>& run, const EvaluationTask
 }
 
 /// One log-likelihood per answer of the task, item after item. Every rank takes every ranks.size()-th batch.
-template <class Device, class X, class A>
-std::vector<float> log_likelihoods(Run<Device, X, A>& run, const EvaluationTask& task) {
+template <class Device, class X>
+std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& task) {
     std::vector<const Answer*> all;
     for (const EvaluationItem& item : task.items)
         for (const Answer& answer : item.answers) all.push_back(&answer);
@@ -177,8 +176,8 @@ inline void require_finite(const EvaluationTask& task, const std::vector<float>&
 
 /// The tasks of --eval-data; false when a signal came between. With --evaluate `items` gets a record for every item of the
 /// `weights`, and scores that are not finite are an error; a training run goes on to save.
-template <class Device, class X, class A>
-bool evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr, const std::string& weights = "") {
+template <class Device, class X>
+bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::string& weights = "") {
     for (const EvaluationTask& task : run.data.tasks) {
         const std::vector<float> found = log_likelihoods(run, task);
         if (run.ranks.any(stop_requested())) return false;
@@ -201,8 +200,8 @@ bool evaluate_tasks(Run<Device, X, A>& run, JsonLines* items = nullptr, const st
 // -------------------------------------------------------------------------------------------------------------- without training
 
 /// --evaluate: the validation loss and the tasks of a checkpoint, or of imported weights.
-template <class Device, class X, class A>
-Exit evaluate(Run<Device, X, A>& run, const Origin& origin) {
+template <class Device, class X>
+Exit evaluate(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;
     if (!origin.folder()) fail(Exit::usage, "--evaluate needs weights: give --checkpoint, --resume, or a folder as --model");
     if (!run.data.val && run.data.tasks.empty()) fail(Exit::usage, "nothing to evaluate: give --val-data or --eval-data");

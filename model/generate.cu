@@ -1,15 +1,18 @@
-// ./generate: text from a checkpoint.
+// ./generate: text from a checkpoint of any variant that the program is linked with. On the CPU.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
+#include "attention/variant.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
+#include "model/decode.cuh"
 #include "model/error.h"
-#include "model/generators.h"
-#include "model/machine.h"
+#include "model/load.cuh"
+#include "model/machine.cuh"
 #include "model/options.h"
+#include "model/summary.h"
 
 struct Options {
     std::string checkpoint, prompt, attention = "trained", psa_bound = "mean";
@@ -121,13 +124,54 @@ static void change_settings(Config& config, const Options& o) {
     }
 }
 
+static const Variant& variant_of_checkpoint(const Config& config, const std::string& checkpoint) {
+    try {
+        return named(config.variant);
+    } catch (const Error& error) {
+        fail(Exit::checkpoint, checkpoint, "/config.json: ", error.what());
+    }
+}
+
+/// What the mechanisms for inference have done, on stderr: stdout is for the text.
+static void report(const Decoder<float>& decoder, const Inference& inference) {
+    if (const PsaCount& psa = decoder.psa_count(); psa.rows > 0) {
+        std::fprintf(stderr, "psa: read %.1f%% of the cached pairs while decoding\n", 100 * psa.visited / psa.cached);
+        if (inference.psa.bound == PsaBound::upper)
+            std::fprintf(stderr, "psa: certified share of the attention mass: %.4f on average, at least %.4f\n",
+                         psa.retained / psa.rows, psa.least_retained);
+    }
+    if (const AdaSpaCount& adaspa = decoder.adaspa_count(); adaspa.heads > 0)
+        std::fprintf(stderr, "adaspa: the prompt read %.1f%% of its pairs of blocks, which hold %.4f of the attention mass\n",
+                     100 * adaspa.kept / adaspa.candidates, adaspa.recall / adaspa.heads);
+}
+
+/// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
+static void generate_from(const Variant& variant, const std::string& folder, const Config& config, std::vector<int32_t>& ids,
+                          int count, const Sampling& sampling, const Inference& inference) {
+    const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
+    GPT<CPU, float> gpt(variant, config, 1, T, Mode::inference);
+    std::vector<MemoryUse> plan = gpt.memory_plan();
+    if (gpt.net.all(&LayerFacts::decodes_from_cache)) plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
+    add_overheads(CPU{}, plan, 0, false);
+    const size_t needed = total_bytes(plan), available = available_memory();
+    if (needed > available)
+        fail(Exit::out_of_memory, "a text of ", T, " tokens needs ", human_bytes(double(needed)), " and the machine has ",
+             human_bytes(double(available)), " left: lower --tokens");
+    gpt.allocate(CPU{});
+    load_for_inference(CPU{}, gpt, folder);
+    if (gpt.net.any(&LayerFacts::needs_known_text))
+        std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variant.name);
+    else if (!gpt.net.all(&LayerFacts::is_causal))
+        std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
+                     variant.name);
+    Decoder<float> decoder(gpt, inference);
+    generate_with_cache(decoder, config.V, ids, count, sampling);
+    report(decoder, inference);
+}
+
 static void run(const Options& o) {
     Config config = load_config(o.checkpoint);
-    const auto found = generators().find(config.variant);
-    if (found == generators().end())
-        fail(Exit::checkpoint, o.checkpoint, "/config.json: attention_variant ", config.variant,
-             " is none of this program's variants");
-    const Generator& variant = found->second;
+    const Variant& variant = variant_of_checkpoint(config, o.checkpoint);
     complete_settings(config, variant.settings());
     change_settings(config, o);
     std::unique_ptr<Tokenizer> tokenizer;
@@ -141,7 +185,7 @@ static void run(const Options& o) {
     require_plain_attention(o, config, given + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
     try {
-        variant.generate(o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
+        generate_from(variant, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; where the checkpoint is sound, --set asks for other tensors than it has");

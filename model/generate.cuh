@@ -4,13 +4,13 @@
 #include <vector>
 
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 #include "model/sampler.h"
 
 /// Appends `count` tokens to `ids` (at least one). Each comes from a forward pass over the last gpt.T tokens at most; nothing is
 /// cached between passes, so that every variant can be sampled as it is trained.
-template <class Device, class X, class A>
-void generate(Device device, GPT<Device, X, A>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
+template <class Device, class X>
+void generate(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
     Feed<Device> feed(1, gpt.T, gpt.net.config.V);
     feed.allocate(device);
     std::vector<X> logits(gpt.net.config.V);

@@ -6,18 +6,18 @@
 #include <vector>
 
 #include "model/checkpoint.h"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 
 /// All of gpt's weights from a checkpoint or another folder. Exit::checkpoint where one is missing: scores of random ones, and text
 /// from them, would look like a bad model's.
-template <class Device, class X, class A>
-void load_for_inference(Device device, GPT<Device, X, A>& gpt, const std::string& folder) {
+template <class Device, class X>
+void load_for_inference(Device device, GPT<Device, X>& gpt, const std::string& folder) {
     constexpr bool in_place = std::is_same_v<Device, CPU> && std::is_same_v<X, float>;
     std::vector<float> whole(in_place ? 0 : gpt.net.tensors.size());
     float* const numbers = in_place ? reinterpret_cast<float*>(gpt.weights) : whole.data();
     const LoadReport report = load_weights(folder, gpt.net.tensors, 1, numbers);
     if (!report.initialised.empty())
-        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", A::name, ", the first is ",
+        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", gpt.net.variant.name, ", the first is ",
              report.initialised.front());
     if constexpr (!in_place) {
         std::vector<X> rounded(whole.size());

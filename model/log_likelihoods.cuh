@@ -5,27 +5,18 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/core/decode.h"
 #include "data/evaluation.h"
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 
 /// Of the last gpt_forward(): the cross-entropy, in nats, of targets (n) after the rows (n) of its batch. The head is applied to
 /// these rows alone.
-template <class Device, class X, class A>
-std::vector<Wide<X>> token_losses(Device device, GPT<Device, X, A>& gpt, Feed<Device>& feed, const std::vector<int32_t>& rows,
+template <class Device, class X>
+std::vector<Wide<X>> token_losses(Device device, GPT<Device, X>& gpt, Feed<Device>& feed, const std::vector<int32_t>& rows,
                                   const std::vector<int32_t>& targets) {
-    const Config& c = gpt.net.config;
     const int n = int(rows.size());
-    X* const normed = gpt.scratch.branch;   // (n, C), picked out as an embedding picks out rows of its table
-    embedding_forward(device, normed, feed.put(device, rows.data(), nullptr, 1, n).tokens, gpt.final_normed, n, c.C);
-    const int32_t* const next = feed.put(device, targets.data(), nullptr, 1, n).tokens;
-    for (int row = 0; row < n; row += gpt.logit_rows()) {
-        const int here = std::min(gpt.logit_rows(), n - row);
-        linear_forward(device, gpt.scratch.logits, normed + size_t(row) * c.C, gpt.weights + gpt.net.head.offset,
-                       static_cast<const X*>(nullptr), here, c.C, c.V);
-        cross_entropy(device, gpt.scratch.losses + row, gpt.scratch.logits, next + row, here, c.V, Wide<X>(0));
-    }
+    gpt_gather_rows(device, gpt, feed.put(device, rows.data(), nullptr, 1, n).tokens, n);
+    gpt_gathered_losses(device, gpt, feed.put(device, targets.data(), nullptr, 1, n).tokens, n);
     std::vector<Wide<X>> losses(n);
     to_host(device, losses.data(), gpt.scratch.losses, n);
     return losses;
@@ -42,8 +33,8 @@ std::vector<double> sums_of(const std::vector<W>& losses, const std::vector<cons
 
 /// Log-likelihoods, in nats, of up to gpt.B answers behind their contexts. They are padded at the end to one length, which rows
 /// before it cannot see if the variant is causal.
-template <class Device, class X, class A>
-std::vector<double> log_likelihoods(Device device, GPT<Device, X, A>& gpt, Feed<Device>& feed,
+template <class Device, class X>
+std::vector<double> log_likelihoods(Device device, GPT<Device, X>& gpt, Feed<Device>& feed,
                                     const std::vector<const Answer*>& answers) {
     const int B = int(answers.size());
     int T = 1;
@@ -69,11 +60,11 @@ inline bool shares_context(const EvaluationItem& item) {
 /// What log_likelihoods() finds, with each context computed once, for items that share theirs. The texts of a batch follow one
 /// another without padding, as one sequence of the model: each context, then its answers' tokens but the last of each. Attention
 /// alone goes text by text, and after it the last layer goes on with the rows that predict answers. On the CPU, for variants that
-/// can_decode_from_cache().
-template <class X, class A>
+/// decode from a cache (LayerFacts).
+template <class X>
 class SharedContexts {
 public:
-    SharedContexts(GPT<CPU, X, A>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed) {}
+    SharedContexts(GPT<CPU, X>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed) {}
 
     /// Rows that an item takes: of the model, whose context is one text, or of the head, which has the context's last row for every
     /// answer, whichever are more.
@@ -93,14 +84,11 @@ public:
     std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
         items_ = items;
         const Predictions predictions = put_together();
-        turn_by_positions();
-        gpt_.attend = [this](int l, int rows) {
-            attend_texts(l);
-            return l + 1 < gpt_.net.config.L ? rows : leave_predicting_rows(l);
-        };
-        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens_.data(), nullptr, 1, int(tokens_.size())));
-        gpt_.attend = nullptr;
-        gpt_.row_angles = {};
+        const RowsOfTexts<X> texts{angles_of_positions(), [this](int l, int rows) {
+                                       attend_texts(l);
+                                       return l + 1 < gpt_.net.config.L ? rows : leave_predicting_rows(l);
+                                   }};
+        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens_.data(), nullptr, 1, int(tokens_.size())), nullptr, &texts);
         std::vector<const Answer*> answers;
         for (const EvaluationItem* item : items)
             for (const Answer& answer : item->answers) answers.push_back(&answer);
@@ -141,14 +129,15 @@ private:
         return found;
     }
 
-    void turn_by_positions() {
+    Angles<Wide<X>> angles_of_positions() {
         const int half = gpt_.net.config.HS / 2;
+        if (!gpt_.cosine[0]) return {};   // no layer rotates
         cosine_.resize(positions_.size() * half), sine_.resize(cosine_.size());
         for (size_t n = 0; n < positions_.size(); n++) {
-            std::copy_n(gpt_.cosine + size_t(positions_[n]) * half, half, &cosine_[n * half]);
-            std::copy_n(gpt_.sine + size_t(positions_[n]) * half, half, &sine_[n * half]);
+            std::copy_n(gpt_.cosine[0] + size_t(positions_[n]) * half, half, &cosine_[n * half]);
+            std::copy_n(gpt_.sine[0] + size_t(positions_[n]) * half, half, &sine_[n * half]);
         }
-        gpt_.row_angles = {cosine_.data(), sine_.data()};
+        return {cosine_.data(), sine_.data()};
     }
 
     /// What a thread puts together for an answer: keys and values (context + answer, NKV, HS), and where its queries stand (NH, T),
@@ -169,7 +158,7 @@ private:
             text.positions.reserve(size_t(all.NH) * gpt_.T);
 #pragma omp for schedule(dynamic)
             for (size_t n = 0; n < items_.size(); n++)
-                attend_item(gpt_.net.layers[l].attention, all, *items_[n], begin_[n], text);
+                attend_item(cpu_passes_of<X>(*gpt_.net.layers[l].attention), all, *items_[n], begin_[n], text);
         }
     }
 
@@ -187,9 +176,9 @@ private:
     }
 
     /// Attention of an item whose rows begin at `row`: of its context, and of each answer to the context and itself.
-    static void attend_item(const A& policy, const AttentionForward<X>& all, const EvaluationItem& item, int row, Text& text) {
+    static void attend_item(const CpuPasses<X>& attention, const AttentionForward<X>& all, const EvaluationItem& item, int row, Text& text) {
         const int context = item.answers.front().begin;
-        attention_forward(CPU{}, policy, part_of(all, row, context));
+        attention.attend(part_of(all, row, context));
         text.k.clear(), text.v.clear();
         append_keys(text, all, row, context);
         row += context;
@@ -204,7 +193,7 @@ private:
             a.S = context + T;
             a.k = {text.k.data(), size_t(a.NKV) * a.HS}, a.v = {text.v.data(), a.k.row};
             a.q_position = text.positions.data();
-            attention_forward(CPU{}, policy, a);
+            attention.attend(a);
             row += T;
         }
     }
@@ -226,7 +215,7 @@ private:
         }
     }
 
-    GPT<CPU, X, A>& gpt_;
+    GPT<CPU, X>& gpt_;
     Feed<CPU>& feed_;
     std::vector<const EvaluationItem*> items_;   // of the batch
     std::vector<int> begin_;                     // (items) row of each context's first token

@@ -13,7 +13,7 @@
 #include "model/collectives.cuh"
 #include "model/disk.h"
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 #include "model/graphs.cuh"
 #include "model/log_likelihoods.cuh"
 #include "model/machine.cuh"
@@ -30,8 +30,8 @@ struct Validation {
 
 /// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached. Everything
 /// comes in whole through the memory of the gradients, which hold nothing yet.
-template <class Device, class X, class A>
-TrainerState load_or_initialise(Device device, GPT<Device, X, A>& gpt, const Origin& origin, const Options& o, bool speaks) {
+template <class Device, class X>
+TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin& origin, const Options& o, bool speaks) {
     const TensorList& list = gpt.net.tensors;
     const size_t owned = gpt.owned_end - gpt.owned_begin;
     HostView<Device> whole(device, gpt.gradients, list.size());
@@ -76,13 +76,13 @@ TrainerState load_or_initialise(Device device, GPT<Device, X, A>& gpt, const Ori
 // ------------------------------------------------------------------------------------------------------------------- the run
 
 /// What the loop carries from step to step.
-template <class Device, class X, class A>
+template <class Device, class X>
 struct Run {
     Device device;
     const Options& o;
     Ranks& ranks;
     Data data;
-    GPT<Device, X, A> gpt;
+    GPT<Device, X> gpt;
     Feed<Device> feed;
     Monitor<Device, X> monitor;   // on rank 0, where it is asked for
     std::optional<Collectives<Device>> collectives;   // from begin() on
@@ -98,15 +98,15 @@ struct Run {
     int64_t first_step = 0;                    // that this process does, from 1
     Stopwatch since_start, since_step;
 
-    Run(Device device_, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
+    Run(Device device_, const Variant& variant, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
         : device(device_),
           o(o_),
           ranks(ranks_),
           data(std::move(data_)),
-          gpt(config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
+          gpt(variant, config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
               o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1),
           feed(o.batch_size, o.seq_len, config.V),
-          monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, config.NH, A::branch_names()),
+          monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, config.NH, variant.branch_names()),
           progress(ranks.first(), ranks.launched()),
           flops(count_flops(gpt.net, o.seq_len)) {
         require_sizes(device, config);
@@ -117,14 +117,14 @@ struct Run {
         std::vector<MemoryUse> plan = gpt.memory_plan();
         plan.push_back({"batches", feed.bytes()});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
-        if (shares_contexts()) plan.push_back({"contexts of answers", SharedContexts<X, A>::bytes(gpt.net.config, gpt.B, gpt.T)});
+        if (shares_contexts()) plan.push_back({"contexts of answers", SharedContexts<X>::bytes(gpt.net.config, gpt.B, gpt.T)});
         add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.net.tensors.size() : 0, ranks.launched());
         return plan;
     }
 
     /// Whether answers to an item can go on from one computation of its context.
     bool shares_contexts() const {
-        return std::is_same_v<Device, CPU> && !data.tasks.empty() && can_decode_from_cache(gpt);
+        return std::is_same_v<Device, CPU> && !data.tasks.empty() && gpt.net.all(&LayerFacts::decodes_from_cache);
     }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
@@ -132,12 +132,13 @@ struct Run {
 };
 
 /// Gets memory and weights, makes the output folder with the run's options and its log, whose first record is the configuration.
-template <class Device, class X, class A>
-void begin(Run<Device, X, A>& run, const Origin& origin) {
+template <class Device, class X>
+void begin(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;
-    if (run.gpt.net.layers[0].attention.needs_known_text())
-        fail(Exit::usage, "with these settings ", A::name, " reads what stands behind a row, and is for texts that are there as a ",
-             "whole (--evaluate, --show-mask, ./generate); to train give ", A::options_to_train);
+    const Variant& variant = run.gpt.net.variant;
+    if (run.gpt.net.any(&LayerFacts::needs_known_text))
+        fail(Exit::usage, "with these settings ", variant.name, " reads what stands behind a row, and is for texts that are there as a ",
+             "whole (--evaluate, --show-mask, ./generate); to train give ", variant.options_to_train);
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
     run.collectives.emplace(run.device, run.ranks);   // first: NCCL takes memory of its own
     run.gpt.allocate(run.device);
@@ -168,7 +169,7 @@ void begin(Run<Device, X, A>& run, const Origin& origin) {
     std::ofstream(o.out + "/options.toml") << o.resolved;
     run.log.write({{"event", "config"},
                    {"step", run.state.step},
-                   {"variant", A::name},
+                   {"variant", variant.name},
                    {"parameters", int64_t(run.gpt.net.tensors.parameters())},
                    {"ranks", int64_t(run.ranks.size())},
                    {"options", o.resolved}},
@@ -176,8 +177,8 @@ void begin(Run<Device, X, A>& run, const Origin& origin) {
 }
 
 /// Prints and logs the step that run.state has just been moved to. `auxiliary` is the mean of the policy's own loss.
-template <class Device, class X, class A>
-void report_step(Run<Device, X, A>& run, double norm, double lr, double auxiliary) {
+template <class Device, class X>
+void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary) {
     const TrainerState& s = run.state;
     const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds,
                  flops = rate * run.flops.per_token;
@@ -191,7 +192,7 @@ void report_step(Run<Device, X, A>& run, double norm, double lr, double auxiliar
                                             {"ms", seconds * 1e3},
                                             {"tok_s", rate},
                                             {"mfu", flops / run.ceiling}};
-    if (A::has_auxiliary_loss) fields.push_back({"aux_loss", auxiliary});
+    if (run.gpt.auxiliary) fields.push_back({"aux_loss", auxiliary});
     run.log.write(fields);
 }
 
@@ -199,8 +200,8 @@ void report_step(Run<Device, X, A>& run, double norm, double lr, double auxiliar
 template <class Device>
 class Whole {
 public:
-    template <class X, class A>
-    Whole(Run<Device, X, A>& run, float* owned, bool is_whole)
+    template <class X>
+    Whole(Run<Device, X>& run, float* owned, bool is_whole)
         : mine_(run.device, owned, is_whole ? run.gpt.net.tensors.size() : run.gpt.owned_end - run.gpt.owned_begin) {
         mine_.pull();
         if (is_whole) return;
@@ -215,16 +216,16 @@ private:
 };
 
 /// The weights in full precision. Every rank must call it.
-template <class Device, class X, class A>
-Whole<Device> whole_weights(Run<Device, X, A>& run) {
-    if constexpr (!GPT<Device, X, A>::rounds)
+template <class Device, class X>
+Whole<Device> whole_weights(Run<Device, X>& run) {
+    if constexpr (!GPT<Device, X>::rounds)
         if (!run.gpt.keeps_master()) return {run, run.gpt.weights, true};
     return {run, run.gpt.master, !run.gpt.sharded()};
 }
 
 /// Saves a checkpoint. One that cannot be written costs the run a warning; the last one its exit code.
-template <class Device, class X, class A>
-void save(Run<Device, X, A>& run, bool last) {
+template <class Device, class X>
+void save(Run<Device, X>& run, bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
     run.ranks.at("saving a checkpoint", run.state.step);
@@ -246,8 +247,8 @@ void save(Run<Device, X, A>& run, bool last) {
 }
 
 /// Waits for all ranks, then writes the last line, the last record and the loss curve.
-template <class Device, class X, class A>
-Exit finish(Run<Device, X, A>& run, bool stopped) {
+template <class Device, class X>
+Exit finish(Run<Device, X>& run, bool stopped) {
     run.ranks.at("finishing", run.state.step);
     run.ranks.barrier();
     const Exit result = stopped ? Exit::signal : Exit::done;
@@ -278,8 +279,8 @@ Exit finish(Run<Device, X, A>& run, bool stopped) {
 }
 
 /// The tables of a run that trains.
-template <class Device, class X, class A>
-void print_training(const Run<Device, X, A>& run, int threads) {
+template <class Device, class X>
+void print_training(const Run<Device, X>& run, int threads) {
     const Options& o = run.o;
     const Data& data = run.data;
     auto tokens_of = [](const TokenStream& stream) {
@@ -300,7 +301,7 @@ void print_training(const Run<Device, X, A>& run, int threads) {
     print_table(
         "training",
         {{"device", describe(run.device, threads)},
-         {"precision", GPT<Device, X, A>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
+         {"precision", GPT<Device, X>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
          {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
          {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
@@ -310,13 +311,13 @@ void print_training(const Run<Device, X, A>& run, int threads) {
 }
 
 /// The tables at the start.
-template <class Device, class X, class A>
-void print_set_up(const Run<Device, X, A>& run, int threads) {
+template <class Device, class X>
+void print_set_up(const Run<Device, X>& run, int threads) {
     print_tensors(run.gpt.net.tensors);
     print_table("model", model_rows(run.gpt.net, run.flops));
     if (run.data.train) print_training(run, threads);
     print_memory(run.memory_plan());
-    if (!run.gpt.net.layers[0].attention.is_causal())
+    if (!run.gpt.net.all(&LayerFacts::is_causal))
         std::cout << "warning: outputs depend on LATER TOKENS here: every loss, and every choice among answers, is of a model\n"
                      "         that has seen some of the solution, and not to be compared with causal ones\n";
     std::fflush(stdout);

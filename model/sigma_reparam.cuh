@@ -62,8 +62,8 @@ W power_iteration(W* v, W* next_u, const W* weight, const W* u, int OUT, int IN)
 
 /// Starts those u and gamma whose tensors `is_new` names, on the host, after W is there: u from the numbers that it was initialised
 /// with by `iterations` of power iteration, gamma at sigma(W). `weights` is the whole flat buffer.
-template <class A, class W, class IsNew>
-void start_sigma(const Qwen<A>& net, W* weights, IsNew is_new, int iterations = 50) {
+template <class W, class IsNew>
+void start_sigma(const Qwen& net, W* weights, IsNew is_new, int iterations = 50) {
     for (size_t k = 0; k < net.sigma.size(); k++) {
         const SigmaLinear& s = net.sigma[k];
         W* const u = weights + s.u.offset;

@@ -15,7 +15,9 @@
 #include "model/config.h"
 #include "model/memory.h"
 
-/// Everything that can be chosen on the command line; train_gpt.cu names and explains each.
+struct Variant;
+
+/// Everything that can be chosen on the command line; model/train_options.cpp names and explains each.
 struct Options {
     std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt, show_mask;
     std::vector<std::string> eval_data;
@@ -33,6 +35,9 @@ struct Options {
     bool model_given = false;                 // on the command line
     std::string resolved;                     // all of them, as a file for --config
 };
+
+/// Fills `o` from the command line of a training program. False when only --help was asked for; Exit::usage for what cannot be.
+bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o);
 
 /// The data and how a step is cut out of it.
 struct Data {

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 #include "model/report.h"
 
 /// Floating-point operations of one training step per token, counting the pairs that the variant really visits: 6 per parameter
@@ -19,18 +19,17 @@ struct Flops {
     double cached_keys = 0;     // that decoding goes on from after T tokens: of one key/value head, summed over the layers
     double cached_features = 0; // and numbers that E1 reads per key, of all heads and layers
 };
-template <class A>
-Flops count_flops(const Qwen<A>& net, int T) {
+inline Flops count_flops(const Qwen& net, int T) {
     const Config& c = net.config;
     Flops f;
     f.T = T;
     double further = 0;
     for (const auto& layer : net.layers) {
-        const PairCount count = expected_pairs(layer.attention, c.NH, T);
+        const PairCount count = layer.attention->expected_pairs(c.NH, T);
         f.visited.pairs += count.pairs, f.visited.tiles += count.tiles;
-        f.cached_keys += layer.attention.cached_keys(T);
-        f.cached_features += double(layer.attention.features().column) * c.NH * T;
-        further += layer.attention.further_pairs(c.NH, T);
+        f.cached_keys += layer.attention->cached_keys(T);
+        f.cached_features += double(layer.attention->facts.features.column) * c.NH * T;
+        further += layer.attention->further_pairs(c.NH, T);
     }
     const PairCount causal = count_pairs(Policy(c, 0), c.NH, T);   // the same in every layer
     f.dense = {c.L * causal.pairs, c.L * causal.tiles};
@@ -85,14 +84,13 @@ inline void print_tensors(const TensorList& list) {
     print_table("tensor", rows);
 }
 
-template <class A>
-std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, const Flops& f) {
+inline std::vector<std::pair<std::string, std::string>> model_rows(const Qwen& net, const Flops& f) {
     const Config& c = net.config;
     const double key_bytes = 2.0 * c.NKV * c.HS * sizeof(float);   // a key and its value, of all heads
     const double cache = key_bytes * f.cached_keys + sizeof(float) * f.cached_features;
-    const char* const bound = net.layers[0].attention.expects_at_most() ? "at most " : "";
+    const char* const bound = net.any(&LayerFacts::expects_at_most) ? "at most " : "";
     std::vector<std::pair<std::string, std::string>> rows = {
-        {"attention", A::name},
+        {"attention", net.variant.name},
         {"form", std::string(c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") +
                      (c.tied ? ", tied head" : ", untied head")},
         {"layers L, channels C, width F", text("%d, %d, %d", c.L, c.C, c.F)},
@@ -106,10 +104,10 @@ std::vector<std::pair<std::string, std::string>> model_rows(const Qwen<A>& net, 
                                             100 * f.visited.tiles / f.dense.tiles)},
         {text("KV cache of %d tokens", f.T), text("%s in float32 (%.1f%% of causal)", human_bytes(cache).c_str(),
                                                   100 * cache / (key_bytes * double(c.L) * f.T))},
-        {"causal and prefix-consistent", net.layers[0].attention.is_causal() ? "yes" : "no: outputs depend on later tokens"}};
+        {"causal and prefix-consistent", net.all(&LayerFacts::is_causal) ? "yes" : "no: outputs depend on later tokens"}};
     if (net.tensors.trained() < net.tensors.parameters())
         rows.push_back({"parameters that AdamW trains", std::to_string(net.tensors.trained())});
-    for (const Setting& s : A::settings()) rows.push_back({s.key, text("%g", c.setting(s.key))});
+    for (const Setting& s : net.variant.settings()) rows.push_back({s.key, text("%g", c.setting(s.key))});
     return rows;
 }
 

@@ -1,76 +1,19 @@
 #!/usr/bin/env bash
-# `make test`: installs what is missing (Python packages in build/python), builds every program and the tests, runs tests/*.cpp and,
-# on the emulator, tests/gpu/*.cpp (Catch2), then tests/*.sh (each prints lines `ok NAME` or `FAIL NAME: why`). The last line is
-# `N passed, N failed`; exits 1 when something failed.
+# Installs what is missing (Python packages in build/python), builds programs and tests, and runs them: tests/*.cpp and, on the
+# emulator, tests/gpu/*.cpp (Catch2), then tests/*.sh (each prints lines `ok NAME` or `FAIL NAME: why`).
+#   scripts/run_tests.sh all       everything (make test)
+#   scripts/run_tests.sh check     what a change should pass before it is committed (make check): all tests that are of no variant,
+#                                  and those of causal, asga and the variants whose files differ from the last commit
+#   scripts/run_tests.sh NAME      the tests of one variant (make test-NAME)
+# Every stage tells its seconds and CPU-seconds; at the end come the ten slowest test cases, what exceeded tests/BUDGET.md, and the
+# last line: `N passed, N failed`. Exits 1 when something failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export OMP_WAIT_POLICY=passive   # the tests have many tiny parallel regions, which spinning threads slow down on a busy machine
-passed=0 failed=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-
-finish() {
-    echo "$passed passed, $failed failed"
-    [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
-    exit
-}
-
-# The first number before the word in Catch2's summary line; 0 when it has none.
-cases() { grep -E '^test cases: ' "$log" | tail -n 1 | grep -oE "[0-9]+ $1( \\||$)" | grep -oE '[0-9]+' | head -n 1 || echo 0; }
-
-# Counts the test cases of a Catch2 program that ended with a status and left its output in $log.
-count_cases() {
-    local program=$1 status=$2 bad
-    bad=$(cases failed)
-    if grep -qE '^All tests passed' "$log"; then
-        passed=$((passed + $(grep -E '^All tests passed' "$log" | grep -oE '[0-9]+ test case' | grep -oE '[0-9]+')))
-    else
-        passed=$((passed + $(cases passed)))
-    fi
-    if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ]; then
-        echo "FAIL $program: ended with status $status"
-        bad=1
-    fi
-    failed=$((failed + bad))
-}
-
-run_unit_tests() {
-    "$1" 2>&1 | tee "$log"
-    count_cases "$1" "${PIPESTATUS[0]}"
-}
-
-# Two halves of a long program side by side, by the letters that the tests' names begin with.
-run_unit_tests_in_halves() {
-    local first='a*,b*,c*,d*,f*,l*' rest='e*,g*,h*,i*,j*,k*,m*,n*,o*,p*,q*,r*,s*,t*,u*,v*,w*,x*,y*,z*' other half all
-    tests() { "$1" --list-test-names-only "${@:2}" | grep -c .; }
-    all=$(tests "$1")
-    if [ $(($(tests "$1" "$first") + $(tests "$1" "$rest"))) -ne "$all" ]; then
-        echo "FAIL $1: a test's name begins with no letter; scripts/run_tests.sh does not run it"
-        failed=$((failed + 1))
-    fi
-    other=$(mktemp)
-    "$1" "$rest" > "$other" 2>&1 &
-    half=$!
-    "$1" "$first" 2>&1 | tee "$log"
-    count_cases "$1" "${PIPESTATUS[0]}"
-    wait "$half"
-    local status=$?
-    tee "$log" < "$other"
-    rm -f "$other"
-    count_cases "$1" "$status"
-}
-
-run_script() {
-    bash "$1" 2>&1 | tee "$log"
-    local status=${PIPESTATUS[0]} bad
-    bad=$(grep -c '^FAIL ' "$log")
-    passed=$((passed + $(grep -c '^ok ' "$log")))
-    if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ]; then
-        echo "FAIL $1: ended with status $status"
-        bad=1
-    fi
-    failed=$((failed + bad))
-}
+. scripts/stages.bash
+what=${1:?usage: scripts/run_tests.sh all|check|VARIANT}
+processors=$(nproc)
+build() { make --no-print-directory -j"$processors" "$@"; }
 
 # The packages that some scripts stand on, in an environment of their own in build/, unless python3 has them or PYTHON says which one
 # to take. Where they cannot be had, the tests of those scripts say so and are skipped.
@@ -79,23 +22,49 @@ install_python_packages() {
     has_all() { "$1" -c 'import pyarrow, rouge_score, sacrebleu, tokenizers' 2> /dev/null; }
     if [ -n "${PYTHON:-}" ] || has_all python3; then return; fi
     if has_all $folder/bin/python3 || { python3 -m venv --clear --system-site-packages $folder &&
-        $folder/bin/pip install --retries 1 --timeout 20 $packages; } > "$log" 2>&1; then
+        $folder/bin/pip install --retries 1 --timeout 20 $packages; } > "$work/pip" 2>&1; then
         export PYTHON=$folder/bin/python3
     else
-        echo "without the Python packages $packages: $(tail -n 1 "$log")"
+        echo "without the Python packages $packages: $(tail -n 1 "$work/pip")"
     fi
 }
 
-if ! { scripts/install.sh test && make --no-print-directory -j"$(nproc)" all build/tests/run_tests \
-    build/emulated/{run_tests,collectives_program,train_causal,train_asga} build/dev/token_ids; }; then
-    echo "FAIL build"
-    failed=1
-    finish
-fi
-install_python_packages
-run_unit_tests build/tests/run_tests
-run_unit_tests_in_halves build/emulated/run_tests
-for script in tests/*.sh; do
-    [ -e "$script" ] && run_script "$script"
-done
+# Variants whose file is not as it was committed, new ones too.
+changed_variants() { git status --porcelain -- attention 2> /dev/null | sed -nE 's/^...?.*attention\/([a-z0-9_]+)\.cuh$/\1/p'; }
+
+run_all() {
+    stage "build the programs" build all || return
+    stage "build the tests" build build/tests/run_tests build/dev/token_ids || return
+    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga} || return
+    stage "tests on the CPU" run_cases build/tests/run_tests
+    stage "tests on the emulated GPU" run_cases build/emulated/run_tests
+    install_python_packages
+    local script
+    for script in tests/*.sh; do stage "$script" run_script "$script"; done
+}
+
+run_check() {
+    local variants variant names
+    variants=$(printf '%s\n' causal asga $(changed_variants) | sort -u)
+    names=$(printf '%s: *,%s model: *,%s decode: *,' $(for variant in $variants; do echo "$variant $variant $variant"; done))
+    echo "variants: $(tr '\n' ' ' <<< "$variants")"
+    # shellcheck disable=SC2046,SC2086  # lists of words
+    stage "build" build tokenize build/tests/run_tests build/emulated/operation_tests $(printf 'build/emulated/test_%s ' $variants) || return
+    stage "tests on the CPU" run_cases build/tests/run_tests "~[variant],$names"
+    stage "tests on the emulated GPU" run_cases build/emulated/operation_tests
+    for variant in $variants; do stage "$variant on the emulated GPU" run_cases "build/emulated/test_$variant"; done
+}
+
+run_variant() {
+    stage "build" build tokenize "build/tests/test_$1" "build/emulated/test_$1" || return
+    stage "$1 on the CPU" run_cases "build/tests/test_$1"
+    stage "$1 on the emulated GPU" run_cases "build/emulated/test_$1"
+}
+
+if ! stage "install" scripts/install.sh test; then finish; fi
+case $what in
+    all) run_all ;;
+    check) run_check ;;
+    *) run_variant "$what" ;;
+esac
 finish

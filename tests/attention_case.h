@@ -1,5 +1,5 @@
 // What the tests of attention share: random numbers, a gradient check for large inputs, and one attention layer set up as
-// model/gpt.cuh sets it up, so that any variant can be run forward and backward on its own.
+// model/gpt.h sets it up, so that any variant can be run forward and backward on its own.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/core/layer.h"
 #include "model/error.h"
 #include "model/qk_rope.cuh"
+#include "tests/variants.h"
 
 /// Normal numbers, drawn in double: a float case is the rounded double case of the same seed.
 template <class X = double>
@@ -88,14 +88,15 @@ struct LayerSizes {
 };
 
 /// One attention layer of a variant with random inputs and random tensors of its own. forward() and backward() call what
-/// attention_half_backward() in model/gpt.cuh calls, in its order.
-template <class X, class Attention>
+/// attention_half_backward() in model/gpt.h calls, in its order.
+template <class X>
 class AttentionCase {
 public:
     Config config;
     int B, T, heads;
     TensorList tensors;
-    Attention policy;
+    std::unique_ptr<AttentionLayer> attention;
+    LayerFacts facts;
 
     // Inputs, to be changed at will.
     std::vector<X> weights;   // the variant's tensors
@@ -109,9 +110,10 @@ public:
 
     double auxiliary_weight = 1;   // of the policy's own loss in loss()
 
-    explicit AttentionCase(const LayerSizes& sizes, uint64_t seed = 1)
-        : config(config_of(sizes)), B(sizes.B), T(sizes.T), heads(sizes.NH + sizes.NKV), policy(config, 0) {
-        policy.declare(tensors, "model.layers.0.self_attn.");
+    AttentionCase(const Variant& variant, const LayerSizes& sizes, uint64_t seed = 1)
+        : config(config_of(variant, sizes)), B(sizes.B), T(sizes.T), heads(sizes.NH + sizes.NKV),
+          attention(variant.make_layer(config, 0)), facts(attention->facts), variant_(variant) {
+        attention->declare(tensors, "model.layers.0.self_attn.");
         const size_t BT = size_t(B) * T, HS = sizes.HS;
         weights.assign(tensors.size(), X(0));
         for (const Tensor& tensor : tensors) draw(tensor, seed++);
@@ -121,10 +123,10 @@ public:
     }
 
     /// Whether the variant takes these values together: one setting may limit another, and the number of heads may limit both.
-    static bool accepts(const LayerSizes& sizes) {
-        const Config config = config_of(sizes);
+    static bool accepts(const Variant& variant, const LayerSizes& sizes) {
+        const Config config = config_of(variant, sizes);
         try {
-            Attention(config, 0);
+            variant.make_layer(config, 0);
         } catch (const Error& error) {
             if (error.code != Exit::usage) throw;
             return false;
@@ -134,7 +136,7 @@ public:
 
     /// The same layer on the first `tokens` tokens of every sequence.
     AttentionCase first_tokens(int tokens) const {
-        AttentionCase shorter({B, tokens, config.NH, config.NKV, config.HS, config.settings});
+        AttentionCase shorter(variant_, {B, tokens, config.NH, config.NKV, config.HS, config.settings});
         shorter.weights = weights;
         shorter.x = head_of(x, tokens), shorter.qkv = head_of(qkv, tokens);
         return shorter;
@@ -145,7 +147,7 @@ public:
         qk_norm_rope_forward(CPU{}, qk.data(), qk_pre.data(), static_cast<X*>(nullptr), qkv.data(), shape(), 0);
         fill_extras(state.extras, X(3));
         for (auto* result : {&out, &gated_out, &lse, &auxiliary}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
-        attention_layer_forward(CPU{}, policy, inputs(), weights.data(), state, workspace.data());
+        passes().forward(CPU{}, inputs(), weights.data(), state, workspace.data(), {});
     }
 
     /// Needs forward(). `dout` (B, T, NH, HS) is the gradient of gated_out. dweights and dx are added to.
@@ -156,10 +158,10 @@ public:
         for (auto* result : {&dqk, &dqk_pre, &dqkv}) result->assign(result->size(), nan);
         const LayerInputs<X> in = inputs();
         const Heads<X> dq{dqk.data(), v_at}, dk{dqk.data() + k_at, v_at}, dv{dqkv.data() + v_at, v_row};
-        X* dpre = Attention::reads_qk_pre ? dqk_pre.data() : nullptr;
-        ExtraGradients<X> gradients{dextras, dpre, dpre ? dpre + k_at : nullptr, Attention::reads_x ? dx.data() : nullptr,
+        X* dpre = facts.reads_qk_pre ? dqk_pre.data() : nullptr;
+        ExtraGradients<X> gradients{dextras, dpre, dpre ? dpre + k_at : nullptr, facts.reads_x ? dx.data() : nullptr,
                                     dweights.data(), X(auxiliary_weight)};
-        attention_layer_backward(CPU{}, policy, in, weights.data(), state, dout.data(), {dq, dk, dv}, gradients, workspace.data());
+        passes().backward(CPU{}, in, weights.data(), state, dout.data(), {dq, dk, dv}, gradients, workspace.data());
         X* const no_weight = nullptr;
         qk_norm_rope_backward(CPU{}, dqkv.data(), no_weight, no_weight, dqk.data(), dpre, qkv.data(), no_weight, shape(),
                               Write::overwrite);
@@ -175,7 +177,7 @@ public:
     }
 
     /// (B, T, NH, HS) what the output projection reads.
-    const std::vector<X>& result() const { return policy.gated() ? gated_out : out; }
+    const std::vector<X>& result() const { return facts.gated ? gated_out : out; }
 
     LayerInputs<X> inputs() const {
         const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS;
@@ -183,7 +185,18 @@ public:
                 qk.data() + k_at, qkv.data() + v_at, v_at, v_at + config.NKV * HS, cosine.data(), sine.data()};
     }
 
+    const CpuPasses<X>& passes() const { return cpu_passes_of<X>(*attention); }
+
+    /// What the layer's naive() prints for the inputs.
+    std::vector<X> naive() const {
+        std::vector<X> printed(out.size());
+        passes().naive(inputs(), weights.data(), printed.data());
+        return printed;
+    }
+
 private:
+    const Variant& variant_;
+
     QkShape<X> shape() const {
         return {B, T, config.NH, config.NKV, config.HS, nullptr, nullptr, cosine.data(), sine.data()};
     }
@@ -194,12 +207,12 @@ private:
     Extras<X> dextras;
     std::vector<std::byte> kept, workspace;
 
-    static Config config_of(const LayerSizes& sizes) {
+    static Config config_of(const Variant& variant, const LayerSizes& sizes) {
         Config config;
         config.C = 24, config.L = 1, config.NH = sizes.NH, config.NKV = sizes.NKV, config.HS = sizes.HS, config.rope_theta = 1e4;
-        config.variant = Attention::name;
+        config.variant = variant.name;
         config.settings = sizes.settings;
-        complete_settings(config, Attention::settings());
+        complete_settings(config, variant.settings());
         return config;
     }
 
@@ -216,23 +229,23 @@ private:
         const size_t BT = size_t(B) * T, HS = config.HS;
         for (auto* buffer : {&qk, &qk_pre, &dqk, &dqk_pre}) buffer->resize(BT * heads * HS);
         cosine.resize(size_t(T) * HS / 2), sine.resize(cosine.size());
-        rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta, Attention::rotates);
+        rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta, facts.rotates);
         out.resize(BT * config.NH * HS), gated_out.resize(out.size()), lse.resize(BT * config.NH);
         dweights.resize(weights.size()), dx.resize(x.size()), dqkv.resize(qkv.size());
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size
-            state.extras = take_extras<CPU, X>(memory, policy, B, T, config.NH, 1);
-            dextras = take_extras<CPU, X>(memory, policy, B, T, config.NH, B);
+            state.extras = take_extras<CPU, X>(memory, facts.features, facts.gated, B, T, config.NH, 1);
+            dextras = take_extras<CPU, X>(memory, facts.features, facts.gated, B, T, config.NH, B);
             if (pass == 0) memory.allocate();
         }
-        if (Attention::has_auxiliary_loss) auxiliary.resize(size_t(B) * config.NH), state.extras.auxiliary = auxiliary.data();
+        if (facts.has_auxiliary_loss) auxiliary.resize(size_t(B) * config.NH), state.extras.auxiliary = auxiliary.data();
         const LayerShape s{B, T, config.C, config.NH, config.NKV, config.HS};
-        kept.resize(policy.template kept_bytes<X>(s)), workspace.resize(layer_workspace<X>(CPU{}, policy, s));
+        kept.resize(passes().kept_bytes(s)), workspace.resize(passes().workspace_bytes(CPU{}, s));
         state.out = out.data(), state.lse = lse.data(), state.kept = kept.data();
-        state.gated_out = policy.gated() ? gated_out.data() : out.data();
+        state.gated_out = facts.gated ? gated_out.data() : out.data();
     }
 
     void fill_extras(const Extras<X>& extras, X value) {
-        const Features f = policy.features();
+        const Features f = facts.features;
         const size_t heads_of_batch = size_t(B) * config.NH;
         const size_t copies = extras.head == dextras.head ? heads_of_batch : config.NH;
         if (extras.head) std::fill_n(extras.head, copies * f.head, value);
@@ -247,4 +260,12 @@ private:
         for (int b = 0; b < B; b++) to.insert(to.end(), from.begin() + b * T * width, from.begin() + (b * T + tokens) * width);
         return to;
     }
+};
+
+/// A layer whose policy a test wants to ask more than every policy answers.
+template <class X, class A>
+struct PolicyCase : AttentionCase<X> {
+    const A& policy;
+    explicit PolicyCase(const LayerSizes& sizes, const Variant& variant = named(A::name))
+        : AttentionCase<X>(variant, sizes), policy(policy_of<A>(*this->attention)) {}
 };

@@ -16,7 +16,7 @@
 
 #include "model/checkpoint.h"
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 #include "model/machine.h"
 #include "model/safetensors.h"
 #include "tests/check.h"
@@ -64,8 +64,7 @@ inline std::vector<std::filesystem::path> fixture_folders(const std::string& var
 using Curve = std::vector<std::vector<double>>;
 inline const std::vector<std::string> CURVE_COLUMNS{"loss", "grad_norm", "lr", "auxiliary_loss"};
 
-template <class A>
-Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, Feed<CPU>& feed, const Fixture& f) {
+inline Curve train_as_the_program_does(GPT<CPU, float>& gpt, Feed<CPU>& feed, const Fixture& f) {
     const nlohmann::json& training = f.expected["training"];
     const int64_t steps = training["steps"], warmup = training["warmup_steps"];
     AdamW adamw{training["lr"], training["beta1"], training["beta2"], training["adam_eps"], training["weight_decay"], training["grad_clip"]};
@@ -85,7 +84,7 @@ Curve train_as_the_program_does(GPT<CPU, float, A>& gpt, Feed<CPU>& feed, const 
         adamw.lr = learning_rate(training["lr"], training["min_lr_frac"], warmup, steps, step - 1);
         gpt_update(CPU{}, gpt, adamw, step);
         curve.push_back({gpt.numbers->loss / (f.B * f.T), std::sqrt(gpt.numbers->squares), adamw.lr});
-        if (A::has_auxiliary_loss) curve.back().push_back(gpt.numbers->auxiliary / (f.B * f.T));
+        if (gpt.auxiliary) curve.back().push_back(gpt.numbers->auxiliary / (f.B * f.T));
     }
     return curve;
 }
@@ -110,11 +109,10 @@ inline std::string norm_difference(const TensorList& list, const float* flat, co
 }
 
 /// Everything that the fixture knows, with activations kept or recomputed.
-template <class A>
-void check_fixture(const std::filesystem::path& folder, Recompute recompute) {
+inline void check_fixture(const Variant& variant, const std::filesystem::path& folder, Recompute recompute) {
     const Threads one(1);   // steps too small to share
     const Fixture f = load_fixture(folder);
-    GPT<CPU, float, A> gpt(load_config(folder), f.B, f.T, Mode::training, recompute);
+    GPT<CPU, float> gpt(variant, load_config(folder), f.B, f.T, Mode::training, recompute);
     gpt.allocate(CPU{});
     Feed<CPU> feed(f.B, f.T, gpt.net.config.V);
     const TensorList& list = gpt.net.tensors;
@@ -131,7 +129,7 @@ void check_fixture(const std::filesystem::path& folder, Recompute recompute) {
 
     gpt_loss(CPU{}, gpt, batch, Write::overwrite, 1.0f / float(rows));
     CHECK(number_difference(gpt.numbers->loss / rows, f.expected, "loss") == "");
-    if (A::has_auxiliary_loss) CHECK(number_difference(gpt.numbers->auxiliary / rows, f.expected, "auxiliary_loss") == "");
+    if (gpt.auxiliary) CHECK(number_difference(gpt.numbers->auxiliary / rows, f.expected, "auxiliary_loss") == "");
     gpt_backward(CPU{}, gpt, batch, Write::overwrite);
     gpt_norm(CPU{}, gpt);   // which completes the gradients
     CHECK(norm_difference(list, gpt.gradients, f.expected["gradient_norms"]) == "");

@@ -14,7 +14,7 @@ namespace {
 
 using Settings = std::map<std::string, double>;
 template <class A>
-using Case = AttentionCase<double, A>;
+using Case = PolicyCase<double, A>;
 using Numbers = std::vector<double>;
 
 std::string text_of(const LayerSizes& s) {
@@ -41,9 +41,7 @@ void check_layer(const LayerSizes& sizes) {
     Case<A> layer(sizes);
     const Numbers dout = normal_numbers(layer.out.size(), 7);
     layer.forward(), layer.backward(dout);
-    Numbers naive(layer.out.size());
-    layer.policy.naive(layer.inputs(), layer.weights.data(), naive.data());
-    CHECK(difference(layer.result(), naive, {1e-12}) == "");
+    CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
     const Numbers dqkv = layer.dqkv;
     CHECK(gradient_error(layer.qkv, dqkv, [&] { return layer.loss(dout); }) <= 1e-8);
     CHECK(tensor_error(layer, dout) <= 1e-8);
@@ -244,7 +242,7 @@ TEST_CASE("distillation in a whole model: a part of the objective, per token, wh
     Config config = config_of(Form{});
     config.L = 1;   // one layer: the teacher does not depend on the gate
     config.settings = {{S + "top_k", 1}};
-    Trial<double, seer> whole(config, 2, 200, 2, 200), micro(config, 2, 200, 2, 200);
+    Trial<double> whole(named("seer"), config, 2, 200, 2, 200), micro(named("seer"), config, 2, 200, 2, 200);
     const double loss = whole.loss_and_gradients();
     CHECK(whole.gpt.numbers->auxiliary > 1);
     CHECK(std::abs(micro.loss_and_gradients(0, 1, Write::overwrite) + micro.loss_and_gradients(1, 1, Write::add) - loss) <= 1e-13 * loss);

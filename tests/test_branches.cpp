@@ -79,7 +79,7 @@ TEST_CASE("branches: a softmax goes on where another kernel call has left it, in
         for (double left : {-1.0, 0.0, 20.0})
             for (double step : {1.0, 3.0, 70.0}) {
                 INFO("T " << T << ", window " << left << ", every " << step << ". token");
-                AttentionCase<double, window_and_some> layer({2, T, 4, 2, 8, {{"left", left}, {"step", step}}});
+                PolicyCase<double, window_and_some> layer({2, T, 4, 2, 8, {{"left", left}, {"step", step}}}, variant_of<CpuLayer, window_and_some>);
                 layer.forward();
                 std::vector<double> expected(layer.out.size(), NAN);
                 layer.policy.naive(layer.inputs(), expected.data());
@@ -103,7 +103,7 @@ TEST_CASE("branches: a softmax goes on where another kernel call has left it, in
 TEST_CASE("branches: statistics go on where another kernel call has left them", "[attention][branches]") {
     const int T = 130;
     for (double left : {-1.0, 20.0}) {
-        AttentionCase<double, window_and_some> layer({2, T, 4, 2, 8, {{"left", left}, {"step", 3}}});
+        PolicyCase<double, window_and_some> layer({2, T, 4, 2, 8, {{"left", left}, {"step", 3}}}, variant_of<CpuLayer, window_and_some>);
         layer.forward();   // leaves q and k
         std::vector<double> out(layer.out), lse(layer.lse), entropy(lse.size(), NAN), pairs(entropy), tiles(8 * tiles_of(T), NAN);
         LayerState<double> state{{}, out.data(), out.data(), lse.data()};

@@ -6,10 +6,10 @@
 
 namespace {
 
-using Model = Trial<double, causal>;
+using Model = CausalTrial<double>;
 
 /// Logits (tokens, V) after each of the tokens that follow the prompt; all are given.
-std::vector<double> logits(Decoder<double, causal>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
+std::vector<double> logits(Decoder<double>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
     std::vector<double> all;
     for (int T = prompt; T <= int(text.size()); T++) {
         const double* next = decoder.logits_after({text.begin(), text.begin() + T});
@@ -30,7 +30,7 @@ Run run(const Inference& how, int prompt, int T) {
     Model model(config_of(Form{}), 1, T, 1, T, Recompute::nothing, 0, 1, Mode::inference);
     for (const auto& layer : model.gpt.net.layers)   // sharp attention, so that there is something to leave out
         for (size_t n = 0; n < layer.q_norm.size; n++) model.gpt.weights[layer.q_norm.offset + n] *= 6;
-    Decoder<double, causal> decoder(model.gpt, how);
+    Decoder<double> decoder(model.gpt, how);
     Run r;
     r.logits = logits(decoder, model.tokens, prompt, model.gpt.net.config.V);
     r.psa = decoder.psa_count(), r.adaspa = decoder.adaspa_count();

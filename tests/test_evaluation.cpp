@@ -1,8 +1,6 @@
 // Multiple choice: reading items, scoring answers, and what a model finds likely.
 #include <cmath>
 
-#include "attention/causal.cuh"
-#include "attention/sliding_window.cuh"
 #include "data/evaluation.h"
 #include "model/log_likelihoods.cuh"
 #include "tests/catch.h"
@@ -223,7 +221,7 @@ TEST_CASE("evaluation: accuracy by sum, token mean and character mean, with stan
 
 TEST_CASE("evaluation: a batch of answers scores what each scores alone, token by token") {
     const Form form;
-    Trial<double, causal> trial(config_of(form), 2, 67, 4, 67);
+    Trial<double> trial(named("causal"), config_of(form), 2, 67, 4, 67);
     const int V = trial.gpt.net.config.V;
     std::vector<Answer> answers;
     std::mt19937 generator(5);
@@ -253,14 +251,14 @@ TEST_CASE("evaluation: a batch of answers scores what each scores alone, token b
 }
 
 TEST_CASE("evaluation: contexts that are computed once give the scores of contexts computed for every answer") {
-    const auto same = []<class A>(const Form& form) {
-        Trial<double, A> trial(config_of(form), 2, 67, 6, 67);
+    const auto same = [](const Variant& variant, const Form& form) {
+        Trial<double> trial(variant, config_of(form), 2, 67, 6, 67);
         std::mt19937 generator(7);
         const auto more = [&](std::vector<int32_t> ids, int count) {
             for (int n = 0; n < count; n++) ids.push_back(int32_t(generator() % trial.gpt.net.config.V));
             return ids;
         };
-        SharedContexts<double, A> shared(trial.gpt, trial.feed);
+        SharedContexts<double> shared(trial.gpt, trial.feed);
         std::vector<EvaluationItem> items;
         std::vector<double> expected;
         for (const auto& [context, lengths] :
@@ -289,8 +287,8 @@ TEST_CASE("evaluation: contexts that are computed once give the scores of contex
         CHECK(shared.fit(6 * 67));
         CHECK_FALSE(shared.fit(6 * 67 + 1));
     };
-    same.template operator()<causal>({});
-    same.template operator()<sliding_window>({true, false, 4, 1});
+    same(named("causal"), {});
+    same(named("sliding_window"), {true, false, 4, 1});
     EvaluationItem item;
     item.answers = {{{1, 2, 3}, 2, 1}, {{1, 4, 3}, 2, 1}};
     CHECK_FALSE(shares_context(item));

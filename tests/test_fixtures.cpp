@@ -3,12 +3,12 @@
 
 #include <set>
 
-#include "attention/causal.cuh"
 #include "tests/fixture_curve.h"
+#include "tests/variants.h"
 
 TEST_CASE("with recomputed activations the baseline computes what transformers does", "[fixture]") {
     for (const auto& folder : fixture_folders("causal"))
-        DYNAMIC_SECTION(folder.filename().string()) { check_fixture<causal>(folder, Recompute::layers); }
+        DYNAMIC_SECTION(folder.filename().string()) { check_fixture(named("causal"), folder, Recompute::layers); }
 }
 
 TEST_CASE("every variant of the papers has a fixture", "[fixture]") {

@@ -1,9 +1,6 @@
 // The whole model in all its forms, with plain causal attention; tests/variant/ repeats the essence for every variant.
 #include "catch.h"
 
-#include "attention/asga.cuh"
-#include "attention/causal.cuh"
-#include "attention/seer.cuh"
 #include "model/summary.h"
 #include "tests/whole_model.h"
 
@@ -11,18 +8,18 @@
 
 namespace {
 
-using Double = Trial<double, causal>;
-using Float = Trial<float, causal>;
+using Double = CausalTrial<double>;
+using Float = CausalTrial<float>;
 
 /// The final activations of a trial's whole batch.
 template <class X>
-std::vector<X> activations(Trial<X, causal>& trial) {
+std::vector<X> activations(Trial<X>& trial) {
     trial.loss();
     return {trial.gpt.final_normed, trial.gpt.final_normed + size_t(trial.B) * trial.T * trial.gpt.net.config.C};
 }
 
 template <class X>
-std::vector<X> tensors_of(const Trial<X, causal>& trial, const X* flat) {
+std::vector<X> tensors_of(const Trial<X>& trial, const X* flat) {
     std::vector<X> numbers;
     for (const Tensor& t : trial.gpt.net.tensors) numbers.insert(numbers.end(), flat + t.slot.offset, flat + t.slot.offset + t.slot.size);
     return numbers;
@@ -207,14 +204,14 @@ TEST_CASE("FLOPs and the cache count a teacher's dense pass, gate keys and what 
     const Config c = config_of({});
     const int T = 200;
     const double triangle = T * (T + 1) / 2.0;
-    const Flops dense = count_flops(Qwen<causal>(c), T);
-    const double expected = 6 * Qwen<causal>(c).matmul_parameters() + 12.0 * c.HS * c.L * c.NH * triangle / T;
+    const Flops dense = count_flops(Qwen(named("causal"), c), T);
+    const double expected = 6 * Qwen(named("causal"), c).matmul_parameters() + 12.0 * c.HS * c.L * c.NH * triangle / T;
     CHECK(dense.per_token == Approx(expected));
     CHECK((dense.cached_keys == c.L * T && dense.cached_features == 0));
-    CHECK(count_flops(Qwen<asga>(c), T).cached_features == c.L * c.NH * T * 5);   // asga_hidden
+    CHECK(count_flops(Qwen(named("asga"), c), T).cached_features == c.L * c.NH * T * 5);   // asga_hidden
     Config alone = c;
     alone.settings["seer_distil"] = 0;
-    const double teacher = count_flops(Qwen<seer>(c), T).per_token - count_flops(Qwen<seer>(alone), T).per_token;
+    const double teacher = count_flops(Qwen(named("seer"), c), T).per_token - count_flops(Qwen(named("seer"), alone), T).per_token;
     CHECK(teacher == Approx(4.0 * c.HS * c.L * c.NH * triangle / T));
 }
 
@@ -223,7 +220,7 @@ TEST_CASE("the memory plan is what is allocated", "[model]") {
         for (Mode mode : {Mode::training, Mode::inference}) {
             const Config config = config_of({});
             const int B = 3, T = 70;
-            GPT<CPU, float, causal> gpt(config, B, T, mode, recompute, 0, 2);
+            GPT<CPU, float> gpt(named("causal"), config, B, T, mode, recompute, 0, 2);
             const std::vector<MemoryUse> plan = gpt.memory_plan();
             gpt.allocate(CPU{});
             const std::vector<MemoryUse> taken = gpt.memory_plan();

@@ -4,8 +4,6 @@
 
 #include "attention/adaptive_sparse.cuh"
 #include "attention/asga.cuh"
-#include "attention/asga_fixed.cuh"
-#include "attention/causal.cuh"
 #include "attention/nsa.cuh"
 #include "model/mask.cuh"
 #include "tests/catch.h"
@@ -103,11 +101,11 @@ TEST_CASE("statistics of branches lie one behind the other", "[monitor]") {
 }
 
 /// What a monitor sees of a model on its tokens, with weights that `change` has set.
-template <class A, class Change>
-AttentionReport look_at(Trial<double, A>& trial, Change change) {
+template <class Change>
+AttentionReport look_at(Trial<double>& trial, Change change) {
     const Config& c = trial.gpt.net.config;
     for (const auto& layer : trial.gpt.net.layers) change(layer);
-    Monitor<CPU, double> monitor(trial.B + 1, trial.T + 5, c.NH, A::branch_names());   // room for more than is looked at
+    Monitor<CPU, double> monitor(trial.B + 1, trial.T + 5, c.NH, trial.gpt.net.variant.branch_names());   // room for more than is looked at
     monitor.allocate();
     AttentionReport report;
     for (int look = 0; look < 2; look++) {   // the second is not added to the first
@@ -130,7 +128,7 @@ bool everywhere(const HeadTable& table, const Config& c, double expected) {
 
 TEST_CASE("a monitored model without queries attends uniformly", "[monitor]") {
     const Threads one(1);
-    Trial<double, causal> trial(Form{});
+    Trial<double> trial(named("causal"), Form{});
     const Config& c = trial.gpt.net.config;
     const AttentionReport report = look_at(trial, [&](const auto& layer) {   // q_proj is the first part of the fused projection
         std::fill_n(trial.gpt.weights + layer.qkv.offset, size_t(c.NH) * c.HS * c.C, 0.0);
@@ -146,10 +144,11 @@ TEST_CASE("a monitored model without queries attends uniformly", "[monitor]") {
 
 TEST_CASE("a monitor shows the gates on pairs: of asga, of adaptive_sparse's blocks", "[monitor]") {
     const Threads one(1);
-    Trial<double, asga> pairs(Form{});
+    Trial<double> pairs(named("asga"), Form{});
     const AttentionReport of_pairs = look_at(pairs, [&](const auto& layer) {   // s = sigmoid(b2)
-        std::fill_n(pairs.gpt.weights + layer.attention.w2.offset, layer.attention.w2.size, 0.0);
-        std::fill_n(pairs.gpt.weights + layer.attention.b2.offset, layer.attention.b2.size, std::log(3.0));
+        const asga& policy = policy_of<asga>(*layer.attention);
+        std::fill_n(pairs.gpt.weights + policy.w2.offset, policy.w2.size, 0.0);
+        std::fill_n(pairs.gpt.weights + policy.b2.offset, policy.b2.size, std::log(3.0));
     });
     const Config& c = pairs.gpt.net.config;
     CHECK((everywhere(of_pairs[0].pair_gate, c, 0.75) && everywhere(of_pairs[0].gate, c, NAN)));
@@ -157,9 +156,10 @@ TEST_CASE("a monitor shows the gates on pairs: of asga, of adaptive_sparse's blo
     // Two blocks: a score of 0 opens the gate between them by half. The first of four heads is dense.
     Config config = config_of({.NKV = 4});
     config.settings["adaptive_sparse_dense_heads"] = 1;
-    Trial<double, adaptive_sparse> blocks(config, 1, 128, 1, 128);
+    Trial<double> blocks(named("adaptive_sparse"), config, 1, 128, 1, 128);
     const AttentionReport of_blocks = look_at(blocks, [&](const auto& layer) {
-        std::fill_n(blocks.gpt.weights + layer.attention.wq.offset, layer.attention.wq.size, 0.0);
+        const Slot wq = policy_of<adaptive_sparse>(*layer.attention).wq;
+        std::fill_n(blocks.gpt.weights + wq.offset, wq.size, 0.0);
     });
     const double all = 128 * 129 / 2, between = 64 * 64;
     for (const auto& layer : of_blocks[0].pair_gate)
@@ -171,11 +171,11 @@ TEST_CASE("a monitor shows each of nsa's branches: entropy, pairs, tiles and gat
     Config config = config_of({});   // blocks of 4 every 2, a window of 9
     config.settings["nsa_selected"] = 3;
     const int T = 330;
-    Trial<double, nsa> trial(config, 2, T, 2, T);
+    Trial<double> trial(named("nsa"), config, 2, T, 2, T);
     const AttentionReport report = look_at(trial, [&](const auto& layer) {   // uniform weights; one gate of 1/2 in each branch
         std::fill_n(trial.gpt.weights + layer.qkv.offset, size_t(config.NH) * config.HS * config.C, 0.0);
         for (int n = 0; n < 3; n++)
-            std::fill_n(trial.gpt.weights + layer.attention.w_g.offset + (n * config.NH + n + 1) * config.C, config.C, 0.0);
+            std::fill_n(trial.gpt.weights + policy_of<nsa>(*layer.attention).w_g.offset + (n * config.NH + n + 1) * config.C, config.C, 0.0);
     });
     REQUIRE(report.size() == 3);
     CHECK((report[0].name == "cmp" && report[1].name == "slc" && report[2].name == "win"));
@@ -196,14 +196,14 @@ TEST_CASE("a monitor shows each of nsa's branches: entropy, pairs, tiles and gat
         for (const auto& layer : r.gate)
             for (int h = 0; h < config.NH; h++) CHECK((std::abs(layer[h] - 0.5) <= 1e-12) == (h == n + 1));
     }
-    const PairCount expected = trial.gpt.net.layers[0].attention.expected_pairs(1, T);
+    const PairCount expected = trial.gpt.net.layers[0].attention->expected_pairs(1, T);
     CHECK(everywhere(sum_of(report, &BranchReport::pairs), config, expected.pairs / (T * (T + 1) / 2)));
     CHECK(everywhere(sum_of(report, &BranchReport::tiles), config, expected.tiles / 21));
 }
 
 TEST_CASE("the picture of a mask: found from outputs alone, one picture where heads agree", "[monitor]") {
     const Threads one(1);
-    Trial<float, asga_fixed> trial(config_of({}), 1, 67, 1, 67);   // a window of 9, heads of 6
+    Trial<float> trial(named("asga_fixed"), config_of({}), 1, 67, 1, 67);   // a window of 9, heads of 6
     trial.loss();
     const int T = trial.T, NH = trial.gpt.net.config.NH;
     std::vector<uint8_t> expected;
@@ -224,7 +224,7 @@ TEST_CASE("the picture of a mask: of nsa the keys that are read one by one", "[m
     const Threads one(1);
     Config config = config_of({});
     config.settings["nsa_selected"] = 3;   // the first block, the own one and the one before; the window of 9 reaches no further
-    Trial<float, nsa> trial(config, 1, 270, 1, 270);
+    Trial<float> trial(named("nsa"), config, 1, 270, 1, 270);
     trial.loss();
     const int T = trial.T;
     std::vector<uint8_t> expected;

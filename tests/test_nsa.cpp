@@ -9,7 +9,7 @@
 
 namespace {
 
-using Layer = AttentionCase<double, nsa>;
+using Layer = PolicyCase<double, nsa>;
 using Settings = std::map<std::string, double>;
 
 Settings settings(double block, double stride, double selected, double window, double shared = 0) {
@@ -41,9 +41,7 @@ TEST_CASE("nsa: computes what its naive() prints where blocks have to be chosen"
         INFO("block " << sizes.settings.at("nsa_block"));
         Layer layer(sizes);
         layer.forward();
-        std::vector<double> naive(layer.out.size());
-        layer.policy.naive(layer.inputs(), layer.weights.data(), naive.data());
-        CHECK(difference(layer.result(), naive, {1e-12}) == "");
+        CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
     }
 }
 
@@ -54,7 +52,7 @@ TEST_CASE("nsa: what follows a token changes neither its choice nor its result",
         Layer whole(sizes);
         whole.forward();
         for (int tokens : {200, 256, 257, sizes.T - 1}) {
-            Layer prefix = whole.first_tokens(tokens);
+            auto prefix = whole.first_tokens(tokens);
             prefix.forward();
             const std::vector<double> expected(whole.result().begin(), whole.result().begin() + prefix.result().size());
             CHECK(difference(prefix.result(), expected, {1e-12}) == "");

@@ -1,15 +1,14 @@
 // Statistics and frozen tensors: what moves them, what the norm of the gradient counts, shards.
 #include "catch.h"
 
-#include "attention/causal.cuh"
 #include "model/error.h"
 #include "tests/watching_policy.h"
 #include "tests/whole_model.h"
 
 namespace {
 
-using Double = Trial<double, Watcher>;
-using Float = Trial<float, Watcher>;
+using Double = TrialOf<double, Watcher>;
+using Float = TrialOf<float, Watcher>;
 
 Config watched(bool only = false) {
     Config config = config_of({});
@@ -64,7 +63,7 @@ TEST_CASE("roles: what is frozen is in no range and no span", "[roles]") {
 }
 
 TEST_CASE("roles: a model that trains everything has one span, all of the list", "[roles]") {
-    const Qwen<causal> net(config_of({}));
+    const Qwen net(named("causal"), config_of({}));
     const std::vector<NormSpan> spans = norm_spans(net.tensors);
     REQUIRE(spans.size() == 1);
     CHECK((spans[0].begin == 0 && spans[0].end == net.tensors.size() && spans[0].weight == 1));
@@ -150,7 +149,7 @@ TEST_CASE("auxiliary loss: a part of the objective, of no validation loss; micro
     double expected = 0;
     for (int l : {0, 1}) {
         const double* x = whole.gpt.layers[size_t(l)].normed1;
-        const Slot scale = whole.gpt.net.layers[size_t(l)].attention.scale;
+        const Slot scale = policy_of<Watcher>(*whole.gpt.net.layers[size_t(l)].attention).scale;
         for (int t = 0; t < 26; t++)
             for (int h = 0; h < 4; h++)
                 expected += Watcher::LAMBDA / 2 * std::pow(whole.gpt.weights[scale.offset + h] * x[t * 12 + h], 2);

@@ -1,15 +1,14 @@
 // Linear layers by their spectral norm: formula, gradients, what a checkpoint has to hold.
 #include "catch.h"
 
-#include "attention/causal.cuh"
 #include "model/error.h"
 #include "tests/sigma_policy.h"
 #include "tests/whole_model.h"
 
 namespace {
 
-using Double = Trial<double, Reparametrised>;
-using Float = Trial<float, Reparametrised>;
+using Double = TrialOf<double, Reparametrised>;
+using Float = TrialOf<float, Reparametrised>;
 
 Config config_with(std::map<std::string, double> settings, const Form& form = {}) {
     Config config = config_of(form);
@@ -34,7 +33,7 @@ std::vector<double> transposed_times(const double* w, const std::vector<double>&
 }
 
 template <class X>
-std::vector<X> raw_of(Trial<X, Reparametrised>& trial) {
+std::vector<X> raw_of(Trial<X>& trial) {
     return trial.all(trial.raw());
 }
 
@@ -71,7 +70,7 @@ TEST_CASE("sigma: gradients of every tensor, u converged, in both forms", "[sigm
 }
 
 TEST_CASE("sigma: a new model is the model without; switched off there is nothing of it", "[sigma]") {
-    Trial<double, causal> plain(config_of({}), 2, 13, 2, 13);
+    Trial<double> plain(named("causal"), config_of({}), 2, 13, 2, 13);
     Double with(config_with({}), 2, 13, 2, 13), off(config_with({{"sigma_reparam", 0}}), 2, 13, 2, 13);
     for (const Tensor& t : plain.gpt.net.tensors)
         for (auto* trial : {&with, &off})
@@ -159,7 +158,7 @@ TEST_CASE("sigma: a model for inference reads the same from what a checkpoint ho
 
 TEST_CASE("sigma: shards of the optimiser are refused", "[sigma]") {
     try {
-        GPT<CPU, float, Reparametrised> gpt(config_with({}), 1, 9, Mode::training, Recompute::nothing, 0, 2);
+        GPT<CPU, float> gpt(variant_of<CpuLayer, Reparametrised>, config_with({}), 1, 9, Mode::training, Recompute::nothing, 0, 2);
         FAIL("nothing was thrown");
     } catch (const Error& error) {
         CHECK(error.code == Exit::usage);

@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "model/feed.cuh"
-#include "model/gpt.cuh"
+#include "model/gpt.h"
 #include "tests/finite_differences.h"
+#include "tests/variants.h"
 
 /// The sizes and switches that change the path through the model.
 struct Form {
@@ -43,15 +44,16 @@ void randomise(const TensorList& list, X* weights) {
 }
 
 /// A model on the CPU with a batch of B x T; `gpt` may have room for more.
-template <class X, class A>
+template <class X>
 struct Trial {
-    GPT<CPU, X, A> gpt;
+    GPT<CPU, X> gpt;
     Feed<CPU> feed;
     int B, T;
     std::vector<int32_t> tokens, targets;
 
-    Trial(const Config& config, int B_, int T_, int room_B, int room_T, Recompute recompute = Recompute::nothing, int shard = 0, int shards = 1, Mode mode = Mode::training)
-        : gpt(config, room_B, room_T, mode, recompute, shard, shards), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
+    Trial(const Variant& variant, const Config& config, int B_, int T_, int room_B, int room_T,
+          Recompute recompute = Recompute::nothing, int shard = 0, int shards = 1, Mode mode = Mode::training)
+        : gpt(variant, config, room_B, room_T, mode, recompute, shard, shards), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
           targets(tokens.size()) {
         gpt.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
@@ -60,7 +62,8 @@ struct Trial {
         std::mt19937 generator(3);
         for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int32_t(generator() % config.V), targets[n] = int32_t(generator() % config.V);
     }
-    explicit Trial(const Form& form, Recompute recompute = Recompute::nothing) : Trial(config_of(form), form.B, form.T, form.B, form.T, recompute) {}
+    explicit Trial(const Variant& variant, const Form& form, Recompute recompute = Recompute::nothing)
+        : Trial(variant, config_of(form), form.B, form.T, form.B, form.T, recompute) {}
 
     /// u where gradients are exact; gamma stays at random.
     void converge_sigma() {
@@ -108,9 +111,22 @@ struct Trial {
     std::vector<X> all(const X* flat) const { return {flat, flat + gpt.net.tensors.size()}; }
 };
 
+/// The same of the variant causal.
+template <class X>
+struct CausalTrial : Trial<X> {
+    template <class... Arguments>
+    explicit CausalTrial(const Arguments&... arguments) : Trial<X>(named("causal"), arguments...) {}
+};
+
+/// The same of a policy that a test has made for itself.
+template <class X, class A>
+struct TrialOf : Trial<X> {
+    template <class... Arguments>
+    explicit TrialOf(const Arguments&... arguments) : Trial<X>(variant_of<CpuLayer, A>, arguments...) {}
+};
+
 /// Derivative of the loss by differences over four points (error h^4) when the tensor moves along `direction`.
-template <class A>
-double slope_along(Trial<double, A>& trial, const Tensor& t, const std::vector<double>& direction) {
+inline double slope_along(Trial<double>& trial, const Tensor& t, const std::vector<double>& direction) {
     const double step = 1e-5;
     const std::vector<double> here = trial.of(trial.raw(), t);
     auto move = [&](double distance) {
@@ -129,8 +145,7 @@ double slope_along(Trial<double, A>& trial, const Tensor& t, const std::vector<d
 
 /// Checks the gradient of every tensor: a few single numbers of it, and one random direction through all of them at once.
 /// Returns a sentence per wrong tensor.
-template <class A>
-std::string model_gradient_difference(Trial<double, A>& trial) {
+inline std::string model_gradient_difference(Trial<double>& trial) {
     const Threads one(1);   // hundreds of passes too small to share
     trial.loss_and_gradients();
     gpt_norm(CPU{}, trial.gpt);

@@ -8,9 +8,11 @@
 
 /// Whether decode_attention() gives what the whole sequence would give: nothing is read but q, k and v.
 template <class P>
+constexpr bool may_decode_from_cache = !P::composite && !P::reads_qk_pre && !P::reads_x;
+template <class P>
 bool can_decode_from_cache(const P& policy) {
     const Features f = policy.features();
-    return !P::composite && !P::reads_qk_pre && !P::reads_x && !policy.gated() && f.head + f.row + f.column == 0;
+    return may_decode_from_cache<P> && !policy.gated() && f.head + f.row + f.column == 0;
 }
 
 /// The only query row of head h on its walk over the keys. Arguments: B = T = 1, S keys, q_position says where the row stands.

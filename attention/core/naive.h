@@ -5,25 +5,6 @@
 #include <vector>
 
 #include "attention/core/policy.h"
-#include "model/device.h"
-
-/// What an attention layer sees: the block's normed input and the projections, before and after RoPE.
-template <class X>
-struct LayerInputs : LayerShape {
-    const X* x;       // (B, T, C) the normed block input, which the q projection reads
-    const X* q_pre;   // q and k after QK-norm and before RoPE; token stride qk_row
-    const X* k_pre;
-    const X* q;   // after RoPE; token stride qk_row
-    const X* k;
-    const X* v;   // token stride v_row
-    size_t qk_row, v_row;
-    const Wide<X>*cosine, *sine;   // (T, HS / 2) RoPE's table
-
-    constexpr size_t token(int b, int t) const { return size_t(b) * T + t; }
-    constexpr const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }
-    constexpr const X* key(const X* base, int b, int t, int h) const { return query(base, b, t, h / (NH / NKV)); }
-    constexpr const X* value(int b, int t, int h) const { return v + token(b, t) * v_row + size_t(h / (NH / NKV)) * HS; }
-};
 
 template <class X>
 X dot(const X* a, const X* b, int n) {

@@ -14,13 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "attention/core/arguments.h"
 #include "model/config.h"
-#include "model/device.h"
 #include "model/math.h"
 #include "model/tensors.h"
-
-/// Queries and keys are taken in square tiles of this many tokens.
-inline constexpr int TILE = 64;
 
 enum class Tile {
     hidden,   // no pair is visible: the kernel skips the tile
@@ -92,24 +89,8 @@ private:
     }
 };
 
-/// The sizes of one attention layer: sequences, tokens, channels, query heads, key/value heads, head size.
-struct LayerShape {
-    int B, T, C, NH, NKV, HS;
-};
-
-template <class X>
-struct LayerState;   // layer.h
-
 /// Features of one kind that E1 can have: what the GPU's backward pass has room for, and so the same on every device.
 inline constexpr int MOST_FEATURES = 264;
-
-/// How many numbers E1 reads.
-struct Features {
-    int head = 0;     // per head
-    int row = 0;      // per head and query
-    int column = 0;   // per query head and key
-    bool tile = false;   // one per head, query tile and key tile
-};
 
 /// The default answers. A variant's constructor takes (config, layer); its methods are const and may not depend on tokens after i.
 /// Kernels get a copy of it as an argument: what they call (E1, E2) is constexpr, so that nvcc compiles it for the GPU, and it
@@ -198,7 +179,7 @@ struct Policy {
     static constexpr bool rotates = true;
 
     /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
-    /// See LayerInputs, Extras and their gradients in layer.h.
+    /// See LayerInputs, Extras and their gradients in arguments.h.
     template <class Device, class Inputs, class X, class Extras>
     void preprocess(Device, const Inputs&, const X* /*weights*/, Extras&) const {}
     template <class Device, class Inputs, class X, class Extras, class Gradients>

@@ -7,9 +7,6 @@
 #include "attention/core/arguments.h"
 #include "attention/core/policy.h"
 
-constexpr int tiles_of(int tokens) { return (tokens + TILE - 1) / TILE; }
-constexpr int padded(int tokens) { return tiles_of(tokens) * TILE; }
-
 /// A rectangle of queries against keys: which rows and columns of the score matrix. On the CPU a tile or what there is of it; the
 /// GPU has other sizes too.
 struct TilePlace {

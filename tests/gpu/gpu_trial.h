@@ -13,15 +13,15 @@ inline Config small_config(bool qwen2) {
 }
 
 /// A model on the GPU with the weights, rounded to X, and the tokens of a Trial in double.
-template <class X, class A>
+template <class X>
 struct GpuTrial {
     GPU device = test_gpu();
-    GPT<GPU, X, A> gpt;
+    GPT<GPU, X> gpt;
     Feed<GPU> feed;
     int B, T;
 
-    GpuTrial(const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing)
-        : gpt(config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V), B(B_), T(T_) {
+    GpuTrial(const Variant& variant, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing)
+        : gpt(variant, config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V), B(B_), T(T_) {
         gpt.allocate(device);
         feed.allocate(device);
     }
@@ -34,7 +34,7 @@ struct GpuTrial {
         fill(device, gpt.gradients, weights.size(), 0.0f);
     }
 
-    double loss_and_gradients(const Trial<double, A>& of, int first, int count, Write write) {
+    double loss_and_gradients(const Trial<double>& of, int first, int count, Write write) {
         const size_t at = size_t(first) * T;
         const Batch batch = feed.put(device, &of.tokens[at], &of.targets[at], count, T);
         gpt_forward(device, gpt, batch);
@@ -43,7 +43,7 @@ struct GpuTrial {
         const StepNumbers numbers = read_numbers(device, gpt);
         return (numbers.loss + numbers.auxiliary) / (B * T);
     }
-    double loss_and_gradients(const Trial<double, A>& of) { return loss_and_gradients(of, 0, B, Write::overwrite); }
+    double loss_and_gradients(const Trial<double>& of) { return loss_and_gradients(of, 0, B, Write::overwrite); }
 
     void update(const AdamW& adamw, int64_t step) {
         gpt_norm(device, gpt);
@@ -57,9 +57,16 @@ struct GpuTrial {
     }
 };
 
-/// The Trial's weights after rounding to X, which both then compute with.
+/// The same of a policy that a test has made for itself.
 template <class X, class A>
-std::vector<float> round_weights(Trial<double, A>& exact) {
+struct GpuTrialOf : GpuTrial<X> {
+    template <class... Arguments>
+    explicit GpuTrialOf(const Arguments&... arguments) : GpuTrial<X>(variant_of<GpuLayer, A>, arguments...) {}
+};
+
+/// The Trial's weights after rounding to X, which both then compute with.
+template <class X>
+std::vector<float> round_weights(Trial<double>& exact) {
     std::vector<float> rounded(exact.gpt.net.tensors.size());
     for (size_t n = 0; n < rounded.size(); n++) {
         rounded[n] = to_float(from_float<X>(float(exact.gpt.weights[n])));
@@ -69,8 +76,7 @@ std::vector<float> round_weights(Trial<double, A>& exact) {
 }
 
 /// "" when every tensor's gradient is the exact one up to `tolerance`.
-template <class A>
-std::string gradient_difference(const std::vector<float>& gpu, const Trial<double, A>& exact, Tolerance tolerance) {
+inline std::string gradient_difference(const std::vector<float>& gpu, const Trial<double>& exact, Tolerance tolerance) {
     std::string wrong;
     for (const Tensor& t : exact.gpt.net.tensors) {
         const std::vector<float> mine(gpu.begin() + t.slot.offset, gpu.begin() + t.slot.offset + t.slot.size);

@@ -8,7 +8,7 @@
 namespace {
 
 template <class X>
-std::vector<float> master_of(const GpuTrial<X, Watcher>& gpu) {
+std::vector<float> master_of(const GpuTrial<X>& gpu) {
     std::vector<float> host(gpu.gpt.net.tensors.size());
     to_host(gpu.device, host.data(), gpu.gpt.master, host.size());
     return host;
@@ -21,9 +21,9 @@ TEST_CASE("GPU roles: statistics follow and frozen tensors stay as on the CPU", 
     for (bool only : {false, true}) {
         Config config = small_config(false);
         config.settings["watcher_only"] = only;
-        Trial<double, Watcher> exact(config, 1, 67, 1, 67);
-        GpuTrial<float, Watcher> single(config, 1, 67);
-        GpuTrial<bf16, Watcher> half(config, 1, 67);
+        TrialOf<double, Watcher> exact(config, 1, 67, 1, 67);
+        GpuTrialOf<float, Watcher> single(config, 1, 67);
+        GpuTrialOf<bf16, Watcher> half(config, 1, 67);
         const std::vector<float> start = round_weights<bf16>(exact);
         single.set_weights(start), half.set_weights(start);
         AdamW adamw;

@@ -8,7 +8,7 @@
 namespace {
 
 template <class X>
-std::vector<float> host_copy(const GpuTrial<X, Reparametrised>& gpu, const float* flat) {
+std::vector<float> host_copy(const GpuTrial<X>& gpu, const float* flat) {
     std::vector<float> host(gpu.gpt.net.tensors.size());
     to_host(gpu.device, host.data(), flat, host.size());
     return host;
@@ -19,7 +19,7 @@ std::vector<float> of(const std::vector<float>& flat, const Tensor& t) {
 }
 
 /// Raw weights of the Trial and the GPU's, both starting at the same numbers.
-std::vector<float> start_of(Trial<double, Reparametrised>& exact) {
+std::vector<float> start_of(Trial<double>& exact) {
     for (double& w : std::span(exact.gpt.master, exact.gpt.net.tensors.size())) w = float(w);
     gpt_weights_loaded(CPU{}, exact.gpt);
     return {exact.gpt.master, exact.gpt.master + exact.gpt.net.tensors.size()};
@@ -31,9 +31,9 @@ TEST_CASE("GPU sigma: loss, gradients of W and gamma, and the next u are those o
     const Threads one(1);
     for (bool qwen2 : {false, true}) {
         const Config config = small_config(qwen2);
-        Trial<double, Reparametrised> exact(config, 1, 67, 1, 67);
-        GpuTrial<float, Reparametrised> single(config, 1, 67), again(config, 1, 67);
-        GpuTrial<bf16, Reparametrised> half(config, 1, 67);
+        TrialOf<double, Reparametrised> exact(config, 1, 67, 1, 67);
+        GpuTrialOf<float, Reparametrised> single(config, 1, 67), again(config, 1, 67);
+        GpuTrialOf<bf16, Reparametrised> half(config, 1, 67);
         const std::vector<float> start = start_of(exact);
         single.set_weights(start), again.set_weights(start), half.set_weights(start);
         for (int step = 1; step <= 3; step++) {

@@ -1,14 +1,7 @@
 // Text written with a cache against text computed anew for every token, for each attention variant.
-#include "attention/attention.h"
-
 #include "model/decode.cuh"
 #include "model/generate.cuh"
-#include "tests/catch.h"
 #include "tests/whole_model.h"
-
-#define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
-#undef VARIANT_CASE   // another file of this folder may be in the same translation unit
-#define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " decode: " what, "[decode][variant]")
 
 namespace {
 
@@ -16,14 +9,14 @@ const Sampling GREEDY{0, 0, 1, 1};
 
 /// Logits after each of `count` new tokens, chosen greedily, and the tokens; once with the decoder, once with whole passes.
 template <class X>
-void check_same_text(const Form& form, int prompt, int count, int room, double tolerance) {
+void check_same_text(const Variant& variant, const Form& form, int prompt, int count, int room, double tolerance) {
     const Threads one(1);
     INFO("prompt " << prompt << ", room " << room);
-    Trial<X, Attention> trial(config_of(form), 1, prompt, 1, room, Recompute::nothing, 0, 1, Mode::inference);
+    Trial<X> trial(variant, config_of(form), 1, prompt, 1, room, Recompute::nothing, 0, 1, Mode::inference);
     auto& gpt = trial.gpt;
     const int V = gpt.net.config.V;
     Feed<CPU> feed(1, room, V);
-    Decoder<X, Attention> decoder(gpt, {});
+    Decoder<X> decoder(gpt, {});
     std::vector<int32_t> text = trial.tokens;
     for (int n = 0; n < count; n++) {
         const X* cached = decoder.logits_after(text);
@@ -37,7 +30,7 @@ void check_same_text(const Form& form, int prompt, int count, int room, double t
     }
 
     std::vector<int32_t> with_cache = trial.tokens, without = trial.tokens;
-    Decoder<X, Attention> fresh(gpt, {});
+    Decoder<X> fresh(gpt, {});
     generate_with_cache(fresh, V, with_cache, count, GREEDY);
     generate(CPU{}, gpt, without, count, GREEDY);
     CHECK(with_cache == text);
@@ -46,14 +39,14 @@ void check_same_text(const Form& form, int prompt, int count, int room, double t
 
 }   // namespace
 
-VARIANT_CASE("a cache changes no token and no logit: one tile and several, prompts of one token and of many") {
-    check_same_text<double>(Form{}, 1, 12, 80, 1e-11);
-    check_same_text<double>(Form{}, 60, 12, 80, 1e-11);
-    check_same_text<double>(Form{true, false, 4, 1}, 127, 8, 150, 1e-11);
-    check_same_text<float>(Form{}, 67, 8, 80, 1e-4);
+VARIANT_CASE(" decode: a cache changes no token and no logit: one tile and several, prompts of one token and of many", "[decode][variant]") {
+    check_same_text<double>(variant, Form{}, 1, 12, 80, 1e-11);
+    check_same_text<double>(variant, Form{}, 60, 12, 80, 1e-11);
+    check_same_text<double>(variant, Form{true, false, 4, 1}, 127, 8, 150, 1e-11);
+    check_same_text<float>(variant, Form{}, 67, 8, 80, 1e-4);
 }
 
-VARIANT_CASE("a text longer than the model's positions goes on as without a cache") {
-    check_same_text<double>(Form{}, 20, 8, 24, 1e-11);
-    check_same_text<double>(Form{}, 30, 3, 24, 1e-11);
+VARIANT_CASE(" decode: a text longer than the model's positions goes on as without a cache", "[decode][variant]") {
+    check_same_text<double>(variant, Form{}, 20, 8, 24, 1e-11);
+    check_same_text<double>(variant, Form{}, 30, 3, 24, 1e-11);
 }

@@ -1,12 +1,8 @@
 // Each attention variant against its reference fixtures, where it has some.
-#include "tests/catch.h"
-
-#include "attention/attention.h"
 #include "tests/fixture_curve.h"
+#include "tests/variants.h"
 
-#define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
-
-TEST_CASE(VARIANT_NAME(ATTENTION) " model: the reference's logits, gradient norms and training curve", "[fixture][variant]") {
-    for (const auto& folder : fixture_folders(Attention::name))
-        DYNAMIC_SECTION(folder.filename().string()) { check_fixture<Attention>(folder, Recompute::nothing); }
+VARIANT_CASE(" model: the reference's logits, gradient norms and training curve", "[fixture][variant]") {
+    for (const auto& folder : fixture_folders(variant.name))
+        DYNAMIC_SECTION(folder.filename().string()) { check_fixture(variant, folder, Recompute::nothing); }
 }

@@ -1,18 +1,10 @@
-// What every attention variant has to pass. Compiled once per file of attention/ with -DATTENTION=NAME; nothing here knows any of
-// them: settings, tensors and inputs are taken from what the variant declares. Double precision unless a case says otherwise.
-#include "attention/attention.h"
-
+// What every attention variant has to pass. Nothing here knows any of them: settings, tensors and inputs are taken from what the variant declares. Double precision unless a case says otherwise.
 #include <algorithm>
 #include <sstream>
 
 #include "tests/attention_case.h"
-#include "tests/catch.h"
 #include "tests/check.h"
 #include "tests/operation.h"
-
-#define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
-#undef VARIANT_CASE   // another file of this folder may be in the same translation unit
-#define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) ": " what, "[attention][variant]")
 
 namespace {
 
@@ -32,13 +24,15 @@ std::vector<double> small_values(const Setting& setting) {
     return values;
 }
 
-bool accepts(const Settings& settings) { return AttentionCase<double, Attention>::accepts({1, 1, 2, 1, 8, settings}); }
+bool accepts(const Variant& variant, const Settings& settings) {
+    return AttentionCase<double>::accepts(variant, {1, 1, 2, 1, 8, settings});
+}
 
 /// The defaults, every small value of every setting, and those of two settings in every combination, as far as the variant takes
 /// them together. Values that it refuses even alone (for this number of heads) stay at their defaults.
-std::vector<Settings> settings_to_try() {
+std::vector<Settings> settings_to_try(const Variant& variant) {
     std::vector<Settings> all = {{}};
-    const std::vector<Setting> settings = Attention::settings();
+    const std::vector<Setting> settings = variant.settings();
     const int rounds = settings.empty() ? 0 : settings.size() == 1 ? 4 : 16;
     for (int round = 0; round < rounds; round++) {
         Settings one;
@@ -46,8 +40,8 @@ std::vector<Settings> settings_to_try() {
             const std::vector<double> values = small_values(settings[n]);
             one[settings[n].key] = values[(round + n * (round / 4)) % values.size()];
         }
-        if (!accepts(one)) std::erase_if(one, [](const auto& pair) { return !accepts({pair}); });
-        if (accepts(one) && std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
+        if (!accepts(variant, one)) std::erase_if(one, [&](const auto& pair) { return !accepts(variant, {pair}); });
+        if (accepts(variant, one) && std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
     }
     REQUIRE((settings.empty() || all.size() > 1));
     return all;
@@ -60,20 +54,18 @@ std::string text_of(const LayerSizes& s) {
     return text.str();
 }
 
-void check_against_naive(const LayerSizes& sizes) {
+void check_against_naive(const Variant& variant, const LayerSizes& sizes) {
     INFO(text_of(sizes));
-    AttentionCase<double, Attention> layer(sizes);
+    AttentionCase<double> layer(variant, sizes);
     layer.forward();
-    std::vector<double> naive(layer.out.size());
-    layer.policy.naive(layer.inputs(), layer.weights.data(), naive.data());
-    CHECK(difference(layer.result(), naive, {1e-12}) == "");
+    CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
 }
 
-void check_gradients(const LayerSizes& sizes) {
+void check_gradients(const Variant& variant, const LayerSizes& sizes) {
     INFO(text_of(sizes));
     const Threads one(1);   // many short runs
-    AttentionCase<double, Attention> layer(sizes);
-    if (!layer.policy.has_exact_gradients()) return;
+    AttentionCase<double> layer(variant, sizes);
+    if (!layer.facts.has_exact_gradients) return;
     const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
     layer.forward();
     layer.backward(dout);
@@ -93,14 +85,14 @@ void check_gradients(const LayerSizes& sizes) {
     }
     INFO("q, k, v, x");
     CHECK(gradient_error(layer.qkv, layer.dqkv, loss) <= 1e-8);
-    if (Attention::reads_x) CHECK(gradient_error(layer.x, layer.dx, loss) <= 1e-8);
+    if (layer.facts.reads_x) CHECK(gradient_error(layer.x, layer.dx, loss) <= 1e-8);
 }
 
-void check_slopes(const LayerSizes& sizes) {
+void check_slopes(const Variant& variant, const LayerSizes& sizes) {
     INFO(text_of(sizes));
     const Threads one(1);   // many short runs
-    AttentionCase<double, Attention> layer(sizes);
-    if (!layer.policy.has_exact_gradients()) return;
+    AttentionCase<double> layer(variant, sizes);
+    if (!layer.facts.has_exact_gradients) return;
     const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
     auto check = [&](const std::string& what, std::vector<double>& values, const std::vector<double>& gradient, auto moves) {
         INFO(what);
@@ -113,7 +105,7 @@ void check_slopes(const LayerSizes& sizes) {
         const size_t begin = tensor.slot.offset, end = begin + tensor.slot.size;
         check(tensor.name, layer.weights, layer.dweights, [=](size_t n) { return n >= begin && n < end; });
     }
-    if (layer.policy.has_teacher()) {   // the rest of the loss has exact gradients
+    if (layer.facts.has_teacher) {   // the rest of the loss has exact gradients
         layer.auxiliary_weight = 0;
         layer.dx.assign(layer.dx.size(), 0);
         layer.forward();
@@ -123,12 +115,11 @@ void check_slopes(const LayerSizes& sizes) {
     check("q", layer.qkv, layer.dqkv, [=](size_t n) { return n % row < k; });
     check("k", layer.qkv, layer.dqkv, [=](size_t n) { return n % row >= k && n % row < v; });
     check("v", layer.qkv, layer.dqkv, [=](size_t n) { return n % row >= v; });
-    if (Attention::reads_x) check("x", layer.x, layer.dx, [](size_t) { return true; });
+    if (layer.facts.reads_x) check("x", layer.x, layer.dx, [](size_t) { return true; });
 }
 
 /// Whether the verdict is true of the rectangle; "mixed" always is.
-template <class P>
-bool verdict_holds(const P& policy, int h, int i0, int i1, int j0, int j1) {
+bool verdict_holds(const AttentionLayer& policy, int h, int i0, int i1, int j0, int j1) {
     const Tile verdict = policy.tile(h, i0, i1, j0, j1);
     if (verdict == Tile::mixed) return true;
     for (int i = i0; i < i1; i++)
@@ -139,7 +130,7 @@ bool verdict_holds(const P& policy, int h, int i0, int i1, int j0, int j1) {
 
 /// Everything that forward and backward compute, one behind the other.
 template <class X>
-std::vector<X> all_results(AttentionCase<X, Attention>& layer) {
+std::vector<X> all_results(AttentionCase<X>& layer) {
     layer.dweights.assign(layer.dweights.size(), X(0));
     layer.dx.assign(layer.dx.size(), X(0));
     layer.forward();
@@ -151,8 +142,8 @@ std::vector<X> all_results(AttentionCase<X, Attention>& layer) {
 }
 
 template <class X>
-void check_same_bits() {
-    AttentionCase<X, Attention> layer({2, 130, 4, 2, 16, {}});
+void check_same_bits(const Variant& variant) {
+    AttentionCase<X> layer(variant, {2, 130, 4, 2, 16, {}});
     std::vector<X> first, again, one_thread, two_threads;
     first = all_results(layer);
     again = all_results(layer);
@@ -170,10 +161,10 @@ void check_same_bits() {
 }
 
 /// The number of outputs in front of `token` that differ between two runs.
-int changed_before(int token, const AttentionCase<double, Attention>& a, const AttentionCase<double, Attention>& b) {
+int changed_before(int token, const AttentionCase<double>& a, const AttentionCase<double>& b) {
     const size_t row = size_t(a.config.NH) * a.config.HS;
     int changed = 0;
-    const double rounding = Attention::sorts_tokens ? 1e-12 : 0;
+    const double rounding = a.facts.sorts_tokens ? 1e-12 : 0;
     for (size_t n = 0; n < token * row; n++) changed += !(std::abs(a.result()[n] - b.result()[n]) <= rounding);
     return changed;
 }
@@ -184,60 +175,60 @@ void disturb(std::vector<double>& numbers, int token, int tokens) {
 }
 
 /// Tokens in which a form that looks ahead can be caught: one that chooses blocks needs enough past ones to leave some out.
-int tokens_to_judge(const Settings& settings) {
-    return AttentionCase<double, Attention>({1, 1, 2, 1, 16, settings}).policy.is_causal() ? 130 : 12 * 64 + 16;
+int tokens_to_judge(const Variant& variant, const Settings& settings) {
+    return AttentionCase<double>(variant, {1, 1, 2, 1, 16, settings}).facts.is_causal ? 130 : 12 * 64 + 16;
 }
 
 }   // namespace
 
-VARIANT_CASE("computes what its naive() prints: one token, one tile, partial tiles, many tiles, grouped queries") {
-    check_against_naive({1, 1, 4, 4, 16, {}});
-    check_against_naive({2, 63, 4, 2, 64, {}});
-    check_against_naive({1, 64, 4, 1, 16, {}});
-    check_against_naive({2, 65, 2, 1, 128, {}});
-    check_against_naive({1, 200, 4, 2, 16, {}});
-    check_against_naive({1, 200, 1, 1, 64, {}});
+VARIANT_CASE(": computes what its naive() prints: one token, one tile, partial tiles, many tiles, grouped queries", "[attention][variant]") {
+    check_against_naive(variant, {1, 1, 4, 4, 16, {}});
+    check_against_naive(variant, {2, 63, 4, 2, 64, {}});
+    check_against_naive(variant, {1, 64, 4, 1, 16, {}});
+    check_against_naive(variant, {2, 65, 2, 1, 128, {}});
+    check_against_naive(variant, {1, 200, 4, 2, 16, {}});
+    check_against_naive(variant, {1, 200, 1, 1, 64, {}});
 }
 
-VARIANT_CASE("computes what its naive() prints at every setting") {
-    for (const Settings& settings : settings_to_try()) check_against_naive({1, 130, 4, 2, 8, settings});
+VARIANT_CASE(": computes what its naive() prints at every setting", "[attention][variant]") {
+    for (const Settings& settings : settings_to_try(variant)) check_against_naive(variant, {1, 130, 4, 2, 8, settings});
 }
 
-VARIANT_CASE("has the gradients of finite differences for every tensor and input") {
-    check_gradients({1, 1, 2, 1, 8, {}});
-    check_gradients({2, 66, 4, 2, 8, {}});
-    for (const Settings& settings : settings_to_try())
-        if (!settings.empty()) check_gradients({1, 66, 2, 1, 8, settings});
+VARIANT_CASE(": has the gradients of finite differences for every tensor and input", "[attention][variant]") {
+    check_gradients(variant, {1, 1, 2, 1, 8, {}});
+    check_gradients(variant, {2, 66, 4, 2, 8, {}});
+    for (const Settings& settings : settings_to_try(variant))
+        if (!settings.empty()) check_gradients(variant, {1, 66, 2, 1, 8, settings});
 }
 
 // Every T of interest, and every group of 1, 2 and 4 query heads with both head sizes.
-VARIANT_CASE("has the gradients of finite differences for one token, one tile, partial tiles, many tiles, grouped queries") {
-    check_slopes({1, 1, 4, 4, 64, {}});
-    check_slopes({1, 63, 4, 1, 64, {}});
-    check_slopes({1, 64, 2, 2, 128, {}});
-    check_slopes({2, 65, 2, 1, 128, {}});
-    check_slopes({1, 200, 4, 2, 64, {}});
-    check_slopes({1, 200, 4, 1, 128, {}});
+VARIANT_CASE(": has the gradients of finite differences for one token, one tile, partial tiles, many tiles, grouped queries", "[attention][variant]") {
+    check_slopes(variant, {1, 1, 4, 4, 64, {}});
+    check_slopes(variant, {1, 63, 4, 1, 64, {}});
+    check_slopes(variant, {1, 64, 2, 2, 128, {}});
+    check_slopes(variant, {2, 65, 2, 1, 128, {}});
+    check_slopes(variant, {1, 200, 4, 2, 64, {}});
+    check_slopes(variant, {1, 200, 4, 1, 128, {}});
 }
 
 // Five tiles of keys, since one that chooses blocks may always take the first and the last two: then it is two that compete.
-VARIANT_CASE("has the gradients of finite differences at every setting, where what is chosen leaves something out") {
-    for (const Settings& settings : settings_to_try())
-        if (!settings.empty()) check_slopes({1, 272, 2, 1, 8, settings});
+VARIANT_CASE(": has the gradients of finite differences at every setting, where what is chosen leaves something out", "[attention][variant]") {
+    for (const Settings& settings : settings_to_try(variant))
+        if (!settings.empty()) check_slopes(variant, {1, 272, 2, 1, 8, settings});
 }
 
-VARIANT_CASE("has tiles that never contradict visible()") {
+VARIANT_CASE(": has tiles that never contradict visible()", "[attention][variant]") {
     const int T = 200, NH = 4;
     std::mt19937_64 generator(5);
     auto below = [&](int n) { return int(generator() % uint64_t(n)); };
-    for (const Settings& settings : settings_to_try()) {
+    for (const Settings& settings : settings_to_try(variant)) {
         const LayerSizes sizes{1, T, NH, 2, 16, settings};
         INFO(text_of(sizes));
-        const AttentionCase<double, Attention> layer(sizes);
+        const AttentionCase<double> layer(variant, sizes);
         int wrong = 0;
         for (int h = 0; h < NH; h++) {
             auto judge = [&](int i0, int rows, int j0, int columns) {
-                wrong += !verdict_holds(layer.policy, h, i0, std::min(T, i0 + rows), j0, std::min(T, j0 + columns));
+                wrong += !verdict_holds(*layer.attention, h, i0, std::min(T, i0 + rows), j0, std::min(T, j0 + columns));
             };
             for (int i0 = 0; i0 < T; i0 += TILE)
                 for (int j0 = 0; j0 < T; j0 += TILE) judge(i0, TILE, j0, TILE);
@@ -250,63 +241,63 @@ VARIANT_CASE("has tiles that never contradict visible()") {
     }
 }
 
-VARIANT_CASE("counts its pairs") {
+VARIANT_CASE(": counts its pairs", "[attention][variant]") {
     const int T = 200, NH = 4;
-    for (const Settings& settings : settings_to_try()) {
-        const AttentionCase<double, Attention> layer({1, T, NH, 2, 16, settings});
+    for (const Settings& settings : settings_to_try(variant)) {
+        const AttentionCase<double> layer(variant, {1, T, NH, 2, 16, settings});
         double pairs = 0;
         for (int h = 0; h < NH; h++)
             for (int i = 0; i < T; i++)
-                for (int j = 0; j < T; j++) pairs += layer.policy.visible(h, i, j);
-        CHECK(count_pairs(layer.policy, NH, T).pairs == pairs);
+                for (int j = 0; j < T; j++) pairs += layer.attention->visible(h, i, j);
+        CHECK(count_pairs(*layer.attention, NH, T).pairs == pairs);
     }
 }
 
-VARIANT_CASE("keeps every key in its cache that later rows see") {
-    if (Attention::tokens_choose) return;   // what is visible is in the data
+VARIANT_CASE(": keeps every key in its cache that later rows see", "[attention][variant]") {
+    if (AttentionCase<double>(variant, {1, 1, 2, 1, 16, {}}).facts.tokens_choose) return;   // what is visible is in the data
     const int T = 100, later = 100, NH = 4, NKV = 2;
-    for (const Settings& settings : settings_to_try()) {
+    for (const Settings& settings : settings_to_try(variant)) {
         const LayerSizes sizes{1, T + later, NH, NKV, 16, settings};
         INFO(text_of(sizes));
-        const AttentionCase<double, Attention> layer(sizes);
+        const AttentionCase<double> layer(variant, sizes);
         auto seen_later = [&](int h, int j) {
             for (int i = T - 1; i < T + later; i++)
-                if (layer.policy.visible(h, i, j)) return true;
+                if (layer.attention->visible(h, i, j)) return true;
             return false;
         };
         double keys = 0;
         for (int kv = 0; kv < NKV; kv++)
             for (int j = 0; j < T; j++) keys += seen_later(2 * kv, j) || seen_later(2 * kv + 1, j);
-        CHECK(layer.policy.cached_keys(T) >= keys / NKV);
-        if (!Attention::composite) CHECK(layer.policy.cached_keys(T) <= T);   // which may keep keys of several kinds
+        CHECK(layer.attention->cached_keys(T) >= keys / NKV);
+        if (!layer.facts.composite) CHECK(layer.attention->cached_keys(T) <= T);   // which may keep keys of several kinds
     }
 }
 
-VARIANT_CASE("changes no output in front of a changed token, not by one bit") {
+VARIANT_CASE(": changes no output in front of a changed token, not by one bit", "[attention][variant]") {
     const Threads one(1);   // many short runs
-    for (const Settings& settings : settings_to_try()) {
-        const int T = tokens_to_judge(settings);
+    for (const Settings& settings : settings_to_try(variant)) {
+        const int T = tokens_to_judge(variant, settings);
         const LayerSizes sizes{1, T, 2, 1, 16, settings};
         INFO(text_of(sizes));
-        AttentionCase<double, Attention> before(sizes);
+        AttentionCase<double> before(variant, sizes);
         before.forward();
         int changed = 0;
         for (int token : {1, 63, 64, 65, 129, T - 3, T - 1}) {
-            AttentionCase<double, Attention> after(sizes);
+            AttentionCase<double> after(variant, sizes);
             for (auto* numbers : {&after.x, &after.qkv}) disturb(*numbers, token, T);
             after.forward();
             CHECK(before.result() != after.result());
             changed += changed_before(token, before, after);
         }
-        CHECK((changed == 0) == before.policy.is_causal());
+        CHECK((changed == 0) == before.facts.is_causal);
     }
 }
 
-VARIANT_CASE("computes the same for a token whatever follows it") {
+VARIANT_CASE(": computes the same for a token whatever follows it", "[attention][variant]") {
     const Threads one(1);   // many short runs
-    for (const Settings& settings : settings_to_try()) {
-        const int T = tokens_to_judge(settings);
-        AttentionCase<double, Attention> whole({1, T, 2, 1, 16, settings});
+    for (const Settings& settings : settings_to_try(variant)) {
+        const int T = tokens_to_judge(variant, settings);
+        AttentionCase<double> whole(variant, {1, T, 2, 1, 16, settings});
         whole.forward();
         bool same = true;
         for (int tokens : {1, 2, 21, 64, 65, 129, T - 14, T - 1}) {
@@ -316,19 +307,19 @@ VARIANT_CASE("computes the same for a token whatever follows it") {
             same = same && difference(prefix.result(), expected, {1e-12}).empty();
         }
         INFO(text_of({1, T, 2, 1, 16, settings}));
-        CHECK(same == whole.policy.is_causal());
+        CHECK(same == whole.facts.is_causal);
     }
 }
 
-VARIANT_CASE("gives the same bits twice, with one thread and with two, in float") { check_same_bits<float>(); }
-VARIANT_CASE("gives the same bits twice, with one thread and with two, in double") { check_same_bits<double>(); }
+VARIANT_CASE(": gives the same bits twice, with one thread and with two, in float", "[attention][variant]") { check_same_bits<float>(variant); }
+VARIANT_CASE(": gives the same bits twice, with one thread and with two, in double", "[attention][variant]") { check_same_bits<double>(variant); }
 
 // A score of size up to about 8 is a sum of HS products; exp() turns its absolute error into a relative one of the weights.
-VARIANT_CASE("is as exact in float as float can be") {
+VARIANT_CASE(": is as exact in float as float can be", "[attention][variant]") {
     for (int HS : {16, 64}) {
         const LayerSizes sizes{1, 130, 4, 2, HS, {}};
-        AttentionCase<float, Attention> single(sizes);
-        AttentionCase<double, Attention> exact(sizes);
+        AttentionCase<float> single(variant, sizes);
+        AttentionCase<double> exact(variant, sizes);
         exact.weights.assign(single.weights.begin(), single.weights.end());
         exact.x.assign(single.x.begin(), single.x.end());
         exact.qkv.assign(single.qkv.begin(), single.qkv.end());
@@ -344,8 +335,8 @@ VARIANT_CASE("is as exact in float as float can be") {
     }
 }
 
-VARIANT_CASE("overwrites the gradients of activations and adds to those of tensors") {
-    AttentionCase<double, Attention> layer({2, 70, 4, 2, 16, {}});
+VARIANT_CASE(": overwrites the gradients of activations and adds to those of tensors", "[attention][variant]") {
+    AttentionCase<double> layer(variant, {2, 70, 4, 2, 16, {}});
     const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
     auto doubled = [](std::vector<double> numbers) {
         for (double& number : numbers) number *= 2;

@@ -1,14 +1,7 @@
 // One attention layer of each variant on the GPU, preprocessing included, against the same layer on the CPU in double from the same
-// rounded inputs. Compiled once per file of attention/; on a machine without a GPU it runs on the emulator.
-#include "attention/attention.h"
-
+// rounded inputs. On a machine without a GPU it runs on the emulator.
 #include "tests/attention_case.h"
-#include "tests/catch.h"
 #include "tests/gpu/device_array.h"
-
-#define VARIANT_NAME(variant) ATTENTION_QUOTED(variant)
-#undef VARIANT_CASE   // another file of this folder may be in the same translation unit
-#define VARIANT_CASE(what) TEST_CASE(VARIANT_NAME(ATTENTION) " attention on the GPU: " what, "[gpu][attention][variant]")
 
 namespace {
 
@@ -37,7 +30,7 @@ struct LayerNumbers {
     Numbers x, qk_pre, qk, qkv, weights, dout;
 };
 template <class X>
-LayerNumbers numbers_for(AttentionCase<double, Attention>& layer) {
+LayerNumbers numbers_for(AttentionCase<double>& layer) {
     layer.forward();   // RoPE
     const LayerInputs<double> in = layer.inputs();
     const size_t size = size_t(in.B) * in.T * in.qk_row;
@@ -52,11 +45,15 @@ struct LayerResults {
 
 /// Forward and backward pass of one layer. What has to be overwritten starts as NaN.
 template <class Device, class X>
-LayerResults run_layer(const AttentionCase<double, Attention>& layer, const LayerNumbers& numbers) {
+LayerResults run_layer(const Variant& variant, const AttentionCase<double>& layer, const LayerNumbers& numbers) {
     using W = Wide<X>;
     const Config& c = layer.config;
-    const Attention& policy = layer.policy;
-    const Features f = policy.features();
+    const LayerFacts& facts = layer.facts;
+    const Features f = facts.features;
+    TensorList tensors;   // which the layer's own passes have to know, too
+    const std::unique_ptr<AttentionLayer> attention = variant.make_layer(c, 0);
+    attention->declare(tensors, "model.layers.0.self_attn.");
+    const LayerPasses<Device, X>& passes = passes_of<Device, X>(*attention);
     const size_t B = layer.B, T = layer.T, NH = c.NH, HS = c.HS;
     const size_t k_at = NH * HS, qk_row = layer.heads * HS, v_row = qk_row + c.NKV * HS;
     const Device device = device_of(Device{});
@@ -71,8 +68,8 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
     Array<Device, W> dqk(numbers.qk.size(), NAN), dqk_pre(numbers.qk.size(), NAN), dweights(some_weights.size(), 0.25);
     Array<Device, X> dqkv(numbers.qkv.size(), 0), dx(numbers.x.size(), 0);
     const LayerShape shape{int(B), int(T), c.C, c.NH, c.NKV, c.HS};
-    Array<Device, W> workspace(layer_workspace<X>(device, policy, shape) / sizeof(W) + 1, NAN);
-    Array<Device, W> kept(policy.template kept_bytes<X>(shape) / sizeof(W) + 1, NAN), cosine(T * HS / 2, NAN), sine(T * HS / 2, NAN);
+    Array<Device, W> workspace(passes.workspace_bytes(device, shape) / sizeof(W) + 1, NAN);
+    Array<Device, W> kept(passes.kept_bytes(shape) / sizeof(W) + 1, NAN), cosine(T * HS / 2, NAN), sine(T * HS / 2, NAN);
     rope_table(device, cosine.data(), sine.data(), int(T), int(HS), c.rope_theta);
     std::byte* const scratch = reinterpret_cast<std::byte*>(workspace.data());
 
@@ -81,27 +78,27 @@ LayerResults run_layer(const AttentionCase<double, Attention>& layer, const Laye
         if (f.head) e.head = h.data();
         if (f.row) e.row = r.data();
         if (f.column) e.column = col.data();
-        if (policy.gated()) e.gate = g.data();
+        if (facts.gated) e.gate = g.data();
         return e;
     };
-    LayerState<X> state{extras_of(head, row, column, gate), out.data(), policy.gated() ? gated_out.data() : out.data(), lse.data(),
+    LayerState<X> state{extras_of(head, row, column, gate), out.data(), facts.gated ? gated_out.data() : out.data(), lse.data(),
                         reinterpret_cast<std::byte*>(kept.data())};
-    Array<Device, W> auxiliary(B * NH, Attention::has_auxiliary_loss ? NAN : 0);
-    if (Attention::has_auxiliary_loss) state.extras.auxiliary = auxiliary.data();
+    Array<Device, W> auxiliary(B * NH, facts.has_auxiliary_loss ? NAN : 0);
+    if (facts.has_auxiliary_loss) state.extras.auxiliary = auxiliary.data();
     const Extras<X> dextras = extras_of(dhead, drow, dcolumn, dgate);
     const LayerInputs<X> in{shape, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(), qk.data() + k_at,
                             qkv.data() + qk_row, qk_row, v_row, cosine.data(), sine.data()};
-    attention_layer_forward(device, policy, in, weights.data(), state, scratch);
-    ExtraGradients<X> gradients{dextras, Attention::reads_qk_pre ? dqk_pre.data() : nullptr,
-                                Attention::reads_qk_pre ? dqk_pre.data() + k_at : nullptr,
-                                Attention::reads_x ? dx.data() : nullptr, dweights.data()};
+    passes.forward(device, in, weights.data(), state, scratch, {});
+    ExtraGradients<X> gradients{dextras, facts.reads_qk_pre ? dqk_pre.data() : nullptr,
+                                facts.reads_qk_pre ? dqk_pre.data() + k_at : nullptr,
+                                facts.reads_x ? dx.data() : nullptr, dweights.data()};
     const QkvGradients<X> to{{dqk.data(), qk_row}, {dqk.data() + k_at, qk_row}, {dqkv.data() + qk_row, v_row}};
-    attention_layer_backward(device, policy, in, weights.data(), state, dout.data(), to, gradients, scratch);
+    passes.backward(device, in, weights.data(), state, dout.data(), to, gradients, scratch);
 
-    LayerResults r{policy.gated() ? gated_out.numbers() : out.numbers(), lse.numbers(), dqk.numbers(), dqkv.numbers(),
+    LayerResults r{facts.gated ? gated_out.numbers() : out.numbers(), lse.numbers(), dqk.numbers(), dqkv.numbers(),
                    dqk_pre.numbers(), dweights.numbers(), dx.numbers(), auxiliary.numbers()};
     r.dweights.resize(numbers.weights.size());
-    if (!Attention::reads_qk_pre) r.dqk_pre.clear();
+    if (!facts.reads_qk_pre) r.dqk_pre.clear();
     return r;
 }
 
@@ -112,14 +109,15 @@ Numbers no_infinity(Numbers numbers) {
 }
 
 template <class X>
-void check_layer(const LayerSizes& sizes) {
+void check_layer(const Variant& variant, const LayerSizes& sizes) {
     INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
     INFO("B " << sizes.B << ", T " << sizes.T << ", NH " << sizes.NH << ", NKV " << sizes.NKV << ", HS " << sizes.HS);
     for (const auto& [key, value] : sizes.settings) INFO(key << " " << value);
-    AttentionCase<double, Attention> layer(sizes);
+    const Variant& twin = named(variant.name);   // the CPU's
+    AttentionCase<double> layer(twin, sizes);
     const LayerNumbers numbers = numbers_for<X>(layer);
-    const LayerResults gpu = run_layer<GPU, X>(layer, numbers), again = run_layer<GPU, X>(layer, numbers);
-    const LayerResults cpu = run_layer<CPU, double>(layer, numbers);
+    const LayerResults gpu = run_layer<GPU, X>(variant, layer, numbers), again = run_layer<GPU, X>(variant, layer, numbers);
+    const LayerResults cpu = run_layer<CPU, double>(twin, layer, numbers);
 
     // Sums of HS and T products, and exp() turns absolute errors of the scores into relative ones; bf16 rounds P, dS and the
     // results, and computes GELUs to 1e-3. The absolute part: gradients that vanish as the difference of sums.
@@ -140,9 +138,9 @@ void check_layer(const LayerSizes& sizes) {
     CHECK(bit_difference(again.out, gpu.out) == "");
 }
 
-void check_layer_in_both_types(const LayerSizes& sizes) {
-    check_layer<float>(sizes);
-    check_layer<bf16>(sizes);
+void check_layer_in_both_types(const Variant& variant, const LayerSizes& sizes) {
+    check_layer<float>(variant, sizes);
+    check_layer<bf16>(variant, sizes);
 }
 
 /// Every mode of a setting with few; 4 and 20 of one with many, or twice its lowest value where that is larger.
@@ -154,30 +152,30 @@ std::vector<double> other_values(const Setting& setting) {
 
 }   // namespace
 
-VARIANT_CASE("one token, one tile, partial tiles, many tiles, grouped queries") {
-    check_layer_in_both_types({2, 1, 4, 4, 32, {}});
-    check_layer_in_both_types({1, 63, 4, 2, 64, {}});
-    check_layer_in_both_types({2, 64, 4, 1, 32, {}});
-    check_layer_in_both_types({1, 65, 2, 1, 128, {}});
-    check_layer_in_both_types({1, 200, 2, 1, 64, {}});
-    check_layer_in_both_types({1, 300, 2, 1, 32, {}});   // more tokens than a thread block has threads
-    check_layer_in_both_types({1, 65, 12, 6, 64, {}});   // more numbers in a row, of queries and of keys
+GPU_VARIANT_CASE(" attention on the GPU: one token, one tile, partial tiles, many tiles, grouped queries", "[gpu][attention][variant]") {
+    check_layer_in_both_types(variant, {2, 1, 4, 4, 32, {}});
+    check_layer_in_both_types(variant, {1, 63, 4, 2, 64, {}});
+    check_layer_in_both_types(variant, {2, 64, 4, 1, 32, {}});
+    check_layer_in_both_types(variant, {1, 65, 2, 1, 128, {}});
+    check_layer_in_both_types(variant, {1, 200, 2, 1, 64, {}});
+    check_layer_in_both_types(variant, {1, 300, 2, 1, 32, {}});   // more tokens than a thread block has threads
+    check_layer_in_both_types(variant, {1, 65, 12, 6, 64, {}});   // more numbers in a row, of queries and of keys
 }
 
-VARIANT_CASE("other settings") {
-    for (const Setting& setting : Attention::settings())
+GPU_VARIANT_CASE(" attention on the GPU: other settings", "[gpu][attention][variant]") {
+    for (const Setting& setting : variant.settings())
         for (double value : other_values(setting))
             if (const LayerSizes sizes{1, 130, 2, 1, 32, {{setting.key, value}}};
                 value != setting.value && value >= setting.lowest && value <= setting.highest &&
-                AttentionCase<double, Attention>::accepts(sizes))
-                check_layer_in_both_types(sizes);
+                AttentionCase<double>::accepts(named(variant.name), sizes))
+                check_layer_in_both_types(variant, sizes);
 }
 
 // bf16 may choose otherwise where two scores are almost equal, and is then far from double without being wrong.
-VARIANT_CASE("sequences so long that a mechanism which chooses tiles has to leave some out, float32") {
-    for (const Setting& setting : Attention::settings()) {
+GPU_VARIANT_CASE(" attention on the GPU: sequences so long that a mechanism which chooses tiles has to leave some out, float32", "[gpu][attention][variant]") {
+    for (const Setting& setting : variant.settings()) {
         const LayerSizes sizes{1, 340, 2, 1, 32, {{setting.key, 4.0}}};
-        if (setting.step == WHOLE && 4 >= setting.lowest && 4 <= setting.highest && AttentionCase<double, Attention>::accepts(sizes))
-            check_layer<float>(sizes);
+        if (setting.step == WHOLE && 4 >= setting.lowest && 4 <= setting.highest && AttentionCase<double>::accepts(named(variant.name), sizes))
+            check_layer<float>(variant, sizes);
     }
 }

@@ -1,38 +1,18 @@
-// The whole transformer, forward and backward, written once as calls of operations that are overloaded on the device.
-//   gpt_forward    tokens -> normed final activations          gpt_loss      those -> mean cross-entropy, and its gradient
-//   gpt_backward   that gradient -> gradients of all tensors   gpt_update    AdamW
-// Nothing here waits for the device: what the host wants to know is in gpt.numbers when the device gets there.
-#pragma once
-#include <algorithm>
+// The whole transformer, forward and backward, written once as calls of operations that are overloaded on the device. What the
+// functions are for stands in gpt.h.
+#include "model/gpt.h"
 
-#include "model/adamw.cuh"
-#include "model/batch.h"
 #include "model/cross_entropy.cuh"
 #include "model/embedding.cuh"
-#include "model/gpt_memory.cuh"
 #include "model/linear.cuh"
-#include "model/monitor.cuh"
-#include "model/qk_rope.cuh"
-#include "model/qwen.h"
 #include "model/rmsnorm.cuh"
-#include "model/sigma_reparam.cuh"
 #include "model/swiglu.cuh"
 
-/// The views that layer l's attention reads.
-template <class Device, class X, class A>
-LayerInputs<X> attention_inputs(const GPT<Device, X, A>& gpt, int l, int B, int T) {
-    const Config& c = gpt.net.config;
-    const LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
-    const X* pre = gpt.scratch.qk_pre;
-    const size_t k_at = size_t(c.NH) * c.HS, v_at = size_t(c.NH + c.NKV) * c.HS;
-    return {{B, T, c.C, c.NH, c.NKV, c.HS}, a.normed1, pre, pre ? pre + k_at : nullptr, a.qk, a.qk + k_at, a.qkv + v_at, v_at,
-            v_at + size_t(c.NKV) * c.HS, gpt.cosine, gpt.sine};
-}
-
 /// Layer l from its normed input up to `activated`: everything that the backward pass reads again. Returns the rows that it
-/// came out with: B * T, unless gpt.attend has left some out.
-template <class Device, class X, class A>
-int layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Monitor<Device, X>* monitor = nullptr) {
+/// came out with: B * T, unless texts->attend() has left some out.
+template <class Device, class X>
+static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T, Monitor<Device, X>* monitor = nullptr,
+                         const RowsOfTexts<X>* texts = nullptr) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const X* w = gpt.weights;
@@ -41,14 +21,16 @@ int layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Mo
     int rows = BT;
     linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
-    qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, gpt.qk_shape(layer, B, T), c.norm_eps);
-    if (A::has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
+    QkShape<X> shape = gpt.qk_shape(l, B, T);
+    if (texts && layer.attention->facts.rotates) shape.angles = texts->angles;
+    qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
+    if (layer.attention->facts.has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
     const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
-    if (gpt.attend) rows = gpt.attend(l, T);
+    if (texts) rows = texts->attend(l, T);
     else
-        attention_layer_forward(device, layer.attention, in, w, a.attention, gpt.scratch.attention,
-                                monitor ? monitor->start_layer(device) : Statistics<X>{});
-    if (monitor) monitor->finish_layer(device, layer.attention.branch_gates(in, a.attention), B, T);
+        gpt.attention(l).forward(device, in, w, a.attention, gpt.scratch.attention,
+                                 monitor ? monitor->start_layer(device) : Statistics<X>{});
+    if (monitor) monitor->finish_layer(device, gpt.attention(l).branch_gates(in, a.attention), B, T);
     linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), rows,
                    Q, c.C);
     residual_rmsnorm_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, gpt.scratch.branch,
@@ -58,10 +40,9 @@ int layer_forward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Mo
     return rows;
 }
 
-/// gpt.final_normed (B, T, C) from the batch's tokens. Preconditions: at most gpt.B x gpt.T of them, each below V. A monitor, where
-/// there is one, sees every layer's attention, and makes this the one pass that waits for the device.
-template <class Device, class X, class A>
-void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Monitor<Device, X>* monitor = nullptr) {
+template <class Device, class X>
+void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::type_identity_t<Monitor<Device, X>*> monitor,
+                 const RowsOfTexts<X>* texts) {
     const Config& c = gpt.net.config;
     const X* w = gpt.weights;
     const int B = batch.B, T = batch.T, BT = B * T;
@@ -72,7 +53,7 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Moni
     rmsnorm_forward(device, a->normed1, a->rstd1, x, w + gpt.net.layers[0].input_norm.offset, BT, c.C, c.norm_eps);
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
-        const int rows = layer_forward(device, gpt, l, B, T, monitor);
+        const int rows = layer_forward(device, gpt, l, B, T, monitor, texts);
         linear_forward(device, gpt.scratch.branch, a->activated, w + layer.down_proj.offset, static_cast<const X*>(nullptr),
                        rows, c.F, c.C);
         // The addition joins the next norm: that of the next layer, or the final one.
@@ -86,11 +67,8 @@ void gpt_forward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Moni
     }
 }
 
-/// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(), and the policy's own loss likewise. The
-/// head works on chunks of rows, so that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it
-/// also leaves d final_normed in scratch.dnormed and the head's weight gradient, and gpt_backward() works with the same dloss.
-template <class Device, class X, class A>
-void gpt_loss(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write write, Wide<X> dloss = 0) {
+template <class Device, class X>
+void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, Wide<X> dloss) {
     const Config& c = gpt.net.config;
     const X* head = gpt.weights + gpt.net.head.offset;
     const int BT = batch.B * batch.T;
@@ -107,12 +85,12 @@ void gpt_loss(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write w
                                normed, rows, c.C, c.V, row ? Write::add : write);
     }
     sum_of_losses(device, &gpt.numbers->loss, gpt.scratch.losses, BT, write);
-    if (A::has_auxiliary_loss) sum_of_losses(device, &gpt.numbers->auxiliary, gpt.auxiliary, c.L * batch.B * c.NH, write);
+    if (gpt.auxiliary) sum_of_losses(device, &gpt.numbers->auxiliary, gpt.auxiliary, c.L * batch.B * c.NH, write);
 }
 
 /// The feed-forward half of layer l: scratch.dresidual goes from the gradient of the layer's output to that of `middle`.
-template <class Device, class X, class A>
-void feed_forward_backward(Device device, GPT<Device, X, A>& gpt, int l, int BT, Write write) {
+template <class Device, class X>
+static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int BT, Write write) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
@@ -129,10 +107,11 @@ void feed_forward_backward(Device device, GPT<Device, X, A>& gpt, int l, int BT,
 }
 
 /// The attention half: scratch.dresidual goes from the gradient of `middle` to that of the layer's input.
-template <class Device, class X, class A>
-void attention_half_backward(Device device, GPT<Device, X, A>& gpt, int l, int B, int T, Write write) {
+template <class Device, class X>
+static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, int B, int T, Write write) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
+    const LayerFacts& facts = layer.attention->facts;
     const LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
     const X* w = gpt.weights;
     Wide<X>*g = gpt.gradients, *const none = nullptr;
@@ -143,20 +122,20 @@ void attention_half_backward(Device device, GPT<Device, X, A>& gpt, int l, int B
     linear_backward_input(device, s.dout, s.dresidual, w + layer.o_proj.offset, BT, Q, c.C, Write::overwrite);
     linear_backward_weight(device, g + layer.o_proj.offset, none, s.dresidual, a.attention.gated_out, BT, Q, c.C, write);
 
-    const QkShape<X> shape = gpt.qk_shape(layer, B, T);
+    const QkShape<X> shape = gpt.qk_shape(l, B, T);
     const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
-    if (A::reads_qk_pre) qk_norm_rope_forward(device, static_cast<X*>(nullptr), s.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
+    if (facts.reads_qk_pre) qk_norm_rope_forward(device, static_cast<X*>(nullptr), s.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
     if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>{});
-    if (A::reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
-    ExtraGradients<X> more{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, A::reads_x ? s.dnormed : nullptr, g,
-                           gpt.dloss};
+    if (facts.reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
+    Wide<X>* const dqk_pre = facts.reads_qk_pre ? s.dqk_pre : nullptr;
+    ExtraGradients<X> more{s.dextras, dqk_pre, dqk_pre ? dqk_pre + k_at : nullptr, facts.reads_x ? s.dnormed : nullptr, g, gpt.dloss};
     const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, qkv_row}};
-    attention_layer_backward(device, layer.attention, in, w, a.attention, s.dout, to, more, s.attention);
+    gpt.attention(l).backward(device, in, w, a.attention, s.dout, to, more, s.attention);
 
-    qk_norm_rope_backward(device, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, s.dqk_pre, a.qkv, a.qk_rstd,
+    qk_norm_rope_backward(device, s.dqkv, g + layer.q_norm.offset, g + layer.k_norm.offset, s.dqk, dqk_pre, a.qkv, a.qk_rstd,
                           shape, write);
     linear_backward_input(device, s.dnormed, s.dqkv, w + layer.qkv.offset, BT, c.C, int(qkv_row),
-                          A::reads_x ? Write::add : Write::overwrite);
+                          facts.reads_x ? Write::add : Write::overwrite);
     linear_backward_weight(device, g + layer.qkv.offset, layer.qkv_bias ? g + layer.qkv_bias.offset : none, s.dqkv, a.normed1, BT,
                            c.C, int(qkv_row), write);
     rmsnorm_backward(device, s.dresidual, g + layer.input_norm.offset, s.dnormed, gpt.residual + size_t(l) * BT * c.C,
@@ -164,8 +143,8 @@ void attention_half_backward(Device device, GPT<Device, X, A>& gpt, int l, int B
 }
 
 /// Brings back what layer l did not keep.
-template <class Device, class X, class A>
-void recompute_layer(Device device, GPT<Device, X, A>& gpt, int l, int B, int T) {
+template <class Device, class X>
+static void recompute_layer(Device device, GPT<Device, X>& gpt, int l, int B, int T) {
     if (gpt.recompute == Recompute::nothing) return;
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
@@ -181,16 +160,8 @@ void recompute_layer(Device device, GPT<Device, X, A>& gpt, int l, int B, int T)
     swiglu_forward(device, a.activated, a.gate_up, BT, c.F);
 }
 
-/// What gpt_backward() calls when the gradients [begin, end) of the flat buffer will not change any more.
-struct IgnoreReady {
-    void operator()(size_t /*begin*/, size_t /*end*/) const {}
-};
-
-/// Gradients of all tensors, after gpt_loss() with a dloss. `write` says whether they replace or join what gpt.gradients holds.
-/// ready(begin, end) is called for one layer after the other, from the last to the first, and then for the rest, so that their sum
-/// over ranks can be taken while the backward pass goes on.
-template <class Device, class X, class A, class Ready = IgnoreReady>
-void gpt_backward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Write write, Ready ready = {}) {
+template <class Device, class X>
+void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, const GradientsReady& ready) {
     const Config& c = gpt.net.config;
     const int B = batch.B, T = batch.T, BT = B * T;
     const X* w = gpt.weights;
@@ -202,36 +173,31 @@ void gpt_backward(Device device, GPT<Device, X, A>& gpt, const Batch& batch, Wri
         recompute_layer(device, gpt, l, B, T);
         feed_forward_backward(device, gpt, l, BT, write);
         attention_half_backward(device, gpt, l, B, T, write);
-        ready(gpt.net.layer_begin(l), gpt.net.layer_begin(l + 1));
+        if (ready) ready(gpt.net.layer_begin(l), gpt.net.layer_begin(l + 1));
     }
     if (!c.tied && write == Write::overwrite) fill(device, g + gpt.net.embedding.offset, gpt.net.embedding.size, Wide<X>{});
     embedding_backward(device, g + gpt.net.embedding.offset, gpt.scratch.dresidual, batch.by_token, c.C);
+    if (!ready) return;
     ready(0, gpt.net.layer_begin(0));
     ready(gpt.net.layer_begin(c.L), gpt.net.tensors.size());
 }
 
-/// To be called when weights have come from outside, into gpt.master or, in a model for inference, into gpt.weights: makes of them
-/// what the layers read.
-template <class Device, class X, class A>
-void gpt_weights_loaded(Device device, GPT<Device, X, A>& gpt) {
+template <class Device, class X>
+void gpt_weights_loaded(Device device, GPT<Device, X>& gpt) {
     if (!gpt.sigma.count) return;
     if (gpt.mode == Mode::training) return sigma_forward(device, gpt.weights, gpt.master, gpt.sigma);
     if constexpr (!gpt.rounds) sigma_forward(device, gpt.weights, gpt.weights, gpt.sigma);
     else fail(Exit::usage, "sigma_reparam needs float32 weights, or a model for training");
 }
 
-/// Completes the gradients, once per step, when the sums over micro-steps and ranks are there, and takes their norm, which it
-/// leaves as its square in gpt.numbers.
-template <class Device, class X, class A>
-void gpt_norm(Device device, GPT<Device, X, A>& gpt) {
+template <class Device, class X>
+void gpt_norm(Device device, GPT<Device, X>& gpt) {
     if (gpt.sigma.count) sigma_backward(device, gpt.gradients, gpt.master, gpt.sigma);
     sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size(), gpt.spans, gpt.span_count);
 }
 
-/// One AdamW step over the list, or over this rank's shard of it; `step` counts from 1. Needs gpt.numbers, and does nothing when
-/// the loss or the norm in it is not finite.
-template <class Device, class X, class A>
-void gpt_update(Device device, GPT<Device, X, A>& gpt, const AdamW& options, int64_t step) {
+template <class Device, class X>
+void gpt_update(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step) {
     adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.owned_begin, gpt.ranges, gpt.range_count,
                  gpt.numbers, options, step);
     if (!gpt.sigma.count) return;
@@ -239,19 +205,56 @@ void gpt_update(Device device, GPT<Device, X, A>& gpt, const AdamW& options, int
     gpt_weights_loaded(device, gpt);
 }
 
-/// gpt.numbers as the host sees them, once the device is there.
-template <class Device, class X, class A>
-StepNumbers read_numbers(Device device, const GPT<Device, X, A>& gpt) {
+template <class Device, class X>
+StepNumbers read_numbers(Device device, const GPT<Device, X>& gpt) {
     StepNumbers numbers;
     to_host(device, &numbers, gpt.numbers, 1);
     return numbers;
 }
 
-/// Logits (rows, V) of the rows `first` .. of gpt.final_normed, for sampling and tests; in scratch.logits. rows <= logit_rows().
-template <class Device, class X, class A>
-const X* gpt_logits(Device device, GPT<Device, X, A>& gpt, int first, int rows) {
+template <class Device, class X>
+const X* gpt_logits(Device device, GPT<Device, X>& gpt, int first, int rows) {
     const Config& c = gpt.net.config;
     linear_forward(device, gpt.scratch.logits, gpt.final_normed + size_t(first) * c.C, gpt.weights + gpt.net.head.offset,
                    static_cast<const X*>(nullptr), rows, c.C, c.V);
     return gpt.scratch.logits;
 }
+
+/// Into scratch.branch (n, C), as an embedding picks rows out of its table.
+template <class Device, class X>
+void gpt_gather_rows(Device device, GPT<Device, X>& gpt, const int32_t* rows, int n) {
+    embedding_forward(device, gpt.scratch.branch, rows, gpt.final_normed, n, gpt.net.config.C);
+}
+
+template <class Device, class X>
+void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targets, int n) {
+    const Config& c = gpt.net.config;
+    for (int row = 0; row < n; row += gpt.logit_rows()) {
+        const int here = std::min(gpt.logit_rows(), n - row);
+        linear_forward(device, gpt.scratch.logits, gpt.scratch.branch + size_t(row) * c.C, gpt.weights + gpt.net.head.offset,
+                       static_cast<const X*>(nullptr), here, c.C, c.V);
+        cross_entropy(device, gpt.scratch.losses + row, gpt.scratch.logits, targets + row, here, c.V, Wide<X>(0));
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- what this file is compiled for
+
+#define INSTANTIATE(Device, X)                                                                                          \
+    template void gpt_forward(Device, GPT<Device, X>&, const Batch&, Monitor<Device, X>*, const RowsOfTexts<X>*);        \
+    template void gpt_loss(Device, GPT<Device, X>&, const Batch&, Write, Wide<X>);                                      \
+    template void gpt_backward(Device, GPT<Device, X>&, const Batch&, Write, const GradientsReady&);                    \
+    template void gpt_weights_loaded(Device, GPT<Device, X>&);                                                          \
+    template void gpt_norm(Device, GPT<Device, X>&);                                                                    \
+    template void gpt_update(Device, GPT<Device, X>&, const AdamW&, int64_t);                                           \
+    template StepNumbers read_numbers(Device, const GPT<Device, X>&);                                                   \
+    template const X* gpt_logits(Device, GPT<Device, X>&, int, int);                                                    \
+    template void gpt_gather_rows(Device, GPT<Device, X>&, const int32_t*, int);                                        \
+    template void gpt_gathered_losses(Device, GPT<Device, X>&, const int32_t*, int);
+#ifdef WITH_GPU
+INSTANTIATE(GPU, float)
+INSTANTIATE(GPU, bf16)
+#endif
+#if !defined(WITH_GPU) || defined(BOTH_HALVES)
+INSTANTIATE(CPU, float)
+INSTANTIATE(CPU, double)
+#endif

@@ -1,0 +1,19 @@
+// One attention variant by itself: compiled with -DATTENTION=asga, say, this is all of asga that a program is linked with. A C++
+// compiler makes the CPU's half, nvcc (or a C++ compiler with -DEMULATED_GPU) the GPU's, and the two lie in different objects;
+// BOTH_HALVES puts them into one (train_gpt.cu).
+#include "attention/attention.h"
+#include "attention/core/layer_of.h"
+
+#if !defined(WITH_GPU) || defined(BOTH_HALVES)
+namespace on_cpu {
+extern const Variant ATTENTION;
+const Variant ATTENTION = variant_of<CpuLayer, ::ATTENTION>;
+}   // namespace on_cpu
+#endif
+
+#ifdef WITH_GPU
+namespace on_gpu {
+extern const Variant ATTENTION;
+const Variant ATTENTION = variant_of<GpuLayer, ::ATTENTION>;
+}   // namespace on_gpu
+#endif

@@ -1,0 +1,104 @@
+// The seam between the engine and an attention mechanism. The engine (model/, train_gpt.cu, ./generate) is compiled once and knows
+// what stands here; a variant is compiled by itself, once per device (attention/variant.cu), and a trainer is linked with one of
+// them. Everything is asked per layer, so that the layers of a model may differ.
+//     Variant          name, settings; makes a model's layers
+//     AttentionLayer   one layer: facts, tensors, mask
+//     LayerPasses      what it computes on one device in one number type; attention/core/layer_of.h makes them from a policy
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/core/arguments.h"
+#include "attention/core/count.h"
+#include "attention/core/policy.h"
+#include "model/config.h"
+#include "model/tensors.h"
+
+/// What a layer's policy says of itself; attention/core/policy.h explains each.
+struct LayerFacts {
+    Features features;
+    bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss, gates_pairs, composite;
+    bool decodes_from_cache;   // can_decode_from_cache() in decode.h
+    bool tells_pairs;          // whether CpuPasses::sees() can be asked
+    bool is_causal, needs_known_text, expects_at_most;
+    bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose;   // for the tests
+};
+
+/// The passes of one layer on one device. Arguments and results: attention_layer_forward() and attention_layer_backward() in
+/// attention/core/layer.h.
+template <class Device, class X>
+struct LayerPasses {
+    virtual ~LayerPasses() = default;
+
+    /// Bytes kept from the forward pass for the backward pass, and bytes of scratch memory while one of them runs.
+    virtual size_t kept_bytes(const LayerShape& shape) const = 0;
+    virtual size_t workspace_bytes(Device device, const LayerShape& shape) const = 0;
+
+    virtual void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
+                         const Statistics<X>& statistics) const = 0;
+    virtual void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                          const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const = 0;
+
+    /// What the last forward pass multiplied the output of each softmax with: Policy::branch_gates().
+    virtual std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const = 0;
+};
+
+/// What only the CPU can do.
+template <class X>
+struct CpuPasses : LayerPasses<CPU, X> {
+    /// The kernel alone over the rows and keys of `a`, and the same for one row (decode.h). For layers with decodes_from_cache.
+    virtual void attend(const AttentionForward<X>& a) const = 0;
+    virtual void attend_row(const AttentionForward<X>& a) const = 0;
+
+    /// Whether the last forward pass had query i of head h, of the first sequence, read key j. For layers with tells_pairs.
+    virtual bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const = 0;
+
+    /// out (B, T, NH, HS) by the formula in dense loops: the oracle of the tests.
+    virtual void naive(const LayerInputs<X>& in, const X* weights, X* out) const = 0;
+};
+
+/// One layer of a model. It is its maker's passes too: see passes_of().
+struct AttentionLayer {
+    LayerFacts facts{};
+
+    virtual ~AttentionLayer() = default;
+    virtual void declare(TensorList& list, const std::string& prefix) = 0;
+    virtual bool trains(const std::string& tensor) const = 0;
+    virtual Tile tile(int h, int i0, int i1, int j0, int j1) const = 0;
+    virtual bool visible(int h, int i, int j) const = 0;
+    virtual PairCount expected_pairs(int NH, int T) const = 0;
+    virtual double further_pairs(int NH, int T) const = 0;
+    virtual double cached_keys(int T) const = 0;
+};
+
+/// The layer's passes on a device; std::bad_cast where its variant was made for another one.
+template <class Device, class X>
+const LayerPasses<Device, X>& passes_of(const AttentionLayer& layer) {
+    return dynamic_cast<const LayerPasses<Device, X>&>(layer);
+}
+template <class X>
+const CpuPasses<X>& cpu_passes_of(const AttentionLayer& layer) {
+    return dynamic_cast<const CpuPasses<X>&>(layer);
+}
+
+/// An attention variant, for one device.
+struct Variant {
+    const char* name;
+    const char* options_to_train;                 // Policy::options_to_train
+    std::vector<Setting> (*settings)();
+    std::vector<std::string> (*branch_names)();   // Policy::branch_names()
+    std::unique_ptr<AttentionLayer> (*make_layer)(const Config& config, int layer);
+};
+
+/// The variant that a trainer is linked with (attention/selected.cpp): two of them in one program are a link error.
+extern const Variant& the_attention;
+extern const Variant& the_attention_on_gpu;   // where the program has a GPU half
+
+/// All variants of attention/, in the order of their names, for the programs that have them all: ./generate and the tests. The
+/// Makefile writes the tables.
+const std::vector<const Variant*>& all_variants();
+const std::vector<const Variant*>& all_variants_on_gpu();
+
+/// The variant of that name. Exit::usage with the names there are where there is none.
+const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants());

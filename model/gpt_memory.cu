@@ -1,0 +1,152 @@
+// What a model takes of memory, and where everything lies in it: lay_out() runs once over nothing, to learn the sizes, and once over
+// the memory, so that the plan cannot disagree with the allocation.
+#include "attention/core/layer.h"
+#include "model/gpt.h"
+
+template <class Device, class X>
+GPT<Device, X>::GPT(const Variant& variant, const Config& config, int B_, int T_, Mode mode_, Recompute recompute_, int shard,
+                    int shards)
+    : net(variant, config),
+      B(B_),
+      T(T_),
+      mode(mode_),
+      recompute(recompute_),
+      owned_begin(shard_begin(net.tensors.size(), shard, shards)),
+      owned_end(shard_begin(net.tensors.size(), shard + 1, shards)) {
+    if (!net.sigma.empty() && sharded())
+        fail(Exit::usage, "sigma_reparam needs every matrix whole on every rank; use --zero-stage 0");
+    lay_out();
+}
+
+template <class Device, class X>
+std::vector<MemoryUse> GPT<Device, X>::memory_plan() const {
+    return {{"weights", weight_memory.bytes()},
+            {"gradients", gradient_memory.bytes()},
+            {keeps_master() ? "master weights and moments of AdamW" : "moments of AdamW", moment_memory.bytes()},
+            {"activations", activation_memory.bytes()},
+            {"scratch", scratch_memory.bytes()},
+            {"keys that attention works on", kernel_memory<X>(Device{}, T, net.config.HS,
+                                                              mode == Mode::training ? Pass::backward : Pass::forward)}};
+}
+
+template <class Device, class X>
+void GPT<Device, X>::allocate(Device device) {
+    for (Arena<Device>* arena : {&weight_memory, &gradient_memory, &moment_memory, &activation_memory, &scratch_memory})
+        arena->allocate();
+    lay_out();
+    for (int table : {0, 1})
+        if (cosine[table]) rope_table(device, cosine[table], sine[table], T, net.config.HS, net.config.rope_theta, table == 0);
+    if (auxiliary) fill(device, auxiliary, size_t(net.config.L) * B * net.config.NH, W{});   // layers without such a loss add 0
+    const StepNumbers none{};
+    to_device(device, numbers, &none, 1);
+    if (sigma.count) to_device(device, sigma.linears, net.sigma.data(), net.sigma.size());
+    if (mode == Mode::inference) return;
+    to_device(device, ranges, owned_ranges().data(), size_t(range_count));
+    to_device(device, spans, norm_spans(net.tensors).data(), size_t(span_count));
+    fill(device, gradients, net.tensors.size(), W{});   // the padding between tensors stays zero: norms run over it
+    fill(device, m, owned_end - owned_begin, W{});
+    fill(device, v, owned_end - owned_begin, W{});
+}
+
+template <class Device, class X>
+void GPT<Device, X>::lay_out() {
+    const size_t n = net.tensors.size(), owned = owned_end - owned_begin;
+    weights = weight_memory.template take<X>(n);
+    if (mode == Mode::training) {
+        gradients = gradient_memory.template take<W>(n);
+        if (keeps_master()) master = moment_memory.template take<W>(owned);
+        else if constexpr (!rounds) master = weights + owned_begin;
+        m = moment_memory.template take<W>(owned);
+        v = moment_memory.template take<W>(owned);
+    }
+    lay_out_activations();
+    lay_out_scratch();
+}
+
+template <class Device, class X>
+void GPT<Device, X>::lay_out_activations() {
+    const Config& c = net.config;
+    const size_t BT = size_t(B) * T, heads = c.NH + c.NKV;
+    auto take = [this](size_t count) { return activation_memory.template take<X>(count); };
+    auto take_wide = [this](size_t count) { return activation_memory.template take<W>(count); };
+    for (int table : {0, 1}) {
+        const bool taken = table == 0 ? net.any(&LayerFacts::rotates) : !net.all(&LayerFacts::rotates);
+        cosine[table] = taken ? take_wide(size_t(T) * c.HS / 2) : nullptr, sine[table] = taken ? take_wide(size_t(T) * c.HS / 2) : nullptr;
+    }
+    auxiliary = net.any(&LayerFacts::has_auxiliary_loss) ? take_wide(size_t(c.L) * B * c.NH) : nullptr;
+    residual = take((c.L + 1) * BT * c.C);
+    final_normed = take(BT * c.C), final_rstd = take_wide(BT);
+    layers.resize(mode == Mode::training && recompute != Recompute::layers ? c.L : 1);
+    for (size_t l = 0; l < layers.size(); l++) {
+        LayerActivations<X>& a = layers[l];
+        const LayerFacts& facts = net.layers[l].attention->facts;
+        if (l == 0 || recompute == Recompute::nothing)
+            a.normed1 = take(BT * c.C), a.normed2 = take(BT * c.C), a.activated = take(BT * c.F);
+        else
+            a.normed1 = layers[0].normed1, a.normed2 = layers[0].normed2, a.activated = layers[0].activated;
+        a.rstd1 = take_wide(BT), a.rstd2 = take_wide(BT);
+        a.qkv = take(BT * (heads + c.NKV) * c.HS);
+        a.qk = take(BT * heads * c.HS), a.qk_rstd = take_wide(BT * heads);
+        a.attention.extras = take_extras<Device, X>(activation_memory, facts.features, facts.gated, B, T, c.NH, 1);
+        a.attention.out = take(BT * c.NH * c.HS);
+        a.attention.gated_out = facts.gated ? take(BT * c.NH * c.HS) : a.attention.out;
+        a.attention.lse = take_wide(BT * c.NH);
+        a.attention.kept = activation_memory.template take<std::byte>(attention(int(l)).kept_bytes(shape()));
+        a.middle = take(BT * c.C);
+        a.gate_up = take(BT * 2 * c.F);
+    }
+}
+
+template <class Device, class X>
+void GPT<Device, X>::lay_out_sigma() {
+    if (net.sigma.empty()) return;
+    size_t rows = 0, columns = 0;
+    sigma.count = int(net.sigma.size());
+    for (const SigmaLinear& s : net.sigma) {
+        rows += s.OUT, columns += s.IN;
+        sigma.rows = std::max(sigma.rows, s.OUT), sigma.columns = std::max(sigma.columns, s.IN);
+    }
+    auto take = [this](size_t count) { return scratch_memory.template take<W>(count); };
+    sigma.linears = scratch_memory.template take<SigmaLinear>(sigma.count);
+    sigma.v = take(rows), sigma.row_sums = take(rows), sigma.next_u = take(columns), sigma.norm = take(sigma.count);
+}
+
+template <class Device, class X>
+void GPT<Device, X>::lay_out_scratch() {
+    const Config& c = net.config;
+    const size_t BT = size_t(B) * T, heads = c.NH + c.NKV;
+    auto take = [this](size_t count) { return scratch_memory.template take<X>(count); };
+    auto take_wide = [this](size_t count) { return scratch_memory.template take<W>(count); };
+    Scratch<X>& s = scratch;
+    s.branch = take(BT * c.C);
+    s.losses = take_wide(BT);
+    s.logits = take(size_t(logit_rows()) * c.V);
+    s.qk_pre = net.any(&LayerFacts::reads_qk_pre) ? take(BT * heads * c.HS) : nullptr;
+    numbers = scratch_memory.template take<StepNumbers>(1);
+    lay_out_sigma();
+    size_t workspace = 0;
+    for (int l = 0; l < c.L; l++) workspace = std::max(workspace, attention(l).workspace_bytes(Device{}, shape()));
+    s.attention = scratch_memory.template take<std::byte>(workspace);
+    if (mode == Mode::inference) return;
+    range_count = int(owned_ranges().size()), span_count = int(norm_spans(net.tensors).size());
+    ranges = scratch_memory.template take<UpdateRange>(range_count);
+    spans = scratch_memory.template take<NormSpan>(span_count);
+    s.dresidual = take(BT * c.C), s.dnormed = take(BT * c.C);
+    const size_t shared = scratch_memory.used();
+    s.dactivated = take(BT * c.F), s.dgate_up = take(BT * 2 * c.F);
+    scratch_memory.rewind(shared);
+    s.dout = take(BT * c.NH * c.HS), s.dqkv = take(BT * (heads + c.NKV) * c.HS);
+    s.dqk = take_wide(BT * heads * c.HS);
+    s.dqk_pre = net.any(&LayerFacts::reads_qk_pre) ? take_wide(BT * heads * c.HS) : nullptr;
+    const LayerFacts& facts = net.layers[0].attention->facts;
+    s.dextras = take_extras<Device, X>(scratch_memory, facts.features, facts.gated, B, T, c.NH, B);
+}
+
+#ifdef WITH_GPU
+template struct GPT<GPU, float>;
+template struct GPT<GPU, bf16>;
+#endif
+#if !defined(WITH_GPU) || defined(BOTH_HALVES)
+template struct GPT<CPU, float>;
+template struct GPT<CPU, double>;
+#endif

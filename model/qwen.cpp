@@ -1,0 +1,99 @@
+#include "model/qwen.h"
+
+#include "model/error.h"
+
+namespace {
+
+Slot joined(std::initializer_list<Slot> parts) {
+    Slot all = *parts.begin();
+    all.size = 0;
+    for (const Slot& part : parts) all.size += part.size;
+    return all;
+}
+
+}   // namespace
+
+const Variant& named(const std::string& name, const std::vector<const Variant*>& variants) {
+    std::string known;
+    for (const Variant* variant : variants) {
+        if (variant->name == name) return *variant;
+        known += std::string(" ") + variant->name;
+    }
+    fail(Exit::usage, "attention variant ", name, " is none of this program's:", known);
+}
+
+Qwen::Qwen(const Variant& v, const Config& c) : variant(v), config(c) {
+    config.variant = variant.name;
+    complete_settings(config, variant.settings());
+    const auto matrix = normal(config.init_std);
+    const int64_t V = config.V, C = config.C;
+    embedding = tensors.add("model.embed_tokens.weight", {V, C}, matrix, Decay::yes);
+    for (int l = 0; l < config.L; l++) layers.push_back(layer(l));
+    tensors.align();
+    final_norm = tensors.add("model.norm.weight", {C}, ones(), Decay::no);
+    tensors.align();
+    head = config.tied ? embedding : tensors.add("lm_head.weight", {V, C}, matrix, Decay::yes);
+    tensors.train_only([this](const std::string& name) {
+        return std::all_of(layers.begin(), layers.end(), [&](const Layer& layer) { return layer.attention->trains(name); });
+    });
+    for (size_t k = 0; k < sigma.size(); k++) sigma[k].moves = tensors.find(sigma_names[k] + ".sigma_u")->role == Role::state;
+}
+
+bool Qwen::reparametrised() const {
+    for (const Setting& s : variant.settings())
+        if (s.key == std::string("sigma_reparam")) return config.setting(s.key) != 0;
+    return false;
+}
+
+Layer Qwen::layer(int l) {
+    const std::string prefix = "model.layers." + std::to_string(l) + ".", attn = prefix + "self_attn.", mlp = prefix + "mlp.";
+    const auto matrix = normal(config.init_std);
+    const int64_t C = config.C, Q = int64_t(config.NH) * config.HS, KV = int64_t(config.NKV) * config.HS, F = config.F,
+                  HS = config.HS;
+    Layer s{};
+    s.attention = variant.make_layer(config, l);
+    tensors.align();
+    s.input_norm = tensors.add(prefix + "input_layernorm.weight", {C}, ones(), Decay::no);
+    tensors.align();
+    s.qkv = joined({tensors.add(attn + "q_proj.weight", {Q, C}, matrix, Decay::yes),
+                    tensors.add(attn + "k_proj.weight", {KV, C}, matrix, Decay::yes),
+                    tensors.add(attn + "v_proj.weight", {KV, C}, matrix, Decay::yes)});
+    tensors.align();
+    if (config.qkv_bias)
+        s.qkv_bias = joined({tensors.add(attn + "q_proj.bias", {Q}, zeros(), Decay::no),
+                             tensors.add(attn + "k_proj.bias", {KV}, zeros(), Decay::no),
+                             tensors.add(attn + "v_proj.bias", {KV}, zeros(), Decay::no)});
+    if (config.qk_norm) {
+        s.q_norm = tensors.add(attn + "q_norm.weight", {HS}, ones(), Decay::no);
+        s.k_norm = tensors.add(attn + "k_norm.weight", {HS}, ones(), Decay::no);
+    }
+    tensors.align();
+    s.own.offset = tensors.size();
+    s.attention->declare(tensors, attn);
+    s.own.size = tensors.size() - s.own.offset;
+    tensors.align();
+    s.o_proj = tensors.add(attn + "o_proj.weight", {C, Q}, matrix, Decay::yes);
+    s.post_attention_norm = tensors.add(prefix + "post_attention_layernorm.weight", {C}, ones(), Decay::no);
+    tensors.align();
+    s.gate_up = joined({tensors.add(mlp + "gate_proj.weight", {F, C}, matrix, Decay::yes),
+                        tensors.add(mlp + "up_proj.weight", {F, C}, matrix, Decay::yes)});
+    tensors.align();
+    s.down_proj = tensors.add(mlp + "down_proj.weight", {C, F}, matrix, Decay::yes);
+    if (!reparametrised()) return s;
+    tensors.align();
+    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add_sigma(attn + name);
+    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) add_sigma(mlp + name);
+    return s;
+}
+
+/// gamma and u of a linear layer; start_sigma() gives them their first values.
+void Qwen::add_sigma(const std::string& name) {
+    const Tensor& weight = *tensors.find(name + ".weight");
+    const Slot slot = weight.slot;
+    const int OUT = int(weight.shape[0]), IN = int(weight.shape[1]);
+    const Slot gamma = tensors.add(name + ".sigma_gamma", {1}, ones(), Decay::no);
+    const Slot u = tensors.add_state(name + ".sigma_u", {IN}, normal(1));
+    const SigmaLinear* last = sigma.empty() ? nullptr : &sigma.back();
+    sigma.push_back({slot, gamma, u, OUT, IN, last ? last->v + last->OUT : 0, last ? last->next_u + last->IN : 0, true});
+    sigma_names.push_back(name);
+}
