@@ -19,9 +19,9 @@ endif
 USE_MPI  ?= $(HAVE_MPI)
 USE_CUDA ?= $(HAVE_CUDA)
 WITH_CUDA = $(filter 1,$(USE_CUDA))
-CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
+override CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
 FLAGS    := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
-LIBS     := $(BLAS_LIBS) -lpcre2-8 -lutf8proc $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -larchive -lz -lpthread
+LIBS     := $(BLAS_LIBS) $(TEXT_LIBS) $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -lpthread
 USE_NCCL ?= $(HAVE_NCCL)
 NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
              $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
@@ -34,7 +34,9 @@ COMPILE_CUDA = @mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS)
 LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^)
 
 # The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with it.
-HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp,$(wildcard model/*.cpp data/*.cpp)))
+# A source of data/ whose library is missing (WITHOUT) is replaced by the one of its name in data/without/, which refuses in a sentence.
+HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(WITHOUT:%=data/%.cpp),$(wildcard model/*.cpp data/*.cpp))) \
+                $(WITHOUT:%=data/without/%) $(basename $(BLAS_SOURCE))
 DEVICE_UNITS := model/gpt model/gpt_memory
 ENGINE       := build/engine.a
 GPU_ENGINE   := build/gpu/engine.a $(ENGINE)
@@ -162,11 +164,11 @@ $(BUNDLED): data/bundled/sotu.jsonl | tokenize
 	./tokenize --tokenizer bytes --out data/bundled --name sotu $<
 
 # ---- the engine
-build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o)
+build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/config.mk   # which chooses among the units
 build/gpu/engine.a: $(DEVICE_UNITS:%=build/gpu/%.o)
 build/emulated/engine.a: $(DEVICE_UNITS:%=build/emulated/%.o)
 build/engine.a build/gpu/engine.a build/emulated/engine.a:
-	@rm -f $@ && ar rcs $@ $^
+	@rm -f $@ && ar rcs $@ $(filter %.o,$^)
 
 # ---- variants
 $(VARIANTS:%=build/attention/%.o): build/attention/%.o: attention/variant.cu build/flags
@@ -219,7 +221,7 @@ train_%:
 train_gpt.cu: ;
 
 # ---- bookkeeping
-build/config.mk: scripts/probe.sh
+build/config.mk: scripts/probe.sh scripts/probe_cuda.sh
 	@CXX="$(CXX)" scripts/probe.sh $@
 
 # Hold the flags and change only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.

@@ -114,6 +114,7 @@ private:
         set_bytes(token.id, token.special ? "" : token.content);
         if (token.special) return;
         if (!token.normalized) return raw_tokens_.add(token.content, token.id);
+        if (normalizes_ && !knows_nfc(token.content)) return;   // then encode() takes no text that holds it
         std::string buffer;
         normalized_tokens_.add(normalizes_ ? std::string(nfc(token.content, buffer)) : token.content, token.id);
     }

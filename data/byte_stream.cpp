@@ -1,18 +1,16 @@
 #include "data/byte_stream.h"
 
-#include <archive.h>
-#include <archive_entry.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 #include <vector>
 
+#include "data/compressed.h"
 #include "model/error.h"
 
 namespace {
@@ -74,99 +72,6 @@ private:
     uint64_t consumed_ = 0;
 };
 
-// zlib, because libarchive does not look at gzip's checksums: a damaged file would give damaged text.
-class GzipStream : public ByteStream {
-public:
-    GzipStream(std::string path, Descriptor file, uint64_t size)
-        : path_(std::move(path)), file_(std::move(file)), source_(path_, file_.get(), size), buffer_(buffer_bytes) {
-        constexpr int gzip_and_no_other_format = 15 + 16;
-        if (::inflateInit2(&zlib_, gzip_and_no_other_format) != Z_OK) fail(Exit::out_of_memory, path_, ": no memory to decompress");
-    }
-    ~GzipStream() override { ::inflateEnd(&zlib_); }
-
-    size_t read(char* out, size_t bytes) override {
-        zlib_.next_out = reinterpret_cast<Bytef*>(out);
-        zlib_.avail_out = static_cast<uInt>(std::min(bytes, buffer_bytes));
-        const uInt room = zlib_.avail_out;
-        while (zlib_.avail_out == room) {
-            if (zlib_.avail_in == 0 && !refill()) return 0;
-            decompress();
-        }
-        return room - zlib_.avail_out;
-    }
-
-    uint64_t consumed() const override { return source_.consumed(); }
-
-private:
-    // False at the end of the file, which must be the end of a member as well.
-    bool refill() {
-        const size_t got = source_.read(buffer_.data(), buffer_.size());
-        if (got == 0 && inside_) fail(Exit::data, path_, ": is cut short: the compressed data go on behind its last byte");
-        zlib_.next_in = reinterpret_cast<Bytef*>(buffer_.data());
-        zlib_.avail_in = static_cast<uInt>(got);
-        return got > 0;
-    }
-
-    // Behind a member there may be zero bytes, as tapes and disks fill their blocks; gzip ignores them at the end too.
-    void skip_zeros() {
-        while (zlib_.avail_in > 0 && *zlib_.next_in == 0) zlib_.next_in++, zlib_.avail_in--;
-    }
-
-    void decompress() {
-        if (!inside_) skip_zeros();
-        if (zlib_.avail_in == 0) return;
-        const int result = ::inflate(&zlib_, Z_NO_FLUSH);
-        inside_ = result != Z_STREAM_END;
-        if (result == Z_STREAM_END) ::inflateReset(&zlib_);   // another member may follow
-        else if (result != Z_OK && result != Z_BUF_ERROR)
-            fail(Exit::data, path_, ": is damaged or no gzip file, near byte ", source_.consumed() - zlib_.avail_in, ": ",
-                 zlib_.msg ? zlib_.msg : "zlib gives no reason");
-    }
-
-    std::string path_;
-    Descriptor file_;
-    PlainStream source_;
-    std::vector<char> buffer_;
-    z_stream zlib_ = {};
-    bool inside_ = true;     // a member has begun; the first one must be there
-};
-
-// libarchive with one filter and no archive format.
-class ArchiveStream : public ByteStream {
-public:
-    ArchiveStream(std::string path, int filter) : path_(std::move(path)), archive_(::archive_read_new()) {
-        if (!archive_) fail(Exit::out_of_memory, path_, ": no memory to decompress");
-        check(::archive_read_append_filter(archive_.get(), filter));
-        check(::archive_read_set_format(archive_.get(), ARCHIVE_FORMAT_RAW));
-        check(::archive_read_open_filename(archive_.get(), path_.c_str(), buffer_bytes));
-        archive_entry* entry = nullptr;
-        const int result = ::archive_read_next_header(archive_.get(), &entry);
-        if (result != ARCHIVE_EOF) check(result);
-    }
-
-    size_t read(char* out, size_t bytes) override {
-        const la_ssize_t got = ::archive_read_data(archive_.get(), out, bytes);
-        if (got < 0) check(static_cast<int>(got));
-        return static_cast<size_t>(got);
-    }
-
-    uint64_t consumed() const override { return static_cast<uint64_t>(::archive_filter_bytes(archive_.get(), -1)); }
-
-private:
-    void check(int result) const {
-        if (result == ARCHIVE_OK) return;
-        const char* reason = ::archive_error_string(archive_.get());
-        fail(Exit::data, path_, ": is damaged, cut short or not of the format that its name says, near byte ", consumed(), ": ",
-             reason ? reason : "libarchive gives no reason");
-    }
-
-    struct Free {
-        void operator()(archive* a) const { ::archive_read_free(a); }
-    };
-    std::string path_;
-    std::unique_ptr<archive, Free> archive_;
-};
-
 }  // namespace
 
 void ByteStream::skip(uint64_t bytes) {
@@ -199,7 +104,6 @@ std::unique_ptr<ByteStream> open_compressed(const std::string& path, Compression
     if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());
     // libarchive would see no error in it.
     if (status.st_size == 0) fail(Exit::data, path, ": is empty, and so no compressed file");
-    if (compression == Compression::gzip)
-        return std::make_unique<GzipStream>(path, std::move(file), static_cast<uint64_t>(status.st_size));
-    return std::make_unique<ArchiveStream>(path, compression == Compression::xz ? ARCHIVE_FILTER_XZ : ARCHIVE_FILTER_ZSTD);
+    if (compression != Compression::gzip) return open_archive(path, compression);
+    return open_gzip(path, std::move(file), static_cast<uint64_t>(status.st_size));
 }

@@ -1,7 +1,5 @@
 #include "data/evaluation.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -31,11 +29,10 @@ std::vector<int32_t> encoded(const Tokenizer& tokenizer, const std::string& text
 }
 
 // What separates words, lines or paragraphs in Unicode, as Python's str.isspace() has it.
-bool is_white_space(char32_t code_point) {
-    const utf8proc_property_t& of = *utf8proc_get_property(utf8proc_int32_t(code_point));
-    const auto direction = of.bidi_class;
-    return of.category == UTF8PROC_CATEGORY_ZS || direction == UTF8PROC_BIDI_CLASS_WS || direction == UTF8PROC_BIDI_CLASS_B ||
-           direction == UTF8PROC_BIDI_CLASS_S;
+bool is_white_space(char32_t c) {
+    const auto is_one_of = [c](std::u32string_view set) { return set.find(c) != set.npos; };
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || (c >= 0x2000 && c <= 0x200A) ||
+           is_one_of(U"\x85\xA0\x1680\x2028\x2029\x202F\x205F\x3000");
 }
 
 // Bytes of valid UTF-8 in front of the white space that ends it.

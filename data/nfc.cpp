@@ -128,3 +128,5 @@ std::string_view nfc(std::string_view text, std::string& buffer) {
     if (copied == 0) return text;
     return buffer.append(text.substr(copied));
 }
+
+bool knows_nfc(std::string_view) { return true; }

@@ -7,3 +7,6 @@
 /// The NFC form of valid UTF-8: `text` itself where it has that form already, else `buffer`, which is overwritten.
 /// Linear in the text but for runs of combining marks, which are sorted. Thread-safe.
 std::string_view nfc(std::string_view text, std::string& buffer);
+
+/// Whether nfc() can tell the form of this text: always, unless the program was built without utf8proc.
+bool knows_nfc(std::string_view text);

@@ -5,10 +5,7 @@
 
 #include <cctype>
 
-#include "data/utf8.h"
 #include "model/error.h"
-
-const char* const gpt2_pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 namespace {
 
@@ -171,5 +168,3 @@ Pattern::Match Pattern::find(std::string_view text, size_t from, MatchScratch& s
     const size_t* offsets = pcre2_get_ovector_pointer(parts.data.get());
     return {offsets[0], offsets[1]};
 }
-
-size_t Pretokenizer::next_character(std::string_view text, size_t at) { return at + first_character(text.substr(at)).bytes; }

@@ -9,8 +9,11 @@
 #include <string_view>
 #include <vector>
 
+#include "data/utf8.h"
+
 /// GPT-2's pattern, which "ByteLevel" stands for with "use_regex".
-extern const char* const gpt2_pattern;
+inline constexpr const char* gpt2_pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 /// What a thread needs to match a pattern; not to be used by two at once.
 class MatchScratch {
@@ -67,7 +70,7 @@ public:
     }
 
 private:
-    static size_t next_character(std::string_view text, size_t at);
+    static size_t next_character(std::string_view text, size_t at) { return at + first_character(text.substr(at)).bytes; }
 
     std::vector<Pattern> patterns_;
 };

@@ -16,42 +16,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "model/blas.h"
 #include "model/linear.cuh"
 
-/// The best OpenBLAS kernel family for what this processor can do; null: let OpenBLAS choose.
-static const char* best_core() {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512cd");
-    if (avx512) return "SKYLAKEX";
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "HASWELL";
-#endif
-    return nullptr;
-}
-
-/// Kernel families by speed: 2 uses AVX-512, 1 uses AVX2, 0 neither.
-static int rank_of(const std::string& core) {
-    for (const char* name : {"SkylakeX", "SKYLAKEX", "Cooperlake", "Sapphirerapids", "SapphireRapids"})
-        if (core == name) return 2;
-    for (const char* name : {"Haswell", "HASWELL", "Zen"})
-        if (core == name) return 1;
-    return 0;
-}
-
-/// The file of the running program; empty where /proc does not tell.
-static std::filesystem::path program_path() {
+std::string program_path() {
     std::error_code unknown;
-    return std::filesystem::read_symlink("/proc/self/exe", unknown);
-}
-
-void choose_blas_kernels(char** argv) {
-    const char* best = best_core();
-    if (!best || std::getenv("KEEP_OPENBLAS_CORETYPE") || rank_of(openblas_get_corename()) >= rank_of(best)) return;
-    setenv("OPENBLAS_CORETYPE", best, 1);
-    setenv("KEEP_OPENBLAS_CORETYPE", "1", 1);   // a library without those kernels must not send us round again
-    execv(program_path().c_str(), argv);        // returns only when it fails; then the slow kernels do
+    return std::filesystem::read_symlink("/proc/self/exe", unknown).string();
 }
 
 void keep_freed_memory() {
@@ -79,7 +49,7 @@ int use_threads(int wanted, int local_ranks) {
         here < processors() ? here : std::max(1, here / local_ranks);   // a launcher that binds ranks has divided already
     const int threads = wanted > 0 ? wanted : share;
     omp_set_num_threads(threads);
-    openblas_set_num_threads(threads);
+    use_blas_threads(threads);
     return threads;
 }
 
@@ -91,16 +61,7 @@ std::string describe_cpu(int threads) {
             name = line.substr(line.find(": ") + 2);
             break;
         }
-    return name + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads") + ", OpenBLAS " +
-           openblas_get_corename();
-}
-
-void warn_about_blas() {
-    if (openblas_get_parallel() == OPENBLAS_THREAD)
-        std::fputs(
-            "warning: this OpenBLAS keeps threads of its own beside OpenMP's and will be slow: apt install libopenblas-openmp-dev, "
-            "make clean, and build again\n",
-            stderr);
+    return name + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads") + ", " + describe_blas();
 }
 
 double measure_sgemm() {
@@ -134,6 +95,6 @@ void catch_stop_signals() {
 bool stop_requested() { return signals_seen != 0; }
 
 std::string program_folder() {
-    const auto path = program_path();
+    const std::filesystem::path path = program_path();
     return path.empty() ? "." : path.parent_path().string();
 }

@@ -26,7 +26,7 @@ int processors();
 /// "AMD EPYC, 2 threads, OpenBLAS SkylakeX"
 std::string describe_cpu(int threads);
 
-/// Warns on stderr when the BLAS library has threads of its own that would fight with OpenMP's.
+/// Warns on stderr when matrix products will be slow: no BLAS, or one with threads of its own that would fight with OpenMP's.
 void warn_about_blas();
 
 /// Floating-point operations per second of a float32 linear layer, 512 x 512 with 1024 rows, here and now: the ceiling that MFU
@@ -39,6 +39,9 @@ void outlive_readers();
 /// From here on SIGINT, SIGTERM and SIGUSR1 only set a flag; a second SIGINT ends the process at once.
 void catch_stop_signals();
 bool stop_requested();
+
+/// The file of the running program; empty where /proc does not tell.
+std::string program_path();
 
 /// The folder of the running program, for files that come with it (data, scripts).
 std::string program_folder();

@@ -123,6 +123,16 @@ void require_variant(Origin& origin, const std::string& variant, const Options& 
     origin.resume_from.reset();
 }
 
+// A prompt that this program cannot encode must not wait for the first sample to say so.
+void require_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
+    std::vector<uint32_t> ids;
+    try {
+        tokenizer.encode(prompt, ids);
+    } catch (const Error& error) {
+        fail(error.code, "--prompt \"", prompt, "\": ", error.what(), ", or leave --prompt out");
+    }
+}
+
 }   // namespace
 
 Data open_data(const Options& o, int ranks, Config& config) {
@@ -136,6 +146,7 @@ Data open_data(const Options& o, int ranks, Config& config) {
     if (!made_by.empty()) config.tokenizer = made_by;
     if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
+    if (data.tokenizer && o.sample_every) require_prompt(*data.tokenizer, o.prompt);
     for (const EvaluationFile& file : tasks)
         data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
     if (data.train) cut_into_steps(data, o, ranks);

@@ -1,82 +1,76 @@
 #!/usr/bin/env bash
-# Installs through apt what this machine lacks, when it may (root, or sudo without a password); otherwise prints the line that would.
+# Installs through apt what scripts/probe.sh misses, when it may (root, or sudo without a password); otherwise prints the line that would.
 #     scripts/install.sh run      what building, training and plotting need
 #     scripts/install.sh test     what the tests need besides
-# Exits 2 when something is missing that the level cannot do without. Looks for the things themselves, not for Debian packages,
-# so that libraries from elsewhere count.
+# Exits 2 when something is missing that the level cannot do without. What is needed, and whether it is there, only the probe knows;
+# libraries that came another way than through apt count as well.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 level=${1:-run}
 case $level in run | test) ;; *) echo "usage: scripts/install.sh run|test" >&2; exit 2 ;; esac
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=""   # what apt said
 
-has_program() { command -v "$1" > /dev/null; }
-has_header() { echo "#if !__has_include(<$1>)
-    #error missing
-    #endif" | ${CXX:-g++} -E -x c++ - > /dev/null 2>&1; }
-has_openblas() { has_header cblas.h || has_header openblas/cblas.h || compgen -G '/usr/include/*/openblas-openmp/cblas.h' > /dev/null; }
-# Under another python3 in front of the system's, scripts/plot_loss.py turns to the system's by itself.
-has_matplotlib() {
-    local find='import importlib.util, sys; sys.exit(importlib.util.find_spec("matplotlib") is None)'
-    python3 -c "$find" 2> /dev/null || /usr/bin/python3 -c "$find" 2> /dev/null
+# look: asks the probe. lacks: its lines; required, optional: packages to install; reinstalled: those that are there and broken.
+look() {
+    lacks=$(scripts/probe.sh --missing "$level" 2> "$log") || { cat "$log" >&2; exit 2; }
+    packages() { grep -E "^$1 " <<< "$lacks" | cut -d ' ' -f 3 | tr ',' '\n' | grep -v '^-$' | sort -u | tr '\n' ' ' | sed 's/ $//'; }
+    required=$(packages 'required missing') optional=$(packages 'optional missing') reinstalled=$(packages '[a-z]+ broken')
 }
 
-# Fills `required` and `optional` with the names of the packages that are missing.
-find_missing() {
-    required=() optional=()
-    has_program "${CXX:-g++}" || required+=(g++)
-    has_program make || required+=(make)
-    has_program python3 || required+=(python3)
-    has_openblas || required+=(libopenblas-openmp-dev)
-    has_header zlib.h || required+=(zlib1g-dev)
-    has_header archive.h || required+=(libarchive-dev)
-    has_header CLI/CLI.hpp || required+=(libcli11-dev)
-    has_header nlohmann/json.hpp || required+=(nlohmann-json3-dev)
-    has_header xxhash.h || required+=(libxxhash-dev)
-    has_header pcre2.h || required+=(libpcre2-dev)
-    has_header utf8proc.h || required+=(libutf8proc-dev)
-    has_matplotlib || optional+=(python3-matplotlib)
-    [ "$level" = test ] || return 0
-    has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || required+=(catch2)
-    has_program mpirun && has_program mpicxx || optional+=(openmpi-bin libopenmpi-dev)
-    python3 -c 'import ensurepip, venv' 2> /dev/null || optional+=(python3-venv)
+may_install() {
+    [ -n "$required$optional$reinstalled" ] && command -v apt-get > /dev/null || return
+    [ "$(id -u)" = 0 ] || sudo -n true 2> /dev/null
 }
 
-as_root() {
-    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
-}
-
-# Prints what apt says only when it fails.
+# The first sentence of what went wrong is kept; the rest of apt's words is of no use to a newcomer.
 apt() {
-    local log
-    log=$(mktemp)
-    if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get "$@" < /dev/null > "$log" 2>&1; then
-        echo "apt-get $* failed:" >&2
-        tail -n 8 "$log" >&2
-    fi
-    rm -f "$log"
+    local root=()
+    [ "$(id -u)" = 0 ] || root=(sudo -n)
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=1 "$@" < /dev/null > "$log" 2>&1 &&
+        ! grep -q '^W: Failed to fetch' "$log" && return
+    [ -n "$failed" ] || failed="apt-get $1 failed: $(grep -m 1 -E '^(E|W): ' "$log" || tail -n 1 "$log")"
+    return 1
 }
 
-find_missing
-missing=("${required[@]}" "${optional[@]}")
-[ ${#missing[@]} -eq 0 ] && exit 0
-
-line="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
-if has_program apt-get && as_root true 2> /dev/null; then
-    echo "installing: ${missing[*]}"
-    apt update -qq
-    apt install -y --no-install-recommends "${missing[@]}"
+# All at once; where a release does not have one of them, that one must not keep anybody from the others.
+# shellcheck disable=SC2086  # lists of words
+install() {
+    local package updated=yes
+    echo "installing:" $required $optional $reinstalled
+    apt update || updated=no   # an older list of packages may still do
+    if [ -n "$required$optional" ] && ! apt install -y --no-install-recommends $required $optional && [ $updated = yes ]; then
+        [ -z "$required" ] || apt install -y --no-install-recommends $required
+        for package in $optional; do apt install -y --no-install-recommends "$package"; done
+    fi
+    [ -z "$reinstalled" ] || apt install -y --no-install-recommends --reinstall $reinstalled
     rm -f build/config.mk   # the Makefile looks again
-    find_missing
-fi
+    look
+    [ -z "$reinstalled" ] || [ -n "$failed" ] || failed="apt-get reinstalled $reinstalled, which is as broken as before"
+}
 
-if [ ${#required[@]} -eq 0 ]; then
-    [ ${#optional[@]} -eq 0 ] || echo "going on without ${optional[*]}; as root, this line installs it:  $line" >&2
-    exit 0
-fi
-echo "missing: ${required[*]}" >&2
-if has_program apt-get; then
-    echo "as root, this line installs everything:  $line" >&2
-else
-    echo "these are the names of Debian's packages; install the same libraries the way this system does" >&2
-fi
-exit 2
+# What to type, as root or behind sudo.
+print_lines() {
+    local all="$required${required:+ }$optional"
+    [ -n "$all$reinstalled" ] || return
+    if ! command -v apt-get > /dev/null; then
+        echo "there is no apt-get here; these are Debian's names, and scripts/environment.yml has conda's:  $all $reinstalled"
+        return
+    fi
+    echo "as root, this installs what is missing (then the same command again; make configure, if something was built already):"
+    [ -z "$all" ] || echo "    apt-get update && apt-get install -y --no-install-recommends $all"
+    [ -z "$reinstalled" ] || echo "    apt-get update && apt-get install -y --reinstall $reinstalled"
+}
+
+look
+if may_install; then install; fi
+[ -n "$lacks" ] || exit 0
+{
+    [ -z "$failed" ] || echo "$failed"
+    sed -nE 's/^[a-z]+ broken [^ ]+ //p' <<< "$lacks"
+    if [ -n "$required" ]; then echo "cannot go on without $required"
+    else sed -n 's/^optional missing [^ ]* /going on without /p' <<< "$lacks"; fi
+    print_lines
+} >&2
+! grep -q '^required ' <<< "$lacks" || exit 2

@@ -76,7 +76,7 @@ TEST_CASE("evaluation: white space beyond ASCII that ends a query belongs to the
     const auto ending_in = [](const std::string& end) {
         return read_lines("{\"query\": \"Why?" + end + "\", \"choices\": [\"a\", \"b\"], \"gold\": 0}");
     };
-    for (const char* space : {"\u00a0", "\u3000 ", "\u2028", "\u1680", "\u0085"}) {
+    for (const char* space : {"\u00a0", "\u3000 ", "\u2028", "\u1680", "\u0085", "\u2003"}) {
         const EvaluationTask task = ending_in(space);
         CHECK(context_of(task.items[0].answers[1]) == "Why?");
         CHECK(answer_of(task.items[0].answers[1]) == space + std::string("b"));

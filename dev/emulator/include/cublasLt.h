@@ -4,7 +4,6 @@
 // attribute of the wrong size, an address less aligned than promised, an algorithm chosen for another problem) is
 // CUBLAS_STATUS_INVALID_VALUE here. Every element is read and written by compiled code, so that AddressSanitizer sees overruns.
 #pragma once
-#include <cblas.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <library_types.h>
@@ -15,6 +14,8 @@
 #include <cstring>
 #include <new>
 #include <vector>
+
+#include "model/blas.h"
 
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
@@ -180,8 +181,9 @@ inline void multiply(const Problem& p, float alpha, const void* a, const void* b
     const std::vector<float> left = read(p.a, a), right = read(p.b, b);
     std::vector<float> result = beta == 0 ? std::vector<float>(p.m() * p.n()) : read(p.c, c);
     const int m = int(p.m()), n = int(p.n()), k = int(p.k());
-    cblas_sgemm(CblasColMajor, p.transposed_a() ? CblasTrans : CblasNoTrans, p.transposed_b() ? CblasTrans : CblasNoTrans, m, n, k,
-                alpha, left.data(), int(p.a.rows), right.data(), int(p.b.rows), beta, result.data(), m);
+    const auto transpose = [](bool yes) { return yes ? Transpose::yes : Transpose::no; };
+    gemm(transpose(p.transposed_b()), transpose(p.transposed_a()), n, m, k, alpha, right.data(), p.b.rows, left.data(), p.a.rows, beta,
+         result.data(), size_t(m));   // column by column here, row by row there: the transposed product
     if (p.operation.epilogue == CUBLASLT_EPILOGUE_BIAS) {
         const std::vector<float> bias = read({Kind::layout, p.d.type, p.m(), 1, int64_t(p.m())}, p.operation.bias);
         for (size_t at = 0; at < result.size(); at++) result[at] += bias[at % p.m()];

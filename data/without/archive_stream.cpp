@@ -1,0 +1,8 @@
+// data/archive_stream.cpp without libarchive.
+#include "data/compressed.h"
+#include "data/without/refuse.h"
+
+std::unique_ptr<ByteStream> open_archive(const std::string& path, Compression compression) {
+    const std::string program = compression == Compression::xz ? "unxz" : "unzstd";
+    refuse_without("libarchive", "libarchive-dev", path + ": must be decompressed first (" + program + ")");
+}
