@@ -107,6 +107,14 @@ $(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/tra
 build/emulated/data build/$(SANITIZER)/data:   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@
 
+# The same program from one unit, where the compiler sees everything, and with nvcc from one unit and the engine's libraries.
+$(VARIANTS:%=build/one_unit/train_%): build/one_unit/train_%: train_gpt.cu $(ENGINE) build/flags
+	@mkdir -p $(@D) && echo "link    $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -DONE_UNIT -DATTENTION=$* -MMD -MP -MF $@.d -MT $@ \
+	 -x c++ train_gpt.cu -x none $(ENGINE) $(LIBS) -o $@
+$(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: train_gpt.cu $(GPU_ENGINE) build/gpu/flags
+	@mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -DATTENTION=$* -MMD -MP -MF $@.d -MT $@ -c -o $@.o $<
+	@$(CXX) $(FLAGS) $(LDFLAGS) -o $@ $@.o $(filter %.a,$^) $(LIBS) $(GPU_LIBS)
+
 # make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in it.
 ifneq ($(SANITIZER),)
 build/$(SANITIZER)/train_%: $(BUNDLED) build/$(SANITIZER)/data $(ENGINE) build/flags
@@ -201,7 +209,11 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 	$(COMPILE) $<
 
 # ---- objects of all other files
-build/tests/main.o build/model/train_options.o build/data/tokenize.o: private FLAGS += -O0   # headers that are long to optimise
+# Catch's main(), and what reads command lines and JSON: headers that take long to optimise, in no loop that anybody waits for.
+build/tests/main.o: private FLAGS += -O0
+COLD := model/train_options model/options model/report model/config model/json_fields model/checkpoint model/checkpoint_save \
+        model/checkpoint_manifest data/tokenize data/evaluation data/manifest data/saved_run data/tokenizer_json
+$(COLD:%=build/%.o): private FLAGS += -O1
 build/emulated/%.o: %.cpp build/flags
 	$(COMPILE_EMULATED) $<
 build/emulated/%.o: %.cu build/flags
