@@ -56,8 +56,9 @@ check "worked example: the tests are softcap's" 'grep -q "softcap: " "$work/out"
 # The trainer, two steps of it. Where programs have a GPU half, train_gpt.o without one is not there yet.
 in_tree train_softcap
 check "worked example: links a trainer" '[ -x "$tree/train_softcap" ] && [ "${compiled/train_gpt.o /}" = "attention/selected_softcap.o " ]'
-expect "worked example: trains" 0 "" "$tree/train_softcap" --preset qwen-tiny --steps 2 --seq-len 32 --batch-size 1 --softcap 20 \
-    --device cpu --out "$work/out_of_run"
+expect "worked example: trains" 0 "" "$tree/train_softcap" --device cpu --model qwen-tiny --steps 2 --seq-len 32 --batch-size 2 \
+    --softcap 20 --val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0 --threads 1 --out "$work/run"
+check "worked example: trains two steps" 'grep -q "\"step\":2,.*\"loss\":[0-9]" "$work/run/log.jsonl"'
 
 # The other one: its own programs tell where it is wrong, and those of another variant are built as before.
 in_tree build/tests/test_broken
