@@ -3,22 +3,23 @@
 # has to notice, and prints `caught N of M`. Exits 1 when one slipped through, does not compile or no longer fits the source.
 #   dev/mutations.sh [WORD]     only those whose file or test contains WORD
 #   dev/mutations.sh --fits     plants nothing: whether each still fits the source and names a test that there is
-# WORKERS: how many copies at once, by default one per processor. EVERY=11: only every 11th error, which is a sample of all kinds;
-# FROM=5 begins with the fifth.
+# WORKERS: how many copies at once, by default one per processor. A sample of all kinds: EVERY=48 TAKE=4 FROM=20 plants four of every
+# 48 errors, which mostly share a program, from the 20th on.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export OMP_WAIT_POLICY=passive
-word=${1:-} workers=${WORKERS:-$(nproc)} every=${EVERY:-1} from=${FROM:-1}
+word=${1:-} workers=${WORKERS:-$(nproc)} every=${EVERY:-1} take=${TAKE:-1} from=${FROM:-1}
 folder=$(mktemp -d)
 trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$folder"' EXIT
 
 # The list in lines FILE TEST VARIANTS OLD NEW, separated by a character that no source has. From here on it may be edited.
 list() {
-    awk -v word="$1" -v every="$every" -v from="$from" -v OFS='\037' '
+    awk -v word="$1" -v every="$every" -v take="$take" -v from="$from" -v OFS='\037' '
         function words_from(n,   all) { for (; n <= NF; n++) all = all (all ? " " : "") $n; return all }
         /^$|^#/ { next }
         /^- / { old = substr($0, 3); next }
-        /^\+ / { if (index(file " " test, word) && ++n >= from && (n - from) % every == 0) print file, test, variants, old, substr($0, 3); next }
+        /^\+ / && index(file " " test, word) && ++n >= from && (n - from) % every < take { print file, test, variants, old, substr($0, 3) }
+        /^\+ / { next }
         $1 ~ /:$/ { test = substr($1, 1, length($1) - 1); looked_up[test] = words_from(2); next }
         { file = $1; test = $2; variants = NF > 2 ? words_from(3) : looked_up[test] }' dev/mutations.txt
 }
