@@ -16,36 +16,41 @@ for table in build/attention/all_variants.cpp build/gpu/attention/all_variants.c
 done
 
 # ---- scripts/stages.bash
-# A program that answers as one with Catch2 does, and has three cases. $misbehaves: what the second one does, if there is any.
+# A program that answers as one with Catch2 does, and has three cases. $misbehaves: how the second one does, or all of them.
 cat > "$work/program" <<'EOF'
 #!/usr/bin/env bash
 if [[ "$1" == --list-test* && "$misbehaves" == empty ]]; then exit; fi
 if [[ "$1" == --list-test* ]]; then printf '%s\n' "one, with a comma" two three; exit; fi
-ran=0 bad=0
+ran=0 bad=0 status=0
 while IFS= read -r name; do
-    if [ "$name" == two ] && [ "$misbehaves" == vanishes ]; then continue; fi
-    if [ "$name" == two ] && [ "$misbehaves" == dies ]; then echo "boom"; exit 134; fi
+    case $misbehaves$name in
+        vanishestwo) continue ;;
+        diestwo) echo "boom"; exit 134 ;;
+        leakstwo) status=23 ;;
+        failstwo | failing*) bad=$((bad + 1)) ;;
+    esac
     echo "0.125 s: $name"
     ran=$((ran + 1))
-    if [ "$name" == two ] && [ "$misbehaves" == fails ]; then bad=$((bad + 1)); fi
 done < "$2"
 if [ "$bad" -eq 0 ]; then echo "All tests passed (9 assertions in $ran test cases)"
 else echo "test cases: $ran | $((ran - bad)) passed | $bad failed"; fi
-exit "$bad"
+exit $((bad + status))
 EOF
 chmod +x "$work/program"
 
-# counts NAME HOW STATUS LAST: the program that misbehaves like this ends in the status and in the last line of the tests.
+# counts NAME HOW STATUS LAST: the program that misbehaves like this, in two processes, ends in the status and the last line.
 counts() {
     local status expected=$3 last=$4
-    misbehaves=$2 bash -uo pipefail -c '. scripts/stages.bash; run_cases "$0"; finish' "$work/program" > "$work/counted" 2>&1
+    OMP_NUM_THREADS=2 misbehaves=$2 bash -uo pipefail -c '. scripts/stages.bash; run_cases "$0"; finish' "$work/program" > "$work/counted" 2>&1
     status=$?
     check "run_cases: $1" '[ "$status" -eq "$expected" ] && [[ $(tail -n 1 "$work/counted") == $last ]]'
 }
 counts "three cases that pass are three" not 0 "3 passed, 0 failed"
 counts "one that fails is one" fails 1 "2 passed, 1 failed"
+counts "three that fail are three" failing 1 "0 passed, 3 failed"
 counts "one that is listed and does not run is a failure" vanishes 1 "2 passed, 1 failed"
 counts "a program that dies is a failure, whatever it had done" dies 1 "* passed, [12] failed"
+counts "a program that fails after its last case is a failure" leaks 1 "3 passed, 1 failed"
 
 counts "a program without test cases is a failure" empty 1 "0 passed, 1 failed"
 
