@@ -67,11 +67,11 @@ build() {
 
 # note_unlinked TEST VARIANTS: which objects of the engine their program does without. What it was linked with is in build.log.
 note_unlinked() {
-    local archive object
-    for archive in build/engine.a build/emulated/engine.a; do
-        for object in $(ar t "$archive"); do
-            grep -qE "$archive\)?\(?$object" build.log || find "${archive%engine.a}"{model,data} -name "$object" 2> /dev/null
-        done
+    local object archive
+    for object in build/model/*.o build/data/*.o build/emulated/model/*.o; do
+        archive=build/engine.a
+        [[ $object == */emulated/* ]] && archive=build/emulated/engine.a
+        if ! grep -qE "$archive\)?\(?${object##*/}" build.log; then echo "$object"; fi
     done > "$(unlinked "$1" "$2")"
 }
 
