@@ -24,13 +24,18 @@ list() {
         { file = $1; test = $2; variants = NF > 2 ? words_from(3) : looked_up[test] }' dev/mutations.txt
 }
 
-source_of() { [[ $1 == *.sh ]] && echo "tests/$1" || echo "tests/${1#emulated/}.cpp"; }
+source_of() {
+    case $1 in
+        *.sh) echo "tests/$1" ;;
+        *_program) echo "tests/gpu/${1#emulated/}.cpp" ;;
+        *) echo "tests/${1#emulated/}.cpp" ;;
+    esac
+}
 
 # unfit FILE TEST VARIANTS OLD: says so when the error cannot be planted, or nobody could notice.
 unfit() {
     local variant source
-    source=$(source_of "${2/_program/}")
-    [[ $2 == *_program ]] && source=tests/gpu/${2#emulated/}.cpp
+    source=$(source_of "$2")
     [ -e "$1" ] || { echo "FAIL $1: there is no such file"; return; }
     [ -e "$source" ] || { echo "FAIL $1: there is no test $source"; return; }
     for variant in $3; do
