@@ -1,4 +1,5 @@
-// The table of all variants (attention/variant.h), which the Makefile writes: ./generate and the tests of every variant stand on it.
+// The table of all variants (attention/variant.h), which the Makefile writes: ./generate and the tests of every variant stand on
+// it.
 #include <algorithm>
 #include <filesystem>
 

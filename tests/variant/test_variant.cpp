@@ -1,4 +1,5 @@
-// What every attention variant has to pass. Nothing here knows any of them: settings, tensors and inputs are taken from what the variant declares. Double precision unless a case says otherwise.
+// What every attention variant has to pass. Nothing here knows any of them: settings, tensors and inputs are taken from what the
+// variant declares. Double precision unless a case says otherwise.
 #include <algorithm>
 #include <sstream>
 
