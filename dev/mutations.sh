@@ -1,28 +1,83 @@
 #!/usr/bin/env bash
-# Tests of the tests: plants the errors of dev/mutations.txt one after the other in a copy of the tree, one copy per processor, rebuilds
-# the one test that has to notice, and prints `caught N of M`. Exits 1 when one slipped through, does not compile or no longer fits the
-# source.
+# Tests of the tests: plants the errors of dev/mutations.txt one after the other in copies of the tree, rebuilds the one program that
+# has to notice, and prints `caught N of M`. Exits 1 when one slipped through, does not compile or no longer fits the source.
 #   dev/mutations.sh [WORD]     only those whose file or test contains WORD
+#   dev/mutations.sh --fits     plants nothing: whether each still fits the source and names a test that there is
+# WORKERS: how many copies at once, by default one per processor. A sample of all kinds: EVERY=48 TAKE=4 FROM=20 plants four of every
+# 48 errors, which mostly share a program, from the 20th on.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export OMP_WAIT_POLICY=passive
-only=${1:-}
-workers=$(nproc)
+word=${1:-} workers=${WORKERS:-$(nproc)} every=${EVERY:-1} take=${TAKE:-1} from=${FROM:-1}
 folder=$(mktemp -d)
 trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$folder"' EXIT
-list=$folder/list
-cp dev/mutations.txt "$list"   # which may be edited while this runs
 
-# build TEST: `program`, with this test alone. Little optimisation, since most of the time goes into the compiler; the other objects
-# are taken as they are in build/, whatever their flags. The program goes first: make takes objects for intermediate files, and would
-# not miss one while a newer program is there.
+# The list in lines FILE TEST VARIANTS OLD NEW, separated by a character that no source has. From here on it may be edited.
+list() {
+    awk -v word="$1" -v every="$every" -v take="$take" -v from="$from" -v OFS='\037' '
+        function words_from(n,   all) { for (; n <= NF; n++) all = all (all ? " " : "") $n; return all }
+        /^$|^#/ { next }
+        /^- / { old = substr($0, 3); next }
+        /^\+ / && index(file " " test, word) && ++n >= from && (n - from) % every < take { print file, test, variants, old, substr($0, 3) }
+        /^\+ / { next }
+        $1 ~ /:$/ { test = substr($1, 1, length($1) - 1); looked_up[test] = words_from(2); next }
+        { file = $1; test = $2; variants = NF > 2 ? words_from(3) : looked_up[test] }' dev/mutations.txt
+}
+
+source_of() {
+    case $1 in
+        *.sh) echo "tests/$1" ;;
+        *_program) echo "tests/gpu/${1#emulated/}.cpp" ;;
+        *) echo "tests/${1#emulated/}.cpp" ;;
+    esac
+}
+
+# unfit FILE TEST VARIANTS OLD: says so when the error cannot be planted, or nobody could notice.
+unfit() {
+    local variant source
+    source=$(source_of "$2")
+    [ -e "$1" ] || { echo "FAIL $1: there is no such file"; return; }
+    [ -e "$source" ] || { echo "FAIL $1: there is no test $source"; return; }
+    for variant in $3; do
+        [ "$variant" == all ] || [ -e "attention/$variant.cuh" ] || { echo "FAIL $1: there is no variant $variant for $2"; return; }
+    done
+    [[ $(< "$1") == *"$4"* ]] || echo "FAIL $1: there is no '$4' any more"
+}
+
+if [ "$word" == --fits ]; then
+    while IFS=$'\037' read -r file test variants old new; do unfit "$file" "$test" "$variants" "$old"; done < <(list "") > "$folder/unfit"
+    cat "$folder/unfit"
+    [ ! -s "$folder/unfit" ] && echo "every error of dev/mutations.txt fits"
+    exit
+fi
+
+# Where note_unlinked TEST VARIANTS leaves its list.
+unlinked() { echo "$folder/unlinked-${1//\//-}-${2// /-}"; }
+
+# build TEST VARIANTS: `program`, with this test alone and a table of these variants. Little optimisation, since most of the time goes
+# into the compiler; what the program is not linked with is left as it is, and the flags that objects in build/ have been made with do
+# not matter. The program goes first, so that it is linked in any case.
 build() {
     program=build/tests/run_tests
     [[ $1 == emulated/* ]] && program=build/emulated/run_tests
     [[ $1 == *_program ]] && program=build/$1
+    [[ $1 == *.sh ]] && return
+    local arguments=(-o build/flags CXXFLAGS=-O1 LDFLAGS=-Wl,--trace EMULATOR_TESTS=)
+    arguments+=("TESTS=build/tests/main.o build/tests/$1.o" "GPU_TESTS=tests/${1#emulated/}.o")
+    [ "$2" == all ] || arguments+=("VARIANTS=$2")
     rm -f "$program"
-    make -o build/flags CXXFLAGS=-O1 TESTS="build/tests/main.o build/tests/$1.o" GPU_TESTS="tests/${1#emulated/}.o" \
-        EMULATOR_TESTS= "$program" > build.log 2>&1
+    # shellcheck disable=SC2046  # a list of words
+    make "${arguments[@]}" $(sed 's/^/-o /' "$(unlinked "$1" "$2")" 2> /dev/null) "$program" > build.log 2>&1
+}
+
+# note_unlinked TEST VARIANTS: which objects of the engine their program does without. What it was linked with is in build.log.
+note_unlinked() {
+    local object archive
+    for object in build/model/*.o build/data/*.o build/emulated/model/*.o; do
+        archive=build/engine.a
+        [[ $object == */emulated/* ]] && archive=build/emulated/engine.a
+        if ! grep -qE "$archive\)?\(?${object##*/}" build.log; then echo "$object"; fi
+    done > "$(unlinked "$1" "$2")"
 }
 
 # Three ranks of the program, on GPUs of their own or on one.
@@ -35,9 +90,11 @@ ranks() {
     return $status
 }
 
-# passes TEST: the program that was built. GPU code runs in several orders of threads and streams: a race shows in some of them.
+# passes TEST: the program that was built, or a script. GPU code runs in several orders of threads and streams: a race shows in some
+# of them.
 passes() {
     local seed
+    if [[ $1 == *.sh ]]; then timeout 300 bash "tests/$1" > run.log 2>&1 && ! grep -q '^FAIL ' run.log; return; fi
     for seed in 0 1 2 3; do
         export EMULATOR_SEED=$seed
         if [[ $1 == *_program ]]; then EMULATED_GPU_COUNT=3 ranks && EMULATED_GPU_COUNT=1 ranks || return
@@ -46,49 +103,49 @@ passes() {
     done > run.log 2>&1
 }
 
-# plant FILE TEST OLD NEW
+# plant FILE TEST VARIANTS OLD NEW
 plant() {
-    local file=$1 test=$2 old=$3 new=$4 source mutated verdict
+    local file=$1 test=$2 old=$4 new=$5 source verdict
+    verdict=$(unfit "$file" "$test" "$3" "$old")
+    [ -z "$verdict" ] || { echo "$verdict"; return; }
     source=$(< "$file")
-    if [[ $source != *"$old"* ]]; then
-        echo "FAIL $file: there is no '$old' any more"
-        return
-    fi
-    mutated=${source/"$old"/"$new"}
-    printf '%s\n' "$mutated" > "$file"
-    if ! build "$test"; then verdict="FAIL does not compile: $(grep -m 1 error build.log)"
-    elif passes "$test"; then verdict="FAIL slipped through $test"
+    printf '%s\n' "${source/"$old"/"$new"}" > "$file"
+    if ! build "$test" "$3"; then verdict="FAIL does not compile: $(grep -m 1 error build.log)"
+    elif passes "$test"; then verdict="FAIL slipped through $test $3"
     else verdict="caught"
     fi
     printf '%s\n' "$source" > "$file"
     echo "$verdict: $file: $old => $new"
 }
 
+# share_of WORKER FILE: its lines of the file.
+share_of() { awk -v w="$1" -v n="$workers" 'NR % n == w' "$2"; }
+
 # The unchanged tree must pass every test that the list names, or a failure means nothing. `check WORKER`: this worker's share of them.
+# Their objects are built anew, as they will be with the errors.
 check() {
-    local test
-    while read -r test; do
-        rm -f "build/tests/$test.o"   # built anew, as it will be with the errors
-        build "$test" && passes "$test" && continue
-        echo "FAIL $test: does not build or pass without any mutation"
-        return 1
-    done < <(awk -v w="$1" -v n="$workers" 'NR % n == w' "$folder/tests")
+    local test variants
+    while IFS=$'\037' read -r test variants; do
+        rm -f "build/tests/$test.o" "build/${test/emulated\//emulated/tests/}.o"
+        # shellcheck disable=SC2086  # a list of words
+        [ -z "$variants" ] || rm -f $(printf 'build/attention/%s.o build/emulated/attention/%s.o ' $(printf '%s %s ' $variants $variants))
+    done < <(share_of "$1" "$folder/programs")
+    while IFS=$'\037' read -r test variants; do
+        if build "$test" "$variants" && passes "$test"; then
+            [[ $test == *.sh ]] || note_unlinked "$test" "$variants"
+        else
+            echo "FAIL $test $variants: does not build or pass without any error planted"
+            return 1
+        fi
+    done < <(share_of "$1" "$folder/programs")
 }
 
 # plant_all WORKER: this worker's share of the errors.
 plant_all() {
-    local file test old line n=0
-    while IFS= read -r line; do
-        case $line in
-            '' | '#'*) ;;
-            '- '*) old=${line#- } ;;
-            '+ '*)
-                [[ "$file $test" == *"$only"* ]] || continue
-                [ $((n++ % workers)) -ne "$1" ] || plant "$file" "$test" "$old" "${line#+ }"
-                ;;
-            *) read -r file test <<< "$line" ;;
-        esac
-    done < "$list"
+    local file test variants old new
+    while IFS=$'\037' read -r file test variants old new; do
+        plant "$file" "$test" "$variants" "$old" "$new"
+    done < <(share_of "$1" "$folder/list")
 }
 
 # in_parallel COMMAND: `COMMAND WORKER` for every worker, in its copy of the tree.
@@ -102,7 +159,8 @@ in_parallel() {
     return $status
 }
 
-awk -v only="$only" '/^[^-+#]/ && index($1 " " $2, only) { print $2 }' "$list" | sort -u > "$folder/tests"
+list "$word" > "$folder/list"
+cut -d $'\037' -f 2,3 "$folder/list" | sort -u > "$folder/programs"
 for ((worker = 0; worker < workers; worker++)); do
     mkdir "$folder/$worker"
     tar cf - --exclude=./out --exclude=./build/python --exclude=./build/fuzz --exclude=.git . | tar xf - -C "$folder/$worker"

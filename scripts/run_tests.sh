@@ -53,6 +53,8 @@ run_check() {
     stage "tests on the CPU" run_cases build/tests/run_tests "~[variant],$names"
     stage "tests on the emulated GPU" run_cases build/emulated/operation_tests
     for variant in $variants; do stage "$variant on the emulated GPU" run_cases "build/emulated/test_$variant"; done
+    local script
+    for script in tests/{build,planted_errors}.sh; do stage "$script" run_script "$script"; done
 }
 
 run_variant() {

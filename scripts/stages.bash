@@ -64,7 +64,11 @@ names_of() {
 run_cases() {
     local program=$1 processors share log bad_before=$failed processes=()
     processors=$(nproc)
-    names_of "$@" > "$work/names"
+    if ! names_of "$@" > "$work/names"; then
+        echo "FAIL $program: there are no such test cases"
+        failed=$((failed + 1))
+        return 1
+    fi
     for ((share = 0; share < processors; share++)); do
         awk -v n="$processors" -v s="$share" 'NR % n == s' "$work/names" | sed 's/[,\[]/\\&/g' > "$work/names-$share"   # Catch2's own characters
         [ -s "$work/names-$share" ] || continue

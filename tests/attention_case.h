@@ -1,6 +1,7 @@
 // What the tests of attention share: random numbers, a gradient check for large inputs, and one attention layer set up as
-// model/gpt.h sets it up, so that any variant can be run forward and backward on its own.
+// model/gpt.cu sets it up, so that any variant can be run forward and backward on its own.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -88,7 +89,7 @@ struct LayerSizes {
 };
 
 /// One attention layer of a variant with random inputs and random tensors of its own. forward() and backward() call what
-/// attention_half_backward() in model/gpt.h calls, in its order.
+/// attention_half_backward() in model/gpt.cu calls, in its order.
 template <class X>
 class AttentionCase {
 public:
@@ -176,6 +177,14 @@ public:
         return total;
     }
 
+    /// Whether nothing was written behind the memory that the layer has asked for.
+    bool kept_within_memory() const {
+        auto untouched = [](const std::vector<std::byte>& memory) {
+            return std::all_of(memory.end() - BEHIND, memory.end(), [](std::byte b) { return b == UNTOUCHED; });
+        };
+        return untouched(kept) && untouched(workspace);
+    }
+
     /// (B, T, NH, HS) what the output projection reads.
     const std::vector<X>& result() const { return facts.gated ? gated_out : out; }
 
@@ -205,7 +214,9 @@ private:
     Arena<CPU> memory;
     LayerState<X> state;
     Extras<X> dextras;
-    std::vector<std::byte> kept, workspace;
+    std::vector<std::byte> kept, workspace;   // with some bytes behind them
+    static constexpr size_t BEHIND = 4096;
+    static constexpr std::byte UNTOUCHED{0xa5};
 
     static Config config_of(const Variant& variant, const LayerSizes& sizes) {
         Config config;
@@ -239,7 +250,8 @@ private:
         }
         if (facts.has_auxiliary_loss) auxiliary.resize(size_t(B) * config.NH), state.extras.auxiliary = auxiliary.data();
         const LayerShape s{B, T, config.C, config.NH, config.NKV, config.HS};
-        kept.resize(passes().kept_bytes(s)), workspace.resize(passes().workspace_bytes(CPU{}, s));
+        kept.assign(passes().kept_bytes(s) + BEHIND, UNTOUCHED);
+        workspace.assign(passes().workspace_bytes(CPU{}, s) + BEHIND, UNTOUCHED);
         state.out = out.data(), state.lse = lse.data(), state.kept = kept.data();
         state.gated_out = facts.gated ? gated_out.data() : out.data();
     }

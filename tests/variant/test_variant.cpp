@@ -1,4 +1,5 @@
-// What every attention variant has to pass. Nothing here knows any of them: settings, tensors and inputs are taken from what the variant declares. Double precision unless a case says otherwise.
+// What every attention variant has to pass. Nothing here knows any of them: settings, tensors and inputs are taken from what the
+// variant declares. Double precision unless a case says otherwise.
 #include <algorithm>
 #include <sstream>
 
@@ -160,6 +161,13 @@ void check_same_bits(const Variant& variant) {
     CHECK(bit_difference(two_threads, one_thread) == "");
 }
 
+template <class X>
+void check_memory(const Variant& variant) {
+    AttentionCase<X> layer(variant, {2, 130, 4, 2, 16, {}});
+    all_results(layer);
+    CHECK(layer.kept_within_memory());
+}
+
 /// The number of outputs in front of `token` that differ between two runs.
 int changed_before(int token, const AttentionCase<double>& a, const AttentionCase<double>& b) {
     const size_t row = size_t(a.config.NH) * a.config.HS;
@@ -313,6 +321,11 @@ VARIANT_CASE(": computes the same for a token whatever follows it", "[attention]
 
 VARIANT_CASE(": gives the same bits twice, with one thread and with two, in float", "[attention][variant]") { check_same_bits<float>(variant); }
 VARIANT_CASE(": gives the same bits twice, with one thread and with two, in double", "[attention][variant]") { check_same_bits<double>(variant); }
+
+VARIANT_CASE(": writes nothing behind the memory that it asks for", "[attention][variant]") {
+    check_memory<float>(variant);
+    check_memory<double>(variant);
+}
 
 // A score of size up to about 8 is a sum of HS products; exp() turns its absolute error into a relative one of the weights.
 VARIANT_CASE(": is as exact in float as float can be", "[attention][variant]") {

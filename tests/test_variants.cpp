@@ -1,0 +1,28 @@
+// The table of all variants (attention/variant.h), which the Makefile writes: ./generate and the tests of every variant stand on
+// it.
+#include <algorithm>
+#include <filesystem>
+
+#include "attention/variant.h"
+#include "model/error.h"
+#include "tests/catch.h"
+
+TEST_CASE("variants: the table has every file of attention/, in the order of names", "[variants]") {
+    std::vector<std::string> files, names;
+    for (const auto& entry : std::filesystem::directory_iterator("attention"))
+        if (entry.path().extension() == ".cuh") files.push_back(entry.path().stem());
+    std::sort(files.begin(), files.end());
+    for (const Variant* variant : all_variants()) names.push_back(variant->name);
+    CHECK(names == files);
+}
+
+TEST_CASE("variants: are found by their names; another name is refused with those there are", "[variants]") {
+    for (const Variant* variant : all_variants()) CHECK(&named(variant->name) == variant);
+    try {
+        named("casual");
+        FAIL("found");
+    } catch (const Error& error) {
+        CHECK(error.code == Exit::usage);
+        for (const Variant* variant : all_variants()) CHECK(std::string(error.what()).find(variant->name) != std::string::npos);
+    }
+}
