@@ -108,11 +108,10 @@ build/emulated/data build/$(SANITIZER)/data:   # programs look for the bundled t
 	@mkdir -p $(@D) && ln -sfn ../../data $@
 
 # The same program from one unit, where the compiler sees everything, and with nvcc from one unit and the engine's libraries.
-$(VARIANTS:%=build/one_unit/train_%): build/one_unit/train_%: train_gpt.cu $(ENGINE) build/flags
-	@mkdir -p $(@D) && echo "link    $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -DONE_UNIT -DATTENTION=$* -MMD -MP -MF $@.d -MT $@ \
-	 -x c++ train_gpt.cu -x none $(ENGINE) $(LIBS) -o $@
-$(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: train_gpt.cu $(GPU_ENGINE) build/gpu/flags
-	@mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -DATTENTION=$* -MMD -MP -MF $@.d -MT $@ -c -o $@.o $<
+$(VARIANTS:%=build/one_unit/train_%): build/one_unit/train_%: FORCE $(ENGINE)
+	@mkdir -p $(@D) && echo "compile $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -DONE_UNIT -DATTENTION=$* -x c++ train_gpt.cu -x none $(ENGINE) $(LIBS) -o $@
+$(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
+	@mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -DATTENTION=$* -c -o $@.o train_gpt.cu
 	@$(CXX) $(FLAGS) $(LDFLAGS) -o $@ $@.o $(filter %.a,$^) $(LIBS) $(GPU_LIBS)
 
 # make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in it.
@@ -244,4 +243,5 @@ build/flags build/gpu/flags: FORCE
 .PHONY: FORCE
 FORCE:
 
--include $(shell find build -name '*.d' 2> /dev/null)
+# Of objects that are there: a compiler that was stopped may leave half a list behind.
+-include $(patsubst %.o,%.d,$(shell find build -name '*.o' 2> /dev/null)) $(wildcard build/$(SANITIZER)/*.d)

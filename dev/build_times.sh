@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# What building costs: a trainer from nothing, after a change of its variant, and after a change of the model; wall-clock seconds and
+# seconds of processor time. Each TREE is a checkout, of which a clean copy is built; several are built by turns.
+#   dev/build_times.sh [TREE...]        default: this one; MAKEFLAGS and variables such as USE_CUDA=0 come from the environment
+set -euo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+[ $# -gt 0 ] || set -- "$here"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# took NAME COMMAND...: a line with what the command took.
+took() {
+    local name=$1
+    shift
+    /usr/bin/env bash -c 'TIMEFORMAT="%R %U %S"; time "$@" > "$0" 2>&1' "$work/log" "$@" 2> "$work/time" || { tail -n 5 "$work/log" >&2; exit 1; }
+    awk -v name="$name" '{ printf "| %-40s | %7.1f s | %7.1f s |\n", name, $1, $2 + $3 }' "$work/time"
+}
+
+n=0
+for tree in "$@"; do
+    copy=$work/$((n++))
+    mkdir "$copy"
+    git -C "$tree" archive HEAD | tar xf - -C "$copy"
+    model=$(cd "$copy" && ls model/gpt.cuh model/gpt.h 2> /dev/null | head -n 1)
+    echo "$(git -C "$tree" log -1 --format='%h %s' | cut -c1-100)"
+    echo "| what                                     |      wall |       CPU |"
+    make -C "$copy" -s configure > /dev/null 2>&1
+    took "train_asga from nothing" make -C "$copy" -j"$(nproc)" train_asga
+    touch "$copy/attention/asga.cuh"
+    took "train_asga after attention/asga.cuh" make -C "$copy" -j"$(nproc)" train_asga
+    touch "$copy/$model"
+    took "train_asga after $model" make -C "$copy" -j"$(nproc)" train_asga
+    took "another trainer: train_causal" make -C "$copy" -j"$(nproc)" train_causal
+    rm -rf "$copy"
+done
