@@ -135,7 +135,7 @@ double bench_variant(const std::string& variant, int B, int T, const Ceilings& t
     const LayerInputs<float> in = attention_inputs(gpt, 0, B, T);
     const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
     const double forward = fastest([&] { attention.forward(cpu, in, gpt.weights, a.attention, s.attention, {}); });
-    ExtraGradients<float> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, nullptr, gpt.gradients};
+    ExtraGradients<float> extras{s.dextras[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, nullptr, gpt.gradients};
     const double backward = fastest([&] {
         attention.backward(cpu, in, gpt.weights, a.attention, s.dout,
                            {{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}}, extras, s.attention);

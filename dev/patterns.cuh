@@ -92,7 +92,7 @@ private:
         const LayerInputs<X> in = attention_inputs(gpt, 0, s_.B, s_.T);
         const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
         const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}};
-        ExtraGradients<X> more{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, layer.facts.reads_x ? s.dnormed : nullptr,
+        ExtraGradients<X> more{s.dextras[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, layer.facts.reads_x ? s.dnormed : nullptr,
                                gpt.gradients};
         const double forward = time_([&] { attention.forward(device_, in, gpt.weights, state, s.attention, {}); });
         const double backward = time_([&] { attention.backward(device_, in, gpt.weights, state, s.dout, to, more, s.attention); });

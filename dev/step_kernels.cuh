@@ -157,7 +157,7 @@ private:
         auto& state = gpt_.layers[0].attention;
         auto& s = gpt_.scratch;
         const size_t k_at = size_t(Q), v_at = size_t(Q + KV), qkv_row = size_t(Q + 2 * KV);
-        const ExtraGradients<X> extras{s.dextras, s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
+        const ExtraGradients<X> extras{s.dextras[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
                                        A::reads_x ? s.dnormed : nullptr, gpt_.gradients};
         const bool preprocessed = f.head + f.row + f.column > 0 || policy_.gated();
         if (preprocessed)
@@ -169,7 +169,7 @@ private:
             AttentionBackward<X> g{};
             g.dout = s.dout;
             g.dq = {s.dqk, v_at}, g.dk = {s.dqk + k_at, v_at}, g.dv = {s.dqkv + v_at, qkv_row};
-            g.dhead = s.dextras.head, g.drow = s.dextras.row, g.dcolumn = s.dextras.column, g.dgate = s.dextras.gate;
+            g.dhead = s.dextras[0].head, g.drow = s.dextras[0].row, g.dcolumn = s.dextras[0].column, g.dgate = s.dextras[0].gate;
             g.workspace = s.attention;
             attention_backward(device_, policy_, kernel_arguments(in, state, Statistics<X>{}), g);
         };

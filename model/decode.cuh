@@ -75,7 +75,7 @@ private:
     }
 
     void attend(int l, int T) {
-        LayerState<X>& state = gpt_.layers[gpt_.layer_index(l)].attention;
+        LayerState<X>& state = gpt_.layers[l].attention;
         const LayerInputs<X> in = attention_inputs(gpt_, l, 1, T);
         keep(layers_[l], in);
         AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});

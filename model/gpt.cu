@@ -16,7 +16,7 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const X* w = gpt.weights;
-    LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
+    LayerActivations<X>& a = gpt.layers[l];
     const int BT = B * T, Q = c.NH * c.HS;
     int rows = BT;
     linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
@@ -58,7 +58,7 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
                        rows, c.F, c.C);
         // The addition joins the next norm: that of the next layer, or the final one.
         const bool last = l + 1 == c.L;
-        LayerActivations<X>* next = &gpt.layers[gpt.layer_index(last ? l : l + 1)];
+        LayerActivations<X>* next = &gpt.layers[last ? l : l + 1];
         const Slot norm = last ? gpt.net.final_norm : gpt.net.layers[l + 1].input_norm;
         x += stream;
         residual_rmsnorm_forward(device, x, last ? gpt.final_normed : next->normed1, last ? gpt.final_rstd : next->rstd1, a->middle,
@@ -93,7 +93,7 @@ template <class Device, class X>
 static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int BT, Write write) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
-    const LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
+    const LayerActivations<X>& a = gpt.layers[l];
     const X* w = gpt.weights;
     Wide<X>*g = gpt.gradients, *const none = nullptr;
     Scratch<X>& s = gpt.scratch;
@@ -112,7 +112,7 @@ static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, i
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const LayerFacts& facts = layer.attention->facts;
-    const LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
+    const LayerActivations<X>& a = gpt.layers[l];
     const X* w = gpt.weights;
     Wide<X>*g = gpt.gradients, *const none = nullptr;
     Scratch<X>& s = gpt.scratch;
@@ -128,7 +128,7 @@ static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, i
     if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>{});
     if (facts.reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
     Wide<X>* const dqk_pre = facts.reads_qk_pre ? s.dqk_pre : nullptr;
-    ExtraGradients<X> more{s.dextras, dqk_pre, dqk_pre ? dqk_pre + k_at : nullptr, facts.reads_x ? s.dnormed : nullptr, g, gpt.dloss};
+    ExtraGradients<X> more{s.dextras[l], dqk_pre, dqk_pre ? dqk_pre + k_at : nullptr, facts.reads_x ? s.dnormed : nullptr, g, gpt.dloss};
     const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, qkv_row}};
     gpt.attention(l).backward(device, in, w, a.attention, s.dout, to, more, s.attention);
 
@@ -149,7 +149,7 @@ static void recompute_layer(Device device, GPT<Device, X>& gpt, int l, int B, in
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const int BT = B * T;
-    LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
+    LayerActivations<X>& a = gpt.layers[l];
     rmsnorm_forward(device, a.normed1, a.rstd1, gpt.residual + size_t(l) * BT * c.C, gpt.weights + layer.input_norm.offset, BT, c.C,
                     c.norm_eps);
     if (gpt.recompute == Recompute::layers) {

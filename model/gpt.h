@@ -46,7 +46,7 @@ struct Scratch {
     X *dactivated, *dgate_up;   // (B, T, F), (B, T, 2 F)
     X *dout, *dqkv;             // (B, T, NH, HS), (B, T, NH + 2 NKV, HS)
     Wide<X>*dqk, *dqk_pre;      // (B, T, NH + NKV, HS) of qk and of qk_pre
-    Extras<X> dextras;
+    std::vector<Extras<X>> dextras;   // of each layer, in the same memory
     std::byte* attention;       // what one of the layer's passes needs while it runs
 };
 
@@ -85,13 +85,13 @@ struct GPT {
     NormSpan* spans;                                 // (span_count) what the norm of the gradient runs over
     int range_count, span_count;
     W dloss = 0;                                     // as gpt_loss() was told
-    W *cosine[2], *sine[2];                          // (T, HS / 2) RoPE's table, and one of angles 0 for layers that do not
+    W *cosine[2] = {}, *sine[2] = {};                // (T, HS / 2) RoPE's table, and one of angles 0 for layers that do not
                                                      // rotate; null where there are no such layers
     W* auxiliary;                                    // (L, B, NH) parts of the policy's own loss; null where it has none
     X* residual;                                     // (L + 1, B, T, C) input of every layer and of the final norm
     X* final_normed;                                 // (B, T, C)
     W* final_rstd;                                   // (B, T)
-    std::vector<LayerActivations<X>> layers;
+    std::vector<LayerActivations<X>> layers;         // all in the same memory, where none is kept for a backward pass
     Scratch<X> scratch;
     Sigma<W> sigma;                                  // where the linear layers are reparametrised
 
@@ -107,7 +107,6 @@ struct GPT {
     /// Whether `weights` is a copy, rounded or reparametrised, of what AdamW updates.
     bool keeps_master() const { return mode == Mode::training && (rounds || !net.sigma.empty()); }
     bool sharded() const { return owned_end - owned_begin < net.tensors.size(); }
-    int layer_index(int l) const { return layers.size() == 1 ? 0 : l; }
     int logit_rows() const { return std::clamp(LOGITS<Device> / net.config.V / 128 * 128, 128, std::max(128, B * T)); }
     const LayerPasses<Device, X>& attention(int l) const { return passes_of<Device, X>(*net.layers[l].attention); }
     Angles<W> angles(int l) const {
@@ -126,6 +125,7 @@ private:
     std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, owned_begin, owned_end, 1 << 14); }
     void lay_out();
     void lay_out_activations();
+    void lay_out_attention(int l);
     void lay_out_sigma();
     void lay_out_scratch();
 };
@@ -134,7 +134,7 @@ private:
 template <class Device, class X>
 LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T) {
     const Config& c = gpt.net.config;
-    const LayerActivations<X>& a = gpt.layers[gpt.layer_index(l)];
+    const LayerActivations<X>& a = gpt.layers[l];
     const X* pre = gpt.scratch.qk_pre;
     const size_t k_at = size_t(c.NH) * c.HS, v_at = size_t(c.NH + c.NKV) * c.HS;
     const Angles<Wide<X>> angles = gpt.angles(l);

@@ -70,16 +70,23 @@ void GPT<Device, X>::lay_out_activations() {
     auto take = [this](size_t count) { return activation_memory.template take<X>(count); };
     auto take_wide = [this](size_t count) { return activation_memory.template take<W>(count); };
     for (int table : {0, 1}) {
-        const bool taken = table == 0 ? net.any(&LayerFacts::rotates) : !net.all(&LayerFacts::rotates);
-        cosine[table] = taken ? take_wide(size_t(T) * c.HS / 2) : nullptr, sine[table] = taken ? take_wide(size_t(T) * c.HS / 2) : nullptr;
+        if (table == 0 ? !net.any(&LayerFacts::rotates) : net.all(&LayerFacts::rotates)) continue;
+        cosine[table] = take_wide(size_t(T) * c.HS / 2), sine[table] = take_wide(size_t(T) * c.HS / 2);
     }
     auxiliary = net.any(&LayerFacts::has_auxiliary_loss) ? take_wide(size_t(c.L) * B * c.NH) : nullptr;
     residual = take((c.L + 1) * BT * c.C);
     final_normed = take(BT * c.C), final_rstd = take_wide(BT);
-    layers.resize(mode == Mode::training && recompute != Recompute::layers ? c.L : 1);
-    for (size_t l = 0; l < layers.size(); l++) {
+    layers.resize(c.L);
+    const bool all_share = mode == Mode::inference || recompute == Recompute::layers;
+    size_t of_attention = 0;   // the last piece of a layer's memory, as large as the largest layer needs it
+    for (int l = 0; l < c.L; l++) {
         LayerActivations<X>& a = layers[l];
-        const LayerFacts& facts = net.layers[l].attention->facts;
+        if (all_share && l > 0) {
+            a = layers[0];
+            activation_memory.rewind(of_attention);
+            lay_out_attention(l);
+            continue;
+        }
         if (l == 0 || recompute == Recompute::nothing)
             a.normed1 = take(BT * c.C), a.normed2 = take(BT * c.C), a.activated = take(BT * c.F);
         else
@@ -87,14 +94,24 @@ void GPT<Device, X>::lay_out_activations() {
         a.rstd1 = take_wide(BT), a.rstd2 = take_wide(BT);
         a.qkv = take(BT * (heads + c.NKV) * c.HS);
         a.qk = take(BT * heads * c.HS), a.qk_rstd = take_wide(BT * heads);
-        a.attention.extras = take_extras<Device, X>(activation_memory, facts.features, facts.gated, B, T, c.NH, 1);
-        a.attention.out = take(BT * c.NH * c.HS);
-        a.attention.gated_out = facts.gated ? take(BT * c.NH * c.HS) : a.attention.out;
-        a.attention.lse = take_wide(BT * c.NH);
-        a.attention.kept = activation_memory.template take<std::byte>(attention(int(l)).kept_bytes(shape()));
         a.middle = take(BT * c.C);
         a.gate_up = take(BT * 2 * c.F);
+        of_attention = activation_memory.used();
+        lay_out_attention(l);
     }
+}
+
+/// What layer l's attention keeps: the layers' mechanisms may differ, and with them its size.
+template <class Device, class X>
+void GPT<Device, X>::lay_out_attention(int l) {
+    const size_t rows = size_t(B) * T * net.config.NH;
+    const LayerFacts& facts = net.layers[l].attention->facts;
+    LayerState<X>& state = layers[l].attention;
+    state.extras = take_extras<Device, X>(activation_memory, facts.features, facts.gated, B, T, net.config.NH, 1);
+    state.out = activation_memory.template take<X>(rows * net.config.HS);
+    state.gated_out = facts.gated ? activation_memory.template take<X>(rows * net.config.HS) : state.out;
+    state.lse = activation_memory.template take<W>(rows);
+    state.kept = activation_memory.template take<std::byte>(attention(l).kept_bytes(shape()));
 }
 
 template <class Device, class X>
@@ -138,8 +155,13 @@ void GPT<Device, X>::lay_out_scratch() {
     s.dout = take(BT * c.NH * c.HS), s.dqkv = take(BT * (heads + c.NKV) * c.HS);
     s.dqk = take_wide(BT * heads * c.HS);
     s.dqk_pre = net.any(&LayerFacts::reads_qk_pre) ? take_wide(BT * heads * c.HS) : nullptr;
-    const LayerFacts& facts = net.layers[0].attention->facts;
-    s.dextras = take_extras<Device, X>(scratch_memory, facts.features, facts.gated, B, T, c.NH, B);
+    const size_t of_layer = scratch_memory.used();   // the last piece, as large as the largest layer needs it
+    s.dextras.clear();
+    for (const Layer& layer : net.layers) {
+        const LayerFacts& facts = layer.attention->facts;
+        scratch_memory.rewind(of_layer);
+        s.dextras.push_back(take_extras<Device, X>(scratch_memory, facts.features, facts.gated, B, T, c.NH, B));
+    }
 }
 
 #ifdef WITH_GPU

@@ -148,7 +148,7 @@ private:
     };
 
     void attend_texts(int l) {
-        LayerState<X>& state = gpt_.layers[gpt_.layer_index(l)].attention;
+        LayerState<X>& state = gpt_.layers[l].attention;
         const AttentionForward<X> all =
             kernel_arguments(attention_inputs(gpt_, l, 1, int(tokens_.size())), state, Statistics<X>{});
 #pragma omp parallel
@@ -166,7 +166,7 @@ private:
     int leave_predicting_rows(int l) {
         const Config& c = gpt_.net.config;
         const size_t Q = size_t(c.NH) * c.HS, C = c.C;
-        X* const out = gpt_.layers[gpt_.layer_index(l)].attention.gated_out;
+        X* const out = gpt_.layers[l].attention.gated_out;
         X* const residual = gpt_.residual + l * tokens_.size() * C;
         for (size_t n = 0; n < predicting_.size(); n++) {   // in rising order: no row is overwritten before it was moved
             std::memmove(out + n * Q, out + predicting_[n] * Q, Q * sizeof(X));

@@ -11,7 +11,7 @@
 std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
     const Config& c = gpt.net.config;
     const int l = c.L - 1, row = (c.NH + 2 * c.NKV) * c.HS, v_at = (c.NH + c.NKV) * c.HS;
-    LayerActivations<float>& a = gpt.layers[gpt.layer_index(l)];
+    LayerActivations<float>& a = gpt.layers[l];
     std::vector<uint8_t> seen(size_t(c.NH) * T * T);
     auto attend = [&](int j0) {   // j0 = T: all values are zero
         for (int t = 0; t < T; t++)
@@ -38,7 +38,7 @@ inline std::vector<uint8_t> seen_pairs(GPT<CPU, float>& gpt, int T) {
     if (!gpt.net.layers[l].attention->facts.tells_pairs) return pairs_in_outputs(gpt, T);
     const CpuPasses<float>& attention = cpu_passes_of<float>(*gpt.net.layers[l].attention);
     const LayerInputs<float> in = attention_inputs(gpt, l, 1, T);
-    const LayerState<float>& state = gpt.layers[gpt.layer_index(l)].attention;
+    const LayerState<float>& state = gpt.layers[l].attention;
     std::vector<uint8_t> seen(size_t(NH) * T * T);
 #pragma omp parallel for
     for (int row = 0; row < NH * T; row++)

@@ -240,6 +240,47 @@ TEST_CASE("the memory plan is what is allocated", "[model]") {
             for (const Arena<CPU>* arena : {&gpt.weight_memory, &gpt.gradient_memory, &gpt.moment_memory, &gpt.activation_memory}) CHECK(arena->used() == arena->bytes());
             CHECK(gpt.activation_memory.bytes() > lines(size_t(config.L + 1) * B * T * config.C));
             CHECK(gpt.scratch_memory.bytes() >= lines(size_t(gpt.logit_rows()) * config.V));
-            CHECK(gpt.layers.size() == size_t(training && recompute != Recompute::layers ? config.L : 1));
+            CHECK((gpt.layers[0].qkv == gpt.layers[1].qkv) == !(training && recompute != Recompute::layers));
         }
+}
+
+namespace {
+
+/// A made-up variant whose layers take turns: features before RoPE, a gate from the layer's input, no RoPE, several softmaxes, and none
+/// of these.
+const char* const IN_TURN[] = {"asga", "dsa", "shaw", "nsa", "causal"};
+const Variant MIXED = {"mixed", "",
+                       [] {
+                           std::vector<Setting> all;
+                           for (const char* name : IN_TURN)
+                               for (const Setting& one : named(name).settings())
+                                   if (std::none_of(all.begin(), all.end(), [&](auto& s) { return s.key == std::string(one.key); }))
+                                       all.push_back(one);
+                           return all;
+                       },
+                       [] { return std::vector<std::string>{""}; },
+                       [](const Config& config, int layer) { return named(IN_TURN[layer % 5]).make_layer(config, layer); }};
+
+Config five_layers() {
+    Config config = config_of({});
+    config.L = 5;
+    return config;
+}
+
+}   // namespace
+
+TEST_CASE("layers of different mechanisms: gradients, recomputation to the bit, inference", "[model]") {
+    Trial<double> trial(MIXED, five_layers(), 1, 67, 1, 67);
+    CHECK(model_gradient_difference(trial) == "");
+
+    const Threads one(1);
+    Trial<float> keeping(MIXED, five_layers(), 2, 67, 2, 67);
+    const double loss = keeping.loss_and_gradients();
+    for (Recompute what : {Recompute::cheap, Recompute::layers}) {
+        Trial<float> recomputing(MIXED, five_layers(), 2, 67, 2, 67, what);
+        CHECK(recomputing.loss_and_gradients() == loss);
+        CHECK(bit_difference(recomputing.all(recomputing.gpt.gradients), keeping.all(keeping.gpt.gradients)) == "");
+    }
+    Trial<float> inference(MIXED, five_layers(), 2, 67, 2, 67, Recompute::nothing, 0, 1, Mode::inference);
+    CHECK(inference.loss() == loss);
 }
