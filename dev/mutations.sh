@@ -62,7 +62,7 @@ build() {
     [[ $1 == emulated/* ]] && program=build/emulated/run_tests
     [[ $1 == *_program ]] && program=build/$1
     [[ $1 == *.sh ]] && return
-    local arguments=(-o build/flags CXXFLAGS=-O1 LDFLAGS=-Wl,--trace EMULATOR_TESTS=)
+    local arguments=(-o build/flags CXXFLAGS=-O1 LDFLAGS=-Wl,-t,-t EMULATOR_TESTS=)
     arguments+=("TESTS=build/tests/main.o build/tests/$1.o" "GPU_TESTS=tests/${1#emulated/}.o")
     [ "$2" == all ] || arguments+=("VARIANTS=$2")
     rm -f "$program"
@@ -70,9 +70,11 @@ build() {
     make "${arguments[@]}" $(sed 's/^/-o /' "$(unlinked "$1" "$2")" 2> /dev/null) "$program" > build.log 2>&1
 }
 
-# note_unlinked TEST VARIANTS: which objects of the engine their program does without. What it was linked with is in build.log.
+# note_unlinked TEST VARIANTS: which objects of the engine their program does without. What it was linked with is in build.log, where
+# the linker says so.
 note_unlinked() {
     local object archive
+    grep -qE 'engine\.a\)?\(?[a-z_]+\.o' build.log || return 0
     for object in build/model/*.o build/data/*.o build/emulated/model/*.o; do
         archive=build/engine.a
         [[ $object == */emulated/* ]] && archive=build/emulated/engine.a

@@ -62,17 +62,17 @@ struct Freezing : Policy {
     bool trains(const std::string& tensor) const { return !tensor.ends_with("kept.weight"); }
 };
 
-/// Three layers: shaw, which does not rotate and has features, strided, which needs memory while it works, and causal, which has
-/// and needs neither.
+/// Three layers: shaw, which does not rotate and has features, routing, which keeps something and needs memory while it works, and
+/// causal, which does nothing of that.
 Variant mixed() {
     Variant variant = named("shaw");
     variant.settings = [] {
         std::vector<Setting> all = named("shaw").settings();
-        for (const Setting& setting : named("strided").settings()) all.push_back(setting);
+        for (const Setting& setting : named("routing").settings()) all.push_back(setting);
         return all;
     };
     variant.make_layer = [](const Config& config, int layer) {
-        const char* const names[] = {"shaw", "strided", "causal"};
+        const char* const names[] = {"shaw", "routing", "causal"};
         return named(names[layer]).make_layer(config, layer);
     };
     return variant;
@@ -102,6 +102,11 @@ TEST_CASE("layers: of different variants in one model", "[layers]") {
     Config config = config_of({});
     config.L = 3;
     Trial<double> trial(variant, config, 2, 67, 2, 67);
+    for (int l : {0, 1, 2}) {   // angles of 0 in the first layer only
+        const double* const sine = trial.gpt.angles(l).sine;
+        CHECK(std::all_of(sine, sine + 67 * config.HS / 2, [](double s) { return s == 0; }) == (l == 0));
+        CHECK(trial.gpt.net.layers[l].attention->facts.composite == (l == 1));
+    }
     CHECK(model_gradient_difference(trial) == "");
 }
 
