@@ -28,9 +28,11 @@ NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_N
 GPU_LIBS := $(CUDA_LIBS) $(if $(filter 1,$(USE_NCCL)),$(NCCL_LIBS))
 EMULATED := -DEMULATED_GPU -DUSE_NCCL -Idev/emulator/include -O2 -fno-strict-aliasing -Wno-unknown-pragmas
 
-COMPILE = @mkdir -p $(@D) && echo "compile $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -MMD -MP -c -o $@
-COMPILE_EMULATED = $(COMPILE) $(EMULATED)
-COMPILE_CUDA = @mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@
+# $(call COMPILE,ARGUMENTS): objects and their lists of what they depend on get their names when they are whole.
+UNDER_WAY = -MMD -MP -MT $@ -MF $@.d.new -c -o $@.new $(1) && mv -f $@.d.new $(@:.o=.d) && mv -f $@.new $@
+COMPILE = @mkdir -p $(@D) && echo "compile $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(UNDER_WAY)
+COMPILE_EMULATED = $(call COMPILE,$(EMULATED) $(1))
+COMPILE_CUDA = @mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) $(UNDER_WAY)
 LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^)
 
 # The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with it.
@@ -92,6 +94,11 @@ clean: ## remove everything that was built (keeps out/ and data/)
 	rm -rf build $(TRAINERS) tokenize generate
 
 # ---- programs
+# What trainers are linked with; it changes when USE_CUDA or LDFLAGS do.
+$(TRAINERS): build/linked
+build/linked: FORCE
+	@mkdir -p $(@D) && echo '$(WITH_CUDA) $(LDFLAGS) $(LIBS) $(if $(WITH_CUDA),$(GPU_LIBS))' > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 ifeq ($(WITH_CUDA),1)
 $(TRAINERS): train_%: build/gpu/train_gpt.o build/gpu/attention/%.o build/gpu/attention/selected_%.o build/attention/%.o \
                       build/attention/selected_%.o $(GPU_ENGINE) | $(BUNDLED)
@@ -104,22 +111,24 @@ endif
 $(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/train_gpt.o build/emulated/attention/%.o \
         build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(EMULATED_ENGINE) | $(BUNDLED) build/emulated/data
 	$(LINK) $(LIBS)
-build/emulated/data build/$(SANITIZER)/data:   # programs look for the bundled text beside themselves
+build/emulated/data:   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@
 
 # The same program from one unit, where the compiler sees everything, and with nvcc from one unit and the engine's libraries.
+ONE_UNIT = $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -DONE_UNIT -DATTENTION=$*
 $(VARIANTS:%=build/one_unit/train_%): build/one_unit/train_%: FORCE $(ENGINE)
-	@mkdir -p $(@D) && echo "compile $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -DONE_UNIT -DATTENTION=$* -x c++ train_gpt.cu -x none $(ENGINE) $(LIBS) -o $@
+	@mkdir -p $(@D) && echo "compile $@" && $(ONE_UNIT) -x c++ train_gpt.cu -x none $(ENGINE) $(LDFLAGS) $(LIBS) -o $@
 $(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
-	@mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -DATTENTION=$* -c -o $@.o train_gpt.cu
-	@$(CXX) $(FLAGS) $(LDFLAGS) -o $@ $@.o $(filter %.a,$^) $(LIBS) $(GPU_LIBS)
+	@mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -DATTENTION=$* -c -o $@.unit train_gpt.cu
+	@$(CXX) $(FLAGS) $(LDFLAGS) -o $@ -x none $@.unit $(filter %.a,$^) $(LIBS) $(GPU_LIBS)
 
 # make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in it.
 ifneq ($(SANITIZER),)
-build/$(SANITIZER)/train_%: $(BUNDLED) build/$(SANITIZER)/data $(ENGINE) build/flags
+build/$(SANITIZER)/data:
+	@mkdir -p $(@D) && ln -sfn ../../data $@
+build/$(SANITIZER)/train_%: FORCE $(ENGINE) | $(BUNDLED) build/$(SANITIZER)/data
 	@mkdir -p $(@D) && echo "$(SANITIZER) sanitizer: $@"
-	@$(CXX) $(CPPFLAGS) $(FLAGS) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -DONE_UNIT -MMD -MP -MF $@.d -MT $@ -DATTENTION=$* \
-	 -x c++ train_gpt.cu -x none $(ENGINE) $(LIBS) -o $@
+	@$(ONE_UNIT) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -x c++ train_gpt.cu -x none $(ENGINE) $(LDFLAGS) $(LIBS) -o $@
 endif
 
 tokenize: build/data/tokenize.o $(ENGINE)
@@ -179,16 +188,16 @@ build/engine.a build/gpu/engine.a build/emulated/engine.a:
 
 # ---- variants
 $(VARIANTS:%=build/attention/%.o): build/attention/%.o: attention/variant.cu build/flags
-	$(COMPILE) -DATTENTION=$* -x c++ $<
+	$(call COMPILE,-DATTENTION=$* -x c++ $<)
 $(VARIANTS:%=build/gpu/attention/%.o): build/gpu/attention/%.o: attention/variant.cu build/gpu/flags
-	$(COMPILE_CUDA) -DATTENTION=$* $<
+	$(call COMPILE_CUDA,-DATTENTION=$* $<)
 $(VARIANTS:%=build/emulated/attention/%.o): build/emulated/attention/%.o: attention/variant.cu build/flags
-	$(COMPILE_EMULATED) -DATTENTION=$* -x c++ $<
+	$(call COMPILE_EMULATED,-DATTENTION=$* -x c++ $<)
 
 $(VARIANTS:%=build/attention/selected_%.o): build/attention/selected_%.o: attention/selected.cpp build/flags
-	$(COMPILE) -DATTENTION=$* $<
+	$(call COMPILE,-DATTENTION=$* $<)
 $(VARIANTS:%=build/gpu/attention/selected_%.o): build/gpu/attention/selected_%.o: attention/selected.cpp build/flags
-	$(COMPILE) -DATTENTION=$* -DOF_GPU $<
+	$(call COMPILE,-DATTENTION=$* -DOF_GPU $<)
 
 # all_variants(): $(call TABLE,NAMESPACE,FUNCTION,VARIANTS) is a unit that has a table of them.
 TABLE = @mkdir -p $(@D) && printf '%s\n' '\#include "attention/variant.h"' $(3:%='namespace $(1) { extern const Variant %; }') \
@@ -205,7 +214,7 @@ $(VARIANTS:%=build/gpu/attention/only_%.cpp): build/gpu/attention/only_%.cpp: FO
 TABLES := build/attention/all_variants build/gpu/attention/all_variants $(VARIANTS:%=build/attention/only_%) \
           $(VARIANTS:%=build/gpu/attention/only_%)
 $(TABLES:%=%.o): %.o: %.cpp build/flags
-	$(COMPILE) $<
+	$(call COMPILE,$<)
 
 # ---- objects of all other files
 # Catch's main(), and what reads command lines and JSON: headers that take long to optimise, in no loop that anybody waits for.
@@ -214,19 +223,19 @@ COLD := model/train_options model/options model/report model/config model/json_f
         model/checkpoint_manifest data/tokenize data/evaluation data/manifest data/saved_run data/tokenizer_json
 $(COLD:%=build/%.o): private FLAGS += -O1
 build/emulated/%.o: %.cpp build/flags
-	$(COMPILE_EMULATED) $<
+	$(call COMPILE_EMULATED,$<)
 build/emulated/%.o: %.cu build/flags
-	$(COMPILE_EMULATED) -x c++ $<
+	$(call COMPILE_EMULATED,-x c++ $<)
 build/gpu/%.o: %.cpp build/gpu/flags
-	$(COMPILE_CUDA) $<
+	$(call COMPILE_CUDA,$<)
 build/gpu/%.o: %.cu build/gpu/flags
-	$(COMPILE_CUDA) $<
+	$(call COMPILE_CUDA,$<)
 build/%.o: %.cpp build/flags
-	$(COMPILE) $<
+	$(call COMPILE,$<)
 build/%.o: %.cu build/flags
-	$(COMPILE) -x c++ $<
+	$(call COMPILE,-x c++ $<)
 
-train_%:
+train_% test-% build/generate_%:
 	@echo "make $@: there is no attention/$*.cuh; the variants are: $(VARIANTS)" >&2
 	@exit 2
 train_gpt.cu: ;
@@ -238,10 +247,11 @@ build/config.mk: scripts/probe.sh scripts/probe_cuda.sh
 # Hold the flags and change only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
 build/flags build/gpu/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(if $(filter build/gpu/%,$@),$(NVCC) $(NVCCFLAGS))' > $@.new
+	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(EMULATED) $(if $(filter build/gpu/%,$@),$(NVCC) $(NVCCFLAGS))' > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 .PHONY: FORCE
 FORCE:
 
-# Of objects that are there: a compiler that was stopped may leave half a list behind.
--include $(patsubst %.o,%.d,$(shell find build -name '*.o' 2> /dev/null)) $(wildcard build/$(SANITIZER)/*.d)
+# Of the objects that are there.
+OBJECTS := $(shell find build -name '*.o' 2> /dev/null)
+-include $(wildcard $(OBJECTS:.o=.d))

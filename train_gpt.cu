@@ -176,7 +176,7 @@ int main(int argc, char** argv) {
 // ------------------------------------------------------------------------------------------------------------- one translation unit
 
 // A variant named by -DATTENTION is compiled into this unit, and the engine's library is all that it has to be linked with:
-//     nvcc ... -DATTENTION=asga train_gpt.cu build/engine.a build/gpu/engine.a     (or g++ ... -x c++, without the second library)
+//     nvcc ... -DATTENTION=asga train_gpt.cu build/gpu/engine.a build/engine.a     (or g++ ... -x c++, without the first library)
 // With -DONE_UNIT the model is in it too, and the library only has files, options and ranks.
 #ifdef ATTENTION
 #define BOTH_HALVES   // of a program with a GPU

@@ -13,16 +13,17 @@
 #include "attention/core/count.h"
 #include "attention/core/policy.h"
 #include "model/config.h"
+#include "model/error.h"
 #include "model/tensors.h"
 
 /// What a layer's policy says of itself; attention/core/policy.h explains each.
 struct LayerFacts {
     Features features;
-    bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss, gates_pairs, composite;
+    bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
     bool decodes_from_cache;   // can_decode_from_cache() in decode.h
     bool tells_pairs;          // whether CpuPasses::sees() can be asked
     bool is_causal, needs_known_text, expects_at_most;
-    bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose;   // for the tests
+    bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, composite;   // for the tests
 };
 
 /// The passes of one layer on one device. Arguments and results: attention_layer_forward() and attention_layer_backward() in
@@ -58,10 +59,12 @@ struct CpuPasses : LayerPasses<CPU, X> {
     virtual void naive(const LayerInputs<X>& in, const X* weights, X* out) const = 0;
 };
 
-/// One layer of a model. It is its maker's passes too: see passes_of().
+/// One layer of a model. The object also implements the passes of its device; passes_of() returns them.
 struct AttentionLayer {
     LayerFacts facts{};
 
+    AttentionLayer() = default;
+    AttentionLayer(const AttentionLayer&) = delete;   // its passes refer to its policy
     virtual ~AttentionLayer() = default;
     virtual void declare(TensorList& list, const std::string& prefix) = 0;
     virtual bool trains(const std::string& tensor) const = 0;
@@ -101,4 +104,11 @@ const std::vector<const Variant*>& all_variants();
 const std::vector<const Variant*>& all_variants_on_gpu();
 
 /// The variant of that name. Exit::usage with the names there are where there is none.
-const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants());
+inline const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants()) {
+    std::string known;
+    for (const Variant* variant : variants) {
+        if (variant->name == name) return *variant;
+        known += std::string(" ") + variant->name;
+    }
+    fail(Exit::usage, "attention variant ", name, " is none of this program's:", known);
+}

@@ -14,6 +14,7 @@
 #include "model/options.h"
 #include "model/summary.h"
 
+namespace {
 struct Options {
     std::string checkpoint, prompt, attention = "trained", psa_bound = "mean";
     std::vector<int32_t> prompt_ids;
@@ -23,6 +24,7 @@ struct Options {
     Inference inference;
     bool print_ids = false;
 };
+}   // namespace
 
 /// The mechanisms for inference. An option of one that was not asked for is an error, not something to pass over.
 static void add_inference_options(CLI::App& app, Options& o) {

@@ -22,9 +22,13 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T
     linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
     QkShape<X> shape = gpt.qk_shape(l, B, T);
-    if (texts && layer.attention->facts.rotates) shape.angles = texts->angles;
+    if (texts) shape.angles = texts->angles;
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
-    if (layer.attention->facts.has_auxiliary_loss) a.attention.extras.auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
+    if (gpt.auxiliary) {
+        Wide<X>* const own_loss = gpt.auxiliary + size_t(l) * B * c.NH;
+        if (layer.attention->facts.has_auxiliary_loss) a.attention.extras.auxiliary = own_loss;
+        else fill(device, own_loss, size_t(B) * c.NH, Wide<X>{});
+    }
     const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
     if (texts) rows = texts->attend(l, T);
     else

@@ -142,8 +142,8 @@ LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T) 
             v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine};
 }
 
-/// What one forward pass does differently when its rows are no whole texts: they go on from cached keys, or are several texts one
-/// behind the other.
+/// What one forward pass does differently when its rows are not one whole text: they go on from cached keys, or are several texts one
+/// behind the other. For models whose layers all decode from a cache (LayerFacts).
 template <class X>
 struct RowsOfTexts {
     Angles<Wide<X>> angles;                  // of RoPE for the rows, in place of those of positions 0, 1, ...

@@ -36,7 +36,6 @@ void GPT<Device, X>::allocate(Device device) {
     lay_out();
     for (int table : {0, 1})
         if (cosine[table]) rope_table(device, cosine[table], sine[table], T, net.config.HS, net.config.rope_theta, table == 0);
-    if (auxiliary) fill(device, auxiliary, size_t(net.config.L) * B * net.config.NH, W{});   // layers without such a loss add 0
     const StepNumbers none{};
     to_device(device, numbers, &none, 1);
     if (sigma.count) to_device(device, sigma.linears, net.sigma.data(), net.sigma.size());

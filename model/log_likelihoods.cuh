@@ -131,7 +131,6 @@ private:
 
     Angles<Wide<X>> angles_of_positions() {
         const int half = gpt_.net.config.HS / 2;
-        if (!gpt_.cosine[0]) return {};   // no layer rotates
         cosine_.resize(positions_.size() * half), sine_.resize(cosine_.size());
         for (size_t n = 0; n < positions_.size(); n++) {
             std::copy_n(gpt_.cosine[0] + size_t(positions_[n]) * half, half, &cosine_[n * half]);

@@ -8,7 +8,7 @@
 
 /// (NH, T, T), 1 where the output of row i depends on the value of key j, in the last layer on the batch that gpt_forward() has
 /// just seen. Weights that float32 rounds to 0 count as hidden. HS keys at a time: the value of key j0 + d is the unit vector d.
-std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
+inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
     const Config& c = gpt.net.config;
     const int l = c.L - 1, row = (c.NH + 2 * c.NKV) * c.HS, v_at = (c.NH + c.NKV) * c.HS;
     LayerActivations<float>& a = gpt.layers[l];

@@ -1,7 +1,5 @@
 #include "model/qwen.h"
 
-#include "model/error.h"
-
 namespace {
 
 Slot joined(std::initializer_list<Slot> parts) {
@@ -12,15 +10,6 @@ Slot joined(std::initializer_list<Slot> parts) {
 }
 
 }   // namespace
-
-const Variant& named(const std::string& name, const std::vector<const Variant*>& variants) {
-    std::string known;
-    for (const Variant* variant : variants) {
-        if (variant->name == name) return *variant;
-        known += std::string(" ") + variant->name;
-    }
-    fail(Exit::usage, "attention variant ", name, " is none of this program's:", known);
-}
 
 Qwen::Qwen(const Variant& v, const Config& c) : variant(v), config(c) {
     config.variant = variant.name;

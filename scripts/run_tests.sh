@@ -9,6 +9,7 @@
 # last line: `N passed, N failed`. Exits 1 when something failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+export LC_ALL=C.UTF-8          # numbers with a point
 export OMP_WAIT_POLICY=passive   # the tests have many tiny parallel regions, which spinning threads slow down on a busy machine
 . scripts/stages.bash
 what=${1:?usage: scripts/run_tests.sh all|check|VARIANT}
@@ -30,7 +31,11 @@ install_python_packages() {
 }
 
 # Variants whose file is not as it was committed, new ones too.
-changed_variants() { git status --porcelain -- attention 2> /dev/null | sed -nE 's/^...?.*attention\/([a-z0-9_]+)\.cuh$/\1/p'; }
+changed_variants() {
+    local name
+    git status --porcelain -- attention 2> /dev/null | sed -nE 's/.*attention\/([a-z0-9_]+)\.cuh$/\1/p' |
+        while read -r name; do if [ -f "attention/$name.cuh" ]; then echo "$name"; fi; done
+}
 
 run_all() {
     stage "build the programs" build all || return

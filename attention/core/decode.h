@@ -6,9 +6,10 @@
 
 #include "attention/core/cpu.h"
 
-/// Whether decode_attention() gives what the whole sequence would give: nothing is read but q, k and v.
+/// Whether decode_attention() gives what the whole sequence would give: nothing is read but q, k and v, which are rotated by the
+/// angles of their places in the text.
 template <class P>
-constexpr bool may_decode_from_cache = !P::composite && !P::reads_qk_pre && !P::reads_x;
+constexpr bool may_decode_from_cache = !P::composite && !P::reads_qk_pre && !P::reads_x && P::rotates;
 template <class P>
 bool can_decode_from_cache(const P& policy) {
     const Features f = policy.features();

@@ -1,5 +1,5 @@
 // Makes of a policy what the engine asks for (attention/variant.h): LayerOf<A> is a layer, CpuLayer<A> and GpuLayer<A> are layers
-// that can also compute on their device. All the work is in layer.h; here it only gets its virtual functions.
+// that can also compute on their device. All the work is in layer.h; this file only wraps it in virtual functions.
 #pragma once
 #include "attention/core/decode.h"
 #include "attention/core/layer.h"

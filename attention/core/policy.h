@@ -175,6 +175,9 @@ struct Policy {
         return {state.extras.gate};
     }
 
+    /// A policy whose values are not the model's may say for pictures of its mask what its last forward pass has read:
+    /// `bool sees(const LayerInputs<X>&, const LayerState<X>&, int h, int i, int j) const`, query i of head h key j.
+
     /// Whether q and k are rotated by RoPE. Positions are then no business of the scores unless the variant brings its own.
     static constexpr bool rotates = true;
 
