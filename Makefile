@@ -109,7 +109,8 @@ $(TRAINERS): train_%: build/train_gpt.o build/attention/%.o build/attention/sele
 endif
 
 $(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/train_gpt.o build/emulated/attention/%.o \
-        build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(EMULATED_ENGINE) | $(BUNDLED) build/emulated/data
+        build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(EMULATED_ENGINE) | $(BUNDLED) \
+        build/emulated/data
 	$(LINK) $(LIBS)
 build/emulated/data:   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@

@@ -12,7 +12,10 @@ trap 'rm -rf "$work"' EXIT
 took() {
     local name=$1
     shift
-    /usr/bin/env bash -c 'TIMEFORMAT="%R %U %S"; time "$@" > "$0" 2>&1' "$work/log" "$@" 2> "$work/time" || { tail -n 5 "$work/log" >&2; exit 1; }
+    if ! bash -c 'TIMEFORMAT="%R %U %S"; time "$@" > "$0" 2>&1' "$work/log" "$@" 2> "$work/time"; then
+        tail -n 5 "$work/log" >&2
+        exit 1
+    fi
     awk -v name="$name" '{ printf "| %-40s | %7.1f s | %7.1f s |\n", name, $1, $2 + $3 }' "$work/time"
 }
 

@@ -40,8 +40,9 @@ inline std::vector<int32_t> random_tokens(size_t n, int V, uint64_t seed) {
     return tokens;
 }
 
-/// The kernels of a step of `gpt`, a model of variant A, which must have done a step, so that its tensors hold what they hold in training; where tensors
-/// share memory, random numbers take their place. `batch` and `gpt` must outlive the list. `different`: tokens of the batch.
+/// The kernels of a step of `gpt`, a model of variant A, which must have done a step, so that its tensors hold what they hold in
+/// training; where tensors share memory, random numbers take their place. `batch` and `gpt` must outlive the list. `different`:
+/// tokens of the batch.
 template <class X, class A>
 class StepKernels {
 public:

@@ -68,7 +68,8 @@ private:
     /// T tokens behind those in the cache: the whole prompt, or one.
     void go_on_with(const int32_t* tokens, int T) {
         const size_t angle = size_t(cached_tokens_) * (gpt_.net.config.HS / 2);
-        const RowsOfTexts<X> text{{gpt_.cosine[0] + angle, gpt_.sine[0] + angle}, [this](int l, int rows) { return attend(l, rows), rows; }};
+        const RowsOfTexts<X> text{{gpt_.cosine[0] + angle, gpt_.sine[0] + angle},
+                                  [this](int l, int rows) { return attend(l, rows), rows; }};
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens, nullptr, 1, T), nullptr, &text);
         cached_tokens_ += T;
         last_row_ = T - 1;

@@ -153,7 +153,8 @@ static void generate_from(const Variant& variant, const std::string& folder, con
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
     GPT<CPU, float> gpt(variant, config, 1, T, Mode::inference);
     std::vector<MemoryUse> plan = gpt.memory_plan();
-    if (gpt.net.all(&LayerFacts::decodes_from_cache)) plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
+    if (gpt.net.all(&LayerFacts::decodes_from_cache))
+        plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
     add_overheads(CPU{}, plan, 0, false);
     const size_t needed = total_bytes(plan), available = available_memory();
     if (needed > available)
