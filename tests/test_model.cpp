@@ -284,3 +284,20 @@ TEST_CASE("layers of different mechanisms: gradients, recomputation to the bit, 
     Trial<float> inference(MIXED, five_layers(), 2, 67, 2, 67, Recompute::nothing, 0, 1, Mode::inference);
     CHECK(inference.loss() == loss);
 }
+
+TEST_CASE("layers of which some add a loss of their own: the others add none, whatever batch came before", "[model]") {
+    const Threads one(1);
+    Variant variant = named("moh");
+    variant.make_layer = [](const Config& config, int layer) {
+        return named(layer == 1 ? "causal" : "moh").make_layer(config, layer);
+    };
+    Config config = config_of({});
+    config.L = 3;
+    Trial<double> trial(variant, config, 2, 67, 2, 67);
+    trial.loss();
+    const double own = trial.gpt.numbers->auxiliary;
+    CHECK(own > 0);
+    trial.loss_and_gradients(0, 1, Write::overwrite);   // one sequence: the layers' parts lie closer together
+    trial.loss();
+    CHECK(trial.gpt.numbers->auxiliary == own);
+}
