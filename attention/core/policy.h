@@ -103,8 +103,8 @@ struct Policy {
     /// Adds the variant's own tensors of this layer; `prefix` is "model.layers.{i}.self_attn.".
     void declare(TensorList&, const std::string& /*prefix*/) {}
 
-    /// Whether this run trains the tensor; layer 0's policy is asked for each tensor of the whole model. What is frozen keeps its
-    /// value and takes no part in the norm of the gradient.
+    /// Whether this run trains the tensor; every layer's policy is asked for each tensor of the whole model, and one no freezes it.
+    /// What is frozen keeps its value and takes no part in the norm of the gradient.
     bool trains(const std::string& /*tensor*/) const { return true; }
 
     /// E1. `dz` is dL/dz; the result is dL/da. Forward comes before the mask, so z of a hidden pair must only be finite.
