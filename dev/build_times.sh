@@ -24,7 +24,8 @@ for tree in "$@"; do
     copy=$work/$((n++))
     mkdir "$copy"
     git -C "$tree" archive HEAD | tar xf - -C "$copy"
-    model=$(cd "$copy" && ls model/gpt.cuh model/gpt.h 2> /dev/null | head -n 1)
+    model=model/gpt.h
+    [ -f "$copy/$model" ] || model=model/gpt.cuh   # before 2026-11-23
     echo "$(git -C "$tree" log -1 --format='%h %s' | cut -c1-100)"
     echo "| what                                     |      wall |       CPU |"
     make -C "$copy" -s configure > /dev/null 2>&1
