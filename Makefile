@@ -35,6 +35,9 @@ COMPILE_EMULATED = $(call COMPILE,$(EMULATED) $(1))
 COMPILE_CUDA = @mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) $(UNDER_WAY)
 LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^)
 
+# RECIPE $(IF_CHANGED): what the recipe prints becomes the target, unless that is what the target holds.
+IF_CHANGED = > $@.new && { cmp -s $@.new $@ && rm $@.new || mv $@.new $@; }
+
 # The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with it.
 # A source of data/ whose library is missing (WITHOUT) is replaced by the one of its name in data/without/, which refuses in a sentence.
 HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(WITHOUT:%=data/%.cpp),$(wildcard model/*.cpp data/*.cpp))) \
@@ -97,8 +100,7 @@ clean: ## remove everything that was built (keeps out/ and data/)
 # What trainers are linked with; it changes when USE_CUDA or LDFLAGS do.
 $(TRAINERS): build/linked
 build/linked: FORCE
-	@mkdir -p $(@D) && echo '$(WITH_CUDA) $(LDFLAGS) $(LIBS) $(if $(WITH_CUDA),$(GPU_LIBS))' > $@.new
-	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+	@mkdir -p $(@D) && echo '$(WITH_CUDA) $(LDFLAGS) $(LIBS) $(if $(WITH_CUDA),$(GPU_LIBS))' $(IF_CHANGED)
 ifeq ($(WITH_CUDA),1)
 $(TRAINERS): train_%: build/gpu/train_gpt.o build/gpu/attention/%.o build/gpu/attention/selected_%.o build/attention/%.o \
                       build/attention/selected_%.o $(GPU_ENGINE) | $(BUNDLED)
@@ -112,7 +114,7 @@ $(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/tra
         build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(EMULATED_ENGINE) | $(BUNDLED) \
         build/emulated/data
 	$(LINK) $(LIBS)
-build/emulated/data:   # programs look for the bundled text beside themselves
+build/emulated/data $(if $(SANITIZER),build/$(SANITIZER)/data):   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@
 
 # The same program from one unit, where the compiler sees everything, and with nvcc from one unit and the engine's libraries.
@@ -125,8 +127,6 @@ $(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
 
 # make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in it.
 ifneq ($(SANITIZER),)
-build/$(SANITIZER)/data:
-	@mkdir -p $(@D) && ln -sfn ../../data $@
 build/$(SANITIZER)/train_%: FORCE $(ENGINE) | $(BUNDLED) build/$(SANITIZER)/data
 	@mkdir -p $(@D) && echo "$(SANITIZER) sanitizer: $@"
 	@$(ONE_UNIT) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -x c++ train_gpt.cu -x none $(ENGINE) $(LDFLAGS) $(LIBS) -o $@
@@ -167,13 +167,16 @@ build/gpu/run_tests: $(GPU_TESTS:%=build/gpu/%) build/tests/main.o $(GPU_VARIANT
 build/emulated/collectives_program: build/emulated/tests/gpu/collectives_program.o $(EMULATED_ENGINE)
 	$(LINK) $(LIBS)
 
+# Benchmarks and tools. Only those that look variants up by name take the time to compile them.
 CUDA_TOOLS := $(basename $(wildcard dev/*.cu dev/ladder/*.cu))
-$(CUDA_TOOLS:%=build/%): build/%: build/gpu/%.o $(GPU_VARIANTS) $(GPU_ENGINE)
+build/dev/bench_patterns_gpu: $(GPU_VARIANTS)
+build/emulated/dev/bench_patterns_gpu: $(EMULATED_VARIANTS)
+build/dev/bench_cpu build/dev/bench_patterns build/dev/logits: $(CPU_VARIANTS)
+$(CUDA_TOOLS:%=build/%): build/%: build/gpu/%.o $(GPU_ENGINE)
 	$(LINK) $(LIBS) $(GPU_LIBS)
-$(CUDA_TOOLS:%=build/emulated/%): build/emulated/%: build/emulated/%.o $(EMULATED_VARIANTS) $(EMULATED_ENGINE)
+$(CUDA_TOOLS:%=build/emulated/%): build/emulated/%: build/emulated/%.o $(EMULATED_ENGINE)
 	$(LINK) $(LIBS)
-
-build/dev/%: build/dev/%.o $(CPU_VARIANTS) $(ENGINE)
+build/dev/%: build/dev/%.o $(ENGINE)
 	$(LINK) $(LIBS)
 
 # The bundled text as token shards: what training reads when it is given no data.
@@ -203,7 +206,7 @@ $(VARIANTS:%=build/gpu/attention/selected_%.o): build/gpu/attention/selected_%.o
 # all_variants(): $(call TABLE,NAMESPACE,FUNCTION,VARIANTS) is a unit that has a table of them.
 TABLE = @mkdir -p $(@D) && printf '%s\n' '\#include "attention/variant.h"' $(3:%='namespace $(1) { extern const Variant %; }') \
         'const std::vector<const Variant*>& $(2)() {' '    static const std::vector<const Variant*> all = {' \
-        $(3:%='        &$(1)::%,') '    };' '    return all;' '}' > $@.new && { cmp -s $@.new $@ || cp $@.new $@; } && rm $@.new
+        $(3:%='        &$(1)::%,') '    };' '    return all;' '}' $(IF_CHANGED)
 build/attention/all_variants.cpp: FORCE
 	$(call TABLE,on_cpu,all_variants,$(VARIANTS))
 build/gpu/attention/all_variants.cpp: FORCE
@@ -248,8 +251,7 @@ build/config.mk: scripts/probe.sh scripts/probe_cuda.sh
 # Hold the flags and change only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
 build/flags build/gpu/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(EMULATED) $(if $(filter build/gpu/%,$@),$(NVCC) $(NVCCFLAGS))' > $@.new
-	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(EMULATED) $(if $(filter build/gpu/%,$@),$(NVCC) $(NVCCFLAGS))' $(IF_CHANGED)
 .PHONY: FORCE
 FORCE:
 

@@ -48,7 +48,7 @@ class StepKernels {
 public:
     StepKernels(GPU device, GPT<GPU, X>& gpt, const Batch& batch, size_t different)
         : device_(device), gpt_(gpt), batch_(batch), c_(gpt.net.config), layer_(gpt.net.layers[0]),
-          policy_(dynamic_cast<const LayerOf<A>&>(*layer_.attention).policy), BT_(batch.B * batch.T) {
+          policy_(policy_of<A>(*layer_.attention)), BT_(batch.B * batch.T) {
         embedding(double(different));
         norms();
         linears();

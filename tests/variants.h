@@ -6,12 +6,6 @@
 #include "attention/core/layer_of.h"
 #include "tests/catch.h"
 
-/// The policy of a layer whose variant is A.
-template <class A>
-const A& policy_of(const AttentionLayer& layer) {
-    return dynamic_cast<const LayerOf<A>&>(layer).policy;
-}
-
 /// A test case with the name of one of the variants in front of its own.
 class CaseOfVariant : public Catch::ITestInvoker {
 public:

@@ -40,6 +40,12 @@ struct LayerOf : AttentionLayer {
     double cached_keys(int T) const override { return policy.cached_keys(T); }
 };
 
+/// The policy of a layer whose variant is A: for those who ask more than every policy answers.
+template <class A>
+const A& policy_of(const AttentionLayer& layer) {
+    return dynamic_cast<const LayerOf<A>&>(layer).policy;
+}
+
 /// `Passes` is LayerPasses<Device, X>, or what is derived from it.
 template <class A, class Device, class X, class Passes = LayerPasses<Device, X>>
 struct PassesOf : Passes {
