@@ -4,9 +4,7 @@
 # programs themselves. The last line is `N passed, N failed`; exits 1 when something failed, 2 where there is no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-passed=0 failed=0
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. scripts/stages.bash
 ok() { echo "ok $1"; passed=$((passed + 1)); }
 bad() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
@@ -27,16 +25,9 @@ if ! make --no-print-directory -j"$(nproc)" all build/gpu/run_tests; then
     exit 1
 fi
 
-build/gpu/run_tests 2>&1 | tee "$work/log"
-if grep -qE '^All tests passed' "$work/log"; then
-    passed=$(grep -E '^All tests passed' "$work/log" | grep -oE '[0-9]+ test case' | grep -oE '[0-9]+')
-else
-    passed=$(grep -E '^test cases: ' "$work/log" | grep -oE '[0-9]+ passed' | grep -oE '[0-9]+' || echo 0)
-    failed=$(grep -E '^test cases: ' "$work/log" | grep -oE '[0-9]+ failed' | grep -oE '[0-9]+' || echo 1)
-fi
-
-GPU_PROGRAMS=. bash tests/gpu_end_to_end.sh 2>&1 | tee "$work/log"
-passed=$((passed + $(grep -c '^ok ' "$work/log"))) failed=$((failed + $(grep -c '^FAIL ' "$work/log")))
+build/gpu/run_tests 2>&1 | tee "$work/cases"   # one process: it has the GPU to itself
+count_cases build/gpu/run_tests "${PIPESTATUS[0]}" "$work/cases"
+GPU_PROGRAMS=. run_script tests/gpu_end_to_end.sh
 
 # A model with heads of 64, short enough for the sanitizer.
 small="--model qwen-2m --batch-size 2 --seq-len 160 --val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0"
@@ -51,7 +42,7 @@ same_curve() {
         END { exit rows < 20 || bad }'
 }
 
-# How far bf16 may stray from float32 in twenty steps: where tokens choose, rounding decides some choices (OF_CURVE in
+# How far bf16 may stray from float32 in twenty steps: where tokens choose, rounding decides some choices (of_curve() in
 # tests/gpu/variant/test_model_gpu.cpp, where the emulated GPU is held to the same).
 bf16_band() {
     case $1 in
