@@ -105,7 +105,7 @@ run_script() {
 slowness() {
     local n begin=$EPOCHREALTIME
     for ((n = 0; n < 200000; n++)); do :; done
-    awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { s = (b - a) / 0.40; print (s > 1 ? s : 1) }'
+    awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { s = (b - a) / 0.26; print (s > 1 ? s : 1) }'
 }
 
 # Stages and test cases that took more than tests/BUDGET.md allows, as lines FAIL; a stage that the table lacks is one, too.
