@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures training speed, peak memory and tinyshakespeare of README.md, on a quiet machine:  dev/figures.sh [PATH/TO/tinyshakespeare.txt]
+# Measures training speed, peak memory and tinyshakespeare of dev/README.md, on a quiet machine:  dev/figures.sh [PATH/TO/tinyshakespeare.txt]
 set -euo pipefail
 text=${1:+$(realpath "$1")}
 cd "$(dirname "$0")/.."

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of variants in README.md, from what the programs say about themselves (make all first).
+"""The table of variants in attention/README.md, from what the programs say about themselves (make all first).
 
     scripts/variant_table.py                    # rewrites the table; step times stay as they stand there
     scripts/variant_table.py --time             # measures them anew, on the device that the programs choose
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / 'README.md'
+README = ROOT / 'attention' / 'README.md'
 BEGIN, END = '<!-- made by scripts/variant_table.py -->', '<!-- end of the table -->'
 LENGTHS = (2048, 32768)
 UNKNOWN = 'not measured'
@@ -144,7 +144,7 @@ def table(options, before):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--time', action='store_true', help='measure step times')
-    parser.add_argument('--print', action='store_true', help='leave README.md as it is')
+    parser.add_argument('--print', action='store_true', help='leave attention/README.md as it is')
     parser.add_argument('--model', default='qwen-7m', help='preset (default qwen-7m)')
     parser.add_argument('--seq-len', type=int, default=2048, help='of the measured steps (default 2048)')
     parser.add_argument('--batch-size', type=int, default=1, help='of the measured steps (default 1)')
