@@ -37,8 +37,8 @@ END
 )"
 printf 'This machine takes %.0f ms for a step of 4 x 128 tokens of qwen-2m. So: %s, %s x %s tokens a step, %s steps, about %.0f seconds.\n\n' \
     "$ms" "$model" "$batch" "$length" "$steps" "$(awk -v n="$steps" -v ms="$step_ms" 'BEGIN { print n * ms / 1000 }')"
-"${train[@]}" --model "$model" --batch-size "$batch" --seq-len "$length" --steps "$steps" --val-every $((steps / 4)) --val-batches 16 \
-    --sample-every $((steps / 2)) --sample-tokens 100 --checkpoint-every $((steps / 2)) --prompt "My fellow Americans, "
+"${train[@]}" --model "$model" --batch-size "$batch" --seq-len "$length" --steps "$steps" --val-every $(((steps + 3) / 4)) --val-batches 16 \
+    --sample-every $(((steps + 1) / 2)) --sample-tokens 100 --checkpoint-every $(((steps + 1) / 2)) --prompt "My fellow Americans, "
 
 heading "4/4  sample from the checkpoint"
 checkpoint=$(sed -n 's/.*"event": *"checkpoint".*"path": *"\([^"]*\)".*/\1/p' "$out/log.jsonl" | tail -n 1)
