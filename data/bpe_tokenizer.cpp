@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "data/added_tokens.h"

@@ -1,29 +1,42 @@
 #include "data/manifest.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "model/error.h"
 
+using nlohmann::ordered_json;
+
+// Found by the JSON library through the type's namespace, hence outside an unnamed one.
+void to_json(ordered_json& json, const ShardInfo& shard) {
+    json = {{"file", shard.file}, {"tokens", shard.tokens}, {"bytes", shard.bytes}, {"xxh64", shard.xxh64}};
+}
+void from_json(const ordered_json& json, ShardInfo& shard) {
+    shard = {json.at("file"), json.at("tokens"), json.at("bytes"), json.at("xxh64")};
+}
+void to_json(ordered_json& json, const Place& place) {
+    json = {{"offset", place.offset}, {"line", place.line}, {"document_bytes", place.document_bytes},
+            {"after_newline", place.after_newline}, {"digest", place.digest}};
+}
+void from_json(const ordered_json& json, Place& place) {
+    place = {json.at("offset"), json.at("line"), json.at("document_bytes"), json.at("after_newline"), json.at("digest")};
+}
+
 std::string manifest_to_json(const Manifest& manifest) {
-    using nlohmann::ordered_json;
-    ordered_json shards = ordered_json::array();
-    for (const ShardInfo& shard : manifest.shards)
-        shards.push_back({{"file", shard.file}, {"tokens", shard.tokens}, {"bytes", shard.bytes}, {"xxh64", shard.xxh64}});
     const ordered_json file = {{"tokenizer", manifest.tokenizer}, {"vocabulary", manifest.vocabulary}, {"documents", manifest.documents},
-                               {"tokens", manifest.tokens}, {"shards", shards}};
+                               {"tokens", manifest.tokens}, {"shards", manifest.shards}};
     return file.dump(2) + "\n";
 }
 
 Manifest manifest_from_json(const std::string& text, const std::string& where) {
     try {
-        const nlohmann::json file = nlohmann::json::parse(text);
+        const ordered_json file = ordered_json::parse(text);
         Manifest manifest;
         file.at("tokenizer").get_to(manifest.tokenizer);
         file.at("vocabulary").get_to(manifest.vocabulary);
         file.at("documents").get_to(manifest.documents);
         file.at("tokens").get_to(manifest.tokens);
-        for (const nlohmann::json& shard : file.at("shards"))
-            manifest.shards.push_back({shard.at("file"), shard.at("tokens"), shard.at("bytes"), shard.at("xxh64")});
+        file.at("shards").get_to(manifest.shards);
         return manifest;
     } catch (const nlohmann::json::exception& error) {
         fail(Exit::data, where, ": is no manifest of token shards (", error.what(), "); remove it or run ./tokenize again");
@@ -49,4 +62,48 @@ std::string manifest_path(const std::string& shard_path) {
     const size_t slash = shard_path.rfind('/') + 1;   // npos + 1 is 0: no folder
     const std::string series = shard_series(shard_path.substr(slash));
     return series.empty() ? "" : shard_path.substr(0, slash) + series + "_manifest.json";
+}
+
+std::string saved_run_to_json(const SavedRun& run) {
+    ordered_json made_by = ordered_json::object();
+    for (const auto& [name, value] : run.made_by) made_by[name] = value;
+    const ordered_json file = {{"made_by", made_by}, {"train_documents", run.split.train_documents},
+                               {"train_bytes", run.split.train_bytes}, {"val", run.val}, {"train", run.train},
+                               {"input", run.input}, {"place", run.place},
+                               {"written", run.written}, {"documents_before", run.documents_before},
+                               {"in_validation", run.in_validation}, {"complete", run.complete}};
+    return file.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";   // names of files need not be UTF-8
+}
+
+std::optional<SavedRun> saved_run_from_json(const std::string& text) {
+    try {
+        const ordered_json file = ordered_json::parse(text);
+        SavedRun run;
+        for (const auto& [name, value] : file.at("made_by").items()) run.made_by.emplace_back(name, value);
+        file.at("train_documents").get_to(run.split.train_documents);
+        file.at("train_bytes").get_to(run.split.train_bytes);
+        file.at("val").get_to(run.val);
+        file.at("train").get_to(run.train);
+        file.at("input").get_to(run.input);
+        file.at("place").get_to(run.place);
+        file.at("written").get_to(run.written);
+        file.at("documents_before").get_to(run.documents_before);
+        file.at("in_validation").get_to(run.in_validation);
+        file.at("complete").get_to(run.complete);
+        return run;
+    } catch (const nlohmann::json::exception&) {
+        return std::nullopt;
+    }
+}
+
+std::string difference(const Fingerprint& before, const Fingerprint& now) {
+    const auto value_in = [](const Fingerprint& all, const std::string& name) -> std::string {
+        const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+        return found == all.end() ? "not there" : found->second;
+    };
+    for (const Fingerprint* names : {&before, &now})
+        for (const auto& [name, ignored] : *names)
+            if (value_in(before, name) != value_in(now, name))
+                return name + " was " + value_in(before, name) + ", is " + value_in(now, name);
+    return "";
 }

@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
+#include "data/manifest.h"
 #include "data/pipeline.h"
-#include "data/saved_run.h"
 #include "data/shard.h"
 
 struct SplitWriterOptions {

@@ -2,14 +2,13 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 
 #include "data/tokenize_files.h"
 #include "model/error.h"
 #include "model/machine.h"
-#include "model/options.h"
+#include "model/command_line.h"
 #include "model/report.h"
 
 namespace {

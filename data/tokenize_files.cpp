@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "data/batches.h"
+#include "data/manifest.h"
 #include "data/pipeline.h"
-#include "data/saved_run.h"
 #include "data/split.h"
 #include "data/split_writer.h"
 #include "data/tokenizer.h"

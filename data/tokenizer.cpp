@@ -1,42 +1,17 @@
 #include "data/tokenizer.h"
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "data/bpe_tokenizer.h"
 #include "data/byte_level.h"
 #include "data/files.h"
+#include "data/tokenizer_json.h"
 #include "model/error.h"
 
 namespace {
 
 constexpr int bytes_vocabulary = 512;   // a round number: matrices over the vocabulary stay aligned
 constexpr const char* end_of_text_name = "<|endoftext|>";
-
-// A tokenizer.json that maps text to exactly the ids of the bytes tokenizer.
-std::string bytes_tokenizer_json() {
-    using nlohmann::ordered_json;
-    ordered_json vocabulary = ordered_json::object();
-    for (int byte = 0; byte < byte_values; ++byte) vocabulary[visible(static_cast<unsigned char>(byte))] = byte;
-
-    ordered_json added = ordered_json::array();
-    for (int id = byte_values; id < bytes_vocabulary; ++id) {
-        const std::string content = id == byte_values ? end_of_text_name : "<|unused_" + std::to_string(id) + "|>";
-        added.push_back({{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", false},
-                         {"rstrip", false}, {"normalized", false}, {"special", true}});
-    }
-
-    const ordered_json byte_level = {
-        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-    const ordered_json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
-                                {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr},
-                                {"fuse_unk", false}, {"byte_fallback", false},
-                                {"vocab", vocabulary}, {"merges", ordered_json::array()}};
-    const ordered_json file = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
-                               {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr},
-                               {"decoder", byte_level}, {"model", model}};
-    return file.dump(1) + "\n";
-}
 
 class BytesTokenizer : public Tokenizer {
 public:
@@ -60,7 +35,7 @@ public:
     uint32_t end_of_text() const override { return byte_values; }
     int bytes(uint32_t id) const override { return id < byte_values ? 1 : 0; }
     std::string name() const override { return "bytes"; }
-    std::string json() const override { return bytes_tokenizer_json(); }
+    std::string json() const override { return bytes_tokenizer_json(bytes_vocabulary, end_of_text_name); }
     std::string config_json() const override { return plain_tokenizer_config_json(end_of_text_name); }
 };
 
@@ -88,12 +63,4 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what, int model_voc
 bool same_tokenizer(const std::string& a, const std::string& b) {
     const auto is_file = [](const std::string& name) { return !name.empty() && name != "bytes"; };
     return a == b || (is_file(a) && is_file(b) && file_hash(a) == file_hash(b));
-}
-
-std::string plain_tokenizer_config_json(const std::string& end_of_text) {
-    // clean_up_tokenization_spaces would change the text on decoding ("a ." to "a.").
-    const nlohmann::ordered_json file = {
-        {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end_of_text}, {"eos_token", end_of_text},
-        {"unk_token", nullptr}, {"add_prefix_space", false}, {"clean_up_tokenization_spaces", false}};
-    return file.dump(2) + "\n";
 }

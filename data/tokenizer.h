@@ -47,6 +47,3 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what, int model_voc
 
 /// Whether two names that open_tokenizer() takes mean the same: equal names, or files of equal bytes.
 bool same_tokenizer(const std::string& a, const std::string& b);
-
-/// The least that transformers needs beside a tokenizer.json to open it (PreTrainedTokenizerFast).
-std::string plain_tokenizer_config_json(const std::string& end_of_text);

@@ -9,6 +9,7 @@
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;   // keeps keys in the order of writing
 using Ids = std::unordered_map<std::string_view, uint32_t>;   // views of strings that the json keeps
 
 constexpr uint32_t most_ids = uint32_t{1} << 24;   // far above every vocabulary; a wrong number must not cost gigabytes
@@ -233,4 +234,35 @@ std::string eos_token_of_config(std::string_view text, const std::string& where)
     const Field token = Field(object, where).member("eos_token");
     if (token.is_null()) return "";
     return token.value().is_object() ? token.member("content").text() : token.text();
+}
+
+std::string bytes_tokenizer_json(int ids, const std::string& end_of_text) {
+    ordered_json vocabulary = ordered_json::object();
+    for (int byte = 0; byte < byte_values; ++byte) vocabulary[visible(static_cast<unsigned char>(byte))] = byte;
+
+    ordered_json added = ordered_json::array();
+    for (int id = byte_values; id < ids; ++id) {
+        const std::string content = id == byte_values ? end_of_text : "<|unused_" + std::to_string(id) + "|>";
+        added.push_back({{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", false},
+                         {"rstrip", false}, {"normalized", false}, {"special", true}});
+    }
+
+    const ordered_json byte_level = {
+        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+    const ordered_json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
+                                {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr},
+                                {"fuse_unk", false}, {"byte_fallback", false},
+                                {"vocab", vocabulary}, {"merges", ordered_json::array()}};
+    const ordered_json file = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
+                               {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr},
+                               {"decoder", byte_level}, {"model", model}};
+    return file.dump(1) + "\n";
+}
+
+std::string plain_tokenizer_config_json(const std::string& end_of_text) {
+    // clean_up_tokenization_spaces would change the text on decoding ("a ." to "a.").
+    const ordered_json file = {
+        {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end_of_text}, {"eos_token", end_of_text},
+        {"unk_token", nullptr}, {"add_prefix_space", false}, {"clean_up_tokenization_spaces", false}};
+    return file.dump(2) + "\n";
 }

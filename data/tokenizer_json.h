@@ -1,4 +1,4 @@
-// Reading a Hugging Face tokenizer.json, form "version 1.0": which byte-level BPE tokenizer it describes.
+// Hugging Face tokenizer.json, form "version 1.0": which byte-level BPE tokenizer it describes; writing that of the bytes tokenizer.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -37,3 +37,10 @@ TokenizerFile parse_tokenizer_json(std::string_view text, const std::string& whe
 
 /// The content of the end-of-text token that a tokenizer_config.json names as "eos_token"; "" where it names none.
 std::string eos_token_of_config(std::string_view text, const std::string& where);
+
+/// A tokenizer.json that maps text to exactly the ids of the bytes tokenizer: byte b is id b, `end_of_text` is id 256, and ids from
+/// there to `ids` - 1 are unused.
+std::string bytes_tokenizer_json(int ids, const std::string& end_of_text);
+
+/// The least that transformers needs beside a tokenizer.json to open it (PreTrainedTokenizerFast).
+std::string plain_tokenizer_config_json(const std::string& end_of_text);

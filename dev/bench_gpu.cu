@@ -1,7 +1,6 @@
 // Times every operation of a training step on a GPU, attention alone, and whole steps, against what the device reaches in this run:
 //   make build/dev/bench_gpu && build/dev/bench_gpu [--batch-size 64] [--seq-len 1024] [--model 124m] [--parts kernels steps ...]
 // Everything is bf16. The model is one of 124M parameters in Qwen3 form unless --model names a preset or a Hugging Face folder.
-#include <CLI/CLI.hpp>
 
 #include "attention/asga.cuh"
 #include "attention/causal.cuh"
@@ -9,7 +8,7 @@
 #include "dev/timing.cuh"
 #include "model/checkpoint.h"
 #include "model/graphs.cuh"
-#include "model/options.h"
+#include "model/command_line.h"
 
 namespace {
 

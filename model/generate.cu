@@ -1,5 +1,4 @@
 // ./generate: text from a checkpoint of any variant that the program is linked with. On the CPU.
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +10,7 @@
 #include "model/error.h"
 #include "model/load.cuh"
 #include "model/machine.cuh"
-#include "model/options.h"
+#include "model/command_line.h"
 #include "model/summary.h"
 
 namespace {

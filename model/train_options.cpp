@@ -1,10 +1,9 @@
 // The command line of the training programs.
-#include <CLI/CLI.hpp>
 #include <iostream>
 
 #include "attention/variant.h"
 #include "model/error.h"
-#include "model/options.h"
+#include "model/command_line.h"
 #include "model/report.h"
 #include "model/start.h"
 

@@ -1,10 +1,9 @@
 // ./tokenize as a library: documents, splits, shards, and that a run which fails leaves nothing behind; and the option parser.
-#include <CLI/CLI.hpp>
 #include <cmath>
 
 #include "data/stream.h"
 #include "data/tokenize_files.h"
-#include "model/options.h"
+#include "model/command_line.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <random>
 
-#include "data/saved_run.h"
+#include "data/manifest.h"
 #include "data/tokenize_files.h"
 #include "tests/catch.h"
 #include "tests/shards.h"

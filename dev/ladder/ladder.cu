@@ -1,11 +1,10 @@
 // Climbs the ladder of attention kernels: checks every rung against attention in double, times it, and prints a markdown table.
 //   make build/dev/ladder/ladder && build/dev/ladder/ladder [--batch-size 4] [--seq-len 4096] [--heads 12]
 // dev/ladder.sh puts the table into dev/README.md. The rungs are the files rung_1.cuh to rung_6.cuh beside this one.
-#include <CLI/CLI.hpp>
 
 #include "dev/ladder/rungs.h"
 #include "dev/timing.cuh"
-#include "model/options.h"
+#include "model/command_line.h"
 #include "tests/gpu/device_array.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "data/saved_run.h"
+#include "data/manifest.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     const auto run = saved_run_from_json(std::string(reinterpret_cast<const char*>(data), bytes));
