@@ -38,8 +38,8 @@ LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(
 # RECIPE $(IF_CHANGED): what the recipe prints becomes the target, unless that is what the target holds.
 IF_CHANGED = > $@.new && { cmp -s $@.new $@ && rm $@.new || mv $@.new $@; }
 
-# The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with it.
-# A source of data/ whose library is missing (WITHOUT) is replaced by the one of its name in data/without/, which refuses in a sentence.
+# The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with
+# it. A source of data/ whose library is missing (WITHOUT) is replaced by that of its name in data/without/, which refuses in a sentence.
 HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(WITHOUT:%=data/%.cpp),$(wildcard model/*.cpp data/*.cpp))) \
                 $(WITHOUT:%=data/without/%) $(basename $(BLAS_SOURCE))
 DEVICE_UNITS := model/gpt model/gpt_memory
@@ -221,8 +221,8 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 	$(call COMPILE,$<)
 
 # ---- objects of all other files
-# -O3 is for what computes. What only reads command lines and JSON, from headers that take long to optimise, is in no loop that anybody
-# waits for, and neither is Catch's main(); tests are run once for each time that they are compiled.
+# -O3 is for what computes. What only reads command lines and JSON, with headers that take long to optimise, is in no loop that
+# anybody waits for, and neither is Catch's main(); tests are run once for each time that they are compiled.
 $(filter-out build/model/blas/%,$(HOST_UNITS:%=build/%.o)): private FLAGS += -O2
 COLD := model/train_options model/report model/config model/json_fields model/checkpoint_save data/manifest data/tokenize
 $(COLD:%=build/%.o): private FLAGS += -O0

@@ -9,8 +9,6 @@
 
 namespace {
 
-constexpr size_t buffer_bytes = size_t{1} << 18;
-
 // libarchive with one filter and no archive format.
 class ArchiveStream : public ByteStream {
 public:
@@ -18,7 +16,7 @@ public:
         if (!archive_) fail(Exit::out_of_memory, path_, ": no memory to decompress");
         check(::archive_read_append_filter(archive_.get(), filter));
         check(::archive_read_set_format(archive_.get(), ARCHIVE_FORMAT_RAW));
-        check(::archive_read_open_filename(archive_.get(), path_.c_str(), buffer_bytes));
+        check(::archive_read_open_filename(archive_.get(), path_.c_str(), stream_buffer_bytes));
         archive_entry* entry = nullptr;
         const int result = ::archive_read_next_header(archive_.get(), &entry);
         if (result != ARCHIVE_EOF) check(result);

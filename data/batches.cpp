@@ -25,7 +25,7 @@ void encode(std::string_view text, const Tokenizer& tokenizer, std::vector<uint3
 
 }  // namespace
 
-bool BatchReader::next(Batch& batch) {
+bool BatchReader::next(TextBatch& batch) {
     for (; input_ < inputs_.size() && batch.items.empty(); ++input_) {
         if (!reader_) reader_.emplace(inputs_[input_], rules_, stop_, start_);
         batch.input = input_;
@@ -42,9 +42,9 @@ bool BatchReader::next(Batch& batch) {
     return !batch.items.empty();
 }
 
-void encode_batch(Batch& batch, const Input& input, const DocumentRules& rules, const Tokenizer& tokenizer, uint64_t train_bytes) {
+void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rules, const Tokenizer& tokenizer, uint64_t train_bytes) {
     size_t begin = 0;
-    for (Batch::Item& item : batch.items) {
+    for (TextBatch::Item& item : batch.items) {
         std::string_view text = std::string_view(batch.text).substr(begin, item.text_end - begin);
         begin = item.text_end;
         std::string parsed;

@@ -18,7 +18,7 @@ public:
         : inputs_(inputs), rules_(rules), stop_(stop), input_(input), start_(start) {}
 
     /// Fills an empty batch; false at the end of the last input. Exit::data where an input cannot be read.
-    bool next(Batch& batch);
+    bool next(TextBatch& batch);
 
 private:
     const std::vector<Input>& inputs_;
@@ -32,4 +32,4 @@ private:
 /// Replaces the texts of a batch by their tokens, each document behind an end-of-text. A text that goes on behind `train_bytes`
 /// bytes of its document is divided there, at a character, and validation begins with an end-of-text of its own. A broken line of a
 /// .jsonl file: Exit::data naming it.
-void encode_batch(Batch& batch, const Input& input, const DocumentRules& rules, const Tokenizer& tokenizer, uint64_t train_bytes);
+void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rules, const Tokenizer& tokenizer, uint64_t train_bytes);

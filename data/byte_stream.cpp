@@ -15,8 +15,6 @@
 
 namespace {
 
-constexpr size_t buffer_bytes = size_t{1} << 18;
-
 class PlainStream : public ByteStream {
 public:
     PlainStream(std::string name, int file, uint64_t size) : name_(std::move(name)), file_(file), size_(size) {}
@@ -75,7 +73,7 @@ private:
 }  // namespace
 
 void ByteStream::skip(uint64_t bytes) {
-    std::vector<char> buffer(buffer_bytes);
+    std::vector<char> buffer(stream_buffer_bytes);
     while (bytes > 0) {
         const size_t got = read(buffer.data(), std::min<uint64_t>(bytes, buffer.size()));
         if (got == 0) return;

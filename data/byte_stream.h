@@ -8,6 +8,8 @@
 
 #include "data/files.h"
 
+constexpr size_t stream_buffer_bytes = size_t{1} << 18;   // what streams read of a file at a time
+
 enum class Compression { none, gzip, xz, zstd };
 
 /// By the end of the name: .gz, .xz, .zst; none for anything else.

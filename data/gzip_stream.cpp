@@ -10,12 +10,10 @@
 
 namespace {
 
-constexpr size_t buffer_bytes = size_t{1} << 18;
-
 class GzipStream : public ByteStream {
 public:
     GzipStream(std::string path, Descriptor file, uint64_t size)
-        : path_(std::move(path)), file_(std::move(file)), source_(open_plain(path_, file_.get(), size)), buffer_(buffer_bytes) {
+        : path_(std::move(path)), file_(std::move(file)), source_(open_plain(path_, file_.get(), size)), buffer_(stream_buffer_bytes) {
         constexpr int gzip_and_no_other_format = 15 + 16;
         if (::inflateInit2(&zlib_, gzip_and_no_other_format) != Z_OK) fail(Exit::out_of_memory, path_, ": no memory to decompress");
     }
@@ -23,7 +21,7 @@ public:
 
     size_t read(char* out, size_t bytes) override {
         zlib_.next_out = reinterpret_cast<Bytef*>(out);
-        zlib_.avail_out = static_cast<uInt>(std::min(bytes, buffer_bytes));
+        zlib_.avail_out = static_cast<uInt>(std::min(bytes, stream_buffer_bytes));
         const uInt room = zlib_.avail_out;
         while (zlib_.avail_out == room) {
             if (zlib_.avail_in == 0 && !refill()) return 0;

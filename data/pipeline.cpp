@@ -19,7 +19,7 @@ Pipeline::~Pipeline() {
 }
 
 // False when the work is to end.
-bool Pipeline::put(std::unique_ptr<Batch> batch, bool done) {
+bool Pipeline::put(std::unique_ptr<TextBatch> batch, bool done) {
     std::unique_lock lock(mutex_);
     const size_t bytes = batch->text.size();
     changed_.wait(lock, [&] { return stop_ || in_order_.empty() || bytes_ + bytes <= room_; });
@@ -34,7 +34,7 @@ bool Pipeline::put(std::unique_ptr<Batch> batch, bool done) {
 void Pipeline::read_all() {
     bool more = true;
     while (more) {
-        auto batch = std::make_unique<Batch>();
+        auto batch = std::make_unique<TextBatch>();
         try {
             more = read_(*batch);
         } catch (...) {
@@ -69,8 +69,8 @@ void Pipeline::encode_all() {
     }
 }
 
-std::unique_ptr<Batch> Pipeline::next(const Tick& tick) {
-    std::unique_ptr<Batch> batch;
+std::unique_ptr<TextBatch> Pipeline::next(const Tick& tick) {
+    std::unique_ptr<TextBatch> batch;
     while (!batch) {
         tick();
         std::unique_lock lock(mutex_);

@@ -15,7 +15,7 @@
 #include "data/documents.h"
 
 /// About a megabyte of pieces of one input, and their tokens. A piece is never divided.
-struct Batch {
+struct TextBatch {
     struct Item {
         Place place;
         size_t text_end = 0;          // its text is what of `text` lies between the end of the item before and here
@@ -34,8 +34,8 @@ struct Batch {
 /// larger.
 class Pipeline {
 public:
-    using Read = std::function<bool(Batch&)>;       // fills a batch, false at the end; called by one thread
-    using Encode = std::function<void(Batch&)>;     // called by `threads` threads
+    using Read = std::function<bool(TextBatch&)>;       // fills a batch, false at the end; called by one thread
+    using Encode = std::function<void(TextBatch&)>;     // called by `threads` threads
 
     /// `stop` becomes true when the pipeline ends early; `read` should then return soon. It must outlive the pipeline.
     Pipeline(int threads, size_t room, Read read, Encode encode, std::atomic<bool>& stop);
@@ -45,17 +45,17 @@ public:
 
     /// The next batch in order, null at the end. Calls `tick` about ten times a second while it waits. What reading or encoding a
     /// batch threw is thrown here, when it is the batch's turn: the same error comes first whatever the number of threads.
-    std::unique_ptr<Batch> next(const Tick& tick);
+    std::unique_ptr<TextBatch> next(const Tick& tick);
 
 private:
     struct Slot {
-        std::unique_ptr<Batch> batch;
+        std::unique_ptr<TextBatch> batch;
         bool done = false;
     };
 
     void read_all();
     void encode_all();
-    bool put(std::unique_ptr<Batch> batch, bool done);
+    bool put(std::unique_ptr<TextBatch> batch, bool done);
 
     const size_t room_;
     const Read read_;

@@ -12,10 +12,10 @@ SplitWriter::SplitWriter(const SplitWriterOptions& options, SavedRun run, Save s
     for (const ShardInfo& shard : run_.val) val_tokens_ += shard.tokens;
 }
 
-void SplitWriter::add(const Batch& batch) {
+void SplitWriter::add(const TextBatch& batch) {
     const std::span<const uint32_t> ids(batch.ids);
     size_t begin = 0;
-    for (const Batch::Item& item : batch.items) {
+    for (const TextBatch::Item& item : batch.items) {
         run_.input = batch.input;
         run_.place = item.place;
         run_.written = 0;

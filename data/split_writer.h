@@ -29,7 +29,7 @@ public:
     SplitWriter(const SplitWriterOptions& options, SavedRun run, Save save);
 
     /// The batches must be those of a BatchReader that started at the input and place of `run`.
-    void add(const Batch& batch);
+    void add(const TextBatch& batch);
 
     /// Completes the last shard, and the record.
     const SavedRun& finish();

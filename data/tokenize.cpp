@@ -75,7 +75,9 @@ private:
 };
 
 void declare(CLI::App& app, TokenizeOptions& options) {
-    app.add_option("--tokenizer", options.tokenizer, "bytes: one id per byte; or a tokenizer.json of Hugging Face, or a folder with one")->capture_default_str();
+    app.add_option("--tokenizer", options.tokenizer,
+                   "bytes: one id per byte; or a tokenizer.json of Hugging Face, or a folder with one")
+        ->capture_default_str();
     app.add_option("--out", options.out, "folder to write the shards into")->required();
     app.add_option("--name", options.name, "start of the shards' names (default: the first input's)");
     CLI::Option* fraction =

@@ -267,10 +267,10 @@ void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inp
     const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     std::atomic<bool> stop = false;
     BatchReader reader(inputs, options.rules, stop, run.input, run.place);
-    const auto encode = [&](Batch& batch) {
+    const auto encode = [&](TextBatch& batch) {
         encode_batch(batch, inputs[batch.input], options.rules, tokenizer, run.split.train_bytes);
     };
-    Pipeline pipeline(threads, room(threads), [&](Batch& batch) { return reader.next(batch); }, encode, stop);
+    Pipeline pipeline(threads, room(threads), [&](TextBatch& batch) { return reader.next(batch); }, encode, stop);
 
     TokenizeProgress progress;
     progress.documents_total = static_cast<uint64_t>(options.documents);
@@ -278,7 +278,7 @@ void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inp
     std::vector<uint64_t> before(1, 0);   // bytes of all inputs before one
     for (const Input& input : inputs) before.push_back(before.back() + input.size());
     const Tick tick = [&] { on_progress(progress); };
-    while (const std::unique_ptr<Batch> batch = pipeline.next(tick)) {
+    while (const std::unique_ptr<TextBatch> batch = pipeline.next(tick)) {
         writer.add(*batch);
         progress.bytes_read = before[batch->input] + std::min(batch->consumed, inputs[batch->input].size());
         progress.text_bytes += batch->text.size();

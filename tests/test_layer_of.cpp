@@ -62,21 +62,8 @@ struct Freezing : Policy {
     bool trains(const std::string& tensor) const { return !tensor.ends_with("kept.weight"); }
 };
 
-/// Three layers: shaw, which does not rotate and has features, routing, which keeps something and needs memory while it works, and
-/// causal, which does nothing of that.
-Variant mixed() {
-    Variant variant = named("shaw");
-    variant.settings = [] {
-        std::vector<Setting> all = named("shaw").settings();
-        for (const Setting& setting : named("routing").settings()) all.push_back(setting);
-        return all;
-    };
-    variant.make_layer = [](const Config& config, int layer) {
-        const char* const names[] = {"shaw", "routing", "causal"};
-        return named(names[layer]).make_layer(config, layer);
-    };
-    return variant;
-}
+// shaw does not rotate and has features, routing keeps something and needs memory while it works, causal does nothing of that.
+constexpr const char* THREE[] = {"shaw", "routing", "causal"};
 
 }   // namespace
 
@@ -98,7 +85,7 @@ TEST_CASE("layers: questions and answers pass as they are", "[layers]") {
 }
 
 TEST_CASE("layers: of different variants in one model", "[layers]") {
-    const Variant variant = mixed();
+    const Variant variant = in_turn<THREE>();
     Config config = config_of({});
     config.L = 3;
     Trial<double> trial(variant, config, 2, 67, 2, 67);

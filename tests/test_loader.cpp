@@ -18,13 +18,13 @@ struct Ramp {
     TemporaryFolder folder;
 };
 
-struct Batch {
+struct Rows {
     std::vector<int32_t> inputs, targets;   // (B, T)
 };
 
-Batch next(Loader& loader, const LoaderConfig& config) {
+Rows next(Loader& loader, const LoaderConfig& config) {
     const size_t size = static_cast<size_t>(config.B) * config.T;
-    Batch batch = {std::vector<int32_t>(size), std::vector<int32_t>(size)};
+    Rows batch = {std::vector<int32_t>(size), std::vector<int32_t>(size)};
     loader.next(batch.inputs.data(), batch.targets.data());
     return batch;
 }
@@ -36,7 +36,7 @@ std::multiset<int32_t> rows_of_step(const TokenStream& stream, LoaderConfig conf
         Loader loader(stream, config);
         loader.seek(step);
         for (int m = 0; m < config.micro_steps; ++m) {
-            const Batch batch = next(loader, config);
+            const Rows batch = next(loader, config);
             for (int b = 0; b < config.B; ++b) {
                 const int32_t* row = &batch.inputs[b * config.T];
                 for (int t = 0; t < config.T; ++t) REQUIRE(row[t] == row[0] + t);
@@ -100,7 +100,7 @@ TEST_CASE("loader in order: rows start where the formula says, and wrap") {
         Loader loader(stream, config);
         for (int64_t k = 0; k < 12; ++k)
             for (int64_t m = 0; m < config.micro_steps; ++m) {
-                const Batch batch = next(loader, config);
+                const Rows batch = next(loader, config);
                 for (int64_t b = 0; b < config.B; ++b) {
                     const int64_t row = ((k * config.micro_steps + m) * config.ranks + config.rank) * config.B + b;
                     REQUIRE(batch.inputs[b * config.T] == row % n * config.T);

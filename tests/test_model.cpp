@@ -246,20 +246,9 @@ TEST_CASE("the memory plan is what is allocated", "[model]") {
 
 namespace {
 
-/// A made-up variant whose layers take turns: features before RoPE, a gate from the layer's input, no RoPE, several softmaxes, and none
-/// of these.
-const char* const IN_TURN[] = {"asga", "dsa", "shaw", "nsa", "causal"};
-const Variant MIXED = {"mixed", "",
-                       [] {
-                           std::vector<Setting> all;
-                           for (const char* name : IN_TURN)
-                               for (const Setting& one : named(name).settings())
-                                   if (std::none_of(all.begin(), all.end(), [&](auto& s) { return s.key == std::string(one.key); }))
-                                       all.push_back(one);
-                           return all;
-                       },
-                       [] { return std::vector<std::string>{""}; },
-                       [](const Config& config, int layer) { return named(IN_TURN[layer % 5]).make_layer(config, layer); }};
+// Features before RoPE, a gate from the layer's input, no RoPE, several softmaxes, and none of these.
+constexpr const char* FIVE[] = {"asga", "dsa", "shaw", "nsa", "causal"};
+constexpr const char* SOME_WITH_LOSS[] = {"moh", "causal"};
 
 Config five_layers() {
     Config config = config_of({});
@@ -270,27 +259,25 @@ Config five_layers() {
 }   // namespace
 
 TEST_CASE("layers of different mechanisms: gradients, recomputation to the bit, inference", "[model]") {
-    Trial<double> trial(MIXED, five_layers(), 1, 67, 1, 67);
+    const Variant mixed = in_turn<FIVE>();
+    Trial<double> trial(mixed, five_layers(), 1, 67, 1, 67);
     CHECK(model_gradient_difference(trial) == "");
 
     const Threads one(1);
-    Trial<float> keeping(MIXED, five_layers(), 2, 67, 2, 67);
+    Trial<float> keeping(mixed, five_layers(), 2, 67, 2, 67);
     const double loss = keeping.loss_and_gradients();
     for (Recompute what : {Recompute::cheap, Recompute::layers}) {
-        Trial<float> recomputing(MIXED, five_layers(), 2, 67, 2, 67, what);
+        Trial<float> recomputing(mixed, five_layers(), 2, 67, 2, 67, what);
         CHECK(recomputing.loss_and_gradients() == loss);
         CHECK(bit_difference(recomputing.all(recomputing.gpt.gradients), keeping.all(keeping.gpt.gradients)) == "");
     }
-    Trial<float> inference(MIXED, five_layers(), 2, 67, 2, 67, Recompute::nothing, 0, 1, Mode::inference);
+    Trial<float> inference(mixed, five_layers(), 2, 67, 2, 67, Recompute::nothing, 0, 1, Mode::inference);
     CHECK(inference.loss() == loss);
 }
 
 TEST_CASE("layers of which some add a loss of their own: the others add none, whatever batch came before", "[model]") {
     const Threads one(1);
-    Variant variant = named("moh");
-    variant.make_layer = [](const Config& config, int layer) {
-        return named(layer == 1 ? "causal" : "moh").make_layer(config, layer);
-    };
+    const Variant variant = in_turn<SOME_WITH_LOSS>();
     Config config = config_of({});
     config.L = 3;
     Trial<double> trial(variant, config, 2, 67, 2, 67);

@@ -1,5 +1,7 @@
 // A small whole model with a batch of random tokens, for any attention variant and number type.
 #pragma once
+#include <algorithm>
+#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
@@ -29,6 +31,22 @@ inline Config config_of(const Form& form) {
     c.settings.insert({{"deepspeed_fixed_block", 5.0}, {"deepspeed_fixed_local", 3.0}, {"deepspeed_fixed_per_head", 1.0}});
     c.settings.insert({{"nsa_block", 4.0}, {"nsa_stride", 2.0}});
     return c;
+}
+
+/// A made-up variant whose layer l is one of NAMES[l modulo their number]; it has the settings of all.
+template <const auto& NAMES>
+Variant in_turn() {
+    return {"in turn", "",
+            [] {
+                std::vector<Setting> all;
+                for (const char* name : NAMES)
+                    for (const Setting& one : named(name).settings())
+                        if (std::none_of(all.begin(), all.end(), [&](const Setting& s) { return s.key == std::string(one.key); }))
+                            all.push_back(one);
+                return all;
+            },
+            [] { return std::vector<std::string>{""}; },
+            [](const Config& config, int layer) { return named(NAMES[layer % std::size(NAMES)]).make_layer(config, layer); }};
 }
 
 /// Large random weights for every tensor, norms and biases too, so that each term of each formula moves the loss; rows of matrices
