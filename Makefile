@@ -221,14 +221,12 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 	$(call COMPILE,$<)
 
 # ---- objects of all other files
-# -O3 is for what computes. What only reads command lines and JSON, with headers that take long to optimise, is in no loop that
-# anybody waits for, and neither is Catch's main(); tests are run once for each time that they are compiled.
-$(filter-out build/model/blas/%,$(HOST_UNITS:%=build/%.o)): private FLAGS += -O2
-COLD := model/train_options model/report model/config model/json_fields model/checkpoint_save data/manifest data/tokenize
-$(COLD:%=build/%.o): private FLAGS += -O0
-build/model/checkpoint.o build/data/tokenizer_json.o build/data/evaluation.o: private FLAGS += -O1   # these read megabytes
-$(TESTS): private FLAGS += -O1
+# Catch's main(), and what reads command lines and JSON: headers that take long to optimise, in no loop that anybody waits for. All
+# users of JSON alike: of a template that several objects have, the linker takes one for all.
 build/tests/main.o: private FLAGS += -O0
+COLD := model/train_options model/report model/config model/json_fields model/checkpoint model/checkpoint_save \
+        data/tokenize data/evaluation data/manifest data/tokenizer_json
+$(COLD:%=build/%.o): private FLAGS += -O1
 build/emulated/%.o: %.cpp build/flags
 	$(call COMPILE_EMULATED,$<)
 build/emulated/%.o: %.cu build/flags
