@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <set>
@@ -139,6 +140,7 @@ class NcclExchange : public GpuExchange {
 public:
     /// Waits for all ranks; the watchdog ends it when one does not come.
     explicit NcclExchange(Ranks& ranks) : ranks_(ranks) {
+        setenv("NCCL_ALGO", WITHOUT_NVLS, 0);   // before NCCL looks; what the user has chosen stays
         ncclUniqueId id{};
         if (ranks.first()) check(ncclGetUniqueId(&id));
         ranks.broadcast(&id, sizeof id);
@@ -169,8 +171,10 @@ public:
     std::string name() const override {
         int version = 0;
         check(ncclGetVersion(&version));
-        char text[64];
-        std::snprintf(text, sizeof text, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+        char text[128];
+        const char* const algorithms = getenv("NCCL_ALGO");
+        std::snprintf(text, sizeof text, "NCCL %d.%d.%d, NCCL_ALGO=%s", version / 10000, version / 100 % 100, version % 100,
+                      algorithms ? algorithms : "");
         return text;
     }
 
@@ -221,6 +225,9 @@ private:
         const std::string sentence = problem();
         if (!sentence.empty()) fail(Exit::rank, sentence);
     }
+
+    // Sums that NVSwitches take (NVLink SHARP) may differ from one call to the next; the same command has to give the same bits.
+    static constexpr const char* WITHOUT_NVLS = "^NVLS,NVLSTree";
 
     Ranks& ranks_;
     ncclComm_t communicator_ = nullptr;

@@ -282,14 +282,16 @@ private:
         const int before = tiles(meeting.h).first_key_tile(meeting.tile, tile_ + 1);
         if (lane_of() != 0) return;
         shared_.before = before < key_tiles_ ? before : BackwardMemory::NOBODY;
-        wait_for_flag(turn_of(meeting), shared_.before);
+        wait_for_flag(turn_of(meeting), shared_.before, "its turn at query tile", meeting.h * tiles_of(a_.T) + meeting.tile);
     }
     /// After a __syncthreads(). The kernel calls it a step late, when what was written has long arrived: nobody waits for that.
     __device__ __forceinline__ void end_turn(const Meeting& meeting) {
         if (threadIdx.x == 0) raise_flag(turn_of(meeting), tile_);
     }
 
-    /// dQ += dS K: a warp has 32 rows and DQ_COLUMNS columns of the query tile. The first to come overwrites.
+    /// dQ += dS K: a warp has 32 rows and DQ_COLUMNS columns of the query tile. The first to come overwrites. What dQ has come to so
+    /// far goes into the accumulators before the products: the loads are issued together and arrive while fragments are loaded. Added
+    /// to the finished products, each old value would be waited for behind the store before it, 16 to 32 ways to the L2 cache.
     __device__ __forceinline__ void add_queries(const Meeting& meeting) {
         const bool first = shared_.before == BackwardMemory::NOBODY;
         const int i0 = meeting.tile * QUERIES, row0 = warp_ % 2 * 32;
@@ -298,6 +300,11 @@ private:
         for (int d0 = 0; d0 < Shape::DQ_COLUMNS; d0 += Shape::DQ_STEP) {
             const int column = warp_ / 2 * Shape::DQ_COLUMNS + d0;
             float dq[2][Shape::DQ_STEP / 8][4] = {};
+            if (!first)
+                for_query_pairs(i0, row0, column, [&](int m, int n, int half, size_t at) {
+                    const float2 old = __ldcg(reinterpret_cast<const float2*>(to + at));
+                    dq[m][n][2 * half] = old.x, dq[m][n][2 * half + 1] = old.y;
+                });
 #pragma unroll UNROLL<X>
             for (int key = 0; key < KEYS; key += 16) {
                 FragmentA<X> ds[2];
@@ -305,21 +312,25 @@ private:
                 load_a_transposed(ds[1], shared_.ds, key, row0 + 16);
                 registers_times_rows(dq, ds, shared_.k, key, column);
             }
-#pragma unroll
-            for (int m = 0; m < 2; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int r = row0 + 16 * m + 8 * half + lane_row();
-                    if (i0 + r >= a_.T) continue;
-#pragma unroll
-                    for (int n = 0; n < Shape::DQ_STEP / 8; n++) {
-                        float2* at = reinterpret_cast<float2*>(to + size_t(r) * g_.dq.row + column + 8 * n + lane_column());
-                        const float2 old = first ? make_float2(0, 0) : __ldcg(at);
-                        __stcg(at, make_float2(old.x + dq[m][n][2 * half], old.y + dq[m][n][2 * half + 1]));
-                    }
-                }
+            for_query_pairs(i0, row0, column, [&](int m, int n, int half, size_t at) {
+                __stcg(reinterpret_cast<float2*>(to + at), make_float2(dq[m][n][2 * half], dq[m][n][2 * half + 1]));
+            });
         }
         if (Shape::MODIFIED) add_row_features(meeting, first);
+    }
+
+    /// body(m, n, half, at) for each pair of numbers of dQ that the thread holds of the rows that exist; `at` is its place behind row i0.
+    template <class Body>
+    __device__ __forceinline__ void for_query_pairs(int i0, int row0, int column, const Body& body) const {
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int r = row0 + 16 * m + 8 * half + lane_row();
+                if (i0 + r >= a_.T) continue;
+#pragma unroll
+                for (int n = 0; n < Shape::DQ_STEP / 8; n++) body(m, n, half, size_t(r) * g_.dq.row + column + 8 * n + lane_column());
+            }
     }
 
     /// Tiles have one size in both directions where scores are modified.
@@ -330,14 +341,25 @@ private:
         g_.dtile[tile_number_at(a_, tiles(meeting.h).place(meeting.tile, tile_))] = total;
     }
 
+    /// drow += the warps' sums, in the same turn; old values are loaded eight at a time for the reason that dQ's are.
     __device__ __forceinline__ void add_row_features(const Meeting& meeting, bool first) {
-        const int i0 = meeting.tile * QUERIES;
+        constexpr int AT_ONCE = 8;
+        const int i0 = meeting.tile * QUERIES, count = min(QUERIES, a_.T - i0) * f_.row;
         float* to = g_.drow + ((size_t(b_) * a_.NH + meeting.h) * a_.T + i0) * f_.row;
-        for (int n = threadIdx.x; n < min(QUERIES, a_.T - i0) * f_.row; n += THREADS) {
-            const int r = n / f_.row, f = n % f_.row;
-            float sum = first ? 0 : __ldcg(to + n);
-            for (int slab = 0; slab < slabs(f_); slab++) sum += row_slabs_[(slab * QUERIES + r) * slab_row(f_) + f];
-            __stcg(to + n, sum);
+        for (int n0 = threadIdx.x; n0 < count; n0 += AT_ONCE * THREADS) {
+            float sums[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int n = n0 + k * THREADS;
+                sums[k] = first || n >= count ? 0 : __ldcg(to + n);
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int n = n0 + k * THREADS, r = n / f_.row, f = n % f_.row;
+                if (n >= count) continue;
+                for (int slab = 0; slab < slabs(f_); slab++) sums[k] += row_slabs_[(slab * QUERIES + r) * slab_row(f_) + f];
+                __stcg(to + n, sums[k]);
+            }
         }
     }
 
