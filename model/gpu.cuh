@@ -34,11 +34,30 @@ struct GPU {
     Workspace workspace = {};
 };
 
+/// What a kernel says that waited in vain for another block, before it stops: in memory of the host, which outlives the GPU's.
+struct Stuck {
+    bool said;
+    int block, who, seen, expected;
+};
+inline Stuck* stuck_report = nullptr;   // once something has asked for it
+
 /// Throws when a call of the CUDA runtime failed: Exit::out_of_memory when memory is what was missing, else Exit::rank.
 inline void check(cudaError_t result, std::source_location at = std::source_location::current()) {
     if (result == cudaSuccess) return;
     const Exit code = result == cudaErrorMemoryAllocation ? Exit::out_of_memory : Exit::rank;
+    if (const Stuck* s = stuck_report; s && s->said)
+        fail(code, at.file_name(), ":", at.line(), ": the GPU stopped, for block ", s->block, " waited in vain for its turn at tile ",
+             s->who, ": the flag is ", s->seen, ", expected ", s->expected, "; please report this");
     fail(code, at.file_name(), ":", at.line(), ": the GPU reports: ", cudaGetErrorString(result));
+}
+
+/// The report that kernels get a pointer to.
+inline Stuck* stuck() {
+    if (!stuck_report) {
+        check(cudaMallocHost(&stuck_report, sizeof(Stuck)));
+        *stuck_report = {};
+    }
+    return stuck_report;
 }
 
 /// The size of a grid, and the line that launches it.

@@ -282,7 +282,7 @@ private:
         const int before = tiles(meeting.h).first_key_tile(meeting.tile, tile_ + 1);
         if (lane_of() != 0) return;
         shared_.before = before < key_tiles_ ? before : BackwardMemory::NOBODY;
-        wait_for_flag(turn_of(meeting), shared_.before, "its turn at query tile", meeting.h * tiles_of(a_.T) + meeting.tile);
+        wait_for_flag(turn_of(meeting), shared_.before, memory_.stuck, meeting.h * tiles_of(a_.T) + meeting.tile);
     }
     /// After a __syncthreads(). The kernel calls it a step late, when what was written has long arrived: nobody waits for that.
     __device__ __forceinline__ void end_turn(const Meeting& meeting) {
@@ -418,7 +418,8 @@ void attention_backward(GPU device, const P& policy, const AttentionForward<X>& 
     specialise(policy, [&](const auto& special) {
         using Special = std::decay_t<decltype(special)>;
         const Features f = special.features();
-        const BackwardMemory memory(g.workspace, a.B, a.T, a.S, a.NH, f);
+        BackwardMemory memory(g.workspace, a.B, a.T, a.S, a.NH, f);
+        memory.stuck = stuck();
         for_head_size(a.HS, [&](auto HS) {
             using Shape = BackwardShape<X, HS, MODIFIES_SCORES<Special>>;
             const size_t shared = BackwardBlock<Shape, Special>::shared_bytes(f), key_tiles = blocks_for(a.S, Shape::KEYS);

@@ -73,6 +73,7 @@ struct BackwardMemory {
     int* turn;           // (B, NH, query tiles) the key tile that has added to a query tile's gradients last, or NOBODY
     float* rows;         // (B, NH, query tiles, ROW_NUMBERS, TILE)
     float* head_parts;   // (B, NH, key tiles, features.head)
+    Stuck* stuck = nullptr;   // for a block whose turn does not come
 
     static constexpr int NOBODY = -1;
 

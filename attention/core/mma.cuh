@@ -12,7 +12,6 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <type_traits>
 
@@ -310,16 +309,16 @@ __device__ __forceinline__ int read_flag(const int* flag) {
 #endif
     return value;
 }
-/// Waits until the flag has that value. Blocks wait for blocks that have started and only for what those will do, so a wait that does
-/// not end is an error in this program: after about ten seconds (2^34 cycles; with a debugger's tools a kernel is a hundred times
-/// slower, and even then a turn takes milliseconds) the kernel says where it stood and stops, and the program with it. `what` and
-/// `who` are for that sentence: what is waited for, and its number.
-__device__ __forceinline__ void wait_for_flag(const int* flag, int value, const char* what, int who) {
-    if (read_flag(flag) == value) return;
-    const long long start = clock64();
-    for (int seen; (seen = read_flag(flag)) != value; __nanosleep(40)) {
-        if (clock64() - start < 1ll << 34) continue;
-        printf("block %u waited ten seconds for %s %d: its flag is %d, expected %d\n", blockIdx.x, what, who, seen, value);
+/// Waits until the flag has that value. Blocks wait only for blocks that have started, and only for what those will do without this
+/// one, so a wait that does not end is an error in this program: after about ten seconds (asking takes 0.7 us; a turn takes micro-
+/// seconds, and even with a debugger's tools milliseconds) the kernel leaves word in `stuck` and stops, and the program with it.
+/// `who` is the number of what is waited for. No printf here: any call in a kernel costs registers in all of it.
+__device__ __forceinline__ void wait_for_flag(const int* flag, int value, Stuck* stuck, int who) {
+    int seen;
+    for (int asked = 0; (seen = read_flag(flag)) != value; __nanosleep(40)) {
+        if (++asked < 1 << 24) continue;
+        *stuck = {true, int(blockIdx.x), who, seen, value};
+        __threadfence_system();
         __trap();
     }
 }

@@ -2,7 +2,6 @@
 // files.
 #pragma once
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -117,11 +116,6 @@ inline void __syncwarp(unsigned mask = 0xffffffff, emulator::Location at = emula
 }
 /// Others go on meanwhile: the only way to wait for another block.
 inline void __nanosleep(unsigned /*nanoseconds*/, emulator::Location at = emulator::Location::current()) { emulator::nap(at); }
-
-/// Cycles at 60 MHz: an emulated kernel is slower than a GPU's by more than that, and bounds on waiting must not be met by it.
-inline long long clock64() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count() / 16;
-}
 
 [[noreturn]] inline void __trap(emulator::Location at = emulator::Location::current()) { emulator::fail_at(at, "__trap()"); }
 
