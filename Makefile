@@ -1,6 +1,6 @@
 # make help says what there is. Sources are found by wildcard: a file attention/NAME.cuh is all that `make train_NAME` needs.
-# Flags of your own go into CXXFLAGS (make CXXFLAGS="-Og -g"), another compiler into CXX, another processor into ARCH. Where nvcc is
-# found the training programs have both devices in them; USE_CUDA=0 leaves the GPU out, USE_NCCL=0 and USE_MPI=0 those.
+# Flags of your own go into CXXFLAGS (make CXXFLAGS="-Og -g"), nvcc's into CUDAFLAGS, another compiler into CXX, another processor into
+# ARCH. Where nvcc is found the training programs have both devices in them; USE_CUDA=0 leaves the GPU out, USE_NCCL=0 and USE_MPI=0 those.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: build/%.o
@@ -23,7 +23,7 @@ override CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI 
 FLAGS    := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
 LIBS     := $(BLAS_LIBS) $(TEXT_LIBS) $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -lpthread
 USE_NCCL ?= $(HAVE_NCCL)
-NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
+NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(CUDAFLAGS) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
              $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
 GPU_LIBS := $(CUDA_LIBS) $(if $(filter 1,$(USE_NCCL)),$(NCCL_LIBS))
 EMULATED := -DEMULATED_GPU -DUSE_NCCL -Idev/emulator/include -O2 -fno-strict-aliasing -Wno-unknown-pragmas

@@ -52,6 +52,7 @@ bf16_band() {
     esac
 }
 
+export KEEP_OPENBLAS_CORETYPE=1   # under a sanitizer a program must not start itself once more
 for program in train_*; do
     [ -x "$program" ] || continue
     band=$(bf16_band "$program")

@@ -14,6 +14,12 @@ export OMP_WAIT_POLICY=passive   # the tests have many tiny parallel regions, wh
 . scripts/stages.bash
 what=${1:?usage: scripts/run_tests.sh all|check|VARIANT}
 processors=$(nproc)
+
+# Without a GPU nobody runs the kernels that nvcc makes here: it may leave out what makes them fast and itself slow (CUDA 13).
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+if ! nvidia-smi -L > /dev/null 2>&1 && [[ $("$nvcc" --help 2> /dev/null) == *--Ofast-compile* ]]; then
+    export CUDAFLAGS=${CUDAFLAGS:--Ofc=max}
+fi
 build() { make --no-print-directory -j"$processors" "$@"; }
 
 # The packages that some scripts stand on, in an environment of their own in build/, unless python3 has them or PYTHON says which one
