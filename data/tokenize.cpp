@@ -6,9 +6,9 @@
 #include <cstdio>
 
 #include "data/tokenize_files.h"
+#include "model/command_line.h"
 #include "model/error.h"
 #include "model/machine.h"
-#include "model/command_line.h"
 #include "model/report.h"
 
 namespace {

@@ -7,8 +7,8 @@
 #include "dev/step_kernels.cuh"
 #include "dev/timing.cuh"
 #include "model/checkpoint.h"
-#include "model/graphs.cuh"
 #include "model/command_line.h"
+#include "model/graphs.cuh"
 
 namespace {
 

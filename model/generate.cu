@@ -6,11 +6,11 @@
 #include "attention/variant.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
+#include "model/command_line.h"
 #include "model/decode.cuh"
 #include "model/error.h"
 #include "model/load.cuh"
 #include "model/machine.cuh"
-#include "model/command_line.h"
 #include "model/summary.h"
 
 namespace {

@@ -2,8 +2,8 @@
 #include <iostream>
 
 #include "attention/variant.h"
-#include "model/error.h"
 #include "model/command_line.h"
+#include "model/error.h"
 #include "model/report.h"
 #include "model/start.h"
 
