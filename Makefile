@@ -1,6 +1,7 @@
 # make help says what there is. Sources are found by wildcard: a file attention/NAME.cuh is all that `make train_NAME` needs.
 # Flags of your own go into CXXFLAGS (make CXXFLAGS="-Og -g"), nvcc's into CUDAFLAGS, another compiler into CXX, another processor into
-# ARCH. Where nvcc is found the training programs have both devices in them; USE_CUDA=0 leaves the GPU out, USE_NCCL=0 and USE_MPI=0 those.
+# ARCH, another GPU into CUDA_ARCH. Where nvcc is found the training programs have both devices in them; USE_CUDA=0 leaves the GPU
+# out, USE_NCCL=0 and USE_MPI=0 those.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: build/%.o
@@ -26,17 +27,22 @@ USE_NCCL ?= $(HAVE_NCCL)
 NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(CUDAFLAGS) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
              $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
 GPU_LIBS := $(CUDA_LIBS) $(if $(filter 1,$(USE_NCCL)),$(NCCL_LIBS))
-EMULATED := -DEMULATED_GPU -DUSE_NCCL -Idev/emulator/include -O2 -fno-strict-aliasing -Wno-unknown-pragmas
+EMULATED := -DEMULATED_GPU -DUSE_NCCL -Idev/emulator/include -O1 -fno-strict-aliasing -Wno-unknown-pragmas
 
-# $(call COMPILE,ARGUMENTS): objects and their lists of what they depend on get their names when they are whole.
-UNDER_WAY = -MMD -MP -MT $@ -MF $@.d.new -c -o $@.new $(1) && mv -f $@.d.new $(@:.o=.d) && mv -f $@.new $@
-COMPILE = @mkdir -p $(@D) && echo "compile $@" && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(UNDER_WAY)
+# $(call COMPILE,ARGUMENTS): objects and dependency lists are written under temporary names, of this shell's number, and renamed when
+# they are complete: whatever interrupts a build, and whoever else builds here, no half-written file is taken for a whole one.
+NEW = $@.$$$$.new
+TO_NEW = -MMD -MP -MT $@ -MF $(NEW).d -c -o $(NEW) $(1) && mv -f $(NEW).d $(@:.o=.d) && mv -f $(NEW) $@ || { rm -f $(NEW)*; exit 1; }
+SAY = @mkdir -p $(@D) && echo "$(1) $@$(patsubst %, %,$(filter -DATTENTION=%,$(2)))"
+COMPILE = $(call SAY,compile,$(1)) && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(TO_NEW)
 COMPILE_EMULATED = $(call COMPILE,$(EMULATED) $(1))
-COMPILE_CUDA = @mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) $(UNDER_WAY)
+COMPILE_CUDA = $(call SAY,nvcc   ,$(1)) && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) $(TO_NEW)
 LINK    = @mkdir -p $(@D) && echo "link    $@" && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^)
 
-# RECIPE $(IF_CHANGED): what the recipe prints becomes the target, unless that is what the target holds.
-IF_CHANGED = > $@.new && { cmp -s $@.new $@ && rm $@.new || mv $@.new $@; }
+# RECIPE $(IF_CHANGED): replaces the target only when the output differs. The recipe runs in every build (FORCED), but not when
+# scripts/build.sh counts what there is to do.
+IF_CHANGED = > $(NEW) && { cmp -s $(NEW) $@ && rm $(NEW) || mv -f $(NEW) $@; }
+FORCED = $(if $(COUNTING),,FORCE)
 
 # The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with
 # it. A source of data/ whose library is missing (WITHOUT) is replaced by that of its name in data/without/, which refuses in a sentence.
@@ -90,16 +96,16 @@ test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over
 mutations: ## plant errors in copies of the tree, one after the other; the tests must notice each (an hour or more)
 	@dev/mutations.sh
 
-configure: ## look again for compilers and libraries, and rebuild with what there is
+configure: ## look again for compilers and libraries; the next make takes what there is
 	@CXX="$(CXX)" scripts/probe.sh build/config.mk
 
 clean: ## remove everything that was built (keeps out/ and data/)
-	rm -rf build $(TRAINERS) tokenize generate
+	rm -rf build $(filter-out train_gpt.cu,$(wildcard train_*)) tokenize generate
 
 # ---- programs
-# What trainers are linked with; it changes when USE_CUDA or LDFLAGS do.
-$(TRAINERS): build/linked
-build/linked: FORCE
+# What programs are linked with; it changes when USE_CUDA or LDFLAGS do.
+$(TRAINERS) tokenize generate $(VARIANTS:%=build/generate_%): build/linked
+build/linked: $(FORCED)
 	@mkdir -p $(@D) && echo '$(WITH_CUDA) $(LDFLAGS) $(LIBS) $(if $(WITH_CUDA),$(GPU_LIBS))' $(IF_CHANGED)
 ifeq ($(WITH_CUDA),1)
 $(TRAINERS): train_%: build/gpu/train_gpt.o build/gpu/attention/%.o build/gpu/attention/selected_%.o build/attention/%.o \
@@ -117,9 +123,12 @@ $(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/tra
 build/emulated/data $(if $(SANITIZER),build/$(SANITIZER)/data):   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@
 
-# The same program from one unit, where the compiler sees everything, and with nvcc from one unit and the engine's libraries.
-ONE_UNIT = $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -DONE_UNIT -DATTENTION=$*
+# The same program with model and variant in one unit, and with the variant alone in it, by both compilers: files, options, ranks and
+# what else is in no loop come from the engine's library.
+ONE_UNIT = $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -DATTENTION=$*
 $(VARIANTS:%=build/one_unit/train_%): build/one_unit/train_%: FORCE $(ENGINE)
+	@mkdir -p $(@D) && echo "compile $@" && $(ONE_UNIT) -DONE_UNIT -x c++ train_gpt.cu -x none $(ENGINE) $(LDFLAGS) $(LIBS) -o $@
+$(VARIANTS:%=build/one_unit/linked_%): build/one_unit/linked_%: FORCE $(ENGINE)
 	@mkdir -p $(@D) && echo "compile $@" && $(ONE_UNIT) -x c++ train_gpt.cu -x none $(ENGINE) $(LDFLAGS) $(LIBS) -o $@
 $(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
 	@mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -DATTENTION=$* -c -o $@.unit train_gpt.cu
@@ -129,7 +138,7 @@ $(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
 ifneq ($(SANITIZER),)
 build/$(SANITIZER)/train_%: FORCE $(ENGINE) | $(BUNDLED) build/$(SANITIZER)/data
 	@mkdir -p $(@D) && echo "$(SANITIZER) sanitizer: $@"
-	@$(ONE_UNIT) $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -x c++ train_gpt.cu -x none $(ENGINE) $(LDFLAGS) $(LIBS) -o $@
+	@$(ONE_UNIT) -DONE_UNIT $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -x c++ train_gpt.cu -x none $(ENGINE) $(LDFLAGS) $(LIBS) -o $@
 endif
 
 tokenize: build/data/tokenize.o $(ENGINE)
@@ -142,6 +151,7 @@ generate: build/model/generate.o $(CPU_VARIANTS) $(ENGINE)
 $(VARIANTS:%=build/generate_%): build/generate_%: build/model/generate.o build/attention/%.o build/attention/only_%.o $(ENGINE)
 	$(LINK) $(LIBS)
 
+build/tests/run_tests build/emulated/run_tests build/gpu/run_tests build/emulated/operation_tests: build/units
 build/tests/run_tests: $(TESTS) $(CPU_VARIANTS) $(ENGINE)
 	$(LINK) $(CATCH2_LIBS) $(LIBS)
 
@@ -149,7 +159,7 @@ build/emulated/run_tests: $(GPU_TESTS:%=build/emulated/%) $(EMULATOR_TESTS:%=bui
                           $(EMULATED_VARIANTS) $(EMULATED_ENGINE)
 	$(LINK) $(CATCH2_LIBS) $(LIBS)
 
-# Of those, what one variant has to pass (make test-NAME), and what is of none.
+# The test programs of one variant (make test-NAME), and the tests that belong to none.
 VARIANT_TESTS := $(filter build/tests/variant/%,$(TESTS)) build/tests/main.o
 $(VARIANTS:%=build/tests/test_%): build/tests/test_%: $(VARIANT_TESTS) build/attention/%.o build/attention/only_%.o $(ENGINE)
 	$(LINK) $(CATCH2_LIBS) $(LIBS)
@@ -184,7 +194,7 @@ $(BUNDLED): data/bundled/sotu.jsonl | tokenize
 	./tokenize --tokenizer bytes --out data/bundled --name sotu $<
 
 # ---- the engine
-build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/config.mk   # which chooses among the units
+build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/units
 build/gpu/engine.a: $(DEVICE_UNITS:%=build/gpu/%.o)
 build/emulated/engine.a: $(DEVICE_UNITS:%=build/emulated/%.o)
 build/engine.a build/gpu/engine.a build/emulated/engine.a:
@@ -207,13 +217,13 @@ $(VARIANTS:%=build/gpu/attention/selected_%.o): build/gpu/attention/selected_%.o
 TABLE = @mkdir -p $(@D) && printf '%s\n' '\#include "attention/variant.h"' $(3:%='namespace $(1) { extern const Variant %; }') \
         'const std::vector<const Variant*>& $(2)() {' '    static const std::vector<const Variant*> all = {' \
         $(3:%='        &$(1)::%,') '    };' '    return all;' '}' $(IF_CHANGED)
-build/attention/all_variants.cpp: FORCE
+build/attention/all_variants.cpp: $(FORCED)
 	$(call TABLE,on_cpu,all_variants,$(VARIANTS))
-build/gpu/attention/all_variants.cpp: FORCE
+build/gpu/attention/all_variants.cpp: $(FORCED)
 	$(call TABLE,on_gpu,all_variants_on_gpu,$(VARIANTS))
-$(VARIANTS:%=build/attention/only_%.cpp): build/attention/only_%.cpp: FORCE
+$(VARIANTS:%=build/attention/only_%.cpp): build/attention/only_%.cpp: $(FORCED)
 	$(call TABLE,on_cpu,all_variants,$*)
-$(VARIANTS:%=build/gpu/attention/only_%.cpp): build/gpu/attention/only_%.cpp: FORCE
+$(VARIANTS:%=build/gpu/attention/only_%.cpp): build/gpu/attention/only_%.cpp: $(FORCED)
 	$(call TABLE,on_gpu,all_variants_on_gpu,$*)
 TABLES := build/attention/all_variants build/gpu/attention/all_variants $(VARIANTS:%=build/attention/only_%) \
           $(VARIANTS:%=build/gpu/attention/only_%)
@@ -223,10 +233,12 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 # ---- objects of all other files
 # Catch's main(), and what reads command lines and JSON: headers that take long to optimise, in no loop that anybody waits for. All
 # users of JSON alike: of a template that several objects have, the linker takes one for all.
-build/tests/main.o: private FLAGS += -O0
+build/tests/main.o: private FLAGS += $(MAIN_FLAGS)
 COLD := model/train_options model/report model/config model/json_fields model/checkpoint model/checkpoint_save \
         data/tokenize data/evaluation data/manifest data/tokenizer_json
-$(COLD:%=build/%.o): private FLAGS += -O1
+COLD_FLAGS := -O1
+MAIN_FLAGS := -O0
+$(COLD:%=build/%.o): private FLAGS += $(COLD_FLAGS)
 build/emulated/%.o: %.cpp build/flags
 	$(call COMPILE_EMULATED,$<)
 build/emulated/%.o: %.cu build/flags
@@ -240,22 +252,31 @@ build/%.o: %.cpp build/flags
 build/%.o: %.cu build/flags
 	$(call COMPILE,-x c++ $<)
 
-train_% test-% build/generate_%:
-	@echo "make $@: there is no attention/$*.cuh; the variants are: $(VARIANTS)" >&2
+# A goal that names no variant, also where a program of a variant that has gone is still there.
+NO_VARIANT := $(filter-out train_gpt.cu test-gpu $(TRAINERS) $(VARIANTS:%=test-%) $(VARIANTS:%=build/generate_%), \
+                           $(filter train_% test-% build/generate_%,$(MAKECMDGOALS)))
+.PHONY: $(NO_VARIANT)
+$(NO_VARIANT):
+	@echo "make $@: there is no attention/$(patsubst test-%,%,$(patsubst train_%,%,$(@:build/generate_%=%))).cuh;" \
+	      "the variants are: $(VARIANTS)" >&2
 	@exit 2
-train_gpt.cu: ;
 
 # ---- bookkeeping
 build/config.mk: scripts/probe.sh scripts/probe_cuda.sh
 	@CXX="$(CXX)" scripts/probe.sh $@
 
-# Hold the flags and change only when they do, so that no object stays behind when CXXFLAGS or USE_MPI change.
-build/flags build/gpu/flags: FORCE
+# Hold flags and lists of units, and change only when these do, so that no object stays behind when CXXFLAGS or USE_MPI change, and
+# no program when a source file goes or a library comes.
+build/flags build/gpu/flags: $(FORCED)
 	@mkdir -p $(@D)
-	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(EMULATED) $(if $(filter build/gpu/%,$@),$(NVCC) $(NVCCFLAGS))' $(IF_CHANGED)
-.PHONY: FORCE
+	@echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) $(EMULATED) $(COLD_FLAGS) $(COLD) $(MAIN_FLAGS)' \
+	      '$(if $(filter build/gpu/%,$@),$(NVCC) $(NVCCFLAGS))' $(IF_CHANGED)
+build/units: $(FORCED)
+	@mkdir -p $(@D) && echo '$(HOST_UNITS) $(TESTS) $(GPU_TESTS) $(EMULATOR_TESTS)' $(IF_CHANGED)
+.PHONY: FORCE flags
+flags: build/flags build/units build/linked $(if $(WITH_CUDA),build/gpu/flags)   # what scripts/build.sh counts from
 FORCE:
 
-# Of the objects that are there.
+# Dependency lists of the objects that exist.
 OBJECTS := $(shell find build -name '*.o' 2> /dev/null)
 -include $(wildcard $(OBJECTS:.o=.d))

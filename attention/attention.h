@@ -4,5 +4,3 @@
 #define ATTENTION_QUOTED(name) #name
 #define ATTENTION_FILE(name) ATTENTION_QUOTED(attention/name.cuh)
 #include ATTENTION_FILE(ATTENTION)
-
-using Attention = ATTENTION;

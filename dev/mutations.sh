@@ -62,7 +62,7 @@ build() {
     [[ $1 == emulated/* ]] && program=build/emulated/run_tests
     [[ $1 == *_program ]] && program=build/$1
     [[ $1 == *.sh ]] && return
-    local arguments=(-o build/flags CXXFLAGS=-O1 LDFLAGS=-Wl,-t,-t EMULATOR_TESTS=)
+    local arguments=(-o build/flags -o build/units CXXFLAGS=-O1 LDFLAGS=-Wl,-t,-t EMULATOR_TESTS=)
     arguments+=("TESTS=build/tests/main.o build/tests/$1.o" "GPU_TESTS=tests/${1#emulated/}.o")
     [ "$2" == all ] || arguments+=("VARIANTS=$2")
     rm -f "$program"

@@ -70,7 +70,7 @@ if may_install; then install; fi
     [ -z "$failed" ] || echo "$failed"
     sed -nE 's/^[a-z]+ broken [^ ]+ //p' <<< "$lacks"
     if [ -n "$required" ]; then echo "cannot go on without $required"
-    else sed -n 's/^optional missing [^ ]* /going on without /p' <<< "$lacks"; fi
+    elif ! grep -q '^required ' <<< "$lacks"; then sed -n 's/^optional missing [^ ]* /going on without /p' <<< "$lacks"; fi
     print_lines
 } >&2
 ! grep -q '^required ' <<< "$lacks" || exit 2

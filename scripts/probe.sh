@@ -15,14 +15,16 @@ case "$#,${1:-},${2:-}" in
     2,--missing,run | 2,--missing,test) output="" level=$2 ;;
     *) usage ;;
 esac
+export LC_ALL=C   # what compilers say is looked for in English
 cxx=${CXX:-g++}
 arch=${ARCH--march=native}
-work=$(mktemp -d) || exit
+mkdir -p build && work=$(mktemp -d build/probe.XXXXXX) || exit   # programs do not run from every machine's /tmp
 trap 'rm -rf "$work"' EXIT
 of_tests=optional   # what programs do without, and tests do not
 [ "$level" = run ] || of_tests=required
 lacks=()     # the lines that --missing prints
-problem=""   # why works() said no
+problem=""   # why works() said no, and
+linked=no    # whether the program could be built, at least
 
 report() { printf '  %-16s %s\n' "$1" "$2" >&2; }
 
@@ -36,9 +38,11 @@ lack() {
 
 # Compiles, links and runs the program on stdin with the given flags; libraries go last, as in a link line.
 works() {
+    linked=no
     cat > "$work/probe.cpp"
     # shellcheck disable=SC2086  # CXX and the flags may hold several words
     if $cxx -std=c++20 ${CPPFLAGS:-} "$work/probe.cpp" -o "$work/probe" ${LDFLAGS:-} "$@" > "$work/log" 2>&1; then
+        linked=yes
         "$work/probe" > "$work/answer" 2> "$work/log" && return
         problem="it ends with status $?: $(tail -n 1 "$work/log")"
     else
@@ -56,12 +60,14 @@ has_header() {
 }
 
 # library NAME KIND PACKAGE HEADER WITHOUT FLAGS...: whether the program on stdin works with the library; WITHOUT says what cannot be
-# done when it does not. A header without a library that works is not the same as nothing: installing would change nothing.
+# done when it does not. A header without a library that works is not the same as nothing: installing it once more may help, but
+# not where a program can be built and does not run, for then the library is too old.
 library() {
     local name=$1 kind=$2 package=$3 header=$4 without=$5
     shift 5
     if works "$@"; then report "$name" found; return; fi
     if has_header "$header"; then
+        [ $linked = no ] || package=-
         lack "$kind" broken "$package" "$name" "$without; <$header> is there, but a program with it fails: $problem"
     else lack "$kind" missing "$package" "$name" "$without"; fi
     return 1
@@ -69,6 +75,10 @@ library() {
 
 probe_compiler() {
     if ! command -v "${cxx%% *}" > /dev/null; then
+        if [ -n "${CXX:-}" ]; then
+            lack required broken - C++ "there is no ${cxx%% *}, which CXX names; unset it or name another compiler"
+            return 1
+        fi
         lack required missing g++ C++ "there is no $cxx, and nothing can be compiled"
         return
     fi
@@ -85,12 +95,20 @@ is enough, and CXX=PROGRAM names another compiler; it says: $problem"
 
 # Keeps the flags that the compiler takes and whose code this processor runs: some emulators offer less than they announce.
 probe_arch() {
-    local accepted="" flag program='int main(int n, char**) { float x[64]; for (int i = 0; i < 64; ++i) x[i] = i * n;
+    local accepted="" refused="" flag program='int main(int n, char**) { float x[64]; for (int i = 0; i < 64; ++i) x[i] = i * n;
         float sum = 0; for (float v : x) sum += v * v; return sum > 0 ? 0 : 1; }'
     for flag in $arch -mprefer-vector-width=512; do
         # shellcheck disable=SC2086
-        if works -O3 -ffast-math $accepted "$flag" <<< "$program"; then accepted="$accepted $flag"; fi
+        if works -O3 -ffast-math $accepted "$flag" <<< "$program"; then accepted="$accepted $flag"
+        elif [[ " ${ARCH:-} " == *" $flag "* ]]; then refused="$refused $flag"; fi
     done
+    if [ -n "$refused" ]; then   # some systems keep the processor's name in that variable
+        report ARCH "the environment's: this compiler or processor refuses$refused; taking -march=native"
+        unset ARCH
+        arch=-march=native
+        probe_arch
+        return
+    fi
     arch=${accepted# }
     report architecture "${arch:-plain}"
 }
@@ -247,7 +265,7 @@ MPI_LIBS := $mpi_libs
 HAVE_CUDA := $have_cuda
 NVCC := $nvcc
 NVCC_FLAGS := $nvcc_flags
-CUDA_ARCH := $cuda_arch
+CUDA_ARCH ?= $cuda_arch
 CUDA_LIBS := $cuda_libs
 HAVE_NCCL := $have_nccl
 NCCL_CXXFLAGS := $nccl_flags

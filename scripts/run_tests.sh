@@ -13,12 +13,14 @@ export LC_ALL=C.UTF-8          # numbers with a point
 export OMP_WAIT_POLICY=passive   # the tests have many tiny parallel regions, which spinning threads slow down on a busy machine
 . scripts/stages.bash
 what=${1:?usage: scripts/run_tests.sh all|check|VARIANT}
-processors=$(nproc)
+processors=$(env -u OMP_NUM_THREADS nproc)   # which that variable lowers
 
-# Without a GPU nobody runs the kernels that nvcc makes here: it may leave out what makes them fast and itself slow (CUDA 13).
+# Without a GPU nobody runs the kernels that nvcc makes here: one architecture is enough, and nvcc may leave out what makes them fast
+# and itself slow (CUDA 13).
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-if ! nvidia-smi -L > /dev/null 2>&1 && [[ $("$nvcc" --help 2> /dev/null) == *--Ofast-compile* ]]; then
-    export CUDAFLAGS=${CUDAFLAGS:--Ofc=max}
+if ! nvidia-smi -L > /dev/null 2>&1; then
+    export CUDA_ARCH=${CUDA_ARCH:--arch=compute_80}
+    if [[ $("$nvcc" --help 2> /dev/null) == *--Ofast-compile* ]]; then export CUDAFLAGS=${CUDAFLAGS:--Ofc=max}; fi
 fi
 build() { make --no-print-directory -j"$processors" "$@"; }
 
@@ -50,8 +52,12 @@ run_all() {
     stage "tests on the CPU" run_cases build/tests/run_tests
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests
     install_python_packages
-    local script
-    for script in tests/*.sh; do stage "$script" run_script "$script"; done
+    # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
+    local building script others="" scripts="collectives emulator_sanitizers end_to_end evaluation_items fineweb gpu_end_to_end
+        score_generation tokenize_restart train_tokenizer"
+    for script in $scripts; do others+=" tests/$script.sh"; done
+    mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxF "$(printf '%s\n' $others)")
+    beside "$others" run_scripts "${building[@]}"
 }
 
 run_check() {
@@ -64,8 +70,7 @@ run_check() {
     stage "tests on the CPU" run_cases build/tests/run_tests "~[variant],$names"
     stage "tests on the emulated GPU" run_cases build/emulated/operation_tests
     for variant in $variants; do stage "$variant on the emulated GPU" run_cases "build/emulated/test_$variant"; done
-    local script
-    for script in tests/{build,planted_errors}.sh; do stage "$script" run_script "$script"; done
+    run_scripts tests/{build,planted_errors}.sh
 }
 
 run_variant() {

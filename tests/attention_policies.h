@@ -24,10 +24,59 @@ struct Everything : Causal {
     constexpr bool visible(int, int, int) const { return true; }
 };
 
+// ---- E2: what a policy with scores of its own may be asked to hide. One policy for all, as each takes long to compile
+
+/// Every head has a window of its own.
+struct Windows {
+    static constexpr int left(int h) { return h == 0 ? 0 : 30 * h; }
+    static constexpr Tile tile(int h, int i0, int i1, int j0, int j1) { return Causal::window_tile(left(h), i0, i1, j0, j1); }
+    static constexpr bool sees(int h, int i, int j) { return j <= i && i - j <= left(h); }
+};
+
+/// Irregular: another pattern in each head, some rows see nothing.
+struct Holes {
+    static constexpr Tile tile(int, int i0, int i1, int j0, int j1) { return Causal::past_or_mixed(i0, i1, j0, j1); }
+    static constexpr bool sees(int h, int i, int j) { return j <= i && i % 7 != h && (31 * h + 7 * i + 13 * j) % 5 == 0; }
+};
+
+/// Squares of 16 x 16 that are seen or not, with holes between and verdicts that know it.
+struct Squares {
+    static constexpr bool seen(int h, int row, int column) { return column <= row && (row + 2 * column + h) % 5 > 1; }
+    static constexpr bool sees(int h, int i, int j) { return j <= i && seen(h, i / 16, j / 16); }
+    static constexpr Tile tile(int h, int i0, int i1, int j0, int j1) {
+        bool some = false, all = j1 - 1 <= i0;
+        for (int row = i0 / 16; row <= (i1 - 1) / 16; row++)
+            for (int column = j0 / 16; column <= (j1 - 1) / 16; column++) {
+                some = some || seen(h, row, column);
+                all = all && seen(h, row, column);
+            }
+        if (!some) return Tile::hidden;
+        return all ? Tile::full : Tile::mixed;
+    }
+};
+
+enum class Mask { past, windows, holes, squares };
+
 /// E1 with all that it may read: head numbers c, e; row features r0, r1 and a table of four; column features k0, k1; the tile's
 /// number u.
 ///     z = c a s + e (r1 k1 + (i - j) / 50) + table[bucket(i - j)] + u,   s = sigmoid(r0 + k0)
 struct Modified : Causal {
+    Mask mask;
+    explicit Modified(Mask mask_ = Mask::past) : mask(mask_) {}
+
+    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
+        if (mask == Mask::windows) return Windows::tile(h, i0, i1, j0, j1);
+        if (mask == Mask::holes) return Holes::tile(h, i0, i1, j0, j1);
+        if (mask == Mask::squares) return Squares::tile(h, i0, i1, j0, j1);
+        return Causal::tile(h, i0, i1, j0, j1);
+    }
+    constexpr bool visible(int h, int i, int j) const {
+        if (mask == Mask::windows) return Windows::sees(h, i, j);
+        if (mask == Mask::holes) return Holes::sees(h, i, j);
+        if (mask == Mask::squares) return Squares::sees(h, i, j);
+        return Causal::visible(h, i, j);
+    }
+
     static constexpr int bucket(int distance) { return std::clamp(distance, 0, 19) / 5; }
     struct TableEntry {   // no pointer to a function: a kernel could not call the host's
         constexpr int operator()(int distance) const { return 2 + bucket(distance); }
@@ -68,37 +117,6 @@ struct Modified : Causal {
             return c * a * s + e * (r(1) * k(1) + distance / 50.0) + r(2 + bucket(distance)) + p.tile[p.tile_at(b, h, i, j)];
         };
     }
-};
-
-/// E2, computed: every head has a window of its own.
-struct Windows : Modified {
-    static constexpr int left(int h) { return h == 0 ? 0 : 30 * h; }
-    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const { return window_tile(left(h), i0, i1, j0, j1); }
-    constexpr bool visible(int h, int i, int j) const { return j <= i && i - j <= left(h); }
-};
-
-/// E2, irregular: another pattern in each head, some rows see nothing.
-struct Holes : Modified {
-    static constexpr bool sees(int h, int i, int j) { return j <= i && i % 7 != h && (31 * h + 7 * i + 13 * j) % 5 == 0; }
-    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const { return past_or_mixed(i0, i1, j0, j1); }
-    constexpr bool visible(int h, int i, int j) const { return sees(h, i, j); }
-};
-
-/// E2, in squares of 16 x 16 that are seen or not, with holes between and verdicts that know it.
-struct Squares : Modified {
-    static constexpr bool seen(int h, int row, int column) { return column <= row && (row + 2 * column + h) % 5 > 1; }
-    static constexpr bool sees(int h, int i, int j) { return j <= i && seen(h, i / 16, j / 16); }
-    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
-        bool some = false, all = j1 - 1 <= i0;
-        for (int row = i0 / 16; row <= (i1 - 1) / 16; row++)
-            for (int column = j0 / 16; column <= (j1 - 1) / 16; column++) {
-                some = some || seen(h, row, column);
-                all = all && seen(h, row, column);
-            }
-        if (!some) return Tile::hidden;
-        return all ? Tile::full : Tile::mixed;
-    }
-    constexpr bool visible(int h, int i, int j) const { return sees(h, i, j); }
 };
 
 // ---- data for E2 to E4

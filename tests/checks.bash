@@ -1,4 +1,5 @@
 # Sourced by tests/*.sh: each check prints a line `ok NAME` or `FAIL NAME: why`, or `skip NAME: why` for what a machine cannot show.
+export LC_ALL=C.UTF-8   # what compilers say is looked for in English
 work=$(mktemp -d)   # the script's own folder
 mounted=""          # a file system in it
 cleanup() {

@@ -16,9 +16,10 @@ same_as_split() { # same_as_split NAME PROGRAM
     split=$(hash_of ./train_causal) one=$(hash_of "$2")
     if [[ $split == "weights hash "* ]] && [ "$split" = "$one" ]; then ok "$1"; else bad "$1" "$one, and ./train_causal: $split"; fi
 }
-same_as_split "causal in one unit gives the weights of the linked program" build/one_unit/train_causal
+same_as_split "causal with its model in one unit gives the weights of the linked program" build/one_unit/train_causal
+same_as_split "-DATTENTION=causal train_gpt.cu with the engine's library gives them, too" build/one_unit/linked_causal
 if grep -q '^HAVE_CUDA := 1' build/config.mk; then
-    same_as_split "nvcc -DATTENTION=causal train_gpt.cu with the engine's libraries gives them, too" build/one_unit/cuda_causal
+    same_as_split "and so does nvcc's, with the engine's libraries" build/one_unit/cuda_causal
 else
     skip "nvcc -DATTENTION=causal train_gpt.cu" "no nvcc on this machine"
 fi

@@ -64,18 +64,18 @@ TEST_CASE("attention kernel E1: numbers of heads, rows, columns and distances, w
 
 TEST_CASE("attention kernel E2: a window for every head", "[attention]") {
     Problem p(1, 200, 200, 4, 2, 8, Modified().features());
-    check_attention(p, Windows(), Modified::definition(p), [](int h, int i, int j) { return j <= i && j >= i - Windows::left(h); });
+    check_attention(p, Modified(Mask::windows), Modified::definition(p), Windows::sees);
 }
 
 TEST_CASE("attention kernel E2: irregular patterns with rows that see nothing", "[attention]") {
     Problem p(2, 130, 130, 4, 1, 8, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
-    check_attention(p, Holes(), Modified::definition(p), Holes::sees);
+    check_attention(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
 }
 
 TEST_CASE("attention kernel E2: holes inside tiles", "[attention]") {
     Problem p(1, 200, 200, 4, 2, 8, Modified().features());
-    check_attention(p, Squares(), Modified::definition(p), Squares::sees);
+    check_attention(p, Modified(Mask::squares), Modified::definition(p), Squares::sees);
 }
 
 TEST_CASE("attention kernel E2: lists of tiles, some of them empty", "[attention]") {
@@ -149,7 +149,7 @@ TEST_CASE("attention kernel: all extension points at once", "[attention]") {
     p.gate = normal_numbers(p.rows(), 10);
     p.dlse = normal_numbers(p.rows(), 9);
     draw_tile_lists(p);
-    check_attention(p, Holes(), Modified::definition(p), Holes::sees);
+    check_attention(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
 }
 
 TEST_CASE("attention kernel E5: two branches merged by their log-sum-exp are one softmax, forward and backward", "[attention]") {
@@ -215,13 +215,12 @@ TEST_CASE("attention kernel E6: statistics change no output", "[attention]") {
 
 TEST_CASE("attention kernel E6: visits the tiles that have pairs and no other, where verdicts are exact", "[attention]") {
     Problem p(2, 330, 330, 2, 1, 8, Modified().features());
-    auto seen = [](int h, int i, int j) { return j <= i && i - j <= Windows::left(h); };
     CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
-    CHECK(forward(p, Windows()).tiles == by_definition(p, raw, seen).tiles);
+    CHECK(forward(p, Modified(Mask::windows)).tiles == by_definition(p, raw, Windows::sees).tiles);
     draw_tile_lists(p);
     CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
-    CHECK(forward(p, Windows()).tiles == by_definition(p, raw, seen).tiles);
-    CHECK(forward(p, Windows()).pairs == by_definition(p, raw, seen).pairs);
+    CHECK(forward(p, Modified(Mask::windows)).tiles == by_definition(p, raw, Windows::sees).tiles);
+    CHECK(forward(p, Modified(Mask::windows)).pairs == by_definition(p, raw, Windows::sees).pairs);
 }
 
 TEST_CASE("attention kernel: q, k and v inside one buffer give the bits of separate ones", "[attention]") {

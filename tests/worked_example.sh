@@ -32,7 +32,7 @@ sed 's/softcap/broken/; s/double cap/double cap cap/' "$tree/attention/softcap.c
 in_tree() {
     make -C "$tree" --no-print-directory -o build/flags USE_CUDA=0 "$@" > "$work/log" 2>&1
     local status=$?
-    compiled=$(sed -n 's/^compile build\///p' "$work/log" | sort | tr '\n' ' ')
+    compiled=$(sed -n 's/^compile build\/\([^ ]*\).*/\1/p' "$work/log" | sort | tr '\n' ' ')
     return $status
 }
 

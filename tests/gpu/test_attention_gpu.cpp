@@ -70,17 +70,17 @@ TEST_CASE("GPU attention E1: head size 128", "[gpu][attention]") {
 }
 
 TEST_CASE("GPU attention E2: a window for every head", "[gpu][attention]") {
-    check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Windows());
+    check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Modified(Mask::windows));
 }
 
 TEST_CASE("GPU attention E2: irregular patterns with rows that see nothing", "[gpu][attention]") {
     Problem p(1, 130, 130, 4, 1, 32, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
-    check_attention_on_gpu(p, Holes());
+    check_attention_on_gpu(p, Modified(Mask::holes));
 }
 
 TEST_CASE("GPU attention E2: holes inside tiles", "[gpu][attention]") {
-    check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Squares());
+    check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Modified(Mask::squares));
 }
 
 TEST_CASE("GPU attention E2: lists of tiles, some of them empty", "[gpu][attention]") {
@@ -144,13 +144,13 @@ TEST_CASE("GPU attention: all extension points at once", "[gpu][attention]") {
     p.gate = normal_numbers(p.rows(), 10);
     p.dlse = normal_numbers(p.rows(), 9);
     draw_tile_lists(p);
-    check_attention_on_gpu(p, Holes());
+    check_attention_on_gpu(p, Modified(Mask::holes));
 }
 
 TEST_CASE("GPU attention: the same bits in every order of threads and blocks", "[gpu][attention]") {
     Problem p(1, 320, 320, 2, 1, 64, Modified().features());
     p.gate = normal_numbers(p.rows(), 10);
-    check_same_bits_on_gpu<bf16>(p, Windows());
+    check_same_bits_on_gpu<bf16>(p, Modified(Mask::windows));
     Problem plain(2, 320, 320, 2, 1, 64);
     check_same_bits_on_gpu<bf16>(plain, Causal());
     check_same_bits_on_gpu<bf16>(plain, Everything());
