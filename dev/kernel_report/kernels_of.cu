@@ -1,0 +1,45 @@
+// The kernels that one variant's attention spends its time in, and no others, so that they compile fast: in bf16, at head sizes 64
+// and 128, without statistics. report.py compiles this with -DATTENTION=NAME, for a GPU only; nobody runs it. Of a composite, which
+// calls kernels with policies of its own, it has all kernels of a layer.
+#include "attention/attention.h"
+#include "attention/core/layer_of.h"
+
+// What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, and how often the loop over
+// the parts of a tile runs for each tile. The report reads them from the instructions below, which take a number.
+template <class Shape, bool STATISTICS, class P>
+__global__ void attention_forward_kernel_facts(const __grid_constant__ P policy) {
+    __nanosleep(sizeof(ForwardShared<Shape>) + Shape::Features::bytes(policy.features()));
+    __nanosleep(Shape::KEYS / Shape::STEP);
+}
+template <class Shape, class P>
+__global__ void attention_backward_kernel_facts(const __grid_constant__ P policy) {
+    __nanosleep(BackwardBlock<Shape, P>::shared_bytes(policy.features()));
+    __nanosleep(Shape::QUERIES / Shape::STEP);
+}
+
+/// asga's general form, for numbers of hidden units that are not the default. It would take longer than all others together.
+template <class P>
+constexpr bool left_out() {
+    if constexpr (requires { P::learned; }) return P::learned && std::is_base_of_v<P, Attention>;
+    else return false;
+}
+
+template <class P, int HS>
+void instantiate() {
+    using Forward = ForwardShape<bf16, HS, MODIFIES_SCORES<P>>;
+    using Backward = BackwardShape<bf16, HS, MODIFIES_SCORES<P>>;
+    [[maybe_unused]] static void* const volatile kernels[] = {
+        (void*)attention_forward_kernel<Forward, false, P>, (void*)attention_forward_kernel_facts<Forward, false, P>,
+        (void*)attention_backward_kernel<Backward, P>, (void*)attention_backward_kernel_facts<Backward, P>};
+}
+
+void kernels_of(const Attention& policy) {
+    if constexpr (Attention::composite) {
+        PassesOf<Attention, GPU, bf16>{policy};
+    } else {
+        specialise(policy, [](const auto& special) {
+            using P = std::decay_t<decltype(special)>;
+            if constexpr (!left_out<P>()) instantiate<P, 64>(), instantiate<P, 128>();
+        });
+    }
+}

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# dev/kernel_report: how it reads machine code, and that the attention kernels of causal and asga are within their budget (for sm_90;
+# `make kernel-report` looks at all). Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` where there is no nvcc or no nvdisasm.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+. tests/checks.bash
+python=${PYTHON:-python3}
+
+"$python" tests/check_kernel_report.py "$work" || bad "tests/check_kernel_report.py" "ended with status $?"
+
+# ---- what it says where something is missing
+mkdir -p "$work/tree/dev" "$work/tree/build" "$work/tree/attention"
+cp -r dev/kernel_report "$work/tree/dev"
+touch "$work/tree/attention/causal.cuh" "$work/tree/attention/asga.cuh"
+made_up=("$python" "$work/tree/dev/kernel_report/report.py")
+expect "kernel report: before make configure" 2 "make configure" "${made_up[@]}"
+echo 'HAVE_CUDA := 0' > "$work/tree/build/config.mk"
+expect "kernel report: without nvcc" 2 "there is no nvcc" "${made_up[@]}"
+printf '%s\n' 'HAVE_CUDA := 1' 'NVCC := /none/nvcc' 'NVCC_FLAGS := -std=c++20' > "$work/tree/build/config.mk"
+expect "kernel report: without nvdisasm" 2 "there is no nvdisasm" env PATH=/none "$(command -v "$python")" "${made_up[@]:1}"
+expect "kernel report: a variant that is none" 2 "there is no attention/none.cuh; the variants are: asga causal" "${made_up[@]}" --variants none
+
+# ---- the kernels
+if ! grep -qx 'HAVE_CUDA := 1' build/config.mk; then
+    skip "attention kernels within their budget" "no nvcc on this machine"
+elif ! scripts/install_nvdisasm.sh 2> "$work/why"; then
+    skip "attention kernels within their budget" "$(cat "$work/why")"
+else
+    timeout 600 "$python" dev/kernel_report/report.py --attention-only --arch sm_90 --check > "$work/report" 2> "$work/stderr"
+    case $?,$(tail -n 1 "$work/stderr") in
+        0,*) ok "attention kernels of causal and asga are within their budget" ;;
+        2,*"is of another compiler"*) skip "attention kernels within their budget" "$(tail -n 1 "$work/stderr")" ;;
+        *) bad "attention kernels of causal and asga are within their budget" "$(grep -v -- --write-budget "$work/stderr" | head -n 20)" ;;
+    esac
+fi
+exit 0
