@@ -2,7 +2,7 @@
 // and 128, without statistics. report.py compiles this with -DATTENTION=NAME, for a GPU only; nobody runs it. Of a composite, which
 // calls kernels with policies of its own, it has all kernels of a layer.
 #include "attention/attention.h"
-#include "attention/core/layer_of.h"
+#include "attention/core/layer.h"
 
 // What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, and how often the loop over
 // the parts of a tile runs for each tile. The report reads them from the instructions below, which take a number.
@@ -33,13 +33,21 @@ void instantiate() {
         (void*)attention_backward_kernel<Backward, P>, (void*)attention_backward_kernel_facts<Backward, P>};
 }
 
-void kernels_of(const Attention& policy) {
-    if constexpr (Attention::composite) {
-        PassesOf<Attention, GPU, bf16>{policy};
+template <class X, class P>
+void kernels_of(const P& policy) {
+    if constexpr (P::composite) {
+        LayerInputs<X> in{};
+        LayerState<X> state{};
+        QkvGradients<X> to{};
+        ExtraGradients<X> more{};
+        const X* none = nullptr;
+        attention_layer_forward(GPU{}, policy, in, none, state, nullptr);
+        attention_layer_backward(GPU{}, policy, in, none, state, none, to, more, nullptr);
     } else {
         specialise(policy, [](const auto& special) {
-            using P = std::decay_t<decltype(special)>;
-            if constexpr (!left_out<P>()) instantiate<P, 64>(), instantiate<P, 128>();
+            using Special = std::decay_t<decltype(special)>;
+            if constexpr (!left_out<Special>()) instantiate<Special, 64>(), instantiate<Special, 128>();
         });
     }
 }
+template void kernels_of<bf16>(const Attention& policy);

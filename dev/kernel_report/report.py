@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 
+import model
 import sass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -33,7 +34,7 @@ WORK = ROOT / "build" / "kernel_report"   # keeps cubins and their disassembly
 # Guide, "Technical Specifications per Compute Capability"). All have 65536 registers, which a warp gets in pieces of 256.
 GPUS = {"sm_80": (64, 32, 167936, 166912), "sm_89": (48, 24, 102400, 101376), "sm_90": (64, 32, 233472, 232448)}
 
-COUNTS = ["instructions", *sass.KINDS, "shared_cycles", "copy_block", "loop_bytes", "serial_loads"]
+COUNTS = ["instructions", *sass.KINDS, "shared_cycles", "copy_block", "loop_bytes", "serial_loads", "serial_on_any_way"]
 BUDGETED = ["registers", "spill_bytes", "local_in_loops", "shared_bytes", *COUNTS]
 WITH_SLACK = {"instructions", "FP32", "copy_block", "loop_bytes"}   # 2% more is no news
 
@@ -139,7 +140,7 @@ def blocks_per_multiprocessor(arch, row):
 
 def row_of(kernel, arch, of_ptxas, facts):
     """One line of the table."""
-    dynamic, rounds = facts or (0 if "attention" not in kernel.name else None, None)
+    dynamic, rounds = facts or (None if kernel.uses_shared_memory() and not of_ptxas["static_shared"] else 0, None)
     hot = kernel.hot_loop()
     outer = kernel.outermost(hot) if hot is not None and rounds else hot
     path = kernel.hot_path(outer, hot, rounds or 1)
@@ -152,8 +153,10 @@ def row_of(kernel, arch, of_ptxas, facts):
     row["local_in_loops"] = kernel.local_in_loops()
     row.update(sass.counts_of(parts), copy_block=sum(map(len, copies)))
     row["loop_bytes"] = 16 * len(kernel.instructions(kernel.loops[outer] if outer is not None else kernel.order))
-    row["serial_at"] = kernel.serial_loads(kernel.outermost(hot) if hot is not None else None)
-    row["serial_loads"] = len(row["serial_at"])
+    serial = kernel.serial_loads(outer, path)
+    row["serial_loads"], row["serial_at"] = len(serial), [f"{address:#06x}" for address in serial]
+    row["serial_on_any_way"] = len(kernel.serial_loads(kernel.outermost(hot) if hot is not None else None))
+    row["predicted"] = model.predict(row)
     return row
 
 
@@ -179,11 +182,15 @@ COLUMNS = {
     "shared memory": lambda r: f"{r['static_shared']}+{'?' if r['dynamic_shared'] is None else r['dynamic_shared']}",
     "blocks x warps": lambda r: f"{'?' if r['blocks'] is None else r['blocks']}x{r['threads'] // 32 if r['threads'] else '?'}",
     **{count.replace("_", " "): (lambda r, count=count: r[count]) for count in COUNTS},
+    "predicted TFLOP/s": lambda r: "" if r["predicted"] is None else f"{'<= ' if model.is_bound(r) else ''}{r['predicted']}",
 }
 
 
 def print_tables(rows, compiler):
     print(f"Counts of machine code, not times; {compiler}. dev/README.md, \"Kernel report\", says what they are.")
+    worst = 100 * max(map(abs, model.errors().values()))
+    print(f"Predicted, not measured: on an H200, for attention kernels like FlashAttention-2's, whose speed the model gives within "
+          f"{worst:.0f}%; <= where serial loads come on top." if model.calibrated() else "Uncalibrated: nothing is predicted.")
     for arch in dict.fromkeys(r["arch"] for r in rows):
         print(f"\n### {arch}\n\n| {' | '.join(COLUMNS)} |\n| --- |{' --- |' * (len(COLUMNS) - 1)}")
         for row in rows:

@@ -34,6 +34,7 @@ class Kernel:
 
     def __init__(self, name, code, labels, threads=None):
         self.name, self.code, self.threads = name, code, threads
+        self.multiplies = any(opcode_of(i) == "HMMA" for i in code)
         self._cut(labels)
         self._order()
         self._find_loops()
@@ -48,7 +49,7 @@ class Kernel:
         self.next = []
         for n, (_, end) in enumerate(self.blocks):
             last = self.code[end - 1]
-            follow = [] if opcode_of(last) == "CALL" else [block_at.get(labels.get(t)) for t in TARGET.findall(last.operands)]
+            follow = [block_at.get(labels.get(t)) for t in TARGET.findall(last.operands)]   # calls of a label are jumps, too
             if opcode_of(last) in {"BSSY", "WARPSYNC"}: follow = []   # names where threads meet again, and goes on
             if opcode_of(last) not in NEVER_GOES_ON or is_conditional(last): follow.append(n + 1)
             self.next.append([f for f in dict.fromkeys(follow) if f is not None and f < len(self.blocks)])
@@ -116,14 +117,18 @@ class Kernel:
 
     def hot_path(self, header, hot, rounds=1):
         """The blocks of one way through the loop with this header, or with None through the kernel, that has the most HMMA; of such
-        ways the most copies, stores and loads past the first-level cache; of such the fewest instructions. Only what belongs to the
-        loop itself or to `hot` counts as copies, stores and loads, so that rare inner loops are passed by. `hot` runs `rounds`
-        times. A block that traps is on no way."""
+        ways the most copies, stores and loads past the first-level cache (in a kernel without HMMA: all loads); of such the fewest
+        instructions. Copies, stores and loads of rare inner loops do not count, so that these are passed by: of all but `hot`,
+        which runs `rounds` times, and those with loads past the first-level cache. A block that traps is on no way."""
+        moves = {b: sum(self._moves_data(i) for i in self.instructions([b])) for b in self.order}
+        strong = {h for h, body in self.loops.items() if any(".STRONG" in i.opcode for i in self.instructions(body))}
+        frequent = {header, hot} | strong
+
         def score(block):
             times = rounds if hot is not None and block in self.loops[hot] else 1
             code = self.instructions([block])
-            own = self.innermost(block) in {header, hot}
-            return (times * sum(opcode_of(i) == "HMMA" for i in code), times * own * sum(map(moves_data, code)), -times * len(code))
+            moved = moves[block] if self.innermost(block) in frequent else 0
+            return times * sum(opcode_of(i) == "HMMA" for i in code), times * moved, -times * len(code)
 
         best, came_from, end = {}, {}, None
         start = header if header is not None else 0
@@ -143,16 +148,22 @@ class Kernel:
             end = came_from.get(end)
         return path[::-1]
 
+    def _moves_data(self, instruction):
+        opcode = opcode_of(instruction)
+        return opcode in {"LDGSTS", "STG", "STS"} or opcode in LOADS and (".STRONG" in instruction.opcode or not self.multiplies)
+
     def _inside(self, header):
         return [b for b in self.order if header is None or b in self.loops[header]]
 
-    def serial_loads(self, header):
-        """The longest chain of loads, on any way once through the loop (or, with None, the kernel), of which each has been used, or
-        been waited for by a fence, before the next is issued: that many ways to the L2 cache and back, one after the other. Gives
-        their addresses. A chain is a tuple; `arrives` has that which ends with the load into each register."""
-        states = {header if header is not None else 0: ((), {})}
+    def serial_loads(self, header, blocks=None):
+        """The longest chain of loads, on any way once through the loop (or, with None, the kernel), or through `blocks` of it, of
+        which each has been used, or been waited for by a fence, before the next is issued: that many ways to the L2 cache and back,
+        one after the other. Gives their addresses. A chain is a tuple; `arrives` has that which ends with the load into each
+        register."""
+        inside = [b for b in self._inside(header) if blocks is None or b in blocks]
+        states = {inside[0]: ((), {})}
         longest = ()
-        for block in self._inside(header):
+        for block in inside:
             if block not in states: continue
             code = self.instructions([block])
             if any(opcode_of(i) == "BPT" for i in code): continue
@@ -169,6 +180,9 @@ class Kernel:
                 states[follow] = max(chain, other_chain, key=len), merged
         return list(longest)
 
+    def uses_shared_memory(self):
+        return any(opcode_of(i) in {"LDS", "STS", "LDSM", "LDGSTS", "ATOMS"} for i in self.code)
+
     def local_in_loops(self):
         """Loads and stores of a thread's own memory (spills, arrays with an index) inside loops."""
         inside = set().union(*self.loops.values())
@@ -179,11 +193,6 @@ def is_conditional(instruction):
     """Whether a branch may go on behind itself: it has a predicate, or a condition among its operands."""
     if instruction.predicate not in (None, "PT"): return True
     return opcode_of(instruction) == "BRA" and not instruction.operands.startswith("`(")
-
-
-def moves_data(instruction):
-    opcode = opcode_of(instruction)
-    return opcode in {"LDGSTS", "STG", "STS"} or opcode in LOADS and ".STRONG" in instruction.opcode
 
 
 def width_of(opcode):
