@@ -24,13 +24,14 @@ constexpr bool left_out() {
     else return false;
 }
 
-template <class P, int HS>
+template <class P, int HS, bool WITH_KERNELS = true>
 void instantiate() {
     using Forward = ForwardShape<bf16, HS, MODIFIES_SCORES<P>>;
     using Backward = BackwardShape<bf16, HS, MODIFIES_SCORES<P>>;
-    [[maybe_unused]] static void* const volatile kernels[] = {
-        (void*)attention_forward_kernel<Forward, false, P>, (void*)attention_forward_kernel_facts<Forward, false, P>,
-        (void*)attention_backward_kernel<Backward, P>, (void*)attention_backward_kernel_facts<Backward, P>};
+    static void* volatile kernel;
+    kernel = (void*)attention_forward_kernel_facts<Forward, false, P>, kernel = (void*)attention_backward_kernel_facts<Backward, P>;
+    if constexpr (WITH_KERNELS)
+        kernel = (void*)attention_forward_kernel<Forward, false, P>, kernel = (void*)attention_backward_kernel<Backward, P>;
 }
 
 template <class X, class P>
@@ -43,6 +44,7 @@ void kernels_of(const P& policy) {
         const X* none = nullptr;
         attention_layer_forward(GPU{}, policy, in, none, state, nullptr);
         attention_layer_backward(GPU{}, policy, in, none, state, none, to, more, nullptr);
+        instantiate<Policy, 64, false>(), instantiate<Policy, 128, false>();   // facts of all policies that do not modify scores
     } else {
         specialise(policy, [](const auto& special) {
             using Special = std::decay_t<decltype(special)>;

@@ -65,9 +65,10 @@ def calibrated():
 
 def predict(row):
     """TFLOP/s on an H200; None for kernels that are not like those which the model has been held against: code for sm_90, two warps
-    for each scheduler, at most eight instructions for each HMMA."""
+    for each scheduler, no more instructions for each HMMA."""
     like = row["arch"] == "sm_90" and row["HMMA"] and row["blocks"] and row["blocks"] * row["threads"] == 2 * SCHEDULERS * 32
-    if not calibrated() or not like or row["instructions"] > 8 * row["HMMA"]: return None
+    if not calibrated() or not like: return None
+    if row["instructions"] / row["HMMA"] > max(kernel[2] / kernel[1] for kernel in FLASH_ATTENTION_2.values()): return None
     constant = constant_of(FLASH_ATTENTION_2.values())
     return round(constant * work_per_cycle(row["HMMA"], row["instructions"], row["shared_cycles"]) / 1e12)
 

@@ -170,8 +170,9 @@ def trains_in_bf16(name, names):
 def rows_of(nvcc, nvdisasm, tree, unit, arch):
     kernels, of_ptxas = compile_unit(nvcc, nvdisasm, tree, unit, arch)
     facts, names = facts_of(kernels), [readable(k.name) for k in kernels]
-    return [row_of(k, arch, of_ptxas[k.name], facts.get(name)) for name, k in sorted(zip(names, kernels), key=lambda both: both[0])
-            if trains_in_bf16(name, names)]
+    of_any_policy = {name: re.sub(r"(?<=,false>,)(false,)?\w+>$", r"\1Policy>", name) for name in names}
+    return [row_of(k, arch, of_ptxas[k.name], facts.get(name) or facts.get(of_any_policy[name]))
+            for name, k in sorted(zip(names, kernels), key=lambda both: both[0]) if trains_in_bf16(name, names)]
 
 
 # --------------------------------------------------------------------------------------------------------------- table and budget
