@@ -90,7 +90,7 @@ test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over
 mutations: ## plant errors in copies of the tree, one after the other; the tests must notice each (an hour or more)
 	@dev/mutations.sh
 
-kernel-report: build/config.mk ## what the GPU kernels cost on paper: their machine code, counted; no GPU needed (KERNEL_REPORT=OPTIONS)
+kernel-report: build/config.mk ## what the GPU kernels cost on paper: their machine code, counted (KERNEL_REPORT=OPTIONS)
 	@$(or $(PYTHON),python3) dev/kernel_report/report.py $(KERNEL_REPORT)
 
 configure: ## look again for compilers and libraries, and rebuild with what there is

@@ -78,6 +78,17 @@ check("of two ways the longer chain counts", chain("""
     IADD3 R5, R5, R5, RZ
     EXIT"""), 3)
 
+LOAD, NO_LOAD = "LDG.E R4, [R2.64]", "IADD3 R6, R6, R6, RZ"
+check("a load on one way is waited for where ways meet", [chain(f"""
+    @P0 BRA `(.L_x_1)
+    {one}
+    BRA `(.L_x_2)
+.L_x_1:
+    {other}
+.L_x_2:
+    IADD3 R5, R4, R3, RZ
+    EXIT""") for one, other in ((LOAD, NO_LOAD), (NO_LOAD, LOAD))], [1, 1])
+
 # ---- loops and the hot path
 
 TILES = kernel("""
