@@ -21,6 +21,7 @@ expect "kernel report: without nvdisasm" 2 "there is no nvdisasm" \
     env PATH=/none "$("$python" -c 'import sys; print(sys.executable)')" "${made_up[@]:1}"
 expect "kernel report: a variant that is none" 2 "there is no attention/none.cuh; the variants are: asga causal" \
     "${made_up[@]}" --variants none
+expect "kernel report: a budget of some kernels" 2 "not with --arch" "${made_up[@]}" --write-budget --arch sm_90
 
 # ---- the kernels
 name="kernels of causal and asga within their budget"

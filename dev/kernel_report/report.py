@@ -68,8 +68,11 @@ def find_nvdisasm(nvcc):
     return found
 
 
-def run(command, folder, **more):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, **more)
+def run(command, folder):
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    except OSError as error:
+        stop(f"{command[0]} cannot be run: {error.strerror}")
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:] or ["no message"]
         stop(f"{' '.join(map(str, command))} ended with {done.returncode}: {errors[0]}")
@@ -191,7 +194,8 @@ def print_tables(rows, compiler):
     print(f"Counts of machine code, not times; {compiler}. dev/README.md, \"Kernel report\", says what they are.")
     worst = 100 * max(map(abs, model.errors().values()))
     print(f"Predicted, not measured: on an H200, for attention kernels like FlashAttention-2's, whose speed the model gives within "
-          f"{worst:.0f}%; <= where serial loads come on top." if model.calibrated() else "Uncalibrated: nothing is predicted.")
+          f"{worst:.0f}%; <= where serial loads come on top." if model.calibrated() else
+          f"uncalibrated: the model is off by {worst:.0f}% on FlashAttention-2, and nothing is predicted.")
     for arch in dict.fromkeys(r["arch"] for r in rows):
         print(f"\n### {arch}\n\n| {' | '.join(COLUMNS)} |\n| --- |{' --- |' * (len(COLUMNS) - 1)}")
         for row in rows:
@@ -214,8 +218,9 @@ def write_budget(rows, compiler):
 def over_budget(rows, compiler):
     """Lines that say what is above the budget; None where that is of another compiler."""
     found, budget = [], {}
-    lines = [line.split() for line in BUDGET.read_text().splitlines() if line and not line.startswith("#")]
-    if lines[0] != ["compiler", *compiler.split()]: return None
+    text = BUDGET.read_text() if BUDGET.exists() else stop(f"{BUDGET} is not there: --write-budget makes it")
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    if lines[:1] != [["compiler", *compiler.split()]]: return None
     for kernel, arch, *columns in lines[1:]: budget[kernel, arch] = {c: int(n) for c, n in (pair.split("=") for pair in columns)}
     for row in rows:
         allowed = budget.get((row["kernel"], row["arch"]))
@@ -223,6 +228,13 @@ def over_budget(rows, compiler):
         else: found += [f"{row['kernel']} {row['arch']} {column}: {row[column]}, budget {allowed.get(column, 0)}"
                         for column in BUDGETED if row[column] > allowed.get(column, 0)]
     return found
+
+
+def write_json(path, content):
+    try:
+        pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        stop(f"{path} cannot be written: {error.strerror}")
 
 
 def check_budget(rows, compiler):
@@ -238,13 +250,16 @@ def arguments():
     variants = sorted(p.stem for p in (ROOT / "attention").glob("*.cuh"))
     parser.add_argument("--variants", nargs="+", default=["causal", "asga"], metavar="NAME", help="attention of these; or `all`")
     parser.add_argument("--arch", nargs="+", default=list(GPUS), choices=list(GPUS))
-    parser.add_argument("--attention-only", action="store_true", help="without the other kernels of a step, which take minutes")
+    parser.add_argument("--attention-only", action="store_true", help="without the other kernels of a step")
     parser.add_argument("--tree", type=pathlib.Path, default=ROOT, help="the checkout that is compiled (this one)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--write-budget", action="store_true")
+    parser.add_argument("--json", metavar="FILE", help="the lines with all they hold, the addresses of serial loads too")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a count is above its budget")
+    parser.add_argument("--write-budget", action="store_true", help="take today's counts as the budget")
     options = parser.parse_args()
+    for name in ("variants", "arch", "attention_only", "tree"):
+        if options.write_budget and getattr(options, name) != parser.get_default(name):
+            stop(f"--write-budget is for all kernels, not with --{name.replace('_', '-')}")
     if options.variants == ["all"]: options.variants = variants
     for name in options.variants:
         if name not in variants: stop(f"there is no attention/{name}.cuh; the variants are: {' '.join(variants)}")
@@ -262,7 +277,7 @@ def main():
         rows = sum(pool.map(lambda unit: rows_of(nvcc, nvdisasm, options.tree.resolve(), *unit), units), [])
     rows = list({(r["kernel"], r["arch"]): r for r in rows}.values())   # some kernels are in several units
     print_tables(rows, compiler)
-    if options.json: pathlib.Path(options.json).write_text(json.dumps({"compiler": compiler, "kernels": rows}, indent=1) + "\n")
+    if options.json: write_json(options.json, {"compiler": compiler, "kernels": rows})
     if options.write_budget: write_budget(rows, compiler)
     if options.check: sys.exit(check_budget(rows, compiler))
 

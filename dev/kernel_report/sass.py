@@ -134,7 +134,6 @@ class Kernel:
         start = header if header is not None else 0
         for block in self._inside(header):
             if block != start and block not in best: continue
-            if any(opcode_of(i) == "BPT" for i in self.instructions([block])): continue
             total = tuple(map(sum, zip(best.get(block, (0, 0, 0)), score(block))))
             best[block] = total
             follows = self.next[block]
@@ -153,7 +152,9 @@ class Kernel:
         return opcode in {"LDGSTS", "STG", "STS"} or opcode in LOADS and (".STRONG" in instruction.opcode or not self.multiplies)
 
     def _inside(self, header):
-        return [b for b in self.order if header is None or b in self.loops[header]]
+        """The blocks of a loop, or with None of the kernel, that do not trap, in order."""
+        blocks = [b for b in self.order if header is None or b in self.loops[header]]
+        return [b for b in blocks if not any(opcode_of(i) == "BPT" for i in self.instructions([b]))]
 
     def serial_loads(self, header, blocks=None):
         """The longest chain of loads, on any way once through the loop (or, with None, the kernel), or through `blocks` of it, of
@@ -165,10 +166,8 @@ class Kernel:
         longest = ()
         for block in inside:
             if block not in states: continue
-            code = self.instructions([block])
-            if any(opcode_of(i) == "BPT" for i in code): continue
             chain, arrives = states[block][0], dict(states[block][1])
-            for i in code:
+            for i in self.instructions([block]):
                 waited = list(arrives) if opcode_of(i) in KINDS["fences"] else [r for r in registers_of(i) if r in arrives]
                 for r in waited: chain = max(chain, arrives.pop(r), key=len)
                 if opcode_of(i) in LOADS: arrives.update(dict.fromkeys(loaded_registers(i), chain + (i.address,)))
@@ -202,7 +201,7 @@ def width_of(opcode):
 def shared_cycles(instruction):
     """How long an instruction keeps shared memory busy, at 128 bytes a cycle and without bank conflicts."""
     opcode = opcode_of(instruction)
-    if opcode == "LDSM": return 4 if instruction.opcode.endswith(".4") or "88.4" in instruction.opcode else 2
+    if opcode == "LDSM": return {".4": 4, ".2": 2}.get(instruction.opcode[-2:], 1)   # LDSM.16.M88.4
     return width_of(instruction.opcode) if opcode in {"LDS", "STS", "LDGSTS"} else 0
 
 
