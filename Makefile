@@ -12,7 +12,7 @@ TRAINERS := $(VARIANTS:%=train_%)
 BUNDLED  := data/bundled/sotu_manifest.json
 
 # What this machine has (libraries, MPI, processor flags): probed once, only for goals that compile.
-NOT_COMPILED := help clean configure quickstart check test $(VARIANTS:%=test-%) test-gpu mutations
+NOT_COMPILED := help clean configure quickstart check test $(VARIANTS:%=test-%) test-gpu mutations kernel-report
 ifneq ($(filter-out $(NOT_COMPILED),$(MAKECMDGOALS)),)
 include build/config.mk
 endif
@@ -74,7 +74,7 @@ help: ## this list
 	@echo "  build/dev/NAME      a benchmark or tool from dev/NAME.cpp or, with nvcc, dev/NAME.cu"
 	@echo "  build/emulated/train_VARIANT   the same program with its GPU emulated on the CPU (dev/emulator)"
 
-.PHONY: all quickstart check test test-gpu mutations configure clean
+.PHONY: all quickstart check test test-gpu mutations kernel-report configure clean
 all: $(TRAINERS) tokenize generate ## every program
 
 quickstart: ## install what is missing, build, train a small ASGA model on the bundled text, sample, plot
@@ -95,6 +95,9 @@ test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over
 
 mutations: ## plant errors in copies of the tree, one after the other; the tests must notice each (an hour or more)
 	@dev/mutations.sh
+
+kernel-report: build/config.mk ## what the GPU kernels cost on paper: their machine code, counted (KERNEL_REPORT=OPTIONS)
+	@$(or $(PYTHON),python3) dev/kernel_report/report.py $(KERNEL_REPORT)
 
 configure: ## look again for compilers and libraries; the next make takes what there is
 	@CXX="$(CXX)" scripts/probe.sh build/config.mk

@@ -1,0 +1,55 @@
+// The kernels that one variant's attention spends its time in, and no others, so that they compile fast: in bf16, at head sizes 64
+// and 128, without statistics. report.py compiles this with -DATTENTION=NAME, for a GPU only; nobody runs it. Of a composite, which
+// calls kernels with policies of its own, it has all kernels of a layer.
+#include "attention/attention.h"
+#include "attention/core/layer.h"
+
+// What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, and how often the loop over
+// the parts of a tile runs for each tile. The report reads them from the instructions below, which take a number.
+template <class Shape, bool STATISTICS, class P>
+__global__ void attention_forward_kernel_facts(const __grid_constant__ P policy) {
+    __nanosleep(sizeof(ForwardShared<Shape>) + Shape::Features::bytes(policy.features()));
+    __nanosleep(Shape::KEYS / Shape::STEP);
+}
+template <class Shape, class P>
+__global__ void attention_backward_kernel_facts(const __grid_constant__ P policy) {
+    __nanosleep(BackwardBlock<Shape, P>::shared_bytes(policy.features()));
+    __nanosleep(Shape::QUERIES / Shape::STEP);
+}
+
+/// asga's general form, for numbers of hidden units that are not the default. It would take longer than all others together.
+template <class P>
+constexpr bool left_out() {
+    if constexpr (requires { P::learned; }) return P::learned && std::is_base_of_v<P, ATTENTION>;
+    else return false;
+}
+
+template <class P, int HS, bool WITH_KERNELS = true>
+void instantiate() {
+    using Forward = ForwardShape<bf16, HS, MODIFIES_SCORES<P>>;
+    using Backward = BackwardShape<bf16, HS, MODIFIES_SCORES<P>>;
+    static void* volatile kernel;
+    kernel = (void*)attention_forward_kernel_facts<Forward, false, P>, kernel = (void*)attention_backward_kernel_facts<Backward, P>;
+    if constexpr (WITH_KERNELS)
+        kernel = (void*)attention_forward_kernel<Forward, false, P>, kernel = (void*)attention_backward_kernel<Backward, P>;
+}
+
+template <class X, class P>
+void kernels_of(const P& policy) {
+    if constexpr (P::composite) {
+        LayerInputs<X> in{};
+        LayerState<X> state{};
+        QkvGradients<X> to{};
+        ExtraGradients<X> more{};
+        const X* none = nullptr;
+        attention_layer_forward(GPU{}, policy, in, none, state, nullptr);
+        attention_layer_backward(GPU{}, policy, in, none, state, none, to, more, nullptr);
+        instantiate<Policy, 64, false>(), instantiate<Policy, 128, false>();   // facts of all policies that do not modify scores
+    } else {
+        specialise(policy, [](const auto& special) {
+            using Special = std::decay_t<decltype(special)>;
+            if constexpr (!left_out<Special>()) instantiate<Special, 64>(), instantiate<Special, 128>();
+        });
+    }
+}
+template void kernels_of<bf16>(const ATTENTION& policy);
