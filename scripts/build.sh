@@ -10,7 +10,11 @@ for word; do [[ $word == *=* ]] && variables+=("$word"); done
 
 all=$("${make[@]}" -n COUNTING=1 "$@" 2> /dev/null | grep -cE 'echo "(compile|nvcc   |link   ) ')
 processors=$(env -u OMP_NUM_THREADS nproc)   # which that variable lowers
-"${make[@]}" -j"$processors" "$@" 2>&1 | awk -v all="$all" '
-    /^(compile|nvcc|link) / { printf "[%d/%d] %s\n", ++done, all, $0; fflush(); next }
-    { print; fflush() }'
+"${make[@]}" -j"$processors" "$@" 2>&1 | {   # some awks wait for 4096 bytes before they print a line
+    done=0
+    while IFS= read -r line; do
+        if [[ $line =~ ^(compile|nvcc|link)\  ]]; then line="[$((++done))/$all] $line"; fi
+        printf '%s\n' "$line"
+    done
+}
 exit "${PIPESTATUS[0]}"
