@@ -43,7 +43,6 @@ struct NsaBranch : Policy {
 struct nsa : Policy {
     static constexpr const char* name = "nsa";
     static constexpr bool composite = true, reads_x = true, reads_qk_pre = true;
-    static std::vector<std::string> branch_names() { return {"cmp", "slc", "win"}; }   // in the order of CMP, SLC, WIN
     BlockGrid grid;     // of the compressed keys
     int selected;       // blocks that a query tile visits
     int left;           // reach of the window
@@ -83,6 +82,8 @@ struct nsa : Policy {
         }
         w_g = list.add(prefix + "nsa.w_g", {BRANCHES * NH, C}, matrix, Decay::yes);
     }
+
+    std::vector<std::string> branch_names() const { return {"cmp", "slc", "win"}; }   // in the order of CMP, SLC, WIN
 
     // ---- what the three calls get
 

@@ -24,6 +24,7 @@ struct LayerFacts {
     bool tells_pairs;          // whether CpuPasses::sees() can be asked
     bool is_causal, needs_known_text, expects_at_most;
     bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, composite;   // for the tests
+    std::vector<std::string> branch_names;   // at least one: "" where the layer has a single softmax
 };
 
 /// The passes of one layer on one device. Arguments and results: attention_layer_forward() and attention_layer_backward() in
@@ -41,7 +42,8 @@ struct LayerPasses {
     virtual void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                           const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const = 0;
 
-    /// What the last forward pass multiplied the output of each softmax with: Policy::branch_gates().
+    /// What the last forward pass multiplied the output of each softmax with: Policy::branch_gates(), one for each of the layer's
+    /// LayerFacts::branch_names.
     virtual std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const = 0;
 };
 
@@ -88,9 +90,8 @@ const CpuPasses<X>& cpu_passes_of(const AttentionLayer& layer) {
 /// An attention variant, for one device.
 struct Variant {
     const char* name;
-    const char* options_to_train;                 // Policy::options_to_train
+    const char* options_to_train;   // Policy::options_to_train
     std::vector<Setting> (*settings)();
-    std::vector<std::string> (*branch_names)();   // Policy::branch_names()
     std::unique_ptr<AttentionLayer> (*make_layer)(const Config& config, int layer);
 };
 

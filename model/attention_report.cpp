@@ -1,6 +1,7 @@
 #include "model/attention_report.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "attention/core/policy.h"
@@ -13,11 +14,14 @@ struct Average {
     double value() const { return count > 0 ? sum / count : NAN; }
 };
 
+static std::array<HeadTable*, 7> all_tables(BranchReport& r) {
+    return {&r.entropy, &r.normalised, &r.pairs, &r.tiles, &r.gate, &r.gate_off, &r.pair_gate};
+}
+
 void add_layer(BranchReport& report, const LayerStatistics& s) {
     const int B = s.B, NH = s.NH, T = s.T, tiles = (T + TILE - 1) / TILE;
-    for (HeadTable* table : {&report.entropy, &report.normalised, &report.pairs, &report.tiles, &report.gate, &report.gate_off,
-                             &report.pair_gate})
-        table->emplace_back();
+    report.in_layer.push_back(true);
+    for (HeadTable* table : all_tables(report)) table->emplace_back();
     for (int h = 0; h < NH; h++) {
         Average entropy, normalised, pairs, visited, gate, off, pair_gate;
         for (int b = 0; b < B; b++) {
@@ -40,6 +44,11 @@ void add_layer(BranchReport& report, const LayerStatistics& s) {
     }
 }
 
+void add_layer_without(BranchReport& report, int NH) {
+    report.in_layer.push_back(false);
+    for (HeadTable* table : all_tables(report)) table->emplace_back(NH, NAN);
+}
+
 double mean_of(const HeadTable& table) {
     Average all;
     for (const auto& layer : table)
@@ -50,9 +59,12 @@ double mean_of(const HeadTable& table) {
 
 HeadTable sum_of(const AttentionReport& report, HeadTable BranchReport::*table) {
     HeadTable sum = report.front().*table;
-    for (size_t n = 1; n < report.size(); n++)
-        for (size_t l = 0; l < sum.size(); l++)
-            for (size_t h = 0; h < sum[l].size(); h++) sum[l][h] += (report[n].*table)[l][h];
+    for (auto& layer : sum) std::fill(layer.begin(), layer.end(), 0.0);
+    for (const BranchReport& branch : report)
+        for (size_t l = 0; l < sum.size(); l++) {
+            if (!branch.in_layer[l]) continue;   // NaN in a branch that the layer has is not known, and then neither is the sum
+            for (size_t h = 0; h < sum[l].size(); h++) sum[l][h] += (branch.*table)[l][h];
+        }
     return sum;
 }
 
@@ -70,7 +82,8 @@ std::string summary_of(const AttentionReport& report) {
     if (report.size() == 1) return summary_of_branch(report[0]);
     std::string line = text("pairs %.1f%%, tiles %.1f%%", 100 * mean_of(sum_of(report, &BranchReport::pairs)),
                             100 * mean_of(sum_of(report, &BranchReport::tiles)));
-    for (const BranchReport& branch : report) line += "; " + branch.name + ": " + summary_of_branch(branch);
+    for (const BranchReport& branch : report)
+        line += "; " + (branch.name.empty() ? "one softmax" : branch.name) + ": " + summary_of_branch(branch);
     return line;
 }
 
@@ -102,7 +115,8 @@ std::string CollapseWatch::look(const AttentionReport& now) {
 std::vector<std::pair<std::string, HeadTable>> tables_of(const AttentionReport& report,
                                                          const std::vector<CollapseWatch::Head>& collapsed) {
     std::vector<std::pair<std::string, HeadTable>> tables;
-    if (report.size() > 1) {
+    const bool several = report.size() > 1;
+    if (several) {
         tables.emplace_back("pairs", sum_of(report, &BranchReport::pairs));
         tables.emplace_back("tiles", sum_of(report, &BranchReport::tiles));
     }
@@ -114,8 +128,10 @@ std::vector<std::pair<std::string, HeadTable>> tables_of(const AttentionReport& 
         for (const auto& [key, table] : {std::pair("entropy", &r.entropy), std::pair("normalised_entropy", &r.normalised),
                                          std::pair("pairs", &r.pairs), std::pair("tiles", &r.tiles), std::pair("gate", &r.gate),
                                          std::pair("gate_off", &r.gate_off), std::pair("pair_gate", &r.pair_gate),
-                                         std::pair("collapsed", static_cast<const HeadTable*>(&heads))})
+                                         std::pair("collapsed", static_cast<const HeadTable*>(&heads))}) {
+            if (several && r.name.empty() && (table == &r.pairs || table == &r.tiles)) continue;   // the sums have them
             tables.emplace_back(r.name.empty() ? key : text("%s.%s", key, r.name.c_str()), *table);
+        }
     }
     return tables;
 }

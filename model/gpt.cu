@@ -34,7 +34,8 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T
     else
         gpt.attention(l).forward(device, in, w, a.attention, gpt.scratch.attention,
                                  monitor ? monitor->start_layer(device) : Statistics<X>{});
-    if (monitor) monitor->finish_layer(device, gpt.attention(l).branch_gates(in, a.attention), B, T);
+    if (monitor)
+        monitor->finish_layer(device, layer.attention->facts.branch_names, gpt.attention(l).branch_gates(in, a.attention), B, T);
     linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), rows,
                    Q, c.C);
     residual_rmsnorm_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, gpt.scratch.branch,

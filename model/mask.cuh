@@ -80,7 +80,7 @@ inline void show_mask(const Variant& variant, const Options& o) {
     const TokenStream& stream = data.val ? *data.val : *data.train;
     validation_rows(stream, 0, T, 1, tokens.data(), targets.data());
     const Config& c = gpt.net.config;
-    Monitor<CPU, float> monitor(1, T, c.NH, variant.branch_names());
+    Monitor<CPU, float> monitor(1, T, gpt.net);
     monitor.allocate();
     gpt_forward(CPU{}, gpt, Batch{1, T, tokens.data()}, &monitor);
     const double tiles = mean_of({sum_of(monitor.take_report(), &BranchReport::tiles).back()});
@@ -99,7 +99,7 @@ inline void show_mask(const Variant& variant, const Options& o) {
     std::cout << o.show_mask << ": layer " << c.L - 1 << " of " << variant.name << ", rows are queries, columns keys, black is seen; "
               << text("%.1f%% of causal pairs", 100 * pairs / (c.NH * (T * (T + 1.0) / 2)))
               << (std::isnan(tiles) ? "" : text(", %.1f%% of causal tiles", 100 * tiles))
-              << (!std::isnan(tiles) && variant.branch_names().size() > 1 ? " in all softmaxes" : "") << "\n";
+              << (!std::isnan(tiles) && layer.facts.branch_names.size() > 1 ? " in all softmaxes" : "") << "\n";
     if (otherwise > 0)
         std::cout << "this mask depends on the data: drawn for the first tokens of " << stream.name() << " with "
                   << (origin.folder() ? "the weights of " + origin.folder()->string() : std::string("the initial weights")) << "\n";

@@ -1,22 +1,33 @@
 // Looks at attention during one forward pass: layer after layer the kernel's statistics (E6) and the gates come to the host and are
 // averaged there. The waiting and copying is outside of training, which pays nothing for a monitor that is not asked.
 #pragma once
+#include <algorithm>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "attention/core/arguments.h"
 #include "attention/core/walk.h"
 #include "model/attention_report.h"
 #include "model/memory.cuh"
+#include "model/qwen.h"
 
 template <class Device, class X>
 class Monitor {
 public:
     using W = Wide<X>;
 
-    /// For batches of up to B x T and a variant's Policy::branch_names(); B = 0: for none, and then it takes no memory.
-    Monitor(int B, int T, int NH, std::vector<std::string> branches)
-        : rows_(branches.size() * B * NH * T), tiles_(branches.size() * B * NH * tiles_of(T)), NH_(NH),
-          branches_(std::move(branches)) {
+    /// For batches of up to B x T; B = 0: for none, and then it takes no memory. There is room for the statistics of one layer at a
+    /// time, of whichever has the most branches.
+    Monitor(int B, int T, const Qwen& net) : NH_(net.config.NH) {
+        size_t most = 0;
+        for (const Layer& layer : net.layers) {
+            const std::vector<std::string>& names = layer.attention->facts.branch_names;
+            most = std::max(most, names.size());
+            for (const std::string& name : names)
+                if (std::find(branches_.begin(), branches_.end(), name) == branches_.end()) branches_.push_back(name);
+        }
+        rows_ = most * B * NH_ * T, tiles_ = most * B * NH_ * tiles_of(T);
         lay_out();
     }
 
@@ -35,16 +46,22 @@ public:
         return of_layer_;
     }
 
-    /// Takes them into the report; `gates` are the layer's Policy::branch_gates().
-    void finish_layer(Device device, const std::vector<const W*>& gates, int B, int T) {
+    /// Takes them into the report, where a branch goes by its name: layers may have different ones. `names` and `gates` are the
+    /// layer's, in the order in which its statistics lie.
+    void finish_layer(Device device, const std::vector<std::string>& names, const std::vector<const W*>& gates, int B, int T) {
         const size_t rows = size_t(B) * NH_ * T, tiles = size_t(B) * NH_ * tiles_of(T);
         if (report_.empty())
             for (const std::string& name : branches_) report_.emplace_back().name = name;
-        for (size_t n = 0; n < branches_.size(); n++) {
+        for (BranchReport& branch : report_) {
+            const size_t n = std::find(names.begin(), names.end(), branch.name) - names.begin();
+            if (n == names.size()) {
+                add_layer_without(branch, NH_);
+                continue;
+            }
             const Statistics<X> of = of_layer_.of_branch(int(n), rows, tiles);
-            add_layer(report_[n], {B, NH_, T, on_host(device, of.entropy, rows), on_host(device, of.pairs, rows),
-                                   on_host(device, of.tiles, tiles), on_host(device, of.pair_gate, rows),
-                                   on_host(device, gates[n], gates[n] ? rows : 0)});
+            add_layer(branch, {B, NH_, T, on_host(device, of.entropy, rows), on_host(device, of.pairs, rows),
+                               on_host(device, of.tiles, tiles), on_host(device, of.pair_gate, rows),
+                               on_host(device, gates[n], gates[n] ? rows : 0)});
         }
     }
 
@@ -62,9 +79,9 @@ private:
         return {numbers.begin(), numbers.end()};
     }
 
-    size_t rows_, tiles_;
+    size_t rows_, tiles_;                 // of all branches that a layer may have
     int NH_;
-    std::vector<std::string> branches_;
+    std::vector<std::string> branches_;   // of all layers, each name once, in the order in which layers have them
     Arena<Device> memory_;
     Statistics<X> of_layer_;
     AttentionReport report_;

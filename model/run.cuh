@@ -106,7 +106,7 @@ struct Run {
           gpt(variant, config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
               o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1),
           feed(o.batch_size, o.seq_len, config.V),
-          monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, config.NH, variant.branch_names()),
+          monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, gpt.net),
           progress(ranks.first(), ranks.launched()),
           flops(count_flops(gpt.net, o.seq_len)) {
         require_sizes(device, config);

@@ -7,7 +7,8 @@
 
 A row sees `pairs` keys; entropy is that of its weights, in nats and as a share of log(keys). What the variant does not have (a gate,
 say) is left out; a head that collapsed has a cross. Where a layer sums several softmaxes (nsa), each has a row of maps of its own
-beside one of what pairs and tiles add up to. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
+beside one of what pairs and tiles add up to; layers that lack a softmax are blank in its maps. Exit codes: 0 done, 1 nothing to
+plot, 2 usage, 3 no matplotlib.
 """
 import argparse
 import json

@@ -33,6 +33,7 @@ void check_odd_fact() {
     std::vector<bool> expected = facts_in_order(facts_of(Odd<-1>(Config{}, 0)));
     expected[n] = !expected[n];
     CHECK(facts_in_order(facts) == expected);
+    CHECK(facts.branch_names == std::vector<std::string>{""});
     CHECK(facts.decodes_from_cache == (n != 0 && n != 1 && n != 2 && n != 3 && n != 6));
     CHECK_FALSE(facts.tells_pairs);
 }
@@ -50,6 +51,7 @@ struct Telling : Policy {
     double further_pairs(int NH, int T) const { return 100.0 * NH + T; }
     double cached_keys(int T) const { return 0.5 * T; }
     bool trains(const std::string& tensor) const { return tensor == "this"; }
+    std::vector<std::string> branch_names() const { return {"near", "far"}; }
     template <class X>
     bool sees(const LayerInputs<X>&, const LayerState<X>&, int h, int i, int j) const { return h * 100 + i * 10 + j == 123; }
 };
@@ -79,6 +81,7 @@ TEST_CASE("layers: questions and answers pass as they are", "[layers]") {
     CHECK((asked.expected_pairs(4, 7).pairs == 47 && asked.further_pairs(4, 7) == 407 && asked.cached_keys(7) == 3.5));
     CHECK((asked.trains("this") && !asked.trains("that")));
     CHECK((asked.facts.tells_pairs && asked.facts.features.head == 1 && asked.facts.features.row == 2));
+    CHECK(asked.facts.branch_names == std::vector<std::string>{"near", "far"});
     CHECK((asked.facts.features.column == 3 && asked.facts.features.tile && !asked.facts.decodes_from_cache));
     const CpuPasses<float>& passes = cpu_passes_of<float>(asked);
     CHECK((passes.sees({}, {}, 1, 2, 3) && !passes.sees({}, {}, 1, 3, 2)));

@@ -1,12 +1,17 @@
 // What the training program says about attention: averages over rows, the alarm, a model whose attention is known, pictures.
 #include <cmath>
 #include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
 
 #include "attention/adaptive_sparse.cuh"
 #include "attention/asga.cuh"
 #include "attention/nsa.cuh"
 #include "model/mask.cuh"
 #include "tests/catch.h"
+#include "tests/check.h"
+#include "tests/shards.h"
 #include "tests/temporary_folder.h"
 #include "tests/threads.h"
 #include "tests/whole_model.h"
@@ -42,7 +47,7 @@ TEST_CASE("attention report: averages per head over rows that have something to 
 TEST_CASE("attention report: branches have tables of their own, pairs and tiles add up", "[monitor]") {
     auto report_of = [](const char* name, double number) {
         const HeadTable table = {{number, number / 2}};
-        return BranchReport{name, table, table, table, table, table, table, table};
+        return BranchReport{name, {true}, table, table, table, table, table, table, table};
     };
     const AttentionReport r = {report_of("near", 0.5), report_of("far", 0.25)};
     CHECK(sum_of(r, &BranchReport::pairs) == HeadTable{{0.75, 0.375}});
@@ -103,9 +108,8 @@ TEST_CASE("statistics of branches lie one behind the other", "[monitor]") {
 /// What a monitor sees of a model on its tokens, with weights that `change` has set.
 template <class Change>
 AttentionReport look_at(Trial<double>& trial, Change change) {
-    const Config& c = trial.gpt.net.config;
     for (const auto& layer : trial.gpt.net.layers) change(layer);
-    Monitor<CPU, double> monitor(trial.B + 1, trial.T + 5, c.NH, trial.gpt.net.variant.branch_names());   // room for more than is looked at
+    Monitor<CPU, double> monitor(trial.B + 1, trial.T + 5, trial.gpt.net);   // room for more than is looked at
     monitor.allocate();
     AttentionReport report;
     for (int look = 0; look < 2; look++) {   // the second is not added to the first
@@ -115,15 +119,28 @@ AttentionReport look_at(Trial<double>& trial, Change change) {
     return report;
 }
 
-/// Whether every layer and head has this number.
-bool everywhere(const HeadTable& table, const Config& c, double expected) {
-    bool same = table.size() == size_t(c.L);
-    for (const auto& layer : table) {
-        same = same && layer.size() == size_t(c.NH);
-        for (double number : layer)
-            same = same && (std::isnan(expected) ? std::isnan(number) : std::abs(number - expected) <= 1e-12);
+/// Whether every head has this number in each of these layers (L), and NaN in the others.
+bool in_layers(const std::vector<bool>& layers, const HeadTable& table, const Config& c, double expected) {
+    bool same = table.size() == layers.size();
+    for (size_t l = 0; same && l < layers.size(); l++) {
+        same = table[l].size() == size_t(c.NH);
+        for (double number : table[l])
+            same = same && (!layers[l] || std::isnan(expected) ? std::isnan(number) : std::abs(number - expected) <= 1e-12);
     }
     return same;
+}
+bool everywhere(const HeadTable& table, const Config& c, double expected) {
+    return in_layers(std::vector<bool>(c.L, true), table, c, expected);
+}
+
+/// Checks those of layers whose queries are all zero, so that each row weighs its keys alike.
+void check_uniform_causal(const BranchReport& r, const std::vector<bool>& layers, const Config& c, int T) {
+    double entropy = 0;
+    for (int i = 0; i < T; i++) entropy += std::log(i + 1.0) / T;
+    CHECK((r.name.empty() && r.in_layer == layers));
+    CHECK((in_layers(layers, r.entropy, c, entropy) && in_layers(layers, r.normalised, c, 1)));
+    CHECK((in_layers(layers, r.pairs, c, 1) && in_layers(layers, r.tiles, c, 1)));
+    CHECK((everywhere(r.gate, c, NAN) && everywhere(r.gate_off, c, NAN) && everywhere(r.pair_gate, c, NAN)));
 }
 
 TEST_CASE("a monitored model without queries attends uniformly", "[monitor]") {
@@ -134,12 +151,7 @@ TEST_CASE("a monitored model without queries attends uniformly", "[monitor]") {
         std::fill_n(trial.gpt.weights + layer.qkv.offset, size_t(c.NH) * c.HS * c.C, 0.0);
     });
     REQUIRE(report.size() == 1);
-    double entropy = 0;
-    for (int i = 0; i < trial.T; i++) entropy += std::log(i + 1.0) / trial.T;
-    const BranchReport& r = report[0];
-    CHECK((r.name.empty() && everywhere(r.entropy, c, entropy) && everywhere(r.normalised, c, 1)));
-    CHECK((everywhere(r.pairs, c, 1) && everywhere(r.tiles, c, 1)));
-    CHECK((everywhere(r.gate, c, NAN) && everywhere(r.gate_off, c, NAN) && everywhere(r.pair_gate, c, NAN)));
+    check_uniform_causal(report[0], {true, true}, c, trial.T);
 }
 
 TEST_CASE("a monitor shows the gates on pairs: of asga, of adaptive_sparse's blocks", "[monitor]") {
@@ -166,39 +178,224 @@ TEST_CASE("a monitor shows the gates on pairs: of asga, of adaptive_sparse's blo
         for (size_t h = 0; h < layer.size(); h++) CHECK(std::abs(layer[h] - (h == 0 ? 1 : 1 - between / 2 / all)) <= 1e-12);
 }
 
-TEST_CASE("a monitor shows each of nsa's branches: entropy, pairs, tiles and gate", "[monitor]") {
-    const Threads one(1);
-    Config config = config_of({});   // blocks of 4 every 2, a window of 9
+namespace {
+
+const int FEW_TILES = 330;   // tokens: five query tiles and a partial one
+
+/// Blocks of 4 every 2, a window of 9, three tiles chosen: what each branch sees can be counted.
+Config countable_nsa(int L) {
+    Config config = config_of({});
     config.settings["nsa_selected"] = 3;
-    const int T = 330;
-    Trial<double> trial(named("nsa"), config, 2, T, 2, T);
-    const AttentionReport report = look_at(trial, [&](const auto& layer) {   // uniform weights; one gate of 1/2 in each branch
+    config.L = L;
+    return config;
+}
+
+/// What a monitor sees with uniform weights and, in nsa's layers, one gate of 1/2 in each branch n, that of head n + 1.
+AttentionReport look_at_uniform(const Variant& variant, const Config& config) {
+    Trial<double> trial(variant, config, 2, FEW_TILES, 2, FEW_TILES);
+    return look_at(trial, [&](const Layer& layer) {
         std::fill_n(trial.gpt.weights + layer.qkv.offset, size_t(config.NH) * config.HS * config.C, 0.0);
-        for (int n = 0; n < 3; n++)
-            std::fill_n(trial.gpt.weights + policy_of<nsa>(*layer.attention).w_g.offset + (n * config.NH + n + 1) * config.C, config.C, 0.0);
+        const auto* of_nsa = dynamic_cast<const LayerOf<nsa>*>(layer.attention.get());
+        for (int n = 0; of_nsa && n < 3; n++)
+            std::fill_n(trial.gpt.weights + of_nsa->policy.w_g.offset + (n * config.NH + n + 1) * config.C, config.C, 0.0);
     });
-    REQUIRE(report.size() == 3);
-    CHECK((report[0].name == "cmp" && report[1].name == "slc" && report[2].name == "win"));
-    double seen[3] = {}, entropy[3] = {};
+}
+
+/// Checks branch n of nsa in these layers.
+void check_uniform_nsa(const BranchReport& r, int n, const std::vector<bool>& layers, const Config& config) {
+    const int T = FEW_TILES;
+    double seen = 0, entropy = 0;
     for (int i = 0; i < T; i++) {
         const int keys[] = {i < 3 ? 0 : (i - 3) / 2 + 1, i < 192 ? i + 1 : 128 + i % 64 + 1, std::min(i, 9) + 1};
-        for (int n = 0; n < 3; n++) seen[n] += keys[n], entropy[n] += keys[n] ? std::log(keys[n]) / T : 0;
+        seen += keys[n], entropy += keys[n] ? std::log(keys[n]) / T : 0;
     }
     // Of six query tiles; cmp has half as many keys.
     const double tiles[] = {1 + 1 + 2 + 2 + 3 + 3, 1 + 2 + 3 + 3 + 3 + 3, 1 + 5 * 2};
-    for (int n = 0; n < 3; n++) {
-        const BranchReport& r = report[n];
-        INFO(r.name);
-        CHECK(everywhere(r.pairs, config, seen[n] / (T * (T + 1) / 2)));
-        CHECK(everywhere(r.tiles, config, tiles[n] / 21));
-        CHECK((everywhere(r.entropy, config, entropy[n]) && everywhere(r.normalised, config, 1)));
-        CHECK((everywhere(r.gate_off, config, 0) && everywhere(r.pair_gate, config, NAN)));
-        for (const auto& layer : r.gate)
-            for (int h = 0; h < config.NH; h++) CHECK((std::abs(layer[h] - 0.5) <= 1e-12) == (h == n + 1));
-    }
-    const PairCount expected = trial.gpt.net.layers[0].attention->expected_pairs(1, T);
+    INFO(r.name);
+    CHECK((r.name == std::vector<std::string>{"cmp", "slc", "win"}[n] && r.in_layer == layers));
+    CHECK(in_layers(layers, r.pairs, config, seen / (T * (T + 1) / 2)));
+    CHECK(in_layers(layers, r.tiles, config, tiles[n] / 21));
+    CHECK((in_layers(layers, r.entropy, config, entropy) && in_layers(layers, r.normalised, config, 1)));
+    CHECK((in_layers(layers, r.gate_off, config, 0) && everywhere(r.pair_gate, config, NAN)));
+    for (size_t l = 0; l < layers.size(); l++)
+        for (int h = 0; h < config.NH; h++)
+            CHECK((layers[l] ? (std::abs(r.gate[l][h] - 0.5) <= 1e-12) == (h == n + 1) : std::isnan(r.gate[l][h])));
+}
+
+// A layer of three softmaxes before one of a single softmax, and behind it.
+constexpr const char* NSA_FIRST[] = {"nsa", "causal"};
+constexpr const char* CAUSAL_FIRST[] = {"causal", "nsa"};
+
+/// Whether layer l has the same numbers in both, to the bit; NaN for NaN.
+bool same_layer(const BranchReport& a, const BranchReport& b, int l) {
+    for (auto table : {&BranchReport::entropy, &BranchReport::normalised, &BranchReport::pairs, &BranchReport::tiles,
+                       &BranchReport::gate, &BranchReport::gate_off, &BranchReport::pair_gate})
+        if (bit_difference((a.*table)[l], (b.*table)[l]) != "") return false;
+    return true;
+}
+
+/// What a monitor sees with random weights, which in layer 0 are those of every model whose layer 0 is of the same variant.
+AttentionReport look_at_random(const Variant& variant) {
+    Trial<double> trial(variant, config_of({}), 2, 67, 2, 67);
+    return look_at(trial, [](const Layer&) {});
+}
+
+}   // namespace
+
+TEST_CASE("a monitor shows each of nsa's branches: entropy, pairs, tiles and gate", "[monitor]") {
+    const Threads one(1);
+    const Config config = countable_nsa(2);
+    const AttentionReport report = look_at_uniform(named("nsa"), config);
+    REQUIRE(report.size() == 3);
+    for (int n = 0; n < 3; n++) check_uniform_nsa(report[n], n, {true, true}, config);
+    const int T = FEW_TILES;
+    const PairCount expected = Qwen(named("nsa"), config).layers[0].attention->expected_pairs(1, T);
     CHECK(everywhere(sum_of(report, &BranchReport::pairs), config, expected.pairs / (T * (T + 1) / 2)));
     CHECK(everywhere(sum_of(report, &BranchReport::tiles), config, expected.tiles / 21));
+}
+
+TEST_CASE("a monitor of layers with one softmax and with three: each branch in its layers, by name", "[monitor]") {
+    const Threads one(1);
+    const Config config = countable_nsa(3);
+    const AttentionReport nsa_first = look_at_uniform(in_turn<NSA_FIRST>(), config);
+    REQUIRE(nsa_first.size() == 4);
+    for (int n = 0; n < 3; n++) check_uniform_nsa(nsa_first[n], n, {true, false, true}, config);
+    check_uniform_causal(nsa_first[3], {false, true, false}, config, FEW_TILES);
+
+    const AttentionReport causal_first = look_at_uniform(in_turn<CAUSAL_FIRST>(), config);
+    REQUIRE(causal_first.size() == 4);
+    check_uniform_causal(causal_first[0], {true, false, true}, config, FEW_TILES);
+    for (int n = 0; n < 3; n++) check_uniform_nsa(causal_first[n + 1], n, {false, true, false}, config);
+
+    const double all = FEW_TILES * (FEW_TILES + 1) / 2;   // of a layer the sum is that of its own branches
+    const double of_nsa = Qwen(named("nsa"), config).layers[0].attention->expected_pairs(1, FEW_TILES).pairs / all;
+    const HeadTable pairs = sum_of(causal_first, &BranchReport::pairs);
+    for (int l : {0, 1, 2}) CHECK(std::abs(pairs[l][0] - (l == 1 ? of_nsa : 1)) <= 1e-12);
+}
+
+TEST_CASE("a monitor of layers with one softmax and with three: each layer has the numbers of its own mechanism", "[monitor]") {
+    const Threads one(1);
+    const AttentionReport causal = look_at_random(named("causal")), three = look_at_random(named("nsa"));
+    const AttentionReport causal_first = look_at_random(in_turn<CAUSAL_FIRST>()), nsa_first = look_at_random(in_turn<NSA_FIRST>());
+    REQUIRE((causal.size() == 1 && three.size() == 3 && causal_first.size() == 4 && nsa_first.size() == 4));
+    CHECK(same_layer(causal_first[0], causal[0], 0));
+    for (int n = 0; n < 3; n++) {
+        INFO(three[n].name);
+        CHECK((nsa_first[n].name == three[n].name && same_layer(nsa_first[n], three[n], 0)));
+    }
+}
+
+TEST_CASE("a monitor has room for one layer, of whichever has the most branches", "[monitor]") {
+    const Config config = config_of({});
+    auto bytes = [&](const Variant& variant, int B) { return Monitor<CPU, float>(B, 67, Qwen(variant, config)).bytes(); };
+    CHECK(bytes(named("nsa"), 2) > 2 * bytes(named("causal"), 2));
+    CHECK(bytes(in_turn<NSA_FIRST>(), 2) == bytes(named("nsa"), 2));
+    CHECK(bytes(in_turn<CAUSAL_FIRST>(), 2) == bytes(named("nsa"), 2));
+    CHECK(bytes(in_turn<NSA_FIRST>(), 0) == 0);
+}
+
+namespace {
+
+/// Layers that only say what their softmaxes are called: two share names, in another order.
+struct NamesByLayer : Policy {
+    static constexpr const char* name = "names by layer";
+    int layer;
+
+    NamesByLayer(const Config& config, int l) : Policy(config, l), layer(l) {}
+    std::vector<std::string> branch_names() const {
+        if (layer == 0) return {"near", "far"};
+        if (layer == 1) return {""};
+        return {"far", "sink", "near"};
+    }
+};
+
+/// A number for each layer and branch; none for those that there are not.
+double number_of(int layer, const std::string& name) {
+    const std::map<std::pair<int, std::string>, double> numbers = {{{0, "near"}, 0.5}, {{0, "far"}, 0.25}, {{1, ""}, 0.125},
+                                                                   {{2, "far"}, 1},    {{2, "sink"}, 2},   {{2, "near"}, 3}};
+    const auto at = numbers.find({layer, name});
+    return at == numbers.end() ? NAN : at->second;
+}
+
+/// The report on three tokens of which each branch gives its number for all statistics, but for the pairs of layer 2's sink.
+AttentionReport report_by_layer(const Qwen& net) {
+    const int NH = net.config.NH, T = 3;
+    const size_t rows = size_t(NH) * T, tiles = NH;
+    Monitor<CPU, double> monitor(1, T, net);
+    monitor.allocate();
+    for (int l = 0; l < net.config.L; l++) {
+        const std::vector<std::string>& names = net.layers[l].attention->facts.branch_names;
+        const Statistics<double> all = monitor.start_layer(CPU{});
+        std::vector<std::vector<double>> gates;
+        for (size_t n = 0; n < names.size(); n++) {
+            const double number = number_of(l, names[n]);
+            const Statistics<double> of = all.of_branch(int(n), rows, tiles);
+            std::fill_n(of.entropy, rows, number), std::fill_n(of.tiles, tiles, number);
+            if (names[n] != "sink") std::fill_n(of.pairs, rows, number);
+            gates.emplace_back(rows, number);
+        }
+        std::vector<const double*> at;
+        for (const auto& gate : gates) at.push_back(gate.data());
+        monitor.finish_layer(CPU{}, names, at, 1, T);
+    }
+    return monitor.take_report();
+}
+
+}   // namespace
+
+TEST_CASE("attention report: of layers with branches of their own, null where a layer lacks one", "[monitor]") {
+    Config config = config_of({});
+    config.L = 3;
+    const Qwen net(variant_of<LayerOf, NamesByLayer>, config);
+    const AttentionReport report = report_by_layer(net);
+    std::vector<std::string> names;
+    for (const BranchReport& r : report) {
+        names.push_back(r.name);
+        for (int l = 0; l < 3; l++) {
+            INFO("layer " << l << " " << r.name);
+            const std::vector<double> expected(config.NH, number_of(l, r.name));
+            CHECK(r.in_layer[l] == !std::isnan(expected[0]));
+            CHECK((bit_difference(r.entropy[l], expected) == "" && bit_difference(r.gate[l], expected) == ""));
+        }
+    }
+    CHECK(names == std::vector<std::string>{"near", "far", "", "sink"});
+
+    std::map<std::string, HeadTable> logged;
+    const auto tables = tables_of(report, {{2, 1, 3}});
+    for (const auto& [key, table] : tables) logged[key] = table;
+    CHECK(logged.size() == tables.size());   // no key twice
+    CHECK((logged["tiles"][0][0] == 0.75 && logged["tiles"][1][0] == 0.125 && logged["tiles"][2][0] == 6));
+    CHECK((logged["pairs"][0][0] == 0.375 && logged["pairs"][1][0] == 0.0625 && std::isnan(logged["pairs"][2][0])));   // not known
+    CHECK((logged["tiles.far"][0][0] == 0.25 && std::isnan(logged["tiles.far"][1][0]) && logged["tiles.far"][2][0] == 1));
+    CHECK((std::isnan(logged["entropy"][0][0]) && logged["entropy"][1][0] == 0.125 && std::isnan(logged["entropy"][2][0])));
+    CHECK((logged["collapsed"] == HeadTable{{1, 3}} && logged["collapsed.far"].empty()));
+    CHECK(summary_of(report).find("; far: entropy 0.62 nats") != std::string::npos);
+    CHECK(summary_of(report).find("; one softmax: entropy 0.12 nats") != std::string::npos);
+    CollapseWatch watch;
+    CHECK((watch.look(report) + watch.look(report)).empty());   // what is not there does not collapse
+}
+
+/// Takes what is printed while it lives.
+struct Overheard {
+    std::ostringstream said;
+    std::streambuf* terminal = std::cout.rdbuf(said.rdbuf());
+    ~Overheard() { std::cout.rdbuf(terminal); }
+};
+
+TEST_CASE("the picture of a mask: says what the layer on it is", "[monitor]") {
+    const Threads one(1);
+    const TemporaryFolder folder;
+    Options o;
+    o.device = "cpu", o.model = "qwen-tiny", o.evaluate = true, o.seq_len = 64, o.sample_every = 0, o.threads = 1;
+    o.val_data = write_shard(file_in(folder, "val_0.bin"), ramp(65), 256);
+    o.show_mask = file_in(folder, "mask.pgm");
+    auto said_of = [&](const Variant& variant) {   // two layers: the last is drawn
+        const Overheard terminal;
+        show_mask(variant, o);
+        return terminal.said.str();
+    };
+    CHECK(said_of(in_turn<NSA_FIRST>()).find("100.0% of causal tiles\n") != std::string::npos);
+    CHECK(said_of(in_turn<CAUSAL_FIRST>()).find("300.0% of causal tiles in all softmaxes\n") != std::string::npos);
 }
 
 TEST_CASE("the picture of a mask: found from outputs alone, one picture where heads agree", "[monitor]") {

@@ -33,20 +33,21 @@ inline Config config_of(const Form& form) {
     return c;
 }
 
-/// A made-up variant whose layer l is one of NAMES[l modulo their number]; it has the settings of all.
-template <const auto& NAMES>
+/// A made-up variant whose layer l is one of NAMES[l modulo their number] from the TABLE; it has the settings of all.
+template <const auto& NAMES, const std::vector<const Variant*>& (*TABLE)() = all_variants>
 Variant in_turn() {
     return {"in turn", "",
             [] {
                 std::vector<Setting> all;
                 for (const char* name : NAMES)
-                    for (const Setting& one : named(name).settings())
+                    for (const Setting& one : named(name, TABLE()).settings())
                         if (std::none_of(all.begin(), all.end(), [&](const Setting& s) { return s.key == std::string(one.key); }))
                             all.push_back(one);
                 return all;
             },
-            [] { return std::vector<std::string>{""}; },
-            [](const Config& config, int layer) { return named(NAMES[layer % std::size(NAMES)]).make_layer(config, layer); }};
+            [](const Config& config, int layer) {
+                return named(NAMES[layer % std::size(NAMES)], TABLE()).make_layer(config, layer);
+            }};
 }
 
 /// Large random weights for every tensor, norms and biases too, so that each term of each formula moves the loss; rows of matrices

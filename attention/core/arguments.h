@@ -42,8 +42,9 @@ struct Statistics {
     Wide<X>* pair_gate = nullptr;  // (B, NH, T) sum of Policy::pair_gate() over those keys; left alone where the policy has none
     constexpr explicit operator bool() const { return entropy || tile_max || pairs || tiles || pair_gate; }
 
-    /// Those of branch n (Policy::branch_names()), where each array has room for those of all branches, one behind the other:
-    /// `rows` (B, NH, T) and `query_tiles` numbers each. tile_max, whose size depends on the branch's keys, is not among them.
+    /// Those of branch n of a layer (Policy::branch_names()), where each array has room for those of all its branches, one behind
+    /// the other: `rows` (B, NH, T) and `query_tiles` numbers each. tile_max, whose size depends on the branch's keys, is not among
+    /// them.
     Statistics of_branch(int n, size_t rows, size_t query_tiles) const {
         auto part = [n](Wide<X>* all, size_t size) { return all ? all + n * size : nullptr; };
         return {part(entropy, rows), nullptr, part(pairs, rows), part(tiles, query_tiles), part(pair_gate, rows)};

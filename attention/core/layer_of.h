@@ -23,6 +23,7 @@ LayerFacts facts_of(const A& policy) {
     f.expects_at_most = policy.expects_at_most();
     f.has_exact_gradients = policy.has_exact_gradients(), f.has_teacher = policy.has_teacher();
     f.sorts_tokens = A::sorts_tokens, f.tokens_choose = A::tokens_choose;
+    f.branch_names = policy.branch_names();
     return f;
 }
 
@@ -106,7 +107,7 @@ struct GpuLayer final : LayerOf<A>, PassesOf<A, GPU, float>, PassesOf<A, GPU, bf
 
 /// The variant whose layers are of class Layer: variant_of<CpuLayer, asga>.
 template <template <class> class Layer, class A>
-inline constexpr Variant variant_of = {A::name, A::options_to_train, A::settings, A::branch_names,
+inline constexpr Variant variant_of = {A::name, A::options_to_train, A::settings,
                                        [](const Config& config, int layer) -> std::unique_ptr<AttentionLayer> {
                                            return std::make_unique<Layer<A>>(config, layer);
                                        }};

@@ -167,7 +167,7 @@ struct Policy {
 
     /// What a monitor calls the softmaxes of a layer: one without a name, unless a composite sums several with a gate each. It then
     /// leaves the statistics of number n in Statistics::of_branch(n).
-    static std::vector<std::string> branch_names() { return {""}; }
+    std::vector<std::string> branch_names() const { return {""}; }
 
     /// What the last forward pass multiplied the output of each of them with, (B, T, NH); null where that is nothing.
     template <class X>

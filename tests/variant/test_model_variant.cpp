@@ -62,13 +62,13 @@ VARIANT_CASE(" model: being watched changes no bit; entropy is between 0 and tha
     Float alone(variant, Form{}), watched(variant, Form{});
     alone.loss();
     const Config& c = watched.gpt.net.config;
-    Monitor<CPU, float> monitor(watched.B, watched.T, c.NH, variant.branch_names());
+    Monitor<CPU, float> monitor(watched.B, watched.T, watched.gpt.net);
     monitor.allocate();
     gpt_forward(CPU{}, watched.gpt, watched.feed.put(CPU{}, watched.tokens.data(), nullptr, watched.B, watched.T), &monitor);
     const size_t numbers = size_t(watched.B) * watched.T * c.C;
     CHECK(std::equal(alone.gpt.final_normed, alone.gpt.final_normed + numbers, watched.gpt.final_normed));
     const AttentionReport report = monitor.take_report();
-    REQUIRE(report.size() == variant.branch_names().size());
+    REQUIRE(report.size() == watched.gpt.net.layers[0].attention->facts.branch_names.size());
     for (const BranchReport& r : report)
         for (int l = 0; l < c.L; l++)
             for (int h = 0; h < c.NH; h++) {

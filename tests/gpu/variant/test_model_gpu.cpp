@@ -98,13 +98,16 @@ GPU_VARIANT_CASE(" model on the GPU: steps of training, float32 follows the CPU 
     if (trains_long(variant)) CHECK(exact.loss() < 0.8 * std::log(config.V));
 }
 
-GPU_VARIANT_CASE(" model on the GPU: a monitor sees what it sees on the CPU", "[gpu][model][variant]") {
+namespace {
+
+/// Checks that a monitor of the model on the GPU reports what that of its twin on the CPU does.
+void check_monitor(const Variant& of_gpu, const Variant& of_cpu) {
     const Config config = small_config(false);
-    Trial<double> exact(on_cpu(variant), config, 2, 130, 2, 130);
-    GpuTrial<float> gpu(variant, config, 2, 130);
+    Trial<double> exact(of_cpu, config, 2, 130, 2, 130);
+    GpuTrial<float> gpu(of_gpu, config, 2, 130);
     gpu.set_weights(round_weights<float>(exact));
-    Monitor<CPU, double> there(2, 130, config.NH, variant.branch_names());
-    Monitor<GPU, float> here(2, 130, config.NH, variant.branch_names());
+    Monitor<CPU, double> there(2, 130, exact.gpt.net);
+    Monitor<GPU, float> here(2, 130, gpu.gpt.net);
     there.allocate(), here.allocate();
     gpt_forward(CPU{}, exact.gpt, exact.feed.put(CPU{}, exact.tokens.data(), nullptr, 2, 130), &there);
     gpt_forward(gpu.device, gpu.gpt, gpu.feed.put(gpu.device, exact.tokens.data(), nullptr, 2, 130), &here);
@@ -119,10 +122,26 @@ GPU_VARIANT_CASE(" model on the GPU: a monitor sees what it sees on the CPU", "[
     for (size_t n = 0; n < on_cpu.size(); n++) {
         const BranchReport &is = on_gpu[n], &should = on_cpu[n];
         INFO("branch " << should.name);
+        CHECK((is.name == should.name && is.in_layer == should.in_layer));
         CHECK((same(is.entropy, should.entropy) && same(is.normalised, should.normalised)));
         CHECK((same(is.pairs, should.pairs) && same(is.tiles, should.tiles)));
         CHECK((same(is.gate, should.gate) && same(is.gate_off, should.gate_off) && same(is.pair_gate, should.pair_gate)));
     }
+}
+
+constexpr const char* NSA_FIRST[] = {"nsa", "causal"};
+constexpr const char* CAUSAL_FIRST[] = {"causal", "nsa"};
+
+}   // namespace
+
+GPU_VARIANT_CASE(" model on the GPU: a monitor sees what it sees on the CPU", "[gpu][model][variant]") {
+    check_monitor(variant, on_cpu(variant));
+}
+
+TEST_CASE("model on the GPU: a monitor of layers with one softmax and with three sees what it sees on the CPU", "[gpu][model]") {
+    if (all_variants().size() == 1) return;   // a program of one variant (make test-NAME) has nothing to mix
+    check_monitor(in_turn<NSA_FIRST, all_variants_on_gpu>(), in_turn<NSA_FIRST>());
+    check_monitor(in_turn<CAUSAL_FIRST, all_variants_on_gpu>(), in_turn<CAUSAL_FIRST>());
 }
 
 GPU_VARIANT_CASE(" model on the GPU: a recorded step is the step", "[gpu][model][variant]") {
