@@ -46,7 +46,8 @@ public:
         int sums_of = first_head;   // the head that `sums` belong to
         int search = first_head;
         TileCursor cursor(0, tiles_of(a_.T));
-        Meeting before{0, 0, Tile::hidden}, now = next_meeting(search, last_head, cursor);
+        int before = -1;   // where the turn is that this block has still to end
+        Meeting now = next_meeting(search, last_head, cursor);
         fetch_keys();
         if (now) fetch(now, true);
         KeySums<Shape> keys;
@@ -63,15 +64,15 @@ public:
             add_keys(keys, sums, now);
             if (warp_ == 0) wait_for_turn(now);
             __syncthreads();   // ds is complete, and it is this block's turn
-            if (before) end_turn(before);
+            if (before >= 0) end_turn(before);
             if (Shape::BUFFERS == 1 && next) fetch(next, next.h != now.h);
             add_queries(now);
             if (Shape::MODIFIED && f_.tile && threadIdx.x == 0) write_tile_number(now);
-            before = now, now = next;
+            before = turn_of(now), now = next;
         }
         wait_for_copies();
         __syncthreads();
-        if (before) end_turn(before);
+        if (before >= 0) end_turn(before);
         for (; Shape::MODIFIED && sums_of < last_head; sums_of++) finish_head(sums_of, sums);
         write_keys(keys);
     }
@@ -101,8 +102,9 @@ private:
         copy_rows<THREADS>(shared_.q[buffer], a_.q.data + sequence * a_.q.row + head, a_.q.row, i0, a_.T);
         copy_rows<THREADS>(shared_.dout[buffer], g_.dout + sequence * a_.NH * HS + head, size_t(a_.NH) * HS, i0, a_.T);
         const float* rows = memory_.rows + ((size_t(b_) * a_.NH + h) * tiles_of(a_.T) + meeting.tile) * ROW_NUMBERS * QUERIES;
-        for (int n = 4 * threadIdx.x; n < ROW_NUMBERS * QUERIES; n += 4 * THREADS)
-            copy_async<16>(&shared_.rows[buffer][0][0] + n, rows + n, 16);
+        static_assert(ROW_NUMBERS * QUERIES <= 4 * THREADS);
+        const int n = 4 * threadIdx.x;
+        if (n < ROW_NUMBERS * QUERIES) copy_async<16>(&shared_.rows[buffer][0][0] + n, rows + n, 16);
         if constexpr (Shape::MODIFIED) {
             features_.template copy_row_features<THREADS>(a_, b_, h, i0, buffer);
             if (new_head) features_.template copy_column_features<THREADS>(a_, b_, h, tile_ * KEYS, meeting.columns);
@@ -275,18 +277,16 @@ private:
 
     // ---- dQ and drow, in turns
 
-    __device__ int* turn_of(const Meeting& meeting) const {
-        return memory_.turn + (size_t(b_) * a_.NH + meeting.h) * tiles_of(a_.T) + meeting.tile;
-    }
+    __device__ int turn_of(const Meeting& meeting) const { return (b_ * a_.NH + meeting.h) * tiles_of(a_.T) + meeting.tile; }
     __device__ __forceinline__ void wait_for_turn(const Meeting& meeting) {
         const int before = tiles(meeting.h).first_key_tile(meeting.tile, tile_ + 1);
         if (lane_of() != 0) return;
         shared_.before = before < key_tiles_ ? before : BackwardMemory::NOBODY;
-        wait_for_flag(turn_of(meeting), shared_.before, memory_.stuck, meeting.h * tiles_of(a_.T) + meeting.tile);
+        wait_for_flag(memory_.turn + turn_of(meeting), shared_.before, memory_.stuck, meeting.h * tiles_of(a_.T) + meeting.tile);
     }
     /// After a __syncthreads(). The kernel calls it a step late, when what was written has long arrived: nobody waits for that.
-    __device__ __forceinline__ void end_turn(const Meeting& meeting) {
-        if (threadIdx.x == 0) raise_flag(turn_of(meeting), tile_);
+    __device__ __forceinline__ void end_turn(int turn) {
+        if (threadIdx.x == 0) raise_flag(memory_.turn + turn, tile_);
     }
 
     /// dQ += dS K: a warp has 32 rows and DQ_COLUMNS columns of the query tile. The first to come overwrites. What dQ has come to so

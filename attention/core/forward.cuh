@@ -18,7 +18,10 @@ struct ForwardShape {
     static constexpr int QUERIES = WARPS * ROWS;
     static constexpr int KEYS = TILE;
     static constexpr int STEP = fast && !MODIFIED ? KEYS : 16;     // keys whose scores exist at once: long scores make long code
-    static constexpr int BUFFERS = fast ? 2 : 1;                        // of K and V
+    /// One buffer each for K and V, two of which take more shared memory than half of an A100's multiprocessor or all of an RTX 4090's
+    /// has: values arrive while scores are computed, and the next keys while values are summed.
+    static constexpr bool staggered = fast && !MODIFIED && HS > 64;
+    static constexpr int BUFFERS = fast && !staggered ? 2 : 1;
     static constexpr int BLOCKS = MODIFIED && HS <= 64 ? 3 : 2;         // per multiprocessor, by registers
     using Features = FeatureTiles<QUERIES, KEYS, 1, BUFFERS>;
 };
@@ -144,17 +147,26 @@ __device__ __forceinline__ void exponentials(ForwardRows<Shape>& rows, float (&s
         }
 }
 
+/// P of STEP keys as left factors: half the registers of the scores where X is bf16.
+template <class Shape>
+struct Weights {
+    FragmentA<typename Shape::X> of_keys[Shape::STEP / 16][Shape::M_TILES];
+};
+
+template <class Shape>
+__device__ __forceinline__ void pack(Weights<Shape>& weights, const float (&p)[Shape::M_TILES][Shape::STEP / 8][4]) {
+#pragma unroll
+    for (int k = 0; k < Shape::STEP / 16; k++)
+#pragma unroll
+        for (int m = 0; m < Shape::M_TILES; m++) results_as_a(weights.of_keys[k][m], p[m][2 * k], p[m][2 * k + 1]);
+}
+
 /// out += P V for STEP keys from c0 on.
 template <class Shape>
-__device__ __forceinline__ void add_values(ForwardRows<Shape>& rows, const float (&p)[Shape::M_TILES][Shape::STEP / 8][4],
+__device__ __forceinline__ void add_values(ForwardRows<Shape>& rows, const Weights<Shape>& weights,
                                            const SharedTile<typename Shape::X, Shape::KEYS, Shape::HS>& v, int c0) {
 #pragma unroll
-    for (int k = 0; k < Shape::STEP; k += 16) {
-        FragmentA<typename Shape::X> weights[Shape::M_TILES];
-#pragma unroll
-        for (int m = 0; m < Shape::M_TILES; m++) results_as_a(weights[m], p[m][k / 8], p[m][k / 8 + 1]);
-        registers_times_rows(rows.out, weights, v, c0 + k);
-    }
+    for (int k = 0; k < Shape::STEP / 16; k++) registers_times_rows(rows.out, weights.of_keys[k], v, c0 + 16 * k);
 }
 
 /// E6: z of the largest score of every row in one key tile (B, NH, T, tiles).
@@ -263,10 +275,16 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
 
     auto place = [&](int tile) { return TilePlace{b, h, i0, tile * KEYS, min(QUERIES, a.T - i0), min(KEYS, a.S - tile * KEYS)}; };
     auto judge = [&](int tile) { return walk.judge_listed(place(tile)); };
-    auto fetch = [&](int tile, int buffer) {
-        const size_t sequence = size_t(b) * a.S, head = size_t(kv) * HS;
+    const size_t sequence = size_t(b) * a.S, head = size_t(kv) * HS;
+    auto fetch_keys = [&](int tile, int buffer) {
         copy_rows<THREADS>(shared.k[buffer], a.k.data + sequence * a.k.row + head, a.k.row, tile * KEYS, a.S);
+    };
+    auto fetch_values = [&](int tile, int buffer) {
         copy_rows<THREADS>(shared.v[buffer], a.v.data + sequence * a.v.row + head, a.v.row, tile * KEYS, a.S);
+    };
+    auto fetch = [&](int tile, int buffer) {
+        fetch_keys(tile, buffer);
+        if constexpr (!Shape::staggered) fetch_values(tile, buffer);
         if constexpr (MODIFIED) features.template copy_column_features<THREADS>(a, b, h, tile * KEYS, buffer);
     };
 
@@ -287,6 +305,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
         wait_for_copies();
         __syncthreads();   // this tile has arrived for all, and nobody reads the other buffer any more
         const Visit next = cursor.next(judge);
+        if (Shape::staggered) fetch_values(now.tile, 0);
         if (Shape::BUFFERS > 1 && next) fetch(next.tile, (buffer + 1) % Shape::BUFFERS);
         const TilePlace at = place(now.tile);
         for (auto& pair : rows.peak) pair[0] = pair[1] = -INFINITY;
@@ -295,26 +314,34 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
         for (int c0 = 0; c0 < KEYS; c0 += STEP) {
             const TilePlace part{b, h, i0 + row0, at.j0 + c0, min(Shape::ROWS, at.rows - row0), min(STEP, at.columns - c0)};
             const Tile verdict = walk.judge_part(part, now.verdict);
-            if (verdict == Tile::hidden) continue;
-            float s[Shape::M_TILES][STEP / 8][4] = {};
-            rows_times_rows(s, shared.q, row0, shared.k[buffer], c0);
-            if constexpr (MODIFIED)
-                for_each_pair<Shape>(s, [&](float& value, int r, int c) {
-                    const auto pair = features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c);
-                    value = float(policy.score(ScoreNumber<X>(value * scale), pair));
-                });
-            mask<Shape>(s, walk, part, verdict, a.S);
-            if constexpr (PAIR_GATES)
-                add_pair_gates<Shape>(rows, s, a.statistics.pair_gate, [&](int r, int c) {
-                    return float(policy.pair_gate(features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c)));
-                });
-            raise_maxima<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
-            exponentials<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
-            add_values<Shape>(rows, s, shared.v[buffer], c0);
+            Weights<Shape> weights;
+            if (verdict != Tile::hidden) {
+                float s[Shape::M_TILES][STEP / 8][4] = {};
+                rows_times_rows(s, shared.q, row0, shared.k[buffer], c0);
+                if constexpr (MODIFIED)
+                    for_each_pair<Shape>(s, [&](float& value, int r, int c) {
+                        const auto pair = features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c);
+                        value = float(policy.score(ScoreNumber<X>(value * scale), pair));
+                    });
+                mask<Shape>(s, walk, part, verdict, a.S);
+                if constexpr (PAIR_GATES)
+                    add_pair_gates<Shape>(rows, s, a.statistics.pair_gate, [&](int r, int c) {
+                        return float(policy.pair_gate(features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c)));
+                    });
+                raise_maxima<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
+                exponentials<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
+                pack(weights, s);
+            }
+            if constexpr (Shape::staggered) {
+                wait_for_copies();
+                __syncthreads();   // the values have arrived for all, and nobody reads the keys any more
+                if (next) fetch(next.tile, 0);
+            }
+            if (verdict != Tile::hidden) add_values<Shape>(rows, weights, shared.v[buffer], c0);
         }
         if (STATISTICS && a.statistics.tile_max) write_peaks<Shape>(rows, a, at, row0, to_z);
-        if (Shape::BUFFERS == 1) __syncthreads();
-        if (Shape::BUFFERS == 1 && next) fetch(next.tile, 0);
+        if (Shape::BUFFERS == 1 && !Shape::staggered) __syncthreads();
+        if (Shape::BUFFERS == 1 && !Shape::staggered && next) fetch(next.tile, 0);
         now = next;
     }
     wait_for_copies();
