@@ -221,11 +221,11 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 	$(call COMPILE,$<)
 
 # ---- objects of all other files
-# Catch's main(), and what reads command lines and JSON: headers that take long to optimise, in no loop that anybody waits for. All
-# users of JSON alike: of a template that several objects have, the linker takes one for all.
+# Catch's main(), and what reads command lines and walks over JSON: headers that take long to optimise, in no loop that anybody waits
+# for. Not model/json: of a template that several objects have, the linker takes one for all, and the parser is to be a fast one.
 build/tests/main.o: private FLAGS += -O0
-COLD := model/train_options model/report model/config model/json_fields model/checkpoint model/checkpoint_save \
-        data/tokenize data/evaluation data/manifest data/tokenizer_json
+COLD := model/train_options model/report model/config model/checkpoint model/checkpoint_save \
+        data/tokenize data/evaluation data/manifest data/tokenizer_json data/documents
 $(COLD:%=build/%.o): private FLAGS += -O1
 build/emulated/%.o: %.cpp build/flags
 	$(call COMPILE_EMULATED,$<)

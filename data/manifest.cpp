@@ -1,36 +1,53 @@
 #include "data/manifest.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "model/error.h"
+#include "model/json.h"
 
 using nlohmann::ordered_json;
 
 // Found by the JSON library through the type's namespace, hence outside an unnamed one.
 void to_json(ordered_json& json, const ShardInfo& shard) {
-    json = {{"file", shard.file}, {"tokens", shard.tokens}, {"bytes", shard.bytes}, {"xxh64", shard.xxh64}};
+    json["file"] = shard.file;
+    json["tokens"] = shard.tokens;
+    json["bytes"] = shard.bytes;
+    json["xxh64"] = shard.xxh64;
 }
 void from_json(const ordered_json& json, ShardInfo& shard) {
-    shard = {json.at("file"), json.at("tokens"), json.at("bytes"), json.at("xxh64")};
+    json.at("file").get_to(shard.file);
+    json.at("tokens").get_to(shard.tokens);
+    json.at("bytes").get_to(shard.bytes);
+    json.at("xxh64").get_to(shard.xxh64);
 }
 void to_json(ordered_json& json, const Place& place) {
-    json = {{"offset", place.offset}, {"line", place.line}, {"document_bytes", place.document_bytes},
-            {"after_newline", place.after_newline}, {"digest", place.digest}};
+    json["offset"] = place.offset;
+    json["line"] = place.line;
+    json["document_bytes"] = place.document_bytes;
+    json["after_newline"] = place.after_newline;
+    json["digest"] = place.digest;
 }
 void from_json(const ordered_json& json, Place& place) {
-    place = {json.at("offset"), json.at("line"), json.at("document_bytes"), json.at("after_newline"), json.at("digest")};
+    json.at("offset").get_to(place.offset);
+    json.at("line").get_to(place.line);
+    json.at("document_bytes").get_to(place.document_bytes);
+    json.at("after_newline").get_to(place.after_newline);
+    json.at("digest").get_to(place.digest);
 }
 
 std::string manifest_to_json(const Manifest& manifest) {
-    const ordered_json file = {{"tokenizer", manifest.tokenizer}, {"vocabulary", manifest.vocabulary}, {"documents", manifest.documents},
-                               {"tokens", manifest.tokens}, {"shards", manifest.shards}};
-    return file.dump(2) + "\n";
+    ordered_json file;
+    file["tokenizer"] = manifest.tokenizer;
+    file["vocabulary"] = manifest.vocabulary;
+    file["documents"] = manifest.documents;
+    file["tokens"] = manifest.tokens;
+    file["shards"] = manifest.shards;
+    return written(file, 2) + "\n";
 }
 
 Manifest manifest_from_json(const std::string& text, const std::string& where) {
     try {
-        const ordered_json file = ordered_json::parse(text);
+        const ordered_json file = parse_ordered_json(text);
         Manifest manifest;
         file.at("tokenizer").get_to(manifest.tokenizer);
         file.at("vocabulary").get_to(manifest.vocabulary);
@@ -65,19 +82,25 @@ std::string manifest_path(const std::string& shard_path) {
 }
 
 std::string saved_run_to_json(const SavedRun& run) {
-    ordered_json made_by = ordered_json::object();
+    ordered_json file, made_by = ordered_json::object();
     for (const auto& [name, value] : run.made_by) made_by[name] = value;
-    const ordered_json file = {{"made_by", made_by}, {"train_documents", run.split.train_documents},
-                               {"train_bytes", run.split.train_bytes}, {"val", run.val}, {"train", run.train},
-                               {"input", run.input}, {"place", run.place},
-                               {"written", run.written}, {"documents_before", run.documents_before},
-                               {"in_validation", run.in_validation}, {"complete", run.complete}};
-    return file.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";   // names of files need not be UTF-8
+    file["made_by"] = made_by;
+    file["train_documents"] = run.split.train_documents;
+    file["train_bytes"] = run.split.train_bytes;
+    file["val"] = run.val;
+    file["train"] = run.train;
+    file["input"] = run.input;
+    file["place"] = run.place;
+    file["written"] = run.written;
+    file["documents_before"] = run.documents_before;
+    file["in_validation"] = run.in_validation;
+    file["complete"] = run.complete;
+    return written(file, 2, NotUtf8::replace) + "\n";   // names of files need not be UTF-8
 }
 
 std::optional<SavedRun> saved_run_from_json(const std::string& text) {
     try {
-        const ordered_json file = ordered_json::parse(text);
+        const ordered_json file = parse_ordered_json(text);
         SavedRun run;
         for (const auto& [name, value] : file.at("made_by").items()) run.made_by.emplace_back(name, value);
         file.at("train_documents").get_to(run.split.train_documents);

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "model/error.h"
-#include "model/json_fields.h"
+#include "model/json.h"
 #include "model/options.h"
 
 using nlohmann::json;
@@ -316,7 +316,7 @@ std::string config_to_json(const Config& config) {
     object["attention_variant"] = config.variant;
     object["engine_tokenizer"] = config.tokenizer;
     for (const auto& [key, value] : config.settings) object.emplace(key, number(value));   // emplace: a model key wins
-    return object.dump(2) + "\n";
+    return written(object, 2) + "\n";
 }
 
 Config config_from_json(const std::string& text, const std::string& where) {

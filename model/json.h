@@ -1,10 +1,26 @@
-// Reading fields of a JSON object with errors that name the file, the key, the value found and what would be right. For .cpp
-// files only: nlohmann's header is slow to compile. Every failure is Exit::checkpoint, for only model folders hold JSON.
+// JSON: reading and writing it, and reading fields with errors that name the file, the key, the value found and what would be right.
+// For .cpp files only, since nlohmann's header is slow to compile. Its parser and writer are slower still: nobody else calls its
+// parse() and dump(), so that they are compiled once.
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
+
+/// As nlohmann::json::parse(): what is no JSON is an exception of its, or, where it must not throw, a value of no type at all.
+nlohmann::json parse_json(std::string_view text, const nlohmann::json::parser_callback_t& on_value = nullptr, bool throws = true);
+
+/// The same with keys in the order of the text; finding one takes the longer the more there are.
+nlohmann::ordered_json parse_ordered_json(std::string_view text);
+
+/// As nlohmann's dump(): one line or, with an `indent` of 0 or more, several. `otherwise` says what becomes of a string that is not
+/// UTF-8: an exception, or U+FFFD in place of what is wrong.
+using NotUtf8 = nlohmann::json::error_handler_t;
+std::string written(const nlohmann::json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
+std::string written(const nlohmann::ordered_json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
+
+// ---- fields of model folders' files: every failure is Exit::checkpoint
 
 /// Parses `text`, which must be one JSON object; `where` (the file's path) is named in errors.
 nlohmann::json parse_json_object(const std::string& text, const std::string& where);
