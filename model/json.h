@@ -1,6 +1,6 @@
-// JSON: reading and writing it, and reading fields with errors that name the file, the key, the value found and what would be right.
-// For .cpp files only, since nlohmann's header is slow to compile. Its parser and writer are slower still: nobody else calls its
-// parse() and dump(), so that they are compiled once.
+// JSON: reading it, writing it, and fields of an object with errors that name the file, the key, the value found and what would be
+// right. For .cpp files only, since nlohmann's header is slow to compile. Its parser and writer are slower still: nobody else calls
+// its parse() and dump(), so that they are compiled once.
 #pragma once
 #include <cstdint>
 #include <string>
