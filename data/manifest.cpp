@@ -5,34 +5,35 @@
 #include "model/error.h"
 #include "model/json.h"
 
-using nlohmann::ordered_json;
+using nlohmann::json;
+using nlohmann::ordered_json;   // keeps keys in the order of writing
 
 // Found by the JSON library through the type's namespace, hence outside an unnamed one.
-void to_json(ordered_json& json, const ShardInfo& shard) {
-    json["file"] = shard.file;
-    json["tokens"] = shard.tokens;
-    json["bytes"] = shard.bytes;
-    json["xxh64"] = shard.xxh64;
+void to_json(ordered_json& object, const ShardInfo& shard) {
+    object["file"] = shard.file;
+    object["tokens"] = shard.tokens;
+    object["bytes"] = shard.bytes;
+    object["xxh64"] = shard.xxh64;
 }
-void from_json(const ordered_json& json, ShardInfo& shard) {
-    json.at("file").get_to(shard.file);
-    json.at("tokens").get_to(shard.tokens);
-    json.at("bytes").get_to(shard.bytes);
-    json.at("xxh64").get_to(shard.xxh64);
+void from_json(const json& object, ShardInfo& shard) {
+    object.at("file").get_to(shard.file);
+    object.at("tokens").get_to(shard.tokens);
+    object.at("bytes").get_to(shard.bytes);
+    object.at("xxh64").get_to(shard.xxh64);
 }
-void to_json(ordered_json& json, const Place& place) {
-    json["offset"] = place.offset;
-    json["line"] = place.line;
-    json["document_bytes"] = place.document_bytes;
-    json["after_newline"] = place.after_newline;
-    json["digest"] = place.digest;
+void to_json(ordered_json& object, const Place& place) {
+    object["offset"] = place.offset;
+    object["line"] = place.line;
+    object["document_bytes"] = place.document_bytes;
+    object["after_newline"] = place.after_newline;
+    object["digest"] = place.digest;
 }
-void from_json(const ordered_json& json, Place& place) {
-    json.at("offset").get_to(place.offset);
-    json.at("line").get_to(place.line);
-    json.at("document_bytes").get_to(place.document_bytes);
-    json.at("after_newline").get_to(place.after_newline);
-    json.at("digest").get_to(place.digest);
+void from_json(const json& object, Place& place) {
+    object.at("offset").get_to(place.offset);
+    object.at("line").get_to(place.line);
+    object.at("document_bytes").get_to(place.document_bytes);
+    object.at("after_newline").get_to(place.after_newline);
+    object.at("digest").get_to(place.digest);
 }
 
 std::string manifest_to_json(const Manifest& manifest) {
@@ -47,7 +48,7 @@ std::string manifest_to_json(const Manifest& manifest) {
 
 Manifest manifest_from_json(const std::string& text, const std::string& where) {
     try {
-        const ordered_json file = parse_ordered_json(text);
+        const json file = parse_json(text);
         Manifest manifest;
         file.at("tokenizer").get_to(manifest.tokenizer);
         file.at("vocabulary").get_to(manifest.vocabulary);
@@ -100,7 +101,7 @@ std::string saved_run_to_json(const SavedRun& run) {
 
 std::optional<SavedRun> saved_run_from_json(const std::string& text) {
     try {
-        const ordered_json file = parse_ordered_json(text);
+        const json file = parse_json(text);
         SavedRun run;
         for (const auto& [name, value] : file.at("made_by").items()) run.made_by.emplace_back(name, value);
         file.at("train_documents").get_to(run.split.train_documents);
@@ -124,7 +125,7 @@ std::string difference(const Fingerprint& before, const Fingerprint& now) {
         const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
         return found == all.end() ? "not there" : found->second;
     };
-    for (const Fingerprint* names : {&before, &now})
+    for (const Fingerprint* names : {&now, &before})   // what was read back has an order of its own
         for (const auto& [name, ignored] : *names)
             if (value_in(before, name) != value_in(now, name))
                 return name + " was " + value_in(before, name) + ", is " + value_in(now, name);

@@ -55,7 +55,7 @@ struct SavedRun {
 
 std::string saved_run_to_json(const SavedRun& run);
 
-/// None for a text that is not what saved_run_to_json() wrote.
+/// None for a text that is not what saved_run_to_json() wrote. `made_by` comes back in alphabetical order.
 std::optional<SavedRun> saved_run_from_json(const std::string& text);
 
 /// The first thing in which two fingerprints differ: "--shard-tokens was 1000, is 2000"; "" when they are equal.

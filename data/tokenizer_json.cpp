@@ -237,29 +237,40 @@ std::string eos_token_of_config(std::string_view text, const std::string& where)
 }
 
 std::string bytes_tokenizer_json(int ids, const std::string& end_of_text) {
-    ordered_json file = parse_ordered_json(R"({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
-        "post_processor": null,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": {}, "merges": []}})");
-    for (int byte = 0; byte < byte_values; ++byte) file["model"]["vocab"][visible(static_cast<unsigned char>(byte))] = byte;
+    ordered_json added = ordered_json::array(), byte_level, model, file;
     for (int id = byte_values; id < ids; ++id) {
-        ordered_json& token = file["added_tokens"].emplace_back();
+        ordered_json& token = added.emplace_back();
         token["id"] = id;
         token["content"] = id == byte_values ? end_of_text : "<|unused_" + std::to_string(id) + "|>";
-        for (const char* property : {"single_word", "lstrip", "rstrip", "normalized"}) token[property] = false;
+        for (const char* no : {"single_word", "lstrip", "rstrip", "normalized"}) token[no] = false;
         token["special"] = true;
     }
+    byte_level["type"] = "ByteLevel";
+    for (const char* no : {"add_prefix_space", "trim_offsets", "use_regex"}) byte_level[no] = false;
+
+    model["type"] = "BPE";
+    for (const char* none : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) model[none] = nullptr;
+    for (const char* no : {"fuse_unk", "byte_fallback"}) model[no] = false;
+    for (int byte = 0; byte < byte_values; ++byte) model["vocab"][visible(static_cast<unsigned char>(byte))] = byte;
+    model["merges"] = ordered_json::array();
+
+    file["version"] = "1.0";
+    for (const char* none : {"truncation", "padding"}) file[none] = nullptr;
+    file["added_tokens"] = added;
+    file["normalizer"] = nullptr;
+    file["pre_tokenizer"] = byte_level;
+    file["post_processor"] = nullptr;
+    file["decoder"] = byte_level;
+    file["model"] = model;
     return written(file, 1) + "\n";
 }
 
 std::string plain_tokenizer_config_json(const std::string& end_of_text) {
-    // clean_up_tokenization_spaces would change the text on decoding ("a ." to "a.").
-    ordered_json file = parse_ordered_json(R"({
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": null, "eos_token": null, "unk_token": null,
-        "add_prefix_space": false, "clean_up_tokenization_spaces": false})");
-    file["bos_token"] = file["eos_token"] = end_of_text;
+    ordered_json file;
+    file["tokenizer_class"] = "PreTrainedTokenizerFast";
+    for (const char* token : {"bos_token", "eos_token"}) file[token] = end_of_text;
+    file["unk_token"] = nullptr;
+    file["add_prefix_space"] = false;
+    file["clean_up_tokenization_spaces"] = false;   // which would change the text on decoding ("a ." to "a.")
     return written(file, 2) + "\n";
 }

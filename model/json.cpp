@@ -3,16 +3,15 @@
 #include "model/error.h"
 
 using nlohmann::json;
-using nlohmann::ordered_json;
 
 json parse_json(std::string_view text, const json::parser_callback_t& on_value, bool throws) {
     return json::parse(text, on_value, throws);
 }
 
-ordered_json parse_ordered_json(std::string_view text) { return ordered_json::parse(text); }
-
 std::string written(const json& value, int indent, NotUtf8 otherwise) { return value.dump(indent, ' ', false, otherwise); }
-std::string written(const ordered_json& value, int indent, NotUtf8 otherwise) { return value.dump(indent, ' ', false, otherwise); }
+std::string written(const nlohmann::ordered_json& value, int indent, NotUtf8 otherwise) {
+    return value.dump(indent, ' ', false, otherwise);
+}
 
 json parse_json_object(const std::string& text, const std::string& where) {
     json object;

@@ -11,10 +11,7 @@
 /// As nlohmann::json::parse(): what is no JSON is an exception of its, or, where it must not throw, a value of no type at all.
 nlohmann::json parse_json(std::string_view text, const nlohmann::json::parser_callback_t& on_value = nullptr, bool throws = true);
 
-/// The same with keys in the order of the text; finding one takes the longer the more there are.
-nlohmann::ordered_json parse_ordered_json(std::string_view text);
-
-/// As nlohmann's dump(): one line or, with an `indent` of 0 or more, several. `otherwise` says what becomes of a string that is not
+/// As nlohmann's dump(), of an ordered_json with the keys in the order in which they were added: one line or, with an `indent` of 0 or more, several. `otherwise` says what becomes of a string that is not
 /// UTF-8: an exception, or U+FFFD in place of what is wrong.
 using NotUtf8 = nlohmann::json::error_handler_t;
 std::string written(const nlohmann::json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
