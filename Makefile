@@ -222,7 +222,7 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 
 # ---- objects of all other files
 # Catch's main(), and what reads command lines and walks over JSON: headers that take long to optimise, in no loop that anybody waits
-# for. Not model/json: of a template that several objects have, the linker takes one for all, and the parser is to be a fast one.
+# for. Not model/json, which alone has the parser, nor model/safetensors, which converts whole models' numbers.
 build/tests/main.o: private FLAGS += -O0
 COLD := model/train_options model/report model/config model/checkpoint model/checkpoint_save \
         data/tokenize data/evaluation data/manifest data/tokenizer_json data/documents

@@ -1,5 +1,5 @@
-// Documents of all inputs as tokens, reading ahead of encoding, encoding ahead of writing: one thread reads pieces of documents, many
-// encode them, and the caller gets the tokens in the order of the documents.
+// Documents of all inputs as tokens, reading ahead of encoding, encoding ahead of writing: one thread reads pieces of documents,
+// many encode them, and the caller gets the tokens in the order of the documents.
 #pragma once
 #include <atomic>
 #include <condition_variable>

@@ -8,12 +8,13 @@
 
 #include <nlohmann/json.hpp>
 
-/// As nlohmann::json::parse(): what is no JSON is an exception of its, or, where it must not throw, a value of no type at all.
+/// As nlohmann::json::parse(): what is no JSON is an exception of the library's, or, unless it `throws`, a discarded value.
 nlohmann::json parse_json(std::string_view text, const nlohmann::json::parser_callback_t& on_value = nullptr, bool throws = true);
 
-/// As nlohmann's dump(), of an ordered_json with the keys in the order in which they were added: one line or, with an `indent` of 0 or more, several. `otherwise` says what becomes of a string that is not
-/// UTF-8: an exception, or U+FFFD in place of what is wrong.
 using NotUtf8 = nlohmann::json::error_handler_t;
+
+/// As nlohmann's dump(): one line or, with an `indent` of 0 or more, several; the keys of an ordered_json in the order in which they
+/// were added. `otherwise` says what becomes of a string that is not UTF-8: an exception, or U+FFFD in place of what is wrong.
 std::string written(const nlohmann::json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
 std::string written(const nlohmann::ordered_json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
 
