@@ -55,7 +55,8 @@ private:
 /// Replaces the texts of a batch by their tokens, each document behind an end-of-text. A text that goes on behind `train_bytes`
 /// bytes of its document is divided there, at a character, and validation begins with an end-of-text of its own. A broken line of a
 /// .jsonl file: Exit::data naming it.
-void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rules, const Tokenizer& tokenizer, uint64_t train_bytes);
+void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rules, const Tokenizer& tokenizer,
+                  uint64_t train_bytes);
 
 /// The threads and the batches between them. Batches of at most `room` bytes of text are on their way at any time, or one that is
 /// larger.

@@ -13,7 +13,7 @@ nlohmann::json parse_json(std::string_view text, const nlohmann::json::parser_ca
 
 using NotUtf8 = nlohmann::json::error_handler_t;
 
-/// As nlohmann's dump(): one line or, with an `indent` of 0 or more, several; the keys of an ordered_json in the order in which they
+/// As nlohmann's dump(): one line or, with an `indent` of 0 or more, several; an ordered_json's keys in the order in which they
 /// were added. `otherwise` says what becomes of a string that is not UTF-8: an exception, or U+FFFD in place of what is wrong.
 std::string written(const nlohmann::json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
 std::string written(const nlohmann::ordered_json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
