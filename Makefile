@@ -234,11 +234,11 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 	$(call COMPILE,$<)
 
 # ---- objects of all other files
-# Catch's main(), and what reads command lines and JSON: headers that take long to optimise, in no loop that anybody waits for. All
-# users of JSON alike: of a template that several objects have, the linker takes one for all.
+# Catch's main(), and what reads command lines and walks over JSON: headers that take long to optimise, in no loop that anybody waits
+# for. Not model/json, which alone has the parser, nor model/safetensors, which converts whole models' numbers.
 build/tests/main.o: private FLAGS += $(MAIN_FLAGS)
-COLD := model/train_options model/report model/config model/json_fields model/checkpoint model/checkpoint_save \
-        data/tokenize data/evaluation data/manifest data/tokenizer_json
+COLD := model/train_options model/report model/config model/checkpoint model/checkpoint_save \
+        data/tokenize data/evaluation data/manifest data/tokenizer_json data/documents
 COLD_FLAGS := -O1
 MAIN_FLAGS := -O0
 $(COLD:%=build/%.o): private FLAGS += $(COLD_FLAGS)

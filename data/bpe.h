@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "data/byte_level.h"
+#include "data/utf8.h"
 
 /// left + right -> result. The place in the list of merges is the rank: the lowest goes first.
 struct Merge {

@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "model/error.h"
+#include "model/json.h"
 
 namespace {
 
@@ -91,7 +91,7 @@ std::string text_of_json_line(std::string_view json, const std::string& field, c
     if (json.find('\0') != std::string_view::npos)   // where the parser would stop
         fail(Exit::data, file, ":", line, ": has a zero byte");
     try {
-        nlohmann::json object = nlohmann::json::parse(json);
+        nlohmann::json object = parse_json(json);
         if (!object.is_object()) fail(Exit::data, file, ":", line, ": a JSON object is expected, this is ", object.type_name());
         const auto found = object.find(field);
         if (found == object.end())

@@ -6,13 +6,13 @@
 #include <fstream>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "data/files.h"
 #include "data/shard.h"
 #include "data/utf8.h"
 #include "model/error.h"
+#include "model/json.h"
 
 namespace {
 
@@ -71,9 +71,10 @@ public:
         for (const std::string& one : strings(by_context ? "context_options" : "choices"))
             item.answers.push_back(encode_pair(tokenizer, by_context ? one : shared, by_context ? shared : one));
         const json& gold = field("gold");
-        if (!gold.is_number_integer() || gold < 0 || gold >= int64_t(item.answers.size()))
-            fail(Exit::data, where_, ": \"gold\" is ", gold.dump(), ", expected a whole number from 0 to ", item.answers.size() - 1);
-        item.gold = gold.get<int>();
+        const int64_t right = gold.is_number_integer() ? gold.get<int64_t>() : -1;
+        if (right < 0 || right >= int64_t(item.answers.size()))
+            fail(Exit::data, where_, ": \"gold\" is ", written(gold), ", expected a whole number from 0 to ", item.answers.size() - 1);
+        item.gold = int(right);
         return item;
     }
 
@@ -95,10 +96,12 @@ private:
     }
     std::vector<std::string> strings(const char* key) const {
         const json& list = field(key);
-        const auto is_text = [](const json& one) { return one.is_string() && !one.get_ref<const std::string&>().empty(); };
-        if (!list.is_array() || list.size() < 2 || !std::all_of(list.begin(), list.end(), is_text))
+        std::vector<std::string> found;
+        if (list.is_array())
+            for (const json& one : list) found.push_back(one.is_string() ? one.get<std::string>() : "");
+        if (found.size() < 2 || std::count(found.begin(), found.end(), ""))
             fail(Exit::data, where_, ": \"", key, "\" is no list of two or more strings that are not empty");
-        return list.get<std::vector<std::string>>();
+        return found;
     }
 
     const json& object_;
@@ -108,7 +111,7 @@ private:
 json parse_line(const std::string& line, const std::string& where) {
     if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // the parser would stop there
     try {
-        return json::parse(line);
+        return parse_json(line);
     } catch (const json::exception& error) {
         fail(Exit::data, where, ": is not JSON: ", error.what());
     }

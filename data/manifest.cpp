@@ -1,36 +1,54 @@
 #include "data/manifest.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "model/error.h"
+#include "model/json.h"
 
-using nlohmann::ordered_json;
+using nlohmann::json;
+using nlohmann::ordered_json;   // keeps keys in the order of writing
 
 // Found by the JSON library through the type's namespace, hence outside an unnamed one.
-void to_json(ordered_json& json, const ShardInfo& shard) {
-    json = {{"file", shard.file}, {"tokens", shard.tokens}, {"bytes", shard.bytes}, {"xxh64", shard.xxh64}};
+void to_json(ordered_json& object, const ShardInfo& shard) {
+    object["file"] = shard.file;
+    object["tokens"] = shard.tokens;
+    object["bytes"] = shard.bytes;
+    object["xxh64"] = shard.xxh64;
 }
-void from_json(const ordered_json& json, ShardInfo& shard) {
-    shard = {json.at("file"), json.at("tokens"), json.at("bytes"), json.at("xxh64")};
+void from_json(const json& object, ShardInfo& shard) {
+    object.at("file").get_to(shard.file);
+    object.at("tokens").get_to(shard.tokens);
+    object.at("bytes").get_to(shard.bytes);
+    object.at("xxh64").get_to(shard.xxh64);
 }
-void to_json(ordered_json& json, const Place& place) {
-    json = {{"offset", place.offset}, {"line", place.line}, {"document_bytes", place.document_bytes},
-            {"after_newline", place.after_newline}, {"digest", place.digest}};
+void to_json(ordered_json& object, const Place& place) {
+    object["offset"] = place.offset;
+    object["line"] = place.line;
+    object["document_bytes"] = place.document_bytes;
+    object["after_newline"] = place.after_newline;
+    object["digest"] = place.digest;
 }
-void from_json(const ordered_json& json, Place& place) {
-    place = {json.at("offset"), json.at("line"), json.at("document_bytes"), json.at("after_newline"), json.at("digest")};
+void from_json(const json& object, Place& place) {
+    object.at("offset").get_to(place.offset);
+    object.at("line").get_to(place.line);
+    object.at("document_bytes").get_to(place.document_bytes);
+    object.at("after_newline").get_to(place.after_newline);
+    object.at("digest").get_to(place.digest);
 }
 
 std::string manifest_to_json(const Manifest& manifest) {
-    const ordered_json file = {{"tokenizer", manifest.tokenizer}, {"vocabulary", manifest.vocabulary}, {"documents", manifest.documents},
-                               {"tokens", manifest.tokens}, {"shards", manifest.shards}};
-    return file.dump(2) + "\n";
+    ordered_json file;
+    file["tokenizer"] = manifest.tokenizer;
+    file["vocabulary"] = manifest.vocabulary;
+    file["documents"] = manifest.documents;
+    file["tokens"] = manifest.tokens;
+    file["shards"] = manifest.shards;
+    return written(file, 2) + "\n";
 }
 
 Manifest manifest_from_json(const std::string& text, const std::string& where) {
     try {
-        const ordered_json file = ordered_json::parse(text);
+        const json file = parse_json(text);
         Manifest manifest;
         file.at("tokenizer").get_to(manifest.tokenizer);
         file.at("vocabulary").get_to(manifest.vocabulary);
@@ -65,19 +83,25 @@ std::string manifest_path(const std::string& shard_path) {
 }
 
 std::string saved_run_to_json(const SavedRun& run) {
-    ordered_json made_by = ordered_json::object();
+    ordered_json file, made_by = ordered_json::object();
     for (const auto& [name, value] : run.made_by) made_by[name] = value;
-    const ordered_json file = {{"made_by", made_by}, {"train_documents", run.split.train_documents},
-                               {"train_bytes", run.split.train_bytes}, {"val", run.val}, {"train", run.train},
-                               {"input", run.input}, {"place", run.place},
-                               {"written", run.written}, {"documents_before", run.documents_before},
-                               {"in_validation", run.in_validation}, {"complete", run.complete}};
-    return file.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";   // names of files need not be UTF-8
+    file["made_by"] = made_by;
+    file["train_documents"] = run.split.train_documents;
+    file["train_bytes"] = run.split.train_bytes;
+    file["val"] = run.val;
+    file["train"] = run.train;
+    file["input"] = run.input;
+    file["place"] = run.place;
+    file["written"] = run.written;
+    file["documents_before"] = run.documents_before;
+    file["in_validation"] = run.in_validation;
+    file["complete"] = run.complete;
+    return written(file, 2, NotUtf8::replace) + "\n";   // names of files need not be UTF-8
 }
 
 std::optional<SavedRun> saved_run_from_json(const std::string& text) {
     try {
-        const ordered_json file = ordered_json::parse(text);
+        const json file = parse_json(text);
         SavedRun run;
         for (const auto& [name, value] : file.at("made_by").items()) run.made_by.emplace_back(name, value);
         file.at("train_documents").get_to(run.split.train_documents);
@@ -101,7 +125,7 @@ std::string difference(const Fingerprint& before, const Fingerprint& now) {
         const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
         return found == all.end() ? "not there" : found->second;
     };
-    for (const Fingerprint* names : {&before, &now})
+    for (const Fingerprint* names : {&now, &before})   // what was read back has an order of its own
         for (const auto& [name, ignored] : *names)
             if (value_in(before, name) != value_in(now, name))
                 return name + " was " + value_in(before, name) + ", is " + value_in(now, name);

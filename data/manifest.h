@@ -9,7 +9,6 @@
 
 #include "data/documents.h"
 #include "data/shard.h"
-#include "data/split.h"
 
 struct Manifest {
     std::string tokenizer;      // "bytes", or the name of a tokenizer.json beside the manifest
@@ -33,6 +32,12 @@ std::string manifest_path(const std::string& shard_path);
 /// Options and inputs, by name: with others a stopped run cannot go on.
 using Fingerprint = std::vector<std::pair<std::string, std::string>>;
 
+/// Where training ends and validation begins; no limit where another rule divides.
+struct Split {
+    uint64_t train_documents = ~uint64_t{0};
+    uint64_t train_bytes = ~uint64_t{0};     // of the one document where there is only one
+};
+
 struct SavedRun {
     Fingerprint made_by;
     Split split;
@@ -50,7 +55,7 @@ struct SavedRun {
 
 std::string saved_run_to_json(const SavedRun& run);
 
-/// None for a text that is not what saved_run_to_json() wrote.
+/// None for a text that is not what saved_run_to_json() wrote. `made_by` comes back in alphabetical order.
 std::optional<SavedRun> saved_run_from_json(const std::string& text);
 
 /// The first thing in which two fingerprints differ: "--shard-tokens was 1000, is 2000"; "" when they are equal.

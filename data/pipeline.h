@@ -1,5 +1,5 @@
-// Reading ahead of encoding, encoding ahead of writing: one thread reads pieces of documents, many encode them, and the caller gets
-// the tokens in the order of the documents.
+// Documents of all inputs as tokens, reading ahead of encoding, encoding ahead of writing: one thread reads pieces of documents,
+// many encode them, and the caller gets the tokens in the order of the documents.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -8,11 +8,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "data/documents.h"
+#include "data/tokenizer.h"
 
 /// About a megabyte of pieces of one input, and their tokens. A piece is never divided.
 struct TextBatch {
@@ -29,6 +31,32 @@ struct TextBatch {
     uint64_t consumed = 0;            // bytes of the input's file that were read with it
     std::exception_ptr error;         // what reading or encoding it threw
 };
+
+/// Cuts inputs, from a place in one of them on, into batches.
+class BatchReader {
+public:
+    /// The references must outlive the reader.
+    BatchReader(const std::vector<Input>& inputs, const DocumentRules& rules, const std::atomic<bool>& stop, size_t input,
+                const Place& start)
+        : inputs_(inputs), rules_(rules), stop_(stop), input_(input), start_(start) {}
+
+    /// Fills an empty batch; false at the end of the last input. Exit::data where an input cannot be read.
+    bool next(TextBatch& batch);
+
+private:
+    const std::vector<Input>& inputs_;
+    const DocumentRules& rules_;
+    const std::atomic<bool>& stop_;
+    size_t input_;
+    Place start_;                            // in inputs_[input_]
+    std::optional<DocumentReader> reader_;   // of inputs_[input_]
+};
+
+/// Replaces the texts of a batch by their tokens, each document behind an end-of-text. A text that goes on behind `train_bytes`
+/// bytes of its document is divided there, at a character, and validation begins with an end-of-text of its own. A broken line of a
+/// .jsonl file: Exit::data naming it.
+void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rules, const Tokenizer& tokenizer,
+                  uint64_t train_bytes);
 
 /// The threads and the batches between them. Batches of at most `room` bytes of text are on their way at any time, or one that is
 /// larger.

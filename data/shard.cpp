@@ -10,14 +10,20 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <limits>
+#include <optional>
+#include <sstream>
 #include <utility>
 
-#include "data/checked_shards.h"
 #include "model/error.h"
+#include "model/hash.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and are mapped as they are");
+
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -112,6 +118,71 @@ uint32_t scan(const std::string& path, char* map, uint64_t file_bytes, uint32_t 
         release(map, piece, end, file_bytes);
     }
     return largest;
+}
+
+// ---- What earlier runs found out about large shards, so that a start need not read them all again. Per shard one small file in
+// $XDG_CACHE_HOME/train_gpt/shards, or ~/.cache/train_gpt/shards; deleting them costs a check and nothing else.
+
+std::string cache_folder() {
+    const char* cache = std::getenv("XDG_CACHE_HOME");
+    const char* home = std::getenv("HOME");
+    if (cache && *cache) return std::string(cache) + "/train_gpt/shards";
+    return home && *home ? std::string(home) + "/.cache/train_gpt/shards" : "";
+}
+
+uint64_t hash_of_both_ends(const void* data, uint64_t bytes) {
+    const uint64_t end = std::min<uint64_t>(bytes, 65536);
+    const char* first = static_cast<const char*>(data);
+    return xxh3(first + bytes - end, end, xxh3(first, end));
+}
+
+/// A shard as it is now: where it is, its size, inode and times of the last change (of the bytes, and of anything, which programs
+/// cannot set), and a hash of its first and last 64 KiB.
+class CheckedShard {
+public:
+    /// Of `path`, which is open and mapped: `bytes` bytes at `data`.
+    CheckedShard(const std::string& path, const void* data, uint64_t bytes);
+
+    /// The greatest token that a check of this very file has found; nothing when none is on record.
+    std::optional<uint32_t> largest_token() const;
+
+    /// Puts it on record. What cannot be written is not remembered, and nobody is told.
+    void remember(uint32_t largest_token) const;
+
+private:
+    std::string file_;        // of the record; "" where there is no place for one
+    std::string identity_;    // first line of the record
+};
+
+CheckedShard::CheckedShard(const std::string& path, const void* data, uint64_t bytes) {
+    std::error_code unknown;
+    const std::string absolute = fs::canonical(path, unknown).string(), folder = cache_folder();
+    struct stat status;
+    if (unknown || folder.empty() || ::stat(absolute.c_str(), &status) != 0) return;
+    std::ostringstream identity;
+    identity << absolute << ' ' << status.st_size << ' ' << status.st_ino << ' ' << status.st_mtim.tv_sec << '.'
+             << status.st_mtim.tv_nsec << ' ' << status.st_ctim.tv_sec << '.' << status.st_ctim.tv_nsec << ' '
+             << hexadecimal(hash_of_both_ends(data, bytes));
+    identity_ = identity.str();
+    file_ = folder + "/" + hexadecimal(xxh3(absolute.data(), absolute.size()));
+}
+
+std::optional<uint32_t> CheckedShard::largest_token() const {
+    std::ifstream record(file_);
+    std::string identity;
+    uint32_t largest;
+    if (!std::getline(record, identity) || identity != identity_ || !(record >> largest)) return std::nullopt;
+    return largest;
+}
+
+void CheckedShard::remember(uint32_t largest_token) const {
+    if (file_.empty()) return;
+    std::error_code ignored;
+    fs::create_directories(fs::path(file_).parent_path(), ignored);
+    const std::string temporary = file_ + "." + std::to_string(::getpid());   // ranks may check the same shard at once
+    const bool written = bool(std::ofstream(temporary) << identity_ << '\n' << largest_token << std::endl);
+    if (written) fs::rename(temporary, file_, ignored);
+    if (!written || ignored) fs::remove(temporary, ignored);
 }
 
 }  // namespace
@@ -210,7 +281,7 @@ ShardInfo ShardWriter::finish() {
     file_.overwrite(0, start, sizeof start);
     file_.finish();
     finished_ = true;
-    return {std::filesystem::path(file_.path()).filename().string(), tokens_,
+    return {fs::path(file_.path()).filename().string(), tokens_,
             shard_header_bytes + tokens_ * static_cast<uint64_t>(format.bytes_per_token), file_hash(file_.temporary())};
 }
 
@@ -221,7 +292,7 @@ void ShardWriter::publish() {
 
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& expected) {
     std::error_code ignored;
-    if (std::filesystem::exists(pattern, ignored)) return {pattern};   // a name may contain brackets
+    if (fs::exists(pattern, ignored)) return {pattern};   // a name may contain brackets
     glob_t found = {};
     const int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
     std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);

@@ -28,8 +28,8 @@ public:
     /// shortened after it was opened: Exit::data (reading beyond its end through the map would end the program).
     void copy(uint64_t start, size_t count, int32_t* out) const;
 
-    /// Exit::data when a token is not below `vocabulary`; names the file, byte offset, index and id of the first one. What has been
-    /// checked before and is unchanged since is not read again (checked_shards.h).
+    /// Exit::data when a token is not below `vocabulary`; names the file, byte offset, index and id of the first one. A large
+    /// shard that has been checked before and is unchanged since is not read again.
     void check_range(int vocabulary) const;
 
 private:
@@ -43,6 +43,9 @@ private:
     uint64_t tokens_ = 0;
     int bytes_per_token_ = 0;
 };
+
+/// Shards of fewer bytes are checked every time: that takes some milliseconds.
+inline constexpr uint64_t smallest_remembered_shard = uint64_t{8} << 20;
 
 /// What the manifest says of one shard.
 struct ShardInfo {

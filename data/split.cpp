@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdio>
+#include <limits>
+#include <utility>
 
 namespace {
 
@@ -46,4 +49,83 @@ Split choose_split(const std::vector<Input>& inputs, const DocumentRules& rules,
     if (documents > 1) return split;
     split.train_bytes = train_part(survey(inputs, rules, true, on_document).bytes, val_fraction);
     return split;
+}
+
+SplitWriter::SplitWriter(const SplitWriterOptions& options, SavedRun run, Save save)
+    : options_(options), run_(std::move(run)), save_(std::move(save)), in_validation_(run_.in_validation), skip_(run_.written),
+      documents_(run_.documents_before) {
+    for (const ShardInfo& shard : run_.train) train_tokens_ += shard.tokens;
+    for (const ShardInfo& shard : run_.val) val_tokens_ += shard.tokens;
+}
+
+void SplitWriter::add(const TextBatch& batch) {
+    const std::span<const uint32_t> ids(batch.ids);
+    size_t begin = 0;
+    for (const TextBatch::Item& item : batch.items) {
+        run_.input = batch.input;
+        run_.place = item.place;
+        run_.written = 0;
+        run_.documents_before = documents_;
+        const bool begins = item.place.document_bytes == 0;
+        documents_ += begins;
+        if (begins && skip_ == 0) turn_to(belongs_to_validation());
+        write(ids.subspan(begin, item.validation_from - begin));
+        if (item.validation_from < item.ids_end) turn_to(true);
+        write(ids.subspan(item.validation_from, item.ids_end - item.validation_from));
+        begin = item.ids_end;
+    }
+}
+
+const SavedRun& SplitWriter::finish() {
+    run_.documents_before = documents_;
+    run_.complete = true;
+    if (shard_) finish_shard();
+    else save_(run_);
+    return run_;
+}
+
+bool SplitWriter::belongs_to_validation() const {
+    if (options_.val_tokens > 0) return val_tokens_ < options_.val_tokens;
+    return documents_ > run_.split.train_documents;
+}
+
+void SplitWriter::turn_to(bool validation) {
+    if (validation != in_validation_ && shard_) finish_shard();
+    in_validation_ = validation;
+}
+
+void SplitWriter::write(std::span<const uint32_t> ids) {
+    const size_t there = std::min<uint64_t>(skip_, ids.size());
+    skip_ -= there;
+    run_.written += there;
+    ids = ids.subspan(there);
+    while (!ids.empty()) {
+        if (shard_ && shard_->tokens() == most_tokens()) finish_shard();
+        if (!shard_) start_shard();
+        const size_t part = std::min<uint64_t>(ids.size(), most_tokens() - shard_->tokens());
+        shard_->write(ids.first(part));
+        (in_validation_ ? val_tokens_ : train_tokens_) += part;
+        run_.written += part;
+        ids = ids.subspan(part);
+    }
+}
+
+void SplitWriter::start_shard() {
+    const int number = static_cast<int>(in_validation_ ? run_.val.size() : run_.train.size() + 1);
+    char suffix[32];
+    std::snprintf(suffix, sizeof suffix, "_%s_%06d.bin", in_validation_ ? "val" : "train", number);
+    shard_.emplace(options_.stem + suffix, options_.vocabulary);
+}
+
+void SplitWriter::finish_shard() {
+    (in_validation_ ? run_.val : run_.train).push_back(shard_->finish());
+    run_.in_validation = in_validation_;
+    save_(run_);
+    shard_->leave();
+    shard_.reset();
+}
+
+uint64_t SplitWriter::most_tokens() const {
+    // A validation set that is asked for in tokens is one file.
+    return in_validation_ && options_.val_tokens > 0 ? std::numeric_limits<int32_t>::max() : options_.shard_tokens;
 }

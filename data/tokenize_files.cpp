@@ -9,11 +9,9 @@
 #include <sstream>
 #include <thread>
 
-#include "data/batches.h"
 #include "data/manifest.h"
 #include "data/pipeline.h"
 #include "data/split.h"
-#include "data/split_writer.h"
 #include "data/tokenizer.h"
 #include "model/error.h"
 

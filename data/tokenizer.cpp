@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "data/bpe_tokenizer.h"
-#include "data/byte_level.h"
 #include "data/files.h"
 #include "data/tokenizer_json.h"
 #include "model/error.h"

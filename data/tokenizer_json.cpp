@@ -1,10 +1,10 @@
 #include "data/tokenizer_json.h"
 
-#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "data/pretokenizer.h"
 #include "model/error.h"
+#include "model/json.h"
 
 namespace {
 
@@ -62,7 +62,7 @@ private:
     std::string shown() const {
         if (value_.is_object()) return "an object of " + std::to_string(value_.size()) + " members";
         if (value_.is_array()) return "a list of " + std::to_string(value_.size());
-        const std::string text = value_.dump(-1, ' ', false, json::error_handler_t::replace);
+        const std::string text = written(value_);
         return text.size() <= 100 ? text : text.substr(0, 100) + "...";
     }
 
@@ -72,7 +72,7 @@ private:
 
 json parsed(std::string_view text, const std::string& where) {
     try {
-        return json::parse(text);
+        return parse_json(text);
     } catch (const json::exception& error) {
         fail(Exit::data, where, ": is no JSON (", error.what(), ")");
     }
@@ -237,32 +237,40 @@ std::string eos_token_of_config(std::string_view text, const std::string& where)
 }
 
 std::string bytes_tokenizer_json(int ids, const std::string& end_of_text) {
-    ordered_json vocabulary = ordered_json::object();
-    for (int byte = 0; byte < byte_values; ++byte) vocabulary[visible(static_cast<unsigned char>(byte))] = byte;
-
-    ordered_json added = ordered_json::array();
+    ordered_json added = ordered_json::array(), byte_level, model, file;
     for (int id = byte_values; id < ids; ++id) {
-        const std::string content = id == byte_values ? end_of_text : "<|unused_" + std::to_string(id) + "|>";
-        added.push_back({{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", false},
-                         {"rstrip", false}, {"normalized", false}, {"special", true}});
+        ordered_json& token = added.emplace_back();
+        token["id"] = id;
+        token["content"] = id == byte_values ? end_of_text : "<|unused_" + std::to_string(id) + "|>";
+        for (const char* no : {"single_word", "lstrip", "rstrip", "normalized"}) token[no] = false;
+        token["special"] = true;
     }
+    byte_level["type"] = "ByteLevel";
+    for (const char* no : {"add_prefix_space", "trim_offsets", "use_regex"}) byte_level[no] = false;
 
-    const ordered_json byte_level = {
-        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-    const ordered_json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
-                                {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr},
-                                {"fuse_unk", false}, {"byte_fallback", false},
-                                {"vocab", vocabulary}, {"merges", ordered_json::array()}};
-    const ordered_json file = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
-                               {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr},
-                               {"decoder", byte_level}, {"model", model}};
-    return file.dump(1) + "\n";
+    model["type"] = "BPE";
+    for (const char* none : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) model[none] = nullptr;
+    for (const char* no : {"fuse_unk", "byte_fallback"}) model[no] = false;
+    for (int byte = 0; byte < byte_values; ++byte) model["vocab"][visible(static_cast<unsigned char>(byte))] = byte;
+    model["merges"] = ordered_json::array();
+
+    file["version"] = "1.0";
+    for (const char* none : {"truncation", "padding"}) file[none] = nullptr;
+    file["added_tokens"] = added;
+    file["normalizer"] = nullptr;
+    file["pre_tokenizer"] = byte_level;
+    file["post_processor"] = nullptr;
+    file["decoder"] = byte_level;
+    file["model"] = model;
+    return written(file, 1) + "\n";
 }
 
 std::string plain_tokenizer_config_json(const std::string& end_of_text) {
-    // clean_up_tokenization_spaces would change the text on decoding ("a ." to "a.").
-    const ordered_json file = {
-        {"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end_of_text}, {"eos_token", end_of_text},
-        {"unk_token", nullptr}, {"add_prefix_space", false}, {"clean_up_tokenization_spaces", false}};
-    return file.dump(2) + "\n";
+    ordered_json file;
+    file["tokenizer_class"] = "PreTrainedTokenizerFast";
+    for (const char* token : {"bos_token", "eos_token"}) file[token] = end_of_text;
+    file["unk_token"] = nullptr;
+    file["add_prefix_space"] = false;
+    file["clean_up_tokenization_spaces"] = false;   // which would change the text on decoding ("a ." to "a.")
+    return written(file, 2) + "\n";
 }

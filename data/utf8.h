@@ -1,6 +1,7 @@
-// UTF-8: where it is valid, and what replaces it where it is not.
+// UTF-8: where it is valid, what replaces it where it is not, and GPT-2's way of writing bytes as visible characters.
 #pragma once
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,3 +28,14 @@ std::string replace_invalid_utf8(std::string_view text);
 char32_t take_code_point(std::string_view& text);
 
 void append_utf8(std::string& text, char32_t code_point);
+
+// ---- as every byte-level vocabulary file has bytes
+
+constexpr int byte_values = 256;
+
+/// The character (UTF-8) that stands for a byte in a vocabulary file: itself where it prints, else U+0100, U+0101, ... in
+/// order. A space is "Ġ", a newline "Ċ".
+const std::string& visible(unsigned char byte);
+
+/// The bytes that a token of a vocabulary file stands for; nothing when it holds a character that stands for no byte.
+std::optional<std::string> visible_to_bytes(std::string_view token);

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 
+#include "data/documents.h"
 #include "data/files.h"
 #include "data/tokenizer.h"
 #include "model/error.h"
@@ -27,7 +27,7 @@ static std::vector<std::string> read_documents(const std::string& path) {
         end = text.find('\n', std::min(at + shortest, text.size() - 1));
         end = end == std::string::npos ? text.size() : end + 1;
         const std::string part = text.substr(at, end - at);
-        documents.push_back(is_json ? nlohmann::json::parse(part).at("text").get<std::string>() : part);
+        documents.push_back(is_json ? text_of_json_line(part, "text", path, documents.size() + 1) : part);
     }
     return documents;
 }

@@ -54,16 +54,6 @@ void sum_of_squares(CPU, double* total, const W* x, size_t n) {
     for (double sum : partial) *total += sum;
 }
 
-/// Numbers [begin, end) of the flat buffers in the norm of the gradient.
-struct NormSpan {
-    size_t begin, end;
-    double weight;   // 1: AdamW trains them. 0: statistics, which count nothing, but 0 x NaN is NaN: what is not finite shows
-};
-
-/// What the global norm runs over: as few spans as there can be, one where AdamW trains every tensor. Padding between their tensors
-/// is zero and may be in them.
-std::vector<NormSpan> norm_spans(const TensorList& list);
-
 /// *total = sum of squares of the flat buffer x (n) over `spans` (count, in the device's memory), each by its weight.
 template <class W>
 void sum_of_squares(CPU, double* total, const W* x, size_t /*n*/, const NormSpan* spans, int count) {
@@ -82,16 +72,6 @@ constexpr double clip_factor(double norm, double limit) {
     const double factor = limit / (norm + 1e-6);
     return factor < 1 ? factor : 1;
 }
-
-/// Numbers [begin, end) of the flat buffers, all of one tensor that AdamW trains or that is a statistic.
-struct UpdateRange {
-    size_t begin, end;
-    Role role;
-    double rate = 0;   // of a statistic
-};
-
-/// The ranges of [begin, end) in pieces of at most `longest` numbers, everything else left out.
-std::vector<UpdateRange> update_ranges(const TensorList& list, size_t begin, size_t end, size_t longest);
 
 /// One update of all `ranges` (count of them, in the device's memory); `step` counts from 1. weights and gradients are whole flat
 /// buffers; master, m and v hold the numbers from `owned_from` on. `master` is the float32 weights that `weights` are a rounded

@@ -9,7 +9,7 @@
 
 #include "model/disk.h"
 #include "model/error.h"
-#include "model/json_fields.h"
+#include "model/json.h"
 #include "model/safetensors.h"
 
 namespace fs = std::filesystem;

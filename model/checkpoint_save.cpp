@@ -10,7 +10,7 @@
 #include "model/disk.h"
 #include "model/error.h"
 #include "model/hash.h"
-#include "model/json_fields.h"
+#include "model/json.h"
 #include "model/safetensors.h"
 
 namespace fs = std::filesystem;
@@ -99,8 +99,11 @@ std::string file_manifest_to_json(const FileManifest& manifest) {
         file["xxh3"] = hexadecimal(entry.file.hash);
         for (const auto& [tensor, hash] : entry.tensors) file["tensors"][tensor] = hexadecimal(hash);
     }
-    const std::string own_hash = hash_of_text(files.dump());
-    return json{{"format", 1}, {"files", files}, {"files_xxh3", own_hash}}.dump(1) + "\n";
+    json object;
+    object["format"] = 1;
+    object["files_xxh3"] = hash_of_text(written(files));
+    object["files"] = std::move(files);
+    return written(object, 1) + "\n";
 }
 
 /// Refused with Exit::checkpoint unless its own hash matches.
@@ -139,17 +142,23 @@ struct TensorFile {
 };
 
 std::string trainer_state_to_json(const TrainerState& state) {
-    ordered_json object = {{"step", state.step}, {"tokens", state.tokens}, {"seed", state.seed}, {"data_rows", state.data_rows},
-                           {"last_loss", state.last_loss}, {"last_val_loss", state.last_val_loss},   // NaN becomes null
-                           {"options", state.options_json}};
-    return object.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";   // replace: paths need not be UTF-8
+    ordered_json object;
+    object["step"] = state.step;
+    object["tokens"] = state.tokens;
+    object["seed"] = state.seed;
+    object["data_rows"] = state.data_rows;
+    object["last_loss"] = state.last_loss;   // NaN becomes null
+    object["last_val_loss"] = state.last_val_loss;
+    object["options"] = state.options_json;
+    return written(object, 2, NotUtf8::replace) + "\n";   // replace: paths need not be UTF-8
 }
 
 std::string generation_config_to_json(const Config& config) {
-    ordered_json object = {{"_from_model_config", true}};
+    ordered_json object;
+    object["_from_model_config"] = true;
     if (config.end_of_text >= 0) object["bos_token_id"] = object["eos_token_id"] = config.end_of_text;
     object["transformers_version"] = "4.51.0";
-    return object.dump(2) + "\n";
+    return written(object, 2) + "\n";
 }
 
 void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* tokenizer, const fs::path& from) {

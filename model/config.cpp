@@ -7,10 +7,11 @@
 #include <set>
 
 #include "model/error.h"
-#include "model/json_fields.h"
+#include "model/json.h"
 #include "model/options.h"
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 namespace {
 
@@ -208,13 +209,13 @@ void read_settings(const json& object, Config& config, const std::string& where)
 // ---------------------------------------------------------------------------------------------------------------- writing
 
 /// Whole numbers without a decimal point, as Hugging Face has them.
-nlohmann::ordered_json number(double value) {
+ordered_json number(double value) {
     const bool whole = value == std::floor(value) && std::fabs(value) < 9e15;   // below 2^53 a double holds every integer
     if (whole) return int64_t(value);
     return value;
 }
 
-void write_sliding_window(const Config& config, nlohmann::ordered_json& object) {
+void write_sliding_window(const Config& config, ordered_json& object) {
     if (config.variant != "sliding_window") {
         object["use_sliding_window"] = false;
         object["sliding_window"] = nullptr;
@@ -283,10 +284,10 @@ void check_config(const Config& config, const std::string& where, int exit_code)
         fail(code, where, ": the model would have ", matrix_parameters(config), " parameters; the limit is 2^40");
 }
 
-std::string config_to_json(const Config& config) {
+static ordered_json object_of(const Config& config) {
     check_config(config, "config.json to be written", int(Exit::checkpoint));
-    nlohmann::ordered_json object;
-    object["architectures"] = nlohmann::ordered_json::array({config.qk_norm ? "Qwen3ForCausalLM" : "Qwen2ForCausalLM"});
+    ordered_json object;
+    object["architectures"] = ordered_json::array({config.qk_norm ? "Qwen3ForCausalLM" : "Qwen2ForCausalLM"});
     object["model_type"] = config.qk_norm ? "qwen3" : "qwen2";
     object["vocab_size"] = config.V;
     object["hidden_size"] = config.C;
@@ -307,7 +308,7 @@ std::string config_to_json(const Config& config) {
     object["initializer_range"] = config.init_std;
     write_sliding_window(config, object);
     const bool knows_end = config.end_of_text >= 0;
-    object["bos_token_id"] = knows_end ? nlohmann::ordered_json(config.end_of_text) : nullptr;
+    object["bos_token_id"] = knows_end ? ordered_json(config.end_of_text) : nullptr;
     object["eos_token_id"] = object["bos_token_id"];
     object["use_cache"] = true;
     object["torch_dtype"] = "float32";   // transformers 4
@@ -316,8 +317,11 @@ std::string config_to_json(const Config& config) {
     object["attention_variant"] = config.variant;
     object["engine_tokenizer"] = config.tokenizer;
     for (const auto& [key, value] : config.settings) object.emplace(key, number(value));   // emplace: a model key wins
-    return object.dump(2) + "\n";
+    return object;
 }
+
+std::string config_to_json(const Config& config) { return written(object_of(config), 2) + "\n"; }
+std::string config_to_json_line(const Config& config) { return written(object_of(config)); }
 
 Config config_from_json(const std::string& text, const std::string& where) {
     const json object = parse_json_object(text, where);

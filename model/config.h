@@ -69,6 +69,9 @@ void check_config(const Config& config, const std::string& where, int exit_code)
 /// config.json text in Hugging Face form (Qwen2ForCausalLM or Qwen3ForCausalLM), the variant's keys added.
 std::string config_to_json(const Config& config);
 
+/// The same in one line, without an end of line.
+std::string config_to_json_line(const Config& config);
+
 /// The reverse; `where` (the file's path) is named in errors. Unknown architectures, missing or ill-typed keys, sizes that
 /// make no model: Exit::checkpoint. Keys of other programs are ignored; keys that would change the mathematics are refused.
 Config config_from_json(const std::string& text, const std::string& where);

@@ -1,5 +1,6 @@
-// What the machine offers and how this process uses it: BLAS kernels, threads, a measured ceiling, signals.
+// What the machine offers and how this process uses it: BLAS kernels, threads, memory, a measured ceiling, signals.
 #pragma once
+#include <cstddef>
 #include <string>
 
 /// OpenBLAS picks its kernels by the processor's name when it is loaded, and takes slow ones for names that it does not know.
@@ -15,6 +16,16 @@ void keep_freed_memory();
 /// Asks the system to back these bytes by large pages (2 MiB on x86), where it leaves the choice to programs. Rows that lie far
 /// apart, as those of a strided pattern do, then cost fewer lookups of addresses. It may decline.
 void prefer_large_pages(void* start, size_t bytes);
+
+/// Bytes that a new allocation can still get: free memory and what the kernel can reclaim, or the control group's limit.
+size_t available_memory();
+
+/// Resident bytes of this process, the most so far and now.
+size_t peak_memory();
+size_t resident_memory();
+
+/// "1.50 GiB", "12.3 MiB", "640 B"
+std::string human_bytes(double bytes);
 
 /// Sets the number of OpenMP threads: `wanted`, or, when that is 0, this process's share of the processors it may run on.
 /// Returns the number.

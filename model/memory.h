@@ -26,16 +26,6 @@ inline size_t total_bytes(const std::vector<MemoryUse>& plan) {
     return total;
 }
 
-/// Bytes that a new allocation can still get: free memory and what the kernel can reclaim, or the control group's limit.
-size_t available_memory();
-
-/// Resident bytes of this process, the most so far and now.
-size_t peak_memory();
-size_t resident_memory();
-
-/// "1.50 GiB", "12.3 MiB", "640 B"
-std::string human_bytes(double bytes);
-
 /// Copies of n numbers between the host's memory and the device's; done when they return.
 template <class Y>
 void to_device(CPU, Y* to, const Y* from, size_t n) {

@@ -5,12 +5,12 @@
 #include <filesystem>
 #include <fstream>
 
-#include <nlohmann/json.hpp>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "model/error.h"
+#include "model/json.h"
 #include "model/machine.h"
 
 std::string text(const char* format, ...) {
@@ -51,10 +51,11 @@ static std::string kept_lines(const std::string& path, int64_t step) {
     std::ifstream file(path);
     std::string line, kept;
     while (std::getline(file, line)) {
-        const auto record = nlohmann::json::parse(line, nullptr, false);
-        if (!record.is_object() || record.value("event", nlohmann::json()) == "done") continue;
-        const auto at = record.value("step", nlohmann::json(0));
-        if (!at.is_number_integer() || at > step) continue;
+        const auto record = parse_json(line, nullptr, false);
+        if (!record.is_object()) continue;
+        const auto event = record.find("event"), at = record.find("step");
+        if (event != record.end() && event->is_string() && event->get_ref<const std::string&>() == "done") continue;
+        if (at != record.end() && (!at->is_number_integer() || at->get<int64_t>() > step)) continue;
         kept += line + "\n";
     }
     return kept;
@@ -126,15 +127,15 @@ static nlohmann::ordered_json object_of(const std::vector<JsonLines::Field>& fie
 
 /// Paths and prompts need not be valid UTF-8; what is not becomes U+FFFD.
 static std::string line_of(const nlohmann::ordered_json& object) {
-    return object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    return written(object, -1, NotUtf8::replace) + "\n";
 }
 
 void JsonLines::write(const std::vector<Field>& fields) { put(line_of(object_of(fields))); }
 
 void JsonLines::write(const std::vector<Field>& fields, const char* key, const std::string& json) {
-    auto object = object_of(fields);
-    object[key] = nlohmann::ordered_json::parse(json);
-    put(line_of(object));
+    std::string line = line_of(object_of(fields));
+    line.insert(line.rfind('}'), text(",\"%s\":%s", key, json.c_str()));
+    put(line);
 }
 
 // ---- the step line

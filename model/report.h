@@ -45,7 +45,7 @@ public:
     /// Whether something could not be written, which has been said then.
     bool failed() const { return failed_; }
 
-    /// The same with `json` (an object's text) as the value of the last key.
+    /// The same with `json` (an object's text, in one line) as the value of the last key.
     void write(const std::vector<Field>& fields, const char* key, const std::string& json);
 
 private:

@@ -173,7 +173,7 @@ void begin(Run<Device, X>& run, const Origin& origin) {
                    {"parameters", int64_t(run.gpt.net.tensors.parameters())},
                    {"ranks", int64_t(run.ranks.size())},
                    {"options", o.resolved}},
-                  "model", config_to_json(run.gpt.net.config));
+                  "model", config_to_json_line(run.gpt.net.config));
 }
 
 /// Prints and logs the step that run.state has just been moved to. `auxiliary` is the mean of the policy's own loss.

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "model/error.h"
-#include "model/json_fields.h"
+#include "model/json.h"
 
 using nlohmann::json;
 
@@ -49,7 +49,7 @@ json parse_header(std::span<const std::byte> text, const std::string& where) {
         return true;
     };
     try {
-        return json::parse(begin, begin + text.size(), check_key);
+        return parse_json({begin, text.size()}, check_key);
     } catch (const json::exception& e) {
         fail(Exit::checkpoint, where, ": the header is not valid JSON (", e.what(), ")");
     }
@@ -145,14 +145,18 @@ void convert_all(const StoredTensor& tensor, float* out, Convert convert) {
 }
 
 std::string header_text(const std::vector<TensorToWrite>& tensors) {
-    nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};   // transformers refuses files without it
+    nlohmann::ordered_json header;
+    header["__metadata__"]["format"] = "pt";   // transformers refuses files without it
     uint64_t offset = 0;
     for (const TensorToWrite& tensor : tensors) {
         const uint64_t bytes = tensor_bytes(tensor);
-        header[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + bytes}}};
+        nlohmann::ordered_json& entry = header[tensor.name];
+        entry["dtype"] = "F32";
+        entry["shape"] = tensor.shape;
+        entry["data_offsets"] = {offset, offset + bytes};
         offset += bytes;
     }
-    std::string text = header.dump();
+    std::string text = written(header);
     text.resize((text.size() + 7) / 8 * 8, ' ');   // the data starts at a multiple of 8 bytes
     return text;
 }

@@ -80,6 +80,32 @@ const Tensor* TensorList::find(const std::string& name) const {
     return entry == by_name_.end() ? nullptr : &tensors_[entry->second];
 }
 
+std::vector<UpdateRange> update_ranges(const TensorList& list, size_t begin, size_t end, size_t longest) {
+    std::vector<UpdateRange> ranges;
+    for (const Tensor& t : list) {
+        if (t.role == Role::frozen || t.role == Role::state) continue;
+        const size_t last = std::min(t.slot.offset + t.slot.size, end);
+        for (size_t at = std::max(t.slot.offset, begin); at < last; at += longest)
+            ranges.push_back({at, std::min(at + longest, last), t.role, t.rate});
+    }
+    return ranges;
+}
+
+std::vector<NormSpan> norm_spans(const TensorList& list) {
+    std::vector<NormSpan> spans;
+    bool joins = false;   // whether only padding lies between the last span and the tensor
+    for (const Tensor& t : list) {
+        const bool counts = t.trained() || t.role == Role::statistic;
+        const double weight = t.trained() ? 1 : 0;
+        const size_t end = t.slot.offset + t.slot.size;
+        if (counts && joins && spans.back().weight == weight) spans.back().end = end;
+        else if (counts) spans.push_back({t.slot.offset, end, weight});
+        joins = counts;
+    }
+    if (joins) spans.back().end = list.size();
+    return spans;
+}
+
 // `weights` is the whole flat buffer, of which the tensor's slot is filled. Numbers are drawn in double and rounded to X last,
 // so that a float model and its double oracle start alike.
 template <class X>

@@ -92,6 +92,26 @@ private:
     size_t parameters_ = 0;
 };
 
+/// Numbers [begin, end) of the flat buffers, all of one tensor that AdamW trains or that is a statistic.
+struct UpdateRange {
+    size_t begin, end;
+    Role role;
+    double rate = 0;   // of a statistic
+};
+
+/// The ranges of [begin, end) in pieces of at most `longest` numbers, everything else left out.
+std::vector<UpdateRange> update_ranges(const TensorList& list, size_t begin, size_t end, size_t longest);
+
+/// Numbers [begin, end) of the flat buffers in the norm of the gradient.
+struct NormSpan {
+    size_t begin, end;
+    double weight;   // 1: AdamW trains them. 0: statistics, which count nothing, but 0 x NaN is NaN: what is not finite shows
+};
+
+/// What the global norm runs over: as few spans as there can be, one where AdamW trains every tensor. Padding between their tensors
+/// is zero and may be in them.
+std::vector<NormSpan> norm_spans(const TensorList& list);
+
 /// ZeRO-1: shard s of `shards` owns the numbers shard_begin(n, s, shards) .. shard_begin(n, s + 1, shards) of a flat buffer.
 inline size_t shard_begin(size_t n, int shard, int shards) {
     return shard == shards ? n : n / 16 * size_t(shard) / size_t(shards) * 16;

@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "data/checked_shards.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 

@@ -1,13 +1,22 @@
-#include "model/json_fields.h"
+#include "model/json.h"
 
 #include "model/error.h"
 
 using nlohmann::json;
 
+json parse_json(std::string_view text, const json::parser_callback_t& on_value, bool throws) {
+    return json::parse(text, on_value, throws);
+}
+
+std::string written(const json& value, int indent, NotUtf8 otherwise) { return value.dump(indent, ' ', false, otherwise); }
+std::string written(const nlohmann::ordered_json& value, int indent, NotUtf8 otherwise) {
+    return value.dump(indent, ' ', false, otherwise);
+}
+
 json parse_json_object(const std::string& text, const std::string& where) {
     json object;
     try {
-        object = json::parse(text);
+        object = parse_json(text);
     } catch (const json::exception& e) {
         fail(Exit::checkpoint, where, ": not valid JSON (", e.what(), ")");
     }
@@ -17,7 +26,7 @@ json parse_json_object(const std::string& text, const std::string& where) {
 
 std::string shown(const json& value) {
     if (value.is_structured()) return std::string("an ") + value.type_name();
-    std::string text = value.dump();
+    std::string text = written(value);
     if (text.size() > 80) text = text.substr(0, 80) + "...";
     return text;
 }
