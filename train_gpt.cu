@@ -179,7 +179,7 @@ int main(int argc, char** argv) {
 //     nvcc ... -DATTENTION=asga train_gpt.cu build/gpu/engine.a build/engine.a     (or g++ ... -x c++, without the first library)
 // With -DONE_UNIT the model is in it too, and the library only has files, options and ranks.
 #ifdef ATTENTION
-#define BOTH_HALVES   // of a program with a GPU
+#define CPU_AND_GPU   // of a program with a GPU
 #include "attention/variant.cu"
 #include "attention/selected.cpp"
 #ifdef WITH_GPU

@@ -1,10 +1,10 @@
 // One attention variant by itself: compiled with -DATTENTION=asga, say, this is all of asga that a program is linked with. A C++
 // compiler makes the CPU's half, nvcc (or a C++ compiler with -DEMULATED_GPU) the GPU's, and the two lie in different objects;
-// BOTH_HALVES puts them into one (train_gpt.cu).
+// CPU_AND_GPU puts them into one (train_gpt.cu).
 #include "attention/attention.h"
 #include "attention/core/layer_of.h"
 
-#if !defined(WITH_GPU) || defined(BOTH_HALVES)
+#if !defined(WITH_GPU) || defined(CPU_AND_GPU)
 namespace on_cpu {
 extern const Variant ATTENTION;
 const Variant ATTENTION = variant_of<CpuLayer, ::ATTENTION>;

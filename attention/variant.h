@@ -21,7 +21,7 @@ struct LayerFacts {
     Features features;
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
     bool decodes_from_cache;   // can_decode_from_cache() in decode.h
-    bool tells_pairs;          // whether CpuPasses::sees() can be asked
+    bool reports_pairs;          // whether CpuPasses::sees() can be asked
     bool is_causal, needs_known_text, expects_at_most;
     bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, composite;   // for the tests
     std::vector<std::string> branch_names;   // at least one: "" where the layer has a single softmax
@@ -54,7 +54,7 @@ struct CpuPasses : LayerPasses<CPU, X> {
     virtual void attend(const AttentionForward<X>& a) const = 0;
     virtual void attend_row(const AttentionForward<X>& a) const = 0;
 
-    /// Whether the last forward pass had query i of head h, of the first sequence, read key j. For layers with tells_pairs.
+    /// Whether the last forward pass had query i of head h, of the first sequence, read key j. For layers with reports_pairs.
     virtual bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const = 0;
 
     /// out (B, T, NH, HS) by the formula in dense loops: the oracle of the tests.

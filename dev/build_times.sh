@@ -2,6 +2,7 @@
 # What building costs: a trainer from nothing, after a change of its variant, and after a change of the model; wall-clock seconds and
 # seconds of processor time. Each TREE is a checkout, of which a clean copy is built; several are built by turns.
 #   dev/build_times.sh [TREE...]        default: this one; MAKEFLAGS and variables such as USE_CUDA=0 come from the environment
+# TESTS=1 adds `make check` from nothing and after a change of a variant, which takes some minutes more.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -gt 0 ] || set -- "$here"
@@ -35,5 +36,11 @@ for tree in "$@"; do
     touch "$copy/$model"
     took "train_asga after $model" make -C "$copy" -j"$(nproc)" train_asga
     took "another trainer: train_causal" make -C "$copy" -j"$(nproc)" train_causal
+    if [ -n "${TESTS:-}" ]; then
+        make -C "$copy" -s clean && make -C "$copy" -s configure > /dev/null 2>&1
+        took "make check from nothing" make -C "$copy" check
+        git -C "$copy" init -q && git -C "$copy" add -A && echo >> "$copy/attention/nsa.cuh"   # which makes nsa a changed variant
+        took "make check after attention/nsa.cuh" make -C "$copy" check
+    fi
     rm -rf "$copy"
 done

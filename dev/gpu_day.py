@@ -47,7 +47,7 @@ def farthest(losses_here, reference):
 def curves(results, pack):
     """How far the twenty steps on the GPU are from the CPU's, and whether the same command gave the same bits."""
     log = lambda run: results / "runs" / run / "log.jsonl"
-    cpu = {name: losses(pack / "cpu" / f"{name}.jsonl") for name in ("causal", "asga")}
+    cpu = {name: losses(pack / "cpu" / name / "log.jsonl") for name in ("causal", "asga")}
     found = {}
     for run, reference in (("causal_fp32", "causal"), ("causal", "causal"), ("asga", "asga")):
         far = farthest(losses(log(run)), cpu[reference])
@@ -83,9 +83,9 @@ def machine(results, pack):
 def tables(results):
     """The Markdown tables that benchmarks printed, by step."""
     found = {}
-    for path in sorted(results.glob("*.txt")):
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.startswith(("|", "###"))]
-        if sum(line.startswith("|") for line in lines) > 2: found[path.stem] = lines
+    for step in ("bench_attention", "bench_steps", "ladder", "patterns"):
+        lines = [line for line in text_of(results, step).splitlines() if line.startswith(("|", "###"))]
+        if lines: found[step] = lines
     return found
 
 

@@ -36,8 +36,9 @@ step() {
 not_reached=""
 tests() { step "$1" "$2" bin/run_tests "$3" --durations yes; }
 quiet=(--val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0)
-bundled=(--train-data 'data/bundled/sotu_train_*.bin' --val-data 'data/bundled/sotu_val_*.bin')
-small=(--model qwen-2m --batch-size 2 --seq-len 160 --steps 20 "${bundled[@]}" "${quiet[@]}")
+bundled=(--train-data 'data/bundled/sotu_train_*.bin' --val-data "")
+read -ra size < size
+small=("${size[@]}" --steps 20 "${bundled[@]}" "${quiet[@]}")
 train() { step "train_$1" 40 "bin/train_$2" --device cuda "${small[@]}" "${@:3}" --out "$results/runs/$1"; }
 
 step machine 20 bash -c 'nvidia-smi; cat COMMIT; ldd bin/* | grep "not found"; nproc; free -g'
@@ -67,7 +68,7 @@ done
 step memory_predicted 20 bin/train_causal --device cuda --dry-run --model qwen-7m --batch-size 64 --seq-len 256 "${bundled[@]}"
 step memory 40 bin/train_causal --device cuda --model qwen-7m --batch-size 64 --seq-len 256 --steps 2 "${bundled[@]}" "${quiet[@]}" \
     --out "$results/runs/memory"
-text=("${bundled[@]}")
+text=(--train-data 'data/bundled/sotu_train_*.bin' --val-data 'data/bundled/sotu_val_*.bin')
 [ ! -d data/more ] || text=(--train-data 'data/more/*train_*.bin' --val-data 'data/more/*val_*.bin')
 for program in bin/train_*; do
     variant=${program##*train_}

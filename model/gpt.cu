@@ -259,7 +259,7 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
 INSTANTIATE(GPU, float)
 INSTANTIATE(GPU, bf16)
 #endif
-#if !defined(WITH_GPU) || defined(BOTH_HALVES)
+#if !defined(WITH_GPU) || defined(CPU_AND_GPU)
 INSTANTIATE(CPU, float)
 INSTANTIATE(CPU, double)
 #endif

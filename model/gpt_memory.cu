@@ -167,7 +167,7 @@ void GPT<Device, X>::lay_out_scratch() {
 template struct GPT<GPU, float>;
 template struct GPT<GPU, bf16>;
 #endif
-#if !defined(WITH_GPU) || defined(BOTH_HALVES)
+#if !defined(WITH_GPU) || defined(CPU_AND_GPU)
 template struct GPT<CPU, float>;
 template struct GPT<CPU, double>;
 #endif

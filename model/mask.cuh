@@ -35,7 +35,7 @@ inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
 /// The same as the layer itself tells it, where it can.
 inline std::vector<uint8_t> seen_pairs(GPT<CPU, float>& gpt, int T) {
     const int l = gpt.net.config.L - 1, NH = gpt.net.config.NH;
-    if (!gpt.net.layers[l].attention->facts.tells_pairs) return pairs_in_outputs(gpt, T);
+    if (!gpt.net.layers[l].attention->facts.reports_pairs) return pairs_in_outputs(gpt, T);
     const CpuPasses<float>& attention = cpu_passes_of<float>(*gpt.net.layers[l].attention);
     const LayerInputs<float> in = attention_inputs(gpt, l, 1, T);
     const LayerState<float>& state = gpt.layers[l].attention;

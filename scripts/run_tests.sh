@@ -53,11 +53,10 @@ run_all() {
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests
     install_python_packages
     # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
-    local building script others="" scripts="collectives emulator_sanitizers end_to_end evaluation_items fineweb gpu_end_to_end
-        score_generation tokenize_restart train_tokenizer"
-    for script in $scripts; do others+=" tests/$script.sh"; done
-    mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxF "$(printf '%s\n' $others)")
-    beside "$others" run_scripts "${building[@]}"
+    local building build_nothing=(tests/{collectives,emulator_sanitizers,end_to_end,evaluation_items,fineweb,gpu_day,gpu_end_to_end}.sh
+        tests/{kernel_report,score_generation,tokenize_restart,train_tokenizer}.sh)
+    mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxFf <(printf '%s\n' "${build_nothing[@]}"))
+    lanes "${building[*]}" "${build_nothing[*]}"
 }
 
 run_check() {

@@ -90,23 +90,29 @@ run_cases() {
     [ "$failed" -eq "$bad_before" ]
 }
 
-# beside SCRIPTS COMMAND...: runs the scripts while COMMAND goes on. Their output is printed afterwards, in one piece.
-beside() {
-    local scripts=$1 counts
+# lane NAME SCRIPT...: scripts of checks one after the other, with a folder and counts of their own, which lanes() adds up.
+lane() {
+    local script
+    work=$work/$1 passed=0 failed=0
+    mkdir "$work"
     shift
-    (
-        stages=$work/stages work=$work/beside passed=0 failed=0
-        mkdir "$work"
-        for script in $scripts; do stage "$script" run_script "$script"; done > "$work/printed" 2>&1
-        cat "$work/stages" >> "$stages"
-        echo "$passed $failed" > "$work/counts"
-    ) &
-    "$@"
-    wait $!
-    cat "$work/beside/printed"
-    read -ra counts < "$work/beside/counts" || counts=(0 1)
-    passed=$((passed + counts[0])) failed=$((failed + counts[1]))
-    rm -rf "$work/beside"
+    for script; do stage "$script" run_script "$script"; done
+    echo "$passed $failed" > "$work/counts"
+}
+
+# lanes SCRIPTS SCRIPTS: two lists of scripts beside each other. What the second prints comes in one piece, afterwards.
+# shellcheck disable=SC2086  # lists of words
+lanes() {
+    local name counts
+    lane first $1 &
+    lane second $2 > "$work/printed" 2>&1 &
+    wait
+    cat "$work/printed"
+    for name in first second; do
+        cat "$work/$name/stages" >> "$work/stages"
+        read -ra counts < "$work/$name/counts" || counts=(0 1)
+        passed=$((passed + counts[0])) failed=$((failed + counts[1]))
+    done
 }
 
 # Scripts of checks, one after the other.

@@ -92,6 +92,18 @@ if emulated; then
     expect "a kernel that cannot be launched" 6 "the GPU reports" env EMULATED_GPU_FAILS_AT=60 "$programs/train_causal" $small --device cuda --out "$work/fails"
     expect "--device cuda without a GPU" 2 "--device cpu" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device cuda --out "$work/none"
     expect "a GPU that is too old" 2 "compute capability 7.5" env EMULATED_GPU_CAPABILITY=75 "$programs/train_causal" $small --device cuda --out "$work/none"
+    wide="--model $work/wide --seq-len 70 --batch-size 2 --steps 6 --val-every 0 --checkpoint-every 0"
+    mkdir "$work/wide"
+    cat > "$work/wide/config.json" << 'END'
+{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 264, "hidden_size": 64, "num_hidden_layers": 1,
+ "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "intermediate_size": 96, "hidden_act": "silu",
+ "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 10000.0, "attention_bias": false,
+ "tie_word_embeddings": true, "initializer_range": 0.02}
+END
+    for capability in 89 90; do EMULATED_GPU_CAPABILITY=$capability train causal "$work/wide$capability" $wide; done
+    check "heads of 128 train where a block has 99 KB of shared memory" 'curve_within "$work/wide89" "$work/wide90" 2e-3'
+    expect "but not with all that asga keeps there" 2 "bytes of shared memory per block; this GPU has 101376" \
+        env EMULATED_GPU_CAPABILITY=89 "$programs/train_asga" $small --device cuda $wide --out "$work/wide"
     expect "a driver that is too old" 2 "update the driver" env EMULATED_GPU_DRIVER=12080 "$programs/train_causal" $small --device cuda --out "$work/none"
     expect "auto without a GPU trains on the CPU and says so" 0 "using the CPU" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device auto --out "$work/auto"
     expect "out of memory before anything is allocated" 4 "--recompute" env EMULATED_GPU_BYTES=80000000 "$programs/train_causal" $small --batch-size 512 --seq-len 64 --val-every 0 --device cuda --out "$work/oom"

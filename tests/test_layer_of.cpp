@@ -35,7 +35,7 @@ void check_odd_fact() {
     CHECK(facts_in_order(facts) == expected);
     CHECK(facts.branch_names == std::vector<std::string>{""});
     CHECK(facts.decodes_from_cache == (n != 0 && n != 1 && n != 2 && n != 3 && n != 6));
-    CHECK_FALSE(facts.tells_pairs);
+    CHECK_FALSE(facts.reports_pairs);
 }
 
 /// Answers that tell their arguments.
@@ -80,7 +80,7 @@ TEST_CASE("layers: questions and answers pass as they are", "[layers]") {
     CHECK((asked.visible(1, 2, 3) && !asked.visible(1, 3, 2)));
     CHECK((asked.expected_pairs(4, 7).pairs == 47 && asked.further_pairs(4, 7) == 407 && asked.cached_keys(7) == 3.5));
     CHECK((asked.trains("this") && !asked.trains("that")));
-    CHECK((asked.facts.tells_pairs && asked.facts.features.head == 1 && asked.facts.features.row == 2));
+    CHECK((asked.facts.reports_pairs && asked.facts.features.head == 1 && asked.facts.features.row == 2));
     CHECK(asked.facts.branch_names == std::vector<std::string>{"near", "far"});
     CHECK((asked.facts.features.column == 3 && asked.facts.features.tile && !asked.facts.decodes_from_cache));
     const CpuPasses<float>& passes = cpu_passes_of<float>(asked);

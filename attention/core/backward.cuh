@@ -397,7 +397,7 @@ private:
 };
 
 template <class Shape, class P>
-__global__ void __launch_bounds__(Shape::THREADS)
+__global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     attention_backward_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
                               const __grid_constant__ AttentionBackward<typename Shape::X> g,
                               const __grid_constant__ BackwardMemory memory) {
@@ -405,6 +405,20 @@ __global__ void __launch_bounds__(Shape::THREADS)
     if (threadIdx.x == 0) shared.work = atomicAdd(memory.ticket, 1);
     __syncthreads();
     BackwardBlock<Shape, P>(policy, a, g, memory, shared, shared.work).run();
+}
+
+template <class Shape, class P, class X>
+void attention_backward_as(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                           const BackwardMemory& memory) {
+    const Features f = policy.features();
+    const size_t shared = BackwardBlock<Shape, P>::shared_bytes(f), key_tiles = blocks_for(a.S, Shape::KEYS);
+    require_shared_memory(shared, Shape::HS, f);
+    const Grid query_tiles(a.NH, tiles_of(a.T), a.B), blocks(key_tiles * a.NKV * a.B);
+    launch(device, attention_prepare_kernel<X, Shape::HS, Shape::KEYS, P>, query_tiles, 128, 0, policy, a, g, memory);
+    launch(device, attention_backward_kernel<Shape, P>, blocks, Shape::THREADS, shared, policy, a, g, memory);
+    if (f.head)
+        launch(device, attention_head_sums_kernel<Wide<X>>, blocks_for(size_t(a.B) * a.NH * f.head, 128), 128, 0, g.dhead,
+               memory.head_parts, a.B * a.NH, int(key_tiles), f.head);
 }
 
 /// Gradients of attention_forward(): dq, dk, dv and those of E1's and E3's inputs; all pointers are the GPU's. `a` holds the
@@ -422,14 +436,10 @@ void attention_backward(GPU device, const P& policy, const AttentionForward<X>& 
         memory.stuck = stuck();
         for_head_size(a.HS, [&](auto HS) {
             using Shape = BackwardShape<X, HS, MODIFIES_SCORES<Special>>;
-            const size_t shared = BackwardBlock<Shape, Special>::shared_bytes(f), key_tiles = blocks_for(a.S, Shape::KEYS);
-            require_shared_memory(shared, HS, f);
-            const Grid query_tiles(a.NH, tiles_of(a.T), a.B), blocks(key_tiles * a.NKV * a.B);
-            launch(device, attention_prepare_kernel<X, HS, Shape::KEYS, Special>, query_tiles, 128, 0, special, a, g, memory);
-            launch(device, attention_backward_kernel<Shape, Special>, blocks, Shape::THREADS, shared, special, a, g, memory);
-            if (f.head)
-                launch(device, attention_head_sums_kernel<Wide<X>>, blocks_for(size_t(a.B) * a.NH * f.head, 128), 128, 0, g.dhead,
-                       memory.head_parts, a.B * a.NH, int(key_tiles), f.head);
+            if constexpr (Shape::tuned && HS > 64)
+                if (BackwardBlock<Shape, Special>::shared_bytes(f) > most_shared_memory())
+                    return attention_backward_as<BackwardShape<X, HS, false, true>>(device, special, a, g, memory);
+            attention_backward_as<Shape>(device, special, a, g, memory);
         });
     });
 }

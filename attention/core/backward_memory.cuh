@@ -7,17 +7,19 @@
 /// Numbers of a query row that its pairs with every key need: log-sum-exp in base 2 (infinite where P is 0), D, the gate (or 1).
 enum RowNumber { ROW_LSE, ROW_D, ROW_GATE, ROW_NUMBERS };
 
-/// How the work is cut. 16-key tiles of a warp share every fragment of Q and dO that it loads.
-template <class X_, int HS_, bool MODIFIED_>
+/// How the work is cut. 16-key tiles of a warp share every fragment of Q and dO that it loads. SMALL, for heads of 128 where a block has
+/// 99 KB of shared memory: half the keys, and one buffer of Q and dO, whose copies are then waited for.
+template <class X_, int HS_, bool MODIFIED_, bool SMALL = false>
 struct BackwardShape {
     using X = X_;
     static constexpr bool MODIFIED = MODIFIED_, fast = std::is_same_v<X, bf16>, tuned = fast && !MODIFIED;
     static constexpr int HS = HS_;
     static constexpr int M_TILES = tuned && HS <= 64 ? 2 : 1, WARP_KEYS = 16 * M_TILES;   // dK and dV fill the registers
-    static constexpr int WARPS = tuned && HS > 64 ? 8 : 4, THREADS = WARPS * WARP;
+    static constexpr int WARPS = tuned && HS > 64 && !SMALL ? 8 : 4, THREADS = WARPS * WARP;
+    static constexpr int BLOCKS = fast && HS <= 64 ? 2 : 1;   // per multiprocessor: 255 registers of 2 x 128 threads just fit
     static constexpr int KEYS = WARPS * WARP_KEYS, QUERIES = TILE;
     static constexpr int STEP = tuned ? 32 : 16;   // queries whose scores exist at once
-    static constexpr int BUFFERS = fast ? 2 : 1;   // of Q and dO
+    static constexpr int BUFFERS = fast && !SMALL ? 2 : 1;   // of Q and dO
     static constexpr int DQ_COLUMNS = 2 * HS / WARPS;   // a warp has 32 rows x DQ_COLUMNS of dQ, DQ_STEP at a time
     static constexpr int DQ_STEP = DQ_COLUMNS < 32 ? DQ_COLUMNS : 32;
     using Features = FeatureTiles<QUERIES, KEYS, BUFFERS, 2>;

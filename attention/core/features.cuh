@@ -43,12 +43,18 @@ void require_aligned(const Heads<const X>& heads, const char* name) {
     fail(Exit::usage, "attention: rows of ", name, " do not begin at multiples of 16 bytes");
 }
 
-/// A launch that asks for more shared memory than there is fails without saying why.
-inline void require_shared_memory(size_t bytes, int HS, const Features& f) {
+/// Bytes of shared memory that a block may ask for on this GPU: 227 KB with compute capability 9.0, 163 with 8.0, 99 with 8.6 and 8.9.
+inline size_t most_shared_memory() {
     int device = 0, most = 0;
     check(cudaGetDevice(&device));
     check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    if (bytes <= size_t(most)) return;
+    return size_t(most);
+}
+
+/// A launch that asks for more shared memory than there is fails without saying why.
+inline void require_shared_memory(size_t bytes, int HS, const Features& f) {
+    const size_t most = most_shared_memory();
+    if (bytes <= most) return;
     fail(Exit::usage, "attention with head size ", HS, ", ", f.row, " features per row and ", f.column, " per column needs ", bytes,
          " bytes of shared memory per block; this GPU has ", most);
 }

@@ -7,7 +7,7 @@
 #include "model/error.h"
 
 template <class A>
-constexpr bool tells_pairs = requires(const A& policy, const LayerInputs<float>& in, const LayerState<float>& state) {
+constexpr bool reports_pairs = requires(const A& policy, const LayerInputs<float>& in, const LayerState<float>& state) {
     policy.sees(in, state, 0, 0, 0);
 };
 
@@ -18,7 +18,7 @@ LayerFacts facts_of(const A& policy) {
     f.gated = policy.gated(), f.rotates = A::rotates;
     f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
     f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.composite = A::composite;
-    f.decodes_from_cache = can_decode_from_cache(policy), f.tells_pairs = tells_pairs<A>;
+    f.decodes_from_cache = can_decode_from_cache(policy), f.reports_pairs = reports_pairs<A>;
     f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
     f.expects_at_most = policy.expects_at_most();
     f.has_exact_gradients = policy.has_exact_gradients(), f.has_teacher = policy.has_teacher();
@@ -83,7 +83,7 @@ struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
         else fail(Exit::usage, A::name, " needs more than cached keys and values");
     }
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const override {
-        if constexpr (tells_pairs<A>) return this->policy.sees(in, state, h, i, j);
+        if constexpr (reports_pairs<A>) return this->policy.sees(in, state, h, i, j);
         else fail(Exit::usage, A::name, " does not tell its pairs");
     }
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const override {

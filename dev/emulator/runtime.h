@@ -152,7 +152,7 @@ inline cudaDeviceProp properties(int device) {
     std::snprintf(properties.name, sizeof properties.name, "emulated GPU");
     properties.totalGlobalMem = options().device_bytes;
     properties.sharedMemPerBlock = 48 << 10;
-    properties.sharedMemPerBlockOptin = MAX_SHARED;
+    properties.sharedMemPerBlockOptin = most_shared();
     properties.sharedMemPerMultiprocessor = 228 << 10;
     properties.regsPerBlock = properties.regsPerMultiprocessor = 64 << 10;
     properties.warpSize = LANES;

@@ -196,7 +196,7 @@ inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cu
 // ---- kernels
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, int value) {
-    const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::MAX_SHARED;
+    const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::most_shared();
     return emulator::result(possible ? cudaSuccess : cudaErrorInvalidValue);
 }
 /// A small number: grids that are sized by it stay small here.

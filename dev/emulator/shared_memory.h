@@ -13,6 +13,12 @@ namespace emulator {
 
 inline constexpr size_t MAX_SHARED = 227 << 10;   // bytes a block may have on compute capability 9.0
 
+/// Bytes a block may have on the GPU that is emulated.
+inline size_t most_shared() {
+    const int capability = options().capability;
+    return capability >= 90 ? MAX_SHARED : capability == 80 ? 163 << 10 : 99 << 10;
+}
+
 /// Bytes around an allocation that nobody may touch. They hold poison: who reads them gets NaN or nonsense. In a build with
 /// AddressSanitizer the first access ends the program; in others a write is found when the zone is checked.
 class Zone {

@@ -41,6 +41,18 @@ TEST_CASE("GPU attention: head sizes", "[gpu][attention]") {
     for (int HS : {32, 64, 128}) check_attention_on_gpu(Problem(1, 200, 200, 2, 1, HS), Causal());
 }
 
+#ifdef EMULATED_GPU
+TEST_CASE("GPU attention: heads of 128 where a block has 99 KB of shared memory", "[gpu][attention]") {
+    struct Capability {
+        explicit Capability(int number) { emulator::options().capability = number; }
+        ~Capability() { emulator::options().capability = 90; }
+    } small(89);
+    check_attention_in<bf16>(Problem(1, 200, 200, 2, 1, 128), Causal());
+    check_same_bits_on_gpu<bf16>(Problem(1, 130, 130, 2, 1, 128), Causal());
+    CHECK_THROWS_AS(check_attention_in<bf16>(Problem(1, 64, 64, 1, 1, 128, Modified().features()), Modified()), Error);
+}
+#endif
+
 TEST_CASE("GPU attention: narrow windows in long sequences, and more than 32 tiles to look through", "[gpu][attention]") {
     check_attention_on_gpu(Problem(1, 400, 400, 1, 1, 64), Window());
     check_attention_in<bf16>(Problem(1, 2400, 2400, 1, 1, 32), Window());
