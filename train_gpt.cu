@@ -2,11 +2,11 @@
 // Read it from the bottom: main() parses the options (model/train_options.cpp), train() holds the loop; above it are gradients and
 // sampling.
 #include "attention/variant.h"
-#include "model/evaluate.cuh"
-#include "model/generate.cuh"
-#include "model/mask.cuh"
-#include "model/options.h"
-#include "model/run.cuh"
+#include "model/run/evaluate.cuh"
+#include "model/generate/generate.cuh"
+#include "model/run/mask.cuh"
+#include "model/base/options.h"
+#include "model/run/run.cuh"
 
 // -------------------------------------------------------------------------------------------------------- looking and sampling
 

@@ -22,8 +22,8 @@
 //   imported; give an imported one head_threshold -1, or its heads start out halved when the mask is switched on.
 // - Every linear layer may be divided by its spectral norm (--sigma-reparam, model/sigma_reparam.cuh); the gates' own may not.
 #pragma once
-#include "attention/core/block_sparse.cuh"
-#include "attention/core/naive_blocks.h"
+#include "attention/blocks/block_sparse.cuh"
+#include "attention/blocks/naive_blocks.h"
 
 struct adaptive_sparse : BlockSparse {
     static constexpr const char* name = "adaptive_sparse";

@@ -12,11 +12,11 @@
 #pragma once
 #include <vector>
 
-#include "attention/core/head_numbers.cuh"
-#include "attention/core/layer.h"
-#include "attention/core/layernorm.h"
+#include "attention/scores/head_scalars.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/scores/layernorm.h"
 #ifdef WITH_GPU
-#include "attention/core/pair_features.cuh"
+#include "attention/scores/pair_features.cuh"
 #endif
 
 enum class AsgaGate { learned, window, none };

@@ -9,8 +9,8 @@
 // equal as can be, and each part gives one block, uniformly. Draws of a row are distinct; with r <= random they are all the earlier
 // blocks. A draw may fall into the window or onto a global block, and then adds nothing.
 #pragma once
-#include "attention/core/layer.h"
-#include "attention/core/pattern.h"
+#include "attention/kernel/layer.h"
+#include "attention/masks/pattern.h"
 
 struct bigbird : Policy {
     static constexpr const char* name = "bigbird";

@@ -3,7 +3,7 @@
 // Every answer is the default. This is the file to copy for a new variant; the struct has
 // the name of the file.
 #pragma once
-#include "attention/core/layer.h"
+#include "attention/kernel/layer.h"
 
 struct causal : Policy {
     static constexpr const char* name = "causal";

@@ -8,9 +8,9 @@
 // Blocks are 64 tokens, the tile of the kernel; the source's are 16. The source lays out whole blocks, with G > 1 some above the
 // diagonal, and moves the global blocks of a short last chunk; under j <= i neither makes a difference.
 #pragma once
-#include "attention/core/layer.h"
-#include "attention/core/pattern.h"
-#include "model/error.h"
+#include "attention/kernel/layer.h"
+#include "attention/masks/pattern.h"
+#include "model/base/error.h"
 
 struct deepspeed_fixed : Policy {
     static constexpr const char* name = "deepspeed_fixed";

@@ -9,8 +9,8 @@
 // The papers speak of global information flow through the gate; but a factor per token moves nothing between positions.
 // Ablations (2510.00061) are flags: no gate; a window for every row; no window.
 #pragma once
-#include "attention/core/layer.h"
-#include "attention/core/token_gate.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/gates/token_linear.cuh"
 
 enum class DsaWindow { late_rows, all_rows, none };
 

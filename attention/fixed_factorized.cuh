@@ -7,9 +7,9 @@
 // different parts of a chunk; here every head reads the last c, and deepspeed_fixed has the other form.
 // With c below 64 a tile of summaries is visited for a part of its columns: multiples of 64 (and l >= 256) waste nothing.
 #pragma once
-#include "attention/core/layer.h"
-#include "attention/core/pattern.h"
-#include "model/error.h"
+#include "attention/kernel/layer.h"
+#include "attention/masks/pattern.h"
+#include "model/base/error.h"
 
 struct fixed_factorized : Policy {
     static constexpr const char* name = "fixed_factorized";

@@ -7,8 +7,8 @@
 // values, for the g rows that in a causal model have the shortest past; here all rows share the projections, and the pattern is a
 // mask and nothing else. The paper counts w keys per window; --window is the reach to the left, w = left + 1.
 #pragma once
-#include "attention/core/layer.h"
-#include "attention/core/pattern.h"
+#include "attention/kernel/layer.h"
+#include "attention/masks/pattern.h"
 
 struct longformer : LeadingAndWindow {   // the mask
     static constexpr const char* name = "longformer";

@@ -10,8 +10,8 @@
 // A branch's rows are the tokens that it keeps (core/branches.cuh): it is dense causal attention in segments of w rows, whatever
 // r_n, and costs 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
 #pragma once
-#include "attention/core/branches.cuh"
-#include "attention/core/pattern.h"
+#include "attention/branches/branches.cuh"
+#include "attention/masks/pattern.h"
 
 /// Row n of head h is token 2^k n + (h mod 2^k).
 struct DilatedRows {

@@ -16,8 +16,8 @@
 #include <algorithm>
 
 #include "attention/core/carve.h"
-#include "attention/core/layer.h"
-#include "attention/core/token_gate.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/gates/token_linear.cuh"
 
 /// How the numbers u (NS + NR + 2) of one token become gates (NS + NR) and back. W is float or double.
 struct MohGates {

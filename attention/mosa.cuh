@@ -15,10 +15,10 @@
 #pragma once
 #include <algorithm>
 
-#include "attention/core/branches.cuh"
-#include "attention/core/choose_tokens.cuh"
-#include "attention/core/row_gate.cuh"
-#include "attention/core/token_gate.cuh"
+#include "attention/branches/branches.cuh"
+#include "attention/masks/choose_tokens.cuh"
+#include "attention/gates/row_gate.cuh"
+#include "attention/gates/token_linear.cuh"
 
 struct mosa : Policy {
     static constexpr const char* name = "mosa";

@@ -24,9 +24,9 @@
 #include <algorithm>
 #include <climits>
 
-#include "attention/core/importance.cuh"
-#include "attention/core/layer.h"
-#include "attention/core/nsa_memory.cuh"
+#include "attention/nsa/importance.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/nsa/nsa_memory.cuh"
 
 /// E2 of all three: key j stands for the tokens j stride .. j stride + last, is visible when all of them are there, and when the
 /// first is no more than `left` back.

@@ -10,8 +10,8 @@
 #pragma once
 #include <cmath>
 
-#include "attention/core/head_numbers.cuh"
-#include "attention/core/layer.h"
+#include "attention/scores/head_scalars.cuh"
+#include "attention/kernel/layer.h"
 
 struct ppa : Policy {
     static constexpr const char* name = "ppa";

@@ -17,10 +17,10 @@
 // shared in groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by
 // cluster, so that tiles of two clusters are never visited.
 #pragma once
-#include "attention/core/balanced_clusters.cuh"
-#include "attention/core/branches.cuh"
-#include "attention/core/heads.cuh"
-#include "attention/core/repeated_rows.cuh"
+#include "attention/masks/balanced_clusters.cuh"
+#include "attention/branches/branches.cuh"
+#include "attention/scores/each_element.cuh"
+#include "attention/branches/repeated_rows.cuh"
 
 /// Judges rows by positions: the token in local heads, cluster T + place in the cluster in the others.
 struct ClusterPolicy : Policy {

@@ -17,8 +17,8 @@
 // - The published loss leaves out the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about
 //   1/N of the mean over rows that it is here: learning rates differ by that.
 #pragma once
-#include "attention/core/block_sparse.cuh"
-#include "attention/core/naive_blocks.h"
+#include "attention/blocks/block_sparse.cuh"
+#include "attention/blocks/naive_blocks.h"
 
 struct seer : BlockSparse {
     static constexpr const char* name = "seer";

@@ -8,10 +8,10 @@
 // - There is no RoPE: distances enter through the table alone, as in the paper. q and k are those after QK-norm.
 // - K = 16 (the paper's choice for translation), setting shaw_clip.
 #pragma once
-#include "attention/core/heads.cuh"
-#include "attention/core/layer.h"
+#include "attention/scores/each_element.cuh"
+#include "attention/kernel/layer.h"
 #ifdef WITH_GPU
-#include "attention/core/pair_features.cuh"
+#include "attention/scores/pair_features.cuh"
 #endif
 
 struct shaw : Policy {

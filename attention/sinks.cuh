@@ -5,8 +5,8 @@
 // The source counts a recent window of w keys; here --window is the reach to the left, w = left + 1. Its s is 4.
 // Positions are those of the text (mask only): RoPE sees the true distance to a sink.
 #pragma once
-#include "attention/core/layer.h"
-#include "attention/core/pattern.h"
+#include "attention/kernel/layer.h"
+#include "attention/masks/pattern.h"
 
 struct sinks : LeadingAndWindow {   // the mask
     static constexpr const char* name = "sinks";

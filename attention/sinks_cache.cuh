@@ -8,10 +8,10 @@
 // sees in training what it sees then. Two branches without a common key, the window with q and the sinks with q', make one softmax
 // (core/branches.cuh).
 #pragma once
-#include "attention/core/branches.cuh"
-#include "attention/core/pattern.h"
+#include "attention/branches/branches.cuh"
+#include "attention/masks/pattern.h"
 #include "attention/sinks.cuh"
-#include "model/qk_rope.cuh"
+#include "model/operations/qk_rope.cuh"
 
 /// The sinks that the window does not have.
 struct SinkBranch : Policy {

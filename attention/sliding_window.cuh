@@ -5,7 +5,7 @@
 // Left out: windows that grow with depth or are dilated in some heads. Every layer and head has the same window, and after L
 // layers a token has heard of the L * left tokens before it.
 #pragma once
-#include "attention/core/layer.h"
+#include "attention/kernel/layer.h"
 
 struct sliding_window : Policy {
     static constexpr const char* name = "sliding_window";

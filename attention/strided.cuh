@@ -7,8 +7,8 @@
 // which make one softmax (core/branches.cuh): the window in the order of the text, and what A2 adds to it in an
 // order in which it is dense, sorted by (t mod l, t div l), as if the text were written in rows of l tokens and read in columns.
 #pragma once
-#include "attention/core/branches.cuh"
-#include "attention/core/pattern.h"
+#include "attention/branches/branches.cuh"
+#include "attention/masks/pattern.h"
 
 /// The text column by column: row n of column c is token n l + c. Columns are padded to the same length.
 struct ColumnRows {

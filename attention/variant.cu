@@ -2,7 +2,7 @@
 // compiler makes the CPU's half, nvcc (or a C++ compiler with -DEMULATED_GPU) the GPU's, and the two lie in different objects;
 // CPU_AND_GPU puts them into one (train_gpt.cu).
 #include "attention/attention.h"
-#include "attention/core/layer_of.h"
+#include "attention/layer_of.h"
 
 #if !defined(WITH_GPU) || defined(CPU_AND_GPU)
 namespace on_cpu {

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "attention/core/arguments.h"
-#include "attention/core/count.h"
-#include "attention/core/policy.h"
+#include "attention/kernel/arguments.h"
+#include "attention/kernel/count.h"
+#include "attention/kernel/policy.h"
 #include "model/config.h"
-#include "model/error.h"
+#include "model/base/error.h"
 #include "model/tensors.h"
 
 /// What a layer's policy says of itself; attention/core/policy.h explains each.

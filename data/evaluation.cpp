@@ -8,11 +8,11 @@
 #include <map>
 #include <set>
 
-#include "data/files.h"
+#include "data/documents/files.h"
 #include "data/shard.h"
-#include "data/utf8.h"
-#include "model/error.h"
-#include "model/json.h"
+#include "data/tokenizers/utf8.h"
+#include "model/base/error.h"
+#include "model/base/json.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "data/permutation.h"
-#include "model/error.h"
+#include "model/base/error.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "model/error.h"
-#include "model/json.h"
+#include "model/base/error.h"
+#include "model/base/json.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;   // keeps keys in the order of writing

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/documents.h"
+#include "data/documents/documents.h"
 #include "data/shard.h"
 
 struct Manifest {

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "data/documents.h"
-#include "data/tokenizer.h"
+#include "data/documents/documents.h"
+#include "data/tokenizers/tokenizer.h"
 
 /// About a megabyte of pieces of one input, and their tokens. A piece is never divided.
 struct TextBatch {

@@ -18,8 +18,8 @@
 #include <sstream>
 #include <utility>
 
-#include "model/error.h"
-#include "model/hash.h"
+#include "model/base/error.h"
+#include "model/base/hash.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and are mapped as they are");
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/files.h"
+#include "data/documents/files.h"
 
 constexpr size_t shard_header_bytes = 256 * sizeof(int32_t);
 

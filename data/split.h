@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/documents.h"
+#include "data/documents/documents.h"
 #include "data/manifest.h"
 #include "data/pipeline.h"
 #include "data/shard.h"

@@ -4,8 +4,8 @@
 #include <filesystem>
 
 #include "data/manifest.h"
-#include "data/tokenizer.h"
-#include "model/error.h"
+#include "data/tokenizers/tokenizer.h"
+#include "model/base/error.h"
 
 namespace {
 

@@ -6,10 +6,10 @@
 #include <cstdio>
 
 #include "data/tokenize_files.h"
-#include "model/command_line.h"
-#include "model/error.h"
-#include "model/machine.h"
-#include "model/report.h"
+#include "model/base/command_line.h"
+#include "model/base/error.h"
+#include "model/device/machine.h"
+#include "model/run/report.h"
 
 namespace {
 

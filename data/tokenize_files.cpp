@@ -12,8 +12,8 @@
 #include "data/manifest.h"
 #include "data/pipeline.h"
 #include "data/split.h"
-#include "data/tokenizer.h"
-#include "model/error.h"
+#include "data/tokenizers/tokenizer.h"
+#include "model/base/error.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "data/documents.h"
+#include "data/documents/documents.h"
 #include "data/manifest.h"
 
 struct TokenizeOptions {

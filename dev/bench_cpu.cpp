@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "attention/variant.h"
-#include "model/cross_entropy.cuh"
-#include "model/embedding.cuh"
-#include "model/feed.cuh"
+#include "model/operations/cross_entropy.cuh"
+#include "model/operations/embedding.cuh"
+#include "model/run/feed.cuh"
 #include "model/gpt.h"
-#include "model/linear.cuh"
-#include "model/machine.h"
-#include "model/options.h"
-#include "model/rmsnorm.cuh"
-#include "model/summary.h"
-#include "model/swiglu.cuh"
+#include "model/operations/linear.cuh"
+#include "model/device/machine.h"
+#include "model/base/options.h"
+#include "model/operations/rmsnorm.cuh"
+#include "model/run/summary.h"
+#include "model/operations/swiglu.cuh"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <cstdlib>
 
 #include "data/loader.h"
-#include "model/error.h"
-#include "model/options.h"
-#include "model/report.h"
+#include "model/base/error.h"
+#include "model/base/options.h"
+#include "model/run/report.h"
 
 namespace {
 

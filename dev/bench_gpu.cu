@@ -6,9 +6,9 @@
 #include "attention/causal.cuh"
 #include "dev/step_kernels.cuh"
 #include "dev/timing.cuh"
-#include "model/checkpoint.h"
-#include "model/command_line.h"
-#include "model/graphs.cuh"
+#include "model/checkpoint/checkpoint.h"
+#include "model/base/command_line.h"
+#include "model/device/graphs.cuh"
 
 namespace {
 

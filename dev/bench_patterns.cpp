@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "dev/patterns.cuh"
-#include "model/machine.h"
-#include "model/options.h"
+#include "model/device/machine.h"
+#include "model/base/options.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 // bf16, medians of ten runs that start on cold caches (timing.cuh). WORD: only variants with it.
 #include "dev/patterns.cuh"
 #include "dev/timing.cuh"
-#include "model/options.h"
+#include "model/base/options.h"
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);

@@ -8,11 +8,11 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "data/documents.h"
-#include "data/files.h"
-#include "data/tokenizer.h"
-#include "model/error.h"
-#include "model/options.h"
+#include "data/documents/documents.h"
+#include "data/documents/files.h"
+#include "data/tokenizers/tokenizer.h"
+#include "model/base/error.h"
+#include "model/base/options.h"
 
 static double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

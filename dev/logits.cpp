@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "attention/variant.h"
-#include "model/feed.cuh"
-#include "model/load.cuh"
-#include "model/machine.h"
-#include "model/options.h"
+#include "model/run/feed.cuh"
+#include "model/checkpoint/load.cuh"
+#include "model/device/machine.h"
+#include "model/base/options.h"
 
 static std::vector<int32_t> read_ids(const Config& c) {
     std::vector<int32_t> ids;

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "attention/variant.h"
-#include "model/feed.cuh"
+#include "model/run/feed.cuh"
 #include "model/gpt.h"
-#include "model/report.h"
+#include "model/run/report.h"
 
 /// Sequences, query heads and key/value heads of the layer; the head size is 64.
 struct PatternShape {

@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "dev/timing.cuh"
-#include "model/feed.cuh"
-#include "attention/core/layer_of.h"
-#include "model/cross_entropy.cuh"
-#include "model/embedding.cuh"
+#include "model/run/feed.cuh"
+#include "attention/layer_of.h"
+#include "model/operations/cross_entropy.cuh"
+#include "model/operations/embedding.cuh"
 #include "model/gpt.h"
-#include "model/linear.cuh"
-#include "model/rmsnorm.cuh"
-#include "model/swiglu.cuh"
-#include "model/summary.h"
+#include "model/operations/linear.cuh"
+#include "model/operations/rmsnorm.cuh"
+#include "model/operations/swiglu.cuh"
+#include "model/run/summary.h"
 
 enum class Kind { matmul, attention, other };
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "model/machine.cuh"
-#include "model/report.h"
+#include "model/run/machine.cuh"
+#include "model/run/report.h"
 
 /// How much time goes into a measurement.
 struct Effort {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "data/tokenizer.h"
-#include "model/error.h"
-#include "model/options.h"
+#include "data/tokenizers/tokenizer.h"
+#include "model/base/error.h"
+#include "model/base/options.h"
 
 static bool read_record(std::string& text) {
     uint32_t bytes;

@@ -4,8 +4,8 @@
 #include <array>
 #include <cmath>
 
-#include "attention/core/policy.h"
-#include "model/report.h"
+#include "attention/kernel/policy.h"
+#include "model/run/report.h"
 
 /// Sum over count; NaN for nothing.
 struct Average {

@@ -6,9 +6,9 @@
 #include <limits>
 #include <set>
 
-#include "model/error.h"
-#include "model/json.h"
-#include "model/options.h"
+#include "model/base/error.h"
+#include "model/base/json.h"
+#include "model/base/options.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;

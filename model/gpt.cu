@@ -2,11 +2,11 @@
 // functions are for stands in gpt.h.
 #include "model/gpt.h"
 
-#include "model/cross_entropy.cuh"
-#include "model/embedding.cuh"
-#include "model/linear.cuh"
-#include "model/rmsnorm.cuh"
-#include "model/swiglu.cuh"
+#include "model/operations/cross_entropy.cuh"
+#include "model/operations/embedding.cuh"
+#include "model/operations/linear.cuh"
+#include "model/operations/rmsnorm.cuh"
+#include "model/operations/swiglu.cuh"
 
 /// Layer l from its normed input up to `activated`: everything that the backward pass reads again. Returns the rows that it
 /// came out with: B * T, unless texts->attend() has left some out.

@@ -9,13 +9,13 @@
 #include <functional>
 #include <vector>
 
-#include "model/adamw.cuh"
+#include "model/operations/adamw.cuh"
 #include "model/batch.h"
-#include "model/memory.cuh"
+#include "model/device/memory.cuh"
 #include "model/monitor.cuh"
-#include "model/qk_rope.cuh"
+#include "model/operations/qk_rope.cuh"
 #include "model/qwen.h"
-#include "model/sigma_reparam.cuh"
+#include "model/operations/sigma_reparam.cuh"
 
 /// What one layer computes on the way forward and reads again on the way back.
 template <class X>

@@ -1,6 +1,6 @@
 // What a model takes of memory, and where everything lies in it: lay_out() runs once over nothing, to learn the sizes, and once over
 // the memory, so that the plan cannot disagree with the allocation.
-#include "attention/core/layer.h"
+#include "attention/kernel/layer.h"
 #include "model/gpt.h"
 
 template <class Device, class X>

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/core/arguments.h"
-#include "attention/core/walk.h"
+#include "attention/kernel/arguments.h"
+#include "attention/kernel/walk.h"
 #include "model/attention_report.h"
-#include "model/memory.cuh"
+#include "model/device/memory.cuh"
 #include "model/qwen.h"
 
 template <class Device, class X>

@@ -1,5 +1,5 @@
 #include "model/config.h"
-#include "model/error.h"
+#include "model/base/error.h"
 
 #include <algorithm>
 #include <cmath>

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "model/error.h"
-#include "model/hash.h"
+#include "model/base/error.h"
+#include "model/base/hash.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "model/adamw.cuh"
+#include "model/operations/adamw.cuh"
 #include "tests/operation.h"
 
 /// torch.optim.AdamW, one parameter after the other.

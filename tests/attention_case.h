@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "model/error.h"
-#include "model/qk_rope.cuh"
+#include "model/base/error.h"
+#include "model/operations/qk_rope.cuh"
 #include "tests/variants.h"
 
 /// Normal numbers, drawn in double: a float case is the rounded double case of the same seed.

@@ -5,7 +5,7 @@
 #include <functional>
 #include <utility>
 
-#include "attention/core/cpu.h"
+#include "attention/kernel/cpu.h"
 #include "tests/attention_case.h"
 #include "tests/catch.h"
 #include "tests/check.h"

@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "attention/core/merge.cuh"
+#include "attention/branches/merge.cuh"
 #include "tests/operation.h"
 
 /// Every step-th token, counted from the end; where to begin depends on sequence and head. Some heads have an empty last row.

@@ -2,8 +2,8 @@
 #pragma once
 #include <cmath>
 
-#include "attention/core/gated_sum.cuh"
-#include "attention/core/importance.cuh"
+#include "attention/gates/gated_sum.cuh"
+#include "attention/nsa/importance.cuh"
 #include "tests/operation.h"
 
 /// Blocks of keys through the small network (attention/core/compress.cuh). Its tensors are one array: pe, W1, b1, W2.

@@ -14,11 +14,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "model/checkpoint.h"
-#include "model/feed.cuh"
+#include "model/checkpoint/checkpoint.h"
+#include "model/run/feed.cuh"
 #include "model/gpt.h"
-#include "model/machine.h"
-#include "model/safetensors.h"
+#include "model/device/machine.h"
+#include "model/checkpoint/safetensors.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 

@@ -2,8 +2,8 @@
 #pragma once
 #include <cmath>
 
-#include "model/qk_rope.cuh"
-#include "model/rmsnorm.cuh"
+#include "model/operations/qk_rope.cuh"
+#include "model/operations/rmsnorm.cuh"
 #include "tests/operation.h"
 
 inline constexpr double NORM_EPS = 1e-5;

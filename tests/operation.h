@@ -8,7 +8,7 @@
 #pragma once
 #include "catch.h"
 
-#include "model/device.h"
+#include "model/device/device.h"
 #include "tests/finite_differences.h"
 #include "tests/threads.h"
 

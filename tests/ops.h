@@ -2,10 +2,10 @@
 #pragma once
 #include <cmath>
 
-#include "model/cross_entropy.cuh"
-#include "model/embedding.cuh"
-#include "model/linear.cuh"
-#include "model/swiglu.cuh"
+#include "model/operations/cross_entropy.cuh"
+#include "model/operations/embedding.cuh"
+#include "model/operations/linear.cuh"
+#include "model/operations/swiglu.cuh"
 #include "tests/operation.h"
 
 struct Embedding {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/core/select.cuh"
+#include "attention/masks/select.cuh"
 #include "tests/attention_case.h"
 
 struct TileLists {

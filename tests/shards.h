@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/shard.h"
-#include "model/error.h"
+#include "model/base/error.h"
 #include "tests/temporary_folder.h"
 
 inline std::string file_in(const TemporaryFolder& folder, const std::string& name) { return (folder / name).string(); }

@@ -1,6 +1,6 @@
 // A policy made for the tests: causal attention in a model whose linear layers are reparametrised.
 #pragma once
-#include "attention/core/layer.h"
+#include "attention/kernel/layer.h"
 
 struct Reparametrised : Policy {
     static constexpr const char* name = "reparametrised";

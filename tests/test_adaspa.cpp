@@ -1,7 +1,7 @@
 // AdaSpa's prefill (attention/inference/adaspa.h) against the formula in dense loops.
 #include "attention/inference/adaspa.h"
 
-#include "attention/core/naive.h"
+#include "attention/kernel/naive.h"
 #include "tests/attention_case.h"
 #include "tests/catch.h"
 #include "tests/check.h"

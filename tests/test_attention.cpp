@@ -1,6 +1,6 @@
 // The tiled kernel's extension points (attention/core/policy.h), each with a policy made for the test, against attention in plain
 // loops over all pairs. At the end the counting of pairs.
-#include "attention/core/count.h"
+#include "attention/kernel/count.h"
 #include "tests/attention_policies.h"
 
 namespace {

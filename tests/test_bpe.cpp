@@ -1,8 +1,8 @@
 // The parts of a byte-level BPE tokenizer by themselves: merging and its cache, NFC.
 #include <algorithm>
 
-#include "data/bpe.h"
-#include "data/nfc.h"
+#include "data/tokenizers/bpe.h"
+#include "data/tokenizers/nfc.h"
 #include "tests/catch.h"
 #include "tests/tokenizer_files.h"
 

@@ -1,5 +1,5 @@
 // Rows of branches, their merging and going on from one to the next on the CPU, against plain loops.
-#include "attention/core/branches.cuh"
+#include "attention/branches/branches.cuh"
 #include "tests/attention_case.h"
 #include "tests/branches.h"
 #include "tests/catch.h"

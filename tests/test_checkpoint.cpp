@@ -15,10 +15,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "model/checkpoint.h"
-#include "model/disk.h"
-#include "model/error.h"
-#include "model/safetensors.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/base/disk.h"
+#include "model/base/error.h"
+#include "model/checkpoint/safetensors.h"
 #include "temporary_folder.h"
 #include "tests/tokenizer_files.h"
 

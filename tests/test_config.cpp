@@ -7,9 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "model/checkpoint.h"
+#include "model/checkpoint/checkpoint.h"
 #include "model/config.h"
-#include "model/error.h"
+#include "model/base/error.h"
 
 using nlohmann::json;
 

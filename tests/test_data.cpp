@@ -7,7 +7,7 @@
 
 #include "data/shard.h"
 #include "data/stream.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 

@@ -1,6 +1,6 @@
 // Writing text with the mechanisms for inference (model/decode.cuh): a whole causal model, token by token.
 #include "attention/causal.cuh"
-#include "model/decode.cuh"
+#include "model/generate/decode.cuh"
 #include "tests/catch.h"
 #include "tests/whole_model.h"
 

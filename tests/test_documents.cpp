@@ -7,7 +7,7 @@
 
 #include <atomic>
 
-#include "data/documents.h"
+#include "data/documents/documents.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "data/evaluation.h"
-#include "model/log_likelihoods.cuh"
+#include "model/run/log_likelihoods.cuh"
 #include "tests/catch.h"
 #include "tests/shards.h"
 #include "tests/whole_model.h"

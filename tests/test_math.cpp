@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "model/math.h"
+#include "model/device/math.h"
 #include "tests/operation.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // The whole model in all its forms, with plain causal attention; tests/variant/ repeats the essence for every variant.
 #include "catch.h"
 
-#include "model/summary.h"
+#include "model/run/summary.h"
 #include "tests/whole_model.h"
 
 // Threads one(1) where a case takes many small steps: sharing them costs more than it saves, on a busy machine a hundred times.

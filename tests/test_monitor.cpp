@@ -8,7 +8,7 @@
 #include "attention/adaptive_sparse.cuh"
 #include "attention/asga.cuh"
 #include "attention/nsa.cuh"
-#include "model/mask.cuh"
+#include "model/run/mask.cuh"
 #include "tests/catch.h"
 #include "tests/check.h"
 #include "tests/shards.h"

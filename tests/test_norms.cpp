@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "attention/core/layernorm.h"
+#include "attention/scores/layernorm.h"
 #include "tests/norms.h"
 
 namespace {

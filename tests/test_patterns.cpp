@@ -9,7 +9,7 @@
 #include "attention/longformer.cuh"
 #include "attention/sinks.cuh"
 #include "attention/sliding_window.cuh"
-#include "model/error.h"
+#include "model/base/error.h"
 #include "tests/catch.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // Statistics and frozen tensors: what moves them, what the norm of the gradient counts, shards.
 #include "catch.h"
 
-#include "model/error.h"
+#include "model/base/error.h"
 #include "tests/watching_policy.h"
 #include "tests/whole_model.h"
 

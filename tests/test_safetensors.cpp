@@ -6,8 +6,8 @@
 #include <cstring>
 #include <fstream>
 
-#include "model/error.h"
-#include "model/safetensors.h"
+#include "model/base/error.h"
+#include "model/checkpoint/safetensors.h"
 #include "model/tensors.h"
 #include "temporary_folder.h"
 

@@ -1,5 +1,5 @@
 // Block selection (attention/core/select.cuh) against its definition in plain loops over sorted candidates.
-#include "attention/core/select.cuh"
+#include "attention/masks/select.cuh"
 
 #include "tests/catch.h"
 #include "tests/select_case.h"

@@ -1,7 +1,7 @@
 // Linear layers by their spectral norm: formula, gradients, what a checkpoint has to hold.
 #include "catch.h"
 
-#include "model/error.h"
+#include "model/base/error.h"
 #include "tests/sigma_policy.h"
 #include "tests/whole_model.h"
 

@@ -3,7 +3,7 @@
 
 #include "data/stream.h"
 #include "data/tokenize_files.h"
-#include "model/command_line.h"
+#include "model/base/command_line.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 

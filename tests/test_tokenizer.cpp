@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "data/manifest.h"
-#include "data/nfc.h"
+#include "data/tokenizers/nfc.h"
 #include "data/stream.h"
 #include "tests/catch.h"
 #include "tests/shards.h"

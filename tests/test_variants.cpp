@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "attention/variant.h"
-#include "model/error.h"
+#include "model/base/error.h"
 #include "tests/catch.h"
 
 TEST_CASE("variants: the table has every file of attention/, in the order of names", "[variants]") {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "data/bpe_tokenizer.h"
-#include "data/utf8.h"
+#include "data/tokenizers/bpe_tokenizer.h"
+#include "data/tokenizers/utf8.h"
 
 inline nlohmann::json added_token(int id, const std::string& content, bool special, bool normalized = false) {
     return {{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},

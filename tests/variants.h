@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "attention/core/layer_of.h"
+#include "attention/layer_of.h"
 #include "tests/catch.h"
 
 /// A test case with the name of one of the variants in front of its own.

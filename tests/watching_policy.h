@@ -3,7 +3,7 @@
 //     L_aux = lambda sum_h average of (scale_h x_th)^2 / 2
 // With the setting watcher_only they are all that a run changes besides the norms: the rest is frozen.
 #pragma once
-#include "attention/core/layer.h"
+#include "attention/kernel/layer.h"
 
 #ifdef WITH_GPU
 /// Thread h: head h of all sequences.

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "model/feed.cuh"
+#include "model/run/feed.cuh"
 #include "model/gpt.h"
 #include "tests/finite_differences.h"
 #include "tests/variants.h"

@@ -19,7 +19,7 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/core/cpu.h"
+#include "attention/kernel/cpu.h"
 #include "attention/inference/options.h"
 
 inline constexpr double ADASPA_GOOD_RECALL = 0.8;

@@ -19,7 +19,7 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/core/decode.h"
+#include "attention/kernel/decode.h"
 #include "attention/inference/options.h"
 
 /// What is known of the blocks of one layer's cached keys without reading them; grows as keys arrive.

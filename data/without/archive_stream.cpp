@@ -1,5 +1,5 @@
 // data/archive_stream.cpp without libarchive.
-#include "data/compressed.h"
+#include "data/documents/compressed.h"
 #include "data/without/refuse.h"
 
 std::unique_ptr<ByteStream> open_archive(const std::string& path, Compression compression) {

@@ -1,5 +1,5 @@
 // data/gzip_stream.cpp without zlib.
-#include "data/compressed.h"
+#include "data/documents/compressed.h"
 #include "data/without/refuse.h"
 
 std::unique_ptr<ByteStream> open_gzip(const std::string& path, Descriptor, uint64_t) {

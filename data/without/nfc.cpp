@@ -1,7 +1,7 @@
 // data/nfc.cpp without utf8proc's tables. Below U+0300, where Latin letters end and combining marks begin, text has the form already.
-#include "data/nfc.h"
+#include "data/tokenizers/nfc.h"
 
-#include "data/utf8.h"
+#include "data/tokenizers/utf8.h"
 #include "data/without/refuse.h"
 
 static std::string_view from_first_unknown(std::string_view text) {

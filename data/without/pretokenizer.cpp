@@ -1,5 +1,5 @@
 // data/pretokenizer.cpp without PCRE2. A tokenizer.json can be opened, ids can be decoded; what needs a regular expression is refused.
-#include "data/pretokenizer.h"
+#include "data/tokenizers/pretokenizer.h"
 
 #include "data/without/refuse.h"
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "model/error.h"
+#include "model/base/error.h"
 
 /// refuse_without("zlib", "zlib1g-dev", "a.txt.gz: cannot be decompressed")
 [[noreturn]] inline void refuse_without(const char* library, const char* package, const std::string& what) {

@@ -3,7 +3,7 @@
 #include <numeric>
 #include <vector>
 
-#include "model/gpu.cuh"
+#include "model/device/gpu.cuh"
 
 __global__ void row_sums(float* out, const float* in, int columns) {
     float* parts = &dynamic_shared<float>();   // (warps)

@@ -2,7 +2,7 @@
 // and 128, without statistics. report.py compiles this with -DATTENTION=NAME, for a GPU only; nobody runs it. Of a composite, which
 // calls kernels with policies of its own, it has all kernels of a layer.
 #include "attention/attention.h"
-#include "attention/core/layer.h"
+#include "attention/kernel/layer.h"
 
 // What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, and how often the loop over
 // the parts of a tile runs for each tile. The report reads them from the instructions below, which take a number.

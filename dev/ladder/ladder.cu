@@ -4,7 +4,7 @@
 
 #include "dev/ladder/rungs.h"
 #include "dev/timing.cuh"
-#include "model/command_line.h"
+#include "model/base/command_line.h"
 #include "tests/gpu/device_array.h"
 
 namespace {

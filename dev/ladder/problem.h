@@ -3,7 +3,7 @@
 // with q, k, v and out (B, T, NH, HS) in bf16 and every sum in float32. A visible pair costs 4 HS floating-point operations (two
 // products) and one exponential; there are B NH T (T + 1) / 2 visible pairs.
 #pragma once
-#include "attention/core/mma.cuh"
+#include "attention/kernel/mma.cuh"
 
 struct LadderProblem {
     int B, T, NH, HS;

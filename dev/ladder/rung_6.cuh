@@ -6,7 +6,7 @@
 // here: what the policy does not ask for is not compiled.
 #pragma once
 #include "attention/causal.cuh"
-#include "attention/core/forward.cuh"
+#include "attention/kernel/forward.cuh"
 #include "dev/ladder/problem.h"
 
 namespace rung_6 {

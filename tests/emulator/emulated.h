@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "model/gpu.cuh"
+#include "model/device/gpu.cuh"
 
 /// The seeds that a kernel should be run with: in order, last first, and two random orders; streams at once, late and mixed.
 inline const std::vector<uint64_t> SEEDS{0, 1, 2, 3, 4};

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <exception>
 
-#include "model/gpu.cuh"
+#include "model/device/gpu.cuh"
 
 namespace {
 

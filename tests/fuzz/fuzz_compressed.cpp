@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "data/byte_stream.h"
-#include "model/error.h"
+#include "data/documents/byte_stream.h"
+#include "model/base/error.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "model/config.h"
-#include "model/error.h"
+#include "model/base/error.h"
 
 static void write_and_read(const Config& config) {
     const std::string written = config_to_json(config);

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "data/nfc.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/nfc.h"
+#include "data/tokenizers/tokenizer.h"
 
 namespace {
 

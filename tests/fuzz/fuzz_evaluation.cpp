@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "data/evaluation.h"
-#include "model/error.h"
+#include "model/base/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     if (bytes == 0) return 0;

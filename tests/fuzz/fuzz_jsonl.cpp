@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "data/documents.h"
-#include "model/error.h"
+#include "data/documents/documents.h"
+#include "model/base/error.h"
 
 namespace {
 

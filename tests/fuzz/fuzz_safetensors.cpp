@@ -1,8 +1,8 @@
 // libFuzzer: any bytes are either refused with an Error or give tensors whose every number can be read.
 #include <vector>
 
-#include "model/error.h"
-#include "model/safetensors.h"
+#include "model/base/error.h"
+#include "model/checkpoint/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/shard.h"
-#include "model/error.h"
+#include "model/base/error.h"
 
 namespace {
 

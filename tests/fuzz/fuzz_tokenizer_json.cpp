@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "model/error.h"
+#include "model/base/error.h"
 #include "tests/tokenizer_files.h"
 
 static std::string changed(const std::string& text) {

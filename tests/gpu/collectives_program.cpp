@@ -8,7 +8,7 @@
 
 #include <unistd.h>
 
-#include "model/collectives.cuh"
+#include "model/ranks/collectives.cuh"
 #include "tests/gpu/device_array.h"
 
 namespace {

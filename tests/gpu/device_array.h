@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "model/device.h"
+#include "model/device/device.h"
 #include "tests/check.h"
 
 inline double widen(float x) { return x; }

@@ -1,5 +1,5 @@
 // The tiled attention kernels of the GPU against the CPU's in double, extension point by extension point.
-#include "attention/core/layer.h"
+#include "attention/kernel/layer.h"
 
 #include "tests/attention_policies.h"
 #include "tests/gpu/attention_on_gpu.h"

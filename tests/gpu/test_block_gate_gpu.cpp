@@ -1,6 +1,6 @@
 // The pieces of block-sparse attention on the GPU against the CPU: small products, chosen tiles, the pooled map's distillation. The
 // whole of it is in tests/gpu/variant.
-#include "attention/core/block_sparse.cuh"
+#include "attention/blocks/block_sparse.cuh"
 
 #include "tests/attention_problem.h"
 #include "tests/gpu/device_array.h"

@@ -1,5 +1,5 @@
 // Rows of branches and the merging of branches on the GPU, against the CPU in double.
-#include "attention/core/heads.cuh"
+#include "attention/scores/each_element.cuh"
 #include "tests/attention_case.h"
 #include "tests/branches.h"
 #include "tests/catch.h"

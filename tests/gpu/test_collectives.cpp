@@ -1,8 +1,8 @@
 // One rank alone: nothing to add, but the same calls. Both ways of exchange are taken with a job of one, NCCL's where the program
 // has it; several ranks are tests/collectives.sh's.
-#include "model/collectives.cuh"
+#include "model/ranks/collectives.cuh"
 
-#include "model/rendezvous.h"
+#include "model/ranks/rendezvous.h"
 #include "tests/catch.h"
 #include "tests/gpu/device_array.h"
 

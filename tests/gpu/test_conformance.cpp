@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "attention/core/backward_memory.cuh"
+#include "attention/kernel/backward_memory.cuh"
 #include "tests/gpu/device_array.h"
 
 namespace {

@@ -1,8 +1,8 @@
 // Batches on their way to the GPU (model/feed.cuh) and recorded work on them (model/graphs.cuh): what the GPU sees of each step, in
 // several orders of the streams.
-#include "model/feed.cuh"
+#include "model/run/feed.cuh"
 
-#include "model/graphs.cuh"
+#include "model/device/graphs.cuh"
 #include "tests/catch.h"
 #include "tests/gpu/device_array.h"
 #include "tests/shards.h"

@@ -1,5 +1,5 @@
 // Products of linear layers on the GPU (model/linear.cuh, matmul.cuh, column_sum.cuh) against loops in double.
-#include "model/linear.cuh"
+#include "model/operations/linear.cuh"
 
 #include "tests/attention_case.h"
 #include "tests/catch.h"

@@ -1,6 +1,6 @@
 // Text written with a cache against text computed anew for every token, for each attention variant.
-#include "model/decode.cuh"
-#include "model/generate.cuh"
+#include "model/generate/decode.cuh"
+#include "model/generate/generate.cuh"
 #include "tests/whole_model.h"
 
 namespace {

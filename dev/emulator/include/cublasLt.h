@@ -15,7 +15,7 @@
 #include <new>
 #include <vector>
 
-#include "model/blas.h"
+#include "model/device/blas.h"
 
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,

@@ -19,8 +19,8 @@
 #include <thread>
 
 #include "../streams.h"
-#include "model/error.h"
-#include "model/rendezvous.h"
+#include "model/base/error.h"
+#include "model/ranks/rendezvous.h"
 
 #define NCCL_UNIQUE_ID_BYTES 128
 typedef struct {

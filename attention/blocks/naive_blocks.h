@@ -1,0 +1,64 @@
+// The block gate for the oracles: pooled, projected, rotated and multiplied in dense loops, with nothing of block_gate.cuh.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "attention/blocks/block_gate.cuh"
+#include "attention/kernel/naive.h"
+
+/// scores[((b * NH + h) * N + r) * N + c] for c < r. The gate query is the mean of q over block r or r - 1, or q of the first token
+/// of block r.
+template <class X>
+std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X* wk, int block, GateQuery gate_query) {
+    const int N = (in.T + block - 1) / block, HS = in.HS;
+    std::vector<X> scores(size_t(in.B) * in.NH * N * N), pooled(3 * HS), query(HS), key(HS);
+    auto project = [&](std::vector<X>& to, const X* w, int width, int position) {
+        std::vector<X> y(HS);
+        for (int o = 0; o < HS; o++) y[o] = dot(w + size_t(o) * width, pooled.data(), width);
+        for (int o = 0; o < HS; o++) {
+            const size_t angle = size_t(position) * (HS / 2) + o % (HS / 2);
+            to[o] = y[o] * in.cosine[angle] + (o < HS / 2 ? -y[o + HS / 2] : y[o - HS / 2]) * in.sine[angle];
+        }
+    };
+    for (int b = 0; b < in.B; b++)
+        for (int h = 0; h < in.NH; h++)
+            for (int r = 1; r < N; r++) {
+                const int first = (gate_query == GateQuery::previous ? r - 1 : r) * block;
+                const int count = gate_query == GateQuery::first ? 1 : std::min(block, in.T - first);
+                std::fill(pooled.begin(), pooled.end(), X(0));
+                for (int t = first; t < first + count; t++)
+                    for (int d = 0; d < HS; d++) pooled[d] += in.query(in.q_pre, b, t, h)[d] / count;
+                project(query, wq + size_t(h) * HS * HS, HS, r * block);
+                for (int c = 0; c < r; c++) {
+                    for (int d = 0; d < HS; d++) {
+                        std::vector<X> of_block;
+                        for (int t = c * block; t < (c + 1) * block; t++) of_block.push_back(in.key(in.k_pre, b, t, h)[d]);
+                        X sum = 0;
+                        for (X k : of_block) sum += k;
+                        pooled[d] = *std::max_element(of_block.begin(), of_block.end());
+                        pooled[HS + d] = *std::min_element(of_block.begin(), of_block.end());
+                        pooled[2 * HS + d] = sum / block;
+                    }
+                    project(key, wk + size_t(h / (in.NH / in.NKV)) * HS * 3 * HS, 3 * HS, c * block);
+                    scores[((size_t(b) * in.NH + h) * N + r) * N + c] = dot(query.data(), key.data(), HS) / std::sqrt(X(HS));
+                }
+            }
+    return scores;
+}
+
+/// Which blocks c < r of one row of scores are chosen: block 0 where there is a sink; of the rest the `top` with the greatest
+/// scores, or, where threshold is not negative, those with more than that share of their softmax.
+template <class X>
+std::vector<bool> naive_choice(const X* scores, int r, bool sink, int top, double threshold) {
+    std::vector<int> candidates;
+    for (int c = sink ? 1 : 0; c < r; c++) candidates.push_back(c);
+    std::stable_sort(candidates.begin(), candidates.end(), [&](int a, int b) { return scores[a] > scores[b]; });
+    X total = 0;
+    for (int c : candidates) total += std::exp(scores[c]);
+    std::vector<bool> chosen(r, false);
+    for (int n = 0; n < int(candidates.size()); n++)
+        chosen[candidates[n]] = threshold < 0 ? n < top : std::exp(scores[candidates[n]]) / total > threshold;
+    if (sink && r > 0) chosen[0] = true;
+    return chosen;
+}

@@ -1,0 +1,270 @@
+// Several kernel calls that make one softmax (E5), each over keys of its own. A branch may have its rows in another order than the
+// text, or only some of them (a `Rows`, rows.cuh); its policy judges rows, not tokens, and hides those that are padding, unless the
+// rows have positions. Forward: begin() with a branch of all tokens in the order of the text, or with none, add() others, finish().
+// Backward every branch is given the merged out and log-sum-exp: its kernel then computes the gradients of the one softmax as far
+// as its pairs go (merge.cuh has the algebra), and they add up.
+// On the CPU the kernel reads rows where they lie and goes on from the out and lse that the call before has left (cpu_rows.h). On a
+// GPU q, k and v are gathered, because its kernels copy tiles of neighbouring rows; every branch leaves a result, and these are
+// merged.
+#pragma once
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "attention/core/carve.h"
+#include "attention/scores/each_element.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/branches/merge.cuh"
+
+/// Keys i - left .. i.
+struct WindowBranch : Policy {
+    int left;
+    explicit WindowBranch(int left_) : Policy(Config{}, 0), left(left_) {}
+    constexpr Tile tile(int, int i0, int i1, int j0, int j1) const { return window_tile(left, i0, i1, j0, j1); }
+    constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
+};
+
+/// What a branch adds to: q, k, v, out, lse and statistics are the text's, the R rows are the branch's, and so are `positions`
+/// (B, NH, R), what the policy judges a row by (E4); null: its index; -1: padding.
+template <class X, class Rows>
+AttentionForward<X> branch_arguments(const LayerInputs<X>& in, const Rows& rows, const LayerState<X>& state,
+                                     Statistics<X> statistics = {}, const int* positions = nullptr) {
+    statistics.tile_max = nullptr;   // every branch has tiles of its own
+    AttentionForward<X> a = kernel_arguments(in, state, statistics);
+    a.T = a.S = rows.count, a.gate = nullptr;
+    a.q_position = a.k_position = positions;
+    return a;
+}
+/// And of its backward pass, but for the workspace.
+template <class X>
+AttentionBackward<X> branch_gradients(const X* dout, const QkvGradients<X>& to) {
+    AttentionBackward<X> g{};
+    g.dout = dout, g.dq = to.q, g.dk = to.k, g.dv = to.v;
+    return g;
+}
+
+/// Memory for the result of one branch alone, as the layer's out and lse.
+template <class X>
+struct OwnResult {
+    X* out = nullptr;         // (B, T, NH, HS)
+    Wide<X>* lse = nullptr;   // (B, NH, T)
+    OwnResult() = default;
+    OwnResult(Carve& carve, const LayerShape& s)
+        : out(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)), lse(carve.take<Wide<X>>(size_t(s.B) * s.NH * s.T)) {}
+};
+
+template <class Device, class X, class Rows>
+class BranchesForward;
+template <class Device, class X, class Rows>
+class BranchesBackward;
+
+// ---- CPU: rows are read where they lie
+
+template <class X, class Rows>
+class BranchesForward<CPU, X, Rows> {
+public:
+    /// Memory for branches with the rows `added`; `out` is the layer's.
+    BranchesForward(Carve&, const LayerShape&, X* /*out*/, const std::vector<Rows>& /*added*/) {}
+
+    /// `in_order`: row r is token r.
+    template <class P>
+    void begin(CPU device, const P& policy, const Rows& in_order, const LayerInputs<X>& in, const LayerState<X>& state,
+               const Statistics<X>& statistics) {
+        attention_forward(device, policy, branch_arguments(in, in_order, state, statistics));
+    }
+    void begin_with_none(CPU, const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
+        const size_t rows = size_t(in.B) * in.NH * in.T;
+        std::fill_n(state.out, rows * in.HS, X(0));
+        std::fill_n(state.lse, rows, -std::numeric_limits<X>::infinity());
+        if (statistics.entropy) std::fill_n(statistics.entropy, rows, X(0));
+        if (statistics.pairs) std::fill_n(statistics.pairs, rows, X(0));
+        if (statistics.tiles) std::fill_n(statistics.tiles, size_t(in.B) * in.NH * tiles_of(in.T), X(0));
+    }
+    /// `a` is branch_arguments().
+    template <class P>
+    void add(CPU device, const P& policy, const Rows& rows, const AttentionForward<X>& a) {
+        attention_forward_more(device, policy, a, rows);
+    }
+    void finish(CPU, const LayerInputs<X>&, const LayerState<X>&, const Statistics<X>&) {}
+};
+
+template <class X, class Rows>
+class BranchesBackward<CPU, X, Rows> {
+public:
+    /// Memory for branches of no more rows than `longest`, one after the other.
+    BranchesBackward(Carve&, const LayerShape&, const Rows& /*longest*/, size_t /*kernel_bytes*/) {}
+    std::byte* kernel_workspace() const { return nullptr; }
+
+    /// Overwrites g.dq, g.dk and g.dv or adds to them. With an `own`, the branch is computed again into that, and its out takes the
+    /// place of the merged one: the branches' weights then count as constants.
+    template <class P>
+    void add(CPU device, const P& policy, const Rows& rows, AttentionForward<X> a, const AttentionBackward<X>& g,
+             Write write = Write::add, const OwnResult<X>& own = {}) const {
+        if (write == Write::overwrite) {
+            clear_heads(device, g.dq, a.B * rows.T, a.NH, a.HS);
+            clear_heads(device, g.dk, a.B * rows.T, a.NKV, a.HS), clear_heads(device, g.dv, a.B * rows.T, a.NKV, a.HS);
+        }
+        if (own.out) {
+            AttentionForward<X> alone = a;
+            alone.out = a.out = own.out, alone.lse = own.lse;
+            std::fill_n(own.lse, size_t(a.B) * a.NH * rows.T, -std::numeric_limits<X>::infinity());
+            attention_forward_more(device, policy, alone, rows);
+        }
+        attention_backward_more(device, policy, a, g, rows);
+    }
+};
+
+// ---- branches that are gathered: on a GPU, and those of routing, whose tokens stand in several rows
+
+/// Memory for what a branch of R rows reads. Where the query heads of a group have the same rows they can share keys and values
+/// (KV = NKV); where they do not, each has its own (KV = NH).
+template <class X>
+struct BranchInputs {
+    int KV;
+    X *q, *k, *v;   // (B, R, NH, HS), (B, R, KV, HS) twice
+
+    BranchInputs(Carve& carve, const LayerShape& s, int R, int KV_) : KV(KV_) {
+        const size_t row = size_t(s.B) * R * s.HS;
+        q = carve.take<X>(row * s.NH), k = carve.take<X>(row * KV), v = carve.take<X>(row * KV);
+    }
+};
+
+/// Memory for what it leaves.
+template <class X>
+struct BranchResults {
+    X* out;         // (B, R, NH, HS)
+    Wide<X>* lse;   // (B, NH, R)
+    Statistics<X> statistics;
+
+    BranchResults(Carve& carve, const LayerShape& s, int R)
+        : BranchResults(carve.take<X>(size_t(s.B) * s.NH * R * s.HS), carve, s, R) {}
+    /// For a branch that leaves its out where the merged one will be (merge_forward()).
+    BranchResults(X* out_, Carve& carve, const LayerShape& s, int R) : out(out_) {
+        const size_t rows = size_t(s.B) * s.NH * R;
+        lse = carve.take<Wide<X>>(rows);
+        statistics.entropy = carve.take<Wide<X>>(rows), statistics.pairs = carve.take<Wide<X>>(rows);
+        statistics.tiles = carve.take<Wide<X>>(size_t(s.B) * s.NH * tiles_of(R));
+    }
+
+    /// Those that merging turns into the ones that are asked for.
+    Statistics<X> statistics_for(const Statistics<X>& asked) const {
+        Statistics<X> own;
+        if (asked.entropy) own.entropy = statistics.entropy;
+        if (asked.pairs) own.pairs = statistics.pairs;
+        if (asked.tiles) own.tiles = statistics.tiles;
+        return own;
+    }
+    template <class Rows>
+    Branch<X, Rows> branch(const Rows& rows) const {
+        return {rows, out, lse, statistics};
+    }
+};
+
+#ifdef WITH_GPU
+
+/// q, k and v of `a` in the order of the branch: the arguments of its kernel call but for the outputs.
+template <class X, class Rows>
+AttentionForward<X> gathered(GPU device, const BranchInputs<X>& to, const Rows& rows, AttentionForward<X> a) {
+    if constexpr (std::is_same_v<Rows, RowsInOrder>) return a;
+    const RowShape queries{a.B, rows.T, a.NH, a.NH, a.HS}, keys{a.B, rows.T, to.KV, a.NKV, a.HS};
+    gather_rows(device, to.q, a.q, rows, queries);
+    gather_rows(device, to.k, a.k, rows, keys);
+    gather_rows(device, to.v, a.v, rows, keys);
+    const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(to.KV) * a.HS;
+    a.NKV = to.KV, a.q = {to.q, q_row}, a.k = {to.k, k_row}, a.v = {to.v, k_row};
+    return a;
+}
+
+template <class Rows>
+int most_rows(const std::vector<Rows>& all) {
+    int most = 0;
+    for (const Rows& rows : all) most = std::max(most, rows.count);
+    return most;
+}
+
+template <class X, class Rows>
+class BranchesForward<GPU, X, Rows> {
+    static constexpr bool gathers = !std::is_same_v<Rows, RowsInOrder>;
+
+public:
+    BranchesForward(Carve& carve, const LayerShape& s, X* out, const std::vector<Rows>& added)
+        : first_(out, carve, s, s.T), inputs_(carve, s, gathers ? most_rows(added) : 0, Rows::per_head ? s.NH : s.NKV) {
+        for (const Rows& rows : added) added_.push_back(BranchResults<X>(carve, s, rows.count));
+    }
+
+    template <class P>
+    void begin(GPU device, const P& policy, const Rows& in_order, const LayerInputs<X>& in, const LayerState<X>& state,
+               const Statistics<X>& statistics) {
+        run(device, policy, in_order, branch_arguments(in, in_order, state, statistics), first_);
+    }
+    void begin_with_none(GPU, const LayerInputs<X>&, const LayerState<X>&, const Statistics<X>&) {}
+
+    template <class P>
+    void add(GPU device, const P& policy, const Rows& rows, const AttentionForward<X>& a) {
+        run(device, policy, rows, gathered(device, inputs_, rows, a), added_[next_++]);
+    }
+    void finish(GPU device, const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
+        merge_forward(device, state.out, state.lse, all_, {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+    }
+
+private:
+    template <class P>
+    void run(GPU device, const P& policy, const Rows& rows, AttentionForward<X> a, const BranchResults<X>& to) {
+        a.out = to.out, a.lse = to.lse, a.statistics = to.statistics_for(a.statistics);
+        attention_forward(device, policy, a);
+        all_.add(to.branch(rows));
+    }
+
+    BranchResults<X> first_;
+    BranchInputs<X> inputs_;
+    std::vector<BranchResults<X>> added_;
+    Branches<X, Rows> all_;
+    size_t next_ = 0;
+};
+
+template <class X, class Rows>
+class BranchesBackward<GPU, X, Rows> {
+    using W = Wide<X>;
+
+public:
+    BranchesBackward(Carve& carve, const LayerShape& s, const Rows& longest, size_t kernel_bytes)
+        : inputs_(carve, s, longest.count, Rows::per_head ? s.NH : s.NKV) {
+        const size_t rows = size_t(s.B) * longest.count, queries = rows * s.NH * s.HS, keys = rows * inputs_.KV * s.HS;
+        out_ = carve.take<X>(queries), dout_ = carve.take<X>(queries), lse_ = carve.take<W>(rows * s.NH);
+        dq_ = carve.take<W>(queries), dk_ = carve.take<W>(keys), dv_ = carve.take<X>(keys);
+        kernel_ = carve.take<std::byte>(kernel_bytes);
+    }
+    /// Of kernel_bytes, for calls before and after.
+    std::byte* kernel_workspace() const { return kernel_; }
+
+    template <class P>
+    void add(GPU device, const P& policy, const Rows& rows, const AttentionForward<X>& of_text, const AttentionBackward<X>& g,
+             Write write = Write::add, const OwnResult<X>& own = {}) const {
+        AttentionForward<X> a = gathered(device, inputs_, rows, of_text);
+        const RowShape queries{a.B, rows.T, a.NH, a.NH, a.HS}, keys{a.B, rows.T, a.NKV, of_text.NKV, a.HS};
+        const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(a.NKV) * a.HS;
+        a.out = out_, a.lse = lse_;
+        if (own.out) attention_forward(device, policy, a);
+        else gather_rows(device, out_, Heads<const X>{of_text.out, q_row}, rows, queries);
+        gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, queries);
+        gather_numbers(device, lse_, static_cast<const W*>(of_text.lse), rows, a.B, rows.T, a.NH, W(-INFINITY));
+        AttentionBackward<X> in_branch{};
+        in_branch.dout = dout_, in_branch.workspace = kernel_;
+        in_branch.dq = {dq_, q_row}, in_branch.dk = {dk_, k_row}, in_branch.dv = {dv_, k_row};
+        attention_backward(device, policy, a, in_branch);
+        send_rows_back(device, g.dq, static_cast<const W*>(dq_), rows, queries, write);
+        send_rows_back(device, g.dk, static_cast<const W*>(dk_), rows, keys, write);
+        send_rows_back(device, g.dv, static_cast<const X*>(dv_), rows, keys, write);
+    }
+
+private:
+    BranchInputs<X> inputs_;
+    X *out_, *dout_;     // (B, R, NH, HS)
+    W* lse_;             // (B, NH, R)
+    W *dq_, *dk_;        // as q and k
+    X* dv_;
+    std::byte* kernel_;
+};
+
+#endif

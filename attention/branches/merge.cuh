@@ -1,0 +1,146 @@
+// E5: branches of attention become one through their log-sum-exps. A branch has a softmax of its own over keys of its own, and
+// exp(lse_n) is what these weigh in a softmax over the keys of all branches. For every row
+//     lse = log sum_n exp(lse_n)     w_n = exp(lse_n - lse)     out = sum_n w_n out_n
+// A branch that does not have the row, or sees nothing in it (lse_n = -infinity), has weight 0; a row in which no branch sees
+// anything gives out 0 and lse -infinity. Backwards, since dw_n / dlse_m = w_n ([n = m] - w_m):
+//     dout_n = w_n dout     dlse_n = w_n <dout, out_n - out>
+// In the kernel of branch n, with P_n its softmax and P = w_n P_n = exp(z - lse), this becomes
+//     dz = P_n (<dout_n, v> - <dout_n, out_n> + dlse_n) = P (<dout, v> - <dout, out>)
+// which is the backward pass of the one softmax, on the branch's pairs. A kernel that is given the merged out and lse, and dout as
+// it is, therefore needs nothing kept of the branches, and merging has no backward pass of its own (branches.cuh).
+// The GPU merges branches so. On the CPU the kernel goes on where another call has stopped; what stands here for the CPU is what
+// tests compare the GPU's with.
+#pragma once
+#include <cmath>
+
+#include "attention/kernel/rows.cuh"
+#include "attention/kernel/walk.h"
+
+inline constexpr int MOST_BRANCHES = 8;
+
+/// exp(lse_n - lse); 0 where the branch, or the row, sees nothing.
+template <class W>
+constexpr W merge_weight(W branch_lse, W lse) {
+    return branch_lse == W(-INFINITY) ? W(0) : std::exp(branch_lse - lse);
+}
+
+/// What a branch of R rows (rows.cuh) has computed.
+template <class X, class Rows>
+struct Branch {
+    using W = Wide<X>;
+    Rows rows;
+    const X* out = nullptr;         // (B, R, NH, HS)
+    const W* lse = nullptr;         // (B, NH, R)
+    Statistics<X> statistics = {};   // entropy, pairs and tiles, where they are to be merged
+
+    constexpr W lse_of(int NH, int b, int h, int t) const {
+        const int r = rows.row(b, h, t);
+        return r < 0 ? W(-INFINITY) : lse[(size_t(b) * NH + h) * rows.count + r];
+    }
+};
+
+template <class X, class Rows>
+struct Branches {
+    using W = Wide<X>;
+    int count = 0;
+    Branch<X, Rows> branch[MOST_BRANCHES] = {};
+
+    void add(const Branch<X, Rows>& one) { branch[count++] = one; }
+
+    /// The merged log-sum-exp of a row. weight[n] becomes the weight of branch n in it.
+    constexpr W weigh(W* weight, int NH, int b, int h, int t) const {
+        W largest = -INFINITY, sum = 0;
+        for (int n = 0; n < count; n++) weight[n] = branch[n].lse_of(NH, b, h, t), largest = std::max(largest, weight[n]);
+        for (int n = 0; n < count; n++) weight[n] = merge_weight(weight[n], largest), sum += weight[n];
+        if (sum == 0) return largest;
+        for (int n = 0; n < count; n++) weight[n] /= sum;
+        return largest + std::log(sum);
+    }
+};
+
+/// A query tile of a branch of R rows counts for the query tile of the text that is as far on, so that sums over a head are right
+/// (on the CPU ForwardCall::add_visited() does it): those for `tile`, added up. `of_branch` (B, NH, tiles_of(R)).
+template <class W>
+constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int tile) {
+    const int mine = tiles_of(R), of_text = tiles_of(T);
+    const int first = (tile * mine + of_text - 1) / of_text, end = ((tile + 1) * mine + of_text - 1) / of_text;
+    W sum = 0;
+    for (int r = first; r < end; r++) sum += of_branch[bh * mine + r];
+    return sum;
+}
+
+/// E6 of token t, whose merged log-sum-exp is `lse`, into `to`: what the kernels did, added up, and the entropy of choosing a
+/// branch and then a key in it,
+///     sum_n w_n (entropy_n - log w_n),
+/// which is that of the merged softmax when no two branches share a key. tile_max is not merged: branches have other tiles.
+template <class X, class Rows>
+constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Branches<X, Rows>& all, const RowShape& s, int b,
+                                int h, int t) {
+    const size_t bh = size_t(b) * s.NH + h;
+    Wide<X> entropy = 0, pairs = 0, tiles = 0;
+    for (int n = 0; n < all.count; n++) {
+        const Branch<X, Rows>& one = all.branch[n];
+        const Wide<X> own = one.lse_of(s.NH, b, h, t);
+        const size_t from = bh * one.rows.count + size_t(std::max(0, one.rows.row(b, h, t)));
+        if (to.entropy && own > Wide<X>(-INFINITY)) entropy += merge_weight(own, lse) * (one.statistics.entropy[from] + lse - own);
+        if (to.pairs && one.rows.row(b, h, t) >= 0) pairs += one.statistics.pairs[from];
+        if (to.tiles && t % TILE == 0) tiles += tiles_as_far_on(one.statistics.tiles, bh, one.rows.count, s.T, t / TILE);
+    }
+    if (to.entropy) to.entropy[bh * s.T + t] = entropy;
+    if (to.pairs) to.pairs[bh * s.T + t] = pairs;
+    if (to.tiles && t % TILE == 0) to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles;
+}
+
+/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for.
+template <class X, class Rows>
+void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, const RowShape& s, const Statistics<X>& statistics) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int h = 0; h < s.NH; h++) {
+                X weight[MOST_BRANCHES];
+                const X total = all.weigh(weight, s.NH, b, h, t);
+                X* const to = out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS;
+                std::fill_n(to, s.HS, X(0));
+                for (int n = 0; n < all.count; n++) {
+                    const X* const from = row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h);
+                    for (int d = 0; d < s.HS && weight[n] > 0; d++) to[d] += weight[n] * from[d];
+                }
+                lse[(size_t(b) * s.NH + h) * s.T + t] = total;
+                if (statistics) merge_statistics(statistics, total, all, s, b, h, t);
+            }
+}
+
+#ifdef WITH_GPU
+
+/// One block per token; 16 bytes per thread and turn.
+template <class X, class Rows>
+__global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__ Branches<X, Rows> all, const RowShape s,
+                                     const Statistics<X> statistics) {
+    constexpr int PIECE = Packed<X>::size;
+    const int b = blockIdx.y, t = blockIdx.x;
+    for (int i = threadIdx.x; i < s.NH * s.HS / PIECE; i += blockDim.x) {
+        const int h = i * PIECE / s.HS, d = i * PIECE % s.HS;
+        float sums[PIECE] = {}, weight[MOST_BRANCHES];
+        const float total = all.weigh(weight, s.NH, b, h, t);
+        for (int n = 0; n < all.count; n++) {
+            if (!(weight[n] > 0)) continue;
+            const Packed<X> from = load_packed(row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h) + d);
+            for (int k = 0; k < PIECE; k++) sums[k] += weight[n] * from[k];
+        }
+        write_numbers(out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS + d, sums);
+        if (d > 0) continue;
+        lse[(size_t(b) * s.NH + h) * s.T + t] = total;
+        if (statistics) merge_statistics(statistics, total, all, s, b, h, t);
+    }
+}
+
+/// The same. The first branch, when its rows are those of the text, may have its own out in the place of the merged one, to save
+/// memory and the way there; nothing else is shared. Precondition: HS a multiple of 8.
+template <class X, class Rows>
+void merge_forward(GPU device, X* out, float* lse, const Branches<X, Rows>& all, const RowShape& s,
+                   const Statistics<X>& statistics) {
+    launch(device, merge_forward_kernel<X, Rows>, Grid(s.T, s.B), 128, 0, out, lse, all, s, statistics);
+}
+
+#endif

@@ -1,0 +1,162 @@
+// Head deactivation (Adaptive Sparse Transformer Block): each head decides for each token whether it takes part.
+//     u = w_h.[q; k] + b_h     s = sigmoid(u)     g = s where s >= theta, else 0           q and k of the token itself, before RoPE
+// The derivative of g by s is 1 where s >= theta and 0 where not: a head that is off comes back only as q and k drift. With
+// `straight_through` it is 1 everywhere, which is not the derivative of what was computed and keeps such heads exploring.
+#pragma once
+#include "attention/kernel/naive.h"
+#include "model/operations/column_sum.cuh"
+
+/// Where w (NH, 2 HS) and b (NH) lie in the flat buffers; the first `dense` heads have gate 1.
+struct HeadGate {
+    size_t weight, bias;
+    float theta;
+    bool straight_through;
+    int dense;
+
+    template <class W>
+    constexpr W gate(W u) const {
+        const W s = sigmoid(u);
+        return s >= W(theta) ? s : W(0);
+    }
+    template <class W>
+    constexpr W slope(W u) const {
+        const W s = sigmoid(u);
+        return s >= W(theta) || straight_through ? s * (W(1) - s) : W(0);
+    }
+};
+
+/// gate (B, T, NH).
+template <class X>
+void head_gate_forward(CPU, X* gate, const LayerInputs<X>& in, const X* weights, const HeadGate& p) {
+#pragma omp parallel for
+    for (int n = 0; n < in.B * in.T; n++)
+        for (int h = 0; h < in.NH; h++) {
+            const X* w = weights + p.weight + size_t(h) * 2 * in.HS;
+            const X u = dot(w, in.query(in.q_pre, 0, n, h), in.HS) + dot(w + in.HS, in.key(in.k_pre, 0, n, h), in.HS);
+            gate[size_t(n) * in.NH + h] = h < p.dense ? X(1) : p.gate(u + weights[p.bias + h]);
+        }
+}
+
+/// From dgate (B, T, NH), which turns into dL/du in place, to the weights' gradients, dq_pre and dk_pre; all are added to.
+template <class X>
+void head_gate_backward(CPU, X* dweights, X* dq_pre, X* dk_pre, X* dgate, const LayerInputs<X>& in, const X* weights,
+                        const HeadGate& p, std::byte* /*workspace*/) {
+    const int HS = in.HS, group = in.NH / in.NKV;
+#pragma omp parallel for
+    for (int kv = 0; kv < in.NKV; kv++)   // a thread owns the heads of a key head: sums keep their order
+        for (int h = std::max(kv * group, p.dense); h < (kv + 1) * group; h++) {
+            const size_t weight = p.weight + size_t(h) * 2 * HS;
+            const X* w = weights + weight;
+            X* dw = dweights + weight;
+            for (int n = 0; n < in.B * in.T; n++) {
+                const X *q = in.query(in.q_pre, 0, n, h), *k = in.key(in.k_pre, 0, n, h);
+                const X u = dot(w, q, HS) + dot(w + HS, k, HS) + weights[p.bias + h];
+                const X du = dgate[size_t(n) * in.NH + h] * p.slope(u);
+                X *dq = dq_pre + n * in.qk_row + size_t(h) * HS, *dk = dk_pre + n * in.qk_row + size_t(kv) * HS;
+                for (int d = 0; d < HS; d++) {
+                    dw[d] += du * q[d], dw[HS + d] += du * k[d];
+                    dq[d] += du * w[d], dk[d] += du * w[HS + d];
+                }
+                dweights[p.bias + h] += du;
+            }
+        }
+}
+inline size_t head_gate_workspace(CPU, const LayerShape&) { return 0; }
+
+#ifdef WITH_GPU
+
+namespace head_gate {
+inline constexpr int WARPS = 8, TOKENS = 128;   // tokens of a block that adds up the weights' gradients
+
+/// u of (token n, head h), computed by one warp.
+template <class X>
+__device__ __forceinline__ float logit(const X* q, const X* k, const X* weights, const HeadGate& p, int h, int HS) {
+    const X* w = weights + p.weight + size_t(h) * 2 * HS;
+    float u = 0;
+    for (int d = threadIdx.x % WARP; d < HS; d += WARP) u += to_float(w[d]) * to_float(q[d]) + to_float(w[HS + d]) * to_float(k[d]);
+    return warp_sum(u) + to_float(weights[p.bias + h]);
+}
+
+/// What the kernels below read of LayerInputs.
+template <class X>
+struct Inputs {
+    const X *q_pre, *k_pre;
+    size_t row;
+    int tokens, NH, NKV, HS;
+    explicit Inputs(const LayerInputs<X>& in)
+        : q_pre(in.q_pre), k_pre(in.k_pre), row(in.qk_row), tokens(in.B * in.T), NH(in.NH), NKV(in.NKV), HS(in.HS) {}
+    __device__ const X* query(int n, int h) const { return q_pre + n * row + size_t(h) * HS; }
+    __device__ const X* key(int n, int h) const { return k_pre + n * row + size_t(h / (NH / NKV)) * HS; }
+};
+}   // namespace head_gate
+
+/// One warp per (token, head). Forward: numbers = gate. Backward: numbers = dgate on the way in, dL/du on the way out.
+template <bool BACKWARD, class X>
+__global__ void head_gate_kernel(float* numbers, const head_gate::Inputs<X> in, const X* weights, const HeadGate p) {
+    const size_t at = size_t(blockIdx.x) * head_gate::WARPS + threadIdx.x / WARP;
+    if (at >= size_t(in.tokens) * in.NH) return;
+    const int n = int(at / in.NH), h = int(at % in.NH);
+    const float u = head_gate::logit(in.query(n, h), in.key(n, h), weights, p, h, in.HS);
+    if (threadIdx.x % WARP) return;
+    if (BACKWARD) numbers[at] = h < p.dense ? 0 : numbers[at] * p.slope(u);
+    else numbers[at] = h < p.dense ? 1 : p.gate(u);
+}
+
+/// Block (chunk of tokens, h): partials[chunk] of dw_h, and of db_h behind all of those.
+template <class X>
+__global__ void head_gate_weight_kernel(float* weights, float* biases, const float* du, const head_gate::Inputs<X> in) {
+    const int h = blockIdx.y, first = blockIdx.x * head_gate::TOKENS, end = min(in.tokens, first + head_gate::TOKENS);
+    for (int d = threadIdx.x; d < 2 * in.HS; d += blockDim.x) {
+        float sum = 0;
+        for (int n = first; n < end; n++)
+            sum += du[size_t(n) * in.NH + h] * to_float(d < in.HS ? in.query(n, h)[d] : in.key(n, h)[d - in.HS]);
+        weights[(size_t(blockIdx.x) * in.NH + h) * 2 * in.HS + d] = sum;
+    }
+    if (threadIdx.x) return;
+    float sum = 0;
+    for (int n = first; n < end; n++) sum += du[size_t(n) * in.NH + h];
+    biases[size_t(blockIdx.x) * in.NH + h] = sum;
+}
+
+/// Block n: dq_pre and dk_pre of one token, one thread per number.
+template <class X>
+__global__ void head_gate_input_kernel(float* dq_pre, float* dk_pre, const float* du, const head_gate::Inputs<X> in,
+                                       const X* weights, const HeadGate p) {
+    const int HS = in.HS, group = in.NH / in.NKV;
+    const size_t n = blockIdx.x;
+    const float* mine = du + n * in.NH;
+    for (int i = threadIdx.x; i < in.NH * HS; i += blockDim.x)
+        dq_pre[n * in.row + i] += mine[i / HS] * to_float(weights[p.weight + size_t(i / HS) * 2 * HS + i % HS]);
+    for (int i = threadIdx.x; i < in.NKV * HS; i += blockDim.x) {
+        float sum = 0;
+        for (int h = i / HS * group; h < (i / HS + 1) * group; h++)
+            sum += mine[h] * to_float(weights[p.weight + size_t(h) * 2 * HS + HS + i % HS]);
+        dk_pre[n * in.row + i] += sum;
+    }
+}
+
+template <class X>
+void head_gate_forward(GPU device, float* gate, const LayerInputs<X>& in, const X* weights, const HeadGate& p) {
+    const Grid grid(blocks_for(size_t(in.B) * in.T * in.NH, head_gate::WARPS));
+    launch(device, head_gate_kernel<false, X>, grid, head_gate::WARPS * WARP, 0, gate, head_gate::Inputs<X>(in), weights, p);
+}
+
+inline size_t head_gate_workspace(GPU, const LayerShape& s) {
+    return blocks_for(size_t(s.B) * s.T, head_gate::TOKENS) * s.NH * (2 * s.HS + 1) * sizeof(float);
+}
+
+template <class X>
+void head_gate_backward(GPU device, float* dweights, float* dq_pre, float* dk_pre, float* dgate, const LayerInputs<X>& in,
+                        const X* weights, const HeadGate& p, std::byte* workspace) {
+    const head_gate::Inputs<X> inputs(in);
+    const size_t chunks = blocks_for(inputs.tokens, head_gate::TOKENS), numbers = size_t(in.NH) * 2 * in.HS;
+    float *partials = reinterpret_cast<float*>(workspace), *biases = partials + chunks * numbers;
+    const Grid grid(blocks_for(size_t(inputs.tokens) * in.NH, head_gate::WARPS));
+    launch(device, head_gate_kernel<true, X>, grid, head_gate::WARPS * WARP, 0, dgate, inputs, weights, p);
+    launch(device, head_gate_weight_kernel<X>, Grid(chunks, in.NH), 128, 0, partials, biases, dgate, inputs);
+    sum_partials(device, dweights + p.weight, partials, chunks, numbers, Write::add);
+    sum_partials(device, dweights + p.bias, biases, chunks, size_t(in.NH), Write::add);
+    launch(device, head_gate_input_kernel<X>, Grid(inputs.tokens), 256, 0, dq_pre, dk_pre, dgate, inputs, weights, p);
+}
+
+#endif

@@ -1,0 +1,61 @@
+// A gate per token and head on results that are already in memory (E3 outside of the kernel): where a GPU gathers rows, the
+// gate's order and the kernel's are not the same.
+#pragma once
+#include "model/device/device.h"
+
+/// gated (heads, HS) = gate out, `heads` counting those of all tokens.
+template <class X>
+void gate_rows_forward(CPU, X* gated, const X* out, const X* gate, size_t heads, int HS) {
+#pragma omp parallel for
+    for (size_t n = 0; n < heads; n++)
+        for (int d = 0; d < HS; d++) gated[n * HS + d] = gate[n] * out[n * HS + d];
+}
+
+/// dout (heads, HS) = gate dgated;  dgate (heads) = <dgated, out>.
+template <class X>
+void gate_rows_backward(CPU, X* dout, X* dgate, const X* dgated, const X* out, const X* gate, size_t heads, int HS) {
+#pragma omp parallel for
+    for (size_t n = 0; n < heads; n++) {
+        X sum = 0;
+        for (int d = 0; d < HS; d++) {
+            sum += dgated[n * HS + d] * out[n * HS + d];
+            dout[n * HS + d] = gate[n] * dgated[n * HS + d];
+        }
+        dgate[n] = sum;
+    }
+}
+
+#ifdef WITH_GPU
+
+/// One warp per head of a token.
+template <class X>
+__global__ void gate_rows_forward_kernel(X* gated, const X* out, const float* gate, size_t heads, int HS) {
+    const size_t n = size_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (n >= heads) return;
+    for (int d = threadIdx.x % WARP; d < HS; d += WARP) gated[n * HS + d] = from_float<X>(gate[n] * to_float(out[n * HS + d]));
+}
+template <class X>
+__global__ void gate_rows_backward_kernel(X* dout, float* dgate, const X* dgated, const X* out, const float* gate, size_t heads,
+                                          int HS) {
+    const size_t n = size_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (n >= heads) return;
+    float sum = 0;
+    for (int d = threadIdx.x % WARP; d < HS; d += WARP) {
+        const float gradient = to_float(dgated[n * HS + d]);
+        sum += gradient * to_float(out[n * HS + d]);
+        dout[n * HS + d] = from_float<X>(gate[n] * gradient);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) dgate[n] = sum;
+}
+
+template <class X>
+void gate_rows_forward(GPU device, X* gated, const X* out, const float* gate, size_t heads, int HS) {
+    launch(device, gate_rows_forward_kernel<X>, blocks_for(heads, 4), 4 * WARP, 0, gated, out, gate, heads, HS);
+}
+template <class X>
+void gate_rows_backward(GPU device, X* dout, float* dgate, const X* dgated, const X* out, const float* gate, size_t heads, int HS) {
+    launch(device, gate_rows_backward_kernel<X>, blocks_for(heads, 4), 4 * WARP, 0, dout, dgate, dgated, out, gate, heads, HS);
+}
+
+#endif

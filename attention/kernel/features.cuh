@@ -1,0 +1,159 @@
+// What both passes of the tiled kernel share on the GPU: E1's numbers for one tile, copied to shared memory, and the walk over the
+// tiles that have to be visited.
+#pragma once
+#include "attention/kernel/mma.cuh"
+#include "attention/kernel/walk.h"
+
+/// Whether the policy has a score() of its own; it may say so itself (modifies_scores). Without one the kernels leave out all that
+/// E1 needs.
+template <class P>
+constexpr bool modifies_scores_of() {
+    if constexpr (requires { P::modifies_scores; }) return P::modifies_scores;
+    else return !std::is_same_v<decltype(&P::template score<float>), decltype(&Policy::score<float>)>;
+}
+template <class P>
+inline constexpr bool MODIFIES_SCORES = modifies_scores_of<P>();
+
+/// What E1 computes with on the GPU when X is stored.
+template <class X>
+using ScoreNumber = std::conditional_t<std::is_same_v<X, bf16>, Rough, float>;
+
+/// Calls run(policy), or run(twin) where the policy offers a twin of itself that knows its numbers of features at compile time.
+template <class P, class Run>
+void specialise(const P& policy, Run run) {
+    if constexpr (requires { policy.specialise(run); })
+        policy.specialise(run);
+    else
+        run(policy);
+}
+
+/// Calls run(std::integral_constant<int, HS>): the kernels' tiles have the head size built in.
+template <class Run>
+void for_head_size(int HS, Run run) {
+    if (HS == 32) return run(std::integral_constant<int, 32>{});
+    if (HS == 64) return run(std::integral_constant<int, 64>{});
+    if (HS == 128) return run(std::integral_constant<int, 128>{});
+    fail(Exit::usage, "the GPU computes attention with head sizes 32, 64 and 128; this model has ", HS);
+}
+
+/// Copies move 16 bytes at a time: addresses and distances must allow it.
+template <class X>
+void require_aligned(const Heads<const X>& heads, const char* name) {
+    if (reinterpret_cast<uintptr_t>(heads.data) % 16 == 0 && heads.row * sizeof(X) % 16 == 0) return;
+    fail(Exit::usage, "attention: rows of ", name, " do not begin at multiples of 16 bytes");
+}
+
+/// Bytes of shared memory that a block may ask for on this GPU: 227 KB with compute capability 9.0, 163 with 8.0, 99 with 8.6 and 8.9.
+inline size_t most_shared_memory() {
+    int device = 0, most = 0;
+    check(cudaGetDevice(&device));
+    check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return size_t(most);
+}
+
+/// A launch that asks for more shared memory than there is fails without saying why.
+inline void require_shared_memory(size_t bytes, int HS, const Features& f) {
+    const size_t most = most_shared_memory();
+    if (bytes <= most) return;
+    fail(Exit::usage, "attention with head size ", HS, ", ", f.row, " features per row and ", f.column, " per column needs ", bytes,
+         " bytes of shared memory per block; this GPU has ", most);
+}
+
+/// The features of QUERIES rows and KEYS columns and the head's numbers. Policies with many features read global memory instead.
+template <int QUERIES, int KEYS, int ROW_BUFFERS, int COLUMN_BUFFERS>
+class FeatureTiles {
+public:
+    static constexpr bool staged(const Features& f) { return f.row + f.column <= 64 && f.head <= 256; }
+    static constexpr size_t bytes(const Features& f) {
+        const int floats = ROW_BUFFERS * QUERIES * row_length(f) + COLUMN_BUFFERS * (f.column * KEYS + head_length(f));
+        return staged(f) ? floats * sizeof(float) : 0;
+    }
+
+    __device__ FeatureTiles(const Features& f, float* memory)
+        : f_(f), rows_(memory), columns_(rows_ + ROW_BUFFERS * QUERIES * row_length(f)),
+          heads_(columns_ + COLUMN_BUFFERS * f.column * KEYS) {}
+
+    /// Rows i0.. of head h; those that do not exist become zero.
+    template <int THREADS, class X>
+    __device__ __forceinline__ void copy_row_features(const AttentionForward<X>& a, int b, int h, int i0, int buffer) const {
+        if (!staged(f_)) return;
+        const float* from = a.row + (size_t(b) * a.NH + h) * a.T * f_.row;
+        for (int n = threadIdx.x; n < QUERIES * f_.row; n += THREADS) {
+            const int r = n / f_.row, f = n % f_.row;
+            const bool exists = i0 + r < a.T;
+            copy_async<4>(row(buffer, r) + f, from + (exists ? size_t(i0 + r) * f_.row + f : 0), exists ? 4 : 0);
+        }
+    }
+    /// Columns j0.. of head h, zero where there is no key, and the head's numbers.
+    template <int THREADS, class X>
+    __device__ __forceinline__ void copy_column_features(const AttentionForward<X>& a, int b, int h, int j0, int buffer) const {
+        if (!staged(f_)) return;
+        const float* from = a.column + (size_t(b) * a.NH + h) * f_.column * padded(a.S);
+        for (int n = threadIdx.x; n < f_.column * KEYS / 4; n += THREADS) {
+            const int f = n / (KEYS / 4), c = n % (KEYS / 4) * 4, exist = max(0, min(4, a.S - (j0 + c)));
+            copy_async<16>(columns(buffer) + f * KEYS + c, from + (exist ? size_t(f) * padded(a.S) + j0 + c : 0), 4 * exist);
+        }
+        for (int f = threadIdx.x; f < f_.head; f += THREADS) copy_async<4>(head(buffer) + f, a.head + size_t(h) * f_.head + f, 4);
+    }
+
+    /// What score() sees of row i0 + r and column j0 + c. Rows and columns that do not exist look like the last ones that do.
+    template <class X, class Walk>
+    __device__ __forceinline__ Pair<ScoreNumber<X>> pair(const AttentionForward<X>& a, const Walk& walk, const TilePlace& at,
+                                                         int row_buffer, int r, int column_buffer, int c) const {
+        const int i = min(at.i0 + r, a.T - 1), j = min(at.j0 + c, a.S - 1);
+        Pair<ScoreNumber<X>> pair{head(column_buffer), row(row_buffer, r), columns(column_buffer) + c, KEYS,
+                                  float(walk.q_position(i)), float(walk.k_position(j))};
+        if (f_.tile) pair.tile_number = a.tile[tile_number_at(a, at)];
+        if (staged(f_)) return pair;
+        const size_t bh = size_t(at.b) * a.NH + at.h;
+        pair.head_numbers = a.head + size_t(at.h) * f_.head;
+        pair.row_features = a.row + (bh * a.T + i) * f_.row;
+        pair.column_features = a.column + bh * f_.column * padded(a.S) + j;
+        pair.column_stride = padded(a.S);
+        return pair;
+    }
+
+private:
+    /// 16 bytes more than a multiple of 16 bytes: eight rows read at once lie in different banks.
+    static constexpr int row_length(const Features& f) { return f.row ? (f.row + 3) / 4 * 4 + 4 : 0; }
+    static constexpr int head_length(const Features& f) { return (f.head + 3) / 4 * 4; }
+    __device__ float* row(int buffer, int r) const { return rows_ + (buffer * QUERIES + r) * row_length(f_); }
+    __device__ float* columns(int buffer) const { return columns_ + buffer * f_.column * KEYS; }
+    __device__ float* head(int buffer) const { return heads_ + buffer * head_length(f_); }
+
+    Features f_;
+    float *rows_, *columns_, *heads_;
+};
+
+/// One of the tiles that have to be visited; `hidden` when there is none left.
+struct Visit {
+    int tile;
+    Tile verdict;
+    explicit __device__ operator bool() const { return verdict != Tile::hidden; }
+};
+
+/// The tiles first <= tile < last whose verdict is not hidden, in ascending order. The lanes of a warp judge 32 tiles at a time, so
+/// that a narrow window in a long sequence is found at once. All lanes of a warp call next() together, with the same judge.
+class TileCursor {
+public:
+    __device__ TileCursor(int first, int last) : next_(first), last_(last) {}
+
+    template <class Judge>
+    __device__ __forceinline__ Visit next(Judge judge) {
+        while (!visited_) {
+            if (next_ >= last_) return {-1, Tile::hidden};
+            first_ = next_, next_ += WARP;
+            const int tile = first_ + lane_of();
+            const Tile verdict = tile < last_ ? judge(tile) : Tile::hidden;
+            visited_ = __ballot_sync(ALL_LANES, verdict != Tile::hidden);
+            full_ = __ballot_sync(ALL_LANES, verdict == Tile::full);
+        }
+        const int bit = __ffs(int(visited_)) - 1;
+        visited_ &= visited_ - 1;
+        return {first_ + bit, full_ >> bit & 1 ? Tile::full : Tile::mixed};
+    }
+
+private:
+    int first_ = 0, next_, last_;
+    unsigned visited_ = 0, full_ = 0;   // one bit per tile from first_ on
+};

@@ -1,0 +1,329 @@
+// The vocabulary of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor
+// cores, asynchronous copies, flags between blocks. All PTX of the project is here (but for a tanh in model/math.h); a C++ compiler
+// calls the emulator's twins.
+//
+// A warp multiplies 16 x 16 by 16 x 8 numbers at a time. Who holds what is fixed by the hardware (PTX ISA, mma.m16n8k16); with
+// g = lane / 4 and c = 2 (lane % 4) a lane holds of
+//     A (16 x 16)   rows g and g + 8, columns c, c + 1, c + 8, c + 9
+//     B (16 x 8)    rows c, c + 1, c + 8, c + 9, column g
+//     D (16 x 8)    rows g and g + 8, columns c, c + 1
+// so two neighbouring D's have the shape of an A: a result goes into the next product without leaving the registers.
+// bf16 uses the tensor cores. float has the same fragments and multiplies exactly, by exchange between lanes: slow, for comparison.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "model/device/gpu.cuh"
+
+// ---- shared memory
+
+/// ROWS x COLUMNS numbers. Each row is 16 bytes longer than it needs to be: eight 16-byte pieces one below the other, which is what
+/// a tensor core's load takes, then lie in different banks.
+template <class X, int ROWS_, int COLUMNS_>
+struct SharedTile {
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
+    alignas(16) X x[ROWS][COLUMNS + 16 / sizeof(X)];
+};
+
+/// Starts a copy of BYTES (4 or 16, both addresses multiples of it) into shared memory; `take` of them exist, the rest become zero.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to, const void* from, int take) {
+#if defined(__CUDACC__)
+    const unsigned at = unsigned(__cvta_generic_to_shared(to));
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(take) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(take) : "memory");
+#else
+    emulator::cp_async(to, from, BYTES, take);
+#endif
+}
+
+/// Waits for all copies that this thread has started. The other threads see them after the next __syncthreads().
+__device__ __forceinline__ void wait_for_copies() {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
+#else
+    emulator::cp_async_commit();
+    emulator::cp_async_wait(0);
+#endif
+}
+
+/// Starts to copy rows `first`.. of a matrix, `row` elements apart, of which `count` exist; the others become zero.
+template <int THREADS, class Tile>
+__device__ __forceinline__ void copy_rows(Tile& to, const auto* from, size_t row, int first, int count) {
+    constexpr int PIECE = 16 / sizeof(*from), PIECES = Tile::COLUMNS / PIECE, ROWS_AT_ONCE = THREADS / PIECES;
+    static_assert(THREADS % PIECES == 0 && Tile::ROWS % ROWS_AT_ONCE == 0);
+    const int r0 = int(threadIdx.x) / PIECES, c = int(threadIdx.x) % PIECES * PIECE;
+    const auto* at = from + size_t(first + r0) * row + c;
+    if (first + Tile::ROWS <= count) {   // nearly always, and the same for the whole block: two instructions a piece instead of six
+#pragma unroll
+        for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE, at += ROWS_AT_ONCE * row) copy_async<16>(&to.x[r0 + r][c], at, 16);
+        return;
+    }
+#pragma unroll 1
+    for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE) {
+        const bool exists = first + r0 + r < count;
+        copy_async<16>(&to.x[r0 + r][c], from + (exists ? size_t(first + r0 + r) * row + c : 0), exists ? 16 : 0);
+    }
+}
+
+// ---- fragments
+
+/// A pair of neighbouring numbers in one register, or two.
+template <class X>
+struct Two;
+template <>
+struct Two<bf16> {
+    uint32_t bits;
+};
+template <>
+struct Two<float> {
+    float2 pair;
+};
+/// Two numbers to memory; the address must be a multiple of their size.
+__device__ __forceinline__ void store_two(bf16* to, const Two<bf16>& two) { *reinterpret_cast<uint32_t*>(to) = two.bits; }
+__device__ __forceinline__ void store_two(float* to, const Two<float>& two) { *reinterpret_cast<float2*>(to) = two.pair; }
+__device__ __forceinline__ void make_two(Two<float>& to, float x, float y) { to.pair = make_float2(x, y); }
+__device__ __forceinline__ void make_two(Two<bf16>& to, float x, float y) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+    std::memcpy(&to.bits, &both, sizeof to.bits);
+}
+
+/// The pairs of A: (g, c), (g + 8, c), (g, c + 8), (g + 8, c + 8). Of B: rows (c, c + 1), (c + 8, c + 9).
+template <class X>
+struct FragmentA {
+    Two<X> part[4];
+};
+template <class X>
+struct FragmentB {
+    Two<X> part[2];
+};
+
+/// 32 bits per lane and matrix: `row` is the address of one row of 8 numbers, lanes 8 n .. 8 n + 7 give those of matrix n.
+template <bool transposed, class Fragment>
+__device__ __forceinline__ void load_matrices(Fragment& to, const bf16* row) {
+    static_assert(sizeof(Fragment) == 16);
+    uint32_t r[4];
+#if defined(__CUDACC__)
+    const unsigned at = unsigned(__cvta_generic_to_shared(row));
+    if constexpr (transposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(at));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(at));
+#else
+    emulator::ldmatrix<4, transposed>(r, row);
+#endif
+    std::memcpy(&to, r, sizeof r);
+}
+
+__device__ __forceinline__ int lane_of() { return threadIdx.x % WARP; }
+__device__ __forceinline__ int lane_row() { return lane_of() / 4; }          // g
+__device__ __forceinline__ int lane_column() { return lane_of() % 4 * 2; }   // c
+
+/// A[m][k] = tile[row + m][column + k].
+template <class X, int R, int C>
+__device__ __forceinline__ void load_a(FragmentA<X>& a, const SharedTile<X, R, C>& tile, int row, int column) {
+    const int lane = lane_of();
+    if constexpr (std::is_same_v<X, bf16>) {
+        load_matrices<false>(a, &tile.x[row + lane % 16][column + lane / 16 * 8]);
+    } else {
+        for (int n = 0; n < 4; n++) {
+            const X* at = &tile.x[row + lane_row() + n % 2 * 8][column + lane_column() + n / 2 * 8];
+            a.part[n].pair = make_float2(at[0], at[1]);
+        }
+    }
+}
+
+/// A[m][k] = tile[row + k][column + m].
+template <class X, int R, int C>
+__device__ __forceinline__ void load_a_transposed(FragmentA<X>& a, const SharedTile<X, R, C>& tile, int row, int column) {
+    const int lane = lane_of();
+    if constexpr (std::is_same_v<X, bf16>) {
+        load_matrices<true>(a, &tile.x[row + lane % 8 + lane / 16 * 8][column + lane / 8 % 2 * 8]);
+    } else {
+        for (int n = 0; n < 4; n++) {
+            const int k = row + lane_column() + n / 2 * 8, m = column + lane_row() + n % 2 * 8;
+            a.part[n].pair = make_float2(tile.x[k][m], tile.x[k + 1][m]);
+        }
+    }
+}
+
+/// tile[row + m][column + k] = A[m][k].
+template <class X, int R, int C>
+__device__ __forceinline__ void store_a(SharedTile<X, R, C>& tile, int row, int column, const FragmentA<X>& a) {
+    for (int n = 0; n < 4; n++)
+        store_two(&tile.x[row + lane_row() + n % 2 * 8][column + lane_column() + n / 2 * 8], a.part[n]);
+}
+
+/// Two B's side by side: B[k][n] = tile[row + n][column + k] for n < 16.
+template <class X, int R, int C>
+__device__ __forceinline__ void load_b(FragmentB<X> (&b)[2], const SharedTile<X, R, C>& tile, int row, int column) {
+    const int lane = lane_of();
+    if constexpr (std::is_same_v<X, bf16>) {
+        load_matrices<false>(b, &tile.x[row + lane / 16 * 8 + lane % 8][column + lane / 8 % 2 * 8]);
+    } else {
+        for (int n = 0; n < 4; n++) {
+            const X* at = &tile.x[row + n / 2 * 8 + lane_row()][column + n % 2 * 8 + lane_column()];
+            b[n / 2].part[n % 2].pair = make_float2(at[0], at[1]);
+        }
+    }
+}
+
+/// Two B's side by side: B[k][n] = tile[row + k][column + n] for n < 16.
+template <class X, int R, int C>
+__device__ __forceinline__ void load_b_transposed(FragmentB<X> (&b)[2], const SharedTile<X, R, C>& tile, int row, int column) {
+    const int lane = lane_of();
+    if constexpr (std::is_same_v<X, bf16>) {
+        load_matrices<true>(b, &tile.x[row + lane / 8 % 2 * 8 + lane % 8][column + lane / 16 * 8]);
+    } else {
+        for (int n = 0; n < 4; n++) {
+            const int k = row + n % 2 * 8 + lane_column(), m = column + n / 2 * 8 + lane_row();
+            b[n / 2].part[n % 2].pair = make_float2(tile.x[k][m], tile.x[k + 1][m]);
+        }
+    }
+}
+
+/// Two results side by side as the left factor of the next product.
+template <class X>
+__device__ __forceinline__ void results_as_a(FragmentA<X>& a, const float (&left)[4], const float (&right)[4]) {
+    make_two(a.part[0], left[0], left[1]), make_two(a.part[1], left[2], left[3]);
+    make_two(a.part[2], right[0], right[1]), make_two(a.part[3], right[2], right[3]);
+}
+
+// ---- products
+
+/// D += A B on the tensor cores, summed in float32.
+__device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<bf16>& a, const FragmentB<bf16>& b) {
+    const uint32_t rows[4] = {a.part[0].bits, a.part[1].bits, a.part[2].bits, a.part[3].bits};
+    const uint32_t columns[2] = {b.part[0].bits, b.part[1].bits};
+#if defined(__CUDACC__)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(columns[0]), "r"(columns[1]));
+#else
+    emulator::mma_m16n8k16(d, rows, columns);
+#endif
+}
+
+__device__ __forceinline__ float2 pair_of_lane(float2 pair, int lane) {
+    unsigned long long bits;
+    std::memcpy(&bits, &pair, sizeof bits);
+    bits = __shfl_sync(ALL_LANES, bits, lane);
+    std::memcpy(&pair, &bits, sizeof bits);
+    return pair;
+}
+
+/// D += A B in float32: every lane collects the rows of A and the columns of B that its results need.
+__device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<float>& a, const FragmentB<float>& b) {
+    const int first = lane_of() / 4 * 4, column = lane_column();
+#pragma unroll
+    for (int k = 0; k < 8; k++) {   // elements 2 k and 2 k + 1 of the sum, which every fourth lane holds
+        const int half = k / 4, owner = k % 4;
+        const float2 upper = pair_of_lane(a.part[2 * half].pair, first + owner);
+        const float2 lower = pair_of_lane(a.part[2 * half + 1].pair, first + owner);
+        const float2 left = pair_of_lane(b.part[half].pair, 4 * column + owner);
+        const float2 right = pair_of_lane(b.part[half].pair, 4 * column + 4 + owner);
+        d[0] += upper.x * left.x, d[1] += upper.x * right.x, d[2] += lower.x * left.x, d[3] += lower.x * right.x;
+        d[0] += upper.y * left.y, d[1] += upper.y * right.y, d[2] += lower.y * left.y, d[3] += lower.y * right.y;
+    }
+}
+
+/// How often a loop of products is written out: float's are long.
+template <class X>
+inline constexpr int UNROLL = std::is_same_v<X, bf16> ? 64 : 1;
+
+/// d (16 M x 8 N) += A B^T: rows a_row.. of one tile with rows b_row.. of another, over all their columns.
+template <int M, int N, class X, int RA, int RB, int K>
+__device__ __forceinline__ void rows_times_rows(float (&d)[M][N][4], const SharedTile<X, RA, K>& a, int a_row,
+                                                const SharedTile<X, RB, K>& b, int b_row) {
+#pragma unroll UNROLL<X>
+    for (int k = 0; k < K; k += 16) {
+        FragmentA<X> rows[M];
+#pragma unroll
+        for (int m = 0; m < M; m++) load_a(rows[m], a, a_row + 16 * m, k);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            FragmentB<X> columns[2];
+            load_b(columns, b, b_row + 8 * n, k);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply_add(d[m][n], rows[m], columns[0]);
+                multiply_add(d[m][n + 1], rows[m], columns[1]);
+            }
+        }
+    }
+}
+
+/// d (16 M x 8 N) += A B with 16 columns of A in registers and 16 rows of B from (row, column) on.
+template <int M, int N, class X, int R, int C>
+__device__ __forceinline__ void registers_times_rows(float (&d)[M][N][4], const FragmentA<X> (&a)[M], const SharedTile<X, R, C>& b,
+                                                     int row, int column = 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        FragmentB<X> columns[2];
+        load_b_transposed(columns, b, row, column + 8 * n);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            multiply_add(d[m][n], a[m], columns[0]);
+            multiply_add(d[m][n + 1], a[m], columns[1]);
+        }
+    }
+}
+
+// ---- numbers
+
+inline constexpr float LOG2_E = 1.4426950408889634f;
+
+/// 2^x; 0 for -infinity.
+__device__ __forceinline__ float exp2_of(float x) {
+#if defined(__CUDACC__)
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return std::exp2(x);
+#endif
+}
+
+// ---- order between blocks
+
+/// What was written before a flag is raised (by this thread, or by others before a __syncthreads()) is there for whoever has waited
+/// for the flag.
+__device__ __forceinline__ void raise_flag(int* flag, int value) {
+#if defined(__CUDACC__)
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+#else
+    __threadfence();
+    __stcg(flag, value);
+#endif
+}
+__device__ __forceinline__ int read_flag(const int* flag) {
+#if defined(__CUDACC__)
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+#else
+    const int value = __ldcg(flag);
+    __threadfence();
+#endif
+    return value;
+}
+/// Waits until the flag has that value. Blocks wait only for blocks that have started, and only for what those will do without this
+/// one, so a wait that does not end is an error in this program: after about ten seconds (asking takes 0.7 us; a turn takes micro-
+/// seconds, and even with a debugger's tools milliseconds) the kernel leaves word in `stuck` and stops, and the program with it.
+/// `who` is the number of what is waited for. No printf here: any call in a kernel costs registers in all of it.
+__device__ __forceinline__ void wait_for_flag(const int* flag, int value, Stuck* stuck, int who) {
+    int seen;
+    for (int asked = 0; (seen = read_flag(flag)) != value; __nanosleep(40)) {
+        if (++asked < 1 << 24) continue;
+        *stuck = {true, int(blockIdx.x), who, seen, value};
+        __threadfence_system();
+        __trap();
+    }
+}

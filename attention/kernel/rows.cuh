@@ -1,0 +1,171 @@
+// Rows of a branch (E4): a branch may compute attention among chosen tokens only, or in another order, so that keys that belong
+// together lie in the same tiles. The CPU's kernel reads a row at the token that it stands for (cpu_rows.h). For a GPU's, and for
+// routing, q, k and v are gathered into the order of the branch, one copy per query head, and gradients are sent back. Every number
+// is written by one thread, which adds in the order of heads.
+// A `Rows` says which token stands in which row of a branch, per sequence b and query head h:
+//     int count, T;                  rows of the branch, R, and tokens of the text
+//     static constexpr bool per_head whether every query head has rows of its own
+//     int token(b, h, row) const     -1: padding, an empty row
+//     int row(b, h, token) const     -1: the token is not in the branch
+//     int next(b, h, row) const      another row of the row's token, or -1; where tokens may stand in several: repeated_rows.cuh
+#pragma once
+#include <algorithm>
+
+#include "attention/kernel/arguments.h"
+
+/// Row r is token r.
+struct RowsInOrder {
+    static constexpr bool per_head = false;
+    int count = 0, T = count;
+    constexpr int token(int /*b*/, int /*h*/, int row) const { return row; }
+    constexpr int row(int /*b*/, int /*h*/, int token) const { return token; }
+};
+
+/// Rows from memory: tokens (B, NH, R) and, the other way round, rows (B, NH, T).
+struct ListedRows {
+    static constexpr bool per_head = true;
+    int count;         // R
+    int T, NH;
+    const int* tokens;
+    const int* rows;
+    constexpr int token(int b, int h, int row) const { return tokens[(size_t(b) * NH + h) * count + row]; }
+    constexpr int row(int b, int h, int token) const { return rows[(size_t(b) * NH + h) * T + token]; }
+};
+
+/// Sequences, tokens, query heads and the heads of the array outside of the branch (NH or NKV).
+struct RowShape {
+    int B, T, NH, heads, HS;
+    constexpr int group() const { return NH / heads; }
+};
+
+/// What stands outside of the branch for one row of one query head; null for padding.
+template <class X, class Rows>
+constexpr const X* gathered_row(const Heads<const X>& from, const Rows& rows, const RowShape& s, int b, int r, int h) {
+    const int token = rows.token(b, h, r);
+    return token < 0 ? nullptr : from.data + (size_t(b) * s.T + token) * from.row + size_t(h / s.group()) * s.HS;
+}
+
+/// One row of one query head inside the branch; null for none.
+template <class X, class Rows>
+constexpr const X* row_at(const X* from, const Rows& rows, const RowShape& s, int b, int r, int h) {
+    return r < 0 ? nullptr : from + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
+}
+
+/// One token of one query head inside the branch; null where it is not in it.
+template <class X, class Rows>
+constexpr const X* row_of_token(const X* from, const Rows& rows, const RowShape& s, int b, int t, int h) {
+    return row_at(from, rows, s, b, rows.row(b, h, t), h);
+}
+
+template <class Rows>
+constexpr int next_row(const Rows& rows, int b, int h, int row) {
+    if constexpr (requires { rows.next(b, h, row); }) return rows.next(b, h, row);
+    else return -1;
+}
+
+/// to (B, R, NH, HS) = from (B, T, heads, HS) in the order of the branch.
+template <class X, class Rows>
+void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int r = 0; r < rows.count; r++)
+            for (int h = 0; h < s.NH; h++) {
+                X* row = to + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
+                const X* source = gathered_row(from, rows, s, b, r, h);
+                if (source) std::copy_n(source, s.HS, row);
+                else std::fill_n(row, s.HS, X(0));
+            }
+}
+
+/// to (B, T, heads, HS) = or += from (B, R, NH, HS) sent back, summed over a token's rows and over each group of query heads; zero
+/// where a token is not in the branch.
+template <class Y, class X, class Rows>
+void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int head = 0; head < s.heads; head++) {
+                Y* home = to.data + (size_t(b) * s.T + t) * to.row + size_t(head) * s.HS;
+                if (write == Write::overwrite) std::fill_n(home, s.HS, Y(0));
+                for (int h = head * s.group(); h < (head + 1) * s.group(); h++)
+                    for (int r = rows.row(b, h, t); r >= 0; r = next_row(rows, b, h, r)) {
+                        const X* row = row_at(from, rows, s, b, r, h);
+                        for (int d = 0; d < s.HS; d++) home[d] += row[d];
+                    }
+            }
+}
+
+/// One number per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`. This one is what
+/// tests compare the GPU's with.
+template <class W, class Rows>
+void gather_numbers(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < NH; h++)
+            for (int r = 0; r < rows.count; r++) {
+                const int t = rows.token(b, h, r);
+                to[(size_t(b) * NH + h) * rows.count + r] = t < 0 ? missing : from[(size_t(b) * NH + h) * T + t];
+            }
+}
+
+#ifdef WITH_GPU
+
+/// One block per row of the branch; 16 bytes per thread and turn.
+template <class X, class Rows>
+__global__ void gather_rows_kernel(X* to, const Heads<const X> from, const Rows rows, const RowShape s) {
+    constexpr int PIECE = Packed<X>::size;
+    const int b = blockIdx.y, r = blockIdx.x;
+    for (int n = threadIdx.x; n < s.NH * s.HS / PIECE; n += blockDim.x) {
+        const int h = n * PIECE / s.HS, d = n * PIECE % s.HS;
+        const X* source = gathered_row(from, rows, s, b, r, h);
+        Packed<X> piece;
+        if (source) piece = load_packed(source + d);
+        else
+            for (int k = 0; k < PIECE; k++) piece.set(k, 0);
+        store_packed(to + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS + d, piece);
+    }
+}
+
+/// One block per token; four numbers per thread and turn.
+template <class Y, class X, class Rows>
+__global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Rows rows, const RowShape s, Write write) {
+    constexpr int PIECE = 4;
+    const int b = blockIdx.y, t = blockIdx.x;
+    for (int n = threadIdx.x; n < s.heads * s.HS / PIECE; n += blockDim.x) {
+        const int head = n * PIECE / s.HS, d = n * PIECE % s.HS;
+        Y* home = to.data + (size_t(b) * s.T + t) * to.row + n * PIECE;
+        float sums[PIECE] = {}, more[PIECE];
+        if (write == Write::add) read_numbers(sums, home);
+        for (int h = head * s.group(); h < (head + 1) * s.group(); h++)
+            for (int r = rows.row(b, h, t); r >= 0; r = next_row(rows, b, h, r)) {
+                read_numbers(more, row_at(from, rows, s, b, r, h) + d);
+                for (int k = 0; k < PIECE; k++) sums[k] += more[k];
+            }
+        write_numbers(home, sums);
+    }
+}
+
+/// One block per 256 rows of one (b, h).
+template <class W, class Rows>
+__global__ void gather_numbers_kernel(W* to, const W* from, const Rows rows, int T, W missing) {
+    const int h = blockIdx.y, b = blockIdx.z, NH = gridDim.y, r = blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= rows.count) return;
+    const int t = rows.token(b, h, r);
+    to[(size_t(b) * NH + h) * rows.count + r] = t < 0 ? missing : from[(size_t(b) * NH + h) * T + t];
+}
+
+/// Preconditions: HS a multiple of 8; rows outside of the branch begin at multiples of 16 bytes.
+template <class X, class Rows>
+void gather_rows(GPU device, X* to, Heads<const X> from, const Rows& rows, const RowShape& s) {
+    launch(device, gather_rows_kernel<X, Rows>, Grid(rows.count, s.B), 128, 0, to, from, rows, s);
+}
+template <class Y, class X, class Rows>
+void send_rows_back(GPU device, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
+    launch(device, send_rows_back_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
+}
+template <class W, class Rows>
+void gather_numbers(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
+    launch(device, gather_numbers_kernel<W, Rows>, Grid(blocks_for(rows.count, 256), NH, B), 256, 0, to, from, rows, T, missing);
+}
+
+#endif

@@ -1,0 +1,136 @@
+// E2 and E4 in one place, for every device: which tokens stand behind the rows and columns of a tile, whether a tile is visited at
+// all, and which of its pairs count.
+#pragma once
+#include <algorithm>
+#include <limits>
+
+#include "attention/kernel/arguments.h"
+#include "attention/kernel/policy.h"
+
+/// A rectangle of queries against keys: which rows and columns of the score matrix. On the CPU a tile or what there is of it; the
+/// GPU has other sizes too.
+struct TilePlace {
+    int b, h;
+    int i0, j0;          // first row and column, as indices
+    int rows, columns;   // how many of each exist
+};
+
+/// Where the number of a pair of tiles lies (AttentionForward::tile).
+template <class X>
+constexpr size_t tile_number_at(const AttentionForward<X>& a, const TilePlace& at) {
+    return ((size_t(at.b) * a.NH + at.h) * tiles_of(a.T) + at.i0 / TILE) * tiles_of(a.S) + at.j0 / TILE;
+}
+
+/// The tokens behind rows and columns (E4) and the verdict on tiles (E2), for one (b, h).
+template <class X, class P>
+class TileWalk {
+public:
+    constexpr TileWalk(const P& policy, const AttentionForward<X>& a, int b, int h)
+        : policy_(policy), a_(a), b_(b), h_(h), bh_(size_t(b) * a.NH + h) {}
+
+    constexpr int q_position(int i) const { return a_.q_position ? a_.q_position[bh_ * a_.T + i] : i; }
+    constexpr int k_position(int j) const { return a_.k_position ? a_.k_position[bh_ * a_.S + j] : j; }
+
+    /// The policy's verdict on a rectangle of rows and columns that exist, the list aside.
+    constexpr Tile judge(const TilePlace& at) const {
+        if (!positions()) return policy_.tile(h_, at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);
+        const Range q = range(a_.q_position, bh_ * a_.T, at.i0, at.rows), k = range(a_.k_position, bh_ * a_.S, at.j0, at.columns);
+        if (q.empty() || k.empty()) return Tile::hidden;
+        const Tile verdict = policy_.tile(h_, q.first, q.last + 1, k.first, k.last + 1);
+        return verdict == Tile::full && (q.padding || k.padding) ? Tile::mixed : verdict;
+    }
+
+    /// The same with the list: a rectangle over several tiles of TILE x TILE is visited when one of them is.
+    constexpr Tile judge_listed(const TilePlace& at) const {
+        bool some = false, all = true;
+        for (int i = at.i0 / TILE; a_.list && i <= (at.i0 + at.rows - 1) / TILE; i++)
+            for (int j = at.j0 / TILE; j <= (at.j0 + at.columns - 1) / TILE; j++) {
+                const bool one = listed(i, j);
+                some = some || one, all = all && one;
+            }
+        if (a_.list && !some) return Tile::hidden;
+        const Tile verdict = judge(at);
+        return verdict == Tile::full && !all ? Tile::mixed : verdict;
+    }
+
+    /// The verdict on a part of a visited rectangle, cheap enough to ask for every few rows and columns. A part lies inside one
+    /// tile of TILE x TILE, or outside of the matrix: then it is hidden.
+    constexpr Tile judge_part(const TilePlace& part, Tile whole) const {
+        if (part.rows <= 0 || part.columns <= 0) return Tile::hidden;
+        if (whole == Tile::full) return Tile::full;
+        if (a_.list && !listed(part.i0 / TILE, part.j0 / TILE)) return Tile::hidden;
+        if (positions()) return whole;
+        return policy_.tile(h_, part.i0, part.i0 + part.rows, part.j0, part.j0 + part.columns);
+    }
+
+    constexpr bool visible(int i, int j) const {
+        const int qi = q_position(i), kj = k_position(j);
+        return qi >= 0 && kj >= 0 && policy_.visible(h_, qi, kj);
+    }
+
+    /// Calls use(visible), where visible(i, j) costs no more than the verdict and the arguments ask for, and takes rows and columns
+    /// past the end too.
+    template <class Use>
+    constexpr void with_visible(Tile verdict, Use use) const {
+        if (verdict == Tile::full) return use([](int, int) { return true; });
+        if (!positions()) return use([this](int i, int j) { return policy_.visible(h_, i, j); });
+        use([this](int i, int j) { return visible(std::min(i, a_.T - 1), std::min(j, a_.S - 1)); });
+    }
+
+    /// Calls visit(place, verdict) for every key tile that the query tile at i0 has to visit, in ascending order.
+    template <class Visit>
+    void each_tile(int i0, Visit visit) const {
+        const int rows = std::min(TILE, a_.T - i0);
+        const size_t n = list_entry(i0 / TILE);
+        const int* tiles = a_.list ? a_.list.tiles + n * a_.list.stride : nullptr;
+        const int count = a_.list ? a_.list.count[n] : tiles_of(a_.S);
+        for (int t = 0; t < count; t++) {
+            const int j0 = (tiles ? tiles[t] : t) * TILE;
+            const TilePlace at{b_, h_, i0, j0, rows, std::min(TILE, a_.S - j0)};
+            const Tile verdict = judge(at);
+            if (verdict != Tile::hidden) visit(at, verdict);
+        }
+    }
+
+private:
+    struct Range {
+        int first = std::numeric_limits<int>::max(), last = -1;
+        bool padding = false;
+        constexpr bool empty() const { return last < 0; }
+    };
+    /// Of the tokens that `count` rows or columns from `start` on stand for.
+    static constexpr Range range(const int* positions, size_t base, int start, int count) {
+        Range r;
+        if (!positions) return {start, start + count - 1, false};
+        for (int n = start; n < start + count; n++) {
+            const int p = positions[base + n];
+            if (p < 0) r.padding = true;
+            if (p >= 0) r.first = std::min(r.first, p), r.last = std::max(r.last, p);
+        }
+        return r;
+    }
+
+    constexpr bool positions() const { return a_.q_position || a_.k_position; }
+    constexpr size_t list_entry(int q_tile) const { return bh_ * tiles_of(a_.T) + q_tile; }
+
+    /// Binary search: a query tile's list is ascending.
+    constexpr bool listed(int q_tile, int k_tile) const {
+        const size_t n = list_entry(q_tile);
+        const int* tiles = a_.list.tiles + n * a_.list.stride;
+        int first = 0, last = a_.list.count[n];
+        while (first < last) {
+            const int middle = (first + last) / 2, tile = tiles[middle];
+            if (tile == k_tile) return true;
+            if (tile < k_tile)
+                first = middle + 1;
+            else
+                last = middle;
+        }
+        return false;
+    }
+
+    const P& policy_;
+    const AttentionForward<X>& a_;
+    int b_, h_;
+    size_t bh_;
+};

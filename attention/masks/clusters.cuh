@@ -1,0 +1,326 @@
+// Tokens in clusters (Routing Transformer): content vectors n = LN(q), which cluster's centroid is nearest to each, rows of tokens
+// cluster by cluster, and how centroids follow their members. q is before RoPE, so that content alone decides. All of it per query
+// head; the first `local` heads have no clusters. Clusters of one size are formed in balanced_clusters.cuh.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "attention/scores/layernorm.h"
+#include "attention/kernel/naive.h"
+
+struct ClusterShape {
+    int B, T, NH, HS;
+    int local;      // heads without clusters
+    int clusters;   // of each other head, K
+    int size;       // tokens of each cluster, which a token may share with others or be in none of; 0: every token is in one
+
+    /// Rows of a head, R; those of a routed head that are not padding, which come first.
+    constexpr int rows() const { return std::max(T, clusters * size); }
+    constexpr int filled() const { return size ? clusters * size : T; }
+
+    constexpr size_t list(int b, int h) const { return (size_t(b) * NH + h) * T; }                          // of (B, NH, T)
+    constexpr size_t rows_of(int b, int h) const { return (size_t(b) * NH + h) * rows(); }                  // of (B, NH, R)
+    constexpr size_t cosines(int b, int h, int c) const {                                     // of (B, NH - local, K, T)
+        return ((size_t(b) * (NH - local) + h - local) * clusters + c) * T;
+    }
+    constexpr size_t vector(int b, int t, int h) const { return ((size_t(b) * T + t) * NH + h) * HS; }      // of (B, T, NH, HS)
+    constexpr size_t row(int b, int r, int h) const { return ((size_t(b) * rows() + r) * NH + h) * HS; }    // of (B, R, NH, HS)
+    constexpr size_t centroid(int h, int c) const { return (size_t(h - local) * clusters + c) * HS; }   // of (NH - local, K, HS)
+};
+
+/// The variance of q is around 1, after QK-norm: this only keeps a constant vector from dividing by zero.
+inline constexpr double CLUSTER_EPS = 1e-12;
+
+/// What the kernel reads instead of q and k, both (B, R, NH, HS): q and k in local heads, n twice in the others, 0 in padding.
+/// tokens (B, NH, R).
+template <class X>
+void content_rows(CPU, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int r = 0; r < s.rows(); r++)
+            for (int h = 0; h < s.NH; h++) {
+                const size_t at = s.row(b, r, h);
+                const int t = tokens[s.rows_of(b, h) + r];
+                if (t < 0) {
+                    std::fill_n(q + at, s.HS, X(0));
+                    std::fill_n(k + at, s.HS, X(0));
+                } else if (h < s.local) {
+                    std::copy_n(in.query(in.q, b, t, h), s.HS, q + at);
+                    std::copy_n(in.key(in.k, b, t, h), s.HS, k + at);
+                } else {
+                    layernorm_row(q + at, in.query(in.q_pre, b, t, h), s.HS, CLUSTER_EPS);
+                    std::copy_n(q + at, s.HS, k + at);
+                }
+            }
+}
+
+/// dq_pre (token stride `row`) from dn (B, T, NH, HS); zero in local heads.
+template <class X>
+void content_vectors_backward(CPU, X* dq_pre, size_t row, const X* dn, const LayerInputs<X>& in, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int h = 0; h < s.NH; h++) {
+                X* to = dq_pre + in.token(b, t) * row + size_t(h) * s.HS;
+                std::fill_n(to, s.HS, X(0));
+                if (h < s.local) continue;
+                std::vector<X> normed(s.HS);
+                const X rstd = layernorm_row(normed.data(), in.query(in.q_pre, b, t, h), s.HS, CLUSTER_EPS);
+                layernorm_row_backward(to, dn + s.vector(b, t, h), normed.data(), rstd, s.HS);
+            }
+}
+
+/// n = (q - mean) rstd.
+template <class W>
+struct Standard {
+    W mean = 0, rstd = 0;
+    template <class X>
+    constexpr Standard(const X* q, int HS) {
+        W squares = 0;
+        for (int d = 0; d < HS; d++) mean += widened(q[d]);
+        mean /= W(HS);
+        for (int d = 0; d < HS; d++) squares += (widened(q[d]) - mean) * (widened(q[d]) - mean);
+        rstd = 1 / std::sqrt(squares / W(HS) + W(CLUSTER_EPS));
+    }
+};
+
+/// mu.n / |mu|, the cosine but for |n|, which is the same for all. n is not rounded to X for this: choices hang on it.
+template <class W, class X, class M>
+constexpr W centroid_cosine(const X* q, const Standard<W>& by, const M* centroid, int HS) {
+    W product = 0, squares = 0;
+    for (int d = 0; d < HS; d++) {
+        const W mu = widened(centroid[d]);
+        product += (widened(q[d]) - by.mean) * by.rstd * mu, squares += mu * mu;
+    }
+    return squares > 0 ? product / std::sqrt(squares) : W(0);
+}
+
+/// The one of `centroids` (K, HS) with the greatest cosine to n; of equals the first one.
+template <class W, class X, class M>
+constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int HS) {
+    const Standard<W> by(q, HS);
+    int best = 0;
+    W greatest = -1e30f;
+    for (int c = 0; c < clusters; c++) {
+        const W cosine = centroid_cosine<W>(q, by, centroids + c * HS, HS);
+        if (cosine > greatest) greatest = cosine, best = c;
+    }
+    return best;
+}
+
+/// Tokens sorted by (cluster, token): tokens (B, NH, R) of each row, positions (B, NH, R) = cluster T + place in the cluster; in
+/// local heads both are the token. Both are -1 where a row is padding. `nearest` (B, NH, T) has the clusters; without it (null) the
+/// rows of routed heads are left to take_greatest(), but for their padding.
+inline void sort_by_cluster(CPU, int* tokens, int* positions, const int* nearest, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int h = 0; h < s.NH; h++) {
+            const size_t list = s.list(b, h), rows = s.rows_of(b, h);
+            const bool left_out = h >= s.local && !nearest;
+            int row = left_out ? s.filled() : 0;
+            for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++)
+                for (int t = 0, place = 0; t < s.T; t++) {
+                    if (h >= s.local && nearest[list + t] != c) continue;
+                    tokens[rows + row] = t, positions[rows + row] = c * s.T + place++;
+                    row++;
+                }
+            for (; row < s.rows(); row++) tokens[rows + row] = positions[rows + row] = -1;
+        }
+}
+
+/// nearest (B, NH, T), those of local heads left alone.
+template <class X>
+void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int h = s.local; h < s.NH; h++)
+            for (int t = 0; t < s.T; t++)
+                nearest[s.list(b, h) + t] =
+                    nearest_centroid<X>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+}
+
+/// The first of the rows of one sequence and head whose position is at least `position`.
+constexpr int first_row_from(const int* positions, int rows, int position) {
+    int first = 0, last = rows;
+    while (first < last) {
+        const int middle = (first + last) / 2;
+        if (positions[middle] < position) first = middle + 1;
+        else last = middle;
+    }
+    return first;
+}
+
+/// Number d of what centroid c of head h should move by: sum over its members of mu - r, r = n / sqrt(HS) on the unit sphere, times
+/// K: with clusters of one size the step's K / tokens makes a mean of it. `sorted` (B, R, NH, HS) has n in the rows' order.
+template <class W, class X, class M>
+constexpr W centroid_pull(const X* sorted, const int* positions, const M* mu, const ClusterShape& s, int h, int c, int d) {
+    const W own = widened(mu[d]), scale = W(1) / std::sqrt(W(s.HS));
+    W sum = 0;
+    for (int b = 0; b < s.B; b++) {
+        const int* of_head = positions + s.rows_of(b, h);
+        const int begin = first_row_from(of_head, s.filled(), c * s.T), end = first_row_from(of_head, s.filled(), (c + 1) * s.T);
+        for (int row = begin; row < end; row++) sum += own - scale * widened(sorted[s.row(b, row, h) + d]);
+    }
+    return sum * W(s.clusters);
+}
+
+/// dmu (NH - local, K, HS) += dloss times what the centroids should move by.
+template <class X>
+void pull_centroids(CPU, X* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s, X dloss) {
+#pragma omp parallel for
+    for (int h = s.local; h < s.NH; h++)
+        for (int c = 0; c < s.clusters; c++)
+            for (int d = 0; d < s.HS; d++)
+                dmu[s.centroid(h, c) + d] += dloss * centroid_pull<X>(sorted, positions, mu + s.centroid(h, c), s, h, c, d);
+}
+
+#ifdef WITH_GPU
+
+namespace clustering {
+inline constexpr int WARPS = 8, THREADS = WARPS * WARP, MOST = 4;   // numbers of a head that a lane has: HS is 128 at most
+struct Shared {
+    int counts[WARPS];
+};
+
+/// How many threads in front of this one say yes; all who do are added to `total`.
+__device__ __forceinline__ int place_among(bool yes, int& total, Shared& shared) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const unsigned those = __ballot_sync(ALL_LANES, yes);
+    if (lane == 0) shared.counts[warp] = __popc(those);
+    __syncthreads();
+    int place = __popc(those & ((1u << lane) - 1));
+    for (int w = 0; w < WARPS; w++) {
+        if (w < warp) place += shared.counts[w];
+        total += shared.counts[w];
+    }
+    __syncthreads();   // the counts have been read
+    return place;
+}
+
+/// n and 1 / deviation of a row, a warp's lanes having the numbers lane, lane + 32, ...
+template <class X>
+struct Normed {
+    float n[MOST], rstd;
+    __device__ __forceinline__ Normed(const X* q, int HS) {
+        float sum = 0, squares = 0;
+        for (int k = 0; k < MOST; k++) n[k] = has(k, HS) ? to_float(q[index(k)]) : 0, sum += n[k];
+        const float mean = warp_sum(sum) / HS;
+        for (int k = 0; k < MOST; k++) n[k] = has(k, HS) ? n[k] - mean : 0, squares += n[k] * n[k];
+        rstd = rsqrtf(warp_sum(squares) / HS + float(CLUSTER_EPS));
+        for (int k = 0; k < MOST; k++) n[k] *= rstd;
+    }
+    static __device__ __forceinline__ int index(int k) { return k * WARP + int(threadIdx.x) % WARP; }
+    static __device__ __forceinline__ bool has(int k, int HS) { return index(k) < HS; }
+};
+}   // namespace clustering
+
+/// One warp per head of a row.
+template <class X>
+__global__ void content_rows_kernel(X* q, X* k, const __grid_constant__ LayerInputs<X> in, const int* tokens,
+                                    const ClusterShape s) {
+    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, r = warp / s.NH % s.rows(),
+              b = warp / s.NH / s.rows();
+    if (b >= s.B) return;
+    const size_t at = s.row(b, r, h);
+    const int t = tokens[s.rows_of(b, h) + r];
+    if (t < 0) {
+        for (int d = int(threadIdx.x) % WARP; d < s.HS; d += WARP) q[at + d] = k[at + d] = from_float<X>(0);
+        return;
+    }
+    if (h < s.local) {
+        const X *query = in.query(in.q, b, t, h), *key = in.key(in.k, b, t, h);
+        for (int d = int(threadIdx.x) % WARP; d < s.HS; d += WARP) q[at + d] = query[d], k[at + d] = key[d];
+        return;
+    }
+    using Normed = clustering::Normed<X>;
+    const Normed row(in.query(in.q_pre, b, t, h), s.HS);
+    for (int n = 0; n < clustering::MOST; n++)
+        if (Normed::has(n, s.HS)) q[at + Normed::index(n)] = k[at + Normed::index(n)] = from_float<X>(row.n[n]);
+}
+
+/// dx = (dn - mean(dn) - n mean(dn n)) rstd.
+template <class X>
+__global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, const float* dn,
+                                                const __grid_constant__ LayerInputs<X> in, const ClusterShape s) {
+    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T,
+              b = warp / s.NH / s.T;
+    if (b >= s.B) return;
+    using Normed = clustering::Normed<X>;
+    const Normed row(in.query(in.q_pre, b, t, h), s.HS);
+    float gradient[clustering::MOST], sum = 0, product = 0;
+    for (int n = 0; n < clustering::MOST; n++) {
+        gradient[n] = Normed::has(n, s.HS) && h >= s.local ? dn[s.vector(b, t, h) + Normed::index(n)] : 0;
+        sum += gradient[n], product += gradient[n] * row.n[n];
+    }
+    sum = warp_sum(sum) / s.HS, product = warp_sum(product) / s.HS;
+    float* to = dq_pre + in.token(b, t) * stride + size_t(h) * s.HS;
+    for (int n = 0; n < clustering::MOST; n++)
+        if (Normed::has(n, s.HS)) to[Normed::index(n)] = h < s.local ? 0 : (gradient[n] - sum - row.n[n] * product) * row.rstd;
+}
+
+template <class X>
+__global__ void nearest_centroids_kernel(int* nearest, const __grid_constant__ LayerInputs<X> in, const X* centroids,
+                                         const ClusterShape s) {
+    const int t = blockIdx.x * blockDim.x + threadIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
+    if (t < s.T)
+        nearest[s.list(b, h) + t] =
+            nearest_centroid<float>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+}
+
+/// One block per head and sequence; cluster after cluster, THREADS tokens at a time.
+template <class Index>
+__global__ void __launch_bounds__(clustering::THREADS)
+    sort_by_cluster_kernel(Index* tokens, Index* positions, const Index* nearest, const ClusterShape s) {
+    auto& shared = dynamic_shared<clustering::Shared>();
+    const int h = blockIdx.x, b = blockIdx.y;
+    const size_t list = s.list(b, h), rows = s.rows_of(b, h);
+    const bool left_out = h >= s.local && !nearest;
+    int taken = left_out ? s.filled() : 0;
+    for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++) {
+        const int first = taken;
+        for (int t0 = 0; t0 < s.T; t0 += clustering::THREADS) {
+            const int t = t0 + int(threadIdx.x);
+            const bool take = t < s.T && (h < s.local || nearest[list + t] == c);
+            int row = taken;
+            row += clustering::place_among(take, taken, shared);
+            if (take) tokens[rows + row] = t, positions[rows + row] = c * s.T + row - first;
+        }
+    }
+    for (int row = taken + int(threadIdx.x); row < s.rows(); row += clustering::THREADS)
+        tokens[rows + row] = positions[rows + row] = -1;
+}
+
+/// One block per centroid, a thread per number.
+template <class X>
+__global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape s,
+                                      float dloss) {
+    const int c = blockIdx.x, h = s.local + blockIdx.y, d = threadIdx.x;
+    if (d < s.HS) dmu[s.centroid(h, c) + d] += dloss * centroid_pull<float>(sorted, positions, mu + s.centroid(h, c), s, h, c, d);
+}
+
+template <class X>
+void content_rows(GPU device, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
+    launch(device, content_rows_kernel<X>, blocks_for(size_t(s.B) * s.rows() * s.NH, 4), 4 * WARP, 0, q, k, in, tokens, s);
+}
+template <class X>
+void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float* dn, const LayerInputs<X>& in,
+                              const ClusterShape& s) {
+    launch(device, content_vectors_backward_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, dq_pre, row, dn, in,
+           s);
+}
+template <class X>
+void nearest_centroids(GPU device, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+    launch(device, nearest_centroids_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, nearest, in, centroids, s);
+}
+inline void sort_by_cluster(GPU device, int* tokens, int* positions, const int* nearest, const ClusterShape& s) {
+    launch(device, sort_by_cluster_kernel<int>, Grid(s.NH, s.B), clustering::THREADS, sizeof(clustering::Shared), tokens, positions,
+           nearest, s);
+}
+template <class X>
+void pull_centroids(GPU device, float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s,
+                    float dloss) {
+    launch(device, pull_centroids_kernel<X>, Grid(s.clusters, s.NH - s.local), 128, 0, dmu, sorted, positions, mu, s, dloss);
+}
+
+#endif

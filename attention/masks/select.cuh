@@ -1,0 +1,155 @@
+// Block selection: from one score per query tile and key tile to the lists of key tiles that the kernel visits (E2). The choice has
+// no gradient.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "attention/kernel/arguments.h"
+#include "attention/kernel/walk.h"
+
+/// What a query tile r visits: its own tile and the `local` - 1 before it, the first `leading` tiles, and among the tiles between
+/// them (the candidates) the `top` with the greatest scores (the earlier one of equals), or those whose share in the softmax of the
+/// candidates' scores is above `threshold` where that is not negative. The first `dense_heads` query heads visit everything.
+struct TileChoice {
+    int top = 0;
+    float threshold = -1;
+    int leading = 0, local = 1;
+    int dense_heads = 0;
+
+    constexpr bool forced(int r, int c) const { return c < leading || c > r - local; }
+};
+
+/// Tiles to be chosen: lists of N = tiles_of(T) places for each of (B, NH, N) query tiles; scores (B, heads, N, N), one set for
+/// each group of NH / heads query heads.
+struct TileScores {
+    int B, NH, heads, N;
+    constexpr size_t row(int b, int h, int r) const { return ((size_t(b) * heads + h / (NH / heads)) * N + r) * N; }
+    constexpr size_t list(int b, int h, int r) const { return (size_t(b) * NH + h) * N + r; }
+};
+
+/// Whether candidate c is chosen: its rank is the number of candidates that come before it.
+template <class W>
+constexpr bool chosen_by_rank(const W* scores, const TileChoice& choice, int r, int c) {
+    int rank = 0;
+    for (int other = 0; other <= r && rank < choice.top; other++)
+        if (!choice.forced(r, other) && (scores[other] > scores[c] || (scores[other] == scores[c] && other < c))) rank++;
+    return rank < choice.top;
+}
+
+/// The greatest score of the candidates and the sum of exp(score - largest): what turns scores into shares. Nothing is looked at
+/// where the choice is by rank.
+template <class W>
+struct CandidateSoftmax {
+    W largest = -1e30f, sum = 0;
+    constexpr CandidateSoftmax(const W* scores, const TileChoice& choice, int r) {
+        if (choice.threshold < 0) return;
+        for (int c = 0; c <= r; c++)
+            if (!choice.forced(r, c) && scores[c] > largest) largest = scores[c];
+        for (int c = 0; c <= r; c++)
+            if (!choice.forced(r, c)) sum += exp_of(scores[c] - largest);
+    }
+};
+
+template <class W>
+constexpr bool chosen(const W* scores, const TileChoice& choice, const CandidateSoftmax<W>& softmax, int h, int r, int c) {
+    if (h < choice.dense_heads || choice.forced(r, c)) return true;
+    if (choice.threshold < 0) return chosen_by_rank(scores, choice, r, c);
+    return exp_of(scores[c] - softmax.largest) > W(choice.threshold) * softmax.sum;
+}
+
+/// count (B, NH, N) and tiles (B, NH, N, N), ascending.
+template <class W>
+void choose_tiles(CPU, int* count, int* tiles, const W* scores, const TileScores& s, const TileChoice& choice) {
+#pragma omp parallel for collapse(3)
+    for (int b = 0; b < s.B; b++)
+        for (int h = 0; h < s.NH; h++)
+            for (int r = 0; r < s.N; r++) {
+                const W* mine = scores + s.row(b, h, r);
+                const CandidateSoftmax<W> softmax(mine, choice, r);
+                int* list = tiles + s.list(b, h, r) * s.N;
+                int n = 0;
+                for (int c = 0; c <= r; c++)
+                    if (chosen(mine, choice, softmax, h, r, c)) list[n++] = c;
+                count[s.list(b, h, r)] = n;
+            }
+}
+
+#ifdef WITH_GPU
+
+namespace choosing {
+
+/// An integer for each number, in the order of the numbers.
+constexpr unsigned ordered(float x) {
+    const unsigned bits = std::bit_cast<unsigned>(x == 0 ? 0.0f : x);   // the zeros are equal
+    return bits >> 31 ? ~bits : bits | 1u << 31;
+}
+
+/// What a warp takes of the candidates of one query tile: those above `key`, and the first `equal` of those that are equal to it.
+struct Cut {
+    unsigned key;
+    int equal;
+};
+
+/// For the `top` greatest scores, bit by bit: the greatest key that at least `top` candidates reach.
+template <class W>
+__device__ Cut cut_of_greatest(const W* scores, const TileChoice& choice, int r) {
+    const auto reach = [&](unsigned key) {
+        int count = 0;
+        for (int first = 0; first <= r; first += WARP) {
+            const int c = first + int(threadIdx.x);
+            count += __popc(__ballot_sync(ALL_LANES, c <= r && !choice.forced(r, c) && ordered(scores[c]) >= key));
+        }
+        return count;
+    };
+    unsigned key = 0;
+    for (unsigned bit = 1u << 31; bit; bit >>= 1)
+        if (reach(key | bit) >= choice.top) key |= bit;
+    return {key, choice.top - (key == ~0u ? 0 : reach(key + 1))};
+}
+
+/// For the shares above the threshold: as CandidateSoftmax and chosen() have them, in the same order of sums on every lane.
+template <class W>
+__device__ Cut cut_of_shares(const W* scores, const TileChoice& choice, int r) {
+    const CandidateSoftmax<W> softmax(scores, choice, r);
+    unsigned key = ~0u;
+    for (int c = int(threadIdx.x); c <= r; c += WARP)
+        if (!choice.forced(r, c) && exp_of(scores[c] - softmax.largest) > W(choice.threshold) * softmax.sum)
+            key = min(key, ordered(scores[c]));
+    for (int distance = WARP / 2; distance > 0; distance /= 2) key = min(key, __shfl_xor_sync(ALL_LANES, key, distance));
+    return {key, r + 1};
+}
+
+}   // namespace choosing
+
+/// One warp per query tile; 32 key tiles at a time.
+template <class W>
+__global__ void choose_tiles_kernel(int* count, int* tiles, const W* scores, const TileScores s, const TileChoice choice) {
+    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
+    const W* mine = scores + s.row(b, h, r);
+    using namespace choosing;
+    const Cut cut = choice.threshold < 0 ? cut_of_greatest(mine, choice, r) : cut_of_shares(mine, choice, r);
+    const unsigned before = (1u << lane) - 1;
+    int* list = tiles + s.list(b, h, r) * s.N;
+    int n = 0, equal = 0;
+    for (int first = 0; first <= r; first += WARP) {
+        const int c = first + lane;
+        const bool always = c <= r && (h < choice.dense_heads || choice.forced(r, c)), candidate = c <= r && !choice.forced(r, c);
+        const unsigned key = candidate ? ordered(mine[c]) : 0;
+        const unsigned equals = __ballot_sync(ALL_LANES, candidate && key == cut.key);
+        const bool fits = key > cut.key || (key == cut.key && equal + __popc(equals & before) < cut.equal);
+        const bool take = always || (candidate && fits);
+        const unsigned taken = __ballot_sync(ALL_LANES, take);
+        if (take) list[n + __popc(taken & before)] = c;
+        n += __popc(taken);
+        equal += __popc(equals);
+    }
+    if (lane == 0) count[s.list(b, h, r)] = n;
+}
+
+template <class W>
+void choose_tiles(GPU device, int* count, int* tiles, const W* scores, const TileScores& s, const TileChoice& choice) {
+    launch(device, choose_tiles_kernel<W>, Grid(s.N, s.NH, s.B), WARP, 0, count, tiles, scores, s, choice);
+}
+
+#endif

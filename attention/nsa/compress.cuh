@@ -1,0 +1,153 @@
+// Compression of keys or values: blocks of l tokens, one every d tokens, each turned into one key by a small network phi.
+//     phi(block) = W2 GELU(W1 flatten(block + pe) + b1)
+// A block (l, HS) is consecutive tokens of one key/value head; pe (l, HS) tells their places apart; W1 is (dh, l HS), W2 (HS, dh).
+// The blocks are copied out, so that both products are of plain matrices; where d < l a token is in several blocks, and its
+// gradient is the sum over them in their order.
+#pragma once
+#include "attention/core/carve.h"
+#include "attention/scores/each_element.cuh"
+#include "attention/kernel/policy.h"
+#include "attention/scores/projection.cuh"
+
+/// Compressed key c stands for the tokens c d .. c d + l - 1.
+struct BlockGrid {
+    int l, d;
+
+    /// Blocks that are complete within the first `tokens` tokens.
+    constexpr int complete(int tokens) const { return tokens < l ? 0 : (tokens - l) / d + 1; }
+
+    /// Rows of the compressed keys of T tokens. Where no block is complete there is still one, which nobody sees: no kernel has to
+    /// do without any key.
+    constexpr int rows(int T) const { return complete(T) > 0 ? complete(T) : 1; }
+};
+
+/// The network of one kind (keys or values), as slots of the flat buffers.
+struct Compressor {
+    Slot pe, w1, b1, w2;
+};
+
+/// `inp` (B, T, NKV, HS) is compressed to (B, R, NKV, HS), R = grid.rows(T), through `hidden` units.
+struct CompressShape {
+    int B, T, NKV, HS, hidden;
+    BlockGrid grid;
+    constexpr size_t keys() const { return size_t(B) * grid.rows(T) * NKV; }
+    constexpr int width() const { return grid.l * HS; }
+};
+
+/// Scratch memory of one call.
+template <class X>
+struct CompressWork {
+    X *blocks, *dblocks;        // (keys, l HS) the flattened blocks, pe added
+    X *activated, *dhidden;     // (keys, hidden)
+    CompressWork(Carve& carve, const CompressShape& s) {
+        blocks = carve.take<X>(s.keys() * s.width()), dblocks = carve.take<X>(s.keys() * s.width());
+        activated = carve.take<X>(s.keys() * s.hidden), dhidden = carve.take<X>(s.keys() * s.hidden);
+    }
+};
+
+/// Rows are (b, block, key/value head, place in the block); what lies beyond the sequence is zero.
+template <class X>
+struct CopyBlocks {
+    X* blocks;
+    Heads<const X> inp;
+    const X* pe;
+    CompressShape s;
+
+    constexpr void operator()(unsigned row, int n) const {
+        const unsigned place = row % s.grid.l, key = row / s.grid.l, kv = key % s.NKV, block = key / s.NKV;
+        const unsigned b = block / s.grid.rows(s.T), t = block % s.grid.rows(s.T) * s.grid.d + place;
+        Wide<X> x = 0;
+        if (t < unsigned(s.T)) x = widened(inp.data[(size_t(b) * s.T + t) * inp.row + kv * s.HS + n]);
+        blocks[size_t(row) * s.HS + n] = narrowed<X>(x + widened(pe[place * s.HS + n]));
+    }
+};
+
+/// Rows are (b, token, key/value head): the sum over the blocks that the token is in.
+template <class Y, class X>
+struct SumBlocks {
+    Heads<Y> dinp;
+    const X* dblocks;
+    CompressShape s;
+    bool add;
+
+    constexpr void operator()(unsigned row, int n) const {
+        const unsigned kv = row % s.NKV, token = row / s.NKV, b = token / s.T;
+        const int t = int(token % s.T), l = s.grid.l, d = s.grid.d, rows = s.grid.rows(s.T);
+        Y& to = dinp.data[token * dinp.row + kv * s.HS + n];
+        Wide<Y> sum = add ? widened(to) : Wide<Y>(0);
+        for (int c = t < l ? 0 : (t - l) / d + 1; c < rows && c * d <= t; c++)
+            sum += widened(dblocks[(((size_t(b) * rows + c) * s.NKV + kv) * l + (t - c * d)) * s.HS + n]);
+        to = narrowed<Y>(sum);
+    }
+};
+
+template <class X>
+struct ActivateHidden {
+    X* activated;
+    const X* hidden;
+    int width;
+    constexpr void operator()(unsigned row, int n) const {
+        const size_t at = size_t(row) * width + n;
+        activated[at] = narrowed<X>(gelu(widened(hidden[at])));
+    }
+};
+
+/// dhidden comes in as the gradient of GELU's output and leaves as that of its input.
+template <class X>
+struct ActivateHiddenBackward {
+    X* dhidden;
+    const X* hidden;
+    int width;
+    constexpr void operator()(unsigned row, int n) const {
+        const size_t at = size_t(row) * width + n;
+        dhidden[at] = narrowed<X>(widened(dhidden[at]) * gelu_and_slope(widened(hidden[at])).slope);
+    }
+};
+
+/// out (columns) += the sums over the rows of matrix (rows, columns), row after row.
+template <class X>
+void add_column_sums(CPU, X* out, const X* matrix, size_t rows, int columns) {
+    const int width = 32;   // columns that a thread owns
+#pragma omp parallel for
+    for (int n0 = 0; n0 < columns; n0 += width)
+        for (size_t row = 0; row < rows; row++)
+            for (int n = n0; n < std::min(columns, n0 + width); n++) out[n] += matrix[row * columns + n];
+}
+#ifdef WITH_GPU
+template <class X>
+void add_column_sums(GPU device, Wide<X>* out, const X* matrix, size_t rows, int columns) {
+    column_sum(device, out, matrix, rows, columns, Write::add);
+}
+#endif
+
+/// out (B, R, NKV, HS) = phi of the blocks of inp; `hidden` (B, R, NKV, hidden) is kept for the backward pass.
+template <class Device, class X>
+void compress_forward(Device device, X* out, X* hidden, Heads<const X> inp, const X* weights, const Compressor& phi,
+                      const CompressShape& s, const CompressWork<X>& work) {
+    const X* const no_bias = nullptr;
+    const int keys = int(s.keys());
+    each_number(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
+    projection_forward(device, hidden, work.blocks, weights + phi.w1.offset, weights + phi.b1.offset, keys, s.width(), s.hidden);
+    each_number(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
+    projection_forward(device, out, work.activated, weights + phi.w2.offset, no_bias, keys, s.hidden, s.HS);
+}
+
+/// dinp (B, T, NKV, HS) = or += from dout (B, R, NKV, HS); the gradients of phi's tensors are added to dweights.
+template <class Device, class Y, class X>
+void compress_backward(Device device, Heads<Y> dinp, Wide<X>* dweights, const X* dout, const X* hidden, Heads<const X> inp,
+                       const X* weights, const Compressor& phi, const CompressShape& s, const CompressWork<X>& work, Write write) {
+    Wide<X>* const no_bias = nullptr;
+    const int keys = int(s.keys());
+    each_number(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
+    projection_backward_weight(device, dweights + phi.w2.offset, no_bias, dout, work.activated, keys, s.hidden, s.HS);
+    projection_backward_input(device, work.dhidden, dout, weights + phi.w2.offset, keys, s.hidden, s.HS, Write::overwrite);
+    each_number(device, keys, s.hidden, ActivateHiddenBackward<X>{work.dhidden, hidden, s.hidden});
+
+    each_number(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
+    projection_backward_weight(device, dweights + phi.w1.offset, dweights + phi.b1.offset, work.dhidden, work.blocks, keys,
+                               s.width(), s.hidden);
+    projection_backward_input(device, work.dblocks, work.dhidden, weights + phi.w1.offset, keys, s.width(), s.hidden,
+                              Write::overwrite);
+    add_column_sums(device, dweights + phi.pe.offset, work.dblocks, s.keys(), s.width());
+    each_number(device, size_t(s.B) * s.T * s.NKV, s.HS, SumBlocks<Y, X>{dinp, work.dblocks, s, write == Write::add});
+}

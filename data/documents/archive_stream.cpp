@@ -1,0 +1,52 @@
+// Streams of xz and zstd files by libarchive.
+#include <archive.h>
+#include <archive_entry.h>
+
+#include <utility>
+
+#include "data/documents/compressed.h"
+#include "model/base/error.h"
+
+namespace {
+
+// libarchive with one filter and no archive format.
+class ArchiveStream : public ByteStream {
+public:
+    ArchiveStream(std::string path, int filter) : path_(std::move(path)), archive_(::archive_read_new()) {
+        if (!archive_) fail(Exit::out_of_memory, path_, ": no memory to decompress");
+        check(::archive_read_append_filter(archive_.get(), filter));
+        check(::archive_read_set_format(archive_.get(), ARCHIVE_FORMAT_RAW));
+        check(::archive_read_open_filename(archive_.get(), path_.c_str(), stream_buffer_bytes));
+        archive_entry* entry = nullptr;
+        const int result = ::archive_read_next_header(archive_.get(), &entry);
+        if (result != ARCHIVE_EOF) check(result);
+    }
+
+    size_t read(char* out, size_t bytes) override {
+        const la_ssize_t got = ::archive_read_data(archive_.get(), out, bytes);
+        if (got < 0) check(static_cast<int>(got));
+        return static_cast<size_t>(got);
+    }
+
+    uint64_t consumed() const override { return static_cast<uint64_t>(::archive_filter_bytes(archive_.get(), -1)); }
+
+private:
+    void check(int result) const {
+        if (result == ARCHIVE_OK) return;
+        const char* reason = ::archive_error_string(archive_.get());
+        fail(Exit::data, path_, ": is damaged, cut short or not of the format that its name says, near byte ", consumed(), ": ",
+             reason ? reason : "libarchive gives no reason");
+    }
+
+    struct Free {
+        void operator()(archive* a) const { ::archive_read_free(a); }
+    };
+    std::string path_;
+    std::unique_ptr<archive, Free> archive_;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteStream> open_archive(const std::string& path, Compression compression) {
+    return std::make_unique<ArchiveStream>(path, compression == Compression::xz ? ARCHIVE_FILTER_XZ : ARCHIVE_FILTER_ZSTD);
+}

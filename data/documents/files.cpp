@@ -1,0 +1,160 @@
+#include "data/documents/files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "model/base/error.h"
+
+namespace {
+
+constexpr size_t buffer_bytes = size_t{1} << 20;
+
+Descriptor open_to_read(const std::string& path) {
+    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
+    return file;
+}
+
+// Calls take(data, bytes) for one buffer of the file after the other.
+template <class Take>
+void read_in_pieces(const std::string& path, Take take) {
+    const Descriptor file = open_to_read(path);
+    std::vector<char> buffer(buffer_bytes);
+    while (true) {
+        const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail(Exit::data, path, ": cannot be read: ", last_os_error());
+        if (got == 0) return;
+        take(buffer.data(), static_cast<size_t>(got));
+    }
+}
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+    if (this == &other) return *this;
+    close();
+    fd_ = std::exchange(other.fd_, -1);
+    return *this;
+}
+
+bool Descriptor::close() {
+    const int fd = std::exchange(fd_, -1);
+    return fd < 0 || ::close(fd) == 0;
+}
+
+bool write_all(int fd, const char* data, size_t bytes) {
+    while (bytes > 0) {
+        const ssize_t written = ::write(fd, data, bytes);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return false;
+        data += written;
+        bytes -= static_cast<size_t>(written);
+    }
+    return true;
+}
+
+OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
+    file_ = Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (!file_.is_open()) {
+        const std::string reason = last_os_error();
+        temporary_.clear();   // whatever is there is not ours to remove
+        fail(Exit::data, path, ": cannot be created: ", reason);
+    }
+    buffer_.reserve(buffer_bytes);
+}
+
+void OutputFile::fail_to_write() const {
+    fail(Exit::data, path_, ": cannot be written: ", last_os_error(), "; nothing of it was kept");
+}
+
+void OutputFile::write(const void* data, size_t bytes) {
+    const char* next = static_cast<const char*>(data);
+    while (bytes > 0) {
+        const size_t part = std::min(bytes, buffer_bytes - buffer_.size());
+        buffer_.insert(buffer_.end(), next, next + part);
+        if (buffer_.size() == buffer_bytes) flush();
+        next += part;
+        bytes -= part;
+    }
+}
+
+void OutputFile::flush() {
+    if (!write_all(file_.get(), buffer_.data(), buffer_.size())) fail_to_write();
+    buffer_.clear();
+}
+
+void OutputFile::overwrite(uint64_t offset, const void* data, size_t bytes) {
+    flush();
+    const ssize_t written = ::pwrite(file_.get(), data, bytes, static_cast<off_t>(offset));
+    if (written != static_cast<ssize_t>(bytes)) fail_to_write();
+}
+
+void OutputFile::finish() {
+    if (!file_.is_open()) return;
+    flush();
+    if (::fsync(file_.get()) != 0) fail_to_write();
+    if (!file_.close()) fail_to_write();
+}
+
+void OutputFile::publish() {
+    finish();
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to_write();
+    temporary_.clear();
+}
+
+void OutputFile::leave() {
+    finish();
+    temporary_.clear();
+}
+
+void OutputFile::discard() {
+    if (temporary_.empty()) return;
+    file_.close();
+    ::unlink(temporary_.c_str());
+}
+
+void sync_folder(const std::string& folder) {
+    const Descriptor file = open_to_read(folder.empty() ? "." : folder);
+    // Some network file systems cannot sync a folder and say EINVAL: nothing more can be done there.
+    if (::fsync(file.get()) != 0 && errno != EINVAL) fail(Exit::data, folder, ": cannot be synced: ", last_os_error());
+}
+
+void make_folder(const std::string& folder) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) fail(Exit::data, folder, ": cannot be created as a folder: ", error.message());
+    if (!std::filesystem::is_directory(folder, error)) fail(Exit::data, folder, ": is not a folder");
+}
+
+Descriptor lock_folder(const std::string& folder) {
+    Descriptor file = open_to_read(folder);
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        fail(Exit::data, folder, ": another run is writing there; wait for it or choose another folder");
+    return file;
+}
+
+std::string read_small_file(const std::string& path) {
+    std::string text;
+    read_in_pieces(path, [&](const char* data, size_t bytes) { text.append(data, bytes); });
+    return text;
+}
+
+std::string file_hash(const std::string& path) {
+    XXH64_state_t state;
+    XXH64_reset(&state, 0);
+    read_in_pieces(path, [&](const char* data, size_t bytes) { XXH64_update(&state, data, bytes); });
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH64_digest(&state)));
+    return text;
+}

@@ -1,0 +1,73 @@
+// Streams of gzip files. By zlib, because libarchive does not look at gzip's checksums: a damaged file would give damaged text.
+#include <zlib.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "data/documents/compressed.h"
+#include "model/base/error.h"
+
+namespace {
+
+class GzipStream : public ByteStream {
+public:
+    GzipStream(std::string path, Descriptor file, uint64_t size)
+        : path_(std::move(path)), file_(std::move(file)), source_(open_plain(path_, file_.get(), size)), buffer_(stream_buffer_bytes) {
+        constexpr int gzip_and_no_other_format = 15 + 16;
+        if (::inflateInit2(&zlib_, gzip_and_no_other_format) != Z_OK) fail(Exit::out_of_memory, path_, ": no memory to decompress");
+    }
+    ~GzipStream() override { ::inflateEnd(&zlib_); }
+
+    size_t read(char* out, size_t bytes) override {
+        zlib_.next_out = reinterpret_cast<Bytef*>(out);
+        zlib_.avail_out = static_cast<uInt>(std::min(bytes, stream_buffer_bytes));
+        const uInt room = zlib_.avail_out;
+        while (zlib_.avail_out == room) {
+            if (zlib_.avail_in == 0 && !refill()) return 0;
+            decompress();
+        }
+        return room - zlib_.avail_out;
+    }
+
+    uint64_t consumed() const override { return source_->consumed(); }
+
+private:
+    // False at the end of the file, which must be the end of a member as well.
+    bool refill() {
+        const size_t got = source_->read(buffer_.data(), buffer_.size());
+        if (got == 0 && inside_) fail(Exit::data, path_, ": is cut short: the compressed data go on behind its last byte");
+        zlib_.next_in = reinterpret_cast<Bytef*>(buffer_.data());
+        zlib_.avail_in = static_cast<uInt>(got);
+        return got > 0;
+    }
+
+    // Behind a member there may be zero bytes, as tapes and disks fill their blocks; gzip ignores them at the end too.
+    void skip_zeros() {
+        while (zlib_.avail_in > 0 && *zlib_.next_in == 0) zlib_.next_in++, zlib_.avail_in--;
+    }
+
+    void decompress() {
+        if (!inside_) skip_zeros();
+        if (zlib_.avail_in == 0) return;
+        const int result = ::inflate(&zlib_, Z_NO_FLUSH);
+        inside_ = result != Z_STREAM_END;
+        if (result == Z_STREAM_END) ::inflateReset(&zlib_);   // another member may follow
+        else if (result != Z_OK && result != Z_BUF_ERROR)
+            fail(Exit::data, path_, ": is damaged or no gzip file, near byte ", source_->consumed() - zlib_.avail_in, ": ",
+                 zlib_.msg ? zlib_.msg : "zlib gives no reason");
+    }
+
+    std::string path_;
+    Descriptor file_;
+    std::unique_ptr<ByteStream> source_;
+    std::vector<char> buffer_;
+    z_stream zlib_ = {};
+    bool inside_ = true;     // a member has begun; the first one must be there
+};
+
+}  // namespace
+
+std::unique_ptr<ByteStream> open_gzip(const std::string& path, Descriptor file, uint64_t size) {
+    return std::make_unique<GzipStream>(path, std::move(file), size);
+}

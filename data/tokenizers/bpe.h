@@ -1,0 +1,77 @@
+// Byte-pair merging: a piece of text starts as its bytes, and again and again the neighbours whose merge was learnt earliest
+// (the leftmost ones, where it is the same) become one token.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "data/tokenizers/utf8.h"
+
+/// left + right -> result. The place in the list of merges is the rank: the lowest goes first.
+struct Merge {
+    uint32_t left, right, result;
+};
+
+/// Ids of pieces that were merged before, for one thread. Bounded: a piece takes the place of an older one.
+class PieceCache {
+public:
+    static constexpr size_t longest_piece = 24;   // bytes
+    static constexpr size_t most_ids = 9;
+
+    PieceCache() : entries_(size_t{1} << bits) {}
+
+    struct alignas(64) Entry {        // one line of the processor's cache
+        uint64_t piece[3] = {};       // bytes, then zeros
+        uint32_t ids[most_ids] = {};
+        uint8_t bytes = 0;            // of the piece; 0: the entry is empty
+        uint8_t count = 0;            // of ids
+    };
+
+    /// The entry that `piece` (1 to longest_piece bytes) has or may take; `found` tells which of the two.
+    Entry& find(std::string_view piece, bool& found);
+
+private:
+    static constexpr int bits = 16;
+    std::vector<Entry> entries_;
+};
+
+/// What merging needs of memory besides, for one thread.
+struct MergeScratch {
+    std::vector<uint32_t> ids, ranks, previous, next;
+    std::vector<uint64_t> heap;
+    PieceCache cache;
+};
+
+/// Immutable. A piece of n bytes takes O(n log n).
+class BytePairEncoder {
+public:
+    /// byte_ids: the token of every byte. whole_pieces: pieces (bytes) that are one token whatever the merges say.
+    BytePairEncoder(const std::array<uint32_t, byte_values>& byte_ids, const std::vector<Merge>& merges,
+                    std::unordered_map<std::string, uint32_t> whole_pieces);
+
+    /// Appends the ids of a piece.
+    void encode(std::string_view piece, MergeScratch& scratch, std::vector<uint32_t>& ids) const;
+
+private:
+    struct Rule {
+        uint64_t pair;
+        uint32_t rank;
+    };
+    static constexpr uint32_t no_rank = UINT32_MAX;
+
+    size_t place_of(uint64_t pair) const;
+    uint32_t rank(uint32_t left, uint32_t right) const;
+    std::span<const uint32_t> merged(std::string_view piece, MergeScratch& scratch) const;
+    size_t merge_few(MergeScratch& scratch, size_t count) const;
+    size_t merge_many(MergeScratch& scratch, size_t count) const;
+
+    std::array<uint32_t, byte_values> byte_ids_;
+    std::vector<Rule> rules_;               // a hash table by pair, with linear probing
+    int shift_ = 0;                         // the hash's upper bits are the place
+    std::vector<uint32_t> results_;         // by rank
+    std::unordered_map<std::string, uint32_t> whole_pieces_;
+};

@@ -1,0 +1,69 @@
+// What the command lines of all programs have in common, on top of CLI11: unknown options name the nearest known one, and whatever
+// cannot be parsed is one sentence and Exit::usage. A header, for CLI11 is one: it is compiled where options are declared anyway.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "model/base/error.h"
+#include "model/base/options.h"
+
+inline std::vector<std::string> option_names(const CLI::App& app) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options())
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    return names;
+}
+
+[[noreturn]] inline void fail_unknown(const CLI::App& app, const std::string& option, const std::string& where) {
+    const std::string hint = nearest(option, option_names(app));
+    fail(Exit::usage, "unknown option ", option, where, hint.empty() ? "; --help lists the options" : "; did you mean " + hint + "?");
+}
+
+// The first argument that looks like an option and was not taken, without its "=value"; "" when there is none. It is looked
+// for before the parser's own complaint, because a mistyped option often shows as a missing one.
+inline std::string unknown_option(const CLI::App& app) {
+    for (const std::string& argument : app.remaining(true))
+        if (argument.size() > 1 && argument[0] == '-') return argument.substr(0, argument.find('='));
+    return "";
+}
+
+/// Parses the command line (and the configuration file, where `app` has one). False when --help or --version was asked for
+/// and printed: the program then ends with code 0. Anything that cannot be parsed: Exit::usage with a hint.
+inline bool parse_options(CLI::App& app, int argc, const char* const* argv) {
+    app.allow_config_extras(CLI::config_extras_mode::error);
+    try {
+        app.parse(argc, argv);
+        return true;
+    } catch (const CLI::Success& help) {
+        app.exit(help);   // prints it
+        return false;
+    } catch (const CLI::ConfigError& error) {
+        const std::string sentence = error.what();
+        const std::string before_key = "not able to parse ";
+        const size_t at = sentence.find(before_key);
+        if (at == std::string::npos) fail(Exit::usage, sentence);
+        fail_unknown(app, "--" + sentence.substr(at + before_key.size()), " in the configuration file");
+    } catch (const CLI::ParseError& error) {
+        const std::string unknown = unknown_option(app);
+        if (!unknown.empty()) fail_unknown(app, unknown, "");
+        fail(Exit::usage, error.what(), "; --help lists the options");
+    }
+}
+
+/// A check for add_option: a number from `lowest` to `highest`, both included; NaN is none.
+inline CLI::Validator number_from(double lowest, double highest) {
+    auto check = [lowest, highest](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool good = end != text.c_str() && *end == '\0' && value >= lowest && value <= highest;
+        std::ostringstream complaint;
+        if (!good) complaint << text << " is not a number from " << lowest << " to " << highest;
+        return complaint.str();
+    };
+    std::ostringstream range;
+    range << "from " << lowest << " to " << highest;
+    return CLI::Validator(check, range.str());
+}

@@ -1,0 +1,71 @@
+#include "model/base/json.h"
+
+#include "model/base/error.h"
+
+using nlohmann::json;
+
+json parse_json(std::string_view text, const json::parser_callback_t& on_value, bool throws) {
+    return json::parse(text, on_value, throws);
+}
+
+std::string written(const json& value, int indent, NotUtf8 otherwise) { return value.dump(indent, ' ', false, otherwise); }
+std::string written(const nlohmann::ordered_json& value, int indent, NotUtf8 otherwise) {
+    return value.dump(indent, ' ', false, otherwise);
+}
+
+json parse_json_object(const std::string& text, const std::string& where) {
+    json object;
+    try {
+        object = parse_json(text);
+    } catch (const json::exception& e) {
+        fail(Exit::checkpoint, where, ": not valid JSON (", e.what(), ")");
+    }
+    if (!object.is_object()) fail(Exit::checkpoint, where, ": holds a JSON ", object.type_name(), ", expected an object {...}");
+    return object;
+}
+
+std::string shown(const json& value) {
+    if (value.is_structured()) return std::string("an ") + value.type_name();
+    std::string text = written(value);
+    if (text.size() > 80) text = text.substr(0, 80) + "...";
+    return text;
+}
+
+const json& required_field(const json& object, const char* key, const std::string& where) {
+    const auto field = object.find(key);
+    if (field == object.end()) fail(Exit::checkpoint, where, ": the key \"", key, "\" is missing");
+    return *field;
+}
+
+int64_t integer_field(const json& object, const char* key, int64_t lowest, int64_t highest, const std::string& where) {
+    const json& value = required_field(object, key, where);
+    const bool beyond_int64 = value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX);
+    const bool fits = value.is_number_integer() && !beyond_int64 && value.get<int64_t>() >= lowest && value.get<int64_t>() <= highest;
+    if (!fits)
+        fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(value), ", expected a whole number from ", lowest, " to ", highest);
+    return value.get<int64_t>();
+}
+
+double number_field(const json& object, const char* key, double lowest, double highest, const std::string& where) {
+    const json& value = required_field(object, key, where);
+    const bool fits = value.is_number() && value.get<double>() >= lowest && value.get<double>() <= highest;
+    if (!fits) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(value), ", expected a number from ", lowest, " to ", highest);
+    return value.get<double>();
+}
+
+bool bool_field(const json& object, const char* key, const std::string& where) {
+    const json& value = required_field(object, key, where);
+    if (!value.is_boolean()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(value), ", expected true or false");
+    return value.get<bool>();
+}
+
+std::string string_field(const json& object, const char* key, const std::string& where) {
+    const json& value = required_field(object, key, where);
+    if (!value.is_string()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(value), ", expected a string");
+    return value.get<std::string>();
+}
+
+bool has_field(const json& object, const char* key) {
+    const auto field = object.find(key);
+    return field != object.end() && !field->is_null();
+}

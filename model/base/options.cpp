@@ -1,0 +1,57 @@
+#include "model/base/options.h"
+
+#include <algorithm>
+#include <iostream>
+#include <new>
+#include <numeric>
+
+#include "model/base/error.h"
+
+namespace {
+
+// Insertions, deletions and replacements that turn a into b, one row of the table at a time.
+size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+}  // namespace
+
+std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
+    size_t fewest = std::max<size_t>(2, word.size() / 3) + 1;
+    std::string best;
+    for (const std::string& candidate : candidates) {
+        const size_t distance = edit_distance(word, candidate);
+        if (distance >= fewest) continue;
+        fewest = distance;
+        best = candidate;
+    }
+    return best;
+}
+
+int run_program(const std::string& program, const std::function<void()>& body) {
+    const auto complain = [&](const std::string& sentence) { std::cerr << program << ": error: " << sentence << std::endl; };
+    try {
+        body();
+        return static_cast<int>(Exit::done);
+    } catch (const Error& error) {
+        complain(error.what());
+        return static_cast<int>(error.code);
+    } catch (const std::bad_alloc&) {
+        complain("out of memory");
+        return static_cast<int>(Exit::out_of_memory);
+    } catch (const std::exception& error) {
+        complain(error.what());
+        return 1;
+    }
+}

@@ -1,0 +1,338 @@
+// Saving, verifying, finding and deleting checkpoints.
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <map>
+
+#include <fcntl.h>
+
+#include "model/checkpoint/checkpoint.h"
+#include "model/base/disk.h"
+#include "model/base/error.h"
+#include "model/base/hash.h"
+#include "model/base/json.h"
+#include "model/checkpoint/safetensors.h"
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+namespace {
+
+// ------------------------------------------------------------------------------------------------------------ folder names
+
+std::string folder_name(int64_t step) {
+    char name[32];
+    std::snprintf(name, sizeof(name), "step_%08lld", static_cast<long long>(step));
+    return name;
+}
+
+/// The step of a finished checkpoint's folder name; nothing for any other name, *.tmp and *.superseded included.
+std::optional<int64_t> step_of(const std::string& name) {
+    if (!name.starts_with("step_")) return {};
+    const char* end = name.data() + name.size();
+    int64_t step = 0;
+    const auto [stop, error] = std::from_chars(name.data() + 5, end, step);
+    if (error != std::errc() || stop != end || step < 0) return {};
+    return step;
+}
+
+bool is_leftover(const std::string& name) { return name.starts_with("step_") && name.ends_with(".tmp"); }
+
+struct Found {
+    int64_t step;
+    fs::path path;
+};
+
+/// Finished checkpoints, highest step first.
+std::vector<Found> list_checkpoints(const fs::path& out_dir) {
+    std::vector<Found> found;
+    std::error_code error;
+    for (fs::directory_iterator entry(out_dir, error), end; !error && entry != end; entry.increment(error))
+        if (const auto step = step_of(entry->path().filename().string())) found.push_back({*step, entry->path()});
+    std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
+    return found;
+}
+
+/// Best effort: what stays behind is ignored by every reader.
+void remove_leftovers(const fs::path& out_dir) {
+    std::vector<fs::path> leftovers;   // collected first: deleting while iterating is unspecified
+    std::error_code error;
+    for (fs::directory_iterator entry(out_dir, error), end; !error && entry != end; entry.increment(error))
+        if (is_leftover(entry->path().filename().string())) leftovers.push_back(entry->path());
+    for (const fs::path& path : leftovers) fs::remove_all(path, error);
+}
+
+void rename_or_fail(const fs::path& from, const fs::path& to) {
+    std::error_code error;
+    fs::rename(from, to, error);
+    if (error) fail(Exit::checkpoint, from.string(), ": cannot be renamed to ", to.string(), " (", error.message(), ")");
+}
+
+// --------------------------------------------------------------------------------------------------------------- manifest.json
+// Size and XXH3 hash of every file, and the hash of every tensor in safetensors files, so that damage can be named. It is written
+// last and carries a hash of itself.
+
+struct ManifestFile {
+    WrittenFile file;
+    std::map<std::string, uint64_t> tensors;   // name -> hash of its bytes; empty for other files
+};
+
+using FileManifest = std::map<std::string, ManifestFile>;   // by file name within the folder
+
+std::string hash_of_text(const std::string& text) { return hexadecimal(xxh3(text.data(), text.size())); }
+
+uint64_t hash_field(const json& value, const std::string& where) {
+    const auto is_digit = [](char x) { return (x >= '0' && x <= '9') || (x >= 'a' && x <= 'f'); };
+    const std::string digits = value.is_string() ? value.get<std::string>() : "";
+    bool valid = digits.size() == 16;
+    for (char digit : digits) valid = valid && is_digit(digit);
+    if (!valid) fail(Exit::checkpoint, where, ": ", shown(value), " is no hash of 16 hexadecimal digits");
+    return std::stoull(digits, nullptr, 16);
+}
+
+std::string file_manifest_to_json(const FileManifest& manifest) {
+    json files = json::object();
+    for (const auto& [name, entry] : manifest) {
+        json& file = files[name];
+        file["bytes"] = entry.file.bytes;
+        file["xxh3"] = hexadecimal(entry.file.hash);
+        for (const auto& [tensor, hash] : entry.tensors) file["tensors"][tensor] = hexadecimal(hash);
+    }
+    json object;
+    object["format"] = 1;
+    object["files_xxh3"] = hash_of_text(written(files));
+    object["files"] = std::move(files);
+    return written(object, 1) + "\n";
+}
+
+/// Refused with Exit::checkpoint unless its own hash matches.
+FileManifest file_manifest_from_json(const std::string& text, const std::string& where) {
+    const json object = parse_json_object(text, where);
+    integer_field(object, "format", 1, 1, where);
+    const json& files = required_field(object, "files", where);
+    if (!files.is_object()) fail(Exit::checkpoint, where, ": \"files\" is ", shown(files), ", expected an object");
+    FileManifest manifest;
+    for (const auto& [name, entry] : files.items()) {
+        const std::string here = where + ": " + name;
+        const bool sound = entry.is_object() && (!entry.contains("tensors") || entry["tensors"].is_object());
+        if (!sound) fail(Exit::checkpoint, here, ": the entry is damaged");
+        ManifestFile& file = manifest[name];
+        file.file.bytes = uint64_t(integer_field(entry, "bytes", 0, INT64_MAX, here));
+        file.file.hash = hash_field(required_field(entry, "xxh3", here), here);
+        if (!entry.contains("tensors")) continue;
+        for (const auto& [tensor, hash] : entry["tensors"].items())
+            file.tensors[tensor] = hash_field(hash, here + ": tensor " + tensor);
+    }
+    // Writing what was understood must give the text that was read, its own hash included: that leaves no room for damage.
+    if (file_manifest_to_json(manifest) != text) fail(Exit::checkpoint, where, ": is damaged (its own hash does not match)");
+    return manifest;
+}
+
+// ----------------------------------------------------------------------------------------------------------- what is written
+
+struct TextFile {
+    std::string name;
+    std::string text;
+};
+
+struct TensorFile {
+    std::string name;
+    std::vector<TensorToWrite> tensors;
+};
+
+std::string trainer_state_to_json(const TrainerState& state) {
+    ordered_json object;
+    object["step"] = state.step;
+    object["tokens"] = state.tokens;
+    object["seed"] = state.seed;
+    object["data_rows"] = state.data_rows;
+    object["last_loss"] = state.last_loss;   // NaN becomes null
+    object["last_val_loss"] = state.last_val_loss;
+    object["options"] = state.options_json;
+    return written(object, 2, NotUtf8::replace) + "\n";   // replace: paths need not be UTF-8
+}
+
+std::string generation_config_to_json(const Config& config) {
+    ordered_json object;
+    object["_from_model_config"] = true;
+    if (config.end_of_text >= 0) object["bos_token_id"] = object["eos_token_id"] = config.end_of_text;
+    object["transformers_version"] = "4.51.0";
+    return written(object, 2) + "\n";
+}
+
+void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* tokenizer, const fs::path& from) {
+    const fs::path source = from / "tokenizer.json";
+    const bool same = tokenizer && !from.empty() && path_exists(source) && read_text(source) == tokenizer->json();
+    if (tokenizer) {
+        files.push_back({"tokenizer.json", tokenizer->json()});
+        files.push_back({"tokenizer_config.json", tokenizer->config_json()});
+        if (!same) return;
+    }
+    if (from.empty()) return;
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+                             "added_tokens.json", "chat_template.jinja"})
+        if (path_exists(from / name) && !(same && std::string(name).starts_with("tokenizer")))
+            files.push_back({name, read_text(from / name)});
+}
+
+std::vector<TextFile> text_files(Config config, const TrainerState& state, const Tokenizer* tokenizer,
+                                 const fs::path& tokenizer_from) {
+    if (tokenizer && tokenizer->name() != "bytes") config.tokenizer = "tokenizer.json";   // the folder may be moved
+    std::vector<TextFile> files = {{"config.json", config_to_json(config)},
+                                   {"generation_config.json", generation_config_to_json(config)},
+                                   {"trainer_state.json", trainer_state_to_json(state)}};
+    append_tokenizer_files(files, tokenizer, tokenizer_from);
+    return files;
+}
+
+void append_tensors(TensorFile& file, const std::string& prefix, const TensorList& list, const float* flat) {
+    for (const Tensor& tensor : list) file.tensors.push_back({prefix + tensor.name, tensor.shape, flat + tensor.slot.offset});
+}
+
+/// Exact bytes of all files, in whole blocks; the manifest is estimated by what it repeats of the tensor files' headers.
+uint64_t space_needed(const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files) {
+    constexpr uint64_t block = 4096;
+    const auto blocks = [](uint64_t bytes) { return (bytes + block - 1) / block * block; };
+    uint64_t need = 2 * block, manifest = 0;   // 2: the folder itself and its entry
+    for (const TextFile& file : texts) need += blocks(file.text.size()), manifest += 128;
+    for (const TensorFile& file : tensor_files) {
+        need += blocks(safetensors_size(file.tensors));
+        for (const TensorToWrite& tensor : file.tensors) manifest += tensor.name.size() + 32;
+    }
+    return need + blocks(manifest);
+}
+
+void write_files(const fs::path& folder, const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files) {
+    FileManifest manifest;
+    const auto write_text = [&](const TextFile& file) {
+        FileWriter writer(folder / file.name);
+        writer.write(file.text.data(), file.text.size());
+        writer.close();
+        manifest[file.name].file = {writer.size(), writer.hash()};
+    };
+    for (const TextFile& file : texts) write_text(file);
+    for (const TensorFile& file : tensor_files) {
+        ManifestFile& entry = manifest[file.name];
+        entry.file = write_safetensors(folder / file.name, file.tensors);
+        for (const TensorToWrite& tensor : file.tensors) entry.tensors[tensor.name] = xxh3(tensor.data, tensor_bytes(tensor));
+    }
+    write_text({"manifest.json", file_manifest_to_json(manifest)});
+    sync_directory(folder);
+}
+
+/// Gives the verified folder its final name. Where a checkpoint of that name exists, both names are exchanged in one operation;
+/// a file system that cannot do that gets two renames, between which only that one step is without a checkpoint.
+void take_final_name(const fs::path& temporary, const fs::path& final_path) {
+    if (!path_exists(final_path)) return rename_or_fail(temporary, final_path);
+    if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) == 0) return;
+    rename_or_fail(final_path, final_path.string() + ".old.tmp");
+    rename_or_fail(temporary, final_path);
+}
+
+/// Checkpoints of later steps are from a run that this one has left behind; resuming must not go back to them.
+void set_later_ones_aside(const fs::path& out_dir, int64_t step) {
+    for (const Found& found : list_checkpoints(out_dir)) {
+        if (found.step <= step) return;
+        const fs::path aside = found.path.string() + ".superseded";
+        std::error_code ignored;   // when the removal fails the rename does, too, and says so
+        fs::remove_all(aside, ignored);
+        rename_or_fail(found.path, aside);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- verifying
+
+/// Size or hash of the file is wrong: says where, as closely as can be told.
+[[noreturn]] void report_damage(const fs::path& path, const ManifestFile& expected, std::span<const std::byte> bytes) {
+    const std::string where = path.string();
+    if (!expected.tensors.empty())
+        for (const StoredTensor& tensor : parse_safetensors(bytes, where)) {   // a damaged header is refused here, naming the tensor
+            const auto entry = expected.tensors.find(tensor.name);
+            if (entry == expected.tensors.end() || entry->second != xxh3(tensor.bytes))
+                fail(Exit::checkpoint, where, ": tensor \"", tensor.name, "\" is damaged (its hash is ", hexadecimal(xxh3(tensor.bytes)),
+                     ", the manifest has another)");
+        }
+    if (bytes.size() != expected.file.bytes)
+        fail(Exit::checkpoint, where, ": holds ", bytes.size(), " bytes, the manifest says ", expected.file.bytes);
+    fail(Exit::checkpoint, where, ": is damaged (its hash is ", hexadecimal(xxh3(bytes)), ", the manifest says ",
+         hexadecimal(expected.file.hash), ")");
+}
+
+void verify_file(const fs::path& path, const ManifestFile& expected) {
+    const MappedFile file(path);
+    const size_t piece = size_t(16) << 20, size = file.bytes().size();
+    Hasher hasher;
+    for (size_t at = 0; at < size; at += piece) {
+        const auto part = file.bytes().subspan(at, std::min(piece, size - at));
+        hasher.add(part.data(), part.size());
+        file.release(part);
+    }
+    if (size != expected.file.bytes || hasher.digest() != expected.file.hash) report_damage(path, expected, file.bytes());
+}
+
+}   // namespace
+
+fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights,
+                         const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const Tokenizer* tokenizer,
+                         const fs::path& tokenizer_from) {
+    const std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
+    std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.safetensors", {}}};
+    append_tensors(tensor_files[0], "", list, weights);
+    append_tensors(tensor_files[1], "exp_avg.", list, exp_avg);
+    append_tensors(tensor_files[1], "exp_avg_sq.", list, exp_avg_sq);
+
+    std::error_code error;
+    fs::create_directories(out_dir, error);
+    if (error) fail(Exit::checkpoint, out_dir.string(), ": the folder cannot be created (", error.message(), ")");
+    remove_leftovers(out_dir);
+    const uint64_t need = space_needed(texts, tensor_files), available = free_bytes(out_dir);
+    if (need > available)
+        fail(Exit::checkpoint, out_dir.string(), ": no room for a checkpoint: ", need, " bytes are needed, ", available, " are free");
+
+    const fs::path final_path = out_dir / folder_name(state.step), temporary = final_path.string() + ".tmp";
+    try {
+        if (!fs::create_directory(temporary, error))
+            fail(Exit::checkpoint, temporary.string(), ": cannot be created (", error.message(), ")");
+        write_files(temporary, texts, tensor_files);
+        verify_checkpoint(temporary);
+        set_later_ones_aside(out_dir, state.step);
+        take_final_name(temporary, final_path);
+    } catch (...) {
+        fs::remove_all(temporary, error);
+        throw;
+    }
+    sync_directory(out_dir);
+    remove_leftovers(out_dir);   // the checkpoint that this one replaced
+    return final_path;
+}
+
+void prune_checkpoints(const fs::path& out_dir, int keep) {
+    if (keep < 1) return;
+    std::vector<Found> found = list_checkpoints(out_dir);
+    if (found.size() <= size_t(keep)) return;
+    std::error_code ignored;
+    for (auto doomed = found.begin() + keep; doomed != found.end(); ++doomed)
+        fs::rename(doomed->path, doomed->path.string() + ".old.tmp", ignored);
+    remove_leftovers(out_dir);
+}
+
+void verify_checkpoint(const fs::path& folder) {
+    const fs::path path = folder / "manifest.json";
+    const FileManifest manifest = file_manifest_from_json(read_text(path), path.string());
+    for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"})
+        if (!manifest.count(name)) fail(Exit::checkpoint, path.string(), ": does not list ", name);
+    for (const auto& [name, expected] : manifest) verify_file(folder / name, expected);
+}
+
+std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {
+    for (const Found& found : list_checkpoints(out_dir)) {
+        try {
+            verify_checkpoint(found.path);
+            return found.path;
+        } catch (const Error& error) {
+            complaints.push_back(error.what());
+        }
+    }
+    return {};
+}

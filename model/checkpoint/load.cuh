@@ -1,0 +1,28 @@
+// Weights for a model that is not trained on.
+#pragma once
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "model/checkpoint/checkpoint.h"
+#include "model/gpt.h"
+
+/// All of gpt's weights from a checkpoint or another folder. Exit::checkpoint where one is missing: scores of random ones, and text
+/// from them, would look like a bad model's.
+template <class Device, class X>
+void load_for_inference(Device device, GPT<Device, X>& gpt, const std::string& folder) {
+    constexpr bool in_place = std::is_same_v<Device, CPU> && std::is_same_v<X, float>;
+    std::vector<float> whole(in_place ? 0 : gpt.net.tensors.size());
+    float* const numbers = in_place ? reinterpret_cast<float*>(gpt.weights) : whole.data();
+    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, numbers);
+    if (!report.initialised.empty())
+        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", gpt.net.variant.name, ", the first is ",
+             report.initialised.front());
+    if constexpr (!in_place) {
+        std::vector<X> rounded(whole.size());
+        std::transform(whole.begin(), whole.end(), rounded.begin(), [](float w) { return narrowed<X>(w); });
+        to_device(device, gpt.weights, rounded.data(), rounded.size());
+    }
+    gpt_weights_loaded(device, gpt);
+}

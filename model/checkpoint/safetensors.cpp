@@ -1,0 +1,226 @@
+#include "model/checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <set>
+
+#include "model/base/error.h"
+#include "model/base/json.h"
+
+using nlohmann::json;
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+namespace {
+
+constexpr uint64_t header_limit = 100'000'000;   // the limit of the format's own library
+
+/// Bytes per number; 0 for a dtype that the format does not have.
+size_t dtype_size(const std::string& dtype) {
+    static const std::unordered_map<std::string, size_t> known = {
+        {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2},
+        {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+    const auto entry = known.find(dtype);
+    return entry == known.end() ? 0 : entry->second;
+}
+
+uint64_t header_length(std::span<const std::byte> file, const std::string& where) {
+    if (file.size() < 8) fail(Exit::checkpoint, where, ": holds ", file.size(), " bytes, a safetensors file has at least 8");
+    uint64_t length;
+    std::memcpy(&length, file.data(), 8);
+    if (length > header_limit)
+        fail(Exit::checkpoint, where, ": the header would be ", length, " bytes long, expected at most ", header_limit);
+    if (length > file.size() - 8)
+        fail(Exit::checkpoint, where, ": the header should be ", length, " bytes long but only ", file.size() - 8,
+             " follow; the file is cut off");
+    return length;
+}
+
+/// The header as a JSON object. A name that occurs twice is refused here, for the parsed object keeps the last one only.
+json parse_header(std::span<const std::byte> text, const std::string& where) {
+    const char* begin = reinterpret_cast<const char*>(text.data());
+    if (text.empty() || *begin != '{') fail(Exit::checkpoint, where, ": the header does not start with {");
+    std::set<std::string> seen;
+    const auto check_key = [&](int depth, json::parse_event_t event, json& key) {
+        if (event != json::parse_event_t::key || depth != 1) return true;
+        if (!seen.insert(key.get<std::string>()).second)
+            fail(Exit::checkpoint, where, ": the tensor ", shown(key), " is in the header twice");
+        return true;
+    };
+    try {
+        return parse_json({begin, text.size()}, check_key);
+    } catch (const json::exception& e) {
+        fail(Exit::checkpoint, where, ": the header is not valid JSON (", e.what(), ")");
+    }
+}
+
+std::vector<int64_t> read_shape(const json& entry, const std::string& where) {
+    const json& list = required_field(entry, "shape", where);
+    if (!list.is_array()) fail(Exit::checkpoint, where, ": \"shape\" is ", shown(list), ", expected a list");
+    std::vector<int64_t> shape;
+    for (const json& dimension : list) {
+        const bool valid = dimension.is_number_unsigned() && dimension.get<uint64_t>() <= uint64_t(INT64_MAX);
+        if (!valid) fail(Exit::checkpoint, where, ": \"shape\" holds ", shown(dimension), ", expected whole numbers from 0");
+        shape.push_back(dimension.get<int64_t>());
+    }
+    return shape;
+}
+
+/// The range [begin, end) of the tensor's bytes within the data behind the header.
+std::pair<uint64_t, uint64_t> read_offsets(const json& entry, uint64_t data_bytes, const std::string& where) {
+    const json& list = required_field(entry, "data_offsets", where);
+    if (!list.is_array() || list.size() != 2 || !list[0].is_number_unsigned() || !list[1].is_number_unsigned())
+        fail(Exit::checkpoint, where, ": \"data_offsets\" must be [begin, end], two whole numbers from 0");
+    const auto begin = list[0].get<uint64_t>(), end = list[1].get<uint64_t>();
+    if (begin > end || end > data_bytes)
+        fail(Exit::checkpoint, where, ": \"data_offsets\" are [", begin, ", ", end, "], expected a range within the ", data_bytes,
+             " bytes of data in the file");
+    return {begin, end};
+}
+
+StoredTensor read_tensor(const std::string& name, const json& entry, std::span<const std::byte> data, const std::string& file) {
+    const std::string where = file + ": tensor \"" + name + "\"";
+    if (!entry.is_object()) fail(Exit::checkpoint, where, " is ", shown(entry), " in the header, expected an object");
+    StoredTensor tensor;
+    tensor.name = name;
+    tensor.dtype = string_field(entry, "dtype", where);
+    tensor.shape = read_shape(entry, where);
+    size_t bytes = dtype_size(tensor.dtype);
+    if (bytes == 0)
+        fail(Exit::checkpoint, where, ": the dtype ", shown(entry["dtype"]),
+             " is unknown; expected F32, BF16, F16, F64 or an integer type");
+    bool overflow = false;
+    for (int64_t dimension : tensor.shape) {
+        overflow |= __builtin_mul_overflow(tensor.count, size_t(dimension), &tensor.count);
+        overflow |= __builtin_mul_overflow(bytes, size_t(dimension), &bytes);
+    }
+    if (overflow) fail(Exit::checkpoint, where, ": the shape ", shape_text(tensor.shape), " has more numbers than 64 bits can count");
+    const auto [begin, end] = read_offsets(entry, data.size(), where);
+    if (end - begin != bytes)
+        fail(Exit::checkpoint, where, ": \"data_offsets\" span ", end - begin, " bytes, the shape ", shape_text(tensor.shape), " in ",
+             tensor.dtype, " needs ", bytes);
+    tensor.bytes = data.subspan(begin, bytes);
+    return tensor;
+}
+
+/// Tensors must lie one behind the other, from the first byte of data to the last.
+void check_no_hole_no_overlap(const std::vector<StoredTensor>& tensors, std::span<const std::byte> data, const std::string& where) {
+    size_t expected = 0;
+    for (const StoredTensor& tensor : tensors) {
+        const size_t begin = size_t(tensor.bytes.data() - data.data());
+        if (begin != expected)
+            fail(Exit::checkpoint, where, ": tensor \"", tensor.name, "\" begins at byte ", begin, " of the data, the one before it ends at ",
+                 expected, "; tensors must neither overlap nor leave a hole");
+        expected += tensor.bytes.size();
+    }
+    if (expected != data.size())
+        fail(Exit::checkpoint, where, ": the tensors end at byte ", expected, " of the data, but the file goes on to byte ", data.size());
+}
+
+template <class X>
+X load(const std::byte* from) {
+    X value;
+    std::memcpy(&value, from, sizeof(X));
+    return value;
+}
+
+float from_bfloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
+
+float from_float16(uint16_t bits) {
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16;
+    const uint32_t exponent = (bits >> 10) & 31, fraction = bits & 1023;
+    if (exponent == 0) {   // zero or subnormal: fraction * 2^-24
+        const float magnitude = float(fraction) * 0x1p-24f;
+        return sign ? -magnitude : magnitude;
+    }
+    const uint32_t wide_exponent = exponent == 31 ? 255 : exponent + 112;   // infinity and NaN stay so; the biases are 15 and 127
+    return std::bit_cast<float>(sign | wide_exponent << 23 | fraction << 13);
+}
+
+template <class X, class Convert>
+void convert_all(const StoredTensor& tensor, float* out, Convert convert) {
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < tensor.count; i++) out[i] = convert(load<X>(tensor.bytes.data() + i * sizeof(X)));
+}
+
+std::string header_text(const std::vector<TensorToWrite>& tensors) {
+    nlohmann::ordered_json header;
+    header["__metadata__"]["format"] = "pt";   // transformers refuses files without it
+    uint64_t offset = 0;
+    for (const TensorToWrite& tensor : tensors) {
+        const uint64_t bytes = tensor_bytes(tensor);
+        nlohmann::ordered_json& entry = header[tensor.name];
+        entry["dtype"] = "F32";
+        entry["shape"] = tensor.shape;
+        entry["data_offsets"] = {offset, offset + bytes};
+        offset += bytes;
+    }
+    std::string text = written(header);
+    text.resize((text.size() + 7) / 8 * 8, ' ');   // the data starts at a multiple of 8 bytes
+    return text;
+}
+
+}   // namespace
+
+std::vector<StoredTensor> parse_safetensors(std::span<const std::byte> file, const std::string& where) {
+    const uint64_t length = header_length(file, where);
+    const json header = parse_header(file.subspan(8, length), where);
+    const auto data = file.subspan(8 + length);
+    std::vector<StoredTensor> tensors;
+    for (const auto& [name, entry] : header.items())
+        if (name != "__metadata__") tensors.push_back(read_tensor(name, entry, data, where));
+    // By the range of their bytes: an empty tensor comes before the one that begins at the same byte.
+    std::sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
+        return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
+    });
+    check_no_hole_no_overlap(tensors, data, where);
+    return tensors;
+}
+
+void convert_to_float(const StoredTensor& tensor, float* out, const std::string& where) {
+    if (tensor.dtype == "F32") return void(std::memcpy(out, tensor.bytes.data(), tensor.bytes.size()));
+    if (tensor.dtype == "BF16") return convert_all<uint16_t>(tensor, out, from_bfloat16);
+    if (tensor.dtype == "F16") return convert_all<uint16_t>(tensor, out, from_float16);
+    if (tensor.dtype == "F64") return convert_all<double>(tensor, out, [](double x) { return float(x); });
+    fail(Exit::checkpoint, where, ": tensor \"", tensor.name, "\" is stored as ", tensor.dtype, "; F32, BF16, F16 and F64 can be read");
+}
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : where_(path.string()), file_(path), tensors_(parse_safetensors(file_.bytes(), where_)) {
+    for (size_t i = 0; i < tensors_.size(); i++) by_name_[tensors_[i].name] = i;
+}
+
+const StoredTensor* SafetensorsFile::find(const std::string& name) const {
+    const auto entry = by_name_.find(name);
+    return entry == by_name_.end() ? nullptr : &tensors_[entry->second];
+}
+
+uint64_t tensor_bytes(const TensorToWrite& tensor) {
+    uint64_t bytes = sizeof(float);
+    for (int64_t dimension : tensor.shape) bytes *= uint64_t(dimension);
+    return bytes;
+}
+
+uint64_t safetensors_size(const std::vector<TensorToWrite>& tensors) {
+    uint64_t size = 8 + header_text(tensors).size();
+    for (const TensorToWrite& tensor : tensors) size += tensor_bytes(tensor);
+    return size;
+}
+
+WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors) {
+    const std::string header = header_text(tensors);
+    const uint64_t length = header.size();
+    FileWriter file(path);
+    file.write(&length, sizeof(length));
+    file.write(header.data(), header.size());
+    for (const TensorToWrite& tensor : tensors) file.write(tensor.data, tensor_bytes(tensor));
+    file.close();
+    return {file.size(), file.hash()};
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+    std::string text;
+    for (int64_t dimension : shape) text += (text.empty() ? "" : ", ") + std::to_string(dimension);
+    return "[" + text + "]";
+}

@@ -1,0 +1,71 @@
+// The safetensors format: 8 bytes header length (little-endian), a JSON header {"name": {"dtype", "shape", "data_offsets"}},
+// then the tensors' bytes one behind the other. Reading validates everything before a single number is touched.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "model/base/disk.h"
+
+/// A tensor inside a safetensors file. `bytes` points into the file and need not be aligned.
+struct StoredTensor {
+    std::string name;
+    std::string dtype;            // "F32", "BF16", ... as the file has it
+    std::vector<int64_t> shape;
+    size_t count = 1;             // numbers: the product of shape
+    std::span<const std::byte> bytes;
+};
+
+/// Parses a whole file; the tensors come in the order of their bytes. Refused with Exit::checkpoint, naming `where` and the
+/// tensor: a header that does not fit, is not a JSON object or names a tensor twice, an unknown dtype, a shape whose size
+/// overflows or disagrees with data_offsets, and offsets that overlap, leave a hole or do not end where the file ends.
+std::vector<StoredTensor> parse_safetensors(std::span<const std::byte> file, const std::string& where);
+
+/// Converts F32, BF16, F16 or F64 to `tensor.count` floats; other dtypes are refused with Exit::checkpoint.
+void convert_to_float(const StoredTensor& tensor, float* out, const std::string& where);
+
+/// A safetensors file, memory-mapped and validated.
+class SafetensorsFile {
+public:
+    explicit SafetensorsFile(const std::filesystem::path& path);
+
+    const std::string& where() const { return where_; }
+    const std::vector<StoredTensor>& tensors() const { return tensors_; }
+    const StoredTensor* find(const std::string& name) const;
+
+    /// Says that a tensor's bytes have been read: they stop counting as memory of the process.
+    void release(const StoredTensor& tensor) const { file_.release(tensor.bytes); }
+
+private:
+    std::string where_;
+    MappedFile file_;
+    std::vector<StoredTensor> tensors_;
+    std::unordered_map<std::string, size_t> by_name_;
+};
+
+/// A tensor to be written as F32.
+struct TensorToWrite {
+    std::string name;
+    std::vector<int64_t> shape;
+    const float* data;
+};
+
+uint64_t tensor_bytes(const TensorToWrite& tensor);
+
+/// Exact size of the file that write_safetensors would write.
+uint64_t safetensors_size(const std::vector<TensorToWrite>& tensors);
+
+struct WrittenFile {
+    uint64_t bytes = 0;
+    uint64_t hash = 0;   // XXH3 of the whole file
+};
+
+/// Writes a new file and forces it to the disk.
+WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors);
+
+/// "[3, 4]"
+std::string shape_text(const std::vector<int64_t>& shape);

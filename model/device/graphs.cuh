@@ -1,0 +1,55 @@
+// A micro-step has some hundred launches, always the same ones: on a GPU they are recorded once and replayed as one.
+#pragma once
+#include "model/device/device.h"
+
+template <class Device>
+class StepGraphs;
+
+/// On the CPU there is nothing to record.
+template <>
+class StepGraphs<CPU> {
+public:
+    template <class Work>
+    void run(CPU, const void* /*batch*/, Write, Work work) {
+        work();
+    }
+};
+
+#ifdef WITH_GPU
+#include <map>
+#include <tuple>
+
+/// One graph per pair of (memory of the batch, Write): everything else that a micro-step launches is the same every time.
+template <>
+class StepGraphs<GPU> {
+public:
+    ~StepGraphs() {
+        for (auto& [key, graph] : graphs_)
+            if (graph) cudaGraphExecDestroy(graph);
+    }
+
+    /// The first call with a key runs `work` as it is, which lets libraries choose and cache what they need; the second records it.
+    template <class Work>
+    void run(GPU device, const void* batch, Write write, Work work) {
+        const auto [at, fresh] = graphs_.emplace(std::pair(batch, write), nullptr);
+        if (fresh) return work();
+        if (!at->second) at->second = record(device, work);
+        check(cudaGraphLaunch(at->second, device.stream));
+    }
+
+private:
+    template <class Work>
+    static cudaGraphExec_t record(GPU device, Work work) {
+        cudaGraph_t graph;
+        cudaGraphExec_t executable;
+        check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
+        work();
+        check(cudaStreamEndCapture(device.stream, &graph));
+        check(cudaGraphInstantiate(&executable, graph, 0));
+        check(cudaGraphDestroy(graph));
+        return executable;
+    }
+
+    std::map<std::pair<const void*, Write>, cudaGraphExec_t> graphs_;
+};
+#endif

@@ -1,0 +1,209 @@
+// ./generate: text from a checkpoint of any variant that the program is linked with. On the CPU.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "attention/variant.h"
+#include "data/tokenizers/tokenizer.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/base/command_line.h"
+#include "model/generate/decode.cuh"
+#include "model/base/error.h"
+#include "model/checkpoint/load.cuh"
+#include "model/run/machine.cuh"
+#include "model/run/summary.h"
+
+namespace {
+struct Options {
+    std::string checkpoint, prompt, attention = "trained", psa_bound = "mean";
+    std::vector<int32_t> prompt_ids;
+    std::vector<std::string> settings;   // KEY=VALUE
+    int tokens = 200, threads = 0;
+    Sampling sampling;
+    Inference inference;
+    bool print_ids = false;
+};
+}   // namespace
+
+/// The mechanisms for inference. An option of one that was not asked for is an error, not something to pass over.
+static void add_inference_options(CLI::App& app, Options& o) {
+    Inference& inference = o.inference;
+    app.add_option("--attention", o.attention,
+                   "trained: as the checkpoint says. For causal checkpoints also psa: a new token reads cached keys block by block "
+                   "until it has its share of the attention mass; adaspa: the prompt reads only the blocks found to hold the mass, "
+                   "which is NOT CAUSAL: earlier rows depend on later ones")
+        ->check(CLI::IsMember({"trained", "psa", "adaspa"}));
+    auto* eps = app.add_option("--psa-eps", inference.psa.eps, "psa: share of the attention mass to retain")
+                    ->check(number_from(0, 1));
+    auto* keys = app.add_option("--psa-block", inference.psa.block, "psa: keys per block")->check(CLI::Range(1, 65536));
+    auto* bound = app.add_option("--psa-bound", o.psa_bound,
+                                 "psa: a block's mass is estimated from its mean key (may stop early) or bounded (certified)")
+                      ->check(CLI::IsMember({"mean", "upper"}));
+    auto* sparsity = app.add_option("--adaspa-sparsity", inference.adaspa.sparsity, "adaspa: share of the prompt's blocks left out")
+                         ->check(number_from(0, 0.999));
+    auto* block = app.add_option("--adaspa-block", inference.adaspa.block, "adaspa: tokens per block, a multiple of 64")
+                      ->check(CLI::Range(64, 65536));
+    app.callback([=, &o] {
+        o.inference.attention = o.attention == "psa"      ? InferenceAttention::psa
+                                : o.attention == "adaspa" ? InferenceAttention::adaspa
+                                                          : InferenceAttention::trained;
+        o.inference.psa.bound = o.psa_bound == "upper" ? PsaBound::upper : PsaBound::mean;
+        auto only_for = [&](const char* name, const CLI::Option* option) {
+            if (option->count() && o.attention != name) fail(Exit::usage, option->get_name(), " is for --attention ", name);
+        };
+        for (const CLI::Option* option : {eps, keys, bound}) only_for("psa", option);
+        for (const CLI::Option* option : {sparsity, block}) only_for("adaspa", option);
+        if (o.inference.adaspa.block % 64)
+            fail(Exit::usage, "--adaspa-block must be a multiple of 64 from 64 to 65536, not ", o.inference.adaspa.block);
+    });
+}
+
+/// False when only --help was asked for.
+static bool parse(int argc, char** argv, Options& o) {
+    CLI::App app("Writes text from a checkpoint of any attention variant.");
+    app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    app.add_option("--checkpoint", o.checkpoint, "a Hugging Face folder, as training writes them")->required();
+    auto* prompt = app.add_option("--prompt", o.prompt, "what the text begins with");
+    app.add_option("--prompt-ids", o.prompt_ids, "the same as token ids: 1,2,3")
+        ->delimiter(',')
+        ->multi_option_policy(CLI::MultiOptionPolicy::Throw)
+        ->excludes(prompt);
+    app.add_option("--tokens", o.tokens, "how many tokens to write")->check(CLI::Range(1, 1 << 30));
+    app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(number_from(0, 1e6));
+    app.add_option("--top-k", o.sampling.top_k, "choose among the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));
+    app.add_option("--top-p", o.sampling.top_p, "choose among the likeliest tokens that reach this probability together")
+        ->check(number_from(0, 1));
+    app.add_option("--seed", o.sampling.seed, "of the choice");
+    app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
+    add_inference_options(app, o);
+    app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant in place of the checkpoint's: seer_distil=0")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");
+    return parse_options(app, argc, argv);
+}
+
+/// The prompt as ids below the vocabulary; without a prompt, the token that begins a document.
+static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, const Tokenizer* tokenizer) {
+    std::vector<int32_t> ids = o.prompt_ids;
+    if (!o.prompt.empty()) {
+        std::vector<uint32_t> encoded;
+        tokenizer->encode(o.prompt, encoded);
+        ids.assign(encoded.begin(), encoded.end());
+    }
+    if (ids.empty() && tokenizer) ids.push_back(int32_t(tokenizer->end_of_text()));
+    if (ids.empty()) fail(Exit::usage, "nothing to begin with: give --prompt-ids");
+    for (int32_t id : ids)
+        if (id < 0 || id >= config.V) fail(Exit::usage, "--prompt-ids ", id, " is not in the model's vocabulary 0..", config.V - 1);
+    return ids;
+}
+
+/// What the mechanisms for inference need of a checkpoint and of a text; `positions` is how many tokens the model will read.
+static void require_plain_attention(const Options& o, const Config& config, size_t positions) {
+    if (o.inference.attention == InferenceAttention::trained) return;
+    if (config.variant != "causal")
+        fail(Exit::usage, "--attention ", o.attention, " is for checkpoints of variant causal, and ", o.checkpoint,
+             " is of variant ", config.variant);
+    if (positions > size_t(config.max_positions))
+        fail(Exit::usage, "--attention ", o.attention, " needs the whole text in the cache: prompt and --tokens make ", positions,
+             " positions, and max_position_embeddings is ", config.max_positions);
+}
+
+/// --set in the place of what the checkpoint says. `config` has the settings of its variant and no others.
+static void change_settings(Config& config, const Options& o) {
+    for (const std::string& one : o.settings) {
+        const size_t equals = one.find('=');
+        const auto found = config.settings.find(one.substr(0, equals));
+        std::string known;
+        for (const auto& [key, value] : config.settings) known += " " + key;
+        if (equals == std::string::npos || found == config.settings.end())
+            fail(Exit::usage, "--set ", one, ": give KEY=VALUE with a key of ", config.variant, ":",
+                 known.empty() ? " none" : known);
+        char* end = nullptr;
+        found->second = std::strtod(one.c_str() + equals + 1, &end);
+        if (*end || end == one.c_str() + equals + 1 || !std::isfinite(found->second))
+            fail(Exit::usage, "--set ", one, ": the value must be a number");
+    }
+}
+
+static const Variant& variant_of_checkpoint(const Config& config, const std::string& checkpoint) {
+    try {
+        return named(config.variant);
+    } catch (const Error& error) {
+        fail(Exit::checkpoint, checkpoint, "/config.json: ", error.what());
+    }
+}
+
+/// What the mechanisms for inference have done, on stderr: stdout is for the text.
+static void report(const Decoder<float>& decoder, const Inference& inference) {
+    if (const PsaCount& psa = decoder.psa_count(); psa.rows > 0) {
+        std::fprintf(stderr, "psa: read %.1f%% of the cached pairs while decoding\n", 100 * psa.visited / psa.cached);
+        if (inference.psa.bound == PsaBound::upper)
+            std::fprintf(stderr, "psa: certified share of the attention mass: %.4f on average, at least %.4f\n",
+                         psa.retained / psa.rows, psa.least_retained);
+    }
+    if (const AdaSpaCount& adaspa = decoder.adaspa_count(); adaspa.heads > 0)
+        std::fprintf(stderr, "adaspa: the prompt read %.1f%% of its pairs of blocks, which hold %.4f of the attention mass\n",
+                     100 * adaspa.kept / adaspa.candidates, adaspa.recall / adaspa.heads);
+}
+
+/// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
+static void generate_from(const Variant& variant, const std::string& folder, const Config& config, std::vector<int32_t>& ids,
+                          int count, const Sampling& sampling, const Inference& inference) {
+    const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
+    GPT<CPU, float> gpt(variant, config, 1, T, Mode::inference);
+    std::vector<MemoryUse> plan = gpt.memory_plan();
+    if (gpt.net.all(&LayerFacts::decodes_from_cache))
+        plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
+    add_overheads(CPU{}, plan, 0, false);
+    const size_t needed = total_bytes(plan), available = available_memory();
+    if (needed > available)
+        fail(Exit::out_of_memory, "a text of ", T, " tokens needs ", human_bytes(double(needed)), " and the machine has ",
+             human_bytes(double(available)), " left: lower --tokens");
+    gpt.allocate(CPU{});
+    load_for_inference(CPU{}, gpt, folder);
+    if (gpt.net.any(&LayerFacts::needs_known_text))
+        std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variant.name);
+    else if (!gpt.net.all(&LayerFacts::is_causal))
+        std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
+                     variant.name);
+    Decoder<float> decoder(gpt, inference);
+    generate_with_cache(decoder, config.V, ids, count, sampling);
+    report(decoder, inference);
+}
+
+static void run(const Options& o) {
+    Config config = load_config(o.checkpoint);
+    const Variant& variant = variant_of_checkpoint(config, o.checkpoint);
+    complete_settings(config, variant.settings());
+    change_settings(config, o);
+    std::unique_ptr<Tokenizer> tokenizer;
+    const bool has_text = !o.print_ids || o.prompt_ids.empty();   // else a tokenizer that this program cannot use is no obstacle
+    if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
+    if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
+        fail(Exit::usage, o.checkpoint, ": its tokenizer is not known to this program; use --prompt-ids and --print-ids");
+
+    std::vector<int32_t> ids = prompt_ids(o, config, tokenizer.get());
+    const size_t given = ids.size();
+    require_plain_attention(o, config, given + size_t(o.tokens) - 1);
+    use_threads(o.threads, 1);
+    try {
+        generate_from(variant, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
+    } catch (const Error& error) {
+        if (o.settings.empty() || error.code != Exit::checkpoint) throw;
+        fail(error.code, error.what(), "; where the checkpoint is sound, --set asks for other tensors than it has");
+    }
+    if (o.print_ids)
+        for (size_t n = given; n < ids.size(); n++) std::printf(n + 1 < ids.size() ? "%d " : "%d\n", ids[n]);
+    else
+        std::printf("%s%s\n", o.prompt.c_str(),
+                    replace_invalid_utf8(tokenizer->decode(std::span<const int32_t>(ids).subspan(given))).c_str());
+    if (std::fflush(stdout) != 0) fail(Exit::data, "standard output cannot be written: ", last_os_error());
+}
+
+int main(int argc, char** argv) {
+    choose_blas_kernels(argv);
+    return run_program("generate", [&] {
+        Options options;
+        if (parse(argc, argv, options)) run(options);
+    });
+}

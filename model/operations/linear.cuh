@@ -1,0 +1,85 @@
+// Linear layers: y = x W^T + b with W (OUT, IN), and their gradients.
+#pragma once
+#include <algorithm>
+
+#include <omp.h>
+
+#include "model/device/blas.h"
+#include "model/device/device.h"
+#ifdef WITH_GPU
+#include "model/operations/column_sum.cuh"
+#include "model/operations/matmul.cuh"
+#endif
+
+/// c (rows, N) = a (rows, K) op(b) + beta * c, all packed. Each thread does its share of the rows as a product of its own, in which
+/// it waits for nobody; the library divides what is too few rows for that.
+template <class X>
+void multiply_rows(Transpose tb, X* c, const X* a, const X* b, X beta, int rows, int K, int N) {
+    const auto part = [=](int row, int count) {
+        gemm(Transpose::no, tb, count, N, K, X(1), a + size_t(row) * K, K, b, tb == Transpose::yes ? K : N, beta,
+             c + size_t(row) * N, N);
+    };
+    const int threads = omp_get_max_threads(), share = (rows + threads - 1) / threads;
+    if (share < 256) return part(0, rows);
+#pragma omp parallel for
+    for (int row = 0; row < rows; row += share) part(row, std::min(share, rows - row));
+}
+
+/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null.
+template <class X>
+void linear_forward(CPU, X* out, const X* inp, const X* weight, const X* bias, int rows, int IN, int OUT) {
+    if (bias) {
+#pragma omp parallel for
+        for (int row = 0; row < rows; row++) std::copy_n(bias, OUT, out + size_t(row) * OUT);
+    }
+    if (rows == 1) return gemv(OUT, IN, X(1), inp, weight, IN, X(bias ? 1 : 0), out);
+    multiply_rows(Transpose::yes, out, inp, weight, X(bias ? 1 : 0), rows, IN, OUT);
+}
+
+/// dinp (rows, IN) = or += dout (rows, OUT) weight.
+template <class X>
+void linear_backward_input(CPU, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
+    multiply_rows(Transpose::no, dinp, dout, weight, X(write == Write::add), rows, OUT, IN);
+}
+
+/// dweight (OUT, IN) = or += dout^T inp; dbias (OUT) = or += column sums of dout; dbias may be null.
+template <class X>
+void linear_backward_weight(CPU, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT,
+                            Write write) {
+    gemm(Transpose::yes, Transpose::no, OUT, IN, rows, X(1), dout, OUT, inp, IN, X(write == Write::add), dweight, IN);
+    if (!dbias) return;
+    const int width = 32;   // channels a thread owns: the sum over rows keeps its order
+#pragma omp parallel for
+    for (int o0 = 0; o0 < OUT; o0 += width) {
+        const int end = std::min(OUT, o0 + width);
+        if (write == Write::overwrite) std::fill(dbias + o0, dbias + end, X(0));
+        for (int row = 0; row < rows; row++)
+            for (int o = o0; o < end; o++) dbias[o] += dout[size_t(row) * OUT + o];
+    }
+}
+
+#ifdef WITH_GPU
+
+/// The bias is added where the product is written: no pass of its own.
+template <class X>
+void linear_forward(GPU device, X* out, const X* inp, const X* weight, const X* bias, int rows, int IN, int OUT) {
+    matmul(device, out, Transpose::no, inp, Transpose::yes, weight, bias, rows, OUT, IN, Write::overwrite);
+}
+
+template <class X>
+void linear_backward_input(GPU device, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
+    const X* no_bias = nullptr;
+    matmul(device, dinp, Transpose::no, dout, Transpose::no, weight, no_bias, rows, IN, OUT, write);
+}
+
+/// The column sums are a pass of their own, which reads dout once more: cuBLASLt's epilogue for it can only overwrite and does not
+/// promise the order of the sum.
+template <class X>
+void linear_backward_weight(GPU device, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT,
+                            Write write) {
+    const Wide<X>* no_bias = nullptr;
+    matmul(device, dweight, Transpose::yes, dout, Transpose::no, inp, no_bias, OUT, IN, rows, write);
+    if (dbias) column_sum(device, dbias, dout, rows, OUT, write);
+}
+
+#endif

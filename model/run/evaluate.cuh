@@ -1,0 +1,229 @@
+// What a model scores on data that it was not trained on: cross-entropy on the validation shards, and multiple choice. All ranks
+// share the work and get the same numbers. A signal cuts an evaluation short; then nothing is reported.
+#pragma once
+#include <numeric>
+
+#include "data/evaluation.h"
+#include "model/checkpoint/load.cuh"
+#include "model/run/run.cuh"
+
+// ------------------------------------------------------------------------------------------------------------------ validation
+
+/// Mean cross-entropy over the first --val-batches batches of the validation shards, into run.validation: the same rows for any
+/// number of ranks as long as batch-size x ranks is the same.
+template <class Device, class X>
+bool validate(Run<Device, X>& run) {
+    const TokenStream& val = *run.data.val;
+    const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
+    const int64_t rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
+    std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
+    double bytes = 0, loss = 0;
+    for (int64_t row = int64_t(run.ranks.rank()) * B; row < rows && !stop_requested(); row += int64_t(ranks) * B) {
+        run.ranks.at("validating", run.state.step);
+        const int here = int(std::min<int64_t>(B, rows - row));
+        validation_rows(val, row, T, here, inputs.data(), targets.data());
+        const Batch batch = run.feed.put(run.device, inputs.data(), targets.data(), here, T);
+        gpt_forward(run.device, run.gpt, batch);
+        gpt_loss(run.device, run.gpt, batch, Write::overwrite);
+        loss += read_numbers(run.device, run.gpt).loss;
+        for (int n = 0; n < here * T && run.data.tokenizer; n++) bytes += run.data.tokenizer->bytes(targets[n]);
+        run.progress.passing(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
+    }
+    loss = run.ranks.sum(loss), bytes = run.ranks.sum(bytes);
+    if (run.ranks.any(stop_requested())) return false;
+    run.state.last_val_loss = run.validation.loss = loss / double(rows * T);
+    run.validation.bits_per_byte = bytes > 0 ? loss / std::log(2.0) / bytes : NAN;
+    return true;
+}
+
+inline std::string described(const Validation& v, int digits = 4) {
+    return text("loss %.*f, perplexity %.2f, %.4f bits per byte", digits, v.loss, std::exp(v.loss), v.bits_per_byte);
+}
+
+template <class Device, class X>
+void validate_and_report(Run<Device, X>& run) {
+    if (!validate(run)) return;
+    const Validation& v = run.validation;
+    run.progress.say(text("validation after step %lld: %s", static_cast<long long>(run.state.step), described(v).c_str()));
+    run.log.write({{"step", run.state.step}, {"val_loss", v.loss}, {"val_ppl", std::exp(v.loss)}, {"val_bpb", v.bits_per_byte}});
+}
+
+// ------------------------------------------------------------------------------------------------------------- multiple choice
+
+/// Answers that go through the model together: single ones, or all those of items whose contexts can be shared.
+struct EvaluationBatch {
+    std::vector<size_t> answers;                // their numbers in the task
+    std::vector<const EvaluationItem*> items;   // none for single answers
+};
+
+/// As many items as have room at once; each has room alone. `first[n]` is the number of item n's first answer.
+template <class X>
+void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X>& shared, const EvaluationTask& task,
+                const std::vector<size_t>& first, const std::vector<size_t>& items) {
+    int64_t rows = 0;
+    for (size_t n : items) {
+        const EvaluationItem& item = task.items[n];
+        rows += shared.rows_of(item);
+        if (n == items.front() || !shared.fit(rows)) batches.emplace_back(), rows = shared.rows_of(item);
+        batches.back().items.push_back(&item);
+        for (size_t a = 0; a < item.answers.size(); a++) batches.back().answers.push_back(first[n] + a);
+    }
+}
+
+/// Single answers, B at a time; those of about one length come together, so that little of a batch is padding.
+inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<const Answer*>& all, std::vector<size_t> answers,
+                       size_t B) {
+    const auto longer = [&](size_t a, size_t b) { return all[a]->tokens.size() > all[b]->tokens.size(); };
+    std::stable_sort(answers.begin(), answers.end(), longer);
+    for (size_t n = 0; n < answers.size(); n++) {
+        if (n % B == 0) batches.emplace_back();
+        batches.back().answers.push_back(answers[n]);
+    }
+}
+
+/// The log-likelihoods of a batch; `all` are the task's answers.
+template <class Device, class X>
+std::vector<double> scores_of(Run<Device, X>& run, const EvaluationBatch& batch, const std::vector<const Answer*>& all) {
+    if constexpr (std::is_same_v<Device, CPU>)
+        if (!batch.items.empty()) return SharedContexts<X>(run.gpt, run.feed).log_likelihoods(batch.items);
+    std::vector<const Answer*> answers;
+    for (size_t n : batch.answers) answers.push_back(all[n]);
+    return log_likelihoods(run.device, run.gpt, run.feed, answers);
+}
+
+/// How the answers of a task go through the model: those of items whose contexts can be shared together, the others B at a time, or
+/// one by one where later tokens, and so those that fill up a batch, would change what is found.
+template <class Device, class X>
+std::vector<EvaluationBatch> divide(Run<Device, X>& run, const EvaluationTask& task, const std::vector<const Answer*>& all) {
+    std::vector<size_t> first, shared_items, single;
+    std::vector<EvaluationBatch> batches;
+    const auto add = [&](auto shares) {
+        size_t answer = 0;
+        for (const EvaluationItem& item : task.items) {
+            first.push_back(answer);
+            if (shares(item)) shared_items.push_back(first.size() - 1);
+            else
+                for (size_t n = 0; n < item.answers.size(); n++) single.push_back(answer + n);
+            answer += item.answers.size();
+        }
+        add_single(batches, all, single, run.gpt.net.all(&LayerFacts::is_causal) ? size_t(run.gpt.B) : 1);
+    };
+    if constexpr (std::is_same_v<Device, CPU>) {
+        const SharedContexts<X> shared(run.gpt, run.feed);
+        add([&](const EvaluationItem& item) {
+            return run.shares_contexts() && shares_context(item) && shared.fit(shared.rows_of(item));
+        });
+        add_shared(batches, shared, task, first, shared_items);
+    } else add([](const EvaluationItem&) { return false; });
+    return batches;
+}
+
+/// One log-likelihood per answer of the task, item after item. Every rank takes every ranks.size()-th batch.
+template <class Device, class X>
+std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& task) {
+    std::vector<const Answer*> all;
+    for (const EvaluationItem& item : task.items)
+        for (const Answer& answer : item.answers) all.push_back(&answer);
+    const std::vector<EvaluationBatch> batches = divide(run, task, all);
+    std::vector<float> found(all.size(), 0.0f);
+    for (size_t n = size_t(run.ranks.rank()); n < batches.size() && !stop_requested(); n += size_t(run.ranks.size())) {
+        run.ranks.at("evaluating", run.state.step);
+        const std::vector<double> sums = scores_of(run, batches[n], all);
+        for (size_t i = 0; i < sums.size(); i++) found[batches[n].answers[i]] = float(sums[i]);
+        run.progress.passing(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
+    }
+    run.ranks.sum(found.data(), found.size());
+    return found;
+}
+
+inline std::string described(const EvaluationScores& s) {
+    auto share = [](const char* name, double accuracy, double error) {
+        if (std::isnan(accuracy)) return std::string();
+        const std::string known = text(", %s %.2f%%", name, 100 * accuracy);
+        return std::isnan(error) ? known : known + text(" +- %.2f", 100 * error);   // one item has none
+    };
+    std::string words = text("%lld items", static_cast<long long>(s.items)) + share("accuracy by sum", s.sum, s.sum_error) +
+                        share("by token mean", s.token_mean, s.token_mean_error) +
+                        share("by character mean", s.character_mean, s.character_mean_error);
+    if (!std::isnan(s.macro_f1)) words += text(", macro F1 %.4f", s.macro_f1);
+    return words;
+}
+
+inline std::vector<JsonLines::Field> fields_of(const EvaluationTask& task, const EvaluationScores& s, int64_t step) {
+    return {{"event", "evaluation"}, {"step", step}, {"task", task.name}, {"items", s.items},
+            {"acc_sum", s.sum}, {"acc_sum_stderr", s.sum_error},
+            {"acc_token_mean", s.token_mean}, {"acc_token_mean_stderr", s.token_mean_error},
+            {"acc_character_mean", s.character_mean}, {"acc_character_mean_stderr", s.character_mean_error},
+            {"macro_f1", s.macro_f1}};
+}
+
+/// "[-12.5,-13.25]"
+inline std::string json_list(const float* numbers, size_t count) {
+    std::string list = "[";
+    for (size_t n = 0; n < count; n++) list += text(n ? ",%.9g" : "%.9g", double(numbers[n]));
+    return list + "]";
+}
+
+/// What the model made of an answer, where that is no number: which item, and of what weights.
+inline void require_finite(const EvaluationTask& task, const std::vector<float>& found, const std::string& weights) {
+    size_t answer = 0;
+    for (size_t n = 0; n < task.items.size(); n++)
+        for (size_t end = answer + task.items[n].answers.size(); answer < end; answer++)
+            if (!std::isfinite(found[answer]))
+                fail(Exit::not_finite, task.name, ": item ", n, " scores ", found[answer], "; the weights of ", weights,
+                     " are damaged");
+}
+
+/// The tasks of --eval-data; false when a signal came between. With --evaluate `items` gets a record for every item of the
+/// `weights`, and scores that are not finite are an error; a training run goes on to save.
+template <class Device, class X>
+bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::string& weights = "") {
+    for (const EvaluationTask& task : run.data.tasks) {
+        const std::vector<float> found = log_likelihoods(run, task);
+        if (run.ranks.any(stop_requested())) return false;
+        if (items) require_finite(task, found, weights);
+        const EvaluationScores scores = score(task, found);
+        run.progress.say(text("%s: %s", task.name.c_str(), described(scores).c_str()));
+        run.log.write(fields_of(task, scores, run.state.step));
+        const float* of = found.data();
+        for (size_t n = 0; items && n < task.items.size(); n++) {
+            const size_t count = task.items[n].answers.size();
+            items->write({{"task", task.name}, {"item", int64_t(n)}, {"gold", int64_t(task.items[n].gold)},
+                          {"chosen", int64_t(scores.chosen[n])}},
+                         "log_likelihoods", json_list(of, count));
+            of += count;
+        }
+    }
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------------------- without training
+
+/// --evaluate: the validation loss and the tasks of a checkpoint, or of imported weights.
+template <class Device, class X>
+Exit evaluate(Run<Device, X>& run, const Origin& origin) {
+    const Options& o = run.o;
+    if (!origin.folder()) fail(Exit::usage, "--evaluate needs weights: give --checkpoint, --resume, or a folder as --model");
+    if (!run.data.val && run.data.tasks.empty()) fail(Exit::usage, "nothing to evaluate: give --val-data or --eval-data");
+    require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
+    run.gpt.allocate(run.device);
+    run.feed.allocate(run.device);
+    load_for_inference(run.device, run.gpt, origin.folder()->string());
+    catch_stop_signals();
+    JsonLines items;
+    if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines::whole(o.eval_out);
+    bool whole = !run.data.val || validate(run);
+    if (run.data.val && whole) {
+        if (!std::isfinite(run.validation.loss))
+            fail(Exit::not_finite, "the validation loss is not finite; the weights of ", origin.folder()->string(), " are damaged");
+        run.progress.say("validation: " + described(run.validation, 6));
+    }
+    whole = whole && evaluate_tasks(run, &items, origin.folder()->string());
+    if (!whole) {
+        run.progress.say("stopped before everything was scored");
+        return Exit::signal;
+    }
+    items.finish();
+    if (items.failed()) fail(Exit::data, o.eval_out, ": could not be written completely");
+    return Exit::done;
+}

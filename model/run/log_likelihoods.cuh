@@ -1,0 +1,224 @@
+// How likely a model finds given tokens behind others.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "data/evaluation.h"
+#include "model/run/feed.cuh"
+#include "model/gpt.h"
+
+/// Of the last gpt_forward(): the cross-entropy, in nats, of targets (n) after the rows (n) of its batch. The head is applied to
+/// these rows alone.
+template <class Device, class X>
+std::vector<Wide<X>> token_losses(Device device, GPT<Device, X>& gpt, Feed<Device>& feed, const std::vector<int32_t>& rows,
+                                  const std::vector<int32_t>& targets) {
+    const int n = int(rows.size());
+    gpt_gather_rows(device, gpt, feed.put(device, rows.data(), nullptr, 1, n).tokens, n);
+    gpt_gathered_losses(device, gpt, feed.put(device, targets.data(), nullptr, 1, n).tokens, n);
+    std::vector<Wide<X>> losses(n);
+    to_host(device, losses.data(), gpt.scratch.losses, n);
+    return losses;
+}
+
+/// One log-likelihood per answer from the losses of its tokens, answer after answer.
+template <class W>
+std::vector<double> sums_of(const std::vector<W>& losses, const std::vector<const Answer*>& answers) {
+    std::vector<double> sums;
+    for (const W* loss = losses.data(); const Answer* answer : answers)
+        sums.push_back(-std::accumulate(loss, loss + answer->length(), 0.0)), loss += answer->length();
+    return sums;
+}
+
+/// Log-likelihoods, in nats, of up to gpt.B answers behind their contexts. They are padded at the end to one length, which rows
+/// before it cannot see if the variant is causal.
+template <class Device, class X>
+std::vector<double> log_likelihoods(Device device, GPT<Device, X>& gpt, Feed<Device>& feed,
+                                    const std::vector<const Answer*>& answers) {
+    const int B = int(answers.size());
+    int T = 1;
+    for (const Answer* answer : answers) T = std::max(T, int(answer->tokens.size()) - 1);
+    std::vector<int32_t> tokens(size_t(B) * T, 0), rows, targets;
+    for (int b = 0; b < B; b++) {
+        const std::vector<int32_t>& ids = answers[b]->tokens;
+        std::copy(ids.begin(), ids.end() - 1, tokens.begin() + size_t(b) * T);
+        for (int t = answers[b]->begin; t < int(ids.size()); t++) rows.push_back(b * T + t - 1), targets.push_back(ids[t]);
+    }
+    gpt_forward(device, gpt, feed.put(device, tokens.data(), nullptr, B, T));
+    return sums_of(token_losses(device, gpt, feed, rows, targets), answers);
+}
+
+/// Whether all answers of the item stand behind the same tokens.
+inline bool shares_context(const EvaluationItem& item) {
+    const Answer& first = item.answers.front();
+    return std::all_of(item.answers.begin(), item.answers.end(), [&](const Answer& one) {
+        return one.begin == first.begin && std::equal(first.tokens.begin(), first.tokens.begin() + first.begin, one.tokens.begin());
+    });
+}
+
+/// What log_likelihoods() finds, with each context computed once, for items that share theirs. The texts of a batch follow one
+/// another without padding, as one sequence of the model: each context, then its answers' tokens but the last of each. Attention
+/// alone goes text by text, and after it the last layer goes on with the rows that predict answers. On the CPU, for variants that
+/// decode from a cache (LayerFacts).
+template <class X>
+class SharedContexts {
+public:
+    SharedContexts(GPT<CPU, X>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed) {}
+
+    /// Rows that an item takes: of the model, whose context is one text, or of the head, which has the context's last row for every
+    /// answer, whichever are more.
+    static int rows_of(const EvaluationItem& item) {
+        int rows = std::max(item.answers.front().begin, int(item.answers.size()));
+        for (const Answer& answer : item.answers) rows += answer.length() - 1;
+        return rows;
+    }
+    bool fit(int64_t rows) const { return rows <= int64_t(gpt_.B) * gpt_.T; }
+
+    /// Memory for the angles of all tokens, and on every thread for the keys and values of one text.
+    static size_t bytes(const Config& c, int B, int T) {
+        return sizeof(Wide<X>) * B * T * c.HS + omp_get_max_threads() * (2 * sizeof(X) * c.NKV * c.HS + sizeof(int) * c.NH) * T;
+    }
+
+    /// One log-likelihood per answer, item after item.
+    std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
+        items_ = items;
+        const Predictions predictions = put_together();
+        const RowsOfTexts<X> texts{angles_of_positions(), [this](int l, int rows) {
+                                       attend_texts(l);
+                                       return l + 1 < gpt_.net.config.L ? rows : leave_predicting_rows(l);
+                                   }};
+        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens_.data(), nullptr, 1, int(tokens_.size())), nullptr, &texts);
+        std::vector<const Answer*> answers;
+        for (const EvaluationItem* item : items)
+            for (const Answer& answer : item->answers) answers.push_back(&answer);
+        return sums_of(token_losses(CPU{}, gpt_, feed_, predictions.rows, predictions.targets), answers);
+    }
+
+private:
+    /// The tokens of all answers, and which of the predicting rows each stands behind.
+    struct Predictions {
+        std::vector<int32_t> rows, targets;
+    };
+
+    void append(const int32_t* ids, int count, int position) {
+        tokens_.insert(tokens_.end(), ids, ids + count);
+        for (int t = 0; t < count; t++) positions_.push_back(position + t);
+    }
+
+    Predictions put_together() {
+        Predictions found;
+        tokens_.clear(), positions_.clear(), begin_.clear(), predicting_.clear();
+        for (const EvaluationItem* item : items_) {
+            const int context = item->answers.front().begin;
+            begin_.push_back(int(tokens_.size()));
+            append(item->answers.front().tokens.data(), context, 0);
+            const int last = int(predicting_.size());   // of the context: it predicts the first token of every answer
+            predicting_.push_back(int(tokens_.size()) - 1);
+            for (const Answer& answer : item->answers) {
+                int row = int(tokens_.size());
+                append(answer.tokens.data() + context, answer.length() - 1, context);
+                found.rows.push_back(last);
+                for (; row < int(tokens_.size()); row++) {
+                    found.rows.push_back(int(predicting_.size()));
+                    predicting_.push_back(row);
+                }
+                found.targets.insert(found.targets.end(), answer.tokens.begin() + context, answer.tokens.end());
+            }
+        }
+        return found;
+    }
+
+    Angles<Wide<X>> angles_of_positions() {
+        const int half = gpt_.net.config.HS / 2;
+        cosine_.resize(positions_.size() * half), sine_.resize(cosine_.size());
+        for (size_t n = 0; n < positions_.size(); n++) {
+            std::copy_n(gpt_.cosine[0] + size_t(positions_[n]) * half, half, &cosine_[n * half]);
+            std::copy_n(gpt_.sine[0] + size_t(positions_[n]) * half, half, &sine_[n * half]);
+        }
+        return {cosine_.data(), sine_.data()};
+    }
+
+    /// What a thread puts together for an answer: keys and values (context + answer, NKV, HS), and where its queries stand (NH, T),
+    /// for every head the same.
+    struct Text {
+        std::vector<X> k, v;
+        std::vector<int> positions;
+    };
+
+    void attend_texts(int l) {
+        LayerState<X>& state = gpt_.layers[l].attention;
+        const AttentionForward<X> all =
+            kernel_arguments(attention_inputs(gpt_, l, 1, int(tokens_.size())), state, Statistics<X>{});
+#pragma omp parallel
+        {
+            Text text;
+            text.k.reserve(size_t(gpt_.T) * all.NKV * all.HS), text.v.reserve(text.k.capacity());
+            text.positions.reserve(size_t(all.NH) * gpt_.T);
+#pragma omp for schedule(dynamic)
+            for (size_t n = 0; n < items_.size(); n++)
+                attend_item(cpu_passes_of<X>(*gpt_.net.layers[l].attention), all, *items_[n], begin_[n], text);
+        }
+    }
+
+    /// Moves the rows that predict something to the front of what layer l, the last one, goes on with; returns how many there are.
+    int leave_predicting_rows(int l) {
+        const Config& c = gpt_.net.config;
+        const size_t Q = size_t(c.NH) * c.HS, C = c.C;
+        X* const out = gpt_.layers[l].attention.gated_out;
+        X* const residual = gpt_.residual + l * tokens_.size() * C;
+        for (size_t n = 0; n < predicting_.size(); n++) {   // in rising order: no row is overwritten before it was moved
+            std::memmove(out + n * Q, out + predicting_[n] * Q, Q * sizeof(X));
+            std::memmove(residual + n * C, residual + predicting_[n] * C, C * sizeof(X));
+        }
+        return int(predicting_.size());
+    }
+
+    /// Attention of an item whose rows begin at `row`: of its context, and of each answer to the context and itself.
+    static void attend_item(const CpuPasses<X>& attention, const AttentionForward<X>& all, const EvaluationItem& item, int row, Text& text) {
+        const int context = item.answers.front().begin;
+        attention.attend(part_of(all, row, context));
+        text.k.clear(), text.v.clear();
+        append_keys(text, all, row, context);
+        row += context;
+        for (const Answer& answer : item.answers) {
+            const int T = answer.length() - 1;
+            if (T == 0) continue;
+            AttentionForward<X> a = part_of(all, row, T);
+            text.k.resize(size_t(context) * a.NKV * a.HS), text.v.resize(text.k.size());
+            append_keys(text, all, row, T);
+            text.positions.clear();
+            for (int n = 0; n < a.NH * T; n++) text.positions.push_back(context + n % T);
+            a.S = context + T;
+            a.k = {text.k.data(), size_t(a.NKV) * a.HS}, a.v = {text.v.data(), a.k.row};
+            a.q_position = text.positions.data();
+            attention.attend(a);
+            row += T;
+        }
+    }
+
+    /// The arguments for rows `row` to row + T - 1 by themselves.
+    static AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
+        a.T = a.S = T;
+        a.q.data += row * a.q.row, a.k.data += row * a.k.row, a.v.data += row * a.v.row;
+        a.out += size_t(row) * a.NH * a.HS;
+        a.lse += size_t(row) * a.NH;   // nobody reads it: each text has a piece of its own
+        return a;
+    }
+
+    static void append_keys(Text& text, const AttentionForward<X>& all, int row, int count) {
+        for (int t = row; t < row + count; t++) {
+            const X *k = all.k.data + t * all.k.row, *v = all.v.data + t * all.v.row;
+            text.k.insert(text.k.end(), k, k + all.NKV * all.HS);
+            text.v.insert(text.v.end(), v, v + all.NKV * all.HS);
+        }
+    }
+
+    GPT<CPU, X>& gpt_;
+    Feed<CPU>& feed_;
+    std::vector<const EvaluationItem*> items_;   // of the batch
+    std::vector<int> begin_;                     // (items) row of each context's first token
+    std::vector<int32_t> tokens_, positions_;    // (rows) in their texts
+    std::vector<int> predicting_;                // rows that predict a token of an answer, rising
+    std::vector<Wide<X>> cosine_, sine_;         // (rows, HS / 2)
+};

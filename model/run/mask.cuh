@@ -1,0 +1,106 @@
+// The mask of a variant as a picture: which values the output of every row depends on. It is found without asking the variant:
+// attention is a weighted sum of values, so values that are 1 in one place and 0 elsewhere bring the weights out one by one,
+// whatever selected them. Rows are queries, columns keys; black is seen.
+// A variant whose values are not the model's (nsa) is asked instead.
+#pragma once
+#include "model/base/picture.h"
+#include "model/run/run.cuh"
+
+/// (NH, T, T), 1 where the output of row i depends on the value of key j, in the last layer on the batch that gpt_forward() has
+/// just seen. Weights that float32 rounds to 0 count as hidden. HS keys at a time: the value of key j0 + d is the unit vector d.
+inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
+    const Config& c = gpt.net.config;
+    const int l = c.L - 1, row = (c.NH + 2 * c.NKV) * c.HS, v_at = (c.NH + c.NKV) * c.HS;
+    LayerActivations<float>& a = gpt.layers[l];
+    std::vector<uint8_t> seen(size_t(c.NH) * T * T);
+    auto attend = [&](int j0) {   // j0 = T: all values are zero
+        for (int t = 0; t < T; t++)
+            for (int n = 0; n < c.NKV * c.HS; n++) a.qkv[size_t(t) * row + v_at + n] = t - j0 == n % c.HS ? 1.0f : 0.0f;
+        gpt.attention(l).forward(CPU{}, attention_inputs(gpt, l, 1, T), gpt.weights, a.attention, gpt.scratch.attention, {});
+        return a.attention.gated_out;   // (T, NH, HS)
+    };
+    const std::vector<float> nothing(attend(T), a.attention.gated_out + size_t(T) * c.NH * c.HS);
+    for (int j0 = 0; j0 < T; j0 += c.HS) {
+        const float* out = attend(j0);
+        for (int i = 0; i < T; i++)
+            for (int h = 0; h < c.NH; h++)
+                for (int d = 0; d < std::min(c.HS, T - j0); d++) {
+                    const size_t at = (size_t(i) * c.NH + h) * c.HS + d;
+                    seen[(size_t(h) * T + i) * T + j0 + d] = out[at] != nothing[at];
+                }
+    }
+    return seen;
+}
+
+/// The same as the layer itself tells it, where it can.
+inline std::vector<uint8_t> seen_pairs(GPT<CPU, float>& gpt, int T) {
+    const int l = gpt.net.config.L - 1, NH = gpt.net.config.NH;
+    if (!gpt.net.layers[l].attention->facts.reports_pairs) return pairs_in_outputs(gpt, T);
+    const CpuPasses<float>& attention = cpu_passes_of<float>(*gpt.net.layers[l].attention);
+    const LayerInputs<float> in = attention_inputs(gpt, l, 1, T);
+    const LayerState<float>& state = gpt.layers[l].attention;
+    std::vector<uint8_t> seen(size_t(NH) * T * T);
+#pragma omp parallel for
+    for (int row = 0; row < NH * T; row++)
+        for (int j = 0; j < T; j++) seen[size_t(row) * T + j] = attention.sees(in, state, row / T, row % T, j);
+    return seen;
+}
+
+/// One picture per head, or one for all when they are the same. Short sequences are drawn larger.
+inline Picture draw_mask(const std::vector<uint8_t>& seen, int NH, int T) {
+    const int scale = std::max(1, 256 / T);
+    std::vector<Picture> heads;
+    for (int h = 0; h < NH; h++) {
+        Picture head(T * scale, T * scale, 255);
+        for (int y = 0; y < head.height; y++)
+            for (int x = 0; x < head.width; x++)
+                if (seen[(size_t(h) * T + y / scale) * T + x / scale]) head.at(x, y) = 0;
+        heads.push_back(std::move(head));
+    }
+    const bool same = std::all_of(heads.begin(), heads.end(), [&](const Picture& p) { return p.grey == heads[0].grey; });
+    return same ? heads[0] : side_by_side(heads);
+}
+
+/// --show-mask: writes the picture of the last layer's mask on the first tokens of the data, and says what is on it.
+inline void show_mask(const Variant& variant, const Options& o) {
+    if (o.seq_len > 4096)
+        fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
+    require_picture_name(o.show_mask);
+    use_threads(o.threads, 1);
+    Origin origin = find_origin(o, variant.name, variant.settings(), true);
+    const Data data = open_data(o, 1, origin.config);
+    if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
+    const int T = o.seq_len;
+    GPT<CPU, float> gpt(variant, origin.config, 1, T, Mode::inference);
+    require_memory(gpt.memory_plan(), o, available_memory(), 1);
+    gpt.allocate(CPU{});
+    if (origin.folder()) load_weights(*origin.folder(), gpt.net.tensors, o.seed, gpt.weights);
+    else initialise(gpt.net.tensors, o.seed, gpt.weights);
+    std::vector<int32_t> tokens(T), targets(T);
+    const TokenStream& stream = data.val ? *data.val : *data.train;
+    validation_rows(stream, 0, T, 1, tokens.data(), targets.data());
+    const Config& c = gpt.net.config;
+    Monitor<CPU, float> monitor(1, T, gpt.net);
+    monitor.allocate();
+    gpt_forward(CPU{}, gpt, Batch{1, T, tokens.data()}, &monitor);
+    const double tiles = mean_of({sum_of(monitor.take_report(), &BranchReport::tiles).back()});
+
+    const AttentionLayer& layer = *gpt.net.layers.back().attention;
+    const std::vector<uint8_t> seen = seen_pairs(gpt, T);
+    const Picture picture = draw_mask(seen, c.NH, T);
+    write_picture(o.show_mask, picture);
+    double pairs = 0, otherwise = 0;   // otherwise than the policy says without data
+    for (int h = 0; h < c.NH; h++)
+        for (int i = 0; i < T; i++)
+            for (int j = 0; j < T; j++) {
+                const bool is = seen[(size_t(h) * T + i) * T + j];
+                pairs += is, otherwise += is != layer.visible(h, i, j);
+            }
+    std::cout << o.show_mask << ": layer " << c.L - 1 << " of " << variant.name << ", rows are queries, columns keys, black is seen; "
+              << text("%.1f%% of causal pairs", 100 * pairs / (c.NH * (T * (T + 1.0) / 2)))
+              << (std::isnan(tiles) ? "" : text(", %.1f%% of causal tiles", 100 * tiles))
+              << (!std::isnan(tiles) && layer.facts.branch_names.size() > 1 ? " in all softmaxes" : "") << "\n";
+    if (otherwise > 0)
+        std::cout << "this mask depends on the data: drawn for the first tokens of " << stream.name() << " with "
+                  << (origin.folder() ? "the weights of " + origin.folder()->string() : std::string("the initial weights")) << "\n";
+}

@@ -1,0 +1,191 @@
+#include "model/run/report.h"
+
+#include <cmath>
+#include <cstdarg>
+#include <filesystem>
+#include <fstream>
+
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "model/base/error.h"
+#include "model/base/json.h"
+#include "model/device/machine.h"
+
+std::string text(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    va_list again;
+    va_copy(again, arguments);
+    std::string line(size_t(std::vsnprintf(nullptr, 0, format, arguments)), '\0');
+    std::vsnprintf(line.data(), line.size() + 1, format, again);
+    va_end(again);
+    va_end(arguments);
+    return line;
+}
+
+void print_table(const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows) {
+    size_t left = title.size(), right = 0;
+    for (const auto& [name, value] : rows) left = std::max(left, name.size()), right = std::max(right, value.size());
+    const std::string rule = text("+%s+%s+\n", std::string(left + 2, '-').c_str(), std::string(right + 2, '-').c_str());
+    auto line = [&](const std::string& name, const std::string& value) {
+        return text("| %-*s | %-*s |\n", int(left), name.c_str(), int(right), value.c_str());
+    };
+    std::string all = rule + line(title, "") + rule;
+    for (const auto& [name, value] : rows) all += line(name, value);
+    std::fputs((all + rule).c_str(), stdout);
+}
+
+std::string human_seconds(double seconds) {
+    const auto s = static_cast<long long>(std::llround(std::max(0.0, seconds)));
+    if (s >= 3600) return text("%lldh %02lldm", s / 3600, s / 60 % 60);
+    if (s >= 60) return text("%lldm %02llds", s / 60, s % 60);
+    return text("%lld s", s);
+}
+
+// ---- log.jsonl
+
+/// The lines of `path` that a run resumed at `step` keeps: whole JSON objects of steps up to it, without a finished run's last.
+static std::string kept_lines(const std::string& path, int64_t step) {
+    std::ifstream file(path);
+    std::string line, kept;
+    while (std::getline(file, line)) {
+        const auto record = parse_json(line, nullptr, false);
+        if (!record.is_object()) continue;
+        const auto event = record.find("event"), at = record.find("step");
+        if (event != record.end() && event->is_string() && event->get_ref<const std::string&>() == "done") continue;
+        if (at != record.end() && (!at->is_number_integer() || at->get<int64_t>() > step)) continue;
+        kept += line + "\n";
+    }
+    return kept;
+}
+
+JsonLines::JsonLines(const std::string& path, int64_t resume_step) {
+    const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
+    open(path);
+    put(kept);
+    if (!failed_) name(resume_step < 0);   // else the old file stays
+}
+
+JsonLines JsonLines::whole(const std::string& path) {
+    JsonLines lines;
+    lines.open(path);
+    return lines;
+}
+
+void JsonLines::finish() {
+    if (file_) name(true);   // put() has let go of a file that could not be written
+}
+
+void JsonLines::open(const std::string& path) {
+    std::error_code ignored;
+    const auto there = std::filesystem::symlink_status(path, ignored);
+    if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
+        fail(Exit::checkpoint, path, ": is there and is no regular file; choose another name");
+    const std::string unnamed = path + ".tmp";   // a kill before it gets its name leaves the old file whole
+    file_ = std::fopen(unnamed.c_str(), "w");
+    if (!file_) fail(Exit::checkpoint, unnamed, ": cannot be written (", last_os_error(), "); choose another place");
+    path_ = path, unnamed_ = unnamed;
+}
+
+void JsonLines::name(bool keep_older) {
+    std::error_code error;
+    if (keep_older && std::filesystem::exists(path_, error)) std::filesystem::rename(path_, path_ + ".old", error);
+    std::filesystem::rename(std::exchange(unnamed_, ""), path_, error);
+    if (error) fail(Exit::checkpoint, path_, ": cannot be written (", error.message(), "); choose another place");
+}
+
+JsonLines::~JsonLines() {
+    if (file_) std::fclose(file_);
+    if (!unnamed_.empty()) std::remove(unnamed_.c_str());
+}
+
+JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
+    std::swap(file_, other.file_);
+    std::swap(path_, other.path_);
+    std::swap(unnamed_, other.unnamed_);
+    std::swap(failed_, other.failed_);
+    return *this;
+}
+
+/// A log that cannot be written costs the run nothing but the log: it says so once and goes on.
+void JsonLines::put(const std::string& line) {
+    if (!file_ || (std::fwrite(line.data(), 1, line.size(), file_) == line.size() && std::fflush(file_) == 0)) return;
+    std::fprintf(stderr, "warning: %s cannot be written (%s); the run goes on without it\n", path_.c_str(),
+                 last_os_error().c_str());
+    std::fclose(file_);
+    file_ = nullptr;
+    failed_ = true;
+}
+
+static nlohmann::ordered_json object_of(const std::vector<JsonLines::Field>& fields) {
+    nlohmann::ordered_json object;
+    for (const auto& [key, value] : fields) std::visit([&, name = key](const auto& v) { object[name] = v; }, value);
+    return object;
+}
+
+/// Paths and prompts need not be valid UTF-8; what is not becomes U+FFFD.
+static std::string line_of(const nlohmann::ordered_json& object) {
+    return written(object, -1, NotUtf8::replace) + "\n";
+}
+
+void JsonLines::write(const std::vector<Field>& fields) { put(line_of(object_of(fields))); }
+
+void JsonLines::write(const std::vector<Field>& fields, const char* key, const std::string& json) {
+    std::string line = line_of(object_of(fields));
+    line.insert(line.rfind('}'), text(",\"%s\":%s", key, json.c_str()));
+    put(line);
+}
+
+// ---- the step line
+
+Progress::Progress(bool speaks, bool launched)
+    : speaks_(speaks), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
+
+/// Whether standard output would take a line now.
+static bool writable() {
+    pollfd out{STDOUT_FILENO, POLLOUT, 0};
+    return poll(&out, 1, 0) == 1;
+}
+
+void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
+    average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // the first step warms caches up
+    if (!speaks_ || (launched_ && !writable())) return;
+    const std::string line =
+        text("step %5lld/%lld %5.1f%% | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
+             static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps), r.loss,
+             r.grad_norm, r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second,
+             human_seconds(average_ * double(r.steps - r.step)).c_str());
+    std::printf(in_place_ ? "\r\033[K%s" : "%s\n", line.c_str());
+    std::fflush(stdout);
+    line_open_ = in_place_, passing_ = false;
+}
+
+void Progress::passing(const std::string& what) {
+    if (!speaks_ || !in_place_) return;
+    std::printf(passing_ || !line_open_ ? "\r\033[K%s" : "\n%s", what.c_str());
+    std::fflush(stdout);
+    line_open_ = passing_ = true;
+}
+
+void Progress::say(const std::string& what) {
+    if (!speaks_) return;
+    std::printf("%s%s\n", !line_open_ ? "" : passing_ ? "\r\033[K" : "\n", what.c_str());
+    std::fflush(stdout);
+    line_open_ = passing_ = false;
+}
+
+void plot(const std::string& name, const std::string& log, const std::string& png) {
+    const std::string script = program_folder() + "/scripts/" + name;
+    std::fflush(stdout);
+    const pid_t child = fork();
+    if (child < 0) return;
+    if (child == 0) {
+        execlp("python3", "python3", script.c_str(), log.c_str(), "--out", png.c_str(), static_cast<char*>(nullptr));
+        std::fputs("no picture was drawn: apt install python3-matplotlib\n", stderr);
+        _exit(127);
+    }
+    int status;
+    waitpid(child, &status, 0);
+}

@@ -1,0 +1,187 @@
+#include "model/run/start.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+
+#include "data/loader.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/device/machine.h"
+
+namespace {
+
+// ---- data
+
+// `path` for glob(): its own * ? [ and backslash stand for themselves.
+std::string without_wildcards(const std::string& path) {
+    std::string escaped;
+    for (char c : path) {
+        if (std::string("*?[\\").find(c) != std::string::npos) escaped += '\\';
+        escaped += c;
+    }
+    return escaped;
+}
+
+// The files of --eval-data.
+std::vector<EvaluationFile> evaluation_files(const Options& o) {
+    const std::vector<EvaluationFile> files = find_evaluation_files(o.eval_data);
+    std::error_code unknown;   // --eval-out need not be there yet
+    for (const EvaluationFile& file : files)
+        if (std::filesystem::equivalent(file.path, o.eval_out, unknown))
+            fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
+    return files;
+}
+
+// The shards that the options name, or the bundled ones.
+Data open_shards(const Options& o, const Config& config) {
+    Data data;
+    const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
+    const bool shards_are_wanted = !o.evaluate || (config.tokenizer == "bytes" && o.eval_data.empty());
+    const bool own_text = o.val_data.empty() && o.train_data.empty() && shards_are_wanted;
+    const std::string val = own_text ? bundled + "val_*.bin" : o.val_data;
+    if (!o.evaluate)
+        data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
+    if (!val.empty() && o.val_every) data.val = std::make_unique<TokenStream>(val, config.V);
+    return data;
+}
+
+void require_rows(const Data& data, const Options& o, int ranks) {
+    const int64_t fewest = o.evaluate ? 1 : int64_t(o.batch_size) * ranks;   // rows; all ranks need not have one to evaluate
+    if (data.val && windows(*data.val, o.seq_len) < fewest)
+        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ",
+             fewest * o.seq_len, " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
+}
+
+// Which tokenizer made the shards, "" where nothing says; it has to be the model's.
+std::string tokenizer_of(const Data& data, const Config& config) {
+    if (data.train && !config.tokenizer.empty() && !data.train->tokenizer().empty() &&
+        !same_tokenizer(data.train->tokenizer(), config.tokenizer))
+        fail(Exit::data, data.train->name(), ": was made with the tokenizer ", data.train->tokenizer(), ", and the model's is ",
+             config.tokenizer, "; make shards with it (./tokenize --tokenizer) and give them as --train-data and --val-data");
+    std::string made_by = data.train ? data.train->tokenizer() : config.tokenizer;   // "" where nothing says
+    if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && !same_tokenizer(data.val->tokenizer(), made_by))
+        fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ",
+             data.train ? data.train->name() : "the model", " with ", made_by);
+    if (!data.train && made_by.empty() && data.val) made_by = data.val->tokenizer();
+    return made_by;
+}
+
+// How training goes through the data.
+void cut_into_steps(Data& data, const Options& o, int ranks) {
+    const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks;
+    data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
+    if (data.tokens_per_step % micro_batch)
+        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step,
+             " is not a multiple of batch-size x seq-len x ranks = ", o.batch_size, " x ", o.seq_len, " x ", ranks, " = ",
+             micro_batch);
+    data.micro_steps = int(data.tokens_per_step / micro_batch);
+    const double steps_of_epochs = std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step));
+    data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(steps_of_epochs)) : o.steps;
+    data.warmup_steps = o.warmup_steps >= 0 ? o.warmup_steps : data.steps / 20;
+}
+
+// ---- where weights come from
+
+// The newest sound checkpoint of --out, or none when there has never been one. Damaged ones are named on stderr.
+std::optional<std::filesystem::path> find_checkpoint(const std::string& out, bool speaks) {
+    std::vector<std::string> complaints;
+    const auto found = latest_checkpoint(out, complaints);
+    for (const std::string& complaint : complaints)
+        if (speaks) std::cerr << "warning: " << complaint << "\n";
+    if (!found && !complaints.empty())
+        fail(Exit::checkpoint, out, ": no sound checkpoint is left to resume from; give another --out to start anew");
+    if (!found && speaks) std::cerr << "note: no checkpoint in " << out << "; starting at step 0\n";
+    return found;
+}
+
+// A run goes on with the shape that it has: another --model is a mistake.
+void require_shape(const Origin& origin, const Config& wanted, const std::string& name) {
+    const Config& c = origin.config;
+    const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV &&
+                      c.HS == wanted.HS && c.F == wanted.F;
+    if (!same)
+        fail(Exit::usage, "--model ", name, " has another shape than ", origin.resume_from->string(),
+             "; leave --model out, or give another --out to start anew");
+}
+
+// A folder that names another variant is taken for its weights alone, and only when the user says so: the variant's own tensors
+// then start anew, and so do the moments and the count of steps. Not in the place of the run that the folder belongs to.
+void require_variant(Origin& origin, const std::string& variant, const Options& o, bool speaks) {
+    if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
+    const std::string folder = origin.folder()->string(), other = origin.config.variant;
+    if (!o.allow_new_tensors)
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_",
+             other, ", or, where ", other, " has no tensors of its own, give --allow-new-tensors to start ", variant,
+             " from its weights");
+    std::error_code none;   // --out need not be there yet
+    if (std::filesystem::equivalent(std::filesystem::absolute(folder).lexically_normal().parent_path(), o.out, none))
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and ", variant,
+             " would take its place; start from it with --model ", folder, " and another --out");
+    if (speaks)
+        std::cout << "note: " << folder << " is a checkpoint of " << other << "; " << variant << " starts from its weights\n";
+    origin.weights_from = origin.folder();
+    origin.resume_from.reset();
+}
+
+// A prompt that this program cannot encode must not wait for the first sample to say so.
+void require_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
+    std::vector<uint32_t> ids;
+    try {
+        tokenizer.encode(prompt, ids);
+    } catch (const Error& error) {
+        fail(error.code, "--prompt \"", prompt, "\": ", error.what(), ", or leave --prompt out");
+    }
+}
+
+}   // namespace
+
+Data open_data(const Options& o, int ranks, Config& config) {
+    if (int64_t(o.batch_size) * o.seq_len > (1 << 28))
+        fail(Exit::usage, "--batch-size ", o.batch_size, " x --seq-len ", o.seq_len,
+             " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
+    const std::vector<EvaluationFile> tasks = evaluation_files(o);
+    Data data = open_shards(o, config);
+    require_rows(data, o, ranks);
+    const std::string made_by = tokenizer_of(data, config);
+    if (!made_by.empty()) config.tokenizer = made_by;
+    if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer, config.V);
+    if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
+    if (data.tokenizer && o.sample_every) require_prompt(*data.tokenizer, o.prompt);
+    for (const EvaluationFile& file : tasks)
+        data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
+    if (data.train) cut_into_steps(data, o, ranks);
+    return data;
+}
+
+Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks) {
+    Origin origin;
+    if (!o.checkpoint.empty()) {
+        if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
+            fail(Exit::checkpoint, o.checkpoint,
+                 ": is no checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start from "
+                 "it with --model");
+        verify_checkpoint(o.checkpoint);
+        origin.resume_from = o.checkpoint;
+    }
+    if (o.resume) origin.resume_from = find_checkpoint(o.out, speaks);
+    if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
+    origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
+    if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
+        require_shape(origin, preset(o.model), o.model);
+    require_variant(origin, variant, o, speaks);
+    for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
+    complete_settings(origin.config, settings);
+    require_within_sequence(settings, o.settings, origin.config, o.seq_len);
+    origin.config.max_positions =
+        std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained
+    return origin;
+}
+
+void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers) {
+    const size_t needed = total_bytes(plan);
+    if (needed <= available / sharers) return;
+    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", sharers,
+         " ranks and the device has ", human_bytes(double(available)), " left: lower --batch-size or --seq-len",
+         o.recompute == 2 ? "" : o.recompute ? ", or set --recompute 2" : ", or set --recompute 1 or 2",
+         o.zero_stage || sharers == 1 ? "" : ", or --zero-stage 1");
+}
