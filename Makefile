@@ -12,7 +12,8 @@ TRAINERS := $(VARIANTS:%=train_%)
 BUNDLED  := data/bundled/sotu_manifest.json
 
 # What this machine has (libraries, MPI, processor flags): probed once, only for goals that compile.
-NOT_COMPILED := help clean configure quickstart check test $(VARIANTS:%=test-%) test-gpu mutations kernel-report
+NOT_COMPILED := help clean configure quickstart check test $(VARIANTS:%=test-%) test-gpu mutations kernel-report labs lab lab-hint \
+                lab-check experiments
 ifneq ($(filter-out $(NOT_COMPILED),$(MAKECMDGOALS)),)
 include build/config.mk
 endif
@@ -46,7 +47,8 @@ FORCED = $(if $(COUNTING),,FORCE)
 
 # The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with
 # it. A source of data/ whose library is missing (WITHOUT) is replaced by that of its name in data/without/, which refuses in a sentence.
-HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(WITHOUT:%=data/%.cpp),$(wildcard model/*.cpp data/*.cpp))) \
+HOST_SOURCES := $(wildcard model/*.cpp model/*/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp)
+HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(foreach unit,$(WITHOUT),data/%/$(unit).cpp),$(HOST_SOURCES))) \
                 $(WITHOUT:%=data/without/%) $(basename $(BLAS_SOURCE))
 DEVICE_UNITS := model/gpt model/gpt_memory
 ENGINE       := build/engine.a
@@ -66,7 +68,7 @@ EMULATOR_TESTS := $(patsubst %.cpp,%.o,$(wildcard tests/emulator/test_*.cpp))
 .PHONY: help
 help: ## this list
 	@echo "make TARGET (add -j to use every core):"
-	@sed -n 's/^\([a-z][a-z -]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-21s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z][a-z_ -]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-21s %s\n", $$1, $$2 }'
 	@echo "  train_VARIANT       the training program of one attention variant; mpirun -np N ./train_VARIANT for N ranks"
 	@echo "                      VARIANT is one of: $(VARIANTS)"
 	@echo "  test-VARIANT        the tests of one variant, on the CPU and on the emulated GPU"
@@ -74,7 +76,7 @@ help: ## this list
 	@echo "  build/dev/NAME      a benchmark or tool from dev/NAME.cpp or, with nvcc, dev/NAME.cu"
 	@echo "  build/emulated/train_VARIANT   the same program with its GPU emulated on the CPU (dev/emulator)"
 
-.PHONY: all quickstart check test test-gpu mutations kernel-report configure clean
+.PHONY: all quickstart check test test-gpu mutations kernel-report experiments labs lab lab-hint lab-check configure clean
 all: $(TRAINERS) tokenize generate ## every program
 
 quickstart: ## install what is missing, build, train a small ASGA model on the bundled text, sample, plot
@@ -96,8 +98,24 @@ test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over
 mutations: ## plant errors in copies of the tree, one after the other; the tests must notice each (an hour or more)
 	@dev/mutations.sh
 
+labs: ## errors to find by what they do, planted in a copy of the tree (dev/labs/README.md): the list
+	@dev/labs/lab.sh list
+
+lab: ## plant the error of lab N in out/labs/N (make lab N=1), or in LAB=FOLDER, and say what a user would notice
+	@dev/labs/lab.sh start "$(N)"
+
+lab-hint: ## the one hint for lab N
+	@dev/labs/lab.sh hint "$(N)"
+
+lab-check: ## whether the error of lab N is gone: hidden tests on the sources in out/labs/N
+	@dev/labs/lab.sh check "$(N)"
+
 kernel-report: build/config.mk ## what the GPU kernels cost on paper: their machine code, counted (KERNEL_REPORT=OPTIONS)
 	@$(or $(PYTHON),python3) dev/kernel_report/report.py $(KERNEL_REPORT)
+
+experiments: ## published claims run again, report in out/report (EXPERIMENTS="e1_asga e2_dsa", SCALE=smoke, EXPERIMENT_OPTIONS=...)
+	@$(or $(PYTHON),python3) scripts/experiments/run.py $(or $(EXPERIMENTS),all) --scale $(or $(SCALE),reduced) $(EXPERIMENT_OPTIONS)
+	@$(or $(PYTHON),python3) scripts/experiments/report.py --scale $(or $(SCALE),reduced) $(EXPERIMENTS)
 
 configure: ## look again for compilers and libraries; the next make takes what there is
 	@CXX="$(CXX)" scripts/probe.sh build/config.mk
@@ -123,7 +141,7 @@ $(VARIANTS:%=build/emulated/train_%): build/emulated/train_%: build/emulated/tra
         build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(EMULATED_ENGINE) | $(BUNDLED) \
         build/emulated/data
 	$(LINK) $(LIBS)
-build/emulated/data $(if $(SANITIZER),build/$(SANITIZER)/data):   # programs look for the bundled text beside themselves
+build/emulated/data $(SANITIZER:%=build/%/data):   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@
 
 # The same program with model and variant in one unit, and with the variant alone in it, by both compilers: files, options, ranks and
@@ -137,21 +155,27 @@ $(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
 	@mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -DATTENTION=$* -c -o $@.unit train_gpt.cu
 	@$(CXX) $(FLAGS) $(LDFLAGS) -o $@ -x none $@.unit $(filter %.a,$^) $(LIBS) $(GPU_LIBS)
 
-# make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in it.
+# make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in its GPU's half.
 ifneq ($(SANITIZER),)
-build/$(SANITIZER)/train_%: FORCE $(ENGINE) | $(BUNDLED) build/$(SANITIZER)/data
-	@mkdir -p $(@D) && echo "$(SANITIZER) sanitizer: $@"
-	@$(ONE_UNIT) -DONE_UNIT $(EMULATED) -O1 -g1 -fsanitize=$(SANITIZER) -x c++ train_gpt.cu -x none $(ENGINE) $(LDFLAGS) $(LIBS) -o $@
+SANITIZED := $(SANITIZER:%=build/%)
+$(VARIANTS:%=$(SANITIZED)/train_%): $(SANITIZED)/train_%: $(SANITIZED)/train_gpt.o $(SANITIZED)/attention/%.o $(SANITIZED)/model/gpt.o \
+        $(SANITIZED)/model/gpt_memory.o build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(ENGINE) \
+        | $(BUNDLED) $(SANITIZED)/data
+	$(LINK) $(LIBS) -fsanitize=$(SANITIZER)
+$(VARIANTS:%=$(SANITIZED)/attention/%.o): $(SANITIZED)/attention/%.o: attention/variant.cu build/flags
+	$(call COMPILE_EMULATED,-g1 -fsanitize=$(SANITIZER) -DATTENTION=$* -x c++ $<)
+$(SANITIZED)/%.o: %.cu build/flags
+	$(call COMPILE_EMULATED,-g1 -fsanitize=$(SANITIZER) -x c++ $<)
 endif
 
 tokenize: build/data/tokenize.o $(ENGINE)
 	$(LINK) $(LIBS)
 
-generate: build/model/generate.o $(CPU_VARIANTS) $(ENGINE)
+generate: build/model/generate/generate.o $(CPU_VARIANTS) $(ENGINE)
 	$(LINK) $(LIBS)
 
 # The same for checkpoints of one variant, which is built sooner.
-$(VARIANTS:%=build/generate_%): build/generate_%: build/model/generate.o build/attention/%.o build/attention/only_%.o $(ENGINE)
+$(VARIANTS:%=build/generate_%): build/generate_%: build/model/generate/generate.o build/attention/%.o build/attention/only_%.o $(ENGINE)
 	$(LINK) $(LIBS)
 
 build/tests/run_tests build/emulated/run_tests build/gpu/run_tests build/emulated/operation_tests: build/units
@@ -180,10 +204,16 @@ build/gpu/run_tests: $(GPU_TESTS:%=build/gpu/%) build/tests/main.o $(GPU_VARIANT
 build/emulated/collectives_program: build/emulated/tests/gpu/collectives_program.o $(EMULATED_ENGINE)
 	$(LINK) $(LIBS)
 
+# The first lecture: C of its own, without the engine.
+.PHONY: reference_qwen
+reference_qwen: build/reference_qwen | $(BUNDLED) ## build/reference_qwen: Qwen3 and ASGA in one file of plain C, the first to read
+build/reference_qwen: tests/reference_qwen.c
+	@mkdir -p $(@D) && echo "compile $@" && $(CC) -std=c11 -O3 $(ARCH) -fopenmp -Wall -Wextra -o $@ $< -lm
+
 # Benchmarks and tools. Only those that look variants up by name take the time to compile them.
 CUDA_TOOLS := $(basename $(wildcard dev/*.cu dev/ladder/*.cu))
-build/dev/bench_patterns_gpu: $(GPU_VARIANTS)
-build/emulated/dev/bench_patterns_gpu: $(EMULATED_VARIANTS)
+build/dev/bench_patterns_gpu build/dev/tune_matmul: $(GPU_VARIANTS)
+build/emulated/dev/bench_patterns_gpu build/emulated/dev/tune_matmul: $(EMULATED_VARIANTS)
 build/dev/bench_cpu build/dev/bench_patterns build/dev/logits: $(CPU_VARIANTS)
 $(CUDA_TOOLS:%=build/%): build/%: build/gpu/%.o $(GPU_ENGINE)
 	$(LINK) $(LIBS) $(GPU_LIBS)
@@ -197,11 +227,18 @@ $(BUNDLED): data/bundled/sotu.jsonl | tokenize
 	./tokenize --tokenizer bytes --out data/bundled --name sotu $<
 
 # ---- the engine
-build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/units
+build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/commit.o build/units
 build/gpu/engine.a: $(DEVICE_UNITS:%=build/gpu/%.o)
 build/emulated/engine.a: $(DEVICE_UNITS:%=build/emulated/%.o)
 build/engine.a build/gpu/engine.a build/emulated/engine.a:
 	@rm -f $@ && ar rcs $@ $(filter %.o,$^)
+
+# The commit that is built, for a run's log; "-dirty" behind it says that files differ from it.
+COMMIT ?= $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2> /dev/null),unknown)
+build/commit.cpp: $(FORCED)
+	@mkdir -p $(@D) && printf '%s\n' '#include "model/base/process.h"' 'const char* source_commit() { return "$(COMMIT)"; }' $(IF_CHANGED)
+build/commit.o: build/commit.cpp build/flags
+	$(call COMPILE,$<)
 
 # ---- variants
 $(VARIANTS:%=build/attention/%.o): build/attention/%.o: attention/variant.cu build/flags
@@ -235,10 +272,10 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 
 # ---- objects of all other files
 # Catch's main(), and what reads command lines and walks over JSON: headers that take long to optimise, in no loop that anybody waits
-# for. Not model/json, which alone has the parser, nor model/safetensors, which converts whole models' numbers.
+# for. Not model/base/json, which alone has the parser, nor model/checkpoint/safetensors, which converts whole models' numbers.
 build/tests/main.o: private FLAGS += $(MAIN_FLAGS)
-COLD := model/train_options model/report model/config model/checkpoint model/checkpoint_save \
-        data/tokenize data/evaluation data/manifest data/tokenizer_json data/documents
+COLD := $(addprefix model/,config operations/matmul_table checkpoint/checkpoint checkpoint/checkpoint_save run/train_options run/report) \
+        $(addprefix data/,tokenize evaluation manifest tokenizers/tokenizer_json documents/documents)
 COLD_FLAGS := -O1
 MAIN_FLAGS := -O0
 $(COLD:%=build/%.o): private FLAGS += $(COLD_FLAGS)

@@ -1,29 +1,32 @@
-// Trains a Qwen language model with the attention variant that this program is linked with (make train_asga, make train_causal, ...).
-// Read it from the bottom: main() parses the options (model/train_options.cpp), train() holds the loop; above it are gradients and
-// sampling.
+// Trains a Qwen language model with the attention variant that this program is linked with (make train_asga, make train_causal,
+// ...). Read from the bottom: main() parses the options (model/run/train_options.cpp), train() has the loop; gradients are above.
 #include "attention/variant.h"
-#include "model/run/evaluate.cuh"
-#include "model/generate/generate.cuh"
-#include "model/run/mask.cuh"
 #include "model/base/options.h"
+#include "model/base/process.h"
+#include "model/base/text.h"
+#include "model/device/machine.h"
+#include "model/generate/generate.cuh"
+#include "model/run/evaluate.cuh"
+#include "model/run/mask.cuh"
+#include "model/run/report.h"
 #include "model/run/run.cuh"
 
-// -------------------------------------------------------------------------------------------------------- looking and sampling
+// ----------------------------------------------------------------------------------------------------- monitoring and sampling
 
-/// What attention does on the first rows of the validation shards, or of the training shards where there are no others: the same
-/// rows every time. On rank 0 only; the others wait for it in their next step's sums.
+/// Reports attention statistics on the first rows of the validation shards, or else of the training shards: the same rows every
+/// time. On rank 0 only; the others wait for it in the sums of their next step.
 template <class Device, class X>
 void observe_attention(Run<Device, X>& run) {
     const TokenStream& stream = run.data.val ? *run.data.val : *run.data.train;
     const int T = run.o.seq_len, B = int(std::min<int64_t>(run.o.batch_size, windows(stream, T)));
     const int64_t step = run.state.step;
     if (B == 0) return;
-    run.ranks.at("looking at attention", step);
+    run.ranks.at("observing attention", step);
     std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
     validation_rows(stream, 0, T, B, tokens.data(), targets.data());
     gpt_forward(run.device, run.gpt, run.feed.put(run.device, tokens.data(), nullptr, B, T), &run.monitor);
     const AttentionReport r = run.monitor.take_report();
-    const std::string warning = run.collapse.look(r);
+    const std::string warning = run.collapse.observe(r);
     run.progress.say(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
     if (!warning.empty()) run.progress.say(warning);
     std::vector<JsonLines::Field> fields = {{"event", "attention"}, {"step", step}};
@@ -31,7 +34,7 @@ void observe_attention(Run<Device, X>& run) {
     run.log.write(fields);
 }
 
-/// --prompt and --sample-tokens tokens more.
+/// --prompt continued by --sample-tokens tokens.
 template <class Device, class X>
 std::string sample(Run<Device, X>& run) {
     const Tokenizer& tokenizer = *run.data.tokenizer;
@@ -45,15 +48,21 @@ std::string sample(Run<Device, X>& run) {
 
 // ------------------------------------------------------------------------------------------------------------------ the loop
 
-/// Gradients of one optimiser step, averaged over all its tokens on all ranks; their norm and the loss go to gpt.numbers. The last
-/// micro-step hands every layer's gradients on to be summed over the ranks as soon as they are ready.
+/// Gradients of one optimiser step, averaged over its `targets` on all ranks, for what this rank updates; gpt.totals gets their
+/// norm and the sum of losses. In the last micro-step, gradients are summed over the ranks as soon as they are final, layer by
+/// layer, or with ZeRO-1 bucket by bucket, from the end of the buffer.
 template <class Device, class X>
-void step_gradients(Run<Device, X>& run, Loader& loader, int64_t step) {
+void step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double targets) {
     Device device = run.device;
     auto& gpt = run.gpt;
     const float share = float(1.0 / double(run.data.tokens_per_step));
+    if (run.data.train->masked()) gpt_weigh_targets(device, gpt, double(run.data.tokens_per_step) / targets);
+    size_t buckets = gpt.shards.buckets();   // not yet reduced
     auto sum_over_ranks = [&](size_t begin, size_t end) {
-        run.collectives->start_sum(device, gpt.gradients + begin, end - begin);
+        if (!gpt.sharded()) return run.collectives->start_sum(device, gpt.gradients + begin, end - begin);
+        for (; buckets > 0 && gpt.shards.bucket(buckets - 1).begin >= begin; buckets--)
+            run.collectives->start_reduce_scatter(device, gpt.gradients + gpt.shards.bucket(buckets - 1).begin,
+                                                  gpt.shards.part_size(buckets - 1));
     };
     for (int micro = 0; micro < run.data.micro_steps; micro++) {
         const Write write = micro == 0 ? Write::overwrite : Write::add;
@@ -68,24 +77,25 @@ void step_gradients(Run<Device, X>& run, Loader& loader, int64_t step) {
         else run.graphs.run(device, batch.tokens, write, [&] { gradients(GradientsReady()); });
         run.feed.read_on(device, loader, gpt.B, gpt.T);
     }
-    run.collectives->start_sum(device, &gpt.numbers->loss, 1);
-    if (gpt.auxiliary) run.collectives->start_sum(device, &gpt.numbers->auxiliary, 1);
+    run.collectives->start_sum(device, &gpt.totals->loss, 1);
+    if (gpt.auxiliary) run.collectives->start_sum(device, &gpt.totals->auxiliary, 1);
     run.collectives->finish(device);
     gpt_norm(device, gpt);
+    if (!gpt.sharded()) return;
+    run.collectives->all_gather(device, gpt.shard_squares, 1);
+    gpt_norm_of_shards(device, gpt);
 }
 
-/// A loss or gradient that is not finite has left the weights as they were and ends the run; the message names the first such
-/// tensor.
+/// Precondition: gpt_update(), which skips such a step. Exit::not_finite if the loss or a gradient is not finite; the message names
+/// the first such tensor.
 template <class Device, class X>
-void require_finite(Run<Device, X>& run, const StepNumbers& numbers, double loss, double norm, int64_t step) {
-    if (numbers.finite()) return;
-    const bool losses = std::isfinite(loss) && std::isfinite(numbers.auxiliary);
+void require_finite(Run<Device, X>& run, const StepTotals& totals, double loss, double norm, int64_t step) {
+    if (totals.finite()) return;
+    const bool losses = std::isfinite(loss) && std::isfinite(totals.auxiliary);
     std::string where = std::isfinite(loss) ? "the auxiliary loss" : "the loss";
     for (const Tensor& t : run.gpt.net.tensors) {
         if (!losses) break;
-        if (t.role == Role::frozen) continue;
-        sum_of_squares(run.device, &run.gpt.numbers->squares, run.gpt.gradients + t.slot.offset, t.slot.size);
-        if (std::isfinite(read_numbers(run.device, run.gpt).squares)) continue;
+        if (t.role == Role::frozen || !run.ranks.any(!gpt_gradient_is_finite(run.device, run.gpt, t.slot))) continue;
         where = "the gradient of " + t.name;
         break;
     }
@@ -93,8 +103,48 @@ void require_finite(Run<Device, X>& run, const StepNumbers& numbers, double loss
          "); the weights were not changed. Lower --lr, or resume from the last checkpoint");
 }
 
-/// Every step: gradients of all micro-steps and ranks, learning rate, clip and AdamW on the device; then its numbers are read, and
-/// what is due is done.
+/// One optimiser step: gradients of all micro-steps and ranks, learning rate, clipping and AdamW on the device; then reads the
+/// totals and does what is due (validation, samples, checkpoint). Returns whether a signal has requested a stop.
+template <class Device, class X>
+bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
+    Device device = run.device;
+    const Options& o = run.o;
+    Ranks& ranks = run.ranks;
+    const double targets = double(std::max<int64_t>(1, loader.targets_of_step(step - 1)));   // a mask may hide all
+    step_gradients(run, loader, step, targets);
+    AdamW adamw = o.adamw;
+    adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
+    gpt_update(device, run.gpt, adamw, step);
+    if (run.gpt.sharded()) run.collectives->all_gather(device, run.gpt.weights, run.gpt.shards);
+    ranks.at("waiting for the device", step);
+    const StepTotals totals = read_totals(device, run.gpt);
+    const double loss = totals.loss / targets, norm = std::sqrt(totals.squares);
+    require_finite(run, totals, loss, norm, step);
+
+    const int64_t tokens = step * run.data.tokens_per_step;
+    run.state = {step, tokens, o.seed, tokens / o.seq_len, o.resolved, loss, run.validation.loss};
+    report_step(run, norm, adamw.lr, totals.auxiliary / double(run.data.tokens_per_step));
+    if (step == run.first_step) report_matmuls(run);
+    const bool last = step == run.data.steps;
+    if (run.data.val && run.due(o.val_every, last)) validate_and_report(run);
+    if (run.evaluation_due(last)) evaluate_tasks(run);
+    if (ranks.first() && run.data.tokenizer && !stop_requested() && run.due(o.sample_every, last))
+        run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
+    if (ranks.first() && !stop_requested() && run.due(o.monitor_every, last)) observe_attention(run);
+    const bool stopped = ranks.any(stop_requested());
+    if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
+    run.since_step.lap();
+    return stopped;
+}
+
+/// A failure of a GPU or another rank ends the run: adds to its message what was lost and how to resume. Exit::rank.
+[[noreturn]] void give_up(const Error& error, const Options& o, int64_t step) {
+    fail(Exit::rank, error.what(), "; step ", step, " is lost; ",
+         o.checkpoint_every ? "--resume continues from the last checkpoint in " + o.out
+                            : "nothing was saved, as --checkpoint-every is 0");
+}
+
+/// Sets up the run and takes its steps.
 template <class Device, class X>
 Exit train(Device device, const Variant& variant, const Options& o, Ranks& ranks) {
     const int threads = use_threads(o.threads, ranks.local_size());
@@ -112,34 +162,18 @@ Exit train(Device device, const Variant& variant, const Options& o, Ranks& ranks
     bool stopped = false;
     run.since_step.lap();
     for (int64_t step = run.first_step; step <= run.data.steps && !stopped; step++) {
-        step_gradients(run, loader, step);
-        AdamW adamw = o.adamw;
-        adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
-        gpt_update(device, run.gpt, adamw, step);
-        if (o.zero_stage) run.collectives->all_gather(device, run.gpt.weights, run.gpt.net.tensors.size());
-        ranks.at("waiting for the device", step);
-        const StepNumbers numbers = read_numbers(device, run.gpt);
-        const double loss = numbers.loss / double(run.data.tokens_per_step), norm = std::sqrt(numbers.squares);
-        require_finite(run, numbers, loss, norm, step);
-
-        const int64_t tokens = step * run.data.tokens_per_step;
-        run.state = {step, tokens, o.seed, tokens / o.seq_len, o.resolved, loss, run.validation.loss};
-        report_step(run, norm, adamw.lr, numbers.auxiliary / double(run.data.tokens_per_step));
-        const bool last = step == run.data.steps;
-        if (run.data.val && run.due(o.val_every, last)) validate_and_report(run);
-        if (run.evaluation_due(last)) evaluate_tasks(run);
-        if (ranks.first() && run.data.tokenizer && !stop_requested() && run.due(o.sample_every, last))
-            run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
-        if (ranks.first() && !stop_requested() && run.due(o.monitor_every, last)) observe_attention(run);
-        stopped = ranks.any(stop_requested());
-        if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
-        run.since_step.lap();
+        try {
+            stopped = take_step(run, loader, step);
+        } catch (const Error& error) {
+            if (error.code == Exit::rank) give_up(error, o, step);
+            throw;
+        }
     }
-    if (run.data.val && !stopped && std::isnan(run.validation.loss)) validate_and_report(run);   // a signal had cut it short
+    if (run.data.val && !stopped && std::isnan(run.validation.loss)) validate_and_report(run);   // a signal had aborted it
     return finish(run, stopped);
 }
 
-/// Trains on the device and in the precision that the options ask for.
+/// Trains on the device and in the precision that the options select.
 Exit train(const Options& o) {
     if (!o.show_mask.empty()) {
         show_mask(the_attention, o);
@@ -149,6 +183,8 @@ Exit train(const Options& o) {
 #ifdef WITH_GPU
     if (takes_gpu(o.device, o.dry_run, ranks)) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
+        if (!o.dry_run) require_same_gpus(ranks);   // a dry run needs no GPUs
+        take_matmul_table(gpu.device(), o.matmul_table, ranks);
         if (o.precision == "fp32") return train<GPU, float>(gpu.device(), the_attention_on_gpu, o, ranks);
         return train<GPU, bf16>(gpu.device(), the_attention_on_gpu, o, ranks);
     }
@@ -173,13 +209,13 @@ int main(int argc, char** argv) {
     return failed ? failed : int(result);
 }
 
-// ------------------------------------------------------------------------------------------------------------- one translation unit
+// -------------------------------------------------------------------------------------------------------- one translation unit
 
-// A variant named by -DATTENTION is compiled into this unit, and the engine's library is all that it has to be linked with:
+// With -DATTENTION=NAME the variant is compiled into this unit, which then only needs to be linked with the engine's library:
 //     nvcc ... -DATTENTION=asga train_gpt.cu build/gpu/engine.a build/engine.a     (or g++ ... -x c++, without the first library)
-// With -DONE_UNIT the model is in it too, and the library only has files, options and ranks.
+// With -DONE_UNIT the model is in it too, and the library provides only files, options and ranks.
 #ifdef ATTENTION
-#define CPU_AND_GPU   // of a program with a GPU
+#define CPU_AND_GPU   // a GPU program has both devices
 #include "attention/variant.cu"
 #include "attention/selected.cpp"
 #ifdef WITH_GPU

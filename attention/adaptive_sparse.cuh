@@ -1,26 +1,26 @@
 // Adaptive Sparse Transformer Block: a learned gate on blocks of keys, heads that switch themselves off, a few dense heads.
 //     z_ij = a_ij + log sigmoid(score_h,r(i),c(j))   j <= i, c(j) among the chosen blocks of r(i);   z_ij = a_ij in i's own block
-//     score_h,r,c: from pooled q and k before RoPE, with a RoPE of its own (core/block_gate.cuh), for past blocks c < r
+//     score_h,r,c: from pooled q and k before RoPE, with a RoPE of its own (blocks/block_gate.cuh), for past blocks c < r
 //     O_ih = g_ih sum_j P_ij v_j,   s_ih = sigmoid(w_h.[q_i; k_i] + b_h),   g_ih = s_ih where s_ih >= theta, else 0
 // What the source leaves open, and how it is read here:
-// - The query of a block is q of its first token (or the mean over the block before, adaptive_sparse_query 1): the mean over the
-//   block itself, as printed, lets a row's mask depend on tokens behind it, and a query for each token makes a tile of 64 queries
-//   visit the union of 64 choices.
-// - The own block holds keys behind some of its rows, so that it has no score: it is always visited with nothing added, and takes
-//   no part in the choice.
-// - The choice is of the top_k greatest scores, or with a threshold of all whose share in the softmax over the candidates is above
-//   it. It has no gradient; the gate learns through the modulator of what was chosen (mask 2, as in a mixture of experts; mask 0
-//   visits every block), through distillation from the dense map (core/distil.cuh), or both.
+// - The query of a block is q of its first token (or the mean over the previous block, adaptive_sparse_query 1): with the mean over
+//   the block itself, as printed, a row's mask would depend on later tokens, and with a query for each token a tile of 64 queries
+//   would visit the union of 64 choices.
+// - A row's own block contains keys after the row, so it has no score: it is always visited with no bias, and is not a candidate.
+// - The choice is of the top_k largest scores or, with a threshold, of all whose share in the softmax over the candidates is above
+//   it. It has no gradient; the gate learns through the modulator of the chosen blocks (mask 2, as in a mixture of experts; mask 0
+//   visits every block), through distillation from the dense map (blocks/distil.cuh), or both.
 // - "Modulator applied to the attention scores": its logarithm is added. As a factor of the score, 0 would mean weight e^0.
-// - With a sink, block 0 is visited beside the top_k and takes no part in the choice; its modulator stays.
-// - Heads are switched off per token (over a sequence would need tokens to come), from q and k before RoPE. The gradient is that of
-//   what was computed, 0 where a head is off; adaptive_sparse_ste 1 lets it through there too (core/head_gate.cuh).
-// - The dense heads are the first ones; they have no gate of either kind. By default four, but at most half of the heads, and whole
-//   groups of heads that share keys. A head whose output is 0 is still computed: the tile of 64 rows would have to be off.
-// - Distillation reads the first quarter of the rows too unless distil_skip (published: 0.25) says otherwise. With distil 2
-//   attention is dense, has no head gate, and only w_gq and w_gk are trained: the published recipe, for a model that was trained or
-//   imported; give an imported one head_threshold -1, or its heads start out halved when the mask is switched on.
-// - Every linear layer may be divided by its spectral norm (--sigma-reparam, model/sigma_reparam.cuh); the gates' own may not.
+// - With a sink, block 0 is visited in addition to the top_k and is not a candidate; its modulator stays.
+// - Heads are switched off per token (per sequence would need future tokens), from q and k before RoPE. The gradient is exact, 0
+//   where a head is off; adaptive_sparse_ste 1 passes it through there too (gates/head_gate.cuh).
+// - The first heads are dense and have no gate of either kind. By default four, but at most half of the heads, and whole groups of
+//   heads that share keys. A head whose output is 0 is still computed: work could only be saved for tiles of 64 rows.
+// - Distillation includes the first quarter of the rows unless distil_skip (published: 0.25) is set. With distil 2 attention is
+//   dense, has no head gate, and only w_gq and w_gk are trained: the published recipe for a trained or imported model; give an
+//   imported one head_threshold -1, or its heads start out halved when the mask is switched on.
+// - Every linear layer may be divided by its spectral norm (--sigma-reparam, model/operations/sigma_reparam.cuh); those of
+//   the gates may not.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
 #include "attention/blocks/naive_blocks.h"
@@ -41,14 +41,14 @@ struct adaptive_sparse : BlockSparse {
     }
 
     static std::vector<Setting> settings() {
-        return {   // thresholds stay below 1: no share and no gate reaches it
+        return {   // thresholds are below 1, which no share and no gate reaches
             {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, TILE,
              "tokens of a block, a multiple of 64", true},
             {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, WHOLE,
              "gate query: 0 first token, 1 mean of the block before"},
             {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, WHOLE, "0 modulate all blocks, 1 choose, 2 both"},
-            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits", true,
-             1, "adaptive_sparse_block"},
+            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits",
+             true, 1, "adaptive_sparse_block"},
             {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", 0, 0, 0.99, REAL,
              "above 0: visit the blocks with more than this share instead"},
             {"--adaptive-sparse-sink", "adaptive_sparse_sink", 0, 0, 1, WHOLE, "1: always visit the first block"},
@@ -103,7 +103,7 @@ struct adaptive_sparse : BlockSparse {
     }
 
 private:
-    /// The setting's value, or for -1 the default that fits the heads.
+    /// The setting's value, or for -1 the default for this number of heads.
     int dense_heads(int value) const {
         const int group = NH / NKV;
         if (value < 0) return std::min(4, NH / 2) / group * group;

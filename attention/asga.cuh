@@ -12,8 +12,8 @@
 #pragma once
 #include <vector>
 
-#include "attention/scores/head_scalars.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/scores/head_scalars.cuh"
 #include "attention/scores/layernorm.h"
 #ifdef WITH_GPU
 #include "attention/scores/pair_features.cuh"
@@ -21,12 +21,13 @@
 
 enum class AsgaGate { learned, window, none };
 
-/// M > 0 is a twin for the GPU's kernels that has m = M built in, so that what belongs to hidden units stays in registers.
+/// M > 0 is a twin for the GPU's kernels with m = M at compile time, so that arrays over hidden units stay in registers.
 template <bool geometric, AsgaGate gate, int M = 0>
 struct Asga : Policy {
     static constexpr bool learned = gate == AsgaGate::learned;
     static constexpr bool reads_qk_pre = learned;
-    static constexpr bool modifies_scores = learned || geometric;   // without either this is plain attention, and as fast
+    static constexpr bool gate_of_units = M == 16;
+    static constexpr bool modifies_scores = learned || geometric;   // with neither this is plain attention, and as fast
     static constexpr double eps = 1e-5;
     int m = 0;         // hidden units of the gate
     int left = 0;      // reach of the window
@@ -64,7 +65,7 @@ struct Asga : Policy {
         if (geometric) gamma = list.add(prefix + "asga.gamma", {NH}, constant(learned ? two : one), Decay::no);
     }
 
-    // ---- E1: what the kernel reads, head numbers [c, b2, w2...], row features A_i, column features B_j
+    // ---- score: scalars per head [c, b2, w2...], row features A_i, column features B_j
 
     constexpr Features features() const {
         if (learned) return {2 + units(), units(), units()};
@@ -111,7 +112,7 @@ struct Asga : Policy {
         return c * s * dz;
     }
 
-    /// The GPU's kernels take the twin for the default width, and the general form for any other.
+    /// The GPU's kernels use the twin for the default width, and the general form for any other.
     template <class Run>
     void specialise(Run run) const {
         if constexpr (learned)
@@ -119,7 +120,7 @@ struct Asga : Policy {
         run(*this);
     }
 
-    // ---- E2: only the fixed ablation hides more than the future
+    // ---- mask: only the fixed ablation hides more than the future
 
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
         return gate == AsgaGate::window ? window_tile(left, i0, i1, j0, j1) : Policy::tile(h, i0, i1, j0, j1);
@@ -128,26 +129,26 @@ struct Asga : Policy {
 
     double cached_keys(int T) const { return gate == AsgaGate::window ? std::min(T, left + 1) : T; }
 
-    // ---- the head numbers: which weight is behind each, what becomes of it, and the derivative of that
+    // ---- scalars per head: the weight of each, the function applied to it, and its derivative
 
     constexpr size_t head_weight(int h, int n) const {
         if (n == 0) return geometric ? gamma.offset + h : CONSTANT_ONE;
         return n == 1 ? b2.offset + h : w2.offset + size_t(h) * m + (n - 2);
     }
     template <class N>
-    static constexpr N head_number(N weight, int n) {
+    static constexpr N head_scalar(N weight, int n) {
         return n == 0 ? softplus(weight) : weight;
     }
     template <class N>
-    static constexpr N head_number_slope(N weight, int n) {
+    static constexpr N head_scalar_slope(N weight, int n) {
         return n == 0 ? sigmoid(weight) : N(1);
     }
 
-    // ---- features from q and k, and back
+    // ---- features from q and k, and their gradients
 
     template <class X>
-    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
-        head_numbers_forward(CPU{}, extras.head, *this, weights, NH);
+    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
+        head_scalars_forward(CPU{}, score_inputs.head, *this, weights, NH);
         if (!learned) return;
         const int T = in.T, width = padded(T);
 #pragma omp parallel for collapse(2)
@@ -155,24 +156,25 @@ struct Asga : Policy {
             for (int h = 0; h < NH; h++) {
                 std::vector<X> normed(size_t(T) * HS), rstd(T);
                 const size_t bh = size_t(b) * NH + h;
-                X* row = extras.row + bh * T * m;
+                X* row = score_inputs.row + bh * T * m;
                 for (int t = 0; t < T; t++)
                     for (int f = 0; f < m; f++) row[size_t(t) * m + f] = weights[b1.offset + size_t(h) * m + f];
                 normalise(in, in.q_pre, b, h, normed.data(), rstd.data());
                 gemm(Transpose::no, Transpose::yes, T, m, HS, X(1), normed.data(), HS, weights + w1(w1_q, h), HS, X(1), row, m);
                 normalise(in, in.k_pre, b, h / (NH / in.NKV), normed.data(), rstd.data());
                 gemm(Transpose::no, Transpose::yes, m, T, HS, X(1), weights + w1(w1_k, h), HS, normed.data(), HS, X(0),
-                     extras.column + bh * m * width, width);
+                     score_inputs.column + bh * m * width, width);
             }
     }
 
     template <class X>
-    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
-        head_numbers_backward(CPU{}, g.dweights, *this, weights, g.of.head, in.B, NH);
+    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
+                             ScoreInputGradients<X>& g) const {
+        head_scalars_backward(CPU{}, g.dweights, *this, weights, g.of.head, in.B, NH);
         if (!learned) return;
         const int T = in.T, width = padded(T), group = NH / in.NKV;
 #pragma omp parallel for
-        for (int kv = 0; kv < in.NKV; kv++) {   // one thread owns the weights of its heads: sums keep their order
+        for (int kv = 0; kv < in.NKV; kv++) {   // one thread owns the weights of its heads, so sums keep their order
             std::vector<X> normed(size_t(T) * HS), k_normed(normed.size()), dnormed(normed.size()), dk_normed(normed.size()),
                 rstd(T), k_rstd(T);
             for (int b = 0; b < in.B; b++) {
@@ -200,17 +202,18 @@ struct Asga : Policy {
 
 #ifdef WITH_GPU
     template <class X>
-    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
-        head_numbers_forward(device, extras.head, *this, weights, NH);
+    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
+        head_scalars_forward(device, score_inputs.head, *this, weights, NH);
         if (!learned) return;
-        pair_features_forward<FeatureLayout::row>(device, extras.row, query_features(in, weights));
-        pair_features_forward<FeatureLayout::column>(device, extras.column, key_features(in, weights));
+        pair_features_forward<FeatureLayout::row>(device, score_inputs.row, query_features(in, weights));
+        pair_features_forward<FeatureLayout::column>(device, score_inputs.column, key_features(in, weights));
     }
 
-    /// Needs preprocess_workspace() bytes in device.workspace.
+    /// Precondition: preprocess_workspace() bytes in device.workspace.
     template <class X>
-    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
-        head_numbers_backward(device, g.dweights, *this, weights, g.of.head, in.B, NH);
+    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
+                             ScoreInputGradients<X>& g) const {
+        head_scalars_backward(device, g.dweights, *this, weights, g.of.head, in.B, NH);
         if (!learned) return;
         pair_features_backward<FeatureLayout::row>(device, {g.dq_pre, in.qk_row}, g.dweights + w1_q.offset, g.dweights + b1.offset,
                                                    g.of.row, query_features(in, weights));
@@ -223,7 +226,7 @@ struct Asga : Policy {
     }
 #endif
 
-    // ---- the paper's formula with none of the hooks
+    // ---- the paper's formula without the hooks
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
@@ -263,7 +266,7 @@ private:
 
     constexpr int units() const { return M ? M : m; }
 
-    /// use(f) for every hidden unit. The twin has no loop: a compiler then sees that score() and score_backward() compute the same.
+    /// use(f) for every hidden unit, unrolled in the twin: the compiler then shares work between score() and score_backward().
     template <class Use>
     constexpr void each_unit(Use use) const {
         if constexpr (M == 0)

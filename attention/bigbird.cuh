@@ -1,24 +1,24 @@
 // BigBird (Zaheer et al. 2020, arXiv 2007.14062) in the causal form of block-sparse libraries: over blocks of tokens, a window, a
 // few global blocks and a few random ones. With r = block(i) and c = block(j):
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and (r - c <= floor(window / 2) or c < globals or c in random(h, r))
-// The paper's encoder is bidirectional. Its window of three blocks is one on either side, of which the left one stays here; an even
-// number counts as the odd one above. Its global rows, which see everything, see j <= i like all others: only the first blocks'
-// own rows, which is the window and the global columns already.
-// The source draws its random blocks with a generator. Here random(h, r) is a function of (seed, layer, head, r) and nothing else,
-// so that forward, backward, recomputation and decoding see the same: the earlier blocks [0, r) are divided into `random` parts as
-// equal as can be, and each part gives one block, uniformly. Draws of a row are distinct; with r <= random they are all the earlier
-// blocks. A draw may fall into the window or onto a global block, and then adds nothing.
+// The paper's encoder is bidirectional. Its window of three blocks has one on either side, of which the left one remains here; an
+// even number counts as the next odd one. Its global rows, which see everything, see j <= i here like all others: only the first
+// blocks' own rows, which the window and the global columns already include.
+// The source draws its random blocks from a generator. Here random(h, r) is a function of (seed, layer, head, r) alone, so that
+// forward, backward, recomputation and decoding agree: the earlier blocks [0, r) are divided into `random` parts as equal as
+// possible, and one block is drawn uniformly from each. The draws of a row are distinct; with r <= random they are all the earlier
+// blocks. A draw inside the window or on a global block adds nothing.
 #pragma once
 #include "attention/kernel/layer.h"
 #include "attention/masks/pattern.h"
 
 struct bigbird : Policy {
     static constexpr const char* name = "bigbird";
-    int before;    // blocks of the window in front of the own one
+    int before;    // blocks of the window before the row's own
     int globals;   // blocks [0, globals) are global
     int random;    // blocks drawn for every row of blocks
     Divisor block, parts;   // by the tokens of a block; by `random`
-    uint32_t key;           // of the layer
+    uint32_t key;           // the layer's random key
 
     bigbird(const Config& config, int layer)
         : Policy(config, layer), before(int(config.setting("bigbird_window")) / 2), globals(int(config.setting("bigbird_globals"))),
@@ -36,9 +36,10 @@ struct bigbird : Policy {
                 {"--bigbird-seed", "bigbird_seed", 1, 0, 2147483647, WHOLE, "of the random blocks"}};
     }
 
+    static constexpr bool long_visible = true;
     constexpr bool visible(int h, int i, int j) const { return j <= i && sees(h, block.quotient(i), block.quotient(j)); }
 
-    /// Block by block: one with the default size.
+    /// Block by block; a tile is one block of the default size.
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
         if (j0 > i1 - 1) return Tile::hidden;
         const int size = block.divisor();
@@ -55,9 +56,9 @@ struct bigbird : Policy {
         return verdict.tile();
     }
 
-    /// The block that part n of the blocks [0, r) gives; -1 when the part is empty.
+    /// The block drawn from part n of the blocks [0, r); -1 when the part is empty.
     constexpr int random_block(int h, int r, int n) const {
-        const int length = parts.quotient(r), longer = parts.remainder(r);   // the first `longer` parts have one block more
+        const int length = parts.quotient(r), longer = parts.remainder(r);   // the first `longer` parts have one more block
         const int first = n * length + std::min(n, longer), count = length + (n < longer);
         if (count == 0) return -1;
         const uint32_t bits = scrambled(scrambled(key + uint32_t(h)) + uint32_t(r) * 64 + uint32_t(n));
@@ -82,7 +83,7 @@ struct bigbird : Policy {
     }
 
 private:
-    /// 32 bits that look random in every bit (the finaliser of MurmurHash3).
+    /// 32 pseudorandom bits (the finaliser of MurmurHash3).
     static constexpr uint32_t scrambled(uint32_t x) {
         x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
         x = (x ^ (x >> 13)) * 0xC2B2AE35u;

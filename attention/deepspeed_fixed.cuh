@@ -1,11 +1,12 @@
-// DeepSpeed Sparse Attention, the `Fixed` layout in its unidirectional form (microsoft/DeepSpeed, sparsity_config.py; after the
-// fixed pattern of Child et al. 2019). Tokens are taken in blocks, L blocks make a chunk. With r = block(i) and c = block(j):
+// DeepSpeed Sparse Attention, the `Fixed` layout in its unidirectional form (microsoft/DeepSpeed,
+// sparsity_config.py; after the fixed pattern of Child et al. 2019). Tokens are grouped into blocks, and L blocks
+// make a chunk. With r = block(i) and c = block(j):
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and (floor(r / L) = floor(c / L) or c is global)
 //     c is global  if  L - (p + 1) G <= c mod L < L - p G
 // A query sees its own chunk up to itself, and G blocks of every earlier chunk: the last G (p = 0), visible from their own rows on.
-// With a layout of its own per head, head h takes p = h mod (L / G), so that the heads together see every block of the past; the
-// source has one more number for how many such patterns there are, here it is all of them. G must divide L, as in the source.
-// Blocks are 64 tokens, the tile of the kernel; the source's are 16. The source lays out whole blocks, with G > 1 some above the
+// With a different layout per head, head h has p = h mod (L / G), so that the heads together see every block of the past; the
+// source has another option for the number of such patterns, here it is always the maximum. G must divide L, as in the source.
+// Blocks are 64 tokens, the kernel's tile; the source's are 16. The source's layout has whole blocks, with G > 1 some above the
 // diagonal, and moves the global blocks of a short last chunk; under j <= i neither makes a difference.
 #pragma once
 #include "attention/kernel/layer.h"
@@ -15,7 +16,7 @@
 struct deepspeed_fixed : Policy {
     static constexpr const char* name = "deepspeed_fixed";
     int block, local, globals;   // tokens of a block, L, G
-    Divisor patterns;            // how many the heads take turns at
+    Divisor patterns;            // that heads cycle through
     Chunks chunks;
 
     deepspeed_fixed(const Config& config, int layer)
@@ -59,7 +60,7 @@ struct deepspeed_fixed : Policy {
     }
 
 private:
-    /// The first token of a chunk's global blocks, counted inside the chunk.
+    /// The first token of a chunk's global blocks, counted from the chunk's start.
     constexpr int first_global(int h) const {
         return (local - (patterns.remainder(h) + 1) * globals) * block;
     }

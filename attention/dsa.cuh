@@ -1,16 +1,16 @@
-// Dynamic Sparse Attention (aardXiv 2510.00061 and 2510.00093): a window, and a gate per token and head on what a head found.
+// Dynamic Sparse Attention (aardXiv 2510.00061 and 2510.00093): a window, and a gate per token and head on the output.
 //     O'_th = g_th O_th,   g_t = sigmoid(W x_t + b) in (0, 1)^NH,   x the block's normed input, as the query projection reads it
 //     O attends to j <= i with i - j <= window; rows i < dense_until attend to every j <= i
 // The papers leave open, and this file reads:
-// - The window's equation |i - j| <= 256 is for both sides; a language model takes its left half, 257 keys.
+// - The window's equation |i - j| <= 256 is two-sided; a language model takes its left half, 257 keys.
 // - "Dense up to 512 tokens, windowed above" is a rule per row: row i is dense while i + 1 <= 512. As a rule per sequence it would
-//   change the output at token 100 when token 513 arrives, and what decoding has cached would be wrong.
-// - "Output = sum_i g_i Attention_i" has the output projection inside of Attention_i; without, heads would be added up.
-// The papers speak of global information flow through the gate; but a factor per token moves nothing between positions.
+//   change the output at token 100 when token 513 arrives, and invalidate what decoding has cached.
+// - "Output = sum_i g_i Attention_i" has the output projection inside Attention_i; otherwise heads would be added up.
+// The papers speak of global information flow through the gate, but a factor per token moves nothing between positions.
 // Ablations (2510.00061) are flags: no gate; a window for every row; no window.
 #pragma once
-#include "attention/kernel/layer.h"
 #include "attention/gates/token_linear.cuh"
+#include "attention/kernel/layer.h"
 
 enum class DsaWindow { late_rows, all_rows, none };
 
@@ -18,7 +18,7 @@ template <bool with_gate, DsaWindow window>
 struct Dsa : Policy {
     static constexpr bool reads_x = with_gate;
     int left = 0;          // reach of the window
-    int dense_until = 0;   // rows in front of this one are dense
+    int dense_until = 0;   // rows before this one are dense
     Slot gate_weight;      // (NH, C)
     Slot gate_bias;        // (NH)
     int NH, C;
@@ -43,7 +43,7 @@ struct Dsa : Policy {
         gate_bias = list.add(prefix + "dsa.gate.bias", {NH}, zeros(), Decay::no);
     }
 
-    // ---- E2: rows below dense_until are causal, the others windowed
+    // ---- mask: rows before dense_until are causal, the others windowed
 
     constexpr bool dense(int i) const { return window == DsaWindow::none || i < dense_until; }
 
@@ -57,26 +57,26 @@ struct Dsa : Policy {
 
     double cached_keys(int T) const { return dense(T - 1) ? T : std::min(T, left + 1); }
 
-    // ---- E3: the gate
+    // ---- output gate
 
     bool gated() const { return with_gate; }
 
     template <class Device, class X>
-    void preprocess(Device device, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
+    void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
         if (!with_gate) return;
-        token_linear_forward(device, extras.gate, gate_of(in, weights));
-        sigmoid_forward(device, extras.gate, size_t(in.B) * in.T * NH);
+        token_linear_forward(device, score_inputs.gate, gate_of(in, weights));
+        sigmoid_forward(device, score_inputs.gate, size_t(in.B) * in.T * NH);
     }
     template <class Device, class X>
-    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const Extras<X>& extras,
-                             ExtraGradients<X>& g) const {
+    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>& score_inputs,
+                             ScoreInputGradients<X>& g) const {
         if (!with_gate) return;
-        sigmoid_backward(device, g.of.gate, extras.gate, size_t(in.B) * in.T * NH);
+        sigmoid_backward(device, g.of.gate, score_inputs.gate, size_t(in.B) * in.T * NH);
         token_linear_backward(device, g.dx, g.dweights + gate_weight.offset, g.dweights + gate_bias.offset, g.of.gate,
                               gate_of(in, weights));
     }
 
-    // ---- the paper's formula with none of the hooks
+    // ---- the paper's formula without the hooks
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {

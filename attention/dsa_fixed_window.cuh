@@ -1,4 +1,4 @@
-// Ablation of Dynamic Sparse Attention with a window for every row (paper: 4.927).
+// Ablation of Dynamic Sparse Attention (aardXiv 2510.00061) with a window for every row (paper: 4.927).
 #pragma once
 #include "attention/dsa.cuh"
 

@@ -1,4 +1,4 @@
-// Ablation of Dynamic Sparse Attention without its gate (paper: 4.918).
+// Ablation of Dynamic Sparse Attention (aardXiv 2510.00061) without its gate (paper: 4.918).
 #pragma once
 #include "attention/dsa.cuh"
 

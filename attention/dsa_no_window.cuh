@@ -1,4 +1,4 @@
-// Ablation of Dynamic Sparse Attention without a window: dense attention with a gate (paper: 5.012).
+// Ablation of Dynamic Sparse Attention (aardXiv 2510.00061) without a window: dense attention with a gate (paper: 5.012).
 #pragma once
 #include "attention/dsa.cuh"
 

@@ -1,11 +1,11 @@
 // Sparse Transformer, fixed pattern (Child et al. 2019, arXiv 1904.10509): the text is cut into chunks of l tokens, whose last c
-// tokens are read by everything after them and so have to sum the chunk up.
+// tokens are read by everything after them and so have to summarise the chunk.
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and j in A1(i) or A2(i)
 //     A1(i) = {j : floor(j / l) = floor(i / l)}      A2(i) = {j : j mod l >= l - c}
-// The paper names three ways of combining the two: layer by layer in turn, one after the other over the heads, or merged. This is
-// the merged one, a single softmax over the union, as in the paper's enwik8 model (l = 128, c = 32). It also lets heads use
+// The paper names three ways of combining the two: alternating between layers, alternating between heads, or merged. This is the
+// merged one, a single softmax over the union, as in the paper's enwik8 model (l = 128, c = 32). The paper also lets heads use
 // different parts of a chunk; here every head reads the last c, and deepspeed_fixed has the other form.
-// With c below 64 a tile of summaries is visited for a part of its columns: multiples of 64 (and l >= 256) waste nothing.
+// With c below 64 a tile of summaries is visited for a part of its columns only: multiples of 64 (and l >= 256) waste nothing.
 #pragma once
 #include "attention/kernel/layer.h"
 #include "attention/masks/pattern.h"

@@ -1,5 +1,5 @@
-// Makes of a policy what the engine asks for (attention/variant.h): LayerOf<A> is a layer, CpuLayer<A> and GpuLayer<A> are layers
-// that can also compute on their device. All the work is in layer.h; this file only wraps it in virtual functions.
+// Wraps a policy in the interface of the engine (attention/variant.h): LayerOf<A> is a layer, CpuLayer<A> and GpuLayer<A> are
+// layers that can also compute on their device. All the work is in layer.h; here are only virtual functions around it.
 #pragma once
 #include "attention/kernel/decode.h"
 #include "attention/kernel/layer.h"
@@ -17,7 +17,7 @@ LayerFacts facts_of(const A& policy) {
     f.features = policy.features();
     f.gated = policy.gated(), f.rotates = A::rotates;
     f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
-    f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.composite = A::composite;
+    f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
     f.decodes_from_cache = can_decode_from_cache(policy), f.reports_pairs = reports_pairs<A>;
     f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
     f.expects_at_most = policy.expects_at_most();
@@ -41,16 +41,16 @@ struct LayerOf : AttentionLayer {
     double cached_keys(int T) const override { return policy.cached_keys(T); }
 };
 
-/// The policy of a layer whose variant is A: for those who ask more than every policy answers.
+/// The policy of a layer whose variant is A, for callers that need more than the common interface.
 template <class A>
 const A& policy_of(const AttentionLayer& layer) {
     return dynamic_cast<const LayerOf<A>&>(layer).policy;
 }
 
-/// `Passes` is LayerPasses<Device, X>, or what is derived from it.
+/// `Passes` is LayerPasses<Device, X> or derived from it.
 template <class A, class Device, class X, class Passes = LayerPasses<Device, X>>
 struct PassesOf : Passes {
-    const A& policy;   // of the layer that this is a part of
+    const A& policy;   // of the enclosing layer
 
     explicit PassesOf(const A& of_layer) : policy(of_layer) {}
     size_t kept_bytes(const LayerShape& shape) const override { return policy.template kept_bytes<X>(shape); }
@@ -62,7 +62,7 @@ struct PassesOf : Passes {
         attention_layer_forward(device, policy, in, weights, state, workspace, statistics);
     }
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const override {
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const override {
         attention_layer_backward(device, policy, in, weights, state, dout, to, more, workspace);
     }
     std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const override {

@@ -1,14 +1,14 @@
-// LongNet, dilated attention (Ding et al. 2023, arXiv 2307.02486; the released torchscale code): near keys all, far keys ever more
-// thinly. Branch n = 1 .. N cuts the text into segments of w_n tokens and keeps every r_n-th token of them, in every head beginning
-// at another one; the tokens that are kept attend to each other, causally, inside their segment.
+// LongNet, dilated attention (Ding et al. 2023, arXiv 2307.02486; the released torchscale code): all near keys, and ever fewer of
+// the far ones. Branch n = 1 .. N cuts the text into segments of w_n tokens and keeps every r_n-th token of each, with a different
+// offset per head; the kept tokens attend to each other, causally, within their segment.
 //     w_n = w 2^(n-1)   r_n = 2^(n-1)   kept in head h: t mod r_n = h mod r_n
 //     out = sum_n alpha_n out_n         alpha_n = exp(lse_n) / sum_m exp(lse_m)    over the branches that keep the token
-// Every token is kept by branch 1. The mixture is exactly one softmax, in which a pair counts once for every branch that has it:
+// Branch 1 keeps every token. The mixture is exactly one softmax, in which a pair counts once for every branch that has it:
 //     z_ij = q_i.k_j / sqrt(HS) + log(number of branches that have the pair)
-// The paper fixes alpha's formula, not whether gradients go through it; here they do, and --longnet-detach 1 is the released code,
-// which takes alpha as a constant: then dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>).
-// A branch's rows are the tokens that it keeps (core/branches.cuh): it is dense causal attention in segments of w rows, whatever
-// r_n, and costs 1 / r_n of the first. In the order of the text nearly every tile would have a pair.
+// The paper gives alpha's formula, but not whether gradients pass through it; here they do, and --longnet-detach 1 is the released
+// code, which treats alpha as a constant: then dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>).
+// A branch's rows are the tokens that it keeps (merged branches, branches/branches.cuh): it is dense causal attention in segments
+// of w rows, whatever r_n, and costs 1 / r_n of the first. In text order nearly every tile would have a pair.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/masks/pattern.h"
@@ -28,7 +28,7 @@ struct DilatedRows {
     constexpr int rows_before(int h, int token) const { return token <= offset(h) ? 0 : ((token - 1 - offset(h)) >> k) + 1; }
 };
 
-/// Pairs of rows: causal, in segments. Only the last row can be padding; it sees nothing, and nothing comes after it.
+/// Mask over rows: causal within segments. Only the last row can be padding, which sees nothing and has nothing after it.
 struct SegmentBranch : Policy {
     DilatedRows rows;
     Divisor segment;
@@ -40,7 +40,7 @@ struct SegmentBranch : Policy {
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
         const bool padding = rows.token(0, h, i1 - 1) < 0;
         if (padding) i1--;
-        const int first = segment.quotient(std::max(i0, j0)), last = segment.quotient(std::min(i1, j1) - 1);   // that both share
+        const int first = segment.quotient(std::max(i0, j0)), last = segment.quotient(std::min(i1, j1) - 1);   // shared segments
         if (i1 <= i0 || first > last || j0 > i1 - 1) return Tile::hidden;
         const bool one_segment = segment.quotient(std::min(i0, j0)) == segment.quotient(std::max(i1, j1) - 1);
         return one_segment && j1 - 1 <= i0 && !padding ? Tile::full : Tile::mixed;
@@ -49,7 +49,7 @@ struct SegmentBranch : Policy {
 
 struct longnet : Policy {
     static constexpr const char* name = "longnet";
-    static constexpr bool composite = true;
+    static constexpr bool own_passes = true;
     Divisor segment;   // w
     int branches;      // N
     bool detach;
@@ -64,12 +64,12 @@ struct longnet : Policy {
                 {"--longnet-branches", "longnet_branches", 4, 1, MOST_BRANCHES, WHOLE, "N: each has longer and thinner segments"},
                 {"--longnet-detach", "longnet_detach", 0, 0, 1, WHOLE, "1: no gradient through the branches' weights"}};
     }
-    /// With constant weights backward() computes what training with the released code does, no derivative of the loss.
+    /// With constant weights backward() computes what the released code trains with, which is not the derivative of the loss.
     bool has_exact_gradients() const { return !detach; }
 
-    // ---- all pairs that some branch has, in the order of the text: for pictures and tests, no kernel asks
+    // ---- the union of all branches in text order: for pictures and tests, no kernel calls it
 
-    static constexpr int FOR_EVER = 1 << 30;   // a text without an end
+    static constexpr int FOR_EVER = 1 << 30;   // length of an unbounded text
     SegmentBranch branch(int n, int T) const { return {DilatedRows(T, n), segment}; }
     /// The rows of all branches but the first.
     std::vector<DilatedRows> thinned(int T) const {
@@ -100,7 +100,7 @@ struct longnet : Policy {
         return some ? Tile::mixed : Tile::hidden;
     }
 
-    /// Of the first T keys those that a row from T - 1 on will see in a segment that is not over yet, per key/value head.
+    /// How many of the first T keys a row from T - 1 on sees in a segment that has not ended, per key/value head.
     double cached_keys(int T) const {
         auto needed = [&](int h, int j) {
             for (int n = 0; n < branches; n++) {
@@ -120,7 +120,7 @@ struct longnet : Policy {
         return double(keys) / NKV;
     }
 
-    /// What the kernels really visit: a pair once per branch that has it.
+    /// What the kernels actually visit: a pair once per branch that has it.
     PairCount expected_pairs(int heads, int T) const {
         PairCount all;
         for (int n = 0; n < branches; n++) {
@@ -134,32 +134,33 @@ struct longnet : Policy {
 
     template <class X, class Device>
     struct ForwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         BranchesForward<Device, X, DilatedRows> branches;
         ForwardScratch(const longnet& policy, std::byte* block, X* out, const LayerShape& s)
-            : carve(block), branches(carve, s, out, policy.thinned(s.T)) {}
+            : allocator(block), branches(allocator, s, out, policy.thinned(s.T)) {}
     };
     template <class X, class Device>
     struct BackwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         OwnResult<X> own;
         BranchesBackward<Device, X, DilatedRows> branches;
         BackwardScratch(Device device, const longnet& policy, std::byte* block, const LayerShape& s)
-            : carve(block), own(policy.detach ? OwnResult<X>(carve, s) : OwnResult<X>()),
-              branches(carve, s, DilatedRows(s.T, 1), attention_workspace(device, policy.branch(0, s.T), s.B, s.T, s.T, s.NH)) {}
+            : allocator(block), own(policy.detach ? OwnResult<X>(allocator, s) : OwnResult<X>()),
+              branches(allocator, s, DilatedRows(s.T, 1),
+                       attention_workspace(device, policy.branch(0, s.T), s.B, s.T, s.T, s.NH)) {}
     };
 
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X, Device>(*this, nullptr, nullptr, s).carve.bytes(),
-                        BackwardScratch<X, Device>(device, *this, nullptr, s).carve.bytes());
+        return std::max(ForwardScratch<X, Device>(*this, nullptr, nullptr, s).allocator.bytes(),
+                        BackwardScratch<X, Device>(device, *this, nullptr, s).allocator.bytes());
     }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         auto all = ForwardScratch<X, Device>(*this, workspace, state.out, in).branches;
-        all.begin(device, branch(0, in.T), DilatedRows(in.T, 0), in, state, statistics);   // the first branch has every token
+        all.begin(device, branch(0, in.T), DilatedRows(in.T, 0), in, state, statistics);   // branch 1 keeps every token
         for (int n = 1; n < branches; n++) {
             const DilatedRows rows(in.T, n);
             all.add(device, branch(n, in.T), rows, branch_arguments(in, rows, state, statistics));
@@ -169,7 +170,7 @@ struct longnet : Policy {
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const BackwardScratch<X, Device> memory(device, *this, workspace, in);
         LayerState<X> first = state;
         if (detach) {

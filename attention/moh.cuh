@@ -2,24 +2,23 @@
 // of the others, and weights say how much of each joins the output.
 //     O'_th = g_th O_th;  p_s = softmax(W_s x_t), p_r = softmax(W_r x_t), (a_s, a_r) = softmax(W_h x_t), x the block's normed input
 //     g_th = 2 a_s NS p_s,h                                  for the NS shared heads, the first ones
-//     g_th = 2 a_r K p_r,h / (sum of the chosen p_r)         for the K routed heads with the greatest p_r, 0 for the others
+//     g_th = 2 a_r K p_r,h / (sum of the chosen p_r)         for the K routed heads with the largest p_r, 0 for the others
 //     loss += balance NR sum_h P_h f_h averaged over layers,   P_h = mean_t p_r,h,   f_h = the share of tokens that choose h, a
-//                                                            constant to the gradient
+//                                                            constant in the gradient
 // This is what the released code computes: gates with a mean of 1. The paper prints the same without the factors 2, NS, K and NR
 // and without the division, so that the gates of all heads sum to at most 1 (--moh-printed 1). Left open, and read here: P and f
-// are taken over the tokens of one sequence, so that the loss does not depend on how a step is cut into micro-batches; of two
-// equal p_r the earlier head comes first. The choice itself has no gradient. The form without a router, which the authors' code
-// has for models that are trained already (a head's score is the length of its query), is left out. All keys and values are
-// needed. A token that leaves a head out saves that head's row of scores only where every head has rows of its own, which is not
-// so here: with half of the heads on, no tile of 64 tokens is without a row.
+// are taken over the tokens of one sequence, so that the loss does not depend on how a step is split into micro-batches; of two
+// equal p_r the earlier head wins. The choice itself has no gradient. The form without a router, which the authors' code has for
+// already trained models (a head's score is the length of its query), is left out. All keys and values are needed. Skipping a head
+// for a token would save that head's row of scores only if every head had its own rows, which is not so here: with half of the
+// heads on, every tile of 64 tokens has rows.
 #pragma once
 #include <algorithm>
 
-#include "attention/core/carve.h"
-#include "attention/kernel/layer.h"
 #include "attention/gates/token_linear.cuh"
+#include "attention/kernel/layer.h"
 
-/// How the numbers u (NS + NR + 2) of one token become gates (NS + NR) and back. W is float or double.
+/// From the logits u (NS + NR + 2) of one token to gates (NS + NR), and the gradients. W is float or double.
 struct MohGates {
     int shared, routed, active;   // NS, NR, K
     bool printed;
@@ -28,7 +27,7 @@ struct MohGates {
     constexpr int heads() const { return shared + routed; }
     constexpr int numbers() const { return shared + routed + 2; }
 
-    /// The greatest of u (n), and the sum of exp(u - greatest).
+    /// The largest of u (n), and the sum of exp(u - largest).
     template <class W>
     struct Softmax {
         W largest, sum = 0;
@@ -39,7 +38,7 @@ struct MohGates {
         constexpr W share(W u) const { return exp_of(u - largest) / sum; }
     };
 
-    /// Whether routed head n is among the K greatest.
+    /// Whether routed head n is among the K largest.
     template <class W>
     constexpr bool chosen(const W* routed_u, int n) const {
         int rank = 0;
@@ -48,8 +47,8 @@ struct MohGates {
         return rank < active;
     }
 
-    /// What the routed heads' gates are made of: the softmax over all of them, of which the printed form takes the chosen heads'
-    /// shares, and the sum of the chosen heads' exponentials, which makes the released form a softmax over those alone.
+    /// The routed heads' softmax over all of them, whose shares the printed form uses, and the sum of the chosen heads'
+    /// exponentials, with which the released form is a softmax over those alone.
     template <class W>
     struct Routing {
         Softmax<W> all;
@@ -63,7 +62,7 @@ struct MohGates {
         }
     };
 
-    /// What gates are multiplied by besides a and their weight.
+    /// Factors of the gates besides a and their weight.
     template <class W>
     constexpr W shared_factor() const {
         return printed ? W(1) : W(2 * shared);
@@ -87,7 +86,7 @@ struct MohGates {
 
     /// du (NS + NR + 2) from dgates; `shares` (NS + NR) has f_h, and `dloss` weighs the balance loss of one token. With factor F:
     ///     shared:  dp = a_s F dg, du = p (dp - <p, dp>)
-    ///     routed:  the same with w in place of p, dg only of chosen heads, and du only of those where w is a softmax over them
+    ///     routed:  the same with w for p, dg of chosen heads only, and du of those only where w is a softmax over them
     ///     balance: du = balance NR dloss p (f - <f, p>)
     template <class W>
     constexpr void backward(W* du, const W* dgates, const W* u, const W* shares, W dloss) const {
@@ -120,7 +119,7 @@ struct MohGates {
     }
 };
 
-/// f_h and P_h of head h in one sequence from u (T, NS + NR + 2): token `first`, `first` + `step`, ... are added up.
+/// f_h and P_h of head h in one sequence from u (T, NS + NR + 2), summed over tokens `first`, `first` + `step`, ...
 template <class W>
 struct MohUse {
     W chosen = 0, probability = 0;
@@ -142,7 +141,7 @@ __global__ void moh_forward_kernel(W* gates, const W* u, const MohGates moh, int
     if (t < tokens) moh.forward(gates + size_t(t) * moh.heads(), u + size_t(t) * moh.numbers());
 }
 
-/// One block per (head, sequence): f_h into shares (B, NH), its part of the balance loss into losses (B, NH).
+/// One block per (head, sequence): writes f_h to shares (B, NH) and its term of the balance loss to losses (B, NH).
 template <class W>
 __global__ void moh_use_kernel(W* shares, W* losses, const W* u, const MohGates moh, int T) {
     auto& parts = dynamic_shared<W[8]>();
@@ -167,15 +166,21 @@ __global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W*
 
 #endif
 
+/// For the kernel: causal attention with an output gate.
+struct MohHeads : Policy {
+    explicit MohHeads(const Policy& p) : Policy(p) {}
+    bool gated() const { return true; }
+};
+
 struct moh : Policy {
     static constexpr const char* name = "moh";
     static constexpr bool tokens_choose = true;
-    static constexpr bool composite = true;   // only to keep what the router computed; the kernel is called once
+    static constexpr bool own_passes = true;   // only to keep the router's results; the kernel is called once
     static constexpr bool reads_x = true;
     static constexpr bool has_auxiliary_loss = true;
     int NH, C;
     MohGates gates;
-    Slot router;   // w_s (NS, C), w_r (NR, C) and w_h (2, C), one behind the other
+    Slot router;   // w_s (NS, C), w_r (NR, C) and w_h (2, C), contiguous
 
     moh(const Config& config, int layer) : Policy(config, layer), NH(config.NH), C(config.C) {
         const int shared = int(config.setting("moh_shared")), active = int(config.setting("moh_active"));
@@ -211,30 +216,31 @@ struct moh : Policy {
 
     template <class X>
     struct Kept {
-        Carve carve;
+        BumpAllocator allocator;
         Wide<X>* u;        // (B, T, NH + 2)
         Wide<X>* shares;   // (B, NH) f
         Kept(std::byte* block, const LayerShape& s)
-            : carve(block),
-              u(carve.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))),
-              shares(carve.take<Wide<X>>(size_t(s.B) * s.NH)) {}
+            : allocator(block),
+              u(allocator.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))),
+              shares(allocator.take<Wide<X>>(size_t(s.B) * s.NH)) {}
     };
     template <class X>
     struct BackwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         Wide<X>* du;   // (B, T, NH + 2)
         std::byte* kernel;
         BackwardScratch(std::byte* block, const LayerShape& s, size_t kernel_bytes)
-            : carve(block), du(carve.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))), kernel(carve.take<std::byte>(kernel_bytes)) {}
+            : allocator(block), du(allocator.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))),
+              kernel(allocator.take<std::byte>(kernel_bytes)) {}
     };
 
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
-        return Kept<X>(nullptr, s).carve.bytes();
+        return Kept<X>(nullptr, s).allocator.bytes();
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return BackwardScratch<X>(nullptr, s, attention_workspace(device, causal(), s.B, s.T, s.T, s.NH)).carve.bytes();
+        return BackwardScratch<X>(nullptr, s, attention_workspace(device, causal(), s.B, s.T, s.T, s.NH)).allocator.bytes();
     }
 
     template <class Device, class X>
@@ -242,13 +248,13 @@ struct moh : Policy {
                  const Statistics<X>& statistics) const {
         const Kept<X> kept(state.kept, in);
         token_linear_forward(device, kept.u, router_of(in, weights));
-        open_gates(device, state.extras, kept.shares, kept.u, in.B, in.T);
+        open_gates(device, state.score_inputs, kept.shares, kept.u, in.B, in.T);
         attention_forward(device, causal(), kernel_arguments(in, state, statistics));
     }
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const Kept<X> kept(state.kept, in);
         const BackwardScratch<X> scratch(workspace, in, attention_workspace(device, causal(), in.B, in.T, in.T, in.NH));
         AttentionBackward<X> g{};
@@ -261,7 +267,7 @@ struct moh : Policy {
                               router_of(in, weights));
     }
 
-    // ---- the paper's formula with none of the above
+    // ---- the paper's formula without the above
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
@@ -291,23 +297,23 @@ struct moh : Policy {
     }
 
 private:
-    const Policy& causal() const { return *this; }
+    MohHeads causal() const { return MohHeads(*this); }
 
     template <class X>
     TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
         return {in.x, weights + router.offset, nullptr, in.B * in.T, C, NH + 2};
     }
 
-    /// extras.gate (B, T, NH), the parts of the balance loss, and shares (B, NH).
+    /// Fills score_inputs.gate (B, T, NH), the terms of the balance loss, and shares (B, NH).
     template <class X>
-    void open_gates(CPU, const Extras<X>& extras, X* shares, const X* u, int B, int T) const {
-        for (size_t t = 0; t < size_t(B) * T; t++) gates.forward(extras.gate + t * NH, u + t * (NH + 2));
+    void open_gates(CPU, const ScoreInputs<X>& score_inputs, X* shares, const X* u, int B, int T) const {
+        for (size_t t = 0; t < size_t(B) * T; t++) gates.forward(score_inputs.gate + t * NH, u + t * (NH + 2));
         for (int b = 0; b < B; b++)
             for (int h = 0; h < NH; h++) {
                 MohUse<X> use;
                 use.add(gates, u + size_t(b) * T * (NH + 2), h, T, 0, 1);
                 shares[b * NH + h] = use.chosen / X(T);
-                extras.auxiliary[b * NH + h] = gates.loss_factor<X>() * use.probability * use.chosen / X(T);
+                score_inputs.auxiliary[b * NH + h] = gates.loss_factor<X>() * use.probability * use.chosen / X(T);
             }
     }
     template <class X>
@@ -319,9 +325,9 @@ private:
 
 #ifdef WITH_GPU
     template <class X>
-    void open_gates(GPU device, const Extras<X>& extras, float* shares, const float* u, int B, int T) const {
-        launch(device, moh_forward_kernel<float>, blocks_for(size_t(B) * T, 128), 128, 0, extras.gate, u, gates, B * T);
-        launch(device, moh_use_kernel<float>, Grid(NH, B), 256, 8 * sizeof(float), shares, extras.auxiliary, u, gates, T);
+    void open_gates(GPU device, const ScoreInputs<X>& score_inputs, float* shares, const float* u, int B, int T) const {
+        launch(device, moh_forward_kernel<float>, blocks_for(size_t(B) * T, 128), 128, 0, score_inputs.gate, u, gates, B * T);
+        launch(device, moh_use_kernel<float>, Grid(NH, B), 256, 8 * sizeof(float), shares, score_inputs.auxiliary, u, gates, T);
     }
     void gates_backward(GPU device, float* du, const float* dgates, const float* u, const float* shares, int B, int T,
                         float dloss) const {

@@ -1,29 +1,29 @@
-// Mixture of Sparse Attention (Piekos et al. 2025, arXiv 2505.00315): every sparse head chooses the tokens that it works on, and
-// only those attend to each other; the first heads stay dense.
+// Mixture of Sparse Attention (Piekos et al. 2025, arXiv 2505.00315): every sparse head chooses its tokens, and only those attend
+// to each other; the first heads stay dense.
 //     r_th = sigmoid(w_h . x_t), x the block's normed input;   S_h = the tokens that head h chooses
 //     O'_th = r_th sum_{j in S_h, j <= t} P_tj v_j   for t in S_h,   0 for the others;   P the softmax of q_t.k_j / sqrt(HS) over
 //     those j
-// The paper chooses by expert choice: the T / rho tokens of the whole sequence with the greatest r. WHETHER A TOKEN IS CHOSEN THEN
-// DEPENDS ON THE TOKENS AFTER IT: training sees the future, and the paper's perplexities do too (its section 5 says so). It is
-// here as --mosa-choice 1, for comparison; what it trains cannot be used to generate text.
-// The default chooses by a threshold, which each token meets or not by itself: r_th > tau_h. tau_h follows the data so that one
-// token in rho is chosen: it moves by rate (share chosen - 1 / rho) per step (Robbins and Monro's estimate of a quantile) and takes
-// no part in the loss. The first token of a sequence is always chosen, so that no head is empty. Left open, and read here: queries,
-// keys and values come from the model's projections, with keys shared in groups as everywhere, instead of matrices per head; RoPE
-// turns by the token's place in the text. Choosing has no gradient; the router learns through r. A chosen row costs T / rho keys at
-// most: a head's rows are the tokens that it chose, so that tiles without chosen tokens are never visited.
+// The paper uses expert choice: the T / rho tokens of the whole sequence with the largest r. WHETHER A TOKEN IS CHOSEN THEN DEPENDS
+// ON THE TOKENS AFTER IT: training sees the future, and so do the paper's perplexities (as its section 5 says). It is here as
+// --mosa-choice 1, for comparison; what it trains cannot be used to generate text.
+// The default is a threshold, which each token meets or not on its own: r_th > tau_h. tau_h follows the data so that one token in
+// rho is chosen: it moves by rate (share chosen - 1 / rho) per step (Robbins and Monro's estimate of a quantile) and is not part of
+// the loss. The first token of a sequence is always chosen, so that no head is empty. Left open, and read here: queries, keys and
+// values come from the model's projections, with keys shared in groups as everywhere, instead of matrices per head; RoPE uses the
+// token's position in the text. The choice has no gradient; the router learns through r. A chosen row costs at most T / rho keys: a
+// head's rows are its chosen tokens, so that tiles without any are never visited.
 #pragma once
 #include <algorithm>
 
 #include "attention/branches/branches.cuh"
-#include "attention/masks/choose_tokens.cuh"
 #include "attention/gates/row_gate.cuh"
 #include "attention/gates/token_linear.cuh"
+#include "attention/masks/choose_tokens.cuh"
 
 struct mosa : Policy {
     static constexpr const char* name = "mosa";
     static constexpr bool tokens_choose = true;
-    static constexpr bool composite = true;
+    static constexpr bool own_passes = true;
     static constexpr bool reads_x = true;
     int NH, C, dense_heads;
     double rho, rate;
@@ -67,47 +67,49 @@ struct mosa : Policy {
                 dense_heads * dense.tiles + sparse * tiles * (tiles + 1) / 2};
     }
 
-    /// Sparse heads keep what they chose; a key that a group of heads shares is counted once per head here.
+    /// Sparse heads keep their chosen keys; a key shared by a group of heads is counted once per head.
     double cached_keys(int T) const { return (dense_heads * double(T) + sparse_heads() * std::min(double(T), T / rho)) / NH; }
 
     // ---- memory
 
     template <class X>
     struct Kept {
-        Carve carve;
-        int *tokens, *rows;   // (B, NH, T) which token stands in a row and where a token stands, or -1
+        BumpAllocator allocator;
+        int *tokens, *rows;   // (B, NH, T) the token of each row and the row of each token, or -1
         Kept(std::byte* block, const LayerShape& s)
-            : carve(block), tokens(carve.take<int>(size_t(s.B) * s.NH * s.T)), rows(carve.take<int>(size_t(s.B) * s.NH * s.T)) {}
+            : allocator(block), tokens(allocator.take<int>(size_t(s.B) * s.NH * s.T)),
+              rows(allocator.take<int>(size_t(s.B) * s.NH * s.T)) {}
         ListedRows listed(const LayerShape& s) const { return {s.T, s.T, s.NH, tokens, rows}; }
     };
     template <class X, class Device>
     struct ForwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         Wide<X>* u;   // (B, T, NH - dense_heads)
         BranchesForward<Device, X, ListedRows> branches;
         ForwardScratch(std::byte* block, X* out, const LayerShape& s, const ListedRows& chosen)
-            : carve(block), u(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)), branches(carve, s, out, {chosen}) {}
+            : allocator(block), u(allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH)), branches(allocator, s, out, {chosen}) {}
     };
     template <class X, class Device>
     struct BackwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         X* dout;       // (B, T, NH, HS) before the gate
         Wide<X>* du;   // (B, T, NH - dense_heads)
         BranchesBackward<Device, X, ListedRows> branches;
         BackwardScratch(std::byte* block, const LayerShape& s, const ListedRows& chosen, size_t kernel_bytes)
-            : carve(block), dout(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)), du(carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH)),
-              branches(carve, s, chosen, kernel_bytes) {}
+            : allocator(block), dout(allocator.take<X>(size_t(s.B) * s.T * s.NH * s.HS)),
+              du(allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH)),
+              branches(allocator, s, chosen, kernel_bytes) {}
     };
 
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
-        return Kept<X>(nullptr, s).carve.bytes();
+        return Kept<X>(nullptr, s).allocator.bytes();
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
         const ListedRows chosen = Kept<X>(nullptr, s).listed(s);
-        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s, chosen).carve.bytes(),
-                        BackwardScratch<X, Device>(nullptr, s, chosen, kernel_bytes(device, s)).carve.bytes());
+        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s, chosen).allocator.bytes(),
+                        BackwardScratch<X, Device>(nullptr, s, chosen, kernel_bytes(device, s)).allocator.bytes());
     }
 
     // ---- the layer
@@ -119,32 +121,33 @@ struct mosa : Policy {
         const ListedRows rows = kept.listed(in);
         ForwardScratch<X, Device> scratch(workspace, state.out, in, rows);
         if (sparse_heads()) token_linear_forward(device, scratch.u, router_of(in, weights));
-        choose_tokens(device, state.extras.gate, kept.tokens, kept.rows, scratch.u, weights + tau.offset, choice(in));
+        choose_tokens(device, state.score_inputs.gate, kept.tokens, kept.rows, scratch.u, weights + tau.offset, choice(in));
         scratch.branches.begin_with_none(device, in, state, statistics);
         scratch.branches.add(device, static_cast<const Policy&>(*this), rows,
                              branch_arguments(in, rows, state, statistics, kept.tokens));
         scratch.branches.finish(device, in, state, statistics);
-        gate_rows_forward(device, state.gated_out, state.out, state.extras.gate, size_t(in.B) * in.T * NH, in.HS);
+        gate_rows_forward(device, state.gated_out, state.out, state.score_inputs.gate, size_t(in.B) * in.T * NH, in.HS);
     }
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const Kept<X> kept(state.kept, in);
         const ListedRows rows = kept.listed(in);
         BackwardScratch<X, Device> scratch(workspace, in, rows, kernel_bytes(device, in));
-        gate_rows_backward(device, scratch.dout, more.of.gate, dout, state.out, state.extras.gate, size_t(in.B) * in.T * NH, in.HS);
+        gate_rows_backward(device, scratch.dout, more.of.gate, dout, state.out, state.score_inputs.gate, size_t(in.B) * in.T * NH,
+                           in.HS);
         scratch.branches.add(device, static_cast<const Policy&>(*this), rows,
                              branch_arguments(in, rows, state, Statistics<X>{}, kept.tokens),
                              branch_gradients(static_cast<const X*>(scratch.dout), to), Write::overwrite);
         if (!sparse_heads()) return;
-        router_backward(device, scratch.du, more.of.gate, state.extras.gate, choice(in));
+        router_backward(device, scratch.du, more.of.gate, state.score_inputs.gate, choice(in));
         token_linear_backward(device, more.dx, more.dweights + w_r.offset, static_cast<Wide<X>*>(nullptr), scratch.du,
                               router_of(in, weights));
         move_thresholds(device, more.dweights + tau.offset, kept.rows, choice(in), more.dloss);
     }
 
-    // ---- the paper's formula with none of the above
+    // ---- the paper's formula without the above
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
@@ -156,7 +159,7 @@ struct mosa : Policy {
                 for (int t = 0; t < in.T; t++)
                     mine[t] =
                         1 / (1 + std::exp(-dot(weights + w_r.offset + size_t(h - dense_heads) * C, in.x + in.token(b, t) * C, C)));
-                std::vector<X> sorted(mine + 1, mine + in.T);   // the first token is chosen in any case
+                std::vector<X> sorted(mine + 1, mine + in.T);   // the first token is always chosen
                 std::sort(sorted.rbegin(), sorted.rend());
                 const int others = std::min(in.T, choice(in).count) - 1;
                 const X least = others > 0 ? sorted[others - 1] : X(2);
@@ -164,7 +167,7 @@ struct mosa : Policy {
                     chosen[(size_t(b) * NH + h) * in.T + t] =
                         expert_choice ? mine[t] >= least : mine[t] > weights[tau.offset + h - dense_heads];
             }
-        for (int b = 0; b < in.B; b++)   // one sequence at a time: what is visible differs
+        for (int b = 0; b < in.B; b++)   // one sequence at a time: their masks differ
             dense_softmax_of_sequence(
                 in, b, out, [](int, int, int, int, X a) { return a; },
                 [&](int h, int i, int j) {

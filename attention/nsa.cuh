@@ -1,37 +1,38 @@
-// Native Sparse Attention (Yuan et al. 2025, arXiv 2502.11089): three attentions side by side, each with keys and values of its
-// own, summed with a gate each:
+// Native Sparse Attention (Yuan et al. 2025, arXiv 2502.11089): three gated branches, each a softmax over its own keys and values:
 //     cmp  compressed keys Kc_c = phi_k(k_{c d} .. k_{c d + l - 1}), values likewise; c is visible when c d + l - 1 <= i
 //     slc  whole blocks of 64 tokens: the first, the query's own and the one before, and those that matter most by the attention to
-//          the compressed keys, n in total (core/importance.cuh); causal inside
+//          the compressed keys, n in total (nsa/importance.cuh); causal inside
 //     win  the keys i - w .. i
 //     out_i = sum_c g_c,i out_c,i,   g = sigmoid(Wg x_i), one per branch, head and token
-// The choice of blocks has no gradient: what it is made from is trained because cmp computes with it too.
+// The choice of blocks has no gradient: its inputs are trained because cmp uses them too.
 // The paper leaves open, and this file reads:
 //   - Which queries share a choice. In the paper every token chooses, in groups of 16 or more query heads that fill a tile of the
 //     tensor cores; with fewer heads a tile of 64 queries would have to visit the union of 64 choices. Here the queries of a tile
-//     share the choice of their first token, one for all heads of a key/value head: nothing later than any of them takes part.
+//     share their first token's choice, one for all heads of a key/value head, which depends on nothing later than any of them.
 //   - phi: one hidden layer of HS units, GELU in its tanh form, no bias at the output.
-//   - Positions: cmp takes q and k before RoPE; pe tells the places in a block apart, and where the block lies is not told.
-//     (Rotated keys would enter a network that cannot undo their rotation.) slc and win take q and k after RoPE.
-//   - Projections: win has the model's k and v. cmp and slc have linear ones of their own without bias, k without QK-norm.
-//     nsa_shared_kv = 1: all three have the model's, as some implementations do; then cmp takes k after QK-norm.
-//   - --window N reaches N keys back and sees the query's own too: the paper's w = 512 keys are the default 511 here.
+//   - Positions: cmp takes q and k before RoPE; pe encodes positions within a block, and the block's own position is not encoded.
+//     (phi could not undo the rotation of rotated keys.) slc and win take q and k after RoPE.
+//   - Projections: win uses the model's k and v. cmp and slc have linear ones of their own without bias, k without QK-norm.
+//     nsa_shared_kv = 1: all three use the model's, as some implementations do; cmp then takes k after QK-norm.
+//   - --window N reaches N keys back and includes the query's own: the paper's w = 512 keys are the default 511 here.
 //   - A query that sees no complete block gets 0 from cmp. A sequence may be shorter than l.
-// state.lse is that of slc; a monitor sees the statistics (E6) and the gate of each branch.
-// Memory kept per token and layer, in numbers: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and
-// hidden units; in float32 5 NH gates and log-sum-exps; NH / 64 integers for every block of the sequence, the lists of blocks.
+// state.lse is slc's; a monitor sees the statistics and the gate of each branch.
+// Kept per token and layer, in elements: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and hidden
+// units; in float32 5 NH gates and log-sum-exps; NH / 64 integers for every block of the sequence, the lists of blocks.
 #pragma once
 #include <algorithm>
 #include <climits>
 
-#include "attention/nsa/importance.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/nsa/importance.cuh"
 #include "attention/nsa/nsa_memory.cuh"
+#include "attention/scores/rotate_heads.cuh"
 
-/// E2 of all three: key j stands for the tokens j stride .. j stride + last, is visible when all of them are there, and when the
-/// first is no more than `left` back.
+/// The mask of all three: key j covers tokens j stride .. j stride + last, and is visible when all of them are in the past and
+/// the first is at most `left` back.
 struct NsaBranch : Policy {
     int stride, last, left;
+    bool gated() const { return true; }
 
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
         if (j0 * stride + last > i1 - 1 || i0 - (j1 - 1) * stride > left) return Tile::hidden;
@@ -42,13 +43,13 @@ struct NsaBranch : Policy {
 
 struct nsa : Policy {
     static constexpr const char* name = "nsa";
-    static constexpr bool composite = true, reads_x = true, reads_qk_pre = true;
+    static constexpr bool own_passes = true, reads_x = true, reads_qk_pre = true;
     BlockGrid grid;     // of the compressed keys
     int selected;       // blocks that a query tile visits
     int left;           // reach of the window
-    bool shared;        // whether all branches have the model's k and v
+    bool shared;        // whether all branches use the model's k and v
     int C, NH, NKV, HS;
-    Slot projections;   // w_k_cmp, w_v_cmp, w_k_slc, w_v_slc, each (NKV HS, C), one behind the other
+    Slot projections;   // w_k_cmp, w_v_cmp, w_k_slc, w_v_slc, each (NKV HS, C), contiguous
     Slot w_g;           // (3 NH, C): the gates of cmp for all heads, then those of slc and win
     Compressor phi_k, phi_v;
 
@@ -85,7 +86,7 @@ struct nsa : Policy {
 
     std::vector<std::string> branch_names() const { return {"cmp", "slc", "win"}; }   // in the order of CMP, SLC, WIN
 
-    // ---- what the three calls get
+    // ---- arguments of the three calls
 
     NsaBranch branch(int which) const {
         if (which == CMP) return {*this, grid.d, grid.l - 1, INT_MAX};
@@ -135,7 +136,7 @@ struct nsa : Policy {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return work_in<X>(device, nullptr, s).carve.bytes();
+        return work_in<X>(device, nullptr, s).allocator.bytes();
     }
 
     // ---- the layer
@@ -150,10 +151,10 @@ struct nsa : Policy {
         if (!shared) {
             projection_forward(device, kept.projected, in.x, weights + projections.offset, no_bias, BT, C, int(4 * kv()));
             const Heads<X> k = projected(kept.projected, 2);
-            rotate_heads(device, k, Heads<const X>{k.data, k.row}, in.cosine, in.sine, in.B, in.T, NKV, HS, 1);
+            rotate_heads(device, k, Heads<const X>{k.data, k.row}, {in.cosine, in.sine}, in.B, in.T, NKV, HS, 1);
         }
         projection_forward(device, work.logits, in.x, weights + w_g.offset, no_bias, BT, C, BRANCHES * NH);
-        each_number(device, BT, BRANCHES * NH, OpenGates<X>{kept.branches, work.logits, NH});
+        each_element(device, BT, BRANCHES * NH, OpenGates<X>{kept.branches, work.logits, NH});
 
         compress_forward(device, kept.k, kept.k_hidden, keys(in, kept), weights, phi_k, blocks(in), work.compress);
         compress_forward(device, kept.v, kept.v_hidden, values(in, kept), weights, phi_v, blocks(in), work.compress);
@@ -174,7 +175,7 @@ struct nsa : Policy {
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const NsaKept<X> kept(state.kept, in, grid, shared);
         const NsaWork<X> work = work_in<X>(device, workspace, in);
         const int BT = in.B * in.T;
@@ -197,19 +198,19 @@ struct nsa : Policy {
             add_heads(device, to.v, Heads<const X>{work.dv, kv()}, BT, NKV, HS);
             phi_backward(device, Heads<Wide<X>>{more.dk_pre, in.qk_row}, to.v, Write::add, in, weights, kept, more, work);
         } else {
-            rotate_heads(device, projected(work.dprojected, 2), Heads<const Wide<X>>{work.dk, kv()}, in.cosine, in.sine, in.B, in.T,
-                         NKV, HS, -1);
+            rotate_heads(device, projected(work.dprojected, 2), Heads<const Wide<X>>{work.dk, kv()}, {in.cosine, in.sine}, in.B,
+                         in.T, NKV, HS, -1);
             phi_backward(device, projected(work.dprojected, 0), projected(work.dprojected, 1), Write::overwrite, in, weights, kept,
                          more, work);
             clear_heads(device, Heads<Wide<X>>{more.dk_pre, in.qk_row}, BT, NKV, HS);
             projection_backward(device, work.dprojected, projections, int(4 * kv()), in, weights, more);
         }
-        each_number(device, BT, BRANCHES * NH,
+        each_element(device, BT, BRANCHES * NH,
                     OpenGatesBackward<X>{work.logits, kept.branches, {work.dgate[CMP], work.dgate[SLC], work.dgate[WIN]}, NH});
         projection_backward(device, work.logits, w_g, BRANCHES * NH, in, weights, more);
     }
 
-    // ---- accounting, and what a monitor asks
+    // ---- accounting, and queries of a monitor
 
     template <class X>
     std::vector<const Wide<X>*> branch_gates(const LayerShape& s, const LayerState<X>& state) const {
@@ -228,7 +229,7 @@ struct nsa : Policy {
                     count.tiles += policy.tile(0, i0, std::min(T, i0 + TILE), j0, std::min(S, j0 + TILE)) != Tile::hidden;
         }
         for (int i = 0; i < T; i++) {
-            const int before = i / TILE;   // blocks in front of the query's own
+            const int before = i / TILE;   // blocks before the query's own
             const int whole = std::min(before, selected - 1);
             count.pairs += double(grid.complete(i + 1)) + std::min(i, left) + 1 + double(whole) * TILE + i % TILE + 1;
             if (i % TILE == 0) count.tiles += whole + 1;
@@ -236,15 +237,15 @@ struct nsa : Policy {
         return {count.pairs * heads, count.tiles * heads};
     }
 
-    /// Keys (with their values) of one key/value head that generating token T + 1 needs: all of slc, the window's, the compressed
-    /// ones, and those of the block that is not complete. Shared keys hold the window's too, those before RoPE aside.
+    /// Keys (with values) of one key/value head for generating token T + 1: all of slc's, the window's, the compressed ones, and
+    /// those of the incomplete block. Shared keys include the window's, but not those before RoPE.
     double cached_keys(int T) const {
         const int window = shared ? 0 : std::min(T, left), open = std::min(T, grid.l);
         return double(T) + window + grid.complete(T) + open;
     }
 
-    /// For the picture of the mask: whether the last forward() had query i of head h, of the first sequence, read key j by itself,
-    /// in slc or win. cmp sees complete blocks, inside compressed keys.
+    /// For the picture of the mask: whether in the last forward() query i of head h, in the first sequence, read key j itself, in
+    /// slc or win. cmp sees complete blocks as compressed keys.
     template <class X>
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const {
         const NsaKept<X> kept(state.kept, in, grid, shared);
@@ -285,9 +286,9 @@ private:
     /// dk, dv (B, T, NKV, HS) from the gradients of the compressed keys and values.
     template <class Device, class Y, class X>
     void phi_backward(Device device, Heads<Y> dk, Heads<X> dv, Write write_v, const LayerInputs<X>& in, const X* weights,
-                      const NsaKept<X>& kept, ExtraGradients<X>& more, const NsaWork<X>& work) const {
+                      const NsaKept<X>& kept, ScoreInputGradients<X>& more, const NsaWork<X>& work) const {
         const size_t row = kv();
-        each_number(device, size_t(in.B) * grid.rows(in.T), int(row),
+        each_element(device, size_t(in.B) * grid.rows(in.T), int(row),
                     AddHeads<X, Wide<X>>{{work.dk_narrow, row}, {work.dk_compressed, row}, false});
         compress_backward(device, dk, more.dweights, work.dk_narrow, kept.k_hidden, keys(in, kept), weights, phi_k,
                           blocks(in), work.compress, Write::overwrite);
@@ -298,7 +299,7 @@ private:
     /// From the gradient of `rows` projections of x to those of their weights and of x.
     template <class Device, class X>
     void projection_backward(Device device, const X* dout, const Slot& weight, int rows, const LayerInputs<X>& in, const X* weights,
-                             ExtraGradients<X>& more) const {
+                             ScoreInputGradients<X>& more) const {
         Wide<X>* const no_bias = nullptr;
         const int BT = in.B * in.T;
         projection_backward_weight(device, more.dweights + weight.offset, no_bias, dout, in.x, BT, C, rows);
@@ -313,7 +314,7 @@ private:
         std::vector<X> k_cmp, v_cmp, k_slc, v_slc, k_win, v_win, gates;
 
         NaiveKeys(const nsa& a, const LayerInputs<X>& in, const X* weights, int b) {
-            std::vector<X> k, v;   // that cmp compresses
+            std::vector<X> k, v;   // inputs of cmp's compression
             for (int t = 0; t < in.T; t++) {
                 const X *x = in.x + in.token(b, t) * a.C, *rotated = in.key(in.k, b, t, 0), *value = in.value(b, t, 0);
                 auto append = [&](std::vector<X>& to, const X* from) { to.insert(to.end(), from, from + a.kv()); };
@@ -326,7 +327,7 @@ private:
                     append(k, in.key(in.k_pre, b, t, 0)), append(v, value), append(k_slc, rotated), append(v_slc, value);
                 } else {
                     project(k, 0), project(v, 1), project(k_slc, 2), project(v_slc, 3);
-                    turn(&k_slc[t * a.kv()], a, in, t);
+                    rotate(&k_slc[t * a.kv()], a, in, t);
                 }
                 for (int n = 0; n < BRANCHES * a.NH; n++)
                     gates.push_back(1 / (1 + std::exp(-dot(x, weights + a.w_g.offset + size_t(n) * a.C, a.C))));
@@ -338,12 +339,11 @@ private:
                 }
         }
 
-        static void turn(X* token, const nsa& a, const LayerInputs<X>& in, int t) {
+        static void rotate(X* token, const nsa& a, const LayerInputs<X>& in, int t) {
             for (int kv = 0; kv < a.NKV; kv++)
                 for (int d = 0; d < a.HS / 2; d++) {
                     X &x1 = token[kv * a.HS + d], &x2 = token[kv * a.HS + d + a.HS / 2];
-                    const X c = in.cosine[size_t(t) * (a.HS / 2) + d], s = in.sine[size_t(t) * (a.HS / 2) + d], before = x1;
-                    x1 = before * c - x2 * s, x2 = before * s + x2 * c;
+                    rotate_pair(x1, x2, in.cosine[size_t(t) * (a.HS / 2) + d], in.sine[size_t(t) * (a.HS / 2) + d]);
                 }
         }
 
@@ -390,7 +390,7 @@ private:
         score[0] = score[own] = score[std::max(own - 1, 0)] = INFINITY;
         std::vector<bool> chosen(own + 1);
         for (int n = 0; n < std::min(selected, own + 1); n++) {
-            const auto best = std::max_element(score.begin(), score.end());   // the first of equals
+            const auto best = std::max_element(score.begin(), score.end());   // of ties the first
             chosen[best - score.begin()] = true;
             *best = -INFINITY;
         }

@@ -1,17 +1,17 @@
-// Probabilistic Positional Attention (aardXiv 2510_HUqQ1gn.00002). Only its abstract could be read: "probabilistic positional
-// priors" with "learnable positional decay and scale parameters". Read here as posterior = likelihood x prior, with one decay and
-// one scale per head:
+// Probabilistic Positional Attention (aardXiv 2510_HUqQ1gn.00002). Only its abstract was available: "probabilistic
+// positional priors" with "learnable positional decay and scale parameters". Read here as posterior = likelihood x prior,
+// with one decay and one scale per head:
 //     prior_h(j | i) ~ exp(-lambda_h (i - j))
 //     z_ij = sigma_h a_ij - lambda_h (i - j),   a_ij = q_i.k_j / sqrt(HS),   j <= i
 //     sigma_h = softplus(scale_h),   lambda_h = softplus(rho_h)
-// The prior's normaliser is the same for all keys of a row and leaves the softmax as it is. So this is ALiBi with learned slopes
-// and a learned temperature.
+// The prior's normaliser is the same for all keys of a row and cancels in the softmax. So
+// this is ALiBi with learned slopes and a learned temperature.
 // The abstract leaves open, and this file reads: RoPE is kept; sigma starts at 1 and lambda as ALiBi's slopes, 2^(-8 (h + 1) / NH).
 #pragma once
 #include <cmath>
 
-#include "attention/scores/head_scalars.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/scores/head_scalars.cuh"
 
 struct ppa : Policy {
     static constexpr const char* name = "ppa";
@@ -28,7 +28,7 @@ struct ppa : Policy {
         scale = list.add(prefix + "ppa.scale", {NH}, constant(one), Decay::no);
     }
 
-    // ---- E1: head numbers [sigma, lambda]
+    // ---- score: scalars per head [sigma, lambda]
 
     constexpr Features features() const { return {2, 0, 0}; }
 
@@ -37,8 +37,8 @@ struct ppa : Policy {
         return pair.head(0) * a - pair.head(1) * (pair.i - pair.j);
     }
 
-    /// dsigma = sum a dz;  dlambda = -sum (i - j) dz. Rows of dz sum to 0, so that this is sum j dz, which sums over columns would
-    /// give for less; but j is large where i - j is small, and float32 would lose the gradient in the differences.
+    /// dsigma = sum a dz;  dlambda = -sum (i - j) dz. Rows of dz sum to 0, so the latter equals sum j dz, which column sums would
+    /// give more cheaply; but j is large where i - j is small, and the gradient would be lost to cancellation in float32.
     template <class N>
     constexpr N score_backward(N dz, N a, const Pair<N>& pair, PairGradients<N>& to) const {
         to.head(0, a * dz);
@@ -48,25 +48,25 @@ struct ppa : Policy {
 
     constexpr size_t head_weight(int h, int n) const { return (n == 0 ? scale : rho).offset + h; }
     template <class N>
-    static constexpr N head_number(N weight, int) {
+    static constexpr N head_scalar(N weight, int) {
         return softplus(weight);
     }
     template <class N>
-    static constexpr N head_number_slope(N weight, int) {
+    static constexpr N head_scalar_slope(N weight, int) {
         return sigmoid(weight);
     }
 
     template <class Device, class X>
-    void preprocess(Device device, const LayerInputs<X>&, const X* weights, Extras<X>& extras) const {
-        head_numbers_forward(device, extras.head, *this, weights, NH);
+    void preprocess(Device device, const LayerInputs<X>&, const X* weights, ScoreInputs<X>& score_inputs) const {
+        head_scalars_forward(device, score_inputs.head, *this, weights, NH);
     }
     template <class Device, class X>
-    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const Extras<X>&,
-                             ExtraGradients<X>& g) const {
-        head_numbers_backward(device, g.dweights, *this, weights, g.of.head, in.B, NH);
+    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
+                             ScoreInputGradients<X>& g) const {
+        head_scalars_backward(device, g.dweights, *this, weights, g.of.head, in.B, NH);
     }
 
-    // ---- the formula with none of the hooks
+    // ---- the formula without the hooks
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {

@@ -1,28 +1,28 @@
-// Routing Transformer (Roy et al. 2020, arXiv 2003.05997): content decides who attends to whom. Half of the heads have a local
-// window; in the others tokens with similar content form clusters, and a token attends to the tokens of its cluster before it.
+// Routing Transformer (Roy et al. 2020, arXiv 2003.05997): content decides which tokens attend to which. Half of the heads have a
+// local window; in the others tokens with similar content form clusters, and a token attends to the earlier tokens of its cluster.
 //     n_t = LN(q_t) without affine, q before RoPE;   cluster(t) = argmax_c mu_hc . n_t / |mu_hc|
 //     z_ij = n_i.n_j / sqrt(HS)   for j < i in i's cluster; the first token of a cluster sees itself alone
-// Queries and keys are the same vectors here, which is why a token does not look at itself: it would see little else.
-// This is the causal form, in which each token decides by itself and clusters differ in size. The paper balances clusters: every
-// centroid takes the T / K tokens (rounded down, one at least) of the whole sequence with the greatest mu_hc . n_t / |mu_hc|, of
-// equals the earlier ones: the first layer has many, since a token's n depends on the token alone there. A token in several
-// clusters gets the plain average of what it finds in each, a token in none gets 0.
+// Queries and keys are the same vectors here, which is why a token does not attend to itself: it would see little else.
+// This is the causal form, in which each token decides on its own and clusters differ in size. The paper balances clusters: every
+// centroid takes the T / K tokens (rounded down, at least one) of the whole sequence with the largest mu_hc . n_t / |mu_hc|, ties
+// going to earlier ones: the first layer has many ties, since a token's n depends on the token alone there. A token in several
+// clusters gets the plain average of its outputs in each, a token in none gets 0.
 // WHETHER A TOKEN IS IN A CLUSTER THEN DEPENDS ON THE TOKENS AFTER IT: training sees the future. It is here as
 // --routing-balanced 1, for comparison; what it trains cannot be used to generate text.
 // Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu), r = n /
-// |n|, which for clusters of one size is the paper's moving average with decay 1 - rate = 0.999. A centroid without members stays.
-// One implementation (lucidrains) also makes mu a unit vector after every step, while here only the choice divides by |mu|: a
+// |n|, which for clusters of equal size is the paper's moving average with decay 1 - rate = 0.999. A centroid without members does
+// not move. One implementation (lucidrains) also normalises mu after every step, while here only the choice divides by |mu|: a
 // centroid whose members disagree is shorter and turns faster. It also pulls tokens to their centroid by a small loss (commitment,
-// 1e-4), of which there is none here. Left open, and read here: routed heads see no positions (the local heads do); values are
-// shared in groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by
-// cluster, so that tiles of two clusters are never visited.
+// 1e-4), which is absent here. Left open, and read here: routed heads see no positions (the local heads do); values are shared in
+// groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by cluster, so that
+// tiles of two different clusters are never visited.
 #pragma once
-#include "attention/masks/balanced_clusters.cuh"
 #include "attention/branches/branches.cuh"
-#include "attention/scores/each_element.cuh"
 #include "attention/branches/repeated_rows.cuh"
+#include "attention/masks/balanced_clusters.cuh"
+#include "attention/scores/each_element.cuh"
 
-/// Judges rows by positions: the token in local heads, cluster T + place in the cluster in the others.
+/// Judges rows by position: the token in local heads, cluster T + index in the cluster in the others.
 struct ClusterPolicy : Policy {
     int local, left, T;
     ClusterPolicy(int local_, int left_, int T_) : Policy(Config{}, 0), local(local_), left(left_), T(T_) {}
@@ -38,7 +38,7 @@ struct ClusterPolicy : Policy {
     }
 };
 
-/// RepeatedRows for the heads [first, last) alone: the others have no rows outside of the branch.
+/// RepeatedRows restricted to heads [first, last): the others have no rows outside the branch.
 struct RowsOfHeads {
     int count;
     RepeatedRows all;
@@ -51,7 +51,7 @@ struct RowsOfHeads {
 struct routing : Policy {
     static constexpr const char* name = "routing";
     static constexpr bool tokens_choose = true;
-    static constexpr bool composite = true;
+    static constexpr bool own_passes = true;
     static constexpr bool reads_qk_pre = true;
     static constexpr bool sorts_tokens = true;
     int NH, HS, local, left, clusters;
@@ -85,10 +85,10 @@ struct routing : Policy {
             mu = list.add_statistic(prefix + "routing.mu", {NH - local, clusters, HS}, normal(1 / std::sqrt(double(HS))), rate);
     }
 
-    /// With one cluster of everything nothing is left to choose.
+    /// With a single cluster there is nothing to choose.
     bool is_causal() const { return !balanced || clusters == 1 || local == NH; }
 
-    /// A window in local heads; T / K tokens in each cluster of the others, if they are of one size.
+    /// A window in local heads; T / K tokens in each cluster of the others, as if they were of equal size.
     PairCount expected_pairs(int heads, int T) const {
         const PairCount window = count_pairs(WindowBranch(left), 1, T);
         const double size = balanced ? size_of_clusters(T) : std::max(1.0, double(T) / clusters);
@@ -100,62 +100,62 @@ struct routing : Policy {
 
     // ---- memory
 
-    /// The rows' own outputs and log-sum-exps are kept: what the layer gives is an average over a token's rows.
+    /// The rows' own outputs and log-sum-exps are kept, as the layer's output is an average over a token's rows.
     template <class X>
     struct Kept {
-        Carve carve;
+        BumpAllocator allocator;
         int* positions;   // (B, NH, R)
         RepeatedRows rows;
         BranchResults<X> results;
         Kept(std::byte* block, const LayerShape& s, const ClusterShape& c)
-            : carve(block), rows(take_rows(c)), results(carve, s, c.rows()) {}
+            : allocator(block), rows(take_rows(c)), results(allocator, s, c.rows()) {}
 
     private:
         RepeatedRows take_rows(const ClusterShape& c) {
             const size_t all = size_t(c.B) * c.NH * c.rows();
-            positions = carve.take<int>(all);
-            int *tokens = carve.take<int>(all), *following = carve.take<int>(all);
-            return {c.rows(), c.T, c.NH, tokens, following, carve.take<int>(size_t(c.B) * c.NH * c.T)};
+            positions = allocator.take<int>(all);
+            int *tokens = allocator.take<int>(all), *following = allocator.take<int>(all);
+            return {c.rows(), c.T, c.NH, tokens, following, allocator.take<int>(size_t(c.B) * c.NH * c.T)};
         }
     };
     template <class X>
     struct ForwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         BranchInputs<X> inputs;
         int* nearest = nullptr;       // (B, NH, T), where tokens choose
         Wide<X>* cosines = nullptr;   // (B, NH - local, K, T), where centroids do
         ForwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c)
-            : carve(block), inputs(carve, s, c.rows(), s.NH) {
-            if (c.size) cosines = carve.take<Wide<X>>(size_t(s.B) * (s.NH - c.local) * c.clusters * s.T);
-            else nearest = carve.take<int>(size_t(s.B) * s.NH * s.T);
+            : allocator(block), inputs(allocator, s, c.rows(), s.NH) {
+            if (c.size) cosines = allocator.take<Wide<X>>(size_t(s.B) * (s.NH - c.local) * c.clusters * s.T);
+            else nearest = allocator.take<int>(size_t(s.B) * s.NH * s.T);
         }
     };
     template <class X>
     struct BackwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         BranchInputs<X> inputs;
         X *dout, *dv;         // (B, R, NH, HS) of the rows
         Wide<X>*dq, *dk;      // (B, R, NH, HS)
         Wide<X>* dn;          // (B, T, NH, HS)
         std::byte* kernel;
         BackwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c, size_t kernel_bytes)
-            : carve(block), inputs(carve, s, c.rows(), s.NH) {
+            : allocator(block), inputs(allocator, s, c.rows(), s.NH) {
             const size_t of_rows = size_t(s.B) * c.rows() * s.NH * s.HS;
-            dout = carve.take<X>(of_rows), dv = carve.take<X>(of_rows);
-            dq = carve.take<Wide<X>>(of_rows), dk = carve.take<Wide<X>>(of_rows);
-            dn = carve.take<Wide<X>>(size_t(s.B) * s.T * s.NH * s.HS);
-            kernel = carve.take<std::byte>(kernel_bytes);
+            dout = allocator.take<X>(of_rows), dv = allocator.take<X>(of_rows);
+            dq = allocator.take<Wide<X>>(of_rows), dk = allocator.take<Wide<X>>(of_rows);
+            dn = allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH * s.HS);
+            kernel = allocator.take<std::byte>(kernel_bytes);
         }
     };
 
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
-        return Kept<X>(nullptr, s, shape(s)).carve.bytes();
+        return Kept<X>(nullptr, s, shape(s)).allocator.bytes();
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(nullptr, s, shape(s)).carve.bytes(),
-                        BackwardScratch<X>(nullptr, s, shape(s), kernel_bytes(device, s)).carve.bytes());
+        return std::max(ForwardScratch<X>(nullptr, s, shape(s)).allocator.bytes(),
+                        BackwardScratch<X>(nullptr, s, shape(s), kernel_bytes(device, s)).allocator.bytes());
     }
 
     // ---- the layer
@@ -175,7 +175,7 @@ struct routing : Policy {
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         using W = Wide<X>;
         const ClusterShape s = shape(in);
         const Kept<X> kept(state.kept, in, s);
@@ -205,7 +205,7 @@ struct routing : Policy {
                            weights + mu.offset, s, more.dloss);
     }
 
-    // ---- the formula with none of the above
+    // ---- the formula without the above
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
@@ -221,9 +221,9 @@ struct routing : Policy {
             auto modify = [&](int, int h, int i, int j, X a) {
                 if (h < local) return a;
                 const X z = dot(&n[(size_t(h) * in.T + i) * HS], &n[(size_t(h) * in.T + j) * HS], HS) / std::sqrt(X(HS));
-                return i == j ? X(-5e4) : z;   // to itself only when it is alone
+                return i == j ? X(-5e4) : z;   // sees itself only where it is alone
             };
-            for (int c = 0; c < clusters; c++) {   // the average of what a token finds in each of its clusters
+            for (int c = 0; c < clusters; c++) {   // the average of a token's outputs in each of its clusters
                 dense_softmax_of_sequence(in, b, found.data(), modify, [&](int h, int i, int j) {
                     return j <= i && is_member(h, c, i) && is_member(h, c, j) && (h >= local || j >= i - left);
                 });
@@ -250,7 +250,7 @@ private:
         return attention_workspace(device, ClusterPolicy(local, left, s.T), s.B, R, R, s.NH);
     }
 
-    /// Which tokens stand in which rows.
+    /// Assigns tokens to rows.
     template <class Device, class X>
     void form_clusters(Device device, const Kept<X>& kept, const ForwardScratch<X>& scratch, const LayerInputs<X>& in,
                        const X* weights, const ClusterShape& s) const {

@@ -1,21 +1,21 @@
 // SeerAttention (Gao et al. 2024, arXiv 2410.13276; code microsoft/SeerAttention): a gate learns from the model's own dense
 // attention which blocks of keys matter, and attention then visits only those.
-//     z_ij = a_ij   j <= i, block c(j) chosen by row r(i) or its own          the choice: core/block_gate.cuh, core/select.cuh
-//     L = mean_r KL(pooled dense map of row r || softmax of the scores)       the gate's only gradient: core/distil.cuh
-// The choice is a mask: the language model's loss has no gradient by the gate.
+//     z_ij = a_ij   j <= i, block c(j) chosen by row r(i) or its own          the choice: blocks/block_gate.cuh, masks/select.cuh
+//     L = mean_r KL(pooled dense map of row r || softmax of the scores)       the gate's only gradient: blocks/distil.cuh
+// The choice is a mask: the language model's loss has no gradient for the gate.
 // The source trains the gate alone, after the model: --seer-distil 2, in which attention is dense and everything but w_gq and w_gk
-// is frozen; then the checkpoint runs sparse with seer_distil 0. From scratch (the default, 1) both are trained at once: attention
-// is sparse, in training as in evaluation and generation, and one dense forward pass beside it teaches the gate. It costs what
-// dense attention's forward pass does; where the gate is good enough, continue with 0.
+// is frozen; the checkpoint then runs sparse with seer_distil 0. From scratch (the default, 1) both are trained at once: attention
+// is sparse, in training as in evaluation and generation, and an additional dense forward pass teaches the gate, at the cost of
+// dense attention's forward pass; once the gate is good enough, continue with 0.
 // What the source leaves open, or this engine needs otherwise:
-// - The published gate query is the mean over the block itself (query 2). A ROW'S MASK THEN DEPENDS ON TOKENS BEHIND IT. It is
-//   trained only while attention is dense (distil 2), and sparse it reads a text that is there as a whole, a prompt. By default
-//   the first token of the block stands for it; 1 is the mean of the block before. A gate query for each token, as the source's
-//   later form for decoding has, is left out: a tile of 64 queries would visit the union of 64 choices.
+// - The published gate query is the mean over the block itself (query 2). A ROW'S MASK THEN DEPENDS ON TOKENS AFTER IT. It is
+//   trained only while attention is dense (distil 2), and used sparse only on a complete text, such as a prompt. By default the
+//   first token of the block represents it; 1 is the mean of the previous block. A gate query for each token, as in the source's
+//   later form for decoding, is left out: a tile of 64 queries would visit the union of 64 choices.
 // - A block's own keys have no score and are always visited; teacher and student are over past blocks only.
 // - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
-// - The published loss leaves out the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about
-//   1/N of the mean over rows that it is here: learning rates differ by that.
+// - The published loss skips the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about 1/N
+//   of the mean over rows used here: learning rates differ by that factor.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
 #include "attention/blocks/naive_blocks.h"
@@ -36,7 +36,7 @@ struct seer : BlockSparse {
     static constexpr const char* options_to_train = "--seer-query from 0 to 1, or --seer-distil 2";
 
     static std::vector<Setting> settings() {
-        return {   // a threshold stays below 1: no share exceeds it
+        return {   // a threshold is below 1, which no share exceeds
             {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block, a multiple of 64", true},
             {"--seer-query", "seer_query", 0, 0, 2, WHOLE,
              "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2)"},

@@ -1,5 +1,5 @@
-// The variant that a trainer is linked with: this file, compiled with -DATTENTION=NAME, and the same once more with -DOF_GPU for
-// programs with a GPU half.
+// The variant that a trainer is linked with: this file compiled with -DATTENTION=NAME, and once more with
+// -DOF_GPU for programs with a GPU half.
 #include "attention/variant.h"
 
 #ifdef OF_GPU

@@ -1,15 +1,15 @@
 // Relative position representations (Shaw, Uszkoreit, Vaswani 2018, arXiv 1803.02155): a learned key for every distance.
 //     z_ij = q_i.(k_j + a_r) / sqrt(HS),   r = min(i - j, K),   j <= i
 // with one table a (K + 1, HS) per layer that all heads share. The paper's table has 2K + 1 rows, for both directions; a language
-// model looks into one. So the scores are those of plain attention plus a row feature that the pair's distance picks:
+// model needs one. So the scores are those of plain attention plus a row feature that the pair's distance selects:
 //     z_ij = a_ij + F_ir,   F = q a^T / sqrt(HS)   (B, NH, T, K + 1)
 // How it is read here:
-// - The paper's second table, added to the values, is left out: its own ablation finds the keys' table to suffice.
+// - The paper's second table, added to the values, is left out: its own ablation finds the keys' table sufficient.
 // - There is no RoPE: distances enter through the table alone, as in the paper. q and k are those after QK-norm.
 // - K = 16 (the paper's choice for translation), setting shaw_clip.
 #pragma once
-#include "attention/scores/each_element.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/scores/each_element.cuh"
 #ifdef WITH_GPU
 #include "attention/scores/pair_features.cuh"
 #endif
@@ -17,8 +17,8 @@
 struct shaw : Policy {
     static constexpr const char* name = "shaw";
     static constexpr bool rotates = false;
-    static constexpr bool reads_qk_pre = true;   // and so its backward may write a gradient of q
-    int K;      // distances from K on are one
+    static constexpr bool reads_qk_pre = true;   // so that its backward may write a gradient of q
+    int K;      // distances from K on share a row
     Slot a_k;   // (K + 1, HS)
     int NH, HS;
 
@@ -33,11 +33,11 @@ struct shaw : Policy {
         a_k = list.add(prefix + "shaw.a_k", {K + 1, HS}, normal(0.02), Decay::yes);
     }
 
-    // ---- E1: row features F
+    // ---- score: row features F
 
     constexpr Features features() const { return {0, K + 1, 0}; }
 
-    /// Which feature a pair reads; a hidden key after the query reads number 0.
+    /// The feature that a pair reads; feature 0 for a hidden key after the query.
     struct Entry {
         int K;
         constexpr int operator()(int distance) const { return distance < 0 ? 0 : distance < K ? distance : K; }
@@ -52,22 +52,23 @@ struct shaw : Policy {
         return dz;
     }
 
-    // ---- F = q a^T / sqrt(HS), and back: dq = dF a / sqrt(HS), da = dF^T q / sqrt(HS)
+    // ---- F = q a^T / sqrt(HS); backward dq = dF a / sqrt(HS), da = dF^T q / sqrt(HS)
 
     template <class X>
-    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
+    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
         const X scale = X(1) / std::sqrt(X(HS));
 #pragma omp parallel for collapse(2)
         for (int b = 0; b < in.B; b++)
             for (int h = 0; h < NH; h++)
                 gemm(Transpose::no, Transpose::yes, in.T, K + 1, HS, scale, in.query(in.q_pre, b, 0, h), in.qk_row,
-                     weights + a_k.offset, HS, X(0), extras.row + features_at(in, b, h), K + 1);
+                     weights + a_k.offset, HS, X(0), score_inputs.row + features_at(in, b, h), K + 1);
     }
 
     template <class X>
-    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
+    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
+                             ScoreInputGradients<X>& g) const {
         const X scale = X(1) / std::sqrt(X(HS));
-        std::vector<X> parts(size_t(NH) * a_k.size);   // (NH, K + 1, HS) of each head, added up in their order
+        std::vector<X> parts(size_t(NH) * a_k.size);   // (NH, K + 1, HS), to be summed in the order of heads
 #pragma omp parallel for
         for (int h = 0; h < NH; h++)
             for (int b = 0; b < in.B; b++) {
@@ -83,18 +84,19 @@ struct shaw : Policy {
 
 #ifdef WITH_GPU
     template <class X>
-    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
-        pair_features_forward<FeatureLayout::row>(device, extras.row, query_features(in, weights));
+    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
+        pair_features_forward<FeatureLayout::row>(device, score_inputs.row, query_features(in, weights));
     }
     template <class X>
-    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
+    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
+                             ScoreInputGradients<X>& g) const {
         pair_features_backward<FeatureLayout::row>(device, {g.dq_pre, in.qk_row}, g.dweights + a_k.offset, nullptr, g.of.row,
                                                    query_features(in, weights));
         clear_heads(device, Heads<float>{g.dk_pre, in.qk_row}, in.B * in.T, in.NKV, HS);
     }
 #endif
 
-    // ---- the paper's formula with none of the hooks
+    // ---- the paper's formula without the hooks
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {

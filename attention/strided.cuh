@@ -1,11 +1,11 @@
 // Sparse Transformer, strided pattern (Child et al. 2019, arXiv 1904.10509): the last l tokens, and every l-th token before them.
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and j in A1(i) or A2(i)
 //     A1(i) = {j : i - j <= l}      A2(i) = {j : (i - j) mod l = 0}
-// The paper names three ways of combining the two: layer by layer in turn, one after the other over the heads, or merged. This is
-// the merged one, a single softmax over the union. (The released code's window has l keys, the paper's, and this one, l + 1.)
-// In the order of the text every tile has a few keys of A2: nothing can be skipped. So there are two branches without a common key,
-// which make one softmax (core/branches.cuh): the window in the order of the text, and what A2 adds to it in an
-// order in which it is dense, sorted by (t mod l, t div l), as if the text were written in rows of l tokens and read in columns.
+// The paper names three ways of combining the two: alternating between layers, alternating between heads, or merged. This is the
+// merged one, a single softmax over the union. (The released code's window has l keys, the paper's, and this one, l + 1.)
+// In text order every tile has a few keys of A2, and nothing can be skipped. So two branches without a common key are merged
+// (branches/branches.cuh): the window in text order, and what A2 adds in an order in which it is dense, sorted by (t mod l, t div
+// l), as if the text were written in rows of l tokens and read in columns.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/masks/pattern.h"
@@ -14,7 +14,7 @@
 struct ColumnRows {
     static constexpr bool per_head = false;
     int count = 0, T = 0;
-    Divisor stride{1}, length{1};   // l and the rows of a column
+    Divisor stride{1}, length{1};   // l, and the rows of a column
 
     ColumnRows() = default;
     ColumnRows(int l, int T_) : T(T_), stride(std::min(l, T)), length((T + stride.divisor() - 1) / stride.divisor()) {
@@ -32,8 +32,8 @@ struct ColumnRows {
     }
 };
 
-/// Pairs of rows: two tokens of a column that are further apart than one row, which the window has. Padding is at the end of a
-/// column: such a key has no queries after it, such a query has to be hidden.
+/// Mask over rows: two tokens of a column more than one row apart (the window has the others). Padding is at the end of a column:
+/// its keys have no queries after them, its queries have to be hidden.
 struct ColumnBranch : Policy {
     ColumnRows rows;
     explicit ColumnBranch(const ColumnRows& rows_) : Policy(Config{}, 0), rows(rows_) {}
@@ -57,7 +57,7 @@ struct ColumnBranch : Policy {
 
 struct strided : Policy {
     static constexpr const char* name = "strided";
-    static constexpr bool composite = true;
+    static constexpr bool own_passes = true;
     int l;
 
     strided(const Config& config, int layer) : Policy(config, layer), l(int(config.setting("strided_stride"))) {}
@@ -66,7 +66,7 @@ struct strided : Policy {
         return {{"--stride", "strided_stride", 128, 1, 1e9, WHOLE, "l: the last l tokens and every l-th one before them", true}};
     }
 
-    // ---- the union, in the order of the text: for pictures and tests, no kernel asks
+    // ---- the union in text order: for pictures and tests, no kernel calls it
 
     constexpr bool visible(int, int i, int j) const { return j <= i && (i - j <= l || (i - j) % l == 0); }
     constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {
@@ -75,7 +75,7 @@ struct strided : Policy {
         return j1 - 1 <= i0 && (farthest <= l || l == 1) ? Tile::full : Tile::mixed;
     }
 
-    /// What the kernels really visit.
+    /// What the kernels actually visit.
     PairCount expected_pairs(int NH, int T) const {
         const ColumnRows rows(l, T);
         const PairCount window = count_pairs(WindowBranch(l), NH, T), columns = count_pairs(ColumnBranch(rows), NH, rows.count);
@@ -86,17 +86,17 @@ struct strided : Policy {
 
     template <class X, class Device>
     struct ForwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         BranchesForward<Device, X, ColumnRows> branches;
         ForwardScratch(std::byte* block, X* out, const LayerShape& s, const ColumnRows& columns)
-            : carve(block), branches(carve, s, out, {columns}) {}
+            : allocator(block), branches(allocator, s, out, {columns}) {}
     };
     template <class X, class Device>
     struct BackwardScratch {
-        Carve carve;
+        BumpAllocator allocator;
         BranchesBackward<Device, X, ColumnRows> branches;
         BackwardScratch(Device device, std::byte* block, const LayerShape& s, const ColumnRows& columns)
-            : carve(block), branches(carve, s, columns,
+            : allocator(block), branches(allocator, s, columns,
                                      std::max(attention_workspace(device, WindowBranch(0), s.B, s.T, s.T, s.NH),
                                               attention_workspace(device, ColumnBranch(columns), s.B, columns.count, columns.count,
                                                                   s.NH))) {}
@@ -105,8 +105,8 @@ struct strided : Policy {
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
         const ColumnRows columns(l, s.T);
-        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s, columns).carve.bytes(),
-                        BackwardScratch<X, Device>(device, nullptr, s, columns).carve.bytes());
+        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s, columns).allocator.bytes(),
+                        BackwardScratch<X, Device>(device, nullptr, s, columns).allocator.bytes());
     }
 
     template <class Device, class X>
@@ -121,7 +121,7 @@ struct strided : Policy {
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const {
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const ColumnRows columns(l, in.T);
         const auto branches = BackwardScratch<X, Device>(device, workspace, in, columns).branches;
         attention_layer_backward(device, WindowBranch(l), in, weights, state, dout, to, more, branches.kernel_workspace());

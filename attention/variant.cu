@@ -1,6 +1,6 @@
-// One attention variant by itself: compiled with -DATTENTION=asga, say, this is all of asga that a program is linked with. A C++
-// compiler makes the CPU's half, nvcc (or a C++ compiler with -DEMULATED_GPU) the GPU's, and the two lie in different objects;
-// CPU_AND_GPU puts them into one (train_gpt.cu).
+// One attention variant: compiled with -DATTENTION=asga, for instance, this is all of asga that a program is linked with. A C++
+// compiler compiles the CPU's half, nvcc (or a C++ compiler with -DEMULATED_GPU) the GPU's, into different objects; with
+// CPU_AND_GPU both are in one (train_gpt.cu).
 #include "attention/attention.h"
 #include "attention/layer_of.h"
 

@@ -1,9 +1,9 @@
-// The seam between the engine and an attention mechanism. The engine (model/, train_gpt.cu, ./generate) is compiled once and knows
-// what stands here; a variant is compiled by itself, once per device (attention/variant.cu), and a trainer is linked with one of
-// them. Everything is asked per layer, so that the layers of a model may differ.
+// The interface between the engine and an attention mechanism. The engine (model/, train_gpt.cu, ./generate) is compiled once and
+// knows only this; a variant is compiled separately, once per device (attention/variant.cu), and a trainer is linked with one of
+// them. Everything is per layer, so that the layers of a model may differ.
 //     Variant          name, settings; makes a model's layers
 //     AttentionLayer   one layer: facts, tensors, mask
-//     LayerPasses      what it computes on one device in one number type; attention/core/layer_of.h makes them from a policy
+//     LayerPasses      what it computes on one device in one number type; attention/layer_of.h makes them from a policy
 #pragma once
 #include <memory>
 #include <string>
@@ -12,23 +12,23 @@
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/count.h"
 #include "attention/kernel/policy.h"
-#include "model/config.h"
 #include "model/base/error.h"
+#include "model/config.h"
 #include "model/tensors.h"
 
-/// What a layer's policy says of itself; attention/core/policy.h explains each.
+/// Properties of a layer's policy, explained in attention/kernel/policy.h.
 struct LayerFacts {
     Features features;
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
     bool decodes_from_cache;   // can_decode_from_cache() in decode.h
-    bool reports_pairs;          // whether CpuPasses::sees() can be asked
+    bool reports_pairs;          // whether CpuPasses::sees() may be called
     bool is_causal, needs_known_text, expects_at_most;
-    bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, composite;   // for the tests
+    bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, own_passes;   // for the tests
     std::vector<std::string> branch_names;   // at least one: "" where the layer has a single softmax
 };
 
-/// The passes of one layer on one device. Arguments and results: attention_layer_forward() and attention_layer_backward() in
-/// attention/core/layer.h.
+/// The passes of one layer on one device. Arguments and results: attention_layer_forward() and
+/// attention_layer_backward() in attention/kernel/layer.h.
 template <class Device, class X>
 struct LayerPasses {
     virtual ~LayerPasses() = default;
@@ -40,21 +40,20 @@ struct LayerPasses {
     virtual void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                          const Statistics<X>& statistics) const = 0;
     virtual void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                          const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte* workspace) const = 0;
+                          const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const = 0;
 
-    /// What the last forward pass multiplied the output of each softmax with: Policy::branch_gates(), one for each of the layer's
-    /// LayerFacts::branch_names.
+    /// The gates of the last forward pass: Policy::branch_gates(), one for each of LayerFacts::branch_names.
     virtual std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const = 0;
 };
 
 /// What only the CPU can do.
 template <class X>
 struct CpuPasses : LayerPasses<CPU, X> {
-    /// The kernel alone over the rows and keys of `a`, and the same for one row (decode.h). For layers with decodes_from_cache.
+    /// The kernel alone on the rows and keys of `a`, and the same for one row (decode.h). For layers with decodes_from_cache.
     virtual void attend(const AttentionForward<X>& a) const = 0;
     virtual void attend_row(const AttentionForward<X>& a) const = 0;
 
-    /// Whether the last forward pass had query i of head h, of the first sequence, read key j. For layers with reports_pairs.
+    /// Whether query i of head h, in the first sequence, read key j in the last forward pass. For layers with reports_pairs.
     virtual bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const = 0;
 
     /// out (B, T, NH, HS) by the formula in dense loops: the oracle of the tests.
@@ -77,7 +76,7 @@ struct AttentionLayer {
     virtual double cached_keys(int T) const = 0;
 };
 
-/// The layer's passes on a device; std::bad_cast where its variant was made for another one.
+/// The layer's passes on a device; std::bad_cast where its variant was compiled for another one.
 template <class Device, class X>
 const LayerPasses<Device, X>& passes_of(const AttentionLayer& layer) {
     return dynamic_cast<const LayerPasses<Device, X>&>(layer);
@@ -99,12 +98,12 @@ struct Variant {
 extern const Variant& the_attention;
 extern const Variant& the_attention_on_gpu;   // where the program has a GPU half
 
-/// All variants of attention/, in the order of their names, for the programs that have them all: ./generate and the tests. The
-/// Makefile writes the tables.
+/// All variants of attention/ in alphabetical order, for the programs that have them all: ./generate and the tests. The
+/// Makefile generates the tables.
 const std::vector<const Variant*>& all_variants();
 const std::vector<const Variant*>& all_variants_on_gpu();
 
-/// The variant of that name. Exit::usage with the names there are where there is none.
+/// The variant of that name. Otherwise fails with Exit::usage and the known names.
 inline const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants()) {
     std::string known;
     for (const Variant* variant : variants) {

@@ -28,14 +28,14 @@ std::vector<int32_t> encoded(const Tokenizer& tokenizer, const std::string& text
     return {ids.begin(), ids.end()};
 }
 
-// What separates words, lines or paragraphs in Unicode, as Python's str.isspace() has it.
+// Unicode white space, as in Python's str.isspace().
 bool is_white_space(char32_t c) {
     const auto is_one_of = [c](std::u32string_view set) { return set.find(c) != set.npos; };
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || (c >= 0x2000 && c <= 0x200A) ||
            is_one_of(U"\x85\xA0\x1680\x2028\x2029\x202F\x205F\x3000");
 }
 
-// Bytes of valid UTF-8 in front of the white space that ends it.
+// Length in bytes of valid UTF-8 without trailing white space.
 size_t without_white_space_at_end(std::string_view text) {
     const size_t bytes = text.size();
     size_t end = 0;
@@ -44,7 +44,7 @@ size_t without_white_space_at_end(std::string_view text) {
     return end;
 }
 
-// White space that ends a context belongs to the answer: "he " + "runs" is " runs" behind "he", as text has it.
+// Trailing white space of a context belongs to the answer: "he " + "runs" is " runs" after "he", as in running text.
 Answer encode_pair(const Tokenizer& tokenizer, std::string context, const std::string& answer) {
     const size_t end = without_white_space_at_end(context);
     const bool spaced = context.empty() || end < context.size();
@@ -64,7 +64,7 @@ public:
     ItemReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
     EvaluationItem item(const Tokenizer& tokenizer) const {
-        if (!object_.is_object()) fail(Exit::data, where_, ": is no JSON object");
+        if (!object_.is_object()) fail(Exit::data, where_, ": is not a JSON object");
         const bool by_context = object_.contains("context_options");
         const std::string shared = string(by_context ? "continuation" : "query");
         EvaluationItem item;
@@ -91,7 +91,7 @@ private:
         return *found;
     }
     std::string string(const char* key) const {
-        if (!field(key).is_string()) fail(Exit::data, where_, ": \"", key, "\" is no string");
+        if (!field(key).is_string()) fail(Exit::data, where_, ": \"", key, "\" is not a string");
         return field(key).get<std::string>();
     }
     std::vector<std::string> strings(const char* key) const {
@@ -100,7 +100,7 @@ private:
         if (list.is_array())
             for (const json& one : list) found.push_back(one.is_string() ? one.get<std::string>() : "");
         if (found.size() < 2 || std::count(found.begin(), found.end(), ""))
-            fail(Exit::data, where_, ": \"", key, "\" is no list of two or more strings that are not empty");
+            fail(Exit::data, where_, ": \"", key, "\" is not a list of two or more non-empty strings");
         return found;
     }
 
@@ -109,7 +109,7 @@ private:
 };
 
 json parse_line(const std::string& line, const std::string& where) {
-    if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // the parser would stop there
+    if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // where the parser would stop
     try {
         return parse_json(line);
     } catch (const json::exception& error) {
@@ -139,13 +139,13 @@ EvaluationTask read_json_lines(const std::string& path, const Tokenizer& tokeniz
     return task;
 }
 
-// llm.c's evaluation files as a stream of numbers of one size.
-class NumberReader {
+// llm.c's evaluation files as a stream of integers of one size.
+class IntegerReader {
 public:
-    NumberReader(const std::string& path, const std::string& bytes, size_t at, int size)
+    IntegerReader(const std::string& path, const std::string& bytes, size_t at, int size)
         : path_(path), bytes_(bytes), at_(at), size_(size) {}
 
-    uint32_t most() const { return size_ == 2 ? 0xFFFFu : 0xFFFFFFFFu; }
+    uint32_t max() const { return size_ == 2 ? 0xFFFFu : 0xFFFFFFFFu; }
     bool at_end() const { return at_ == bytes_.size(); }
 
     uint32_t next() {
@@ -158,7 +158,7 @@ public:
     std::vector<int32_t> tokens() {
         const size_t count = next();
         if (count > (bytes_.size() - at_) / size_)
-            fail(Exit::data, path_, ": byte ", at_, " announces ", count, " tokens, and the file ends before");
+            fail(Exit::data, path_, ": byte ", at_, " declares ", count, " tokens, but the file ends before");
         std::vector<int32_t> ids(count);
         for (int32_t& id : ids) id = int32_t(next());
         return ids;
@@ -171,19 +171,19 @@ private:
     int size_;
 };
 
-EvaluationItem read_item(NumberReader& numbers, const Tokenizer* tokenizer, const std::string& where) {
-    if (numbers.next() != numbers.most()) fail(Exit::data, where, ": does not begin with the mark of an item");
-    numbers.next();   // its bytes
-    numbers.next();   // its number
+EvaluationItem read_item(IntegerReader& reader, const Tokenizer* tokenizer, const std::string& where) {
+    if (reader.next() != reader.max()) fail(Exit::data, where, ": does not begin with the marker of an item");
+    reader.next();   // its size in bytes
+    reader.next();   // its index
     EvaluationItem item;
-    item.gold = int(numbers.next());
-    const uint32_t count = numbers.next();
+    item.gold = int(reader.next());
+    const uint32_t count = reader.next();
     if (count < 2 || count > 1024 || item.gold < 0 || item.gold >= int(count))
         fail(Exit::data, where, ": has ", count, " answers, of which number ", item.gold, " is right; expected 2 to 1024 answers");
-    const std::vector<int32_t> context = numbers.tokens();
+    const std::vector<int32_t> context = reader.tokens();
     if (context.empty()) fail(Exit::data, where, ": has no context");
     for (uint32_t n = 0; n < count; n++) {
-        const std::vector<int32_t> ending = numbers.tokens();
+        const std::vector<int32_t> ending = reader.tokens();
         if (ending.empty()) fail(Exit::data, where, ": answer ", n, " has no tokens");
         Answer answer{context, int(context.size()), 0};
         answer.tokens.insert(answer.tokens.end(), ending.begin(), ending.end());
@@ -201,16 +201,16 @@ EvaluationTask read_binary(const std::string& path, const Tokenizer* tokenizer, 
     constexpr uint32_t magic = 20240522, narrow = 1, wide = 7;
     const std::string bytes = read_small_file(path);
     if (bytes.size() < header_bytes) fail(Exit::data, path, ": has ", bytes.size(), " bytes, less than a header's ", header_bytes);
-    NumberReader header(path, bytes, 0, 4);
+    IntegerReader header(path, bytes, 0, 4);
     const uint32_t found = header.next(), version = header.next(), items = header.next();
     if (found != magic || (version != narrow && version != wide))
         fail(Exit::data, path, ": begins with ", found, ", version ", version, "; evaluation items have magic ", magic, ", version ",
              narrow, " or ", wide);
-    NumberReader numbers(path, bytes, header_bytes, version == narrow ? 2 : 4);
+    IntegerReader reader(path, bytes, header_bytes, version == narrow ? 2 : 4);
     EvaluationTask task;
     for (uint32_t n = 0; n < items && (!limit || n < limit); n++)
-        task.items.push_back(read_item(numbers, tokenizer, path + ": item " + std::to_string(n)));
-    if (task.items.size() == items && !numbers.at_end()) fail(Exit::data, path, ": goes on behind its ", items, " items");
+        task.items.push_back(read_item(reader, tokenizer, path + ": item " + std::to_string(n)));
+    if (task.items.size() == items && !reader.at_end()) fail(Exit::data, path, ": has more data after its ", items, " items");
     return task;
 }
 
@@ -251,10 +251,10 @@ double macro_f1(const EvaluationTask& task, const std::vector<int>& chosen) {
 std::vector<EvaluationFile> find_evaluation_files(const std::vector<std::string>& globs) {
     std::vector<EvaluationFile> files;
     std::map<std::string, int> of_name;
-    std::set<std::filesystem::path> files_found;   // not as they were written: a.jsonl is ./a.jsonl
+    std::set<std::filesystem::path> files_found;   // canonical: a.jsonl is ./a.jsonl
     for (const std::string& glob : globs)
         for (const std::string& path : expand_glob(glob, "evaluation items")) {
-            std::error_code unknown;   // a file that cannot be read is the reader's to report
+            std::error_code unknown;   // the reader reports files that cannot be read
             if (!files_found.insert(std::filesystem::weakly_canonical(path, unknown)).second)
                 fail(Exit::usage, path, ": is named twice; its items would count twice");
             files.push_back({path, std::filesystem::path(path).stem().string()});

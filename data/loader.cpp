@@ -7,10 +7,12 @@
 
 namespace {
 
-// (T + 1) tokens -> T inputs and the T tokens that follow each of them.
-void split_row(const int32_t* row, int T, int32_t* inputs, int32_t* targets) {
-    std::copy(row, row + T, inputs);
-    std::copy(row + 1, row + T + 1, targets);
+// inputs (T) from token `start` on, and targets (T) shifted by one; `row` (T + 1) is scratch.
+void read_row(const TokenStream& stream, uint64_t start, int T, std::vector<int32_t>& row, int32_t* inputs, int32_t* targets) {
+    stream.copy(start, row.size(), row.data());
+    std::copy(row.begin(), row.end() - 1, inputs);
+    if (stream.masked()) stream.copy_targets(start + 1, static_cast<size_t>(T), targets);
+    else std::copy(row.begin() + 1, row.end(), targets);
 }
 
 void require_one_row(const TokenStream& stream, int T) {
@@ -37,8 +39,8 @@ RowOrder::RowOrder(const TokenStream& stream, int T, bool shuffle, uint64_t seed
     : T_(static_cast<uint64_t>(T)), seed_(seed), shuffle_(shuffle) {
     require_one_row(stream, T);
     const uint64_t size = stream.size();
-    // In order every row counts. Shuffled, the rows of an epoch are shifted by a phase below T, and only as many rows are
-    // used as fit for every phase; a stream too short for that has one row and as many phases as there is room.
+    // Unshuffled, every row is used. Shuffled, an epoch's rows are shifted by a phase below T, and only as many rows are used as
+    // fit for every phase; a stream too short for that has one row and as many phases as fit.
     rows_per_epoch_ = shuffle ? std::max<uint64_t>(1, size / T_ - 1) : (size - 1) / T_;
     phases_ = shuffle ? std::min(T_, size - rows_per_epoch_ * T_) : 1;
 }
@@ -56,17 +58,15 @@ Loader::Loader(const TokenStream& stream, const LoaderConfig& config)
     : stream_(stream), config_((check_sizes(config), config)), order_(stream, config.T, config.shuffle, config.seed) {}
 
 void Loader::seek(int64_t step) {
-    ahead_ = {};   // waits for the thread and forgets what it read
+    ahead_ = {};   // waits for the thread and discards its rows
     micro_step_ = static_cast<uint64_t>(step) * static_cast<uint64_t>(config_.micro_steps);
 }
 
 std::vector<int32_t> Loader::read(uint64_t micro_step) const {
-    const size_t tokens = static_cast<size_t>(config_.T) + 1;
+    const size_t B = static_cast<size_t>(config_.B), T = static_cast<size_t>(config_.T);
     const uint64_t batch = micro_step * static_cast<uint64_t>(config_.ranks) + static_cast<uint64_t>(config_.rank);
-    const uint64_t first_row = batch * static_cast<uint64_t>(config_.B);
-    std::vector<int32_t> rows(static_cast<size_t>(config_.B) * tokens);
-    for (int b = 0; b < config_.B; ++b)
-        stream_.copy(order_.start(first_row + static_cast<uint64_t>(b)), tokens, &rows[b * tokens]);
+    std::vector<int32_t> rows(2 * B * T), row(T + 1);
+    for (size_t b = 0; b < B; ++b) read_row(stream_, order_.start(batch * B + b), config_.T, row, &rows[b * T], &rows[(B + b) * T]);
     return rows;
 }
 
@@ -77,9 +77,18 @@ void Loader::next(int32_t* inputs, int32_t* targets) {
     ++micro_step_;
     ahead_ = start_reading();
 
-    const size_t T = static_cast<size_t>(config_.T);
-    for (int b = 0; b < config_.B; ++b)
-        split_row(&rows[b * (T + 1)], config_.T, inputs + b * T, targets + b * T);
+    const auto middle = rows.begin() + static_cast<std::ptrdiff_t>(rows.size() / 2);
+    std::copy(rows.begin(), middle, inputs);
+    std::copy(middle, rows.end(), targets);
+}
+
+int64_t Loader::targets_of_step(int64_t step) const {
+    const int64_t rows = int64_t{config_.B} * config_.ranks * config_.micro_steps, T = config_.T;
+    if (!stream_.masked()) return rows * T;
+    uint64_t targets = 0;
+    for (int64_t row = step * rows; row < (step + 1) * rows; ++row)
+        targets += stream_.count_targets(order_.start(static_cast<uint64_t>(row)) + 1, static_cast<uint64_t>(T));
+    return static_cast<int64_t>(targets);
 }
 
 void validation_rows(const TokenStream& stream, int64_t row, int T, int count, int32_t* inputs, int32_t* targets) {
@@ -88,8 +97,6 @@ void validation_rows(const TokenStream& stream, int64_t row, int T, int count, i
         fail(Exit::data, stream.name(), ": rows ", row, " to ", row + count - 1, " of ", T, " tokens were asked for, but its ",
              stream.size(), " tokens make ", available, " such rows; give it more text or take fewer or shorter rows");
     std::vector<int32_t> tokens(static_cast<size_t>(T) + 1);
-    for (int64_t i = 0; i < count; ++i) {
-        stream.copy(static_cast<uint64_t>((row + i) * T), tokens.size(), tokens.data());
-        split_row(tokens.data(), T, inputs + i * T, targets + i * T);
-    }
+    for (int64_t i = 0; i < count; ++i)
+        read_row(stream, static_cast<uint64_t>((row + i) * T), T, tokens, inputs + i * T, targets + i * T);
 }

@@ -1,6 +1,5 @@
-// Which tokens a rank trains on in which step, and a thread that fetches them ahead of time. The order is a function of
-// (seed, epoch, step) alone: nothing needs to be saved but the step, and any number of ranks sees the same rows in a step
-// as long as B * ranks * micro_steps is the same.
+// Which tokens a rank trains on in which step, and a thread that prefetches them. The order depends on (seed, epoch, step): only
+// the step needs to be saved, and any number of ranks sees the same rows in a step for the same B * ranks * micro_steps.
 #pragma once
 #include <cstdint>
 #include <future>
@@ -15,14 +14,14 @@ struct LoaderConfig {
     int rank = 0;
     int micro_steps = 1;     // per optimiser step
     uint64_t seed = 0;
-    bool shuffle = true;     // false: the rows in the order of the shards
+    bool shuffle = true;     // false: rows in the order of the shards
 };
 
-/// Rows of T tokens cut from a stream. Row r of the run begins at token start(r) and needs T + 1 tokens: T inputs and the same
-/// shifted by one as targets. data/README.md has the formulas in words.
+/// Rows of T tokens from a stream. Row r of the run begins at token start(r) and has T + 1 tokens: T inputs, and the same shifted
+/// by one as targets, -1 if hidden by a loss mask. data/README.md explains the order.
 class RowOrder {
 public:
-    /// Exit::data when the stream is shorter than one row.
+    /// Exit::data if the stream is shorter than one row.
     RowOrder(const TokenStream& stream, int T, bool shuffle, uint64_t seed);
 
     uint64_t start(uint64_t row) const;
@@ -38,31 +37,33 @@ private:
 
 class Loader {
 public:
-    /// The stream must outlive the loader. Sizes that make no sense: Exit::usage; too few tokens: Exit::data.
+    /// Precondition: the stream outlives the loader. Exit::usage for invalid sizes, Exit::data for too few tokens.
     Loader(const TokenStream& stream, const LoaderConfig& config);
-    Loader(const Loader&) = delete;   // the thread knows its address
+    Loader(const Loader&) = delete;   // the thread holds a pointer to it
     Loader& operator=(const Loader&) = delete;
 
-    /// The next call of next() gives micro-step 0 of optimiser step `step` (0 or more).
+    /// Precondition: step >= 0. The next next() returns micro-step 0 of optimiser step `step`.
     void seek(int64_t step);
 
-    /// The inputs and targets (B, T) of the next micro-step of this rank, while a thread already reads the one after it.
-    /// What went wrong on the thread is thrown here.
+    /// Inputs and targets (B, T) of this rank's next micro-step. A thread prefetches the next; its errors are rethrown here.
     void next(int32_t* inputs, int32_t* targets);
 
+    /// How many targets of optimiser step `step` count, on all ranks: all of its tokens, or those that a loss mask leaves.
+    int64_t targets_of_step(int64_t step) const;
+
 private:
-    std::vector<int32_t> read(uint64_t micro_step) const;   // (B, T + 1)
+    std::vector<int32_t> read(uint64_t micro_step) const;   // inputs (B, T), targets (B, T)
 
     const TokenStream& stream_;
     LoaderConfig config_;
     RowOrder order_;
-    uint64_t micro_step_ = 0;                  // that next() will give, counted from the start of the run
+    uint64_t micro_step_ = 0;                  // the next one, counted from the start of the run
     std::future<std::vector<int32_t>> ahead_;  // its rows; the destructor of a future waits for its thread
 };
 
-/// How many rows of T tokens, each with its target behind it, the stream has when it is read in order.
+/// The number of rows of T tokens, with their targets, in the stream read in order.
 int64_t windows(const TokenStream& stream, int T);
 
-/// Rows row .. row + count - 1 in order, as inputs and targets (count, T): row i is tokens i*T .. i*T + T. The same rows in
-/// every evaluation, whatever the seed. Rows beyond windows(): Exit::data.
+/// Rows [row, row + count) in order as inputs and targets (count, T): row i is tokens i*T .. i*T + T, independent of the seed.
+/// Targets hidden by a loss mask are -1. Exit::data for rows beyond windows().
 void validation_rows(const TokenStream& stream, int64_t row, int T, int count, int32_t* inputs, int32_t* targets);

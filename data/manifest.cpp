@@ -6,9 +6,9 @@
 #include "model/base/json.h"
 
 using nlohmann::json;
-using nlohmann::ordered_json;   // keeps keys in the order of writing
+using nlohmann::ordered_json;   // keeps keys in insertion order
 
-// Found by the JSON library through the type's namespace, hence outside an unnamed one.
+// Found by the JSON library by argument-dependent lookup, hence not in an unnamed namespace.
 void to_json(ordered_json& object, const ShardInfo& shard) {
     object["file"] = shard.file;
     object["tokens"] = shard.tokens;
@@ -57,7 +57,7 @@ Manifest manifest_from_json(const std::string& text, const std::string& where) {
         file.at("shards").get_to(manifest.shards);
         return manifest;
     } catch (const nlohmann::json::exception& error) {
-        fail(Exit::data, where, ": is no manifest of token shards (", error.what(), "); remove it or run ./tokenize again");
+        fail(Exit::data, where, ": is not a manifest of token shards (", error.what(), "); remove it or run ./tokenize again");
     }
 }
 
@@ -96,7 +96,7 @@ std::string saved_run_to_json(const SavedRun& run) {
     file["documents_before"] = run.documents_before;
     file["in_validation"] = run.in_validation;
     file["complete"] = run.complete;
-    return written(file, 2, NotUtf8::replace) + "\n";   // names of files need not be UTF-8
+    return written(file, 2, NotUtf8::replace) + "\n";   // file names need not be UTF-8
 }
 
 std::optional<SavedRun> saved_run_from_json(const std::string& text) {
@@ -125,7 +125,7 @@ std::string difference(const Fingerprint& before, const Fingerprint& now) {
         const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
         return found == all.end() ? "not there" : found->second;
     };
-    for (const Fingerprint* names : {&now, &before})   // what was read back has an order of its own
+    for (const Fingerprint* names : {&now, &before})   // their orders may differ
         for (const auto& [name, ignored] : *names)
             if (value_in(before, name) != value_in(now, name))
                 return name + " was " + value_in(before, name) + ", is " + value_in(now, name);

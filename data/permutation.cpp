@@ -13,8 +13,8 @@ namespace {
 
 constexpr int rounds = 6;
 
-// A Feistel network on numbers of 2 * half_bits bits. Each round replaces (left, right) by (right, left ^ f(right)), which can
-// be undone whatever f is: that makes it a bijection.
+// A Feistel network on 2 * half_bits bits. Each round maps (left, right) to (right, left ^ f(right)), which is invertible for any
+// f, so the network is a bijection.
 uint64_t feistel(uint64_t i, int half_bits, uint64_t key) {
     const uint64_t half = (uint64_t{1} << half_bits) - 1;
     uint64_t left = i >> half_bits, right = i & half;
@@ -30,8 +30,8 @@ uint64_t feistel(uint64_t i, int half_bits, uint64_t key) {
 uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
     int half_bits = 1;
     while (half_bits < 32 && n > uint64_t{1} << 2 * half_bits) ++half_bits;
-    // Cycle walking: the network permutes up to 4n numbers; following it until the result is below n again permutes those
-    // below n among themselves, in fewer than four steps on average.
+    // Cycle walking: the network permutes up to 4n values; iterating it until the result is below n permutes those below n among
+    // themselves, in fewer than four steps on average.
     do i = feistel(i, half_bits, key);
     while (i >= n);
     return i;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t batch_bytes = size_t{1} << 20;
 
-// How much of a text lies before byte `train_bytes` of its document, of which `before` bytes came earlier. At a character of UTF-8.
+// How much of a text, which begins at byte `before` of its document, lies before byte `train_bytes`; at a UTF-8 character boundary.
 size_t part_for_training(std::string_view text, uint64_t before, uint64_t train_bytes) {
     if (train_bytes <= before) return 0;
     if (train_bytes - before >= text.size()) return text.size();
@@ -37,7 +37,7 @@ bool BatchReader::next(TextBatch& batch) {
             batch.items.push_back({piece.place, batch.text.size()});
         }
         batch.consumed = reader_->consumed();
-        if (batch.text.size() >= batch_bytes) return true;   // the input may go on
+        if (batch.text.size() >= batch_bytes) return true;   // the input may have more
         reader_.reset();
         start_ = {};
     }
@@ -77,7 +77,7 @@ Pipeline::~Pipeline() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-// False when the work is to end.
+// False if the pipeline is stopping.
 bool Pipeline::put(std::unique_ptr<TextBatch> batch, bool done) {
     std::unique_lock lock(mutex_);
     const size_t bytes = batch->text.size();

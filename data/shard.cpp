@@ -16,12 +16,13 @@
 #include <limits>
 #include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include "model/base/error.h"
 #include "model/base/hash.h"
 
-static_assert(std::endian::native == std::endian::little, "shards are little-endian and are mapped as they are");
+static_assert(std::endian::native == std::endian::little, "shards are little-endian and mapped without conversion");
 
 namespace fs = std::filesystem;
 
@@ -29,8 +30,10 @@ namespace {
 
 struct Format {
     int32_t magic;
-    int32_t version;
+    int32_t version;          // without a mask; with one it is the next number
     int bytes_per_token;
+
+    int32_t version_of(bool masked) const { return version + masked; }
 };
 constexpr Format narrow_format = {20240520, 1, 2};
 constexpr Format wide_format = {20240801, 7, 4};
@@ -38,8 +41,8 @@ constexpr int32_t evaluation_magic = 20240522;
 
 using Header = std::array<int32_t, shard_header_bytes / sizeof(int32_t)>;   // [0] magic, [1] version, [2] tokens
 
-// The scan for bad tokens looks at this much of a file at a time and then lets go of it, so that checking a shard of many
-// gigabytes does not make the process look like one. A multiple of every page size.
+// The scan for bad tokens maps and releases this much of a file at a time, so that checking a large shard does not inflate the
+// process's resident memory. A multiple of every page size.
 constexpr uint64_t scan_bytes = uint64_t{64} << 20;
 
 const Format& format_of(const std::string& path, int32_t magic) {
@@ -49,28 +52,30 @@ const Format& format_of(const std::string& path, int32_t magic) {
         fail(Exit::data, path, ": is an evaluation file (magic ", magic, "), not a token shard");
     const auto swapped = static_cast<int32_t>(__builtin_bswap32(static_cast<uint32_t>(magic)));
     const bool big_endian = swapped == narrow_format.magic || swapped == wide_format.magic;
-    fail(Exit::data, path, ": is no token shard: it starts with magic ", magic, " at byte 0, expected ",
+    fail(Exit::data, path, ": is not a token shard: it starts with magic ", magic, " at byte 0, expected ",
          narrow_format.magic, " (16-bit tokens) or ", wide_format.magic, " (32-bit tokens)",
          big_endian ? "; its bytes are in big-endian order" : "; ./tokenize writes shards from text");
 }
 
-// The format of a shard whose header and size agree. Fails otherwise.
+// The shard's format. Exit::data unless header and file size agree.
 const Format& check_header(const std::string& path, const Header& header, uint64_t file_bytes) {
     const Format& format = format_of(path, header[0]);
-    if (header[1] != format.version)
-        fail(Exit::data, path, ": has version ", header[1], " at byte 4, expected ", format.version, " with magic ", format.magic);
+    const bool masked = header[1] == format.version_of(true);
+    if (!masked && header[1] != format.version)
+        fail(Exit::data, path, ": has version ", header[1], " at byte 4, expected ", format.version, " with magic ", format.magic,
+             ", or ", format.version_of(true), " with a loss mask");
     if (header[2] <= 0)
         fail(Exit::data, path, ": header says ", header[2], " tokens at byte 8, expected at least 1");
-    const uint64_t expected = shard_header_bytes + static_cast<uint64_t>(header[2]) * format.bytes_per_token;
+    const uint64_t expected = shard_header_bytes + static_cast<uint64_t>(header[2]) * (format.bytes_per_token + masked);
     if (file_bytes != expected)
         fail(Exit::data, path, ": is ", file_bytes < expected ? "cut short" : "too long", ": it has ", file_bytes, " bytes, but ",
-             header[2], " tokens of ", format.bytes_per_token, " bytes, as its header says, make ", expected);
+             header[2], " tokens of ", format.bytes_per_token, " bytes", masked ? " and their mask" : "",
+             ", as its header says, make ", expected);
     return format;
 }
 
-// Lets go of the pages that hold bytes begin .. end - 1 of the map, and of those that the kernel maps along with them at a
-// page fault (2 MiB, aligned, at most). They stay in the system's file cache; but what the process is said to use is then what its
-// model needs and does not grow with the data it has seen.
+// Releases the pages of bytes [begin, end) of the mapping, and those that the kernel maps with them on a page fault (at most 2 MiB,
+// aligned). They stay in the page cache, but resident memory does not grow with the data read.
 void release(void* map, uint64_t begin, uint64_t end, uint64_t file_bytes) {
     constexpr uint64_t around = uint64_t{2} << 20;
     const uint64_t first = begin / around * around;
@@ -84,7 +89,6 @@ void widen(const void* payload, uint64_t start, size_t count, int32_t* out) {
     for (size_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(tokens[i]);
 }
 
-// The compiler vectorises it.
 template <class Token>
 uint32_t largest_of(const Token* tokens, size_t count) {
     Token largest = 0;
@@ -92,19 +96,19 @@ uint32_t largest_of(const Token* tokens, size_t count) {
     return largest;
 }
 
-// Index of the first token that is not below `vocabulary`; there is one.
+// Precondition: some token is not below `vocabulary`. The index of the first.
 template <class Token>
 size_t first_outside(const Token* tokens, size_t count, uint32_t vocabulary) {
     return std::find_if(tokens, tokens + count, [&](Token token) { return token >= vocabulary; }) - tokens;
 }
 
-// The greatest token of a shard, all of which are below `vocabulary`.
+// The largest token of a shard, whose tokens end at byte tokens_end of the file. Exit::data if any is not below `vocabulary`.
 template <class Token>
-uint32_t scan(const std::string& path, char* map, uint64_t file_bytes, uint32_t vocabulary) {
+uint32_t scan(const std::string& path, char* map, uint64_t tokens_end, uint64_t file_bytes, uint32_t vocabulary) {
     uint32_t largest = 0;
-    for (uint64_t piece = 0; piece < file_bytes; piece += scan_bytes) {
+    for (uint64_t piece = 0; piece < tokens_end; piece += scan_bytes) {
         const uint64_t begin = std::max<uint64_t>(piece, shard_header_bytes);
-        const uint64_t end = std::min(piece + scan_bytes, file_bytes);
+        const uint64_t end = std::min(piece + scan_bytes, tokens_end);
         madvise(map + piece, end - piece, MADV_WILLNEED);
         const Token* tokens = reinterpret_cast<const Token*>(map + begin);
         const size_t count = (end - begin) / sizeof(Token);
@@ -120,8 +124,22 @@ uint32_t scan(const std::string& path, char* map, uint64_t file_bytes, uint32_t 
     return largest;
 }
 
-// ---- What earlier runs found out about large shards, so that a start need not read them all again. Per shard one small file in
-// $XDG_CACHE_HOME/train_gpt/shards, or ~/.cache/train_gpt/shards; deleting them costs a check and nothing else.
+// Exit::data unless every byte of a mask, from byte mask_begin to the end of the file, is 0 or 1.
+void scan_mask(const std::string& path, char* map, uint64_t mask_begin, uint64_t file_bytes) {
+    for (uint64_t begin = mask_begin; begin < file_bytes; begin += scan_bytes) {
+        const uint64_t end = std::min(begin + scan_bytes, file_bytes);
+        const auto* first = reinterpret_cast<const uint8_t*>(map + begin);
+        if (largest_of(first, end - begin) > 1) {
+            const uint64_t bad = begin + first_outside(first, end - begin, 2);
+            fail(Exit::data, path, ": the loss mask has ", int{static_cast<uint8_t>(map[bad])}, " at byte ", bad, ", for token ",
+                 bad - mask_begin, "; 1 is a token that counts as a target, 0 one that does not");
+        }
+        release(map, begin, end, file_bytes);
+    }
+}
+
+// ---- A cache of check results for large shards, so that runs need not read them all again. One small file per shard in
+// $XDG_CACHE_HOME/train_gpt/shards, or ~/.cache/train_gpt/shards; deleting it only costs another check.
 
 std::string cache_folder() {
     const char* cache = std::getenv("XDG_CACHE_HOME");
@@ -130,27 +148,27 @@ std::string cache_folder() {
     return home && *home ? std::string(home) + "/.cache/train_gpt/shards" : "";
 }
 
-uint64_t hash_of_both_ends(const void* data, uint64_t bytes) {
+uint64_t hash_of_both_ends(const void* data, uint64_t bytes, uint64_t seed = 0) {
     const uint64_t end = std::min<uint64_t>(bytes, 65536);
     const char* first = static_cast<const char*>(data);
-    return xxh3(first + bytes - end, end, xxh3(first, end));
+    return xxh3(first + bytes - end, end, xxh3(first, end, seed));
 }
 
-/// A shard as it is now: where it is, its size, inode and times of the last change (of the bytes, and of anything, which programs
-/// cannot set), and a hash of its first and last 64 KiB.
+/// Identifies the current state of a shard: its path, size, inode, mtime and ctime (which programs cannot set), and a hash of its
+/// first and last 64 KiB.
 class CheckedShard {
 public:
-    /// Of `path`, which is open and mapped: `bytes` bytes at `data`.
+    /// Of the file `path`, mapped at `data` (bytes).
     CheckedShard(const std::string& path, const void* data, uint64_t bytes);
 
-    /// The greatest token that a check of this very file has found; nothing when none is on record.
+    /// The largest token found by an earlier check of this exact file; nothing if there is no record.
     std::optional<uint32_t> largest_token() const;
 
-    /// Puts it on record. What cannot be written is not remembered, and nobody is told.
+    /// Records it. Write errors are ignored.
     void remember(uint32_t largest_token) const;
 
 private:
-    std::string file_;        // of the record; "" where there is no place for one
+    std::string file_;        // path of the record; "" if there is no place for it
     std::string identity_;    // first line of the record
 };
 
@@ -188,7 +206,7 @@ void CheckedShard::remember(uint32_t largest_token) const {
 }  // namespace
 
 Shard::Shard(const std::string& path) : path_(path) {
-    // O_NONBLOCK: opening a named pipe must not wait for somebody to write into it.
+    // O_NONBLOCK: opening a named pipe must not wait for a writer.
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     struct stat status;
@@ -205,6 +223,7 @@ Shard::Shard(const std::string& path) : path_(path) {
     const Format& format = check_header(path, header, file_bytes_);
     tokens_ = static_cast<uint64_t>(header[2]);
     bytes_per_token_ = format.bytes_per_token;
+    masked_ = header[1] == format.version_of(true);
 
     void* map = ::mmap(nullptr, file_bytes_, PROT_READ, MAP_SHARED, file.get(), 0);
     if (map == MAP_FAILED) fail(Exit::data, path, ": cannot be mapped into memory: ", last_os_error());
@@ -224,6 +243,7 @@ Shard& Shard::operator=(Shard&& other) noexcept {
     inode_ = other.inode_;
     tokens_ = std::exchange(other.tokens_, 0);
     bytes_per_token_ = other.bytes_per_token_;
+    masked_ = other.masked_;
     return *this;
 }
 
@@ -232,25 +252,54 @@ void Shard::unmap() {
     map_ = nullptr;
 }
 
-void Shard::copy(uint64_t start, size_t count, int32_t* out) const {
-    // Another file under the same name, or none, does no harm: the map holds on to the one that was opened.
+uint64_t Shard::fingerprint(uint64_t seed) const {
+    require_whole();
+    return hash_of_both_ends(map_, file_bytes_, xxh3(&file_bytes_, sizeof file_bytes_, seed));
+}
+
+void Shard::require_whole() const {
+    // A different file under this name, or none, is harmless: the mapping keeps the original alive.
     struct stat status;
     const bool same_file = ::stat(path_.c_str(), &status) == 0 && status.st_ino == inode_;
     if (same_file && static_cast<uint64_t>(status.st_size) < file_bytes_)
         fail(Exit::data, path_, ": was cut short while it was in use: from ", file_bytes_, " to ", status.st_size, " bytes");
+}
+
+void Shard::copy(uint64_t start, size_t count, int32_t* out) const {
+    require_whole();
     if (bytes_per_token_ == narrow_format.bytes_per_token) widen<uint16_t>(payload(), start, count, out);
     else widen<uint32_t>(payload(), start, count, out);
     const uint64_t begin = shard_header_bytes + start * static_cast<uint64_t>(bytes_per_token_);
     release(map_, begin, begin + count * static_cast<uint64_t>(bytes_per_token_), file_bytes_);
 }
 
+void Shard::copy_targets(uint64_t start, size_t count, int32_t* out) const {
+    copy(start, count, out);
+    if (!masked_) return;
+    for (size_t i = 0; i < count; ++i)
+        if (!mask()[start + i]) out[i] = -1;
+    release(map_, mask_begin() + start, mask_begin() + start + count, file_bytes_);
+}
+
+uint64_t Shard::count_targets(uint64_t start, uint64_t count) const {
+    if (!masked_) return count;
+    require_whole();
+    const uint8_t* const first = mask() + start;
+    const auto counted = static_cast<uint64_t>(std::count(first, first + count, uint8_t{1}));
+    release(map_, mask_begin() + start, mask_begin() + start + count, file_bytes_);
+    return counted;
+}
+
 void Shard::check_range(int vocabulary) const {
     const bool narrow = bytes_per_token_ == narrow_format.bytes_per_token;
-    if (narrow && vocabulary > std::numeric_limits<uint16_t>::max()) return;
     const auto limit = static_cast<uint32_t>(vocabulary);
+    char* const map = static_cast<char*>(map_);
+    const bool any_token = narrow && vocabulary > std::numeric_limits<uint16_t>::max();
+    if (any_token && !masked_) return;
     const auto scanned = [&] {
-        char* const map = static_cast<char*>(map_);
-        return narrow ? scan<uint16_t>(path_, map, file_bytes_, limit) : scan<uint32_t>(path_, map, file_bytes_, limit);
+        if (masked_) scan_mask(path_, map, mask_begin(), file_bytes_);
+        return narrow ? scan<uint16_t>(path_, map, mask_begin(), file_bytes_, limit)
+                      : scan<uint32_t>(path_, map, mask_begin(), file_bytes_, limit);
     };
     if (file_bytes_ < smallest_remembered_shard) return void(scanned());
     const CheckedShard known(path_, map_, file_bytes_);
@@ -263,7 +312,10 @@ ShardWriter::ShardWriter(const std::string& path, int vocabulary) : file_(path),
     file_.write(zeros.data(), sizeof zeros);   // finish() fills it in
 }
 
-void ShardWriter::write(std::span<const uint32_t> ids) {
+void ShardWriter::write(std::span<const uint32_t> ids, std::span<const uint8_t> mask) {
+    if (mask_.size() + mask.size() != (mask.empty() && mask_.empty() ? 0 : tokens_ + ids.size()))
+        throw std::logic_error("a shard's mask is for all of its tokens");
+    mask_.insert(mask_.end(), mask.begin(), mask.end());
     if (const auto limit = static_cast<uint32_t>(vocabulary_); !ids.empty() && largest_of(ids.data(), ids.size()) >= limit)
         fail(Exit::data, file_.path(), ": token id ", ids[first_outside(ids.data(), ids.size(), limit)],
              " is not below the vocabulary of ", vocabulary_);
@@ -277,12 +329,13 @@ void ShardWriter::write(std::span<const uint32_t> ids) {
 
 ShardInfo ShardWriter::finish() {
     const Format& format = vocabulary_ > 65536 ? wide_format : narrow_format;
-    const int32_t start[3] = {format.magic, format.version, static_cast<int32_t>(tokens_)};
+    const int32_t start[3] = {format.magic, format.version_of(!mask_.empty()), static_cast<int32_t>(tokens_)};
+    file_.write(mask_.data(), mask_.size());
     file_.overwrite(0, start, sizeof start);
     file_.finish();
     finished_ = true;
     return {fs::path(file_.path()).filename().string(), tokens_,
-            shard_header_bytes + tokens_ * static_cast<uint64_t>(format.bytes_per_token), file_hash(file_.temporary())};
+            shard_header_bytes + tokens_ * static_cast<uint64_t>(format.bytes_per_token) + mask_.size(), file_hash(file_.temporary())};
 }
 
 void ShardWriter::publish() {

@@ -1,5 +1,6 @@
-// Token shards, the files that training reads: 256 little-endian int32 (magic, version, number of tokens, zeros), then the
-// tokens, 16 or 32 bits each. The bytes are llm.c's; data/README.md describes them.
+// Token shards, the files that training reads: 256 little-endian int32 (magic, version, number of tokens, zeros), then the tokens,
+// 16 or 32 bits each, and optionally a loss mask, one byte per token: whether it counts as a target. The format is llm.c's, except
+// for the mask; data/README.md describes it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 constexpr size_t shard_header_bytes = 256 * sizeof(int32_t);
 
-/// One shard, memory-mapped for reading. Move-only. The constructor checks everything that the header and the file's size
-/// tell (Exit::data names the path, what was found and what would be right); check_range() checks the tokens themselves.
+/// One shard, memory-mapped for reading. Move-only. The constructor validates the header and the file's size (Exit::data, naming
+/// the path, what was found and what was expected); check_range() validates the tokens.
 class Shard {
 public:
     explicit Shard(const std::string& path);
@@ -23,17 +24,30 @@ public:
     const std::string& path() const { return path_; }
     uint64_t size() const { return tokens_; }                    // tokens
     int bytes_per_token() const { return bytes_per_token_; }     // 2 or 4
+    bool masked() const { return masked_; }                      // without a mask every token counts
 
-    /// Copies tokens start .. start + count - 1 to `out`; the caller keeps start + count <= size(). A file that somebody
-    /// shortened after it was opened: Exit::data (reading beyond its end through the map would end the program).
+    /// A hash of the file's size and of its first and last 64 KiB, which goes on from `seed`.
+    uint64_t fingerprint(uint64_t seed) const;
+
+    /// Precondition: start + count <= size(). Copies tokens [start, start + count) to `out`. Exit::data if the file was truncated
+    /// after it was opened (reading past its end through the mapping would raise SIGBUS).
     void copy(uint64_t start, size_t count, int32_t* out) const;
 
-    /// Exit::data when a token is not below `vocabulary`; names the file, byte offset, index and id of the first one. A large
-    /// shard that has been checked before and is unchanged since is not read again.
+    /// The same as targets: -1 instead of a token that does not count.
+    void copy_targets(uint64_t start, size_t count, int32_t* out) const;
+
+    /// How many of the tokens [start, start + count) count.
+    uint64_t count_targets(uint64_t start, uint64_t count) const;
+
+    /// Exit::data if a token is not below `vocabulary`, naming the file, byte offset, index and id of the first, or if a byte of
+    /// the mask is neither 0 nor 1. A large shard that has been checked before and has not changed is not read again.
     void check_range(int vocabulary) const;
 
 private:
     const void* payload() const { return static_cast<const char*>(map_) + shard_header_bytes; }
+    uint64_t mask_begin() const { return shard_header_bytes + tokens_ * static_cast<uint64_t>(bytes_per_token_); }
+    const uint8_t* mask() const { return static_cast<const uint8_t*>(map_) + mask_begin(); }
+    void require_whole() const;
     void unmap();
 
     std::string path_;
@@ -42,12 +56,13 @@ private:
     uint64_t inode_ = 0;
     uint64_t tokens_ = 0;
     int bytes_per_token_ = 0;
+    bool masked_ = false;
 };
 
-/// Shards of fewer bytes are checked every time: that takes some milliseconds.
+/// Smaller shards, in bytes, are checked every time, which takes milliseconds.
 inline constexpr uint64_t smallest_remembered_shard = uint64_t{8} << 20;
 
-/// What the manifest says of one shard.
+/// A shard's entry in the manifest.
 struct ShardInfo {
     std::string file;        // name without folder
     uint64_t tokens = 0;
@@ -55,22 +70,23 @@ struct ShardInfo {
     std::string xxh64;       // of the file, 16 hexadecimal digits
 };
 
-/// Writes one shard in a stream: 16-bit tokens where the vocabulary allows, else 32-bit. The file has its final name only
-/// after publish(); an object that dies before leaves nothing. Failures (disk full, no permission) are Exit::data.
+/// Writes one shard sequentially: 16-bit tokens if the vocabulary allows, else 32-bit. The file gets its final name only in
+/// publish(); if the object is destroyed earlier, nothing remains. Failures (disk full, no permission) are Exit::data.
 class ShardWriter {
 public:
     ShardWriter(const std::string& path, int vocabulary);
 
-    /// Appends tokens. An id outside the vocabulary or more tokens than a header can count (2^31 - 1): Exit::data.
-    void write(std::span<const uint32_t> ids);
+    /// Appends tokens, and whether each counts as a target (0 or 1): either all calls have a mask or none. Exit::data for an id
+    /// outside the vocabulary or more tokens than a header can count (2^31 - 1).
+    void write(std::span<const uint32_t> ids, std::span<const uint8_t> mask = {});
 
-    /// Puts the number of tokens into the header, syncs and closes; the file keeps its temporary name.
+    /// Writes the number of tokens to the header, syncs and closes; the file keeps its temporary name.
     ShardInfo finish();
 
-    /// finish() where that was not done, then the final name.
+    /// finish() unless already done, then renames to the final name.
     void publish();
 
-    /// After finish(): the file outlives the object, under its temporary name.
+    /// Precondition: finish(). The file outlives the object under its temporary name.
     void leave() { file_.leave(); }
 
     uint64_t tokens() const { return tokens_; }
@@ -81,8 +97,9 @@ private:
     uint64_t tokens_ = 0;
     bool finished_ = false;
     std::vector<uint16_t> narrow_;     // scratch of write()
+    std::vector<uint8_t> mask_;        // of all tokens so far, or of none: it comes last in the file
 };
 
-/// The files that a shell pattern (*, ?, [a-z]) or a plain path names, sorted by name. None: Exit::data, and what was `expected`.
+/// The files that match a shell pattern (*, ?, [a-z]) or a plain path, sorted by name. Exit::data, naming `expected`, if none do.
 std::vector<std::string> expand_glob(const std::string& pattern,
                                      const std::string& expected = "token shards (./tokenize writes them)");

@@ -11,10 +11,10 @@ namespace {
 
 struct Survey {
     uint64_t documents = 0;
-    uint64_t bytes = 0;       // of their text; only counted where lines are parsed
+    uint64_t bytes = 0;       // of their text; valid only if lines are parsed
 };
 
-// Counting documents needs no parsing, counting the bytes of their text does.
+// Counting documents needs no parsing; counting the bytes of their text does.
 Survey survey(const std::vector<Input>& inputs, const DocumentRules& rules, bool parse, const OnDocument& on_document) {
     const std::atomic<bool> never = false;   // on_document may throw instead
     Survey found;
@@ -33,7 +33,7 @@ Survey survey(const std::vector<Input>& inputs, const DocumentRules& rules, bool
     return found;
 }
 
-// floor(n * (1 - val_fraction)), but at least 1; the small term undoes rounding as in 98.99999 for 99.
+// floor(n * (1 - val_fraction)), at least 1; the small term compensates rounding, as in 98.99999 for 99.
 uint64_t train_part(uint64_t n, double val_fraction) {
     const double part = std::floor(static_cast<double>(n) * (1.0 - val_fraction) + 1e-6);
     return std::clamp<uint64_t>(static_cast<uint64_t>(part), 1, std::max<uint64_t>(n, 1));
@@ -68,9 +68,9 @@ void SplitWriter::add(const TextBatch& batch) {
         run_.documents_before = documents_;
         const bool begins = item.place.document_bytes == 0;
         documents_ += begins;
-        if (begins && skip_ == 0) turn_to(belongs_to_validation());
+        if (begins && skip_ == 0) switch_to(belongs_to_validation());
         write(ids.subspan(begin, item.validation_from - begin));
-        if (item.validation_from < item.ids_end) turn_to(true);
+        if (item.validation_from < item.ids_end) switch_to(true);
         write(ids.subspan(item.validation_from, item.ids_end - item.validation_from));
         begin = item.ids_end;
     }
@@ -89,7 +89,7 @@ bool SplitWriter::belongs_to_validation() const {
     return documents_ > run_.split.train_documents;
 }
 
-void SplitWriter::turn_to(bool validation) {
+void SplitWriter::switch_to(bool validation) {
     if (validation != in_validation_ && shard_) finish_shard();
     in_validation_ = validation;
 }
@@ -100,9 +100,9 @@ void SplitWriter::write(std::span<const uint32_t> ids) {
     run_.written += there;
     ids = ids.subspan(there);
     while (!ids.empty()) {
-        if (shard_ && shard_->tokens() == most_tokens()) finish_shard();
+        if (shard_ && shard_->tokens() == max_tokens()) finish_shard();
         if (!shard_) start_shard();
-        const size_t part = std::min<uint64_t>(ids.size(), most_tokens() - shard_->tokens());
+        const size_t part = std::min<uint64_t>(ids.size(), max_tokens() - shard_->tokens());
         shard_->write(ids.first(part));
         (in_validation_ ? val_tokens_ : train_tokens_) += part;
         run_.written += part;
@@ -125,7 +125,7 @@ void SplitWriter::finish_shard() {
     shard_.reset();
 }
 
-uint64_t SplitWriter::most_tokens() const {
-    // A validation set that is asked for in tokens is one file.
+uint64_t SplitWriter::max_tokens() const {
+    // A validation set given in tokens is one file.
     return in_validation_ && options_.val_tokens > 0 ? std::numeric_limits<int32_t>::max() : options_.shard_tokens;
 }

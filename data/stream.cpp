@@ -6,11 +6,12 @@
 #include "data/manifest.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/error.h"
+#include "model/base/hash.h"
 
 namespace {
 
-// What open_tokenizer() takes for the tokenizer that the manifest beside a shard records ("bytes", or a file beside the manifest);
-// "" when no manifest lists this shard.
+// The tokenizer recorded in the manifest next to a shard, for open_tokenizer() ("bytes", or a file next to the manifest); "" if no
+// manifest lists this shard.
 std::string tokenizer_of(const std::string& shard_path) {
     const std::string path = manifest_path(shard_path);
     if (path.empty() || !std::filesystem::exists(path)) return "";
@@ -22,7 +23,7 @@ std::string tokenizer_of(const std::string& shard_path) {
     const std::string tokenizer = (std::filesystem::path(path).parent_path() / manifest.tokenizer).string();
     if (!std::filesystem::exists(tokenizer))
         fail(Exit::data, path, ": names the tokenizer ", manifest.tokenizer,
-             ", which is not beside it; copy it there from where the shards were made");
+             ", which is not in the same folder; copy it there from where the shards were made");
     return tokenizer;
 }
 
@@ -37,7 +38,7 @@ TokenStream::TokenStream(const std::vector<std::string>& paths, int vocabulary) 
 }
 
 void TokenStream::open(const std::vector<std::string>& paths, int vocabulary) {
-    // All headers first: a typo in the last path should not wait for the scan of the first gigabytes.
+    // All headers first: a problem with the last path should not wait for a scan of gigabytes.
     for (const std::string& path : paths) shards_.emplace_back(path);
     tokenizer_ = tokenizer_of(paths[0]);
     uint64_t start = 0;
@@ -53,17 +54,47 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary) {
     starts_.push_back(start);
 }
 
-void TokenStream::copy(uint64_t start, size_t count, int32_t* out) const {
+template <class Visit>
+void TokenStream::for_parts(uint64_t start, uint64_t count, Visit visit) const {
     if (start > size() || count > size() - start)
         fail(Exit::data, name_, ": holds ", size(), " tokens, but ", count, " were asked for from token ", start);
     size_t i = std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin() - 1;
     while (count > 0) {
         const uint64_t offset = start - starts_[i];
-        const size_t part = std::min<uint64_t>(count, shards_[i].size() - offset);
-        shards_[i].copy(offset, part, out);
+        const uint64_t part = std::min(count, shards_[i].size() - offset);
+        visit(shards_[i], offset, part);
         start += part;
-        out += part;
         count -= part;
         ++i;
     }
+}
+
+void TokenStream::copy(uint64_t start, size_t count, int32_t* out) const {
+    for_parts(start, count, [&](const Shard& shard, uint64_t offset, uint64_t part) {
+        shard.copy(offset, part, out);
+        out += part;
+    });
+}
+
+std::string TokenStream::fingerprint() const {
+    uint64_t hash = 0;
+    for (const Shard& shard : shards_) hash = shard.fingerprint(hash);
+    return hexadecimal(hash);
+}
+
+bool TokenStream::masked() const {
+    return std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) { return shard.masked(); });
+}
+
+void TokenStream::copy_targets(uint64_t start, size_t count, int32_t* out) const {
+    for_parts(start, count, [&](const Shard& shard, uint64_t offset, uint64_t part) {
+        shard.copy_targets(offset, part, out);
+        out += part;
+    });
+}
+
+uint64_t TokenStream::count_targets(uint64_t start, uint64_t count) const {
+    uint64_t targets = 0;
+    for_parts(start, count, [&](const Shard& shard, uint64_t offset, uint64_t part) { targets += shard.count_targets(offset, part); });
+    return targets;
 }

@@ -7,8 +7,8 @@
 
 #include "data/shard.h"
 
-/// Tokens 0 .. size() - 1 of the shards one behind the other, in the order of their names. Opening checks every header, every
-/// file size and every token against the vocabulary (Exit::data). Reading is thread-safe. Move-only.
+/// The concatenated tokens of the shards, in the order of their names. Opening checks every header, every file size and every token
+/// against the vocabulary (Exit::data). Reading is thread-safe. Move-only.
 class TokenStream {
 public:
     TokenStream(const std::string& glob, int vocabulary);
@@ -17,21 +17,37 @@ public:
     uint64_t size() const { return starts_.empty() ? 0 : starts_.back(); }
     size_t shards() const { return shards_.size(); }
 
-    /// What messages call it: the glob, or the first path.
+    /// Its name in messages: the glob, or the first path.
     const std::string& name() const { return name_; }
 
-    /// What open_tokenizer() takes for the tokenizer of the manifest beside the shards, "" where there is none. Shards of
-    /// different tokenizers make no stream.
+    /// The tokenizer recorded in the manifest next to the shards, for open_tokenizer(); "" if there is none. All shards have the
+    /// same one (Exit::data on opening).
     const std::string& tokenizer() const { return tokenizer_; }
 
-    /// Copies tokens start .. start + count - 1, over as many shards as they span. Beyond the end: Exit::data.
+    /// 16 hexadecimal digits of the shards' sizes and of their first and last 64 KiB, in order: other data, another fingerprint.
+    std::string fingerprint() const;
+
+    /// Copies tokens [start, start + count), across shards. Exit::data beyond the end.
     void copy(uint64_t start, size_t count, int32_t* out) const;
 
+    /// Whether a shard has a loss mask.
+    bool masked() const;
+
+    /// The same tokens as targets: -1 in place of those that a mask hides.
+    void copy_targets(uint64_t start, size_t count, int32_t* out) const;
+
+    /// How many of the tokens start .. start + count - 1 count as targets.
+    uint64_t count_targets(uint64_t start, uint64_t count) const;
+
 private:
+    /// visit(shard, offset in it, count) for the parts of tokens start .. start + count - 1, in order.
+    template <class Visit>
+    void for_parts(uint64_t start, uint64_t count, Visit visit) const;
+
     void open(const std::vector<std::string>& paths, int vocabulary);
 
     std::string name_;
     std::string tokenizer_;
     std::vector<Shard> shards_;
-    std::vector<uint64_t> starts_;   // starts_[i] is the first token of shard i; one more at the end: all tokens
+    std::vector<uint64_t> starts_;   // (shards + 1) index of each shard's first token, and the total
 };

@@ -1,4 +1,4 @@
-// ./tokenize: text, JSON Lines or standard input -> token shards. Options and reporting; the work is in tokenize_files.cpp.
+// ./tokenize: text, JSON Lines or standard input -> token shards. Options and reporting; tokenize_files.cpp does the work.
 #include <signal.h>
 #include <unistd.h>
 
@@ -8,26 +8,26 @@
 #include "data/tokenize_files.h"
 #include "model/base/command_line.h"
 #include "model/base/error.h"
-#include "model/device/machine.h"
-#include "model/run/report.h"
+#include "model/base/process.h"
+#include "model/base/text.h"
 
 namespace {
 
 volatile sig_atomic_t stop_requested = 0;
 
-// Without SA_RESTART, so that a read from a silent standard input ends too.
+// Without SA_RESTART, so that a blocked read from standard input is interrupted too.
 void stop_on_signals() {
     struct sigaction action = {};
     action.sa_handler = [](int) { stop_requested = 1; };
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
 }
 
-// One line on stderr, rewritten in place about ten times a second when somebody is watching.
+// One line on stderr, rewritten in place about ten times a second if stderr is a terminal.
 class ProgressLine {
 public:
     void show(const TokenizeProgress& progress) {
         if (stop_requested)
-            fail(Exit::signal, "stopped by a signal; the same command goes on with the first shard that is not finished");
+            fail(Exit::signal, "stopped by a signal; the same command resumes with the first unfinished shard");
         if (!terminal_) return;
         const auto now = std::chrono::steady_clock::now();
         if (now - shown_ < std::chrono::milliseconds(100)) return;
@@ -47,8 +47,8 @@ public:
 private:
     static unsigned long long count(uint64_t n) { return n; }
 
-    // Share and time left are those of the files; of standard input they are known where the number of documents is. Rates are
-    // those since the first call, as this run may go on where another one was stopped.
+    // Progress and time left are by bytes of the files; for standard input they need --documents. Rates count from the first call,
+    // as this run may resume another one.
     std::string line(const TokenizeProgress& progress) {
         if (first_.text_bytes == 0) {
             first_ = progress;
@@ -82,12 +82,12 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     app.add_option("--name", options.name, "start of the shards' names (default: the first input's)");
     CLI::Option* fraction =
         app.add_option("--val-fraction", options.val_fraction,
-                       "last part of the documents, or of the bytes of a single text, for validation; reads the inputs twice")
+                           "last part of the documents, or of the bytes of a single text, for validation; reads the inputs twice")
             ->capture_default_str();
     app.add_option("--val-tokens", options.val_tokens,
-                   "instead: the first documents, until they have this many tokens; later inputs do not change them")
+                   "instead: the first documents, up to this many tokens; adding inputs later does not change them")
         ->excludes(fraction);
-    app.add_option("--shard-tokens", options.shard_tokens, "most tokens in one shard")->capture_default_str();
+    app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")->capture_default_str();
     app.add_option("--text-field", options.rules.text_field, "key of the text in a JSON Lines file")->capture_default_str();
     app.add_flag("--split-on-blank-line", options.rules.split_on_blank_line, "a blank line in a text starts a new document");
     app.add_option_function<std::string>(
@@ -96,11 +96,11 @@ void declare(CLI::App& app, TokenizeOptions& options) {
         ->check(CLI::IsMember({"txt", "jsonl"}))
         ->default_str("txt");
     app.add_option("--documents", options.documents,
-                   "how many there must be, else nothing is written: standard input also ends when what writes it has failed");
-    app.add_option("--threads", options.threads, "that encode; 0: one per processor. The shards do not depend on it")
+                   "expected number, else nothing is written: standard input also ends when the program that writes it fails");
+    app.add_option("--threads", options.threads, "encoding threads; 0: one per processor. The shards do not depend on it")
         ->capture_default_str();
     app.add_option("INPUT", options.inputs,
-                   ".txt (one document), .jsonl (one a line), each also .gz, .xz or .zst; - for standard input (the default)");
+                   ".txt (one document), .jsonl (one per line), each also .gz, .xz or .zst; - for standard input (the default)");
 }
 
 void print_report(const TokenizeReport& report) {

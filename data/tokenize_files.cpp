@@ -19,10 +19,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bytes of text on their way through the pipeline: a longest piece per thread, and some to read ahead.
+// Maximum bytes of text in the pipeline: one longest piece per thread, and some read-ahead.
 constexpr size_t room(int threads) { return (static_cast<size_t>(threads) + 4) << 22; }
 
-constexpr const char* temporary = ".tmp";             // as OutputFile calls its files
+constexpr const char* temporary = ".tmp";             // OutputFile's suffix
 
 using OnProgress = std::function<void(const TokenizeProgress&)>;
 using OnNote = std::function<void(const std::string&)>;
@@ -86,7 +86,7 @@ void remove_file(const std::string& path) {
     if (error) fail(Exit::data, path, ": cannot be removed: ", error.message());
 }
 
-// Written and synced, under a temporary name.
+// Writes and syncs a file under its temporary name.
 std::unique_ptr<OutputFile> write_unpublished(const std::string& path, const std::string& text) {
     auto file = std::make_unique<OutputFile>(path);
     file->write(text.data(), text.size());
@@ -111,7 +111,7 @@ public:
         sync_folder(folder_);
     }
 
-    // What a stopped run with the same options and inputs has left; whatever else is left is removed.
+    // The record of a stopped run with the same options and inputs, if any; leftovers of other runs are removed.
     std::optional<SavedRun> find_saved_run(const Fingerprint& made_by, const Tick& tick, const OnNote& on_note) const {
         std::optional<SavedRun> run;
         if (fs::exists(progress())) {
@@ -128,16 +128,16 @@ public:
         return run;
     }
 
-    // What the manifest calls the tokenizer: "bytes", or the copy of its tokenizer.json that publish() puts beside it.
+    // The tokenizer's name in the manifest: "bytes", or the copy of its tokenizer.json that publish() puts next to it.
     std::string name_of(const Tokenizer& tokenizer) const {
         return tokenizer.name() == "bytes" ? tokenizer.name() : name_ + "_tokenizer.json";
     }
 
-    // Gives everything its final name. The old manifest goes first and the new one comes last: a manifest that is there is right.
-    // Stopped at any moment, it can be called again. Returns the shards of an earlier run that were removed.
+    // Gives everything its final name. The old manifest is removed first and the new one comes last: a manifest that exists is
+    // valid. Can be repeated if interrupted at any point. Returns the removed shards of earlier runs.
     std::vector<std::string> publish(const Manifest& manifest, const Tokenizer& tokenizer) const {
         const bool files = tokenizer.name() != "bytes", files_before = owns_tokenizer_files();
-        std::vector<std::unique_ptr<OutputFile>> written;   // all that can fill the disk, before anything is changed
+        std::vector<std::unique_ptr<OutputFile>> written;   // everything that could fail on a full disk, before anything is changed
         if (files) written.push_back(write_unpublished(tokenizer_json(), tokenizer.json()));
         if (files) written.push_back(write_unpublished(tokenizer_config(), tokenizer.config_json()));
         const auto last = write_unpublished(this->manifest(), manifest_to_json(manifest));
@@ -154,13 +154,13 @@ public:
         return removed;
     }
 
-    // Files that are in the way of the tokenizer's and are not of an earlier run: Exit::data.
+    // Exit::data if the tokenizer's files would overwrite files that are not from an earlier run.
     void require_place_for(const Tokenizer& tokenizer) const {
         if (tokenizer.name() == "bytes" || owns_tokenizer_files()) return;
         for (const auto& [path, text] : {std::pair(tokenizer_json(), tokenizer.json()),
                                          std::pair(tokenizer_config(), tokenizer.config_json())})
             if (fs::exists(path) && read_small_file(path) != text)
-                fail(Exit::data, path, ": is there and is not of an earlier run; give another --name or --out");
+                fail(Exit::data, path, ": exists and is not from an earlier run; give another --name or --out");
     }
 
     static std::vector<ShardInfo> shards_of(const SavedRun& run) {
@@ -172,7 +172,7 @@ public:
 private:
     std::string path_of(const ShardInfo& shard) const { return folder_ + "/" + shard.file; }
 
-    // A finished shard has its temporary name, unless the run was stopped while it gave the final ones.
+    // A finished shard has its temporary name, unless the run was stopped during the final renames.
     std::string place_of(const ShardInfo& shard) const {
         return fs::exists(path_of(shard) + temporary) ? path_of(shard) + temporary : path_of(shard);
     }
@@ -190,20 +190,20 @@ private:
     std::string tokenizer_json() const { return stem() + "_tokenizer.json"; }
     std::string tokenizer_config() const { return stem() + "_tokenizer_config.json"; }
 
-    // Whether the manifest of an earlier run says that the tokenizer's files are its own.
+    // Whether the tokenizer's files belong to an earlier run, by its manifest.
     bool owns_tokenizer_files() const {
         if (!fs::exists(manifest())) return false;
         return manifest_from_json(read_small_file(manifest()), manifest()).tokenizer == name_ + "_tokenizer.json";
     }
 
     void give_final_name(const ShardInfo& shard) const {
-        if (!fs::exists(path_of(shard) + temporary)) return;   // done before
+        if (!fs::exists(path_of(shard) + temporary)) return;   // already renamed
         std::error_code error;
         fs::rename(path_of(shard) + temporary, path_of(shard), error);
         if (error) fail(Exit::data, path_of(shard), ": cannot get this name: ", error.message());
     }
 
-    // Files in the folder whose name without `suffix` is that of a shard of ours which is not in `keep`.
+    // Files in the folder whose name, without `suffix`, is that of a shard of this name that is not in `keep`.
     std::vector<std::string> others(const std::vector<ShardInfo>& keep, const std::string& suffix) const {
         std::vector<std::string> found;
         std::error_code error;
@@ -223,7 +223,7 @@ private:
         for (const std::string& path : others(keep, temporary)) remove_file(path);
     }
 
-    // Removes shards that an earlier run left under this name: they would match the glob of the new ones.
+    // Removes an earlier run's shards of this name: they would match the glob of the new ones.
     std::vector<std::string> remove_others(const std::vector<ShardInfo>& keep) const {
         const std::vector<std::string> removed = others(keep, "");
         for (const std::string& path : removed) remove_file(path);
@@ -231,7 +231,7 @@ private:
     }
 
     std::string folder_, name_;
-    Descriptor lock_;     // two runs would write into each other's files
+    Descriptor lock_;     // two runs would overwrite each other's files
 };
 
 std::vector<Input> open_inputs(const TokenizeOptions& options, const Tick& tick) {
@@ -259,7 +259,7 @@ SavedRun new_run(const TokenizeOptions& options, const Fingerprint& made_by, con
     return run;
 }
 
-// Sends what `run` has not done yet through the pipeline into `writer`.
+// Tokenizes what `run` has not done yet and passes it to `writer`.
 void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inputs, const Tokenizer& tokenizer,
                    const SavedRun& run, SplitWriter& writer, const OnProgress& on_progress) {
     const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -273,7 +273,7 @@ void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inp
     TokenizeProgress progress;
     progress.documents_total = static_cast<uint64_t>(options.documents);
     for (const Input& input : inputs) progress.bytes_total += input.size();
-    std::vector<uint64_t> before(1, 0);   // bytes of all inputs before one
+    std::vector<uint64_t> before(1, 0);   // bytes of all inputs before each
     for (const Input& input : inputs) before.push_back(before.back() + input.size());
     const Tick tick = [&] { on_progress(progress); };
     while (const std::unique_ptr<TextBatch> batch = pipeline.next(tick)) {
@@ -313,7 +313,7 @@ TokenizeReport tokenize_files(const TokenizeOptions& options, const OnProgress& 
                                         static_cast<uint64_t>(options.val_tokens)};
     SplitWriter writer(writing, run, [&](const SavedRun& finished) { output.save(finished); });
     if (saved)
-        on_note("going on where a stopped run ended: " + std::to_string(Output::shards_of(run).size()) + " shards with " +
+        on_note("resuming where a stopped run ended: " + std::to_string(Output::shards_of(run).size()) + " shards with " +
                 std::to_string(writer.train_tokens() + writer.val_tokens()) + " tokens are finished");
     if (!run.complete) {
         encode_inputs(options, inputs, *tokenizer, run, writer, on_progress);

@@ -1,4 +1,4 @@
-// The work of ./tokenize: documents of text and JSON Lines files -> token shards for training and validation.
+// The implementation of ./tokenize: documents in text and JSON Lines files -> token shards for training and validation.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,24 +10,24 @@
 
 struct TokenizeOptions {
     std::vector<std::string> inputs;       // .txt, .jsonl, either with .gz, .xz or .zst, "-"; none: "-"
-    std::string out;                       // folder, created where it is missing
-    std::string name;                      // of the shards; "": after the first input
+    std::string out;                       // folder, created if missing
+    std::string name;                      // of the shards; "": that of the first input
     std::string tokenizer = "bytes";
-    double val_fraction = 0.1;             // the last part of the documents, or of the bytes of one single document; [0, 1)
-    int64_t val_tokens = 0;                // above 0, instead of it: the first documents, until they have that many tokens
-    int64_t shard_tokens = 100000000;      // most tokens of a shard
-    int64_t documents = 0;                 // that the inputs must hold, where somebody knows; 0: any number
-    int threads = 0;                       // that encode; 0: one per processor
+    double val_fraction = 0.1;             // the last part of the documents, or of the bytes of a single document; [0, 1)
+    int64_t val_tokens = 0;                // if above 0, instead: the first documents, up to this many tokens
+    int64_t shard_tokens = 100000000;      // maximum tokens per shard
+    int64_t documents = 0;                 // expected in the inputs; 0: any number
+    int threads = 0;                       // for encoding; 0: one per processor
     DocumentRules rules;
 };
 
 struct TokenizeProgress {
-    bool counting = false;        // the documents, before anything is tokenized
-    uint64_t bytes_read = 0;      // of bytes_total, of the files as they are (compressed); 0 of 0 for standard input
+    bool counting = false;        // counting documents, before anything is tokenized
+    uint64_t bytes_read = 0;      // of bytes_total, in the (compressed) files; 0 of 0 for standard input
     uint64_t bytes_total = 0;
     uint64_t text_bytes = 0;      // tokenized in this run
     uint64_t documents = 0;
-    uint64_t documents_total = 0; // where it is known
+    uint64_t documents_total = 0; // 0 if unknown
     uint64_t tokens = 0;
 };
 
@@ -36,14 +36,14 @@ struct TokenizeReport {
     std::string manifest_path;
     uint64_t train_tokens = 0;
     uint64_t val_tokens = 0;
-    std::vector<std::string> removed;     // shards of an earlier run under the same name that this one did not replace
+    std::vector<std::string> removed;     // an earlier run's shards of the same name that this one did not replace
 };
 
-/// Writes OUT/NAME_train_000001.bin, ..., OUT/NAME_val_000000.bin, ... and, last, OUT/NAME_manifest.json: the same bytes whatever
-/// the number of threads. Shards keep temporary names until the last one is complete, so that a run that fails or is stopped leaves
-/// what earlier ones have made. What such a run has finished it leaves too, with OUT/NAME_progress.json: the same call goes on from
-/// there, and a call with other options or changed inputs starts over. `on_note` is told which of both.
-/// `on_progress` is called at least ten times a second and may throw to stop. Options that make no sense: Exit::usage; inputs that
-/// cannot be read or are damaged, broken lines, too few documents, a full disk, another run in the same folder: Exit::data.
+/// Writes OUT/NAME_train_000001.bin, ..., OUT/NAME_val_000000.bin, ... and, last, OUT/NAME_manifest.json: the same bytes for any
+/// number of threads. Shards keep temporary names until the last is complete, so that a failed or stopped run does not touch the
+/// results of earlier ones. It leaves its finished shards and OUT/NAME_progress.json: the same call resumes from there; a call with
+/// other options or changed inputs starts over. `on_note` is told which.
+/// `on_progress` is called at least ten times a second and may throw to stop. Exit::usage for invalid options; Exit::data for
+/// inputs that cannot be read or are damaged, malformed lines, too few documents, a full disk, another run in the same folder.
 TokenizeReport tokenize_files(const TokenizeOptions& options, const std::function<void(const TokenizeProgress&)>& on_progress,
                               const std::function<void(const std::string&)>& on_note = [](const std::string&) {});

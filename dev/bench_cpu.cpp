@@ -7,16 +7,17 @@
 #include <vector>
 
 #include "attention/variant.h"
+#include "model/base/options.h"
+#include "model/base/text.h"
+#include "model/device/machine.h"
+#include "model/gpt.h"
 #include "model/operations/cross_entropy.cuh"
 #include "model/operations/embedding.cuh"
-#include "model/run/feed.cuh"
-#include "model/gpt.h"
 #include "model/operations/linear.cuh"
-#include "model/device/machine.h"
-#include "model/base/options.h"
-#include "model/operations/rmsnorm.cuh"
-#include "model/run/summary.h"
+#include "model/operations/residual.cuh"
 #include "model/operations/swiglu.cuh"
+#include "model/run/feed.cuh"
+#include "model/run/summary.h"
 
 namespace {
 
@@ -44,7 +45,7 @@ Ceilings measure_ceilings() {
 #pragma omp parallel for
         for (size_t i = 0; i < n; i++) a[i] += b[i] * 3;
     });
-    return {measure_sgemm(), 3.0 * n * sizeof(float) / seconds};
+    return {measure_matmul(CPU{}), 3.0 * n * sizeof(float) / seconds};
 }
 
 void row(const char* name, double seconds, double bytes, double flops, const Ceilings& top) {
@@ -70,13 +71,16 @@ void bench_operations(GPT<CPU, float>& gpt, const Ceilings& top) {
     auto time = [&](const char* name, double bytes, double flops, const std::function<void()>& work) {
         row(name, fastest(work), bytes, flops, top);
     };
-    Feed<CPU> feed(gpt.B, gpt.T, c.V);
+    BatchFeed<CPU> feed(gpt.B, gpt.T, c.V);
     const Batch batch = feed.put(cpu, tokens.data(), nullptr, gpt.B, gpt.T);
     time("embedding_forward", f * 2 * c.C, 0, [&] { embedding_forward(cpu, gpt.residual, tokens.data(), w, BT, c.C); });
     time("embedding_backward", f * 3 * c.C, 0, [&] { embedding_backward(cpu, g, s.dresidual, batch.by_token, c.C); });
-    time("residual_rmsnorm_forward", f * 4 * c.C, 0, [&] {
-        residual_rmsnorm_forward(cpu, a.middle, a.normed2, a.rstd2, gpt.residual, s.branch, w + layer.input_norm.offset, BT, c.C,
-                                 1e-6);
+    time("rmsnorm_forward", f * 2 * c.C, 0, [&] {
+        rmsnorm_forward(cpu, a.normed2, a.rstd2, a.middle, w + layer.input_norm.offset, BT, c.C, 1e-6);
+    });
+    time("residual_forward", f * (3 * c.C + Q), 2.0 * BT * Q * c.C, [&] {
+        residual_forward(cpu, a.middle, a.normed2, a.rstd2, gpt.residual, s.dout, w + layer.o_proj.offset,
+                         w + layer.post_attention_norm.offset, BT, Q, c.C, 1e-6);
     });
     time("rmsnorm_backward", f * 4 * c.C, 0, [&] {
         rmsnorm_backward(cpu, s.dresidual, g + layer.input_norm.offset, s.dnormed, a.middle, w + layer.input_norm.offset, a.rstd2,
@@ -119,7 +123,7 @@ double bench_variant(const std::string& variant, int B, int T, const Ceilings& t
     std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
     for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int(n * 7919 % 512), targets[n] = int(n * 31 % 512);
     const CPU cpu;
-    Feed<CPU> feed(B, T, c.V);
+    BatchFeed<CPU> feed(B, T, c.V);
     const Batch batch = feed.put(cpu, tokens.data(), targets.data(), B, T);
     auto step = [&] {
         gpt_forward(cpu, gpt, batch);
@@ -135,10 +139,10 @@ double bench_variant(const std::string& variant, int B, int T, const Ceilings& t
     const LayerInputs<float> in = attention_inputs(gpt, 0, B, T);
     const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
     const double forward = fastest([&] { attention.forward(cpu, in, gpt.weights, a.attention, s.attention, {}); });
-    ExtraGradients<float> extras{s.dextras[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, nullptr, gpt.gradients};
+    ScoreInputGradients<float> score_inputs{s.dscore_inputs[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, nullptr, gpt.gradients};
     const double backward = fastest([&] {
         attention.backward(cpu, in, gpt.weights, a.attention, s.dout,
-                           {{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}}, extras, s.attention);
+                           {{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}}, score_inputs, s.attention);
     });
     const double flops = count_flops(gpt.net, T).per_token * B * T;
     std::printf("| %-17s | %8.2f ms | %8.2f ms | %4.2f | %8.1f ms | %8.0f | %7.1f GFLOP/s | %3.0f%% |\n", variant.c_str(), forward * 1e3,

@@ -7,7 +7,7 @@
 #include "data/loader.h"
 #include "model/base/error.h"
 #include "model/base/options.h"
-#include "model/run/report.h"
+#include "model/base/text.h"
 
 namespace {
 

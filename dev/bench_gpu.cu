@@ -6,9 +6,9 @@
 #include "attention/causal.cuh"
 #include "dev/step_kernels.cuh"
 #include "dev/timing.cuh"
-#include "model/checkpoint/checkpoint.h"
-#include "model/base/command_line.h"
-#include "model/device/graphs.cuh"
+#include "dev/trainee.cuh"
+#include "model/base/text.h"
+#include "model/device/machine.h"
 
 namespace {
 
@@ -21,9 +21,9 @@ struct window_256 : Policy {
     constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= LEFT; }
 };
 
-struct Options {
-    std::string model = "124m";
-    int B = 64, T = 1024, attention_T = 8192, repeats = 30;
+struct Options : StepOptions {
+    std::string matmul_table = "auto";
+    int attention_T = 8192, repeats = 30;
     std::vector<std::string> parts = {"kernels", "attention", "steps"};
     bool quick = false;
     bool has(const std::string& part) const { return std::find(parts.begin(), parts.end(), part) != parts.end(); }
@@ -32,69 +32,14 @@ struct Options {
 bool parse(int argc, char** argv, Options& o) {
     CLI::App app("Times the kernels of a training step, attention and whole steps on a GPU.");
     app.option_defaults()->always_capture_default();
-    const auto positive = CLI::Range(1, 1 << 28);
-    app.add_option("--model", o.model, "124m, a preset, or a Hugging Face folder with a config.json");
-    app.add_option("--batch-size", o.B, "sequences")->check(positive);
-    app.add_option("--seq-len", o.T, "tokens per sequence, T")->check(positive);
-    app.add_option("--attention-seq-len", o.attention_T, "T of the table of attention alone")->check(positive);
+    o.add_to(app);
+    app.add_option("--attention-seq-len", o.attention_T, "T of the table of attention alone")->check(CLI::Range(1, 1 << 28));
     app.add_option("--repeats", o.repeats, "runs of which the median is printed")->check(CLI::Range(1, 10000));
+    app.add_option("--matmul-table", o.matmul_table, "a file of dev/tune_matmul, auto or none, as for training");
     app.add_option("--parts", o.parts, "tables to print")->check(CLI::IsMember({"kernels", "attention", "steps"}));
     app.add_flag("--quick", o.quick, "run everything once to see that it runs; the times mean nothing");
     return parse_options(app, argc, argv);
 }
-
-Config config_of(const std::string& model) {
-    if (is_preset(model)) return preset(model);
-    if (model != "124m") return load_config(model);
-    Config c;
-    c.V = 50304, c.C = 768, c.L = 12, c.NH = 12, c.NKV = 12, c.HS = 64, c.F = 2048;
-    return c;
-}
-
-// ---- a model in training
-
-struct Trainee {
-    GPU device;
-    GPT<GPU, bf16> gpt;
-    Feed<GPU> feed;
-    StepGraphs<GPU> graphs;
-    Batch batch;
-    size_t different;   // tokens of the batch
-    int64_t step = 0;
-
-    Trainee(GPU device_, const Variant& variant, const Config& config, int B, int T)
-        : device(device_), gpt(variant, config, B, T, Mode::training), feed(B, T, config.V) {
-        gpt.allocate(device);
-        feed.allocate(device);
-        const size_t n = gpt.net.tensors.size();
-        HostView<GPU> weights(device, gpt.gradients, n);
-        initialise(gpt.net.tensors, 1, weights.data());
-        weights.push();
-        convert(device, gpt.master, gpt.gradients, n);
-        convert(device, gpt.weights, gpt.gradients, n);
-        const auto tokens = random_tokens(size_t(B) * T, config.V, 1), targets = random_tokens(tokens.size(), config.V, 2);
-        different = std::unordered_set<int32_t>(tokens.begin(), tokens.end()).size();
-        batch = feed.put(device, tokens.data(), targets.data(), B, T);
-    }
-
-    /// What the loop of train_gpt.cu gives the device to do.
-    void train_step() {
-        graphs.run(device, batch.tokens, Write::overwrite, [this] {
-            gpt_forward(device, gpt, batch);
-            gpt_loss(device, gpt, batch, Write::overwrite, 1.0f / float(batch.B * batch.T));
-            gpt_backward(device, gpt, batch, Write::overwrite);
-        });
-        gpt_norm(device, gpt);
-        gpt_update(device, gpt, AdamW{}, ++step);
-    }
-
-    void require_finite() {
-        const StepNumbers numbers = read_numbers(device, gpt);
-        if (!std::isfinite(numbers.loss) || !std::isfinite(numbers.squares))
-            fail(Exit::not_finite, gpt.net.variant.name, ": loss ", numbers.loss, ", squares of the gradient ", numbers.squares,
-                 ": the update leaves the weights alone, so these times mean nothing");
-    }
-};
 
 // ---- the tables
 
@@ -214,11 +159,11 @@ void bench_attention(Bench& bench, const Options& o, const Ceilings& top) {
 }
 
 void run(const Options& o) {
-    const GpuCount found = count_gpus();
-    if (found.count == 0) fail(Exit::usage, found.why_none);
     const OpenGpu gpu(0, false);
-    Effort effort = o.quick ? quick_effort() : Effort{};
-    if (!o.quick) effort.repeats = o.repeats;
+    std::string note;
+    Matmuls::of_process().take_table(find_matmul_table(o.matmul_table, gpu_properties().name, int64_t(cublasLtGetVersion()), note));
+    if (!note.empty()) std::printf("note: %s\n", note.c_str());
+    const Effort effort = effort_of(o.repeats, o.quick);
     Bench bench(gpu.device(), effort);
     const Config config = config_of(o.model);
     const Ceilings top = bench.ceilings();

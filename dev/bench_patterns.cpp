@@ -4,8 +4,9 @@
 #include <algorithm>
 
 #include "dev/patterns.cuh"
-#include "model/device/machine.h"
 #include "model/base/options.h"
+#include "model/base/text.h"
+#include "model/device/machine.h"
 
 namespace {
 

@@ -4,17 +4,15 @@
 #include "dev/patterns.cuh"
 #include "dev/timing.cuh"
 #include "model/base/options.h"
+#include "model/base/text.h"
+#include "model/device/machine.h"
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
     return run_program("bench_patterns_gpu", [&] {
         const PatternOptions options(argc, argv);
-        const GpuCount found = count_gpus();
-        if (found.count == 0) fail(Exit::usage, found.why_none);
         const OpenGpu gpu(0, false);
-        Effort effort;
-        effort.repeats = 10;
-        Bench bench(gpu.device(), effort);
+        Bench bench(gpu.device(), effort_of(10, false));
         std::printf("%s, bf16; ", describe(gpu.device(), 0).c_str());
         auto median = [&](const std::function<void()>& work) { return bench.time(work).seconds; };
         PatternBench<bf16, GPU>(gpu.device(), all_variants_on_gpu(), {2, options.T, 16, 8}, median, options.word).print_table();

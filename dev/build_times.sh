@@ -29,7 +29,7 @@ for tree in "$@"; do
     [ -f "$copy/$model" ] || model=model/gpt.cuh   # before 2026-11-23
     echo "$(git -C "$tree" log -1 --format='%h %s' | cut -c1-100)"
     echo "| what                                     |      wall |       CPU |"
-    make -C "$copy" -s configure > /dev/null 2>&1
+    make -C "$copy" -s configure > "$work/log" 2>&1 || { cat "$work/log" >&2; exit 2; }
     took "train_asga from nothing" make -C "$copy" -j"$(nproc)" train_asga
     touch "$copy/attention/asga.cuh"
     took "train_asga after attention/asga.cuh" make -C "$copy" -j"$(nproc)" train_asga
@@ -37,9 +37,10 @@ for tree in "$@"; do
     took "train_asga after $model" make -C "$copy" -j"$(nproc)" train_asga
     took "another trainer: train_causal" make -C "$copy" -j"$(nproc)" train_causal
     if [ -n "${TESTS:-}" ]; then
-        make -C "$copy" -s clean && make -C "$copy" -s configure > /dev/null 2>&1
+        make -C "$copy" -s clean && make -C "$copy" -s configure > /dev/null
         took "make check from nothing" make -C "$copy" check
-        git -C "$copy" init -q && git -C "$copy" add -A && echo >> "$copy/attention/nsa.cuh"   # which makes nsa a changed variant
+        git -C "$copy" init -q && git -C "$copy" add -A && git -C "$copy" -c user.name=- -c user.email=- commit -qm -
+        echo >> "$copy/attention/nsa.cuh"   # nsa is a changed variant now, the only one
         took "make check after attention/nsa.cuh" make -C "$copy" check
     fi
     rm -rf "$copy"

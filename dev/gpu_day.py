@@ -10,6 +10,11 @@ import re
 import sys
 
 
+FLOAT32_BAND, BF16_BAND = 1e-4, 2e-2   # of the losses of twenty steps, relative
+# Where tokens choose, rounding decides some choices: the bands of tests/gpu/variant/test_model_gpu.cpp.
+BF16_BANDS = {"routing": 2e-1, "mosa": 1e-1, "moh": 1e-1, "adaptive_sparse": 1e-1, "seer": 1e-1}
+
+
 def text_of(results, step):
     """What a step printed, "" where it did not run."""
     try:
@@ -45,16 +50,40 @@ def farthest(losses_here, reference):
 
 
 def curves(results, pack):
-    """How far the twenty steps on the GPU are from the CPU's, and whether the same command gave the same bits."""
+    """How far twenty steps on the GPU are from where they should be, by variant, and whether the same command gave the same bits."""
     log = lambda run: results / "runs" / run / "log.jsonl"
-    cpu = {name: losses(pack / "cpu" / name / "log.jsonl") for name in ("causal", "asga")}
     found = {}
-    for run, reference in (("causal_fp32", "causal"), ("causal", "causal"), ("asga", "asga")):
-        far = farthest(losses(log(run)), cpu[reference])
-        if far is not None: found[f"{run}: farthest from the CPU, relative"] = far
-    hashes = [last_record(log(run)).get("weights_hash") for run in ("causal", "causal_again")]
-    if all(hashes): found["causal: the same command twice gives the same weights"] = hashes[0] == hashes[1]
+    for variant in sorted(path.name for path in (pack / "cpu").iterdir()):
+        cpu, fp32 = losses(pack / "cpu" / variant / "log.jsonl"), losses(log(f"{variant}_fp32"))
+        bf16_band = BF16_BANDS.get(variant, BF16_BAND)
+        for name, run, most in (("float32", fp32, FLOAT32_BAND), ("bf16", losses(log(variant)), bf16_band),
+                                ("bf16 with tuned products", losses(log(f"{variant}_tuned")), bf16_band)):
+            far = farthest(run, cpu)
+            if far is not None: found[f"{variant}: {name} and the CPU, largest relative difference"] = {"is": far, "most": most}
+    for run, name in (("causal", "causal"), ("causal_tuned", "causal with tuned products")):
+        hashes = [last_record(log(log_of)).get("weights_hash") for log_of in (run, f"{run}_again")]
+        if all(hashes): found[f"{name}: the same command gives the same weights"] = {"is": hashes[0] == hashes[1]}
     return found
+
+
+def memory(results):
+    """The largest memory of a run on the GPU beside what a dry run predicts, in bytes; {} where one is missing."""
+    units = {"KiB": 2 ** 10, "MiB": 2 ** 20, "GiB": 2 ** 30}
+    predicted = re.search(r"predicted peak\D*([\d.]+) ([KMG]iB)", text_of(results, "memory_predicted"))
+    peak = last_record(results / "runs/memory/log.jsonl").get("peak_bytes")
+    return {"predicted": float(predicted[1]) * units[predicted[2]], "peak": peak} if predicted and peak else {}
+
+
+def verdicts(steps, results, found):
+    """What passed and what failed, as pairs (name, passed). Steps that were skipped count as neither."""
+    all_of_them = [(s["step"], s["status"] == 0) for s in steps if "skipped" not in s]
+    for line in text_of(results, "end_to_end").splitlines():
+        if line.startswith(("ok ", "FAIL ")): all_of_them.append((line.split(" ", 1)[1], line.startswith("ok ")))
+    for name, curve in found["curves"].items(): all_of_them.append((name, curve["is"] <= curve["most"] if "most" in curve else curve["is"]))
+    if found["memory"]:
+        m = found["memory"]
+        all_of_them.append(("memory is within 5% of what the dry run predicts", abs(m["peak"] - m["predicted"]) <= 0.05 * m["predicted"]))
+    return all_of_them
 
 
 def paired(results):
@@ -62,8 +91,8 @@ def paired(results):
     found = {}
     for log in sorted((results / "runs").glob("paired_*/log.jsonl")):
         records = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
-        validations = [r for r in records if "val_loss" in r]
-        rates = sorted(r["tokens_per_second"] for r in records if "tokens_per_second" in r)
+        validations = [r for r in records if r.get("val_loss") is not None]   # null: not finite, or not validated yet
+        rates = sorted(r["tok_s"] for r in records if r.get("tok_s") is not None)
         if validations:
             found[log.parent.name.removeprefix("paired_")] = {
                 "step": validations[-1]["step"], "val_loss": validations[-1]["val_loss"],
@@ -83,9 +112,32 @@ def machine(results, pack):
 def tables(results):
     """The Markdown tables that benchmarks printed, by step."""
     found = {}
-    for step in ("bench_attention", "bench_steps", "ladder", "patterns"):
+    for step in ("constants", "bench_attention", "bench_steps", "tune_steps", "bench_steps_tuned", "pytorch", "ladder", "patterns"):
         lines = [line for line in text_of(results, step).splitlines() if line.startswith(("|", "###"))]
         if lines: found[step] = lines
+    return found
+
+
+def rows_of(lines):
+    """The rows of a Markdown table as lists of cells, without the head and the line below it."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [row for row in cells if row[0] and not row[0].startswith("-")]
+
+
+def speeds(results):
+    """Tokens per second of whole steps by variant, and TFLOP/s of attention alone, from the tables that bench_gpu prints."""
+    found = {"steps": {}, "attention": []}
+    head = []
+    for row in rows_of(text_of(results, "bench_steps").splitlines()):
+        if row[0] in ("variant", "kernel"): head = row
+        elif "tokens/s" in head and len(row) == len(head): found["steps"][row[0]] = float(row[head.index("tokens/s")])
+    head = []
+    for row in rows_of(text_of(results, "bench_attention").splitlines()):
+        if row[0] == "attention": head = row
+        elif len(row) == len(head):   # the last line may be half of one
+            forward, backward = (n for n, name in enumerate(head) if name == "TFLOP/s")
+            found["attention"].append({"variant": row[0], "T": int(row[head.index("T")]), "HS": int(row[head.index("HS")]),
+                                       "forward": float(row[forward]), "backward": float(row[backward])})
     return found
 
 
@@ -94,10 +146,16 @@ def markdown(all_of_it):
     lines = [f"# {m['gpu'] or 'no GPU'}, {m['date']}, commit {m['commit']}", "", f"Driver {m['driver']}, CUDA {m['cuda']}.", "",
              "| step | status | seconds | limit |", "| --- | --- | --- | --- |"]
     for s in all_of_it["steps"]:
-        status = {0: "done", 124: "ran into its limit", 127: "no such program"}.get(s["status"], f"status {s['status']}")
+        if "skipped" in s:
+            lines.append(f"| {s['step']} | skipped: {s['skipped']} | | |")
+            continue
+        status = {0: "done", 124: "ran into its limit", 137: "killed, at its limit or for memory"}.get(s["status"], f"status {s['status']}")
         lines.append(f"| {s['step']} | {status} | {s['seconds']} | {s['limit']} |")
-    lines += [""] + [f"- {name}: {value if isinstance(value, bool) else format(value, '.2g')}"
-                     for name, value in all_of_it["curves"].items()]
+    failed = [name for name, passed in all_of_it["verdicts"] if not passed]
+    lines += [""] + [f"- FAILED: {name}" for name in failed]
+    for name, curve in all_of_it["curves"].items():
+        lines.append(f"- {name}: " + (f"{curve['is']:.2g} of {curve['most']:g}" if "most" in curve else str(curve["is"])))
+    if all_of_it["memory"]: lines.append("- memory: {peak:.4g} bytes, {predicted:.4g} predicted".format(**all_of_it["memory"]))
     if all_of_it["paired"]:
         lines += ["", "| variant | steps | validation loss | tokens/s |", "| --- | --- | --- | --- |"]
         lines += [f"| {name} | {p['step']} | {p['val_loss']:.4f} | {p['tokens_per_second'] or ''} |"
@@ -109,12 +167,15 @@ def markdown(all_of_it):
 def main():
     if len(sys.argv) != 3: sys.exit(__doc__)
     results, pack = map(pathlib.Path, sys.argv[1:])
-    steps = [json.loads(line) for line in (results / "steps.jsonl").read_text().splitlines()]
-    found = {"machine": machine(results, pack), "steps": steps, "curves": curves(results, pack), "paired": paired(results),
-             "tables": tables(results)}
+    steps = [json.loads(line) for line in (results / "steps.jsonl").read_text().splitlines() if line.endswith("}")]
+    found = {"machine": machine(results, pack), "steps": steps, "curves": curves(results, pack), "memory": memory(results),
+             "paired": paired(results), "speeds": speeds(results), "tables": tables(results)}
+    found["verdicts"] = verdicts(steps, results, found)
     (results / "gpu_day.json").write_text(json.dumps(found, indent=1) + "\n")
     (results / "gpu_day.md").write_text(markdown(found))
-    print(f"{sum(s['status'] == 0 for s in steps)} of {len(steps)} steps done; {results}/gpu_day.md")
+    passed = sum(passed for _, passed in found["verdicts"])
+    print(f"{results}/gpu_day.md\n{passed} passed, {len(found['verdicts']) - passed} failed")
+    sys.exit(passed < len(found["verdicts"]))
 
 
 if __name__ == "__main__":

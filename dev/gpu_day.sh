@@ -1,16 +1,32 @@
 #!/usr/bin/env bash
-# What a GPU that is there for ten minutes should be asked, the most telling first: do the kernels compute what they should, the same
-# each time, and how fast. Runs in the folder that dev/pack.sh made, or anywhere with PACK=FOLDER; needs no compiler.
-#     bash gpu_day.sh [RESULTS]      default $OUT or ./gpu_day. Ends within 9.5 minutes (SECONDS_ALLOWED=570), whatever hangs
-# Each step has a limit, and what fails stops nothing. Called again with the same RESULTS it goes on with what was not reached:
-# longer tests, every part of PyTorch's comparison, several ranks on the GPU, paired training runs. gpu_day.py makes gpu_day.json and
-# gpu_day.md of it. ONLY=WORD runs the steps whose names contain it.
+# What a GPU that is there for ten minutes should be asked, the most telling first: do the kernels compute what they should, the
+# same each time, and how fast. Runs in the folder that dev/pack.sh made, or anywhere with PACK=FOLDER; needs no compiler.
+#     bash gpu_day.sh [RESULTS]      default /tmp/gpu_day. Ends within 9.5 minutes (SECONDS_ALLOWED=570), whatever hangs
+# Each step has a limit, and what fails stops nothing. After each, gpu_day.py judges what was reached (gpu_day.json, gpu_day.md),
+# and where the environment names a folder whose files are brought back, OUT, these two and results.tar.gz, with everything, go
+# there. Called again with the same RESULTS, or with that archive beside this script as before.tar.gz, it goes on with what was not
+# reached: all tests, PyTorch beside it, all packed variants, several ranks on the GPU, paired training runs. The last line is
+# `N passed, N failed`; the exit code is 1 when something failed, 2 where nothing can run. ONLY=WORD: the steps with that in their
+# names.
 set -uo pipefail
 pack=${PACK:-$(cd "$(dirname "$0")" && pwd)}
-results=${1:-${OUT:-$PWD/gpu_day}}
+results=${1:-${TMPDIR:-/tmp}/gpu_day}
+refuse() { echo "gpu_day: $1" >&2; exit 2; }
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit 2
+if [ -n "${OUT:-}" ]; then
+    mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) || exit 2
+    [[ $results/ != "$OUT"/* ]] || refuse "$results is in $OUT, where its archive goes; name a folder outside"
+fi
 cd "$pack" || exit 2
-[ -x bin/run_tests ] || { echo "gpu_day: $pack has no bin/run_tests; dev/pack.sh makes such a folder" >&2; exit 2; }
+if [ -e package.tar.gz ] && [ "$(cksum package.tar.gz)" != "$(cat unpacked 2> /dev/null)" ]; then
+    tar xzf package.tar.gz && cksum package.tar.gz > unpacked || exit 2
+fi
+[ -x bin/run_tests ] || refuse "$pack has no bin/run_tests; dev/pack.sh makes such a folder"
+if [ -e before.tar.gz ] && [ ! -e "$results/steps.jsonl" ]; then tar xzf before.tar.gz -C "$results" || exit 2; fi
+if [ -e "$results/COMMIT" ] && ! cmp -s COMMIT "$results/COMMIT"; then
+    refuse "$results is of commit $(cat "$results/COMMIT"), this is $(cat COMMIT); give another folder, remove before.tar.gz"
+fi
+cp COMMIT "$results"
 end=$((SECONDS + ${SECONDS_ALLOWED:-570}))
 steps=$results/steps.jsonl
 touch "$steps"
@@ -18,50 +34,144 @@ touch "$steps"
 # Programs must not start themselves again under a profiler; CUDA of a Python package counts as installed.
 export KEEP_OPENBLAS_CORETYPE=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 LC_ALL=C.UTF-8
 PATH=$PATH:/usr/local/cuda/bin
-packages=$(python3 -c 'import glob, sysconfig; print(":".join(glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib")))' 2> /dev/null)
-export LD_LIBRARY_PATH=$PWD/lib:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64:$packages
 
-# step NAME LIMIT COMMAND...: runs it unless it was run before, for LIMIT seconds at most, and notes how it ended.
+# The programs look into lib/ before they look where the machine has its libraries. What they miss is put there, from the first of
+# these folders that has it; what is missing still is said before anything runs.
+missing() { ldd bin/* 2>&1 | grep "not found" | sort -u; }
+packages=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2> /dev/null)
+find_libraries() {
+    local name folder more=yes
+    while [ $more ]; do
+        more=""
+        for name in $(missing | sed -n 's/^[[:space:]]*\([^ ]*\) => not found$/\1/p'); do
+            [ ! -e "lib/$name" ] || continue   # of no use there
+            for folder in /usr/local/cuda/lib64 "$packages"/nvidia/*/lib "$PWD/spare"; do
+                if [ -e "$folder/$name" ]; then ln -s "$folder/$name" lib && more=yes; break; fi
+            done
+        done
+    done
+    [ -z "$(missing)" ] || refuse "programs of $pack cannot start here; install what they miss: $(missing | tr -s '\n\t ' ' ')"
+}
+find_libraries
+
+# note STEP JSON WORDS: what became of a step; and all that is known so far, where it is safe.
+note() {
+    if [ -n "$2" ]; then printf '{"step":"%s",%s}\n' "$1" "$2" >> "$steps"; fi
+    printf '%4d s  %-28s %s\n' "$SECONDS" "$1" "$3"
+    summarize
+}
+summarize() {
+    python3 gpu_day.py "$results" "$PWD" > "$results/summary.txt" 2>&1
+    judged=$?
+    [ -n "${OUT:-}" ] || return
+    cp "$results"/gpu_day.{md,json} "$OUT"
+    tar czf "$OUT/results.new" -C "$results" . && mv "$OUT/results.new" "$OUT/results.tar.gz"
+}
+
+# lacks COMMAND...: which of the programs that a command starts is not there.
+lacks() {
+    local word
+    command -v "$1" > /dev/null || { echo "$1"; return; }
+    for word in "$@"; do
+        if [[ $word == bin/* || $word == $PWD/bin/* ]] && [ ! -e "$word" ]; then echo "${word#"$PWD/"}"; return; fi
+    done
+}
+wanted() { [[ $1 == *${ONLY:-}* ]] && ! grep -q "\"step\":\"$1\"" "$steps"; }
+skip() { if wanted "$1"; then note "$1" "\"skipped\":\"$2\"" "skipped: $2"; fi; }
+
+# step NAME LIMIT COMMAND...: runs it unless it was run before, for LIMIT seconds at most, and notes how it ended. With says=PATTERN
+# it has failed when its output has no such line.
 step() {
-    local name=$1 limit=$2 left=$((end - SECONDS)) begin=$SECONDS status
+    local name=$1 limit=$2 left=$((end - SECONDS)) begin=$SECONDS status seconds absent last
     shift 2
-    [[ $name == *${ONLY:-}* ]] && ! grep -q "\"step\":\"$name\"" "$steps" || return 0
+    wanted "$name" || return 0
+    absent=$(lacks "$@")
+    [ -z "$absent" ] || { skip "$name" "no $absent"; return; }
     [ $left -ge 5 ] || { not_reached+=" $name"; return; }
     timeout -k 5 $((limit < left ? limit : left)) "$@" > "$results/$name.txt" 2>&1
-    status=$?
-    printf '{"step":"%s","status":%d,"seconds":%d,"limit":%d}\n' "$name" $status $((SECONDS - begin)) "$limit" >> "$steps"
-    printf '%4d s  %-28s status %3d after %3d s: %s\n' "$SECONDS" "$name" $status $((SECONDS - begin)) \
-        "$(tail -n 1 "$results/$name.txt" | cut -c 1-140)"
+    status=$? seconds=$((SECONDS - begin))
+    # Cut short, not too slow; 137 where only SIGKILL helped.
+    if [[ $status == 124 || $status == 137 ]] && [ $seconds -ge $left ] && [ "$limit" -gt $left ]; then
+        not_reached+=" $name"
+        note "$name" "" "cut short after $seconds s"
+        return
+    fi
+    if [ $status -eq 0 ] && [ -n "${says:-}" ] && ! grep -qE "$says" "$results/$name.txt"; then
+        status=2
+        echo "gpu_day: no line of this says '$says'" >> "$results/$name.txt"
+    fi
+    last=$(grep -v '^[[:space:]]*$' "$results/$name.txt" | tail -n 1 | cut -c 1-140)
+    note "$name" "\"status\":$status,\"seconds\":$seconds,\"limit\":$limit" \
+        "$(printf 'status %3d after %3d s: %s' $status $seconds "$last")"
 }
 not_reached=""
-tests() { step "$1" "$2" bin/run_tests "$3" --durations yes; }
+# Which of Catch2's versions calls it a success when a filter fits no case differs.
+tests() { says='^All tests passed \([0-9]+ assertions? in [1-9]' step "$1" "$2" bin/run_tests "$3" --durations yes; }
 quiet=(--val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0)
 bundled=(--train-data 'data/bundled/sotu_train_*.bin' --val-data "")
 read -ra size < size
+read -ra quick < quick
 small=("${size[@]}" --steps 20 "${bundled[@]}" "${quiet[@]}")
-train() { step "train_$1" 40 "bin/train_$2" --device cuda "${small[@]}" "${@:3}" --out "$results/runs/$1"; }
+train() { step "train_$1" 60 "bin/train_$2" --device cuda "${small[@]}" "${@:3}" --out "$results/runs/$1"; }
+# under TOOL VARIANT: a step under one of compute-sanitizer's tools. Races are looked for in our kernels, whose names end so: those
+# of cuBLASLt would take most of the time, and nobody could mend them.
+under() {
+    local ours=()
+    [ "$1" != racecheck ] || ours=(--kernel-regex kns=_kernel)
+    says='ERROR SUMMARY|RACECHECK SUMMARY' step "$1_$2" 120 compute-sanitizer --tool "$1" "${ours[@]}" --error-exitcode 9 \
+        "bin/train_$2" --device cuda --model qwen-tiny --batch-size 1 --seq-len 96 --steps 1 "${bundled[@]}" "${quiet[@]}" \
+        --out "$results/runs/$1_$2"
+}
+# profile HS LAUNCH: attention forward and backward, as ncu sees them, at head size HS: the measured launch of forward, number LAUNCH
+# of these kernels in bench_gpu (three before each are warm-ups), and the one after it, backward's first. Clocks as they are.
+profile() {
+    says=attention_backward_kernel step "profile_$1" 60 ncu --set full --clock-control none --launch-skip "$2" --launch-count 2 \
+        --kernel-name 'regex:attention_(forward|backward)_kernel' bin/bench_gpu --parts attention --repeats 1
+}
 
-step machine 20 bash -c 'nvidia-smi; cat COMMIT; ldd bin/* | grep "not found"; nproc; free -g'
+step machine 20 bash -c 'cat COMMIT; nproc; free -g; ldd bin/*; nvidia-smi'
 tests tests_conformance 40 "[conformance]"
-tests tests_operations 60 "[ops],[linear],[optimizer],[feed]"
-tests tests_attention 75 "[attention]~[conformance]~[variant]"
-tests tests_models 60 "causal model:*,asga model:*,sliding_window model:*"
+step constants 30 bin/bench_constants "${quick[@]}"
+tests tests_operations 60 "[ops],[linear],[optimizer],[feed],[roles]"
+tests tests_attention 75 "[attention]~[conformance]~[variant],[asga]"
+tests tests_models 60 "causal model on the GPU:*,asga model on the GPU:*"
+tests tests_collectives 40 "collectives:*"
 train causal causal
 train causal_again causal
 train causal_fp32 causal --precision fp32
 train asga asga
+# Tables of matrix products come to lie in $results/model/matmul_tables, under the name by which the tree has them.
+tune() { step "tune_$1" "$2" env -C "$results" "$PWD/bin/tune_matmul" "${@:3}" "${quick[@]}"; }
+tune training 30 "${size[@]}"
+table=$(cd "$results" && echo model/matmul_tables/*.json)
+train causal_tuned causal --matmul-table "$results/$table"
+train causal_tuned_again causal --matmul-table "$results/$table"
 step bench_attention 60 bin/bench_gpu --parts attention --repeats 10
 step bench_steps 90 bin/bench_gpu --parts kernels steps --repeats 10
 step ladder 30 bin/ladder
-for tool in memcheck racecheck; do
-    step $tool 60 compute-sanitizer --tool $tool --error-exitcode 9 bin/train_causal --device cuda --model qwen-tiny --batch-size 1 \
-        --seq-len 96 --steps 1 "${bundled[@]}" "${quiet[@]}" --out "$results/runs/$tool"
+under memcheck causal
+under racecheck causal
+profile 128 3
+profile 64 11
+tune steps 90
+step bench_steps_tuned 90 bin/bench_gpu --parts kernels steps --repeats 10 --matmul-table "$results/$table"
+tests tests_all 300 "~[conformance]~[ops]~[linear]~[optimizer]~[feed]~[roles]~[asga]~[attention],[attention][variant]"
+step end_to_end 300 env GPU_PROGRAMS=bin bash tests/gpu_end_to_end.sh
+if python3 -c 'import numpy, torch' 2> /dev/null; then
+    step pytorch 300 python3 compare_pytorch.py 124m asga --programs bin --turns 1   # torch.compile takes minutes
+else
+    skip pytorch "no PyTorch"
+fi
+for program in bin/train_*; do
+    variant=${program##*train_}
+    train "$variant" "$variant"
+    train "${variant}_fp32" "$variant" --precision fp32
+    under memcheck "$variant"
+    under racecheck "$variant"
 done
-step profile 60 ncu --set full --launch-count 2 --kernel-name 'regex:attention_(forward|backward)_kernel' bin/bench_gpu --parts attention \
-    --quick
-tests tests_all 300 "~[ops]~[linear]~[optimizer]~[feed]~[attention]"
 step patterns 60 bin/bench_patterns_gpu
 for ranks in 2 8; do   # on one GPU: their sums go through the host's memory
+    if [ -e lib/libmpi.so.40 ]; then skip ranks_$ranks "no MPI"; continue; fi
     step ranks_$ranks 60 mpirun --oversubscribe -np $ranks bin/train_causal --device cuda "${small[@]}" --batch-size 1 \
         --out "$results/runs/ranks_$ranks"
 done
@@ -77,4 +187,6 @@ for program in bin/train_*; do
 done
 
 [ -z "$not_reached" ] || echo "not reached:$not_reached"
-python3 gpu_day.py "$results" "$PWD"
+summarize
+cat "$results/summary.txt"
+exit $judged

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "attention/variant.h"
-#include "model/run/feed.cuh"
+#include "model/base/options.h"
 #include "model/checkpoint/load.cuh"
 #include "model/device/machine.h"
-#include "model/base/options.h"
+#include "model/run/feed.cuh"
 
 static std::vector<int32_t> read_ids(const Config& c) {
     std::vector<int32_t> ids;
@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
         const int T = int(ids.size());
         use_threads(0, 1);
         GPT<CPU, float> gpt(named(config.variant), config, 1, T, Mode::inference);
-        Feed<CPU> feed(1, T, config.V);
+        BatchFeed<CPU> feed(1, T, config.V);
         gpt.allocate(CPU{}), feed.allocate(CPU{});
         load_for_inference(CPU{}, gpt, argv[1]);
         gpt_forward(CPU{}, gpt, feed.put(CPU{}, ids.data(), nullptr, 1, T));

@@ -8,44 +8,14 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export OMP_WAIT_POLICY=passive
-word=${1:-} workers=${WORKERS:-$(nproc)} every=${EVERY:-1} take=${TAKE:-1} from=${FROM:-1}
+. dev/planting.bash
+word=${1:-} workers=${WORKERS:-$(nproc)}
 folder=$(mktemp -d)
 trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$folder"' EXIT
 
-# The list in lines FILE TEST VARIANTS OLD NEW, separated by a character that no source has. From here on it may be edited.
-list() {
-    awk -v word="$1" -v every="$every" -v take="$take" -v from="$from" -v OFS='\037' '
-        function words_from(n,   all) { for (; n <= NF; n++) all = all (all ? " " : "") $n; return all }
-        /^$|^#/ { next }
-        /^- / { old = substr($0, 3); next }
-        /^\+ / && index(file " " test, word) && ++n >= from && (n - from) % every < take { print file, test, variants, old, substr($0, 3) }
-        /^\+ / { next }
-        $1 ~ /:$/ { test = substr($1, 1, length($1) - 1); looked_up[test] = words_from(2); next }
-        { file = $1; test = $2; variants = NF > 2 ? words_from(3) : looked_up[test] }' dev/mutations.txt
-}
-
-source_of() {
-    case $1 in
-        *.sh) echo "tests/$1" ;;
-        *_program) echo "tests/gpu/${1#emulated/}.cpp" ;;
-        *) echo "tests/${1#emulated/}.cpp" ;;
-    esac
-}
-
-# unfit FILE TEST VARIANTS OLD: says so when the error cannot be planted, or nobody could notice.
-unfit() {
-    local variant source
-    source=$(source_of "$2")
-    [ -e "$1" ] || { echo "FAIL $1: there is no such file"; return; }
-    [ -e "$source" ] || { echo "FAIL $1: there is no test $source"; return; }
-    for variant in $3; do
-        [ "$variant" == all ] || [ -e "attention/$variant.cuh" ] || { echo "FAIL $1: there is no variant $variant for $2"; return; }
-    done
-    [[ $(< "$1") == *"$4"* ]] || echo "FAIL $1: there is no '$4' any more"
-}
-
 if [ "$word" == --fits ]; then
-    while IFS=$'\037' read -r file test variants old new; do unfit "$file" "$test" "$variants" "$old"; done < <(list "") > "$folder/unfit"
+    while IFS=$'\037' read -r file test variants old new; do unfit "$file" "$test" "$variants" "$old"; done \
+        < <(errors dev/mutations.txt; errors dev/labs/labs.txt) > "$folder/unfit"
     cat "$folder/unfit"
     [ ! -s "$folder/unfit" ] && echo "every error of dev/mutations.txt fits"
     exit
@@ -56,12 +26,18 @@ note() { echo "$folder/$1-${2//\//-}-${3// /-}"; }
 
 # build TEST VARIANTS: `program`, with this test alone and a table of these variants. Little optimisation, since most of the time goes
 # into the compiler; what the program is not linked with is left as it is, and the flags that objects in build/ have been made with do
-# not matter. The program goes first, so that it is linked in any case.
+# not matter. The program goes first, so that it is linked in any case. Of a script, the programs in its line `# Needs: make ...`.
 build() {
+    local needs
     program=build/tests/run_tests
     [[ $1 == emulated/* ]] && program=build/emulated/run_tests
     [[ $1 == *_program ]] && program=build/$1
-    [[ $1 == *.sh ]] && return
+    if [[ $1 == *.sh ]]; then
+        needs=$(sed -n 's/^# Needs: make //p' "tests/$1")
+        # shellcheck disable=SC2086  # a list of words
+        [ -z "$needs" ] || make -o build/flags USE_CUDA=0 CXXFLAGS=-O1 $needs > build.log 2>&1
+        return
+    fi
     local arguments=(-o build/flags -o build/units CXXFLAGS=-O1 LDFLAGS=-Wl,-t,-t EMULATOR_TESTS=)
     arguments+=("TESTS=build/tests/main.o build/tests/$1.o" "GPU_TESTS=tests/${1#emulated/}.o")
     [ "$2" == all ] || arguments+=("VARIANTS=$2")
@@ -70,17 +46,8 @@ build() {
     make "${arguments[@]}" $(sed 's/^/-o /' "$(note unlinked "$1" "$2")" 2> /dev/null) "$program" > build.log 2>&1
 }
 
-# note_unlinked TEST VARIANTS: which objects of the engine their program does without. What it was linked with is in build.log, where
-# the linker says so.
-note_unlinked() {
-    local object archive
-    grep -qE 'engine\.a\)?\(?[a-z_]+\.o' build.log || return 0
-    for object in build/model/*.o build/data/*.o build/emulated/model/*.o; do
-        archive=build/engine.a
-        [[ $object == */emulated/* ]] && archive=build/emulated/engine.a
-        if ! grep -qE "$archive\)?\(?${object##*/}" build.log; then echo "$object"; fi
-    done > "$(note unlinked "$1" "$2")"
-}
+# note_unlinked TEST VARIANTS: which objects of the engine their program does without, by what the linker has said in build.log.
+note_unlinked() { unlinked build.log > "$(note unlinked "$1" "$2")"; }
 
 # Three ranks of the program, on GPUs of their own or on one.
 ranks() {
@@ -112,7 +79,7 @@ plant() {
     [ ! -e "$(note failing "$test" "$3")" ] || verdict="FAIL $file: $test $3 fails without '$new' too"
     [ -z "$verdict" ] || { echo "$verdict"; return; }
     source=$(< "$file")
-    printf '%s\n' "${source/"$old"/"$new"}" > "$file"
+    plant_in "$file" "$old" "$new"
     if ! build "$test" "$3"; then verdict="FAIL does not compile: $(grep -m 1 error build.log)"
     elif passes "$test"; then verdict="FAIL slipped through $test $3"
     else verdict="caught"
@@ -161,7 +128,7 @@ in_parallel() {
     return $status
 }
 
-list "$word" > "$folder/list"
+errors dev/mutations.txt "$word" > "$folder/list"   # which may be edited from here on
 cut -d $'\037' -f 2,3 "$folder/list" | sort -u > "$folder/programs"
 for ((worker = 0; worker < workers; worker++)); do
     mkdir "$folder/$worker"

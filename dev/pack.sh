@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # Packs what dev/gpu_day.sh runs for a machine that has a GPU and none of our libraries: programs, tests, the shared libraries that they
-# need, token shards, and what the CPU computed for comparison. Needs nvcc; no GPU.
-#     dev/pack.sh [FOLDER]       default .gpu, which git ignores; there: bash FOLDER/gpu_day.sh
+# need, token shards, and what the CPU computed for comparison. Needs nvcc; no GPU. VARIANTS=all for the trainers of all variants.
+#     dev/pack.sh [FOLDER]       default .gpu, which git ignores; there: bash FOLDER/gpu_day.sh (dev/README.md, "Ten minutes on a GPU")
 # CUDA_ARCH="-gencode arch=compute_80,code=sm_80" for another GPU than an H100 or H200; ARCH=-march=... for another processor than one
 # with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*.bin" for shards to train on besides the bundled text;
-# EMULATED=1 packs programs that emulate their GPU, to try all this without one; BUILT=1 takes this tree's programs as they are.
-# The other machine needs glibc and libstdc++ at least as new as here, CUDA's and NCCL's libraries as here, and Open MPI.
+# HERE=1 builds for this machine, in this tree; EMULATED=1 takes the programs of build/emulated, to try all this without a GPU.
+# The other machine needs glibc and libstdc++ at least as new as here, and CUDA's and NCCL's libraries as here; several ranks, Open MPI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-.gpu} variants=${VARIANTS:-causal asga dsa sliding_window}
-tests=build/gpu/run_tests trainers=. tools="build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"
+[ "$variants" != all ] || variants=$(cd attention && printf '%s\n' *.cuh | sed 's/\.cuh$//')
+tests=build/gpu/run_tests trainers=. quick=""
+tools="build/dev/bench_constants build/dev/tune_matmul build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"
 size="--model qwen-2m --batch-size 2 --seq-len 160"   # of the runs that the GPU repeats
 if [ -n "${EMULATED:-}" ]; then
-    tests=build/emulated/run_tests trainers=build/emulated tools="" size="--model qwen-tiny --batch-size 1 --seq-len 70"
+    tests=build/emulated/run_tests trainers=build/emulated quick="--quick"
+    tools="build/emulated/dev/bench_constants build/emulated/dev/tune_matmul" size="--model qwen-tiny --batch-size 1 --seq-len 70"
 fi
 mkdir -p "$folder"
 rm -rf "${folder:?}"/*
@@ -23,24 +26,35 @@ for variant in $variants; do programs+=("$trainers/train_$variant"); done
 # shellcheck disable=SC2206  # words
 programs+=($tools)
 tree=$PWD
-if [ -z "${BUILT:-}" ]; then   # in a copy, whose flags are not those of this machine
+if [ -z "${HERE:-}${EMULATED:-}" ]; then   # in a copy, whose flags are not those of this machine
     tree=$PWD/build/pack/tree
     mkdir -p "$tree"
     git ls-files -z | xargs -0 tar cf - | tar xf - -C "$tree"
     export ARCH=${ARCH:--march=x86-64-v3} CUDA_ARCH=${CUDA_ARCH:--gencode arch=compute_90,code=sm_90}
-    make --no-print-directory -C "$tree" -j"$(nproc)" "VARIANTS=$variants" "${programs[@]#./}" tokenize
+    # The programs find lib/ beside bin/ by themselves, and so do the libraries there (the newer tag would be for the program alone):
+    # a variable would reach Python and the profilers, too.
+    (cd "$tree" && rm -f "${programs[@]}")   # linked so in any case
+    export LDFLAGS="-Wl,--disable-new-dtags,-rpath,'\$\$ORIGIN/../lib' ${LDFLAGS:-}"
 fi
+[ -n "${EMULATED:-}" ] || make --no-print-directory -C "$tree" -j"$(nproc)" "VARIANTS=$(echo $variants)" "${programs[@]#./}" tokenize
 
-# Libraries that a machine with CUDA, NCCL and MPI has are left out.
-there='lib(c|m|dl|pthread|rt|stdc\+\+|gcc_s|cublas|cublasLt|cudart|nccl|mpi|open-rte|open-pal|hwloc|udev|event[a-z_-]*|ld-linux[a-z0-9-]*)'
-mkdir -p "$folder"/{bin,lib,data/bundled,cpu}
+# Left out: what a machine with CUDA and NCCL has. Spare: what it may have and then should be its own, MPI; a process that no launcher
+# has started loads the library and never calls it.
+there='lib(c|m|dl|pthread|rt|stdc\+\+|gcc_s|cublas|cublasLt|cudart|nccl|ld-linux[a-z0-9-]*)'
+spare='lib(mpi|open-rte|open-pal|hwloc|udev|event[a-z_-]*)'
+mkdir -p "$folder"/{bin,lib,spare,data/bundled,cpu}
 cd "$tree"
 for program in "${programs[@]}"; do strip -o "$folder/bin/$(basename "$program")" "$program"; done
-for program in "${programs[@]}"; do ldd "$program" | awk '$3 ~ /^\// { print $3 }'; done | sort -u |
-    grep -vE "/$there[-.0-9]*\.so" | xargs -r cp -L -t "$folder/lib"
+libraries=$(for program in "${programs[@]}"; do ldd "$program" | awk '$3 ~ /^\// { print $3 }'; done | sort -u | grep -vE "/$there[-.0-9]*\.so")
+grep -vE "/$spare[-.0-9]*\.so" <<< "$libraries" | xargs -r cp -L -t "$folder/lib"
+grep -E "/$spare[-.0-9]*\.so" <<< "$libraries" | xargs -r cp -L -t "$folder/spare"
 cp data/bundled/*.bin data/bundled/*manifest.json "$folder/data/bundled"
+mkdir "$folder/tests" && cp tests/checks.bash tests/gpu_end_to_end.sh "$folder/tests"
+head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$folder/small.txt"   # for tests/gpu_end_to_end.sh
+./tokenize --tokenizer bytes --out "$folder/data/small" --name small "$folder/small.txt" > /dev/null
+rm "$folder/small.txt"
 [ -z "${DATA:-}" ] || { mkdir "$folder/data/more" && cp $DATA "$folder/data/more"; }
-cp dev/gpu_day.sh dev/gpu_day.py "$folder"
+cp dev/gpu_day.sh dev/gpu_day.py dev/compare_pytorch.py dev/pytorch_qwen.py "$folder"
 mkdir "$folder/model_25m"   # 25.9 million parameters, for bytes
 cat > "$folder/model_25m/config.json" << 'END'
 {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 264, "hidden_size": 512, "num_hidden_layers": 8,
@@ -49,6 +63,7 @@ cat > "$folder/model_25m/config.json" << 'END'
  "tie_word_embeddings": true, "initializer_range": 0.02}
 END
 git rev-parse --short HEAD > "$folder/COMMIT"
+[ -z "${EMULATED:-}" ] || touch "$folder/emulated"
 
 # Twenty steps on the CPU, which those on the GPU have to follow.
 for variant in $variants; do
@@ -57,4 +72,12 @@ for variant in $variants; do
         --train-data "$folder/data/bundled/sotu_train_*.bin" --val-data "" --out "$folder/cpu/$variant" > /dev/null
 done
 echo "$size" > "$folder/size"
+echo "$quick" > "$folder/quick"   # where times mean nothing anyway
+
+# One archive, a third as large: how much may be carried is limited.
+cd "$folder"
+[ -z "${HERE:-}" ] || exit 0
+mapfile -t packed < <(ls -A | grep -vxE 'gpu_day\.(sh|py)')
+tar czf package.tar.gz "${packed[@]}"
+rm -r "${packed[@]}"
 du -sh "$folder"

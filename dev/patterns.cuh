@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "attention/variant.h"
-#include "model/run/feed.cuh"
+#include "model/base/text.h"
 #include "model/gpt.h"
-#include "model/run/report.h"
+#include "model/run/feed.cuh"
 
 /// Sequences, query heads and key/value heads of the layer; the head size is 64.
 struct PatternShape {
@@ -75,7 +75,7 @@ private:
         c.V = 64, c.C = 64, c.L = 1, c.NH = s_.NH, c.NKV = s_.NKV, c.HS = 64, c.F = 64;
         c.settings = settings;
         GPT<Device, X> gpt(named(name, variants_), c, s_.B, s_.T, Mode::training);
-        Feed<Device> feed(s_.B, s_.T, c.V);
+        BatchFeed<Device> feed(s_.B, s_.T, c.V);
         gpt.allocate(device_), feed.allocate(device_);
         start_weights(gpt);
         std::vector<int32_t> tokens(size_t(s_.B) * s_.T);
@@ -92,7 +92,7 @@ private:
         const LayerInputs<X> in = attention_inputs(gpt, 0, s_.B, s_.T);
         const size_t k_at = size_t(c.NH) * c.HS, v_at = in.qk_row;
         const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}};
-        ExtraGradients<X> more{s.dextras[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, layer.facts.reads_x ? s.dnormed : nullptr,
+        ScoreInputGradients<X> more{s.dscore_inputs[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr, layer.facts.reads_x ? s.dnormed : nullptr,
                                gpt.gradients};
         const double forward = time_([&] { attention.forward(device_, in, gpt.weights, state, s.attention, {}); });
         const double backward = time_([&] { attention.backward(device_, in, gpt.weights, state, s.dout, to, more, s.attention); });

@@ -3,11 +3,9 @@
 #pragma once
 #include <functional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "dev/timing.cuh"
-#include "model/run/feed.cuh"
 #include "attention/layer_of.h"
 #include "model/operations/cross_entropy.cuh"
 #include "model/operations/embedding.cuh"
@@ -19,7 +17,8 @@
 
 enum class Kind { matmul, attention, other };
 
-/// Bytes: every input read once, every output written once, sums read and written. The device may move more.
+/// Bytes: every input read once, every output written once, sums read and written. `again`: what its kernels move besides, reading
+/// a second time what does not stay on the multiprocessor, and by way of partial sums.
 struct StepKernel {
     std::string name;
     Kind kind;
@@ -27,18 +26,8 @@ struct StepKernel {
     double bytes, flops;   // of one run; flops 0 where memory is what counts
     std::function<void()> run;
     std::function<void()> prepare = {};   // gives buffers numbers that have held something else; not timed
+    double again = 0;                     // bytes
 };
-
-/// Tokens as text has them: token k turns up about 1 / (k + 1) as often as token 0 (Zipf).
-inline std::vector<int32_t> random_tokens(size_t n, int V, uint64_t seed) {
-    std::vector<int32_t> tokens(n);
-    uint64_t state = seed;
-    for (int32_t& token : tokens) {
-        state = state * 6364136223846793005ull + 1442695040888963407ull;
-        token = std::min(V - 1, int(std::pow(double(V) + 1, double(state >> 11) * 0x1p-53)) - 1);
-    }
-    return tokens;
-}
 
 /// The kernels of a step of `gpt`, a model of variant A, which must have done a step, so that its tensors hold what they hold in
 /// training; where tensors share memory, random numbers take their place. `batch` and `gpt` must outlive the list. `different`:
@@ -84,7 +73,19 @@ private:
         add("embedding_backward", Kind::other, 1, rows(c_.C) + 2 * WIDE * different * c_.C, 0, [this] {
             embedding_backward(device_, gpt_.gradients + gpt_.net.embedding.offset, gpt_.scratch.dresidual, batch_.by_token, c_.C);
         });
+        cleared("embedding's gradient = 0", 1, c_.tied ? Slot{} : gpt_.net.embedding);
+        cleared("attention's gradients = 0", c_.L, layer_.own);
     }
+
+    /// Gradients that the micro-step's first sum does not overwrite.
+    void cleared(const std::string& name, double count, Slot slot) {
+        if (!slot) return;
+        add(name, Kind::other, count, WIDE * double(slot.size), 0,
+            [this, slot] { fill(device_, gpt_.gradients + slot.offset, slot.size, W{}); });
+    }
+
+    /// The last operation's kernels write rows of partial sums, `width` numbers each, and read them back.
+    void by_partial_sums(double rows, double width) { list_.back().again += 2 * WIDE * rows * width; }
 
     void norms() {
         auto& a = gpt_.layers[0];
@@ -92,17 +93,18 @@ private:
         const Slot norm = layer_.post_attention_norm;
         const int heads = c_.NH + c_.NKV, L = c_.L;
         const double qk = double(heads) * c_.HS, extra = A::reads_qk_pre ? 1 : 0;
-        add("rmsnorm_forward", Kind::other, 1, rows(2 * c_.C) + wide_rows(1), 0, [this, &a, norm] {
+        add("rmsnorm_forward", Kind::other, 2 * L + 1, rows(2 * c_.C) + wide_rows(1), 0, [this, &a, norm] {
             rmsnorm_forward(device_, a.normed1, a.rstd1, gpt_.residual, gpt_.weights + norm.offset, BT_, c_.C, c_.norm_eps);
         });
-        add("residual_rmsnorm_forward", Kind::other, 2 * L, rows(4 * c_.C) + wide_rows(1), 0, [this, &a, &s, norm] {
-            const X *weight = gpt_.weights + norm.offset, *stream = gpt_.residual;
-            residual_rmsnorm_forward(device_, a.middle, a.normed2, a.rstd2, stream, s.branch, weight, BT_, c_.C, c_.norm_eps);
-        });
-        add("rmsnorm_backward", Kind::other, 2 * L + 1, rows(4 * c_.C) + wide_rows(1), 0, [this, &a, &s, norm] {
-            rmsnorm_backward(device_, s.dresidual, gpt_.gradients + norm.offset, s.dnormed, a.middle, gpt_.weights + norm.offset,
-                             a.rstd2, BT_, c_.C, Write::add, Write::overwrite);
-        });
+        for (Write write : {Write::overwrite, Write::add}) {   // the final norm's, and all others
+            const bool add_to = write == Write::add;
+            add(add_to ? "rmsnorm_backward" : "final rmsnorm_backward", Kind::other, add_to ? 2 * L : 1,
+                rows((add_to ? 4 : 3) * c_.C) + wide_rows(1), 0, [this, &a, &s, norm, write] {
+                    rmsnorm_backward(device_, s.dresidual, gpt_.gradients + norm.offset, s.dnormed, a.middle,
+                                     gpt_.weights + norm.offset, a.rstd2, BT_, c_.C, write, Write::overwrite);
+                });
+            by_partial_sums(rmsnorm::blocks_backward(BT_, c_.C), c_.C);
+        }
         add("qk_norm_rope_forward", Kind::other, L, rows((2 + extra) * qk) + wide_rows(heads), 0, [this, &a, &s] {
             qk_norm_rope_forward(device_, a.qk, s.qk_pre, a.qk_rstd, a.qkv, gpt_.qk_shape(0, batch_.B, batch_.T), c_.norm_eps);
         });
@@ -117,6 +119,7 @@ private:
         };
         const double read_back = rows(2 * qk) + wide_rows((1 + extra) * qk + heads);
         add("qk_norm_rope_backward", Kind::other, L, read_back, 0, backward, prepare);
+        if (c_.qk_norm) by_partial_sums(2.0 * qk_rope::BLOCKS, c_.HS);
         add("swiglu_forward", Kind::other, L, rows(3 * c_.F), 0,
             [this, &a] { swiglu_forward(device_, a.activated, a.gate_up, BT_, c_.F); });
         add("swiglu_backward", Kind::other, L, rows(5 * c_.F), 0,
@@ -124,15 +127,16 @@ private:
             [this, &s] { renew(s.dactivated, BT_, c_.F); });
     }
 
-    /// The three products of y (rows, OUT) = x (rows, IN) W^T.
-    void linear(const std::string& name, double count, X* y, X* x, Slot weight, Slot bias, int rows, int IN, int OUT, Write write) {
+    /// The three products of y (rows, OUT) = added + x (rows, IN) W^T; `added` may be null.
+    void linear(const std::string& name, double count, X* y, X* x, Slot weight, Slot bias, int rows, int IN, int OUT, Write write,
+                const X* added = nullptr) {
         const double flops = 2.0 * rows * IN * OUT, ends = NARROW * rows * (double(IN) + OUT), matrix = double(IN) * OUT;
         const X* w = gpt_.weights + weight.offset;
         const X* b = bias ? gpt_.weights + bias.offset : nullptr;
         W *dw = gpt_.gradients + weight.offset, *db = bias ? gpt_.gradients + bias.offset : nullptr;
         auto prepare = [=, this] { renew(y, rows, OUT), renew(x, rows, IN); };
-        add(name + " forward", Kind::matmul, count, ends + NARROW * matrix, flops,
-            [=, this] { linear_forward(device_, y, x, w, b, rows, IN, OUT); }, prepare);
+        add(name + " forward", Kind::matmul, count, ends + NARROW * (matrix + (added ? double(rows) * OUT : 0)), flops,
+            [=, this] { matmul(device_, y, Transpose::no, x, Transpose::yes, w, b, added, rows, OUT, IN); }, prepare);
         add(name + " dinput", Kind::matmul, count, ends + NARROW * matrix, flops,
             [=, this] { linear_backward_input(device_, x, y, w, rows, IN, OUT, Write::overwrite); }, prepare);
         add(name + " dweight", Kind::matmul, count, ends + (write == Write::add ? 2 : 1) * WIDE * matrix, flops,
@@ -141,11 +145,12 @@ private:
 
     void linears() {
         auto& s = gpt_.scratch;
+        const X* const stream = gpt_.residual;
         const int Q = c_.NH * c_.HS, QKV = Q + 2 * c_.NKV * c_.HS;
         linear("qkv", c_.L, s.dqkv, s.dnormed, layer_.qkv, layer_.qkv_bias, BT_, c_.C, QKV, Write::overwrite);
-        linear("o_proj", c_.L, s.dresidual, s.dout, layer_.o_proj, {}, BT_, Q, c_.C, Write::overwrite);
+        linear("o_proj", c_.L, s.dresidual, s.dout, layer_.o_proj, {}, BT_, Q, c_.C, Write::overwrite, stream);
         linear("gate_up", c_.L, s.dgate_up, s.dnormed, layer_.gate_up, {}, BT_, c_.C, 2 * c_.F, Write::overwrite);
-        linear("down_proj", c_.L, s.dresidual, s.dactivated, layer_.down_proj, {}, BT_, c_.F, c_.C, Write::overwrite);
+        linear("down_proj", c_.L, s.dresidual, s.dactivated, layer_.down_proj, {}, BT_, c_.F, c_.C, Write::overwrite, stream);
     }
 
     /// Two products forward, five backward (the scores are computed again), over the pairs that are visible.
@@ -158,19 +163,19 @@ private:
         auto& state = gpt_.layers[0].attention;
         auto& s = gpt_.scratch;
         const size_t k_at = size_t(Q), v_at = size_t(Q + KV), qkv_row = size_t(Q + 2 * KV);
-        const ExtraGradients<X> extras{s.dextras[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
+        const ScoreInputGradients<X> score_inputs{s.dscore_inputs[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
                                        A::reads_x ? s.dnormed : nullptr, gpt_.gradients};
         const bool preprocessed = f.head + f.row + f.column > 0 || policy_.gated();
         if (preprocessed)
             add("attention preprocess", Kind::attention, c_.L, rows(Q + KV) + features, 0,
-                [=, this, &state] { policy_.preprocess(device_, in, gpt_.weights, state.extras); });
+                [=, this, &state] { policy_.preprocess(device_, in, gpt_.weights, state.score_inputs); });
         add("attention forward", Kind::attention, c_.L, rows(2 * Q + 2 * KV) + wide_rows(c_.NH) + features, 2 * flop,
             [=, this, &state] { attention_forward(device_, policy_, kernel_arguments(in, state, Statistics<X>{})); });
         auto backward = [=, this, &state, &s] {
             AttentionBackward<X> g{};
             g.dout = s.dout;
             g.dq = {s.dqk, v_at}, g.dk = {s.dqk + k_at, v_at}, g.dv = {s.dqkv + v_at, qkv_row};
-            g.dhead = s.dextras[0].head, g.drow = s.dextras[0].row, g.dcolumn = s.dextras[0].column, g.dgate = s.dextras[0].gate;
+            g.dhead = s.dscore_inputs[0].head, g.drow = s.dscore_inputs[0].row, g.dcolumn = s.dscore_inputs[0].column, g.dgate = s.dscore_inputs[0].gate;
             g.workspace = s.attention;
             attention_backward(device_, policy_, kernel_arguments(in, state, Statistics<X>{}), g);
         };
@@ -179,8 +184,8 @@ private:
         if (preprocessed)   // after the backward pass, which leaves the gradients of the features
             add("attention preprocess backward", Kind::attention, c_.L, rows(Q + KV) + wide_rows(Q + KV) + features, 0,
                 [=, this, &state] {
-                    ExtraGradients<X> to = extras;
-                    policy_.preprocess_backward(device_, in, gpt_.weights, state.extras, to);
+                    ScoreInputGradients<X> to = score_inputs;
+                    policy_.preprocess_backward(device_, in, gpt_.weights, state.score_inputs, to);
                 });
     }
 
@@ -192,12 +197,13 @@ private:
         add("cross_entropy", Kind::other, chunks, NARROW * n * 2.0 * c_.V, 0,
             [=, this, &s] { cross_entropy(device_, s.losses, s.logits, batch_.targets, n, c_.V, W(1.0f / float(BT_))); },
             [=, this, &s] { renew(s.logits, n, c_.V); });
+        if (softmax::bytes_to_keep<X>(c_.V) > max_shared_memory()) list_.back().again = NARROW * n * double(c_.V);
         add("sum_of_losses", Kind::other, 1, wide_rows(1), 0,
-            [this, &s] { sum_of_losses(device_, &gpt_.numbers->loss, s.losses, BT_, Write::overwrite); });
+            [this, &s] { sum_of_losses(device_, &gpt_.totals->loss, s.losses, BT_, Write::overwrite); });
     }
 
     void update() {
-        const double n = double(gpt_.net.tensors.size()), owned = double(gpt_.owned_end - gpt_.owned_begin);
+        const double n = double(gpt_.net.tensors.size()), owned = double(gpt_.shards.owned());
         add("sum_of_squares", Kind::other, 1, WIDE * n, 0,
             [this] { gpt_norm(device_, gpt_); },
             [this] { renew(gpt_.gradients, gpt_.net.tensors.size(), 1); });

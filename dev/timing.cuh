@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "model/base/text.h"
 #include "model/run/machine.cuh"
-#include "model/run/report.h"
 
 /// How much time goes into a measurement.
 struct Effort {
@@ -19,6 +19,13 @@ struct Effort {
 
 /// Enough to see that everything runs; the times mean nothing.
 inline Effort quick_effort() { return {1, 1, 256, size_t(1) << 20}; }
+
+/// So many repeats, or only to see that everything runs.
+inline Effort effort_of(int repeats, bool quick) {
+    Effort effort;
+    effort.repeats = repeats;
+    return quick ? quick_effort() : effort;
+}
 
 /// One run of some work: the median of the repeats, and half the distance between their quartiles.
 struct Timing {
@@ -52,11 +59,7 @@ enum class Caches { cold, as_they_are };
 class Bench {
 public:
     Bench(GPU device, const Effort& effort) : device_(device), effort_(effort) {
-        cudaDeviceProp properties;
-        int number = 0;
-        check(cudaGetDevice(&number));
-        check(cudaGetDeviceProperties(&properties, number));
-        cache_bytes_ = effort.cache_bytes ? effort.cache_bytes : size_t(properties.l2CacheSize);
+        cache_bytes_ = effort.cache_bytes ? effort.cache_bytes : size_t(gpu_properties().l2CacheSize);
         words_ = 4 * cache_bytes_ / sizeof(int4);
         check(cudaMalloc(&other_data_, (words_ + 1) * sizeof(int4)));
         check(cudaMemsetAsync(other_data_, 0, (words_ + 1) * sizeof(int4), device.stream));

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "attention/kernel/policy.h"
-#include "model/run/report.h"
+#include "model/base/text.h"
 
-/// Sum over count; NaN for nothing.
+/// Sum over count; NaN if empty.
 struct Average {
     double sum = 0, count = 0;
     void add(double x, double of = 1) { sum += x, count += of; }
@@ -62,7 +62,7 @@ HeadTable sum_of(const AttentionReport& report, HeadTable BranchReport::*table) 
     for (auto& layer : sum) std::fill(layer.begin(), layer.end(), 0.0);
     for (const BranchReport& branch : report)
         for (size_t l = 0; l < sum.size(); l++) {
-            if (!branch.in_layer[l]) continue;   // NaN in a branch that the layer has is not known, and then neither is the sum
+            if (!branch.in_layer[l]) continue;   // NaN in a branch that the layer does have makes the sum unknown
             for (size_t h = 0; h < sum[l].size(); h++) sum[l][h] += (branch.*table)[l][h];
         }
     return sum;
@@ -87,18 +87,18 @@ std::string summary_of(const AttentionReport& report) {
     return line;
 }
 
-bool CollapseWatch::fallen(const AttentionReport& now, const Head& at) const {
+bool CollapseWatch::has_collapsed(const AttentionReport& now, const Head& at) const {
     const double is = now[at.branch].normalised[at.layer][at.head], was = first_[at.branch].normalised[at.layer][at.head];
     return is < 0.05 && is < was / 2;
 }
 
-std::string CollapseWatch::look(const AttentionReport& now) {
+std::string CollapseWatch::observe(const AttentionReport& now) {
     if (first_.empty()) first_ = now;
     const std::vector<Head> before = std::exchange(collapsed_, {});
     for (int n = 0; n < int(now.size()); n++)
         for (int l = 0; l < int(now[n].normalised.size()); l++)
             for (int h = 0; h < int(now[n].normalised[l].size()); h++)
-                if (fallen(now, {n, l, h})) collapsed_.push_back({n, l, h});
+                if (has_collapsed(now, {n, l, h})) collapsed_.push_back({n, l, h});
     std::string named;
     int fresh = 0;
     for (const Head& at : collapsed_) {

@@ -66,7 +66,7 @@ const std::vector<Preset>& presets() {
 struct Size {
     const char* key;
     int value;
-    int highest;   // far beyond any real model, low enough that no product of two or three sizes overflows 64 bits
+    int highest;   // far beyond any real model, yet no product of two or three sizes overflows 64 bits
 };
 
 std::array<Size, 8> sizes(const Config& c) {
@@ -75,7 +75,7 @@ std::array<Size, 8> sizes(const Config& c) {
              {"intermediate_size", c.F, 1 << 22}, {"max_position_embeddings", c.max_positions, 1 << 30}}};
 }
 
-/// Matrices only: what is left out (norms, biases, a variant's tensors) is too small to matter for a limit.
+/// Matrices only: norms, biases and a variant's tensors are too small to matter for a limit.
 int64_t matrix_parameters(const Config& c) {
     const int64_t attention = 2 * int64_t(c.C) * c.HS * (int64_t(c.NH) + c.NKV);
     const int64_t feed_forward = 3 * int64_t(c.C) * c.F;
@@ -90,7 +90,7 @@ bool is_variant_name(const std::string& name) {
 
 // ---------------------------------------------------------------------------------------------------------------- reading
 
-/// Numeric keys that transformers writes into config.json: they are no settings of an attention variant.
+/// Numeric keys that transformers writes to config.json: not settings of an attention variant.
 const std::set<std::string>& hugging_face_numbers() {
     static const std::set<std::string> keys = {
         "attention_dropout", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
@@ -103,7 +103,7 @@ const std::set<std::string>& hugging_face_numbers() {
     return keys;
 }
 
-/// Qwen2 (QKV bias) or Qwen3 (QK-norm), by `architectures` or, where that is missing, by `model_type`.
+/// Qwen3 (QK-norm) rather than Qwen2 (QKV bias), by `architectures` or, if that is missing, by `model_type`.
 bool is_qwen3(const json& object, const std::string& where) {
     std::string name;
     if (!has_field(object, "architectures")) {
@@ -125,7 +125,7 @@ double rope_theta_of(const json& object, const char* key, const std::string& whe
     return number_field(object, key, 1.0, 1e12, where);
 }
 
-/// Older files have rope_theta and rope_scaling at the top level, newer ones both in rope_parameters.
+/// Older files have rope_theta and rope_scaling at the top level; newer ones have both in rope_parameters.
 double read_rope(const json& object, const std::string& where) {
     double theta = has_field(object, "rope_theta") ? rope_theta_of(object, "rope_theta", where) : 0;
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -149,7 +149,7 @@ double read_rope(const json& object, const std::string& where) {
     return theta;
 }
 
-/// Keys whose usual value we compute and whose other values we do not: going on would train another model than the file's.
+/// Keys of which only the usual value is supported: any other would silently make a different model.
 void refuse_other_mathematics(const json& object, bool qwen3_form, const std::string& where) {
     if (has_field(object, "hidden_act") && object["hidden_act"] != "silu")
         fail(Exit::checkpoint, where, ": \"hidden_act\" is ", shown(object["hidden_act"]), "; only \"silu\" is supported");
@@ -165,8 +165,8 @@ void refuse_other_mathematics(const json& object, bool qwen3_form, const std::st
 
 constexpr int64_t largest_window = 1 << 30;
 
-/// Our windowed variant is Hugging Face's sliding window in every layer (HF counts the query's own key: W = window + 1).
-/// A file that slides in some layers only, or slides without saying attention_variant, is refused.
+/// sliding_window is Hugging Face's sliding window in every layer (HF counts the query's own key: W = window + 1). A file with
+/// sliding windows in only some layers, or without attention_variant, is refused.
 void read_sliding_window(const json& object, Config& config, const std::string& where) {
     const bool slides = has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where);
     const bool ours = config.variant == "sliding_window";
@@ -190,7 +190,7 @@ void read_sliding_window(const json& object, Config& config, const std::string& 
              "; the former must be one more than the latter");
 }
 
-/// -1 where the file names none, or several.
+/// -1 if the file names none or several.
 int read_end_of_text(const json& object, const Config& config) {
     if (config.tokenizer == "bytes") return 256;
     if (!object.contains("eos_token_id") || !object["eos_token_id"].is_number_integer()) return -1;
@@ -208,7 +208,7 @@ void read_settings(const json& object, Config& config, const std::string& where)
 
 // ---------------------------------------------------------------------------------------------------------------- writing
 
-/// Whole numbers without a decimal point, as Hugging Face has them.
+/// Integers without a decimal point, as Hugging Face writes them.
 ordered_json number(double value) {
     const bool whole = value == std::floor(value) && std::fabs(value) < 9e15;   // below 2^53 a double holds every integer
     if (whole) return int64_t(value);
@@ -227,7 +227,7 @@ void write_sliding_window(const Config& config, ordered_json& object) {
         fail(Exit::usage, "the attention window is ", window, ", expected a whole number from 0 to ", largest_window);
     object["use_sliding_window"] = true;
     object["sliding_window"] = int64_t(window) + 1;
-    object["max_window_layers"] = 0;   // layers from this one on slide
+    object["max_window_layers"] = 0;   // the first layer with a sliding window
     object["layer_types"] = std::vector<std::string>(config.L, "sliding_attention");
 }
 
@@ -302,7 +302,7 @@ static ordered_json object_of(const Config& config) {
     object["rope_theta"] = config.rope_theta;   // read by transformers 4 ...
     object["rope_scaling"] = nullptr;
     object["rope_parameters"] = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};   // ... and by transformers 5
-    if (config.qk_norm) object["attention_bias"] = false;   // Qwen2 has no such key: its QKV bias is always there
+    if (config.qk_norm) object["attention_bias"] = false;   // Qwen2 has no such key: it always has QKV bias
     object["attention_dropout"] = 0.0;
     object["tie_word_embeddings"] = config.tied;
     object["initializer_range"] = config.init_std;
@@ -341,13 +341,13 @@ Config config_from_json(const std::string& text, const std::string& where) {
     } else {
         if (config.C % config.NH != 0)
             fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C,
-                 ") is no multiple of num_attention_heads (",
+                 ") is not a multiple of num_attention_heads (",
                  config.NH, ")");
         config.HS = config.C / config.NH;
     }
     config.qkv_bias = !qwen3_form;
     config.qk_norm = qwen3_form;
-    // What may be missing takes the value that transformers gives it.
+    // Optional keys default to what transformers uses.
     config.tied = has_field(object, "tie_word_embeddings") && bool_field(object, "tie_word_embeddings", where);
     config.rope_theta = read_rope(object, where);
     if (has_field(object, "rms_norm_eps")) config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);

@@ -1,15 +1,15 @@
-// The whole transformer, forward and backward, written once as calls of operations that are overloaded on the device. What the
-// functions are for stands in gpt.h.
+// The transformer's passes as calls of operations that are overloaded on the device. gpt.h documents the functions.
 #include "model/gpt.h"
 
 #include "model/operations/cross_entropy.cuh"
 #include "model/operations/embedding.cuh"
 #include "model/operations/linear.cuh"
+#include "model/operations/residual.cuh"
 #include "model/operations/rmsnorm.cuh"
 #include "model/operations/swiglu.cuh"
 
-/// Layer l from its normed input up to `activated`: everything that the backward pass reads again. Returns the rows that it
-/// came out with: B * T, unless texts->attend() has left some out.
+/// Layer l from its normed input to `activated`: everything that the backward pass reads. Returns the number of rows left: B * T
+/// unless texts->attend() dropped some.
 template <class Device, class X>
 static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T, Monitor<Device, X>* monitor = nullptr,
                          const RowsOfTexts<X>* texts = nullptr) {
@@ -25,9 +25,9 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T
     if (texts) shape.angles = texts->angles;
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
     if (gpt.auxiliary) {
-        Wide<X>* const own_loss = gpt.auxiliary + size_t(l) * B * c.NH;
-        if (layer.attention->facts.has_auxiliary_loss) a.attention.extras.auxiliary = own_loss;
-        else fill(device, own_loss, size_t(B) * c.NH, Wide<X>{});
+        Wide<X>* const auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
+        if (layer.attention->facts.has_auxiliary_loss) a.attention.score_inputs.auxiliary = auxiliary;
+        else fill(device, auxiliary, size_t(B) * c.NH, Wide<X>{});
     }
     const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
     if (texts) rows = texts->attend(l, T);
@@ -36,10 +36,8 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T
                                  monitor ? monitor->start_layer(device) : Statistics<X>{});
     if (monitor)
         monitor->finish_layer(device, layer.attention->facts.branch_names, gpt.attention(l).branch_gates(in, a.attention), B, T);
-    linear_forward(device, gpt.scratch.branch, a.attention.gated_out, w + layer.o_proj.offset, static_cast<const X*>(nullptr), rows,
-                   Q, c.C);
-    residual_rmsnorm_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, gpt.scratch.branch,
-                             w + layer.post_attention_norm.offset, rows, c.C, c.norm_eps);
+    residual_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, a.attention.gated_out,
+                     w + layer.o_proj.offset, w + layer.post_attention_norm.offset, rows, Q, c.C, c.norm_eps);
     linear_forward(device, a.gate_up, a.normed2, w + layer.gate_up.offset, static_cast<const X*>(nullptr), rows, c.C, 2 * c.F);
     swiglu_forward(device, a.activated, a.gate_up, rows, c.F);
     return rows;
@@ -59,15 +57,12 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
         const int rows = layer_forward(device, gpt, l, B, T, monitor, texts);
-        linear_forward(device, gpt.scratch.branch, a->activated, w + layer.down_proj.offset, static_cast<const X*>(nullptr),
-                       rows, c.F, c.C);
-        // The addition joins the next norm: that of the next layer, or the final one.
         const bool last = l + 1 == c.L;
         LayerActivations<X>* next = &gpt.layers[last ? l : l + 1];
-        const Slot norm = last ? gpt.net.final_norm : gpt.net.layers[l + 1].input_norm;
+        const Slot norm = last ? gpt.net.final_norm : gpt.net.layers[l + 1].input_norm;   // fused with the residual addition
         x += stream;
-        residual_rmsnorm_forward(device, x, last ? gpt.final_normed : next->normed1, last ? gpt.final_rstd : next->rstd1, a->middle,
-                                 gpt.scratch.branch, w + norm.offset, rows, c.C, c.norm_eps);
+        residual_forward(device, x, last ? gpt.final_normed : next->normed1, last ? gpt.final_rstd : next->rstd1, a->middle,
+                         a->activated, w + layer.down_proj.offset, w + norm.offset, rows, c.F, c.C, c.norm_eps);
         a = next;
     }
 }
@@ -82,18 +77,19 @@ void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write writ
         const int rows = std::min(gpt.logit_rows(), BT - row);
         const X* normed = gpt.final_normed + size_t(row) * c.C;
         linear_forward(device, gpt.scratch.logits, normed, head, static_cast<const X*>(nullptr), rows, c.C, c.V);
-        cross_entropy(device, gpt.scratch.losses + row, gpt.scratch.logits, batch.targets + row, rows, c.V, dloss);
+        cross_entropy(device, gpt.scratch.losses + row, gpt.scratch.logits, batch.targets + row, rows, c.V, dloss,
+                      gpt.weighs_targets && dloss != 0 ? gpt.target_weight : nullptr);
         if (dloss == 0) continue;
         linear_backward_input(device, gpt.scratch.dnormed + size_t(row) * c.C, gpt.scratch.logits, head, rows, c.C, c.V,
                               Write::overwrite);
         linear_backward_weight(device, gpt.gradients + gpt.net.head.offset, static_cast<Wide<X>*>(nullptr), gpt.scratch.logits,
                                normed, rows, c.C, c.V, row ? Write::add : write);
     }
-    sum_of_losses(device, &gpt.numbers->loss, gpt.scratch.losses, BT, write);
-    if (gpt.auxiliary) sum_of_losses(device, &gpt.numbers->auxiliary, gpt.auxiliary, c.L * batch.B * c.NH, write);
+    sum_of_losses(device, &gpt.totals->loss, gpt.scratch.losses, BT, write);
+    if (gpt.auxiliary) sum_of_losses(device, &gpt.totals->auxiliary, gpt.auxiliary, c.L * batch.B * c.NH, write);
 }
 
-/// The feed-forward half of layer l: scratch.dresidual goes from the gradient of the layer's output to that of `middle`.
+/// Feed-forward half of layer l: turns scratch.dresidual from the gradient of the layer's output into that of `middle`.
 template <class Device, class X>
 static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int BT, Write write) {
     const Config& c = gpt.net.config;
@@ -111,7 +107,7 @@ static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int
                      w + layer.post_attention_norm.offset, a.rstd2, BT, c.C, Write::add, write);
 }
 
-/// The attention half: scratch.dresidual goes from the gradient of `middle` to that of the layer's input.
+/// Attention half of layer l: turns scratch.dresidual from the gradient of `middle` into that of the layer's input.
 template <class Device, class X>
 static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, int B, int T, Write write) {
     const Config& c = gpt.net.config;
@@ -133,7 +129,8 @@ static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, i
     if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>{});
     if (facts.reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
     Wide<X>* const dqk_pre = facts.reads_qk_pre ? s.dqk_pre : nullptr;
-    ExtraGradients<X> more{s.dextras[l], dqk_pre, dqk_pre ? dqk_pre + k_at : nullptr, facts.reads_x ? s.dnormed : nullptr, g, gpt.dloss};
+    ScoreInputGradients<X> more{s.dscore_inputs[l], dqk_pre, dqk_pre ? dqk_pre + k_at : nullptr,
+                                facts.reads_x ? s.dnormed : nullptr, g, gpt.dloss};
     const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, qkv_row}};
     gpt.attention(l).backward(device, in, w, a.attention, s.dout, to, more, s.attention);
 
@@ -147,7 +144,7 @@ static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, i
                      w + layer.input_norm.offset, a.rstd1, BT, c.C, Write::add, write);
 }
 
-/// Brings back what layer l did not keep.
+/// Recomputes what layer l did not keep.
 template <class Device, class X>
 static void recompute_layer(Device device, GPT<Device, X>& gpt, int l, int B, int T) {
     if (gpt.recompute == Recompute::nothing) return;
@@ -174,6 +171,7 @@ void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write 
     const size_t stream = size_t(BT) * c.C;
     rmsnorm_backward(device, gpt.scratch.dresidual, g + gpt.net.final_norm.offset, gpt.scratch.dnormed, gpt.residual + c.L * stream,
                      w + gpt.net.final_norm.offset, gpt.final_rstd, BT, c.C, Write::overwrite, write);
+    if (ready) ready(gpt.net.layer_begin(c.L), gpt.net.tensors.size());
     for (int l = c.L - 1; l >= 0; l--) {
         recompute_layer(device, gpt, l, B, T);
         feed_forward_backward(device, gpt, l, BT, write);
@@ -182,9 +180,7 @@ void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write 
     }
     if (!c.tied && write == Write::overwrite) fill(device, g + gpt.net.embedding.offset, gpt.net.embedding.size, Wide<X>{});
     embedding_backward(device, g + gpt.net.embedding.offset, gpt.scratch.dresidual, batch.by_token, c.C);
-    if (!ready) return;
-    ready(0, gpt.net.layer_begin(0));
-    ready(gpt.net.layer_begin(c.L), gpt.net.tensors.size());
+    if (ready) ready(0, gpt.net.layer_begin(0));
 }
 
 template <class Device, class X>
@@ -198,23 +194,41 @@ void gpt_weights_loaded(Device device, GPT<Device, X>& gpt) {
 template <class Device, class X>
 void gpt_norm(Device device, GPT<Device, X>& gpt) {
     if (gpt.sigma.count) sigma_backward(device, gpt.gradients, gpt.master, gpt.sigma);
-    sum_of_squares(device, &gpt.numbers->squares, gpt.gradients, gpt.net.tensors.size(), gpt.spans, gpt.span_count);
+    double* const squares = gpt.sharded() ? gpt.shard_squares + gpt.shards.shard() : &gpt.totals->squares;
+    sum_of_squares(device, squares, gpt.gradients, gpt.shards.owned(), gpt.spans, gpt.span_count);
+}
+
+template <class Device, class X>
+void gpt_norm_of_shards(Device device, GPT<Device, X>& gpt) {
+    sum_of_parts(device, &gpt.totals->squares, gpt.shard_squares, gpt.shards.count());
+}
+
+template <class Device, class X>
+bool gpt_gradient_is_finite(Device device, GPT<Device, X>& gpt, const Slot& tensor) {
+    for (size_t k = 0; k < gpt.shards.buckets(); k++) {
+        const Span own = gpt.shards.own(k);
+        const size_t begin = std::max(own.begin, tensor.offset), end = std::min(own.end, tensor.offset + tensor.size);
+        if (begin >= end) continue;
+        sum_of_squares(device, &gpt.totals->squares, gpt.gradients + begin, end - begin);
+        if (!std::isfinite(read_totals(device, gpt).squares)) return false;
+    }
+    return true;
 }
 
 template <class Device, class X>
 void gpt_update(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step) {
-    adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.owned_begin, gpt.ranges, gpt.range_count,
-                 gpt.numbers, options, step);
+    adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.ranges, gpt.range_count, gpt.totals, options,
+                 step);
     if (!gpt.sigma.count) return;
-    sigma_advance(device, gpt.master, gpt.sigma, gpt.numbers);
+    sigma_advance(device, gpt.master, gpt.sigma, gpt.totals);
     gpt_weights_loaded(device, gpt);
 }
 
 template <class Device, class X>
-StepNumbers read_numbers(Device device, const GPT<Device, X>& gpt) {
-    StepNumbers numbers;
-    to_host(device, &numbers, gpt.numbers, 1);
-    return numbers;
+StepTotals read_totals(Device device, const GPT<Device, X>& gpt) {
+    StepTotals totals;
+    to_host(device, &totals, gpt.totals, 1);
+    return totals;
 }
 
 template <class Device, class X>
@@ -225,10 +239,9 @@ const X* gpt_logits(Device device, GPT<Device, X>& gpt, int first, int rows) {
     return gpt.scratch.logits;
 }
 
-/// Into scratch.branch (n, C), as an embedding picks rows out of its table.
 template <class Device, class X>
 void gpt_gather_rows(Device device, GPT<Device, X>& gpt, const int32_t* rows, int n) {
-    embedding_forward(device, gpt.scratch.branch, rows, gpt.final_normed, n, gpt.net.config.C);
+    embedding_forward(device, gpt.gathered(), rows, gpt.final_normed, n, gpt.net.config.C);
 }
 
 template <class Device, class X>
@@ -236,13 +249,13 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
     const Config& c = gpt.net.config;
     for (int row = 0; row < n; row += gpt.logit_rows()) {
         const int here = std::min(gpt.logit_rows(), n - row);
-        linear_forward(device, gpt.scratch.logits, gpt.scratch.branch + size_t(row) * c.C, gpt.weights + gpt.net.head.offset,
+        linear_forward(device, gpt.scratch.logits, gpt.gathered() + size_t(row) * c.C, gpt.weights + gpt.net.head.offset,
                        static_cast<const X*>(nullptr), here, c.C, c.V);
         cross_entropy(device, gpt.scratch.losses + row, gpt.scratch.logits, targets + row, here, c.V, Wide<X>(0));
     }
 }
 
-// ----------------------------------------------------------------------------------------------- what this file is compiled for
+// --------------------------------------------------------------------------------------------------- explicit instantiations
 
 #define INSTANTIATE(Device, X)                                                                                          \
     template void gpt_forward(Device, GPT<Device, X>&, const Batch&, Monitor<Device, X>*, const RowsOfTexts<X>*);        \
@@ -250,8 +263,10 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
     template void gpt_backward(Device, GPT<Device, X>&, const Batch&, Write, const GradientsReady&);                    \
     template void gpt_weights_loaded(Device, GPT<Device, X>&);                                                          \
     template void gpt_norm(Device, GPT<Device, X>&);                                                                    \
+    template void gpt_norm_of_shards(Device, GPT<Device, X>&);                                                          \
+    template bool gpt_gradient_is_finite(Device, GPT<Device, X>&, const Slot&);                                         \
     template void gpt_update(Device, GPT<Device, X>&, const AdamW&, int64_t);                                           \
-    template StepNumbers read_numbers(Device, const GPT<Device, X>&);                                                   \
+    template StepTotals read_totals(Device, const GPT<Device, X>&);                                                   \
     template const X* gpt_logits(Device, GPT<Device, X>&, int, int);                                                    \
     template void gpt_gather_rows(Device, GPT<Device, X>&, const int32_t*, int);                                        \
     template void gpt_gathered_losses(Device, GPT<Device, X>&, const int32_t*, int);

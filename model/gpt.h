@@ -1,23 +1,23 @@
-// The transformer: a model in memory, and its passes, which are the same for every device and every attention variant.
-//   gpt_forward    tokens -> normed final activations          gpt_loss      those -> mean cross-entropy, and its gradient
+// The transformer: a model in memory and its passes, the same for every device and every attention variant.
+//   gpt_forward    tokens -> normed final activations          gpt_loss      those -> summed cross-entropy, and its gradient
 //   gpt_backward   that gradient -> gradients of all tensors   gpt_update    AdamW
-// Nothing here waits for the device: what the host wants to know is in gpt.numbers when the device gets there.
-// X is the number type of weights and activations, W = Wide<X> that of sums, statistics, gradients of weights and moments. gpt.cu
-// has the passes and gpt_memory.cu the memory, each compiled once for all number types of a device.
+// The passes never block on the device: they leave the step's results in gpt.totals, in device memory.
+// X is the type of weights and activations; W = Wide<X> that of sums, statistics, weight gradients and moments. gpt.cu has the
+// passes and gpt_memory.cu the memory layout, each compiled once per device for all its types.
 #pragma once
 #include <algorithm>
 #include <functional>
 #include <vector>
 
-#include "model/operations/adamw.cuh"
 #include "model/batch.h"
 #include "model/device/memory.cuh"
 #include "model/monitor.cuh"
+#include "model/operations/adamw.cuh"
 #include "model/operations/qk_rope.cuh"
-#include "model/qwen.h"
 #include "model/operations/sigma_reparam.cuh"
+#include "model/qwen.h"
 
-/// What one layer computes on the way forward and reads again on the way back.
+/// What one layer's forward pass saves for its backward pass.
 template <class X>
 struct LayerActivations {
     X* normed1;                // (B, T, C)
@@ -26,89 +26,93 @@ struct LayerActivations {
     X* qk;                     // (B, T, NH + NKV, HS) normed and rotated
     Wide<X>* qk_rstd;          // (B, T, NH + NKV)
     LayerState<X> attention;   // out (B, T, NH, HS), log-sum-exp (B, NH, T), the variant's features
-    X* middle;                 // (B, T, C) the residual stream between attention and feed-forward
+    X* middle;                 // (B, T, C) residual stream between attention and feed-forward
     X* normed2;                // (B, T, C)
     Wide<X>* rstd2;            // (B, T)
     X* gate_up;                // (B, T, 2 F)
     X* activated;              // (B, T, F)
 };
 
-/// Buffers that live for one operation or for the hand-over between two. The gradients of the feed-forward half and of the
-/// attention half share memory.
+/// Temporaries of one operation, or passed from one to the next. Gradients of the feed-forward and attention half share memory.
 template <class X>
 struct Scratch {
-    X* branch;                  // (B, T, C) the output of a projection before it joins the residual stream
     X* qk_pre;                  // (B, T, NH + NKV, HS) q and k before RoPE; null unless the variant reads them
     X* logits;                  // (chunk, V)
     Wide<X>* losses;            // (B, T)
-    X* dresidual;               // (B, T, C) the gradient of the residual stream
+    X* dresidual;               // (B, T, C) gradient of the residual stream
     X* dnormed;                 // (B, T, C)
     X *dactivated, *dgate_up;   // (B, T, F), (B, T, 2 F)
     X *dout, *dqkv;             // (B, T, NH, HS), (B, T, NH + 2 NKV, HS)
-    Wide<X>*dqk, *dqk_pre;      // (B, T, NH + NKV, HS) of qk and of qk_pre
-    std::vector<Extras<X>> dextras;   // of each layer, in the same memory
-    std::byte* attention;       // what one of the layer's passes needs while it runs
+    Wide<X>*dqk, *dqk_pre;      // (B, T, NH + NKV, HS) gradients of qk and of qk_pre
+    std::vector<ScoreInputs<X>> dscore_inputs;   // (L), all in the same memory
+    std::byte* attention;       // workspace of one attention pass
 };
 
 enum class Mode { inference, training };
 
-/// What the backward pass computes again instead of finding it in memory.
+/// What the backward pass recomputes instead of keeping it in memory.
 enum class Recompute {
     nothing,
-    cheap,    // the norms' and SwiGLU's outputs: 2 C + F of the numbers that a layer keeps per token, for no matrix product
-    layers,   // everything but each layer's input: a second forward pass
+    cheap,    // outputs of the norms and of SwiGLU: saves 2 C + F values per token and layer, costs no matrix product
+    layers,   // everything but each layer's input: costs a second forward pass
 };
 
-/// Numbers of a chunk of logits: a few rows in the CPU's caches, rows enough to fill a GPU.
+/// Elements in a chunk of logits: a few rows that fit the CPU's caches, or enough rows to fill a GPU.
 template <class Device>
 inline constexpr int LOGITS = 1 << 28;
 template <>
 inline constexpr int LOGITS<CPU> = 1 << 24;
 
-/// A model with room for batches of up to B x T tokens.
+/// A model with memory for batches of up to B x T tokens.
 template <class Device, class X>
 struct GPT {
     using W = Wide<X>;
-    static constexpr bool rounds = !std::is_same_v<X, W>;   // weights are a rounded copy of master weights
+    static constexpr bool rounds = !std::is_same_v<X, W>;   // weights are a rounded copy of the master weights
 
     Qwen net;
     int B, T;
     Mode mode;
     Recompute recompute;
 
-    X* weights = nullptr;                            // (net.tensors.size())
-    W* gradients = nullptr;                          // (net.tensors.size())
-    W *master = nullptr, *m = nullptr, *v = nullptr; // weights and AdamW's moments of the numbers [owned_begin, owned_end)
-    size_t owned_begin, owned_end;                   // all, or this rank's shard (ZeRO-1)
-    StepNumbers* numbers;                            // what the step adds up, in the device's memory
+    Shards shards;                                   // which elements this rank updates: all, or its own parts under ZeRO-1
+    X* weights = nullptr;                            // (shards.size())
+    W* gradients = nullptr;                          // (shards.size())
+    W *m = nullptr, *v = nullptr;                    // (shards.owned()) AdamW's moments
+    W* master = nullptr;                             // what AdamW updates: (shards.owned()) if X is rounded, else (shards.size())
+    StepTotals* totals;                              // sums over the step, in device memory
+    double* shard_squares;                           // (shards.count()) each shard's part of the squared norm; null if unsharded
     UpdateRange* ranges;                             // (range_count) what the update changes
-    NormSpan* spans;                                 // (span_count) what the norm of the gradient runs over
+    NormSpan* spans;                                 // (span_count) what the gradient norm runs over
     int range_count, span_count;
-    W dloss = 0;                                     // as gpt_loss() was told
-    W *cosine[2] = {}, *sine[2] = {};                // (T, HS / 2) RoPE's table, and one of angles 0 for layers that do not
-                                                     // rotate; null where there are no such layers
-    W* auxiliary;                                    // (L, B, NH) parts of the policy's own loss; null where it has none
+    W dloss = 0;                                     // as passed to gpt_loss()
+    W* target_weight;                                // (1) in device memory, see gpt_weigh_targets(); null in inference
+    bool weighs_targets = false;
+    W *cosine[2] = {}, *sine[2] = {};                // (T, HS / 2) [0] RoPE's table, [1] angles of 0 for layers without RoPE; null
+                                                     // if no layer needs it
+    W* auxiliary;                                    // (L, B, NH) terms of the policy's auxiliary loss; null if it has none
     X* residual;                                     // (L + 1, B, T, C) input of every layer and of the final norm
     X* final_normed;                                 // (B, T, C)
     W* final_rstd;                                   // (B, T)
-    std::vector<LayerActivations<X>> layers;         // all in the same memory, where none is kept for a backward pass
+    std::vector<LayerActivations<X>> layers;         // all in the same memory unless kept for a backward pass
     Scratch<X> scratch;
-    Sigma<W> sigma;                                  // where the linear layers are reparametrised
+    Sigma<W> sigma;                                  // empty unless the linear layers are reparametrised
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
     GPT(const Variant& variant, const Config& config, int B, int T, Mode mode, Recompute recompute = Recompute::nothing,
-        int shard = 0, int shards = 1);
+        int shard = 0, int shards = 1, size_t bucket = Shards::BUCKET);
 
-    /// What allocate() will take, class by class.
+    /// What allocate() will allocate, class by class.
     std::vector<MemoryUse> memory_plan() const;
     void allocate(Device device);
 
-    /// Whether `weights` is a copy, rounded or reparametrised, of what AdamW updates.
+    /// Whether AdamW updates `master` and `weights` is a rounded or reparametrised copy of it.
     bool keeps_master() const { return mode == Mode::training && (rounds || !net.sigma.empty()); }
-    bool sharded() const { return owned_end - owned_begin < net.tensors.size(); }
+    bool sharded() const { return shards.count() > 1; }
     int logit_rows() const { return std::clamp(LOGITS<Device> / net.config.V / 128 * 128, 128, std::max(128, B * T)); }
     const LayerPasses<Device, X>& attention(int l) const { return passes_of<Device, X>(*net.layers[l].attention); }
+    /// (B, T, C) buffer for gathered rows of final_normed. It overwrites activations that only a backward pass would read.
+    X* gathered() const { return layers[0].middle; }
     Angles<W> angles(int l) const {
         const int table = net.layers[l].attention->facts.rotates ? 0 : 1;
         return {cosine[table], sine[table]};
@@ -122,7 +126,7 @@ struct GPT {
 
 private:
     LayerShape shape() const { return {B, T, net.config.C, net.config.NH, net.config.NKV, net.config.HS}; }
-    std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, owned_begin, owned_end, 1 << 14); }
+    std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, shards, 1 << 14); }
     void lay_out();
     void lay_out_activations();
     void lay_out_attention(int l);
@@ -130,7 +134,7 @@ private:
     void lay_out_scratch();
 };
 
-/// The views that layer l's attention reads.
+/// The inputs of layer l's attention.
 template <class Device, class X>
 LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T) {
     const Config& c = gpt.net.config;
@@ -142,61 +146,82 @@ LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T) 
             v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine};
 }
 
-/// What one forward pass does differently when its rows are not one whole text: they go on from cached keys, or are several texts one
-/// behind the other. For models whose layers all decode from a cache (LayerFacts).
+/// Overrides for a forward pass whose rows are not one whole text: they continue from cached keys, or are several texts packed
+/// together. Precondition: every layer decodes from a cache (LayerFacts).
 template <class X>
 struct RowsOfTexts {
-    Angles<Wide<X>> angles;                  // of RoPE for the rows, in place of those of positions 0, 1, ...
-    std::function<int(int l, int T)> attend; // in place of the attention of layer l; returns the rows left in gated_out and
-                                             // residual: T, or less in the last layer
+    Angles<Wide<X>> angles;                  // RoPE angles of the rows, instead of those of positions 0, 1, ...
+    std::function<int(int l, int T)> attend; // replaces the attention of layer l; returns the rows left in gated_out and residual:
+                                             // T, or fewer in the last layer
 };
 
-/// gpt.final_normed (B, T, C) from the batch's tokens. Preconditions: at most gpt.B x gpt.T of them, each below V. A monitor, where
-/// there is one, sees every layer's attention, and makes this the one pass that waits for the device.
+/// Preconditions: at most gpt.B x gpt.T tokens, each below V.
+/// gpt.final_normed (B, T, C) from the batch's tokens. A monitor, if given, records every layer's attention, and makes this the one
+/// pass that blocks on the device.
 template <class Device, class X>
-void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::type_identity_t<Monitor<Device, X>*> monitor = nullptr,
-                 const RowsOfTexts<X>* texts = nullptr);
+void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch,
+                 std::type_identity_t<Monitor<Device, X>*> monitor = nullptr, const RowsOfTexts<X>* texts = nullptr);
 
-/// gpt.numbers->loss = or += the losses of the batch's targets in nats, after gpt_forward(), and the policies' own loss likewise. The
-/// head works on chunks of rows, so that the logits of the batch never exist at once. With dloss != 0 (1 / tokens of the step) it
-/// also leaves d final_normed in scratch.dnormed and the head's weight gradient, and gpt_backward() works with the same dloss.
+/// Precondition: gpt_forward() of the same batch.
+/// gpt.totals->loss = or += the cross-entropy of the batch's targets in nats, and likewise ->auxiliary. The head runs over chunks
+/// of rows, so the logits of the whole batch never exist at once. With dloss != 0 (1 / tokens of the step) it also computes
+/// scratch.dnormed, the gradient of final_normed, and the head's weight gradient, and gpt_backward() uses the same dloss.
 template <class Device, class X>
 void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, Wide<X> dloss = 0);
 
-/// What gpt_backward() calls when the gradients [begin, end) of the flat buffer will not change any more.
+/// Call before the first micro-step. From now on a target's share in the gradient of the loss is dloss x weight: tokens of the step
+/// / targets that count, if a loss mask hides some. A recorded micro-step takes each step's weight.
+template <class Device, class X>
+void gpt_weigh_targets(Device device, GPT<Device, X>& gpt, double weight) {
+    gpt.weighs_targets = true;
+    set_value(device, gpt.target_weight, Wide<X>(weight));
+}
+
+/// Called by gpt_backward() when elements [begin, end) of the gradient buffer are final: from the buffer's end to its beginning,
+/// without gaps.
 using GradientsReady = std::function<void(size_t begin, size_t end)>;
 
-/// Gradients of all tensors, after gpt_loss() with a dloss. `write` says whether they replace or join what gpt.gradients holds.
-/// `ready` is called for one layer after the other, from the last to the first, and then for the rest, so that their sum over ranks
-/// can be taken while the backward pass goes on.
+/// Precondition: gpt_loss() of the same batch with dloss != 0.
+/// gpt.gradients = or += the gradients of all tensors. `ready` is called for the tensors after the layers, for each layer from the
+/// last to the first, and for the rest, so that summing over ranks overlaps with the backward pass.
 template <class Device, class X>
 void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, const GradientsReady& ready = {});
 
-/// To be called when weights have come from outside, into gpt.master or, in a model for inference, into gpt.weights: makes of them
-/// what the layers read.
+/// Call after loading weights into gpt.master, or into gpt.weights for inference: reparametrises them into what the layers read.
+/// Exit::usage for a reparametrised model for inference whose weights are rounded.
 template <class Device, class X>
 void gpt_weights_loaded(Device device, GPT<Device, X>& gpt);
 
-/// Completes the gradients, once per step, when the sums over micro-steps and ranks are there, and takes their norm, which it
-/// leaves as its square in gpt.numbers.
+/// Precondition: gradients summed over micro-steps and ranks. Call once per step.
+/// Completes the gradients and writes their squared norm to gpt.totals. A sharded model takes two calls: gpt_norm() writes this
+/// shard's part to its element of gpt.shard_squares; once those are gathered, gpt_norm_of_shards() adds them up.
 template <class Device, class X>
 void gpt_norm(Device device, GPT<Device, X>& gpt);
+template <class Device, class X>
+void gpt_norm_of_shards(Device device, GPT<Device, X>& gpt);
 
-/// One AdamW step over the list, or over this rank's shard of it; `step` counts from 1. Needs gpt.numbers, and does nothing when
-/// the loss or the norm in it is not finite.
+/// Whether the part of a tensor's gradient that this shard owns is finite. Blocks on the device and overwrites gpt.totals.
+template <class Device, class X>
+bool gpt_gradient_is_finite(Device device, GPT<Device, X>& gpt, const Slot& tensor);
+
+/// Precondition: gpt.totals complete, norm included.
+/// One AdamW step over all tensors, or this rank's shard of them; `step` counts from 1. Does nothing if a total is not finite.
 template <class Device, class X>
 void gpt_update(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step);
 
-/// gpt.numbers as the host sees them, once the device is there.
+/// gpt.totals, copied to the host. Blocks on the device.
 template <class Device, class X>
-StepNumbers read_numbers(Device device, const GPT<Device, X>& gpt);
+StepTotals read_totals(Device device, const GPT<Device, X>& gpt);
 
-/// Logits (rows, V) of the rows `first` .. of gpt.final_normed, for sampling and tests; in scratch.logits. rows <= logit_rows().
+/// Precondition: rows <= logit_rows().
+/// Logits (rows, V) of gpt.final_normed from row `first` on, in scratch.logits; for sampling and tests.
 template <class Device, class X>
 const X* gpt_logits(Device device, GPT<Device, X>& gpt, int first, int rows);
 
-/// Picks `rows` (n) of gpt.final_normed, and then leaves the cross-entropy, in nats, of `targets` (n) after them in scratch.losses:
-/// the head is applied to these rows alone. Both lists are in the device's memory; n <= gpt.B x gpt.T.
+/// Preconditions: `rows` and `targets` in device memory, n <= gpt.B x gpt.T; no backward pass afterwards, since the gathered rows
+/// overwrite activations.
+/// Gathers `rows` (n) of gpt.final_normed; then writes the cross-entropy of `targets` (n) after them, in nats, to scratch.losses.
+/// The head is applied to these rows only.
 template <class Device, class X>
 void gpt_gather_rows(Device device, GPT<Device, X>& gpt, const int32_t* rows, int n);
 template <class Device, class X>

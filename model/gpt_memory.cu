@@ -1,18 +1,17 @@
-// What a model takes of memory, and where everything lies in it: lay_out() runs once over nothing, to learn the sizes, and once over
-// the memory, so that the plan cannot disagree with the allocation.
+// Where a model's tensors lie in memory. lay_out() runs twice: over no memory, to learn the sizes, then over the allocated block,
+// so the plan cannot disagree with the allocation.
 #include "attention/kernel/layer.h"
 #include "model/gpt.h"
 
 template <class Device, class X>
 GPT<Device, X>::GPT(const Variant& variant, const Config& config, int B_, int T_, Mode mode_, Recompute recompute_, int shard,
-                    int shards)
+                    int count, size_t bucket)
     : net(variant, config),
       B(B_),
       T(T_),
       mode(mode_),
       recompute(recompute_),
-      owned_begin(shard_begin(net.tensors.size(), shard, shards)),
-      owned_end(shard_begin(net.tensors.size(), shard + 1, shards)) {
+      shards(net.tensors.size(), shard, count, bucket) {
     if (!net.sigma.empty() && sharded())
         fail(Exit::usage, "sigma_reparam needs every matrix whole on every rank; use --zero-stage 0");
     lay_out();
@@ -36,25 +35,25 @@ void GPT<Device, X>::allocate(Device device) {
     lay_out();
     for (int table : {0, 1})
         if (cosine[table]) rope_table(device, cosine[table], sine[table], T, net.config.HS, net.config.rope_theta, table == 0);
-    const StepNumbers none{};
-    to_device(device, numbers, &none, 1);
+    const StepTotals none{};
+    to_device(device, totals, &none, 1);
     if (sigma.count) to_device(device, sigma.linears, net.sigma.data(), net.sigma.size());
     if (mode == Mode::inference) return;
     to_device(device, ranges, owned_ranges().data(), size_t(range_count));
-    to_device(device, spans, norm_spans(net.tensors).data(), size_t(span_count));
-    fill(device, gradients, net.tensors.size(), W{});   // the padding between tensors stays zero: norms run over it
-    fill(device, m, owned_end - owned_begin, W{});
-    fill(device, v, owned_end - owned_begin, W{});
+    to_device(device, spans, norm_spans(net.tensors, shards).data(), size_t(span_count));
+    fill(device, gradients, shards.size(), W{});   // padding stays zero: norms and sums over ranks run over it
+    fill(device, m, shards.owned(), W{});
+    fill(device, v, shards.owned(), W{});
 }
 
 template <class Device, class X>
 void GPT<Device, X>::lay_out() {
-    const size_t n = net.tensors.size(), owned = owned_end - owned_begin;
+    const size_t n = shards.size(), owned = shards.owned();
     weights = weight_memory.template take<X>(n);
     if (mode == Mode::training) {
         gradients = gradient_memory.template take<W>(n);
         if (keeps_master()) master = moment_memory.template take<W>(owned);
-        else if constexpr (!rounds) master = weights + owned_begin;
+        else if constexpr (!rounds) master = weights;
         m = moment_memory.template take<W>(owned);
         v = moment_memory.template take<W>(owned);
     }
@@ -77,7 +76,7 @@ void GPT<Device, X>::lay_out_activations() {
     final_normed = take(BT * c.C), final_rstd = take_wide(BT);
     layers.resize(c.L);
     const bool all_share = mode == Mode::inference || recompute == Recompute::layers;
-    size_t of_attention = 0;   // the last piece of a layer's memory, as large as the largest layer needs it
+    size_t of_attention = 0;   // where a layer's attention begins: last, so that layers of different sizes can share it
     for (int l = 0; l < c.L; l++) {
         LayerActivations<X>& a = layers[l];
         if (all_share && l > 0) {
@@ -100,13 +99,13 @@ void GPT<Device, X>::lay_out_activations() {
     }
 }
 
-/// What layer l's attention keeps: the layers' mechanisms may differ, and with them its size.
+/// What layer l's attention keeps. Its size may differ between layers, as their mechanisms may.
 template <class Device, class X>
 void GPT<Device, X>::lay_out_attention(int l) {
     const size_t rows = size_t(B) * T * net.config.NH;
     const LayerFacts& facts = net.layers[l].attention->facts;
     LayerState<X>& state = layers[l].attention;
-    state.extras = take_extras<Device, X>(activation_memory, facts.features, facts.gated, B, T, net.config.NH, 1);
+    state.score_inputs = take_score_inputs<X>(activation_memory, facts.features, facts.gated, B, T, net.config.NH, 1);
     state.out = activation_memory.template take<X>(rows * net.config.HS);
     state.gated_out = facts.gated ? activation_memory.template take<X>(rows * net.config.HS) : state.out;
     state.lse = activation_memory.template take<W>(rows);
@@ -134,19 +133,20 @@ void GPT<Device, X>::lay_out_scratch() {
     auto take = [this](size_t count) { return scratch_memory.template take<X>(count); };
     auto take_wide = [this](size_t count) { return scratch_memory.template take<W>(count); };
     Scratch<X>& s = scratch;
-    s.branch = take(BT * c.C);
     s.losses = take_wide(BT);
     s.logits = take(size_t(logit_rows()) * c.V);
     s.qk_pre = net.any(&LayerFacts::reads_qk_pre) ? take(BT * heads * c.HS) : nullptr;
-    numbers = scratch_memory.template take<StepNumbers>(1);
+    totals = scratch_memory.template take<StepTotals>(1);
     lay_out_sigma();
     size_t workspace = 0;
     for (int l = 0; l < c.L; l++) workspace = std::max(workspace, attention(l).workspace_bytes(Device{}, shape()));
     s.attention = scratch_memory.template take<std::byte>(workspace);
+    target_weight = mode == Mode::inference ? nullptr : take_wide(1);
     if (mode == Mode::inference) return;
-    range_count = int(owned_ranges().size()), span_count = int(norm_spans(net.tensors).size());
+    range_count = int(owned_ranges().size()), span_count = int(norm_spans(net.tensors, shards).size());
     ranges = scratch_memory.template take<UpdateRange>(range_count);
     spans = scratch_memory.template take<NormSpan>(span_count);
+    shard_squares = sharded() ? scratch_memory.template take<double>(shards.count()) : nullptr;
     s.dresidual = take(BT * c.C), s.dnormed = take(BT * c.C);
     const size_t shared = scratch_memory.used();
     s.dactivated = take(BT * c.F), s.dgate_up = take(BT * 2 * c.F);
@@ -154,12 +154,12 @@ void GPT<Device, X>::lay_out_scratch() {
     s.dout = take(BT * c.NH * c.HS), s.dqkv = take(BT * (heads + c.NKV) * c.HS);
     s.dqk = take_wide(BT * heads * c.HS);
     s.dqk_pre = net.any(&LayerFacts::reads_qk_pre) ? take_wide(BT * heads * c.HS) : nullptr;
-    const size_t of_layer = scratch_memory.used();   // the last piece, as large as the largest layer needs it
-    s.dextras.clear();
+    const size_t of_layer = scratch_memory.used();   // last, so that layers of different sizes can share it
+    s.dscore_inputs.clear();
     for (const Layer& layer : net.layers) {
         const LayerFacts& facts = layer.attention->facts;
         scratch_memory.rewind(of_layer);
-        s.dextras.push_back(take_extras<Device, X>(scratch_memory, facts.features, facts.gated, B, T, c.NH, B));
+        s.dscore_inputs.push_back(take_score_inputs<X>(scratch_memory, facts.features, facts.gated, B, T, c.NH, B));
     }
 }
 

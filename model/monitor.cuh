@@ -1,5 +1,5 @@
-// Looks at attention during one forward pass: layer after layer the kernel's statistics (E6) and the gates come to the host and are
-// averaged there. The waiting and copying is outside of training, which pays nothing for a monitor that is not asked.
+// Observes attention during one forward pass: layer by layer, the kernel's statistics (E6) and the gates are copied to the host and
+// averaged there. Training pays nothing for a monitor that is not passed to gpt_forward().
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -17,8 +17,7 @@ class Monitor {
 public:
     using W = Wide<X>;
 
-    /// For batches of up to B x T; B = 0: for none, and then it takes no memory. There is room for the statistics of one layer at a
-    /// time, of whichever has the most branches.
+    /// For batches of up to B x T; B = 0 takes no memory. Holds the statistics of one layer at a time.
     Monitor(int B, int T, const Qwen& net) : NH_(net.config.NH) {
         size_t most = 0;
         for (const Layer& layer : net.layers) {
@@ -37,8 +36,7 @@ public:
         lay_out();
     }
 
-    /// Where the next layer's kernel leaves its statistics, those of each branch in of_branch(). What a variant does not write
-    /// stays NaN, which means "not known".
+    /// Where the next layer's kernel writes its statistics, each branch's in of_branch(). What a variant does not write stays NaN.
     Statistics<X> start_layer(Device device) {
         const W nan = std::numeric_limits<W>::quiet_NaN();
         fill(device, of_layer_.entropy, rows_, nan), fill(device, of_layer_.pairs, rows_, nan);
@@ -46,8 +44,8 @@ public:
         return of_layer_;
     }
 
-    /// Takes them into the report, where a branch goes by its name: layers may have different ones. `names` and `gates` are the
-    /// layer's, in the order in which its statistics lie.
+    /// Adds them to the report. Branches are matched by name, since layers may have different ones; `names` and `gates` are this
+    /// layer's, in the order of its statistics.
     void finish_layer(Device device, const std::vector<std::string>& names, const std::vector<const W*>& gates, int B, int T) {
         const size_t rows = size_t(B) * NH_ * T, tiles = size_t(B) * NH_ * tiles_of(T);
         if (report_.empty())
@@ -65,7 +63,7 @@ public:
         }
     }
 
-    /// What was seen since the last call.
+    /// What was recorded since the last call.
     AttentionReport take_report() { return std::exchange(report_, {}); }
 
 private:
@@ -74,14 +72,14 @@ private:
         of_layer_.tiles = memory_.template take<W>(tiles_), of_layer_.pair_gate = memory_.template take<W>(rows_);
     }
     static std::vector<double> on_host(Device device, const W* from, size_t n) {
-        std::vector<W> numbers(n);
-        if (n) to_host(device, numbers.data(), from, n);
-        return {numbers.begin(), numbers.end()};
+        std::vector<W> copy(n);
+        if (n) to_host(device, copy.data(), from, n);
+        return {copy.begin(), copy.end()};
     }
 
-    size_t rows_, tiles_;                 // of all branches that a layer may have
+    size_t rows_, tiles_;                 // of the layer with the most branches
     int NH_;
-    std::vector<std::string> branches_;   // of all layers, each name once, in the order in which layers have them
+    std::vector<std::string> branches_;   // the distinct names of all layers, in order of first appearance
     Arena<Device> memory_;
     Statistics<X> of_layer_;
     AttentionReport report_;

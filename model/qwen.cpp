@@ -75,7 +75,7 @@ Layer Qwen::layer(int l) {
     return s;
 }
 
-/// gamma and u of a linear layer; start_sigma() gives them their first values.
+/// Adds gamma and u of a linear layer; start_sigma() initialises them.
 void Qwen::add_sigma(const std::string& name) {
     const Tensor& weight = *tensors.find(name + ".weight");
     const Slot slot = weight.slot;

@@ -1,5 +1,5 @@
-#include "model/config.h"
 #include "model/base/error.h"
+#include "model/config.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,14 +9,14 @@
 
 namespace {
 
-/// The finaliser of splitmix64: every bit of the input reaches every bit of the output.
+/// The finaliser of splitmix64: every input bit affects every output bit.
 uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
 
-/// Number `counter` of the splitmix64 sequence that starts at `key`, computed without the ones before it.
+/// Element `counter` of the splitmix64 sequence seeded with `key`, computed directly.
 uint64_t random_bits(uint64_t key, uint64_t counter) { return mix(key + (counter + 1) * 0x9e3779b97f4a7c15u); }
 
 /// 53 random bits as a double in [0, 1).
@@ -26,7 +26,7 @@ struct NormalPair {
     double first, second;
 };
 
-/// Box-Muller: two independent uniform numbers become two independent normal ones.
+/// Box-Muller: two independent uniform variates become two independent normal ones.
 NormalPair normal_pair(uint64_t key, uint64_t pair) {
     const double u = 1 - uniform(random_bits(key, 2 * pair));   // in (0, 1]: its logarithm is finite
     const double angle = 2 * std::numbers::pi * uniform(random_bits(key, 2 * pair + 1));
@@ -80,20 +80,31 @@ const Tensor* TensorList::find(const std::string& name) const {
     return entry == by_name_.end() ? nullptr : &tensors_[entry->second];
 }
 
-std::vector<UpdateRange> update_ranges(const TensorList& list, size_t begin, size_t end, size_t longest) {
+static size_t rounded_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+Shards::Shards(size_t n, int shard, int count, size_t bucket) : shard_(shard), count_(count), size_(n), bucket_(n) {
+    if (count == 1) return;
+    const size_t unit = size_t(16) * count;
+    size_ = rounded_up(n, unit), bucket_ = rounded_up(bucket, unit);
+}
+
+std::vector<UpdateRange> update_ranges(const TensorList& list, const Shards& shards, size_t longest) {
     std::vector<UpdateRange> ranges;
-    for (const Tensor& t : list) {
-        if (t.role == Role::frozen || t.role == Role::state) continue;
-        const size_t last = std::min(t.slot.offset + t.slot.size, end);
-        for (size_t at = std::max(t.slot.offset, begin); at < last; at += longest)
-            ranges.push_back({at, std::min(at + longest, last), t.role, t.rate});
-    }
+    for (size_t k = 0; k < shards.buckets(); k++)
+        for (const Tensor& t : list) {
+            if (t.role == Role::frozen || t.role == Role::state) continue;
+            const Span own = shards.own(k);
+            const size_t last = std::min(t.slot.offset + t.slot.size, own.end);
+            for (size_t at = std::max(t.slot.offset, own.begin); at < last; at += longest)
+                ranges.push_back({at, std::min(at + longest, last), t.role, t.rate, shards.held(k) + at - own.begin});
+        }
     return ranges;
 }
 
-std::vector<NormSpan> norm_spans(const TensorList& list) {
+/// The spans of an unsharded model.
+static std::vector<NormSpan> all_norm_spans(const TensorList& list) {
     std::vector<NormSpan> spans;
-    bool joins = false;   // whether only padding lies between the last span and the tensor
+    bool joins = false;   // only padding lies between the last span and this tensor
     for (const Tensor& t : list) {
         const bool counts = t.trained() || t.role == Role::statistic;
         const double weight = t.trained() ? 1 : 0;
@@ -106,8 +117,19 @@ std::vector<NormSpan> norm_spans(const TensorList& list) {
     return spans;
 }
 
-// `weights` is the whole flat buffer, of which the tensor's slot is filled. Numbers are drawn in double and rounded to X last,
-// so that a float model and its double oracle start alike.
+std::vector<NormSpan> norm_spans(const TensorList& list, const Shards& shards) {
+    const std::vector<NormSpan> all = all_norm_spans(list);
+    std::vector<NormSpan> owned;
+    for (size_t k = 0; k < shards.buckets(); k++)
+        for (const NormSpan& span : all) {
+            const size_t begin = std::max(span.begin, shards.own(k).begin), end = std::min(span.end, shards.own(k).end);
+            if (begin < end) owned.push_back({begin, end, span.weight});
+        }
+    return owned;
+}
+
+// `weights` is the whole flat buffer; only the tensor's slot is filled. Values are drawn in double and rounded to X last, so that a
+// float model and its double oracle start alike.
 template <class X>
 void initialise(const Tensor& tensor, uint64_t seed, X* weights) {
     X* out = weights + tensor.slot.offset;
@@ -128,7 +150,7 @@ void initialise(const Tensor& tensor, uint64_t seed, X* weights) {
 
 template <class X>
 void initialise(const TensorList& list, uint64_t seed, X* weights) {
-    std::fill(weights, weights + list.size(), X(0));   // the padding between tensors must be zero: norms may run over it
+    std::fill(weights, weights + list.size(), X(0));   // padding must be zero: norms may run over it
     for (const Tensor& tensor : list) initialise(tensor, seed, weights);
 }
 

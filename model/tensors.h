@@ -1,6 +1,7 @@
-// The one list of named tensors. Weights, gradients and both moments are flat buffers of list.size() numbers laid out by it;
-// initialisation, AdamW, checkpoints, the gradient check and the printed table all walk it.
+// The one list of named tensors. It lays out weights, gradients and both moments, each a flat buffer of list.size() elements;
+// initialisation, AdamW, checkpoints, the gradient check and the printed table all iterate over it.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -9,21 +10,21 @@
 #include <unordered_map>
 #include <vector>
 
-/// Where a tensor lies in every flat buffer that follows the list. A default Slot is a tensor that the model does not have.
+/// Where a tensor lies in every flat buffer. A default Slot is a tensor that the model does not have.
 struct Slot {
     size_t offset = 0;
     size_t size = 0;
     explicit operator bool() const { return size > 0; }
 };
 
-/// How a weight starts: `value` everywhere, or number by number as `values` says, or normal with mean 0 and standard deviation
-/// `deviation`.
+/// How a tensor is initialised: `value` everywhere, or element by element from `values`, or normal with mean 0 and standard
+/// deviation `deviation`.
 struct Init {
     double value = 0;
     double deviation = 0;
     std::vector<double> values = {};
 
-    /// Number n of the tensor, where it is not drawn.
+    /// Precondition: deviation == 0. Element n of the tensor.
     double start(size_t n) const { return values.empty() ? value : values[n]; }
 };
 inline Init zeros() { return {0, 0}; }
@@ -34,13 +35,13 @@ inline Init listed(const std::vector<double>& values) { return {0, 0, values}; }
 
 enum class Decay : bool { no, yes };   // AdamW's weight decay: matrices only
 
-/// Who moves a tensor from one step to the next.
+/// What updates a tensor in a step. Only the first two count in the gradient norm.
 enum class Role {
-    decays,      // AdamW, with weight decay
-    plain,       // AdamW, without
-    statistic,   // follows the data: w -= rate g, whatever the learning rate; in no norm and never clipped
-    state,       // the model itself, by a rule of its own (model/sigma_reparam.cuh); in no norm either
-    frozen,      // nobody; in no norm either
+    decays,      // AdamW with weight decay
+    plain,       // AdamW without weight decay
+    statistic,   // the data: w -= rate g, independent of the learning rate, never clipped
+    state,       // the model, by a rule of its own (model/operations/sigma_reparam.cuh)
+    frozen,      // nothing
 };
 
 struct Tensor {
@@ -51,34 +52,36 @@ struct Tensor {
     double rate;   // of a statistic
     Slot slot;
 
-    /// Whether the gradient buffer holds the derivative of the loss: a statistic has there what it should move by, a state nothing.
+    /// Whether its part of the gradient buffer is the derivative of the loss: a statistic keeps its update there, a state nothing.
     bool has_gradient() const { return role != Role::statistic && role != Role::state; }
     bool trained() const { return role == Role::decays || role == Role::plain; }
 };
 
 class TensorList {
 public:
-    /// Appends a tensor directly behind the previous one, so that tensors added in a row can be read as one matrix (q, k, v).
+    /// Appends a tensor directly after the previous one, so that consecutive tensors can be read as one matrix (q, k, v).
+    /// Exit::usage if the name is taken or the size overflows.
     Slot add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay);
 
-    /// The same for a tensor that follows the data instead of the loss (a running quantile, a centroid): every step moves it by
-    /// -rate g, where g is what preprocess_backward() adds to its place among the gradients, summed over micro-steps and ranks as
-    /// they are. Checkpoints hold it. The rate is above 0.
+    /// Precondition: rate > 0 (Exit::usage).
+    /// The same for a tensor that tracks the data instead of the loss (a running quantile, a centroid): every step adds -rate g,
+    /// where g is what preprocess_backward() adds to its part of the gradients, averaged over micro-steps and ranks as they are.
+    /// Saved in checkpoints.
     Slot add_statistic(const std::string& name, const std::vector<int64_t>& shape, Init init, double rate);
 
-    /// The same for what the model itself carries from step to step; its place among the gradients stays zero.
+    /// The same for state that the model itself carries from step to step; its part of the gradients stays zero.
     Slot add_state(const std::string& name, const std::vector<int64_t>& shape, Init init);
 
-    /// Freezes every tensor whose name `trains` is false for.
+    /// Freezes every tensor for whose name `trains` returns false.
     void train_only(const std::function<bool(const std::string&)>& trains);
 
-    /// Lets the next tensor start on a cache line.
+    /// Starts the next tensor on a cache line.
     void align() { size_ = (size_ + 15) / 16 * 16; }
 
-    const Tensor* find(const std::string& name) const;
-    size_t size() const { return size_; }              // length of a flat buffer, padding included
-    size_t parameters() const { return parameters_; }  // numbers of all tensors, padding excluded
-    size_t trained() const;                            // those of them that AdamW trains
+    const Tensor* find(const std::string& name) const;   // null if there is none
+    size_t size() const { return size_; }                // length of a flat buffer, padding included
+    size_t parameters() const { return parameters_; }    // elements of all tensors, padding excluded
+    size_t trained() const;                              // those that AdamW trains
     auto begin() const { return tensors_.begin(); }
     auto end() const { return tensors_.end(); }
     size_t count() const { return tensors_.size(); }
@@ -92,37 +95,81 @@ private:
     size_t parameters_ = 0;
 };
 
-/// Numbers [begin, end) of the flat buffers, all of one tensor that AdamW trains or that is a statistic.
+/// Elements [begin, end) of a flat buffer.
+struct Span {
+    size_t begin, end;
+    size_t size() const { return end - begin; }
+};
+
+/// ZeRO-1 (Rajbhandari et al. 2020): which rank keeps the moments of which elements of the flat buffers. A buffer is divided into
+/// buckets, which ranks exchange one by one while the backward pass, from the buffer's end to its beginning, completes the others.
+/// Of each bucket, shard s owns part s of `count` equal parts, and stores its parts contiguously. One shard alone has one bucket.
+class Shards {
+public:
+    static constexpr size_t BUCKET = size_t(1) << 22;   // elements: 16 MiB of gradients
+
+    /// For flat buffers of n elements in buckets of `bucket`. With several shards both are rounded up to a multiple of 16 elements
+    /// per shard, so that every part begins on a cache line.
+    Shards(size_t n, int shard, int count, size_t bucket = BUCKET);
+
+    int shard() const { return shard_; }
+    int count() const { return count_; }
+    size_t size() const { return size_; }             // length of a flat buffer, padding included
+    size_t owned() const { return size_ / count_; }   // elements per shard
+
+    size_t buckets() const { return (size_ + bucket_ - 1) / bucket_; }
+    Span bucket(size_t k) const { return {k * bucket_, std::min((k + 1) * bucket_, size_)}; }
+    size_t part_size(size_t k) const { return bucket(k).size() / count_; }
+    Span part(size_t k, int s) const {
+        const size_t begin = bucket(k).begin + part_size(k) * s;
+        return {begin, begin + part_size(k)};
+    }
+    Span own(size_t k) const { return part(k, shard_); }
+
+    /// Offset of a part of bucket k within its owner's storage.
+    size_t held(size_t k) const { return bucket(k).begin / count_; }
+
+private:
+    int shard_, count_;
+    size_t size_, bucket_;
+};
+
+/// Elements [begin, end) of the flat buffers, all in one tensor that AdamW trains or that is a statistic, and in one part.
 struct UpdateRange {
     size_t begin, end;
     Role role;
-    double rate = 0;   // of a statistic
+    double rate = 0;       // of a statistic
+    size_t held = begin;   // offset of element `begin` within the shard's storage
 };
 
-/// The ranges of [begin, end) in pieces of at most `longest` numbers, everything else left out.
-std::vector<UpdateRange> update_ranges(const TensorList& list, size_t begin, size_t end, size_t longest);
+/// What the shard updates, in ranges of at most `longest` elements.
+std::vector<UpdateRange> update_ranges(const TensorList& list, const Shards& shards, size_t longest);
 
-/// Numbers [begin, end) of the flat buffers in the norm of the gradient.
+/// Elements [begin, end) of the flat buffers that the gradient norm runs over.
 struct NormSpan {
     size_t begin, end;
-    double weight;   // 1: AdamW trains them. 0: statistics, which count nothing, but 0 x NaN is NaN: what is not finite shows
+    double weight;   // 1 if AdamW trains them; 0 for statistics, which add nothing unless they are not finite: 0 x NaN is NaN
 };
 
-/// What the global norm runs over: as few spans as there can be, one where AdamW trains every tensor. Padding between their tensors
-/// is zero and may be in them.
-std::vector<NormSpan> norm_spans(const TensorList& list);
+/// The shard's part of what the global norm runs over, in as few spans as possible: one per bucket if AdamW trains every tensor.
+/// They may include padding, which is zero.
+std::vector<NormSpan> norm_spans(const TensorList& list, const Shards& shards);
 
-/// ZeRO-1: shard s of `shards` owns the numbers shard_begin(n, s, shards) .. shard_begin(n, s + 1, shards) of a flat buffer.
-inline size_t shard_begin(size_t n, int shard, int shards) {
-    return shard == shards ? n : n / 16 * size_t(shard) / size_t(shards) * 16;
-}
-
-/// Fills `weights` (list.size() numbers) as every tensor's Init says. Each number depends on (seed, tensor name, index) alone,
-/// so neither the number of ranks or threads nor the presence of other tensors changes it.
+/// Initialises `weights` (list.size()) as each tensor's Init says. Each element depends on (seed, tensor name, index) only, so
+/// neither the number of ranks or threads nor the presence of other tensors changes it.
 template <class X>
 void initialise(const TensorList& list, uint64_t seed, X* weights);
 template <class X>
 void initialise(const Tensor& tensor, uint64_t seed, X* weights);
 
-/// 64-bit hash (XXH3) over the bytes of all tensors in the list's order: two runs that agree to the last bit agree in it.
+/// XXH3 hash (64 bits) of all tensors in list order: equal for runs that agree bit for bit.
 uint64_t weights_hash(const TensorList& list, const float* weights);
+
+/// A linear layer that reads (gamma / sigma(W)) W instead of its matrix W (model/operations/sigma_reparam.cuh). Kernels read this
+/// struct, so it is trivially copyable.
+struct SigmaLinear {
+    Slot weight, gamma, u;   // (OUT, IN), (1), (IN)
+    int OUT, IN;
+    size_t v, next_u;   // offsets of this layer's (OUT) and (IN) in the buffers of all layers
+    bool moves;         // whether u is updated from step to step
+};

@@ -2,12 +2,13 @@
 # Variants against each other at equal tokens, with several seeds: every run on the same text, in the same order for one seed, and a
 # table of where they ended.
 #   scripts/compare.sh [VARIANTS [SEEDS [options of the training programs]]]
-#   scripts/compare.sh "causal asga dsa" "1 2 3" --steps 2000 --train-data 'mine/x_train_*.bin' --val-data 'mine/x_val_*.bin'
+#   scripts/compare.sh "causal asga dsa" "1 2 3" --dense-until 128 --window 64 --steps 2000 --train-data 'mine/x_train_*.bin'
+# (By default dsa is dense in the first 512 rows, and so everywhere at this --seq-len.) With intervals and verdicts: make experiments.
 # Without options: the 7M model, the bundled text as bytes, 0.8 million tokens a run. Runs that are finished are not repeated, and one
 # that was stopped goes on; other options need another folder (OUT=folder in the environment, else out/compare).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-case ${1:-} in -*) sed -n '2,7p' scripts/compare.sh; exit 2 ;; esac
+case ${1:-} in -*) sed -n '2,8p' scripts/compare.sh; exit 2 ;; esac
 variants=${1:-causal asga} seeds=${2:-1 2 3}
 shift $(($# < 2 ? $# : 2))
 out=${OUT:-out/compare}

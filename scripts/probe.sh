@@ -149,14 +149,14 @@ probe_openblas() {
         # shellcheck disable=SC2086
         if works $blas_flags $blas_libs <<< "$program"; then
             report OpenBLAS "found ($(cat "$work/answer")$place)"
-            blas_source=model/blas/openblas.cpp
+            blas_source=model/device/blas/openblas.cpp
             return
         fi
         # The first place that has anything says best what is wrong.
         # shellcheck disable=SC2086
         [ -n "$first" ] || ! CPPFLAGS="${CPPFLAGS:-} $blas_flags" has_header openblas_config.h || first=$problem
     done < <(openblas_places)
-    blas_flags="" blas_libs="" blas_source=model/blas/loops.cpp
+    blas_flags="" blas_libs="" blas_source=model/device/blas/loops.cpp
     if [ -n "$first" ]; then
         without="$without; its headers are there, but a program with them fails: $first"
         lack optional broken libopenblas-openmp-dev OpenBLAS "$without"

@@ -27,8 +27,8 @@ build() { make --no-print-directory -j"$processors" "$@"; }
 # The packages that some scripts stand on, in an environment of their own in build/, unless python3 has them or PYTHON says which one
 # to take. Where they cannot be had, the tests of those scripts say so and are skipped.
 install_python_packages() {
-    local packages="pyarrow rouge-score sacrebleu tokenizers" folder=build/python
-    has_all() { "$1" -c 'import pyarrow, rouge_score, sacrebleu, tokenizers' 2> /dev/null; }
+    local packages="pyarrow rouge-score sacrebleu tokenizers numpy scipy matplotlib jinja2" folder=build/python
+    has_all() { "$1" -c 'import pyarrow, rouge_score, sacrebleu, tokenizers, scipy, matplotlib, jinja2' 2> /dev/null; }
     if [ -n "${PYTHON:-}" ] || has_all python3; then return; fi
     if has_all $folder/bin/python3 || { python3 -m venv --clear --system-site-packages $folder &&
         $folder/bin/pip install --retries 1 --timeout 20 $packages; } > "$work/pip" 2>&1; then
@@ -46,15 +46,16 @@ changed_variants() {
 }
 
 run_all() {
-    stage "build the programs" build all || return
+    stage "build the programs" build all build/reference_qwen || return
     stage "build the tests" build build/tests/run_tests build/dev/token_ids || return
-    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga} || return
+    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga} \
+        build/emulated/dev/{bench_constants,count_step,tune_matmul} || return
     stage "tests on the CPU" run_cases build/tests/run_tests
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests
     install_python_packages
     # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
-    local building build_nothing=(tests/{collectives,emulator_sanitizers,end_to_end,evaluation_items,fineweb,gpu_day,gpu_end_to_end}.sh
-        tests/{kernel_report,score_generation,tokenize_restart,train_tokenizer}.sh)
+    local building build_nothing=(tests/{collectives,emulator_sanitizers,end_to_end,evaluation_items,experiments,figures,fineweb}.sh
+        tests/{gpu_day,gpu_end_to_end,kernel_report,labs,reference_qwen,score_generation,tokenize_restart,train_tokenizer}.sh)
     mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxFf <(printf '%s\n' "${build_nothing[@]}"))
     lanes "${building[*]}" "${build_nothing[*]}"
 }
@@ -69,7 +70,7 @@ run_check() {
     stage "tests on the CPU" run_cases build/tests/run_tests "~[variant],$names"
     stage "tests on the emulated GPU" run_cases build/emulated/operation_tests
     for variant in $variants; do stage "$variant on the emulated GPU" run_cases "build/emulated/test_$variant"; done
-    run_scripts tests/{build,planted_errors}.sh
+    run_scripts tests/{arrows,build,figures,planted_errors,sizes}.sh
 }
 
 run_variant() {

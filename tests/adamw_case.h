@@ -1,11 +1,11 @@
-// AdamW's formula in plain double, and weights that adamw_update() moves, on every device.
+// AdamW's formula in double precision, and a test case for adamw_update() on every device.
 #pragma once
 #include <cmath>
 
 #include "model/operations/adamw.cuh"
 #include "tests/operation.h"
 
-/// torch.optim.AdamW, one parameter after the other.
+/// torch.optim.AdamW, parameter by parameter.
 struct PlainAdamW {
     std::vector<double> weights, m, v;
 
@@ -21,10 +21,10 @@ struct PlainAdamW {
     }
 };
 
-/// What a step has added up when its gradient is to be multiplied by `clip`.
-inline StepNumbers numbers_for(double clip, const AdamW& o) { return {1.0, std::pow(o.grad_clip / clip - 1e-6, 2)}; }
+/// The totals of a step whose gradient is to be multiplied by `clip`.
+inline StepTotals numbers_for(double clip, const AdamW& o) { return {1.0, std::pow(o.grad_clip / clip - 1e-6, 2)}; }
 
-/// The numbers [owned_from, n) of n weights and their moments.
+/// n weights, and of the numbers [owned_from, n) the moments.
 template <class X, class Device = CPU>
 struct Optimized {
     using W = Wide<X>;
@@ -41,16 +41,16 @@ struct Optimized {
 
     W* master() {
         if constexpr (rounds) return master_copy.data();
-        else return weights.data() + owned_from;
+        else return weights.data();
     }
-    void update(const std::vector<W>& gradients, const std::vector<UpdateRange>& ranges, const AdamW& o, StepNumbers numbers,
-                int step) {
+    void update(const std::vector<W>& gradients, std::vector<UpdateRange> ranges, const AdamW& o, StepTotals numbers, int step) {
+        for (UpdateRange& range : ranges) range.held = range.begin - owned_from;
         On<Device, W> g(gradients);
         On<Device, UpdateRange> r(ranges);
-        On<Device, StepNumbers> sums({numbers});
-        adamw_update(device, weights.data(), master(), m.data(), v.data(), g.data(), owned_from, r.data(), int(ranges.size()),
-                     sums.data(), o, step);
-        weights.numbers();   // a GPU is waited for before the arrays go
+        On<Device, StepTotals> sums({numbers});
+        adamw_update(device, weights.data(), master(), m.data(), v.data(), g.data(), r.data(), int(ranges.size()), sums.data(), o,
+                     step);
+        weights.numbers();   // waits for a GPU before the arrays are freed
     }
 };
 
@@ -62,7 +62,7 @@ std::vector<X> gradients_of(size_t n, int step) {
     return gradients;
 }
 
-/// Twelve steps of torch's formula, for all numbers of one decay and one clip factor.
+/// Twelve steps of torch's formula for all elements, with one decay and one clip factor.
 template <class X, class Device = CPU>
 void follows_the_formula(const AdamW& options, double decay, double clip, Device device = {}) {
     using W = Wide<X>;

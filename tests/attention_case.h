@@ -1,5 +1,5 @@
-// What the tests of attention share: random numbers, a gradient check for large inputs, and one attention layer set up as
-// model/gpt.cu sets it up, so that any variant can be run forward and backward on its own.
+// Shared by the tests of attention: random values, a gradient check for large inputs, and one attention layer set up as in
+// model/gpt.cu, so that any variant can be run forward and backward on its own.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 #include "model/operations/qk_rope.cuh"
 #include "tests/variants.h"
 
-/// Normal numbers, drawn in double: a float case is the rounded double case of the same seed.
+/// Normal variates, drawn in double: a float case is the rounded double case of the same seed.
 template <class X = double>
 std::vector<X> normal_numbers(size_t n, uint64_t seed, double deviation = 1) {
     std::mt19937_64 generator(seed);
@@ -30,10 +30,10 @@ bool all_finite(const std::vector<X>& numbers) {
     return true;
 }
 
-/// Worst error of `gradient` along a few random directions d over all n values at once, relative to what <gradient, d> is
-/// expected to be. A direction touches every number, so that an error in any of them shows. `loss` is evaluated at four points
-/// (error h^4, rounding 1e-16 / h): a right gradient is within 1e-8. `size` is what a gradient of this loss usually measures; it
-/// is the yardstick where the true gradient is zero.
+/// Worst error of `gradient` along a few random directions d over all n values, relative to the expected size of <gradient, d>. A
+/// direction changes every value, so that an error in any of them shows. `loss` is evaluated at four points (error h^4, rounding
+/// 1e-16 / h): a correct gradient is within 1e-8. `size` is the typical size of this loss's gradients, the scale if the true
+/// gradient is zero.
 template <class Loss>
 double gradient_error(std::vector<double>& values, const std::vector<double>& gradient, Loss loss, double size = 1e-3) {
     const double h = 1e-4;
@@ -59,9 +59,9 @@ double gradient_error(std::vector<double>& values, const std::vector<double>& gr
 
 /// The same for long sequences and tensors one at a time, where decisions are taken (top-k, thresholds): a central difference along
 /// one direction, which moves values[n] where moves(n). Steps of 1e-4 take several variants across a decision within two hundred
-/// tokens, where the loss jumps, and even 1e-5 did; this one is smaller. What is left is rounding: a loss of some hundreds is
-/// known to about 1e-14, its slope to some 1e-8. So an error is relative to the gradient's norm, or to 0.1 where that is smaller.
-/// The right gradients of all variants are within 1.4e-7.
+/// tokens, where the loss jumps, and even 1e-5 did; this one is smaller. What remains is rounding: a loss of some hundreds is known
+/// to about 1e-14, its slope to some 1e-8. So errors are relative to the gradient's norm, or to 0.1 if that is larger. The correct
+/// gradients of all variants are within 1.4e-7.
 template <class Moves, class Loss>
 double slope_error(std::vector<double>& values, const std::vector<double>& gradient, Moves moves, Loss loss) {
     const double h = 2e-6;
@@ -99,17 +99,17 @@ public:
     std::unique_ptr<AttentionLayer> attention;
     LayerFacts facts;
 
-    // Inputs, to be changed at will.
+    // Inputs, which tests may change.
     std::vector<X> weights;   // the variant's tensors
     std::vector<X> x;         // (B, T, C)
     std::vector<X> qkv;       // (B, T, NH + 2 NKV, HS), the fused projection of the model; q and k enter without a norm
 
     // Results of forward() and backward().
     std::vector<X> out, gated_out, lse;
-    std::vector<X> auxiliary;   // (B, NH), empty where the policy has no loss of its own
+    std::vector<X> auxiliary;   // (B, NH), empty if the policy has no auxiliary loss
     std::vector<X> dweights, dx, dqkv;
 
-    double auxiliary_weight = 1;   // of the policy's own loss in loss()
+    double auxiliary_weight = 1;   // of the policy's auxiliary loss in loss()
 
     AttentionCase(const Variant& variant, const LayerSizes& sizes, uint64_t seed = 1)
         : config(config_of(variant, sizes)), B(sizes.B), T(sizes.T), heads(sizes.NH + sizes.NKV),
@@ -123,7 +123,7 @@ public:
         take_memory();
     }
 
-    /// Whether the variant takes these values together: one setting may limit another, and the number of heads may limit both.
+    /// Whether the variant accepts this combination: one setting may limit another, and the number of heads may limit both.
     static bool accepts(const Variant& variant, const LayerSizes& sizes) {
         const Config config = config_of(variant, sizes);
         try {
@@ -143,10 +143,10 @@ public:
         return shorter;
     }
 
-    /// What the kernel must overwrite starts as NaN, what it may leave stale (the padding of features) as some number.
+    /// Initialises what the kernel must overwrite with NaN, and what it may leave stale (padding of features) with finite values.
     void forward() {
         qk_norm_rope_forward(CPU{}, qk.data(), qk_pre.data(), static_cast<X*>(nullptr), qkv.data(), shape(), 0);
-        fill_extras(state.extras, X(3));
+        fill_extras(state.score_inputs, X(3));
         for (auto* result : {&out, &gated_out, &lse, &auxiliary}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
         passes().forward(CPU{}, inputs(), weights.data(), state, workspace.data(), {});
     }
@@ -155,12 +155,12 @@ public:
     void backward(const std::vector<X>& dout) {
         const X nan = std::numeric_limits<X>::quiet_NaN();
         const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS, v_row = v_at + config.NKV * HS;
-        fill_extras(dextras, nan);
+        fill_extras(dscore_inputs, nan);
         for (auto* result : {&dqk, &dqk_pre, &dqkv}) result->assign(result->size(), nan);
         const LayerInputs<X> in = inputs();
         const Heads<X> dq{dqk.data(), v_at}, dk{dqk.data() + k_at, v_at}, dv{dqkv.data() + v_at, v_row};
         X* dpre = facts.reads_qk_pre ? dqk_pre.data() : nullptr;
-        ExtraGradients<X> gradients{dextras, dpre, dpre ? dpre + k_at : nullptr, facts.reads_x ? dx.data() : nullptr,
+        ScoreInputGradients<X> gradients{dscore_inputs, dpre, dpre ? dpre + k_at : nullptr, facts.reads_x ? dx.data() : nullptr,
                                     dweights.data(), X(auxiliary_weight)};
         passes().backward(CPU{}, in, weights.data(), state, dout.data(), {dq, dk, dv}, gradients, workspace.data());
         X* const no_weight = nullptr;
@@ -168,7 +168,7 @@ public:
                               Write::overwrite);
     }
 
-    /// <dout, gated_out>, and the policy's own loss times its weight: a number whose gradients backward(dout) computes.
+    /// <dout, gated_out> plus the policy's weighted auxiliary loss: the scalar whose gradients backward(dout) computes.
     double loss(const std::vector<X>& dout) {
         forward();
         double total = 0;
@@ -177,7 +177,7 @@ public:
         return total;
     }
 
-    /// Whether nothing was written behind the memory that the layer has asked for.
+    /// Whether nothing was written beyond the memory that the layer asked for.
     bool kept_within_memory() const {
         auto untouched = [](const std::vector<std::byte>& memory) {
             return std::all_of(memory.end() - BEHIND, memory.end(), [](std::byte b) { return b == UNTOUCHED; });
@@ -213,8 +213,8 @@ private:
     std::vector<X> qk, qk_pre, dqk, dqk_pre, cosine, sine;
     Arena<CPU> memory;
     LayerState<X> state;
-    Extras<X> dextras;
-    std::vector<std::byte> kept, workspace;   // with some bytes behind them
+    ScoreInputs<X> dscore_inputs;
+    std::vector<std::byte> kept, workspace;   // with guard bytes after them
     static constexpr size_t BEHIND = 4096;
     static constexpr std::byte UNTOUCHED{0xa5};
 
@@ -227,7 +227,7 @@ private:
         return config;
     }
 
-    /// Matrices such that their products with unit vectors are of size 1, the rest around its initial value: far from the small
+    /// Matrices scaled so that products with unit vectors are of size 1, the rest around its initial value: far from the small
     /// weights of a new model, at which wrong terms could hide.
     void draw(const Tensor& tensor, uint64_t seed) {
         const bool matrix = tensor.shape.size() > 1;
@@ -244,11 +244,11 @@ private:
         out.resize(BT * config.NH * HS), gated_out.resize(out.size()), lse.resize(BT * config.NH);
         dweights.resize(weights.size()), dx.resize(x.size()), dqkv.resize(qkv.size());
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size
-            state.extras = take_extras<CPU, X>(memory, facts.features, facts.gated, B, T, config.NH, 1);
-            dextras = take_extras<CPU, X>(memory, facts.features, facts.gated, B, T, config.NH, B);
+            state.score_inputs = take_score_inputs<X>(memory, facts.features, facts.gated, B, T, config.NH, 1);
+            dscore_inputs = take_score_inputs<X>(memory, facts.features, facts.gated, B, T, config.NH, B);
             if (pass == 0) memory.allocate();
         }
-        if (facts.has_auxiliary_loss) auxiliary.resize(size_t(B) * config.NH), state.extras.auxiliary = auxiliary.data();
+        if (facts.has_auxiliary_loss) auxiliary.resize(size_t(B) * config.NH), state.score_inputs.auxiliary = auxiliary.data();
         const LayerShape s{B, T, config.C, config.NH, config.NKV, config.HS};
         kept.assign(passes().kept_bytes(s) + BEHIND, UNTOUCHED);
         workspace.assign(passes().workspace_bytes(CPU{}, s) + BEHIND, UNTOUCHED);
@@ -256,14 +256,14 @@ private:
         state.gated_out = facts.gated ? gated_out.data() : out.data();
     }
 
-    void fill_extras(const Extras<X>& extras, X value) {
+    void fill_extras(const ScoreInputs<X>& score_inputs, X value) {
         const Features f = facts.features;
         const size_t heads_of_batch = size_t(B) * config.NH;
-        const size_t copies = extras.head == dextras.head ? heads_of_batch : config.NH;
-        if (extras.head) std::fill_n(extras.head, copies * f.head, value);
-        if (extras.row) std::fill_n(extras.row, heads_of_batch * T * f.row, value);
-        if (extras.column) std::fill_n(extras.column, heads_of_batch * padded(T) * f.column, value);
-        if (extras.gate) std::fill_n(extras.gate, heads_of_batch * T, value);
+        const size_t copies = score_inputs.head == dscore_inputs.head ? heads_of_batch : config.NH;
+        if (score_inputs.head) std::fill_n(score_inputs.head, copies * f.head, value);
+        if (score_inputs.row) std::fill_n(score_inputs.row, heads_of_batch * T * f.row, value);
+        if (score_inputs.column) std::fill_n(score_inputs.column, heads_of_batch * padded(T) * f.column, value);
+        if (score_inputs.gate) std::fill_n(score_inputs.gate, heads_of_batch * T, value);
     }
 
     std::vector<X> head_of(const std::vector<X>& from, int tokens) const {
@@ -274,7 +274,7 @@ private:
     }
 };
 
-/// A layer whose policy a test wants to ask more than every policy answers.
+/// A layer whose concrete policy is accessible to the test.
 template <class X, class A>
 struct PolicyCase : AttentionCase<X> {
     const A& policy;

@@ -1,4 +1,4 @@
-// Policies made for the tests, one per extension point of the tiled kernel (attention/core/policy.h), and data for those points
+// Policies made for the tests, one per extension point of the tiled kernel (attention/kernel/policy.h), and data for those points
 // that are data.
 #pragma once
 #include "tests/attention_problem.h"
@@ -24,7 +24,7 @@ struct Everything : Causal {
     constexpr bool visible(int, int, int) const { return true; }
 };
 
-// ---- E2: what a policy with scores of its own may be asked to hide. One policy for all, as each takes long to compile
+// ---- masks for a policy with scores of its own. One policy for all, as each takes long to compile
 
 /// Every head has a window of its own.
 struct Windows {
@@ -57,8 +57,8 @@ struct Squares {
 
 enum class Mask { past, windows, holes, squares };
 
-/// E1 with all that it may read: head numbers c, e; row features r0, r1 and a table of four; column features k0, k1; the tile's
-/// number u.
+/// A score that reads everything it may: scalars per head c, e; row features r0, r1 and a table of four; column features k0, k1; the
+/// tile's bias u.
 ///     z = c a s + e (r1 k1 + (i - j) / 50) + table[bucket(i - j)] + u,   s = sigmoid(r0 + k0)
 struct Modified : Causal {
     Mask mask;
@@ -82,6 +82,8 @@ struct Modified : Causal {
         constexpr int operator()(int distance) const { return 2 + bucket(distance); }
     };
     constexpr Features features() const { return {2, 6, 2, true}; }
+
+    bool gated() const { return true; }
 
     static constexpr bool gates_pairs = true;
     template <class N>
@@ -119,7 +121,7 @@ struct Modified : Causal {
     }
 };
 
-// ---- data for E2 to E4
+// ---- data for masks, gates and positions
 
 /// The tiles of one query tile after the other, of all heads and sequences.
 inline void set_tile_lists(Problem& p, const std::vector<std::vector<int>>& lists) {

@@ -108,7 +108,7 @@ struct GatherNumbers {
     std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
         using W = Wide<X>;
         On<Device, W> out(buffer<W>(size_t(B) * NH * rows.count, Write::overwrite)), from(in[0]);
-        gather_numbers(device, out.data(), static_cast<const W*>(from.data()), rows, B, T, NH, W(7));
+        gather_scalars(device, out.data(), static_cast<const W*>(from.data()), rows, B, T, NH, W(7));
         return out.numbers();
     }
 };

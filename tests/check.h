@@ -1,5 +1,5 @@
-// Comparisons of arrays that nothing wrong can pass: NaN and infinity are errors wherever they stand, sizes must agree, and
-// comparing nothing is an error. They return a sentence, empty when all is well, so that a test prints it when it fails:
+// Strict comparisons of arrays: NaN and infinity are errors anywhere, sizes must agree, and comparing nothing is an error. They
+// return a sentence, empty if they agree, so that a failing test prints it:
 //     CHECK(difference(actual, expected, rounding<float>(C)) == "");
 #pragma once
 #include <algorithm>
@@ -10,13 +10,13 @@
 #include <sstream>
 #include <string>
 
-/// What may differ: per number `relative` times the largest expected one plus `absolute`, and the same in the L2 norm.
+/// Tolerance per element, `relative` times the largest expected value plus `absolute`, and the same in the L2 norm.
 struct Tolerance {
     double relative = 0, absolute = 0;
 };
 
-/// What rounding explains when each result is a sum of `length` products in X. Errors add up like a random walk; elementary
-/// functions and the few operations around a sum cost some units in the last place more.
+/// Tolerance for rounding if each result is a sum of `length` products in X. Errors add up like a random walk; elementary functions
+/// and the few operations around a sum cost some more units in the last place.
 template <class X>
 Tolerance rounding(int length) {
     return {8 * std::sqrt(double(length)) * double(std::numeric_limits<X>::epsilon()), 0};
@@ -44,7 +44,7 @@ std::string difference(const Actual& actual, const Expected& expected, Tolerance
         const double error = std::abs(double(actual[i]) - double(expected[i]));
         error_squares += error * error;
         if (!(error <= worst_error)) worst = i, worst_error = std::isnan(error) ? INFINITY : error;
-        if (error <= allowed && std::isfinite(error) && std::isfinite(allowed)) continue;   // a NaN does not get here
+        if (error <= allowed && std::isfinite(error) && std::isfinite(allowed)) continue;   // false for NaN
         if (wrong++ == 0) first = i;
     }
     const double l2 = std::sqrt(error_squares), allowed_l2 = tolerance.absolute * std::sqrt(double(n)) + tolerance.relative * std::sqrt(squares);
@@ -56,7 +56,7 @@ std::string difference(const Actual& actual, const Expected& expected, Tolerance
     return text.str();
 }
 
-/// Compares to the last bit: NaN equals the same NaN, 0 differs from -0.
+/// Bitwise comparison: NaN equals the same NaN, 0 differs from -0.
 template <class Container>
 std::string bit_difference(const Container& actual, const Container& expected) {
     const size_t n = std::size(expected);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """dev/kernel_report on small pieces of machine code as nvdisasm prints it: prints `ok NAME` or `FAIL NAME: why` for each check."""
+import argparse
 import pathlib
 import sys
 
@@ -129,6 +130,33 @@ check("what the inner loop has counts as often as it runs",
       [COUNTS[c] for c in ("HMMA", "MUFU", "barriers", "instructions", "shared_cycles")], [2, 2, 1, 15, 12])
 check("a spill inside a loop counts, one before it does not", TILES.local_in_loops(), 1)
 
+TURNS = kernel("""
+.L_x_0:
+    LDG.E.STRONG.GPU R4, [R2.64]
+.L_x_1:
+    HMMA.16816.F32.BF16 R8, R20, R24, R8
+.L_x_2:
+    MUFU.EX2 R10, R10
+    @P1 BRA `(.L_x_2)
+    @P2 BRA `(.L_x_1)
+    ISETP.NE.AND P3, PT, R4, R5, PT
+    @!P3 BRA `(.L_x_4)
+.L_x_3:
+    NANOSLEEP 0x28
+    LDG.E.STRONG.GPU R4, [R2.64]
+    ISETP.NE.AND P3, PT, R4, R5, PT
+    @P3 BRA `(.L_x_3)
+.L_x_4:
+    LDG.E.64.STRONG.GPU R6, [R2.64+0x8]
+    IADD3 R6, R6, R6, RZ
+    @P0 BRA `(.L_x_0)
+    EXIT""")
+hot = TURNS.hot_loop()
+PATH = TURNS.hot_path(TURNS.outermost(hot), hot, 4)
+check("nobody waits for another block on the hot path",
+      [len(TURNS.serial_loads(TURNS.outermost(hot), blocks)) for blocks in (PATH, None)], [2, 3])
+check("a loop inside the hot one runs more often still", [report.times_of(TURNS, b, hot, 4, 2) for b in PATH], [1, 4, 8, 4, 1, 1])
+
 check("nvcc jumps out of a loop by a call with a condition", sorted(kernel("""
 .L_x_0:
     IADD3 R4, R4, 0x1, RZ
@@ -159,6 +187,12 @@ ptxas info    : Function properties for a_function_that_it_calls
     0 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
 ptxas info    : Used 254 registers, used 1 barriers, 8 bytes cumulative stack size, 512 bytes smem"""
 OF_PTXAS = {"spill_stores": 12, "spill_loads": 20, "registers": 254, "static_shared": 512}
+def units(**chosen):
+    return report.units_of(argparse.Namespace(variants=["causal"], **{"attention_only": False, "step_only": False, **chosen}))
+
+
+check("what is compiled: attention and the other kernels of a step, or either",
+      [units(), units(attention_only=True), units(step_only=True)], [["causal", "step"], ["causal"], ["step"]])
 check("what ptxas says", report.resources(LOG), {"k": OF_PTXAS})
 ROW = {"kernel": "k", "arch": "sm_90", "threads": 128, "registers": 246, "static_shared": 0, "dynamic_shared": 55296}
 check("blocks per multiprocessor, by registers", report.blocks_per_multiprocessor("sm_90", ROW), 2)
@@ -186,5 +220,7 @@ check("a kernel like one of those that were measured is predicted within 10%", 2
 check("with serial loads that is the most that it can reach", [model.is_bound({**attention, "serial_loads": n}) for n in (1, 16)],
       [False, True])
 check("one with other occupancy is not predicted", model.predict({**attention, "blocks": 3}), None)
+check("the constant is the one that dev/bench_constants prints", round(model.constant_of(model.FLASH_ATTENTION_2.values()) / 1e9, 2),
+      model.CONSTANTS["CONSTANT_GHZ"])
 model.FLASH_ATTENTION_2 = {**model.FLASH_ATTENTION_2, "backward HS 64": (200, 320, 1503, 678, 1)}
 check("nothing is predicted by a model that is off by more than 10%", (model.calibrated(), model.predict(attention)), (False, None))

@@ -1,4 +1,4 @@
-"""Compares the ids of data/tokenizer.h with those of the tokenizers library, over whole files and over random texts of every
+"""Compares the ids of data/tokenizers/tokenizer.h with those of the tokenizers library, over whole files and over random texts of every
 kind (run from the repository's root, after `make build/dev/token_ids`; needs the Python package tokenizers).
 
     python3 tests/check_tokenizer.py TOKENIZER [FILE...] [--random 20000] [--seed 1]

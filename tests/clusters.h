@@ -2,8 +2,8 @@
 #pragma once
 #include <cmath>
 
-#include "attention/masks/balanced_clusters.cuh"
 #include "attention/branches/repeated_rows.cuh"
+#include "attention/masks/balanced_clusters.cuh"
 #include "tests/operation.h"
 
 /// Rows in runs of `distinct` different tokens, some of them padding: some tokens stand in several rows, some in none.

@@ -51,6 +51,10 @@ else
             verdict "collectives: $ranks ranks, order of the streams $seed" 0 "all sums and gathers are right"
         done
     done
+    for gpus in 1 8; do
+        EMULATED_GPU_COUNT=$gpus mpi 8 shards
+        verdict "collectives: parts of 8 ranks ($gpus GPUs)" 0 "all parts are right"
+    done
     mpi 2 name
     verdict "collectives: ranks with GPUs of their own use NCCL" 0 "rank 1 of 2, 1 of 2 here: NCCL"
     for seed in 0 1 2 3; do
@@ -68,7 +72,7 @@ else
             EMULATED_GPU_COUNT=$gpus mpi 3 die $who
             verdict "collectives: rank $who dies ($gpus GPUs)" '6|137' ""
             EMULATED_GPU_COUNT=$gpus WATCHDOG=2 mpi 3 hang $who
-            verdict "collectives: rank $who hangs ($gpus GPUs)" 6 "it stood in step 3, "
+            verdict "collectives: rank $who hangs ($gpus GPUs)" 6 "it was in step 3, "
             EMULATED_GPU_COUNT=$gpus mpi 3 fail $who
             verdict "collectives: rank $who has a reason of its own ($gpus GPUs)" 3 "a rank's own reason"
         done
@@ -91,13 +95,13 @@ for way in tcp file; do
     alone 0 2 3 nan
     verdict "without MPI, by $way: a NaN of one rank" "5 5 5" "sees it"
     alone 0 2 3 die 1
-    verdict "without MPI, by $way: a rank dies" "6 137 6" "it stood in step 3, "
+    verdict "without MPI, by $way: a rank dies" "6 137 6" "it was in step 3, "
     WATCHDOG=2 alone 0 2 3 hang 0
     verdict "without MPI, by $way: a rank hangs" "6 6 6" "made no progress for 2 s"
     alone 0 2 3 fail 1
     verdict "without MPI, by $way: a rank with a reason of its own" "6 3 6" "a rank's own reason"
     WATCHDOG=1 alone 0 1 4 name
-    verdict "without MPI, by $way: two of four never come" "6 6" "[rank 1]: ranks 2, 3 of 4 never came to"
+    verdict "without MPI, by $way: two of four never come" "6 6" "[rank 1]: ranks 2, 3 of 4 did not reach"
     WATCHDOG=1 alone 1 2 3 name
     verdict "without MPI, by $way: rank 0 never comes" "6 6" "rank 2 of 3 found no rank 0 at"
 done
@@ -119,4 +123,4 @@ WATCHDOG=2 RANK=0 WORLD_SIZE=2 timeout 60 "$program" name > "$work/first" 2>&1
 status=$?
 wait
 cp "$work/first" "$work/output"
-verdict "without MPI: jobs of different sizes" 6 "rank 1 of 3 on $(hostname) came to a job of 2 ranks"
+verdict "without MPI: jobs of different sizes" 6 "rank 1 of 3 on $(hostname) joined a job of 2 ranks"

@@ -6,7 +6,7 @@
 #include "attention/nsa/importance.cuh"
 #include "tests/operation.h"
 
-/// Blocks of keys through the small network (attention/core/compress.cuh). Its tensors are one array: pe, W1, b1, W2.
+/// Blocks of keys through the small network (attention/nsa/compress.cuh). Its tensors are one array: pe, W1, b1, W2.
 struct Compression {
     int B, T, NKV, HS, hidden, l, d;
     Write write;   // of the gradient of the keys
@@ -61,13 +61,13 @@ struct Compression {
         }
         static std::vector<Wide<X>> nan(size_t n) { return buffer<Wide<X>>(n, Write::overwrite); }
         static CompressWork<X> at(const Compression& c, X* memory) {
-            Carve carve(reinterpret_cast<std::byte*>(memory));
-            return {carve, c.shape()};
+            BumpAllocator allocator(reinterpret_cast<std::byte*>(memory));
+            return {allocator, c.shape()};
         }
         static size_t bytes(const Compression& c) {
-            Carve carve(nullptr);
-            CompressWork<X>(carve, c.shape());
-            return carve.bytes();
+            BumpAllocator allocator(nullptr);
+            CompressWork<X>(allocator, c.shape());
+            return allocator.bytes();
         }
     };
     template <class X, class Device = CPU>

@@ -57,24 +57,60 @@ else
     check "ranks write plain lines" '! grep -q $'"'\r'"'\033 "$work/ranks2.txt"'
     mpi 2 "$work/watched" --monitor-every 5
     check "looking at attention changes no weight, on 2 ranks" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/watched")" ] && [ "$(grep -c "event.:.attention" "$work/watched/log.jsonl")" -eq 3 ]'
+    mpi 3 "$work/ranks3"
+    mpi 3 "$work/zero3" --zero-stage 1
+    check "ZeRO-1 on 3 ranks follows 3 ranks without within 1e-5" 'below $(curve_difference "$work/ranks3" "$work/zero3") 1e-5'
     mpi 2 "$work/zero" --zero-stage 1
     check "ZeRO-1 on 2 ranks gives the weights of 2 ranks without" '[ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
+    cp -r "$work/zero" "$work/zero4"
     mpi 2 "$work/zero" --zero-stage 1 --steps 16 --resume
+    mpi 4 "$work/zero4" --zero-stage 1 --steps 16 --resume
+    check "and on 4 ranks to the same losses within 1e-5" '[ "$(losses "$work/zero" | wc -l)" -eq 16 ] && paste -d" " <(losses "$work/zero") <(losses "$work/zero4") | awk "{ d = \$3 / \$7 - 1; if (!(d * d <= 1e-10)) bad = 1 } END { exit bad }"'
     mpi 2 "$work/ranks2" --steps 16 --resume
     check "ZeRO-1 resumes to the same weights" '[ -n "$(hash_of "$work/zero")" ] && [ "$(hash_of "$work/ranks2")" = "$(hash_of "$work/zero")" ]'
-    # One of two ranks is killed, or stopped: the job ends by itself and says so.
+    # One of two ranks is killed, or stopped: the job ends by itself and says so. Each has a file of its own: in one
+    # that both wrote, the second's first look could still find the first's steps, before there is a process to stop.
     for signal in KILL STOP; do
-        timeout 60 $launch -np 2 ./train_asga $small --out "$work/dead" --batch-size 4 --steps 100000 --checkpoint-every 0 --val-every 0 --watchdog-seconds 3 > "$work/dead.txt" 2>&1 &
+        output=$work/dead_$signal.txt
+        timeout 90 $launch -np 2 ./train_asga $small --out "$work/dead" --batch-size 4 --steps 100000 --checkpoint-every 0 --val-every 0 --watchdog-seconds 3 > "$output" 2>&1 &
         job=$!
-        for _ in $(seq 100); do grep -q 'step  *2/' "$work/dead.txt" 2> /dev/null && break; sleep 0.1; done
+        for _ in $(seq 300); do grep -q 'step  *2/' "$output" 2> /dev/null && break; sleep 0.1; done
         victim=$(newest_process "./train_asga" "$work/dead")
         kill -$signal "$victim"
         wait $job
         status=$?
         kill -CONT "$victim" 2> /dev/null
-        check "a rank that gets SIG$signal ends the job with a message (status $status)" '[ $status -ne 0 ] && [ $status -ne 124 ] && tail -n 30 "$work/dead.txt" | grep -qiE "no progress|signal|exited"'
+        check "a rank that gets SIG$signal ends the job with a message (status $status)" '[ $status -ne 0 ] && [ $status -ne 124 ] && tail -n 30 "$output" | grep -qiE "no progress|signal|exited"'
     done
 fi
+
+# ---- where a run comes from, in its log
+provenance() { grep -m 1 -o "\"$2\":\"[^\"]*\"" "$1/log.jsonl"; }
+check "the log names commit, machine and program" 'provenance "$work/causal" commit | grep -qE "\"([0-9a-f]{12}(-dirty)?|unknown)\"" &&
+    provenance "$work/causal" machine | grep -q "cpu: .* thread" && provenance "$work/causal" program | grep -qE "[0-9a-f]{16}" &&
+    [ "$(provenance "$work/causal" program)" != "$(provenance "$work/asga" program)" ]'
+check "and the same data by the same fingerprint" '[ "$(provenance "$work/causal" train_data)" = "$(provenance "$work/asga" train_data)" ] &&
+    provenance "$work/causal" train_data | grep -qE "[0-9a-f]{16}" &&
+    [ "$(provenance "$work/causal" train_data | cut -d: -f2)" != "$(provenance "$work/causal" val_data | cut -d: -f2)" ]'
+
+# ---- a loss mask: one that hides nothing changes no bit; ranks and micro-steps divide its targets without changing their mean
+python3 - "$work/data" << 'END'
+import glob, struct, sys
+for split in ("train", "val"):
+    with open(glob.glob(f"{sys.argv[1]}/small_{split}_*.bin")[0], "rb") as file:
+        shard = file.read()
+    count = struct.unpack_from("<3i", shard)[2]
+    for name, mask in (("whole", b"\1" * count), ("masked", bytes(i * i % 7 == 1 for i in range(count)))):
+        with open(f"{sys.argv[1]}/{name}_{split}_000000.bin", "wb") as file:
+            file.write(shard[:4] + struct.pack("<i", 2) + shard[8:] + mask)
+END
+masks() { echo "--train-data $work/data/$1_train_*.bin --val-data $work/data/$1_val_*.bin"; }
+train causal "$work/whole" $(masks whole)
+check "a loss mask that hides nothing changes no bit" '[ -n "$(hash_of "$work/whole")" ] && [ "$(hash_of "$work/whole")" = "$(hash_of "$work/causal")" ]'
+train causal "$work/masked" $(masks masked)
+train causal "$work/masked4" $(masks masked) --batch-size 2 --total-batch-tokens 256
+check "one that hides targets changes the curve" '! below $(curve_difference "$work/masked" "$work/causal") 1e-3'
+check "and micro-steps share it within 1e-5" 'below $(curve_difference "$work/masked" "$work/masked4") 1e-5'
 
 # ---- interruption and resuming
 train causal "$work/long" --steps 40
@@ -251,12 +287,12 @@ expect "nor more summaries of a chunk" 2 "(blocks of 16: 2) must be a whole numb
 expect "nor more global tokens" 2 "from 0 to 32" ./train_longformer $small --out "$work/x" --global-tokens 33
 expect "nor more sinks" 2 "from 0 to 32" ./train_sinks $small --out "$work/x" --sinks 33
 expect "a block that is no multiple" 2 "must be a multiple of 64 from 64 to 4096" ./train_seer $small --out "$work/x" --seer-block 100
-expect "a gate query that looks ahead is not trained through" 2 "to train give --seer-query from 0 to 1, or --seer-distil 2" ./train_seer $small --out "$work/x" --seer-query 2
+expect "a gate query that looks ahead is not trained through" 2 "to train, give --seer-query from 0 to 1, or --seer-distil 2" ./train_seer $small --out "$work/x" --seer-query 2
 train seer "$work/gate" --seq-len 128 --batch-size 2 --steps 2 --seer-query 2 --seer-distil 2
 prompt=$(head -c 150 "$work/text.txt")
 gate="./generate --checkpoint $work/gate/step_00000002 --tokens 3 --temperature 0"
 expect "but chooses blocks of a prompt" 0 "tokens of the text read later ones" $gate --prompt "$prompt" --set seer_distil=0 --set seer_top_k=1
-expect "a setting that changes tensors" 7 "--set asks for other tensors" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8 --print-ids
+expect "a setting that changes tensors" 7 "--set requires tensors that it lacks" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8 --print-ids
 expect "a setting that the variant does not have" 2 "seer_top_k" $gate --set seer_topk=1
 expect "a setting that is no number" 2 "must be a number" $gate --set seer_top_k=many
 expect "a setting that is out of range" 2 "from 0 to" $gate --set seer_top_k=-1

@@ -1,8 +1,8 @@
-// One description of an operation gives every check of it. A description is a struct with
-//     std::vector<ArrayOf> inputs() const                              names and sizes of what it can be differentiated by
+// All checks of an operation derive from one description of it, a struct with
+//     std::vector<ArrayOf> inputs() const                              names and sizes of its differentiable inputs
 //     std::vector<X> forward(const Arrays<X>& in) const                its outputs as one array
 //     Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout) const      hand-written gradients, in inputs()' order
-// with X a template parameter: double for finite differences, float for what training computes.
+// with X a template parameter: double for finite differences, float as in training.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,11 +17,11 @@ using Arrays = std::vector<std::vector<X>>;
 struct ArrayOf {
     std::string name;
     size_t size;
-    double center = 0;     // tests take random numbers in center +- 1
+    double center = 0;     // tests use random values in center +- 1
     bool weight = false;   // its gradient is kept in Wide<X>
 };
 
-/// n numbers spread over (-1, 1), the same on every machine and for every X (up to rounding).
+/// n values spread over (-1, 1), the same on every machine and for every X (up to rounding).
 template <class X>
 std::vector<X> random_numbers(size_t n, uint64_t seed) {
     std::vector<X> numbers(n);
@@ -43,19 +43,19 @@ Arrays<X> random_inputs(const Op& op) {
     return inputs;
 }
 
-/// The loss that checks differentiate: the outputs against fixed numbers, which then are the gradient of the outputs.
+/// The loss that checks differentiate: the inner product of the outputs with fixed values, which are then the outputs' gradient.
 inline double weighted_sum(const std::vector<double>& outputs, const std::vector<double>& weights) {
     double total = 0;
     for (size_t n = 0; n < outputs.size(); n++) total += outputs[n] * weights[n];
     return total;
 }
 
-/// Every gradient against central differences in double. A step of 1e-5 leaves an error of about 1e-10 (its square from the
-/// third derivative, and rounding divided by it), so 1e-7 of the largest gradient is room enough, and a wrong term is none.
+/// Every gradient against central differences in double. A step of 1e-5 leaves an error of about 1e-10 (its square from the third
+/// derivative, and rounding divided by it), so a tolerance of 1e-7 of the largest gradient is ample, yet detects any wrong term.
 template <class Op>
 std::string gradient_difference(const Op& op, Tolerance tolerance = {1e-7, 1e-9}) {
     const double step = 1e-5;
-    const Threads one(1);   // hundreds of calls too small to share
+    const Threads one(1);   // hundreds of calls too small for several threads
     Arrays<double> inputs = random_inputs<double>(op);
     const std::vector<double> dout = random_numbers<double>(op.template forward<double>(inputs).size(), 5);
     const Arrays<double> gradients = op.template backward<double>(inputs, dout);

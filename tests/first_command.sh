@@ -95,7 +95,7 @@ check "install.sh: and nothing is to be installed for that either" '! says "apt-
 made_up
 expect "probe.sh writes its file" 0 "" "${probes[@]}" "$tree/build/config.mk"
 check "probe.sh: with OpenBLAS and without stand-ins" \
-    'grep -qx "BLAS_SOURCE := model/blas/openblas.cpp" "$tree/build/config.mk" && grep -qx "WITHOUT :=" "$tree/build/config.mk"'
+    'grep -qx "BLAS_SOURCE := model/device/blas/openblas.cpp" "$tree/build/config.mk" && grep -qx "WITHOUT :=" "$tree/build/config.mk"'
 cp "$tree/build/config.mk" "$work/before"
 pretend mv <<< 'kill -9 $PPID'   # between writing and renaming
 made_up lacking pcre2.h
@@ -111,7 +111,7 @@ check "probe.sh: and leaves the file of before" 'cmp -s "$tree/build/config.mk" 
 printf '%s\n' pcre2.h utf8proc.h archive.h zlib.h cblas.h openblas_config.h > "$machine/lacking"
 expect "probe.sh: a machine without the libraries of text and without a BLAS will do" 0 "" "${probes[@]}" "$tree/build/config.mk"
 check "probe.sh: a source stands in for each" 'grep -qx "WITHOUT := pretokenizer nfc archive_stream gzip_stream" "$tree/build/config.mk" &&
-    grep -qx "TEXT_LIBS :=" "$tree/build/config.mk" && grep -qx "BLAS_SOURCE := model/blas/loops.cpp" "$tree/build/config.mk"'
+    grep -qx "TEXT_LIBS :=" "$tree/build/config.mk" && grep -qx "BLAS_SOURCE := model/device/blas/loops.cpp" "$tree/build/config.mk"'
 made_up lacking xxhash.h
 expect "probe.sh: something required is missing" 1 "scripts/install.sh run" "${probes[@]}" "$tree/build/config.mk"
 check "probe.sh: then there is no file" '[ ! -e "$tree/build/config.mk" ]'
@@ -126,8 +126,8 @@ done
 cat > "$work/products.cpp" << 'END'
 #include <cmath>
 #include <vector>
-#include "model/blas.h"
-#include "model/machine.h"
+#include "model/device/blas.h"
+#include "model/device/machine.h"
 
 template <class X>
 bool right(int M, int N, int K, bool ta, bool tb, X alpha, X beta) {
@@ -160,5 +160,5 @@ bool all_right() {
 }
 int main() { return all_right<float>() && all_right<double>() ? 0 : 1; }
 END
-check "model/blas/loops.cpp multiplies exactly as the definition does" \
-    '${CXX:-g++} -std=c++20 -O1 -fopenmp -I. "$work/products.cpp" model/blas/loops.cpp -o "$work/products" && "$work/products"'
+check "model/device/blas/loops.cpp multiplies exactly as the definition does" \
+    '${CXX:-g++} -std=c++20 -O1 -fopenmp -I. "$work/products.cpp" model/device/blas/loops.cpp -o "$work/products" && "$work/products"'

@@ -14,11 +14,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "model/base/process.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/run/feed.cuh"
-#include "model/gpt.h"
-#include "model/device/machine.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/gpt.h"
+#include "model/run/feed.cuh"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -64,7 +64,7 @@ inline std::vector<std::filesystem::path> fixture_folders(const std::string& var
 using Curve = std::vector<std::vector<double>>;
 inline const std::vector<std::string> CURVE_COLUMNS{"loss", "grad_norm", "lr", "auxiliary_loss"};
 
-inline Curve train_as_the_program_does(GPT<CPU, float>& gpt, Feed<CPU>& feed, const Fixture& f) {
+inline Curve train_as_the_program_does(GPT<CPU, float>& gpt, BatchFeed<CPU>& feed, const Fixture& f) {
     const nlohmann::json& training = f.expected["training"];
     const int64_t steps = training["steps"], warmup = training["warmup_steps"];
     AdamW adamw{training["lr"], training["beta1"], training["beta2"], training["adam_eps"], training["weight_decay"], training["grad_clip"]};
@@ -83,8 +83,8 @@ inline Curve train_as_the_program_does(GPT<CPU, float>& gpt, Feed<CPU>& feed, co
         gpt_norm(CPU{}, gpt);
         adamw.lr = learning_rate(training["lr"], training["min_lr_frac"], warmup, steps, step - 1);
         gpt_update(CPU{}, gpt, adamw, step);
-        curve.push_back({gpt.numbers->loss / (f.B * f.T), std::sqrt(gpt.numbers->squares), adamw.lr});
-        if (gpt.auxiliary) curve.back().push_back(gpt.numbers->auxiliary / (f.B * f.T));
+        curve.push_back({gpt.totals->loss / (f.B * f.T), std::sqrt(gpt.totals->squares), adamw.lr});
+        if (gpt.auxiliary) curve.back().push_back(gpt.totals->auxiliary / (f.B * f.T));
     }
     return curve;
 }
@@ -110,14 +110,14 @@ inline std::string norm_difference(const TensorList& list, const float* flat, co
 
 /// Everything that the fixture knows, with activations kept or recomputed.
 inline void check_fixture(const Variant& variant, const std::filesystem::path& folder, Recompute recompute) {
-    const Threads one(1);   // steps too small to share
+    const Threads one(1);   // steps too small for several threads
     const Fixture f = load_fixture(folder);
     GPT<CPU, float> gpt(variant, load_config(folder), f.B, f.T, Mode::training, recompute);
     gpt.allocate(CPU{});
-    Feed<CPU> feed(f.B, f.T, gpt.net.config.V);
+    BatchFeed<CPU> feed(f.B, f.T, gpt.net.config.V);
     const TensorList& list = gpt.net.tensors;
     CHECK(load_weights(folder, list, 1, gpt.weights).initialised.empty());
-    if (gpt.keeps_master()) std::copy_n(gpt.weights, list.size(), gpt.master);   // else they are the same memory
+    if (gpt.keeps_master()) std::copy_n(gpt.weights, list.size(), gpt.master);   // otherwise they are the same memory
     gpt_weights_loaded(CPU{}, gpt);
 
     const int rows = f.B * f.T;
@@ -128,8 +128,8 @@ inline void check_fixture(const Variant& variant, const std::filesystem::path& f
     CHECK(difference(all_logits, f.logits, Tolerance{0, LOGIT_TOLERANCE}) == "");
 
     gpt_loss(CPU{}, gpt, batch, Write::overwrite, 1.0f / float(rows));
-    CHECK(number_difference(gpt.numbers->loss / rows, f.expected, "loss") == "");
-    if (gpt.auxiliary) CHECK(number_difference(gpt.numbers->auxiliary / rows, f.expected, "auxiliary_loss") == "");
+    CHECK(number_difference(gpt.totals->loss / rows, f.expected, "loss") == "");
+    if (gpt.auxiliary) CHECK(number_difference(gpt.totals->auxiliary / rows, f.expected, "auxiliary_loss") == "");
     gpt_backward(CPU{}, gpt, batch, Write::overwrite);
     gpt_norm(CPU{}, gpt);   // which completes the gradients
     CHECK(norm_difference(list, gpt.gradients, f.expected["gradient_norms"]) == "");

@@ -6,23 +6,28 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 programs=${GPU_PROGRAMS:-build/emulated}
 . tests/checks.bash
-emulated() { [ "$programs" = build/emulated ]; }
+emulated() { [ "$programs" = build/emulated ] || [ -e emulated ]; }   # a file in a package of emulated programs
 
-head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text.txt"
-./tokenize --tokenizer bytes --out "$work/data" --name small "$work/text.txt" > /dev/null 2>&1
+data=$PWD/data/small   # which dev/pack.sh puts there, without ./tokenize
+if [ ! -d "$data" ]; then
+    data=$work/data
+    head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text.txt"
+    ./tokenize --tokenizer bytes --out "$data" --name small "$work/text.txt" > /dev/null 2>&1
+fi
 steps=6
-small="--model qwen-tiny --train-data $work/data/small_train_*.bin --val-data $work/data/small_val_*.bin --seq-len 32 --batch-size 4
+small="--model qwen-tiny --train-data $data/small_train_*.bin --val-data $data/small_val_*.bin --seq-len 32 --batch-size 4
        --steps $steps --val-every 3 --val-batches 2 --sample-every 0 --checkpoint-every 3 --threads 1 --plot 0 --lr 3e-3"
+limit="timeout --foreground -k 5 300"   # in the process group of whoever limits this script
 set -f   # the globs are for the programs
 train() { # train VARIANT OUT OPTIONS...
     local variant=$1 out=$2
     shift 2
-    timeout 300 "$programs/train_$variant" $small --device cuda --out "$out" "$@" > "$out.txt" 2>&1
+    $limit "$programs/train_$variant" $small --device cuda --out "$out" "$@" > "$out.txt" 2>&1
 }
 mpi() { # mpi RANKS OUT OPTIONS...
     local ranks=$1 out=$2
     shift 2
-    timeout 300 $launch -np "$ranks" "$programs/train_asga" $small --device cuda --out "$out" --batch-size $((4 / ranks)) "$@" > "$out.txt" 2>&1
+    $limit $launch -np "$ranks" "$programs/train_asga" $small --device cuda --out "$out" --batch-size $((4 / ranks)) "$@" > "$out.txt" 2>&1
 }
 hash_of() { tail -n 1 "$1/log.jsonl" | grep -o '"weights_hash":"[0-9a-f]*"'; }
 same_weights() { [ -n "$(hash_of "$1")" ] && [ "$(hash_of "$1")" = "$(hash_of "$2")" ]; }
@@ -33,6 +38,28 @@ curve_within() {
     paste -d' ' <(losses "$1") <(losses "$2") | awk -v most="$3" -v rows="$steps" '
         { d = $1 > $2 ? ($1 - $2) / $2 : ($2 - $1) / $2; if (!(d <= most)) bad = 1; n++ } END { exit bad || n != rows }'
 }
+
+# nccl: two and three ranks with emulated GPUs of their own; a rank whose NCCL fails, a rank whose GPU is another.
+nccl() {
+    local ranks zero short="--steps 2 --val-every 0 --checkpoint-every 0" train_2="$programs/train_asga $small --batch-size 2 --device cuda"
+    for ranks in 2 3; do
+        for zero in 0 1; do
+            EMULATED_GPU_COUNT=$ranks EMULATED_NCCL_TRAFFIC=1 mpi $ranks "$work/nccl$ranks$zero" $short --zero-stage $zero
+        done
+        check "ZeRO-1 over NCCL gives the weights that $ranks ranks without it have" 'same_weights "$work/nccl${ranks}0" "$work/nccl${ranks}1"'
+        check "and sends three quarters as much: sums of float32 to one rank, weights of bf16 to all" \
+            'awk -v with="$(sent "$work/nccl${ranks}1")" -v without="$(sent "$work/nccl${ranks}0")" "BEGIN { exit !(without > 0 && with > 0.74 * without && with < 0.76 * without) }"'
+    done
+    local one="$launch -np 1 $train_2" other="-np 1 env EMULATED_GPU_COUNT=2"
+    expect "a rank whose NCCL fails in a step" 6 "NCCL reports: unhandled cuda error" env EMULATED_GPU_COUNT=2 \
+        $one --checkpoint-every 1 --out "$work/broken" : $other EMULATED_NCCL_FAILS_AT=9 $train_2 --checkpoint-every 1 --out "$work/broken"
+    mpi 2 "$work/broken" --resume
+    check "and the run goes on from the checkpoint before" 'same_weights "$work/broken" "$work/ranks2"'
+    expect "ranks with different GPUs" 2 "rank 0: emulated GPU, compute capability 9.0" env EMULATED_GPU_COUNT=2 \
+        $one --out "$work/unlike" : $other EMULATED_GPU_CAPABILITY=80 $train_2 --out "$work/unlike"
+    check "are named, with the way out" 'grep -q "rank 1: emulated GPU, compute capability 8.0.*CUDA_VISIBLE_DEVICES" "$work/stderr" && [ ! -e "$work/unlike" ]'
+}
+sent() { grep -o 'rank 0 sent [0-9]*' "$1.txt" | cut -d' ' -f4; }
 
 for variant in causal asga; do
     train $variant "$work/$variant-cpu" --device cpu
@@ -81,7 +108,34 @@ else
     done
     mpi 2 "$work/zero" --zero-stage 1
     check "ZeRO-1 gives the weights that two ranks without it have" 'same_weights "$work/ranks2" "$work/zero"'
+    if emulated; then nccl; fi
 fi
+
+# breaks NAME WORD OUT COMMAND...: the command, which writes into OUT, ends with 6 in a step and says the word and how to go on; the
+# checkpoint before it is whole, and the run ends from there with the weights of one that was left alone.
+breaks() {
+    local name=$1 word=$2 out=$3
+    expect "$name" 6 "$word" "${@:4}"
+    check "and says what is lost and how to go on" 'grep -q "; step [2-6] is lost; --resume continues from the last checkpoint in $out" "$work/stderr"'
+    train causal "$out" --checkpoint-every 1 --resume
+    check "which ends with the weights of a run that was left alone" 'same_weights "$out" "$work/causal"'
+}
+if emulated; then
+    every="$small --device cuda --checkpoint-every 1"
+    for seed in 0 1; do
+        breaks "a kernel that traps in a step (order of the streams $seed)" "unspecified launch failure" "$work/trap$seed" \
+            env EMULATOR_SEED=$seed EMULATED_GPU_BREAKS_AT=350 "$programs/train_causal" $every --out "$work/trap$seed"
+    done
+    breaks "a GPU that disappears in a step" "unknown error" "$work/gone" \
+        env EMULATED_GPU_BREAKS_AT=400 EMULATED_GPU_BREAKS_WITH=999 "$programs/train_causal" $every --out "$work/gone"
+fi
+
+# ---- tables of matrix products: dev/tune_matmul makes them, and tests/gpu_day.sh trains with one that it has made
+echo '{"gpu": "another GPU", "cublaslt": 130000, "products": []}' > "$work/table.json"
+train asga "$work/other-table" --matmul-table "$work/table.json"
+check "a table for another GPU is not taken, and the run says so" 'same_weights "$work/asga" "$work/other-table" && grep -q "is for another GPU with cuBLASLt 130000, and this is" "$work/other-table.txt"'
+echo "{" > "$work/table.json"
+expect "a table that is broken" 2 "--matmul-table none" "$programs/train_asga" $small --device cuda --matmul-table "$work/table.json" --out "$work/none"
 
 explodes="--lr 1000 --grad-clip 0 --adam-eps 1e-30 --warmup-steps 0 --steps 100 --val-every 0 --checkpoint-every 0"
 expect "a loss that is not finite ends the run" 5 "weights were not changed" "$programs/train_causal" $small --device cuda $explodes --out "$work/nan"
@@ -106,6 +160,9 @@ END
         env EMULATED_GPU_CAPABILITY=89 "$programs/train_asga" $small --device cuda $wide --out "$work/wide"
     expect "a driver that is too old" 2 "update the driver" env EMULATED_GPU_DRIVER=12080 "$programs/train_causal" $small --device cuda --out "$work/none"
     expect "auto without a GPU trains on the CPU and says so" 0 "using the CPU" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device auto --out "$work/auto"
+    full="$programs/train_causal $small --device cuda --batch-size 256 --seq-len 64 --val-every 0 --out $work/full"
+    expect "a GPU that other programs have filled" 4 "too little to start" env EMULATED_GPU_BYTES=300000000 EMULATED_GPU_TAKEN=270000000 $full
+    expect "a GPU that they have filled in part" 4 "or stop other programs on it" env EMULATED_GPU_BYTES=300000000 EMULATED_GPU_TAKEN=225000000 $full
     expect "out of memory before anything is allocated" 4 "--recompute" env EMULATED_GPU_BYTES=80000000 "$programs/train_causal" $small --batch-size 512 --seq-len 64 --val-every 0 --device cuda --out "$work/oom"
     expect "a dry run for cuda needs no GPU" 0 "" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device cuda --dry-run
 fi

@@ -16,7 +16,7 @@ under() {
         skip "$name" "${CXX:-g++} has no such sanitizer here"
         return
     fi
-    if ! make --no-print-directory SANITIZER="$1" "build/$1/train_asga" > "$work/log" 2>&1; then
+    if ! make --no-print-directory -j2 SANITIZER="$1" "build/$1/train_asga" > "$work/log" 2>&1; then
         bad "$name" "it does not build: $(grep -m 1 -E 'error|Error' "$work/log")"
         return
     fi

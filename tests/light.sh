@@ -12,7 +12,7 @@ fi
 mkdir -p "$tree"
 cp -a Makefile attention data dev model scripts tests train_gpt.cu "$tree"
 tar cf - build/flags build/config.mk build/model build/data build/attention | tar xf - -C "$tree"
-light=(WITHOUT="pretokenizer nfc archive_stream gzip_stream" TEXT_LIBS= BLAS_SOURCE=model/blas/loops.cpp BLAS_LIBS= USE_CUDA=0)
+light=(WITHOUT="pretokenizer nfc archive_stream gzip_stream" TEXT_LIBS= BLAS_SOURCE=model/device/blas/loops.cpp BLAS_LIBS= USE_CUDA=0)
 if make -C "$tree" --no-print-directory -o build/flags "${light[@]}" train_causal > "$work/log" 2>&1; then ok "light trainer: links"
 else bad "light trainer: links" "$(grep -m 1 -E 'error|undefined' "$work/log" || tail -n 1 "$work/log")"; fi
 check "light trainer: asks for none of the libraries" '! readelf -d "$tree/train_causal" | grep -E "NEEDED.*(pcre2|utf8proc|archive|libz\.|blas)"'

@@ -1,8 +1,10 @@
-// Descriptions (operation.h) of RMSNorm alone and with the residual addition, and of QK-norm with RoPE, for every device.
+// Descriptions (operation.h) of RMSNorm alone and after a projection that is added to the residual, and of QK-norm with RoPE, for
+// every device.
 #pragma once
 #include <cmath>
 
 #include "model/operations/qk_rope.cuh"
+#include "model/operations/residual.cuh"
 #include "model/operations/rmsnorm.cuh"
 #include "tests/operation.h"
 
@@ -48,31 +50,37 @@ struct RmsNorm {
     }
 };
 
-/// Both outputs count: the sum goes on along the residual stream, so its gradient is what rmsnorm_backward() adds to.
-struct ResidualRmsNorm {
-    int rows, C;
+/// Both outputs count: the sum goes on along the residual stream, so its gradient is what rmsnorm_backward() adds to. The weights
+/// are a 16th of the random numbers: in the gradient of inp they multiply C times what the sum's gradient was rounded by.
+struct Residual {
+    int rows, IN, C;
     static constexpr bool any_threads = false;
-    int length() const { return std::max(rows, C); }
+    static constexpr double SCALE = 0.0625;
+    int length() const { return std::max({rows, IN, C}); }
     std::vector<ArrayOf> inputs() const {
-        return {{"residual", size_t(rows) * C}, {"branch", size_t(rows) * C}, {"weight", size_t(C), 1.0, true}};
+        return {{"residual", size_t(rows) * C},
+                {"inp", size_t(rows) * IN},
+                {"weight", size_t(C) * IN, 0, true},
+                {"norm weight", size_t(C), 1.0, true}};
     }
     std::vector<double> formula(const Arrays<double>& in) const {
         std::vector<double> sum = in[0];
-        for (size_t n = 0; n < sum.size(); n++) sum[n] += in[1][n];
-        return joined(sum, RmsNorm{rows, C, {}, {}}.formula({sum, in[2]}));
+        for (size_t n = 0; n < sum.size(); n++)
+            for (int i = 0; i < IN; i++) sum[n] += in[1][n / C * IN + i] * SCALE * in[2][n % C * IN + i];
+        return joined(sum, RmsNorm{rows, C, {}, {}}.formula({sum, in[3]}));
     }
 
     template <class X, class Device>
     struct Run {
         using W = Wide<X>;
-        On<Device, X> residual, branch, weight, sum, out;
+        On<Device, X> residual, inp, weight, norm_weight, sum, out;
         On<Device, W> rstd;
 
-        Run(const ResidualRmsNorm& op, const Arrays<W>& in, Device device)
-            : residual(in[0]), branch(in[1]), weight(in[2]), sum(buffer<W>(in[0].size(), Write::overwrite)), out(sum.numbers()),
-              rstd(buffer<W>(op.rows, Write::overwrite)) {
-            residual_rmsnorm_forward(device, sum.data(), out.data(), rstd.data(), residual.data(), branch.data(), weight.data(),
-                                     op.rows, op.C, NORM_EPS);
+        Run(const Residual& op, const Arrays<W>& in, Device device)
+            : residual(in[0]), inp(in[1]), weight(scaled(in[2])), norm_weight(in[3]),
+              sum(buffer<W>(in[0].size(), Write::overwrite)), out(sum.numbers()), rstd(buffer<W>(op.rows, Write::overwrite)) {
+            residual_forward(device, sum.data(), out.data(), rstd.data(), residual.data(), inp.data(), weight.data(),
+                             norm_weight.data(), op.rows, op.IN, op.C, NORM_EPS);
         }
     };
     template <class X, class Device = CPU>
@@ -86,10 +94,21 @@ struct ResidualRmsNorm {
         Run<X, Device> run(*this, in, device);
         const auto half = dout.begin() + rows * C;
         On<Device, X> dsum(std::vector<W>(dout.begin(), half)), d(std::vector<W>(half, dout.end()));
-        On<Device, W> dweight(buffer<W>(C, Write::overwrite));
-        rmsnorm_backward(device, dsum.data(), dweight.data(), d.data(), run.sum.data(), run.weight.data(), run.rstd.data(), rows, C,
-                         Write::add, Write::overwrite);
-        return {dsum.numbers(), dsum.numbers(), dweight.numbers()};
+        On<Device, X> dinp(buffer<W>(in[1].size(), Write::overwrite));
+        On<Device, W> dweight(buffer<W>(in[2].size(), Write::overwrite)), dnorm_weight(buffer<W>(C, Write::overwrite));
+        W* const no_bias = nullptr;
+        rmsnorm_backward(device, dsum.data(), dnorm_weight.data(), d.data(), run.sum.data(), run.norm_weight.data(),
+                         run.rstd.data(), rows, C, Write::add, Write::overwrite);
+        linear_backward_input(device, dinp.data(), dsum.data(), run.weight.data(), rows, IN, C, Write::overwrite);
+        linear_backward_weight(device, dweight.data(), no_bias, dsum.data(), run.inp.data(), rows, IN, C, Write::overwrite);
+        return {dsum.numbers(), dinp.numbers(), scaled(dweight.numbers()), dnorm_weight.numbers()};
+    }
+
+private:
+    template <class W>
+    static std::vector<W> scaled(std::vector<W> numbers) {
+        for (W& number : numbers) number *= W(SCALE);
+        return numbers;
     }
 };
 
@@ -169,7 +188,7 @@ struct QkNormRope {
         qk_norm_rope_backward(device, dqkv.data(), dq_weight.data(), dk_weight.data(), dqk.data(), pre ? dpre.data() : nullptr,
                               run.qkv.data(), run.rstd.data(), run.shape, write);
         std::vector<W> of_qkv = dqkv.numbers();
-        for (size_t n = 0; n < of_qkv.size(); n++) {   // the v part is left alone: attention writes it
+        for (size_t n = 0; n < of_qkv.size(); n++) {   // the v part is not touched: attention writes it
             const bool of_v = int(n / HS % (heads() + NKV)) >= heads();
             if (of_v) of_qkv[n] = std::isnan(of_qkv[n]) ? W(0) : W(INFINITY);
         }

@@ -1,7 +1,7 @@
-// Every check that one description of an operation (finite_differences.h) allows. To what finite_differences.h asks for it adds
-//     std::vector<double> formula(const Arrays<double>& in) const   the outputs as the formula says, in plain loops
+// All checks of an operation from one description of it (finite_differences.h), which additionally has
+//     std::vector<double> formula(const Arrays<double>& in) const   the outputs by the formula, in plain loops
 //     int length() const                                            terms of the longest sum, for tolerances
-//     bool any_threads                                              same bits promised for any number of threads
+//     bool any_threads                                              whether all numbers of threads give the same bits
 // Outputs are checked against the formula in double and float, gradients against finite differences in double and the float
 // ones against those; two runs must agree to the last bit. The forward() and backward() of operations that run on every device take
 // the device as a last argument, which tests/gpu gives them.
@@ -12,7 +12,7 @@
 #include "tests/finite_differences.h"
 #include "tests/threads.h"
 
-/// An array of X in the memory of the device, from and to numbers of the host.
+/// An array of X in device memory, copied from and to the host.
 template <class Device, class X>
 class On;
 
@@ -27,7 +27,7 @@ private:
     std::vector<X> numbers_;
 };
 
-/// A buffer for an operation to write: NaN where it must overwrite, numbers where it must add.
+/// A buffer for an operation to write: NaN if it must overwrite, finite values if it must add.
 template <class X>
 std::vector<X> buffer(size_t n, Write write) {
     return std::vector<X>(n, write == Write::overwrite ? X(NAN) : X(0.25));
@@ -47,7 +47,7 @@ std::vector<X> joined(std::vector<X> first, const std::vector<X>& second) {
     return first;
 }
 
-/// Whether an operation has a backward pass; what is said of gradients below holds for those that have.
+/// Whether an operation has a backward pass; gradient checks below are skipped otherwise.
 template <class Op>
 concept Differentiable = requires(const Op& op, Arrays<double> inputs, std::vector<double> dout) {
     op.template backward<double>(inputs, dout);

@@ -1,4 +1,4 @@
-// What the tests of data/ share: files in a temporary folder, small shards, and the Error that a call throws.
+// Shared by the tests of data/: files in a temporary folder, small shards, and the Error that a call throws.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 inline std::string file_in(const TemporaryFolder& folder, const std::string& name) { return (folder / name).string(); }
 
-/// The names in a folder, sorted; none for a folder that is not there.
+/// The names in a folder, sorted; none if the folder does not exist.
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
     std::vector<std::string> names;
     if (!std::filesystem::exists(folder)) return names;
@@ -34,14 +34,14 @@ inline std::string write_shard(const std::string& path, const std::vector<uint32
     return path;
 }
 
-/// first, first + 1, ...: a token then tells where it lies.
+/// first, first + 1, ...: a token's value is its position.
 inline std::vector<uint32_t> ramp(size_t count, uint32_t first = 0) {
     std::vector<uint32_t> ids(count);
     std::iota(ids.begin(), ids.end(), first);
     return ids;
 }
 
-/// The Error that `call` throws; one with code `done` when it throws none. Other exceptions pass through.
+/// The Error that `call` throws, or one with code `done` if it throws none. Other exceptions propagate.
 template <class Call>
 Error error_of(Call call) {
     try {

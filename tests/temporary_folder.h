@@ -1,4 +1,4 @@
-// A folder of its own for a test, deleted with everything in it when the test ends.
+// A temporary folder for a test, deleted with its contents when the test ends.
 #pragma once
 #include <cstdlib>
 #include <filesystem>

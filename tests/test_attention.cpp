@@ -1,4 +1,4 @@
-// The tiled kernel's extension points (attention/core/policy.h), each with a policy made for the test, against attention in plain
+// The tiled kernel's extension points (attention/kernel/policy.h), each with a policy made for the test, against attention in plain
 // loops over all pairs. At the end the counting of pairs.
 #include "attention/kernel/count.h"
 #include "tests/attention_policies.h"
@@ -54,7 +54,7 @@ TEST_CASE("attention kernel: more keys than queries, fewer, and one", "[attentio
     }
 }
 
-TEST_CASE("attention kernel E1: numbers of heads, rows, columns and distances, with their gradients", "[attention]") {
+TEST_CASE("attention kernel score: scalars of heads, features of rows, columns and distances, with their gradients", "[attention]") {
     for (int T : {1, 64, 130}) {
         Problem p(2, T, T, 4, 2, 8, Modified().features());
         p.dlse = normal_numbers(p.rows(), 9);
@@ -62,30 +62,30 @@ TEST_CASE("attention kernel E1: numbers of heads, rows, columns and distances, w
     }
 }
 
-TEST_CASE("attention kernel E2: a window for every head", "[attention]") {
+TEST_CASE("attention kernel mask: a window for every head", "[attention]") {
     Problem p(1, 200, 200, 4, 2, 8, Modified().features());
     check_attention(p, Modified(Mask::windows), Modified::definition(p), Windows::sees);
 }
 
-TEST_CASE("attention kernel E2: irregular patterns with rows that see nothing", "[attention]") {
+TEST_CASE("attention kernel mask: irregular patterns with rows that see nothing", "[attention]") {
     Problem p(2, 130, 130, 4, 1, 8, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     check_attention(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
 }
 
-TEST_CASE("attention kernel E2: holes inside tiles", "[attention]") {
+TEST_CASE("attention kernel mask: holes inside tiles", "[attention]") {
     Problem p(1, 200, 200, 4, 2, 8, Modified().features());
     check_attention(p, Modified(Mask::squares), Modified::definition(p), Squares::sees);
 }
 
-TEST_CASE("attention kernel E2: lists of tiles, some of them empty", "[attention]") {
+TEST_CASE("attention kernel mask: lists of tiles, some of them empty", "[attention]") {
     Problem p(2, 200, 200, 2, 1, 8, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     draw_tile_lists(p);
     check_attention(p, Modified(), Modified::definition(p), causal);
 }
 
-TEST_CASE("attention kernel E2: a row that sees nothing gives zeros, not NaN", "[attention]") {
+TEST_CASE("attention kernel mask: a row that sees nothing gives zeros, not NaN", "[attention]") {
     Problem p(1, 130, 130, 1, 1, 8, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     p.gate = normal_numbers(p.rows(), 10);
@@ -107,7 +107,7 @@ TEST_CASE("attention kernel E2: a row that sees nothing gives zeros, not NaN", "
     CHECK((all_finite(g.q) && all_finite(g.k) && all_finite(g.v) && all_finite(g.head) && all_finite(g.column)));
 }
 
-TEST_CASE("attention kernel E3: a gate, also where it is zero", "[attention]") {
+TEST_CASE("attention kernel output gate: a gate, also where it is zero", "[attention]") {
     Problem p(2, 70, 70, 4, 2, 8);
     p.gate = normal_numbers(p.rows(), 10);
     for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
@@ -115,14 +115,14 @@ TEST_CASE("attention kernel E3: a gate, also where it is zero", "[attention]") {
     check_attention(p, Causal(), raw, causal);
 }
 
-TEST_CASE("attention kernel E4: gathered tokens in any order, with padding", "[attention]") {
+TEST_CASE("attention kernel positions: gathered tokens in any order, with padding", "[attention]") {
     Problem p(2, 70, 130, 2, 1, 8, Modified().features());
     p.q_position = draw_positions(p, p.T, 1);
     p.k_position = draw_positions(p, p.S, 2);
     check_attention(p, Modified(), Modified::definition(p), causal);
 }
 
-TEST_CASE("attention kernel E4: one row at the first and at the last token of a tile", "[attention]") {
+TEST_CASE("attention kernel positions: one row at the first and at the last token of a tile", "[attention]") {
     for (int token : {0, 62, 63, 64, 128, 129}) {
         Problem p(1, 1, 130, 1, 1, 8);
         p.q_position = {token};
@@ -132,7 +132,7 @@ TEST_CASE("attention kernel E4: one row at the first and at the last token of a 
     }
 }
 
-TEST_CASE("attention kernel E4: padding in tiles of which everything else is visible", "[attention]") {
+TEST_CASE("attention kernel positions: padding in tiles of which everything else is visible", "[attention]") {
     Problem p(1, 70, 130, 2, 2, 8);
     p.k_position = draw_positions(p, p.S, 2);
     check_attention(p, Everything(), raw, everything);
@@ -152,7 +152,7 @@ TEST_CASE("attention kernel: all extension points at once", "[attention]") {
     check_attention(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
 }
 
-TEST_CASE("attention kernel E5: two branches merged by their log-sum-exp are one softmax, forward and backward", "[attention]") {
+TEST_CASE("attention kernel log-sum-exp: two branches merged by their log-sum-exp are one softmax, forward and backward", "[attention]") {
     Problem p(2, 130, 130, 2, 1, 8);
     const Branch even(0), odd(1);
     struct Merge {
@@ -203,7 +203,7 @@ TEST_CASE("attention kernel E5: two branches merged by their log-sum-exp are one
     CHECK(gradient_error(p.k, sum.k, [&] { return weighted_sum(merge().out, p.dout); }) <= 1e-8);
 }
 
-TEST_CASE("attention kernel E6: statistics change no output", "[attention]") {
+TEST_CASE("attention kernel statistics: statistics change no output", "[attention]") {
     const Problem p(1, 130, 130, 2, 1, 8);
     Results with = forward(p, Causal()), without(p);
     AttentionForward<double> a = arguments(p, without);
@@ -213,7 +213,7 @@ TEST_CASE("attention kernel E6: statistics change no output", "[attention]") {
     CHECK(bit_difference(without.lse, with.lse) == "");
 }
 
-TEST_CASE("attention kernel E6: visits the tiles that have pairs and no other, where verdicts are exact", "[attention]") {
+TEST_CASE("attention kernel statistics: visits the tiles that have pairs and no other, where verdicts are exact", "[attention]") {
     Problem p(2, 330, 330, 2, 1, 8, Modified().features());
     CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
     CHECK(forward(p, Modified(Mask::windows)).tiles == by_definition(p, raw, Windows::sees).tiles);

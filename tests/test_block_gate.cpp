@@ -244,7 +244,7 @@ TEST_CASE("distillation in a whole model: a part of the objective, per token, wh
     config.settings = {{S + "top_k", 1}};
     Trial<double> whole(named("seer"), config, 2, 200, 2, 200), micro(named("seer"), config, 2, 200, 2, 200);
     const double loss = whole.loss_and_gradients();
-    CHECK(whole.gpt.numbers->auxiliary > 1);
+    CHECK(whole.gpt.totals->auxiliary > 1);
     CHECK(std::abs(micro.loss_and_gradients(0, 1, Write::overwrite) + micro.loss_and_gradients(1, 1, Write::add) - loss) <= 1e-13 * loss);
     for (const Tensor& t : whole.gpt.net.tensors) {
         INFO(t.name);

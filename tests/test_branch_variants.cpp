@@ -49,7 +49,7 @@ struct Layer {
     /// Gradients of qk and v from that of out.
     std::pair<Numbers, Numbers> backward(const Numbers& dout) {
         Numbers dqk(qk.size(), NAN), dv(v.size(), NAN);
-        ExtraGradients<double> none{};
+        ScoreInputGradients<double> none{};
         const QkvGradients<double> to{{dqk.data(), QK}, {dqk.data() + NH * HS, QK}, {dv.data(), V}};
         attention_layer_backward(CPU{}, policy, inputs(), qk.data(), state, dout.data(), to, none, workspace.data());
         return {dqk, dv};

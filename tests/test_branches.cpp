@@ -7,11 +7,11 @@
 
 namespace {
 
-/// Two branches that share pairs: a window, or nothing, and what SomeRows chooses, from the last token to the first, some heads with
-/// an empty row. Which tokens are visible is for the positions to say.
+/// Two branches that share pairs: a window, or nothing, and what SomeRows chooses, from the last token to the first, some heads
+/// with an empty row. Which tokens are visible is for the positions to say.
 struct window_and_some : Policy {
     static constexpr const char* name = "window_and_some";
-    static constexpr bool composite = true;
+    static constexpr bool own_passes = true;
     int left, step;
 
     window_and_some(const Config& config, int layer)
@@ -30,7 +30,7 @@ struct window_and_some : Policy {
     void forward(CPU device, const LayerInputs<X>& in, const X*, LayerState<X>& state, std::byte*, const Statistics<X>& asked) const {
         const SomeRows rows(in.T, step), in_order(in.T, 1);
         const std::vector<int> tokens = tokens_of(rows, in);
-        Carve nothing(nullptr);
+        BumpAllocator nothing(nullptr);
         BranchesForward<CPU, X, SomeRows> branches(nothing, in, state.out, {rows});
         if (left < 0) branches.begin_with_none(device, in, state, asked);
         else branches.begin(device, WindowBranch(left), in_order, in, state, asked);
@@ -40,10 +40,10 @@ struct window_and_some : Policy {
 
     template <class X>
     void backward(CPU device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ExtraGradients<X>& more, std::byte*) const {
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte*) const {
         const SomeRows rows(in.T, step);
         const std::vector<int> tokens = tokens_of(rows, in);
-        Carve nothing(nullptr);
+        BumpAllocator nothing(nullptr);
         if (left >= 0) attention_layer_backward(device, WindowBranch(left), in, weights, state, dout, to, more, nullptr);
         BranchesBackward<CPU, X, SomeRows>(nothing, in, rows, 0)
             .add(device, static_cast<const Policy&>(*this), rows, branch_arguments(in, rows, state, Statistics<X>{}, tokens.data()),

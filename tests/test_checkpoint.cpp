@@ -1,101 +1,17 @@
-// Checkpoints: round trips, every kind of damage, full and unwritable disks, runs that died while saving.
-#include "catch.h"
-
-#include <algorithm>
-#include <cmath>
-#include <csignal>
+// Checkpoints: round trips, every kind of damage, weights and tokenizers of other programs.
 #include <cstring>
-#include <fstream>
-#include <functional>
 #include <limits>
-
-#include <sys/mount.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
-#include "model/checkpoint/checkpoint.h"
-#include "model/base/disk.h"
-#include "model/base/error.h"
 #include "model/checkpoint/safetensors.h"
-#include "temporary_folder.h"
+#include "tests/tiny_run.h"
+#include "tests/temporary_folder.h"
 #include "tests/tokenizer_files.h"
-
-namespace fs = std::filesystem;
 
 namespace {
 
-/// A model in name only: a few tensors of different shapes, padding between two of them.
-TensorList some_tensors() {
-    TensorList list;
-    list.add("model.embed_tokens.weight", {16, 4}, normal(0.02), Decay::yes);
-    list.add("model.layers.0.self_attn.q_proj.weight", {3, 5}, normal(0.02), Decay::yes);
-    list.align();
-    list.add("model.norm.weight", {4}, ones(), Decay::no);
-    return list;
-}
-
-struct Run {
-    Config config = preset("qwen-tiny");
-    TensorList list = some_tensors();
-    std::vector<float> weights = std::vector<float>(list.size()), exp_avg = weights, exp_avg_sq = weights;
-    TrainerState state;
-
-    Run() {
-        initialise(list, 1, weights.data());
-        initialise(list, 2, exp_avg.data());
-        initialise(list, 3, exp_avg_sq.data());
-        state.tokens = 12345, state.seed = UINT64_MAX, state.data_rows = 77, state.options_json = R"({"--lr":0.1})";
-        state.last_loss = 1.0 / 3, state.last_val_loss = std::nan("");
-    }
-    fs::path save(const fs::path& out_dir, int64_t step) {
-        state.step = step;
-        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state,
-                               open_tokenizer("bytes").get());
-    }
-};
-
-std::string sentence_of(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::checkpoint);
-        return error.what();
-    }
-    return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    INFO(text << " should contain " << part);
-    CHECK(text.find(part) != std::string::npos);
-    return text.find(part) != std::string::npos;
-}
-
 std::string contents(const fs::path& path) { return read_text(path); }
-
-void overwrite(const fs::path& path, const std::string& text) {
-    std::ofstream(path, std::ios::binary | std::ios::trunc).write(text.data(), std::streamsize(text.size()));
-}
-
-/// Unmounts a disk when the test ends, however it ends.
-struct SmallDisk {
-    fs::path path;
-    ~SmallDisk() { umount(path.c_str()); }
-};
-
-/// The path that latest_checkpoint finds, "" for none. Catch2 prints strings better than paths.
-std::string latest(const fs::path& out_dir, std::vector<std::string>& complaints) {
-    const auto found = latest_checkpoint(out_dir, complaints);
-    return found ? found->string() : "";
-}
-
-std::vector<std::string> names_in(const fs::path& folder) {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-    std::sort(names.begin(), names.end());
-    return names;
-}
 
 /// Overwrites one float of a tensor in a safetensors file.
 void plant(const fs::path& path, const std::string& tensor, size_t index, float value) {
@@ -113,7 +29,7 @@ void plant(const fs::path& path, const std::string& tensor, size_t index, float 
 
 TEST_CASE("a checkpoint comes back to the bit", "[checkpoint]") {
     TemporaryFolder folder;
-    Run run;
+    TinyRun run;
     const fs::path path = run.save(folder / "a/b", 123);
     CHECK(path.filename().string() == "step_00000123");
     CHECK(names_in(path) == std::vector<std::string>{"config.json", "generation_config.json", "manifest.json", "model.safetensors",
@@ -139,7 +55,7 @@ TEST_CASE("a checkpoint comes back to the bit", "[checkpoint]") {
 
 TEST_CASE("every flipped bit, cut, zeroed or deleted file is caught and the checkpoint before is used", "[checkpoint]") {
     TemporaryFolder folder;
-    Run run;
+    TinyRun run;
     const fs::path older = run.save(folder.path(), 10), newer = run.save(folder.path(), 20);
     const auto caught = [&](const std::string& name, const std::string& what) {
         INFO(name << " " << what);
@@ -175,7 +91,7 @@ TEST_CASE("every flipped bit, cut, zeroed or deleted file is caught and the chec
 
 TEST_CASE("damage is named by tensor", "[checkpoint]") {
     TemporaryFolder folder;
-    Run run;
+    TinyRun run;
     const fs::path path = run.save(folder.path(), 1);
     plant(path / "model.safetensors", "model.norm.weight", 2, 1.5f);
     CHECK(contains(sentence_of([&] { verify_checkpoint(path); }), "model.safetensors: tensor \"model.norm.weight\""));
@@ -200,66 +116,9 @@ TEST_CASE("nothing to resume from is no error", "[checkpoint]") {
     CHECK(contains(complaints[0], "manifest.json"));
 }
 
-TEST_CASE("what a run left that died while saving is ignored, then removed", "[checkpoint]") {
-    TemporaryFolder folder;
-    Run run;
-    const fs::path good = run.save(folder.path(), 10);
-    fs::copy(good, folder / "step_00000020.tmp", fs::copy_options::recursive);
-    fs::remove(folder / "step_00000020.tmp/manifest.json");
-    fs::copy(good, folder / "step_00000030.tmp", fs::copy_options::recursive);
-    fs::copy(good, folder / "step_00000040.old.tmp", fs::copy_options::recursive);
-    std::vector<std::string> complaints;
-    CHECK(latest(folder.path(), complaints) == good.string());
-    CHECK(complaints.empty());
-    run.save(folder.path(), 20);
-    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000020"});
-}
-
-TEST_CASE("a checkpoint of the same step is replaced", "[checkpoint]") {
-    TemporaryFolder folder;
-    Run run;
-    run.save(folder.path(), 10);
-    run.weights[0] = 42;
-    const fs::path path = run.save(folder.path(), 10);
-    CHECK_NOTHROW(verify_checkpoint(path));
-    std::vector<float> weights(run.list.size());
-    load_weights(path, run.list, 1, weights.data());
-    CHECK(weights[0] == 42);
-    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010"});
-}
-
-TEST_CASE("checkpoints of later steps are set aside, so that resuming follows the present run", "[checkpoint]") {
-    TemporaryFolder folder;
-    Run run;
-    for (int64_t step : {10, 20, 30}) run.save(folder.path(), step);
-    const fs::path path = run.save(folder.path(), 15);
-    std::vector<std::string> complaints;
-    CHECK(latest(folder.path(), complaints) == path.string());
-    CHECK(names_in(folder.path()) ==
-          std::vector<std::string>{"step_00000010", "step_00000015", "step_00000020.superseded", "step_00000030.superseded"});
-    run.save(folder.path(), 20);
-    run.save(folder.path(), 12);
-    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000012", "step_00000015.superseded",
-                                                              "step_00000020.superseded", "step_00000030.superseded"});
-}
-
-TEST_CASE("pruning keeps the newest", "[checkpoint]") {
-    TemporaryFolder folder;
-    Run run;
-    for (int64_t step : {9, 10, 100, 1000}) run.save(folder.path(), step);
-    overwrite(folder / "notes.txt", "mine");
-    prune_checkpoints(folder.path(), 0);
-    CHECK(names_in(folder.path()).size() == 5);
-    prune_checkpoints(folder.path(), 2);
-    CHECK(names_in(folder.path()) == std::vector<std::string>{"notes.txt", "step_00000100", "step_00001000"});
-    prune_checkpoints(folder.path(), 2);
-    prune_checkpoints(folder / "absent", 2);
-    CHECK(names_in(folder.path()).size() == 3);
-}
-
 TEST_CASE("weights of other programs: parts, other names, other shapes, missing tensors", "[checkpoint]") {
     TemporaryFolder folder;
-    Run run;
+    TinyRun run;
     const std::vector<float> x(64, 0.5f);
     std::vector<float> weights(run.list.size(), -1), fresh = weights;
     initialise(run.list, 5, fresh.data());
@@ -316,7 +175,7 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
 
 TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {
     TemporaryFolder folder;
-    Run run;
+    TinyRun run;
     const fs::path path = run.save(folder.path(), 1);
     std::vector<float> m(run.list.size()), v = m;
     const auto load = [&] { load_state(path, run.list, m.data(), v.data()); };
@@ -342,7 +201,7 @@ TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {
 
 TEST_CASE("tokenizer files of the model that was started from go along", "[checkpoint]") {
     TemporaryFolder folder;
-    Run run;
+    TinyRun run;
     run.config.tokenizer = "";
     fs::create_directories(folder / "source");
     overwrite(folder / "source/tokenizer.json", "{}");
@@ -357,7 +216,7 @@ TEST_CASE("tokenizer files of the model that was started from go along", "[check
 
 TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoint]") {
     TemporaryFolder folder;
-    Run run;
+    TinyRun run;
     const std::string text = small_tokenizer().dump(), config_text = R"({"eos_token": "<|endoftext|>"})";
     overwrite(folder / "x_tokenizer.json", text);
     overwrite(folder / "x_tokenizer_config.json", config_text);
@@ -388,63 +247,4 @@ TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoi
     const fs::path with_source = save(2);
     CHECK(contents(with_source / "merges.txt") == "a b");
     CHECK_NOTHROW(verify_checkpoint(with_source));
-}
-
-TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing else", "[checkpoint]") {
-    TemporaryFolder folder;
-    Run run;
-    const fs::path good = run.save(folder.path(), 1);
-    // Files may not grow beyond 400 bytes: the first ones fit, the weights do not.
-    rlimit before{};
-    REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
-    const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit small{400, before.rlim_max};
-    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
-    const std::string sentence = sentence_of([&] { run.save(folder.path(), 2); });
-    const std::string replacing = sentence_of([&] { run.save(folder.path(), 1); });
-    setrlimit(RLIMIT_FSIZE, &before);
-    std::signal(SIGXFSZ, old_handler);
-    CHECK((contains(sentence, "step_00000002.tmp") && contains(sentence, "writing stopped at byte 400")));
-    CHECK_FALSE(replacing.empty());
-    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000001"});
-    CHECK_NOTHROW(verify_checkpoint(good));
-}
-
-TEST_CASE("a full disk is seen before the first byte is written", "[checkpoint]") {
-    TemporaryFolder folder;
-    const fs::path disk = folder / "disk";
-    fs::create_directories(disk);
-    if (geteuid() != 0 || mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) {
-        WARN("not allowed to mount a small disk: skipped");
-        return;
-    }
-    const SmallDisk mounted{disk};
-    Run run;
-    TensorList list;
-    list.add("model.embed_tokens.weight", {16, 3000}, ones(), Decay::yes);   // three times 192 kB: fits once
-    const std::vector<float> x(list.size(), 1.0f);
-    const auto save = [&](int64_t step) {
-        run.state.step = step;
-        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state, nullptr);
-    };
-    const fs::path good = save(1);
-    const std::string sentence = sentence_of([&] { save(2); });
-    CHECK((contains(sentence, "no room") && contains(sentence, disk.string()) && contains(sentence, "are free")));
-    CHECK(names_in(disk) == std::vector<std::string>{"step_00000001"});
-    CHECK_NOTHROW(verify_checkpoint(good));
-    std::vector<std::string> complaints;
-    CHECK(latest(disk, complaints) == good.string());
-}
-
-TEST_CASE("an output folder that cannot be made is refused by path", "[checkpoint]") {
-    TemporaryFolder folder;
-    Run run;
-    overwrite(folder / "file", "x");
-    CHECK(contains(sentence_of([&] { run.save(folder / "file", 1); }), (folder / "file").string()));
-    CHECK(contains(sentence_of([&] { run.save(folder / "file/below", 1); }), (folder / "file").string()));
-    CHECK(contains(sentence_of([&] { run.save("/proc/nowhere", 1); }), "/proc/nowhere"));
-    if (geteuid() == 0) return;   // root may write everywhere
-    fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec);
-    CHECK(contains(sentence_of([&] { run.save(folder.path(), 1); }), folder.path().string()));
-    fs::permissions(folder.path(), fs::perms::owner_all);
 }

@@ -7,9 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "model/base/error.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config.h"
-#include "model/base/error.h"
 
 using nlohmann::json;
 

@@ -1,4 +1,4 @@
-// Writing text with the mechanisms for inference (model/decode.cuh): a whole causal model, token by token.
+// Writing text with the mechanisms for inference (model/generate/decode.cuh): a whole causal model, token by token.
 #include "attention/causal.cuh"
 #include "model/generate/decode.cuh"
 #include "tests/catch.h"
@@ -50,7 +50,7 @@ struct WithFeatures : Policy {
 };
 struct OfSeveralCalls : Policy {
     using Policy::Policy;
-    static constexpr bool composite = true;
+    static constexpr bool own_passes = true;
 };
 
 }   // namespace

@@ -1,4 +1,4 @@
-// What Dynamic Sparse Attention costs under each reading of its window: the counts of the published table.
+// What Dynamic Sparse Attention (aardXiv 2510.00061) costs under each reading of its window: the counts of the published table.
 #include "attention/dsa_fixed_window.cuh"
 #include "attention/dsa_no_window.cuh"
 #include "tests/catch.h"

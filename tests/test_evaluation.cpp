@@ -105,9 +105,9 @@ TEST_CASE("evaluation: what is no item is refused with file and line") {
         CHECK(says(error, parts));
     };
     refused("{\"query\": \"x\", ", {"is not JSON"});
-    refused("[1, 2]", {"is no JSON object"});
+    refused("[1, 2]", {"is not a JSON object"});
     refused("{\"text\": \"x\"}", {"has no \"query\"", "\"choices\""});
-    refused("{\"query\": 5, \"choices\": [\"a\", \"b\"], \"gold\": 0}", {"\"query\" is no string"});
+    refused("{\"query\": 5, \"choices\": [\"a\", \"b\"], \"gold\": 0}", {"\"query\" is not a string"});
     refused("{\"query\": \"x\", \"choices\": [\"a\"], \"gold\": 0}", {"\"choices\""});
     refused("{\"query\": \"x\", \"choices\": [\"a\", \"\"], \"gold\": 0}", {"\"choices\""});
     refused("{\"query\": \"x\", \"choices\": [\"a\", 1], \"gold\": 0}", {"\"choices\""});
@@ -175,7 +175,7 @@ TEST_CASE("evaluation: damaged files of llm.c's layout are refused") {
     };
     for (size_t size = 1024; size < good.size(); size++) refused(good.substr(0, size), {"items.bin"});
     refused(good.substr(0, 100), {"100 bytes"});
-    refused(good + "xx", {"goes on behind its 2 items"});
+    refused(good + "xx", {"has more data after its 2 items"});
     refused(evaluation_file(2, 2, two_items, 2), {"version 2"});
     const auto with = [&](size_t place, uint32_t value) {
         std::vector<uint32_t> numbers = two_items;
@@ -185,7 +185,7 @@ TEST_CASE("evaluation: damaged files of llm.c's layout are refused") {
     refused(with(0, 7), {"item 0", "mark"});
     refused(with(3, 2), {"item 0", "number 2"});
     refused(with(4, 1), {"item 0", "1 answers"});
-    refused(with(5, 60000), {"announces 60000 tokens"});
+    refused(with(5, 60000), {"declares 60000 tokens"});
     std::vector<uint32_t> large = {0xFFFFFFFF, 0, 0, 0, 2, 1, 100000, 1, 1, 1, 2};
     refused(evaluation_file(7, 1, large, 4), {"token 100000", "0..99999"});
 }

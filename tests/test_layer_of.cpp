@@ -1,4 +1,4 @@
-// The seam between policies and the engine (attention/core/layer_of.h, model/qwen.h): each fact of a layer is its policy's and no
+// The seam between policies and the engine (attention/layer_of.h, model/qwen.h): each fact of a layer is its policy's and no
 // other's, calls reach the policy as they are, and the layers of one model may be of different variants.
 #include "tests/check.h"
 #include "tests/whole_model.h"
@@ -11,7 +11,7 @@ struct Odd : Policy {
     using Policy::Policy;
     static constexpr const char* name = "odd";
     static constexpr bool rotates = n != 1, reads_x = n == 2, reads_qk_pre = n == 3, has_auxiliary_loss = n == 4;
-    static constexpr bool gates_pairs = n == 5, composite = n == 6, sorts_tokens = n == 12, tokens_choose = n == 13;
+    static constexpr bool gates_pairs = n == 5, own_passes = n == 6, sorts_tokens = n == 12, tokens_choose = n == 13;
     bool gated() const { return n == 0; }
     bool is_causal() const { return n != 7; }
     bool needs_known_text() const { return n == 8; }
@@ -22,7 +22,7 @@ struct Odd : Policy {
 
 /// The facts in the order of their numbers above.
 std::vector<bool> facts_in_order(const LayerFacts& f) {
-    return {f.gated, f.rotates, f.reads_x, f.reads_qk_pre, f.has_auxiliary_loss, f.gates_pairs, f.composite, f.is_causal,
+    return {f.gated, f.rotates, f.reads_x, f.reads_qk_pre, f.has_auxiliary_loss, f.gates_pairs, f.own_passes, f.is_causal,
             f.needs_known_text, f.expects_at_most, f.has_exact_gradients, f.has_teacher, f.sorts_tokens, f.tokens_choose};
 }
 
@@ -95,7 +95,7 @@ TEST_CASE("layers: of different variants in one model", "[layers]") {
     for (int l : {0, 1, 2}) {   // angles of 0 in the first layer only
         const double* const sine = trial.gpt.angles(l).sine;
         CHECK(std::all_of(sine, sine + 67 * config.HS / 2, [](double s) { return s == 0; }) == (l == 0));
-        CHECK(trial.gpt.net.layers[l].attention->facts.composite == (l == 1));
+        CHECK(trial.gpt.net.layers[l].attention->facts.own_passes == (l == 1));
     }
     CHECK(model_gradient_difference(trial) == "");
 }

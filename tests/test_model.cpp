@@ -1,6 +1,8 @@
 // The whole model in all its forms, with plain causal attention; tests/variant/ repeats the essence for every variant.
 #include "catch.h"
 
+#include <deque>
+
 #include "model/run/summary.h"
 #include "tests/whole_model.h"
 
@@ -31,8 +33,8 @@ size_t bytes_of(const std::vector<MemoryUse>& plan) {
     return total;
 }
 
-/// 64-byte lines, which every tensor of activations begins on.
-size_t lines(size_t numbers) { return (numbers * sizeof(float) + 63) / 64 * 64; }
+/// Bytes of a piece of an Arena.
+size_t piece(size_t numbers) { return (numbers * sizeof(float) + 255) / 256 * 256; }
 
 }   // namespace
 
@@ -106,28 +108,77 @@ TEST_CASE("one batch is learnt by heart", "[model]") {
     CHECK(trial.loss() < 0.05);
 }
 
-TEST_CASE("two shards of the optimiser together make the whole update, bit for bit", "[model]") {
+TEST_CASE("2, 3 and 8 shards of the optimiser together make the whole update, bit for bit, in one bucket and in many", "[model]") {
     const Threads one(1);
     const Config config = config_of({});
-    Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, Recompute::nothing, 0, 2), high(config, 2, 13, 2, 13, Recompute::nothing, 1, 2);
     AdamW clipped;
     clipped.grad_clip = 0.1;   // below the norm, so that it takes part
-    const size_t n = whole.gpt.net.tensors.size(), middle = shard_begin(n, 1, 2);
-    CHECK(low.gpt.owned_end == middle);
-    CHECK(high.gpt.owned_begin == middle);
-    CHECK(high.gpt.owned_end == n);
-    for (int step = 1; step <= 3; step++) {
-        for (Float* trial : {&whole, &low, &high}) {
-            trial->loss_and_gradients();
-            trial->update(clipped, step);
+    for (const auto& [count, bucket] : {std::pair(2, Shards::BUCKET), {2, size_t(500)}, {3, size_t(500)}, {8, size_t(1000)}}) {
+        Float whole(config, 2, 13, 2, 13);
+        std::deque<Float> shards;
+        std::vector<Trial<float>*> all;
+        for (int s = 0; s < count; s++)
+            all.push_back(&shards.emplace_back(config, 2, 13, 2, 13, Recompute::nothing, s, count, Mode::training, bucket));
+        const size_t n = whole.gpt.net.tensors.size(), padded = all[0]->gpt.shards.size();
+        CHECK((n % size_t(16 * count) != 0 || count == 2));   // what cannot be shared out evenly is padded
+        CHECK((padded >= n && padded % size_t(16 * count) == 0));
+        CHECK((all[0]->gpt.shards.buckets() > 2) == (bucket < n));
+        for (int step = 1; step <= 3; step++) {
+            INFO(count << " shards, buckets of " << bucket << ", step " << step);
+            whole.loss_and_gradients(), whole.update(clipped, step);
+            for (Trial<float>* trial : all) trial->loss_and_gradients();
+            update_shards(all, clipped, step);
+            for (Trial<float>* trial : all) {
+                CHECK(trial->gpt.totals->squares == Approx(whole.gpt.totals->squares).epsilon(1e-12));
+                CHECK(trial->gpt.totals->squares == all[0]->gpt.totals->squares);
+                CHECK(bit_difference(trial->all(trial->gpt.weights), whole.all(whole.gpt.weights)) == "");
+            }
         }
-        const std::vector<float> before = high.all(high.gpt.weights);
-        std::copy(high.gpt.weights + middle, high.gpt.weights + n, low.gpt.weights + middle);   // what ranks exchange
-        std::copy(low.gpt.weights, low.gpt.weights + middle, high.gpt.weights);
-        INFO("step " << step);
-        CHECK(bit_difference(before, whole.all(whole.gpt.weights)) != "");   // each had updated its own part alone
-        CHECK(bit_difference(low.all(low.gpt.weights), whole.all(whole.gpt.weights)) == "");
-        CHECK(bit_difference(high.all(high.gpt.weights), whole.all(whole.gpt.weights)) == "");
+    }
+}
+
+TEST_CASE("a gradient that is not finite is found by the shard that owns it, and by no other", "[model]") {
+    const Threads one(1);
+    const Config config = config_of({});
+    std::deque<Float> shards;
+    for (int s : {0, 1, 2}) shards.emplace_back(config, 2, 13, 2, 13, Recompute::nothing, s, 3, Mode::training, size_t(500));
+    const Tensor& tensor = *std::max_element(shards[0].gpt.net.tensors.begin(), shards[0].gpt.net.tensors.end(),
+                                             [](const Tensor& a, const Tensor& b) { return a.slot.size < b.slot.size; });
+    for (size_t at : {tensor.slot.offset, tensor.slot.offset + tensor.slot.size / 2, tensor.slot.offset + tensor.slot.size - 1}) {
+        int found = 0;
+        for (Float& shard : shards) {
+            auto& gpt = shard.gpt;
+            shard.loss_and_gradients();
+            CHECK(gpt_gradient_is_finite(CPU{}, gpt, tensor.slot));
+            gpt.gradients[at] = INFINITY;
+            bool owns = false;
+            for (size_t k = 0; k < gpt.shards.buckets(); k++) owns |= at >= gpt.shards.own(k).begin && at < gpt.shards.own(k).end;
+            CHECK(gpt_gradient_is_finite(CPU{}, gpt, tensor.slot) == !owns);
+            for (const Tensor& other : gpt.net.tensors)
+                if (other.slot.offset != tensor.slot.offset) CHECK(gpt_gradient_is_finite(CPU{}, gpt, other.slot));
+            found += owns;
+        }
+        CHECK(found == 1);
+    }
+}
+
+TEST_CASE("gradients are handed on from the buffer's end to its beginning, when they are complete", "[model]") {
+    const Threads one(1);
+    for (bool tied : {true, false}) {
+        Float trial(Form{false, tied, 4, 2, 2, 13});
+        auto& gpt = trial.gpt;
+        const Batch batch = trial.feed.put(CPU{}, trial.tokens.data(), trial.targets.data(), trial.B, trial.T);
+        gpt_forward(CPU{}, gpt, batch);
+        gpt_loss(CPU{}, gpt, batch, Write::overwrite, 1.0f / 26);
+        std::vector<float> handed_on(gpt.net.tensors.size(), NAN);
+        size_t reached = handed_on.size();
+        gpt_backward(CPU{}, gpt, batch, Write::overwrite, [&](size_t begin, size_t end) {
+            CHECK((end == reached && begin < end));
+            std::copy(gpt.gradients + begin, gpt.gradients + end, handed_on.begin() + long(begin));
+            reached = begin;
+        });
+        CHECK(reached == 0);
+        CHECK(bit_difference(handed_on, trial.all(gpt.gradients)) == "");
     }
 }
 
@@ -229,17 +280,17 @@ TEST_CASE("the memory plan is what is allocated", "[model]") {
                 CHECK(plan[k].what == taken[k].what);
                 CHECK(plan[k].bytes == taken[k].bytes);
             }
-            const size_t n = gpt.net.tensors.size();
+            const size_t n = gpt.shards.size();
             const bool training = mode == Mode::training;
-            CHECK(gpt.weight_memory.bytes() == lines(n));
-            CHECK(gpt.gradient_memory.bytes() == (training ? lines(n) : 0));
-            CHECK(gpt.moment_memory.bytes() == (training ? 2 * lines(shard_begin(n, 1, 2)) : 0));
+            CHECK(gpt.weight_memory.bytes() == piece(n));
+            CHECK(gpt.gradient_memory.bytes() == (training ? piece(n) : 0));
+            CHECK(gpt.moment_memory.bytes() == (training ? 2 * piece(n / 2) : 0));
             const size_t keys = size_t(omp_get_max_threads()) * (training ? 3 : 2) * 128 * config.HS * sizeof(float);   // two tiles
             CHECK(bytes_of(plan) == gpt.weight_memory.bytes() + gpt.gradient_memory.bytes() + gpt.moment_memory.bytes() +
                                         gpt.activation_memory.bytes() + gpt.scratch_memory.bytes() + keys);
             for (const Arena<CPU>* arena : {&gpt.weight_memory, &gpt.gradient_memory, &gpt.moment_memory, &gpt.activation_memory}) CHECK(arena->used() == arena->bytes());
-            CHECK(gpt.activation_memory.bytes() > lines(size_t(config.L + 1) * B * T * config.C));
-            CHECK(gpt.scratch_memory.bytes() >= lines(size_t(gpt.logit_rows()) * config.V));
+            CHECK(gpt.activation_memory.bytes() > piece(size_t(config.L + 1) * B * T * config.C));
+            CHECK(gpt.scratch_memory.bytes() >= piece(size_t(gpt.logit_rows()) * config.V));
             CHECK((gpt.layers[0].qkv == gpt.layers[1].qkv) == !(training && recompute != Recompute::layers));
         }
 }
@@ -282,9 +333,9 @@ TEST_CASE("layers of which some add a loss of their own: the others add none, wh
     config.L = 3;
     Trial<double> trial(variant, config, 2, 67, 2, 67);
     trial.loss();
-    const double own = trial.gpt.numbers->auxiliary;
+    const double own = trial.gpt.totals->auxiliary;
     CHECK(own > 0);
     trial.loss_and_gradients(0, 1, Write::overwrite);   // one sequence: the layers' parts lie closer together
     trial.loss();
-    CHECK(trial.gpt.numbers->auxiliary == own);
+    CHECK(trial.gpt.totals->auxiliary == own);
 }

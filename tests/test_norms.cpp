@@ -82,9 +82,9 @@ TEST_CASE("rmsnorm: the output keeps its bits for any number of threads", "[ops]
     }
 }
 
-TEST_CASE("residual addition and rmsnorm: one row, several rows, a partial vector", "[ops]") {
-    check_operation(ResidualRmsNorm{1, 8});
-    check_operation(ResidualRmsNorm{9, 21});
+TEST_CASE("residual: a projection, the addition and the norm; one row, several rows, a partial vector", "[ops]") {
+    check_operation(Residual{1, 3, 8});
+    check_operation(Residual{9, 5, 21});
 }
 
 TEST_CASE("qk_norm: with weights and without, heads in groups of 1, 2 and 4; one token", "[ops]") {

@@ -74,8 +74,8 @@ TEST_CASE("adamw: a shard of the buffers is updated as it is in the whole", "[op
 
 TEST_CASE("adamw: a loss or a norm that is not finite leaves everything as it is", "[optimizer]") {
     const std::vector<float> start = random_numbers<float>(9, 1);
-    const std::vector<StepNumbers> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
-    for (const StepNumbers& numbers : broken) {
+    const std::vector<StepTotals> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
+    for (const StepTotals& numbers : broken) {
         Optimized<float> tested(start);
         tested.update(gradients_of<float>(9, 1), {{0, 9, Role::decays}}, {}, numbers, 1);
         CHECK(bit_difference(tested.weights.numbers(), start) == "");

@@ -12,7 +12,7 @@ TEST_CASE("ppa starts with ALiBi's slopes, one per head, and scale 1", "[attenti
     policy.declare(tensors, "model.layers.0.self_attn.");
     std::vector<double> weights(tensors.size()), numbers(2 * config.NH), expected;
     initialise(tensors, 1, weights.data());
-    head_numbers_forward(CPU{}, numbers.data(), policy, weights.data(), config.NH);
+    head_scalars_forward(CPU{}, numbers.data(), policy, weights.data(), config.NH);
     for (int h = 0; h < config.NH; h++) expected.insert(expected.end(), {1, std::pow(0.5, h + 1)});
     CHECK(difference(numbers, expected, {1e-14}) == "");
 }

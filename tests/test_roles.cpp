@@ -32,7 +32,8 @@ TEST_CASE("roles: ranges of the update and spans of the norm follow them", "[rol
     TensorList list = small_list();
     CHECK(list.parameters() == 24);
     CHECK(list.trained() == 20);
-    const std::vector<UpdateRange> ranges = update_ranges(list, 0, list.size(), 10);
+    const Shards all(list.size(), 0, 1);
+    const std::vector<UpdateRange> ranges = update_ranges(list, all, 10);
     REQUIRE(ranges.size() == 5);   // 10 + 5, 3, 4, 2
     CHECK(ranges[0].role == Role::decays);
     CHECK(ranges[2].role == Role::plain);
@@ -40,7 +41,8 @@ TEST_CASE("roles: ranges of the update and spans of the norm follow them", "[rol
     CHECK(ranges[3].begin == 19);
     CHECK(ranges[3].end == 23);
     CHECK(ranges[3].rate == 0.5);
-    const std::vector<NormSpan> spans = norm_spans(list);
+    CHECK(ranges[3].held == 19);
+    const std::vector<NormSpan> spans = norm_spans(list, all);
     REQUIRE(spans.size() == 3);
     CHECK((spans[0].begin == 0 && spans[0].end == 19 && spans[0].weight == 1));   // the padding of 15..16 among them
     CHECK((spans[1].begin == 19 && spans[1].end == 23 && spans[1].weight == 0));
@@ -52,21 +54,69 @@ TEST_CASE("roles: what is frozen is in no range and no span", "[roles]") {
     list.train_only([](const std::string& name) { return name != "a.bias"; });
     CHECK(list.find("a.bias")->role == Role::frozen);
     CHECK(list.trained() == 17);
-    for (const UpdateRange& range : update_ranges(list, 0, list.size(), 100)) CHECK((range.end <= 15 || range.begin >= 19));
-    const std::vector<NormSpan> spans = norm_spans(list);
+    const Shards all(list.size(), 0, 1);
+    for (const UpdateRange& range : update_ranges(list, all, 100)) CHECK((range.end <= 15 || range.begin >= 19));
+    const std::vector<NormSpan> spans = norm_spans(list, all);
     REQUIRE(spans.size() == 3);
     CHECK(spans[0].end == 15);
     CHECK(spans[1].begin == 19);
     list.train_only([](const std::string&) { return false; });
-    CHECK(update_ranges(list, 0, list.size(), 100).empty());
-    CHECK(norm_spans(list).empty());
+    CHECK(update_ranges(list, all, 100).empty());
+    CHECK(norm_spans(list, all).empty());
 }
 
 TEST_CASE("roles: a model that trains everything has one span, all of the list", "[roles]") {
     const Qwen net(named("causal"), config_of({}));
-    const std::vector<NormSpan> spans = norm_spans(net.tensors);
+    const std::vector<NormSpan> spans = norm_spans(net.tensors, Shards(net.tensors.size(), 0, 1));
     REQUIRE(spans.size() == 1);
     CHECK((spans[0].begin == 0 && spans[0].end == net.tensors.size() && spans[0].weight == 1));
+}
+
+TEST_CASE("shards: parts of a bucket are equal, begin on cache lines, leave nothing out and are held without gaps", "[roles]") {
+    for (size_t n : {1, 16, 37, 1000, 5003})
+        for (int count : {1, 2, 3, 8})
+            for (size_t bucket : {size_t(16), size_t(300), Shards::BUCKET}) {
+                INFO(n << " numbers, " << count << " shards, buckets of " << bucket);
+                const Shards first(n, 0, count, bucket);
+                CHECK((first.size() >= n && first.size() < n + size_t(16 * count)));
+                if (count == 1) CHECK((first.size() == n && first.buckets() == 1));
+                std::vector<int> owners(first.size());
+                for (int s = 0; s < count; s++) {
+                    const Shards shards(n, s, count, bucket);
+                    size_t held = 0;
+                    for (size_t k = 0; k < shards.buckets(); k++) {
+                        const Span own = shards.own(k);
+                        CHECK((own.size() == shards.part_size(k) && own.begin >= shards.bucket(k).begin && own.end <= shards.bucket(k).end));
+                        CHECK((own.begin % 16 == 0 && shards.held(k) == held));
+                        held += own.size();
+                        for (size_t i = own.begin; i < own.end; i++) owners[i]++;
+                    }
+                    CHECK(held == shards.owned());
+                }
+                CHECK(owners == std::vector<int>(first.size(), 1));
+            }
+}
+
+TEST_CASE("shards: every number is updated and counted in the norm by one shard, as in the whole", "[roles]") {
+    const TensorList list = small_list();
+    const Shards all(list.size(), 0, 1);
+    auto weights_of = [&](const Shards& shards, std::vector<double>& to) {
+        for (const NormSpan& span : norm_spans(list, shards))
+            for (size_t i = span.begin; i < span.end; i++) to[i] += 1 + span.weight;
+    };
+    std::vector<double> expected(list.size()), counted(list.size());
+    weights_of(all, expected);
+    std::vector<int> updates(list.size());
+    for (int s : {0, 1}) {
+        const Shards shards(list.size(), s, 2, 16);   // of 0..15 and of 16..31
+        weights_of(shards, counted);
+        for (const UpdateRange& range : update_ranges(list, shards, 10)) {
+            CHECK(range.held == range.begin - shards.own(0).begin);
+            for (size_t i = range.begin; i < range.end; i++) updates[i]++;
+        }
+    }
+    CHECK(counted == expected);
+    CHECK(updates == std::vector<int>{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1});
 }
 
 TEST_CASE("roles: a statistic without a rate is refused", "[roles]") {
@@ -107,14 +157,14 @@ TEST_CASE("statistics and frozen tensors: no part in the norm; frozen ones keep 
         for (const Tensor& t : trial->gpt.net.tensors)
             for (double g : trial->of(trial->gpt.gradients, t)) squares += t.trained() ? g * g : 0;
         trial->update({}, 1);
-        CHECK(std::abs(trial->gpt.numbers->squares - squares) <= 1e-12 * squares);
+        CHECK(std::abs(trial->gpt.totals->squares - squares) <= 1e-12 * squares);
         for (const Tensor& t : trial->gpt.net.tensors) {
             INFO(t.name);
             const bool moved = bit_difference(trial->of(trial->gpt.weights, t), trial->of(before.data(), t)) != "";
             CHECK(moved == (t.role != Role::frozen));
         }
     }
-    CHECK(only.gpt.numbers->squares < 0.5 * all.gpt.numbers->squares);
+    CHECK(only.gpt.totals->squares < 0.5 * all.gpt.totals->squares);
     CHECK(all.gpt.net.tensors.trained() > 10 * only.gpt.net.tensors.trained());
 }
 
@@ -124,7 +174,7 @@ TEST_CASE("statistics: a gradient that is not finite leaves everything as it is"
     const std::vector<float> before = trial.all(trial.gpt.weights);
     trial.gpt.gradients[trial.gpt.net.tensors.find("model.layers.1.self_attn.watcher.mean")->slot.offset] = NAN;
     trial.update({}, 1);
-    CHECK(std::isnan(trial.gpt.numbers->squares));
+    CHECK(std::isnan(trial.gpt.totals->squares));
     CHECK(bit_difference(trial.all(trial.gpt.weights), before) == "");
 }
 
@@ -132,11 +182,11 @@ TEST_CASE("statistics and frozen tensors: two shards make the whole update, bit 
     const Threads one(1);
     for (bool only : {false, true}) {
         const Config config = watched(only);
-        Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, Recompute::nothing, 0, 2),
-            high(config, 2, 13, 2, 13, Recompute::nothing, 1, 2);
-        for (Float* trial : {&whole, &low, &high}) trial->loss_and_gradients(), trial->update({}, 1);
-        std::copy(high.gpt.weights + high.gpt.owned_begin, high.gpt.weights + high.gpt.owned_end,
-                  low.gpt.weights + high.gpt.owned_begin);   // what ranks exchange
+        Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, Recompute::nothing, 0, 2, Mode::training, 300),
+            high(config, 2, 13, 2, 13, Recompute::nothing, 1, 2, Mode::training, 300);
+        for (Float* trial : {&whole, &low, &high}) trial->loss_and_gradients();
+        whole.update({}, 1);
+        update_shards<float>({&low, &high}, {}, 1);
         CHECK(bit_difference(low.all(low.gpt.weights), whole.all(whole.gpt.weights)) == "");
     }
 }
@@ -144,7 +194,7 @@ TEST_CASE("statistics and frozen tensors: two shards make the whole update, bit 
 TEST_CASE("auxiliary loss: a part of the objective, of no validation loss; micro-steps add up", "[roles]") {
     Double whole(watched(), 2, 13, 2, 13), micro(watched(), 2, 13, 2, 13);
     whole.loss_and_gradients();
-    const StepNumbers once = whole.gpt.numbers[0];
+    const StepTotals once = whole.gpt.totals[0];
     CHECK(once.auxiliary > 0.1);
     double expected = 0;
     for (int l : {0, 1}) {
@@ -162,8 +212,8 @@ TEST_CASE("auxiliary loss: a part of the objective, of no validation loss; micro
         gpt_loss(CPU{}, micro.gpt, batch, b ? Write::add : Write::overwrite, 1.0 / 26);
         gpt_backward(CPU{}, micro.gpt, batch, b ? Write::add : Write::overwrite);
     }
-    CHECK(std::abs(micro.gpt.numbers->loss - once.loss) < 1e-12 * once.loss);
-    CHECK(std::abs(micro.gpt.numbers->auxiliary - once.auxiliary) < 1e-12 * once.auxiliary);
+    CHECK(std::abs(micro.gpt.totals->loss - once.loss) < 1e-12 * once.loss);
+    CHECK(std::abs(micro.gpt.totals->auxiliary - once.auxiliary) < 1e-12 * once.auxiliary);
     for (const Tensor& t : whole.gpt.net.tensors) {
         INFO(t.name);
         CHECK(difference(micro.of(micro.gpt.gradients, t), whole.of(whole.gpt.gradients, t), Tolerance{1e-12, 1e-15}) == "");
@@ -174,11 +224,11 @@ TEST_CASE("auxiliary loss: recomputing changes no bit; one that is not finite le
     const Threads one(1);
     Float keeping(watched(), 2, 13, 2, 13), layers(watched(), 2, 13, 2, 13, Recompute::layers);
     CHECK(keeping.loss_and_gradients() == layers.loss_and_gradients());
-    CHECK(keeping.gpt.numbers->auxiliary == layers.gpt.numbers->auxiliary);
+    CHECK(keeping.gpt.totals->auxiliary == layers.gpt.totals->auxiliary);
     for (const Tensor& t : keeping.gpt.net.tensors)
         CHECK(bit_difference(layers.of(layers.gpt.gradients, t), keeping.of(keeping.gpt.gradients, t)) == "");
     const std::vector<float> before = keeping.all(keeping.gpt.weights);
-    keeping.gpt.numbers->auxiliary = NAN;
+    keeping.gpt.totals->auxiliary = NAN;
     keeping.update({}, 1);
     CHECK(bit_difference(keeping.all(keeping.gpt.weights), before) == "");
 }

@@ -1,4 +1,4 @@
-// Block selection (attention/core/select.cuh) against its definition in plain loops over sorted candidates.
+// Block selection (attention/masks/select.cuh) against its definition in plain loops over sorted candidates.
 #include "attention/masks/select.cuh"
 
 #include "tests/catch.h"

@@ -78,7 +78,7 @@ TEST_CASE("sigma: a new model is the model without; switched off there is nothin
                         trial->gpt.weights + trial->gpt.net.tensors.find(t.name)->slot.offset);
     for (const Tensor& t : with.gpt.net.tensors)
         if (!t.has_gradient()) initialise(t, 1, with.gpt.weights);
-    start_sigma(with.gpt.net, with.gpt.weights, [](const std::string&) { return true; });
+    start_sigma(with.gpt.net.sigma, with.gpt.net.sigma_names, with.gpt.weights, [](const std::string&) { return true; });
     with.weights_set(), off.weights_set();
     CHECK(std::abs(with.loss() - plain.loss()) < 1e-12);
     CHECK(off.loss() == plain.loss());
@@ -131,7 +131,7 @@ TEST_CASE("sigma: a step that is not taken, and frozen layers, keep their u", "[
     const std::vector<float> before = raw_of(trial), read = trial.all(trial.gpt.weights);
     trial.loss_and_gradients();
     gpt_norm(CPU{}, trial.gpt);
-    trial.gpt.numbers->loss = NAN;
+    trial.gpt.totals->loss = NAN;
     gpt_update(CPU{}, trial.gpt, {}, 1);
     CHECK(bit_difference(raw_of(trial), before) == "");
     CHECK(bit_difference(trial.all(trial.gpt.weights), read) == "");

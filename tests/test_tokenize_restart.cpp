@@ -121,7 +121,7 @@ TEST_CASE("tokenize: a document of several shards is gone on with inside, in tra
         std::filesystem::remove_all(options.out + "/" + blocked + ".tmp");
         std::string note;
         tokenize_files(options, no_progress, [&](const std::string& sentence) { note = sentence; });
-        CHECK(note.find("going on where a stopped run ended: ") != std::string::npos);
+        CHECK(note.find("resuming where a stopped run ended: ") != std::string::npos);
         CHECK(contents(options.out) == expected);
         std::filesystem::remove_all(options.out);
         std::filesystem::remove_all(file_in(folder, "whole"));
@@ -185,7 +185,7 @@ TEST_CASE("tokenize: other options, changed inputs and damaged shards start over
     const auto break_record = [](TokenizeOptions& next) { write_text(next.out + "/x_progress.json", "{\"made_by\": 3"); };
     CHECK(stopped_then(break_record, "its record is not readable") == expected);
     const auto more_threads = [](TokenizeOptions& next) { next.threads = 1; };
-    CHECK(stopped_then(more_threads, "going on") == expected);
+    CHECK(stopped_then(more_threads, "resuming") == expected);
 }
 
 TEST_CASE("tokenize: stopped while it gives the shards their names it can do that again") {

@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "data/manifest.h"
-#include "data/tokenizers/nfc.h"
 #include "data/stream.h"
+#include "data/tokenizers/nfc.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 #include "tests/tokenizer_files.h"
@@ -135,7 +135,7 @@ TEST_CASE("tokenizers: which token stands in front of documents", "[tokenizer]")
     CHECK(made(file, R"({"eos_token": "</s>"})")->config_json() == R"({"eos_token": "</s>"})");
     CHECK(says(error_of([&] { made(file); }), {"t.json", "<|endoftext|>", "tokenizer_config.json", "eos_token"}));
     CHECK(says(error_of([&] { made(file, R"({"eos_token": "</e>"})"); }), {"t.json", "eos_token </e>"}));
-    CHECK(says(error_of([&] { made(file, "{"); }), {"t.json: its tokenizer_config.json", "no JSON"}));
+    CHECK(says(error_of([&] { made(file, "{"); }), {"t.json: its tokenizer_config.json", "not valid JSON"}));
     file["added_tokens"].push_back(added_token(261, "<|endoftext|>", true));
     CHECK(made(file, R"({"eos_token": "</s>"})")->end_of_text() == 261);
     CHECK(json::parse(made(file)->config_json())["eos_token"] == "<|endoftext|>");
@@ -253,7 +253,7 @@ TEST_CASE("open_tokenizer takes a file or a folder and says what is wrong with e
     CHECK(missing.code == Exit::usage);
     CHECK(says(missing, {folder.path().string(), "bytes", "tokenizer.json", "does not exist"}));
     write_text(file, "{\n\"version\": \"1.0\",\n,");
-    CHECK(says(error_of([&] { open_tokenizer(file); }), {file, "no JSON", "line 3"}));
+    CHECK(says(error_of([&] { open_tokenizer(file); }), {file, "not valid JSON", "line 3"}));
     write_text(file, "[]");
     CHECK(says(error_of([&] { open_tokenizer(file); }), {file + ": the file is a list of 0", "an object"}));
     write_text(file, small_tokenizer().dump());
@@ -285,7 +285,7 @@ TEST_CASE("stream: the tokenizer that the manifest names lies beside it", "[toke
     const auto opened = [&](const std::string& glob) { return TokenStream(file_in(folder, glob), 300).tokenizer(); };
     const Error missing = error_of([&] { opened("x_*.bin"); });
     CHECK(missing.code == Exit::data);
-    CHECK(says(missing, {"x_manifest.json", "x_tokenizer.json", "not beside it"}));
+    CHECK(says(missing, {"x_manifest.json", "x_tokenizer.json", "not in the same folder"}));
     write_text(file_in(folder, "x_tokenizer.json"), small_tokenizer().dump());
     CHECK(opened("x_*.bin") == file_in(folder, "x_tokenizer.json"));
     make("y", "y_tokenizer.json");

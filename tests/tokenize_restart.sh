@@ -29,7 +29,7 @@ killed() {
         kill -9 $victim 2> /dev/null && kills=$((kills + 1))
         wait $victim 2> /dev/null
         status=$?
-        grep -q "going on where" "$work/stderr" && continued=$((continued + 1))
+        grep -q "resuming where" "$work/stderr" && continued=$((continued + 1))
         [ $status -eq 0 ] && return 0
         [ $status -eq 137 ] || return 1
         [ $most -lt 90 ] && most=$((most + 1))   # it has to end some time
@@ -69,13 +69,13 @@ kill -INT $job
 wait $job
 status=$?
 check "Ctrl-C ends a run that waits for standard input with 75 (was $status)" '[ $status -eq 75 ]'
-check "and says how to go on" 'grep -q "stopped by a signal; the same command goes on" "$work/stderr"'
+check "and says how to go on" 'grep -q "stopped by a signal; the same command resumes" "$work/stderr"'
 check "and no shard has its final name" '! ls "$work/stopped" | grep -q "bin$"'
 expect "another standard input is not taken for the same" 3 "are not those that the stopped run had read" \
     ./tokenize --name x --shard-tokens 1000000 --val-fraction 0 --out "$work/stopped" --format jsonl - < <(tac "$work/a.jsonl")
 expect "nor a shorter one" 3 "are not those that the stopped run had read" \
     ./tokenize --name x --shard-tokens 1000000 --val-fraction 0 --out "$work/stopped" --format jsonl - < <(head -n 9 "$work/a.jsonl")
-expect "the same one goes on" 0 "going on where a stopped run ended" \
+expect "the same one goes on" 0 "resuming where a stopped run ended" \
     ./tokenize --name x --shard-tokens 1000000 --val-fraction 0 --out "$work/stopped" --format jsonl - < "$work/a.jsonl"
 
 # ---- a full disk
@@ -86,7 +86,7 @@ if [ "$(id -u)" -eq 0 ] && mkdir "$work/disk" && mount -t tmpfs -o size=30m tmpf
     check "and leaves finished shards only" '[ "$(ls "$work/disk" | grep -c "tmp$")" -eq "$(grep -c "\"file\"" "$work/disk/x_progress.json")" ] && ! ls "$work/disk" | grep -q "bin$"'
     mount -o remount,size=300m "$work/disk"
     # shellcheck disable=SC2086
-    expect "with room it goes on" 0 "going on where" ./tokenize --name x --shard-tokens 1000000 --out "$work/disk" $inputs
+    expect "with room it goes on" 0 "resuming where" ./tokenize --name x --shard-tokens 1000000 --out "$work/disk" $inputs
     # shellcheck disable=SC2086
     ./tokenize --name x --shard-tokens 1000000 --out "$work/whole2" $inputs > /dev/null 2>&1
     check "and ends at the same bytes" '[ "$(hashes "$work/disk")" = "$(hashes "$work/whole2")" ]'

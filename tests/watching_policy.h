@@ -1,6 +1,6 @@
-// A policy made for the tests: causal attention beside which a statistic watches the data and a small loss pulls on it.
-//     mean_h <- mean_h - rate (mean_h - average of x_th over the step's tokens t)          the running mean of the first NH channels
-//     L_aux = lambda sum_h average of (scale_h x_th)^2 / 2
+// A policy for the tests: causal attention plus a statistic that tracks the data and a small auxiliary loss.
+//     mean_h <- mean_h - rate (mean_h - average of x_th over the step's tokens t)          the running mean of the first NH
+//     channels L_aux = lambda sum_h average of (scale_h x_th)^2 / 2
 // With the setting watcher_only they are all that a run changes besides the norms: the rest is frozen.
 #pragma once
 #include "attention/kernel/layer.h"
@@ -64,7 +64,7 @@ struct Watcher : Policy {
     }
 
     template <class X>
-    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
+    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
         for (int b = 0; b < in.B; b++)
             for (int h = 0; h < NH; h++) {
                 X sum = 0;
@@ -72,11 +72,11 @@ struct Watcher : Policy {
                     const X y = weights[scale.offset + h] * in.x[in.token(b, t) * in.C + h];
                     sum += y * y / 2;
                 }
-                extras.auxiliary[b * NH + h] = X(LAMBDA) * sum;
+                score_inputs.auxiliary[b * NH + h] = X(LAMBDA) * sum;
             }
     }
     template <class X>
-    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
+    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&, ScoreInputGradients<X>& g) const {
         for (int h = 0; h < NH; h++) {
             X of_mean = 0, of_scale = 0;
             const X s = weights[scale.offset + h];
@@ -93,12 +93,12 @@ struct Watcher : Policy {
 
 #ifdef WITH_GPU
     template <class X>
-    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, Extras<X>& extras) const {
-        launch(device, watcher_forward_kernel<X>, 1, WARP, 0, extras.auxiliary, weights + scale.offset, in.x, in.B, in.T, in.C, NH,
+    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
+        launch(device, watcher_forward_kernel<X>, 1, WARP, 0, score_inputs.auxiliary, weights + scale.offset, in.x, in.B, in.T, in.C, NH,
                float(LAMBDA));
     }
     template <class X>
-    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const Extras<X>&, ExtraGradients<X>& g) const {
+    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&, ScoreInputGradients<X>& g) const {
         launch(device, watcher_backward_kernel<X>, 1, WARP, 0, g.dweights + mean.offset, g.dweights + scale.offset, g.dx,
                weights + mean.offset, weights + scale.offset, in.x, in.B * in.T, in.C, NH, g.dloss, float(LAMBDA));
     }

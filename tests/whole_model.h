@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "model/run/feed.cuh"
 #include "model/gpt.h"
+#include "model/run/feed.cuh"
 #include "tests/finite_differences.h"
 #include "tests/variants.h"
 
@@ -66,13 +66,14 @@ void randomise(const TensorList& list, X* weights) {
 template <class X>
 struct Trial {
     GPT<CPU, X> gpt;
-    Feed<CPU> feed;
+    BatchFeed<CPU> feed;
     int B, T;
     std::vector<int32_t> tokens, targets;
 
     Trial(const Variant& variant, const Config& config, int B_, int T_, int room_B, int room_T,
-          Recompute recompute = Recompute::nothing, int shard = 0, int shards = 1, Mode mode = Mode::training)
-        : gpt(variant, config, room_B, room_T, mode, recompute, shard, shards), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
+          Recompute recompute = Recompute::nothing, int shard = 0, int shards = 1, Mode mode = Mode::training,
+          size_t bucket = Shards::BUCKET)
+        : gpt(variant, config, room_B, room_T, mode, recompute, shard, shards, bucket), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
           targets(tokens.size()) {
         gpt.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
@@ -87,7 +88,7 @@ struct Trial {
     /// u where gradients are exact; gamma stays at random.
     void converge_sigma() {
         const Threads one(1);   // thousands of products too small to share
-        start_sigma(gpt.net, gpt.weights, [](const std::string& tensor) { return tensor.ends_with("sigma_u"); }, 5000);
+        start_sigma(gpt.net.sigma, gpt.net.sigma_names, gpt.weights, [](const std::string& tensor) { return tensor.ends_with("sigma_u"); }, 5000);
     }
 
     /// After gpt.weights have been given other numbers.
@@ -99,12 +100,12 @@ struct Trial {
     /// What AdamW updates.
     X* raw() { return gpt.keeps_master() ? gpt.master : gpt.weights; }
 
-    /// What training minimises: the mean loss per token, and the policy's own.
+    /// What training minimises: the mean loss per token plus the policy's auxiliary loss.
     double loss() {
         const Batch batch = feed.put(CPU{}, tokens.data(), targets.data(), B, T);
         gpt_forward(CPU{}, gpt, batch);
         gpt_loss(CPU{}, gpt, batch, Write::overwrite);
-        return (gpt.numbers->loss + gpt.numbers->auxiliary) / (B * T);
+        return (gpt.totals->loss + gpt.totals->auxiliary) / (B * T);
     }
 
     /// The same with the gradients of rows [first, first + count) of the batch, each token weighing 1 / (B T).
@@ -112,9 +113,9 @@ struct Trial {
         const size_t at = size_t(first) * T;
         const Batch batch = feed.put(CPU{}, &tokens[at], &targets[at], count, T);
         gpt_forward(CPU{}, gpt, batch);
-        gpt.numbers->loss = gpt.numbers->auxiliary = 0;   // of this part alone, also where gradients are added
+        gpt.totals->loss = gpt.totals->auxiliary = 0;   // of this part alone, also where gradients are added
         gpt_loss(CPU{}, gpt, batch, write, X(1.0 / (B * T)));
-        const double sum = gpt.numbers->loss + gpt.numbers->auxiliary;
+        const double sum = gpt.totals->loss + gpt.totals->auxiliary;
         gpt_backward(CPU{}, gpt, batch, write);
         return sum / (B * T);
     }
@@ -129,6 +130,29 @@ struct Trial {
     std::vector<X> of(const X* flat, const Tensor& t) const { return {flat + t.slot.offset, flat + t.slot.offset + t.slot.size}; }
     std::vector<X> all(const X* flat) const { return {flat, flat + gpt.net.tensors.size()}; }
 };
+
+/// An update by ZeRO-1, after loss_and_gradients() of each: `trials` are shard 0, 1, ... of as many, in one process. They have the
+/// whole gradient; of what is another shard's part a rank has no sum, and here it has NaN.
+template <class X>
+void update_shards(const std::vector<Trial<X>*>& trials, const AdamW& adamw, int64_t step) {
+    const Shards& cut = trials[0]->gpt.shards;
+    auto for_others = [&](auto use) {   // use(trial, bucket, shard whose part it is)
+        for (Trial<X>* trial : trials)
+            for (size_t k = 0; k < cut.buckets(); k++)
+                for (int s = 0; s < cut.count(); s++)
+                    if (s != trial->gpt.shards.shard()) use(trial->gpt, k, s);
+    };
+    for_others([&](auto& gpt, size_t k, int s) { fill(CPU{}, gpt.gradients + cut.part(k, s).begin, cut.part_size(k), X(NAN)); });
+    for (Trial<X>* trial : trials) gpt_norm(CPU{}, trial->gpt);
+    for_others([&](auto& gpt, size_t, int s) { gpt.shard_squares[s] = trials[size_t(s)]->gpt.shard_squares[s]; });
+    for (Trial<X>* trial : trials) {
+        gpt_norm_of_shards(CPU{}, trial->gpt);
+        gpt_update(CPU{}, trial->gpt, adamw, step);
+    }
+    for_others([&](auto& gpt, size_t k, int s) {
+        std::copy_n(trials[size_t(s)]->gpt.weights + cut.part(k, s).begin, cut.part_size(k), gpt.weights + cut.part(k, s).begin);
+    });
+}
 
 /// The same of the variant causal.
 template <class X>
@@ -162,10 +186,10 @@ inline double slope_along(Trial<double>& trial, const Tensor& t, const std::vect
     return (8 * near - far) / (12 * step);
 }
 
-/// Checks the gradient of every tensor: a few single numbers of it, and one random direction through all of them at once.
+/// Checks the gradient of every tensor: a few single elements, and one random direction through all elements.
 /// Returns a sentence per wrong tensor.
 inline std::string model_gradient_difference(Trial<double>& trial) {
-    const Threads one(1);   // hundreds of passes too small to share
+    const Threads one(1);   // hundreds of passes too small for several threads
     trial.loss_and_gradients();
     gpt_norm(CPU{}, trial.gpt);
     const std::vector<double> gradients = trial.all(trial.gpt.gradients);

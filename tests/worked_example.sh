@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A new variant is one file. Takes softcap from the code block in dev/HACKING.md, puts it into a copy of the tree, and builds and
-# runs what every variant has to pass, on the CPU and on the emulated GPU, and a trainer: nothing is compiled but softcap, no other
-# file is changed. Beside it stands a variant that does not compile, which nobody else may notice.
+# A new variant is one file. Takes softcap from the code block in dev/FROM_PAPER_TO_FILE.md, puts it into a copy of the tree, and
+# builds and runs what every variant has to pass, on the CPU and on the emulated GPU, and a trainer: nothing is compiled but softcap,
+# no other file is changed. Beside it stands a variant that does not compile, which nobody else may notice.
 # Needs the objects of `make build/tests/run_tests build/emulated/run_tests`. Prints lines `ok NAME` or `FAIL NAME: why`.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -22,15 +22,15 @@ tar cf - --exclude='run_tests' --exclude=build/python --exclude=build/fuzz --exc
 # The block that defines the variant.
 awk '/^```cpp$/ { inside = 1; block = ""; next }
      /^```$/ { if (inside && block ~ /struct softcap /) printf "%s", block; inside = 0 }
-     inside { block = block $0 "\n" }' dev/HACKING.md > "$tree/attention/softcap.cuh"
+     inside { block = block $0 "\n" }' dev/FROM_PAPER_TO_FILE.md > "$tree/attention/softcap.cuh"
 lines=$(wc -l < "$tree/attention/softcap.cuh")
 check "worked example: one file of fewer than 60 lines" '[ "$lines" -gt 20 ] && [ "$lines" -lt 60 ]'
 sed 's/softcap/broken/; s/double cap/double cap cap/' "$tree/attention/softcap.cuh" > "$tree/attention/broken.cuh"
 
 # in_tree GOAL...: makes it in the copy. The compiler's words are in $work/log, $compiled is what it was called for. The flags of the
-# objects are as they are; without CUDA, which would compile for a real GPU.
+# objects are as they are, and so is the commit, which a copy without git has not; without CUDA, which would compile for a real GPU.
 in_tree() {
-    make -C "$tree" --no-print-directory -o build/flags USE_CUDA=0 "$@" > "$work/log" 2>&1
+    make -C "$tree" --no-print-directory -o build/flags -o build/commit.cpp USE_CUDA=0 "$@" > "$work/log" 2>&1
     local status=$?
     compiled=$(sed -n 's/^compile build\/\([^ ]*\).*/\1/p' "$work/log" | sort | tr '\n' ' ')
     return $status

@@ -3,15 +3,14 @@
 //     Kp_c = [max; min; mean] of k over block c             kg_c = RoPE(Wk Kp_c, position of c's first token)    Wk (NKV, HS, 3 HS)
 //     Qp_r = q of r's first token, or a mean (GateQuery)    qg_r = RoPE(Wq Qp_r, position of r's first token)    Wq (NH, HS, HS)
 //     score_rc = HS^-1/2 qg_r.kg_c
-// Scores are for c < r only: block r itself holds keys that its first rows must not know of. Everything is computed in Wide<X>; of
-// equal keys the first is the greatest, and the smallest.
+// Scores are for c < r only: block r itself holds keys that its first rows must not see. Everything is computed in Wide<X>; among
+// equal keys the first counts as maximum and as minimum.
 #pragma once
-#include "attention/core/carve.h"
 #include "attention/kernel/naive.h"
+#include "attention/scores/rotate_heads.cuh"
 #include "attention/scores/small_products.cuh"
-#include "model/operations/qk_rope.cuh"
 
-/// What stands for the queries of a block. `own` looks ahead: the first row of a block would depend on the last.
+/// What represents the queries of a block. `own` looks ahead: the first row of a block would depend on the last.
 enum class GateQuery { first, previous, own };
 
 /// Sizes, for both devices: N blocks of `block` tokens, the last of which may be shorter.
@@ -25,7 +24,7 @@ struct GateShape {
     constexpr size_t of_query(int b, int h, int r) const { return (size_t(b) * NH + h) * blocks() + r; }
     constexpr size_t of_key(int b, int kv, int c) const { return (size_t(b) * NKV + kv) * blocks() + c; }
 
-    /// The tokens [first, end) whose mean stands for the queries of block r; none in front of the first block.
+    /// The tokens whose mean represents the queries of block r; none for `previous` in the first block.
     constexpr int first_token(int r) const { return query == GateQuery::previous ? (r > 0 ? r - 1 : 0) * block : r * block; }
     constexpr int tokens_pooled(int r) const {
         if (query == GateQuery::first) return 1;
@@ -34,35 +33,36 @@ struct GateShape {
     }
 };
 
-/// What the gate keeps from its forward pass for its backward pass. Arrays in W = Wide<X>.
+/// Kept from the forward pass for the backward pass, in W = Wide<X>.
 template <class W>
 struct GateMemory {
     W* query_inputs;   // (B, NH, N, HS) Qp
     W* key_inputs;     // (B, NKV, N, 3 HS) Kp
-    int* extremes;     // (B, NKV, N, 2, HS) the tokens that have the greatest and the smallest k
+    int* extremes;     // (B, NKV, N, 2, HS) the tokens with the largest and the smallest k
     W* queries;        // (B, NH, N, HS) qg
     W* keys;           // (B, NKV, N, HS) kg
-    W* scores;         // (B, NH, N, N); of c >= r: without meaning
+    W* scores;         // (B, NH, N, N); undefined for c >= r
 
-    GateMemory(Carve& carve, const GateShape& s) {
+    GateMemory(BumpAllocator& allocator, const GateShape& s) {
         const size_t q = size_t(s.B) * s.NH * s.blocks(), k = size_t(s.B) * s.NKV * s.blocks();
-        query_inputs = carve.take<W>(q * s.HS), key_inputs = carve.take<W>(k * 3 * s.HS), extremes = carve.take<int>(k * 2 * s.HS);
-        queries = carve.take<W>(q * s.HS), keys = carve.take<W>(k * s.HS), scores = carve.take<W>(q * s.blocks());
+        query_inputs = allocator.take<W>(q * s.HS), key_inputs = allocator.take<W>(k * 3 * s.HS);
+        extremes = allocator.take<int>(k * 2 * s.HS);
+        queries = allocator.take<W>(q * s.HS), keys = allocator.take<W>(k * s.HS), scores = allocator.take<W>(q * s.blocks());
     }
 };
 
-/// Gradients on their way back, laid out as what they are gradients of.
+/// Gradients, laid out as the arrays that they belong to.
 template <class W>
 struct GateGradients {
     W *query_inputs, *key_inputs, *queries, *keys;
-    GateGradients(Carve& carve, const GateShape& s) {
+    GateGradients(BumpAllocator& allocator, const GateShape& s) {
         const size_t q = size_t(s.B) * s.NH * s.blocks(), k = size_t(s.B) * s.NKV * s.blocks();
-        query_inputs = carve.take<W>(q * s.HS), key_inputs = carve.take<W>(k * 3 * s.HS);
-        queries = carve.take<W>(q * s.HS), keys = carve.take<W>(k * s.HS);
+        query_inputs = allocator.take<W>(q * s.HS), key_inputs = allocator.take<W>(k * 3 * s.HS);
+        queries = allocator.take<W>(q * s.HS), keys = allocator.take<W>(k * s.HS);
     }
 };
 
-/// Number d of all that is pooled of block c of key head kv; zero for a block that is not complete, which no row asks for.
+/// Element d of everything pooled from block c of key head kv; zero for an incomplete block, which no row reads.
 template <class X, class W>
 constexpr void pool_key(const GateMemory<W>& to, const X* k_pre, size_t row, const GateShape& s, int b, int kv, int c, int d) {
     const size_t at = s.of_key(b, kv, c);
@@ -90,7 +90,7 @@ constexpr void pool_query(const GateMemory<W>& to, const X* q_pre, size_t row, c
     to.query_inputs[s.of_query(b, h, r) * s.HS + d] = count ? sum / W(count) : W(0);
 }
 
-/// The gradient of number d of one token's query, from the pooled queries that it is part of.
+/// The gradient of element d of one token's query, from the pooled queries that it is part of.
 template <class W>
 constexpr W dquery(const GateGradients<W>& g, const GateShape& s, int b, int t, int h, int d) {
     const int r = t / s.block + (s.query == GateQuery::previous);
@@ -107,16 +107,6 @@ constexpr W dkey(const GateGradients<W>& g, const GateMemory<W>& of, const GateS
     for (int n = 0; n < 2; n++)
         if (of.extremes[(at * 2 + n) * s.HS + d] == t) sum += g.key_inputs[(at * 3 + n) * s.HS + d];
     return sum;
-}
-
-/// RoPE in place over rows (heads of all sequences, N, HS), block n at the position of its first token; direction -1 turns back.
-template <class W>
-void rotate_blocks(CPU, W* rows, size_t heads, const GateShape& s, const W* cosine, const W* sine, W direction) {
-#pragma omp parallel for
-    for (size_t n = 0; n < heads * s.blocks(); n++) {
-        const size_t angle = n % s.blocks() * s.block * (s.HS / 2);
-        rotate(rows + n * s.HS, rows + n * s.HS, cosine + angle, sine + angle, s.HS, direction);
-    }
 }
 
 template <class X>
@@ -146,27 +136,7 @@ void pool_backward(CPU, X* dq_pre, X* dk_pre, size_t row, const GateGradients<X>
 
 #ifdef WITH_GPU
 
-/// Thread (pair d of row n): as on the CPU.
-template <class W>
-__global__ void rotate_blocks_kernel(W* rows, size_t count, const GateShape s, const W* cosine, const W* sine, W direction) {
-    const int half = s.HS / 2;
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x, n = i / half;
-    if (n >= count) return;
-    const int d = int(i % half);
-    const size_t angle = n % s.blocks() * s.block * half + d;
-    W *first = rows + n * s.HS + d, *second = first + half;
-    const W x1 = *first, x2 = *second, c = cosine[angle], sn = direction * sine[angle];
-    *first = x1 * c - x2 * sn;
-    *second = x2 * c + x1 * sn;
-}
-inline void rotate_blocks(GPU device, float* rows, size_t heads, const GateShape& s, const float* cosine, const float* sine,
-                          float direction) {
-    const size_t count = heads * s.blocks();
-    const Grid grid(blocks_for(count * (s.HS / 2), 256));
-    launch(device, rotate_blocks_kernel<float>, grid, 256, 0, rows, count, s, cosine, sine, direction);
-}
-
-/// Block (n, head, b): block n of query head `head`, or of key head head - NH; one thread per number.
+/// Block (n, head, b): block n of query head `head`, or of key head head - NH; one thread per element.
 template <class X>
 __global__ void pool_kernel(const GateMemory<float> to, const X* q_pre, const X* k_pre, size_t row, const GateShape s) {
     const int n = blockIdx.x, head = blockIdx.y, b = blockIdx.z;
@@ -180,7 +150,7 @@ void pool(GPU device, const GateMemory<float>& memory, const LayerInputs<X>& in,
     launch(device, pool_kernel<X>, Grid(s.blocks(), s.NH + s.NKV, s.B), 64, 0, memory, in.q_pre, in.k_pre, in.qk_row, s);
 }
 
-/// Block (t, b), one thread per number.
+/// Block (t, b), one thread per element.
 template <class W>
 __global__ void pool_backward_kernel(W* dq_pre, W* dk_pre, size_t row, const GateGradients<W> g, const GateMemory<W> memory,
                                      const GateShape s) {
@@ -196,7 +166,7 @@ inline void pool_backward(GPU device, float* dq_pre, float* dk_pre, size_t row, 
 
 #endif
 
-/// An array (B, heads, N, width) as factors; `together` heads, one behind the other, make one matrix of together * N rows.
+/// An array (B, heads, N, width) as factors; `together` consecutive heads make one matrix of together * N rows.
 template <class W>
 Factor<W> block_rows(const W* data, int heads, int N, int width, int together = 1) {
     const size_t head = size_t(N) * width;
@@ -219,7 +189,15 @@ Factor<X> head_weights(const X* data, int out, int in) {
     return {data, 0, size_t(out) * in, 0, size_t(in), 1};
 }
 
-/// memory.scores and all in front of them. `wq` (NH, HS, HS), `wk` (NKV, HS, 3 HS).
+/// RoPE in place of rows (B, heads, N, HS), block n at the position of its first token; direction is 1, or -1 for the gradient.
+template <class Device, class X>
+void rotate_blocks(Device device, Wide<X>* rows, int heads, const LayerInputs<X>& in, const GateShape& s, int direction) {
+    const size_t row = s.HS;
+    rotate_heads(device, Heads<Wide<X>>{rows, row}, Heads<const Wide<X>>{rows, row}, {in.cosine, in.sine}, s.B * heads, s.blocks(),
+                 1, s.HS, direction, {.stride = s.block});
+}
+
+/// memory.scores and everything that they are computed from. `wq` (NH, HS, HS), `wk` (NKV, HS, 3 HS).
 template <class Device, class X>
 void gate_scores(Device device, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in, const X* wq, const X* wk,
                  const GateShape& s) {
@@ -230,15 +208,15 @@ void gate_scores(Device device, const GateMemory<Wide<X>>& memory, const LayerIn
                    head_weights(wq, HS, HS).transposed(), {s.B, s.NH, N, HS, HS}, W(1), Write::overwrite);
     small_products(device, block_product(memory.keys, s.NKV, N, HS), block_rows(memory.key_inputs, s.NKV, N, 3 * HS),
                    head_weights(wk, HS, 3 * HS).transposed(), {s.B, s.NKV, N, HS, 3 * HS}, W(1), Write::overwrite);
-    rotate_blocks(device, memory.queries, size_t(s.B) * s.NH, s, in.cosine, in.sine, W(1));
-    rotate_blocks(device, memory.keys, size_t(s.B) * s.NKV, s, in.cosine, in.sine, W(1));
+    rotate_blocks(device, memory.queries, s.NH, in, s, 1);
+    rotate_blocks(device, memory.keys, s.NKV, in, s, 1);
     small_products(device, block_product(memory.scores, s.NH, N, N, group), block_rows(memory.queries, s.NH, N, HS, group),
                    block_rows(memory.keys, s.NKV, N, HS).transposed(), {s.B, s.NKV, group * N, N, HS}, W(1) / std::sqrt(W(HS)),
                    Write::overwrite);
 }
 
-/// From dscores (B, NH, N, N), zero for c >= r, to dq_pre and dk_pre (token stride LayerInputs::qk_row, overwritten) and dwq, dwk
-/// (added to).
+/// From dscores (B, NH, N, N), zero for c >= r, to dq_pre and dk_pre (token stride LayerInputs::qk_row,
+/// overwritten) and dwq, dwk (added to).
 template <class Device, class X>
 void gate_scores_backward(Device device, const GateGradients<Wide<X>>& g, Wide<X>* dq_pre, Wide<X>* dk_pre, Wide<X>* dwq,
                           Wide<X>* dwk, const Wide<X>* dscores, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in,
@@ -251,8 +229,8 @@ void gate_scores_backward(Device device, const GateGradients<Wide<X>>& g, Wide<X
                    {s.B, s.NKV, group * N, HS, N}, scale, Write::overwrite);
     small_products(device, block_product(g.keys, s.NKV, N, HS), d.transposed(), block_rows(memory.queries, s.NH, N, HS, group),
                    {s.B, s.NKV, N, HS, group * N}, scale, Write::overwrite);
-    rotate_blocks(device, g.queries, size_t(s.B) * s.NH, s, in.cosine, in.sine, W(-1));
-    rotate_blocks(device, g.keys, size_t(s.B) * s.NKV, s, in.cosine, in.sine, W(-1));
+    rotate_blocks(device, g.queries, s.NH, in, s, -1);
+    rotate_blocks(device, g.keys, s.NKV, in, s, -1);
     small_products(device, SmallProduct<W>{dwq, 0, size_t(HS) * HS}, summed_rows(g.queries, s.NH, N, HS).transposed(),
                    summed_rows(memory.query_inputs, s.NH, N, HS), {1, s.NH, HS, HS, N, s.B}, W(1), Write::add);
     small_products(device, SmallProduct<W>{dwk, 0, size_t(HS) * 3 * HS}, summed_rows(g.keys, s.NKV, N, HS).transposed(),

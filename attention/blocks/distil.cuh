@@ -3,19 +3,19 @@
 //     t_r  = R_r over the blocks c < r, divided by their sum                              the teacher, which has no gradient
 //     p_r  = softmax over c < r of the gate's scores                                      the student
 //     L = lambda (mean over the rows r of all gated heads of KL(t_r || p_r))              dL/dscore = lambda (p - t) / rows
-// R is computed as exp(max over i of (largest z of row i in the block's tiles - LSE_i)) from two things that the attention kernel
-// leaves, E6's maxima and the log-sum-exp; t is a softmax of those exponents, which exists however little R is.
+// R is computed as exp(max over i of (largest z of row i in the block's tiles - LSE_i)) from two outputs of the attention kernel,
+// statistics.tile_max and the log-sum-exp; t is a softmax of these exponents, which is defined however small R is.
 // A token's weight in the objective is 1 / tokens, so each sequence counts T times.
 #pragma once
 #include "attention/blocks/block_gate.cuh"
 #include "attention/kernel/walk.h"
 
-/// What is distilled: the heads from `dense` on, the rows from first_row on (row 0 has no block to choose).
+/// What is distilled: heads from `dense` on, rows from first_row on (row 0 has no block to choose).
 struct Distillation {
     float lambda;
     int dense, first_row;
 
-    /// The weight of one row's divergence: lambda times T tokens over the sequence's rows.
+    /// The weight of one row's divergence: lambda times T over the sequence's number of rows.
     constexpr float row_weight(const GateShape& s) const {
         const int rows = (s.NH - dense) * (s.blocks() - first_row);
         return rows > 0 ? lambda * float(s.T) / float(rows) : 0;
@@ -43,7 +43,7 @@ struct DenseMap {
 };
 
 /// dscores (B, NH, N, N) = the gradient of the objective per unit of dloss, zero where nothing is distilled; divergences (B, NH, N)
-/// what each row adds to it.
+/// = each row's contribution to the objective.
 template <class X>
 void distil(CPU, X* dscores, X* divergences, const X* scores, const DenseMap<X>& map, const GateShape& s, const Distillation& d) {
     const int N = s.blocks();
@@ -72,7 +72,7 @@ void distil(CPU, X* dscores, X* divergences, const X* scores, const DenseMap<X>&
             }
 }
 
-/// auxiliary (heads) = the sums over the rows of divergences (heads, rows); zero where there are none.
+/// auxiliary (heads) = sums over the rows of divergences (heads, rows); zero where rows is 0.
 template <class X>
 void sum_divergences(CPU, X* auxiliary, const X* divergences, int heads, int rows) {
     for (int n = 0; n < heads; n++) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ float log_sum(const float* x, int n, Shared& shared) 
 }
 }   // namespace distillation
 
-/// Block (r, h, b). A thread reads and writes its own blocks c only, but for the sums.
+/// Block (r, h, b). Except in the sums, a thread reads and writes its own blocks c only.
 template <class W>
 __global__ void distil_kernel(W* dscores, W* divergences, const W* scores, const DenseMap<W> map, const GateShape s,
                               const Distillation d) {

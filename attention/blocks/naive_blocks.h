@@ -1,4 +1,4 @@
-// The block gate for the oracles: pooled, projected, rotated and multiplied in dense loops, with nothing of block_gate.cuh.
+// The block gate for the oracles: pooled, projected, rotated and multiplied in dense loops, sharing no code with block_gate.cuh.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -7,8 +7,8 @@
 #include "attention/blocks/block_gate.cuh"
 #include "attention/kernel/naive.h"
 
-/// scores[((b * NH + h) * N + r) * N + c] for c < r. The gate query is the mean of q over block r or r - 1, or q of the first token
-/// of block r.
+/// scores[((b * NH + h) * N + r) * N + c] for c < r. The gate query is the mean of q over block r or r - 1,
+/// or q of block r's first token.
 template <class X>
 std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X* wk, int block, GateQuery gate_query) {
     const int N = (in.T + block - 1) / block, HS = in.HS;
@@ -47,8 +47,8 @@ std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X
     return scores;
 }
 
-/// Which blocks c < r of one row of scores are chosen: block 0 where there is a sink; of the rest the `top` with the greatest
-/// scores, or, where threshold is not negative, those with more than that share of their softmax.
+/// Which blocks c < r of one row of scores are chosen: block 0 where there is a sink; of the rest the `top` with the largest
+/// scores, or, where threshold is not negative, those whose share of the softmax is above it.
 template <class X>
 std::vector<bool> naive_choice(const X* scores, int r, bool sink, int top, double threshold) {
     std::vector<int> candidates;

@@ -1,21 +1,19 @@
-// Several kernel calls that make one softmax (E5), each over keys of its own. A branch may have its rows in another order than the
-// text, or only some of them (a `Rows`, rows.cuh); its policy judges rows, not tokens, and hides those that are padding, unless the
-// rows have positions. Forward: begin() with a branch of all tokens in the order of the text, or with none, add() others, finish().
-// Backward every branch is given the merged out and log-sum-exp: its kernel then computes the gradients of the one softmax as far
-// as its pairs go (merge.cuh has the algebra), and they add up.
-// On the CPU the kernel reads rows where they lie and goes on from the out and lse that the call before has left (cpu_rows.h). On a
-// GPU q, k and v are gathered, because its kernels copy tiles of neighbouring rows; every branch leaves a result, and these are
-// merged.
+// Merged branches: several kernel calls, each over keys of its own, that make one softmax. A branch may have its rows in another
+// order than the text, or only some of them (a `Rows`, rows.cuh). Its policy judges rows, not tokens, and hides padding, unless the
+// rows have positions. Forward: begin() with a branch of all tokens in text order, or begin_with_none(); add() others; finish().
+// Backward: every branch reads the merged out and log-sum-exp; its kernel then computes the contribution of its pairs to the
+// gradients of the one softmax (algebra in merge.cuh), and these add up.
+// On the CPU the kernel reads rows in place and resumes from the previous call's out and lse (cpu_rows.h). On a GPU q, k and v are
+// gathered, because its kernels copy tiles of contiguous rows; every branch has its own result, and the results are merged.
 #pragma once
 #include <algorithm>
 #include <limits>
 #include <type_traits>
 #include <vector>
 
-#include "attention/core/carve.h"
-#include "attention/scores/each_element.cuh"
-#include "attention/kernel/layer.h"
 #include "attention/branches/merge.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/scores/each_element.cuh"
 
 /// Keys i - left .. i.
 struct WindowBranch : Policy {
@@ -25,18 +23,18 @@ struct WindowBranch : Policy {
     constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
 };
 
-/// What a branch adds to: q, k, v, out, lse and statistics are the text's, the R rows are the branch's, and so are `positions`
-/// (B, NH, R), what the policy judges a row by (E4); null: its index; -1: padding.
+/// Arguments of a branch's call: q, k, v, out, lse and statistics are the text's; the R rows are the branch's, and so are their
+/// `positions` (B, NH, R), which the policy judges; null: the index; -1: padding.
 template <class X, class Rows>
 AttentionForward<X> branch_arguments(const LayerInputs<X>& in, const Rows& rows, const LayerState<X>& state,
                                      Statistics<X> statistics = {}, const int* positions = nullptr) {
-    statistics.tile_max = nullptr;   // every branch has tiles of its own
+    statistics.tile_max = nullptr;   // branches have different tiles
     AttentionForward<X> a = kernel_arguments(in, state, statistics);
     a.T = a.S = rows.count, a.gate = nullptr;
     a.q_position = a.k_position = positions;
     return a;
 }
-/// And of its backward pass, but for the workspace.
+/// And of its backward pass, without the workspace.
 template <class X>
 AttentionBackward<X> branch_gradients(const X* dout, const QkvGradients<X>& to) {
     AttentionBackward<X> g{};
@@ -44,14 +42,14 @@ AttentionBackward<X> branch_gradients(const X* dout, const QkvGradients<X>& to) 
     return g;
 }
 
-/// Memory for the result of one branch alone, as the layer's out and lse.
+/// Memory for the result of a single branch, shaped like the layer's out and lse.
 template <class X>
 struct OwnResult {
     X* out = nullptr;         // (B, T, NH, HS)
     Wide<X>* lse = nullptr;   // (B, NH, T)
     OwnResult() = default;
-    OwnResult(Carve& carve, const LayerShape& s)
-        : out(carve.take<X>(size_t(s.B) * s.T * s.NH * s.HS)), lse(carve.take<Wide<X>>(size_t(s.B) * s.NH * s.T)) {}
+    OwnResult(BumpAllocator& allocator, const LayerShape& s)
+        : out(allocator.take<X>(size_t(s.B) * s.T * s.NH * s.HS)), lse(allocator.take<Wide<X>>(size_t(s.B) * s.NH * s.T)) {}
 };
 
 template <class Device, class X, class Rows>
@@ -59,13 +57,13 @@ class BranchesForward;
 template <class Device, class X, class Rows>
 class BranchesBackward;
 
-// ---- CPU: rows are read where they lie
+// ---- CPU: rows are read in place
 
 template <class X, class Rows>
 class BranchesForward<CPU, X, Rows> {
 public:
     /// Memory for branches with the rows `added`; `out` is the layer's.
-    BranchesForward(Carve&, const LayerShape&, X* /*out*/, const std::vector<Rows>& /*added*/) {}
+    BranchesForward(BumpAllocator&, const LayerShape&, X* /*out*/, const std::vector<Rows>& /*added*/) {}
 
     /// `in_order`: row r is token r.
     template <class P>
@@ -93,11 +91,11 @@ template <class X, class Rows>
 class BranchesBackward<CPU, X, Rows> {
 public:
     /// Memory for branches of no more rows than `longest`, one after the other.
-    BranchesBackward(Carve&, const LayerShape&, const Rows& /*longest*/, size_t /*kernel_bytes*/) {}
+    BranchesBackward(BumpAllocator&, const LayerShape&, const Rows& /*longest*/, size_t /*kernel_bytes*/) {}
     std::byte* kernel_workspace() const { return nullptr; }
 
-    /// Overwrites g.dq, g.dk and g.dv or adds to them. With an `own`, the branch is computed again into that, and its out takes the
-    /// place of the merged one: the branches' weights then count as constants.
+    /// Overwrites g.dq, g.dk and g.dv or adds to them. With `own`, the branch is recomputed into it and its out replaces the merged
+    /// one: the branches' weights then count as constants.
     template <class P>
     void add(CPU device, const P& policy, const Rows& rows, AttentionForward<X> a, const AttentionBackward<X>& g,
              Write write = Write::add, const OwnResult<X>& own = {}) const {
@@ -115,39 +113,39 @@ public:
     }
 };
 
-// ---- branches that are gathered: on a GPU, and those of routing, whose tokens stand in several rows
+// ---- gathered branches: on a GPU, and those of routing, where a token may have several rows
 
-/// Memory for what a branch of R rows reads. Where the query heads of a group have the same rows they can share keys and values
-/// (KV = NKV); where they do not, each has its own (KV = NH).
+/// Memory for the inputs of a branch of R rows. Query heads of a group share keys and values where they have the same rows (KV =
+/// NKV); otherwise each has its own (KV = NH).
 template <class X>
 struct BranchInputs {
     int KV;
     X *q, *k, *v;   // (B, R, NH, HS), (B, R, KV, HS) twice
 
-    BranchInputs(Carve& carve, const LayerShape& s, int R, int KV_) : KV(KV_) {
+    BranchInputs(BumpAllocator& allocator, const LayerShape& s, int R, int KV_) : KV(KV_) {
         const size_t row = size_t(s.B) * R * s.HS;
-        q = carve.take<X>(row * s.NH), k = carve.take<X>(row * KV), v = carve.take<X>(row * KV);
+        q = allocator.take<X>(row * s.NH), k = allocator.take<X>(row * KV), v = allocator.take<X>(row * KV);
     }
 };
 
-/// Memory for what it leaves.
+/// Memory for its results.
 template <class X>
 struct BranchResults {
     X* out;         // (B, R, NH, HS)
     Wide<X>* lse;   // (B, NH, R)
     Statistics<X> statistics;
 
-    BranchResults(Carve& carve, const LayerShape& s, int R)
-        : BranchResults(carve.take<X>(size_t(s.B) * s.NH * R * s.HS), carve, s, R) {}
-    /// For a branch that leaves its out where the merged one will be (merge_forward()).
-    BranchResults(X* out_, Carve& carve, const LayerShape& s, int R) : out(out_) {
+    BranchResults(BumpAllocator& allocator, const LayerShape& s, int R)
+        : BranchResults(allocator.take<X>(size_t(s.B) * s.NH * R * s.HS), allocator, s, R) {}
+    /// For a branch that writes its out where the merged one will be (merge_forward()).
+    BranchResults(X* out_, BumpAllocator& allocator, const LayerShape& s, int R) : out(out_) {
         const size_t rows = size_t(s.B) * s.NH * R;
-        lse = carve.take<Wide<X>>(rows);
-        statistics.entropy = carve.take<Wide<X>>(rows), statistics.pairs = carve.take<Wide<X>>(rows);
-        statistics.tiles = carve.take<Wide<X>>(size_t(s.B) * s.NH * tiles_of(R));
+        lse = allocator.take<Wide<X>>(rows);
+        statistics.entropy = allocator.take<Wide<X>>(rows), statistics.pairs = allocator.take<Wide<X>>(rows);
+        statistics.tiles = allocator.take<Wide<X>>(size_t(s.B) * s.NH * tiles_of(R));
     }
 
-    /// Those that merging turns into the ones that are asked for.
+    /// The statistics that merging needs for those in `asked`.
     Statistics<X> statistics_for(const Statistics<X>& asked) const {
         Statistics<X> own;
         if (asked.entropy) own.entropy = statistics.entropy;
@@ -163,7 +161,7 @@ struct BranchResults {
 
 #ifdef WITH_GPU
 
-/// q, k and v of `a` in the order of the branch: the arguments of its kernel call but for the outputs.
+/// `a` with q, k and v in the order of the branch: the arguments of its kernel call, without the outputs.
 template <class X, class Rows>
 AttentionForward<X> gathered(GPU device, const BranchInputs<X>& to, const Rows& rows, AttentionForward<X> a) {
     if constexpr (std::is_same_v<Rows, RowsInOrder>) return a;
@@ -188,9 +186,9 @@ class BranchesForward<GPU, X, Rows> {
     static constexpr bool gathers = !std::is_same_v<Rows, RowsInOrder>;
 
 public:
-    BranchesForward(Carve& carve, const LayerShape& s, X* out, const std::vector<Rows>& added)
-        : first_(out, carve, s, s.T), inputs_(carve, s, gathers ? most_rows(added) : 0, Rows::per_head ? s.NH : s.NKV) {
-        for (const Rows& rows : added) added_.push_back(BranchResults<X>(carve, s, rows.count));
+    BranchesForward(BumpAllocator& allocator, const LayerShape& s, X* out, const std::vector<Rows>& added)
+        : first_(out, allocator, s, s.T), inputs_(allocator, s, gathers ? most_rows(added) : 0, Rows::per_head ? s.NH : s.NKV) {
+        for (const Rows& rows : added) added_.push_back(BranchResults<X>(allocator, s, rows.count));
     }
 
     template <class P>
@@ -228,14 +226,14 @@ class BranchesBackward<GPU, X, Rows> {
     using W = Wide<X>;
 
 public:
-    BranchesBackward(Carve& carve, const LayerShape& s, const Rows& longest, size_t kernel_bytes)
-        : inputs_(carve, s, longest.count, Rows::per_head ? s.NH : s.NKV) {
+    BranchesBackward(BumpAllocator& allocator, const LayerShape& s, const Rows& longest, size_t kernel_bytes)
+        : inputs_(allocator, s, longest.count, Rows::per_head ? s.NH : s.NKV) {
         const size_t rows = size_t(s.B) * longest.count, queries = rows * s.NH * s.HS, keys = rows * inputs_.KV * s.HS;
-        out_ = carve.take<X>(queries), dout_ = carve.take<X>(queries), lse_ = carve.take<W>(rows * s.NH);
-        dq_ = carve.take<W>(queries), dk_ = carve.take<W>(keys), dv_ = carve.take<X>(keys);
-        kernel_ = carve.take<std::byte>(kernel_bytes);
+        out_ = allocator.take<X>(queries), dout_ = allocator.take<X>(queries), lse_ = allocator.take<W>(rows * s.NH);
+        dq_ = allocator.take<W>(queries), dk_ = allocator.take<W>(keys), dv_ = allocator.take<X>(keys);
+        kernel_ = allocator.take<std::byte>(kernel_bytes);
     }
-    /// Of kernel_bytes, for calls before and after.
+    /// Of kernel_bytes; free for the caller's own kernel calls between those of add().
     std::byte* kernel_workspace() const { return kernel_; }
 
     template <class P>
@@ -248,7 +246,7 @@ public:
         if (own.out) attention_forward(device, policy, a);
         else gather_rows(device, out_, Heads<const X>{of_text.out, q_row}, rows, queries);
         gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, queries);
-        gather_numbers(device, lse_, static_cast<const W*>(of_text.lse), rows, a.B, rows.T, a.NH, W(-INFINITY));
+        gather_scalars(device, lse_, static_cast<const W*>(of_text.lse), rows, a.B, rows.T, a.NH, W(-INFINITY));
         AttentionBackward<X> in_branch{};
         in_branch.dout = dout_, in_branch.workspace = kernel_;
         in_branch.dq = {dq_, q_row}, in_branch.dk = {dk_, k_row}, in_branch.dv = {dv_, k_row};

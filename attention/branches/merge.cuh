@@ -1,15 +1,15 @@
-// E5: branches of attention become one through their log-sum-exps. A branch has a softmax of its own over keys of its own, and
-// exp(lse_n) is what these weigh in a softmax over the keys of all branches. For every row
+// Merging branches of attention into one softmax by their log-sum-exps. A branch has computed a softmax over its own keys, and
+// exp(lse_n) is the weight of these keys in a softmax over the keys of all branches. For every row
 //     lse = log sum_n exp(lse_n)     w_n = exp(lse_n - lse)     out = sum_n w_n out_n
-// A branch that does not have the row, or sees nothing in it (lse_n = -infinity), has weight 0; a row in which no branch sees
-// anything gives out 0 and lse -infinity. Backwards, since dw_n / dlse_m = w_n ([n = m] - w_m):
+// A branch that does not have the row, or sees nothing in it (lse_n = -infinity), has weight 0; where no branch sees anything, out
+// is 0 and lse -infinity. Backward, since dw_n / dlse_m = w_n ([n = m] - w_m):
 //     dout_n = w_n dout     dlse_n = w_n <dout, out_n - out>
 // In the kernel of branch n, with P_n its softmax and P = w_n P_n = exp(z - lse), this becomes
 //     dz = P_n (<dout_n, v> - <dout_n, out_n> + dlse_n) = P (<dout, v> - <dout, out>)
-// which is the backward pass of the one softmax, on the branch's pairs. A kernel that is given the merged out and lse, and dout as
-// it is, therefore needs nothing kept of the branches, and merging has no backward pass of its own (branches.cuh).
-// The GPU merges branches so. On the CPU the kernel goes on where another call has stopped; what stands here for the CPU is what
-// tests compare the GPU's with.
+// which is the backward pass of the one softmax on the branch's pairs. A kernel called with the merged out and lse, and with
+// dout unchanged, therefore needs nothing else from the branches' forward passes, and merging has no backward pass
+// (branches.cuh). The GPU merges branches this way. On the CPU the kernel resumes from the previous call; the CPU code here is
+// the reference in the GPU's tests.
 #pragma once
 #include <cmath>
 
@@ -24,14 +24,14 @@ constexpr W merge_weight(W branch_lse, W lse) {
     return branch_lse == W(-INFINITY) ? W(0) : std::exp(branch_lse - lse);
 }
 
-/// What a branch of R rows (rows.cuh) has computed.
+/// The results of a branch of R rows (rows.cuh).
 template <class X, class Rows>
 struct Branch {
     using W = Wide<X>;
     Rows rows;
     const X* out = nullptr;         // (B, R, NH, HS)
     const W* lse = nullptr;         // (B, NH, R)
-    Statistics<X> statistics = {};   // entropy, pairs and tiles, where they are to be merged
+    Statistics<X> statistics = {};   // entropy, pairs and tiles, where they are merged
 
     constexpr W lse_of(int NH, int b, int h, int t) const {
         const int r = rows.row(b, h, t);
@@ -47,7 +47,7 @@ struct Branches {
 
     void add(const Branch<X, Rows>& one) { branch[count++] = one; }
 
-    /// The merged log-sum-exp of a row. weight[n] becomes the weight of branch n in it.
+    /// Returns the merged log-sum-exp of a row; weight[n] becomes the weight of branch n.
     constexpr W weigh(W* weight, int NH, int b, int h, int t) const {
         W largest = -INFINITY, sum = 0;
         for (int n = 0; n < count; n++) weight[n] = branch[n].lse_of(NH, b, h, t), largest = std::max(largest, weight[n]);
@@ -58,8 +58,9 @@ struct Branches {
     }
 };
 
-/// A query tile of a branch of R rows counts for the query tile of the text that is as far on, so that sums over a head are right
-/// (on the CPU ForwardCall::add_visited() does it): those for `tile`, added up. `of_branch` (B, NH, tiles_of(R)).
+/// The sum over the query tiles of a branch of R rows that are attributed to the text's query tile `tile`: those at the
+/// same fraction of the length, so that sums over a head are right (on the CPU, ForwardCall::add_visited()).
+/// `of_branch` (B, NH, tiles_of(R)).
 template <class W>
 constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int tile) {
     const int mine = tiles_of(R), of_text = tiles_of(T);
@@ -69,10 +70,10 @@ constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int til
     return sum;
 }
 
-/// E6 of token t, whose merged log-sum-exp is `lse`, into `to`: what the kernels did, added up, and the entropy of choosing a
-/// branch and then a key in it,
+/// Writes the statistics of token t, whose merged log-sum-exp is `lse`: the kernels' counts, added up, and the entropy of choosing
+/// a branch and then one of its keys,
 ///     sum_n w_n (entropy_n - log w_n),
-/// which is that of the merged softmax when no two branches share a key. tile_max is not merged: branches have other tiles.
+/// which is that of the merged softmax when no two branches share a key. tile_max is not merged: branches have different tiles.
 template <class X, class Rows>
 constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Branches<X, Rows>& all, const RowShape& s, int b,
                                 int h, int t) {
@@ -91,7 +92,7 @@ constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Bran
     if (to.tiles && t % TILE == 0) to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles;
 }
 
-/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for.
+/// out (B, T, NH, HS), lse (B, NH, T) and the requested statistics.
 template <class X, class Rows>
 void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, const RowShape& s, const Statistics<X>& statistics) {
 #pragma omp parallel for collapse(2)
@@ -113,7 +114,7 @@ void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, cons
 
 #ifdef WITH_GPU
 
-/// One block per token; 16 bytes per thread and turn.
+/// One block per token; 16 bytes per thread and iteration.
 template <class X, class Rows>
 __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__ Branches<X, Rows> all, const RowShape s,
                                      const Statistics<X> statistics) {
@@ -135,8 +136,9 @@ __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__
     }
 }
 
-/// The same. The first branch, when its rows are those of the text, may have its own out in the place of the merged one, to save
-/// memory and the way there; nothing else is shared. Precondition: HS a multiple of 8.
+/// The same. The first branch's out may be the memory of the merged one if its rows are those of the
+/// text; nothing else may be shared.
+/// Precondition: HS a multiple of 8.
 template <class X, class Rows>
 void merge_forward(GPU device, X* out, float* lse, const Branches<X, Rows>& all, const RowShape& s,
                    const Statistics<X>& statistics) {

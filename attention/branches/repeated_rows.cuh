@@ -1,8 +1,8 @@
-// Branches (rows.cuh) in which a token may stand in several rows, as in clusters that overlap: what its rows find is averaged,
-// every row weighing the same, and a token without rows has 0. With m rows of token t
+// Branches (rows.cuh) in which a token may have several rows, as in overlapping clusters: the outputs of its rows are averaged with
+// equal weights, and a token without rows has 0. With m rows of token t
 //     out_t = 1/m sum_r out_r     dout_r = dout_t / m
-// Unlike in merge.cuh every row keeps a softmax of its own: its backward pass needs its own output and log-sum-exp. A token's rows
-// are a linked list, so that a branch of R rows needs 2 R + T numbers per head however often a token stands in it.
+// Unlike in merge.cuh every row keeps its own softmax, and its backward pass needs its own output and log-sum-exp. A token's rows
+// are a linked list: a branch of R rows needs 2 R + T integers per head, however often a token occurs.
 #pragma once
 #include "attention/branches/merge.cuh"
 
@@ -25,8 +25,8 @@ struct RepeatedRows {
     }
 };
 
-/// The lists of `rows` from its tokens, later rows first. Rows 0 .. distinct - 1 have different tokens or none, the next `distinct`
-/// rows too, and so on.
+/// Builds the lists of `rows` from its tokens, later rows first. Precondition: rows 0 .. distinct - 1 have different tokens or
+/// none, and so do the next `distinct` rows, and so on.
 inline void link_rows(CPU, const RepeatedRows& rows, int B, int /*distinct*/) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < B; b++)
@@ -41,11 +41,11 @@ inline void link_rows(CPU, const RepeatedRows& rows, int B, int /*distinct*/) {
         }
 }
 
-/// Log-sum-exp and E6 of token t: the average of its rows' log-sum-exps (-infinity without rows) and entropies; what the kernel did
-/// for them, added up.
+/// Log-sum-exp and statistics of token t: the averages of its rows' log-sum-exps (-infinity without rows) and entropies, and
+/// the sums of the kernel's counts.
 template <class X>
-constexpr void average_numbers(Wide<X>* lse, const Statistics<X>& to, const Branch<X, RepeatedRows>& from, const RowShape& s, int b,
-                               int h, int t) {
+constexpr void average_statistics(Wide<X>* lse, const Statistics<X>& to, const Branch<X, RepeatedRows>& from, const RowShape& s,
+                                  int b, int h, int t) {
     const size_t bh = size_t(b) * s.NH + h, home = bh * s.T + t;
     const Wide<X> share = from.rows.template share<Wide<X>>(b, h, t);
     Wide<X> sum = 0, entropy = 0, pairs = 0;
@@ -62,7 +62,7 @@ constexpr void average_numbers(Wide<X>* lse, const Statistics<X>& to, const Bran
         to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles_as_far_on(from.statistics.tiles, bh, from.rows.count, s.T, t / TILE);
 }
 
-/// out (B, T, NH, HS), lse (B, NH, T) and the statistics that are asked for.
+/// out (B, T, NH, HS), lse (B, NH, T) and the requested statistics.
 template <class X>
 void average_rows(CPU, X* out, Wide<X>* lse, const Branch<X, RepeatedRows>& from, const RowShape& s,
                   const Statistics<X>& statistics) {
@@ -77,11 +77,11 @@ void average_rows(CPU, X* out, Wide<X>* lse, const Branch<X, RepeatedRows>& from
                     const X* const row = row_at(from.out, from.rows, s, b, r, h);
                     for (int d = 0; d < s.HS; d++) to[d] += share * row[d];
                 }
-                average_numbers(lse, statistics, from, s, b, h, t);
+                average_statistics(lse, statistics, from, s, b, h, t);
             }
 }
 
-/// dout_r (B, R, NH, HS) of every row from dout (B, T, NH, HS); 0 where a row is padding.
+/// dout_r (B, R, NH, HS) of every row from dout (B, T, NH, HS); 0 in padding.
 template <class X>
 void share_gradient(CPU, X* dout_r, const X* dout, const RepeatedRows& rows, const RowShape& s) {
 #pragma omp parallel for collapse(2)
@@ -97,14 +97,14 @@ void share_gradient(CPU, X* dout_r, const X* dout, const RepeatedRows& rows, con
 
 #ifdef WITH_GPU
 
-/// One block per head and sequence. Rows that are linked at the same time have different tokens, so that no two threads meet.
+/// One block per head and sequence. Rows that are linked at the same time have different tokens, so threads do not conflict.
 template <class Rows>
 __global__ void link_rows_kernel(const Rows rows, int distinct) {
     const int h = blockIdx.x, b = blockIdx.y;
     int* first = rows.first + (size_t(b) * rows.NH + h) * rows.T;
     for (int t = threadIdx.x; t < rows.T; t += blockDim.x) first[t] = -1;
     for (int begin = 0; begin < rows.count; begin += distinct) {
-        __syncthreads();   // what came before is linked
+        __syncthreads();   // all earlier rows are linked
         for (int r = begin + int(threadIdx.x); r < min(begin + distinct, rows.count); r += blockDim.x) {
             const int t = rows.token(b, h, r);
             rows.following[rows.at(b, h, r)] = t < 0 ? -1 : first[t];
@@ -113,7 +113,7 @@ __global__ void link_rows_kernel(const Rows rows, int distinct) {
     }
 }
 
-/// One block per token; 16 bytes per thread and turn.
+/// One block per token; 16 bytes per thread and iteration.
 template <class X>
 __global__ void average_rows_kernel(X* out, float* lse, const Branch<X, RepeatedRows> from, const RowShape s,
                                     const Statistics<X> statistics) {
@@ -128,11 +128,11 @@ __global__ void average_rows_kernel(X* out, float* lse, const Branch<X, Repeated
             for (int k = 0; k < PIECE; k++) sums[k] += share * piece[k];
         }
         write_numbers(out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS + d, sums);
-        if (d == 0) average_numbers(lse, statistics, from, s, b, h, t);
+        if (d == 0) average_statistics(lse, statistics, from, s, b, h, t);
     }
 }
 
-/// One block per row; 16 bytes per thread and turn.
+/// One block per row; 16 bytes per thread and iteration.
 template <class X>
 __global__ void share_gradient_kernel(X* dout_r, const X* dout, const RepeatedRows rows, const RowShape s) {
     constexpr int PIECE = Packed<X>::size;

@@ -1,6 +1,7 @@
-// Branches of attention summed with a gate each, per token and head (NSA, Yuan et al. 2025, equation 5):
+// Gated branches of attention: the sum of separate softmaxes under a gate each, per token
+// and head (NSA, Yuan et al. 2025, equation 5):
 //     out = sum_c g_c out_c,   g_c = sigmoid(logit_c)
-// The way back is that of E3: each branch's backward call gets its gate and the gradient of the sum, and leaves that of its gate.
+// Backward uses the output gate: each branch's call takes its gate and the gradient of the sum, and returns the gate's gradient.
 #pragma once
 #include "attention/scores/each_element.cuh"
 
@@ -12,7 +13,7 @@ struct GatedBranches {
     Wide<X>* gate[BRANCHES];   // (B, T, NH)
 };
 
-/// Rows are tokens; number n of logits (tokens, BRANCHES, NH) is that of branch n / NH.
+/// Rows are tokens; element n of a token's logits (BRANCHES, NH) belongs to branch n / NH.
 template <class X>
 struct OpenGates {
     GatedBranches<X> to;
@@ -37,7 +38,7 @@ struct OpenGatesBackward {
     }
 };
 
-/// out (heads, HS) = sum_c g_c out_c, where `heads` counts those of all tokens.
+/// out (heads, HS) = sum_c g_c out_c; `heads` counts the heads of all tokens.
 template <class X>
 void gated_sum(CPU, X* out, const GatedBranches<X>& from, size_t heads, int HS) {
 #pragma omp parallel for

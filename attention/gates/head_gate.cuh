@@ -1,12 +1,12 @@
 // Head deactivation (Adaptive Sparse Transformer Block): each head decides for each token whether it takes part.
 //     u = w_h.[q; k] + b_h     s = sigmoid(u)     g = s where s >= theta, else 0           q and k of the token itself, before RoPE
-// The derivative of g by s is 1 where s >= theta and 0 where not: a head that is off comes back only as q and k drift. With
-// `straight_through` it is 1 everywhere, which is not the derivative of what was computed and keeps such heads exploring.
+// dg/ds is 1 where s >= theta and 0 elsewhere: a head that is off comes back only as q and k drift. With `straight_through` it is 1
+// everywhere, which is not the derivative of what was computed but keeps such heads exploring.
 #pragma once
 #include "attention/kernel/naive.h"
 #include "model/operations/column_sum.cuh"
 
-/// Where w (NH, 2 HS) and b (NH) lie in the flat buffers; the first `dense` heads have gate 1.
+/// Offsets of w (NH, 2 HS) and b (NH) in the flat buffers; the first `dense` heads have gate 1.
 struct HeadGate {
     size_t weight, bias;
     float theta;
@@ -37,13 +37,13 @@ void head_gate_forward(CPU, X* gate, const LayerInputs<X>& in, const X* weights,
         }
 }
 
-/// From dgate (B, T, NH), which turns into dL/du in place, to the weights' gradients, dq_pre and dk_pre; all are added to.
+/// From dgate (B, T, NH), which becomes dL/du in place, to the weights' gradients, dq_pre and dk_pre; all three are added to.
 template <class X>
 void head_gate_backward(CPU, X* dweights, X* dq_pre, X* dk_pre, X* dgate, const LayerInputs<X>& in, const X* weights,
                         const HeadGate& p, std::byte* /*workspace*/) {
     const int HS = in.HS, group = in.NH / in.NKV;
 #pragma omp parallel for
-    for (int kv = 0; kv < in.NKV; kv++)   // a thread owns the heads of a key head: sums keep their order
+    for (int kv = 0; kv < in.NKV; kv++)   // a thread owns all heads of a key head, so sums keep their order
         for (int h = std::max(kv * group, p.dense); h < (kv + 1) * group; h++) {
             const size_t weight = p.weight + size_t(h) * 2 * HS;
             const X* w = weights + weight;
@@ -66,7 +66,7 @@ inline size_t head_gate_workspace(CPU, const LayerShape&) { return 0; }
 #ifdef WITH_GPU
 
 namespace head_gate {
-inline constexpr int WARPS = 8, TOKENS = 128;   // tokens of a block that adds up the weights' gradients
+inline constexpr int WARPS = 8, TOKENS = 128;   // tokens per block in the sums of the weights' gradients
 
 /// u of (token n, head h), computed by one warp.
 template <class X>
@@ -90,7 +90,7 @@ struct Inputs {
 };
 }   // namespace head_gate
 
-/// One warp per (token, head). Forward: numbers = gate. Backward: numbers = dgate on the way in, dL/du on the way out.
+/// One warp per (token, head). Forward: numbers = gate. Backward: numbers holds dgate on entry and dL/du on return.
 template <bool BACKWARD, class X>
 __global__ void head_gate_kernel(float* numbers, const head_gate::Inputs<X> in, const X* weights, const HeadGate p) {
     const size_t at = size_t(blockIdx.x) * head_gate::WARPS + threadIdx.x / WARP;
@@ -102,7 +102,7 @@ __global__ void head_gate_kernel(float* numbers, const head_gate::Inputs<X> in, 
     else numbers[at] = h < p.dense ? 1 : p.gate(u);
 }
 
-/// Block (chunk of tokens, h): partials[chunk] of dw_h, and of db_h behind all of those.
+/// Block (chunk of tokens, h): partials[chunk] of dw_h, and after all of those of db_h.
 template <class X>
 __global__ void head_gate_weight_kernel(float* weights, float* biases, const float* du, const head_gate::Inputs<X> in) {
     const int h = blockIdx.y, first = blockIdx.x * head_gate::TOKENS, end = min(in.tokens, first + head_gate::TOKENS);
@@ -118,7 +118,7 @@ __global__ void head_gate_weight_kernel(float* weights, float* biases, const flo
     biases[size_t(blockIdx.x) * in.NH + h] = sum;
 }
 
-/// Block n: dq_pre and dk_pre of one token, one thread per number.
+/// Block n: dq_pre and dk_pre of one token, one thread per element.
 template <class X>
 __global__ void head_gate_input_kernel(float* dq_pre, float* dk_pre, const float* du, const head_gate::Inputs<X> in,
                                        const X* weights, const HeadGate p) {

@@ -1,9 +1,8 @@
-// A gate per token and head on results that are already in memory (E3 outside of the kernel): where a GPU gathers rows, the
-// gate's order and the kernel's are not the same.
+// The output gate outside of the kernel, on results in memory: where a GPU gathers rows, the gate's order is not the kernel's.
 #pragma once
 #include "model/device/device.h"
 
-/// gated (heads, HS) = gate out, `heads` counting those of all tokens.
+/// gated (heads, HS) = gate out; `heads` counts the heads of all tokens.
 template <class X>
 void gate_rows_forward(CPU, X* gated, const X* out, const X* gate, size_t heads, int HS) {
 #pragma omp parallel for

@@ -1,14 +1,14 @@
-// A few numbers per token, linear in the block's normed input, as gates of heads and routers have them:
+// A few logits per token, linear in the block's normed input, for head gates and routers:
 //     u_tn = sum_c W_nc x_tc + b_n
-// with u in Wide<X>, so that bf16 rounds neither the numbers nor their gradients. What becomes of u (sigmoid, softmax, top-k) is
-// the caller's business; a gate's sigmoid is here too.
-// On the CPU this is a linear layer. On the GPU it has kernels of its own: N is a dozen or two, narrow for a product of matrices,
-// which would also ask for the gradient of u rounded to bf16.
+// with u in Wide<X>, so that bf16 rounds neither the logits nor their gradients. Callers
+// apply sigmoid, softmax or top-k to u; a gate's sigmoid is here too.
+// On the CPU this is a linear layer. On the GPU it has its own kernels: N is a dozen or two, narrow for a matrix product, which
+// would also need the gradient of u rounded to bf16.
 #pragma once
 #include <algorithm>
 
-#include "model/operations/linear.cuh"
 #include "model/device/math.h"
+#include "model/operations/linear.cuh"
 
 template <class X>
 struct TokenLinear {
@@ -49,10 +49,10 @@ void sigmoid_backward(CPU, X* dg, const X* g, size_t n) {
 
 namespace token_linear {
 inline constexpr int WARPS = 4, THREADS = WARPS * WARP;
-inline constexpr int TOKENS = 4, OUTPUTS = 4;   // that a thread works on at once, so that each number read is used four times
+inline constexpr int TOKENS = 4, OUTPUTS = 4;   // of a thread at a time, so that each value loaded is used four times
 }   // namespace token_linear
 
-/// A warp has TOKENS tokens, and takes OUTPUTS numbers of each at a time.
+/// A warp has TOKENS tokens, and computes OUTPUTS logits of each at a time.
 template <class X>
 __global__ void __launch_bounds__(token_linear::THREADS) token_linear_forward_kernel(float* u, const TokenLinear<X> p) {
     using namespace token_linear;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(token_linear::THREADS) token_linear_forward_ke
     for (int n0 = 0; n0 < p.N; n0 += OUTPUTS) {
         float sums[TOKENS][OUTPUTS] = {};
         for (int c = lane * SIZE; c < p.C; c += WARP * SIZE) {
-            Packed<X> x[TOKENS], w[OUTPUTS];   // of what does not exist: those of the last that does
+            Packed<X> x[TOKENS], w[OUTPUTS];   // past the end, those of the last
             for (int i = 0; i < TOKENS; i++) x[i] = load_packed(p.x + size_t(min(t0 + i, p.rows - 1)) * p.C + c);
             for (int o = 0; o < OUTPUTS; o++) w[o] = load_packed(p.weight + size_t(min(n0 + o, p.N - 1)) * p.C + c);
             for (int i = 0; i < TOKENS; i++)
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(token_linear::THREADS)
     }
 }
 
-/// Sums over the block's chunk of tokens: dweights (chunks, N, C) of du^T x, dbiases (chunks, N) of du. A thread has 16 bytes of
-/// channels of OUTPUTS numbers.
+/// Sums over the block's chunk of tokens: dweights (chunks, N, C) of du^T x, dbiases (chunks, N) of du. A thread has 16 bytes
+/// of channels for OUTPUTS logits.
 template <class X>
 __global__ void __launch_bounds__(token_linear::THREADS)
     token_linear_weight_kernel(float* dweights, float* dbiases, const float* du, const TokenLinear<X> p, int tokens) {
@@ -136,12 +136,12 @@ __global__ void __launch_bounds__(token_linear::THREADS)
     }
 }
 
-/// Into how many chunks the sums over tokens are cut: enough to fill a GPU, but no more than 16 MiB of sums. A function of the
-/// sizes alone: other chunks would sum in another order.
+/// Chunks that the sums over tokens are split into: enough to fill a GPU, but no more than 16 MiB of partial sums. Depends on the
+/// sizes alone, since other chunks would sum in another order.
 template <class X>
 size_t token_linear_chunks(const TokenLinear<X>& p) {
     const size_t most = std::clamp<size_t>((size_t(16) << 20) / (sizeof(float) * p.N * (p.C + 1)), 1, 256);
-    return blocks_for(p.rows, blocks_for(p.rows, std::min(most, blocks_for(p.rows, 64))));   // as many as leave none empty
+    return blocks_for(p.rows, blocks_for(p.rows, std::min(most, blocks_for(p.rows, 64))));   // so that none is empty
 }
 
 /// dx, dweight and, where it is not null, dbias are added to.

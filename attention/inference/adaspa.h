@@ -1,26 +1,26 @@
-// AdaSpa (arXiv 2502.21079), for the prefill of a prompt only: every layer looks for the blocks of its attention matrix that hold
-// the mass, and reads no others. Nothing is trained.
+// AdaSpa (arXiv 2502.21079), for the prefill of a prompt only: every layer searches for the blocks of its attention matrix that
+// hold the mass, and reads no others. Nothing is trained.
 //     pass 1    dense attention, for LSE_i
 //     pass 2    W_pc = sum_{i in block p, j in block c} exp(z_ij - LSE_i)     (printed in the paper as Log(qk - LSE): Exp is meant)
-//     choice    of the p + 1 blocks c <= p of block row p, the ceil((1 - s_h) (p + 1)) with the greatest W_pc
+//     choice    of the p + 1 blocks c <= p of block row p, the ceil((1 - s_h) (p + 1)) with the largest W_pc
 //     heads     recall_h = share of the mass that s keeps; n heads have recall > 0.8; the n best get s_h = (1 + s) / 2, the n worst
 //               (3 s - 1) / 2, the others s, so that the mean stays s
-// NOT CAUSAL: whether row i reads a block depends on the later queries of its own block of rows, and through the recall of heads on
-// the whole prompt. That is possible where the whole prompt is known and wrong everywhere else: no training, no evaluation of
+// NOT CAUSAL: whether row i reads a block depends on later queries of its own block of rows and, through the recall of heads, on
+// the whole prompt. That is valid where the whole prompt is known and wrong everywhere else: no training, no evaluation of
 // perplexity. The paper is about denoising video, where all tokens attend to all others.
-// Read here: the row-wise uniform choice, which the paper uses in practice, on the lower triangle; a block row always keeps its
-// own block, so that every row sees something; 2 n <= NH; below s = 1/3, where (3 s - 1) / 2 is negative, heads get 0 and 2 s.
-// The paper searches at a few denoising steps and reuses the blocks (or an old LSE) between them, which is where its speed comes
-// from. A prompt is read once and blocks are not handed from layer to layer, so here every layer searches for itself, and a prefill
-// costs more than a dense one: what this shows is what the sparsity does to the text.
+// Read here: the row-wise uniform choice, which the paper uses in practice, on the lower triangle; a block row always keeps its own
+// block, so that every row sees something; 2 n <= NH; below s = 1/3, where (3 s - 1) / 2 is negative, heads get 0 and 2 s.
+// The paper searches at a few denoising steps and reuses the blocks (or an old LSE) in between, which is where its speed comes
+// from. A prompt is read once and layers do not share blocks, so here every layer searches for itself, and a prefill costs more
+// than a dense one: what this shows is the effect of the sparsity on the text.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <vector>
 
-#include "attention/kernel/cpu.h"
 #include "attention/inference/options.h"
+#include "attention/kernel/cpu.h"
 
 inline constexpr double ADASPA_GOOD_RECALL = 0.8;
 
@@ -65,7 +65,7 @@ std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>
     return mass;
 }
 
-/// How many of `candidates` blocks a row keeps: at least one, and no more than asked for because 1 - s is rounded.
+/// How many of `candidates` blocks a row keeps: at least one, and not one too many because 1 - s is rounded.
 inline int adaspa_kept(int candidates, double sparsity) {
     return std::max(1, int(std::ceil((1 - sparsity) * candidates - 1e-9)));
 }
@@ -88,7 +88,7 @@ inline BlockRows adaspa_select(const std::vector<double>& mass, int blocks, doub
     return rows;
 }
 
-/// The share of a head's attention mass in the chosen blocks; every one of the T rows has mass 1.
+/// The share of a head's attention mass in the chosen blocks; each of the T rows has mass 1.
 inline double adaspa_recall(const std::vector<double>& mass, const BlockRows& rows, int T) {
     double kept = 0;
     for (size_t p = 0; p < rows.size(); p++)
@@ -96,7 +96,7 @@ inline double adaspa_recall(const std::vector<double>& mass, const BlockRows& ro
     return kept / T;
 }
 
-/// The sparsity of each head from the recall that the common one would give it.
+/// The sparsity of each head, from its recall under the common sparsity.
 inline std::vector<double> adaspa_sparsities(const std::vector<double>& recall, double sparsity) {
     const int NH = int(recall.size());
     std::vector<int> best_first(NH);
@@ -110,7 +110,7 @@ inline std::vector<double> adaspa_sparsities(const std::vector<double>& recall, 
     return own;
 }
 
-/// What the kernel reads, from the choice of every head: tiles_of(T) places for each query tile.
+/// The kernel's list, from the choice of every head: tiles_of(T) entries for each query tile.
 struct AdaSpaTiles {
     std::vector<int> count, tiles;
     int stride = 0;
@@ -129,7 +129,7 @@ struct AdaSpaTiles {
     TileList list() const { return {count.data(), tiles.data(), stride}; }
 };
 
-/// out and lse from the blocks found, for one sequence under a policy that hides no more than the future.
+/// out and lse from the chosen blocks, for one sequence. Precondition: the policy hides no more than the future.
 template <class X, class P>
 AdaSpaCount adaspa_forward(CPU device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how) {
     attention_forward(device, policy, a);

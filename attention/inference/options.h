@@ -1,4 +1,4 @@
-// How ./generate computes attention: as the checkpoint's variant says, or with a mechanism that is for inference only.
+// How ./generate computes attention: by the checkpoint's variant, or with a mechanism for inference only.
 #pragma once
 
 enum class PsaBound { mean, upper };
@@ -12,7 +12,7 @@ struct PsaOptions {
 
 /// AdaSpa, in the prefill of the prompt: adaspa.h.
 struct AdaSpaOptions {
-    double sparsity = 0.8;   // share of the block pairs that is left out, below 1
+    double sparsity = 0.8;   // share of the block pairs that is skipped, below 1
     int block = 64;          // tokens, a multiple of TILE
 };
 

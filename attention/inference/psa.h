@@ -1,17 +1,16 @@
-// Progressive sparse attention (arXiv 2503.00392), for decoding only: of the cached keys a new token reads block after block, the
-// most promising first, and stops as soon as what it has read holds a share eps of its attention mass. Nothing is evicted, and
-// nothing is trained.
+// Progressive sparse attention (arXiv 2503.00392), for decoding only: a new token reads the cached keys block by block, the most
+// promising first, and stops as soon as these hold a share eps of its attention mass. Nothing is evicted, and nothing is trained.
 //     mass of block c for query q    M_c = sum_{j in c} exp(z_j),   z_j = q.k_j / sqrt(HS)
 //     its estimate from metadata     E_c = |c| exp(s_c)
 //         mean     s_c = q.mean(k_c) / sqrt(HS)                                 E_c <= M_c (Jensen): a heuristic, may stop early
 //         upper    s_c = sum_d max(q_d min_c(k_d), q_d max_c(k_d)) / sqrt(HS)   E_c >= M_c: the share is certified
 //     stop when V / (V + R) >= eps,  V = sum of M_c over visited blocks, R = sum of E_c over the others
-// V is the running softmax's own sum, so that it costs nothing. The output is the softmax over the visited blocks.
-// Of the paper only the abstract and second-hand accounts were to be had: a threshold instead of top-k, per token and layer; blocks
-// with metadata; a budget that follows the distribution. Read here: both bounds and the stop rule above; the published form is
-// taken to be `mean`. Under grouped queries the heads of a group share their keys, so they visit the same blocks, in the order of
-// the share of mass estimated for the group, until every head of it is satisfied. The paper's other half, memory of the GPU and
-// of the host as one and iterations overlapped, is about serving many requests and not done.
+// V is the running softmax's own sum and costs nothing. The output is the softmax over the visited blocks.
+// Only the paper's abstract and second-hand accounts were available: a threshold instead of top-k, per token and layer; blocks with
+// metadata; a budget that follows the distribution. Read here: both bounds and the stopping rule above; the published form is taken
+// to be `mean`. Under grouped queries the heads of a group share their keys, so they visit the same blocks, in the order of the
+// mass estimated for the group, until every head is satisfied. The paper's other half, unified memory of GPU and host and
+// overlapped iterations, is about serving many requests and is left out.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,10 +18,10 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/kernel/decode.h"
 #include "attention/inference/options.h"
+#include "attention/kernel/decode.h"
 
-/// What is known of the blocks of one layer's cached keys without reading them; grows as keys arrive.
+/// Metadata of the blocks of one layer's cached keys; grows as keys arrive.
 template <class X>
 class PsaBlocks {
 public:
@@ -46,7 +45,7 @@ public:
     int begin(int c) const { return c * how_.block; }
     int end(int c) const { return std::min(keys_, (c + 1) * how_.block); }
 
-    /// log E_c for query q (HS) of a head that reads key head kv. In double: a bound may not be rounded below what it bounds.
+    /// log E_c for query q (HS) of a head that reads key head kv. In double: a bound must not be rounded below what it bounds.
     double log_mass(const X* q, int kv, int c) const {
         const size_t at = c * row_ + size_t(kv) * HS_;
         const int keys = end(c) - begin(c);
@@ -62,12 +61,12 @@ private:
     PsaOptions how_;
     int HS_, keys_ = 0;
     size_t row_;
-    std::vector<X> first_, second_;   // (blocks, NKV, HS): `mean` the sum of the keys; `upper` the least and the greatest numbers
+    std::vector<X> first_, second_;   // (blocks, NKV, HS): `mean` the sum of the keys; `upper` their minima and maxima
 };
 
-/// What decoding has read so far, over all tokens, layers and heads.
+/// Counts of what decoding has read, over all tokens, layers and heads.
 struct PsaCount {
-    double visited = 0, cached = 0;       // pairs of a query with a key
+    double visited = 0, cached = 0;       // pairs of query and key
     double rows = 0, retained = 0;        // sum over rows of V / (V + R): certified by `upper`, a guess by `mean`
     double least_retained = 1;
 
@@ -93,7 +92,7 @@ std::vector<double> psa_estimates(const AttentionForward<X>& a, const PsaBlocks<
     return estimates;
 }
 
-/// Blocks by the share of mass estimated for them, summed over the heads of the group, in decreasing order.
+/// Blocks in decreasing order of their estimated share of mass, summed over the heads of the group.
 inline std::vector<int> psa_order(const std::vector<double>& estimates, int blocks) {
     std::vector<double> share(blocks);
     for (size_t head = 0; head < estimates.size(); head += blocks) {
@@ -107,7 +106,7 @@ inline std::vector<int> psa_order(const std::vector<double>& estimates, int bloc
     return order;
 }
 
-/// log R (G, blocks): the estimates of what is left after the n-th block of the order, -infinity after the last.
+/// log R (G, blocks): the estimated mass left after the n-th block of the order, -infinity after the last.
 inline std::vector<double> psa_rest(const std::vector<double>& estimates, const std::vector<int>& order) {
     const size_t blocks = order.size();
     std::vector<double> rest(estimates.size(), -std::numeric_limits<double>::infinity());
@@ -116,7 +115,7 @@ inline std::vector<double> psa_rest(const std::vector<double>& estimates, const 
     return rest;
 }
 
-/// V / (V + R) >= eps in logarithms, and in a form that is never true for eps 1 while something is left.
+/// V / (V + R) >= eps in logarithms, in a form that is never true for eps 1 while R > 0.
 inline bool psa_satisfied(double log_visited, double log_rest, double eps) {
     return std::log(1 - eps) + log_visited >= std::log(eps) + log_rest;
 }

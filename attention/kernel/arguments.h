@@ -1,27 +1,27 @@
-// The arguments of attention, the same for every device: of one call of the tiled kernel, and of one layer, which is a policy's
-// preprocessing around one or several such calls.
+// The arguments of attention, the same on every device: of one call of the tiled kernel, and of one layer, which is a policy's
+// preprocessing around one or more such calls.
 #pragma once
 #include <cstddef>
 
 #include "model/device/device.h"
 #include "model/device/memory.h"
 
-/// Queries and keys are taken in square tiles of this many tokens.
+/// Side of the square tiles that queries and keys are cut into, in tokens.
 inline constexpr int TILE = 64;
 constexpr int tiles_of(int tokens) { return (tokens + TILE - 1) / TILE; }
 constexpr int padded(int tokens) { return tiles_of(tokens) * TILE; }
 
 // ---------------------------------------------------------------------------------------------------------------- the kernel
 
-/// One matrix per token: (B, T, heads, HS) inside rows that may be longer, as q, k and v are inside the fused projection.
+/// One matrix per token: (B, T, heads, HS) inside rows that may be longer, such as q, k and v inside the fused projection.
 template <class X>
 struct Heads {
     X* data;
     size_t row;   // elements from one token to the next; head h starts at h * HS
 };
 
-/// E2 as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of row b has the count[n]
-/// tiles from tiles[n * stride] on, n = (b * NH + h) * query_tiles + t. Policy::tile() still judges each of them.
+/// A mask as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of sequence b has the
+/// count[n] tiles from tiles[n * stride] on, n = (b * NH + h) * query_tiles + t. Policy::tile() still judges each of them.
 struct TileList {
     const int* count = nullptr;
     const int* tiles = nullptr;
@@ -29,10 +29,10 @@ struct TileList {
     constexpr explicit operator bool() const { return count != nullptr; }
 };
 
-/// E6, each may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the greatest z of the row in the key
-/// tile, -infinity where none was visited. pairs and tiles count what the kernel really did. A tile is TILE x TILE on every
+/// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key
+/// tile, -infinity where it was not visited. pairs and tiles count what the kernel actually did. A tile is TILE x TILE on every
 /// device: where a kernel takes more rows at once, a tile counts when it was part of a visited rectangle and its own verdict (of
-/// the list and the policy, see TileWalk::judge_listed) is not hidden: the count is that of a kernel that goes tile by tile.
+/// the list and the policy, see TileWalk::judge_listed) is not hidden, so the count is that of a kernel that goes tile by tile.
 template <class X>
 struct Statistics {
     Wide<X>* entropy = nullptr;    // (B, NH, T)
@@ -42,9 +42,8 @@ struct Statistics {
     Wide<X>* pair_gate = nullptr;  // (B, NH, T) sum of Policy::pair_gate() over those keys; left alone where the policy has none
     constexpr explicit operator bool() const { return entropy || tile_max || pairs || tiles || pair_gate; }
 
-    /// Those of branch n of a layer (Policy::branch_names()), where each array has room for those of all its branches, one behind
-    /// the other: `rows` (B, NH, T) and `query_tiles` numbers each. tile_max, whose size depends on the branch's keys, is not among
-    /// them.
+    /// The statistics of gated branch n of a layer (Policy::branch_names()). Each array holds those of all branches, one after the
+    /// other: `rows` (B, NH, T) or `query_tiles` elements each. tile_max is left out: its size depends on the branch's keys.
     Statistics of_branch(int n, size_t rows, size_t query_tiles) const {
         auto part = [n](Wide<X>* all, size_t size) { return all ? all + n * size : nullptr; };
         return {part(entropy, rows), nullptr, part(pairs, rows), part(tiles, query_tiles), part(pair_gate, rows)};
@@ -59,29 +58,29 @@ struct AttentionForward {
     Heads<const X> k;   // (B, S, NKV, HS); query head h reads head h / (NH / NKV)
     Heads<const X> v;   // (B, S, NKV, HS)
 
-    // E1: the numbers behind Policy::features(); null where there are none.
+    // What score() reads, of the sizes in Policy::features(); null where that is nothing.
     const Wide<X>* head = nullptr;     // (NH, features.head)
     const Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     const Wide<X>* column = nullptr;   // (B, NH, features.column, padded(S))
     const Wide<X>* tile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S))
 
-    TileList list;                     // E2, when not computed by the policy
-    const Wide<X>* gate = nullptr;     // E3 (B, T, NH)
-    const int* q_position = nullptr;   // E4 (B, NH, T): the token that a row stands for; null: its index; -1: padding,
-    const int* k_position = nullptr;   // E4 (B, NH, S)  which sees nothing and is seen by nobody
+    TileList list;                     // of a mask that the policy does not compute
+    const Wide<X>* gate = nullptr;     // (B, T, NH) on the output
+    const int* q_position = nullptr;   // (B, NH, T) each row's token position; null: its index; -1: padding,
+    const int* k_position = nullptr;   // (B, NH, S) which sees nothing and is seen by nothing
 
     X* out;                   // (B, T, NH, HS) before the gate
     X* gated_out = nullptr;   // (B, T, NH, HS) gate * out; needed with a gate only
-    Wide<X>* lse;             // E5 (B, NH, T); -infinity where a row sees nothing
+    Wide<X>* lse;             // (B, NH, T) log-sum-exp; -infinity where a row sees nothing
     Statistics<X> statistics = {};
 };
 
-/// dq, dk, dv are overwritten, the gradients of features and gate too. dhead has one partial sum per sequence.
+/// All gradients are overwritten. dhead has one partial sum per sequence.
 template <class X>
 struct AttentionBackward {
     const X* dout;                   // (B, T, NH, HS), of the gated output where there is a gate
-    const Wide<X>* dlse = nullptr;   // E5 (B, NH, T), null: zero
-    Heads<Wide<X>> dq, dk;           // wide: the GPU adds up dq over key tiles in memory, and RoPE's backward reads both
+    const Wide<X>* dlse = nullptr;   // (B, NH, T); null: zero
+    Heads<Wide<X>> dq, dk;           // wide: the GPU accumulates dq over key tiles in memory, and RoPE's backward reads both
     Heads<X> dv;
     Wide<X>* dhead = nullptr;     // (B, NH, features.head)
     Wide<X>* drow = nullptr;      // (B, NH, T, features.row)
@@ -93,7 +92,7 @@ struct AttentionBackward {
 
 // ----------------------------------------------------------------------------------------------------------------- the layer
 
-/// How many numbers E1 reads.
+/// How many values score() reads.
 struct Features {
     int head = 0;     // per head
     int row = 0;      // per head and query
@@ -124,51 +123,53 @@ struct LayerInputs : LayerShape {
     constexpr const X* value(int b, int t, int h) const { return v + token(b, t) * v_row + size_t(h / (NH / NKV)) * HS; }
 };
 
-/// What preprocess() fills for E1 and E3; laid out as AttentionForward says. Also the layout of their gradients, without `auxiliary`.
+/// What preprocess() fills for score() and the output gate; shapes as in AttentionForward. Their gradients have the
+/// same layout, without `auxiliary`.
 template <class X>
-struct Extras {
+struct ScoreInputs {
     Wide<X>* head = nullptr;     // (NH, features.head); as a gradient (B, NH, features.head)
     Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     Wide<X>* column = nullptr;   // (B, NH, features.column, padded(T))
     Wide<X>* gate = nullptr;     // (B, T, NH)
 
-    /// (B, NH) parts of the policy's own loss, where it has_auxiliary_loss; all are overwritten in every forward pass. Their sum over
-    /// all layers, divided by the tokens of the micro-batch, is what the objective has beside the mean cross-entropy.
+    /// (B, NH) terms of the policy's own loss, where it has_auxiliary_loss; every forward pass overwrites them all. Their sum over
+    /// all layers, divided by the tokens of the micro-batch, is added to the mean cross-entropy.
     Wide<X>* auxiliary = nullptr;
 };
 
-/// What preprocess_backward() turns extras' gradients, in `of`, into. dq_pre and dk_pre are overwritten, dx and dweights added to.
+/// preprocess_backward() turns the gradients of the score inputs, in `of`, into these. dq_pre and dk_pre are
+/// overwritten, dx and dweights added to.
 template <class X>
-struct ExtraGradients {
-    Extras<X> of;
+struct ScoreInputGradients {
+    ScoreInputs<X> of;
     Wide<X>* dq_pre;     // (B, T, NH, HS), token stride LayerInputs::qk_row; null unless the policy says reads_qk_pre
     Wide<X>* dk_pre;     // (B, T, NKV, HS), the same
     X* dx;               // (B, T, C); null unless the policy says reads_x
     Wide<X>* dweights;   // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
-    Wide<X> dloss = 1;   // the weight of one token in the step's loss, 1 / tokens: what statistics and losses of the policy's own
-                         // multiply their sums over this micro-batch with
+    Wide<X> dloss = 1;   // the weight of one token in the step's loss, 1 / tokens: a policy's own losses and statistics multiply
+                         // their sums over this micro-batch by it
 };
 
-/// Memory for the extras of a layer that reads `f` and is `gated` or not; `copies` is 1, or B for the partial sums of the head
-/// numbers' gradients.
-template <class Device, class X>
-Extras<X> take_extras(Arena<Device>& arena, const Features& f, bool gated, int B, int T, int NH, int copies) {
-    Extras<X> e;
-    if (f.head) e.head = arena.template take<Wide<X>>(size_t(copies) * NH * f.head);
-    if (f.row) e.row = arena.template take<Wide<X>>(size_t(B) * NH * T * f.row);
-    if (f.column) e.column = arena.template take<Wide<X>>(size_t(B) * NH * padded(T) * f.column);
-    if (gated) e.gate = arena.template take<Wide<X>>(size_t(B) * T * NH);
+/// Memory for the score inputs of a layer that reads `f` and is `gated` or not; `copies` is 1, or B for the partial sums of the
+/// gradients of the scalars per head.
+template <class X>
+ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bool gated, int B, int T, int NH, int copies) {
+    ScoreInputs<X> e;
+    if (f.head) e.head = allocator.take<Wide<X>>(size_t(copies) * NH * f.head);
+    if (f.row) e.row = allocator.take<Wide<X>>(size_t(B) * NH * T * f.row);
+    if (f.column) e.column = allocator.take<Wide<X>>(size_t(B) * NH * padded(T) * f.column);
+    if (gated) e.gate = allocator.take<Wide<X>>(size_t(B) * T * NH);
     return e;
 }
 
 /// What a layer keeps from its forward pass for its backward pass.
 template <class X>
 struct LayerState {
-    Extras<X> extras;
+    ScoreInputs<X> score_inputs;
     X* out;         // (B, T, NH, HS) before the gate
     X* gated_out;   // (B, T, NH, HS), what the output projection reads; the same memory as out without a gate
     Wide<X>* lse;   // (B, NH, T)
-    std::byte* kept = nullptr;   // Policy::kept_bytes() of a composite
+    std::byte* kept = nullptr;   // Policy::kept_bytes(), with own_passes
 };
 
 /// Gradients with respect to q and k after RoPE and v.
@@ -179,15 +180,16 @@ struct QkvGradients {
     Heads<X> v;         // (B, T, NKV, HS)
 };
 
-/// The call of the kernel that a layer with one call makes.
+/// Arguments of the kernel call of a layer that makes only one.
 template <class X>
 AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
     AttentionForward<X> a{};
     a.B = in.B, a.T = in.T, a.S = in.T;
     a.NH = in.NH, a.NKV = in.NKV, a.HS = in.HS;
     a.q = {in.q, in.qk_row}, a.k = {in.k, in.qk_row}, a.v = {in.v, in.v_row};
-    a.head = state.extras.head, a.row = state.extras.row, a.column = state.extras.column, a.gate = state.extras.gate;
-    a.out = state.out, a.gated_out = state.extras.gate ? state.gated_out : nullptr, a.lse = state.lse;
+    a.head = state.score_inputs.head, a.row = state.score_inputs.row, a.column = state.score_inputs.column;
+    a.gate = state.score_inputs.gate;
+    a.out = state.out, a.gated_out = a.gate ? state.gated_out : nullptr, a.lse = state.lse;
     a.statistics = statistics;
     return a;
 }

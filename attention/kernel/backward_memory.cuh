@@ -1,14 +1,14 @@
-// Around the backward kernel: how its work is cut, what it keeps in registers, in shared memory and in memory, the pass that
-// prepares that, and the sums that remain at the end.
+// Around the backward kernel: tile sizes, what it keeps in registers, shared memory and global memory, the kernel that
+// prepares that, and the final sums.
 #pragma once
-#include "attention/core/carve.h"
-#include "attention/kernel/features.cuh"
+#include "attention/kernel/unit_gate.cuh"
 
-/// Numbers of a query row that its pairs with every key need: log-sum-exp in base 2 (infinite where P is 0), D, the gate (or 1).
-enum RowNumber { ROW_LSE, ROW_D, ROW_GATE, ROW_NUMBERS };
+/// Per query row, for its pairs with every key: log-sum-exp in base 2 (infinite where P is 0), D (times HS^-1/2 where scores are
+/// not modified, as nothing else reads it then), the gate (or 1).
+enum RowValue { ROW_LSE, ROW_D, ROW_GATE, ROW_VALUES };
 
-/// How the work is cut. 16-key tiles of a warp share every fragment of Q and dO that it loads. SMALL, for heads of 128 where a block has
-/// 99 KB of shared memory: half the keys, and one buffer of Q and dO, whose copies are then waited for.
+/// Tile sizes. A warp's 16-key tiles share every fragment of Q and dO that it loads. SMALL, for heads of 128 where a block has 99
+/// KB of shared memory: half the keys and a single buffer of Q and dO, so that copies are not overlapped.
 template <class X_, int HS_, bool MODIFIED_, bool SMALL = false>
 struct BackwardShape {
     using X = X_;
@@ -16,7 +16,7 @@ struct BackwardShape {
     static constexpr int HS = HS_;
     static constexpr int M_TILES = tuned && HS <= 64 ? 2 : 1, WARP_KEYS = 16 * M_TILES;   // dK and dV fill the registers
     static constexpr int WARPS = tuned && HS > 64 && !SMALL ? 8 : 4, THREADS = WARPS * WARP;
-    static constexpr int BLOCKS = fast && HS <= 64 ? 2 : 1;   // per multiprocessor: 255 registers of 2 x 128 threads just fit
+    static constexpr int BLOCKS = fast && HS <= 64 ? 2 : 1;   // per multiprocessor: 2 x 128 threads of 255 registers just fit
     static constexpr int KEYS = WARPS * WARP_KEYS, QUERIES = TILE;
     static constexpr int STEP = tuned ? 32 : 16;   // queries whose scores exist at once
     static constexpr int BUFFERS = fast && !SMALL ? 2 : 1;   // of Q and dO
@@ -31,62 +31,37 @@ struct BackwardShared {
     SharedTile<X, Shape::KEYS, Shape::HS> k, v;
     SharedTile<X, Shape::QUERIES, Shape::HS> q[Shape::BUFFERS], dout[Shape::BUFFERS];
     SharedTile<X, Shape::KEYS, Shape::QUERIES> ds;   // (scale dL/da)^T of all warps, for dQ
-    alignas(16) float rows[Shape::BUFFERS][ROW_NUMBERS][Shape::QUERIES];
-    float tile_parts[Shape::WARPS];   // each warp's sum of the gradient of the tile's number
-    int work;     // the block's ticket
-    int before;   // the key tile whose turn was before
+    alignas(16) float rows[Shape::BUFFERS][ROW_VALUES][Shape::QUERIES];
+    float tile_parts[Shape::WARPS];   // each warp's sum for the gradient of the tile's bias
+    int work;       // index of the block's work, from work_counter
+    int previous;   // the key tile that added to the query tile's dQ before this one, or NOBODY
 };
 
-/// What a thread sums up over the queries of all heads of the group. These are registers, and variables of run(): one number with
-/// an index that the compiler does not know would drag the whole of its struct into memory.
+/// A thread's sums over the queries of all heads of the group. They must stay registers, hence variables of run(): a single index
+/// unknown at compile time would spill the whole struct to memory.
 template <class Shape>
 struct KeySums {
     float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};
 };
 
-/// The gradients of what score() reads, as PairGradients wants them: registers where the policy's number of features is known at
-/// compile time, memory of the thread otherwise.
-template <class Shape>
-struct FeatureSums {
-    using N = ScoreNumber<typename Shape::X>;
-    static constexpr int ROOM = Shape::MODIFIED ? MOST_FEATURES : 8;
-    N head[ROOM];                             // over all pairs of the thread
-    float column[2 * Shape::M_TILES][ROOM];   // of the thread's keys, over its queries
-    N tile;                                   // over the thread's pairs of the present query tile
-};
-
-/// values[n] summed over the eight lanes that have the same columns of a fragment: lane_row() n gets the sum of number n.
-__device__ __forceinline__ float scattered_sums(float (&values)[8]) {
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        const bool upper = lane_row() & half;
-#pragma unroll
-        for (int n = 0; n < half; n++) {
-            const float keep = upper ? values[n + half] : values[n], give = upper ? values[n] : values[n + half];
-            values[n] = keep + __shfl_xor_sync(ALL_LANES, give, 4 * half);
-        }
-    }
-    return values[0];
-}
-
-/// The backward kernel's memory outside of its blocks. Query tiles have TILE rows; there are at most as many key tiles.
+/// The backward kernel's global memory. Query tiles have TILE rows, key tiles TILE columns or more.
 struct BackwardMemory {
-    int* ticket;         // (1) blocks that have started: each takes the next piece of work
-    int* turn;           // (B, NH, query tiles) the key tile that has added to a query tile's gradients last, or NOBODY
-    float* rows;         // (B, NH, query tiles, ROW_NUMBERS, TILE)
+    int* work_counter;   // (1) blocks started so far: the index of the next one's work
+    int* semaphore;      // (B, NH, query tiles) the key tile that has added to a query tile's gradients last, or NOBODY
+    float* rows;         // (B, NH, query tiles, ROW_VALUES, TILE)
     float* head_parts;   // (B, NH, key tiles, features.head)
-    Stuck* stuck = nullptr;   // for a block whose turn does not come
+    Stuck* stuck = nullptr;   // where a block reports that it has waited in vain
 
     static constexpr int NOBODY = -1;
 
     BackwardMemory(std::byte* memory, int B, int T, int S, int NH, const Features& f) {
         const size_t query_tiles = size_t(B) * NH * tiles_of(T), key_tiles = size_t(B) * NH * tiles_of(S);
-        Carve carve(memory);
-        ticket = carve.take<int>(1);
-        turn = carve.take<int>(query_tiles);
-        rows = carve.take<float>(query_tiles * ROW_NUMBERS * TILE);
-        head_parts = carve.take<float>(key_tiles * f.head);
-        bytes = carve.bytes();
+        BumpAllocator allocator(memory);
+        work_counter = allocator.take<int>(1);
+        semaphore = allocator.take<int>(query_tiles);
+        rows = allocator.take<float>(query_tiles * ROW_VALUES * TILE);
+        head_parts = allocator.take<float>(key_tiles * f.head);
+        bytes = allocator.bytes();
     }
     size_t bytes;
 };
@@ -97,8 +72,7 @@ size_t attention_workspace(GPU, const P& policy, int B, int T, int S, int NH) {
     return BackwardMemory(nullptr, B, T, S, NH, policy.features()).bytes;
 }
 
-/// Which query tile (of TILE rows) meets which key tile (of KEYS columns): asked by key tiles for their query tiles, and by query
-/// tiles for their key tiles.
+/// Which query tile (of TILE rows) visits which key tile (of KEYS columns), by key tile and by query tile.
 template <int KEYS, class X, class P>
 struct BackwardTiles {
     const P& policy;
@@ -122,7 +96,7 @@ struct BackwardTiles {
     }
 };
 
-/// Row numbers of one query tile, dgate, and zeros in place of the gradients of rows that no key tile will visit.
+/// Fills the row values of one query tile and dgate, and clears the gradients of rows that visit no key tile.
 /// One block per (head, query tile, sequence); PIECES threads per row.
 template <class X, int HS, int KEYS, class P>
 __global__ void __launch_bounds__(128)
@@ -131,9 +105,9 @@ __global__ void __launch_bounds__(128)
     constexpr int PIECE = Packed<X>::size, PIECES = HS / PIECE, THREADS = 128;
     const int h = blockIdx.x, tile = blockIdx.y, b = blockIdx.z, i0 = tile * TILE;
     const size_t bh = size_t(b) * a.NH + h, tile_of_all = bh * tiles_of(a.T) + tile;
-    if (threadIdx.x == 0) memory.turn[tile_of_all] = BackwardMemory::NOBODY;
-    if (threadIdx.x == 0 && tile_of_all == 0) *memory.ticket = 0;
-    float* rows = memory.rows + tile_of_all * ROW_NUMBERS * TILE;
+    if (threadIdx.x == 0) memory.semaphore[tile_of_all] = BackwardMemory::NOBODY;
+    if (threadIdx.x == 0 && tile_of_all == 0) *memory.work_counter = 0;
+    float* rows = memory.rows + tile_of_all * ROW_VALUES * TILE;
     for (int r = int(threadIdx.x) / PIECES; r < TILE; r += THREADS / PIECES) {
         const int i = i0 + r, d = int(threadIdx.x) % PIECES * PIECE;
         const size_t head = (size_t(b) * a.T + i) * a.NH + h;
@@ -146,7 +120,8 @@ __global__ void __launch_bounds__(128)
         if (d != 0) continue;
         const float lse = i < a.T ? a.lse[bh * a.T + i] : -INFINITY, gate = i < a.T && a.gate ? a.gate[head] : 1;
         rows[ROW_LSE * TILE + r] = lse > -INFINITY ? lse * LOG2_E : INFINITY;
-        rows[ROW_D * TILE + r] = gate * product - (i < a.T && g.dlse ? g.dlse[bh * a.T + i] : 0);
+        const float of_row = gate * product - (i < a.T && g.dlse ? g.dlse[bh * a.T + i] : 0);
+        rows[ROW_D * TILE + r] = MODIFIES_SCORES<P> ? of_row : rsqrtf(float(HS)) * of_row;
         rows[ROW_GATE * TILE + r] = gate;
         if (i < a.T && g.dgate) g.dgate[head] = product;
     }
@@ -159,7 +134,7 @@ __global__ void __launch_bounds__(128)
     for (int n = threadIdx.x; n < exist * features; n += THREADS) g.drow[(bh * a.T + i0) * features + n] = 0;
 }
 
-/// dhead (B, NH, numbers) from the parts of the key tiles, in their order.
+/// dhead (B, NH, numbers) from the key tiles' partial sums, in the order of the tiles.
 template <class Y>
 __global__ void attention_head_sums_kernel(Y* dhead, const float* parts, int heads, int key_tiles, int numbers) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;

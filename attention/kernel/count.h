@@ -6,13 +6,13 @@
 
 #include "attention/kernel/policy.h"
 
-/// Of one sequence, summed over the heads.
+/// For one sequence, summed over the heads.
 struct PairCount {
     double pairs = 0, tiles = 0;
 };
 
-/// Pairs that count in rows [i0, i1) and columns [j0, j1), cut into squares of `size`. What is mixed is asked again in squares of
-/// an eighth, as a diagonal runs through few of them.
+/// Visible pairs in rows [i0, i1) and columns [j0, j1), cut into squares of `size`. Mixed squares are subdivided into squares of an
+/// eighth, as a diagonal crosses few of them.
 template <class P>
 double pairs_in(const P& policy, int h, int i0, int i1, int j0, int j1, int size) {
     double pairs = 0;
@@ -36,7 +36,7 @@ struct MixedTile {
 
 template <class P>
 double count_exactly(const P& policy, const std::vector<MixedTile>& mixed, int T) {
-    double pairs = 0;   // of whole numbers: the order of the sum does not matter
+    double pairs = 0;   // a sum of integers: the order does not matter
 #pragma omp parallel for reduction(+ : pairs) schedule(dynamic, 16)
     for (size_t n = 0; n < mixed.size(); n++) {
         const auto [h, i0, j0] = mixed[n];
@@ -45,8 +45,8 @@ double count_exactly(const P& policy, const std::vector<MixedTile>& mixed, int T
     return pairs;
 }
 
-/// From `samples` rows of mixed tiles. Multiples of the golden ratio, modulo 1, spread them evenly over tiles and rows, whatever
-/// period the mask has.
+/// Estimates from `samples` rows of mixed tiles. Multiples of the golden ratio, modulo 1, spread them evenly over tiles and rows,
+/// whatever the period of the mask.
 template <class P>
 double estimate(const P& policy, const std::vector<MixedTile>& mixed, int T, int samples) {
     double pairs = 0;
@@ -60,8 +60,8 @@ double estimate(const P& policy, const std::vector<MixedTile>& mixed, int T, int
     return pairs / samples * double(mixed.size()) * TILE;
 }
 
-/// What tile() and visible() allow. Exact, but for the pairs where more than `most` tiles are mixed, as strided patterns in long
-/// sequences are: those are estimated, within a few parts in a thousand, and T = 32768 takes a fraction of a second per layer.
+/// Pairs and tiles that tile() and visible() allow. Exact, unless more than `most` tiles are mixed, as in strided patterns of long
+/// sequences: pairs are then estimated within a few parts in a thousand, and T = 32768 takes a fraction of a second per layer.
 template <class P>
 PairCount count_pairs(const P& policy, int NH, int T, size_t most = 1 << 14) {
     PairCount count;
@@ -79,7 +79,7 @@ PairCount count_pairs(const P& policy, int NH, int T, size_t most = 1 << 14) {
     return count;
 }
 
-/// What a policy expects to visit, where it selects by the data, or else what its mask allows.
+/// The policy's own estimate where it is data-dependent, otherwise the count of its mask.
 template <class P>
 PairCount expected_pairs(const P& policy, int NH, int T) {
     if constexpr (requires { policy.expected_pairs(NH, T); }) return policy.expected_pairs(NH, T);

@@ -1,8 +1,8 @@
 // The tiled attention kernel on the CPU, for any policy: online softmax over tiles of TILE x TILE pairs, hidden tiles skipped,
-// nothing of size T x T. The five matrix products of a tile go through CBLAS; the rest are loops over SIMD vectors of keys.
-// A thread takes some query tiles (forward) or all of them (backward) of one (sequence, key/value head), and goes through them in
-// the order of the text, all query heads of the group one after the other: they read the same keys, which are in the cache then.
-// Backward it owns dK and dV of that head, so that no two threads add to one number and two runs give the same bits.
+// nothing of size T x T. The five matrix products of a tile go through CBLAS; the rest is loops over SIMD vectors of keys.
+// A thread takes some query tiles (forward) or all of them (backward) of one (sequence, key/value head), in the order of the text,
+// and for each all query heads of the group, which read the same keys while these are in the cache. In the backward pass it owns dK
+// and dV of that head: no two threads add to the same element, and two runs give the same bits.
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
 #include <omp.h>
@@ -21,7 +21,7 @@
 
 // ---- forward
 
-/// One query tile on its way through the keys.
+/// The state of one query tile during its walk over the keys.
 template <class X>
 struct QueryTile {
     std::vector<X> q, z, sums;        // (TILE, HS), (TILE, TILE), (TILE, HS) of exp(z - largest) v
@@ -31,32 +31,32 @@ struct QueryTile {
     explicit QueryTile(int HS) : q(size_t(TILE) * HS), z(TILE * TILE), sums(size_t(TILE) * HS), rows(TILE) {}
 };
 
-/// A row that goes on where out and lse, and the statistics, have left it: as one key of weight exp(lse). `sums` (HS); `head` and
-/// `number` are the row's places in (B, tokens, NH) and (B, NH, tokens).
+/// Resumes a row from out, lse and the statistics of an earlier call, which count as one key of weight exp(lse). `sums` (HS);
+/// `bth` and `bht` are the row's indices in (B, tokens, NH) and (B, NH, tokens).
 template <class X>
-void resume_row(const AttentionForward<X>& a, OnlineRow<X>& row, X* sums, size_t head, size_t number) {
-    if (a.lse[number] == -std::numeric_limits<X>::infinity()) return;
-    row.largest = a.lse[number], row.sum = 1;
-    if (a.statistics.entropy) row.moment = a.lse[number] - a.statistics.entropy[number];
-    if (a.statistics.pairs) row.pairs = a.statistics.pairs[number];
-    std::copy_n(a.out + head * a.HS, a.HS, sums);
+void resume_row(const AttentionForward<X>& a, OnlineRow<X>& row, X* sums, size_t bth, size_t bht) {
+    if (a.lse[bht] == -std::numeric_limits<X>::infinity()) return;
+    row.largest = a.lse[bht], row.sum = 1;
+    if (a.statistics.entropy) row.moment = a.lse[bht] - a.statistics.entropy[bht];
+    if (a.statistics.pairs) row.pairs = a.statistics.pairs[bht];
+    std::copy_n(a.out + bth * a.HS, a.HS, sums);
 }
 
-/// Writes what a row has come to: O, LSE, the gated output, entropy and pairs.
+/// Writes a row's results: O, LSE, the gated output, entropy and pairs.
 template <class X>
-void finish_row(const AttentionForward<X>& a, const OnlineRow<X>& row, const X* sums, size_t head, size_t number) {
+void finish_row(const AttentionForward<X>& a, const OnlineRow<X>& row, const X* sums, size_t bth, size_t bht) {
     const bool nothing = row.sum == X(0);
     const X inverse = nothing ? X(0) : X(1) / row.sum;
     const X lse = nothing ? -std::numeric_limits<X>::infinity() : row.largest + std::log(row.sum);
-    a.lse[number] = lse;
-    for (int d = 0; d < a.HS; d++) a.out[head * a.HS + d] = sums[d] * inverse;
+    a.lse[bht] = lse;
+    for (int d = 0; d < a.HS; d++) a.out[bth * a.HS + d] = sums[d] * inverse;
     if (a.gate)
-        for (int d = 0; d < a.HS; d++) a.gated_out[head * a.HS + d] = a.gate[head] * a.out[head * a.HS + d];
-    if (a.statistics.entropy) a.statistics.entropy[number] = nothing ? X(0) : lse - row.moment * inverse;
-    if (a.statistics.pairs) a.statistics.pairs[number] = row.pairs;
+        for (int d = 0; d < a.HS; d++) a.gated_out[bth * a.HS + d] = a.gate[bth] * a.out[bth * a.HS + d];
+    if (a.statistics.entropy) a.statistics.entropy[bht] = nothing ? X(0) : lse - row.moment * inverse;
+    if (a.statistics.pairs) a.statistics.pairs[bht] = row.pairs;
 }
 
-/// z of a band from its queries, rows of `q_row` numbers, and the tile's keys; z and k_transposed begin at the band's first pair.
+/// z of a band from its queries, `q_row` elements apart, and the tile's keys; z and k_transposed point to the band's first pair.
 template <class X, class P>
 void band_scores(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band,
                  Tile verdict, const X* q, size_t q_row, const X* k_transposed) {
@@ -65,7 +65,7 @@ void band_scores(X* z, const P& policy, const AttentionForward<X>& a, const Tile
     modify_and_mask(z, policy, a, walk, band, verdict);
 }
 
-/// Takes the keys of a band into its rows.
+/// Adds the keys of a band to the softmax of its rows.
 template <class X, class P>
 void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band, Tile verdict,
                 const KeyTile<X>& keys, QueryTile<X>& tile) {
@@ -114,7 +114,7 @@ private:
         for (int r = 0; r < rows && write == Write::add; r++) {
             const int token = at.token(b, h, i0 + r);
             if (token < 0) continue;
-            resume_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.of_head(b, h, token), at.of_number(b, h, token));
+            resume_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.at_BTH(b, h, token), at.at_BHT(b, h, token));
         }
         if (!a.statistics.tile_max) return;
         const size_t first = (size_t(b) * a.NH + h) * a.T + i0, key_tiles = tiles_of(a.S);
@@ -125,27 +125,27 @@ private:
         for (int r = 0; r < std::min(TILE, a.T - i0); r++) {
             const int token = at.token(b, h, i0 + r);
             if (token < 0) continue;
-            const size_t number = at.of_number(b, h, token);
-            finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.of_head(b, h, token), number);
-            if (P::gates_pairs && a.statistics.pair_gate) a.statistics.pair_gate[number] = tile.rows[r].pair_gates;
+            const size_t bht = at.at_BHT(b, h, token);
+            finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.at_BTH(b, h, token), bht);
+            if (P::gates_pairs && a.statistics.pair_gate) a.statistics.pair_gate[bht] = tile.rows[r].pair_gates;
         }
         if (a.statistics.tiles) add_visited(b, h, i0 / TILE, X(tile.visited));
     }
 
-    /// A query tile of rows counts for that of the text which is as far on, as in merge.cuh.
+    /// A query tile of rows is attributed to the text's query tile at the same fraction of its length, as in merge.cuh.
     void add_visited(int b, int h, int query_tile, X visited) const {
         const int of_text = tiles_of(at.tokens), as_far_on = int(int64_t(query_tile) * of_text / tiles_of(a.T));
         X& to = a.statistics.tiles[(size_t(b) * a.NH + h) * of_text + as_far_on];
         if (write == Write::overwrite) to = visited;
         else {
-#pragma omp atomic   // whole numbers: the order of two threads does not show
+#pragma omp atomic   // integers: the order of the threads does not matter
             to += visited;
         }
     }
 };
 
-/// Query tiles of a head that a thread takes at once: many, since it brings their keys anew each time, and few enough that every
-/// thread gets some of `all`. The results do not depend on it.
+/// Query tiles of a head that a thread takes at a time: many, since each time it copies their keys again, but few enough that every
+/// thread gets some of `all`. Results do not depend on it.
 inline int tiles_at_once(int64_t all) { return int(std::clamp<int64_t>(all / (4 * omp_get_max_threads()), 2, 16)); }
 
 template <class X, class P, class Rows>
@@ -169,17 +169,17 @@ void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const
     }
 }
 
-/// out, lse (and what else the arguments ask for) of softmax attention under `policy`.
-/// Preconditions: NH % NKV == 0; gated_out where there is a gate. A row that sees nothing gives out 0 and lse -infinity.
+/// Softmax attention under `policy`: out, lse, and whatever else the arguments request. A row that sees nothing has out 0 and lse
+/// -infinity. Preconditions: NH % NKV == 0; gated_out where there is a gate.
 template <class X, class P>
 void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
     attention_rows_forward(policy, a, RowsInOrder(), Write::overwrite);
 }
 
-/// Takes further keys into a softmax: out, lse and the statistics hold what other keys have come to, and go on from there. These
-/// and q, k, v are over the rows.T tokens of a sequence; the T == S == rows.count rows, for which positions and lists are, are read
-/// and written at the tokens that they stand for. Preconditions: no two rows of a head stand for the same token; no tile_max, no
-/// features, and so no gates on pairs.
+/// Adds keys to a softmax: out, lse and the statistics hold the result over other keys and are updated. They and q, k,
+/// v are over the rows.T tokens of a sequence; positions and lists are over the T == S == rows.count rows, each of
+/// which reads and writes its token.
+/// Preconditions: no two rows of a head hold the same token; no tile_max, no features, and so no gates on pairs.
 template <class X, class P, class Rows>
 void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
     attention_rows_forward(policy, a, rows, Write::add);
@@ -187,15 +187,15 @@ void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, 
 
 // ---- backward
 
-/// Per thread: what it needs while it walks over the tiles of the query heads of one (sequence, key/value head).
+/// A thread's memory while it walks over the tiles of one (sequence, key/value head).
 template <class X>
 struct BackwardWorkspace {
     std::vector<char> started;                        // (tiles): whether dk and dv of the tile have been written to
-    std::vector<X> q, dout, dq;                       // (TILE, HS); dO is g dO' where there is a gate
+    std::vector<X> q, dout, dq;                       // (TILE, HS); with a gate dout is g dO'
     std::vector<X> lse, D;                            // (TILE)
     std::vector<X> z, a, p, dz;                       // (TILE, TILE); a keeps the raw scores
-    std::vector<X> dkeys;                             // (TILE, HS) of a key tile whose rows lie apart
-    std::unique_ptr<Pack<X>[]> head_sums, row_sums;   // no std::vector: nvcc wants no SIMD vectors in its constexpr parts
+    std::vector<X> dkeys;                             // (TILE, HS) of a key tile whose rows are scattered in memory
+    std::unique_ptr<Pack<X>[]> head_sums, row_sums;   // no std::vector: nvcc rejects SIMD vectors in its constexpr members
 
     BackwardWorkspace(const AttentionForward<X>& f, const Features& n) : started(tiles_of(f.S)) {
         for (std::vector<X>* rows : {&q, &dout, &dq, &dkeys}) rows->resize(size_t(TILE) * f.HS);
@@ -205,14 +205,15 @@ struct BackwardWorkspace {
     }
 };
 
-/// The same place in each of the (TILE, TILE) arrays.
+/// The same offset into each of the (TILE, TILE) arrays.
 template <class X>
 struct BandOfTiles {
     X *z, *a, *p, *dz;
     BandOfTiles(BackwardWorkspace<X>& w, int at) : z(&w.z[at]), a(&w.a[at]), p(&w.p[at]), dz(&w.dz[at]) {}
 };
 
-/// From z and dP to P and dL/da of a band, the gradients of E1's inputs on the way. The arrays of `tile` begin at its first pair.
+/// From z and dP to P and dL/da of a band; also accumulates the gradients of the score inputs. The arrays of `tile`
+/// start at the band's first pair.
 template <class X, class P>
 void backward_pairs(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
                     const TilePlace& at, const BandOfTiles<X>& tile, BackwardWorkspace<X>& w) {
@@ -237,10 +238,10 @@ void backward_pairs(const P& policy, const AttentionForward<X>& a, const Attenti
         }
         for (int n = 0; n < f.row; n++) g.drow[(bh * a.T + i) * f.row + n] += sum<X>(w.row_sums[n]);
     }
-    if (f.tile) g.dtile[tile_number_at(a, at)] += sum<X>(tile_sums);
+    if (f.tile) g.dtile[tile_bias_at(a, at)] += sum<X>(tile_sums);
 }
 
-/// P and dL/da of a band, and what its keys add to dq.
+/// P and dL/da of a band, and its keys' contribution to dq.
 template <class X, class P>
 void backward_band(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
                    const TilePlace& band, Tile verdict, const KeyTile<X>& keys, BackwardWorkspace<X>& w) {
@@ -264,10 +265,10 @@ struct BackwardCall {
     const AttentionForward<X>& a;
     const AttentionBackward<X>& g;
     RowPlaces<Rows> queries, keys;
-    Write write;   // dq, dk and dv; rows in an order of their own are added
+    Write write;   // to dq, dk and dv; with `add`, rows in another order add to them
     Features f = policy.features();
 
-    /// All query tiles of the heads `first` to `end` - 1, which have the same keys.
+    /// All query tiles of heads `first` to `end` - 1, which read the same keys.
     void query_heads(int b, int first, int end, KeyTiles<X, Rows>& key_tiles, BackwardWorkspace<X>& w) const {
         key_tiles.start(b, first);
         std::fill_n(w.head_sums.get(), size_t(a.NH / a.NKV) * f.head, Pack<X>{});
@@ -281,7 +282,7 @@ struct BackwardCall {
                 g.dhead[(bh + h) * f.head + n] = sum<X>(w.head_sums[(first + h) % (a.NH / a.NKV) * f.head + n]);
     }
 
-    /// Zeros for dk and dv of the key tiles that nobody has visited.
+    /// Zeros dk and dv of the key tiles that no query tile has visited.
     void finish_keys(int b, int kv, const BackwardWorkspace<X>& w) const {
         for (int tile = 0; tile < tiles_of(a.S) && write == Write::overwrite; tile++)
             if (!w.started[tile]) clear_keys(b, kv, tile);
@@ -295,8 +296,8 @@ private:
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
             const KeyTile<X> key_tile = key_tiles.tile(at.j0 / TILE);
             if (verdict == Tile::mixed) std::fill(w.p.begin(), w.p.end(), X(0)), std::fill(w.dz.begin(), w.dz.end(), X(0));
-            if (f.tile) g.dtile[tile_number_at(a, at)] = X(0);
-            int begin = TILE, end = 0;   // columns that some band needs
+            if (f.tile) g.dtile[tile_bias_at(a, at)] = X(0);
+            int begin = TILE, end = 0;   // the range of columns over all bands
             each_band(walk, at, verdict, [&](const TilePlace& band) {
                 backward_band(policy, a, g, walk, band, verdict, key_tile, w);
                 begin = std::min(begin, band.j0 % TILE), end = std::max(end, band.j0 % TILE + band.columns);
@@ -316,15 +317,15 @@ private:
         std::fill(w.dq.begin(), w.dq.end(), X(0));
         for (int r = 0; r < rows; r++) {
             const int token = queries.token(b, h, i0 + r);
-            if (token < 0) continue;   // padding: hidden by the policy
-            const size_t head = queries.of_head(b, h, token), number = queries.of_number(b, h, token);
+            if (token < 0) continue;   // padding, which the policy hides
+            const size_t bth = queries.at_BTH(b, h, token), bht = queries.at_BHT(b, h, token);
             X* const dout = &w.dout[r * a.HS];
-            const X product = inner_product(dout, a.out + head * a.HS, a.HS);
-            if (g.dgate) g.dgate[head] = product;
-            const X gate = a.gate ? a.gate[head] : X(1);
+            const X product = inner_product(dout, a.out + bth * a.HS, a.HS);
+            if (g.dgate) g.dgate[bth] = product;
+            const X gate = a.gate ? a.gate[bth] : X(1);
             for (int d = 0; d < a.HS && a.gate; d++) dout[d] *= gate;
-            w.lse[r] = a.lse[number];
-            w.D[r] = gate * product - (g.dlse ? g.dlse[number] : X(0));
+            w.lse[r] = a.lse[bht];
+            w.D[r] = gate * product - (g.dlse ? g.dlse[bht] : X(0));
         }
     }
 
@@ -336,7 +337,7 @@ private:
         add_products(at, g.dk, X(1) / std::sqrt(X(a.HS)), &w.dz[c0], w.q.data(), w);
     }
 
-    /// to += scale pairs^T rows; straight into memory where the keys' rows lie in order there.
+    /// to += scale pairs^T rows; directly in memory where the keys' rows are contiguous.
     void add_products(const TilePlace& at, const Heads<X>& to, X scale, const X* pairs, const X* rows,
                       BackwardWorkspace<X>& w) const {
         const int kv = at.h / (a.NH / a.NKV);
@@ -384,14 +385,14 @@ void attention_rows_backward(const P& policy, const AttentionForward<X>& a, cons
     }
 }
 
-/// Gradients of attention_forward(): dq, dk, dv and those of E1's and E3's inputs. `a` holds the forward call's arguments with
-/// its outputs `out` (before the gate) and `lse`; z and P are computed again, tile by tile.
+/// Gradients of attention_forward(): dq, dk, dv and those of the score inputs and the gate. `a` holds the forward call's arguments
+/// with its outputs `out` (before the gate) and `lse`; z and P are recomputed tile by tile.
 template <class X, class P>
 void attention_backward(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
     attention_rows_backward(policy, a, g, RowsInOrder(), Write::overwrite);
 }
 
-/// The same of attention_forward_more(): out and lse are what all keys together have come to; adds to dq, dk and dv.
+/// The same of attention_forward_more(): out and lse are the results over all keys; adds to dq, dk and dv.
 template <class X, class P, class Rows>
 void attention_backward_more(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows) {
     attention_rows_backward(policy, a, g, rows, Write::add);

@@ -1,6 +1,6 @@
-// How the CPU's kernel comes by the vectors of its rows. Row r of query head h stands for the token that a `Rows` names (rows.cuh);
-// without one, for token r. A thread copies tile by tile what it works on: 64 rows in one piece of memory, which stay in its cache.
-// So a branch that reads the text in another order costs what the text in its own order does, and nothing is gathered beforehand.
+// How the CPU's kernel reads the vectors of its rows. Row r of query head h holds the token that a `Rows` names (rows.cuh); without
+// one, token r. A thread copies what it works on tile by tile: 64 contiguous rows, which stay in its cache. A branch that reads the
+// text in another order therefore costs no more than one in text order, and nothing is gathered beforehand.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -10,7 +10,7 @@
 #include "attention/kernel/rows.cuh"
 #include "attention/kernel/walk.h"
 
-/// Which token a row stands for, and where that token's numbers lie.
+/// Which token a row holds, and the indices of that token in arrays.
 template <class Rows>
 struct RowPlaces {
     static constexpr bool in_order = std::is_same_v<Rows, RowsInOrder>;
@@ -21,12 +21,12 @@ struct RowPlaces {
     }
     int token(int b, int h, int row) const { return rows.token(b, h, row); }   // -1: padding
     size_t of_token(int b, int token) const { return size_t(b) * tokens + token; }                      // in (B, tokens)
-    size_t of_head(int b, int h, int token) const { return of_token(b, token) * NH + h; }               // in (B, tokens, NH)
-    size_t of_number(int b, int h, int token) const { return (size_t(b) * NH + h) * tokens + token; }   // in (B, NH, tokens)
+    size_t at_BTH(int b, int h, int token) const { return of_token(b, token) * NH + h; }               // in (B, tokens, NH)
+    size_t at_BHT(int b, int h, int token) const { return (size_t(b) * NH + h) * tokens + token; }   // in (B, NH, tokens)
 };
 
-/// to (TILE, HS) = the rows of head `head` of `from` from r0 on, of `count` rows that there are. Padding is zero: it is multiplied
-/// by the zeros of hidden pairs, and what happened to be there before might not be a number.
+/// to (TILE, HS) = rows r0.. of head `head` of `from`, which has `count` rows. Padding is cleared: it is multiplied by the zeros of
+/// hidden pairs, and what was there before might be NaN.
 template <class X, class Rows>
 void bring_rows(X* to, const Heads<const X>& from, const RowPlaces<Rows>& at, int count, int b, int h, int head, int r0, int HS) {
     for (int r = 0; r < TILE; r++, to += HS) {
@@ -36,7 +36,7 @@ void bring_rows(X* to, const Heads<const X>& from, const RowPlaces<Rows>& at, in
     }
 }
 
-/// to (HS, TILE) = from (TILE, HS), sixteen rows at a time: what is written is whole cache lines.
+/// to (HS, TILE) = from (TILE, HS), sixteen rows at a time, so that whole cache lines are written.
 template <class X>
 void transpose_tile(X* to, const X* from, int HS) {
     const int rows = 16;
@@ -45,8 +45,8 @@ void transpose_tile(X* to, const X* from, int HS) {
             for (int j = j0; j < j0 + rows; j++) to[d * TILE + j] = from[j * HS + d];
 }
 
-/// What the products of a pass read of one tile of keys; null what it does not. Rows are (TILE, HS), transposed ones (HS, TILE): a
-/// product whose right factor has to be turned by the library first takes half as long again.
+/// One tile of keys as the products of a pass read it; null what they do not. Rows are (TILE, HS), transposed ones (HS, TILE): a
+/// product takes half as long again where the library has to transpose its right factor first.
 template <class X>
 struct KeyTile {
     const X *k, *k_transposed, *v, *v_transposed;
@@ -54,9 +54,9 @@ struct KeyTile {
 
 enum class Pass : bool { forward, backward };
 
-/// The key tiles of one key/value head, brought when a query tile first asks for them: while they are in the cache, and never those
-/// that nobody visits. They lie in the order in which they were asked for: where query tiles see few keys, it is the same memory
-/// over and over, and stays in the cache.
+/// The key tiles of one key/value head, each copied when a query tile first visits it: never those that none
+/// visits. Copies are stored in the order of those visits: where query tiles see few keys, the same memory is used
+/// over and over and stays in the cache.
 template <class X, class Rows>
 class KeyTiles {
 public:
@@ -66,10 +66,10 @@ public:
         rows_ = std::make_unique_for_overwrite<X[]>(all), k_transposed_ = std::make_unique_for_overwrite<X[]>(all);
         if (pass == Pass::backward) v_transposed_ = std::make_unique_for_overwrite<X[]>(all);
     }
-    /// What one thread takes for S keys.
+    /// Memory of one thread for S keys.
     static size_t bytes(int S, int HS, Pass pass) { return (pass == Pass::forward ? 2 : 3) * sizeof(X) * padded(S) * HS; }
 
-    /// From now on those of query head h, and of all heads with the same rows in its group.
+    /// Switches to query head h, and all heads of its group with the same rows.
     void start(int b, int h) {
         b_ = b, h_ = h;
         std::fill(places_.begin(), places_.end(), -1);
@@ -103,7 +103,7 @@ private:
     size_t size_;                                                // of a tile
     int b_ = 0, h_ = 0;
     int brought_ = 0;                                            // tiles
-    std::vector<int> places_;                                    // (tiles) where each lies; -1: not brought yet
+    std::vector<int> places_;                                    // (tiles) where each is stored; -1: not copied yet
     std::unique_ptr<X[]> rows_, k_transposed_, v_transposed_;    // (tiles, TILE, HS) of v forward and of k backward, ...
     std::vector<X> passing_;                                     // (TILE, HS)
 };

@@ -1,5 +1,5 @@
-// What the CPU's kernel does with one tile of TILE x TILE pairs: which part of it has to be computed, scores modified and masked
-// (E1, E2), statistics (E6), and the running softmax of its rows. All in loops over SIMD vectors of keys.
+// What the CPU's kernel does with one TILE x TILE tile: choosing the part to compute, score() and mask, statistics, and the running
+// softmax of its rows. All in loops over SIMD vectors of keys.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -8,37 +8,37 @@
 #include "attention/kernel/policy.h"
 #include "attention/kernel/walk.h"
 
-/// A finite "minus infinity" for hidden pairs: differences of two of them are 0, not NaN.
+/// A finite "minus infinity" for hidden pairs: the difference of two is 0, not NaN.
 inline constexpr double HIDDEN = -1e30;
 
-/// What E1 sees of row i and the keys from column j on.
+/// What score() sees of row i and the keys from column j on.
 template <class X, class P>
 Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const TileWalk<X, P>& walk, const TilePlace& at, int i,
                       int j) {
     const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
     Pair<Pack<X>> pair;
-    pair.head_numbers = a.head + size_t(at.h) * f.head;
+    pair.head_scalars = a.head + size_t(at.h) * f.head;
     pair.row_features = a.row + (bh * a.T + i) * f.row;
     pair.column_features = a.column + bh * f.column * columns + j;
     pair.column_stride = columns;
     pair.i = X(walk.q_position(i));
     pair.j = iota(X(j));
-    if (f.tile) pair.tile_number = a.tile[tile_number_at(a, at)];
+    if (f.tile) pair.tile_bias = a.tile[tile_bias_at(a, at)];
     if (!a.k_position) return pair;
     for (int lane = 0; lane < LANES<X>; lane++) pair.j[lane] = X(walk.k_position(std::min(j + lane, a.S - 1)));
     return pair;
 }
 
-/// Columns that a SIMD loop over `columns` of them touches.
+/// `columns` rounded up to whole SIMD vectors.
 template <class X>
 constexpr int whole_packs(int columns) {
     return (columns + LANES<X> - 1) / LANES<X> * LANES<X>;
 }
 
-/// The policy is asked about the parts of a mixed tile in squares of so many rows and columns.
+/// Side of the squares in which the policy judges the parts of a mixed tile.
 inline constexpr int SQUARE = 16;
 
-/// Of some rows of a mixed tile, what is left without the squares at either end that are hidden: perhaps nothing, 0 columns.
+/// A strip of rows of a mixed tile without the hidden squares at either end; may be left with 0 columns.
 template <class X, class P>
 TilePlace trimmed(const TileWalk<X, P>& walk, TilePlace strip, Tile verdict) {
     const int end = strip.j0 + strip.columns;
@@ -52,8 +52,8 @@ TilePlace trimmed(const TileWalk<X, P>& walk, TilePlace strip, Tile verdict) {
     return strip;
 }
 
-/// Calls use(band) for the parts of a visited tile that have to be computed: bands of rows that need the same columns. On the
-/// diagonal that is little more than half of the tile.
+/// Calls use(band) for the parts of a visited tile to compute: bands of rows that need the same columns. On the diagonal that is
+/// little more than half of the tile.
 template <class X, class P, class Use>
 void each_band(const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict, Use use) {
     if (verdict == Tile::full) return use(at);
@@ -71,7 +71,7 @@ void each_band(const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict, Us
     if (band.columns > 0) use(band);
 }
 
-/// Hides what the policy hides in a mixed tile: it is asked about squares first, and pair by pair only where that says "mixed".
+/// Applies the policy's mask to a mixed tile: it judges squares first, and single pairs only in mixed squares.
 template <class X, class P>
 void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
     for (int r0 = 0; r0 < at.rows; r0 += SQUARE)
@@ -83,7 +83,7 @@ void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
             walk.with_visible(judged, [&](auto visible) {
                 for (int r = 0; r < rows; r++) {
                     X* row = z + (r0 + r) * TILE + c0;
-                    bool keep[SQUARE];   // in a loop of its own, which the compiler can turn into SIMD
+                    bool keep[SQUARE];   // in a loop of its own, which the compiler can vectorise
                     for (int c = 0; c < SQUARE; c++) keep[c] = judged == Tile::mixed && visible(part.i0 + r, part.j0 + c);
                     for (int c = 0; c < columns; c++) row[c] = keep[c] ? row[c] : X(HIDDEN);
                 }
@@ -91,8 +91,8 @@ void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
         }
 }
 
-/// z of one tile, or a band of it, from its raw scores, in place: E1, then the mask, so that a modification may multiply. Columns
-/// from whole_packs(at.columns) on are neither read nor hidden.
+/// z of a tile, or a band of it, from its raw scores, in place: score(), then the mask, since score() may multiply. Columns from
+/// whole_packs(at.columns) on are neither read nor hidden.
 template <class X, class P>
 void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
                      Tile verdict) {
@@ -107,7 +107,7 @@ void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const 
     if (verdict == Tile::mixed) mask(z, walk, at, verdict);
 }
 
-/// The greatest of `width` numbers, a multiple of the lanes.
+/// The maximum of `width` elements, a multiple of LANES.
 template <class X>
 X largest_of(const X* row, int width) {
     Pack<X> m = load<Pack<X>>(row);
@@ -118,7 +118,7 @@ X largest_of(const X* row, int width) {
     return fold<X>(m, [](X a, X b) { return a > b ? a : b; });
 }
 
-/// E6: the greatest z of a row in this key tile.
+/// statistics.tile_max: the largest z of a row in this key tile.
 template <class X>
 void write_peak(const AttentionForward<X>& a, const TilePlace& at, int r, const X* z) {
     const X peak = largest_of(z, whole_packs<X>(at.columns));
@@ -126,9 +126,10 @@ void write_peak(const AttentionForward<X>& a, const TilePlace& at, int r, const 
     if (peak > X(HIDDEN / 2)) a.statistics.tile_max[row * tiles_of(a.S) + at.j0 / TILE] = peak;
 }
 
-/// E6: the sum of the gates on the pairs of a row that are not hidden; z is the row's, masked.
+/// statistics.pair_gate: the sum of the gates on a row's visible pairs; z is the row's, masked.
 template <class X, class P>
-X sum_of_pair_gates(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at, int r, const X* z) {
+X sum_of_pair_gates(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at, int r,
+                    const X* z) {
     using N = Pack<X>;
     const Features f = policy.features();
     N sums{};
@@ -145,12 +146,12 @@ struct OnlineRow {
     X largest = X(HIDDEN);
     X sum = 0;      // of exp(z - largest)
     X moment = 0;   // of exp(z - largest) z, for the entropy
-    X pairs = 0;    // keys that the row has seen, where they are counted
-    X pair_gates = 0;   // sum of the gates on those pairs, where a policy has them
+    X pairs = 0;    // keys seen, where they are counted
+    X pair_gates = 0;   // sum of the gates on those pairs, where the policy has any
 };
 
-/// Turns `width` numbers of a row of z into exp(z - largest) in place and returns the factor that what was summed before must be
-/// scaled by. The moment and the pairs are only found where `asked` has entropy and pairs.
+/// Turns `width` elements of a row of z into exp(z - largest) in place and returns the factor that rescales the sums before. Moment
+/// and pairs are only computed where `asked` has entropy and pairs.
 template <class X>
 X absorb(OnlineRow<X>& state, X* z, int width, const Statistics<X>& asked) {
     using N = Pack<X>;

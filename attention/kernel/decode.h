@@ -1,29 +1,29 @@
-// One query row against keys and values that are already there: attention of a model that writes text token by token. The same
-// policies as in cpu.h and the same running softmax, but no tile of queries to share a transposed K with: each key is read once.
+// One query row against cached keys and values: attention of a model that generates token by token. Policies and running softmax
+// are those of cpu.h, but there is no tile of queries to share a transposed K: each key is read once.
 #pragma once
 #include <algorithm>
 #include <vector>
 
 #include "attention/kernel/cpu.h"
 
-/// Whether decode_attention() gives what the whole sequence would give: nothing is read but q, k and v, which are rotated by the
-/// angles of their places in the text.
+/// Whether decode_attention() gives the result of the whole sequence: the policy reads nothing but q, k and v, rotated
+/// by their positions in the text.
 template <class P>
-constexpr bool may_decode_from_cache = !P::composite && !P::reads_qk_pre && !P::reads_x && P::rotates;
+constexpr bool may_decode_from_cache = !P::own_passes && !P::reads_qk_pre && !P::reads_x && P::rotates;
 template <class P>
 bool can_decode_from_cache(const P& policy) {
     const Features f = policy.features();
     return may_decode_from_cache<P> && !policy.gated() && f.head + f.row + f.column == 0;
 }
 
-/// The only query row of head h on its walk over the keys. Arguments: B = T = 1, S keys, q_position says where the row stands.
+/// The only query row of head h during its walk over the keys. Arguments: B = T = 1, S keys, q_position is the row's position.
 template <class X, class P>
 class QueryRow {
 public:
     QueryRow(const P& policy, const AttentionForward<X>& a, int h)
         : policy_(policy), a_(a), walk_(policy, a, 0, h), h_(h), kv_(h / (a.NH / a.NKV)), sums_(a.HS) {}
 
-    /// Takes keys j0 .. j1 - 1 into the softmax.
+    /// Adds keys j0 .. j1 - 1 to the softmax.
     void visit(int j0, int j1) {
         for (; j0 < j1; j0 += TILE) {
             const TilePlace at{0, h_, 0, j0, 1, std::min(TILE, j1 - j0)};
@@ -32,7 +32,7 @@ public:
         }
     }
 
-    /// Log-sum-exp of the keys taken in so far.
+    /// Log-sum-exp of the keys added so far.
     double lse() const { return double(state_.largest) + std::log(double(state_.sum)); }
 
     /// Writes out and lse.
@@ -62,7 +62,7 @@ private:
     std::vector<X> sums_;   // (HS) of exp(z - largest) v
 };
 
-/// out and lse of the row under `policy`, which can_decode_from_cache().
+/// out and lse of the row under `policy`. Precondition: can_decode_from_cache().
 template <class X, class P>
 void decode_attention(const P& policy, const AttentionForward<X>& a) {
 #pragma omp parallel for

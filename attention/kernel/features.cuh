@@ -1,11 +1,10 @@
-// What both passes of the tiled kernel share on the GPU: E1's numbers for one tile, copied to shared memory, and the walk over the
-// tiles that have to be visited.
+// What both passes of the tiled kernel share on the GPU: the score inputs of a tile, copied to shared memory, and
+// the walk over the tiles to visit.
 #pragma once
 #include "attention/kernel/mma.cuh"
 #include "attention/kernel/walk.h"
 
-/// Whether the policy has a score() of its own; it may say so itself (modifies_scores). Without one the kernels leave out all that
-/// E1 needs.
+/// Whether the policy has a score() of its own, or says so (modifies_scores). Otherwise kernels omit all code for score inputs.
 template <class P>
 constexpr bool modifies_scores_of() {
     if constexpr (requires { P::modifies_scores; }) return P::modifies_scores;
@@ -14,11 +13,16 @@ constexpr bool modifies_scores_of() {
 template <class P>
 inline constexpr bool MODIFIES_SCORES = modifies_scores_of<P>();
 
-/// What E1 computes with on the GPU when X is stored.
+/// Whether the policy may ask for an output gate, having a gated() of its own. Without one, the
+/// backward kernel has no code for gates.
+template <class P>
+inline constexpr bool MAY_BE_GATED = !std::is_same_v<decltype(&P::gated), decltype(&Policy::gated)>;
+
+/// The type that score() computes in on the GPU when X is stored.
 template <class X>
 using ScoreNumber = std::conditional_t<std::is_same_v<X, bf16>, Rough, float>;
 
-/// Calls run(policy), or run(twin) where the policy offers a twin of itself that knows its numbers of features at compile time.
+/// Calls run(policy), or run(twin) where the policy provides a twin that has its feature counts at compile time.
 template <class P, class Run>
 void specialise(const P& policy, Run run) {
     if constexpr (requires { policy.specialise(run); })
@@ -27,7 +31,7 @@ void specialise(const P& policy, Run run) {
         run(policy);
 }
 
-/// Calls run(std::integral_constant<int, HS>): the kernels' tiles have the head size built in.
+/// Calls run(std::integral_constant<int, HS>()): kernels are compiled for each head size.
 template <class Run>
 void for_head_size(int HS, Run run) {
     if (HS == 32) return run(std::integral_constant<int, 32>{});
@@ -36,30 +40,23 @@ void for_head_size(int HS, Run run) {
     fail(Exit::usage, "the GPU computes attention with head sizes 32, 64 and 128; this model has ", HS);
 }
 
-/// Copies move 16 bytes at a time: addresses and distances must allow it.
+/// Fails unless rows can be copied 16 bytes at a time.
 template <class X>
 void require_aligned(const Heads<const X>& heads, const char* name) {
     if (reinterpret_cast<uintptr_t>(heads.data) % 16 == 0 && heads.row * sizeof(X) % 16 == 0) return;
     fail(Exit::usage, "attention: rows of ", name, " do not begin at multiples of 16 bytes");
 }
 
-/// Bytes of shared memory that a block may ask for on this GPU: 227 KB with compute capability 9.0, 163 with 8.0, 99 with 8.6 and 8.9.
-inline size_t most_shared_memory() {
-    int device = 0, most = 0;
-    check(cudaGetDevice(&device));
-    check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return size_t(most);
-}
-
-/// A launch that asks for more shared memory than there is fails without saying why.
+/// Fails with a reason where a launch would fail without one.
 inline void require_shared_memory(size_t bytes, int HS, const Features& f) {
-    const size_t most = most_shared_memory();
+    const size_t most = max_shared_memory();
     if (bytes <= most) return;
     fail(Exit::usage, "attention with head size ", HS, ", ", f.row, " features per row and ", f.column, " per column needs ", bytes,
          " bytes of shared memory per block; this GPU has ", most);
 }
 
-/// The features of QUERIES rows and KEYS columns and the head's numbers. Policies with many features read global memory instead.
+/// Shared memory for the features of QUERIES rows and KEYS columns and the head's scalars. With many features,
+/// pairs read global memory instead.
 template <int QUERIES, int KEYS, int ROW_BUFFERS, int COLUMN_BUFFERS>
 class FeatureTiles {
 public:
@@ -73,7 +70,7 @@ public:
         : f_(f), rows_(memory), columns_(rows_ + ROW_BUFFERS * QUERIES * row_length(f)),
           heads_(columns_ + COLUMN_BUFFERS * f.column * KEYS) {}
 
-    /// Rows i0.. of head h; those that do not exist become zero.
+    /// Rows i0.. of head h; rows past the end become zero.
     template <int THREADS, class X>
     __device__ __forceinline__ void copy_row_features(const AttentionForward<X>& a, int b, int h, int i0, int buffer) const {
         if (!staged(f_)) return;
@@ -84,7 +81,7 @@ public:
             copy_async<4>(row(buffer, r) + f, from + (exists ? size_t(i0 + r) * f_.row + f : 0), exists ? 4 : 0);
         }
     }
-    /// Columns j0.. of head h, zero where there is no key, and the head's numbers.
+    /// Columns j0.. of head h, zero past the last key, and the head's scalars.
     template <int THREADS, class X>
     __device__ __forceinline__ void copy_column_features(const AttentionForward<X>& a, int b, int h, int j0, int buffer) const {
         if (!staged(f_)) return;
@@ -96,17 +93,20 @@ public:
         for (int f = threadIdx.x; f < f_.head; f += THREADS) copy_async<4>(head(buffer) + f, a.head + size_t(h) * f_.head + f, 4);
     }
 
-    /// What score() sees of row i0 + r and column j0 + c. Rows and columns that do not exist look like the last ones that do.
+    /// Called once this thread's copies have arrived.
+    __device__ void arrived(auto...) const {}
+
+    /// What score() sees of row i0 + r and column j0 + c, both clamped to the last one.
     template <class X, class Walk>
     __device__ __forceinline__ Pair<ScoreNumber<X>> pair(const AttentionForward<X>& a, const Walk& walk, const TilePlace& at,
                                                          int row_buffer, int r, int column_buffer, int c) const {
         const int i = min(at.i0 + r, a.T - 1), j = min(at.j0 + c, a.S - 1);
         Pair<ScoreNumber<X>> pair{head(column_buffer), row(row_buffer, r), columns(column_buffer) + c, KEYS,
                                   float(walk.q_position(i)), float(walk.k_position(j))};
-        if (f_.tile) pair.tile_number = a.tile[tile_number_at(a, at)];
+        if (f_.tile) pair.tile_bias = a.tile[tile_bias_at(a, at)];
         if (staged(f_)) return pair;
         const size_t bh = size_t(at.b) * a.NH + at.h;
-        pair.head_numbers = a.head + size_t(at.h) * f_.head;
+        pair.head_scalars = a.head + size_t(at.h) * f_.head;
         pair.row_features = a.row + (bh * a.T + i) * f_.row;
         pair.column_features = a.column + bh * f_.column * padded(a.S) + j;
         pair.column_stride = padded(a.S);
@@ -114,7 +114,7 @@ public:
     }
 
 private:
-    /// 16 bytes more than a multiple of 16 bytes: eight rows read at once lie in different banks.
+    /// Rows are padded by 16 bytes: eight of them, read at once, lie in different banks.
     static constexpr int row_length(const Features& f) { return f.row ? (f.row + 3) / 4 * 4 + 4 : 0; }
     static constexpr int head_length(const Features& f) { return (f.head + 3) / 4 * 4; }
     __device__ float* row(int buffer, int r) const { return rows_ + (buffer * QUERIES + r) * row_length(f_); }
@@ -125,15 +125,16 @@ private:
     float *rows_, *columns_, *heads_;
 };
 
-/// One of the tiles that have to be visited; `hidden` when there is none left.
+/// A tile to visit; `hidden` when there is none left.
 struct Visit {
     int tile;
     Tile verdict;
     explicit __device__ operator bool() const { return verdict != Tile::hidden; }
 };
 
-/// The tiles first <= tile < last whose verdict is not hidden, in ascending order. The lanes of a warp judge 32 tiles at a time, so
-/// that a narrow window in a long sequence is found at once. All lanes of a warp call next() together, with the same judge.
+/// The tiles first <= tile < last whose verdict is not hidden, in ascending order. The lanes of a warp judge 32 tiles at
+/// a time, so a narrow window in a long sequence is found quickly. Precondition: all lanes of a warp call next()
+/// together, with the same judge.
 class TileCursor {
 public:
     __device__ TileCursor(int first, int last) : next_(first), last_(last) {}

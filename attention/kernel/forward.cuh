@@ -1,13 +1,19 @@
 // The tiled attention kernel on the GPU, forward, for any policy. One block computes some query rows of one head: their output and
-// running softmax stay in registers while tiles of keys and values pass through shared memory, the next tile arriving while this
-// one is used. Each warp owns its rows, so that the softmax never leaves the warp.
-// A "score" below is what the tensor cores leave, q.k, or z where the policy modifies scores; exp(z) = 2^(score * to_base_2).
+// running softmax stay in registers while tiles of keys and values stream through shared memory, the next tile arriving while the
+// current one is used. Each warp owns its rows, so the softmax never leaves the warp.
+// The walk of the block of query rows 192 .. 255 under a causal mask, keys in tiles of 64:
+//     key tile     0          1          2          3               4 ..
+//     verdict      full       full       full       mixed           hidden: neither copied nor computed
+//     copies       K1 V1      K2 V2      K3 V3      -
+//     computes     S, P, PV   S, P, PV   S, P, PV   S, mask, P, PV
+// Below, a "score" is q.k as the tensor cores return it, or z where the policy modifies scores; exp(z) = 2^(score * to_base_2).
 // Source: FlashAttention-2 (Dao 2023).
 #pragma once
-#include "attention/kernel/features.cuh"
+#include "attention/kernel/forward_mask.cuh"
+#include "attention/kernel/unit_gate.cuh"
 
-/// How the work is cut. The 16-row tiles of a warp share every fragment of K and V that it loads; a policy with scores of its own
-/// spends its time on them, and gets by with fewer registers.
+/// Tile sizes. A warp's 16-row tiles share every fragment of K and V that it loads; a policy with scores of its own spends its time
+/// on those, and has fewer registers to spare.
 template <class X_, int HS_, bool MODIFIED>
 struct ForwardShape {
     using X = X_;
@@ -17,77 +23,52 @@ struct ForwardShape {
     static constexpr int M_TILES = fast && !MODIFIED ? 2 : 1, ROWS = 16 * M_TILES;   // of one warp
     static constexpr int QUERIES = WARPS * ROWS;
     static constexpr int KEYS = TILE;
-    static constexpr int STEP = fast && !MODIFIED ? KEYS : 16;     // keys whose scores exist at once: long scores make long code
-    /// One buffer each for K and V, two of which take more shared memory than half of an A100's multiprocessor or all of an RTX 4090's
-    /// has: values arrive while scores are computed, and the next keys while values are summed.
+    static constexpr int STEP = fast && !MODIFIED ? KEYS : 16;   // keys scored at a time: a long score() unrolls into long code
+    /// A single buffer each for K and V, where two would take more than half the shared memory of an A100's multiprocessor, or all
+    /// of an RTX 4090's: values arrive while scores are computed, and the next keys while values are summed.
     static constexpr bool staggered = fast && !MODIFIED && HS > 64;
     static constexpr int BUFFERS = fast && !staggered ? 2 : 1;
-    static constexpr int BLOCKS = MODIFIED && HS <= 64 ? 3 : 2;         // per multiprocessor, by registers
+    static constexpr int BLOCKS = MODIFIED && HS <= 64 ? 3 : 2;           // per multiprocessor, by registers
     using Features = FeatureTiles<QUERIES, KEYS, 1, BUFFERS>;
 };
 
+template <class Shape, class P>
+using ForwardFeatures = std::conditional_t<BY_UNITS<Shape, P>, UnitScores<Shape>, typename Shape::Features>;
+
 template <class Shape>
 struct ForwardShared {
-    SharedTile<typename Shape::X, Shape::QUERIES, Shape::HS> q;   // in the end each warp turns its rows into output
+    SharedTile<typename Shape::X, Shape::QUERIES, Shape::HS> q;   // finally each warp overwrites its rows with their output
     SharedTile<typename Shape::X, Shape::KEYS, Shape::HS> k[Shape::BUFFERS], v[Shape::BUFFERS];
 };
 
-/// A thread's part of its warp's rows: of each 16 the rows lane_row() (half 0) and lane_row() + 8 (half 1). Sums are over the
-/// thread's own columns until the end.
+/// A thread's part of its warp's rows: of each 16, rows lane_row() (half 0) and lane_row() + 8 (half 1). Until the end, sums are
+/// over the thread's own columns.
 template <class Shape>
 struct ForwardRows {
     float out[Shape::M_TILES][Shape::HS / 8][4] = {};   // sum of exp(z - largest) v
     float largest[Shape::M_TILES][2];                   // score so far
     float sum[Shape::M_TILES][2] = {};                  // of exp(z - largest)
     float moment[Shape::M_TILES][2] = {};               // of exp(z - largest) score, for the entropy
-    int pairs[Shape::M_TILES][2] = {};                  // that count
+    int pairs[Shape::M_TILES][2] = {};                  // not hidden
     float pair_gates[Shape::M_TILES][2] = {};           // sum of Policy::pair_gate() over these
-    float peak[Shape::M_TILES][2];                      // largest score in the present key tile
+    float peak[Shape::M_TILES][2];                      // largest score in the current key tile
 };
 
-/// Calls each(value, r, c) for the thread's numbers of a part of a tile, r and c being row and column in the part: the rows of one
-/// column, then those of the next.
-template <class Shape, class Each>
-__device__ __forceinline__ void for_each_pair(float (&s)[Shape::M_TILES][Shape::STEP / 8][4], Each each) {
-#pragma unroll
-    for (int n = 0; n < Shape::STEP / 8; n++)
-#pragma unroll
-        for (int side = 0; side < 2; side++)
-#pragma unroll
-            for (int row = 0; row < 2 * Shape::M_TILES; row++)
-                each(s[row / 2][n][row % 2 * 2 + side], 8 * row + lane_row(), 8 * n + lane_column() + side);
-}
-
-/// Hidden pairs become -infinity.
-template <class Shape, class Walk>
-__device__ __forceinline__ void mask(float (&s)[Shape::M_TILES][Shape::STEP / 8][4], const Walk& walk, const TilePlace& part,
-                                     Tile verdict, int keys) {
-    if (verdict == Tile::full && part.columns == Shape::STEP) return;
-    walk.with_visible(verdict, [&](auto visible) {
-        for_each_pair<Shape>(s, [&](float& value, int r, int c) {
-            if (part.j0 + c >= keys || !visible(part.i0 + r, part.j0 + c)) value = -INFINITY;
-        });
-    });
-}
-
-/// Adds the gates on the pairs that count, where they are asked for: gate(r, c) of row and column in the part.
-template <class Shape, class Gate>
+/// Adds up the gates on the pairs that are not hidden.
+template <class Shape>
 __device__ __forceinline__ void add_pair_gates(ForwardRows<Shape>& rows, const float (&s)[Shape::M_TILES][Shape::STEP / 8][4],
-                                               bool asked, Gate gate) {
-    if (!asked) return;
+                                               const float (&gates)[Shape::M_TILES][Shape::STEP / 8][4]) {
 #pragma unroll
     for (int m = 0; m < Shape::M_TILES; m++)
 #pragma unroll
         for (int n = 0; n < Shape::STEP / 8; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int r = 16 * m + 8 * (e / 2) + lane_row(), c = 8 * n + lane_column() + e % 2;
-                if (s[m][n][e] > -INFINITY) rows.pair_gates[m][e / 2] += gate(r, c);
-            }
+            for (int e = 0; e < 4; e++)
+                if (s[m][n][e] > -INFINITY) rows.pair_gates[m][e / 2] += gates[m][n][e];
 }
 
-/// Takes new scores into the running maxima, and rescales what was summed before: rarely needed after the first tiles, and then
-/// left out by the whole warp.
+/// Updates the running maxima and rescales the sums; after the first tiles maxima rarely change, and
+/// the whole warp skips rescaling.
 template <class Shape, bool STATISTICS>
 __device__ __forceinline__ void raise_maxima(ForwardRows<Shape>& rows, const float (&s)[Shape::M_TILES][Shape::STEP / 8][4],
                                              float to_base_2) {
@@ -169,7 +150,7 @@ __device__ __forceinline__ void add_values(ForwardRows<Shape>& rows, const Weigh
     for (int k = 0; k < Shape::STEP / 16; k++) registers_times_rows(rows.out, weights.of_keys[k], v, c0 + 16 * k);
 }
 
-/// E6: z of the largest score of every row in one key tile (B, NH, T, tiles).
+/// statistics.tile_max: z of each row's largest score in one key tile.
 template <class Shape>
 __device__ __forceinline__ void write_peaks(const ForwardRows<Shape>& rows, const AttentionForward<typename Shape::X>& a,
                                             const TilePlace& at, int row0, float to_z) {
@@ -182,7 +163,7 @@ __device__ __forceinline__ void write_peaks(const ForwardRows<Shape>& rows, cons
         }
 }
 
-/// E6: tiles (B, NH, tiles). The first threads of a block have one query tile each, and judge for it what the block visits.
+/// statistics.tiles. The first threads of a block have one query tile each, and count the key tiles that it visits.
 template <class Shape>
 struct TileCounter {
     static constexpr int MINE = Shape::QUERIES / TILE;   // query tiles of a block
@@ -203,7 +184,7 @@ struct TileCounter {
     }
 };
 
-/// E5 and E6 of the warp's rows, and out / sum into shared memory. `to_z` turns a score into z.
+/// Writes the log-sum-exp and statistics of the warp's rows, and out / sum to shared memory. `to_z` turns a score into z.
 template <class Shape, bool STATISTICS, bool PAIR_GATES>
 __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardShared<Shape>& shared,
                                             const AttentionForward<typename Shape::X>& a, const TilePlace& at, int row0,
@@ -242,7 +223,7 @@ __device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardSha
     }
 }
 
-/// The warp's rows of the output from shared memory to where they belong, 16 bytes at a time; E3 on the way.
+/// Copies the warp's rows of the output from shared to global memory, 16 bytes at a time, and applies the output gate.
 template <class Shape>
 __device__ __forceinline__ void write_rows(const ForwardShared<Shape>& shared, const AttentionForward<typename Shape::X>& a,
                                            const TilePlace& at, int row0) {
@@ -267,7 +248,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     constexpr int QUERIES = Shape::QUERIES, KEYS = Shape::KEYS, STEP = Shape::STEP, HS = Shape::HS, THREADS = Shape::THREADS;
     constexpr bool MODIFIED = MODIFIES_SCORES<P>, PAIR_GATES = STATISTICS && P::gates_pairs;
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
-    const typename Shape::Features features(policy.features(), reinterpret_cast<float*>(&shared + 1));
+    ForwardFeatures<Shape, P> features(policy.features(), reinterpret_cast<float*>(&shared + 1));
     const int b = blockIdx.z, h = blockIdx.y, kv = h / (a.NH / a.NKV), row0 = int(threadIdx.x) / WARP * Shape::ROWS;
     const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES;   // late rows see the most keys: they start first
     const float scale = rsqrtf(float(HS)), to_z = MODIFIED ? 1.0f : scale;
@@ -303,7 +284,8 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     for (auto& pair : rows.largest) pair[0] = pair[1] = -INFINITY;
     for (int buffer = 0; now; buffer = (buffer + 1) % Shape::BUFFERS) {
         wait_for_copies();
-        __syncthreads();   // this tile has arrived for all, and nobody reads the other buffer any more
+        if constexpr (MODIFIED) features.arrived(buffer);
+        __syncthreads();   // this tile is visible to all threads, and the other buffer is no longer read
         const Visit next = cursor.next(judge);
         if (Shape::staggered) fetch_values(now.tile, 0);
         if (Shape::BUFFERS > 1 && next) fetch(next.tile, (buffer + 1) % Shape::BUFFERS);
@@ -318,23 +300,29 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
             if (verdict != Tile::hidden) {
                 float s[Shape::M_TILES][STEP / 8][4] = {};
                 rows_times_rows(s, shared.q, row0, shared.k[buffer], c0);
-                if constexpr (MODIFIED)
+                float gates[Shape::M_TILES][STEP / 8][4] = {};
+                if constexpr (BY_UNITS<Shape, P>)
+                    features.template score<PAIR_GATES>(s, gates, buffer, c0);
+                else if constexpr (MODIFIED)
                     for_each_pair<Shape>(s, [&](float& value, int r, int c) {
                         const auto pair = features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c);
                         value = float(policy.score(ScoreNumber<X>(value * scale), pair));
                     });
+                const bool count_gates = PAIR_GATES && a.statistics.pair_gate;
+                if constexpr (PAIR_GATES && !BY_UNITS<Shape, P>)
+                    if (count_gates)
+                        for_each_pair<Shape>(gates, [&](float& gate, int r, int c) {
+                            gate = float(policy.pair_gate(features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c)));
+                        });
                 mask<Shape>(s, walk, part, verdict, a.S);
-                if constexpr (PAIR_GATES)
-                    add_pair_gates<Shape>(rows, s, a.statistics.pair_gate, [&](int r, int c) {
-                        return float(policy.pair_gate(features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c)));
-                    });
+                if (count_gates) add_pair_gates<Shape>(rows, s, gates);
                 raise_maxima<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
                 exponentials<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
                 pack(weights, s);
             }
             if constexpr (Shape::staggered) {
                 wait_for_copies();
-                __syncthreads();   // the values have arrived for all, and nobody reads the keys any more
+                __syncthreads();   // the values are visible to all threads, and the keys are no longer read
                 if (next) fetch(next.tile, 0);
             }
             if (verdict != Tile::hidden) add_values<Shape>(rows, weights, shared.v[buffer], c0);
@@ -353,8 +341,9 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     write_rows<Shape>(shared, a, at, row0);
 }
 
-/// out, lse (and what else the arguments ask for) of softmax attention under `policy`; all pointers are the GPU's.
-/// Preconditions: as on the CPU; HS is 32, 64 or 128; rows of q, k, v, out begin at multiples of 16 bytes.
+/// Softmax attention under `policy`: out, lse, and whatever else the arguments request.
+/// Preconditions: as on the CPU; all pointers are the GPU's; HS is 32, 64 or 128; rows of q, k, v, out
+/// begin at multiples of 16 bytes.
 template <class X, class P>
 void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a) {
     require_aligned(a.q, "q"), require_aligned(a.k, "k"), require_aligned(a.v, "v");
@@ -363,10 +352,10 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
         using Special = std::decay_t<decltype(special)>;
         for_head_size(a.HS, [&](auto HS) {
             using Shape = ForwardShape<X, HS, MODIFIES_SCORES<Special>>;
-            const size_t shared = sizeof(ForwardShared<Shape>) + Shape::Features::bytes(special.features());
+            const size_t shared = sizeof(ForwardShared<Shape>) + ForwardFeatures<Shape, Special>::bytes(special.features());
             require_shared_memory(shared, HS, special.features());
             const Grid grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B);
-            constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparisons: one kernel less to compile
+            constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparison only: one kernel less to compile
             const auto kernel =
                 statistics ? attention_forward_kernel<Shape, true, Special> : attention_forward_kernel<Shape, ALWAYS, Special>;
             launch(device, kernel, grid, Shape::THREADS, shared, special, a);

@@ -1,10 +1,10 @@
 // One attention layer between the fused projection and the output projection: the policy's preprocessing, the tiled kernel, and
-// back. A composite (Policy::composite) calls the kernel itself, any number of times.
+// their backward passes. A policy with own_passes calls the kernel itself, any number of times.
 #pragma once
 #include "attention/kernel/count.h"
 #include "attention/kernel/cpu.h"
 #ifdef WITH_GPU
-#include "attention/kernel/backward_block.cuh"
+#include "attention/kernel/backward.cuh"
 #include "attention/kernel/forward.cuh"
 #endif
 #include "attention/kernel/naive.h"
@@ -16,7 +16,7 @@ size_t attention_workspace(CPU, const P&, int /*B*/, int /*T*/, int /*S*/, int /
     return 0;
 }
 
-/// Bytes that the kernel takes by itself while it runs: on the CPU every thread's key tiles.
+/// Bytes that the kernel allocates itself while it runs: on the CPU every thread's key tiles.
 template <class X>
 size_t kernel_memory(CPU, int S, int HS, Pass pass) {
     return omp_get_max_threads() * KeyTiles<X, RowsInOrder>::bytes(S, HS, pass);
@@ -31,30 +31,30 @@ size_t kernel_memory(GPU, int /*S*/, int /*HS*/, Pass) {
 /// Bytes of scratch memory that a layer needs while one of its passes runs.
 template <class X, class Device, class P>
 size_t layer_workspace(Device device, const P& policy, const LayerShape& s) {
-    if constexpr (P::composite) return policy.template workspace_bytes<X>(device, s);
+    if constexpr (P::own_passes) return policy.template workspace_bytes<X>(device, s);
     else return attention_workspace(device, policy, s.B, s.T, s.T, s.NH);
 }
 
 /// state.gated_out (B, T, NH, HS) from x, q, k, v; `weights` is the flat buffer that the policy's slots point into. `workspace` has
-/// layer_workspace() bytes. A composite's forward() gets the same arguments.
+/// layer_workspace() bytes. Policy::forward(), with own_passes, takes the same arguments.
 template <class Device, class X, class P>
 void attention_layer_forward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights, LayerState<X>& state,
                              std::byte* workspace, const Statistics<X>& statistics = {}) {
-    if constexpr (P::composite) {
+    if constexpr (P::own_passes) {
         policy.forward(device, in, weights, state, workspace, statistics);
     } else {
-        policy.preprocess(device, in, weights, state.extras);
+        policy.preprocess(device, in, weights, state.score_inputs);
         attention_forward(device, policy, kernel_arguments(in, state, statistics));
     }
 }
 
-/// From dout, the gradient of gated_out (B, T, NH, HS), to those of q, k and v (overwritten) and whatever else preprocess() read;
-/// more.of is memory for the extras' gradients. A composite's backward() gets the same arguments.
+/// From dout, the gradient of gated_out (B, T, NH, HS), to those of q, k and v (overwritten) and of whatever else preprocess()
+/// read; more.of is memory for the gradients of the score inputs. Policy::backward(), with own_passes, takes the same arguments.
 template <class Device, class X, class P>
 void attention_layer_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights,
-                              const LayerState<X>& state, const X* dout, const QkvGradients<X>& to, ExtraGradients<X>& more,
+                              const LayerState<X>& state, const X* dout, const QkvGradients<X>& to, ScoreInputGradients<X>& more,
                               std::byte* workspace) {
-    if constexpr (P::composite) {
+    if constexpr (P::own_passes) {
         policy.backward(device, in, weights, state, dout, to, more, workspace);
     } else {
         AttentionBackward<X> g{};
@@ -63,6 +63,6 @@ void attention_layer_backward(Device device, const P& policy, const LayerInputs<
         g.dhead = more.of.head, g.drow = more.of.row, g.dcolumn = more.of.column, g.dgate = more.of.gate;
         g.workspace = workspace;
         attention_backward(device, policy, kernel_arguments(in, state, Statistics<X>{}), g);
-        policy.preprocess_backward(device, in, weights, state.extras, more);
+        policy.preprocess_backward(device, in, weights, state.score_inputs, more);
     }
 }

@@ -1,14 +1,21 @@
-// The vocabulary of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor
-// cores, asynchronous copies, flags between blocks. All PTX of the project is here (but for a tanh in model/math.h); a C++ compiler
-// calls the emulator's twins.
+// The primitives of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor
+// cores, asynchronous copies, flags between blocks. All of the project's PTX is here (except for halves.cuh and a tanh in
+// model/device/math.h); without nvcc the emulator's counterparts are called.
 //
-// A warp multiplies 16 x 16 by 16 x 8 numbers at a time. Who holds what is fixed by the hardware (PTX ISA, mma.m16n8k16); with
-// g = lane / 4 and c = 2 (lane % 4) a lane holds of
-//     A (16 x 16)   rows g and g + 8, columns c, c + 1, c + 8, c + 9
-//     B (16 x 8)    rows c, c + 1, c + 8, c + 9, column g
-//     D (16 x 8)    rows g and g + 8, columns c, c + 1
-// so two neighbouring D's have the shape of an A: a result goes into the next product without leaving the registers.
-// bf16 uses the tensor cores. float has the same fragments and multiplies exactly, by exchange between lanes: slow, for comparison.
+// A warp multiplies 16 x 16 by 16 x 8 elements at a time, D = A B + C. The hardware fixes which lane holds which elements (PTX ISA,
+// mma.m16n8k16); in each cell the lane:
+//     A (16 x 16)                                     B (16 x 8)                     C, D (16 x 8)
+//     column  0,1  2,3  4,5  6,7   8,9  ..  14,15     column    0   1   2  ..   7    column  0,1  2,3  4,5  6,7
+//     row 0    0    1    2    3     0   ..    3       row 0,1   0   4   8  ..  28    row 0    0    1    2    3
+//     row 1    4    5    6    7     4   ..    7       row 2,3   1   5   9  ..  29    row 1    4    5    6    7
+//      ..                                             row 4,5   2   6  10  ..  30     ..
+//     row 7   28   29   30   31    28   ..   31       row 6,7   3   7  11  ..  31    row 7   28   29   30   31
+//     row 8    0    1    2    3     0   ..    3       row 8,9   0   4   8  ..  28    row 8    0    1    2    3
+//      ..                                              ..                             ..
+// With g = lane / 4 and c = 2 (lane % 4), a lane holds rows g, g + 8 and columns c, c + 1, c + 8, c + 9 of A; rows c, c + 1, c + 8,
+// c + 9 and column g of B; rows g, g + 8 and columns c, c + 1 of D. Two adjacent D's thus have the layout of an A, and a result
+// enters the next product without leaving the registers.
+// bf16 uses the tensor cores. float has the same fragments and multiplies exactly, by shuffles: slow, for comparison only.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -19,15 +26,16 @@
 
 // ---- shared memory
 
-/// ROWS x COLUMNS numbers. Each row is 16 bytes longer than it needs to be: eight 16-byte pieces one below the other, which is what
-/// a tensor core's load takes, then lie in different banks.
+/// ROWS x COLUMNS elements. Rows are padded by 16 bytes: the eight 16-byte pieces of a column that ldmatrix loads at
+/// once then lie in different banks.
 template <class X, int ROWS_, int COLUMNS_>
 struct SharedTile {
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
     alignas(16) X x[ROWS][COLUMNS + 16 / sizeof(X)];
 };
 
-/// Starts a copy of BYTES (4 or 16, both addresses multiples of it) into shared memory; `take` of them exist, the rest become zero.
+/// Starts a copy of BYTES (4 or 16, both addresses multiples of it) into shared memory; the first
+/// `take` are read, the rest is zero.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void* to, const void* from, int take) {
 #if defined(__CUDACC__)
@@ -41,7 +49,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int take)
 #endif
 }
 
-/// Waits for all copies that this thread has started. The other threads see them after the next __syncthreads().
+/// Waits for all copies that this thread has started. Other threads see them after the next __syncthreads().
 __device__ __forceinline__ void wait_for_copies() {
 #if defined(__CUDACC__)
     asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
@@ -51,14 +59,14 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-/// Starts to copy rows `first`.. of a matrix, `row` elements apart, of which `count` exist; the others become zero.
+/// Starts to copy rows `first`.. of a matrix of `count` rows, `row` elements apart; rows past the end become zero.
 template <int THREADS, class Tile>
 __device__ __forceinline__ void copy_rows(Tile& to, const auto* from, size_t row, int first, int count) {
     constexpr int PIECE = 16 / sizeof(*from), PIECES = Tile::COLUMNS / PIECE, ROWS_AT_ONCE = THREADS / PIECES;
     static_assert(THREADS % PIECES == 0 && Tile::ROWS % ROWS_AT_ONCE == 0);
     const int r0 = int(threadIdx.x) / PIECES, c = int(threadIdx.x) % PIECES * PIECE;
     const auto* at = from + size_t(first + r0) * row + c;
-    if (first + Tile::ROWS <= count) {   // nearly always, and the same for the whole block: two instructions a piece instead of six
+    if (first + Tile::ROWS <= count) {   // nearly always, and uniform in the block: two instructions a piece instead of six
 #pragma unroll
         for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE, at += ROWS_AT_ONCE * row) copy_async<16>(&to.x[r0 + r][c], at, 16);
         return;
@@ -72,7 +80,7 @@ __device__ __forceinline__ void copy_rows(Tile& to, const auto* from, size_t row
 
 // ---- fragments
 
-/// A pair of neighbouring numbers in one register, or two.
+/// Two adjacent elements, in one register or two.
 template <class X>
 struct Two;
 template <>
@@ -83,7 +91,7 @@ template <>
 struct Two<float> {
     float2 pair;
 };
-/// Two numbers to memory; the address must be a multiple of their size.
+/// Stores both elements; the address must be a multiple of their size.
 __device__ __forceinline__ void store_two(bf16* to, const Two<bf16>& two) { *reinterpret_cast<uint32_t*>(to) = two.bits; }
 __device__ __forceinline__ void store_two(float* to, const Two<float>& two) { *reinterpret_cast<float2*>(to) = two.pair; }
 __device__ __forceinline__ void make_two(Two<float>& to, float x, float y) { to.pair = make_float2(x, y); }
@@ -92,7 +100,7 @@ __device__ __forceinline__ void make_two(Two<bf16>& to, float x, float y) {
     std::memcpy(&to.bits, &both, sizeof to.bits);
 }
 
-/// The pairs of A: (g, c), (g + 8, c), (g, c + 8), (g + 8, c + 8). Of B: rows (c, c + 1), (c + 8, c + 9).
+/// Parts of A begin at (g, c), (g + 8, c), (g, c + 8), (g + 8, c + 8); those of B at rows c and c + 8 of column g.
 template <class X>
 struct FragmentA {
     Two<X> part[4];
@@ -102,7 +110,8 @@ struct FragmentB {
     Two<X> part[2];
 };
 
-/// 32 bits per lane and matrix: `row` is the address of one row of 8 numbers, lanes 8 n .. 8 n + 7 give those of matrix n.
+/// ldmatrix: four 8 x 8 matrices, 32 bits of each per lane. `row` points to a row of 8 elements; lanes 8 n .. 8 n
+/// + 7 pass the rows of matrix n.
 template <bool transposed, class Fragment>
 __device__ __forceinline__ void load_matrices(Fragment& to, const bf16* row) {
     static_assert(sizeof(Fragment) == 16);
@@ -190,7 +199,7 @@ __device__ __forceinline__ void load_b_transposed(FragmentB<X> (&b)[2], const Sh
     }
 }
 
-/// Two results side by side as the left factor of the next product.
+/// Two adjacent D's as the left factor of the next product.
 template <class X>
 __device__ __forceinline__ void results_as_a(FragmentA<X>& a, const float (&left)[4], const float (&right)[4]) {
     make_two(a.part[0], left[0], left[1]), make_two(a.part[1], left[2], left[3]);
@@ -220,11 +229,11 @@ __device__ __forceinline__ float2 pair_of_lane(float2 pair, int lane) {
     return pair;
 }
 
-/// D += A B in float32: every lane collects the rows of A and the columns of B that its results need.
+/// D += A B in float32: every lane collects the rows of A and columns of B that its results need.
 __device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<float>& a, const FragmentB<float>& b) {
     const int first = lane_of() / 4 * 4, column = lane_column();
 #pragma unroll
-    for (int k = 0; k < 8; k++) {   // elements 2 k and 2 k + 1 of the sum, which every fourth lane holds
+    for (int k = 0; k < 8; k++) {   // terms 2 k and 2 k + 1 of the sum, which every fourth lane holds
         const int half = k / 4, owner = k % 4;
         const float2 upper = pair_of_lane(a.part[2 * half].pair, first + owner);
         const float2 lower = pair_of_lane(a.part[2 * half + 1].pair, first + owner);
@@ -235,11 +244,11 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<floa
     }
 }
 
-/// How often a loop of products is written out: float's are long.
+/// Unroll factor of loops over products: float's bodies are long.
 template <class X>
 inline constexpr int UNROLL = std::is_same_v<X, bf16> ? 64 : 1;
 
-/// d (16 M x 8 N) += A B^T: rows a_row.. of one tile with rows b_row.. of another, over all their columns.
+/// d (16 M x 8 N) += A B^T: rows a_row.. of one tile times rows b_row.. of another, over all columns.
 template <int M, int N, class X, int RA, int RB, int K>
 __device__ __forceinline__ void rows_times_rows(float (&d)[M][N][4], const SharedTile<X, RA, K>& a, int a_row,
                                                 const SharedTile<X, RB, K>& b, int b_row) {
@@ -261,7 +270,7 @@ __device__ __forceinline__ void rows_times_rows(float (&d)[M][N][4], const Share
     }
 }
 
-/// d (16 M x 8 N) += A B with 16 columns of A in registers and 16 rows of B from (row, column) on.
+/// d (16 M x 8 N) += A B: 16 columns of A in registers, 16 rows of B from (row, column) on.
 template <int M, int N, class X, int R, int C>
 __device__ __forceinline__ void registers_times_rows(float (&d)[M][N][4], const FragmentA<X> (&a)[M], const SharedTile<X, R, C>& b,
                                                      int row, int column = 0) {
@@ -277,7 +286,16 @@ __device__ __forceinline__ void registers_times_rows(float (&d)[M][N][4], const 
     }
 }
 
-// ---- numbers
+// ---- scalars
+
+/// The same value, opaque to the compiler: what depends on it is computed where it is used. Otherwise the compiler would hoist
+/// addresses of rarely taken paths out of loops and keep them in registers that the products need.
+__device__ __forceinline__ int computed_here(int x) {
+#if defined(__CUDACC__)
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
 
 inline constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -294,8 +312,8 @@ __device__ __forceinline__ float exp2_of(float x) {
 
 // ---- order between blocks
 
-/// What was written before a flag is raised (by this thread, or by others before a __syncthreads()) is there for whoever has waited
-/// for the flag.
+/// Release store: what this thread wrote before, and what others wrote before a __syncthreads(), is visible to
+/// whoever has waited for the flag.
 __device__ __forceinline__ void raise_flag(int* flag, int value) {
 #if defined(__CUDACC__)
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
@@ -304,24 +322,42 @@ __device__ __forceinline__ void raise_flag(int* flag, int value) {
     __stcg(flag, value);
 #endif
 }
-__device__ __forceinline__ int read_flag(const int* flag) {
+/// Relaxed load: says nothing about other memory until acquire_fence(). It can therefore be issued long before its value is needed.
+__device__ __forceinline__ int poll_flag(const int* flag) {
 #if defined(__CUDACC__)
     int value;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    return value;
 #else
-    const int value = __ldcg(flag);
+    return __ldcg(flag);
+#endif
+}
+/// After poll_flag() has returned the awaited value: what was written before that flag was raised is visible to this thread's
+/// later loads, and after a __syncthreads() to the block's. A relaxed load followed by this fence is an acquire pattern, which
+/// synchronises with the release in raise_flag() (PTX ISA, "Release and Acquire Patterns"); without the fence a later load could
+/// be satisfied before the flag's.
+__device__ __forceinline__ void acquire_fence() {
+#if defined(__CUDACC__)
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#else
     __threadfence();
 #endif
-    return value;
 }
-/// Waits until the flag has that value. Blocks wait only for blocks that have started, and only for what those will do without this
-/// one, so a wait that does not end is an error in this program: after about ten seconds (asking takes 0.7 us; a turn takes micro-
-/// seconds, and even with a debugger's tools milliseconds) the kernel leaves word in `stuck` and stops, and the program with it.
-/// `who` is the number of what is waited for. No printf here: any call in a kernel costs registers in all of it.
-__device__ __forceinline__ void wait_for_flag(const int* flag, int value, Stuck* stuck, int who) {
-    int seen;
-    for (int asked = 0; (seen = read_flag(flag)) != value; __nanosleep(40)) {
-        if (++asked < 1 << 24) continue;
+
+/// Polls before a wait is given up: about ten seconds (a poll takes 0.7 us; a semaphore is held for microseconds, under a
+/// debugger's tools for milliseconds).
+inline constexpr int PATIENCE = 1 << 24;
+
+/// Waits until the flag has that value; `seen` is an earlier poll_flag(). Blocks wait only for blocks that have started, and only
+/// for what those do independently of this one, so a wait that does not end is a bug in this program: after `patience` polls the
+/// kernel reports in `stuck` and traps, which ends the program. `who` is the index of what is waited for. No printf here: any call
+/// in a kernel costs registers in all of it.
+__device__ __forceinline__ void wait_for_flag(const int* flag, int value, int seen, Stuck* stuck, int who,
+                                              int patience = PATIENCE) {
+#pragma unroll 1
+    for (int asked = 0; seen != value; seen = poll_flag(flag)) {
+        __nanosleep(40);
+        if (++asked <= patience) continue;
         *stuck = {true, int(blockIdx.x), who, seen, value};
         __threadfence_system();
         __trap();

@@ -1,14 +1,13 @@
-// What an attention mechanism may say to the tiled kernel. Plain causal attention is every answer at its default; a variant is a
-// struct derived from Policy that overrides only what differs. Conventions: i query, j key, h query head, token positions from 0;
+// The questions the tiled kernel asks a mechanism. All default answers together are causal attention; a variant is a struct derived
+// from Policy that overrides only what differs. Conventions: i query, j key, h query head, token positions from 0;
 //     a_ij = HS^-1/2 q_i.k_j     z_ij = score(a_ij)     P_ij = exp(z_ij - LSE_i) on the visible pairs     O_i = sum_j P_ij v_j
-// The six extension points:
-//   E1 score(), score_backward()   z = f(a): may read numbers per head, features per query row and per key column
-//   E2 tile(), visible()           which tiles are visited, which pairs inside a mixed tile count; or a TileList (arguments.h)
-//   E3 gated()                     multiplies O by a number per token and head
-//   E4 position arrays             (arguments.h) rows and columns may be chosen or permuted tokens
-//   E5 log-sum-exp                 (arguments.h) LSE out, its gradient in: several calls can make one softmax
-//   E6 statistics                  (arguments.h) entropy of rows, maximum of every row in every tile, pairs seen, tiles visited,
-//                                  pair_gate()
+// Six things can differ:
+//   score         score(), score_backward(): z = f(a); may read scalars per head and features per query row and key column
+//   mask          tile(), visible(): which tiles are visited and which pairs of a mixed tile count; or a TileList (arguments.h)
+//   output gate   gated(): multiplies O by one factor per token and head
+//   positions     (arguments.h) rows and columns may be selected or permuted tokens
+//   log-sum-exp   (arguments.h) LSE out, its gradient in: several calls can make one softmax
+//   statistics    (arguments.h) entropy of each row, its maximum in each tile, pairs seen, tiles visited, pair_gate()
 #pragma once
 #include <cstddef>
 #include <string>
@@ -25,26 +24,26 @@ enum class Tile {
     full,     // every pair is visible: no mask
 };
 
-/// What E1 sees of one row's pairs with the next few keys. N is a SIMD vector of keys on the CPU, one float on a GPU thread.
+/// What score() sees: one query and the next few keys. N is a SIMD vector of keys on the CPU, a single float on a GPU thread.
 template <class N>
 struct Pair {
     using X = Element<N>;
-    const X* head_numbers;      // (features().head) of this head
+    const X* head_scalars;      // (features().head) of this head
     const X* row_features;      // (features().row) of query i
     const X* column_features;   // feature f of the key in lane l at column_features[f * column_stride + l]
     size_t column_stride;
     X i;   // position of the query
     N j;   // positions of the keys
-    X tile_number = 0;
+    X tile_bias = 0;
 
-    /// The number of this query tile and key tile (Features::tile).
-    constexpr X tile() const { return tile_number; }
+    /// The bias of this query tile and key tile (Features::tile).
+    constexpr X tile() const { return tile_bias; }
 
-    constexpr X head(int f) const { return head_numbers[f]; }
+    constexpr X head(int f) const { return head_scalars[f]; }
     constexpr X row(int f) const { return row_features[f]; }
     constexpr N column(int f) const { return load<N>(column_features + f * column_stride); }
 
-    /// row(index(i - j)): a row feature chosen by the distance of each pair (relative positions, block biases).
+    /// row(index(i - j)): the row feature is selected by the distance of each pair (relative positions, block biases).
     template <class Index>
     constexpr N row_by_distance(Index index) const {
         if constexpr (LANES_OF<N> == 1) return row_features[index(int(i - j))];
@@ -52,7 +51,7 @@ struct Pair {
     }
 
 private:
-    /// For packs; not constexpr, because nvcc knows no lanes of a pack.
+    /// For packs; not constexpr, because nvcc cannot index the lanes of a pack.
     template <class Index>
     N rows_by_distances(Index index) const {
         N picked{};
@@ -61,7 +60,7 @@ private:
     }
 };
 
-/// Where score_backward() leaves the gradients of what score() read. Everything is summed in float32 in a fixed order.
+/// Where score_backward() accumulates the gradients of what score() read. Sums are in float32, in a fixed order.
 template <class N>
 struct PairGradients {
     using X = Element<N>;
@@ -89,12 +88,13 @@ private:
     }
 };
 
-/// Features of one kind that E1 can have: what the GPU's backward pass has room for, and so the same on every device.
+/// The most features of one kind that score() can read: what the GPU's backward pass has room for,
+/// and so the limit on every device.
 inline constexpr int MOST_FEATURES = 264;
 
 /// The default answers. A variant's constructor takes (config, layer); its methods are const and may not depend on tokens after i.
-/// Kernels get a copy of it as an argument: what they call (E1, E2) is constexpr, so that nvcc compiles it for the GPU, and it
-/// holds numbers only, no pointers into the host's memory.
+/// Kernels receive a copy as an argument: the methods that they call (score, mask) are constexpr, so that nvcc compiles them for
+/// the GPU, and the struct holds plain values only, no pointers into host memory.
 struct Policy {
     Policy(const Config&, int /*layer*/) {}
 
@@ -103,11 +103,11 @@ struct Policy {
     /// Adds the variant's own tensors of this layer; `prefix` is "model.layers.{i}.self_attn.".
     void declare(TensorList&, const std::string& /*prefix*/) {}
 
-    /// Whether this run trains the tensor; every layer's policy is asked for each tensor of the whole model, and one no freezes it.
-    /// What is frozen keeps its value and takes no part in the norm of the gradient.
+    /// Whether this run trains the tensor. Every layer's policy is asked about every tensor of the model, and a single no freezes
+    /// it. A frozen tensor keeps its value and is left out of the gradient norm.
     bool trains(const std::string& /*tensor*/) const { return true; }
 
-    /// E1. `dz` is dL/dz; the result is dL/da. Forward comes before the mask, so z of a hidden pair must only be finite.
+    /// Score. `dz` is dL/dz; the result is dL/da. score() runs before the mask, so z of a hidden pair only has to be finite.
     constexpr Features features() const { return {}; }
     template <class N>
     constexpr N score(N a, const Pair<N>&) const {
@@ -118,44 +118,50 @@ struct Policy {
         return dz;
     }
 
-    /// E6. Whether each pair has a learned gate, a factor between 0 and 1 on its score or on its weight, and that factor: its mean
-    /// over all pairs is what a monitor shows of it. A pair without one counts as 1.
+    /// Whether score() is the one of kernel/unit_gate.cuh, a gate of sixteen hidden units with the features described there, for
+    /// which the GPU's bf16 kernels have specialised code.
+    static constexpr bool gate_of_units = false;
+
+    /// Statistics. Whether each pair has a learned gate, a factor between 0 and 1 on its score or weight, and that factor; a
+    /// monitor shows its mean over all pairs. A pair without a gate counts as 1.
     static constexpr bool gates_pairs = false;
     template <class N>
     constexpr N pair_gate(const Pair<N>&) const {
         return broadcast<N>(1);
     }
 
-    /// E2. tile() judges a rectangle of positions [i0, i1) x [j0, j1); it may say mixed when it is not sure, never more.
+    /// Mask. tile() judges a rectangle of positions [i0, i1) x [j0, j1); in doubt it says mixed.
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
+    static constexpr bool long_visible = false;   // too long to be unrolled over all pairs of a GPU thread
 
-    /// For the accounting only. How many of the first T keys a cache must keep so that the rows from T - 1 on can be computed, per
-    /// key/value head on average. A policy that selects by the data may also say how many pairs and tiles a sequence of T visits,
-    /// summed over the heads: `PairCount expected_pairs(int NH, int T) const`; without it tile() and visible() are counted.
+    /// For accounting only: how many of the first T keys a cache must keep to compute the rows from T - 1 on, per key/value head on
+    /// average. A data-dependent policy may also say how many pairs and tiles a sequence of T visits, summed over the heads:
+    /// `PairCount expected_pairs(int NH, int T) const`; without it tile() and visible() are counted.
     double cached_keys(int T) const { return T; }
 
-    /// Whether expected_pairs() is the most that it can be, where the number itself hangs on the data.
+    /// Whether expected_pairs() is an upper bound, the actual count depending on the data.
     bool expects_at_most() const { return false; }
 
-    /// Pairs of a sequence, summed over the heads, whose scores and weighted values are computed beside those, forward alone.
+    /// Additional pairs of a sequence, summed over the heads, whose scores and weighted values only the forward pass computes.
     double further_pairs(int /*NH*/, int /*T*/) const { return 0; }
 
-    /// E3. Whether preprocess() fills a gate (B, T, NH) that multiplies the output.
+    /// Output gate. Whether preprocess() fills a gate (B, T, NH) that multiplies the output. The GPU's backward kernel applies
+    /// gates only for a policy that has a gated() of its own, and refuses them for others.
     bool gated() const { return false; }
 
-    /// Whether preprocess() reads q and k before RoPE (and its backward writes their gradient), or the block's normed input (and its
-    /// backward adds to the gradient of that).
+    /// Whether preprocess() reads q and k before RoPE (and its backward writes their gradient), or the block's normed input (and
+    /// its backward adds to the gradient of that).
     static constexpr bool reads_qk_pre = false;
     static constexpr bool reads_x = false;
 
-    /// Whether the policy adds a loss of its own to the objective (a balance loss, a gate's distillation). It then reports its value on
-    /// the way forward, in Extras::auxiliary, and adds its gradients, times ExtraGradients::dloss, in preprocess_backward().
+    /// Whether the policy adds a loss of its own to the objective (load balance, distillation of a gate). The forward pass then
+    /// reports its value in ScoreInputs::auxiliary, and preprocess_backward() adds its gradients times ScoreInputGradients::dloss.
     static constexpr bool has_auxiliary_loss = false;
 
-    /// A mechanism that is more than one call of the kernel after preprocess() has forward() and backward() of its own instead
-    /// (layer.h says what they get), and says how many bytes it keeps from one to the other and how many it needs while one runs.
-    static constexpr bool composite = false;
+    /// A mechanism that needs more than preprocess() and one call of the kernel has own_passes: its own forward() and backward()
+    /// (arguments in layer.h), the bytes kept from one to the other, and the bytes needed while either runs.
+    static constexpr bool own_passes = false;
     template <class X>
     size_t kept_bytes(const LayerShape&) const {
         return 0;
@@ -165,47 +171,50 @@ struct Policy {
         return 0;
     }
 
-    /// What a monitor calls the softmaxes of a layer: one without a name, unless a composite sums several with a gate each. It then
-    /// leaves the statistics of number n in Statistics::of_branch(n).
+    /// Names of a layer's gated branches for a monitor: one empty name, unless a policy with own_passes sums several softmaxes,
+    /// each under a gate. It then writes the statistics of branch n to Statistics::of_branch(n).
     std::vector<std::string> branch_names() const { return {""}; }
 
-    /// What the last forward pass multiplied the output of each of them with, (B, T, NH); null where that is nothing.
+    /// The factors that the last forward pass multiplied each branch's output by (B, T, NH); null where there are none.
     template <class X>
     std::vector<const Wide<X>*> branch_gates(const LayerShape&, const LayerState<X>& state) const {
-        return {state.extras.gate};
+        return {state.score_inputs.gate};
     }
 
-    /// A policy whose values are not the model's may say for pictures of its mask what its last forward pass has read:
-    /// `bool sees(const LayerInputs<X>&, const LayerState<X>&, int h, int i, int j) const`, query i of head h key j.
+    /// A policy that attends to something other than the model's own keys and values may define, for pictures of its mask,
+    /// what its last forward pass read: `bool sees(const LayerInputs<X>&, const LayerState<X>&, int h, int i, int j) const`,
+    /// whether query i of head h saw key j.
 
-    /// Whether q and k are rotated by RoPE. Positions are then no business of the scores unless the variant brings its own.
+    /// Whether q and k are rotated by RoPE. Without it scores ignore positions unless the variant encodes them itself.
     static constexpr bool rotates = true;
 
-    /// Before the kernel: fill what E1 and E3 read. After it: turn their gradients into gradients of tensors, q, k and x.
-    /// See LayerInputs, Extras and their gradients in arguments.h.
-    template <class Device, class Inputs, class X, class Extras>
-    void preprocess(Device, const Inputs&, const X* /*weights*/, Extras&) const {}
-    template <class Device, class Inputs, class X, class Extras, class Gradients>
-    void preprocess_backward(Device, const Inputs&, const X* /*weights*/, const Extras&, Gradients&) const {}
+    /// Before the kernel: fill what score() and the output gate read. After it: turn those gradients into gradients of tensors, q,
+    /// k and x. See LayerInputs, ScoreInputs and ScoreInputGradients in arguments.h.
+    template <class Device, class Inputs, class X, class ScoreInputs>
+    void preprocess(Device, const Inputs&, const X* /*weights*/, ScoreInputs&) const {}
+    template <class Device, class Inputs, class X, class ScoreInputs, class Gradients>
+    void preprocess_backward(Device, const Inputs&, const X* /*weights*/, const ScoreInputs&, Gradients&) const {}
 
-    /// What tests and tables ask. Whether outputs depend on nothing behind the row: a published form that looks ahead says no. Whether
-    /// the backward pass is the derivative of the forward pass: straight-through gradients, and published ones that leave a term out,
-    /// are not. Whether tokens are sorted by what they hold: later ones then shift the tiles that a row's sums are cut into, and so
-    /// its last bits.
+    /// For tests and tables.
+    /// is_causal: no output depends on later tokens; a published form that looks ahead says no.
+    /// has_exact_gradients: backward is the derivative of forward; straight-through estimators, and published
+    /// gradients that omit a term, are not.
+    /// sorts_tokens: tokens are sorted by content. Later tokens then shift the tile boundaries of a
+    /// row's sums, and so its last bits.
     bool is_causal() const { return true; }
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
 
-    /// Whether this form, which is not causal, is for texts that are there as a whole, a prompt say: training through it is refused;
-    /// the refusal names the options that can be trained with.
+    /// Whether this form is not causal and meant for texts that are complete in advance, such as a prompt. Training with it is
+    /// refused, and the refusal names the options that can be trained.
     bool needs_known_text() const { return false; }
     static constexpr const char* options_to_train = "";
 
-    /// Whether the policy's own loss compares with something of q and k that it holds still (a teacher): its gradients are then the
-    /// derivatives for tensors, and for q, k and x they are not.
+    /// Whether the policy's own loss compares with a teacher, a function of q and k that counts as constant: its gradients are then
+    /// exact for tensors but not for q, k and x.
     bool has_teacher() const { return false; }
 
-    /// Whether single tokens choose something by scores that bf16 rounds: what double chooses otherwise near a tie.
+    /// Whether single tokens make a discrete choice by scores that bf16 rounds: near a tie, double chooses differently.
     static constexpr bool tokens_choose = false;
 
     static constexpr Tile causal_tile(int i0, int i1, int j0, int j1) {

@@ -1,13 +1,13 @@
-// Rows of a branch (E4): a branch may compute attention among chosen tokens only, or in another order, so that keys that belong
-// together lie in the same tiles. The CPU's kernel reads a row at the token that it stands for (cpu_rows.h). For a GPU's, and for
-// routing, q, k and v are gathered into the order of the branch, one copy per query head, and gradients are sent back. Every number
-// is written by one thread, which adds in the order of heads.
-// A `Rows` says which token stands in which row of a branch, per sequence b and query head h:
+// Rows of a branch: a branch may attend among selected tokens only, or take tokens in another order, so that keys that belong
+// together share tiles. The CPU's kernel reads each row at its token (cpu_rows.h). For the GPU's kernel, and for routing, q, k and
+// v are gathered into the order of the branch, one copy per query head, and gradients are scattered back. Every element is written
+// by one thread, which adds in the order of heads.
+// A `Rows` says which token is in which row of a branch, per sequence b and query head h:
 //     int count, T;                  rows of the branch, R, and tokens of the text
 //     static constexpr bool per_head whether every query head has rows of its own
 //     int token(b, h, row) const     -1: padding, an empty row
 //     int row(b, h, token) const     -1: the token is not in the branch
-//     int next(b, h, row) const      another row of the row's token, or -1; where tokens may stand in several: repeated_rows.cuh
+//     int next(b, h, row) const      another row of the row's token, or -1; where tokens may have several: repeated_rows.cuh
 #pragma once
 #include <algorithm>
 
@@ -21,7 +21,7 @@ struct RowsInOrder {
     constexpr int row(int /*b*/, int /*h*/, int token) const { return token; }
 };
 
-/// Rows from memory: tokens (B, NH, R) and, the other way round, rows (B, NH, T).
+/// Rows from memory: tokens (B, NH, R) and the inverse, rows (B, NH, T).
 struct ListedRows {
     static constexpr bool per_head = true;
     int count;         // R
@@ -32,26 +32,26 @@ struct ListedRows {
     constexpr int row(int b, int h, int token) const { return rows[(size_t(b) * NH + h) * T + token]; }
 };
 
-/// Sequences, tokens, query heads and the heads of the array outside of the branch (NH or NKV).
+/// Sequences, tokens, query heads, and heads of the array outside the branch (NH or NKV).
 struct RowShape {
     int B, T, NH, heads, HS;
     constexpr int group() const { return NH / heads; }
 };
 
-/// What stands outside of the branch for one row of one query head; null for padding.
+/// A branch's row of one query head, in the array outside the branch; null for padding.
 template <class X, class Rows>
 constexpr const X* gathered_row(const Heads<const X>& from, const Rows& rows, const RowShape& s, int b, int r, int h) {
     const int token = rows.token(b, h, r);
     return token < 0 ? nullptr : from.data + (size_t(b) * s.T + token) * from.row + size_t(h / s.group()) * s.HS;
 }
 
-/// One row of one query head inside the branch; null for none.
+/// Row r of one query head inside the branch; null for r = -1.
 template <class X, class Rows>
 constexpr const X* row_at(const X* from, const Rows& rows, const RowShape& s, int b, int r, int h) {
     return r < 0 ? nullptr : from + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
 }
 
-/// One token of one query head inside the branch; null where it is not in it.
+/// One token of one query head inside the branch; null where the branch does not have it.
 template <class X, class Rows>
 constexpr const X* row_of_token(const X* from, const Rows& rows, const RowShape& s, int b, int t, int h) {
     return row_at(from, rows, s, b, rows.row(b, h, t), h);
@@ -77,8 +77,8 @@ void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowSha
             }
 }
 
-/// to (B, T, heads, HS) = or += from (B, R, NH, HS) sent back, summed over a token's rows and over each group of query heads; zero
-/// where a token is not in the branch.
+/// to (B, T, heads, HS) = or += from (B, R, NH, HS) in text order, summed over a token's rows and over each group of query heads;
+/// zero where a token is not in the branch.
 template <class Y, class X, class Rows>
 void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
 #pragma omp parallel for collapse(2)
@@ -95,10 +95,10 @@ void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const Row
             }
 }
 
-/// One number per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`. This one is what
-/// tests compare the GPU's with.
+/// One scalar per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`. The CPU's version
+/// is the reference in the GPU's tests.
 template <class W, class Rows>
-void gather_numbers(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
+void gather_scalars(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++)
@@ -110,7 +110,7 @@ void gather_numbers(CPU, W* to, const W* from, const Rows& rows, int B, int T, i
 
 #ifdef WITH_GPU
 
-/// One block per row of the branch; 16 bytes per thread and turn.
+/// One block per row of the branch; 16 bytes per thread and iteration.
 template <class X, class Rows>
 __global__ void gather_rows_kernel(X* to, const Heads<const X> from, const Rows rows, const RowShape s) {
     constexpr int PIECE = Packed<X>::size;
@@ -126,7 +126,7 @@ __global__ void gather_rows_kernel(X* to, const Heads<const X> from, const Rows 
     }
 }
 
-/// One block per token; four numbers per thread and turn.
+/// One block per token; four elements per thread and iteration.
 template <class Y, class X, class Rows>
 __global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Rows rows, const RowShape s, Write write) {
     constexpr int PIECE = 4;
@@ -147,14 +147,14 @@ __global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Ro
 
 /// One block per 256 rows of one (b, h).
 template <class W, class Rows>
-__global__ void gather_numbers_kernel(W* to, const W* from, const Rows rows, int T, W missing) {
+__global__ void gather_scalars_kernel(W* to, const W* from, const Rows rows, int T, W missing) {
     const int h = blockIdx.y, b = blockIdx.z, NH = gridDim.y, r = blockIdx.x * blockDim.x + threadIdx.x;
     if (r >= rows.count) return;
     const int t = rows.token(b, h, r);
     to[(size_t(b) * NH + h) * rows.count + r] = t < 0 ? missing : from[(size_t(b) * NH + h) * T + t];
 }
 
-/// Preconditions: HS a multiple of 8; rows outside of the branch begin at multiples of 16 bytes.
+/// Preconditions: HS a multiple of 8; rows outside the branch begin at multiples of 16 bytes.
 template <class X, class Rows>
 void gather_rows(GPU device, X* to, Heads<const X> from, const Rows& rows, const RowShape& s) {
     launch(device, gather_rows_kernel<X, Rows>, Grid(rows.count, s.B), 128, 0, to, from, rows, s);
@@ -164,8 +164,8 @@ void send_rows_back(GPU device, Heads<Y> to, const X* from, const Rows& rows, co
     launch(device, send_rows_back_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
 }
 template <class W, class Rows>
-void gather_numbers(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
-    launch(device, gather_numbers_kernel<W, Rows>, Grid(blocks_for(rows.count, 256), NH, B), 256, 0, to, from, rows, T, missing);
+void gather_scalars(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
+    launch(device, gather_scalars_kernel<W, Rows>, Grid(blocks_for(rows.count, 256), NH, B), 256, 0, to, from, rows, T, missing);
 }
 
 #endif

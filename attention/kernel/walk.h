@@ -1,5 +1,5 @@
-// E2 and E4 in one place, for every device: which tokens stand behind the rows and columns of a tile, whether a tile is visited at
-// all, and which of its pairs count.
+// Masks and positions in one place, for every device: which tokens the rows and columns of a tile hold, whether the tile is visited
+// at all, and which of its pairs count.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -7,21 +7,20 @@
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/policy.h"
 
-/// A rectangle of queries against keys: which rows and columns of the score matrix. On the CPU a tile or what there is of it; the
-/// GPU has other sizes too.
+/// A rectangle of the score matrix. On the CPU a tile or the part of it that exists; the GPU uses other sizes too.
 struct TilePlace {
     int b, h;
     int i0, j0;          // first row and column, as indices
     int rows, columns;   // how many of each exist
 };
 
-/// Where the number of a pair of tiles lies (AttentionForward::tile).
+/// Index of the bias of a query tile and key tile in AttentionForward::tile.
 template <class X>
-constexpr size_t tile_number_at(const AttentionForward<X>& a, const TilePlace& at) {
+constexpr size_t tile_bias_at(const AttentionForward<X>& a, const TilePlace& at) {
     return ((size_t(at.b) * a.NH + at.h) * tiles_of(a.T) + at.i0 / TILE) * tiles_of(a.S) + at.j0 / TILE;
 }
 
-/// The tokens behind rows and columns (E4) and the verdict on tiles (E2), for one (b, h).
+/// Positions of rows and columns, and the verdicts on tiles, for one (b, h).
 template <class X, class P>
 class TileWalk {
 public:
@@ -31,7 +30,7 @@ public:
     constexpr int q_position(int i) const { return a_.q_position ? a_.q_position[bh_ * a_.T + i] : i; }
     constexpr int k_position(int j) const { return a_.k_position ? a_.k_position[bh_ * a_.S + j] : j; }
 
-    /// The policy's verdict on a rectangle of rows and columns that exist, the list aside.
+    /// The policy's verdict on a rectangle, ignoring the list. All its rows and columns must exist.
     constexpr Tile judge(const TilePlace& at) const {
         if (!positions()) return policy_.tile(h_, at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);
         const Range q = range(a_.q_position, bh_ * a_.T, at.i0, at.rows), k = range(a_.k_position, bh_ * a_.S, at.j0, at.columns);
@@ -40,7 +39,7 @@ public:
         return verdict == Tile::full && (q.padding || k.padding) ? Tile::mixed : verdict;
     }
 
-    /// The same with the list: a rectangle over several tiles of TILE x TILE is visited when one of them is.
+    /// The same with the list: a rectangle of several TILE x TILE tiles is visited when any of them is.
     constexpr Tile judge_listed(const TilePlace& at) const {
         bool some = false, all = true;
         for (int i = at.i0 / TILE; a_.list && i <= (at.i0 + at.rows - 1) / TILE; i++)
@@ -53,8 +52,8 @@ public:
         return verdict == Tile::full && !all ? Tile::mixed : verdict;
     }
 
-    /// The verdict on a part of a visited rectangle, cheap enough to ask for every few rows and columns. A part lies inside one
-    /// tile of TILE x TILE, or outside of the matrix: then it is hidden.
+    /// The verdict on a part of a visited rectangle, cheap enough to ask every few rows and columns. The part must lie inside one
+    /// TILE x TILE tile, or outside the matrix: then it is hidden.
     constexpr Tile judge_part(const TilePlace& part, Tile whole) const {
         if (part.rows <= 0 || part.columns <= 0) return Tile::hidden;
         if (whole == Tile::full) return Tile::full;
@@ -68,13 +67,27 @@ public:
         return qi >= 0 && kj >= 0 && policy_.visible(h_, qi, kj);
     }
 
-    /// Calls use(visible), where visible(i, j) costs no more than the verdict and the arguments ask for, and takes rows and columns
-    /// past the end too.
+    /// visible() by the position arrays; rows and columns past the end are allowed.
+    struct ByPositions {
+        const TileWalk& walk;
+        constexpr bool operator()(int i, int j) const {
+            return walk.visible(std::min(i, walk.a_.T - 1), std::min(j, walk.a_.S - 1));
+        }
+    };
+
+    /// Whether a function that with_visible() passes on is long: it loads positions, or the policy has a long_visible.
+    template <class Visible>
+    static constexpr bool is_long() {
+        return std::is_same_v<Visible, ByPositions> || P::long_visible;
+    }
+
+    /// Calls use(visible), where visible(i, j) does no more work than the verdict and the arguments require. Rows and
+    /// columns past the end are allowed.
     template <class Use>
     constexpr void with_visible(Tile verdict, Use use) const {
         if (verdict == Tile::full) return use([](int, int) { return true; });
         if (!positions()) return use([this](int i, int j) { return policy_.visible(h_, i, j); });
-        use([this](int i, int j) { return visible(std::min(i, a_.T - 1), std::min(j, a_.S - 1)); });
+        use(ByPositions{*this});
     }
 
     /// Calls visit(place, verdict) for every key tile that the query tile at i0 has to visit, in ascending order.
@@ -98,7 +111,7 @@ private:
         bool padding = false;
         constexpr bool empty() const { return last < 0; }
     };
-    /// Of the tokens that `count` rows or columns from `start` on stand for.
+    /// Range of the positions of `count` rows or columns from `start` on.
     static constexpr Range range(const int* positions, size_t base, int start, int count) {
         Range r;
         if (!positions) return {start, start + count - 1, false};
@@ -113,7 +126,7 @@ private:
     constexpr bool positions() const { return a_.q_position || a_.k_position; }
     constexpr size_t list_entry(int q_tile) const { return bh_ * tiles_of(a_.T) + q_tile; }
 
-    /// Binary search: a query tile's list is ascending.
+    /// Binary search, as a query tile's list is ascending.
     constexpr bool listed(int q_tile, int k_tile) const {
         const size_t n = list_entry(q_tile);
         const int* tiles = a_.list.tiles + n * a_.list.stride;

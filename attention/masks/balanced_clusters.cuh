@@ -1,12 +1,12 @@
-// Clusters of one size (Routing Transformer as published): every centroid takes the tokens of the whole sequence that are nearest
-// to it, so that a token may be in several clusters or in none, and which ones it is in depends on the tokens after it.
+// Clusters of equal size (Routing Transformer as published): every centroid takes the tokens of the whole sequence that are nearest
+// to it. A token may be in several clusters or in none, and which ones depends on the tokens after it.
 #pragma once
 #include <numeric>
 
 #include "attention/masks/clusters.cuh"
 #include "attention/masks/select.cuh"
 
-/// cosines (B, NH - local, K, T) of one token to every centroid. NaN, of a run that has diverged, is below everything.
+/// cosines (B, NH - local, K, T) of one token with every centroid. NaN, in a diverged run, counts as the smallest.
 template <class W, class X, class M>
 constexpr void cosines_of_token(W* cosines, const X* q, const M* centroids, const ClusterShape& s, int b, int h, int t) {
     const Standard<W> by(q, s.HS);
@@ -23,8 +23,8 @@ void centroid_cosines(CPU, X* cosines, const LayerInputs<X>& in, const X* centro
             for (int h = s.local; h < s.NH; h++) cosines_of_token(cosines, in.query(in.q_pre, b, t, h), centroids, s, b, h, t);
 }
 
-/// Rows c size .. (c + 1) size - 1 of a routed head get the tokens with the greatest cosines to centroid c, of equals the earlier
-/// ones, in ascending order. tokens and positions are those of sort_by_cluster(), which has to come first.
+/// Rows c size .. (c + 1) size - 1 of a routed head get the tokens with the largest cosines to centroid c, ties going to earlier
+/// tokens, in ascending order. tokens and positions are those of sort_by_cluster(), which must run first.
 template <class X>
 void take_greatest(CPU, int* tokens, int* positions, const X* cosines, const ClusterShape& s) {
 #pragma omp parallel for collapse(3)
@@ -52,8 +52,8 @@ __global__ void centroid_cosines_kernel(float* cosines, const __grid_constant__ 
     if (t < s.T) cosines_of_token(cosines, in.query(in.q_pre, b, t, h), centroids, s, b, h, t);
 }
 
-/// One block per cluster, head and sequence; THREADS tokens at a time. The last token that still comes in is found as the greatest
-/// key, bit by bit, that at least `size` cosines reach.
+/// One block per cluster, head and sequence; THREADS tokens at a time. The threshold is the largest key that at least `size`
+/// cosines reach, found bit by bit.
 template <class W>
 __global__ void __launch_bounds__(clustering::THREADS)
     take_greatest_kernel(int* tokens, int* positions, const W* cosines, const ClusterShape s) {

@@ -1,5 +1,5 @@
-// Which tokens a head works on (MoSA), as rows (ListedRows in rows.cuh), and what follows for the router and its thresholds.
-// The numbers u (B, T, E) are the router's, E = NH - dense_heads of them per token; r = sigmoid(u).
+// Which tokens a head works on (MoSA), as rows (ListedRows in rows.cuh), and the gradients of the router and its thresholds.
+// u (B, T, E) are the router's logits, E = NH - dense_heads per token; r = sigmoid(u).
 #pragma once
 #include "model/device/device.h"
 #include "model/device/math.h"
@@ -7,10 +7,10 @@
 struct TokenChoice {
     int B, T, NH;
     int dense_heads;      // the first heads choose every token
-    bool expert_choice;   // the `count` tokens with the greatest r, else those with r above the head's threshold; the first one
+    bool expert_choice;   // the `count` tokens with the largest r, else those with r above the head's threshold; the first token
                           // always
     int count;
-    float share;          // of the tokens that a threshold aims at
+    float share;          // of the tokens, which a threshold aims at
 
     constexpr int routed() const { return NH - dense_heads; }
     template <class W>
@@ -23,7 +23,7 @@ struct TokenChoice {
     constexpr bool takes(const W* u, W threshold, int b, int h, int t) const {
         if (t == 0 || h < dense_heads) return true;
         if (!expert_choice) return sigmoid(router(u, b, h, t)) > threshold;
-        int rank = 1;   // behind the first token; of equals the earlier one comes first
+        int rank = 1;   // after the first token; ties go to the earlier one
         for (int other = 1; other < T && rank < count; other++) {
             const W mine = router(u, b, h, t), its = router(u, b, h, other);
             rank += its > mine || (its == mine && other < t);
@@ -36,8 +36,8 @@ struct TokenChoice {
     }
 };
 
-/// gate (B, T, NH) = r of chosen tokens, 1 in dense heads, 0 for the others; tokens (B, NH, T) the chosen ones in ascending order,
-/// then -1; rows (B, NH, T) where a token stands in that list, or -1. tau (E).
+/// gate (B, T, NH) = r of chosen tokens, 1 in dense heads, 0 elsewhere; tokens (B, NH, T) the chosen ones in ascending order, then
+/// -1; rows (B, NH, T) a token's index in that list, or -1. tau (E).
 template <class X>
 void choose_tokens(CPU, X* gate, int* tokens, int* rows, const X* u, const X* tau, const TokenChoice& c) {
 #pragma omp parallel for collapse(2)
@@ -64,7 +64,7 @@ void router_backward(CPU, X* du, const X* dgate, const X* gate, const TokenChoic
     }
 }
 
-/// dtau (E) += dloss sum over tokens of (share - chosen): a step against it raises the threshold where too many are chosen.
+/// dtau (E) += dloss sum over tokens of (share - chosen): gradient descent raises the threshold where too many are chosen.
 template <class X>
 void move_thresholds(CPU, X* dtau, const int* rows, const TokenChoice& c, X dloss) {
     for (int e = 0; e < c.routed(); e++) {

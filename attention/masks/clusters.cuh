@@ -1,21 +1,21 @@
-// Tokens in clusters (Routing Transformer): content vectors n = LN(q), which cluster's centroid is nearest to each, rows of tokens
-// cluster by cluster, and how centroids follow their members. q is before RoPE, so that content alone decides. All of it per query
-// head; the first `local` heads have no clusters. Clusters of one size are formed in balanced_clusters.cuh.
+// Tokens in clusters (Routing Transformer): content vectors n = LN(q), the nearest centroid of each, rows of tokens sorted by
+// cluster, and the update of centroids from their members. q is before RoPE, so that content alone decides. All of it is per query
+// head; the first `local` heads have no clusters. Clusters of equal size are formed in balanced_clusters.cuh.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "attention/scores/layernorm.h"
 #include "attention/kernel/naive.h"
+#include "attention/scores/layernorm.h"
 
 struct ClusterShape {
     int B, T, NH, HS;
     int local;      // heads without clusters
     int clusters;   // of each other head, K
-    int size;       // tokens of each cluster, which a token may share with others or be in none of; 0: every token is in one
+    int size;       // tokens of each cluster, where a token may be in several clusters or none; 0: every token is in exactly one
 
-    /// Rows of a head, R; those of a routed head that are not padding, which come first.
+    /// Rows of a head, R; and how many of a routed head's are not padding. Padding comes last.
     constexpr int rows() const { return std::max(T, clusters * size); }
     constexpr int filled() const { return size ? clusters * size : T; }
 
@@ -29,10 +29,10 @@ struct ClusterShape {
     constexpr size_t centroid(int h, int c) const { return (size_t(h - local) * clusters + c) * HS; }   // of (NH - local, K, HS)
 };
 
-/// The variance of q is around 1, after QK-norm: this only keeps a constant vector from dividing by zero.
+/// The variance of q is about 1 after QK-norm: this only prevents a division by zero for constant vectors.
 inline constexpr double CLUSTER_EPS = 1e-12;
 
-/// What the kernel reads instead of q and k, both (B, R, NH, HS): q and k in local heads, n twice in the others, 0 in padding.
+/// Replaces the kernel's q and k, both (B, R, NH, HS): q and k in local heads, n for both in the others, 0 in padding.
 /// tokens (B, NH, R).
 template <class X>
 void content_rows(CPU, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
@@ -85,7 +85,7 @@ struct Standard {
     }
 };
 
-/// mu.n / |mu|, the cosine but for |n|, which is the same for all. n is not rounded to X for this: choices hang on it.
+/// mu.n / |mu|, which is the cosine times |n|, equal for all centroids. n is not rounded to X: choices depend on it.
 template <class W, class X, class M>
 constexpr W centroid_cosine(const X* q, const Standard<W>& by, const M* centroid, int HS) {
     W product = 0, squares = 0;
@@ -96,7 +96,7 @@ constexpr W centroid_cosine(const X* q, const Standard<W>& by, const M* centroid
     return squares > 0 ? product / std::sqrt(squares) : W(0);
 }
 
-/// The one of `centroids` (K, HS) with the greatest cosine to n; of equals the first one.
+/// Index of the centroid (K, HS) with the largest cosine to n; of ties the first.
 template <class W, class X, class M>
 constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int HS) {
     const Standard<W> by(q, HS);
@@ -109,9 +109,9 @@ constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int
     return best;
 }
 
-/// Tokens sorted by (cluster, token): tokens (B, NH, R) of each row, positions (B, NH, R) = cluster T + place in the cluster; in
-/// local heads both are the token. Both are -1 where a row is padding. `nearest` (B, NH, T) has the clusters; without it (null) the
-/// rows of routed heads are left to take_greatest(), but for their padding.
+/// Tokens sorted by (cluster, token): tokens (B, NH, R) of each row, positions (B, NH, R) = cluster T + index in the cluster; in
+/// local heads both are the token. Both are -1 in padding. `nearest` (B, NH, T) has the clusters; where it is null, only the
+/// padding of routed heads is written, and take_greatest() writes their rows.
 inline void sort_by_cluster(CPU, int* tokens, int* positions, const int* nearest, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
@@ -129,7 +129,7 @@ inline void sort_by_cluster(CPU, int* tokens, int* positions, const int* nearest
         }
 }
 
-/// nearest (B, NH, T), those of local heads left alone.
+/// nearest (B, NH, T); local heads are not written.
 template <class X>
 void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
@@ -140,7 +140,7 @@ void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* cen
                     nearest_centroid<X>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
-/// The first of the rows of one sequence and head whose position is at least `position`.
+/// The first row of one sequence and head whose position is at least `position`.
 constexpr int first_row_from(const int* positions, int rows, int position) {
     int first = 0, last = rows;
     while (first < last) {
@@ -151,8 +151,8 @@ constexpr int first_row_from(const int* positions, int rows, int position) {
     return first;
 }
 
-/// Number d of what centroid c of head h should move by: sum over its members of mu - r, r = n / sqrt(HS) on the unit sphere, times
-/// K: with clusters of one size the step's K / tokens makes a mean of it. `sorted` (B, R, NH, HS) has n in the rows' order.
+/// Element d of the gradient of centroid c of head h: K times the sum over its members of mu - r, r = n / sqrt(HS) on the unit
+/// sphere. With clusters of equal size the step's K / tokens makes that a mean. `sorted` (B, R, NH, HS) has n in the order of rows.
 template <class W, class X, class M>
 constexpr W centroid_pull(const X* sorted, const int* positions, const M* mu, const ClusterShape& s, int h, int c, int d) {
     const W own = widened(mu[d]), scale = W(1) / std::sqrt(W(s.HS));
@@ -165,7 +165,7 @@ constexpr W centroid_pull(const X* sorted, const int* positions, const M* mu, co
     return sum * W(s.clusters);
 }
 
-/// dmu (NH - local, K, HS) += dloss times what the centroids should move by.
+/// dmu (NH - local, K, HS) += dloss times centroid_pull().
 template <class X>
 void pull_centroids(CPU, X* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s, X dloss) {
 #pragma omp parallel for
@@ -178,12 +178,12 @@ void pull_centroids(CPU, X* dmu, const X* sorted, const int* positions, const X*
 #ifdef WITH_GPU
 
 namespace clustering {
-inline constexpr int WARPS = 8, THREADS = WARPS * WARP, MOST = 4;   // numbers of a head that a lane has: HS is 128 at most
+inline constexpr int WARPS = 8, THREADS = WARPS * WARP, MOST = 4;   // elements of a head per lane: HS is at most 128
 struct Shared {
     int counts[WARPS];
 };
 
-/// How many threads in front of this one say yes; all who do are added to `total`.
+/// How many threads before this one say yes; `total` grows by all that do.
 __device__ __forceinline__ int place_among(bool yes, int& total, Shared& shared) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const unsigned those = __ballot_sync(ALL_LANES, yes);
@@ -198,7 +198,7 @@ __device__ __forceinline__ int place_among(bool yes, int& total, Shared& shared)
     return place;
 }
 
-/// n and 1 / deviation of a row, a warp's lanes having the numbers lane, lane + 32, ...
+/// n and 1 / deviation of a row; a lane of the warp has elements lane, lane + 32, ...
 template <class X>
 struct Normed {
     float n[MOST], rstd;
@@ -268,7 +268,7 @@ __global__ void nearest_centroids_kernel(int* nearest, const __grid_constant__ L
             nearest_centroid<float>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
-/// One block per head and sequence; cluster after cluster, THREADS tokens at a time.
+/// One block per head and sequence; one cluster after the other, THREADS tokens at a time.
 template <class Index>
 __global__ void __launch_bounds__(clustering::THREADS)
     sort_by_cluster_kernel(Index* tokens, Index* positions, const Index* nearest, const ClusterShape s) {
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(clustering::THREADS)
         tokens[rows + row] = positions[rows + row] = -1;
 }
 
-/// One block per centroid, a thread per number.
+/// One block per centroid, one thread per element.
 template <class X>
 __global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape s,
                                       float dloss) {

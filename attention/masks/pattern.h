@@ -1,5 +1,5 @@
-// Tools for static patterns (E2). tile() divides a rectangle of pairs into parts whose verdicts are plain to see and puts the
-// verdict on the whole together from theirs. It is then exact: hidden where no pair is visible, full where every pair is.
+// Tools for masks that are static patterns. tile() divides a rectangle of pairs into parts whose verdicts are obvious and combines
+// these. The result is exact: hidden where no pair is visible, full where every pair is.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "attention/kernel/policy.h"
 
-/// Behind the last token: columns(from, END) are all from `from` on.
+/// Past the last token: columns(from, END) are all from `from` on.
 inline constexpr int END = std::numeric_limits<int>::max();
 
 /// Queries [i0, i1) against keys [j0, j1).
@@ -18,7 +18,7 @@ struct Rectangle {
     constexpr Rectangle columns(int from, int to) const { return {i0, i1, std::max(j0, from), std::min(j1, to)}; }
 };
 
-/// The verdict on a rectangle from those on its parts. A part without pairs says nothing.
+/// The verdict on a rectangle from those on its parts. Empty parts are ignored.
 class Verdict {
 public:
     constexpr void add(const Rectangle& part, Tile verdict) {
@@ -30,7 +30,7 @@ public:
     constexpr void add_window(const Rectangle& part, int left) {
         add(part, Policy::window_tile(left, part.i0, part.i1, part.j0, part.j1));
     }
-    /// Further parts change nothing any more.
+    /// Whether further parts cannot change the verdict.
     constexpr bool is_mixed() const { return some_ && !all_; }
     constexpr Tile tile() const { return !some_ ? Tile::hidden : all_ ? Tile::full : Tile::mixed; }
 
@@ -55,8 +55,9 @@ struct LeadingAndWindow : Policy {
     double cached_keys(int T) const { return std::min(T, leading + left + 1); }
 };
 
-/// n / d and n mod d for one d and every 0 <= n < 2^31, by a multiplication and a shift: a mask asks for every pair, and a division
-/// costs twenty times as much. With 2^s >= d and m = floor(2^(31+s) / d) + 1 the error n (m d - 2^(31+s)) stays below 2^(31+s).
+/// n / d and n mod d for a fixed d and every 0 <= n < 2^31, by a multiplication and a shift:
+/// masks need them for every pair, and a division costs twenty times as much. With 2^s >= d
+/// and m = floor(2^(31+s) / d) + 1 the error n (m d - 2^(31+s)) stays below 2^(31+s).
 class Divisor {
 public:
     explicit constexpr Divisor(int d) : d_(d) {
@@ -72,8 +73,8 @@ private:
     uint64_t factor_;
 };
 
-/// Chunks of equal length: a query sees its own chunk up to itself, and of every earlier chunk the columns [first, last), counted
-/// inside the chunk.
+/// Chunks of equal length: a query sees its own chunk up to itself, and columns [first, last) of every earlier chunk,
+/// counted from the chunk's start.
 class Chunks {
 public:
     explicit constexpr Chunks(int length) : length_(length) {}
@@ -83,7 +84,7 @@ public:
         return j <= i && (j >= i - length_.remainder(i) || (inside >= first && inside < last));
     }
 
-    /// Takes one turn per chunk that the columns touch.
+    /// One iteration per chunk that the columns overlap.
     constexpr Tile tile(int first, int last, const Rectangle& all) const {
         if (all.j0 > all.i1 - 1) return Tile::hidden;
         Verdict verdict;

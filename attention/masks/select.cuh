@@ -1,5 +1,5 @@
-// Block selection: from one score per query tile and key tile to the lists of key tiles that the kernel visits (E2). The choice has
-// no gradient.
+// Block selection: from one score per query tile and key tile to the lists of key tiles that the kernel
+// visits. The choice has no gradient.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -8,9 +8,9 @@
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/walk.h"
 
-/// What a query tile r visits: its own tile and the `local` - 1 before it, the first `leading` tiles, and among the tiles between
-/// them (the candidates) the `top` with the greatest scores (the earlier one of equals), or those whose share in the softmax of the
-/// candidates' scores is above `threshold` where that is not negative. The first `dense_heads` query heads visit everything.
+/// What query tile r visits: its own tile and the `local` - 1 before it, the first `leading` tiles, and of the tiles in between
+/// (the candidates) the `top` with the largest scores, ties going to earlier tiles; or, where `threshold` is not negative, those
+/// whose share in the softmax of the candidates' scores is above it. The first `dense_heads` query heads visit everything.
 struct TileChoice {
     int top = 0;
     float threshold = -1;
@@ -20,15 +20,15 @@ struct TileChoice {
     constexpr bool forced(int r, int c) const { return c < leading || c > r - local; }
 };
 
-/// Tiles to be chosen: lists of N = tiles_of(T) places for each of (B, NH, N) query tiles; scores (B, heads, N, N), one set for
-/// each group of NH / heads query heads.
+/// Shapes: lists (B, NH, N, N), N = tiles_of(T) entries for each query tile; scores (B, heads, N, N), one set for each
+/// group of NH / heads query heads.
 struct TileScores {
     int B, NH, heads, N;
     constexpr size_t row(int b, int h, int r) const { return ((size_t(b) * heads + h / (NH / heads)) * N + r) * N; }
     constexpr size_t list(int b, int h, int r) const { return (size_t(b) * NH + h) * N + r; }
 };
 
-/// Whether candidate c is chosen: its rank is the number of candidates that come before it.
+/// Whether candidate c is chosen: its rank is the number of better candidates.
 template <class W>
 constexpr bool chosen_by_rank(const W* scores, const TileChoice& choice, int r, int c) {
     int rank = 0;
@@ -37,8 +37,8 @@ constexpr bool chosen_by_rank(const W* scores, const TileChoice& choice, int r, 
     return rank < choice.top;
 }
 
-/// The greatest score of the candidates and the sum of exp(score - largest): what turns scores into shares. Nothing is looked at
-/// where the choice is by rank.
+/// The candidates' largest score and sum of exp(score - largest), which turn scores into shares. Not
+/// computed where the choice is by rank.
 template <class W>
 struct CandidateSoftmax {
     W largest = -1e30f, sum = 0;
@@ -79,19 +79,19 @@ void choose_tiles(CPU, int* count, int* tiles, const W* scores, const TileScores
 
 namespace choosing {
 
-/// An integer for each number, in the order of the numbers.
+/// Maps floats to integers of the same order.
 constexpr unsigned ordered(float x) {
     const unsigned bits = std::bit_cast<unsigned>(x == 0 ? 0.0f : x);   // the zeros are equal
     return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
-/// What a warp takes of the candidates of one query tile: those above `key`, and the first `equal` of those that are equal to it.
+/// Which candidates of one query tile are chosen: those above `key`, and the first `equal` of those equal to it.
 struct Cut {
     unsigned key;
     int equal;
 };
 
-/// For the `top` greatest scores, bit by bit: the greatest key that at least `top` candidates reach.
+/// For the `top` largest scores: the largest key that at least `top` candidates reach, found bit by bit.
 template <class W>
 __device__ Cut cut_of_greatest(const W* scores, const TileChoice& choice, int r) {
     const auto reach = [&](unsigned key) {
@@ -108,7 +108,7 @@ __device__ Cut cut_of_greatest(const W* scores, const TileChoice& choice, int r)
     return {key, choice.top - (key == ~0u ? 0 : reach(key + 1))};
 }
 
-/// For the shares above the threshold: as CandidateSoftmax and chosen() have them, in the same order of sums on every lane.
+/// For shares above the threshold, computed as in CandidateSoftmax and chosen(), in the same order of sums on every lane.
 template <class W>
 __device__ Cut cut_of_shares(const W* scores, const TileChoice& choice, int r) {
     const CandidateSoftmax<W> softmax(scores, choice, r);

@@ -1,23 +1,22 @@
 // Compression of keys or values: blocks of l tokens, one every d tokens, each turned into one key by a small network phi.
 //     phi(block) = W2 GELU(W1 flatten(block + pe) + b1)
-// A block (l, HS) is consecutive tokens of one key/value head; pe (l, HS) tells their places apart; W1 is (dh, l HS), W2 (HS, dh).
-// The blocks are copied out, so that both products are of plain matrices; where d < l a token is in several blocks, and its
-// gradient is the sum over them in their order.
+// A block (l, HS) is consecutive tokens of one key/value head; pe (l, HS) encodes their positions; W1 is (dh, l HS), W2 (HS, dh).
+// Blocks are copied, so that both products are of plain matrices; where d < l a token is in several blocks, and its gradient is
+// the sum over them in their order.
 #pragma once
-#include "attention/core/carve.h"
-#include "attention/scores/each_element.cuh"
 #include "attention/kernel/policy.h"
+#include "attention/scores/each_element.cuh"
 #include "attention/scores/projection.cuh"
 
-/// Compressed key c stands for the tokens c d .. c d + l - 1.
+/// Compressed key c covers tokens c d .. c d + l - 1.
 struct BlockGrid {
     int l, d;
 
     /// Blocks that are complete within the first `tokens` tokens.
     constexpr int complete(int tokens) const { return tokens < l ? 0 : (tokens - l) / d + 1; }
 
-    /// Rows of the compressed keys of T tokens. Where no block is complete there is still one, which nobody sees: no kernel has to
-    /// do without any key.
+    /// Rows of the compressed keys of T tokens. Without a complete block there is still one, which no query sees, so
+    /// that kernels always have a key.
     constexpr int rows(int T) const { return complete(T) > 0 ? complete(T) : 1; }
 };
 
@@ -39,13 +38,13 @@ template <class X>
 struct CompressWork {
     X *blocks, *dblocks;        // (keys, l HS) the flattened blocks, pe added
     X *activated, *dhidden;     // (keys, hidden)
-    CompressWork(Carve& carve, const CompressShape& s) {
-        blocks = carve.take<X>(s.keys() * s.width()), dblocks = carve.take<X>(s.keys() * s.width());
-        activated = carve.take<X>(s.keys() * s.hidden), dhidden = carve.take<X>(s.keys() * s.hidden);
+    CompressWork(BumpAllocator& allocator, const CompressShape& s) {
+        blocks = allocator.take<X>(s.keys() * s.width()), dblocks = allocator.take<X>(s.keys() * s.width());
+        activated = allocator.take<X>(s.keys() * s.hidden), dhidden = allocator.take<X>(s.keys() * s.hidden);
     }
 };
 
-/// Rows are (b, block, key/value head, place in the block); what lies beyond the sequence is zero.
+/// Rows are (b, block, key/value head, token of the block); zero past the end of the sequence.
 template <class X>
 struct CopyBlocks {
     X* blocks;
@@ -92,7 +91,7 @@ struct ActivateHidden {
     }
 };
 
-/// dhidden comes in as the gradient of GELU's output and leaves as that of its input.
+/// dhidden holds the gradient of GELU's output on entry and that of its input on return.
 template <class X>
 struct ActivateHiddenBackward {
     X* dhidden;
@@ -104,7 +103,7 @@ struct ActivateHiddenBackward {
     }
 };
 
-/// out (columns) += the sums over the rows of matrix (rows, columns), row after row.
+/// out (columns) += sums over the rows of matrix (rows, columns), in their order.
 template <class X>
 void add_column_sums(CPU, X* out, const X* matrix, size_t rows, int columns) {
     const int width = 32;   // columns that a thread owns
@@ -126,9 +125,9 @@ void compress_forward(Device device, X* out, X* hidden, Heads<const X> inp, cons
                       const CompressShape& s, const CompressWork<X>& work) {
     const X* const no_bias = nullptr;
     const int keys = int(s.keys());
-    each_number(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
+    each_element(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
     projection_forward(device, hidden, work.blocks, weights + phi.w1.offset, weights + phi.b1.offset, keys, s.width(), s.hidden);
-    each_number(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
+    each_element(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
     projection_forward(device, out, work.activated, weights + phi.w2.offset, no_bias, keys, s.hidden, s.HS);
 }
 
@@ -138,16 +137,16 @@ void compress_backward(Device device, Heads<Y> dinp, Wide<X>* dweights, const X*
                        const X* weights, const Compressor& phi, const CompressShape& s, const CompressWork<X>& work, Write write) {
     Wide<X>* const no_bias = nullptr;
     const int keys = int(s.keys());
-    each_number(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
+    each_element(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
     projection_backward_weight(device, dweights + phi.w2.offset, no_bias, dout, work.activated, keys, s.hidden, s.HS);
     projection_backward_input(device, work.dhidden, dout, weights + phi.w2.offset, keys, s.hidden, s.HS, Write::overwrite);
-    each_number(device, keys, s.hidden, ActivateHiddenBackward<X>{work.dhidden, hidden, s.hidden});
+    each_element(device, keys, s.hidden, ActivateHiddenBackward<X>{work.dhidden, hidden, s.hidden});
 
-    each_number(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
+    each_element(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
     projection_backward_weight(device, dweights + phi.w1.offset, dweights + phi.b1.offset, work.dhidden, work.blocks, keys,
                                s.width(), s.hidden);
     projection_backward_input(device, work.dblocks, work.dhidden, weights + phi.w1.offset, keys, s.width(), s.hidden,
                               Write::overwrite);
     add_column_sums(device, dweights + phi.pe.offset, work.dblocks, s.keys(), s.width());
-    each_number(device, size_t(s.B) * s.T * s.NKV, s.HS, SumBlocks<Y, X>{dinp, work.dblocks, s, write == Write::add});
+    each_element(device, size_t(s.B) * s.T * s.NKV, s.HS, SumBlocks<Y, X>{dinp, work.dblocks, s, write == Write::add});
 }

@@ -1,13 +1,13 @@
-// How much a selection block of TILE tokens matters to a query, from the query's attention to compressed keys (NSA, Yuan et al.
+// The importance of a selection block of TILE tokens to a query, from the query's attention to compressed keys (NSA, Yuan et al.
 // 2025, equation 9), summed over the query heads of a group:
 //     score_j = sum_h sum_c p_hc |block j and compressed block c| / d,   p_hc = exp(q_h.Kc_c / sqrt(HS) - LSE_h)
-// |..| counts the tokens that both have. Where d divides TILE and l this is the paper's sum over p of the strips of d tokens that
-// they share; put like this it holds for any l and d. One row of scores per tile of TILE queries, from the tile's first one.
+// |..| counts the tokens in both. Where d divides TILE and l this is the paper's sum over p of the strips of d tokens that they
+// share; this form holds for any l and d. There is one row of scores per tile of TILE queries, from the tile's first query.
 #pragma once
 #include <vector>
 
-#include "attention/nsa/compress.cuh"
 #include "attention/masks/select.cuh"
+#include "attention/nsa/compress.cuh"
 #include "model/device/blas.h"
 
 template <class X>
@@ -35,8 +35,7 @@ struct Importance {
     }
 };
 
-/// scores (B, NKV, N, N) of the blocks 1 .. r - 2 for the query tile r; those of the others, which are chosen anyway, are left as
-/// they are.
+/// scores (B, NKV, N, N) of blocks 1 .. r - 2 for query tile r; the others, which are always chosen, are not written.
 template <class X>
 void importance_of_blocks(CPU, X* scores, const Importance<X>& s) {
     const int N = tiles_of(s.T), R = s.grid.rows(s.T), G = s.group();
@@ -62,18 +61,18 @@ void importance_of_blocks(CPU, X* scores, const Importance<X>& s) {
 
 namespace importance {
 inline constexpr int THREADS = 128;
-inline constexpr int HEADS = 4;   // heads that share what a thread has loaded of a key
+inline constexpr int HEADS = 4;   // heads that share a thread's loads of a key
 }   // namespace importance
 
-/// One block per (query tile, key/value head, sequence); its shared memory holds the group's queries. First every thread has some
-/// compressed keys, then some selection blocks.
+/// One block per (query tile, key/value head, sequence); its shared memory holds the group's queries. Threads first share the
+/// compressed keys, then the selection blocks.
 template <class X>
 __global__ void importance_kernel(float* scores, const Importance<X> s) {
     using namespace importance;
     constexpr int PIECE = Packed<X>::size;
     float* queries = &dynamic_shared<float>();
     const int r = blockIdx.x, kv = blockIdx.y, b = blockIdx.z, N = gridDim.x, G = s.group(), HS = s.HS;
-    if (r < 3) return;   // the whole block
+    if (r < 3) return;   // uniform in the block
     const int visible = s.grid.complete(r * TILE + 1), slots = (G + HEADS - 1) / HEADS * HEADS;
     for (int n = threadIdx.x; n < slots * HS; n += THREADS)
         queries[n] = n < G * HS ? to_float(s.query(b, kv * G, r)[n]) : 0;

@@ -1,4 +1,4 @@
-// Layer norm without affine parameters over one vector, (x - mean) / sqrt(variance + eps), as gates use it on queries and keys.
+// Layer norm of one vector without affine parameters, (x - mean) / sqrt(variance + eps), as gates apply it to queries and keys.
 #pragma once
 #include <cmath>
 

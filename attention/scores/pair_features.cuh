@@ -1,8 +1,8 @@
-// Features for a learned score on the GPU: what E1 reads of one token, made from its query or key by a layer norm without affine
-// parameters (or a constant factor), a small matrix per query head (or one for all), and perhaps a bias:
+// Features for a learned score on the GPU: what score() reads of one token, computed from its query or key by a layer norm without
+// affine parameters (or a constant factor), a small matrix per query head (or a shared one), and optionally a bias:
 //     feature (b, h, t, f) = sum_d weight_hfd LN(x_bt of head h / (heads / sources))_d + bias_hf
-// and the way back. On the CPU the same is a few calls of gemm(); here one kernel each way reads x once and keeps the normed rows
-// in shared memory. A block of 128 threads takes a tile of TILE tokens of one source head, and all query heads that read it.
+// and their gradients. On the CPU the same is a few calls of gemm(); here one kernel per direction reads x once and keeps the
+// normed rows in shared memory. A block of 128 threads takes TILE tokens of one source head, and all query heads that read it.
 #pragma once
 #include "attention/kernel/features.cuh"
 #include "model/operations/column_sum.cuh"
@@ -13,20 +13,20 @@ struct PairFeatures {
     const X* weight;      // (heads, m, HS), or (m, HS) where heads share it
     const X* bias;        // (heads, m), or null
     int B, T;
-    int sources, heads;   // heads of x, and query heads: a multiple of that
+    int sources, heads;   // heads of x, and query heads, a multiple of it
     int HS, m;
     float eps;                    // of the layer norm
-    float factor = 0;             // other than 0: factor * x takes the place of LN(x)
+    float factor = 0;             // if not 0: factor * x replaces LN(x)
     bool shared_weight = false;
 
     __device__ const X* weight_of(int h) const { return weight + (shared_weight ? 0 : size_t(h) * m * HS); }
 };
 
-/// Where features lie in memory, as E1 wants them: (B, heads, T, m) for queries, (B, heads, m, padded(T)) for keys.
+/// Memory layout, as score() reads features: (B, heads, T, m) for queries, (B, heads, m, padded(T)) for keys.
 enum class FeatureLayout { row, column };
 
-/// How a block's threads share a tile of tokens. LANES neighbouring threads have one token, each of them PARTS times four numbers
-/// of it: neighbours read neighbouring 16 bytes. A thread has TOKENS tokens, GROUPS apart.
+/// How a block's threads share a tile of tokens. LANES adjacent threads have one token, each PARTS times four elements of it, so
+/// that adjacent threads read adjacent 16 bytes. A thread has TOKENS tokens, GROUPS apart.
 template <int HS_>
 struct PairShape {
     static constexpr int HS = HS_, THREADS = 128;
@@ -41,7 +41,7 @@ struct PairShape {
     __device__ static int dim(int part) { return part * 4 * LANES + lane() * 4; }
 };
 
-/// Rows are four numbers longer than they need: eight threads that read 16 bytes of eight rows then hit different banks.
+/// Rows are padded by four floats: eight threads that read 16 bytes of eight rows then hit different banks.
 template <class Shape>
 struct PairShared {
     float normed[TILE][Shape::HS + 4];           // LN(x), or factor * x
@@ -60,7 +60,7 @@ __device__ __forceinline__ float token_sum(float x) {
     return x;
 }
 
-/// shared.normed = LN of the tile's tokens, t0 onwards, zero behind the last.
+/// shared.normed = LN of the tile's tokens from t0 on, zero past the last.
 template <class Shape, class X>
 __device__ __forceinline__ void normalise_tile(PairShared<Shape>& shared, const PairFeatures<X>& p, int b, int source, int t0) {
     constexpr int PARTS = Shape::PARTS;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void normalise_tile(PairShared<Shape>& shared, const 
     }
 }
 
-/// shared.weight = the weights of features f0.. of head h; zero for those that do not exist.
+/// shared.weight = the weights of features f0.. of head h, zero past the last.
 template <class Shape, class X>
 __device__ __forceinline__ void load_weights(PairShared<Shape>& shared, const PairFeatures<X>& p, int h, int f0) {
 #pragma unroll 4
@@ -98,15 +98,15 @@ __device__ __forceinline__ void load_weights(PairShared<Shape>& shared, const Pa
     }
 }
 
-/// Where feature f of token t of query head h lies.
+/// Index of feature f of token t of query head h.
 template <FeatureLayout layout, class X>
 __device__ __forceinline__ size_t feature_at(const PairFeatures<X>& p, int b, int h, int t, int f) {
     const size_t bh = size_t(b) * p.heads + h;
     return layout == FeatureLayout::row ? (bh * p.T + t) * p.m + f : (bh * p.m + f) * padded(p.T) + t;
 }
 
-/// Features f0 .. f0 + 15 of the tile: each thread makes 4 tokens x 2 features. Neighbouring threads have neighbours in memory.
-/// Keys that do not exist get zeros, so that a score of the padding is finite.
+/// Features f0 .. f0 + 15 of the tile: each thread computes 4 tokens x 2 features. Adjacent threads write adjacent memory. Keys
+/// past the end get zeros, so that scores of padding are finite.
 template <class Shape, FeatureLayout layout, class X>
 __device__ __forceinline__ void write_features(float* features, const PairShared<Shape>& shared, const PairFeatures<X>& p, int b,
                                                int h, int t0, int f0) {
@@ -143,14 +143,14 @@ __global__ void __launch_bounds__(Shape::THREADS) pair_features_forward_kernel(f
     normalise_tile(shared, p, b, source, t0);
     for (int h = source * group; h < (source + 1) * group; h++)
         for (int f0 = 0; f0 < p.m; f0 += Shape::UNITS) {
-            __syncthreads();   // the weights before these have been read
+            __syncthreads();   // the previous weights have been read
             load_weights(shared, p, h, f0);
             __syncthreads();
             write_features<Shape, layout>(features, shared, p, b, h, t0, f0);
         }
 }
 
-/// features, laid out as `layout` says, of all heads and tokens.
+/// features of all heads and tokens, in `layout`.
 template <FeatureLayout layout, class X>
 void pair_features_forward(GPU device, float* features, const PairFeatures<X>& p) {
     require_aligned(p.x, "q or k before RoPE");
@@ -163,20 +163,20 @@ void pair_features_forward(GPU device, float* features, const PairFeatures<X>& p
 
 // ---- backward
 
-/// shared.dfeature = the gradients of features f0 .. f0 + 15 of the tile; zero for tokens and features that do not exist.
+/// shared.dfeature = the gradients of features f0 .. f0 + 15 of the tile, zero past the last token and feature.
 template <class Shape, FeatureLayout layout, class X>
 __device__ __forceinline__ void load_dfeatures(PairSharedBackward<Shape>& shared, const float* dfeatures, const PairFeatures<X>& p,
                                                int b, int h, int t0, int f0) {
 #pragma unroll 4
     for (int n = threadIdx.x; n < TILE * Shape::UNITS; n += Shape::THREADS) {
-        const bool row = layout == FeatureLayout::row;   // neighbouring threads have neighbours in memory
+        const bool row = layout == FeatureLayout::row;   // adjacent threads read adjacent memory
         const int token = row ? n / Shape::UNITS : n % TILE, unit = row ? n % Shape::UNITS : n / TILE;
         const bool exists = t0 + token < p.T && f0 + unit < p.m;
         shared.dfeature[token][unit] = exists ? dfeatures[feature_at<layout>(p, b, h, t0 + token, f0 + unit)] : 0;
     }
 }
 
-/// What a thread has of the gradient of the normed rows.
+/// A thread's part of the gradient of the normed rows.
 template <class Shape>
 using PairGradient = float[Shape::TOKENS][Shape::PARTS][4];
 
@@ -199,8 +199,8 @@ __device__ __forceinline__ void add_dnormed(PairGradient<Shape>& dnormed, const 
     }
 }
 
-/// The tile's share of the gradient of the weights of features f0 .. f0 + 15, (m, HS), into this block's sums: overwritten by the
-/// first tile, added to by the others, always by the same thread.
+/// Adds the tile's gradient of the weights of features f0 .. f0 + 15, (m, HS), to this block's sums. The first tile overwrites;
+/// each element always belongs to the same thread.
 template <class Shape>
 __device__ __forceinline__ void add_dweight(float* dweight, const PairSharedBackward<Shape>& shared, int m, int f0, bool first) {
     constexpr int FEATURES = Shape::UNITS / Shape::GROUPS;
@@ -237,7 +237,7 @@ __device__ __forceinline__ void add_dbias(float* dbias, const PairSharedBackward
     dbias[f0 + unit] = sum;
 }
 
-/// The layer norm's backward: dx = rstd (dnormed - mean(dnormed) - normed mean(dnormed normed)); of the factor: factor dnormed.
+/// Backward of the layer norm: dx = rstd (dnormed - mean(dnormed) - normed mean(dnormed normed)); of the factor: factor dnormed.
 template <class Shape, class X>
 __device__ __forceinline__ void write_dx(Heads<float> dx, const PairGradient<Shape>& dnormed,
                                          const PairSharedBackward<Shape>& shared, const PairFeatures<X>& p, int b, int source,
@@ -262,8 +262,8 @@ __device__ __forceinline__ void write_dx(Heads<float> dx, const PairGradient<Sha
     }
 }
 
-/// Block (n, source) takes `tiles` tiles of tokens after n * tiles, counted through all sequences. dweights (blocks, heads, m, HS)
-/// and dbiases (blocks, heads, m) are sums per block.
+/// Block (n, source) takes `tiles` tiles of tokens from tile n * tiles on, counted through all sequences. dweights (blocks, heads,
+/// m, HS) and dbiases (blocks, heads, m) are sums per block.
 template <class Shape, FeatureLayout layout, class X>
 __global__ void __launch_bounds__(Shape::THREADS) pair_features_backward_kernel(Heads<float> dx, float* dweights, float* dbiases,
                                                                                const float* dfeatures, const PairFeatures<X> p,
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(Shape::THREADS) pair_features_backward_kernel(
     for (int tile = first; tile < end; tile++) {
         const int b = tile / per_sequence, t0 = tile % per_sequence * TILE;
         PairGradient<Shape> dnormed = {};
-        __syncthreads();   // the tile before this one has been read
+        __syncthreads();   // the previous tile has been read
         normalise_tile(static_cast<PairShared<Shape>&>(shared), p, b, source, t0);
         for (int h = source * group; h < (source + 1) * group; h++)
             for (int f0 = 0; f0 < p.m; f0 += Shape::UNITS) {
@@ -292,12 +292,12 @@ __global__ void __launch_bounds__(Shape::THREADS) pair_features_backward_kernel(
     }
 }
 
-/// Into how many blocks the backward cuts the tiles of one source head: enough to fill a GPU, but no more sums per block than
-/// 16 MiB hold. A function of the sizes alone: other blocks would sum in another order.
+/// Blocks that share the tiles of one source head in the backward pass: enough to fill a GPU, but no more than 16 MiB of partial
+/// sums. Depends on the sizes alone, since other blocks would sum in another order.
 inline size_t pair_features_blocks(int B, int T, int sources, int heads, int HS, int m) {
     const size_t tiles = size_t(B) * tiles_of(T), bytes = sizeof(float) * heads * m * (HS + 1);
     const size_t most = std::max<size_t>(1, std::min<size_t>(1024 / sources, (size_t(16) << 20) / bytes));
-    return blocks_for(tiles, blocks_for(tiles, most));   // as many as leave none empty
+    return blocks_for(tiles, blocks_for(tiles, most));   // so that none is empty
 }
 
 /// Bytes of workspace that the backward needs.
@@ -320,7 +320,7 @@ void pair_features_backward(GPU device, Heads<float> dx, float* dweight, float* 
         launch(device, pair_features_backward_kernel<Shape, layout, X>, Grid(blocks, p.sources), Shape::THREADS,
                sizeof(PairSharedBackward<Shape>), dx, dweights, dbiases, dfeatures, p, tiles);
     });
-    const size_t sums = p.shared_weight ? blocks * p.heads : blocks;   // the heads' sums lie one behind the other
+    const size_t sums = p.shared_weight ? blocks * p.heads : blocks;   // the heads' sums are contiguous
     sum_partials(device, dweight, dweights, sums, blocks * units * p.HS / sums, Write::add);
     if (dbias) sum_partials(device, dbias, dbiases, blocks, units, Write::add);
 }

@@ -1,11 +1,11 @@
-// Many matrix products too small for a library's call each, and of mixed number types: what gates compute from pooled queries and
-// keys. Sums are Wide<X>, plain multiplications and additions, in a fixed order.
+// Many matrix products, each too small for a library call and of mixed number types: what gates compute from pooled queries and
+// keys. Sums are in Wide<X>, by plain multiplications and additions in a fixed order.
 #pragma once
 #include "model/device/blas.h"
 #include "model/device/device.h"
 
-/// One factor: element (r, c) of sequence b, head h and summand s at
-/// data[b * sequence + h * head + s * summand + r * row + c * column]. On the CPU row or column is 1.
+/// One factor: element (r, c) of sequence b, head h and summand s at data[b * sequence + h * head + s * summand + r * row + c *
+/// column]. On the CPU row or column is 1.
 template <class Y>
 struct Factor {
     const Y* data;
@@ -31,7 +31,7 @@ struct ProductShape {
 template <class X>
 void small_products(CPU, const SmallProduct<X>& out, const Factor<X>& a, const Factor<X>& b, const ProductShape& s, X scale,
                     Write write) {
-    // A matrix of one row may have any distance between rows; CBLAS wants one that would fit.
+    // A matrix of one row may have any row stride, but CBLAS checks that it is large enough.
     const auto transposed = [](const Factor<X>& f) { return f.column == 1 ? Transpose::no : Transpose::yes; };
     const auto distance = [](const Factor<X>& f, int rows, int columns) {
         return f.column == 1 ? std::max(f.row, size_t(columns)) : std::max(f.column, size_t(rows));
@@ -50,12 +50,13 @@ void small_products(CPU, const SmallProduct<X>& out, const Factor<X>& a, const F
 namespace products {
 inline constexpr int SIDE = 32, THREADS = 256, OUTPUTS = SIDE * SIDE / THREADS;   // a block has SIDE x SIDE outputs
 
-/// Both as (k, m) and (k, n); one number of room, so that writing along k meets no bank twice.
+/// Both as (k, m) and (k, n); rows are padded by one float, so that writes along k hit different banks.
 struct Shared {
     float a[SIDE][SIDE + 1], b[SIDE][SIDE + 1];
 };
 
-/// to[k][r] = element (r0 + r, k0 + k) of `from`, a matrix of `rows` x `depth`; zero outside. Neighbours read neighbours.
+/// to[k][r] = element (r0 + r, k0 + k) of `from`, a matrix of `rows` x `depth`; zero outside.
+/// Adjacent threads read adjacent memory.
 template <class Y>
 __device__ void fetch(float (&to)[SIDE][SIDE + 1], const Y* from, size_t row, size_t column, int r0, int rows, int k0, int depth) {
     for (int n = threadIdx.x; n < SIDE * SIDE; n += THREADS) {
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(products::THREADS)
     float sums[OUTPUTS] = {};
     for (int piece = 0; piece < s.summands; piece++)
         for (int k0 = 0; k0 < s.K; k0 += SIDE) {
-            __syncthreads();   // the products of the turn before are done
+            __syncthreads();   // the products of the previous iteration are done
             fetch(shared.a, a.data + sequence * a.sequence + h * a.head + piece * a.summand, a.row, a.column, m0, s.M, k0, s.K);
             fetch(shared.b, b.data + sequence * b.sequence + h * b.head + piece * b.summand, b.column, b.row, n0, s.N, k0, s.K);
             __syncthreads();

@@ -1,4 +1,4 @@
-// Streams of xz and zstd files by libarchive.
+// xz and zstd streams, by libarchive.
 #include <archive.h>
 #include <archive_entry.h>
 

@@ -51,7 +51,7 @@ public:
         while (!stop_) {
             pollfd wait = {file_, POLLIN, 0};
             const int ready = ::poll(&wait, 1, 100);
-            if (ready == 0 || (ready < 0 && errno == EINTR)) continue;   // silent: look at stop_ again
+            if (ready == 0 || (ready < 0 && errno == EINTR)) continue;   // no data: check stop_ again
             const ssize_t got = ::read(file_, out, bytes);
             if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
             if (got < 0) fail(Exit::data, name_, ": cannot be read: ", last_os_error());
@@ -100,8 +100,8 @@ std::unique_ptr<ByteStream> open_compressed(const std::string& path, Compression
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     struct stat status;
     if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());
-    // libarchive would see no error in it.
-    if (status.st_size == 0) fail(Exit::data, path, ": is empty, and so no compressed file");
+    // libarchive would report no error.
+    if (status.st_size == 0) fail(Exit::data, path, ": is empty, so it is not a compressed file");
     if (compression != Compression::gzip) return open_archive(path, compression);
     return open_gzip(path, std::move(file), static_cast<uint64_t>(status.st_size));
 }

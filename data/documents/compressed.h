@@ -1,4 +1,4 @@
-// Streams of compressed files, each by a library that not every machine has: where it is missing, data/without/ says so.
+// Compressed streams, by libraries that may be missing: data/without/ then replaces them and reports it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -7,7 +7,7 @@
 #include "data/documents/byte_stream.h"
 #include "data/documents/files.h"
 
-/// By zlib. `file` is open at its first byte and has `size` bytes.
+/// By zlib. Precondition: `file` is open at its first byte and has `size` bytes.
 std::unique_ptr<ByteStream> open_gzip(const std::string& path, Descriptor file, uint64_t size);
 
 /// By libarchive: xz or zstd.

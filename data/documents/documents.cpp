@@ -18,24 +18,23 @@ namespace {
 constexpr size_t read_bytes = size_t{1} << 18;
 constexpr size_t part_bytes = size_t{1} << 22;
 constexpr size_t most_part_bytes = size_t{1} << 26;
-constexpr size_t longest_json_line = size_t{1} << 30;      // a longer line is no JSON Lines file but a mistake
+constexpr size_t longest_json_line = size_t{1} << 30;      // a longer line cannot be meant as JSON Lines
 
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 bool is_blank(std::string_view line) { return std::all_of(line.begin(), line.end(), is_space); }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// In front of a space, not of any character: "<think>" can be one token that a tokenizer finds in the text, and some put a space in
-// front of a text that has none.
+// Only before a space: "<think>" can be one added token, and some tokenizers prepend a space to a text that has none.
 bool is_safe_cut(std::string_view text, size_t cut) { return is_letter(text[cut - 1]) && text[cut] == ' '; }
 
-// How many bytes of `text` come before `cut` or before the character of UTF-8 that `cut` would split.
+// `cut`, or the beginning of the UTF-8 character that `cut` would split.
 size_t character_boundary(std::string_view text, size_t cut) {
     size_t boundary = cut;
     while (boundary > 0 && cut - boundary < 3 && (static_cast<unsigned char>(text[boundary]) & 0xC0) == 0x80) --boundary;
     return boundary > 0 ? boundary : cut;
 }
 
-// An unnamed file in `folder`, gone when it is closed.
+// An unnamed file in `folder`, deleted when it is closed.
 Descriptor temporary_file(const std::string& folder) {
     std::string name = folder + "/stdin_XXXXXX";
     Descriptor file(::mkstemp(name.data()));
@@ -44,7 +43,7 @@ Descriptor temporary_file(const std::string& folder) {
     return file;
 }
 
-// Where the first blank line of `text` begins, npos when there is none. Unless `complete`, more text may follow.
+// Where the first blank line of `text` begins, npos if there is none. Unless `complete`, more text may follow.
 size_t first_blank_line(std::string_view text, bool at_line_start, bool complete) {
     size_t line = at_line_start ? 0 : std::min(text.find('\n'), text.size() - 1) + 1;
     while (line < text.size()) {
@@ -57,8 +56,8 @@ size_t first_blank_line(std::string_view text, bool at_line_start, bool complete
     return std::string_view::npos;
 }
 
-// "[json.exception.parse_error.101] parse error at line 1, column 5: ..." -> "parse error at column 5: ...": the line is
-// always the first of what was parsed and would be taken for the file's.
+// "[json.exception.parse_error.101] parse error at line 1, column 5: ..." -> "parse error at column 5: ...": the parser's line is
+// always 1 and would be mistaken for the file's.
 std::string reason(const nlohmann::json::exception& error) {
     std::string text = error.what();
     const size_t bracket = text.find("] ");
@@ -72,7 +71,7 @@ std::string reason(const nlohmann::json::exception& error) {
 [[noreturn]] void fail_at_name(const std::string& path) {
     const std::string hint = path.ends_with(".parquet") ? "; scripts/fineweb.py reads parquet files"
                                                         : "; for other files of text use: ./tokenize ... - < " + path;
-    fail(Exit::usage, path, ": ends in neither .txt nor .jsonl (with .gz, .xz or .zst behind it, if it is compressed)", hint);
+    fail(Exit::usage, path, ": ends in neither .txt nor .jsonl (optionally followed by .gz, .xz or .zst)", hint);
 }
 
 }  // namespace
@@ -163,7 +162,7 @@ bool ByteWindow::grow() {
         std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
         end_ -= begin_;
         begin_ = 0;
-        buffer_.resize(std::max(buffer_.size(), 2 * (end_ + read_bytes)));   // twice: so that the next move is far away
+        buffer_.resize(std::max(buffer_.size(), 2 * (end_ + read_bytes)));   // doubled, so that moves are rare
     }
     const size_t got = stream_->read(buffer_.data() + end_, buffer_.size() - end_);
     end_ += got;
@@ -223,13 +222,13 @@ bool DocumentReader::next_line(Piece& piece) {
         if (hasher_) piece.place.digest = hexadecimal(hasher_->digest());
         pass(std::min(length + 1, window_.seen().size()));
         ++place_.line;
-        // The end of a line would count as a line of its own in errors.
+        // In errors a trailing newline would count as another line.
         while (!piece.text.empty() && is_space(piece.text.back())) piece.text.remove_suffix(1);
         if (!piece.text.empty()) return true;
     }
 }
 
-// Before a document: passes the lines that hold nothing but white space.
+// Before a document: skips lines of white space.
 void DocumentReader::pass_blank_lines() {
     while (true) {
         const std::string_view text = window_.peek(part_bytes);
@@ -257,7 +256,7 @@ bool DocumentReader::next_text(Piece& piece) {
         length = part_length(text);
         if (length <= part_bytes) break;
     }
-    if (length == 0 && place_.document_bytes > 0) {   // only blank lines were left of it
+    if (length == 0 && place_.document_bytes > 0) {   // only blank lines were left of the document
         place_.document_bytes = 0;
         return next_text(piece);
     }

@@ -25,7 +25,7 @@ Descriptor open_to_read(const std::string& path) {
     return file;
 }
 
-// Calls take(data, bytes) for one buffer of the file after the other.
+// Calls take(data, bytes) for each buffer of the file in order.
 template <class Take>
 void read_in_pieces(const std::string& path, Take take) {
     const Descriptor file = open_to_read(path);
@@ -68,7 +68,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path +
     file_ = Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!file_.is_open()) {
         const std::string reason = last_os_error();
-        temporary_.clear();   // whatever is there is not ours to remove
+        temporary_.clear();   // an existing file is not ours to remove
         fail(Exit::data, path, ": cannot be created: ", reason);
     }
     buffer_.reserve(buffer_bytes);
@@ -126,7 +126,7 @@ void OutputFile::discard() {
 
 void sync_folder(const std::string& folder) {
     const Descriptor file = open_to_read(folder.empty() ? "." : folder);
-    // Some network file systems cannot sync a folder and say EINVAL: nothing more can be done there.
+    // Some network file systems cannot sync a folder (EINVAL); nothing more can be done.
     if (::fsync(file.get()) != 0 && errno != EINVAL) fail(Exit::data, folder, ": cannot be synced: ", last_os_error());
 }
 

@@ -1,4 +1,4 @@
-// Files that appear whole or not at all: written under a temporary name, synced to the disk, then renamed.
+// Files that appear atomically: written under a temporary name, synced to disk, then renamed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,15 +15,15 @@ public:
     Descriptor& operator=(Descriptor&& other) noexcept;
     int get() const { return fd_; }
     bool is_open() const { return fd_ >= 0; }
-    /// False when the system reports at closing that something was not written (errno tells what).
+    /// False if closing reports a failed write (in errno).
     bool close();
 
 private:
     int fd_;
 };
 
-/// Writes `path` by way of `path`.tmp. Every failure (no permission, disk full) is Exit::data naming the file; whenever an
-/// object dies before publish(), its temporary is removed and what was at `path` before is untouched.
+/// Writes `path` via `path`.tmp. Failures (no permission, disk full) are Exit::data naming the file. If the object is destroyed
+/// before publish(), its temporary is removed and whatever was at `path` is untouched.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path);
@@ -32,10 +32,10 @@ public:
     OutputFile& operator=(const OutputFile&) = delete;
 
     void write(const void* data, size_t bytes);                          // appends, buffered
-    void overwrite(uint64_t offset, const void* data, size_t bytes);     // replaces bytes that were written before
-    void finish();     // flushes, syncs, closes; the file is still under its temporary name
-    void publish();    // finish() where that was not done, then renames
-    void leave();      // finish() where that was not done; the file stays under its temporary name when the object dies
+    void overwrite(uint64_t offset, const void* data, size_t bytes);     // replaces bytes already written
+    void finish();     // flushes, syncs, closes; the file keeps its temporary name
+    void publish();    // finish() unless already done, then renames
+    void leave();      // finish() unless already done; the file outlives the object under its temporary name
 
     const std::string& path() const { return path_; }
     const std::string& temporary() const { return temporary_; }
@@ -51,20 +51,20 @@ private:
     std::vector<char> buffer_;
 };
 
-/// Writes all bytes, however many calls that takes. False on failure (errno tells why).
+/// Writes all bytes, in as many calls as necessary. False on failure (reason in errno).
 bool write_all(int fd, const char* data, size_t bytes);
 
-/// Makes renames and removals in `folder` survive a power cut.
+/// Makes renames and removals in `folder` survive a power failure.
 void sync_folder(const std::string& folder);
 
-/// Creates `folder` and its parents. Exit::data when that cannot be done.
+/// Creates `folder` and its parents. Exit::data on failure.
 void make_folder(const std::string& folder);
 
-/// Keeps other callers, of other processes, out of `folder` for as long as the result lives: Exit::data when one is there. Where
-/// the file system knows no locks it keeps nobody out.
+/// Locks `folder` against other processes while the result lives; Exit::data if it is locked. Without effect if the file system has
+/// no locks.
 Descriptor lock_folder(const std::string& folder);
 
-/// The whole of a small file. Exit::data when it cannot be read.
+/// The contents of a small file. Exit::data if it cannot be read.
 std::string read_small_file(const std::string& path);
 
 /// XXH64 (seed 0) of a file's bytes as 16 hexadecimal digits: what `xxhsum -H64` prints.

@@ -1,4 +1,4 @@
-// Streams of gzip files. By zlib, because libarchive does not look at gzip's checksums: a damaged file would give damaged text.
+// gzip streams, by zlib: libarchive does not verify gzip's checksums, so a damaged file would give damaged text.
 #include <zlib.h>
 
 #include <algorithm>
@@ -36,13 +36,13 @@ private:
     // False at the end of the file, which must be the end of a member as well.
     bool refill() {
         const size_t got = source_->read(buffer_.data(), buffer_.size());
-        if (got == 0 && inside_) fail(Exit::data, path_, ": is cut short: the compressed data go on behind its last byte");
+        if (got == 0 && inside_) fail(Exit::data, path_, ": is cut short: it ends inside the compressed data");
         zlib_.next_in = reinterpret_cast<Bytef*>(buffer_.data());
         zlib_.avail_in = static_cast<uInt>(got);
         return got > 0;
     }
 
-    // Behind a member there may be zero bytes, as tapes and disks fill their blocks; gzip ignores them at the end too.
+    // A member may be followed by zero padding, as tapes and disks fill their blocks; gzip ignores it too.
     void skip_zeros() {
         while (zlib_.avail_in > 0 && *zlib_.next_in == 0) zlib_.next_in++, zlib_.avail_in--;
     }
@@ -63,7 +63,7 @@ private:
     std::unique_ptr<ByteStream> source_;
     std::vector<char> buffer_;
     z_stream zlib_ = {};
-    bool inside_ = true;     // a member has begun; the first one must be there
+    bool inside_ = true;     // in a member; the first one must exist
 };
 
 }  // namespace

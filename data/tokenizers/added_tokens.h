@@ -1,4 +1,4 @@
-// Tokens that are found in a text by their letters, such as <think>: the leftmost first, and of several there the longest.
+// Tokens found in a text by their spelling, such as <think>: the leftmost match, and of several there the longest.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ public:
         empty_ = false;
     }
 
-    /// Calls text(part) for what lies between the tokens and token(id) for them, in order. No part is empty.
+    /// Calls token(id) for the tokens found and text(part) for the non-empty parts between them, in order.
     template <class Text, class Token>
     void split(std::string_view whole, const Text& text, const Token& token) const {
         size_t done = 0;

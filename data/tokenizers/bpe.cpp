@@ -8,8 +8,8 @@
 namespace {
 
 constexpr uint64_t no_pair = UINT64_MAX;
-constexpr size_t few = 48;          // tokens; above, looking for the lowest rank costs more than keeping a heap
-constexpr uint64_t odd = 0x9E3779B97F4A7C15;   // 2^64 / golden ratio: multiplying spreads keys over the upper bits
+constexpr size_t few = 48;          // tokens; with more, a heap is faster than a linear search for the lowest rank
+constexpr uint64_t odd = 0x9E3779B97F4A7C15;   // 2^64 / golden ratio (Fibonacci hashing)
 
 uint64_t pair_of(uint32_t left, uint32_t right) { return uint64_t{left} << 32 | right; }
 
@@ -25,7 +25,7 @@ PieceCache::Entry& PieceCache::find(std::string_view piece, bool& found) {
     found = entry.bytes == piece.size() && std::memcmp(entry.piece, words, sizeof words) == 0;
     if (!found) {
         std::memcpy(entry.piece, words, sizeof words);
-        entry.bytes = 0;   // until the caller knows the ids
+        entry.bytes = 0;   // until the caller fills in the ids
     }
     return entry;
 }
@@ -38,12 +38,12 @@ BytePairEncoder::BytePairEncoder(const std::array<uint32_t, byte_values>& byte_i
     shift_ = 64 - std::countr_zero(places);
     for (const Merge& merge : merges) {
         const uint64_t pair = pair_of(merge.left, merge.right);
-        rules_[place_of(pair)] = {pair, static_cast<uint32_t>(results_.size())};   // of equal pairs the last counts
+        rules_[place_of(pair)] = {pair, static_cast<uint32_t>(results_.size())};   // of equal pairs the last wins
         results_.push_back(merge.result);
     }
 }
 
-// Where the pair is in the table, or where it would be.
+// Index of the pair in the table, or of the slot for it.
 size_t BytePairEncoder::place_of(uint64_t pair) const {
     size_t place = (pair * odd ^ std::rotl(pair, 17) * odd) >> shift_;
     while (rules_[place].pair != pair && rules_[place].pair != no_pair) place = (place + 1) & (rules_.size() - 1);
@@ -88,12 +88,12 @@ std::span<const uint32_t> BytePairEncoder::merged(std::string_view piece, MergeS
     return {ids.data(), count};
 }
 
-// Looks through all ranks for the lowest and closes the gap that a merge leaves.
+// Linear search for the lowest rank; each merge shifts the tokens after it.
 size_t BytePairEncoder::merge_few(MergeScratch& scratch, size_t count) const {
     uint32_t* ids = scratch.ids.data();
     uint32_t* ranks = scratch.ranks.data();   // ranks[i]: of tokens i and i + 1
     while (count > 1) {
-        const size_t i = std::min_element(ranks, ranks + count - 1) - ranks;   // the first of equal ones
+        const size_t i = std::min_element(ranks, ranks + count - 1) - ranks;   // the leftmost of equal ones
         if (ranks[i] == no_rank) break;
         ids[i] = results_[ranks[i]];
         std::copy(ids + i + 2, ids + count, ids + i + 1);
@@ -105,8 +105,8 @@ size_t BytePairEncoder::merge_few(MergeScratch& scratch, size_t count) const {
     return count;
 }
 
-// Tokens are a linked list (by the place of their first byte); a heap has every pair that may merge, by rank, then place.
-// An entry is out of date when the pair at its place has another rank by now.
+// Tokens form a linked list, indexed by their first byte; a heap holds every pair that may merge, by rank, then index. A heap entry
+// is stale if the pair at its index has another rank by now.
 size_t BytePairEncoder::merge_many(MergeScratch& scratch, size_t count) const {
     std::vector<uint32_t>&ids = scratch.ids, &ranks = scratch.ranks, &previous = scratch.previous, &next = scratch.next;
     std::vector<uint64_t>& heap = scratch.heap;

@@ -1,5 +1,5 @@
-// Byte-pair merging: a piece of text starts as its bytes, and again and again the neighbours whose merge was learnt earliest
-// (the leftmost ones, where it is the same) become one token.
+// Byte-pair encoding: a piece of text starts as its bytes; repeatedly, the adjacent pair whose merge was learnt earliest (the
+// leftmost of equal pairs) becomes one token.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 #include "data/tokenizers/utf8.h"
 
-/// left + right -> result. The place in the list of merges is the rank: the lowest goes first.
+/// left + right -> result. The index in the list of merges is the rank: the lowest goes first.
 struct Merge {
     uint32_t left, right, result;
 };
 
-/// Ids of pieces that were merged before, for one thread. Bounded: a piece takes the place of an older one.
+/// A direct-mapped cache of the ids of pieces, for one thread: a piece replaces an older one.
 class PieceCache {
 public:
     static constexpr size_t longest_piece = 24;   // bytes
@@ -24,14 +24,14 @@ public:
 
     PieceCache() : entries_(size_t{1} << bits) {}
 
-    struct alignas(64) Entry {        // one line of the processor's cache
+    struct alignas(64) Entry {        // one cache line
         uint64_t piece[3] = {};       // bytes, then zeros
         uint32_t ids[most_ids] = {};
         uint8_t bytes = 0;            // of the piece; 0: the entry is empty
         uint8_t count = 0;            // of ids
     };
 
-    /// The entry that `piece` (1 to longest_piece bytes) has or may take; `found` tells which of the two.
+    /// Precondition: 1 to longest_piece bytes. The entry for `piece`; if not `found`, it is empty and may be filled.
     Entry& find(std::string_view piece, bool& found);
 
 private:
@@ -39,17 +39,17 @@ private:
     std::vector<Entry> entries_;
 };
 
-/// What merging needs of memory besides, for one thread.
+/// Temporaries for merging, for one thread.
 struct MergeScratch {
     std::vector<uint32_t> ids, ranks, previous, next;
     std::vector<uint64_t> heap;
     PieceCache cache;
 };
 
-/// Immutable. A piece of n bytes takes O(n log n).
+/// Immutable. Encoding n bytes takes O(n log n).
 class BytePairEncoder {
 public:
-    /// byte_ids: the token of every byte. whole_pieces: pieces (bytes) that are one token whatever the merges say.
+    /// byte_ids: each byte's token. whole_pieces: pieces (as bytes) that are one token regardless of merges.
     BytePairEncoder(const std::array<uint32_t, byte_values>& byte_ids, const std::vector<Merge>& merges,
                     std::unordered_map<std::string, uint32_t> whole_pieces);
 
@@ -71,7 +71,7 @@ private:
 
     std::array<uint32_t, byte_values> byte_ids_;
     std::vector<Rule> rules_;               // a hash table by pair, with linear probing
-    int shift_ = 0;                         // the hash's upper bits are the place
+    int shift_ = 0;                         // the hash's upper bits are the index
     std::vector<uint32_t> results_;         // by rank
     std::unordered_map<std::string, uint32_t> whole_pieces_;
 };

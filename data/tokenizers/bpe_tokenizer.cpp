@@ -4,9 +4,9 @@
 #include <mutex>
 #include <optional>
 
+#include "data/documents/files.h"
 #include "data/tokenizers/added_tokens.h"
 #include "data/tokenizers/bpe.h"
-#include "data/documents/files.h"
 #include "data/tokenizers/nfc.h"
 #include "data/tokenizers/pretokenizer.h"
 #include "data/tokenizers/tokenizer_json.h"
@@ -15,7 +15,7 @@
 
 namespace {
 
-// What one call of encode() works with. Tokenizers keep those that are not in use, so that their caches stay warm.
+// Temporaries of one call of encode(). Tokenizers pool them, so that their caches stay warm.
 struct EncodeScratch {
     std::string valid, normalized, prefixed;
     MatchScratch match;
@@ -38,7 +38,7 @@ public:
 
 private:
     std::mutex mutex_;
-    std::vector<std::unique_ptr<EncodeScratch>> unused_;   // never more than there were threads at once
+    std::vector<std::unique_ptr<EncodeScratch>> unused_;   // at most one per concurrent caller
 };
 
 std::unordered_map<std::string, uint32_t> whole_pieces(const TokenizerFile& file) {
@@ -113,7 +113,7 @@ private:
         set_bytes(token.id, token.special ? "" : token.content);
         if (token.special) return;
         if (!token.normalized) return raw_tokens_.add(token.content, token.id);
-        if (normalizes_ && !knows_nfc(token.content)) return;   // then encode() takes no text that holds it
+        if (normalizes_ && !knows_nfc(token.content)) return;   // then encode() refuses any text that contains it
         std::string buffer;
         normalized_tokens_.add(normalizes_ ? std::string(nfc(token.content, buffer)) : token.content, token.id);
     }
@@ -131,20 +131,20 @@ private:
     uint32_t end_of_text_;
     Pretokenizer pretokenizer_;
     BytePairEncoder encoder_;
-    AddedTokens raw_tokens_, normalized_tokens_;   // those that a text can hold; the first go first, whatever is longer
+    AddedTokens raw_tokens_, normalized_tokens_;   // those that a text can contain; raw ones take precedence, even if shorter
     std::vector<std::string> token_bytes_;         // by id
     mutable ScratchPool pool_;
 };
 
-// The token that stands in front of documents. It is no text, whether the file calls it special or not.
+// The token that precedes documents. It never stands for text, even if the file does not mark it special.
 AddedToken& find_end_of_text(std::vector<AddedToken>& added, const std::string& config, const std::string& path) {
     const std::string of_config = config.empty() ? "" : eos_token_of_config(config, path + ": its tokenizer_config.json");
     for (const std::string& name : {std::string("<|endoftext|>"), of_config})
         for (AddedToken& token : added)
             if (token.content == name) return token;
     fail(Exit::data, path, ": added_tokens has no token <|endoftext|>",
-         of_config.empty() ? ", and no tokenizer_config.json beside it names an eos_token" : " and no eos_token " + of_config,
-         "; one of them must be there to stand in front of every document");
+         of_config.empty() ? ", and no tokenizer_config.json next to it names an eos_token" : " and no eos_token " + of_config,
+         "; one of them is needed to precede every document");
 }
 
 // "d/x_tokenizer.json" -> "d/x_tokenizer_config.json"; "" for other names.

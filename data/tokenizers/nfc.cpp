@@ -24,7 +24,7 @@ void append_decomposition(std::vector<utf8proc_int32_t>& sequence, utf8proc_int3
     sequence.insert(sequence.end(), parts, parts + count);
 }
 
-// Puts marks behind a letter into the order of their classes. utf8proc's own sort takes quadratic time for a long run.
+// Sorts runs of marks by combining class. utf8proc's own sort takes quadratic time for long runs.
 void order_marks(std::vector<utf8proc_int32_t>& sequence) {
     const auto is_mark = [](utf8proc_int32_t c) { return combining_class(c) != 0; };
     const auto by_class = [](utf8proc_int32_t a, utf8proc_int32_t b) { return combining_class(a) < combining_class(b); };
@@ -41,8 +41,8 @@ void compose(std::vector<utf8proc_int32_t>& sequence) {
     sequence.resize(utf8proc_normalize_utf32(sequence.data(), static_cast<utf8proc_ssize_t>(sequence.size()), canonical));
 }
 
-// Characters that stay as they are whatever stands in front of them and whatever follows that has no part in a composition:
-// in front of each of them a text can be cut, and the parts normalised on their own. Most texts consist of nothing else.
+// Characters that are unchanged whatever precedes them, and whatever follows that takes no part in a composition: a text can be cut
+// before each of them and the parts normalised separately. Most texts consist of nothing else.
 class InertCharacters {
 public:
     InertCharacters() {
@@ -79,7 +79,7 @@ size_t previous_character(std::string_view text, size_t at) {
     return at;
 }
 
-// Bytes at the start of `text` that hold inert characters only.
+// Length in bytes of the prefix of inert characters.
 size_t inert_prefix(std::string_view text) {
     const InertCharacters& characters = inert();
     std::string_view rest = text;
@@ -91,7 +91,7 @@ size_t inert_prefix(std::string_view text) {
     }
 }
 
-// Bytes in front of the first inert character.
+// Length in bytes before the first inert character.
 size_t active_prefix(std::string_view text) {
     std::string_view rest = text;
     while (!rest.empty()) {
@@ -114,10 +114,10 @@ std::string normalized(std::string_view text) {
 }  // namespace
 
 std::string_view nfc(std::string_view text, std::string& buffer) {
-    size_t copied = 0;   // bytes of `text` whose form is in the buffer
+    size_t copied = 0;   // bytes of `text` already normalised into the buffer
     buffer.clear();
     for (size_t at = inert_prefix(text); at < text.size(); at += inert_prefix(text.substr(at))) {
-        const size_t begin = at == 0 ? 0 : previous_character(text, at);   // what the marks may combine with
+        const size_t begin = at == 0 ? 0 : previous_character(text, at);   // which marks may combine with
         at += active_prefix(text.substr(at));
         const std::string_view stretch = text.substr(begin, at - begin);
         const std::string form = normalized(stretch);

@@ -9,7 +9,7 @@
 
 namespace {
 
-// A match that backtracks more often is given up: it would take minutes and is a fault of the pattern.
+// Backtracking limit: a match beyond it would take minutes and is a defect of the pattern.
 constexpr uint32_t match_limit = 100'000'000;
 constexpr size_t jit_stack_bytes = size_t{1} << 20;
 
@@ -35,7 +35,7 @@ std::string message_of(int error) {
     return reinterpret_cast<const char*>(text);
 }
 
-// Rewrites a pattern of Oniguruma for PCRE2, refusing what is not known to mean the same in both.
+// Translates an Oniguruma pattern to PCRE2; Exit::data for constructs not known to mean the same in both.
 class Translation {
 public:
     Translation(const std::string& regex, const std::string& where) : regex_(regex), where_(where) {
@@ -66,13 +66,13 @@ private:
             return copy(next_is("[^") ? 2 : 1);
         }
         if (next_is("(?")) return take_group();
-        if (next_is("(*") || next_is("^") || next_is("$")) refuse(2);   // ^ and $ are of lines in Ruby, of the text in PCRE2
+        if (next_is("(*") || next_is("^") || next_is("$")) refuse(2);   // ^ and $ match at lines in Ruby, not in PCRE2
         if (next_is("{")) return take_count();
         copy(1);
     }
 
     void take_in_class() {
-        if (next_is("[") || next_is("&&")) refuse(2);   // a class in a class, an intersection: Ruby only
+        if (next_is("[") || next_is("&&")) refuse(2);   // nested classes and intersections: Ruby only
         if (next_is("]")) in_class_ = false;
         copy(1);
     }
@@ -83,7 +83,7 @@ private:
         refuse(3);
     }
 
-    // {n}, {n,} or {n,m}. With a + behind it PCRE2 would never give back, Ruby repeats; with a ? the two differ as well.
+    // {n}, {n,} or {n,m}. A + after it is possessive in PCRE2 but repeats in Ruby; with a ? the two differ as well.
     void take_count() {
         const size_t end = regex_.find('}', at_);
         const size_t size = end == std::string::npos ? regex_.size() - at_ : end + 1 - at_;
@@ -106,7 +106,7 @@ private:
         copy(2);
     }
 
-    // \p{L}, \p{Lu}: one or two letters. Names of scripts stand for other sets in the two libraries.
+    // \p{L}, \p{Lu}: general categories of one or two letters. The libraries disagree on script names.
     void take_property() {
         const size_t end = regex_.find('}', at_);
         const size_t size = end == std::string::npos ? regex_.size() - at_ : end + 1 - at_;
@@ -129,7 +129,7 @@ private:
 // ------------------------------------------------------------------------------------------------------------------- matching
 
 struct MatchScratch::Parts {
-    MatchData data{pcre2_match_data_create(1, nullptr)};   // 1: the place of the whole match, none of groups
+    MatchData data{pcre2_match_data_create(1, nullptr)};   // 1: only the whole match, no groups
     MatchContext context{pcre2_match_context_create(nullptr)};
     JitStack stack{pcre2_jit_stack_create(jit_stack_bytes / 32, jit_stack_bytes, nullptr)};
 };
@@ -154,7 +154,7 @@ Pattern::Pattern(const std::string& regex, const std::string& where) : where_(wh
         fail(Exit::data, where, ": the regular expression \"", regex, "\" is wrong near \"", pattern.substr(place), "\": ",
              message_of(error));
     code_ = std::shared_ptr<void>(code, [](void* compiled) { pcre2_code_free(static_cast<pcre2_code*>(compiled)); });
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);   // where that is not to be had, pcre2_match() interprets
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);   // if unavailable, pcre2_match() interprets
 }
 
 Pattern::Match Pattern::find(std::string_view text, size_t from, MatchScratch& scratch) const {

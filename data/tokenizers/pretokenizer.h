@@ -1,8 +1,8 @@
-// Cuts text into the pieces within which byte-pair merging works: words, numbers, runs of punctuation, white space.
+// Splits text into the pieces that byte-pair encoding works on: words, numbers, runs of punctuation, white space.
 //
-// tokenizer.json says how with regular expressions in the dialect of Oniguruma (Ruby's syntax), which the tokenizers library
-// uses; here PCRE2 runs them. Constructs that the two read differently are refused, and \s and \S are rewritten to Unicode's
-// White_Space: PCRE2's own \s has the Mongolian vowel separator, U+180E, besides.
+// tokenizer.json specifies this by regular expressions in Oniguruma's dialect (Ruby syntax), which the tokenizers library uses;
+// here PCRE2 runs them. Constructs that the two interpret differently are refused, and \s and \S are rewritten to Unicode's
+// White_Space: PCRE2's own \s also includes the Mongolian vowel separator, U+180E.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,11 +11,11 @@
 
 #include "data/tokenizers/utf8.h"
 
-/// GPT-2's pattern, which "ByteLevel" stands for with "use_regex".
+/// GPT-2's pattern, used by "ByteLevel" with "use_regex".
 inline constexpr const char* gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-/// What a thread needs to match a pattern; not to be used by two at once.
+/// Temporaries for matching; for one thread at a time.
 class MatchScratch {
 public:
     MatchScratch();
@@ -27,16 +27,16 @@ private:
     std::unique_ptr<Parts> parts_;
 };
 
-/// One regular expression, compiled to machine code where PCRE2 can do that. Immutable.
+/// One regular expression, JIT-compiled if PCRE2 can. Immutable.
 class Pattern {
 public:
-    /// `where` names file and field in errors (Exit::data): a construct that is not supported, or a syntax error and its place.
+    /// Exit::data for unsupported constructs and syntax errors; `where` names file and field.
     Pattern(const std::string& regex, const std::string& where);
 
     struct Match {
         size_t begin, end;
     };
-    /// The first match that begins at or behind `from`; begin is npos where there is none. `text` is valid UTF-8.
+    /// Precondition: `text` is valid UTF-8. The first match that begins at or after `from`; begin is npos if there is none.
     Match find(std::string_view text, size_t from, MatchScratch& scratch) const;
 
 private:
@@ -44,7 +44,7 @@ private:
     std::string where_;
 };
 
-/// Patterns one after the other, each cutting the pieces of the one before: matches are pieces, and what lies between them.
+/// A sequence of patterns, each splitting the pieces of the previous one: pieces are the matches and the text between them.
 class Pretokenizer {
 public:
     explicit Pretokenizer(std::vector<Pattern> patterns) : patterns_(std::move(patterns)) {}

@@ -2,8 +2,8 @@
 
 #include <filesystem>
 
-#include "data/tokenizers/bpe_tokenizer.h"
 #include "data/documents/files.h"
+#include "data/tokenizers/bpe_tokenizer.h"
 #include "data/tokenizers/tokenizer_json.h"
 #include "model/base/error.h"
 
@@ -46,16 +46,16 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what) {
     std::error_code ignored;
     const fs::path file = fs::is_directory(what, ignored) ? fs::path(what) / "tokenizer.json" : fs::path(what);
     if (!fs::exists(file, ignored))
-        fail(Exit::usage, "tokenizer '", what, "' is not known; it is either bytes, or a Hugging Face tokenizer.json or a folder ",
+        fail(Exit::usage, "tokenizer '", what, "' is not known; give bytes, a Hugging Face tokenizer.json, or a folder ",
              "that has one (", file.string(), " does not exist)");
     return open_bpe_tokenizer(file.string());
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what, int model_vocabulary) {
     std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(what);
-    if (what != "bytes" && tokenizer->vocabulary() > model_vocabulary)   // a model for bytes may leave the unused ids out
+    if (what != "bytes" && tokenizer->vocabulary() > model_vocabulary)   // a model for bytes may omit the unused ids
         fail(Exit::data, tokenizer->name(), ": has ", tokenizer->vocabulary(), " ids, and the model's vocabulary is ",
-             model_vocabulary, "; take the tokenizer that the model was made for, or a model with a larger vocabulary");
+             model_vocabulary, "; use the tokenizer that the model was made for, or a model with a larger vocabulary");
     return tokenizer;
 }
 

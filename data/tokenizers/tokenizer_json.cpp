@@ -9,12 +9,12 @@
 namespace {
 
 using nlohmann::json;
-using nlohmann::ordered_json;   // keeps keys in the order of writing
-using Ids = std::unordered_map<std::string_view, uint32_t>;   // views of strings that the json keeps
+using nlohmann::ordered_json;   // keeps keys in insertion order
+using Ids = std::unordered_map<std::string_view, uint32_t>;   // views of strings owned by the json
 
-constexpr uint32_t most_ids = uint32_t{1} << 24;   // far above every vocabulary; a wrong number must not cost gigabytes
+constexpr uint32_t max_id_count = uint32_t{1} << 24;   // far above any vocabulary: a wrong id must not allocate gigabytes
 
-// A value of the file together with the way to it, for errors.
+// A value of the file together with its path, for errors.
 class Field {
 public:
     Field(const json& value, std::string where, std::string path = "")
@@ -46,7 +46,7 @@ public:
     }
     bool truth_or(bool otherwise) const { return is_null() ? otherwise : truth(); }
     uint32_t id() const {
-        if (!value_.is_number_unsigned() || value_.get<uint64_t>() >= most_ids) refuse("an id from 0 to 2^24 - 1");
+        if (!value_.is_number_unsigned() || value_.get<uint64_t>() >= max_id_count) refuse("an id from 0 to 2^24 - 1");
         return value_.get<uint32_t>();
     }
     size_t elements() const {
@@ -74,7 +74,7 @@ json parsed(std::string_view text, const std::string& where) {
     try {
         return parse_json(text);
     } catch (const json::exception& error) {
-        fail(Exit::data, where, ": is no JSON (", error.what(), ")");
+        fail(Exit::data, where, ": is not valid JSON (", error.what(), ")");
     }
 }
 
@@ -115,8 +115,8 @@ void read_pretokenizer(const Field& pretokenizer, TokenizerFile& file) {
         if (!last) read_split(part, file);
         else read_byte_level(part, file);
     }
-    if (parts.elements() > 1 && file.adds_prefix_space)   // it would go in front of every piece
-        parts.element(parts.elements() - 1).member("add_prefix_space").refuse("false behind a Split");
+    if (parts.elements() > 1 && file.adds_prefix_space)   // it would be prepended to every piece
+        parts.element(parts.elements() - 1).member("add_prefix_space").refuse("false after a Split");
 }
 
 // ------------------------------------------------------------------------------------------------------------------- the model
@@ -154,7 +154,7 @@ Ids read_vocabulary(const Field& vocabulary, TokenizerFile& file) {
     return ids;
 }
 
-// Merges are "left right" or ["left", "right"]; a text file's first line, "#version: 0.2", may have come along.
+// Merges are "left right" or ["left", "right"]; the first line of merges.txt, "#version: 0.2", may be among them.
 std::pair<std::string_view, std::string_view> read_merge(const Field& merge) {
     const std::string supported = "\"left right\" or [\"left\", \"right\"]";
     if (merge.value().is_array()) {
@@ -187,8 +187,7 @@ void read_merges(const Field& merges, const Ids& ids, TokenizerFile& file) {
 
 // ---------------------------------------------------------------------------------------------------------------- added tokens
 
-// The tokenizers library numbers tokens that are not in model.vocab itself, from the size of that on; a file that says
-// otherwise would have other ids there.
+// The tokenizers library numbers tokens that are not in model.vocab itself, starting at its size, and ignores other ids.
 void read_added_tokens(const Field& tokens, const Ids& ids, TokenizerFile& file) {
     if (tokens.is_null()) return;
     auto next_id = static_cast<uint32_t>(ids.size());

@@ -1,4 +1,4 @@
-// data/archive_stream.cpp without libarchive.
+// data/documents/archive_stream.cpp without libarchive.
 #include "data/documents/compressed.h"
 #include "data/without/refuse.h"
 

@@ -1,4 +1,4 @@
-// data/gzip_stream.cpp without zlib.
+// data/documents/gzip_stream.cpp without zlib.
 #include "data/documents/compressed.h"
 #include "data/without/refuse.h"
 

@@ -1,4 +1,4 @@
-// data/nfc.cpp without utf8proc's tables. Below U+0300, where Latin letters end and combining marks begin, text has the form already.
+// data/tokenizers/nfc.cpp without utf8proc's tables. Text below U+0300, where combining marks begin, is already in the form.
 #include "data/tokenizers/nfc.h"
 
 #include "data/tokenizers/utf8.h"
@@ -17,5 +17,5 @@ std::string_view nfc(std::string_view text, std::string&) {
     if (unknown.empty()) return text;
     const std::string character(unknown.substr(0, first_character(unknown).bytes));
     refuse_without("utf8proc", "libutf8proc-dev",
-                   "a text with \"" + character + "\" cannot be brought into the normalisation form C that this tokenizer wants");
+                   "a text with \"" + character + "\" cannot be brought into normalisation form C, which this tokenizer requires");
 }

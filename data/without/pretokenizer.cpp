@@ -1,4 +1,4 @@
-// data/pretokenizer.cpp without PCRE2. A tokenizer.json can be opened, ids can be decoded; what needs a regular expression is refused.
+// data/tokenizers/pretokenizer.cpp without PCRE2. A tokenizer.json can be opened and ids decoded; encoding is refused.
 #include "data/tokenizers/pretokenizer.h"
 
 #include "data/without/refuse.h"

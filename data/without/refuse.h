@@ -1,5 +1,5 @@
-// What stands in for a library that was missing when the program was built: the Makefile takes data/without/NAME.cpp in the place of
-// data/NAME.cpp, and the functions refuse when they are called. Training on shards calls none of them.
+// Replacements for sources whose library was missing at build time: the Makefile compiles data/without/NAME.cpp instead of the
+// source of that name, and its functions fail when called. Training on shards calls none of them.
 #pragma once
 #include <string>
 

@@ -2,6 +2,7 @@
 // files.
 #pragma once
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -116,6 +117,9 @@ inline void __syncwarp(unsigned mask = 0xffffffff, emulator::Location at = emula
 }
 /// Others go on meanwhile: the only way to wait for another block.
 inline void __nanosleep(unsigned /*nanoseconds*/, emulator::Location at = emulator::Location::current()) { emulator::nap(at); }
+
+/// Of a clock of 1 GHz.
+inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 [[noreturn]] inline void __trap(emulator::Location at = emulator::Location::current()) { emulator::fail_at(at, "__trap()"); }
 

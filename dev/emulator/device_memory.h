@@ -89,7 +89,8 @@ public:
 
     size_t free_bytes(int device) const {
         auto used = used_.find(device);
-        return options().device_bytes - std::min(options().device_bytes, used == used_.end() ? 0 : used->second);
+        const size_t own = used == used_.end() ? 0 : used->second;
+        return options().device_bytes - std::min(options().device_bytes, options().taken_bytes + own);
     }
 
     /// While one exists, memory of the device can be read and written.

@@ -16,6 +16,10 @@ struct Options {
     int driver = 13000;        // EMULATED_GPU_DRIVER: the newest CUDA that it can serve; programs here are built for 13.0
     size_t device_bytes = 0;   // EMULATED_GPU_BYTES: memory of each device; default: what this machine has
     uint64_t failing_launch = 0;   // EMULATED_GPU_FAILS_AT: this launch of the process, counted from 1, is refused
+    uint64_t breaking_work = 0;    // EMULATED_GPU_BREAKS_AT: this work of a stream, counted from 1, breaks the GPU
+    int breaks_with = 719;         // EMULATED_GPU_BREAKS_WITH: what all calls return from then on; 719: a kernel trapped
+    size_t taken_bytes = 0;        // EMULATED_GPU_TAKEN: memory of each device that other programs hold
+    const char* name = "emulated GPU";   // EMULATED_GPU_NAME
 };
 
 inline uint64_t number_from_environment(const char* name, uint64_t otherwise) {
@@ -32,6 +36,10 @@ inline Options& options() {
         int(number_from_environment("EMULATED_GPU_DRIVER", 13000)),
         size_t(number_from_environment("EMULATED_GPU_BYTES", uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE)))),
         number_from_environment("EMULATED_GPU_FAILS_AT", 0),
+        number_from_environment("EMULATED_GPU_BREAKS_AT", 0),
+        int(number_from_environment("EMULATED_GPU_BREAKS_WITH", 719)),
+        size_t(number_from_environment("EMULATED_GPU_TAKEN", 0)),
+        std::getenv("EMULATED_GPU_NAME") ? std::getenv("EMULATED_GPU_NAME") : "emulated GPU",
     };
     return chosen;
 }

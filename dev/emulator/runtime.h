@@ -20,13 +20,16 @@ inline cudaError_t result(cudaError_t error) {
     return error;
 }
 
+/// What a call returns that has done its part: an error of the GPU's work stays for ever, as on a GPU.
+inline cudaError_t done() { return result(runtime().broken); }
+
 /// Calls that destructors make: when an error is already on its way, a second one would end the program.
 template <class Action>
 cudaError_t destroy(Action action) {
     try {
         std::lock_guard inside(runtime().mutex);
         action();
-        return cudaSuccess;
+        return done();
     } catch (const Error&) {
         if (std::uncaught_exceptions() == 0) throw;
         return result(cudaErrorLaunchFailure);
@@ -43,7 +46,7 @@ inline cudaError_t allocate(void** data, size_t bytes, Memory memory, const Loca
     if (options().devices == 0) return result(cudaErrorNoDevice);
     std::lock_guard inside(runtime().mutex);
     runtime().not_while_capturing(at);
-    if (bytes == 0) return cudaSuccess;
+    if (bytes == 0 || done() != cudaSuccess) return done();
     *data = runtime().memory.allocate(bytes, memory, current_device, at);
     return result(*data ? cudaSuccess : cudaErrorMemoryAllocation);
 }
@@ -94,7 +97,7 @@ inline cudaError_t copy_async(void* to, const void* from, size_t bytes, cudaMemc
         runtime().enqueue(stream, at, [=] { std::memcpy(to, from, bytes); });
     }
     if (!stream.capture && pageable(to)) runtime().run_until_empty(stream);
-    return cudaSuccess;
+    return done();
 }
 
 inline cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, const Location& at) {
@@ -104,14 +107,14 @@ inline cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind
     CUstream_st& stream = runtime().stream(nullptr, at);
     runtime().enqueue(stream, at, [=] { std::memmove(to, from, bytes); });
     if (kind != cudaMemcpyDeviceToDevice) runtime().run_until_empty(stream);   // between device buffers the host does not wait
-    return cudaSuccess;
+    return done();
 }
 
 inline cudaError_t set_bytes(void* to, int value, size_t bytes, cudaStream_t handle, const Location& at) {
     std::lock_guard inside(runtime().mutex);
     check_copy(to, to, bytes, cudaMemcpyDeviceToDevice, at);
     runtime().enqueue(runtime().stream(handle, at), at, [=] { std::memset(to, value, bytes); });
-    return cudaSuccess;
+    return done();
 }
 
 // ---- events
@@ -129,7 +132,7 @@ inline cudaError_t record(cudaEvent_t handle, cudaStream_t stream_handle, const 
     recorded.heads = stream.heads;
     if (stream.capture) return cudaSuccess;
     recorded.point = {&stream, runtime().enqueue(stream, at, [&recorded] { recorded.time = Clock::now(); })};
-    return cudaSuccess;
+    return done();
 }
 
 inline cudaError_t wait_for(cudaStream_t stream_handle, cudaEvent_t handle, const Location& at) {
@@ -144,12 +147,12 @@ inline cudaError_t wait_for(cudaStream_t stream_handle, cudaEvent_t handle, cons
     }
     if (stream.capture) throw Error(place(at) + ": a captured stream waits for an event from outside of the capture");
     if (awaited.point.stream) runtime().enqueue(stream, at, [] {}, {awaited.point});
-    return cudaSuccess;
+    return done();
 }
 
 inline cudaDeviceProp properties(int device) {
     cudaDeviceProp properties{};
-    std::snprintf(properties.name, sizeof properties.name, "emulated GPU");
+    std::snprintf(properties.name, sizeof properties.name, "%s", options().name);
     properties.totalGlobalMem = options().device_bytes;
     properties.sharedMemPerBlock = 48 << 10;
     properties.sharedMemPerBlockOptin = most_shared();

@@ -44,10 +44,10 @@ inline cudaError_t cudaDeviceSynchronize(EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
     emulator::runtime().not_while_capturing(at);
     emulator::runtime().run_all();
-    return cudaSuccess;
+    return emulator::done();
 }
-inline cudaError_t cudaGetLastError() { return std::exchange(emulator::last_error, cudaSuccess); }
-inline cudaError_t cudaPeekAtLastError() { return emulator::last_error; }
+inline cudaError_t cudaPeekAtLastError() { return emulator::done(), emulator::last_error; }
+inline cudaError_t cudaGetLastError() { return emulator::done(), std::exchange(emulator::last_error, cudaSuccess); }
 
 // ---- memory
 inline cudaError_t cudaMalloc(void** data, size_t bytes, EMULATOR_AT) {
@@ -74,7 +74,7 @@ inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     std::lock_guard inside(emulator::runtime().mutex);
     *free = emulator::runtime().memory.free_bytes(emulator::current_device);
     *total = emulator::options().device_bytes;
-    return emulator::result(emulator::options().devices ? cudaSuccess : cudaErrorNoDevice);
+    return emulator::options().devices ? emulator::done() : emulator::result(cudaErrorNoDevice);
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, EMULATOR_AT) {
     return emulator::copy(to, from, bytes, kind, at);
@@ -115,12 +115,12 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t handle, EMULATOR_AT) {
     CUstream_st& stream = emulator::runtime().stream(handle, at);
     if (stream.capture) throw emulator::Error(emulator::place(at) + ": waits for a stream that is being captured");
     emulator::runtime().run_until_empty(stream);
-    return cudaSuccess;
+    return emulator::done();
 }
 inline cudaError_t cudaStreamQuery(cudaStream_t handle, EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
     CUstream_st& stream = emulator::runtime().stream(handle, at);
-    if (stream.queue.empty()) return cudaSuccess;
+    if (stream.queue.empty()) return emulator::done();
     emulator::runtime().run_until({&stream, stream.queue.front().number});   // who asks again and again must see it end
     return cudaErrorNotReady;
 }
@@ -129,7 +129,7 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
 }
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data, EMULATOR_AT) {
     emulator::enqueue(stream, [=] { function(data); }, at);
-    return cudaSuccess;
+    return emulator::done();
 }
 
 // ---- events
@@ -151,13 +151,13 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event, EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
     emulator::not_captured(emulator::event(event, at), at);
     if (event->point.stream) emulator::runtime().run_until(event->point);
-    return cudaSuccess;
+    return emulator::done();
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t event, EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
     emulator::not_captured(emulator::event(event, at), at);
     const emulator::Point& point = event->point;
-    if (emulator::runtime().happened(point)) return cudaSuccess;
+    if (emulator::runtime().happened(point)) return emulator::done();
     emulator::runtime().run_until({point.stream, point.stream->queue.front().number});   // who asks again and again must see it end
     return cudaErrorNotReady;
 }
@@ -182,13 +182,18 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph,
     *graph = emulator::runtime().end_capture(emulator::runtime().stream(stream, at), at);
     return cudaSuccess;
 }
+/// How many nodes there are; the nodes themselves are not to be had.
+inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+    *count = graph->nodes.size();
+    return emulator::result(nodes ? cudaErrorInvalidValue : cudaSuccess);
+}
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long /*flags*/ = 0) {
     *executable = new CUgraphExec_st{std::make_shared<const std::vector<emulator::Node>>(graph->nodes)};
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream, EMULATOR_AT) {
     emulator::enqueue(stream, [nodes = executable->nodes] { emulator::runtime().replay(*nodes); }, at);
-    return cudaSuccess;
+    return emulator::done();
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return delete executable, cudaSuccess; }
 inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }

@@ -12,6 +12,7 @@ enum cudaError_t {
     cudaErrorNotReady = 600,
     cudaErrorLaunchFailure = 719,
     cudaErrorNotSupported = 801,
+    cudaErrorUnknown = 999,
 };
 
 inline const char* cudaGetErrorName(cudaError_t error) {
@@ -25,6 +26,7 @@ inline const char* cudaGetErrorName(cudaError_t error) {
         case cudaErrorNotReady: return "cudaErrorNotReady";
         case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
         case cudaErrorNotSupported: return "cudaErrorNotSupported";
+        case cudaErrorUnknown: return "cudaErrorUnknown";
     }
     return "unrecognized error code";
 }
@@ -40,6 +42,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
         case cudaErrorNotReady: return "device not ready";
         case cudaErrorLaunchFailure: return "unspecified launch failure";
         case cudaErrorNotSupported: return "operation not supported";
+        case cudaErrorUnknown: return "unknown error";
     }
     return "unrecognized error code";
 }
@@ -85,6 +88,7 @@ struct cudaDeviceProp {
 
 using cudaHostFn_t = void (*)(void*);
 using cudaGraph_t = struct CUgraph_st*;
+using cudaGraphNode_t = struct CUgraphNode_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
 
 namespace emulator {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "device_memory.h"
+#include "runtime_types.h"
 
 struct CUstream_st;
 struct CUevent_st;
@@ -89,6 +90,8 @@ class Runtime {
 public:
     std::recursive_mutex mutex;
     DeviceMemory memory;
+    uint64_t works = 0;                 // that streams have come to
+    cudaError_t broken = cudaSuccess;   // what every call returns since the GPU broke
 
     // ---- streams
     CUstream_st& stream(cudaStream_t handle, const Location& at) {
@@ -238,8 +241,10 @@ private:
         stream.done = operation.number;
     }
 
-    /// After an error nothing that was queued makes sense any more.
+    /// After an error nothing that was queued makes sense any more, and a broken GPU does nothing.
     void do_work(const Location& at, const Work& work) {
+        if (++works == options().breaking_work) broken = cudaError_t(options().breaks_with);
+        if (broken != cudaSuccess) return;
         const bool outermost = !busy_;
         busy_ = true;
         try {

@@ -1,20 +1,23 @@
 // The kernels that one variant's attention spends its time in, and no others, so that they compile fast: in bf16, at head sizes 64
-// and 128, without statistics. report.py compiles this with -DATTENTION=NAME, for a GPU only; nobody runs it. Of a composite, which
+// and 128, without statistics. report.py compiles this with -DATTENTION=NAME, for a GPU only; nobody runs it. Of a own_passes, which
 // calls kernels with policies of its own, it has all kernels of a layer.
 #include "attention/attention.h"
 #include "attention/kernel/layer.h"
 
-// What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, and how often the loop over
-// the parts of a tile runs for each tile. The report reads them from the instructions below, which take a number.
+// What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, how often the loop over the
+// parts of a tile runs for each tile, and how often a loop inside of that for each part. The report reads them from the
+// instructions below, which take a number.
 template <class Shape, bool STATISTICS, class P>
 __global__ void attention_forward_kernel_facts(const __grid_constant__ P policy) {
-    __nanosleep(sizeof(ForwardShared<Shape>) + Shape::Features::bytes(policy.features()));
+    __nanosleep(sizeof(ForwardShared<Shape>) + ForwardFeatures<Shape, P>::bytes(policy.features()));
     __nanosleep(Shape::KEYS / Shape::STEP);
+    __nanosleep(1);
 }
 template <class Shape, class P>
 __global__ void attention_backward_kernel_facts(const __grid_constant__ P policy) {
     __nanosleep(BackwardBlock<Shape, P>::shared_bytes(policy.features()));
     __nanosleep(Shape::QUERIES / Shape::STEP);
+    __nanosleep(BY_UNITS<Shape, P> ? Shape::STEP / 8 : 1);
 }
 
 /// asga's general form, for numbers of hidden units that are not the default. It would take longer than all others together.
@@ -36,11 +39,11 @@ void instantiate() {
 
 template <class X, class P>
 void kernels_of(const P& policy) {
-    if constexpr (P::composite) {
+    if constexpr (P::own_passes) {
         LayerInputs<X> in{};
         LayerState<X> state{};
         QkvGradients<X> to{};
-        ExtraGradients<X> more{};
+        ScoreInputGradients<X> more{};
         const X* none = nullptr;
         attention_layer_forward(GPU{}, policy, in, none, state, nullptr);
         attention_layer_backward(GPU{}, policy, in, none, state, none, to, more, nullptr);

@@ -6,7 +6,7 @@
                                                             cuobjdump and nvdisasm (or CUOBJDUMP=FILE, NVDISASM=FILE) and 1 GB
 
 A warp goes once through the loop in
-    cycles = 6.4 HMMA + instructions + 4 shared_cycles
+    cycles = 6.4 HMMA + instructions + 4 shared_cycles          (the numbers: constants.h)
 of its scheduler: the tensor core takes 6.4 for a product of 16 x 8 x 16, the scheduler issues one instruction at a time, and shared
 memory serves four schedulers. That the three add up, as if nothing overlapped, is not derived from the hardware: of the forms that
 were tried it is the one that fits. One constant stands for the clock and for what does overlap; it comes from the same kernels, so
@@ -16,6 +16,7 @@ special functions are not in it: FlashAttention-2's kernels have too few of them
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,11 @@ import tempfile
 
 import sass
 
-MULTIPROCESSORS, SCHEDULERS, WITHIN = 132, 4, 0.10
+# HMMA_CYCLES and others, which dev/bench_constants.cu measures on a GPU.
+CONSTANTS = {name: float(number) for name, number in re.findall(
+    r"(?m)^inline constexpr double (\w+) = ([\d.]+);", (pathlib.Path(__file__).resolve().parent / "constants.h").read_text())}
+SCHEDULERS = int(CONSTANTS["SCHEDULERS"])
+MULTIPROCESSORS, WITHIN = 132, 0.10
 
 # Measured on an H200 through PyTorch 2.11.0, causal, T 8192, in TFLOP/s of visible pairs, 2026-11-20; and counted in the code for
 # sm_90 of its libtorch_cuda.so: HMMA, instructions, shared_cycles, and the longest chain of serial loads.
@@ -42,7 +47,8 @@ SPECIAL = "false, true, false, false, true, true, false"   # no dropout; causal;
 
 def work_per_cycle(hmma, instructions, shared_cycles):
     """Floating-point operations that all multiprocessors do in a cycle of the model."""
-    return MULTIPROCESSORS * SCHEDULERS * 4096 * hmma / (6.4 * hmma + instructions + 4 * shared_cycles)
+    cycles = CONSTANTS["HMMA_CYCLES"] * hmma + CONSTANTS["ISSUE_CYCLES"] * instructions + SCHEDULERS * shared_cycles
+    return MULTIPROCESSORS * SCHEDULERS * 4096 * hmma / cycles
 
 
 def constant_of(kernels):

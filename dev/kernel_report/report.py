@@ -81,7 +81,9 @@ def run(command, folder):
 
 def compile_unit(nvcc, nvdisasm, tree, unit, arch):
     """Kernels of one source for one architecture, and what ptxas says of each."""
-    source, flags = (HERE / "kernels_of.cu", [f"-DATTENTION={unit}"]) if unit != "step" else ("model/gpt.cu", [])
+    kernels = tree / "dev/kernel_report/kernels_of.cu"   # that tree's own, as it goes with its kernels
+    if not kernels.exists(): kernels = HERE / kernels.name
+    source, flags = (kernels, [f"-DATTENTION={unit}"]) if unit != "step" else ("model/gpt.cu", [])
     cubin = WORK / f"{unit}.{arch}.cubin"
     log = run([*nvcc, *flags, "-x", "cu", "-cubin", f"-arch={arch}", "-Xptxas=-v", "-o", cubin, source], tree).stderr
     text = run([nvdisasm, cubin], tree).stdout
@@ -121,7 +123,8 @@ def readable(mangled):
 # ------------------------------------------------------------------------------------------------------------------------- counting
 
 def facts_of(kernels):
-    """Name -> (dynamic shared memory, rounds of the inner loop), from kernels_of.cu; None where they hang on the run."""
+    """Name -> (dynamic shared memory, rounds of the inner loop, rounds of a loop inside that), from kernels_of.cu; None where they
+    hang on the run."""
     facts = {}
     for kernel in kernels:
         name = readable(kernel.name)
@@ -141,13 +144,20 @@ def blocks_per_multiprocessor(arch, row):
     return min(blocks, warps // own_warps, 65536 // registers // own_warps, shared // (math.ceil((per_block + 1024) / 128) * 128))
 
 
+def times_of(kernel, block, hot, rounds, more_rounds):
+    """How often a block runs: those of the hot loop as often as a tile has parts, those of a loop inside it more often still."""
+    if not rounds or block not in kernel.loops[hot]: return 1
+    return rounds if kernel.innermost(block) == hot else rounds * more_rounds
+
+
 def row_of(kernel, arch, of_ptxas, facts):
     """One line of the table."""
-    dynamic, rounds = facts or (None if kernel.uses_shared_memory() and not of_ptxas["static_shared"] else 0, None)
+    dynamic, rounds, *more = facts or (None if kernel.uses_shared_memory() and not of_ptxas["static_shared"] else 0, None)
+    more_rounds = more[0] if more else 1   # older trees have no such loop
     hot = kernel.hot_loop()
     outer = kernel.outermost(hot) if hot is not None and rounds else hot
     path = kernel.hot_path(outer, hot, rounds or 1)
-    parts = [(kernel.instructions([b]), rounds if rounds and b in kernel.loops[hot] else 1) for b in path]
+    parts = [(kernel.instructions([b]), times_of(kernel, b, hot, rounds, more_rounds)) for b in path]
     copies = [code for code, _ in parts if any(sass.opcode_of(i) == "LDGSTS" for i in code)]
     row = {"kernel": readable(kernel.name), "arch": arch, "threads": kernel.threads, **of_ptxas, "dynamic_shared": dynamic}
     row["blocks"] = blocks_per_multiprocessor(arch, row)
@@ -250,14 +260,16 @@ def arguments():
     variants = sorted(p.stem for p in (ROOT / "attention").glob("*.cuh"))
     parser.add_argument("--variants", nargs="+", default=["causal", "asga"], metavar="NAME", help="attention of these; or `all`")
     parser.add_argument("--arch", nargs="+", default=list(GPUS), choices=list(GPUS))
-    parser.add_argument("--attention-only", action="store_true", help="without the other kernels of a step")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--attention-only", action="store_true", help="without the other kernels of a step")
+    parts.add_argument("--step-only", action="store_true", help="the other kernels of a step, without attention")
     parser.add_argument("--tree", type=pathlib.Path, default=ROOT, help="the checkout that is compiled (this one)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", metavar="FILE", help="the lines with all they hold, the addresses of serial loads too")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a count is above its budget")
     parser.add_argument("--write-budget", action="store_true", help="take today's counts as the budget")
     options = parser.parse_args()
-    for name in ("variants", "arch", "attention_only", "tree"):
+    for name in ("variants", "arch", "attention_only", "step_only", "tree"):
         if options.write_budget and getattr(options, name) != parser.get_default(name):
             stop(f"--write-budget is for all kernels, not with --{name.replace('_', '-')}")
     if options.variants == ["all"]: options.variants = variants
@@ -266,13 +278,17 @@ def arguments():
     return options
 
 
+def units_of(options):
+    return ([] if options.step_only else options.variants) + ([] if options.attention_only else ["step"])
+
+
 def main():
     options = arguments()
     nvcc = configuration()
     nvdisasm = find_nvdisasm(nvcc[0])
     compiler = "nvcc " + re.search(r"V([\d.]+)", run([nvcc[0], "--version"], ROOT).stdout)[1]
     WORK.mkdir(parents=True, exist_ok=True)
-    units = [(u, a) for a in options.arch for u in options.variants + ([] if options.attention_only else ["step"])]
+    units = [(u, a) for a in options.arch for u in units_of(options)]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         rows = sum(pool.map(lambda unit: rows_of(nvcc, nvdisasm, options.tree.resolve(), *unit), units), [])
     rows = list({(r["kernel"], r["arch"]): r for r in rows}.values())   # some kernels are in several units

@@ -119,10 +119,13 @@ class Kernel:
         """The blocks of one way through the loop with this header, or with None through the kernel, that has the most HMMA; of such
         ways the most copies, stores and loads past the first-level cache (in a kernel without HMMA: all loads); of such the fewest
         instructions. Copies, stores and loads of rare inner loops do not count, so that these are passed by: of all but `hot`,
-        which runs `rounds` times, and those with loads past the first-level cache. A block that traps is on no way."""
+        which runs `rounds` times, and those with loads past the first-level cache. A loop that sleeps waits for another block: nobody
+        waits on this way. A block that traps is on no way."""
         moves = {b: sum(self._moves_data(i) for i in self.instructions([b])) for b in self.order}
-        strong = {h for h, body in self.loops.items() if any(".STRONG" in i.opcode for i in self.instructions(body))}
-        frequent = {header, hot} | strong
+        code_of = {h: self.instructions(body) for h, body in self.loops.items()}
+        strong = {h for h, code in code_of.items() if any(".STRONG" in i.opcode for i in code)}
+        waiting = {h for h, code in code_of.items() if h not in (header, hot) and any(opcode_of(i) == "NANOSLEEP" for i in code)}
+        frequent = {header, hot} | strong - waiting
 
         def score(block):
             times = rounds if hot is not None and block in self.loops[hot] else 1

@@ -1,10 +1,12 @@
 // Climbs the ladder of attention kernels: checks every rung against attention in double, times it, and prints a markdown table.
 //   make build/dev/ladder/ladder && build/dev/ladder/ladder [--batch-size 4] [--seq-len 4096] [--heads 12]
-// dev/ladder.sh puts the table into dev/README.md. The rungs are the files rung_1.cuh to rung_6.cuh beside this one.
+// dev/ladder.sh puts the table into dev/README.md. The rungs are the files rung_1.cuh to rung_6.cuh beside this one; rung_0.h
+// is the CPU's, and backward_ladder.cu climbs the way back.
 
 #include "dev/ladder/rungs.h"
 #include "dev/timing.cuh"
 #include "model/base/command_line.h"
+#include "model/device/machine.h"
 #include "tests/gpu/device_array.h"
 
 namespace {
@@ -87,11 +89,8 @@ private:
 };
 
 void run(const Options& o) {
-    const GpuCount found = count_gpus();
-    if (found.count == 0) fail(Exit::usage, found.why_none);
     const OpenGpu gpu(0, false);
-    Effort effort = o.quick ? quick_effort() : Effort{};
-    if (!o.quick) effort.repeats = o.repeats;
+    const Effort effort = effort_of(o.repeats, o.quick);
     Bench bench(gpu.device(), effort);
     const Ceilings top = bench.ceilings();
     std::printf("%s; copy %.0f GB/s read and written, bf16 matmul %.1f TFLOP/s; causal, forward, B %d, T %d, NH %d; median of %d "

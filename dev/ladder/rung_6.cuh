@@ -1,4 +1,4 @@
-// Rung 6: the kernel that trains, attention/core/forward.cuh, with the policy of plain causal attention.
+// Rung 6: the kernel that trains, attention/kernel/forward.cuh, with the policy of plain causal attention.
 // Each warp owns 32 rows instead of 16, so that a fragment of K or V that it has loaded is multiplied twice: half the reads of
 // shared memory per operation. Tiles in which every pair is visible skip the mask; the parts of a tile above the diagonal skip
 // the arithmetic. The output leaves through shared memory, 16 bytes a thread, where rung 4 writes two. It also writes the

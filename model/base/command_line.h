@@ -1,5 +1,5 @@
-// What the command lines of all programs have in common, on top of CLI11: unknown options name the nearest known one, and whatever
-// cannot be parsed is one sentence and Exit::usage. A header, for CLI11 is one: it is compiled where options are declared anyway.
+// Command-line parsing shared by all programs, on top of CLI11: errors suggest the nearest known option, and anything that cannot
+// be parsed is one sentence and Exit::usage. Header-only like CLI11, which is compiled wherever options are declared anyway.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cstdlib>
@@ -22,16 +22,16 @@ inline std::vector<std::string> option_names(const CLI::App& app) {
     fail(Exit::usage, "unknown option ", option, where, hint.empty() ? "; --help lists the options" : "; did you mean " + hint + "?");
 }
 
-// The first argument that looks like an option and was not taken, without its "=value"; "" when there is none. It is looked
-// for before the parser's own complaint, because a mistyped option often shows as a missing one.
+// The first unrecognised argument that looks like an option, without its "=value"; "" if there is none. Reported before the
+// parser's own error, because a mistyped option often shows up as a missing one.
 inline std::string unknown_option(const CLI::App& app) {
     for (const std::string& argument : app.remaining(true))
         if (argument.size() > 1 && argument[0] == '-') return argument.substr(0, argument.find('='));
     return "";
 }
 
-/// Parses the command line (and the configuration file, where `app` has one). False when --help or --version was asked for
-/// and printed: the program then ends with code 0. Anything that cannot be parsed: Exit::usage with a hint.
+/// Parses the command line (and the configuration file, if `app` has one). False if --help or --version was given and printed: the
+/// program then ends with code 0. Exit::usage, with a hint, for anything that cannot be parsed.
 inline bool parse_options(CLI::App& app, int argc, const char* const* argv) {
     app.allow_config_extras(CLI::config_extras_mode::error);
     try {
@@ -53,7 +53,7 @@ inline bool parse_options(CLI::App& app, int argc, const char* const* argv) {
     }
 }
 
-/// A check for add_option: a number from `lowest` to `highest`, both included; NaN is none.
+/// A check for add_option: a number in [lowest, highest]; NaN is not one.
 inline CLI::Validator number_from(double lowest, double highest) {
     auto check = [lowest, highest](const std::string& text) {
         char* end = nullptr;

@@ -70,7 +70,7 @@ void FileWriter::close() {
     const int descriptor = std::exchange(descriptor_, -1);
     const bool synced = fsync(descriptor) == 0;
     const std::string reason = synced ? "" : last_os_error();
-    // Out of the page cache, so that reading the file back reads what the disk holds.
+    // Dropped from the page cache, so that reading the file back reads the disk.
     posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
     const bool closed = ::close(descriptor) == 0;
     if (!synced) fail(Exit::checkpoint, path_.string(), ": cannot be forced to the disk (", reason, ")");
@@ -82,7 +82,7 @@ FolderLock::FolderLock(const fs::path& folder) {
     descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (descriptor_ < 0) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), "); choose another --out");
     if (flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
-    const bool taken = errno == EWOULDBLOCK;   // file systems without locks go without
+    const bool taken = errno == EWOULDBLOCK;   // otherwise the file system has no locks: go on without one
     ::close(std::exchange(descriptor_, -1));
     if (taken) fail(Exit::checkpoint, folder.string(), ": another run is writing there; wait for it or choose another --out");
 }
@@ -118,7 +118,7 @@ uint64_t free_bytes(const fs::path& folder) {
 void sync_directory(const fs::path& folder) {
     const int descriptor = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (descriptor < 0) fail(Exit::checkpoint, folder.string(), ": cannot be opened (", last_os_error(), ")");
-    // Some network file systems cannot sync a folder (EINVAL) and need no such call.
+    // Some network file systems cannot sync a folder (EINVAL) and need not.
     const bool synced = fsync(descriptor) == 0 || errno == EINVAL;
     const std::string reason = synced ? "" : last_os_error();
     ::close(descriptor);

@@ -1,5 +1,4 @@
-// Files that hold checkpoints: memory-mapped reading, and writing that ends on the disk or fails with the reason.
-// All failures are Exit::checkpoint and name the path.
+// Checkpoint files: memory-mapped reading and durable writing. All failures are Exit::checkpoint and name the path.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +18,7 @@ public:
 
     std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(start_), size_}; }
 
-    /// Gives the pages that lie wholly inside `part` back: what has been read does not count as memory of the process.
+    /// Releases the pages wholly inside `part`: they no longer count as memory of the process.
     void release(std::span<const std::byte> part) const;
 
 private:
@@ -27,10 +26,10 @@ private:
     size_t size_ = 0;
 };
 
-/// Writes a new file from front to back and hashes it on the way.
+/// Writes a new file sequentially and hashes it on the way.
 class FileWriter {
 public:
-    /// The file must not exist yet.
+    /// Precondition: the file does not exist.
     explicit FileWriter(const std::filesystem::path& path);
     FileWriter(const FileWriter&) = delete;
     FileWriter& operator=(const FileWriter&) = delete;
@@ -38,7 +37,7 @@ public:
 
     void write(const void* data, size_t bytes);
 
-    /// Forces the bytes to the disk and closes; only then is the file known to be complete.
+    /// Syncs to disk and closes; only then is the file known to be complete.
     void close();
 
     uint64_t size() const { return size_; }
@@ -51,8 +50,8 @@ private:
     Hasher hasher_;
 };
 
-/// Keeps other runs out of a folder as long as the object lives: a second one fails and says so. The kernel lets go of the lock
-/// when the process ends, however it ends.
+/// Locks a folder against other runs while the object lives: a second run fails. The kernel releases the lock when the process
+/// ends, however it ends.
 class FolderLock {
 public:
     FolderLock() = default;   // locks nothing
@@ -65,14 +64,14 @@ private:
     int descriptor_ = -1;
 };
 
-/// The whole of a small text file; one larger than `limit` bytes is refused.
+/// The contents of a text file of at most `limit` bytes.
 std::string read_text(const std::filesystem::path& path, size_t limit = 64 << 20);
 
-/// False also where a folder on the way cannot be read: opening the file then says so.
+/// False also if a parent folder cannot be read: opening the file then reports it.
 bool path_exists(const std::filesystem::path& path);
 
-/// Bytes that this user may still write where `folder` (which exists) lies.
+/// Precondition: `folder` exists. Bytes that this user may still write to its file system.
 uint64_t free_bytes(const std::filesystem::path& folder);
 
-/// Forces the names in a folder (files created, renamed, deleted) to the disk.
+/// Syncs a folder's entries (files created, renamed, deleted) to disk.
 void sync_directory(const std::filesystem::path& folder);

@@ -1,5 +1,5 @@
-// One way to fail: throw an Error that carries the exit code and one sentence that names the file, the value and the way out.
-// main() prints the sentence on stderr and returns the code; under mpirun it takes the other ranks down with it.
+// One way to fail: throw an Error with an exit code and one sentence that names the file, the value and a remedy. main() prints the
+// sentence on stderr and returns the code; under mpirun that ends the other ranks too.
 #pragma once
 #include <cstring>
 #include <sstream>
@@ -9,13 +9,13 @@
 /// Exit codes of every program of this project.
 enum class Exit : int {
     done = 0,
-    usage = 2,          // an option or a value that makes no sense
+    usage = 2,          // an invalid option or value
     data = 3,           // shards, text, tokenizer files
     out_of_memory = 4,
-    not_finite = 5,     // a loss or gradient that is NaN or infinite
-    rank = 6,           // another rank hung or died
+    not_finite = 5,     // a loss or gradient is NaN or infinite
+    rank = 6,           // another rank hung or died, or a GPU failed
     checkpoint = 7,     // model folders, config.json, safetensors, disk full while saving
-    signal = 75,        // stopped on a signal after saving
+    signal = 75,        // stopped by a signal after saving
 };
 
 struct Error : std::runtime_error {
@@ -23,7 +23,7 @@ struct Error : std::runtime_error {
     Error(Exit code_, const std::string& sentence) : std::runtime_error(sentence), code(code_) {}
 };
 
-/// Joins its arguments to one sentence and throws it: fail(Exit::data, path, ": holds ", n, " tokens, header says ", m).
+/// Throws an Error whose sentence is the concatenated arguments: fail(Exit::data, path, ": holds ", n, " tokens, header says ", m).
 template <class... Parts>
 [[noreturn]] void fail(Exit code, const Parts&... parts) {
     std::ostringstream sentence;
@@ -32,5 +32,5 @@ template <class... Parts>
     throw Error(code, sentence.str());
 }
 
-/// The operating system's words for the last failed call.
+/// The operating system's message for the last failed call.
 inline std::string last_os_error() { return std::strerror(errno); }

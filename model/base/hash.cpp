@@ -1,4 +1,4 @@
-// GCC 12 takes AVX-512 intrinsics for uninitialised where they are inlined; all of xxhash stays in this file for that reason.
+// GCC 12 wrongly reports inlined AVX-512 intrinsics as uninitialised, so all of xxhash is confined to this file.
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -14,7 +14,7 @@ uint64_t xxh3(const void* data, size_t bytes, uint64_t seed) { return XXH3_64bit
 
 Hasher::Hasher() {
     static_assert(sizeof(XXH3_state_t) <= sizeof(state_) && alignof(XXH3_state_t) <= 64);
-    XXH3_INITSTATE(as_state(state_));   // xxhash reads a field of the state even to reset it
+    XXH3_INITSTATE(as_state(state_));   // resetting reads a field of the state
     XXH3_64bits_reset(as_state(state_));
 }
 

@@ -1,4 +1,4 @@
-// XXH3, a fast 64-bit hash that tells damaged bytes from sound ones (it is no protection against an adversary).
+// XXH3, a fast 64-bit hash that detects damage (it does not protect against an adversary).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 uint64_t xxh3(const void* data, size_t bytes, uint64_t seed = 0);
 inline uint64_t xxh3(std::span<const std::byte> bytes) { return xxh3(bytes.data(), bytes.size()); }
 
-/// The same hash over bytes that come in pieces.
+/// The same hash over bytes added in pieces.
 class Hasher {
 public:
     Hasher();
@@ -16,7 +16,7 @@ public:
     uint64_t digest() const;
 
 private:
-    alignas(64) std::byte state_[640];   // room for xxhash's own struct, which must not leak out of hash.cpp
+    alignas(64) std::byte state_[640];   // xxhash's state, whose type is private to hash.cpp
 };
 
 /// 16 hexadecimal digits, as hashes are printed and stored.

@@ -9,7 +9,7 @@
 
 namespace {
 
-// Insertions, deletions and replacements that turn a into b, one row of the table at a time.
+// Levenshtein distance: insertions, deletions and replacements that turn a into b.
 size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);
     std::iota(row.begin(), row.end(), size_t{0});

@@ -1,14 +1,14 @@
-// What all programs have in common: a mistyped name names the nearest one, and every error ends the program with one sentence on
-// stderr and its exit code. (Command lines: command_line.h.)
+// Shared by all programs: suggestions for mistyped names, and a main() that turns every error into one sentence on stderr and an
+// exit code. (Command lines: command_line.h.)
 #pragma once
 #include <functional>
 #include <string>
 #include <vector>
 
-/// The candidate with the smallest edit distance (Levenshtein) to `word`, "" when none is near enough to be a slip of the
-/// fingers: more than a third of the word's letters, at least two, would have to change.
+/// The candidate with the smallest edit distance (Levenshtein) to `word`; "" if none is within a third of the word's length, or two
+/// if that is more.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 
-/// Runs the body of main() and returns the exit code: 0, or that of the Error that was thrown, with "PROGRAM: error: SENTENCE" on
-/// stderr. Running out of memory is Exit::out_of_memory; other exceptions give 1.
+/// Runs the body of main() and returns the exit code: 0, or that of a thrown Error, with "PROGRAM: error: SENTENCE" on stderr.
+/// std::bad_alloc gives Exit::out_of_memory, other exceptions 1.
 int run_program(const std::string& program, const std::function<void()>& body);

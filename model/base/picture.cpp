@@ -6,8 +6,8 @@
 
 #include "model/base/error.h"
 
-// ---- PNG: chunks of length, type, data, CRC-32 of type and data; the pixels as a zlib stream. Its blocks are "stored" ones, which
-// hold up to 65535 bytes as they are: larger files for no compressor.
+// ---- PNG: chunks of length, type, data, CRC-32 of type and data; the pixels are a zlib stream of "stored" blocks of up to 65535
+// uncompressed bytes. Larger files, but no compressor needed.
 
 static std::string big_endian(uint32_t n) { return {char(n >> 24), char(n >> 16), char(n >> 8), char(n)}; }
 static std::string little_endian(uint32_t n) { return {char(n), char(n >> 8)}; }

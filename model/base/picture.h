@@ -1,4 +1,4 @@
-// Grey pictures without a library.
+// Greyscale images without a library.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,9 +15,9 @@ struct Picture {
 /// Exit::usage unless the name ends in .png or .pgm.
 void require_picture_name(const std::string& path);
 
-/// A PNG or a portable graymap, as the name ends in .png or .pgm. Exit::usage for other endings, and when the file cannot be
+/// Writes a PNG or a portable graymap, by the extension .png or .pgm. Exit::usage for other extensions or if the file cannot be
 /// written.
 void write_picture(const std::string& path, const Picture& picture);
 
-/// The pictures, all of one size, in rows from left to right, as near to a square as they go, with lines between them.
+/// Precondition: all pictures have the same size. Arranges them row by row in a nearly square grid, with lines between them.
 Picture side_by_side(const std::vector<Picture>& pictures);

@@ -38,13 +38,13 @@ void load_tensor(const StoredTensor& stored, const Tensor& tensor, const std::st
         fail(Exit::checkpoint, where, ": tensor \"", stored.name, "\" holds ", out[bad], " at index ", bad, ", expected finite numbers");
 }
 
-/// Tensors that some folders carry and that a model can do without: a copy of the tied embedding, and RoPE's table.
+/// Redundant tensors that some folders contain: a copy of the tied embedding, and RoPE's table.
 bool is_redundant(const std::string& name, const TensorList& list) {
     const bool tied_head = name == "lm_head.weight" && !list.find("lm_head.weight");
     return tied_head || name.ends_with(".rotary_emb.inv_freq");
 }
 
-/// The files that model.safetensors.index.json names, and the tensors that it promises in each.
+/// The files that model.safetensors.index.json names, and the tensors it lists in each.
 std::map<std::string, std::vector<std::string>> read_index(const fs::path& path) {
     const json object = parse_json_object(read_text(path), path.string());
     const std::string where = path.string();
@@ -86,7 +86,7 @@ double number_or_nan(const json& object, const char* key, const std::string& whe
     return number_field(object, key, std::numeric_limits<double>::lowest(), std::numeric_limits<double>::max(), where);
 }
 
-/// Loads one moment; every tensor of the list must be there.
+/// Loads one moment; every tensor of the list must be present.
 void load_moment(const SafetensorsFile& file, const char* prefix, const TensorList& list, float* flat) {
     std::fill(flat, flat + list.size(), 0.0f);
     for (const Tensor& tensor : list) {
@@ -130,7 +130,7 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
     return report;
 }
 
-/// trainer_state.json alone.
+/// Loads trainer_state.json only.
 static TrainerState load_trainer_state(const fs::path& folder) {
     const fs::path path = folder / "trainer_state.json";
     const std::string where = path.string();

@@ -1,8 +1,8 @@
-// A checkpoint is a Hugging Face folder (config.json, model.safetensors, tokenizer files) to which our own files are added:
-// optimizer.safetensors, trainer_state.json, and manifest.json with the size and hash of every file and tensor.
+// A checkpoint is a Hugging Face folder (config.json, model.safetensors, tokenizer files) plus our own optimizer.safetensors,
+// trainer_state.json, and manifest.json with the size and hash of every file and tensor.
 //
-// A folder under its final name, step_00000123, is always complete: everything is written into step_00000123.tmp, forced to the
-// disk, read back and compared, and renamed last. All failures are Exit::checkpoint.
+// A folder with its final name, step_00000123, is always complete: everything is written to step_00000123.tmp, synced, read back
+// and verified, and renamed last. All failures are Exit::checkpoint.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -14,47 +14,48 @@
 #include "model/config.h"
 #include "model/tensors.h"
 
-/// What a run needs besides weights and moments to go on as if it had never stopped.
+/// What a run needs, besides weights and moments, to resume exactly.
 struct TrainerState {
     int64_t step = 0;            // optimiser steps done
     int64_t tokens = 0;          // tokens trained on
     uint64_t seed = 0;           // of initialisation and shuffling: the random state is a function of (seed, step)
-    int64_t data_rows = 0;       // rows of T tokens consumed by all ranks together: the position in the data
-    std::string options_json;    // the resolved options of the run, kept as they are
-    double last_loss = 0;        // NaN where there was none
-    double last_val_loss = 0;    // NaN where there was none
+    int64_t data_rows = 0;       // rows of T tokens consumed by all ranks: the position in the data
+    std::string options_json;    // the run's resolved options, verbatim
+    double last_loss = 0;        // NaN if there was none
+    double last_val_loss = 0;    // NaN if there was none
 };
 
 // ------------------------------------------------------------------------------------------------------------------ saving
 
-/// Writes out_dir/step_<state.step> and returns its path. `weights` and both moments are flat buffers laid out by `list`.
-/// Free space is checked first. An existing checkpoint of the same step is exchanged for the new one in one operation.
-/// Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of LATER steps belong to a run that this one has
-/// left behind (it started anew, or further back); they are kept as step_<N>.superseded, where resuming does not look.
-/// Tokenizer files: those of `tokenizer`, to which config.json then refers by name, so that the folder can be moved. Of
-/// `tokenizer_from` (the folder the model came from) those that belong to the same tokenizer, or all when `tokenizer` is null.
-/// On failure the unfinished folder is removed and every earlier checkpoint is as it was.
+/// Precondition: `weights` and both moments are flat buffers laid out by `list`.
+/// Writes out_dir/step_<state.step> and returns its path. Free space is checked first. An existing checkpoint of the same step is
+/// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of LATER steps
+/// belong to an abandoned run (this one started afresh, or from an earlier step); they are renamed to step_<N>.superseded, which
+/// resuming ignores.
+/// Tokenizer files: those of `tokenizer`, which config.json then refers to by name, so that the folder can be moved; and those of
+/// `tokenizer_from` (the folder the model came from) that belong to the same tokenizer, or all if `tokenizer` is null.
+/// On failure the unfinished folder is removed and all earlier checkpoints are unchanged.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const Config& config, const TensorList& list,
                                       const float* weights, const float* exp_avg, const float* exp_avg_sq,
                                       const TrainerState& state, const Tokenizer* tokenizer,
                                       const std::filesystem::path& tokenizer_from = {});
 
-/// Deletes all but the `keep` checkpoints of the highest steps; keep < 1 keeps all. Call it after save_checkpoint returned.
-/// A folder loses its name before its files, so that a half-deleted one is never taken for a checkpoint. What cannot be
-/// deleted stays: that must not stop a run.
+/// Call after save_checkpoint() has returned. Deletes all but the `keep` checkpoints with the highest steps; keep < 1 keeps all.
+/// Folders are renamed before they are deleted, so that a half-deleted one is never taken for a checkpoint. Failures are ignored:
+/// they must not stop a run.
 void prune_checkpoints(const std::filesystem::path& out_dir, int keep);
 
 // ----------------------------------------------------------------------------------------------------------------- finding
 
-/// Reads every byte and compares it with the manifest; names the file, and in safetensors files the tensor, that is damaged.
+/// Verifies every byte against the manifest; errors name the damaged file and, in safetensors files, the tensor.
 void verify_checkpoint(const std::filesystem::path& folder);
 
-/// The checkpoint of the highest step that verify_checkpoint accepts. For each one that it refuses, a sentence is appended to
-/// `complaints` and the one before is tried. Nothing when there is none (or no out_dir).
+/// The checkpoint with the highest step that verify_checkpoint() accepts, or nothing if there is none. For each refused one, a
+/// sentence is appended to `complaints` and the previous one is tried.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& out_dir, std::vector<std::string>& complaints);
 
 // ----------------------------------------------------------------------------------------------------------------- loading
-// Loading checks names, shapes and numbers, not hashes, for folders of other programs have none; verify ours before.
+// Loading checks names, shapes and values, but not hashes, which other programs' folders lack; verify ours first.
 
 Config load_config(const std::filesystem::path& folder);
 
@@ -62,10 +63,10 @@ struct LoadReport {
     std::vector<std::string> initialised;   // tensors that the folder lacks
 };
 
-/// Fills `weights` (list.size() numbers) from model.safetensors, or from the parts that model.safetensors.index.json names, in
-/// F32, BF16, F16 or F64. Tensors that the folder lacks are initialised from `seed`; a folder with config.json alone gives a
-/// fresh model. Refused: a tensor that the model does not know, another shape, NaN and infinity.
+/// Fills `weights` (list.size()) from model.safetensors, or from the parts named by model.safetensors.index.json, in F32, BF16, F16
+/// or F64. Missing tensors are initialised from `seed`; a folder with only config.json gives a fresh model. Refuses unknown
+/// tensors, other shapes, NaN and infinity.
 LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights);
 
-/// trainer_state.json and those moments that are not null, which must be there in full.
+/// Loads trainer_state.json and each moment that is not null, which must be complete.
 TrainerState load_state(const std::filesystem::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq);

@@ -6,11 +6,11 @@
 
 #include <fcntl.h>
 
-#include "model/checkpoint/checkpoint.h"
 #include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/hash.h"
 #include "model/base/json.h"
+#include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/safetensors.h"
 
 namespace fs = std::filesystem;
@@ -27,7 +27,7 @@ std::string folder_name(int64_t step) {
     return name;
 }
 
-/// The step of a finished checkpoint's folder name; nothing for any other name, *.tmp and *.superseded included.
+/// The step in a finished checkpoint's folder name; nothing for any other name, including *.tmp and *.superseded.
 std::optional<int64_t> step_of(const std::string& name) {
     if (!name.starts_with("step_")) return {};
     const char* end = name.data() + name.size();
@@ -54,7 +54,7 @@ std::vector<Found> list_checkpoints(const fs::path& out_dir) {
     return found;
 }
 
-/// Best effort: what stays behind is ignored by every reader.
+/// Best effort: readers ignore what remains.
 void remove_leftovers(const fs::path& out_dir) {
     std::vector<fs::path> leftovers;   // collected first: deleting while iterating is unspecified
     std::error_code error;
@@ -70,8 +70,8 @@ void rename_or_fail(const fs::path& from, const fs::path& to) {
 }
 
 // --------------------------------------------------------------------------------------------------------------- manifest.json
-// Size and XXH3 hash of every file, and the hash of every tensor in safetensors files, so that damage can be named. It is written
-// last and carries a hash of itself.
+// Size and XXH3 hash of every file, and of every tensor in safetensors files, so that errors can name the damaged one. Written
+// last; contains its own hash.
 
 struct ManifestFile {
     WrittenFile file;
@@ -87,7 +87,7 @@ uint64_t hash_field(const json& value, const std::string& where) {
     const std::string digits = value.is_string() ? value.get<std::string>() : "";
     bool valid = digits.size() == 16;
     for (char digit : digits) valid = valid && is_digit(digit);
-    if (!valid) fail(Exit::checkpoint, where, ": ", shown(value), " is no hash of 16 hexadecimal digits");
+    if (!valid) fail(Exit::checkpoint, where, ": ", shown(value), " is not a hash of 16 hexadecimal digits");
     return std::stoull(digits, nullptr, 16);
 }
 
@@ -124,7 +124,7 @@ FileManifest file_manifest_from_json(const std::string& text, const std::string&
         for (const auto& [tensor, hash] : entry["tensors"].items())
             file.tensors[tensor] = hash_field(hash, here + ": tensor " + tensor);
     }
-    // Writing what was understood must give the text that was read, its own hash included: that leaves no room for damage.
+    // Writing what was parsed must reproduce the text, its own hash included, which leaves no room for damage.
     if (file_manifest_to_json(manifest) != text) fail(Exit::checkpoint, where, ": is damaged (its own hash does not match)");
     return manifest;
 }
@@ -190,7 +190,7 @@ void append_tensors(TensorFile& file, const std::string& prefix, const TensorLis
     for (const Tensor& tensor : list) file.tensors.push_back({prefix + tensor.name, tensor.shape, flat + tensor.slot.offset});
 }
 
-/// Exact bytes of all files, in whole blocks; the manifest is estimated by what it repeats of the tensor files' headers.
+/// The exact size of all files, in whole blocks; the manifest's is estimated from the names it contains.
 uint64_t space_needed(const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files) {
     constexpr uint64_t block = 4096;
     const auto blocks = [](uint64_t bytes) { return (bytes + block - 1) / block * block; };
@@ -221,8 +221,8 @@ void write_files(const fs::path& folder, const std::vector<TextFile>& texts, con
     sync_directory(folder);
 }
 
-/// Gives the verified folder its final name. Where a checkpoint of that name exists, both names are exchanged in one operation;
-/// a file system that cannot do that gets two renames, between which only that one step is without a checkpoint.
+/// Gives the verified folder its final name. If a checkpoint of that name exists, the two are exchanged atomically, or, on file
+/// systems that cannot, by two renames, between which only that one step has no checkpoint.
 void take_final_name(const fs::path& temporary, const fs::path& final_path) {
     if (!path_exists(final_path)) return rename_or_fail(temporary, final_path);
     if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) == 0) return;
@@ -230,12 +230,12 @@ void take_final_name(const fs::path& temporary, const fs::path& final_path) {
     rename_or_fail(temporary, final_path);
 }
 
-/// Checkpoints of later steps are from a run that this one has left behind; resuming must not go back to them.
+/// Checkpoints of later steps are from an abandoned run; resuming must not pick them up.
 void set_later_ones_aside(const fs::path& out_dir, int64_t step) {
     for (const Found& found : list_checkpoints(out_dir)) {
         if (found.step <= step) return;
         const fs::path aside = found.path.string() + ".superseded";
-        std::error_code ignored;   // when the removal fails the rename does, too, and says so
+        std::error_code ignored;   // if the removal fails, so does the rename, which reports it
         fs::remove_all(aside, ignored);
         rename_or_fail(found.path, aside);
     }
@@ -243,7 +243,7 @@ void set_later_ones_aside(const fs::path& out_dir, int64_t step) {
 
 // ---------------------------------------------------------------------------------------------------------------- verifying
 
-/// Size or hash of the file is wrong: says where, as closely as can be told.
+/// Precondition: the file's size or hash is wrong. Reports where, as precisely as possible.
 [[noreturn]] void report_damage(const fs::path& path, const ManifestFile& expected, std::span<const std::byte> bytes) {
     const std::string where = path.string();
     if (!expected.tensors.empty())
@@ -303,7 +303,7 @@ fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const Te
         throw;
     }
     sync_directory(out_dir);
-    remove_leftovers(out_dir);   // the checkpoint that this one replaced
+    remove_leftovers(out_dir);   // the replaced checkpoint
     return final_path;
 }
 

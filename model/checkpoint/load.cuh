@@ -1,4 +1,4 @@
-// Weights for a model that is not trained on.
+// Loading weights for inference.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -8,14 +8,14 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/gpt.h"
 
-/// All of gpt's weights from a checkpoint or another folder. Exit::checkpoint where one is missing: scores of random ones, and text
-/// from them, would look like a bad model's.
+/// All of gpt's weights from a checkpoint or another folder. Exit::checkpoint if a tensor is missing: with a random one, scores and
+/// text would look like a bad model's.
 template <class Device, class X>
 void load_for_inference(Device device, GPT<Device, X>& gpt, const std::string& folder) {
     constexpr bool in_place = std::is_same_v<Device, CPU> && std::is_same_v<X, float>;
     std::vector<float> whole(in_place ? 0 : gpt.net.tensors.size());
-    float* const numbers = in_place ? reinterpret_cast<float*>(gpt.weights) : whole.data();
-    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, numbers);
+    float* const loaded = in_place ? reinterpret_cast<float*>(gpt.weights) : whole.data();
+    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, loaded);
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", gpt.net.variant.name, ", the first is ",
              report.initialised.front());

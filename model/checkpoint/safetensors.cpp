@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t header_limit = 100'000'000;   // the limit of the format's own library
 
-/// Bytes per number; 0 for a dtype that the format does not have.
+/// Bytes per element; 0 for an unknown dtype.
 size_t dtype_size(const std::string& dtype) {
     static const std::unordered_map<std::string, size_t> known = {
         {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2},
@@ -37,7 +37,7 @@ uint64_t header_length(std::span<const std::byte> file, const std::string& where
     return length;
 }
 
-/// The header as a JSON object. A name that occurs twice is refused here, for the parsed object keeps the last one only.
+/// The header as a JSON object. Duplicate names must be caught while parsing: the object keeps only the last.
 json parse_header(std::span<const std::byte> text, const std::string& where) {
     const char* begin = reinterpret_cast<const char*>(text.data());
     if (text.empty() || *begin != '{') fail(Exit::checkpoint, where, ": the header does not start with {");
@@ -67,7 +67,7 @@ std::vector<int64_t> read_shape(const json& entry, const std::string& where) {
     return shape;
 }
 
-/// The range [begin, end) of the tensor's bytes within the data behind the header.
+/// The range [begin, end) of the tensor's bytes within the data after the header.
 std::pair<uint64_t, uint64_t> read_offsets(const json& entry, uint64_t data_bytes, const std::string& where) {
     const json& list = required_field(entry, "data_offsets", where);
     if (!list.is_array() || list.size() != 2 || !list[0].is_number_unsigned() || !list[1].is_number_unsigned())
@@ -104,7 +104,7 @@ StoredTensor read_tensor(const std::string& name, const json& entry, std::span<c
     return tensor;
 }
 
-/// Tensors must lie one behind the other, from the first byte of data to the last.
+/// Exit::checkpoint unless the tensors are contiguous from the first byte of data to the last.
 void check_no_hole_no_overlap(const std::vector<StoredTensor>& tensors, std::span<const std::byte> data, const std::string& where) {
     size_t expected = 0;
     for (const StoredTensor& tensor : tensors) {
@@ -134,7 +134,7 @@ float from_float16(uint16_t bits) {
         const float magnitude = float(fraction) * 0x1p-24f;
         return sign ? -magnitude : magnitude;
     }
-    const uint32_t wide_exponent = exponent == 31 ? 255 : exponent + 112;   // infinity and NaN stay so; the biases are 15 and 127
+    const uint32_t wide_exponent = exponent == 31 ? 255 : exponent + 112;   // 31: infinity and NaN; the biases are 15 and 127
     return std::bit_cast<float>(sign | wide_exponent << 23 | fraction << 13);
 }
 
@@ -157,7 +157,7 @@ std::string header_text(const std::vector<TensorToWrite>& tensors) {
         offset += bytes;
     }
     std::string text = written(header);
-    text.resize((text.size() + 7) / 8 * 8, ' ');   // the data starts at a multiple of 8 bytes
+    text.resize((text.size() + 7) / 8 * 8, ' ');   // aligns the data to 8 bytes
     return text;
 }
 
@@ -170,7 +170,7 @@ std::vector<StoredTensor> parse_safetensors(std::span<const std::byte> file, con
     std::vector<StoredTensor> tensors;
     for (const auto& [name, entry] : header.items())
         if (name != "__metadata__") tensors.push_back(read_tensor(name, entry, data, where));
-    // By the range of their bytes: an empty tensor comes before the one that begins at the same byte.
+    // By byte range: an empty tensor comes before the one that begins at the same byte.
     std::sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
         return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
     });

@@ -1,5 +1,5 @@
-// The safetensors format: 8 bytes header length (little-endian), a JSON header {"name": {"dtype", "shape", "data_offsets"}},
-// then the tensors' bytes one behind the other. Reading validates everything before a single number is touched.
+// The safetensors format: 8 bytes of header length (little-endian), a JSON header {"name": {"dtype", "shape", "data_offsets"}},
+// then the tensors' bytes, contiguous. Everything is validated before any tensor is read.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,18 +14,18 @@
 /// A tensor inside a safetensors file. `bytes` points into the file and need not be aligned.
 struct StoredTensor {
     std::string name;
-    std::string dtype;            // "F32", "BF16", ... as the file has it
+    std::string dtype;            // "F32", "BF16", ...
     std::vector<int64_t> shape;
-    size_t count = 1;             // numbers: the product of shape
+    size_t count = 1;             // elements: the product of shape
     std::span<const std::byte> bytes;
 };
 
-/// Parses a whole file; the tensors come in the order of their bytes. Refused with Exit::checkpoint, naming `where` and the
-/// tensor: a header that does not fit, is not a JSON object or names a tensor twice, an unknown dtype, a shape whose size
-/// overflows or disagrees with data_offsets, and offsets that overlap, leave a hole or do not end where the file ends.
+/// Parses a whole file; returns the tensors in the order of their bytes. Exit::checkpoint, naming `where` and the tensor, for a
+/// header that does not fit, is not a JSON object or lists a tensor twice, an unknown dtype, a shape whose size overflows or
+/// disagrees with data_offsets, and offsets that overlap, leave a gap or do not end at the end of the file.
 std::vector<StoredTensor> parse_safetensors(std::span<const std::byte> file, const std::string& where);
 
-/// Converts F32, BF16, F16 or F64 to `tensor.count` floats; other dtypes are refused with Exit::checkpoint.
+/// out (tensor.count) from F32, BF16, F16 or F64; Exit::checkpoint for other dtypes.
 void convert_to_float(const StoredTensor& tensor, float* out, const std::string& where);
 
 /// A safetensors file, memory-mapped and validated.
@@ -37,7 +37,7 @@ public:
     const std::vector<StoredTensor>& tensors() const { return tensors_; }
     const StoredTensor* find(const std::string& name) const;
 
-    /// Says that a tensor's bytes have been read: they stop counting as memory of the process.
+    /// Releases a tensor's pages once it has been read: they no longer count as memory of the process.
     void release(const StoredTensor& tensor) const { file_.release(tensor.bytes); }
 
 private:
@@ -56,7 +56,7 @@ struct TensorToWrite {
 
 uint64_t tensor_bytes(const TensorToWrite& tensor);
 
-/// Exact size of the file that write_safetensors would write.
+/// The exact size of the file that write_safetensors() would write.
 uint64_t safetensors_size(const std::vector<TensorToWrite>& tensors);
 
 struct WrittenFile {
@@ -64,7 +64,7 @@ struct WrittenFile {
     uint64_t hash = 0;   // XXH3 of the whole file
 };
 
-/// Writes a new file and forces it to the disk.
+/// Writes a new file and syncs it to disk.
 WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors);
 
 /// "[3, 4]"

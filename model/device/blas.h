@@ -1,5 +1,5 @@
-// Matrix products, one name for float and double. One of two files has them, as scripts/probe.sh finds: model/blas/openblas.cpp, or
-// model/blas/loops.cpp where there is no BLAS.
+// Matrix products for float and double. scripts/probe.sh selects the implementation: model/device/blas/openblas.cpp, or
+// model/device/blas/loops.cpp if there is no BLAS.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -7,18 +7,18 @@
 enum class Transpose : bool { no, yes };
 
 /// c (M, N) = alpha * op(a) op(b) + beta * c, row-major. op(a) is (M, K), op(b) is (K, N); ld* are elements between stored rows.
-/// Inside an OpenMP parallel region the product runs on the calling thread; outside it uses all of them.
+/// Inside an OpenMP parallel region it runs on the calling thread, elsewhere on all threads.
 void gemm(Transpose ta, Transpose tb, int M, int N, int K, float alpha, const float* a, size_t lda, const float* b, size_t ldb,
           float beta, float* c, size_t ldc);
 void gemm(Transpose ta, Transpose tb, int M, int N, int K, double alpha, const double* a, size_t lda, const double* b, size_t ldb,
           double beta, double* c, size_t ldc);
 
-/// c (N) = alpha * b a + beta * c with b (N, K) and a (K): gemm() of one row with b transposed. It reads b once, where gemm() would
-/// copy it for the use of many rows.
+/// c (N) = alpha * b a + beta * c with b (N, K) and a (K): gemm() of one row with b transposed. It reads b once; gemm() would pack
+/// it for reuse by many rows.
 void gemv(int N, int K, float alpha, const float* a, const float* b, size_t ldb, float beta, float* c);
 void gemv(int N, int K, double alpha, const double* a, const double* b, size_t ldb, double beta, double* c);
 
-/// How many threads a product takes outside of parallel regions.
+/// Number of threads of a product outside of parallel regions.
 void use_blas_threads(int threads);
 
 /// "OpenBLAS SkylakeX"

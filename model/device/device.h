@@ -1,23 +1,22 @@
-// Where an operation runs. Every operation is a set of overloads on one of these tags, with the same name and the same order of
-// arguments: device, outputs, inputs, sizes. X is the number type of weights and activations: float on the CPU (double where the
-// CPU is the oracle), bf16 or float on the GPU.
+// Device tags. Every operation is a set of overloads on a tag, with the same name and argument order: device, outputs, inputs,
+// sizes. X is the type of weights and activations: float on the CPU (double for the tests' oracle), bf16 or float on the GPU.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <type_traits>
 
-// The GPU half of the files is compiled by nvcc, and by any C++ compiler with -DEMULATED_GPU (dev/emulator).
+// GPU code is compiled by nvcc, or by any C++ compiler with -DEMULATED_GPU (dev/emulator).
 #if defined(__CUDACC__) || defined(EMULATED_GPU)
 #define WITH_GPU 1
 #include "model/device/gpu.cuh"
 #endif
 
-/// OpenMP threads and CBLAS. The overloads are in the same files as the formulas.
+/// OpenMP threads and CBLAS.
 struct CPU {
     static constexpr const char* name = "cpu";
 };
 
-/// Wide<X>: what sums, statistics, gradients of weights, master weights and moments of an X model are kept in. bf16 has float32.
+/// Wide<X>: the type of an X model's sums, statistics, weight gradients, master weights and moments; float32 for bf16.
 template <class X>
 struct WideOf {
     using type = X;
@@ -31,7 +30,7 @@ struct WideOf<bf16> {
 template <class X>
 using Wide = typename WideOf<X>::type;
 
-/// A number of X to calculate with, and back as X stores it.
+/// Converts between the storage type X and the arithmetic type Wide<X>.
 template <class X>
 constexpr Wide<X> widened(X x) {
     if constexpr (std::is_same_v<X, Wide<X>>) return x;
@@ -43,7 +42,7 @@ constexpr X narrowed(Wide<X> x) {
     else return from_float<X>(x);
 }
 
-/// Whether a gradient replaces what its buffer holds (first micro-step) or is added to it (the later ones).
+/// Whether a gradient overwrites its buffer (first micro-step) or is added to it (later ones).
 enum class Write : bool { overwrite, add };
 
 /// x (n) = value.

@@ -1,12 +1,11 @@
-// The GPU as the operations see it: the device tag, launches that cannot fail unnoticed, and the few helpers that every kernel
-// shares. Kernels are plain CUDA C++. nvcc compiles them for a GPU; with -DEMULATED_GPU and the headers of dev/emulator/include a
-// C++ compiler makes them run on the CPU, thread by thread.
+// The GPU: its device tag, checked launches, and helpers shared by all kernels. Kernels are plain CUDA C++. nvcc compiles them for
+// a GPU; with -DEMULATED_GPU and the headers of dev/emulator/include, a C++ compiler makes them run on the CPU, thread by thread.
 //
-// What a kernel must keep to, so that both work:
-//   - shared memory is one struct per kernel, taken with dynamic_shared<Struct>(); the launch is told sizeof(Struct)
+// Rules for kernels, so that both work:
+//   - shared memory is one struct per kernel, accessed by dynamic_shared<Struct>(); the launch passes sizeof(Struct)
 //   - blocks of whole warps; every thread of a block reaches every __syncthreads(); warp operations with all 32 lanes
-//   - PTX only inside the wrappers of attention/core/mma.cuh, and one tanh in math.h
-//   - no float atomics: two runs give the same bits
+//   - PTX only inside the wrappers of attention/kernel/mma.cuh, except one tanh in math.h
+//   - no float atomics: runs are bit-identical
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -21,37 +20,37 @@
 
 using bf16 = __nv_bfloat16;
 
-/// Memory for partial sums inside one operation. Operations of one stream share it one after the other.
+/// Memory for partial sums within one operation. The operations of a stream share it in turn.
 struct Workspace {
     std::byte* data = nullptr;
     size_t bytes = 0;
 };
 
-/// Kernels in the order of one stream.
+/// Kernels run in stream order.
 struct GPU {
     static constexpr const char* name = "cuda";
     cudaStream_t stream = nullptr;
     Workspace workspace = {};
 };
 
-/// What a kernel says that waited in vain for another block, before it stops: in memory of the host, which outlives the GPU's.
+/// Report of a block that timed out waiting for another, written before the kernel traps. In host memory, which survives the trap.
 struct Stuck {
     bool said;
     int block, who, seen, expected;
 };
-inline Stuck* stuck_report = nullptr;   // once something has asked for it
+inline Stuck* stuck_report = nullptr;   // allocated by the first stuck()
 
-/// Throws when a call of the CUDA runtime failed: Exit::out_of_memory when memory is what was missing, else Exit::rank.
+/// If a CUDA call failed: Exit::out_of_memory on a failed allocation, else Exit::rank.
 inline void check(cudaError_t result, std::source_location at = std::source_location::current()) {
     if (result == cudaSuccess) return;
     const Exit code = result == cudaErrorMemoryAllocation ? Exit::out_of_memory : Exit::rank;
     if (const Stuck* s = stuck_report; s && s->said)
-        fail(code, at.file_name(), ":", at.line(), ": the GPU stopped, for block ", s->block, " waited in vain for its turn at tile ",
+        fail(code, at.file_name(), ":", at.line(), ": the GPU stopped: block ", s->block, " timed out waiting for tile ",
              s->who, ": the flag is ", s->seen, ", expected ", s->expected, "; please report this");
     fail(code, at.file_name(), ":", at.line(), ": the GPU reports: ", cudaGetErrorString(result));
 }
 
-/// The report that kernels get a pointer to.
+/// The report, for kernels to write to.
 inline Stuck* stuck() {
     if (!stuck_report) {
         check(cudaMallocHost(&stuck_report, sizeof(Stuck)));
@@ -60,7 +59,7 @@ inline Stuck* stuck() {
     return stuck_report;
 }
 
-/// The size of a grid, and the line that launches it.
+/// The size of a grid, and the source line that launches it.
 struct Grid {
     dim3 blocks;
     std::source_location at;
@@ -80,6 +79,23 @@ void launch(const GPU& device, void (*kernel)(Parameters...), const Grid& grid, 
     check(cudaGetLastError(), grid.at);
 }
 
+/// Properties of the current GPU.
+inline cudaDeviceProp gpu_properties() {
+    int number = 0;
+    cudaDeviceProp properties{};
+    check(cudaGetDevice(&number));
+    check(cudaGetDeviceProperties(&properties, number));
+    return properties;
+}
+
+/// Maximum shared memory per block on this GPU, in bytes: 227 KB for compute capability 9.0, 163 for 8.0, 99 for 8.6 and 8.9.
+inline size_t max_shared_memory() {
+    int device = 0, most = 0;
+    check(cudaGetDevice(&device));
+    check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return size_t(most);
+}
+
 /// The block's shared memory as one T.
 template <class T>
 __device__ __forceinline__ T& dynamic_shared() {
@@ -94,7 +110,7 @@ __device__ __forceinline__ T& dynamic_shared() {
 inline constexpr unsigned ALL_LANES = 0xffffffffu;
 inline constexpr int WARP = 32;
 
-// ---- numbers: storage in X, arithmetic in float
+// ---- conversion: storage in X, arithmetic in float
 
 __host__ __device__ __forceinline__ float to_float(float x) { return x; }
 __host__ __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
@@ -109,7 +125,7 @@ __host__ __device__ __forceinline__ bf16 from_float<bf16>(float x) {
     return __float2bfloat16(x);
 }
 
-/// 16 bytes of X: what one thread reads or writes at a time. The address must be a multiple of 16.
+/// 16 bytes of X, one thread's load or store. Precondition: addresses are multiples of 16.
 template <class X>
 struct alignas(16) Packed {
     static constexpr int size = 16 / sizeof(X);
@@ -128,7 +144,26 @@ __device__ __forceinline__ void store_packed(X* to, const Packed<X>& p) {
     *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(&p);
 }
 
-/// x = from[0 .. N) for N numbers of 8 bytes, 16, or several times 16; the address must be a multiple of 16, or of 8 for 8 bytes.
+/// Loads if `there`, else returns zeros; branch-free, so that several loads are in flight together. Streaming: for data that no
+/// kernel reads again soon, to be evicted from the caches first.
+template <class X>
+__device__ __forceinline__ Packed<X> load_packed_if(bool there, const X* from) {
+    int4 word{0, 0, 0, 0};
+    if (there) word = *reinterpret_cast<const int4*>(from);
+    Packed<X> p;
+    *reinterpret_cast<int4*>(&p) = word;
+    return p;
+}
+template <class X>
+__device__ __forceinline__ Packed<X> load_streaming_if(bool there, const X* from) {
+    int4 word{0, 0, 0, 0};
+    if (there) word = __ldcs(reinterpret_cast<const int4*>(from));
+    Packed<X> p;
+    *reinterpret_cast<int4*>(&p) = word;
+    return p;
+}
+
+/// Precondition: N elements make 8 bytes or a multiple of 16; the address is a multiple of 8 or 16 accordingly. x = from[0 .. N).
 template <int N, class X>
 __device__ __forceinline__ void read_numbers(float (&x)[N], const X* from) {
     using Word = std::conditional_t<N * sizeof(X) == 8, int2, int4>;
@@ -150,7 +185,7 @@ __device__ __forceinline__ void write_numbers(X* to, const float (&x)[N]) {
     }
 }
 
-/// The same for what no kernel reads again before the caches have forgotten it: it makes room for others first.
+/// The same for data that no kernel reads again soon, to be evicted from the caches first.
 template <int N, class X>
 __device__ __forceinline__ void read_streaming(float (&x)[N], const X* from) {
     static_assert(N % Packed<X>::size == 0);
@@ -182,11 +217,11 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-/// Sum over a block of `warps` warps, the same on every thread. `parts` (warps) is shared memory for this alone.
+/// Sum over a block of `warps` warps, returned on every thread. `parts` (warps) is shared memory used for nothing else.
 template <class N>
 __device__ __forceinline__ N block_sum(N x, N* parts, int warps) {
     x = warp_sum(x);
-    __syncthreads();   // the readers of an earlier call are done
+    __syncthreads();   // earlier calls have finished reading
     if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = x;
     __syncthreads();
     N total = 0;
@@ -208,12 +243,12 @@ __device__ __forceinline__ float block_max(float x, float* parts, int warps) {
 
 inline size_t blocks_for(size_t work, size_t per_block) { return (work + per_block - 1) / per_block; }
 
-/// Refuses sizes that reading 16 bytes at a time cannot handle.
+/// Exit::usage for sizes that 16-byte loads cannot handle.
 inline void require_multiple_of_8(const char* operation, const char* name, int size) {
     if (size % 8) fail(Exit::usage, operation, " on the GPU needs ", name, " to be a multiple of 8, not ", size);
 }
 
-/// The workspace as `count` numbers of type Y.
+/// The workspace as an array Y (count). Exit::out_of_memory if it is too small.
 template <class Y>
 Y* take_workspace(const GPU& device, const char* operation, size_t count) {
     if (device.workspace.bytes < count * sizeof(Y))
@@ -234,7 +269,7 @@ __global__ void fill_kernel(X* x, size_t n, X value) {
         for (size_t k = i; k < n; k++) x[k] = value;
 }
 
-/// x (n) = value; the address must be a multiple of 16.
+/// Precondition: the address is a multiple of 16. x (n) = value.
 template <class X>
 void fill(GPU device, X* x, size_t n, X value) {
     const int threads = 256;

@@ -1,11 +1,11 @@
-// A micro-step has some hundred launches, always the same ones: on a GPU they are recorded once and replayed as one.
+// A micro-step makes hundreds of launches, always the same ones: on a GPU they are recorded once as a CUDA graph and replayed.
 #pragma once
 #include "model/device/device.h"
 
 template <class Device>
 class StepGraphs;
 
-/// On the CPU there is nothing to record.
+/// The CPU has nothing to record.
 template <>
 class StepGraphs<CPU> {
 public:
@@ -19,7 +19,7 @@ public:
 #include <map>
 #include <tuple>
 
-/// One graph per pair of (memory of the batch, Write): everything else that a micro-step launches is the same every time.
+/// One graph per (batch buffer, Write): everything else about a micro-step's launches is constant.
 template <>
 class StepGraphs<GPU> {
 public:
@@ -28,7 +28,7 @@ public:
             if (graph) cudaGraphExecDestroy(graph);
     }
 
-    /// The first call with a key runs `work` as it is, which lets libraries choose and cache what they need; the second records it.
+    /// The first call with a key runs `work` directly, so that libraries can initialise; the second records it; later ones replay.
     template <class Work>
     void run(GPU device, const void* batch, Write write, Work work) {
         const auto [at, fresh] = graphs_.emplace(std::pair(batch, write), nullptr);

@@ -1,6 +1,6 @@
-// Elementary functions that work alike on one number and on a SIMD vector of numbers, so that the text of a formula serves the
-// CPU (sixteen floats at a time) and a GPU thread (one). They have no branches and no table: a loop over them vectorises.
-// What both call is constexpr: nvcc then compiles it for the GPU too (--expt-relaxed-constexpr).
+// Elementary functions on scalars and on SIMD vectors, so that one formula serves the CPU (sixteen floats at a time) and a GPU
+// thread (one). They have no branches and no tables, so loops over them vectorise. What both devices call is constexpr: nvcc then
+// also compiles it for the GPU (--expt-relaxed-constexpr).
 #pragma once
 #include <bit>
 #include <compare>
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-/// Pack<X>: a SIMD vector of 64 bytes. LANES<X> numbers of type X.
+/// Pack<X>: a SIMD vector of 64 bytes, LANES<X> elements of type X.
 template <class X>
 struct PackOf;
 template <>
@@ -24,7 +24,7 @@ using Pack = typename PackOf<X>::type;
 template <class X>
 inline constexpr int LANES = 64 / sizeof(X);
 
-/// load<N>(from): one number or as many as N has lanes; the address needs no alignment.
+/// load<N>(from): a scalar or a pack N, from an address that need not be aligned.
 template <class N, class X>
 constexpr N load(const X* from) {
     N n;
@@ -44,7 +44,7 @@ inline Pack<X> iota(X first) {
     return p;
 }
 
-/// N numbers combined into one, half with half: each step is an instruction for as many lanes. Overwrites them.
+/// Reduces `lanes` (N) by combining halves, so that each step is one vector instruction. Overwrites them.
 template <int N, class X, class Combine>
 inline X fold_halves(X* lanes, Combine combine) {
     for (int lane = 0; lane < N / 2; lane++) lanes[lane] = combine(lanes[lane], lanes[lane + N / 2]);
@@ -62,18 +62,18 @@ inline X sum(const Pack<X>& p) {
     return fold<X>(p, [](X a, X b) { return a + b; });
 }
 
-/// exp(x) to about 1e-7 relative in float: 2^n by the exponent bits times a polynomial on |r| <= ln(2)/2. Arguments are clamped
-/// to [-87.3, 88.3]; so exp(-1e30) is 1e-38, not 0: masked entries are multiplied by an explicit 0 where that matters.
+/// exp(x) with relative error of about 1e-7 in float: 2^n by the exponent bits, times a polynomial on |r| <= ln(2)/2. Arguments are
+/// clamped to [-87.3, 88.3], so exp(-1e30) is 1e-38, not 0: masked entries are multiplied by an explicit 0 where that matters.
 /// N is float or a pack of floats, I the integer type of the same shape; `lowest` and `highest` are the limits in every lane (nvcc
-/// makes no constant of a pack in a constexpr function).
+/// cannot make pack constants in a constexpr function).
 template <class I, class N>
 constexpr N exp_by_polynomial(N x, N lowest, N highest) {
     x = x < lowest ? lowest : x;
     x = x > highest ? highest : x;
-    const float magic = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer that then sits in the low mantissa bits
+    const float magic = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
     const N shifted = x * 1.44269504f + magic;
     const N n = shifted - magic;
-    const N r = (x - n * 0.693359375f) + n * 2.12194440e-4f;   // ln 2 in two pieces
+    const N r = (x - n * 0.693359375f) + n * 2.12194440e-4f;   // ln 2 as a sum of two floats
     N p = 1.9875691500e-4f * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
@@ -108,14 +108,14 @@ constexpr N sigmoid(N x) {
     return 1.0f / (1.0f + exp_of(-x));
 }
 
-/// softplus(x) = log(1 + exp(x)) without overflow; for parameters, one at a time.
+/// softplus(x) = log(1 + exp(x)) without overflow; scalars only.
 template <class X>
 constexpr X softplus(X x) {
     return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
 }
 
-/// A float for kernels that store bf16: the tanh in its gelu() may be off by 5e-4, which on a GPU saves half the work. Everything
-/// else about it is a float's.
+/// A float for kernels that store bf16: the tanh in its gelu() may be off by 5e-4, which saves half the work on a GPU. Otherwise it
+/// behaves like float.
 struct Rough {
     float x;
     constexpr Rough() = default;
@@ -133,7 +133,7 @@ struct Rough {
 constexpr Rough exp_of(Rough x) { return exp_of(x.x); }
 constexpr Rough sigmoid(Rough x) { return sigmoid(x.x); }
 
-/// The number type inside N: X for X itself and for Pack<X>.
+/// The element type of N: X for X itself and for Pack<X>.
 template <class N>
 struct ElementOf {
     using type = N;
@@ -153,7 +153,7 @@ struct ElementOf<Rough> {
 template <class N>
 using Element = typename ElementOf<N>::type;
 
-/// How many numbers N holds: LANES<X> for a pack, 1 for a number.
+/// Number of lanes of N: LANES<X> for a pack, 1 for a scalar.
 template <class N>
 inline constexpr int LANES_OF = sizeof(N) / sizeof(Element<N>);
 
@@ -190,21 +190,22 @@ constexpr ValueAndSlope<N> gelu_and_slope(N x) {
     return {value, s + value * (X(1) - s) * (X(GELU_1) + X(3 * GELU_3) * x2)};
 }
 
-/// tanh(y) of the formula above.
-constexpr float gelu_tanh(Rough x) {
-    const float y = x.x * (float(GELU_1 / 2) + float(GELU_3 / 2) * (x.x * x.x));
+/// tanh(y) for kernels that store bf16: one instruction with relative error up to 2^-11. Exact on the CPU.
+constexpr float tanh_of(float y) {
 #ifdef __CUDA_ARCH__
     float t;
     asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(y));   // what newer toolkits call __tanhf()
     return t;
 #else
     const float t = 2 * sigmoid(2 * y) - 1;
-#ifdef EMULATED_GPU   // as coarse as a GPU's: relative errors of up to 2^-11
+#ifdef EMULATED_GPU   // as inexact as a GPU's
     return std::bit_cast<float>((std::bit_cast<uint32_t>(t) + 0x1000) & ~uint32_t{0x1fff});
 #endif
     return t;
 #endif
 }
+/// tanh(y) of GELU's formula.
+constexpr float gelu_tanh(Rough x) { return tanh_of(x.x * (float(GELU_1 / 2) + float(GELU_3 / 2) * (x.x * x.x))); }
 constexpr Rough gelu(Rough x) {
     const float half = 0.5f * x.x;
     return half + half * gelu_tanh(x);
@@ -214,7 +215,7 @@ constexpr ValueAndSlope<Rough> gelu_and_slope(Rough x) {
     return {value, s + value * (1 - s) * (float(GELU_1) + float(3 * GELU_3) * (x.x * x.x))};
 }
 
-/// <x, y> of n numbers each, on the CPU.
+/// <x, y> of x (n) and y (n), on the CPU.
 template <class X>
 X inner_product(const X* x, const X* y, int n) {
     X sum = 0;

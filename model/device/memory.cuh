@@ -1,47 +1,32 @@
-// Memory of the device that computes: arenas, copies and conversions, as memory.h has them for the CPU.
+// GPU memory: arenas, copies and conversions, as memory.h has them for the CPU.
 #pragma once
+#include "model/base/text.h"
 #include "model/device/memory.h"
 
 #ifdef WITH_GPU
 
 template <>
-class Arena<GPU> {
+class Arena<GPU> : public BumpAllocator {
 public:
+    Arena() : BumpAllocator(nullptr) {}
     ~Arena() { cudaFree(block_); }
-    Arena() = default;
     Arena(const Arena&) = delete;
 
-    /// `count` numbers on a boundary of 256 bytes, as cudaMalloc gives them; an address from nowhere until allocate() was called.
-    template <class X>
-    X* take(size_t count) {
-        const size_t at = used_;
-        used_ += (count * sizeof(X) + 255) / 256 * 256;
-        most_ = used_ > most_ ? used_ : most_;
-        return reinterpret_cast<X*>(block_ + at);
-    }
-    size_t used() const { return used_; }
-    size_t bytes() const { return most_; }
-
-    /// Takes after rewind(used()) share memory: for pieces that are never alive together.
-    void rewind(size_t used) { used_ = used; }
-
-    /// Gets the memory that the takes so far have asked for and starts cutting anew. What is in it is undefined.
+    /// Allocates the memory counted so far, uninitialised, and restarts at its beginning. Exit::out_of_memory if there is not
+    /// enough.
     void allocate() {
-        if (most_ && cudaMalloc(reinterpret_cast<void**>(&block_), most_) != cudaSuccess) {
-            cudaGetLastError();   // it has been dealt with
-            fail(Exit::out_of_memory, "the GPU has no ", human_bytes(double(most_)),
+        if (peak_ && cudaMalloc(reinterpret_cast<void**>(&block_), peak_) != cudaSuccess) {
+            cudaGetLastError();   // clears the error
+            fail(Exit::out_of_memory, "the GPU has no ", human_bytes(double(peak_)),
                  " left in one piece: lower --batch-size or --seq-len, or set --recompute 2");
         }
         used_ = 0;
     }
-
-private:
-    std::byte* block_ = nullptr;
-    size_t used_ = 0, most_ = 0;
 };
 
 template <class Y>
 void to_device(GPU device, Y* to, const Y* from, size_t n) {
+    if (n == 0) return;   // the address may be null
     check(cudaMemcpyAsync(to, from, n * sizeof(Y), cudaMemcpyHostToDevice, device.stream));
     check(cudaStreamSynchronize(device.stream));
 }
@@ -49,6 +34,16 @@ template <class Y>
 void to_host(GPU device, Y* to, const Y* from, size_t n) {
     check(cudaMemcpyAsync(to, from, n * sizeof(Y), cudaMemcpyDeviceToHost, device.stream));
     check(cudaStreamSynchronize(device.stream));
+}
+
+template <class Y>
+__global__ void set_value_kernel(Y* to, Y value) {
+    if (threadIdx.x == 0) *to = value;
+}
+/// In the order of the stream: nobody waits.
+template <class Y>
+void set_value(GPU device, Y* to, Y value) {
+    launch(device, set_value_kernel<Y>, 1, WARP, 0, to, value);
 }
 
 template <class X, class W>

@@ -1,6 +1,6 @@
-// Writing text with a cache: the prompt goes through the model once, then every new token alone, against the keys and values that
-// each layer keeps. On the CPU. Variants that cannot work like that (LayerFacts::decodes_from_cache) compute the whole text for every
-// token, and so does any text once it is longer than the model's positions.
+// Decoding with a KV cache, on the CPU: one pass over the prompt, then one per new token, against the keys and values cached by
+// each layer. Variants that cannot decode from a cache (LayerFacts::decodes_from_cache) recompute the whole text for every token,
+// and so do all variants once the text is longer than the model's positions.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -9,18 +9,18 @@
 #include "attention/inference/adaspa.h"
 #include "attention/inference/options.h"
 #include "attention/inference/psa.h"
-#include "model/run/feed.cuh"
-#include "model/gpt.h"
 #include "model/generate/sampler.h"
+#include "model/gpt.h"
+#include "model/run/feed.cuh"
 
-/// What one layer keeps of the tokens so far: keys after RoPE and values, (capacity, NKV, HS) each.
+/// One layer's cache: keys after RoPE and values, (capacity, NKV, HS) each.
 template <class X>
 struct LayerCache {
     std::vector<X> k, v;
     std::optional<PsaBlocks<X>> blocks;   // with PSA
 };
 
-/// Bytes of the cache for T tokens; PSA's metadata are up to two more rows per block.
+/// Bytes of the cache for T tokens; PSA's metadata takes up to two more rows per block.
 template <class X>
 size_t cache_bytes(const Config& c, int T, const Inference& how) {
     const size_t row = size_t(c.NKV) * c.HS * sizeof(X);
@@ -28,7 +28,7 @@ size_t cache_bytes(const Config& c, int T, const Inference& how) {
     return c.L * row * (2 * size_t(T) + 2 * blocks);
 }
 
-/// A model that goes on with one text.
+/// A model that continues one text.
 template <class X>
 class Decoder {
 public:
@@ -49,15 +49,15 @@ public:
         }
     }
 
-    /// Logits (V) of the token that follows `ids`, which begin with the ids of the call before. Valid until the next call.
+    /// Precondition: `ids` extends the ids of the previous call. Logits (V) of the token after `ids`; valid until the next call.
     const X* logits_after(const std::vector<int32_t>& ids) {
         const int T = int(std::min<size_t>(ids.size(), gpt_.T));
         if (!cached_ || ids.size() > size_t(gpt_.T)) {
             gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, ids.data() + ids.size() - T, nullptr, 1, T));
             return gpt_logits(CPU{}, gpt_, T - 1, 1);
         }
-        if (cached_tokens_ == 0) go_on_with(ids.data(), T);
-        while (cached_tokens_ < T) go_on_with(ids.data() + cached_tokens_, 1);
+        if (cached_tokens_ == 0) append(ids.data(), T);
+        while (cached_tokens_ < T) append(ids.data() + cached_tokens_, 1);
         return gpt_logits(CPU{}, gpt_, last_row_, 1);
     }
 
@@ -65,8 +65,8 @@ public:
     const AdaSpaCount& adaspa_count() const { return adaspa_count_; }
 
 private:
-    /// T tokens behind those in the cache: the whole prompt, or one.
-    void go_on_with(const int32_t* tokens, int T) {
+    /// Appends T tokens to those in the cache: the whole prompt, or one.
+    void append(const int32_t* tokens, int T) {
         const size_t angle = size_t(cached_tokens_) * (gpt_.net.config.HS / 2);
         const RowsOfTexts<X> text{{gpt_.cosine[0] + angle, gpt_.sine[0] + angle},
                                   [this](int l, int rows) { return attend(l, rows), rows; }};
@@ -96,7 +96,7 @@ private:
         else gpt_.attention(l).forward(CPU{}, in, gpt_.weights, state, gpt_.scratch.attention, {});
     }
 
-    /// Appends the keys and values of in.T tokens.
+    /// Caches the keys and values of in.T tokens.
     void keep(LayerCache<X>& layer, const LayerInputs<X>& in) const {
         const size_t row = size_t(in.NKV) * in.HS;
         for (int t = 0; t < in.T; t++) {
@@ -109,17 +109,17 @@ private:
 
     GPT<CPU, X>& gpt_;
     Inference how_;
-    Feed<CPU> feed_;
+    BatchFeed<CPU> feed_;
     bool cached_;
     int cached_tokens_ = 0, last_row_ = 0;
-    Policy causal_;   // what PSA and AdaSpa stand for
+    Policy causal_;   // what PSA and AdaSpa approximate
     std::vector<LayerCache<X>> layers_;
     std::vector<int> positions_;   // (NH) of the token being decoded
     PsaCount psa_count_;
     AdaSpaCount adaspa_count_;
 };
 
-/// Appends `count` tokens to `ids` (at least one), the same as generate() would.
+/// Precondition: `ids` is not empty. Appends `count` tokens to it, the same as generate() would.
 template <class X>
 void generate_with_cache(Decoder<X>& decoder, int V, std::vector<int32_t>& ids, int count, const Sampling& how) {
     for (int n = 0; n < count; n++) ids.push_back(sample_token(decoder.logits_after(ids), V, how, n));

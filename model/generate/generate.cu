@@ -1,15 +1,17 @@
-// ./generate: text from a checkpoint of any variant that the program is linked with. On the CPU.
+// ./generate: text from a checkpoint of any variant that the program is linked with, on the CPU.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
 #include "attention/variant.h"
 #include "data/tokenizers/tokenizer.h"
-#include "model/checkpoint/checkpoint.h"
 #include "model/base/command_line.h"
-#include "model/generate/decode.cuh"
 #include "model/base/error.h"
+#include "model/base/text.h"
+#include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/load.cuh"
+#include "model/device/machine.h"
+#include "model/generate/decode.cuh"
 #include "model/run/machine.cuh"
 #include "model/run/summary.h"
 
@@ -25,13 +27,13 @@ struct Options {
 };
 }   // namespace
 
-/// The mechanisms for inference. An option of one that was not asked for is an error, not something to pass over.
+/// The inference-time mechanisms. Exit::usage for an option of a mechanism that is not selected.
 static void add_inference_options(CLI::App& app, Options& o) {
     Inference& inference = o.inference;
     app.add_option("--attention", o.attention,
                    "trained: as the checkpoint says. For causal checkpoints also psa: a new token reads cached keys block by block "
-                   "until it has its share of the attention mass; adaspa: the prompt reads only the blocks found to hold the mass, "
-                   "which is NOT CAUSAL: earlier rows depend on later ones")
+                   "until it has retained --psa-eps of the attention mass; adaspa: the prompt reads only the blocks found to hold "
+                   "most of the mass, which is NOT CAUSAL: earlier rows depend on later ones")
         ->check(CLI::IsMember({"trained", "psa", "adaspa"}));
     auto* eps = app.add_option("--psa-eps", inference.psa.eps, "psa: share of the attention mass to retain")
                     ->check(number_from(0, 1));
@@ -58,31 +60,31 @@ static void add_inference_options(CLI::App& app, Options& o) {
     });
 }
 
-/// False when only --help was asked for.
+/// False if --help was given.
 static bool parse(int argc, char** argv, Options& o) {
     CLI::App app("Writes text from a checkpoint of any attention variant.");
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_option("--checkpoint", o.checkpoint, "a Hugging Face folder, as training writes them")->required();
-    auto* prompt = app.add_option("--prompt", o.prompt, "what the text begins with");
+    auto* prompt = app.add_option("--prompt", o.prompt, "start of the text");
     app.add_option("--prompt-ids", o.prompt_ids, "the same as token ids: 1,2,3")
         ->delimiter(',')
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw)
         ->excludes(prompt);
     app.add_option("--tokens", o.tokens, "how many tokens to write")->check(CLI::Range(1, 1 << 30));
     app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(number_from(0, 1e6));
-    app.add_option("--top-k", o.sampling.top_k, "choose among the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));
-    app.add_option("--top-p", o.sampling.top_p, "choose among the likeliest tokens that reach this probability together")
+    app.add_option("--top-k", o.sampling.top_k, "sample from the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));
+    app.add_option("--top-p", o.sampling.top_p, "sample from the likeliest tokens whose probabilities sum to this")
         ->check(number_from(0, 1));
-    app.add_option("--seed", o.sampling.seed, "of the choice");
+    app.add_option("--seed", o.sampling.seed, "of sampling");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
     add_inference_options(app, o);
-    app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant in place of the checkpoint's: seer_distil=0")
+    app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");
     return parse_options(app, argc, argv);
 }
 
-/// The prompt as ids below the vocabulary; without a prompt, the token that begins a document.
+/// The prompt as ids, or, without a prompt, the token that begins a document. Exit::usage for ids outside the vocabulary.
 static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, const Tokenizer* tokenizer) {
     std::vector<int32_t> ids = o.prompt_ids;
     if (!o.prompt.empty()) {
@@ -91,13 +93,14 @@ static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, c
         ids.assign(encoded.begin(), encoded.end());
     }
     if (ids.empty() && tokenizer) ids.push_back(int32_t(tokenizer->end_of_text()));
-    if (ids.empty()) fail(Exit::usage, "nothing to begin with: give --prompt-ids");
+    if (ids.empty()) fail(Exit::usage, "nothing to start from: give --prompt-ids");
     for (int32_t id : ids)
         if (id < 0 || id >= config.V) fail(Exit::usage, "--prompt-ids ", id, " is not in the model's vocabulary 0..", config.V - 1);
     return ids;
 }
 
-/// What the mechanisms for inference need of a checkpoint and of a text; `positions` is how many tokens the model will read.
+/// Exit::usage unless an inference-time mechanism supports the checkpoint and the text; `positions` is how many tokens the model
+/// will read.
 static void require_plain_attention(const Options& o, const Config& config, size_t positions) {
     if (o.inference.attention == InferenceAttention::trained) return;
     if (config.variant != "causal")
@@ -108,7 +111,7 @@ static void require_plain_attention(const Options& o, const Config& config, size
              " positions, and max_position_embeddings is ", config.max_positions);
 }
 
-/// --set in the place of what the checkpoint says. `config` has the settings of its variant and no others.
+/// Precondition: `config` has exactly its variant's settings. Applies --set; Exit::usage for unknown keys and invalid values.
 static void change_settings(Config& config, const Options& o) {
     for (const std::string& one : o.settings) {
         const size_t equals = one.find('=');
@@ -133,7 +136,7 @@ static const Variant& variant_of_checkpoint(const Config& config, const std::str
     }
 }
 
-/// What the mechanisms for inference have done, on stderr: stdout is for the text.
+/// Statistics of the inference-time mechanisms, on stderr: stdout is for the text.
 static void report(const Decoder<float>& decoder, const Inference& inference) {
     if (const PsaCount& psa = decoder.psa_count(); psa.rows > 0) {
         std::fprintf(stderr, "psa: read %.1f%% of the cached pairs while decoding\n", 100 * psa.visited / psa.cached);
@@ -177,7 +180,7 @@ static void run(const Options& o) {
     complete_settings(config, variant.settings());
     change_settings(config, o);
     std::unique_ptr<Tokenizer> tokenizer;
-    const bool has_text = !o.print_ids || o.prompt_ids.empty();   // else a tokenizer that this program cannot use is no obstacle
+    const bool has_text = !o.print_ids || o.prompt_ids.empty();   // otherwise no tokenizer is needed
     if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
         fail(Exit::usage, o.checkpoint, ": its tokenizer is not known to this program; use --prompt-ids and --print-ids");
@@ -190,7 +193,7 @@ static void run(const Options& o) {
         generate_from(variant, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
-        fail(error.code, error.what(), "; where the checkpoint is sound, --set asks for other tensors than it has");
+        fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");
     }
     if (o.print_ids)
         for (size_t n = given; n < ids.size(); n++) std::printf(n + 1 < ids.size() ? "%d " : "%d\n", ids[n]);

@@ -1,17 +1,17 @@
-// Text from a model, token by token.
+// Sampling text from a model, token by token.
 #pragma once
 #include <algorithm>
 #include <vector>
 
-#include "model/run/feed.cuh"
-#include "model/gpt.h"
 #include "model/generate/sampler.h"
+#include "model/gpt.h"
+#include "model/run/feed.cuh"
 
-/// Appends `count` tokens to `ids` (at least one). Each comes from a forward pass over the last gpt.T tokens at most; nothing is
-/// cached between passes, so that every variant can be sampled as it is trained.
+/// Precondition: `ids` is not empty. Appends `count` tokens to it, each by a forward pass over at most the last gpt.T tokens;
+/// without a cache, so that every variant is sampled as it is trained.
 template <class Device, class X>
 void generate(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
-    Feed<Device> feed(1, gpt.T, gpt.net.config.V);
+    BatchFeed<Device> feed(1, gpt.T, gpt.net.config.V);
     feed.allocate(device);
     std::vector<X> logits(gpt.net.config.V);
     std::vector<Wide<X>> wide(logits.size());

@@ -9,11 +9,11 @@
 struct Sampling {
     double temperature = 1;   // 0: the likeliest token
     int top_k = 0;            // 0: all tokens
-    double top_p = 1;         // the likeliest tokens whose probabilities reach top_p together
+    double top_p = 1;         // the likeliest tokens whose probabilities sum to top_p
     uint64_t seed = 1;
 };
 
-/// A uniform number in [0, 1) that depends on (seed, index) alone.
+/// A uniform variate in [0, 1) that depends only on (seed, index).
 inline double uniform(uint64_t seed, uint64_t index) {
     uint64_t z = seed * 0x9e3779b97f4a7c15ull + (index + 1) * 0xbf58476d1ce4e5b9ull;   // splitmix64's finaliser
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -21,7 +21,7 @@ inline double uniform(uint64_t seed, uint64_t index) {
     return double((z ^ (z >> 31)) >> 11) / double(1ull << 53);
 }
 
-/// A token below `vocabulary` drawn from softmax(logits / temperature), after top-k and top-p; `index` numbers the draws.
+/// A token sampled from softmax(logits (vocabulary) / temperature) after top-k and top-p; `index` counts the samples.
 template <class X>
 int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint64_t index) {
     std::vector<int32_t> order(vocabulary);

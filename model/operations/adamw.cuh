@@ -1,4 +1,4 @@
-// AdamW (Loshchilov and Hutter 2019) as torch.optim.AdamW computes it, the clip of the global norm and the schedule.
+// AdamW (Loshchilov and Hutter 2019) as in torch.optim.AdamW, clipping by the global norm, and the learning-rate schedule.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -9,23 +9,23 @@
 
 struct AdamW {
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-    double grad_clip = 1.0;            // largest global L2 norm of the gradient; 0: no limit
-    bool stochastic_rounding = false;  // of the bf16 copy of the weights, instead of to nearest
-    uint64_t seed = 1;                 // of that rounding
+    double grad_clip = 1.0;            // maximum global L2 norm of the gradient; 0: no limit
+    bool stochastic_rounding = false;  // of the bf16 copy of the weights, instead of round-to-nearest
+    uint64_t seed = 1;                 // of stochastic rounding
 };
 
-/// Learning rate of step k (from 0) of `steps`: linear warm-up to `peak`, then a cosine down to min_frac * peak.
+/// Learning rate of step k (from 0) of `steps`: linear warm-up to `peak`, then cosine decay to min_frac * peak.
 inline double learning_rate(double peak, double min_frac, int64_t warmup, int64_t steps, int64_t k) {
     if (k < warmup) return peak * double(k + 1) / double(warmup);
     const double progress = double(k - warmup) / double(std::max<int64_t>(1, steps - warmup));
     return peak * (min_frac + (1 - min_frac) * 0.5 * (1 + std::cos(M_PI * std::min(1.0, progress))));
 }
 
-/// What a step adds up in the device's memory. The update reads it there; the host reads it once per step, afterwards.
-struct StepNumbers {
-    double loss;            // sum over the tokens, in nats
-    double squares;         // of the gradient of all tensors that AdamW trains
-    double auxiliary = 0;   // sum over the tokens of the attention policy's own loss, 0 where it has none
+/// Sums over one step, in device memory. The update reads them there; the host reads them once per step, afterwards.
+struct StepTotals {
+    double loss;            // over the tokens, in nats
+    double squares;         // squared gradient norm of all tensors that AdamW trains
+    double auxiliary = 0;   // over the tokens, of the attention policy's auxiliary loss; 0 if it has none
 
     constexpr bool finite() const { return std::isfinite(loss) && std::isfinite(squares) && std::isfinite(auxiliary); }
 };
@@ -38,7 +38,7 @@ void sum_of_losses(CPU, double* total, const W* losses, int n, Write write) {
     *total = sum;
 }
 
-/// *total = sum of squares of n numbers, in double, over fixed blocks so that the number of threads does not change it.
+/// *total = sum of squares of x (n), in double, over blocks of fixed size so that the number of threads does not change it.
 template <class W>
 void sum_of_squares(CPU, double* total, const W* x, size_t n) {
     const size_t block = 4096, blocks = (n + block - 1) / block;
@@ -54,7 +54,7 @@ void sum_of_squares(CPU, double* total, const W* x, size_t n) {
     for (double sum : partial) *total += sum;
 }
 
-/// *total = sum of squares of the flat buffer x (n) over `spans` (count, in the device's memory), each by its weight.
+/// *total = weighted sum of squares of the flat buffer x over `spans` (count), in device memory; n elements in all.
 template <class W>
 void sum_of_squares(CPU, double* total, const W* x, size_t /*n*/, const NormSpan* spans, int count) {
     double sum = 0;
@@ -65,45 +65,59 @@ void sum_of_squares(CPU, double* total, const W* x, size_t /*n*/, const NormSpan
     *total = sum;
 }
 
-/// What the gradient is multiplied by so that its global L2 norm does not exceed `limit` (0: no limit), as
-/// torch.nn.utils.clip_grad_norm_ does.
+/// Factor that limits the gradient's global L2 norm to `limit` (0: no limit), as torch.nn.utils.clip_grad_norm_ does.
 constexpr double clip_factor(double norm, double limit) {
     if (limit <= 0) return 1;
     const double factor = limit / (norm + 1e-6);
     return factor < 1 ? factor : 1;
 }
 
-/// One update of all `ranges` (count of them, in the device's memory); `step` counts from 1. weights and gradients are whole flat
-/// buffers; master, m and v hold the numbers from `owned_from` on. `master` is the float32 weights that `weights` are a rounded
-/// copy of, or the same memory where X is not rounded.
+/// *total = the sum of parts (count), in a fixed order.
+inline void sum_of_parts(CPU, double* total, const double* parts, int count) {
+    *total = 0;
+    for (int p = 0; p < count; p++) *total += parts[p];
+}
+
+namespace adamw {
+/// Index in `master` of element i of the flat buffers, which is element `own` of the shard's storage.
+template <class X>
+constexpr size_t in_master(size_t i, size_t own) {
+    return std::is_same_v<X, Wide<X>> ? i : own;
+}
+}   // namespace adamw
+
+/// Preconditions: `ranges` (count) in device memory; `step` counts from 1. weights and gradients are whole flat buffers; m and v
+/// are the shard's storage (Shards), and so is `master` if `weights` is a copy of it rounded to X. If X is not rounded, `master` is
+/// a whole flat buffer, usually `weights` itself.
 ///     g = clip g;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
 ///     w = w (1 - lr decay) - lr m' / (sqrt(v') + eps),   m' = m / (1 - beta1^step),  v' = v / (1 - beta2^step)
-/// Statistics: w = w - rate g, and their moments stay zero.
-/// A number in `numbers` that is not finite leaves everything as it is.
+/// Statistics: w = w - rate g, and their moments stay zero. Changes nothing if a total is not finite.
 template <class X>
-void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, size_t owned_from,
-                  const UpdateRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
-    if (!numbers->finite()) return;
+void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, const UpdateRange* ranges,
+                  int count, const StepTotals* totals, const AdamW& o, int64_t step) {
+    if (!totals->finite()) return;
     const X b1 = X(o.beta1), b2 = X(o.beta2), rest1 = X(1 - o.beta1), rest2 = X(1 - o.beta2), eps = X(o.eps);
-    const X factor = X(clip_factor(std::sqrt(numbers->squares), o.grad_clip));
+    const X factor = X(clip_factor(std::sqrt(totals->squares), o.grad_clip));
     const X step_size = X(o.lr / (1 - std::pow(o.beta1, double(step))));
     const X v_scale = X(1 / std::sqrt(1 - std::pow(o.beta2, double(step))));
 #pragma omp parallel for schedule(static)
     for (int r = 0; r < count; r++) {
         const UpdateRange range = ranges[r];
+        const size_t shift = range.held - range.begin;   // from flat index to index in the shard's storage, modulo 2^64
         if (range.role == Role::statistic) {
-            for (size_t i = range.begin; i < range.end; i++) weights[i] = master[i - owned_from] -= X(range.rate) * gradients[i];
+            for (size_t i = range.begin; i < range.end; i++)
+                weights[i] = master[adamw::in_master<X>(i, i + shift)] -= X(range.rate) * gradients[i];
             continue;
         }
         const X keep = X(1 - o.lr * (range.role == Role::decays ? o.weight_decay : 0));
 #pragma omp simd
         for (size_t i = range.begin; i < range.end; i++) {
             const X g = factor * gradients[i];
-            const size_t own = i - owned_from;
+            const size_t own = i + shift, at = adamw::in_master<X>(i, own);
             m[own] = b1 * m[own] + rest1 * g;
             v[own] = b2 * v[own] + rest2 * g * g;
-            master[own] = master[own] * keep - step_size * m[own] / (std::sqrt(v[own]) * v_scale + eps);
-            weights[i] = master[own];
+            master[at] = master[at] * keep - step_size * m[own] / (std::sqrt(v[own]) * v_scale + eps);
+            weights[i] = master[at];
         }
     }
 }
@@ -112,11 +126,11 @@ void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, cons
 
 namespace totals {
 inline constexpr int THREADS = 512, WARPS = THREADS / WARP;
-inline constexpr int BLOCKS = 1024;   // at most: the same on every GPU, and so are the bits
+inline constexpr int BLOCKS = 1024;   // at most; the same on every GPU, so results are bit-identical
 struct Shared {
     double parts[WARPS];
 };
-struct Itself {
+struct Identity {
     __device__ double operator()(double x) const { return x; }
 };
 struct Squared {
@@ -125,12 +139,12 @@ struct Squared {
 }   // namespace totals
 
 namespace totals {
-/// The sum over term(x) (n) of this thread's part.
+/// This thread's part of the sum of term(x) (n).
 template <class Term>
 __device__ __forceinline__ double thread_total(const float* x, size_t n, Term term) {
-    constexpr int N = 16;   // four reads in flight
+    constexpr int N = 16;   // four loads in flight
     const size_t step = size_t(gridDim.x) * totals::THREADS * N, whole = n / N * N;
-    const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;   // one tensor alone may begin anywhere
+    const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;   // a single tensor may begin anywhere
     double sum = 0;
     for (size_t i = (size_t(blockIdx.x) * totals::THREADS + threadIdx.x) * N; i < whole; i += step) {
         float numbers[N];
@@ -146,7 +160,7 @@ __device__ __forceinline__ double thread_total(const float* x, size_t n, Term te
 inline size_t blocks(size_t n) { return std::clamp(blocks_for(n, THREADS * 16), size_t(1), size_t(BLOCKS)); }
 }   // namespace totals
 
-/// The sum over term(x) (n) of this block's part, in partials (blocks).
+/// partials (blocks) = each block's part of the sum of term(x) (n).
 template <class Term>
 __global__ void __launch_bounds__(totals::THREADS) partial_totals_kernel(double* partials, const float* x, size_t n, Term term) {
     auto& shared = dynamic_shared<totals::Shared>();
@@ -154,7 +168,7 @@ __global__ void __launch_bounds__(totals::THREADS) partial_totals_kernel(double*
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-/// The same for the squares of all spans (count) of x.
+/// The same for the weighted squares of all spans (count) of x.
 template <class W>
 __global__ void __launch_bounds__(totals::THREADS)
     partial_squares_kernel(double* partials, const W* x, const NormSpan* spans, int count) {
@@ -188,7 +202,7 @@ void total_of(GPU device, double* total, const float* x, size_t n, Term term, Wr
 
 template <class W>
 void sum_of_losses(GPU device, double* total, const W* losses, int n, Write write) {
-    total_of(device, total, losses, n, totals::Itself(), write);
+    total_of(device, total, losses, n, totals::Identity(), write);
 }
 
 template <class W>
@@ -196,7 +210,7 @@ void sum_of_squares(GPU device, double* total, const W* x, size_t n) {
     total_of(device, total, x, n, totals::Squared(), Write::overwrite);
 }
 
-/// One launch for all spans, however many there are.
+/// One launch for all spans.
 template <class W>
 void sum_of_squares(GPU device, double* total, const W* x, size_t n, const NormSpan* spans, int count) {
     const size_t blocks = totals::blocks(n);
@@ -206,10 +220,14 @@ void sum_of_squares(GPU device, double* total, const W* x, size_t n, const NormS
            Write::overwrite);
 }
 
+inline void sum_of_parts(GPU device, double* total, const double* parts, int count) {
+    launch(device, total_kernel<double>, 1, totals::THREADS, sizeof(totals::Shared), total, parts, count, Write::overwrite);
+}
+
 namespace adamw {
 inline constexpr int THREADS = 256;
 
-/// The options as the kernel uses them, each rounded to float once: 1 - 0.999f would be off by 1e-5.
+/// The options as the kernel uses them, computed in double and rounded to float once: 1 - 0.999f would be off by 1e-5.
 struct Factors {
     float b1, rest1, b2, rest2;   // rest = 1 - b
     float eps, step_size, v_scale, keep_decaying;
@@ -218,7 +236,7 @@ struct Factors {
     uint64_t key;   // of this step's random numbers
 };
 
-/// The finaliser of splitmix64: every bit of the input reaches every bit of the output.
+/// The finaliser of splitmix64: every input bit affects every output bit.
 constexpr uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -240,13 +258,13 @@ inline Factors factors(const AdamW& o, int64_t step) {
             mix(mix(o.seed) + uint64_t(step) * GOLDEN)};
 }
 
-/// 16 random bits for weight i, the same wherever it is updated. Four neighbours share a number of the splitmix64 sequence.
+/// 16 random bits for weight i, the same on any rank. Four neighbours share one element of the splitmix64 sequence.
 __device__ __forceinline__ unsigned random_bits(uint64_t key, size_t i) {
     return unsigned(mix(key + (i / 4 + 1) * GOLDEN) >> (i % 4 * 16)) & 0xffffu;
 }
 
-/// x as one of its two bf16 neighbours, the nearer one more often: on average x itself. The 16 bits that bf16 drops, as a fraction,
-/// are the probability of the neighbour further from 0.
+/// Stochastic rounding to bf16, whose expected value is x: the 16 bits that bf16 drops, as a fraction, are the probability of
+/// rounding away from 0.
 __device__ __forceinline__ float round_stochastically(float x, unsigned random) {
     return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + random) & 0xffff0000u) : x;
 }
@@ -255,7 +273,7 @@ struct Shared {
     float clip;
 };
 
-/// 16 bytes of float32, or one number.
+/// 16 bytes of float32, or one element.
 __device__ __forceinline__ void read(float (&x)[4], const float* from) { read_streaming(x, from); }
 __device__ __forceinline__ void read(float (&x)[1], const float* from) { x[0] = *from; }
 __device__ __forceinline__ void write(float* to, const float (&x)[4]) { write_streaming(to, x); }
@@ -265,57 +283,62 @@ __device__ __forceinline__ void write(X* to, const float (&x)[N]) {
     else write_numbers(to, x);
 }
 
-/// Weights, moments and gradients of `N` neighbours, from number i of the flat buffers on, which is number `own` of what this rank
-/// holds. N is 4, read at once, or 1 where a range ends within 16 bytes.
+/// Updates N neighbouring weights from element i of the flat buffers on, which is element `own` of the shard's storage. N is 4,
+/// loaded at once, or 1 where a range ends within 16 bytes.
 template <int N, class X>
 __device__ __forceinline__ void update(X* weights, float* master, float* m_, float* v_, const float* gradients, size_t i,
                                        size_t own, float clip, float keep, const Factors& f) {
     float w[N], m[N], v[N], g[N];
-    read(w, master + own), read(m, m_ + own), read(v, v_ + own), read(g, gradients + i);
+    const size_t at = in_master<X>(i, own);
+    read(w, master + at), read(m, m_ + own), read(v, v_ + own), read(g, gradients + i);
     for (int k = 0; k < N; k++) {
         g[k] *= clip;
         m[k] = f.b1 * m[k] + f.rest1 * g[k];
         v[k] = f.b2 * v[k] + f.rest2 * g[k] * g[k];
         w[k] = w[k] * keep - f.step_size * m[k] / (sqrtf(v[k]) * f.v_scale + f.eps);
     }
-    write(master + own, w), write(m_ + own, m), write(v_ + own, v);
+    write(master + at, w), write(m_ + own, m), write(v_ + own, v);
     if constexpr (!std::is_same_v<X, float>) {
         for (int k = 0; k < N && f.stochastic; k++) w[k] = round_stochastically(w[k], random_bits(f.key, i + k));
         write(weights + i, w);
-    } else if (weights + i != master + own) {   // usually float weights are the master weights
+    } else if (weights != master) {   // float weights usually are the master weights
         write(weights + i, w);
     }
 }
 
-/// A number of a statistic. Its bf16 copy is the nearest one: nothing is to be gained on average, and a quantile should not jitter.
+/// One element of a statistic. Its bf16 copy is rounded to nearest: stochastic rounding gains nothing and makes quantiles jitter.
 template <class X>
 __device__ __forceinline__ void follow(X* weights, float* master, const float* gradients, size_t i, size_t own, float rate) {
-    master[own] -= rate * gradients[i];
-    weights[i] = from_float<X>(master[own]);
+    const size_t at = in_master<X>(i, own);
+    master[at] -= rate * gradients[i];
+    weights[i] = from_float<X>(master[at]);
 }
 }   // namespace adamw
 
 /// One range per block.
 template <class X>
 __global__ void __launch_bounds__(adamw::THREADS)
-    adamw_update_kernel(X* weights, float* master, float* m, float* v, const float* gradients, size_t owned_from,
-                        const UpdateRange* ranges, const StepNumbers* numbers, adamw::Factors f) {
-    if (!numbers->finite()) return;
+    adamw_update_kernel(X* weights, float* master, float* m, float* v, const float* gradients, const UpdateRange* ranges,
+                        const StepTotals* totals, adamw::Factors f) {
+    const UpdateRange range = ranges[blockIdx.x];
+    const StepTotals of_step = *totals;
+    if (!of_step.finite()) return;
     auto& shared = dynamic_shared<adamw::Shared>();
-    if (threadIdx.x == 0) shared.clip = float(clip_factor(sqrt(numbers->squares), f.grad_clip));
+    if (threadIdx.x == 0) shared.clip = float(clip_factor(sqrt(of_step.squares), f.grad_clip));
     __syncthreads();
     const float clip = shared.clip;
-    const UpdateRange range = ranges[blockIdx.x];
+    const size_t shift = range.held - range.begin;   // a multiple of 4, modulo 2^64
     if (range.role == Role::statistic) {
         for (size_t i = range.begin + threadIdx.x; i < range.end; i += adamw::THREADS)
-            adamw::follow(weights, master, gradients, i, i - owned_from, float(range.rate));
+            adamw::follow(weights, master, gradients, i, i + shift, float(range.rate));
         return;
     }
     const float keep = range.role == Role::decays ? f.keep_decaying : 1.0f;
     for (size_t i = range.begin / 4 * 4 + threadIdx.x * 4; i < range.end; i += adamw::THREADS * 4) {
-        const size_t own = i - owned_from;
+        const size_t own = i + shift;
         if (i >= range.begin && i + 4 <= range.end) adamw::update<4>(weights, master, m, v, gradients, i, own, clip, keep, f);
         else
+#pragma unroll 1
             for (int k = 0; k < 4; k++)
                 if (i + k >= range.begin && i + k < range.end)
                     adamw::update<1>(weights, master, m, v, gradients, i + k, own + k, clip, keep, f);
@@ -323,11 +346,10 @@ __global__ void __launch_bounds__(adamw::THREADS)
 }
 
 template <class X>
-void adamw_update(GPU device, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, size_t owned_from,
-                  const UpdateRange* ranges, int count, const StepNumbers* numbers, const AdamW& o, int64_t step) {
-    if (owned_from % 4) fail(Exit::usage, "AdamW on the GPU needs shards to begin at a multiple of 4, not at ", owned_from);
-    if (count == 0) return;   // a shard of padding
-    launch(device, adamw_update_kernel<X>, count, adamw::THREADS, sizeof(adamw::Shared), weights, master, m, v, gradients,
-           owned_from, ranges, numbers, adamw::factors(o, step));
+void adamw_update(GPU device, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients,
+                  const UpdateRange* ranges, int count, const StepTotals* totals, const AdamW& o, int64_t step) {
+    if (count == 0) return;   // the shard is all padding
+    launch(device, adamw_update_kernel<X>, count, adamw::THREADS, sizeof(adamw::Shared), weights, master, m, v, gradients, ranges,
+           totals, adamw::factors(o, step));
 }
 #endif

@@ -1,4 +1,4 @@
-// Cross-entropy of next-token prediction, in nats, with its gradient in place of the logits.
+// Cross-entropy of next-token prediction, in nats; the gradient overwrites the logits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -7,10 +7,14 @@
 #include "model/device/device.h"
 #include "model/device/math.h"
 
-/// losses (rows) = log sum exp(logits (rows, V)) - logits[target]; then logits = dloss (softmax(logits) - onehot(target)) when
-/// `dloss` is not 0. A negative target is ignored: loss 0, gradient 0.
+/// losses (rows) = log sum exp(logits (rows, V)) - logits[target]; then, if dloss != 0, logits = dloss (softmax(logits) -
+/// onehot(target)). A negative target is ignored: loss 0, gradient 0. `weight` (1), unless null, is a factor of dloss in device
+/// memory: a recorded graph of this call reads it at each launch.
 template <class X>
-void cross_entropy(CPU, Wide<X>* losses, X* logits, const int32_t* targets, int rows, int V, Wide<X> dloss) {
+void cross_entropy(CPU, Wide<X>* losses, X* logits, const int32_t* targets, int rows, int V, Wide<X> dloss,
+                   const Wide<X>* weight = nullptr) {
+    const bool has_gradient = dloss != X(0);
+    if (weight) dloss *= *weight;
 #pragma omp parallel for
     for (int row = 0; row < rows; row++) {
         X* z = logits + size_t(row) * V;
@@ -26,7 +30,7 @@ void cross_entropy(CPU, Wide<X>* losses, X* logits, const int32_t* targets, int 
 #pragma omp simd reduction(+ : total)
         for (int v = 0; v < V; v++) total += exp_of(z[v] - largest);
         losses[row] = largest + std::log(total) - target;
-        if (dloss == X(0)) continue;
+        if (!has_gradient) continue;
         const X factor = dloss / total;
 #pragma omp simd
         for (int v = 0; v < V; v++) z[v] = factor * exp_of(z[v] - largest);
@@ -38,71 +42,77 @@ void cross_entropy(CPU, Wide<X>* losses, X* logits, const int32_t* targets, int 
 
 namespace softmax {
 inline constexpr int THREADS = 512;
-inline constexpr int BATCH = 4;   // 16-byte reads that a thread has in flight
+inline constexpr int BATCH = 4;   // 16-byte loads in flight per thread
 
-struct Shared {
+/// A kept row lies directly behind it.
+struct alignas(16) Shared {
     float parts[THREADS / WARP];
 };
 
-/// A batch of this thread's logits from column `first` on, -infinity past the end of the row.
 template <class X>
-__device__ __forceinline__ void read_batch(float (&z)[BATCH][Packed<X>::size], const X* logits, int first, int V) {
-    constexpr int N = Packed<X>::size;
-    for (int b = 0; b < BATCH; b++) {
-        const int v = first + b * THREADS * N;
-        if (v < V) read_numbers(z[b], logits + v);
-        else
-            for (int n = 0; n < N; n++) z[b][n] = -INFINITY;
-    }
+size_t bytes_to_keep(int V) {
+    return sizeof(Shared) + size_t(V) * sizeof(X);
 }
 }   // namespace softmax
 
-/// One row per block. The first pass over the row finds its maximum and its sum together: the sum so far is rescaled when a batch
-/// raises the maximum. The second one replaces logits with their gradient, from the end of the row, which is the part most likely
-/// still in a cache.
-template <class X>
+/// One row per block. The first pass is an online softmax: maximum and sum together, the sum rescaled whenever the maximum grows.
+/// The second overwrites the logits with the gradient, from the end of the row. It reads them from shared memory if the first pass
+/// kept them there (KEEPS), else from global memory, where the end of the row is most likely still cached. Both give the same bits.
+/// A thread rereads only what it has read itself.
+template <class X, bool KEEPS>
 __global__ void __launch_bounds__(softmax::THREADS)
-    cross_entropy_kernel(float* losses, X* logits, const int32_t* targets, int V, float dloss) {
-    constexpr int N = Packed<X>::size, stride = softmax::THREADS * N * softmax::BATCH;
+    cross_entropy_kernel(float* losses, X* logits, const int32_t* targets, int V, float dloss, const float* weight) {
+    constexpr int N = Packed<X>::size, across = softmax::THREADS * N, stride = across * softmax::BATCH;
     auto& shared = dynamic_shared<softmax::Shared>();
-    X* row = logits + size_t(blockIdx.x) * V;
-    const int target = targets[blockIdx.x], mine = threadIdx.x * N;
-    if (target < 0) {
-        const float zeros[N] = {};
-        for (int v = mine; v < V; v += softmax::THREADS * N) write_streaming(row + v, zeros);
-        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
-        return;
-    }
-    const float target_logit = to_float(row[target]);   // before the gradient takes its place
-    float z[softmax::BATCH][N], largest = -3.402823466e38f, total = 0;
+    X* const row = logits + size_t(blockIdx.x) * V;
+    X* const kept = reinterpret_cast<X*>(&shared + 1);
+    const X* const again = KEEPS ? kept : row;
+    const int target = targets[blockIdx.x], mine = threadIdx.x * N;   // target is needed only after the row has been read
+    float largest = -3.402823466e38f, total = 0;
     for (int first = mine; first < V; first += stride) {
-        softmax::read_batch(z, row, first, V);
+        Packed<X> z[softmax::BATCH];
+        for (int b = 0; b < softmax::BATCH; b++) z[b] = load_packed_if(first + b * across < V, row + first + b * across);
         const float before = largest;
-        for (int k = 0; k < softmax::BATCH * N; k++) largest = fmaxf(largest, z[k / N][k % N]);
+        for (int b = 0; b < softmax::BATCH && first + b * across < V; b++) {
+            if (KEEPS) store_packed(kept + first + b * across, z[b]);
+            for (int n = 0; n < N; n++) largest = fmaxf(largest, z[b][n]);
+        }
         total *= __expf(before - largest);
-        for (int k = 0; k < softmax::BATCH * N; k++) total += __expf(z[k / N][k % N] - largest);
+        for (int b = 0; b < softmax::BATCH && first + b * across < V; b++)
+            for (int n = 0; n < N; n++) total += __expf(z[b][n] - largest);
     }
     const float own = largest;
     largest = block_max(own, shared.parts, softmax::THREADS / WARP);
+    const float target_logit = target < 0 ? 0 : to_float(again[target]);   // before the gradient takes its place
     total = block_sum<softmax::THREADS / WARP>(total * __expf(own - largest), shared.parts);
-    if (threadIdx.x == 0) losses[blockIdx.x] = largest + logf(total) - target_logit;
-    if (dloss == 0) return;
+    if (threadIdx.x == 0) losses[blockIdx.x] = target < 0 ? 0 : largest + logf(total) - target_logit;
+    if (target >= 0 && dloss == 0) return;
+    dloss *= weight ? *weight : 1.0f;
 
     const float factor = dloss / total;
     for (int first = (V - 1) / stride * stride + mine; first >= 0; first -= stride) {
-        softmax::read_batch(z, row, first, V);
-        for (int b = 0; b < softmax::BATCH; b++) {
-            const int v = first + b * softmax::THREADS * N;
-            if (v >= V) break;
-            for (int n = 0; n < N; n++) z[b][n] = factor * __expf(z[b][n] - largest) - (v + n == target ? dloss : 0.0f);
-            write_streaming(row + v, z[b]);
+        Packed<X> z[softmax::BATCH];
+        for (int b = 0; b < softmax::BATCH; b++) z[b] = load_packed_if(first + b * across < V, again + first + b * across);
+        for (int b = 0; b < softmax::BATCH && first + b * across < V; b++) {
+            const int v = first + b * across;
+            float d[N];
+            for (int n = 0; n < N; n++) d[n] = factor * __expf(z[b][n] - largest) - (v + n == target ? dloss : 0.0f);
+            for (int n = 0; n < N && target < 0; n++) d[n] = 0;
+            write_streaming(row + v, d);
         }
     }
 }
 
 template <class X>
-void cross_entropy(GPU device, Wide<X>* losses, X* logits, const int32_t* targets, int rows, int V, Wide<X> dloss) {
+void cross_entropy(GPU device, Wide<X>* losses, X* logits, const int32_t* targets, int rows, int V, Wide<X> dloss,
+                   const Wide<X>* weight = nullptr) {
     require_multiple_of_8("cross-entropy", "the size of the vocabulary", V);
-    launch(device, cross_entropy_kernel<X>, rows, softmax::THREADS, sizeof(softmax::Shared), losses, logits, targets, V, dloss);
+    const size_t to_keep = softmax::bytes_to_keep<X>(V);
+    if (dloss != 0 && to_keep <= max_shared_memory())
+        launch(device, cross_entropy_kernel<X, true>, rows, softmax::THREADS, to_keep, losses, logits, targets, V, dloss,
+               weight);
+    else
+        launch(device, cross_entropy_kernel<X, false>, rows, softmax::THREADS, sizeof(softmax::Shared), losses, logits, targets, V,
+               dloss, weight);
 }
 #endif

@@ -11,8 +11,8 @@
 #include "model/operations/matmul.cuh"
 #endif
 
-/// c (rows, N) = a (rows, K) op(b) + beta * c, all packed. Each thread does its share of the rows as a product of its own, in which
-/// it waits for nobody; the library divides what is too few rows for that.
+/// c (rows, N) = a (rows, K) op(b) + beta * c, all packed. Each thread multiplies its own share of the rows, without barriers; with
+/// too few rows for that, the library divides the work.
 template <class X>
 void multiply_rows(Transpose tb, X* c, const X* a, const X* b, X beta, int rows, int K, int N) {
     const auto part = [=](int row, int count) {
@@ -36,19 +36,19 @@ void linear_forward(CPU, X* out, const X* inp, const X* weight, const X* bias, i
     multiply_rows(Transpose::yes, out, inp, weight, X(bias ? 1 : 0), rows, IN, OUT);
 }
 
-/// dinp (rows, IN) = or += dout (rows, OUT) weight.
+/// dinp (rows, IN) = or += dout (rows, OUT) weight (OUT, IN).
 template <class X>
 void linear_backward_input(CPU, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
     multiply_rows(Transpose::no, dinp, dout, weight, X(write == Write::add), rows, OUT, IN);
 }
 
-/// dweight (OUT, IN) = or += dout^T inp; dbias (OUT) = or += column sums of dout; dbias may be null.
+/// dweight (OUT, IN) = or += dout (rows, OUT)^T inp (rows, IN); dbias (OUT) = or += column sums of dout; dbias may be null.
 template <class X>
 void linear_backward_weight(CPU, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT,
                             Write write) {
     gemm(Transpose::yes, Transpose::no, OUT, IN, rows, X(1), dout, OUT, inp, IN, X(write == Write::add), dweight, IN);
     if (!dbias) return;
-    const int width = 32;   // channels a thread owns: the sum over rows keeps its order
+    const int width = 32;   // channels per thread, for all rows: the order of summation is fixed
 #pragma omp parallel for
     for (int o0 = 0; o0 < OUT; o0 += width) {
         const int end = std::min(OUT, o0 + width);
@@ -60,25 +60,26 @@ void linear_backward_weight(CPU, Wide<X>* dweight, Wide<X>* dbias, const X* dout
 
 #ifdef WITH_GPU
 
-/// The bias is added where the product is written: no pass of its own.
+/// The bias is added in the product's epilogue.
 template <class X>
 void linear_forward(GPU device, X* out, const X* inp, const X* weight, const X* bias, int rows, int IN, int OUT) {
-    matmul(device, out, Transpose::no, inp, Transpose::yes, weight, bias, rows, OUT, IN, Write::overwrite);
+    const X* const nothing = nullptr;
+    matmul(device, out, Transpose::no, inp, Transpose::yes, weight, bias, nothing, rows, OUT, IN);
 }
 
 template <class X>
 void linear_backward_input(GPU device, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
-    const X* no_bias = nullptr;
-    matmul(device, dinp, Transpose::no, dout, Transpose::no, weight, no_bias, rows, IN, OUT, write);
+    const X *const nothing = nullptr, *const added = write == Write::add ? dinp : nothing;
+    matmul(device, dinp, Transpose::no, dout, Transpose::no, weight, nothing, added, rows, IN, OUT);
 }
 
-/// The column sums are a pass of their own, which reads dout once more: cuBLASLt's epilogue for it can only overwrite and does not
-/// promise the order of the sum.
+/// The column sums are a separate pass that rereads dout: cuBLASLt's bias-gradient epilogue can only overwrite and does not
+/// guarantee the order of summation.
 template <class X>
 void linear_backward_weight(GPU device, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT,
                             Write write) {
-    const Wide<X>* no_bias = nullptr;
-    matmul(device, dweight, Transpose::yes, dout, Transpose::no, inp, no_bias, OUT, IN, rows, write);
+    const Wide<X> *const nothing = nullptr, *const added = write == Write::add ? dweight : nothing;
+    matmul(device, dweight, Transpose::yes, dout, Transpose::no, inp, nothing, added, OUT, IN, rows);
     if (dbias) column_sum(device, dbias, dout, rows, OUT, write);
 }
 

@@ -1,5 +1,5 @@
-// What happens to queries and keys between their projection and attention: Qwen3's QK-norm (RMSNorm over each head, one weight of
-// HS numbers for all heads) and rotary position embedding in the rotate-half layout of Qwen and Llama (Su et al. 2021):
+// Queries and keys between projection and attention: Qwen3's QK-norm (RMSNorm over each head, one weight (HS) shared by all heads)
+// and rotary position embedding in the rotate-half layout of Qwen and Llama (Su et al. 2021):
 //     (x1, x2) = (x[d], x[d + HS/2])  ->  (x1 cos - x2 sin, x2 cos + x1 sin),   angle = position * theta^(-2d/HS)
 #pragma once
 #include <algorithm>
@@ -9,8 +9,8 @@
 #include "model/device/device.h"
 #include "model/operations/rmsnorm.cuh"
 
-/// cos, sin (T, HS/2) of positions 0 .. T-1; the angles are computed in double. Where an attention variant does not rotate, all
-/// angles are 0, and what is turned by them stays the same to the bit.
+/// cos, sin (T, HS/2) of positions 0 .. T-1, with angles in double. Without `rotates` all angles are 0, and rotation by them is
+/// exactly the identity.
 template <class X>
 void rope_table(CPU, X* cosine, X* sine, int T, int HS, double theta, bool rotates = true) {
 #pragma omp parallel for
@@ -22,25 +22,33 @@ void rope_table(CPU, X* cosine, X* sine, int T, int HS, double theta, bool rotat
         }
 }
 
-/// One head; direction -1 turns back, which is the gradient.
+/// Rotates (x1, x2) by one angle, in place. With -sine it is the inverse, which is also the gradient.
+template <class W>
+constexpr void rotate_pair(W& x1, W& x2, W cosine, W sine) {
+    const W first = x1 * cosine - x2 * sine;
+    x2 = x2 * cosine + x1 * sine;
+    x1 = first;
+}
+
+/// Rotates one head (HS); direction is 1, or -1 for the gradient. `to` may be `x`.
 template <class X>
 inline void rotate(X* to, const X* x, const X* cosine, const X* sine, int HS, X direction) {
 #pragma omp simd
     for (int d = 0; d < HS / 2; d++) {
-        const X x1 = x[d], x2 = x[d + HS / 2], s = direction * sine[d];
-        to[d] = x1 * cosine[d] - x2 * s;
-        to[d + HS / 2] = x2 * cosine[d] + x1 * s;
+        X x1 = x[d], x2 = x[d + HS / 2];
+        rotate_pair(x1, x2, cosine[d], direction * sine[d]);
+        to[d] = x1, to[d + HS / 2] = x2;
     }
 }
 
-/// Of the rows of a sequence, (T, HS/2) each.
+/// RoPE angles of the rows of a sequence, (T, HS/2) each.
 template <class W>
 struct Angles {
     const W *cosine = nullptr, *sine = nullptr;
     constexpr explicit operator bool() const { return cosine != nullptr; }
 };
 
-/// What both directions of the operation below need to know.
+/// Arguments shared by the forward and backward passes below.
 template <class X>
 struct QkShape {
     int B, T, NH, NKV, HS;
@@ -50,8 +58,9 @@ struct QkShape {
     constexpr size_t qkv_heads() const { return NH + 2 * NKV; }
 };
 
-/// QK-norm and RoPE in one pass over the front of the fused projection qkv (B, T, NH + 2 NKV, HS), both outputs (B, T, NH + NKV, HS):
-/// `pre` normalised, `out` rotated too. Either may be null. rstd (B, T, NH + NKV) is for the backward; untouched without a norm.
+/// QK-norm and RoPE in one pass over q and k of the fused projection qkv (B, T, NH + 2 NKV, HS). Outputs (B, T, NH + NKV, HS):
+/// `pre` is normed, `out` also rotated; either may be null. rstd (B, T, NH + NKV) is for the backward pass; not written without a
+/// norm.
 template <class X>
 void qk_norm_rope_forward(CPU, X* out, X* pre, Wide<X>* rstd, const X* qkv, const QkShape<X>& s, double eps) {
     const int heads = s.heads(), HS = s.HS;
@@ -69,8 +78,8 @@ void qk_norm_rope_forward(CPU, X* out, X* pre, Wide<X>* rstd, const X* qkv, cons
     }
 }
 
-/// dqkv's q and k parts from dqk (B, T, NH + NKV, HS), the gradient of `out`, and dpre, that of `pre`, which may be null; dqkv's v
-/// part is left alone.
+/// The q and k parts of dqkv from dqk (B, T, NH + NKV, HS), the gradient of `out`, and dpre, that of `pre`, which may be null. Does
+/// not touch dqkv's v part.
 template <class X>
 void qk_norm_rope_backward(CPU, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_weight, const Wide<X>* dqk, const Wide<X>* dpre,
                            const X* qkv, const Wide<X>* rstd, const QkShape<X>& s, Write write_weight) {
@@ -114,16 +123,16 @@ void rope_table(GPU device, X* cosine, X* sine, int T, int HS, double theta, boo
 
 namespace qk_rope {
 inline constexpr int THREADS = 256, WARPS = THREADS / WARP;
-inline constexpr int BLOCKS = 512;     // at most, of a backward: the same on every GPU, and so are the bits
-inline constexpr int LARGEST = 256;    // numbers of the largest head
+inline constexpr int BLOCKS = 512;     // at most, in the backward pass; the same on every GPU, so results are bit-identical
+inline constexpr int LARGEST = 256;    // maximum head size
 
-/// A thread's numbers of one head: N of the first half and the N of the second half that rotation pairs them with.
+/// A thread's part of one head: N elements of the first half and the N of the second half that rotation pairs them with.
 template <int N>
 struct Part {
     float first[N] = {}, second[N] = {};
 };
 
-/// How the threads share out heads: `lanes` of them, a power of 2, have one.
+/// How heads are distributed over threads: `lanes` of them, a power of 2, share one head.
 template <int N>
 struct Lanes {
     int lanes, half;
@@ -132,9 +141,9 @@ struct Lanes {
     }
     int heads_per_block() const { return THREADS / lanes; }
 
-    /// The head that this thread works on, of all heads that the grid has in hand.
+    /// Index of this thread's head among those of the grid.
     __device__ unsigned head() const { return (blockIdx.x * THREADS + threadIdx.x) / lanes; }
-    /// Its first number; past the half where the lanes are more than the numbers need.
+    /// This thread's first element; beyond the half if there are more lanes than needed.
     __device__ int d() const { return threadIdx.x % lanes * N; }
     __device__ bool beyond() const { return d() >= half; }
 
@@ -151,25 +160,30 @@ struct Lanes {
         write_numbers(head + half + d(), x.second);
     }
 
-    /// Sum over the threads of a head, the same on all of them.
+    /// Sum over the threads of a head, returned on all of them.
     __device__ float sum(float x) const {
         for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
         return x;
     }
 
-    /// Rotation by the angles of position t; direction -1 turns back.
-    __device__ void turn(Part<N>& x, const float* cosine, const float* sine, int t, float direction) const {
-        float c[N], s[N];
-        read_numbers(c, cosine + size_t(t) * half + d());
-        read_numbers(s, sine + size_t(t) * half + d());
+    /// The angles of position t, cosines first.
+    __device__ Part<N> read_angles(const Angles<float>& angles, int t) const {
+        Part<N> x;
+        read_numbers(x.first, angles.cosine + size_t(t) * half + d());
+        read_numbers(x.second, angles.sine + size_t(t) * half + d());
+        return x;
+    }
+    /// Rotates by these angles; direction is 1, or -1 for the gradient. rotate_pair() written out: calling it costs the forward
+    /// kernel two registers (sm_90), and with them one of six blocks of a multiprocessor.
+    __device__ void rotate(Part<N>& x, const Part<N>& angles, float direction) const {
         for (int n = 0; n < N; n++) {
-            const float x1 = x.first[n], x2 = x.second[n], sn = direction * s[n];
-            x.first[n] = x1 * c[n] - x2 * sn;
-            x.second[n] = x2 * c[n] + x1 * sn;
+            const float x1 = x.first[n], x2 = x.second[n], c = angles.first[n], s = direction * angles.second[n];
+            x.first[n] = x1 * c - x2 * s;
+            x.second[n] = x2 * c + x1 * s;
         }
     }
 
-    /// The norm's backward: d, the gradient of its output, becomes that of its input x, and dweight gets its share.
+    /// The norm's backward pass: turns d from the gradient of its output into that of its input x, and adds to dweight.
     __device__ void norm_backward(Part<N>& d, Part<N>& dweight, Part<N> x, const Part<N>& weight, float rstd) const {
         float product = 0;
         for (int n = 0; n < N; n++) {
@@ -186,26 +200,26 @@ struct Lanes {
     }
 };
 
-/// Calls launch_with<N>(): 16 bytes per access where half a head is a multiple of that, else 8.
+/// Calls launch_with(N): 16 bytes per access if half a head is a multiple of that, else 8. Exit::usage on unsupported head sizes.
 template <class X, class Launch>
 void choose_width(int HS, Launch launch_with) {
     require_multiple_of_8("RoPE", "the head size", HS);
-    if (HS > LARGEST) fail(Exit::usage, "RoPE on the GPU is for heads of up to ", LARGEST, " numbers, not ", HS);
+    if (HS > LARGEST) fail(Exit::usage, "RoPE on the GPU supports head sizes up to ", LARGEST, ", not ", HS);
     if (HS / 2 % Packed<X>::size == 0) launch_with(std::integral_constant<int, Packed<X>::size>());
     else launch_with(std::integral_constant<int, 4>());
 }
 
-/// What the warps of a block have added up for the weights of queries and of keys.
+/// Each warp's sums for the weights of queries and of keys.
 struct Shared {
     float dweight[WARPS][2][LARGEST];
 };
 
-/// Leaves the block's sums for the weight of queries (of_keys 0) and of keys (1) in partials (2, blocks, HS).
+/// partials (2, blocks, HS) = the block's sums for the weights of queries (of_keys 0) and of keys (1).
 template <int N>
 __device__ void write_partials(float* partials, const Part<N>& dweight, int of_keys, const Lanes<N>& own) {
     auto& shared = dynamic_shared<Shared>();
     const int HS = 2 * own.half, lane = threadIdx.x % WARP;
-    for (int i = 0; i < 2 * 2 * N; i++) {   // query and key, first and second half, N numbers
+    for (int i = 0; i < 2 * 2 * N; i++) {   // query and key, first and second half, N elements
         const int kind = i / (2 * N), n = i % N, second = i / N % 2;
         float sum = kind == of_keys ? (second ? dweight.second[n] : dweight.first[n]) : 0;
         for (int distance = WARP / 2; distance >= own.lanes; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
@@ -239,7 +253,7 @@ __global__ void __launch_bounds__(qk_rope::THREADS)
     if (idle) return;
     if (pre) own.write(pre + size_t(at) * s.HS, x);
     if (!out) return;
-    own.turn(x, s.angles.cosine, s.angles.sine, row % s.T, 1);
+    own.rotate(x, own.read_angles(s.angles, row % s.T), 1);
     own.write(out + size_t(at) * s.HS, x);
 }
 
@@ -253,7 +267,7 @@ void qk_norm_rope_forward(GPU device, X* out, X* pre, Wide<X>* rstd, const X* qk
     });
 }
 
-/// A thread has the same head of every row it takes: the grid has whole rows in hand, `step` of them at a time.
+/// The grid processes `step` whole rows at a time, so that a thread has the same head in each of its rows.
 template <class X, int N>
 __global__ void __launch_bounds__(qk_rope::THREADS)
     qk_norm_rope_backward_kernel(X* dqkv, float* partials, const float* dqk, const float* dpre, const X* qkv, const float* rstd,
@@ -262,21 +276,20 @@ __global__ void __launch_bounds__(qk_rope::THREADS)
     const int row_in_hand = own.head() / heads, step = gridDim.x * (qk_rope::THREADS / own.lanes) / heads;
     qk_rope::Part<N> weight, dweight;
     if (s.q_weight && !own.beyond()) weight = own.read(h < s.NH ? s.q_weight : s.k_weight);
-    for (int first = 0; first < rows; first += step) {   // all lanes together: they add up over heads
+    for (int first = 0; first < rows; first += step) {   // by all lanes together: they shuffle
         const int row = first + row_in_hand;
         const bool idle = own.beyond() || row_in_hand >= step || row >= rows;
         const size_t at = size_t(row) * heads + h, to = (row * s.qkv_heads() + h) * s.HS;
-        qk_rope::Part<N> x, d;
+        qk_rope::Part<N> x, d, angles, more;
         float scale = 0;
         if (!idle) {
-            if (s.q_weight) x = own.read(qkv + to), scale = rstd[at];
             d = own.read(dqk + at * s.HS);
-            own.turn(d, s.angles.cosine, s.angles.sine, row % s.T, -1);
+            angles = own.read_angles(s.angles, row % s.T);
+            if (s.q_weight) x = own.read(qkv + to), scale = rstd[at];
+            if (dpre) more = own.read(dpre + at * s.HS);
         }
-        if (!idle && dpre) {
-            const qk_rope::Part<N> more = own.read(dpre + at * s.HS);
-            for (int n = 0; n < N; n++) d.first[n] += more.first[n], d.second[n] += more.second[n];
-        }
+        own.rotate(d, angles, -1);
+        for (int n = 0; n < N; n++) d.first[n] += more.first[n], d.second[n] += more.second[n];
         if (s.q_weight) own.norm_backward(d, dweight, x, weight, scale);
         if (!idle) own.write(dqkv + to, d);
     }
@@ -293,8 +306,7 @@ void qk_norm_rope_backward(GPU device, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_
         launch(device, qk_norm_rope_backward_kernel<X, width()>, blocks, qk_rope::THREADS, sizeof(qk_rope::Shared), dqkv, partials,
                dqk, dpre, qkv, rstd, s, lanes);
         if (!s.q_weight) return;
-        sum_partials(device, dq_weight, partials, blocks, s.HS, write_weight);
-        sum_partials(device, dk_weight, partials + blocks * s.HS, blocks, s.HS, write_weight);
+        sum_partials<2>(device, {{dq_weight, dk_weight}}, partials, blocks, s.HS, write_weight);
     });
 }
 #endif

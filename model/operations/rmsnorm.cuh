@@ -39,7 +39,7 @@ inline void rmsnorm_row_backward(X* dinp, X* dweight, const X* dout, const X* in
     }
 }
 
-/// Sums of n numbers per thread, added up in the order of the threads: the same bits whenever the number of threads is the same.
+/// Per-thread sums (n), reduced in thread order: bit-identical for the same number of threads.
 template <class X>
 class ThreadSums {
 public:
@@ -63,19 +63,7 @@ void rmsnorm_forward(CPU, X* out, Wide<X>* rstd, const X* inp, const X* weight, 
     for (int row = 0; row < rows; row++) rstd[row] = rmsnorm_row(out + size_t(row) * C, inp + size_t(row) * C, weight, C, eps);
 }
 
-/// The residual addition in front of a norm, in the same pass: sum (rows, C) = residual + branch; out = rmsnorm(sum).
-template <class X>
-void residual_rmsnorm_forward(CPU, X* sum, X* out, Wide<X>* rstd, const X* residual, const X* branch, const X* weight, int rows,
-                              int C, double eps) {
-#pragma omp parallel for
-    for (int row = 0; row < rows; row++) {
-        const size_t at = size_t(row) * C;
-        for (int c = 0; c < C; c++) sum[at + c] = residual[at + c] + branch[at + c];
-        rstd[row] = rmsnorm_row(out + at, sum + at, weight, C, eps);
-    }
-}
-
-/// dinp (rows, C) = or += (the residual stream's gradient adds), dweight (C) = or +=.
+/// dinp (rows, C) = or += (it is added to the residual's gradient), dweight (C) = or +=.
 template <class X>
 void rmsnorm_backward(CPU, X* dinp, Wide<X>* dweight, const X* dout, const X* inp, const X* weight, const Wide<X>* rstd, int rows,
                       int C, Write write_input, Write write_weight) {
@@ -90,24 +78,26 @@ void rmsnorm_backward(CPU, X* dinp, Wide<X>* dweight, const X* dout, const X* in
 
 #ifdef WITH_GPU
 
-// A block takes one row. Each thread has `PACKS` times 16 bytes of it and keeps them in registers between the sum over the row and
-// its use, so that global memory is read once.
+// One row per block. Each thread keeps its `PACKS` x 16 bytes of the row in registers, so that global memory is read once.
 namespace rmsnorm {
 inline constexpr int WIDEST = 8192;   // channels of the widest row
 template <class X>
 inline constexpr int THREADS = WIDEST / (4 * Packed<X>::size);   // at most
-inline constexpr int SUMMED = 1 << 20;   // numbers of the rows that a backward has in hand at a time: enough to fill a GPU
+inline constexpr int SUMMED = 1 << 20;   // elements that a backward pass processes at a time: enough to fill a GPU
 
 struct Shared {
     float parts[1024 / WARP];
 };
+
+/// Blocks of a backward pass, hence rows of partial sums: the same on every GPU, so results are bit-identical.
+inline int blocks_backward(int rows, int C) { return std::min(rows, std::max(1, SUMMED / C)); }
 
 template <class X>
 inline int threads_for(int C, int packs) {
     return int(blocks_for(C, size_t(packs) * Packed<X>::size * WARP)) * WARP;
 }
 
-/// Calls launch_with<PACKS>() for rows of C channels.
+/// Calls launch_with(PACKS) for rows of C channels. Exit::usage if C is not a multiple of 8 or exceeds WIDEST.
 template <class X, class Launch>
 void choose_packs(int C, Launch launch_with) {
     require_multiple_of_8("RMSNorm", "the number of channels", C);
@@ -117,34 +107,27 @@ void choose_packs(int C, Launch launch_with) {
 }
 }   // namespace rmsnorm
 
-/// One row per block; with `ADDS` its input is residual + branch, which goes to `sum` and is normalised as rounded there: the
-/// backward reads it from there.
-template <class X, int PACKS, bool ADDS>
+/// One row per block.
+template <class X, int PACKS>
 __global__ void __launch_bounds__(rmsnorm::THREADS<X>)
-    rmsnorm_forward_kernel(X* sum, X* out, float* rstd, const X* inp, const X* branch, const X* weight, int C, float eps) {
+    rmsnorm_forward_kernel(X* out, float* rstd, const X* inp, const X* weight, int C, float eps) {
     constexpr int N = Packed<X>::size;
     auto& shared = dynamic_shared<rmsnorm::Shared>();
     const size_t row = size_t(blockIdx.x) * C;
-    float x[PACKS][N] = {}, squares = 0;
+    Packed<X> x[PACKS], w[PACKS];
     for (int p = 0; p < PACKS; p++) {
         const int c = (p * blockDim.x + threadIdx.x) * N;
-        if (c < C) read_numbers(x[p], inp + row + c);
-        if (!ADDS || c >= C) continue;
-        float b[N];
-        read_streaming(b, branch + row + c);
-        for (int n = 0; n < N; n++) x[p][n] = to_float(from_float<X>(x[p][n] + b[n]));
+        x[p] = load_packed_if(c < C, inp + row + c);
+        w[p] = load_packed_if(c < C, weight + c);
     }
+    float squares = 0;
     for (int p = 0; p < PACKS; p++)
         for (int n = 0; n < N; n++) squares += x[p][n] * x[p][n];
     const float scale = 1 / sqrtf(block_sum(squares, shared.parts, blockDim.x / WARP) / C + eps);
     for (int p = 0; p < PACKS; p++) {
         const int c = (p * blockDim.x + threadIdx.x) * N;
-        if (c >= C) continue;
-        if (ADDS) write_numbers(sum + row + c, x[p]);
-        float w[N];
-        read_numbers(w, weight + c);
-        for (int n = 0; n < N; n++) w[n] *= x[p][n] * scale;
-        write_numbers(out + row + c, w);
+        for (int n = 0; n < N; n++) x[p].set(n, w[p][n] * (x[p][n] * scale));
+        if (c < C) store_packed(out + row + c, x[p]);
     }
     if (threadIdx.x == 0) rstd[blockIdx.x] = scale;
 }
@@ -152,56 +135,46 @@ __global__ void __launch_bounds__(rmsnorm::THREADS<X>)
 template <class X>
 void rmsnorm_forward(GPU device, X* out, Wide<X>* rstd, const X* inp, const X* weight, int rows, int C, double eps) {
     rmsnorm::choose_packs<X>(C, [&](auto packs) {
-        launch(device, rmsnorm_forward_kernel<X, packs(), false>, rows, rmsnorm::threads_for<X>(C, packs), sizeof(rmsnorm::Shared),
-               nullptr, out, rstd, inp, nullptr, weight, C, float(eps));
+        launch(device, rmsnorm_forward_kernel<X, packs()>, rows, rmsnorm::threads_for<X>(C, packs), sizeof(rmsnorm::Shared), out,
+               rstd, inp, weight, C, float(eps));
     });
 }
 
-template <class X>
-void residual_rmsnorm_forward(GPU device, X* sum, X* out, Wide<X>* rstd, const X* residual, const X* branch, const X* weight,
-                              int rows, int C, double eps) {
-    rmsnorm::choose_packs<X>(C, [&](auto packs) {
-        launch(device, rmsnorm_forward_kernel<X, packs(), true>, rows, rmsnorm::threads_for<X>(C, packs), sizeof(rmsnorm::Shared),
-               sum, out, rstd, residual, branch, weight, C, float(eps));
-    });
-}
-
-/// A block takes rows blockIdx.x, + gridDim.x, ... one after the other and leaves their sum of dout xhat in partials (blocks, C).
+/// A block processes rows blockIdx.x, blockIdx.x + gridDim.x, ... and writes their sum of dout xhat to partials (blocks, C).
 template <class X, int PACKS>
 __global__ void __launch_bounds__(rmsnorm::THREADS<X>)
     rmsnorm_backward_kernel(X* dinp, float* partials, const X* dout, const X* inp, const X* weight, const float* rstd, int rows,
                             int C, Write write_input) {
     constexpr int N = Packed<X>::size;
     auto& shared = dynamic_shared<rmsnorm::Shared>();
-    float w[PACKS][N] = {}, dweight[PACKS][N] = {};
+    Packed<X> w[PACKS];
+    float dweight[PACKS][N] = {};
     for (int p = 0; p < PACKS; p++) {
         const int c = (p * blockDim.x + threadIdx.x) * N;
-        if (c < C) read_numbers(w[p], weight + c);
+        w[p] = load_packed_if(c < C, weight + c);
     }
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-        float d[PACKS][N] = {}, xhat[PACKS][N] = {}, before[PACKS][N] = {}, product = 0;
+        Packed<X> d[PACKS], x[PACKS], before[PACKS];
         const float scale = rstd[row];
         for (int p = 0; p < PACKS; p++) {
             const int c = (p * blockDim.x + threadIdx.x) * N;
             const size_t at = size_t(row) * C + c;
-            if (c >= C) continue;
-            read_streaming(d[p], dout + at);
-            read_streaming(xhat[p], inp + at);
-            if (write_input == Write::add) read_numbers(before[p], dinp + at);
+            d[p] = load_streaming_if(c < C, dout + at);
+            x[p] = load_streaming_if(c < C, inp + at);
+            before[p] = load_packed_if(c < C && write_input == Write::add, dinp + at);
         }
+        float product = 0;
         for (int p = 0; p < PACKS; p++)
-            for (int n = 0; n < N; n++) {
-                xhat[p][n] *= scale;
-                product += w[p][n] * d[p][n] * xhat[p][n];
-            }
+            for (int n = 0; n < N; n++) product += w[p][n] * d[p][n] * (x[p][n] * scale);
         const float mean = block_sum(product, shared.parts, blockDim.x / WARP) / C;
         for (int p = 0; p < PACKS; p++) {
             const int c = (p * blockDim.x + threadIdx.x) * N;
             for (int n = 0; n < N; n++) {
-                dweight[p][n] += d[p][n] * xhat[p][n];
-                before[p][n] += scale * (w[p][n] * d[p][n] - xhat[p][n] * mean);
+                const float xhat = x[p][n] * scale;
+                dweight[p][n] += d[p][n] * xhat;
+                before[p].set(n, before[p][n] + scale * (w[p][n] * d[p][n] - xhat * mean));
             }
-            if (c < C) write_numbers(dinp + size_t(row) * C + c, before[p]);
+            if (c < C) store_packed(dinp + size_t(row) * C + c, before[p]);
         }
     }
     for (int p = 0; p < PACKS; p++) {
@@ -213,7 +186,7 @@ __global__ void __launch_bounds__(rmsnorm::THREADS<X>)
 template <class X>
 void rmsnorm_backward(GPU device, X* dinp, Wide<X>* dweight, const X* dout, const X* inp, const X* weight, const Wide<X>* rstd,
                       int rows, int C, Write write_input, Write write_weight) {
-    const int blocks = std::min(rows, std::max(1, rmsnorm::SUMMED / C));   // the same on every GPU, and so are the bits
+    const int blocks = rmsnorm::blocks_backward(rows, C);
     float* partials = take_workspace<float>(device, "the backward of RMSNorm", size_t(blocks) * C);
     rmsnorm::choose_packs<X>(C, [&](auto packs) {
         launch(device, rmsnorm_backward_kernel<X, packs()>, blocks, rmsnorm::threads_for<X>(C, packs), sizeof(rmsnorm::Shared),

@@ -1,40 +1,40 @@
-// sigmaReparam (Zhai et al. 2023, arXiv 2303.06296): linear layers read What = (gamma / sigma(W)) W in place of W, where sigma(W) is
-// the spectral norm and gamma is learned. It keeps attention logits from growing, and with them the entropy from collapsing.
-// Once per optimiser step, from the vector u of the step before (power iteration):
+// sigmaReparam (Zhai et al. 2023, arXiv 2303.06296): linear layers read What = (gamma / sigma(W)) W instead of W, where sigma(W) is
+// the spectral norm and gamma is learned. It keeps attention logits from growing, and so attention entropy from collapsing.
+// One power iteration per optimiser step, from the previous step's u:
 //     v = W u / |W u|      u' = W^T v / |W^T v|      sigma = v^T W u' = |W^T v|                 u becomes u' after the step
-// u, v and u' are constants to the gradient. With G = dL/dWhat, complete over micro-steps and ranks, and p = <G, W>:
+// The gradient treats u, v and u' as constants. With G = dL/dWhat, summed over micro-steps and ranks, and p = <G, W>:
 //     dgamma = p / sigma      dW = (gamma / sigma) (G - (p / sigma) v u'^T)
-// The sources disagree on where gamma starts: at 1 in the authors' JAX code for speech, at sigma(W) in their PyTorch code. Here it
-// is sigma(W), so that What starts at W.
-// AdamW updates W and gamma, and checkpoints hold W, gamma and u. Two matrix-vector products per matrix and step.
+// The sources disagree on gamma's initial value: 1 in the authors' JAX code for speech, sigma(W) in their PyTorch code. Here it is
+// sigma(W), so that What starts at W.
+// AdamW updates W and gamma; checkpoints hold W, gamma and u. The cost is two matrix-vector products per matrix and step.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "model/operations/adamw.cuh"
 #include "model/device/device.h"
 #include "model/device/math.h"
-#include "model/qwen.h"
+#include "model/operations/adamw.cuh"
+#include "model/tensors.h"
 
-/// What the reparametrisation of all linear layers works with, in the device's memory.
+/// State of the reparametrisation of all linear layers, in device memory.
 template <class W>
 struct Sigma {
-    int count = 0;                    // linear layers; none: the model is not reparametrised
+    int count = 0;                    // linear layers; 0: the model is not reparametrised
     int rows = 0, columns = 0;        // the largest OUT and IN among them
     SigmaLinear* linears = nullptr;   // (count)
-    W *v = nullptr, *next_u = nullptr;   // (sum of OUT), (sum of IN): SigmaLinear says where each layer's lie; next_u is u'
-    W* row_sums = nullptr;            // (sum of OUT) parts of <G, W>
+    W *v = nullptr, *next_u = nullptr;   // (sum of OUT), (sum of IN) at the offsets in SigmaLinear; next_u is u'
+    W* row_sums = nullptr;            // (sum of OUT) each row's part of <G, W>
     W* norm = nullptr;                // (count) sigma
 };
 
-inline constexpr double SMALLEST_NORM = 1e-30;   // of a matrix of zeros: 0 / 0 would spread
+inline constexpr double SMALLEST_NORM = 1e-30;   // avoids 0 / 0 for a matrix of zeros
 
 // ---------------------------------------------------------------------------------------------------------------------- CPU
 
 namespace sigma_reparam {
-/// Scales x (n) to length 1; returns the length that it had.
+/// Scales x (n) to unit length; returns its previous length.
 template <class W>
 W normalise(W* x, int n) {
     const W norm = std::max(std::sqrt(inner_product(x, x, n)), W(SMALLEST_NORM));
@@ -42,13 +42,13 @@ W normalise(W* x, int n) {
     return norm;
 }
 
-/// v (OUT) and next_u (IN) from weight (OUT, IN) and u; returns sigma. Every sum has one thread: their number changes no bit.
+/// v (OUT) and next_u (IN) from weight (OUT, IN) and u (IN); returns sigma. One thread per sum: their number changes no bit.
 template <class W>
 W power_iteration(W* v, W* next_u, const W* weight, const W* u, int OUT, int IN) {
 #pragma omp parallel for
     for (int o = 0; o < OUT; o++) v[o] = inner_product(weight + size_t(o) * IN, u, IN);
     normalise(v, OUT);
-    const int width = 64;   // columns that a thread owns
+    const int width = 64;   // columns per thread
 #pragma omp parallel for
     for (int i0 = 0; i0 < IN; i0 += width) {
         const int end = std::min(IN, i0 + width);
@@ -60,25 +60,26 @@ W power_iteration(W* v, W* next_u, const W* weight, const W* u, int OUT, int IN)
 }
 }   // namespace sigma_reparam
 
-/// Starts those u and gamma whose tensors `is_new` names, on the host, after W is there: u from the numbers that it was initialised
-/// with by `iterations` of power iteration, gamma at sigma(W). `weights` is the whole flat buffer.
+/// Precondition: `weights`, the whole flat buffer on the host, is initialised. Initialises each u and gamma for whose tensor name
+/// `is_new` returns true: u by `iterations` power iterations from its current value, gamma to sigma(W). `names`: of the layers.
 template <class W, class IsNew>
-void start_sigma(const Qwen& net, W* weights, IsNew is_new, int iterations = 50) {
-    for (size_t k = 0; k < net.sigma.size(); k++) {
-        const SigmaLinear& s = net.sigma[k];
+void start_sigma(const std::vector<SigmaLinear>& linears, const std::vector<std::string>& names, W* weights, IsNew is_new,
+                 int iterations = 50) {
+    for (size_t k = 0; k < linears.size(); k++) {
+        const SigmaLinear& s = linears[k];
         W* const u = weights + s.u.offset;
         std::vector<W> v(s.OUT), next_u(s.IN);
-        for (int n = 0; n < iterations && is_new(net.sigma_names[k] + ".sigma_u"); n++) {
+        for (int n = 0; n < iterations && is_new(names[k] + ".sigma_u"); n++) {
             sigma_reparam::power_iteration(v.data(), next_u.data(), weights + s.weight.offset, u, s.OUT, s.IN);
             std::copy(next_u.begin(), next_u.end(), u);
         }
-        if (is_new(net.sigma_names[k] + ".sigma_gamma"))
+        if (is_new(names[k] + ".sigma_gamma"))
             weights[s.gamma.offset] =
                 sigma_reparam::power_iteration(v.data(), next_u.data(), weights + s.weight.offset, u, s.OUT, s.IN);
     }
 }
 
-/// What in `weights` from W, gamma and u in `raw`; both are whole flat buffers and may be the same one.
+/// Writes What to `weights` from W, gamma and u in `raw`; both are whole flat buffers and may be the same one.
 template <class W>
 void sigma_forward(CPU, W* weights, const W* raw, const Sigma<W>& all) {
     for (int k = 0; k < all.count; k++) {
@@ -91,7 +92,7 @@ void sigma_forward(CPU, W* weights, const W* raw, const Sigma<W>& all) {
     }
 }
 
-/// `gradients` from those of What to those of W and gamma. Needs what sigma_forward() left in `all`.
+/// Precondition: sigma_forward() has filled `all`. Turns `gradients` from those of What into those of W and gamma, in place.
 template <class W>
 void sigma_backward(CPU, W* gradients, const W* raw, const Sigma<W>& all) {
     for (int k = 0; k < all.count; k++) {
@@ -113,33 +114,53 @@ void sigma_backward(CPU, W* gradients, const W* raw, const Sigma<W>& all) {
     }
 }
 
-/// u = u' in `raw`, unless the step was not taken or u is frozen.
+/// u = u' in `raw`, unless the step was skipped or u is frozen.
 template <class W>
-void sigma_advance(CPU, W* raw, const Sigma<W>& all, const StepNumbers* numbers) {
-    for (int k = 0; k < all.count && numbers->finite(); k++) {
+void sigma_advance(CPU, W* raw, const Sigma<W>& all, const StepTotals* totals) {
+    for (int k = 0; k < all.count && totals->finite(); k++) {
         const SigmaLinear& s = all.linears[k];
         if (s.moves) std::copy_n(all.next_u + s.next_u, s.IN, raw + s.u.offset);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- GPU
-// Block (., k) works on linear layer k: all of a model's in one launch.
+// Blocks (., k) work on linear layer k: one launch covers all layers.
 
 #ifdef WITH_GPU
 
 namespace sigma_reparam {
 inline constexpr int THREADS = 256, WARPS = THREADS / WARP, COLUMNS = 128;
+inline constexpr int IN_FLIGHT = 8;   // loads that a thread issues before it needs the first
 struct Shared {
     float parts[WARPS];
 };
 
-/// The row of the layer that this warp works on, or one past the last. Every warp has a row of its own.
+/// This warp's row of the layer, which may be past the last. One row per warp.
 __device__ __forceinline__ int row_of_warp() { return blockIdx.x * WARPS + threadIdx.x / WARP; }
 
-/// <a, b> (n) by one warp, the same on every lane.
+/// This lane's x[i], x[i + WARP], ... below n, and zeros beyond: all loads are issued before the first value is needed.
+struct LaneChunk {
+    float x[IN_FLIGHT];
+    __device__ LaneChunk(const float* from, int i, int n) {
+        for (int k = 0; k < IN_FLIGHT; k++) x[k] = i + k * WARP < n ? from[i + k * WARP] : 0.0f;
+    }
+    __device__ float operator[](int k) const { return x[k]; }
+};
+
+/// Calls use(i, k) for every element k, which is x[i], of the LaneChunk that starts at `first`.
+template <class Use>
+__device__ __forceinline__ void for_each_in_chunk(int first, int n, Use use) {
+    for (int k = 0; k < IN_FLIGHT; k++)
+        if (const int i = first + k * WARP; i < n) use(i, k);
+}
+
+/// <a, b> of a (n) and b (n) by one warp, returned on every lane.
 __device__ __forceinline__ float warp_dot(const float* a, const float* b, int n) {
     float sum = 0;
-    for (int i = threadIdx.x % WARP; i < n; i += WARP) sum += a[i] * b[i];
+    for (int i = threadIdx.x % WARP; i < n; i += WARP * IN_FLIGHT) {
+        const LaneChunk x(a, i, n), y(b, i, n);
+        for (int k = 0; k < IN_FLIGHT; k++) sum += x[k] * y[k];
+    }
     return warp_sum(sum);
 }
 }   // namespace sigma_reparam
@@ -167,7 +188,7 @@ __global__ void __launch_bounds__(sigma_reparam::COLUMNS) sigma_columns_kernel(c
     all.next_u[s.next_u + i] = sum;
 }
 
-/// Scales v, or next_u with its length going to norm. One block per layer.
+/// Normalises v, or next_u (OF_U), whose length goes to norm. One block per layer.
 template <bool OF_U, class W>
 __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_normalise_kernel(Sigma<W> all) {
     auto& shared = dynamic_shared<sigma_reparam::Shared>();
@@ -181,7 +202,7 @@ __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_normalise_kernel
     if (OF_U && threadIdx.x == 0) all.norm[blockIdx.y] = norm;
 }
 
-/// What, rounded to the nearest X. `weights` and `raw` may be the same memory.
+/// weights = What, rounded to the nearest X. `weights` and `raw` may be the same memory.
 template <class X, class W>
 __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_scale_kernel(X* weights, const W* raw, Sigma<W> all) {
     const SigmaLinear s = all.linears[blockIdx.y];
@@ -189,10 +210,13 @@ __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_scale_kernel(X* 
     if (o >= s.OUT) return;
     const float scale = raw[s.gamma.offset] / all.norm[blockIdx.y];
     const size_t row = s.weight.offset + size_t(o) * s.IN;
-    for (int i = threadIdx.x % WARP; i < s.IN; i += WARP) weights[row + i] = from_float<X>(scale * raw[row + i]);
+    for (int first = threadIdx.x % WARP; first < s.IN; first += WARP * sigma_reparam::IN_FLIGHT) {
+        const sigma_reparam::LaneChunk w(raw + row, first, s.IN);
+        sigma_reparam::for_each_in_chunk(first, s.IN, [&](int i, int k) { weights[row + i] = from_float<X>(scale * w[k]); });
+    }
 }
 
-/// row_sums = the parts of <G, W>.
+/// row_sums = each row's part of <G, W>.
 template <class W>
 __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_products_kernel(const W* gradients, const W* raw, Sigma<W> all) {
     const SigmaLinear s = all.linears[blockIdx.y];
@@ -214,7 +238,7 @@ __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_dgamma_kernel(W*
     if (threadIdx.x == 0) gradients[s.gamma.offset] = sum / all.norm[blockIdx.y];
 }
 
-/// dW from G, in place; dgamma is there.
+/// dW from G, in place. Precondition: dgamma is computed.
 template <class W>
 __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_gradient_kernel(W* gradients, const W* raw, Sigma<W> all) {
     const SigmaLinear s = all.linears[blockIdx.y];
@@ -223,14 +247,21 @@ __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_gradient_kernel(
     const float scale = raw[s.gamma.offset] / all.norm[blockIdx.y], along_v = gradients[s.gamma.offset] * all.v[s.v + o];
     float* const g = gradients + s.weight.offset + size_t(o) * s.IN;
     const float* const u = all.next_u + s.next_u;
-    for (int i = threadIdx.x % WARP; i < s.IN; i += WARP) g[i] = scale * (g[i] - along_v * u[i]);
+    for (int first = threadIdx.x % WARP; first < s.IN; first += WARP * sigma_reparam::IN_FLIGHT) {
+        const sigma_reparam::LaneChunk before(g, first, s.IN), of_u(u, first, s.IN);
+        sigma_reparam::for_each_in_chunk(first, s.IN, [&](int i, int k) { g[i] = scale * (before[k] - along_v * of_u[k]); });
+    }
 }
 
 template <class W>
-__global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_advance_kernel(W* raw, Sigma<W> all, const StepNumbers* numbers) {
+__global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_advance_kernel(W* raw, Sigma<W> all, const StepTotals* totals) {
     const SigmaLinear s = all.linears[blockIdx.y];
-    if (!s.moves || !numbers->finite()) return;
-    for (int i = threadIdx.x; i < s.IN; i += sigma_reparam::THREADS) raw[s.u.offset + i] = all.next_u[s.next_u + i];
+    if (!s.moves || !totals->finite()) return;
+    const int warp = threadIdx.x / WARP, share = WARP * sigma_reparam::IN_FLIGHT;
+    for (int first = warp * share + threadIdx.x % WARP; first < s.IN; first += sigma_reparam::WARPS * share) {
+        const sigma_reparam::LaneChunk u(all.next_u + s.next_u, first, s.IN);
+        sigma_reparam::for_each_in_chunk(first, s.IN, [&](int i, int k) { raw[s.u.offset + i] = u[k]; });
+    }
 }
 
 template <class X>
@@ -253,7 +284,7 @@ inline void sigma_backward(GPU device, float* gradients, const float* raw, const
     launch(device, sigma_gradient_kernel<float>, rows, n::THREADS, 0, gradients, raw, all);
 }
 
-inline void sigma_advance(GPU device, float* raw, const Sigma<float>& all, const StepNumbers* numbers) {
-    launch(device, sigma_advance_kernel<float>, Grid(1, all.count), sigma_reparam::THREADS, 0, raw, all, numbers);
+inline void sigma_advance(GPU device, float* raw, const Sigma<float>& all, const StepTotals* totals) {
+    launch(device, sigma_advance_kernel<float>, Grid(1, all.count), sigma_reparam::THREADS, 0, raw, all, totals);
 }
 #endif

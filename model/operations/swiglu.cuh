@@ -1,4 +1,4 @@
-// SwiGLU (Shazeer 2020): out = silu(gate) * up, silu(x) = x sigmoid(x). Gate and up come from one fused projection.
+// SwiGLU (Shazeer 2020): out = silu(gate) * up with silu(x) = x sigmoid(x). One fused projection computes gate and up.
 #pragma once
 #include <cstddef>
 
@@ -35,7 +35,7 @@ void swiglu_backward(CPU, X* dgate_up, const X* dout, const X* gate_up, int rows
 
 #ifdef WITH_GPU
 
-/// The logistic function to the accuracy of the GPU's own exponential and division.
+/// sigmoid(x) to the accuracy of the GPU's fast exponential and division.
 __device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 namespace swiglu {

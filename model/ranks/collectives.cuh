@@ -1,8 +1,8 @@
-// Sums and gathers over the ranks of arrays in the device's memory. On the CPU they are the network's (ranks.h). Between GPUs:
-//   NCCL   where every rank has a GPU of its own. On a stream of its own, so that the sum of one layer's gradients is taken while
-//          the backward pass works on the next; the host waits for nothing.
-//   host   where ranks share GPUs (NCCL refuses that), or the program was built without NCCL. Through pinned host memory and the
-//          network; the host waits for the GPU every time. Correct, and as slow as that sounds.
+// Collectives on arrays in device memory. On the CPU they are the network's (ranks.h). Between GPUs:
+//   NCCL   if every rank has its own GPU. Uses a separate stream, so that summing one layer's gradients overlaps with the backward
+//          pass of the next; the host never blocks.
+//   host   if ranks share GPUs (NCCL refuses that), or the program was built without NCCL. Through pinned host memory and the
+//          network; the host blocks on the GPU every time. Correct but slow.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -32,17 +32,28 @@ public:
 
     std::string name() const { return ranks_.network(); }
 
-    /// x (n) = its sum over the ranks, for everything that the device does after finish(). Every rank makes the same calls.
+    /// Every rank makes the same calls. Starts the all-reduce x (n) = its sum over the ranks, complete for what the device does
+    /// after finish().
     void start_sum(CPU, float* x, size_t n) { ranks_.sum(x, n); }
     void start_sum(CPU, double* x, size_t n) {
         for (size_t i = 0; i < n; i++) x[i] = ranks_.sum(x[i]);
     }
     void finish(CPU) {}
 
-    /// Completes x (n) on every rank from each rank's own shard (shard_begin() in tensors.h).
+    /// Starts a reduce-scatter: this rank's part (n) of x (ranks x n) = its sum over the ranks, complete after finish(); other
+    /// parts are unchanged.
+    void start_reduce_scatter(CPU, float* x, size_t n) { ranks_.reduce_scatter(x, n); }
+
+    /// All-gather: x (ranks x n) on every rank from each rank's own part (n).
     template <class X>
     void all_gather(CPU, X* x, size_t n) {
-        ranks_.all_gather(x, n, sizeof(X));
+        ranks_.all_gather(x, n * sizeof(X));
+    }
+
+    /// The whole flat buffer x on every rank, from the parts that each rank owns.
+    template <class X>
+    void all_gather(CPU device, X* x, const Shards& shards) {
+        for (size_t k = 0; k < shards.buckets(); k++) all_gather(device, x + shards.bucket(k).begin, shards.part_size(k));
     }
 
 private:
@@ -51,15 +62,21 @@ private:
 
 #ifdef WITH_GPU
 
-/// One way of exchanging the GPU's memory. What has been given to `stream` before comes first; what is given to it after join()
-/// sees the result.
+/// A buffer of one part of `bytes` bytes per rank, in rank order.
+struct Parts {
+    std::byte* x;
+    size_t bytes;
+};
+
+/// A way of exchanging GPU memory. Collectives follow work already in `stream`; work put there after join() sees their results.
 class GpuExchange {
 public:
     virtual ~GpuExchange() = default;
     virtual std::string name() const = 0;
     virtual void sum(cudaStream_t stream, float* x, size_t n) = 0;
     virtual void sum(cudaStream_t stream, double* x, size_t n) = 0;
-    virtual void all_gather(cudaStream_t stream, std::byte* x, size_t n, size_t size) = 0;
+    virtual void reduce_scatter(cudaStream_t stream, float* x, size_t n) = 0;
+    virtual void all_gather(cudaStream_t stream, const std::vector<Parts>& all) = 0;
     virtual void join(cudaStream_t stream) = 0;
 };
 
@@ -67,8 +84,10 @@ public:
 
 class HostExchange : public GpuExchange {
 public:
-    HostExchange(Ranks& ranks, const std::string& reason) : ranks_(ranks), reason_(reason) {
-        check(cudaMallocHost(&staging_, BYTES));
+    /// Allocates `bytes` of pinned memory.
+    HostExchange(Ranks& ranks, const std::string& reason, size_t bytes = size_t(16) << 20)
+        : ranks_(ranks), reason_(reason), bytes_(bytes) {
+        check(cudaMallocHost(&staging_, bytes_));
     }
     ~HostExchange() override { cudaFreeHost(staging_); }
     HostExchange(const HostExchange&) = delete;
@@ -78,58 +97,79 @@ public:
 
     void sum(cudaStream_t stream, float* x, size_t n) override {
         ranks_.at("summing over the ranks through host memory");
-        for (size_t at = 0; at < n; at += BYTES / sizeof(float)) {
-            const size_t count = std::min(BYTES / sizeof(float), n - at);
-            pull(stream, x + at, count * sizeof(float));
-            ranks_.sum(static_cast<float*>(staging_), count);
-            push(stream, x + at, count * sizeof(float));
+        const size_t most = bytes_ / sizeof(float);
+        for (size_t at = 0; at < n; at += most) {
+            const size_t count = std::min(most, n - at);
+            pull(stream, 0, x + at, count * sizeof(float));
+            wait(stream);
+            ranks_.sum(reinterpret_cast<float*>(staging_), count);
+            push(stream, x + at, 0, count * sizeof(float));
+            wait(stream);
         }
     }
     void sum(cudaStream_t stream, double* x, size_t n) override {
         for (size_t i = 0; i < n; i++) {
-            double* const one = static_cast<double*>(staging_);
-            pull(stream, x + i, sizeof(double));
+            double* const one = reinterpret_cast<double*>(staging_);
+            pull(stream, 0, x + i, sizeof(double));
+            wait(stream);
             *one = ranks_.sum(*one);
-            push(stream, x + i, sizeof(double));
+            push(stream, x + i, 0, sizeof(double));
+            wait(stream);
         }
     }
-    void all_gather(cudaStream_t stream, std::byte* x, size_t n, size_t size) override {
-        ranks_.at("gathering from the ranks through host memory");
-        for (int r = 0; r < ranks_.size(); r++) {
-            const size_t end = shard_begin(n, r + 1, ranks_.size()) * size;
-            for (size_t at = shard_begin(n, r, ranks_.size()) * size; at < end; at += BYTES) {
-                const size_t bytes = std::min(BYTES, end - at);
-                if (r == ranks_.rank()) pull(stream, x + at, bytes);
-                ranks_.broadcast(staging_, bytes, r);
-                if (r != ranks_.rank()) push(stream, x + at, bytes);
-            }
+
+    // One piece of every rank's part at a time.
+    void reduce_scatter(cudaStream_t stream, float* x, size_t n) override {
+        ranks_.at("summing over the ranks through host memory");
+        const int me = ranks_.rank(), size = ranks_.size();
+        const size_t most = bytes_ / sizeof(float) / size;
+        for (size_t at = 0; at < n; at += most) {
+            const size_t count = std::min(most, n - at), bytes = count * sizeof(float);
+            for (int r = 0; r < size; r++) pull(stream, bytes * r, x + n * r + at, bytes);
+            wait(stream);
+            ranks_.reduce_scatter(reinterpret_cast<float*>(staging_), count);
+            push(stream, x + n * me + at, bytes * me, bytes);
+            wait(stream);
         }
+    }
+    void all_gather(cudaStream_t stream, const std::vector<Parts>& all) override {
+        ranks_.at("gathering from the ranks through host memory");
+        const int me = ranks_.rank(), size = ranks_.size();
+        const size_t most = bytes_ / size;
+        for (const auto& [x, n] : all)
+            for (size_t at = 0; at < n; at += most) {
+                const size_t bytes = std::min(most, n - at);
+                pull(stream, bytes * me, x + n * me + at, bytes);
+                wait(stream);
+                ranks_.all_gather(staging_, bytes);
+                for (int r = 0; r < size; r++)
+                    if (r != me) push(stream, x + n * r + at, bytes * r, bytes);
+                wait(stream);
+            }
     }
     void join(cudaStream_t) override {}
 
 private:
-    static constexpr size_t BYTES = size_t(16) << 20;
-
-    // Both wait: the host may read, or write again, what `staging_` holds.
-    void pull(cudaStream_t stream, const void* from, size_t bytes) {
-        check(cudaMemcpyAsync(staging_, from, bytes, cudaMemcpyDeviceToHost, stream));
-        check(cudaStreamSynchronize(stream));
+    // Copies to and from byte `at` of staging_. The host must not touch it until wait().
+    void pull(cudaStream_t stream, size_t at, const void* from, size_t bytes) {
+        check(cudaMemcpyAsync(staging_ + at, from, bytes, cudaMemcpyDeviceToHost, stream));
     }
-    void push(cudaStream_t stream, void* to, size_t bytes) {
-        check(cudaMemcpyAsync(to, staging_, bytes, cudaMemcpyHostToDevice, stream));
-        check(cudaStreamSynchronize(stream));
+    void push(cudaStream_t stream, void* to, size_t at, size_t bytes) {
+        check(cudaMemcpyAsync(to, staging_ + at, bytes, cudaMemcpyHostToDevice, stream));
     }
+    void wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream)); }
 
     Ranks& ranks_;
     std::string reason_;
-    void* staging_ = nullptr;
+    size_t bytes_;
+    std::byte* staging_ = nullptr;
 };
 
 // -------------------------------------------------------------------------------------------------------------------- NCCL
 
 #ifdef USE_NCCL
 
-/// Throws when a call of NCCL failed. NCCL_DEBUG=INFO in the environment makes it say much more.
+/// Exit::rank if an NCCL call failed. NCCL_DEBUG=INFO in the environment makes NCCL log details.
 inline void check(ncclResult_t result, std::source_location at = std::source_location::current()) {
     if (result == ncclSuccess || result == ncclInProgress) return;
     fail(Exit::rank, at.file_name(), ":", at.line(), ": NCCL reports: ", ncclGetErrorString(result), " (",
@@ -138,9 +178,9 @@ inline void check(ncclResult_t result, std::source_location at = std::source_loc
 
 class NcclExchange : public GpuExchange {
 public:
-    /// Waits for all ranks; the watchdog ends it when one does not come.
+    /// Waits for all ranks; the watchdog ends the process if one does not arrive.
     explicit NcclExchange(Ranks& ranks) : ranks_(ranks) {
-        setenv("NCCL_ALGO", WITHOUT_NVLS, 0);   // before NCCL looks; what the user has chosen stays
+        setenv("NCCL_ALGO", WITHOUT_NVLS, 0);   // before NCCL reads it; does not override the user's choice
         ncclUniqueId id{};
         if (ranks.first()) check(ncclGetUniqueId(&id));
         ranks.broadcast(&id, sizeof id);
@@ -152,7 +192,7 @@ public:
         ranks.watch_for([this] { return problem(); });
     }
 
-    /// After an error other ranks may never come to what has been given to the stream: then it is given up.
+    /// After an error, aborts: other ranks may never join the collectives already in the stream.
     ~NcclExchange() override {
         ranks_.watch_for({});
         if (std::uncaught_exceptions() > 0) {
@@ -181,19 +221,19 @@ public:
     void sum(cudaStream_t stream, float* x, size_t n) override { sum(stream, x, n, ncclFloat32); }
     void sum(cudaStream_t stream, double* x, size_t n) override { sum(stream, x, n, ncclFloat64); }
 
-    /// Shards differ in size, which ncclAllGather cannot do.
-    void all_gather(cudaStream_t stream, std::byte* x, size_t n, size_t size) override {
+    void reduce_scatter(cudaStream_t stream, float* x, size_t n) override {
+        follow(stream);
+        check(ncclReduceScatter(x, x + n * ranks_.rank(), n, ncclFloat32, ncclSum, communicator_, stream_));
+    }
+    void all_gather(cudaStream_t stream, const std::vector<Parts>& all) override {
         follow(stream);
         check(ncclGroupStart());
-        for (int r = 0; r < ranks_.size(); r++) {
-            std::byte* const shard = x + shard_begin(n, r, ranks_.size()) * size;
-            const size_t bytes = size_t(x + shard_begin(n, r + 1, ranks_.size()) * size - shard);
-            if (bytes) check(ncclBroadcast(shard, shard, bytes, ncclInt8, r, communicator_, stream_));
-        }
+        for (const auto& [x, bytes] : all)
+            check(ncclAllGather(x + bytes * ranks_.rank(), x, bytes, ncclInt8, communicator_, stream_));
         check(ncclGroupEnd());
     }
 
-    /// The host goes on, and will next wait for the GPU, which then waits for the other ranks: the watchdog should say so.
+    /// Does not block. The host will next wait for the GPU, which waits for other ranks; at() lets the watchdog say so.
     void join(cudaStream_t stream) override {
         throw_problem();
         ranks_.at("waiting for the GPU and for sums over the ranks");
@@ -207,14 +247,14 @@ private:
         check(ncclAllReduce(x, x, n, type, ncclSum, communicator_, stream_));
     }
 
-    /// What the communication does next comes after everything that `stream` has been given.
+    /// Orders further communication after all work already in `stream`.
     void follow(cudaStream_t stream) {
         throw_problem();
         check(cudaEventRecord(given_, stream));
         check(cudaStreamWaitEvent(stream_, given_, 0));
     }
 
-    /// Errors that NCCL notices later, such as a rank that has gone: what waits for that rank on the GPU would wait for ever.
+    /// Asynchronous NCCL errors, such as a dead rank, for which the GPU would wait forever; "" if there are none.
     std::string problem() const {
         ncclResult_t result;
         if (ncclCommGetAsyncError(communicator_, &result) != ncclSuccess) return "NCCL does not answer";
@@ -226,7 +266,7 @@ private:
         if (!sentence.empty()) fail(Exit::rank, sentence);
     }
 
-    // Sums that NVSwitches take (NVLink SHARP) may differ from one call to the next; the same command has to give the same bits.
+    // In-switch sums (NVLink SHARP) may differ from call to call, but the same command must give the same bits.
     static constexpr const char* WITHOUT_NVLS = "^NVLS,NVLSTree";
 
     Ranks& ranks_;
@@ -247,15 +287,15 @@ inline std::unique_ptr<GpuExchange> connect_nccl(Ranks&) { return nullptr; }
 template <>
 class Collectives<GPU> {
 public:
-    /// Every rank has chosen its GPU. Sums of less than `together` numbers wait for their neighbours in memory.
+    /// Precondition: every rank has set its GPU. Sums of fewer than `together` elements are coalesced with adjacent ones.
     Collectives(const GPU&, Ranks& ranks, size_t together = size_t(1) << 22) : together_(together) {
         if (ranks.size() > 1) choose(ranks);
     }
 
     std::string name() const { return exchange_ ? exchange_->name() : "none"; }
 
-    /// x (n) = its sum over the ranks, for everything that the device does after finish(). Every rank makes the same calls. The sum
-    /// takes x as what the device has been given so far leaves it; nothing may touch it before finish().
+    /// Every rank makes the same calls. Starts the all-reduce x (n) = its sum over the ranks, ordered after work already in the
+    /// device's stream and complete for what the device does after finish(). Nothing may touch x before.
     void start_sum(const GPU& device, float* x, size_t n) {
         if (!exchange_) return;
         const bool below = x + n == waiting_, above = waiting_ + count_ == x;
@@ -273,21 +313,43 @@ public:
         exchange_->join(device.stream);
     }
 
-    /// Completes x (n) on every rank from each rank's own shard (shard_begin() in tensors.h), for what the device does afterwards.
+    /// Starts a reduce-scatter: this rank's part (n) of x (ranks x n) = its sum over the ranks, complete for what the device does
+    /// after finish(); other parts are unchanged. Nothing may touch x before.
+    void start_reduce_scatter(const GPU& device, float* x, size_t n) {
+        if (exchange_) exchange_->reduce_scatter(device.stream, x, n);
+    }
+
+    /// All-gather: x (ranks x n) on every rank from each rank's own part (n), complete for what the device does afterwards.
     template <class X>
     void all_gather(const GPU& device, X* x, size_t n) {
-        if (!exchange_) return;
-        exchange_->all_gather(device.stream, reinterpret_cast<std::byte*>(x), n, sizeof(X));
-        exchange_->join(device.stream);
+        gather(device, std::vector<Parts>(1, parts_of(x, n)));
+    }
+
+    /// The whole flat buffer x on every rank, from the parts that each rank owns.
+    template <class X>
+    void all_gather(const GPU& device, X* x, const Shards& shards) {
+        std::vector<Parts> all;
+        for (size_t k = 0; k < shards.buckets(); k++) all.push_back(parts_of(x + shards.bucket(k).begin, shards.part_size(k)));
+        gather(device, all);
     }
 
 private:
+    template <class X>
+    static Parts parts_of(X* x, size_t n) {
+        return {reinterpret_cast<std::byte*>(x), n * sizeof(X)};
+    }
+    void gather(const GPU& device, const std::vector<Parts>& all) {
+        if (!exchange_) return;
+        exchange_->all_gather(device.stream, all);
+        exchange_->join(device.stream);
+    }
+
     void flush(const GPU& device) {
         if (count_) exchange_->sum(device.stream, waiting_, count_);
         waiting_ = nullptr, count_ = 0;
     }
 
-    /// NCCL when no rank has a reason against it: all ranks see the same answers and choose the same.
+    /// NCCL unless any rank has a reason against it. All ranks make the same choice.
     void choose(Ranks& ranks) {
         const int gpus = count_gpus(ranks);
         const bool without_nccl = ranks.any(!BUILT_WITH_NCCL);
@@ -298,17 +360,14 @@ private:
         else exchange_ = connect_nccl(ranks);
     }
 
-    /// How many different GPUs the ranks have chosen. A GPU is known by its machine and its place on the bus.
+    /// The number of distinct GPUs of the ranks. A GPU is identified by its machine and PCI address.
     static int count_gpus(Ranks& ranks) {
-        constexpr size_t PLACE = 128;   // 16 elements of 8 bytes: what makes all shards of a gather equally long
-        int device = 0;
-        cudaDeviceProp gpu{};
-        check(cudaGetDevice(&device));
-        check(cudaGetDeviceProperties(&gpu, device));
+        constexpr size_t PLACE = 128;
+        const cudaDeviceProp gpu = gpu_properties();
         std::vector<char> places(PLACE * size_t(ranks.size()));
         std::snprintf(places.data() + PLACE * size_t(ranks.rank()), PLACE, "%s %d:%d:%d", machine_id().c_str(), gpu.pciDomainID,
                       gpu.pciBusID, gpu.pciDeviceID);
-        ranks.all_gather(places.data(), 16 * size_t(ranks.size()), PLACE / 16);
+        ranks.all_gather(places.data(), PLACE);
         std::set<std::string> different;
         for (int r = 0; r < ranks.size(); r++) different.insert(places.data() + PLACE * size_t(r));
         return int(different.size());
@@ -316,7 +375,7 @@ private:
 
     std::unique_ptr<GpuExchange> exchange_;   // null for one rank alone
     size_t together_;
-    float* waiting_ = nullptr;   // (count_) sums that were asked for and are not begun
+    float* waiting_ = nullptr;   // (count_) elements whose sum is requested but not started
     size_t count_ = 0;
 };
 #endif

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <vector>
 
 #include <unistd.h>
 
@@ -16,9 +17,9 @@
 #include <mpi.h>
 #endif
 
-// -------------------------------------------------------------------------------------------------------- what launchers tell
+// -------------------------------------------------------------------------------------------------------- launcher environment
 
-/// The first of the variables that is set, or null.
+/// The value of the first variable that is set, or null.
 static const char* from_environment(std::initializer_list<const char*> names) {
     for (const char* name : names)
         if (const char* value = std::getenv(name)) return value;
@@ -29,7 +30,7 @@ static const char* from_environment(std::initializer_list<const char*> names) {
 static const char* mpi_rank() { return from_environment({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}); }
 static const char* mpi_size() { return from_environment({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}); }
 
-/// torchrun, and what starts PyTorch jobs on Kubernetes and elsewhere.
+/// torchrun and other launchers of PyTorch jobs, e.g. on Kubernetes.
 static bool torch_launched() { return std::getenv("RANK") && std::getenv("WORLD_SIZE"); }
 
 std::string process_name(const std::string& program) {
@@ -37,13 +38,13 @@ std::string process_name(const std::string& program) {
     return rank ? program + " [rank " + rank + "]" : program;
 }
 
-/// torchrun's own agent often keeps MASTER_PORT for itself, and says so; then the port above it is ours.
-static MeetingPoint meeting_point_of_torch() {
+/// torchrun's agent may occupy MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE); then we use the next port.
+static RendezvousPoint rendezvous_point_of_torch() {
     const char *host = std::getenv("MASTER_ADDR"), *port = std::getenv("MASTER_PORT");
     if (!host)
         fail(Exit::usage, "MASTER_ADDR is not set: where is rank 0? Set it, or give --ranks-from tcp:HOST:PORT");
     const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-    MeetingPoint where;
+    RendezvousPoint where;
     where.host = host;
     where.port = (port ? std::atoi(port) : 29500) + (agent && std::string(agent) == "True");
     return where;
@@ -57,7 +58,7 @@ static int number(const char* variable) {
     return int(n);
 }
 
-/// This rank's number and how many there are, as the environment says.
+/// This rank and the number of ranks, from the environment.
 static std::pair<int, int> rank_and_size(const std::string& from) {
     for (const auto& [rank, size] : {std::pair("RANK", "WORLD_SIZE"), {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                                      {"PMI_RANK", "PMI_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}})
@@ -65,13 +66,13 @@ static std::pair<int, int> rank_and_size(const std::string& from) {
     fail(Exit::usage, "--ranks-from ", from, " needs this rank's number and how many there are: set RANK and WORLD_SIZE");
 }
 
-/// Null for a job of one.
+/// Null for a job of one rank.
 static std::unique_ptr<Network> join_without_mpi(const std::string& from, int seconds) {
-    MeetingPoint where;
-    if (from != "tcp") where = parse_meeting_point(from);
+    RendezvousPoint where;
+    if (from != "tcp") where = parse_rendezvous_point(from);
     const auto [rank, size] = rank_and_size(from);
     if (size == 1 && rank == 0) return nullptr;
-    if (from == "tcp") where = meeting_point_of_torch();
+    if (from == "tcp") where = rendezvous_point_of_torch();
     auto star = std::make_unique<Star>(where, rank, size, seconds > 0 ? seconds : 300);
     if (std::getenv("LOCAL_RANK")) star->local_rank = number("LOCAL_RANK");
     if (std::getenv("LOCAL_WORLD_SIZE")) star->local_size = number("LOCAL_WORLD_SIZE");
@@ -85,7 +86,7 @@ static void check(int status, const char* what) {
     if (status != MPI_SUCCESS) fail(Exit::rank, "MPI failed in ", what, " (", status, "): another rank has probably died");
 }
 
-/// MPI counts are ints: long buffers go in pieces.
+/// Splits long buffers, as MPI counts are ints.
 template <class X, class Collective>
 static void in_pieces(X* x, size_t n, Collective collective) {
     const size_t most = size_t(1) << 28;
@@ -107,7 +108,7 @@ public:
         const char* expected = mpi_size();
         if (expected && std::atoi(expected) != size)
             fail(Exit::usage, "the launcher started ", expected, " ranks, but MPI knows of ", size,
-                 ": mpirun belongs to another MPI than the one this program was built with");
+                 ": mpirun belongs to a different MPI from the one this program was built with");
     }
 
     const char* name() const override { return "MPI"; }
@@ -120,6 +121,28 @@ public:
     void sum(double* x, size_t n) override {
         in_pieces(x, n, [](double* at, int count) {
             check(MPI_Allreduce(MPI_IN_PLACE, at, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
+        });
+    }
+    /// Copies a piece of every part at a time to a temporary buffer: MPI counts are ints, and MPI's own buffers are as large as
+    /// what it is given.
+    void reduce_scatter(float* x, size_t n) override {
+        const size_t most = std::max<size_t>(1, (size_t(1) << 20) / size), longest = std::min(n, most);
+        std::vector<float> pieces(longest * size);
+        for (size_t at = 0; at < n; at += most) {
+            const size_t count = std::min(most, n - at);
+            for (int r = 0; r < size; r++) std::copy_n(x + n * r + at, count, &pieces[count * r]);
+            check(MPI_Reduce_scatter_block(pieces.data(), x + n * rank + at, int(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
+                  "MPI_Reduce_scatter_block");
+        }
+    }
+    void all_gather(void* x, size_t bytes) override {
+        in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
+            MPI_Datatype piece, part;   // `count` bytes with the stride of a part
+            check(MPI_Type_contiguous(count, MPI_BYTE, &piece), "MPI_Type_contiguous");
+            check(MPI_Type_create_resized(piece, 0, MPI_Aint(bytes), &part), "MPI_Type_create_resized");
+            check(MPI_Type_commit(&part), "MPI_Type_commit");
+            check(MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, at, 1, part, MPI_COMM_WORLD), "MPI_Allgather");
+            MPI_Type_free(&part), MPI_Type_free(&piece);
         });
     }
     void broadcast(void* x, size_t bytes, int from) override {
@@ -138,13 +161,13 @@ public:
 
 static std::unique_ptr<Network> join_with_mpi() { return std::make_unique<Mpi>(); }
 #else
-/// A launcher of one rank needs no MPI.
+/// A launched job of one rank needs no MPI.
 static std::unique_ptr<Network> join_with_mpi() {
     const char* size = mpi_size();
     if (size && std::atoi(size) > 1)
         fail(Exit::usage, "started as one of ", size,
              " ranks, but this program was built without MPI: install libopenmpi-dev, then make configure and build again; "
-             "or let the ranks meet without it (--ranks-from)");
+             "or let the ranks find each other without it (--ranks-from)");
     return nullptr;
 }
 #endif
@@ -177,21 +200,21 @@ double Ranks::sum(double x) {
     return x;
 }
 
-void Ranks::gather_shards(const float* mine, float* whole, size_t n) {
-    const size_t begin = shard_begin(n, rank_, size_), end = shard_begin(n, rank_ + 1, size_);
-    if (!first()) return network_->to_first(const_cast<float*>(mine), (end - begin) * sizeof(float), rank_);   // which is only read
-    std::copy(mine, mine + (end - begin), whole + begin);
-    for (int r = 1; r < size_; r++) {
-        const size_t at = shard_begin(n, r, size_);
-        network_->to_first(whole + at, (shard_begin(n, r + 1, size_) - at) * sizeof(float), r);
-    }
+void Ranks::reduce_scatter(float* x, size_t n) {
+    if (size_ > 1) network_->reduce_scatter(x, n);
 }
 
-void Ranks::all_gather(void* x, size_t n, size_t size) {
-    std::byte* bytes = static_cast<std::byte*>(x);
-    for (int r = 0; r < size_ && size_ > 1; r++) {
-        const size_t begin = shard_begin(n, r, size_) * size, end = shard_begin(n, r + 1, size_) * size;
-        network_->broadcast(bytes + begin, end - begin, r);
+void Ranks::all_gather(void* x, size_t bytes) {
+    if (size_ > 1) network_->all_gather(x, bytes);
+}
+
+void Ranks::gather_shards(const float* mine, float* whole, const Shards& shards) {
+    for (size_t k = 0; k < shards.buckets(); k++) {
+        const size_t n = shards.part_size(k), bytes = n * sizeof(float);
+        const float* const held = mine + shards.held(k);
+        if (!first()) network_->to_first(const_cast<float*>(held), bytes, rank_);   // only reads it
+        else std::copy_n(held, n, whole + shards.own(k).begin);
+        for (int r = 1; first() && r < size_; r++) network_->to_first(whole + shards.part(k, r).begin, bytes, r);
     }
 }
 
@@ -218,26 +241,26 @@ std::string Ranks::problem() {
     return found.empty() ? network_->lost() : found;
 }
 
-/// Without destructors: the main thread is still at work somewhere, perhaps for ever.
+/// Exits without running destructors: the main thread is still running, perhaps forever.
 void Ranks::give_up(const std::string& why) {
-    std::fprintf(stderr, "rank %d of %d %s; it stood in step %lld, %s.\n", rank_, size_, why.c_str(), static_cast<long long>(step_),
+    std::fprintf(stderr, "rank %d of %d %s; it was in step %lld, %s.\n", rank_, size_, why.c_str(), static_cast<long long>(step_),
                  doing_.load());
     _exit(static_cast<int>(Exit::rank));
 }
 
-/// Runs on a thread of its own and looks ten times a second. A stopped process (SIGSTOP) does not count its own pause: time is
-/// counted in looks, not in hours of the day. A problem waits for three seconds, in which the main thread can report its cause.
+/// The watchdog thread; polls ten times a second. Time is counted in polls rather than by the clock, so that a stopped process
+/// (SIGSTOP) does not count its own pause. A problem must persist for three seconds, in which the main thread can report its cause.
 void Ranks::watch(int seconds) {
-    const int looks_per_second = 10;
+    const int polls_per_second = 10;
     int64_t seen = -1;
     for (int quiet = 0, wrong = 0; !over_; quiet++) {
         const std::string what = problem();
         wrong = what.empty() ? 0 : wrong + 1;
-        if (wrong > 3 * looks_per_second) give_up("gives up: " + what);
+        if (wrong > 3 * polls_per_second) give_up("gives up: " + what);
         if (beats_ != seen || beats_ == 0) seen = beats_, quiet = 0;
-        if (seconds > 0 && quiet > seconds * looks_per_second)
+        if (seconds > 0 && quiet > seconds * polls_per_second)
             give_up("made no progress for " + std::to_string(seconds) +
                     " s (another rank is stopped, dead or far slower; --watchdog-seconds sets the limit)");
-        std::this_thread::sleep_for(std::chrono::milliseconds(1000 / looks_per_second));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1000 / polls_per_second));
     }
 }

@@ -1,6 +1,6 @@
-// The processes of one training job. Under mpirun (or srun), torchrun and the like every rank trains on its own rows and sums are
-// taken over all of them; started alone the program is rank 0 of 1 and needs neither. Arrays here are in the host's memory;
-// collectives.cuh is for those in the memory of the device that computes.
+// The processes of one training job. Under mpirun (or srun), torchrun and the like, each rank trains on its own rows and gradients
+// are summed over all; started alone, the program is rank 0 of 1 and needs none of them. Arrays here are in host memory;
+// collectives.cuh handles device memory.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -12,22 +12,23 @@
 #include <thread>
 
 class Network;
+class Shards;
 
-/// "train_asga", or "train_asga [rank 2]" under a launcher: how this process calls itself in messages.
+/// "train_asga", or "train_asga [rank 2]" under a launcher: this process's name in messages.
 std::string process_name(const std::string& program);
 
 class Ranks {
 public:
-    /// Joins the job if a launcher started this process. `from` says where this rank learns of the others:
-    ///   auto              mpi if an MPI launcher started it, else tcp if WORLD_SIZE is set, else it is alone
-    ///   mpi               MPI, whatever started it
-    ///   tcp               rank 0 listens on MASTER_ADDR:MASTER_PORT, as torchrun sets them
+    /// Joins the job if a launcher started this process. `from` selects how the ranks find each other:
+    ///   auto              mpi if started by an MPI launcher, else tcp if WORLD_SIZE is set, else alone
+    ///   mpi               MPI, whatever started the process
+    ///   tcp               rank 0 listens on MASTER_ADDR:MASTER_PORT, as set by torchrun
     ///   tcp:HOST:PORT     rank 0 listens there
-    ///   file:PATH         rank 0 writes its address into this file; all ranks can read it
-    /// Without MPI a rank's number and theirs are RANK and WORLD_SIZE, or what Slurm or an MPI launcher calls them. Ranks that have
-    /// not come within `watchdog_seconds` (300 when that is 0) are named in an Exit::rank on all others.
+    ///   file:PATH         rank 0 writes its address to this file, which all ranks can read
+    /// Without MPI, rank and size are RANK and WORLD_SIZE, or the variables of Slurm or an MPI launcher. If ranks have not arrived
+    /// within `watchdog_seconds` (300 if that is 0), all others fail with Exit::rank and name them.
     ///
-    /// From the first at() on, a rank that makes no further call of it for `watchdog_seconds` says where it stood and exits with
+    /// From the first at() on, a rank that does not call it again within `watchdog_seconds` reports where it was and exits with
     /// Exit::rank, which makes the launcher end the others: a dead or stopped rank never hangs a job. 0: no limit.
     explicit Ranks(int watchdog_seconds, const std::string& from = "auto");
 
@@ -44,28 +45,31 @@ public:
     bool first() const { return rank_ == 0; }
     const char* network() const;   // "MPI", "TCP" or "none"
 
-    /// A sign of life: what this rank is about to do, for the watchdog's message. `doing` must be a string literal.
+    /// Precondition: `doing` is a string literal. Heartbeat: what this rank is about to do, for the watchdog's message.
     void at(const char* doing, int64_t step);
     void at(const char* doing) { at(doing, step_); }
 
-    /// Lets the watchdog ask ten times a second for a problem of which the main thread may not hear: it may be waiting for a GPU
-    /// that waits for a dead rank. A sentence that stays for three seconds ends this rank. An empty function ends the asking.
+    /// Makes the watchdog poll `problem` ten times a second, since the main thread may be blocked on a GPU that waits for a dead
+    /// rank. A problem that persists for three seconds ends this rank. An empty function stops the polling.
     void watch_for(std::function<std::string()> problem);
 
-    /// In place, x (n) = sum of x over the ranks. Every rank must call it; all get the same bits.
+    /// Every rank must call it; all get the same bits. In place, x (n) = its sum over the ranks.
     void sum(float* x, size_t n);
     double sum(double x);
 
     /// Whether any rank says yes.
     bool any(bool yes) { return sum(yes ? 1.0 : 0.0) > 0; }
 
-    /// whole (n), on rank 0 only, from each rank's shard (n of the list, this rank's part of it at `mine`).
-    void gather_shards(const float* mine, float* whole, size_t n);
+    /// This rank's part (n) of x (size x n) = its sum over the ranks; other parts are unchanged.
+    void reduce_scatter(float* x, size_t n);
 
-    /// Completes x, n elements of `size` bytes, on every rank from each rank's own shard (shard_begin() in tensors.h).
-    void all_gather(void* x, size_t n, size_t size);
+    /// x (size x bytes) on every rank, from each rank's own part.
+    void all_gather(void* x, size_t bytes);
 
-    /// `bytes` bytes at x of rank `from` on every rank.
+    /// `whole` (shards.size()), on rank 0 only, from each rank's `mine` (shards.owned()).
+    void gather_shards(const float* mine, float* whole, const Shards& shards);
+
+    /// Copies `bytes` bytes at x from rank `from` to every rank.
     void broadcast(void* x, size_t bytes, int from = 0);
 
     void barrier() { sum(0.0); }

@@ -15,33 +15,25 @@
 
 namespace {
 
-/// What a rank says first. Rank 0 answers `magic` at once and a Verdict when all have come or time is up.
+/// A rank's first message. Rank 0 answers with `magic` at once, and with a Verdict when all have arrived or time is up.
 struct Hello {
     char magic[8];
-    uint64_t token;   // of the job, from its file; 0 where ranks meet at a known address
+    uint64_t token;   // identifies the job, from its file; 0 for a known address
     int32_t rank, size;
     char machine[64], machine_id[64];
 };
 struct Verdict {
     int32_t local_rank, local_size;
-    char problem[400];   // "" when all have come
+    char problem[400];   // "" if all have arrived
 };
 constexpr char MAGIC[8] = "ranks 1";
-constexpr int STRANGER_SECONDS = 2;   // rank 0 waits no longer for the first words on a connection: port scanners say nothing
-constexpr int ANSWER_SECONDS = 20;    // for rank 0's answer to them
-constexpr size_t PIECE = size_t(1) << 20;   // bytes of a sum at a time: rank 0 needs no more memory than that
+constexpr int STRANGER_SECONDS = 2;   // rank 0's limit for the first message on a connection: port scanners send none
+constexpr int ANSWER_SECONDS = 20;    // limit for rank 0's answer to it
+constexpr size_t PIECE = size_t(1) << 20;   // bytes summed at a time, which bounds rank 0's memory
 
 void copy_text(char* to, size_t room, const std::string& text) { std::snprintf(to, room, "%s", text.c_str()); }
 
-/// "1, 3, 4"; of many only the first.
-std::string list_of(const std::vector<int>& ranks) {
-    const size_t shown = ranks.size() <= 12 ? ranks.size() : 10;
-    std::string text;
-    for (size_t i = 0; i < shown; i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
-    return shown == ranks.size() ? text : text + " and " + std::to_string(ranks.size() - shown) + " more";
-}
-
-/// Written under another name first, so that nobody reads half of it.
+/// Writes the file under another name and renames it, so that no rank reads a partial one.
 void write_address(const std::string& file, int port, uint64_t token) {
     const std::string unfinished = file + ".new";
     std::ofstream out(unfinished, std::ios::trunc);
@@ -61,8 +53,15 @@ uint64_t random_token() {
 
 }   // namespace
 
-MeetingPoint parse_meeting_point(const std::string& text) {
-    MeetingPoint where;
+std::string ranks_named(const std::vector<int>& ranks) {
+    const size_t shown = ranks.size() <= 12 ? ranks.size() : 10;
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < shown; i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
+    return shown == ranks.size() ? text : text + " and " + std::to_string(ranks.size() - shown) + " more";
+}
+
+RendezvousPoint parse_rendezvous_point(const std::string& text) {
+    RendezvousPoint where;
     if (text.rfind("file:", 0) == 0 && text.size() > 5) {
         where.file = text.substr(5);
         return where;
@@ -74,20 +73,20 @@ MeetingPoint parse_meeting_point(const std::string& text) {
         where.port = std::atoi(text.c_str() + colon + 1);
         if (where.port > 0 && where.port < 65536) return where;
     }
-    fail(Exit::usage, text, " is not a place where ranks can meet; --ranks-from takes auto, mpi, tcp, tcp:HOST:PORT or file:PATH");
+    fail(Exit::usage, text, " is not a valid rendezvous; --ranks-from takes auto, mpi, tcp, tcp:HOST:PORT or file:PATH");
 }
 
-// ----------------------------------------------------------------------------------------------------------------- the meeting
+// ------------------------------------------------------------------------------------------------------------------ rendezvous
 
-Star::Star(const MeetingPoint& where, int rank_, int size_, int seconds) : sockets_(size_, -1), machines_(size_) {
+Star::Star(const RendezvousPoint& where, int rank_, int size_, int seconds) : sockets_(size_, -1), machines_(size_) {
     rank = rank_, size = size_;
     if (size < 1 || rank < 0 || rank >= size)
         fail(Exit::usage, "rank ", rank, " is not one of ", size, " ranks, which count from 0");
     if (size == 1) return;
     try {
-        rank == 0 ? wait_for_others(where, seconds) : find_first(where, seconds);
+        rank == 0 ? wait_for_others(where, seconds) : connect_to_first(where, seconds);
     } catch (...) {
-        for (int s : sockets_) close_socket(s);   // there is no destructor for what was never constructed
+        for (int s : sockets_) close_socket(s);   // the destructor does not run if the constructor throws
         throw;
     }
 }
@@ -103,30 +102,30 @@ std::vector<int> Star::missing() const {
     return ranks;
 }
 
-void Star::wait_for_others(const MeetingPoint& where, int seconds) {
+void Star::wait_for_others(const RendezvousPoint& where, int seconds) {
     const bool by_file = !where.file.empty();
     const uint64_t token = by_file ? random_token() : 0;
     machines_[0] = {machine_name(), machine_id()};
-    const Listener door(where.port);
-    if (by_file) write_address(where.file, door.port(), token);
+    const Listener listener(where.port);
+    if (by_file) write_address(where.file, listener.port(), token);
     const Deadline deadline(seconds);
     std::string problem;
     while (problem.empty() && !missing().empty() && !deadline.over()) {
-        const int visitor = door.accept(deadline);
-        if (visitor >= 0) problem = admit(visitor, token);
+        const int connection = listener.accept(deadline);
+        if (connection >= 0) problem = admit(connection, token);
     }
     if (by_file) std::remove(where.file.c_str());
     const std::vector<int> absent = missing();
     if (problem.empty() && !absent.empty()) {
         std::ostringstream text;
-        text << (absent.size() == 1 ? "rank " : "ranks ") << list_of(absent) << " of " << size << " never came to " << where.text()
+        text << ranks_named(absent) << " of " << size << " did not reach " << where.text()
              << " within " << seconds << " s";
         problem = text.str();
     }
     give_verdict(problem);
 }
 
-/// Strangers are sent away without a word. A rank that cannot be right is a problem for the whole job, returned as a sentence.
+/// Silently closes connections that are not from this job. If a rank's claim is impossible, failing the job, returns a sentence.
 std::string Star::admit(int socket, uint64_t token) {
     Hello hello;
     const Deadline patience(STRANGER_SECONDS);
@@ -140,7 +139,7 @@ std::string Star::admit(int socket, uint64_t token) {
     hello.machine[sizeof hello.machine - 1] = hello.machine_id[sizeof hello.machine_id - 1] = 0;
     const Machine machine{hello.machine, hello.machine_id};
     if (hello.size != size || r < 1 || r >= size) {
-        problem << "rank " << r << " of " << hello.size << " on " << machine.name << " came to a job of " << size << " ranks";
+        problem << "rank " << r << " of " << hello.size << " on " << machine.name << " joined a job of " << size << " ranks";
         close_socket(socket);
         return problem.str();
     }
@@ -155,7 +154,7 @@ std::string Star::admit(int socket, uint64_t token) {
     return "";
 }
 
-/// Tells every rank that came its place on its machine, or what keeps the job from starting.
+/// Tells every rank that arrived its local rank, or why the job cannot start; in the latter case Exit::rank.
 void Star::give_verdict(const std::string& problem) {
     for (int r = 0; r < size; r++) {
         Verdict verdict{};
@@ -166,16 +165,16 @@ void Star::give_verdict(const std::string& problem) {
             verdict.local_rank += other < r;
         }
         if (r == 0) local_rank = verdict.local_rank, local_size = verdict.local_size;
-        else if (sockets_[r] >= 0) send_all(sockets_[r], &verdict, sizeof verdict);   // one that has gone is missed soon enough
+        else if (sockets_[r] >= 0) send_all(sockets_[r], &verdict, sizeof verdict);   // a rank that has died is noticed later
     }
     if (!problem.empty()) fail(Exit::rank, problem);
 }
 
-void Star::find_first(const MeetingPoint& where, int seconds) {
+void Star::connect_to_first(const RendezvousPoint& where, int seconds) {
     const Deadline deadline(seconds);
     std::string problem = "no time";
     while (sockets_[0] < 0 && !deadline.over()) {
-        problem = where.file.empty() ? knock(where.host, where.port, 0) : knock_as_told_by(where.file);
+        problem = where.file.empty() ? try_address(where.host, where.port, 0) : try_addresses_in(where.file);
         if (sockets_[0] < 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     if (sockets_[0] < 0)
@@ -183,16 +182,16 @@ void Star::find_first(const MeetingPoint& where, int seconds) {
              ")");
 
     Verdict verdict;
-    const Deadline patience(seconds + ANSWER_SECONDS);   // rank 0 was there before this rank: its own time is up earlier
+    const Deadline patience(seconds + ANSWER_SECONDS);   // rank 0 started first, so its deadline is earlier
     if (!receive_all(sockets_[0], &verdict, sizeof verdict, &patience))
-        fail(Exit::rank, "rank 0 at ", where.text(), " left before all ranks had come; its own message says why");
+        fail(Exit::rank, "rank 0 at ", where.text(), " left before all ranks had joined; its own message says why");
     verdict.problem[sizeof verdict.problem - 1] = 0;
     if (verdict.problem[0]) fail(Exit::rank, verdict.problem);
     local_rank = verdict.local_rank, local_size = verdict.local_size;
 }
 
-/// Introduces this rank to whoever listens there. "" when that was rank 0 of this job, else why not.
-std::string Star::knock(const std::string& host, int port, uint64_t token) {
+/// Connects and says hello. "" if rank 0 of this job answered, else the problem.
+std::string Star::try_address(const std::string& host, int port, uint64_t token) {
     std::string problem;
     const int socket = connect_to(host, port, Deadline(STRANGER_SECONDS), problem);
     if (socket < 0) return problem;
@@ -212,18 +211,18 @@ std::string Star::knock(const std::string& host, int port, uint64_t token) {
     return "what answers there is not rank 0 of this job";
 }
 
-std::string Star::knock_as_told_by(const std::string& file) {
+std::string Star::try_addresses_in(const std::string& file) {
     std::ifstream in(file);
-    std::string machine, address, problem = "the file is not whole";
+    std::string machine, address, problem = "the file is incomplete";
     int port;
     uint64_t token;
     if (!(in >> machine >> port >> token)) return "there is no such file";
-    if (machine == machine_id()) problem = knock("127.0.0.1", port, token);   // needs no network
-    while (sockets_[0] < 0 && in >> address) problem = knock(address, port, token);
+    if (machine == machine_id()) problem = try_address("127.0.0.1", port, token);   // needs no network
+    while (sockets_[0] < 0 && in >> address) problem = try_address(address, port, token);
     return problem;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- the exchange
+// ----------------------------------------------------------------------------------------------------------------- collectives
 
 std::string Star::who(int r) const {
     return "rank " + std::to_string(r) + (machines_[r].name.empty() ? "" : " on " + machines_[r].name);
@@ -236,7 +235,7 @@ void Star::receive(int from, void* data, size_t bytes) {
     if (!receive_all(sockets_[from], data, bytes)) fail(Exit::rank, who(from), " has left the job: it died, or its own message says why");
 }
 
-/// Rank 0 adds the others' numbers to its own in the order of the ranks and sends the result to all.
+/// Rank 0 adds the others' values to its own in rank order and sends the result to all.
 template <class X>
 void Star::sum_in_pieces(X* x, size_t n) {
     const size_t most = PIECE / sizeof(X);
@@ -254,6 +253,31 @@ void Star::sum_in_pieces(X* x, size_t n) {
         }
         for (int r = 1; r < size; r++) send(r, x + at, bytes);
     }
+}
+
+/// Rank 0 sums one part after the other, in rank order, and sends each to its owner, which waits for it before sending the next.
+void Star::reduce_scatter(float* x, size_t n) {
+    const size_t most = PIECE / sizeof(float);
+    std::vector<float> total(rank == 0 ? std::min(n, most) : 0), others(total.size());
+    for (int owner = 0; owner < size; owner++)
+        for (size_t at = 0; at < n; at += most) {
+            float* const part = x + n * owner + at;
+            const size_t count = std::min(most, n - at), bytes = count * sizeof(float);
+            if (rank != 0) send(0, part, bytes);
+            if (rank != 0 && rank == owner) receive(0, part, bytes);
+            if (rank != 0) continue;
+            std::copy_n(part, count, total.data());
+            for (int r = 1; r < size; r++) {
+                receive(r, others.data(), bytes);
+                for (size_t i = 0; i < count; i++) total[i] += others[i];
+            }
+            if (owner == 0) std::copy_n(total.data(), count, part);
+            else send(owner, total.data(), bytes);
+        }
+}
+
+void Star::all_gather(void* x, size_t bytes) {
+    for (int r = 0; r < size; r++) broadcast(static_cast<std::byte*>(x) + bytes * r, bytes, r);
 }
 
 void Star::broadcast(void* x, size_t bytes, int from) {
@@ -275,7 +299,7 @@ void Star::leave() {
     try {
         double goodbye = 0;
         sum(&goodbye, 1);
-    } catch (const Error&) {   // this rank's work is done, whatever became of the others
+    } catch (const Error&) {   // this rank is done, whatever happened to the others
     }
 }
 

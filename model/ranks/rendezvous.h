@@ -1,6 +1,6 @@
-// How the hosts of a job talk to each other: MPI (ranks.cpp) or, where there is none, TCP connections between rank 0 and every
-// other rank. Such a star is enough for what hosts exchange: a number or two per step, the moments of a checkpoint, NCCL's id. Sums
-// of gradients between GPUs do not come this way (collectives.cuh).
+// Communication between the hosts of a job: MPI (ranks.cpp) or, without MPI, TCP connections between rank 0 and every other rank. A
+// star is enough for what hosts exchange: a value or two per step, the moments of a checkpoint, NCCL's id. Gradients of GPUs do not
+// come this way (collectives.cuh) unless ranks share GPUs.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,40 +13,49 @@ public:
     virtual ~Network() = default;
     virtual const char* name() const = 0;
 
-    /// In place, x (n) = sum of x over the ranks.
+    /// In place, x (n) = its sum over the ranks.
     virtual void sum(float* x, size_t n) = 0;
     virtual void sum(double* x, size_t n) = 0;
 
-    /// x of rank `from` on every rank.
+    /// This rank's part (n) of x (size x n) = its sum over the ranks; other parts are unchanged.
+    virtual void reduce_scatter(float* x, size_t n) = 0;
+
+    /// x (size x bytes) on every rank, from each rank's own part.
+    virtual void all_gather(void* x, size_t bytes) = 0;
+
+    /// Copies x from rank `from` to every rank.
     virtual void broadcast(void* x, size_t bytes, int from) = 0;
 
-    /// x of rank `from`, not 0, at x of rank 0. Only these two call it.
+    /// Precondition: from != 0; only ranks `from` and 0 call it. Copies x from rank `from` to rank 0.
     virtual void to_first(void* x, size_t bytes, int from) = 0;
 
-    /// Waits until all ranks have come here; then none minds that others end.
+    /// Barrier before leaving the job: afterwards ranks may end without being reported by lost().
     virtual void leave() = 0;
 
-    /// Which rank has ended without leaving, as a sentence, else "". Another thread may call it at any time.
+    /// A sentence naming a rank that has ended without leave(), else "". Thread-safe.
     virtual std::string lost() const { return ""; }
 
-    int rank = 0, size = 1, local_rank = 0, local_size = 1;   // local: among those on this machine
+    int rank = 0, size = 1, local_rank = 0, local_size = 1;   // local: on this machine
 };
 
-/// Where the ranks find rank 0: at host:port, or at the address that it writes into a file which all of them can read.
-struct MeetingPoint {
+/// Where the ranks find rank 0: at host:port, or at the address that it writes to a file that all can read.
+struct RendezvousPoint {
     std::string file;
     std::string host;
     int port = 0;
     std::string text() const { return file.empty() ? host + ":" + std::to_string(port) : file; }
 };
 
-/// From "file:PATH" or "tcp:HOST:PORT"; Exit::usage when it is neither.
-MeetingPoint parse_meeting_point(const std::string& text);
+/// Parses "file:PATH" or "tcp:HOST:PORT"; Exit::usage for anything else.
+RendezvousPoint parse_rendezvous_point(const std::string& text);
+
+/// "rank 3", "ranks 1, 3, 4"; long lists are shortened.
+std::string ranks_named(const std::vector<int>& ranks);
 
 class Star : public Network {
 public:
-    /// Meets the other ranks. After `seconds`: Exit::rank on every rank that came, with the numbers of those that did not.
-    Star(const MeetingPoint& where, int rank, int size, int seconds);
+    /// Connects to the other ranks. Exit::rank on every rank that arrived, naming those that did not, after `seconds`.
+    Star(const RendezvousPoint& where, int rank, int size, int seconds);
     ~Star() override;
     Star(const Star&) = delete;
     Star& operator=(const Star&) = delete;
@@ -54,18 +63,20 @@ public:
     const char* name() const override { return "TCP"; }
     void sum(float* x, size_t n) override { sum_in_pieces(x, n); }
     void sum(double* x, size_t n) override { sum_in_pieces(x, n); }
+    void reduce_scatter(float* x, size_t n) override;
+    void all_gather(void* x, size_t bytes) override;
     void broadcast(void* x, size_t bytes, int from) override;
     void to_first(void* x, size_t bytes, int from) override;
     void leave() override;
     std::string lost() const override;
 
 private:
-    void wait_for_others(const MeetingPoint& where, int seconds);
+    void wait_for_others(const RendezvousPoint& where, int seconds);
     std::string admit(int socket, uint64_t token);
     void give_verdict(const std::string& problem);
-    void find_first(const MeetingPoint& where, int seconds);
-    std::string knock(const std::string& host, int port, uint64_t token);
-    std::string knock_as_told_by(const std::string& file);
+    void connect_to_first(const RendezvousPoint& where, int seconds);
+    std::string try_address(const std::string& host, int port, uint64_t token);
+    std::string try_addresses_in(const std::string& file);
     std::vector<int> missing() const;
     std::string who(int rank) const;
 
@@ -77,6 +88,6 @@ private:
     struct Machine {
         std::string name, id;
     };
-    std::vector<int> sockets_;        // (size) on rank 0 one to every other rank, elsewhere one to rank 0; -1: none
-    std::vector<Machine> machines_;   // (size) on rank 0: where the ranks run
+    std::vector<int> sockets_;        // (size) on rank 0: to every other rank; elsewhere: only to rank 0; -1: none
+    std::vector<Machine> machines_;   // (size) on rank 0: each rank's machine
 };

@@ -22,7 +22,7 @@ int Deadline::milliseconds_left() const {
     return int(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
-/// False when time is up.
+/// False at the deadline.
 static bool ready(int socket, short events, const Deadline& deadline) {
     pollfd p{socket, events, 0};
     for (;;) {
@@ -32,7 +32,7 @@ static bool ready(int socket, short events, const Deadline& deadline) {
     }
 }
 
-/// Waits in send() and recv() from now on, sends small messages at once, and notices in the end that a machine has vanished.
+/// Makes the socket blocking, sends small messages at once, and enables keep-alive to detect a vanished machine.
 static int set_up(int socket) {
     const int on = 1;
     fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
@@ -61,7 +61,7 @@ Listener::Listener(int port) {
     if (bind(socket_, reinterpret_cast<sockaddr*>(&address), length) == 0 && listen(socket_, SOMAXCONN) == 0) return;
     const std::string problem = last_os_error();
     close_socket(socket_);
-    fail(Exit::usage, "rank 0 cannot listen on port ", port, " (", problem, "); choose another port for the ranks to meet");
+    fail(Exit::usage, "rank 0 cannot listen on port ", port, " (", problem, "); choose another port");
 }
 Listener::~Listener() { close_socket(socket_); }
 
@@ -74,8 +74,8 @@ int Listener::port() const {
 
 int Listener::accept(const Deadline& deadline) const {
     if (!ready(socket_, POLLIN, deadline)) return -1;
-    const int visitor = accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC);
-    return visitor < 0 ? -1 : set_up(visitor);
+    const int connection = accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC);
+    return connection < 0 ? -1 : set_up(connection);
 }
 
 int connect_to(const std::string& host, int port, const Deadline& deadline, std::string& problem) {

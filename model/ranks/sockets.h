@@ -1,4 +1,4 @@
-// TCP sockets with time limits, as far as rendezvous.cpp needs them. A socket is its file descriptor, -1 is none.
+// TCP sockets with timeouts, as needed by rendezvous.cpp. A socket is a file descriptor; -1 is none.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -15,14 +15,14 @@ struct Deadline {
 /// Listens on all interfaces of this machine.
 class Listener {
 public:
-    /// Port 0: one that is free. Exit::usage when the port is taken.
+    /// Port 0: any free port. Exit::usage if the port is taken.
     explicit Listener(int port);
     ~Listener();
     Listener(const Listener&) = delete;
     Listener& operator=(const Listener&) = delete;
     int port() const;
 
-    /// The next connection, or -1.
+    /// The next connection, or -1 at the deadline.
     int accept(const Deadline& deadline) const;
 
 private:
@@ -32,10 +32,10 @@ private:
 /// A connection, or -1 with the reason in `problem`.
 int connect_to(const std::string& host, int port, const Deadline& deadline, std::string& problem);
 
-/// False when the other end is gone.
+/// False if the connection is closed.
 bool send_all(int socket, const void* data, size_t bytes);
 
-/// Exactly `bytes`; false when the other end is gone, or late where there is a deadline.
+/// Receives exactly `bytes`; false if the connection is closed or the deadline, if any, has passed.
 bool receive_all(int socket, void* data, size_t bytes, const Deadline* deadline = nullptr);
 
 /// Whether the other end has closed the connection.
@@ -43,11 +43,11 @@ bool is_closed(int socket);
 
 void close_socket(int socket);
 
-/// Addresses under which other machines may reach this one: those of its interfaces but for loopback and link-local ones.
+/// Addresses at which other machines may reach this one: those of its interfaces, except loopback and link-local ones.
 std::vector<std::string> own_addresses();
 
-/// This machine's name, for people.
+/// This machine's host name, for messages.
 std::string machine_name();
 
-/// What tells this machine from every other: names repeat where machines are copies of one image.
+/// A unique id of this machine: host names repeat if machines are copies of one image.
 std::string machine_id();

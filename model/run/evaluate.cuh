@@ -1,23 +1,27 @@
-// What a model scores on data that it was not trained on: cross-entropy on the validation shards, and multiple choice. All ranks
-// share the work and get the same numbers. A signal cuts an evaluation short; then nothing is reported.
+// Evaluation: cross-entropy on the validation shards, and multiple choice. Ranks share the work and get the same results. A signal
+// aborts an evaluation; then nothing is reported.
 #pragma once
 #include <numeric>
 
 #include "data/evaluation.h"
+#include "model/base/process.h"
+#include "model/base/text.h"
 #include "model/checkpoint/load.cuh"
+#include "model/device/machine.h"
+#include "model/run/report.h"
 #include "model/run/run.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------ validation
 
-/// Mean cross-entropy over the first --val-batches batches of the validation shards, into run.validation: the same rows for any
-/// number of ranks as long as batch-size x ranks is the same.
+/// run.validation = mean cross-entropy over the targets of the first --val-batches batches of the validation shards: the same rows
+/// for any number of ranks if batch-size x ranks is the same. False if a signal came. Exit::data if a mask hides all targets.
 template <class Device, class X>
 bool validate(Run<Device, X>& run) {
     const TokenStream& val = *run.data.val;
     const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
     const int64_t rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
     std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
-    double bytes = 0, loss = 0;
+    double bytes = 0, loss = 0, counted = 0;
     for (int64_t row = int64_t(run.ranks.rank()) * B; row < rows && !stop_requested(); row += int64_t(ranks) * B) {
         run.ranks.at("validating", run.state.step);
         const int here = int(std::min<int64_t>(B, rows - row));
@@ -25,13 +29,20 @@ bool validate(Run<Device, X>& run) {
         const Batch batch = run.feed.put(run.device, inputs.data(), targets.data(), here, T);
         gpt_forward(run.device, run.gpt, batch);
         gpt_loss(run.device, run.gpt, batch, Write::overwrite);
-        loss += read_numbers(run.device, run.gpt).loss;
-        for (int n = 0; n < here * T && run.data.tokenizer; n++) bytes += run.data.tokenizer->bytes(targets[n]);
+        loss += read_totals(run.device, run.gpt).loss;
+        for (int n = 0; n < here * T; n++) {
+            if (targets[n] < 0) continue;   // hidden by a loss mask
+            counted++;
+            if (run.data.tokenizer) bytes += run.data.tokenizer->bytes(targets[n]);
+        }
         run.progress.passing(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
     }
-    loss = run.ranks.sum(loss), bytes = run.ranks.sum(bytes);
+    loss = run.ranks.sum(loss), bytes = run.ranks.sum(bytes), counted = run.ranks.sum(counted);
     if (run.ranks.any(stop_requested())) return false;
-    run.state.last_val_loss = run.validation.loss = loss / double(rows * T);
+    if (counted == 0)
+        fail(Exit::data, val.name(), ": the loss mask hides every target of the first ", rows, " rows of ", T,
+             " tokens; raise --val-batches or take other shards");
+    run.state.last_val_loss = run.validation.loss = loss / counted;
     run.validation.bits_per_byte = bytes > 0 ? loss / std::log(2.0) / bytes : NAN;
     return true;
 }
@@ -50,13 +61,13 @@ void validate_and_report(Run<Device, X>& run) {
 
 // ------------------------------------------------------------------------------------------------------------- multiple choice
 
-/// Answers that go through the model together: single ones, or all those of items whose contexts can be shared.
+/// Answers evaluated together: single ones, or all answers of items with shared contexts.
 struct EvaluationBatch {
-    std::vector<size_t> answers;                // their numbers in the task
-    std::vector<const EvaluationItem*> items;   // none for single answers
+    std::vector<size_t> answers;                // their indices in the task
+    std::vector<const EvaluationItem*> items;   // empty for single answers
 };
 
-/// As many items as have room at once; each has room alone. `first[n]` is the number of item n's first answer.
+/// Precondition: each item fits alone. Packs as many items as fit into each batch. first[n]: index of item n's first answer.
 template <class X>
 void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X>& shared, const EvaluationTask& task,
                 const std::vector<size_t>& first, const std::vector<size_t>& items) {
@@ -70,7 +81,7 @@ void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X>& 
     }
 }
 
-/// Single answers, B at a time; those of about one length come together, so that little of a batch is padding.
+/// Single answers, B at a time, sorted by length so that batches have little padding.
 inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<const Answer*>& all, std::vector<size_t> answers,
                        size_t B) {
     const auto longer = [&](size_t a, size_t b) { return all[a]->tokens.size() > all[b]->tokens.size(); };
@@ -81,7 +92,7 @@ inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<
     }
 }
 
-/// The log-likelihoods of a batch; `all` are the task's answers.
+/// The log-likelihoods of a batch's answers; `all` are the task's answers.
 template <class Device, class X>
 std::vector<double> scores_of(Run<Device, X>& run, const EvaluationBatch& batch, const std::vector<const Answer*>& all) {
     if constexpr (std::is_same_v<Device, CPU>)
@@ -91,8 +102,8 @@ std::vector<double> scores_of(Run<Device, X>& run, const EvaluationBatch& batch,
     return log_likelihoods(run.device, run.gpt, run.feed, answers);
 }
 
-/// How the answers of a task go through the model: those of items whose contexts can be shared together, the others B at a time, or
-/// one by one where later tokens, and so those that fill up a batch, would change what is found.
+/// Divides a task's answers into batches: items with shared contexts together, other answers B at a time, or one by one if the
+/// variant is not causal, since padding would then change the result.
 template <class Device, class X>
 std::vector<EvaluationBatch> divide(Run<Device, X>& run, const EvaluationTask& task, const std::vector<const Answer*>& all) {
     std::vector<size_t> first, shared_items, single;
@@ -118,7 +129,7 @@ std::vector<EvaluationBatch> divide(Run<Device, X>& run, const EvaluationTask& t
     return batches;
 }
 
-/// One log-likelihood per answer of the task, item after item. Every rank takes every ranks.size()-th batch.
+/// One log-likelihood per answer of the task, item by item. Each rank computes every ranks.size()-th batch.
 template <class Device, class X>
 std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& task) {
     std::vector<const Answer*> all;
@@ -140,7 +151,7 @@ inline std::string described(const EvaluationScores& s) {
     auto share = [](const char* name, double accuracy, double error) {
         if (std::isnan(accuracy)) return std::string();
         const std::string known = text(", %s %.2f%%", name, 100 * accuracy);
-        return std::isnan(error) ? known : known + text(" +- %.2f", 100 * error);   // one item has none
+        return std::isnan(error) ? known : known + text(" +- %.2f", 100 * error);   // NaN for a single item
     };
     std::string words = text("%lld items", static_cast<long long>(s.items)) + share("accuracy by sum", s.sum, s.sum_error) +
                         share("by token mean", s.token_mean, s.token_mean_error) +
@@ -158,13 +169,13 @@ inline std::vector<JsonLines::Field> fields_of(const EvaluationTask& task, const
 }
 
 /// "[-12.5,-13.25]"
-inline std::string json_list(const float* numbers, size_t count) {
+inline std::string json_list(const float* values, size_t count) {
     std::string list = "[";
-    for (size_t n = 0; n < count; n++) list += text(n ? ",%.9g" : "%.9g", double(numbers[n]));
+    for (size_t n = 0; n < count; n++) list += text(n ? ",%.9g" : "%.9g", double(values[n]));
     return list + "]";
 }
 
-/// What the model made of an answer, where that is no number: which item, and of what weights.
+/// Exit::not_finite, naming the item and the weights, if a score is not finite.
 inline void require_finite(const EvaluationTask& task, const std::vector<float>& found, const std::string& weights) {
     size_t answer = 0;
     for (size_t n = 0; n < task.items.size(); n++)
@@ -174,8 +185,8 @@ inline void require_finite(const EvaluationTask& task, const std::vector<float>&
                      " are damaged");
 }
 
-/// The tasks of --eval-data; false when a signal came between. With --evaluate `items` gets a record for every item of the
-/// `weights`, and scores that are not finite are an error; a training run goes on to save.
+/// Evaluates the tasks of --eval-data; false if a signal came. With --evaluate, `items` gets a record per item, and scores of the
+/// `weights` that are not finite are an error; a training run continues, so that it can save.
 template <class Device, class X>
 bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::string& weights = "") {
     for (const EvaluationTask& task : run.data.tasks) {
@@ -199,7 +210,7 @@ bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::
 
 // -------------------------------------------------------------------------------------------------------------- without training
 
-/// --evaluate: the validation loss and the tasks of a checkpoint, or of imported weights.
+/// --evaluate: validation loss and tasks, for a checkpoint or imported weights.
 template <class Device, class X>
 Exit evaluate(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;

@@ -1,5 +1,4 @@
-// Brings batches from the host into the memory of the device that computes. On the GPU the next batch is read and copied while the
-// device still works on the one before.
+// Moves batches from the host to device memory. For a GPU, reading and copying the next batch overlaps with computation.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -10,9 +9,9 @@
 #include "model/device/memory.cuh"
 
 template <class Device>
-class Feed;
+class BatchFeed;
 
-/// A batch that does not fit would run over the model's activations too.
+/// std::logic_error if a batch does not fit: it would overrun the model's activations too.
 inline void require_room(int B, int T, size_t tokens) {
     if (size_t(B) * T > tokens)
         throw std::logic_error(std::to_string(B) + " x " + std::to_string(T) + " tokens are more than a feed's " +
@@ -20,30 +19,30 @@ inline void require_room(int B, int T, size_t tokens) {
 }
 
 template <>
-class Feed<CPU> {
+class BatchFeed<CPU> {
 public:
     /// For batches of at most B x T tokens of a vocabulary of V.
-    Feed(int B, int T, int V)
+    BatchFeed(int B, int T, int V)
         : V_(V),
           tokens_(size_t(B) * T),
           targets_(tokens_.size()),
           rows_(tokens_.size()),
           runs_(RowsByToken::capacity_for(B * T, V)) {}
 
-    /// Gets what it needs of the device. Call it once, before anything else.
+    /// Allocates device memory. Call once, before anything else.
     void allocate(CPU) {}
 
-    /// The loader's next micro-step of B x T tokens; valid until the next call.
+    /// The loader's next micro-batch of B x T tokens; valid until the next call.
     Batch next(CPU, Loader& loader, int B, int T) {
         loader.next(tokens_.data(), targets_.data());
         return sorted(B, T);
     }
 
-    /// Reads the step after that, where there is a device to work meanwhile.
+    /// Prefetches the micro-batch after that, if there is a device to compute meanwhile.
     void read_on(CPU, Loader&, int /*B*/, int /*T*/) {}
 
-    /// Tokens (B, T) from the host, and targets (B, T) where they are not null; without targets nothing can train on the batch.
-    /// Valid until the next call.
+    /// Precondition: the batch fits (std::logic_error). Tokens (B, T) from the host, and targets (B, T) unless null, in which case
+    /// the batch cannot be trained on. Valid until the next call.
     Batch put(CPU, const int32_t* tokens, const int32_t* targets, int B, int T) {
         require_room(B, T, tokens_.size());
         std::copy_n(tokens, size_t(B) * T, tokens_.data());
@@ -67,94 +66,93 @@ private:
 
 #ifdef WITH_GPU
 
-/// Three places for batches: two that training fills in turn, one for everything else.
+/// Three buffers for batches: two that training alternates between, one for everything else.
 template <>
-class Feed<GPU> {
+class BatchFeed<GPU> {
 public:
-    Feed(int B, int T, int V) : V_(V), tokens_(size_t(B) * T), capacity_(RowsByToken::capacity_for(B * T, V)) {}
+    BatchFeed(int B, int T, int V) : V_(V), tokens_(size_t(B) * T), capacity_(RowsByToken::capacity_for(B * T, V)) {}
 
     void allocate(GPU device) {
         check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking));
-        for (Place& place : places_) {
-            check(cudaMalloc(&place.device, place_bytes()));
-            check(cudaMallocHost(&place.host, place_bytes()));
-            check(cudaEventCreateWithFlags(&place.copied, cudaEventDisableTiming));
-            check(cudaEventCreateWithFlags(&place.used, cudaEventDisableTiming));
-            check(cudaEventRecord(place.used, device.stream));
+        for (Buffer& buffer : buffers_) {
+            check(cudaMalloc(&buffer.device, buffer_bytes()));
+            check(cudaMallocHost(&buffer.host, buffer_bytes()));
+            check(cudaEventCreateWithFlags(&buffer.copied, cudaEventDisableTiming));
+            check(cudaEventCreateWithFlags(&buffer.used, cudaEventDisableTiming));
+            check(cudaEventRecord(buffer.used, device.stream));
         }
     }
-    ~Feed() {
+    ~BatchFeed() {
         if (!copies_) return;
         cudaStreamSynchronize(copies_);
-        for (Place& place : places_) {
-            cudaFree(place.device), cudaFreeHost(place.host);
-            cudaEventDestroy(place.copied), cudaEventDestroy(place.used);
+        for (Buffer& buffer : buffers_) {
+            cudaFree(buffer.device), cudaFreeHost(buffer.host);
+            cudaEventDestroy(buffer.copied), cudaEventDestroy(buffer.used);
         }
         cudaStreamDestroy(copies_);
     }
-    Feed(const Feed&) = delete;
+    BatchFeed(const BatchFeed&) = delete;
 
-    /// The loader's next micro-step; valid until the call after the next.
+    /// The loader's next micro-batch; valid until the call after the next.
     Batch next(GPU device, Loader& loader, int B, int T) {
-        if (!ahead_) read_ahead(loader, places_[turn_], B, T);
+        if (!ahead_) read_ahead(loader, buffers_[current_], B, T);
         ahead_ = false;
-        Place& now = places_[turn_];
+        Buffer& now = buffers_[current_];
         check(cudaStreamWaitEvent(device.stream, now.copied, 0));
-        turn_ = 1 - turn_;
-        check(cudaEventRecord(places_[turn_].used, device.stream));   // all work on the batch before this one is in the stream
+        current_ = 1 - current_;
+        check(cudaEventRecord(buffers_[current_].used, device.stream));   // all work on the previous batch is in the stream
         return batch_of(now, B, T);
     }
 
-    /// Reads and copies the step after that. To be called when all work on this one has been given to the device, which then goes on
-    /// meanwhile.
+    /// Reads and copies the micro-batch after that. Precondition: all work on the current one has been launched; it overlaps.
     void read_on(GPU, Loader& loader, int B, int T) {
-        read_ahead(loader, places_[turn_], B, T);
+        read_ahead(loader, buffers_[current_], B, T);
         ahead_ = true;
     }
 
     Batch put(GPU device, const int32_t* tokens, const int32_t* targets, int B, int T) {
-        Place& place = places_[2];
+        Buffer& buffer = buffers_[2];
         require_room(B, T, tokens_);
         check(cudaStreamSynchronize(device.stream));
-        std::copy_n(tokens, size_t(B) * T, host_tokens(place));
+        std::copy_n(tokens, size_t(B) * T, host_tokens(buffer));
         if (targets) {
-            std::copy_n(targets, size_t(B) * T, host_targets(place));
-            sort(place, B, T);
+            std::copy_n(targets, size_t(B) * T, host_targets(buffer));
+            sort(buffer, B, T);
         }
-        check(cudaMemcpyAsync(place.device, place.host, place_bytes(), cudaMemcpyHostToDevice, device.stream));
-        Batch batch = batch_of(place, B, T);
+        check(cudaMemcpyAsync(buffer.device, buffer.host, buffer_bytes(), cudaMemcpyHostToDevice, device.stream));
+        Batch batch = batch_of(buffer, B, T);
         return targets ? batch : Batch{B, T, batch.tokens};
     }
 
-    size_t bytes() const { return 3 * place_bytes(); }
+    size_t bytes() const { return 3 * buffer_bytes(); }
 
 private:
-    /// tokens, targets, rows by token (tokens_ each), runs (capacity_), in one block on either side.
-    struct Place {
+    /// tokens, targets, rows by token (tokens_ each), runs (capacity_): one block on each side.
+    struct Buffer {
         std::byte *device = nullptr, *host = nullptr;
         cudaEvent_t copied, used;
     };
 
-    size_t place_bytes() const { return 3 * sizeof(int32_t) * tokens_ + sizeof(TokenRun) * size_t(capacity_); }
-    int32_t* host_tokens(Place& place) const { return reinterpret_cast<int32_t*>(place.host); }
-    int32_t* host_targets(Place& place) const { return host_tokens(place) + tokens_; }
+    size_t buffer_bytes() const { return 3 * sizeof(int32_t) * tokens_ + sizeof(TokenRun) * size_t(capacity_); }
+    int32_t* host_tokens(Buffer& buffer) const { return reinterpret_cast<int32_t*>(buffer.host); }
+    int32_t* host_targets(Buffer& buffer) const { return host_tokens(buffer) + tokens_; }
 
-    void sort(Place& place, int B, int T) {
-        int32_t* rows = host_tokens(place) + 2 * tokens_;
-        sort_by_token(host_tokens(place), B * T, V_, rows, reinterpret_cast<TokenRun*>(rows + tokens_));
+    void sort(Buffer& buffer, int B, int T) {
+        int32_t* rows = host_tokens(buffer) + 2 * tokens_;
+        sort_by_token(host_tokens(buffer), B * T, V_, rows, reinterpret_cast<TokenRun*>(rows + tokens_));
     }
 
-    void read_ahead(Loader& loader, Place& place, int B, int T) {
-        check(cudaEventSynchronize(place.copied));   // the host's side is free
-        loader.next(host_tokens(place), host_targets(place));
-        sort(place, B, T);
-        check(cudaStreamWaitEvent(copies_, place.used, 0));   // the device's side is free
-        check(cudaMemcpyAsync(place.device, place.host, place_bytes(), cudaMemcpyHostToDevice, copies_));
-        check(cudaEventRecord(place.copied, copies_));
+    void read_ahead(Loader& loader, Buffer& buffer, int B, int T) {
+        check(cudaEventSynchronize(buffer.copied));   // the host side is free
+        loader.next(host_tokens(buffer), host_targets(buffer));
+        sort(buffer, B, T);
+        check(cudaStreamWaitEvent(copies_, buffer.used, 0));   // the device side is free
+        check(cudaMemcpyAsync(buffer.device, buffer.host, buffer_bytes(), cudaMemcpyHostToDevice, copies_));
+        check(cudaEventRecord(buffer.copied, copies_));
     }
 
-    Batch batch_of(const Place& place, int B, int T) const {
-        const int32_t* tokens = reinterpret_cast<const int32_t*>(place.device);
+    Batch batch_of(const Buffer& buffer, int B, int T) const {
+        const int32_t* tokens = reinterpret_cast<const int32_t*>(buffer.device);
         const int32_t* rows = tokens + 2 * tokens_;
         return {B, T, tokens, tokens + tokens_,
                 {rows, reinterpret_cast<const TokenRun*>(rows + tokens_), RowsByToken::capacity_for(B * T, V_)}};
@@ -163,10 +161,10 @@ private:
     int V_;
     size_t tokens_;
     int capacity_;
-    Place places_[3];
+    Buffer buffers_[3];
     cudaStream_t copies_ = nullptr;
-    int turn_ = 0;         // the place that next() gives
-    bool ahead_ = false;   // it has been filled
+    int current_ = 0;      // the buffer that next() returns
+    bool ahead_ = false;   // whether it has been filled
 };
 
 #endif

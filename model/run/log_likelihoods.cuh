@@ -1,4 +1,4 @@
-// How likely a model finds given tokens behind others.
+// Log-likelihoods of given tokens after given contexts.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "data/evaluation.h"
-#include "model/run/feed.cuh"
 #include "model/gpt.h"
+#include "model/run/feed.cuh"
 
-/// Of the last gpt_forward(): the cross-entropy, in nats, of targets (n) after the rows (n) of its batch. The head is applied to
-/// these rows alone.
+/// Precondition: gpt_forward(). The cross-entropy, in nats, of targets (n) after the rows (n) of its batch. The head is applied to
+/// these rows only.
 template <class Device, class X>
-std::vector<Wide<X>> token_losses(Device device, GPT<Device, X>& gpt, Feed<Device>& feed, const std::vector<int32_t>& rows,
+std::vector<Wide<X>> token_losses(Device device, GPT<Device, X>& gpt, BatchFeed<Device>& feed, const std::vector<int32_t>& rows,
                                   const std::vector<int32_t>& targets) {
     const int n = int(rows.size());
     gpt_gather_rows(device, gpt, feed.put(device, rows.data(), nullptr, 1, n).tokens, n);
@@ -22,7 +22,7 @@ std::vector<Wide<X>> token_losses(Device device, GPT<Device, X>& gpt, Feed<Devic
     return losses;
 }
 
-/// One log-likelihood per answer from the losses of its tokens, answer after answer.
+/// One log-likelihood per answer from the losses of all answers' tokens, in order.
 template <class W>
 std::vector<double> sums_of(const std::vector<W>& losses, const std::vector<const Answer*>& answers) {
     std::vector<double> sums;
@@ -31,10 +31,10 @@ std::vector<double> sums_of(const std::vector<W>& losses, const std::vector<cons
     return sums;
 }
 
-/// Log-likelihoods, in nats, of up to gpt.B answers behind their contexts. They are padded at the end to one length, which rows
-/// before it cannot see if the variant is causal.
+/// Preconditions: at most gpt.B answers; a causal variant if there are several, as they are padded at the end to one length.
+/// Log-likelihoods, in nats, of answers after their contexts.
 template <class Device, class X>
-std::vector<double> log_likelihoods(Device device, GPT<Device, X>& gpt, Feed<Device>& feed,
+std::vector<double> log_likelihoods(Device device, GPT<Device, X>& gpt, BatchFeed<Device>& feed,
                                     const std::vector<const Answer*>& answers) {
     const int B = int(answers.size());
     int T = 1;
@@ -49,7 +49,7 @@ std::vector<double> log_likelihoods(Device device, GPT<Device, X>& gpt, Feed<Dev
     return sums_of(token_losses(device, gpt, feed, rows, targets), answers);
 }
 
-/// Whether all answers of the item stand behind the same tokens.
+/// Whether all answers of the item follow the same tokens.
 inline bool shares_context(const EvaluationItem& item) {
     const Answer& first = item.answers.front();
     return std::all_of(item.answers.begin(), item.answers.end(), [&](const Answer& one) {
@@ -57,17 +57,16 @@ inline bool shares_context(const EvaluationItem& item) {
     });
 }
 
-/// What log_likelihoods() finds, with each context computed once, for items that share theirs. The texts of a batch follow one
-/// another without padding, as one sequence of the model: each context, then its answers' tokens but the last of each. Attention
-/// alone goes text by text, and after it the last layer goes on with the rows that predict answers. On the CPU, for variants that
-/// decode from a cache (LayerFacts).
+/// The same as log_likelihoods(), with each context computed once, for items whose answers share it. Preconditions: CPU, a variant
+/// that decodes from a cache (LayerFacts). The texts of a batch are packed without padding into one sequence: each context, then
+/// its answers' tokens except the last of each. Only attention runs text by text; after the last layer's, only the rows that
+/// predict answers continue.
 template <class X>
 class SharedContexts {
 public:
-    SharedContexts(GPT<CPU, X>& gpt, Feed<CPU>& feed) : gpt_(gpt), feed_(feed) {}
+    SharedContexts(GPT<CPU, X>& gpt, BatchFeed<CPU>& feed) : gpt_(gpt), feed_(feed) {}
 
-    /// Rows that an item takes: of the model, whose context is one text, or of the head, which has the context's last row for every
-    /// answer, whichever are more.
+    /// Rows that an item needs: of the model, or, if more, of the head, which gets the context's last row once per answer.
     static int rows_of(const EvaluationItem& item) {
         int rows = std::max(item.answers.front().begin, int(item.answers.size()));
         for (const Answer& answer : item.answers) rows += answer.length() - 1;
@@ -75,18 +74,18 @@ public:
     }
     bool fit(int64_t rows) const { return rows <= int64_t(gpt_.B) * gpt_.T; }
 
-    /// Memory for the angles of all tokens, and on every thread for the keys and values of one text.
+    /// Memory for the angles of all tokens and, per thread, the keys and values of one text.
     static size_t bytes(const Config& c, int B, int T) {
         return sizeof(Wide<X>) * B * T * c.HS + omp_get_max_threads() * (2 * sizeof(X) * c.NKV * c.HS + sizeof(int) * c.NH) * T;
     }
 
-    /// One log-likelihood per answer, item after item.
+    /// One log-likelihood per answer, item by item.
     std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
         items_ = items;
         const Predictions predictions = put_together();
         const RowsOfTexts<X> texts{angles_of_positions(), [this](int l, int rows) {
                                        attend_texts(l);
-                                       return l + 1 < gpt_.net.config.L ? rows : leave_predicting_rows(l);
+                                       return l + 1 < gpt_.net.config.L ? rows : compact_predicting_rows(l);
                                    }};
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens_.data(), nullptr, 1, int(tokens_.size())), nullptr, &texts);
         std::vector<const Answer*> answers;
@@ -96,7 +95,7 @@ public:
     }
 
 private:
-    /// The tokens of all answers, and which of the predicting rows each stands behind.
+    /// The tokens of all answers, and for each the index of the predicting row before it.
     struct Predictions {
         std::vector<int32_t> rows, targets;
     };
@@ -113,7 +112,7 @@ private:
             const int context = item->answers.front().begin;
             begin_.push_back(int(tokens_.size()));
             append(item->answers.front().tokens.data(), context, 0);
-            const int last = int(predicting_.size());   // of the context: it predicts the first token of every answer
+            const int last = int(predicting_.size());   // the context's last row predicts the first token of every answer
             predicting_.push_back(int(tokens_.size()) - 1);
             for (const Answer& answer : item->answers) {
                 int row = int(tokens_.size());
@@ -139,8 +138,8 @@ private:
         return {cosine_.data(), sine_.data()};
     }
 
-    /// What a thread puts together for an answer: keys and values (context + answer, NKV, HS), and where its queries stand (NH, T),
-    /// for every head the same.
+    /// A thread's buffers for an answer: keys and values (context + answer, NKV, HS), and the positions of its queries (NH, T), the
+    /// same for every head.
     struct Text {
         std::vector<X> k, v;
         std::vector<int> positions;
@@ -161,21 +160,22 @@ private:
         }
     }
 
-    /// Moves the rows that predict something to the front of what layer l, the last one, goes on with; returns how many there are.
-    int leave_predicting_rows(int l) {
+    /// Precondition: l is the last layer. Compacts the rows that predict something to the front; returns their number.
+    int compact_predicting_rows(int l) {
         const Config& c = gpt_.net.config;
         const size_t Q = size_t(c.NH) * c.HS, C = c.C;
         X* const out = gpt_.layers[l].attention.gated_out;
         X* const residual = gpt_.residual + l * tokens_.size() * C;
-        for (size_t n = 0; n < predicting_.size(); n++) {   // in rising order: no row is overwritten before it was moved
+        for (size_t n = 0; n < predicting_.size(); n++) {   // ascending: no row is overwritten before it is moved
             std::memmove(out + n * Q, out + predicting_[n] * Q, Q * sizeof(X));
             std::memmove(residual + n * C, residual + predicting_[n] * C, C * sizeof(X));
         }
         return int(predicting_.size());
     }
 
-    /// Attention of an item whose rows begin at `row`: of its context, and of each answer to the context and itself.
-    static void attend_item(const CpuPasses<X>& attention, const AttentionForward<X>& all, const EvaluationItem& item, int row, Text& text) {
+    /// Attention of an item whose rows begin at `row`: the context attends to itself, each answer to the context and itself.
+    static void attend_item(const CpuPasses<X>& attention, const AttentionForward<X>& all, const EvaluationItem& item, int row,
+                            Text& text) {
         const int context = item.answers.front().begin;
         attention.attend(part_of(all, row, context));
         text.k.clear(), text.v.clear();
@@ -197,12 +197,12 @@ private:
         }
     }
 
-    /// The arguments for rows `row` to row + T - 1 by themselves.
+    /// The arguments for rows [row, row + T) on their own.
     static AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
         a.T = a.S = T;
         a.q.data += row * a.q.row, a.k.data += row * a.k.row, a.v.data += row * a.v.row;
         a.out += size_t(row) * a.NH * a.HS;
-        a.lse += size_t(row) * a.NH;   // nobody reads it: each text has a piece of its own
+        a.lse += size_t(row) * a.NH;   // not read; separate for each text
         return a;
     }
 
@@ -215,10 +215,10 @@ private:
     }
 
     GPT<CPU, X>& gpt_;
-    Feed<CPU>& feed_;
+    BatchFeed<CPU>& feed_;
     std::vector<const EvaluationItem*> items_;   // of the batch
     std::vector<int> begin_;                     // (items) row of each context's first token
-    std::vector<int32_t> tokens_, positions_;    // (rows) in their texts
-    std::vector<int> predicting_;                // rows that predict a token of an answer, rising
+    std::vector<int32_t> tokens_, positions_;    // (rows) tokens, and their positions in their texts
+    std::vector<int> predicting_;                // rows that predict a token of an answer, ascending
     std::vector<Wide<X>> cosine_, sine_;         // (rows, HS / 2)
 };

@@ -1,17 +1,23 @@
-// The GPU's half of machine.cuh: finding a GPU, opening it, its memory and its measured ceiling.
+// The GPU half of machine.cuh: finding and opening a GPU, its memory and its measured ceiling.
 #pragma once
 #include <cmath>
 #include <iostream>
+#include <map>
 #include <string>
+#include <vector>
 
-#include "model/operations/linear.cuh"
+#include "model/base/hash.h"
+#include "model/base/text.h"
+#include "model/device/machine.h"
 #include "model/device/memory.cuh"
+#include "model/operations/linear.cuh"
 #include "model/ranks/ranks.h"
+#include "model/ranks/rendezvous.h"
 
-/// Shared by all operations of the stream for partial sums; see Workspace.
+/// Shared by all operations of the stream; see Workspace.
 inline constexpr size_t WORKSPACE_BYTES = size_t(32) << 20;
 
-/// How many GPUs this process can use, and if there are none, why.
+/// The number of GPUs this process can use and, if there are none, the reason.
 struct GpuCount {
     int count = 0;
     std::string why_none;
@@ -20,7 +26,7 @@ inline GpuCount count_gpus() {
     GpuCount found;
     const cudaError_t result = cudaGetDeviceCount(&found.count);
     if (result == cudaSuccess && found.count > 0) return found;
-    cudaGetLastError();   // it has been dealt with
+    cudaGetLastError();   // clears the error
     found.count = 0;
     int driver = 0, built_for = 0;
     cudaDriverGetVersion(&driver), cudaRuntimeGetVersion(&built_for);
@@ -32,8 +38,8 @@ inline GpuCount count_gpus() {
     return found;
 }
 
-/// Whether all ranks take a GPU for --device `wanted`. "auto" takes the CPU, and says so, where any rank finds none; "cuda" then
-/// fails. A dry run for "cuda" needs no GPU.
+/// Whether all ranks use GPUs for --device `wanted`. If any rank finds none, "auto" falls back to the CPU with a note, and "cuda"
+/// is Exit::usage, except in a dry run.
 inline bool takes_gpu(const std::string& wanted, bool dry_run, Ranks& ranks) {
     if (wanted == "cpu") return false;
     const GpuCount found = count_gpus();
@@ -47,19 +53,20 @@ inline bool takes_gpu(const std::string& wanted, bool dry_run, Ranks& ranks) {
     return true;
 }
 
-/// This process's GPU: chosen by the rank's number on its machine, with a stream and a workspace. Without one (a dry run) an empty
-/// tag.
+/// This process's GPU, selected by its local rank, with a stream and a workspace; an empty tag if it is missing and may be (a dry
+/// run). Exit::usage if it is missing or too old, Exit::out_of_memory if its memory is taken.
 class OpenGpu {
 public:
     OpenGpu(int local_rank, bool may_be_missing) {
-        const int count = count_gpus().count;
-        if (count == 0 && may_be_missing) return;
-        check(cudaSetDevice(local_rank % count));
-        cudaDeviceProp properties;
-        check(cudaGetDeviceProperties(&properties, local_rank % count));
+        const GpuCount found = count_gpus();
+        if (found.count == 0 && may_be_missing) return;
+        if (found.count == 0) fail(Exit::usage, found.why_none);
+        check(cudaSetDevice(local_rank % found.count));
+        const cudaDeviceProp properties = gpu_properties();
         if (properties.major < 8)
             fail(Exit::usage, properties.name, " has compute capability ", properties.major, ".", properties.minor,
                  "; 8.0 or later is needed. Use --device cpu");
+        require_room(properties.totalGlobalMem, WORKSPACE_BYTES + matmul_workspace(properties.multiProcessorCount));
         check(cudaStreamCreateWithFlags(&device_.stream, cudaStreamNonBlocking));
         device_.workspace.bytes = WORKSPACE_BYTES;
         check(cudaMalloc(reinterpret_cast<void**>(&device_.workspace.data), WORKSPACE_BYTES));
@@ -75,10 +82,88 @@ public:
     GPU device() const { return device_; }
 
 private:
+    /// Exit::out_of_memory without room for the workspaces and the context, which cudaMemGetInfo() creates.
+    static void require_room(size_t whole, size_t workspaces) {
+        size_t free = 0, total;
+        const cudaError_t result = cudaMemGetInfo(&free, &total);
+        if (result != cudaErrorMemoryAllocation) check(result);
+        if (result == cudaSuccess && free >= workspaces) return;
+        fail(Exit::out_of_memory, "the GPU has ", human_bytes(double(free)), " of its ", human_bytes(double(whole)),
+             " left, too little to start: stop other programs on it, choose another GPU with CUDA_VISIBLE_DEVICES, or use "
+             "--device cpu");
+    }
+
     GPU device_;
 };
 
-/// Bytes of the whole card, and of those in use.
+/// The properties of GPUs that ranks compare.
+struct GpuKind {
+    char chip[288];   // its name and compute capability
+    uint64_t bytes;
+
+    std::string text() const { return std::string(chip) + ", " + human_bytes(double(bytes)); }
+
+    /// GPUs of one kind reserve slightly different amounts of memory.
+    bool same_as(const GpuKind& other) const {
+        const double more = double(std::max(bytes, other.bytes)), less = double(std::min(bytes, other.bytes));
+        return std::string(chip) == other.chip && less >= 0.98 * more;
+    }
+};
+
+/// The kind of the current GPU.
+inline GpuKind own_gpu_kind() {
+    const cudaDeviceProp properties = gpu_properties();
+    GpuKind kind{};
+    std::snprintf(kind.chip, sizeof kind.chip, "%s, compute capability %d.%d", properties.name, properties.major, properties.minor);
+    kind.bytes = properties.totalGlobalMem;
+    return kind;
+}
+
+/// Every rank must call it. Exit::usage on every rank unless all have opened GPUs of one kind.
+inline void require_same_gpus(Ranks& ranks) {
+    std::vector<GpuKind> kinds(size_t(ranks.size()));
+    kinds[size_t(ranks.rank())] = own_gpu_kind();
+    ranks.all_gather(kinds.data(), sizeof(GpuKind));
+    if (std::all_of(kinds.begin(), kinds.end(), [&](const GpuKind& kind) { return kind.same_as(kinds[0]); })) return;
+    std::map<std::string, std::vector<int>> who;
+    for (int r = 0; r < ranks.size(); r++) who[kinds[size_t(r)].text()].push_back(r);
+    std::string list;
+    for (const auto& [kind, those] : who) list += (list.empty() ? "" : "; ") + ranks_named(those) + ": " + kind;
+    fail(Exit::usage, "the ranks have different GPUs (", list,
+         "): every step would wait for the slowest, and they do not round alike. Start ranks on GPUs of one kind; "
+         "CUDA_VISIBLE_DEVICES says which of a machine's are taken");
+}
+
+/// Equal for tables with the same algorithms; 0 for an empty one.
+inline uint64_t hash_of(const MatmulTable& table) {
+    if (table.choices.empty()) return 0;
+    Hasher hasher;
+    for (const auto& [product, choice] : table.choices) {
+        hasher.add(product.data(), product.size());
+        hasher.add(choice.algorithm.data(), sizeof choice.algorithm);
+    }
+    return hasher.digest();
+}
+
+/// Makes matrix products use the table selected by --matmul-table `wanted` (find_matmul_table()), on all ranks or none, so that a
+/// row gives the same bits on every rank. Does nothing without a GPU (a dry run).
+inline void take_matmul_table(GPU device, const std::string& wanted, Ranks& ranks) {
+    std::string note;
+    MatmulTable table;
+    if (device.stream) table = find_matmul_table(wanted, gpu_properties().name, int64_t(cublasLtGetVersion()), note);
+    uint64_t first = hash_of(table);
+    ranks.broadcast(&first, sizeof first);
+    if (ranks.any(hash_of(table) != first)) {
+        table = {};
+        note = "ranks differ in their tables of matrix products, GPUs or versions of cuBLASLt: the library chooses the algorithms";
+    }
+    if (ranks.first() && !note.empty()) std::cerr << "note: " << note << "\n";
+    if (device.stream) Matmuls::of_process().take_table(table);
+}
+
+inline MatmulOrigins matmul_origins(GPU device) { return device.stream ? Matmuls::of_process().origins() : MatmulOrigins{}; }
+
+/// The GPU's memory in bytes: total and in use.
 struct CardMemory {
     size_t total = 0, used = 0;
 };
@@ -91,32 +176,27 @@ inline CardMemory card_memory(GPU device) {
 inline size_t available_memory(GPU device) { return card_memory(device).total; }
 inline size_t peak_memory(GPU device) { return card_memory(device).used; }
 
-/// Ranks of this machine that share the fullest GPU.
+/// Number of ranks on this machine's most shared GPU.
 inline int ranks_per_device(GPU, int local_ranks) {
     const int count = std::max(1, count_gpus().count);
     return (local_ranks + count - 1) / count;
 }
 
-/// What the card holds before the first tensor: the CUDA context, code, the workspaces, other programs. Measured once, before
-/// anything else is allocated.
+/// GPU memory in use before the first tensor: the CUDA context, code, workspaces, other programs. Measured once, before anything
+/// else is allocated.
 inline void add_overheads(GPU device, std::vector<MemoryUse>& plan, size_t /*gathered: in the host's memory*/, bool /*launched*/) {
     static const size_t before = card_memory(device).used;
     if (device.stream) plan.push_back({"CUDA context, workspaces and other programs", before});
-    else plan.push_back({"workspaces (the CUDA context comes on top)", WORKSPACE_BYTES + MATMUL_WORKSPACE});
+    else plan.push_back({"workspaces (the CUDA context comes on top)", WORKSPACE_BYTES + matmul_workspace(132)});   // an H200's
 }
 
 inline std::string describe(GPU device, int) {
     if (!device.stream) return "cuda: none here, a plan only";
-    int number = 0;
-    cudaDeviceProp properties;
-    check(cudaGetDevice(&number));
-    check(cudaGetDeviceProperties(&properties, number));
-    return std::string("cuda: ") + properties.name + ", compute capability " + std::to_string(properties.major) + "." +
-           std::to_string(properties.minor) + ", " + human_bytes(double(properties.totalGlobalMem));
+    return "cuda: " + own_gpu_kind().text();
 }
 inline void warn(GPU) {}
 
-/// Refuses, before anything is allocated, a model that the kernels would refuse in the first step.
+/// Exit::usage, before anything is allocated, for a model that the kernels would refuse in the first step.
 inline void require_sizes(GPU, const Config& c) {
     if (c.HS != 32 && c.HS != 64 && c.HS != 128)
         fail(Exit::usage, "the GPU's attention has head sizes 32, 64 and 128; this model has ", c.HS, ". Use --device cpu");
@@ -124,7 +204,7 @@ inline void require_sizes(GPU, const Config& c) {
         if (size % 8) fail(Exit::usage, "the GPU needs ", name, " in multiples of 8; this model has ", size, ". Use --device cpu");
 }
 
-/// FLOP/s of bf16 matrix products on random data: side length by the size of the GPU, 3072 on one with 132 multiprocessors.
+/// Measured FLOP/s of square bf16 matrix products on random data. The side grows with the GPU: 3072 for 132 multiprocessors.
 inline double measure_matmul(GPU device) {
     int number = 0, multiprocessors = 0;
     check(cudaGetDevice(&number));

@@ -1,13 +1,14 @@
-// The mask of a variant as a picture: which values the output of every row depends on. It is found without asking the variant:
-// attention is a weighted sum of values, so values that are 1 in one place and 0 elsewhere bring the weights out one by one,
-// whatever selected them. Rows are queries, columns keys; black is seen.
-// A variant whose values are not the model's (nsa) is asked instead.
+// The mask of a variant as a picture: which values the output of each row depends on. Rows are queries, columns keys; black is
+// visible. It is measured rather than declared: attention is a weighted sum of values, so unit vectors as values reveal the weights
+// one by one, whatever selected them. A variant whose values are not the model's (nsa) reports its pairs instead.
 #pragma once
 #include "model/base/picture.h"
+#include "model/base/text.h"
+#include "model/device/machine.h"
 #include "model/run/run.cuh"
 
-/// (NH, T, T), 1 where the output of row i depends on the value of key j, in the last layer on the batch that gpt_forward() has
-/// just seen. Weights that float32 rounds to 0 count as hidden. HS keys at a time: the value of key j0 + d is the unit vector d.
+/// Precondition: gpt_forward() of one sequence of T tokens. (NH, T, T): 1 where the last layer's output of row i depends on the
+/// value of key j. Weights that float32 rounds to 0 count as hidden. HS keys at a time: key j0 + d has unit vector d.
 inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
     const Config& c = gpt.net.config;
     const int l = c.L - 1, row = (c.NH + 2 * c.NKV) * c.HS, v_at = (c.NH + c.NKV) * c.HS;
@@ -32,7 +33,7 @@ inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
     return seen;
 }
 
-/// The same as the layer itself tells it, where it can.
+/// The same, as reported by the layer itself if it can.
 inline std::vector<uint8_t> seen_pairs(GPT<CPU, float>& gpt, int T) {
     const int l = gpt.net.config.L - 1, NH = gpt.net.config.NH;
     if (!gpt.net.layers[l].attention->facts.reports_pairs) return pairs_in_outputs(gpt, T);
@@ -46,7 +47,7 @@ inline std::vector<uint8_t> seen_pairs(GPT<CPU, float>& gpt, int T) {
     return seen;
 }
 
-/// One picture per head, or one for all when they are the same. Short sequences are drawn larger.
+/// One picture per head, or a single one if all are equal. Short sequences are drawn larger.
 inline Picture draw_mask(const std::vector<uint8_t>& seen, int NH, int T) {
     const int scale = std::max(1, 256 / T);
     std::vector<Picture> heads;
@@ -61,7 +62,7 @@ inline Picture draw_mask(const std::vector<uint8_t>& seen, int NH, int T) {
     return same ? heads[0] : side_by_side(heads);
 }
 
-/// --show-mask: writes the picture of the last layer's mask on the first tokens of the data, and says what is on it.
+/// --show-mask: writes a picture of the last layer's mask on the first tokens of the data, and prints its statistics.
 inline void show_mask(const Variant& variant, const Options& o) {
     if (o.seq_len > 4096)
         fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
@@ -72,7 +73,9 @@ inline void show_mask(const Variant& variant, const Options& o) {
     if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
     const int T = o.seq_len;
     GPT<CPU, float> gpt(variant, origin.config, 1, T, Mode::inference);
-    require_memory(gpt.memory_plan(), o, available_memory(), 1);
+    std::vector<MemoryUse> plan = gpt.memory_plan();
+    add_overheads(CPU{}, plan, 0, false);
+    require_memory(plan, o, available_memory(), 1);
     gpt.allocate(CPU{});
     if (origin.folder()) load_weights(*origin.folder(), gpt.net.tensors, o.seed, gpt.weights);
     else initialise(gpt.net.tensors, o.seed, gpt.weights);
@@ -89,7 +92,7 @@ inline void show_mask(const Variant& variant, const Options& o) {
     const std::vector<uint8_t> seen = seen_pairs(gpt, T);
     const Picture picture = draw_mask(seen, c.NH, T);
     write_picture(o.show_mask, picture);
-    double pairs = 0, otherwise = 0;   // otherwise than the policy says without data
+    double pairs = 0, otherwise = 0;   // visible pairs; those that differ from the policy's data-independent mask
     for (int h = 0; h < c.NH; h++)
         for (int i = 0; i < T; i++)
             for (int j = 0; j < T; j++) {

@@ -1,7 +1,5 @@
 #include "model/run/report.h"
 
-#include <cmath>
-#include <cstdarg>
 #include <filesystem>
 #include <fstream>
 
@@ -11,42 +9,12 @@
 
 #include "model/base/error.h"
 #include "model/base/json.h"
-#include "model/device/machine.h"
-
-std::string text(const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    va_list again;
-    va_copy(again, arguments);
-    std::string line(size_t(std::vsnprintf(nullptr, 0, format, arguments)), '\0');
-    std::vsnprintf(line.data(), line.size() + 1, format, again);
-    va_end(again);
-    va_end(arguments);
-    return line;
-}
-
-void print_table(const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows) {
-    size_t left = title.size(), right = 0;
-    for (const auto& [name, value] : rows) left = std::max(left, name.size()), right = std::max(right, value.size());
-    const std::string rule = text("+%s+%s+\n", std::string(left + 2, '-').c_str(), std::string(right + 2, '-').c_str());
-    auto line = [&](const std::string& name, const std::string& value) {
-        return text("| %-*s | %-*s |\n", int(left), name.c_str(), int(right), value.c_str());
-    };
-    std::string all = rule + line(title, "") + rule;
-    for (const auto& [name, value] : rows) all += line(name, value);
-    std::fputs((all + rule).c_str(), stdout);
-}
-
-std::string human_seconds(double seconds) {
-    const auto s = static_cast<long long>(std::llround(std::max(0.0, seconds)));
-    if (s >= 3600) return text("%lldh %02lldm", s / 3600, s / 60 % 60);
-    if (s >= 60) return text("%lldm %02llds", s / 60, s % 60);
-    return text("%lld s", s);
-}
+#include "model/base/process.h"
+#include "model/base/text.h"
 
 // ---- log.jsonl
 
-/// The lines of `path` that a run resumed at `step` keeps: whole JSON objects of steps up to it, without a finished run's last.
+/// The lines of `path` that a run resumed at `step` keeps: complete JSON objects of steps up to it, except a finished run's last.
 static std::string kept_lines(const std::string& path, int64_t step) {
     std::ifstream file(path);
     std::string line, kept;
@@ -65,7 +33,7 @@ JsonLines::JsonLines(const std::string& path, int64_t resume_step) {
     const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
     open(path);
     put(kept);
-    if (!failed_) name(resume_step < 0);   // else the old file stays
+    if (!failed_) name(resume_step < 0);   // otherwise the old file stays
 }
 
 JsonLines JsonLines::whole(const std::string& path) {
@@ -75,15 +43,15 @@ JsonLines JsonLines::whole(const std::string& path) {
 }
 
 void JsonLines::finish() {
-    if (file_) name(true);   // put() has let go of a file that could not be written
+    if (file_) name(true);   // put() has closed a file that could not be written
 }
 
 void JsonLines::open(const std::string& path) {
     std::error_code ignored;
     const auto there = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
-        fail(Exit::checkpoint, path, ": is there and is no regular file; choose another name");
-    const std::string unnamed = path + ".tmp";   // a kill before it gets its name leaves the old file whole
+        fail(Exit::checkpoint, path, ": exists and is not a regular file; choose another name");
+    const std::string unnamed = path + ".tmp";   // if killed before the rename, the old file is intact
     file_ = std::fopen(unnamed.c_str(), "w");
     if (!file_) fail(Exit::checkpoint, unnamed, ": cannot be written (", last_os_error(), "); choose another place");
     path_ = path, unnamed_ = unnamed;
@@ -109,7 +77,7 @@ JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
     return *this;
 }
 
-/// A log that cannot be written costs the run nothing but the log: it says so once and goes on.
+/// A log that cannot be written does not stop the run: warns once and continues.
 void JsonLines::put(const std::string& line) {
     if (!file_ || (std::fwrite(line.data(), 1, line.size(), file_) == line.size() && std::fflush(file_) == 0)) return;
     std::fprintf(stderr, "warning: %s cannot be written (%s); the run goes on without it\n", path_.c_str(),
@@ -125,7 +93,7 @@ static nlohmann::ordered_json object_of(const std::vector<JsonLines::Field>& fie
     return object;
 }
 
-/// Paths and prompts need not be valid UTF-8; what is not becomes U+FFFD.
+/// Paths and prompts need not be valid UTF-8; invalid bytes become U+FFFD.
 static std::string line_of(const nlohmann::ordered_json& object) {
     return written(object, -1, NotUtf8::replace) + "\n";
 }
@@ -143,14 +111,14 @@ void JsonLines::write(const std::vector<Field>& fields, const char* key, const s
 Progress::Progress(bool speaks, bool launched)
     : speaks_(speaks), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
 
-/// Whether standard output would take a line now.
+/// Whether standard output can take a line without blocking.
 static bool writable() {
     pollfd out{STDOUT_FILENO, POLLOUT, 0};
     return poll(&out, 1, 0) == 1;
 }
 
 void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
-    average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // the first step warms caches up
+    average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // ignores the first step, which warms up
     if (!speaks_ || (launched_ && !writable())) return;
     const std::string line =
         text("step %5lld/%lld %5.1f%% | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",

@@ -1,6 +1,5 @@
-// What a run shows: tables at the start, one line per step, log.jsonl.
+// A run's output: one line per step, and log.jsonl.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -10,16 +9,7 @@
 
 #include "model/attention_report.h"
 
-/// "+---+" box with one "| name | value |" line per row, on stdout.
-void print_table(const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows);
-
-/// printf into a string.
-[[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
-
-/// "1h 02m", "2m 31s", "12 s"
-std::string human_seconds(double seconds);
-
-/// log.jsonl: one JSON object a line, numbers in full precision, every line written at once.
+/// log.jsonl: one JSON object per line, numbers in full precision, each line flushed.
 class JsonLines {
 public:
     using Value = std::variant<int64_t, double, std::string, HeadTable>;
@@ -27,11 +17,11 @@ public:
 
     JsonLines() = default;   // writes nothing: ranks other than the first
 
-    /// A new file; an older one is kept as PATH.old. With resume_step >= 0 instead the records up to that step stay and what a
-    /// killed run wrote behind them is dropped, so that no step appears twice. Exit::checkpoint when the file cannot be written.
+    /// A new file; an older one is kept as PATH.old. With resume_step >= 0, records up to that step are kept and what a killed run
+    /// wrote after them is dropped, so that no step appears twice. Exit::checkpoint if the file cannot be written.
     JsonLines(const std::string& path, int64_t resume_step);
 
-    /// A new file that appears under its name in finish(): whole, or not at all.
+    /// A new file that finish() renames into place: complete or absent.
     static JsonLines whole(const std::string& path);
     void finish();
 
@@ -39,13 +29,13 @@ public:
     JsonLines(JsonLines&& other) noexcept { *this = std::move(other); }
     JsonLines& operator=(JsonLines&& other) noexcept;
 
-    /// A number that is not finite becomes null, as JSON has no word for it.
+    /// Writes a record. Numbers that are not finite become null, as JSON has none.
     void write(const std::vector<Field>& fields);
 
-    /// Whether something could not be written, which has been said then.
+    /// Whether a write has failed (a warning was printed).
     bool failed() const { return failed_; }
 
-    /// The same with `json` (an object's text, in one line) as the value of the last key.
+    /// The same with one more field, `key`, whose value is JSON text on one line.
     void write(const std::vector<Field>& fields, const char* key, const std::string& json);
 
 private:
@@ -53,7 +43,7 @@ private:
     void name(bool keep_older);
     void put(const std::string& line);
     std::FILE* file_ = nullptr;
-    std::string path_, unnamed_;   // unnamed: where it is until it gets its name
+    std::string path_, unnamed_;   // final path, and temporary path until the rename
     bool failed_ = false;
 };
 
@@ -65,38 +55,24 @@ struct StepReport {
     double seconds;   // of this step
     double tokens_per_second;
     double flops_per_second;
-    double mfu;   // of the measured ceiling of all ranks
+    double mfu;   // relative to the measured ceiling of all ranks
 };
 
-/// The step line: rewritten in place on a terminal, a line each when piped, nothing on ranks other than the first. A launcher's
-/// pipe that nobody empties (mpirun after SIGTERM) costs step lines, never the run.
+/// The step line: rewritten in place on a terminal, one line per step when piped, nothing on ranks other than the first. If a
+/// launcher stops reading its pipe (mpirun after SIGTERM), step lines are dropped rather than blocking the run.
 class Progress {
 public:
     Progress(bool speaks, bool launched);
     void step(const StepReport& report, int64_t steps_in_this_run);
-    /// Something that takes a while, in place of the line before, on a terminal only.
+    /// A transient status that replaces the current line, on a terminal only.
     void passing(const std::string& what);
-    /// Anything else, on lines of its own.
+    /// Anything else, on its own lines.
     void say(const std::string& what);
 
 private:
     bool speaks_, launched_, in_place_, line_open_ = false, passing_ = false;
-    double average_ = 0;   // seconds per step, smoothed, for the time left
+    double average_ = 0;   // smoothed seconds per step, for the time left
 };
 
-/// Draws a picture of the run's log with a program of scripts/; says how to get what is missing.
+/// Plots the run's log with a program of scripts/; says how to install what is missing.
 void plot(const std::string& script, const std::string& log, const std::string& png);
-
-/// Seconds since the object was made.
-class Stopwatch {
-public:
-    double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
-    double lap() {
-        const double s = seconds();
-        start_ = std::chrono::steady_clock::now();
-        return s;
-    }
-
-private:
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};

@@ -7,17 +7,23 @@
 #include <optional>
 #include <set>
 
+#include <omp.h>
+
+#include "data/documents/files.h"
 #include "data/loader.h"
 #include "data/tokenizers/tokenizer.h"
-#include "model/checkpoint/checkpoint.h"
-#include "model/ranks/collectives.cuh"
 #include "model/base/disk.h"
-#include "model/run/feed.cuh"
-#include "model/gpt.h"
+#include "model/base/process.h"
+#include "model/base/text.h"
+#include "model/checkpoint/checkpoint.h"
 #include "model/device/graphs.cuh"
+#include "model/device/machine.h"
+#include "model/gpt.h"
+#include "model/ranks/collectives.cuh"
+#include "model/ranks/ranks.h"
+#include "model/run/feed.cuh"
 #include "model/run/log_likelihoods.cuh"
 #include "model/run/machine.cuh"
-#include "model/ranks/ranks.h"
 #include "model/run/report.h"
 #include "model/run/start.h"
 #include "model/run/summary.h"
@@ -28,17 +34,23 @@ struct Validation {
     double bits_per_byte = NAN;   // NaN when the tokenizer is unknown
 };
 
-/// Weights, and when a run is resumed the moments too (this rank's shard of them); returns what the run had reached. Everything
-/// comes in whole through the memory of the gradients, which hold nothing yet.
+/// Loads or initialises the weights and, if the run is resumed, this rank's shard of the moments; returns the run's state. Whole
+/// tensors are staged in the gradients' memory, which so far holds only zero padding. Exit::checkpoint if a checkpoint lacks
+/// tensors, Exit::usage if --seed differs from its seed.
 template <class Device, class X>
 TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin& origin, const Options& o, bool speaks) {
     const TensorList& list = gpt.net.tensors;
-    const size_t owned = gpt.owned_end - gpt.owned_begin;
+    const Shards& shards = gpt.shards;
     HostView<Device> whole(device, gpt.gradients, list.size());
-    auto take_owned = [&](Wide<X>* to) { whole.push(), convert(device, to, gpt.gradients + gpt.owned_begin, owned); };
+    auto take_owned = [&](Wide<X>* to) {
+        whole.push();
+        for (size_t k = 0; k < shards.buckets(); k++)
+            convert(device, to + shards.held(k), gpt.gradients + shards.own(k).begin, shards.part_size(k));
+    };
     auto take_weights = [&] {
-        take_owned(gpt.master);
-        convert(device, gpt.weights, gpt.gradients, list.size());
+        if (gpt.keeps_master()) take_owned(gpt.master);
+        else whole.push();
+        convert(device, gpt.weights, gpt.gradients, shards.size());
         gpt_weights_loaded(device, gpt);
     };
     TrainerState state;
@@ -46,14 +58,14 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
     state.last_val_loss = NAN;
     if (!origin.folder()) {
         initialise(list, o.seed, whole.data());
-        start_sigma(gpt.net, whole.data(), [](const std::string&) { return true; });
+        start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [](const std::string&) { return true; });
         take_weights();
         return state;
     }
     const std::string folder = origin.folder()->string();
     const LoadReport report = load_weights(folder, list, o.seed, whole.data());
     const std::set<std::string> fresh(report.initialised.begin(), report.initialised.end());
-    start_sigma(gpt.net, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
+    start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
     take_weights();
     if (speaks && !report.initialised.empty())
         std::cout << folder << " lacks " << report.initialised.size()
@@ -62,7 +74,7 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
     if (!origin.resume_from) return state;
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(),
-             ", so the run cannot go on from it; start from it with --model");
+             "; the run cannot be resumed from it; start from it with --model");
     state = load_state(folder, list, whole.data(), nullptr);
     take_owned(gpt.m);
     load_state(folder, list, nullptr, whole.data());
@@ -75,7 +87,7 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
 
 // ------------------------------------------------------------------------------------------------------------------- the run
 
-/// What the loop carries from step to step.
+/// The state of a run, carried from step to step.
 template <class Device, class X>
 struct Run {
     Device device;
@@ -83,9 +95,9 @@ struct Run {
     Ranks& ranks;
     Data data;
     GPT<Device, X> gpt;
-    Feed<Device> feed;
-    Monitor<Device, X> monitor;   // on rank 0, where it is asked for
-    std::optional<Collectives<Device>> collectives;   // from begin() on
+    BatchFeed<Device> feed;
+    Monitor<Device, X> monitor;   // empty except on rank 0 with --monitor-every
+    std::optional<Collectives<Device>> collectives;   // set by begin()
     StepGraphs<Device> graphs;
     TrainerState state;   // after the last step
     Validation validation;
@@ -93,9 +105,9 @@ struct Run {
     JsonLines log;
     Progress progress;
     CollapseWatch collapse;
-    Flops flops;               // of a step, counted once
+    Flops flops;               // of a step
     double ceiling = 0;        // measured FLOP/s of all ranks
-    int64_t first_step = 0;                    // that this process does, from 1
+    int64_t first_step = 0;    // first step of this process, from 1
     Stopwatch since_start, since_step;
 
     Run(Device device_, const Variant& variant, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
@@ -112,17 +124,17 @@ struct Run {
         require_sizes(device, config);
     }
 
-    /// The model's plan and what this run needs beside it.
+    /// The model's plan and what this run needs besides.
     std::vector<MemoryUse> memory_plan() const {
         std::vector<MemoryUse> plan = gpt.memory_plan();
         plan.push_back({"batches", feed.bytes()});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
         if (shares_contexts()) plan.push_back({"contexts of answers", SharedContexts<X>::bytes(gpt.net.config, gpt.B, gpt.T)});
-        add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.net.tensors.size() : 0, ranks.launched());
+        add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.shards.size() : 0, ranks.launched());
         return plan;
     }
 
-    /// Whether answers to an item can go on from one computation of its context.
+    /// Whether the answers to an item can share one computation of its context.
     bool shares_contexts() const {
         return std::is_same_v<Device, CPU> && !data.tasks.empty() && gpt.net.all(&LayerFacts::decodes_from_cache);
     }
@@ -131,25 +143,27 @@ struct Run {
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
 
-/// Gets memory and weights, makes the output folder with the run's options and its log, whose first record is the configuration.
+/// Allocates memory, loads weights, and creates the output folder with the run's options and its log, whose first record says what
+/// is computed, from which data, by which program and where. Exit::usage if options and checkpoint disagree, Exit::out_of_memory,
+/// Exit::checkpoint.
 template <class Device, class X>
 void begin(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;
     const Variant& variant = run.gpt.net.variant;
     if (run.gpt.net.any(&LayerFacts::needs_known_text))
-        fail(Exit::usage, "with these settings ", variant.name, " reads what stands behind a row, and is for texts that are there as a ",
-             "whole (--evaluate, --show-mask, ./generate); to train give ", variant.options_to_train);
+        fail(Exit::usage, "with these settings ", variant.name, " reads tokens after a row, so it needs the whole text in advance "
+             "(--evaluate, --show-mask, ./generate); to train, give ", variant.options_to_train);
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
-    run.collectives.emplace(run.device, run.ranks);   // first: NCCL takes memory of its own
+    run.collectives.emplace(run.device, run.ranks);   // first, since NCCL allocates memory
     run.gpt.allocate(run.device);
     run.feed.allocate(run.device);
     run.monitor.allocate();
     run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
-    fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // what no backward pass writes stays zero
+    fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // gradients that no backward pass writes stay zero
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
     if (run.state.step > run.data.steps)
-        fail(Exit::usage, origin.resume_from->string(), ": has ", run.state.step, " steps behind it, more than --steps ",
+        fail(Exit::usage, origin.resume_from->string(), ": has already done ", run.state.step, " steps, more than --steps ",
              run.data.steps);
     const int64_t rows = run.state.step * (run.data.tokens_per_step / o.seq_len);
     if (run.state.data_rows != rows)
@@ -171,12 +185,18 @@ void begin(Run<Device, X>& run, const Origin& origin) {
                    {"step", run.state.step},
                    {"variant", variant.name},
                    {"parameters", int64_t(run.gpt.net.tensors.parameters())},
+                   {"flops_per_token", run.flops.per_token},
                    {"ranks", int64_t(run.ranks.size())},
+                   {"machine", describe(run.device, omp_get_max_threads())},
+                   {"commit", source_commit()},
+                   {"program", program_path().empty() ? "" : file_hash(program_path())},
+                   {"train_data", run.data.train->fingerprint()},
+                   {"val_data", run.data.val ? run.data.val->fingerprint() : ""},
                    {"options", o.resolved}},
                   "model", config_to_json_line(run.gpt.net.config));
 }
 
-/// Prints and logs the step that run.state has just been moved to. `auxiliary` is the mean of the policy's own loss.
+/// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy.
 template <class Device, class X>
 void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary) {
     const TrainerState& s = run.state;
@@ -196,17 +216,41 @@ void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary) 
     run.log.write(fields);
 }
 
-/// An array of the whole list on the host of rank 0, from the part of it that each rank holds in its device's memory.
+/// Precondition: a step has been taken. Logs which of its matrix products used a table's algorithm; with a table, prints a summary.
+template <class Device, class X>
+void report_matmuls(Run<Device, X>& run) {
+    const MatmulOrigins from = matmul_origins(run.device);
+    if (!run.ranks.first() || from.tuned.size() + from.proposed.size() + from.refused.size() == 0) return;
+    auto joined = [](const std::vector<std::string>& products) {
+        std::string all;
+        for (const std::string& product : products) all += (all.empty() ? "" : "; ") + product;
+        return all;
+    };
+    run.log.write({{"event", "matmuls"},
+                   {"step", run.state.step},
+                   {"table", from.table},
+                   {"tuned", joined(from.tuned)},
+                   {"proposed", joined(from.proposed)},
+                   {"refused", joined(from.refused)}});
+    if (from.table.empty()) return;
+    run.progress.say(text("matrix products: %zu kinds with the algorithm of %s, %zu with the library's proposal", from.tuned.size(),
+                          from.table.c_str(), from.proposed.size() + from.refused.size()));
+    if (!from.refused.empty())
+        run.progress.say("warning: cuBLASLt refuses the table's algorithm for " + joined(from.refused) +
+                         "; make the table again with dev/tune_matmul");
+}
+
+/// A whole flat buffer on the host of rank 0, gathered from the shards in each rank's device memory.
 template <class Device>
-class Whole {
+class GatheredWeights {
 public:
     template <class X>
-    Whole(Run<Device, X>& run, float* owned, bool is_whole)
-        : mine_(run.device, owned, is_whole ? run.gpt.net.tensors.size() : run.gpt.owned_end - run.gpt.owned_begin) {
+    GatheredWeights(Run<Device, X>& run, float* owned, bool is_whole)
+        : mine_(run.device, owned, is_whole ? run.gpt.net.tensors.size() : run.gpt.shards.owned()) {
         mine_.pull();
         if (is_whole) return;
-        if (run.ranks.first()) gathered_.resize(run.gpt.net.tensors.size());
-        run.ranks.gather_shards(mine_.data(), gathered_.data(), run.gpt.net.tensors.size());
+        if (run.ranks.first()) gathered_.resize(run.gpt.shards.size());
+        run.ranks.gather_shards(mine_.data(), gathered_.data(), run.gpt.shards);
     }
     const float* data() { return gathered_.empty() ? mine_.data() : gathered_.data(); }
 
@@ -215,22 +259,22 @@ private:
     std::vector<float> gathered_;
 };
 
-/// The weights in full precision. Every rank must call it.
+/// Every rank must call it. The weights in full precision.
 template <class Device, class X>
-Whole<Device> whole_weights(Run<Device, X>& run) {
+GatheredWeights<Device> whole_weights(Run<Device, X>& run) {
     if constexpr (!GPT<Device, X>::rounds)
         if (!run.gpt.keeps_master()) return {run, run.gpt.weights, true};
     return {run, run.gpt.master, !run.gpt.sharded()};
 }
 
-/// Saves a checkpoint. One that cannot be written costs the run a warning; the last one its exit code.
+/// Saves a checkpoint. If it cannot be written: a warning, or, for the last one, Exit::checkpoint.
 template <class Device, class X>
 void save(Run<Device, X>& run, bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
     run.ranks.at("saving a checkpoint", run.state.step);
     if (!run.ranks.first() && !gpt.sharded()) return;
-    Whole<Device> weights = whole_weights(run), m(run, gpt.m, !gpt.sharded()), v(run, gpt.v, !gpt.sharded());
+    GatheredWeights<Device> weights = whole_weights(run), m(run, gpt.m, !gpt.sharded()), v(run, gpt.v, !gpt.sharded());
     if (!run.ranks.first()) return;
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
@@ -241,23 +285,23 @@ void save(Run<Device, X>& run, bool last) {
         run.progress.say("checkpoint " + path.string());
     } catch (const Error& error) {
         if (last) throw;
-        run.progress.say(text("no checkpoint at step %lld, earlier ones are as they were", static_cast<long long>(run.state.step)));
+        run.progress.say(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
         std::cerr << "warning: " << error.what() << std::endl;
     }
 }
 
-/// Waits for all ranks, then writes the last line, the last record and the loss curve.
+/// Waits for all ranks, then prints the last line and writes the last record and the loss curve.
 template <class Device, class X>
 Exit finish(Run<Device, X>& run, bool stopped) {
     run.ranks.at("finishing", run.state.step);
     run.ranks.barrier();
     const Exit result = stopped ? Exit::signal : Exit::done;
-    Whole<Device> weights = whole_weights(run);
+    GatheredWeights<Device> weights = whole_weights(run);
     if (!run.ranks.first()) return result;
     const auto step = static_cast<long long>(run.state.step);
     if (stopped) {
         run.progress.say(text("stopped by a signal after step %lld; %s", step,
-                              run.o.checkpoint_every ? "--resume goes on" : "nothing was saved, as --checkpoint-every is 0"));
+                              run.o.checkpoint_every ? "--resume continues" : "nothing was saved, as --checkpoint-every is 0"));
         return result;
     }
     const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(run.gpt.net.tensors, weights.data())));
@@ -278,7 +322,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     return result;
 }
 
-/// The tables of a run that trains.
+/// Prints the tables of a training run.
 template <class Device, class X>
 void print_training(const Run<Device, X>& run, int threads) {
     const Options& o = run.o;
@@ -310,7 +354,7 @@ void print_training(const Run<Device, X>& run, int threads) {
          {"output", o.out}});
 }
 
-/// The tables at the start.
+/// Prints the tables at the start.
 template <class Device, class X>
 void print_set_up(const Run<Device, X>& run, int threads) {
     print_tensors(run.gpt.net.tensors);
@@ -318,8 +362,8 @@ void print_set_up(const Run<Device, X>& run, int threads) {
     if (run.data.train) print_training(run, threads);
     print_memory(run.memory_plan());
     if (!run.gpt.net.all(&LayerFacts::is_causal))
-        std::cout << "warning: outputs depend on LATER TOKENS here: every loss, and every choice among answers, is of a model\n"
-                     "         that has seen some of the solution, and not to be compared with causal ones\n";
+        std::cout << "warning: outputs depend on LATER TOKENS here: losses and multiple-choice scores come from a model that has\n"
+                     "         seen part of the solution, and cannot be compared with those of causal models\n";
     std::fflush(stdout);
     warn(run.device);
 }

@@ -5,14 +5,15 @@
 #include <iostream>
 
 #include "data/loader.h"
+#include "model/base/process.h"
+#include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/device/machine.h"
 
 namespace {
 
 // ---- data
 
-// `path` for glob(): its own * ? [ and backslash stand for themselves.
+// Escapes the characters * ? [ and backslash of `path` for glob().
 std::string without_wildcards(const std::string& path) {
     std::string escaped;
     for (char c : path) {
@@ -25,7 +26,7 @@ std::string without_wildcards(const std::string& path) {
 // The files of --eval-data.
 std::vector<EvaluationFile> evaluation_files(const Options& o) {
     const std::vector<EvaluationFile> files = find_evaluation_files(o.eval_data);
-    std::error_code unknown;   // --eval-out need not be there yet
+    std::error_code unknown;   // --eval-out need not exist yet
     for (const EvaluationFile& file : files)
         if (std::filesystem::equivalent(file.path, o.eval_out, unknown))
             fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
@@ -46,19 +47,19 @@ Data open_shards(const Options& o, const Config& config) {
 }
 
 void require_rows(const Data& data, const Options& o, int ranks) {
-    const int64_t fewest = o.evaluate ? 1 : int64_t(o.batch_size) * ranks;   // rows; all ranks need not have one to evaluate
+    const int64_t fewest = o.evaluate ? 1 : int64_t(o.batch_size) * ranks;   // rows; --evaluate may leave ranks without any
     if (data.val && windows(*data.val, o.seq_len) < fewest)
-        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are less than one validation batch of ",
-             fewest * o.seq_len, " tokens and the one behind it; lower --batch-size or --seq-len, or set --val-every 0");
+        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are fewer than one validation batch of ",
+             fewest * o.seq_len, " tokens plus the one after it; lower --batch-size or --seq-len, or set --val-every 0");
 }
 
-// Which tokenizer made the shards, "" where nothing says; it has to be the model's.
+// The tokenizer that made the shards, "" if unknown. Exit::data if it is not the model's.
 std::string tokenizer_of(const Data& data, const Config& config) {
     if (data.train && !config.tokenizer.empty() && !data.train->tokenizer().empty() &&
         !same_tokenizer(data.train->tokenizer(), config.tokenizer))
-        fail(Exit::data, data.train->name(), ": was made with the tokenizer ", data.train->tokenizer(), ", and the model's is ",
+        fail(Exit::data, data.train->name(), ": was made with the tokenizer ", data.train->tokenizer(), ", but the model's is ",
              config.tokenizer, "; make shards with it (./tokenize --tokenizer) and give them as --train-data and --val-data");
-    std::string made_by = data.train ? data.train->tokenizer() : config.tokenizer;   // "" where nothing says
+    std::string made_by = data.train ? data.train->tokenizer() : config.tokenizer;   // "" if unknown
     if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && !same_tokenizer(data.val->tokenizer(), made_by))
         fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ",
              data.train ? data.train->name() : "the model", " with ", made_by);
@@ -66,7 +67,6 @@ std::string tokenizer_of(const Data& data, const Config& config) {
     return made_by;
 }
 
-// How training goes through the data.
 void cut_into_steps(Data& data, const Options& o, int ranks) {
     const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks;
     data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
@@ -82,30 +82,31 @@ void cut_into_steps(Data& data, const Options& o, int ranks) {
 
 // ---- where weights come from
 
-// The newest sound checkpoint of --out, or none when there has never been one. Damaged ones are named on stderr.
+// The newest sound checkpoint of --out, or none if there is no checkpoint at all; Exit::checkpoint if all are damaged. Damaged ones
+// are named on stderr.
 std::optional<std::filesystem::path> find_checkpoint(const std::string& out, bool speaks) {
     std::vector<std::string> complaints;
     const auto found = latest_checkpoint(out, complaints);
     for (const std::string& complaint : complaints)
         if (speaks) std::cerr << "warning: " << complaint << "\n";
     if (!found && !complaints.empty())
-        fail(Exit::checkpoint, out, ": no sound checkpoint is left to resume from; give another --out to start anew");
+        fail(Exit::checkpoint, out, ": no sound checkpoint is left to resume from; give another --out to start over");
     if (!found && speaks) std::cerr << "note: no checkpoint in " << out << "; starting at step 0\n";
     return found;
 }
 
-// A run goes on with the shape that it has: another --model is a mistake.
+// Exit::usage if --model names another shape than that of the run being resumed.
 void require_shape(const Origin& origin, const Config& wanted, const std::string& name) {
     const Config& c = origin.config;
     const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV &&
                       c.HS == wanted.HS && c.F == wanted.F;
     if (!same)
         fail(Exit::usage, "--model ", name, " has another shape than ", origin.resume_from->string(),
-             "; leave --model out, or give another --out to start anew");
+             "; leave --model out, or give another --out to start over");
 }
 
-// A folder that names another variant is taken for its weights alone, and only when the user says so: the variant's own tensors
-// then start anew, and so do the moments and the count of steps. Not in the place of the run that the folder belongs to.
+// Of another variant's folder only the weights are used, and only if the user asks for it: the variant's own tensors, the moments
+// and the step count start afresh. Never in the output folder of the run that the folder belongs to.
 void require_variant(Origin& origin, const std::string& variant, const Options& o, bool speaks) {
     if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
     const std::string folder = origin.folder()->string(), other = origin.config.variant;
@@ -113,7 +114,7 @@ void require_variant(Origin& origin, const std::string& variant, const Options& 
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_",
              other, ", or, where ", other, " has no tensors of its own, give --allow-new-tensors to start ", variant,
              " from its weights");
-    std::error_code none;   // --out need not be there yet
+    std::error_code none;   // --out need not exist yet
     if (std::filesystem::equivalent(std::filesystem::absolute(folder).lexically_normal().parent_path(), o.out, none))
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and ", variant,
              " would take its place; start from it with --model ", folder, " and another --out");
@@ -123,7 +124,7 @@ void require_variant(Origin& origin, const std::string& variant, const Options& 
     origin.resume_from.reset();
 }
 
-// A prompt that this program cannot encode must not wait for the first sample to say so.
+// Reports a prompt that cannot be encoded at the start rather than at the first sample.
 void require_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
     std::vector<uint32_t> ids;
     try {
@@ -158,8 +159,8 @@ Origin find_origin(const Options& o, const std::string& variant, const std::vect
     if (!o.checkpoint.empty()) {
         if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
             fail(Exit::checkpoint, o.checkpoint,
-                 ": is no checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start from "
-                 "it with --model");
+                 ": is not a checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start "
+                 "from it with --model");
         verify_checkpoint(o.checkpoint);
         origin.resume_from = o.checkpoint;
     }
@@ -173,15 +174,18 @@ Origin find_origin(const Options& o, const std::string& variant, const std::vect
     complete_settings(origin.config, settings);
     require_within_sequence(settings, o.settings, origin.config, o.seq_len);
     origin.config.max_positions =
-        std::max(origin.config.max_positions, o.seq_len);   // RoPE has no end; the checkpoint says how far it was trained
+        std::max(origin.config.max_positions, o.seq_len);   // RoPE has no limit; this records how far the model was trained
     return origin;
 }
 
 void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers) {
-    const size_t needed = total_bytes(plan);
-    if (needed <= available / sharers) return;
-    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", sharers,
-         " ranks and the device has ", human_bytes(double(available)), " left: lower --batch-size or --seq-len",
+    const size_t needed = total_bytes(plan), most = available / sharers;
+    if (needed <= most) return;
+    const MemoryUse& taken = plan.back();   // in use before training begins
+    fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", sharers, " ranks, ",
+         human_bytes(double(taken.bytes)), " of it for ", taken.what, ", and the device has ", human_bytes(double(available)),
+         ": lower --batch-size or --seq-len",
          o.recompute == 2 ? "" : o.recompute ? ", or set --recompute 2" : ", or set --recompute 1 or 2",
-         o.zero_stage || sharers == 1 ? "" : ", or --zero-stage 1");
+         o.zero_stage || sharers == 1 ? "" : ", or --zero-stage 1",
+         needed - taken.bytes <= most ? ", or stop other programs on it" : "");
 }

@@ -1,4 +1,4 @@
-// What a run starts from: what the command line said, the data, and the checkpoint or folder that its weights come from.
+// What a run starts from: the command line's options, the data, and the checkpoint or folder with its weights.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -11,15 +11,16 @@
 #include "data/evaluation.h"
 #include "data/stream.h"
 #include "data/tokenizers/tokenizer.h"
-#include "model/operations/adamw.cuh"
 #include "model/config.h"
 #include "model/device/memory.h"
+#include "model/operations/adamw.cuh"
 
 struct Variant;
 
-/// Everything that can be chosen on the command line; model/train_options.cpp names and explains each.
+/// All command-line options; model/run/train_options.cpp documents each.
 struct Options {
-    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data, checkpoint, prompt, show_mask;
+    std::string device = "auto", precision = "auto", matmul_table = "auto", model = "qwen-7m", out, train_data, val_data;
+    std::string checkpoint, prompt, show_mask;
     std::vector<std::string> eval_data;
     std::string eval_out;
     std::string rounding = "nearest", ranks_from = "auto";
@@ -32,39 +33,39 @@ struct Options {
     bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false, evaluate = false;
     uint64_t seed = 1;
     std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
-    bool model_given = false;                 // on the command line
-    std::string resolved;                     // all of them, as a file for --config
+    bool model_given = false;                 // whether --model was given
+    std::string resolved;                     // all options, as a file for --config
 };
 
-/// Fills `o` from the command line of a training program. False when only --help was asked for; Exit::usage for what cannot be.
+/// Fills `o` from the command line of a training program. False if --help was given; Exit::usage for invalid options.
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o);
 
-/// The data and how a step is cut out of it.
+/// The data and its division into steps.
 struct Data {
     std::unique_ptr<TokenStream> train, val;   // train is null with --evaluate, val without validation
-    std::unique_ptr<Tokenizer> tokenizer;      // null when unknown
+    std::unique_ptr<Tokenizer> tokenizer;      // null if unknown
     std::vector<EvaluationTask> tasks;         // of --eval-data
     int64_t tokens_per_step = 0, steps = 0, warmup_steps = 0;
     int micro_steps = 1;
 };
 
-/// Without --train-data: the bundled text, for training and for validation, but where --evaluate scores --eval-data. Tells
-/// `config` which tokenizer made the shards. Exit::data where shards, tokenizer and model do not belong together, or are too short;
-/// Exit::usage where the sizes of a step do not.
+/// Without --train-data uses the bundled text for training and validation, unless --evaluate only scores --eval-data. Sets the
+/// tokenizer of `config` to the shards'. Exit::data if shards, tokenizer and model do not match or the data is too short;
+/// Exit::usage if the sizes of a step do not fit together.
 Data open_data(const Options& o, int ranks, Config& config);
 
-/// A checkpoint to go on from, a folder of weights to start from, or nothing but a shape.
+/// A checkpoint to resume from, a folder of weights to start from, or just a shape.
 struct Origin {
     Config config;
     std::optional<std::filesystem::path> resume_from, weights_from;
     std::optional<std::filesystem::path> folder() const { return resume_from ? resume_from : weights_from; }
 };
 
-/// What --checkpoint, --resume and --model say, for a program of `variant` with these `settings`; the options' values of them go
-/// before those of the folder. Exit::checkpoint where a checkpoint is damaged or another variant's, Exit::usage for another shape
-/// and for settings out of range. Notes and warnings are printed by the rank that `speaks`.
+/// The origin that --checkpoint, --resume and --model select, for a program of `variant` with these `settings`; values given as
+/// options override those of the folder. Exit::checkpoint if a checkpoint is damaged or another variant's; Exit::usage for another
+/// shape and for settings out of range. The rank that `speaks` prints notes and warnings.
 Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks);
 
-/// Fails with Exit::out_of_memory before anything is allocated when the plan does not fit: `available` bytes are for `sharers`
-/// ranks.
+/// Exit::out_of_memory, before anything is allocated, if the plan does not fit: `available` bytes are shared by `sharers` ranks.
+/// The plan's last line is what is in use already.
 void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers);

@@ -1,23 +1,22 @@
-// What a model is, in tables: printed before training and by --dry-run.
+// Tables that describe a model, printed before training and by --dry-run.
 #pragma once
 #include <algorithm>
 #include <cctype>
 #include <map>
 #include <string>
 
+#include "model/base/text.h"
 #include "model/gpt.h"
-#include "model/run/report.h"
 
-/// Floating-point operations of one training step per token, counting the pairs that the variant really visits: 6 per parameter
-/// that multiplies (2 forward, 4 backward), 12 HS per visible pair (two matrix products forward, four backward) and 4 HS per pair
-/// that is computed forward alone. Mechanisms' own parameters count as if every token met them; those that work once per block of
-/// tokens do less.
+/// Floating-point operations of a training step per token: 6 per matmul parameter (2 forward, 4 backward), 12 HS per visible pair
+/// of the variant (two matrix products forward, four backward) and 4 HS per pair computed in the forward pass only. Mechanisms' own
+/// parameters count as if applied to every token, an overestimate for those applied once per block of tokens.
 struct Flops {
     int T = 0;
     double per_token = 0;
     PairCount visited, dense;   // per sequence of T tokens, all layers and heads
-    double cached_keys = 0;     // that decoding goes on from after T tokens: of one key/value head, summed over the layers
-    double cached_features = 0; // and numbers that E1 reads per key, of all heads and layers
+    double cached_keys = 0;     // keys needed to decode after T tokens: of one key/value head, summed over the layers
+    double cached_features = 0; // E1's features of those keys, of all heads and layers
 };
 inline Flops count_flops(const Qwen& net, int T) {
     const Config& c = net.config;
@@ -45,7 +44,7 @@ inline std::string without_layer(std::string name) {
     return name.replace(prefix.size(), end - prefix.size(), "{i}");
 }
 
-/// What moves the tensor, where that is not AdamW without decay.
+/// What updates the tensor, unless that is AdamW without decay.
 inline const char* role_word(Role role) {
     switch (role) {
         case Role::decays: return "  decays";
@@ -57,7 +56,7 @@ inline const char* role_word(Role role) {
     return "";
 }
 
-/// Every tensor of the list once, with its shape, how many layers have it and its role.
+/// Prints every tensor once, with its shape, the number of layers that have it, and its role.
 inline void print_tensors(const TensorList& list) {
     struct Kind {
         std::string name, shape;

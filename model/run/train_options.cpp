@@ -4,10 +4,10 @@
 #include "attention/variant.h"
 #include "model/base/command_line.h"
 #include "model/base/error.h"
-#include "model/run/report.h"
+#include "model/base/text.h"
 #include "model/run/start.h"
 
-/// The variant's own settings; --window and --dense-until are known to every variant, so that scripts can pass them to all.
+/// The variant's own settings. Every variant accepts --window and --dense-until, so that scripts can pass them to all.
 static void add_settings(CLI::App& app, const Variant& variant, Options& o) {
     for (const Setting& s : variant.settings())
         app.add_option_function<double>(
@@ -21,16 +21,11 @@ static void add_settings(CLI::App& app, const Variant& variant, Options& o) {
                 ->group("Attention");
 }
 
-bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
-    o.out = std::string("out/") + variant.name;
-    CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
-                 " attention.\nStop it with Ctrl-C: it saves and exits with code 75, and --resume goes on. Under mpirun send "
-                 "SIGUSR1 to mpirun\n"
-                 "(Open MPI kills its ranks soon after SIGTERM, often before they could save).");
-    app.set_config("--config", "", "a file of key = value lines, as options.toml in the output folder");
-    app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+static CLI::Range any_count() { return CLI::Range(int64_t(0), int64_t(1) << 50); }
+
+/// Model, data, optimiser and precision.
+static void add_training_options(CLI::App& app, Options& o) {
     const auto positive = CLI::Range(1, 1 << 30);
-    const auto count = CLI::Range(int64_t(0), int64_t(1) << 50);
     const auto share = number_from(0, 1);
     app.add_option("--device", o.device, "where to train")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--model", o.model, "preset, or a Hugging Face folder to start from; its config.json alone starts from scratch");
@@ -41,26 +36,33 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     app.add_option("--seq-len", o.seq_len, "tokens per sequence, T")->check(positive);
     app.add_option("--total-batch-tokens", o.total_batch_tokens,
                    "tokens per optimiser step over all ranks; 0: batch-size x seq-len x ranks")
-        ->check(count);
+        ->check(any_count());
     app.add_option("--steps", o.steps, "optimiser steps")->check(CLI::Range(int64_t(1), int64_t(1) << 50));
-    app.add_option("--epochs", o.epochs, "length of the run in passes over the data; 0: --steps counts")
+    app.add_option("--epochs", o.epochs, "passes over the data, instead of --steps; 0: use --steps")
         ->check(number_from(0, 1e6));
     app.add_option("--shuffle", o.shuffle, "0 reads the shards in order")->check(CLI::IsMember({"0", "1", "true", "false"}));
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
         ->check(CLI::Range(int64_t(-1), int64_t(1) << 50));
-    app.add_option("--min-lr-frac", o.min_lr_frac, "where the cosine ends, as a fraction of --lr")->check(share);
+    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr")->check(share);
     app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled, on matrices only")->check(number_from(0, 1e3));
     app.add_option("--beta1", o.adamw.beta1, "AdamW")->check(number_from(0, 0.999999));
     app.add_option("--beta2", o.adamw.beta2, "AdamW")->check(number_from(0, 0.9999999));
     app.add_option("--adam-eps", o.adamw.eps, "AdamW")->check(number_from(1e-30, 1));
-    app.add_option("--grad-clip", o.adamw.grad_clip, "largest global L2 norm of the gradient; 0: no limit")
+    app.add_option("--grad-clip", o.adamw.grad_clip, "maximum global L2 norm of the gradient; 0: no limit")
         ->check(number_from(0, 1e30));
     app.add_option("--precision", o.precision, "of weights and activations; auto: bf16 on a GPU, fp32 on the CPU")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
+    app.add_option("--matmul-table", o.matmul_table,
+                   "algorithms of a GPU's matrix products: a file of dev/tune_matmul; auto: the one that comes with the program for "
+                   "this GPU and cuBLASLt, if any; none: cuBLASLt's own choice");
     app.add_option("--rounding", o.rounding, "of float32 master weights to bf16 weights")
         ->check(CLI::IsMember({"nearest", "stochastic"}));
-    app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->check(count);
+}
+
+/// Validation, evaluation, samples, checkpoints, ranks and memory.
+static void add_run_options(CLI::App& app, Options& o) {
+    app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->check(any_count());
     app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")
         ->check(CLI::Range(0, 1 << 30));
     app.add_flag("--evaluate", o.evaluate,
@@ -69,51 +71,64 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     app.add_option("--eval-data", o.eval_data, "multiple choice: .jsonl or .bin files of items (globs)")
         ->expected(1, -1)
         ->default_str("");
-    app.add_option("--eval-every", o.eval_every, "steps between evaluations on --eval-data; 0: at the end alone")->check(count);
-    app.add_option("--eval-items", o.eval_items, "only the first items of each file; 0: all")->check(count);
+    app.add_option("--eval-every", o.eval_every, "steps between evaluations on --eval-data; 0: only at the end")
+        ->check(any_count());
+    app.add_option("--eval-items", o.eval_items, "only the first items of each file; 0: all")->check(any_count());
     app.add_option("--eval-out", o.eval_out, "with --evaluate: what each item's answers scored, as JSON Lines");
-    app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(count);
+    app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(any_count());
     app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
-    app.add_option("--prompt", o.prompt, "what samples begin with; without it, as documents begin")->expected(0, 1);
+    app.add_option("--prompt", o.prompt, "start of samples; without it they begin as documents do")->expected(0, 1);
     app.add_option("--monitor-every", o.monitor_every,
-                   "steps between looks at what attention does (entropy, pairs, tiles, gates per layer and head); 0: never")
-        ->check(count);
-    app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, one more at the end; 0: none")
-        ->check(count);
-    app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many stay; 0: all")->check(CLI::Range(0, 1 << 30));
-    app.add_flag("--resume", o.resume, "go on from the newest sound checkpoint in --out");
-    app.add_option("--checkpoint", o.checkpoint, "go on from this checkpoint");
+                   "steps between reports on attention (entropy, pairs, tiles, gates per layer and head); 0: never")
+        ->check(any_count());
+    app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, with one more at the end; 0: none")
+        ->check(any_count());
+    app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many to keep; 0: all")->check(CLI::Range(0, 1 << 30));
+    app.add_flag("--resume", o.resume, "resume from the newest sound checkpoint in --out");
+    app.add_option("--checkpoint", o.checkpoint, "resume from this checkpoint");
     app.add_flag("--allow-new-tensors", o.allow_new_tensors,
                  "start from the weights of another variant's folder; tensors that it lacks are initialised");
     app.add_option("--seed", o.seed, "of initialisation, data order and samples")->check(CLI::NonNegativeNumber);
     app.add_option("--threads", o.threads, "OpenMP threads; 0: this rank's share of the processors")->check(CLI::Range(0, 4096));
-    app.add_option("--zero-stage", o.zero_stage, "1: every rank keeps the moments of its own part of the weights only")
+    app.add_option("--zero-stage", o.zero_stage, "1: each rank keeps only the moments of its own part of the weights")
         ->check(CLI::Range(0, 1));
     app.add_option("--recompute", o.recompute,
-                   "memory for time: 1 computes norms and SwiGLU again on the way back, 2 keeps only each layer's input")
+                   "trade time for memory: 1 recomputes norms and SwiGLU in the backward pass, 2 keeps only each layer's input")
         ->check(CLI::Range(0, 2));
     app.add_option("--ranks-from", o.ranks_from,
                    "how ranks find each other: auto (mpirun, or torchrun's variables), mpi, tcp:HOST:PORT, file:PATH");
-    app.add_option("--watchdog-seconds", o.watchdog_seconds, "a rank without progress for so long ends the job; 0: off")
+    app.add_option("--watchdog-seconds", o.watchdog_seconds, "end the job if a rank makes no progress for this long; 0: off")
         ->check(CLI::Range(0, 1 << 20));
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
     app.add_option("--show-mask", o.show_mask,
                    "draw which keys every row of --seq-len tokens sees into this .png or .pgm; train nothing");
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
+}
+
+bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
+    o.out = std::string("out/") + variant.name;
+    CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
+                 " attention.\nStop it with Ctrl-C: it saves and exits with code 75, and --resume continues. Under mpirun send "
+                 "SIGUSR1 to mpirun\n"
+                 "(Open MPI kills its ranks soon after SIGTERM, often before they could save).");
+    app.set_config("--config", "", "a file of key = value lines, as options.toml in the output folder");
+    app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    add_training_options(app, o);
+    add_run_options(app, o);
     add_settings(app, variant, o);
     if (!parse_options(app, argc, argv)) return false;
     o.adamw.stochastic_rounding = o.rounding == "stochastic";
     o.adamw.seed = o.seed;
-    if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both say where to go on; give one");
+    if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both select a checkpoint; give one");
     if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
-    std::erase(o.eval_data, "");   // as options.toml has it where none was given
+    std::erase(o.eval_data, "");   // options.toml has "" if none was given
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;
     o.model_given = app.count("--model") > 0;
     o.resolved = app.config_to_str(true);
-    if (!app.count("--prompt"))   // which CLI11 takes for a flag that was not given
+    if (!app.count("--prompt"))   // CLI11 writes it like a flag that was not given
         if (const size_t at = o.resolved.find("prompt=false\n"); at != std::string::npos) o.resolved.replace(at, 12, "prompt=\"\"");
     return true;
 }

@@ -1,59 +1,62 @@
-// The emulated CUDA runtime: memory, streams, events, graphs. A program with the right waits gives the right numbers under every
+// The emulated CUDA runtime: memory, streams, events. A program with the right waits gives the right numbers under every
 // seed; one that forgets a wait gives wrong ones under some.
 #include <cstring>
 
 #include "tests/catch.h"
-#include "tests/emulator/emulated.h"
+#include "tests/emulator/streams.h"
 
 namespace {
 
-constexpr int SIZE = 256;
+// ---- errors
 
-__global__ void set_kernel(int* x, int value) { x[blockIdx.x * blockDim.x + threadIdx.x] = value; }
-__global__ void add_kernel(int* x, int value) { x[blockIdx.x * blockDim.x + threadIdx.x] += value; }
-__global__ void copy_kernel(int* to, const int* from) { to[threadIdx.x] = from[threadIdx.x]; }
-
-void set(cudaStream_t stream, int* x, int value) { launch(GPU{stream}, set_kernel, Grid(1), SIZE, 0, x, value); }
-void add(cudaStream_t stream, int* x, int value) { launch(GPU{stream}, add_kernel, Grid(1), SIZE, 0, x, value); }
-void copy(cudaStream_t stream, int* to, const int* from) { launch(GPU{stream}, copy_kernel, Grid(1), SIZE, 0, to, from); }
-
-struct Stream {
-    cudaStream_t stream = nullptr;
-    explicit Stream(unsigned flags = cudaStreamNonBlocking) { check(cudaStreamCreateWithFlags(&stream, flags)); }
-    ~Stream() { cudaStreamDestroy(stream); }
-    Stream(const Stream&) = delete;
-    operator cudaStream_t() const { return stream; }
-};
-struct Event {
-    cudaEvent_t event = nullptr;
-    Event() { check(cudaEventCreate(&event)); }
-    ~Event() { cudaEventDestroy(event); }
-    Event(const Event&) = delete;
-    operator cudaEvent_t() const { return event; }
-};
-struct Pinned {
-    int* data = nullptr;
-    Pinned() { check(cudaMallocHost(&data, SIZE * sizeof(int))); }
-    ~Pinned() { cudaFreeHost(data); }
-    Pinned(const Pinned&) = delete;
-};
-
-bool holds(const Numbers<int>& x, int value) { return x.host() == std::vector<int>(SIZE, value); }
-
-/// Under how many of the seeds `right` is true.
-template <class Action>
-size_t seeds_where(Action right) {
-    size_t count = 0;
-    for (const uint64_t seed : SEEDS) {
-        WithOptions options(seed);
-        count += right();
-        cudaDeviceSynchronize();
-    }
-    return count;
+TEST_CASE("emulated runtime: a GPU that breaks does nothing more, and every call says so, at the latest when it waits", "[emulator]") {
+    for (const uint64_t seed : SEEDS)
+        for (const auto error : {cudaErrorLaunchFailure, cudaErrorUnknown}) {
+            WithOptions options(seed);
+            Stream stream;
+            Event event;
+            Numbers<int> x(std::vector<int>(SIZE, 7));
+            check(cudaDeviceSynchronize());
+            emulator::Runtime& runtime = emulator::runtime();
+            emulator::options().breaking_work = runtime.works + 2;
+            emulator::options().breaks_with = error;
+            std::string said;
+            try {
+                for (int n = 1; n <= 3; n++) add(stream, x.data(), n);
+                check(cudaStreamSynchronize(stream));
+            } catch (const Error& caught) {
+                said = caught.what();
+                CHECK(caught.code == Exit::rank);
+            }
+            CHECK(contains(said, std::string("the GPU reports: ") + cudaGetErrorString(error)));
+            std::vector<int> host(SIZE);
+            int* more = nullptr;
+            for (int n : {1, 2}) CHECK((cudaGetLastError() == error && n));
+            CHECK(cudaMemcpy(host.data(), x.data(), sizeof(int) * SIZE, cudaMemcpyDeviceToHost) == error);
+            CHECK((cudaMalloc(&more, 4) == error && !more));
+            CHECK((cudaEventRecord(event, stream) == error && cudaEventSynchronize(event) == error && cudaEventQuery(event) == error));
+            CHECK((cudaStreamSynchronize(stream) == error && cudaDeviceSynchronize() == error && cudaStreamQuery(stream) == error));
+            CHECK_THROWS_AS(add(stream, x.data(), 1), Error);
+            cudaDeviceSynchronize();   // under some seeds what was given last is still to be dropped
+            runtime.broken = cudaSuccess;
+            cudaGetLastError();
+            CHECK(holds(x, 8));   // what came before was done
+        }
 }
-const size_t ALL = SEEDS.size();
 
 // ---- memory
+
+TEST_CASE("emulated runtime: what other programs hold is not free, and a GPU has the name that it is given", "[emulator]") {
+    WithOptions options(0);
+    size_t before = 0, free = 0, total = 0;
+    check(cudaMemGetInfo(&before, &total));
+    emulator::options().taken_bytes = 1000, emulator::options().name = "other";
+    check(cudaMemGetInfo(&free, &total));
+    CHECK(free == before - 1000);
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, 0));
+    CHECK(std::string(properties.name) == "other");
+}
 
 TEST_CASE("emulated runtime: there is as much memory as EMULATED_GPU_BYTES says, on each device", "[emulator]") {
     WithOptions options(0);
@@ -264,88 +267,6 @@ TEST_CASE("emulated runtime: after an error the queues are empty, and streams th
     check(cudaStreamCreate(&gone));
     check(cudaStreamDestroy(gone));
     CHECK(contains(complaint([&] { add(gone, x.data(), 1); }), "uses a stream that was destroyed"));
-}
-
-// ---- graphs
-
-/// Captures `work` and returns the executable graph.
-template <class Work>
-cudaGraphExec_t captured(cudaStream_t stream, Work work) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    work();
-    check(cudaStreamEndCapture(stream, &graph));
-    check(cudaGraphInstantiate(&executable, graph, 0));
-    check(cudaGraphDestroy(graph));
-    return executable;
-}
-
-TEST_CASE("emulated runtime: a graph is recorded once and does its work at every launch", "[emulator]") {
-    for (const uint64_t seed : SEEDS) {
-        WithOptions options(seed);
-        Stream stream;
-        Numbers<int> x(std::vector<int>(SIZE, 0));
-        int value = 3;
-        cudaGraphExec_t graph = captured(stream, [&] {
-            add(stream, x.data(), value);
-            add(stream, x.data(), 10);
-        });
-        CHECK(holds(x, 0));   // recorded, not done
-        value = 1000;         // arguments were read when they were recorded
-        for (int n = 0; n < 4; n++) check(cudaGraphLaunch(graph, stream));
-        check(cudaGraphExecDestroy(graph));
-        CHECK(holds(x, 52));
-    }
-}
-
-TEST_CASE("emulated runtime: branches of a graph run in any order that its edges allow", "[emulator]") {
-    auto branches = [](bool wait) {
-        Stream stream, side;
-        Event fork, join;
-        Numbers<int> x(std::vector<int>(SIZE, 0)), y(std::vector<int>(SIZE, 0));
-        cudaGraphExec_t graph = captured(stream, [&] {
-            set(stream, x.data(), 1);
-            check(cudaEventRecord(fork, stream));
-            check(cudaStreamWaitEvent(side, fork));
-            add(side, x.data(), 1);
-            check(cudaEventRecord(join, side));
-            if (wait) check(cudaStreamWaitEvent(stream, join));
-            copy(stream, y.data(), x.data());
-            check(cudaStreamWaitEvent(stream, join));
-        });
-        check(cudaGraphLaunch(graph, stream));
-        check(cudaStreamSynchronize(stream));
-        check(cudaGraphExecDestroy(graph));
-        return holds(y, 2);
-    };
-    CHECK(seeds_where([&] { return branches(true); }) == ALL);
-    CHECK(seeds_where([&] { return branches(false); }) < ALL);
-}
-
-TEST_CASE("emulated runtime: what a capture does not allow is an error", "[emulator]") {
-    WithOptions options(0);
-    Stream stream, side;
-    Event fork;
-    Numbers<int> x(std::vector<int>(SIZE, 0));
-    auto while_capturing = [&](auto action) {
-        check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        const std::string text = complaint(action);
-        cudaGraph_t graph;
-        if (cudaStreamEndCapture(stream, &graph) == cudaSuccess) cudaGraphDestroy(graph);
-        return text;
-    };
-    char* data;
-    CHECK(contains(while_capturing([&] { cudaDeviceSynchronize(); }), "not allowed while a stream is being captured"));
-    CHECK(contains(while_capturing([&] { cudaMalloc(&data, 1); }), "not allowed while a stream is being captured"));
-    CHECK(contains(while_capturing([&] { cudaStreamSynchronize(stream); }), "waits for a stream that is being captured"));
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-    check(cudaEventRecord(fork, stream));
-    check(cudaStreamWaitEvent(side, fork));
-    add(side, x.data(), 1);
-    cudaGraph_t graph;
-    CHECK(contains(complaint([&] { cudaStreamEndCapture(stream, &graph); }), "has not been joined again"));
-    CHECK(holds(x, 0));
 }
 
 }   // namespace

@@ -2,8 +2,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "model/config.h"
 #include "model/base/error.h"
+#include "model/config.h"
 
 static void write_and_read(const Config& config) {
     const std::string written = config_to_json(config);

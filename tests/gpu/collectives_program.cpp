@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include "model/ranks/collectives.cuh"
+#include "model/run/machine.cuh"
 #include "tests/gpu/device_array.h"
+#include "tests/temporary_folder.h"
 
 namespace {
 
@@ -85,24 +87,72 @@ void sums(Job& job, size_t together) {
     }
 }
 
-/// ZeRO-1: every rank writes its shard of n numbers, all read the whole.
-void gather(Job& job, size_t n) {
+void require_equal(Job& job, const DeviceArray<float>& seen, const std::vector<double>& expected, const std::string& what) {
+    check(cudaStreamSynchronize(job.device.stream));
+    const std::string wrong = difference(seen.numbers(), expected, {0, 0});
+    require(wrong.empty(), what + ": " + wrong);
+}
+
+/// ZeRO-1 in small, for n numbers: all ranks write all gradients, bucket after bucket from the last on, and each gets the sum of
+/// its own parts; then it writes its parts of the weights, and all read the whole. The second round writes where the first one has
+/// been.
+void shards(Job& job, size_t n, size_t bucket) {
     const int ranks = job.ranks.size(), me = job.ranks.rank();
-    const int begin = int(shard_begin(n, me, ranks)), end = int(shard_begin(n, me + 1, ranks));
-    DeviceArray<float> x(n, NAN), seen(n, NAN);
+    const Shards cut(n, me, ranks, bucket);
+    const std::string of = " of " + std::to_string(n) + " in buckets of " + std::to_string(bucket);
+    DeviceArray<float> x(cut.size(), NAN), seen(cut.size(), NAN);
     Collectives<GPU> collectives(job.device, job.ranks);
-    for (float round : {100.0f, 200.0f}) {
-        if (end > begin) run_fill(job.device, x.data() + begin, end - begin, round + float(me));
-        collectives.all_gather(job.device, x.data(), n);
-        run_copy(job.device, seen.data(), x.data(), int(n));
-        std::vector<double> expected(n);
-        for (int r = 0; r < ranks; r++)
-            for (size_t first = shard_begin(n, r, ranks), i = first; i < shard_begin(n, r + 1, ranks); i++)
-                expected[i] = double(round) + r + double((i - first) % 7);
-        check(cudaStreamSynchronize(job.device.stream));
-        const std::string wrong = difference(seen.numbers(), expected, {0, 0});
-        require(wrong.empty(), "gather of " + std::to_string(n) + ": " + wrong);
+    auto number = [&](double first, size_t i, const Span& within) { return first + double((i - within.begin) % 7); };
+    for (double round : {100.0, 200.0}) {
+        std::vector<double> sums(cut.size()), whole(cut.size());
+        for (size_t k = cut.buckets(); k-- > 0;) {
+            const Span all = cut.bucket(k), own = cut.own(k);
+            run_fill(job.device, x.data() + all.begin, int(all.size()), float(round + me));
+            collectives.start_reduce_scatter(job.device, x.data() + all.begin, cut.part_size(k));
+            for (size_t i = all.begin; i < all.end; i++)   // another rank's part is nobody's sum
+                sums[i] = i >= own.begin && i < own.end ? ranks * number(round, i, all) + job.sum_of_ranks() : number(round + me, i, all);
+        }
+        collectives.finish(job.device);
+        run_copy(job.device, seen.data(), x.data(), int(cut.size()));
+        require_equal(job, seen, sums, "sum of parts" + of);
+        for (size_t k = 0; k < cut.buckets(); k++) {
+            run_fill(job.device, x.data() + cut.own(k).begin, int(cut.part_size(k)), float(round + 50 + me));
+            for (int r = 0; r < ranks; r++)
+                for (size_t i = cut.part(k, r).begin; i < cut.part(k, r).end; i++) whole[i] = number(round + 50 + r, i, cut.part(k, r));
+        }
+        collectives.all_gather(job.device, x.data(), cut);
+        run_copy(job.device, seen.data(), x.data(), int(cut.size()));
+        require_equal(job, seen, whole, "gather" + of);
     }
+}
+
+/// The same through memory of the host that has no room for all at once.
+void in_pieces(Job& job) {
+    const size_t ranks = size_t(job.ranks.size()), me = size_t(job.ranks.rank()), n = 700;
+    HostExchange exchange(job.ranks, "test", 1000);
+    DeviceArray<float> x(n * ranks, NAN);
+    run_fill(job.device, x.data(), int(x.size()), float(me));
+    exchange.sum(job.device.stream, x.data(), n * ranks);
+    exchange.reduce_scatter(job.device.stream, x.data(), n);
+    std::vector<double> expected(x.size());
+    for (size_t i = 0; i < expected.size(); i++) expected[i] = double(ranks) * double(i % 7) + job.sum_of_ranks();
+    for (size_t i = n * me; i < n * (me + 1); i++) expected[i] *= double(ranks);
+    require_equal(job, x, expected, "sums in pieces");
+    const Parts bytes{reinterpret_cast<std::byte*>(x.data()), n * sizeof(float)};
+    exchange.all_gather(job.device.stream, std::vector<Parts>(1, bytes));
+    for (size_t i = 0; i < expected.size(); i++) expected[i] = double(ranks) * (double(ranks) * double(i % 7) + job.sum_of_ranks());
+    require_equal(job, x, expected, "gather in pieces");
+}
+
+/// One double of every rank.
+void gather_doubles(Job& job) {
+    const size_t ranks = size_t(job.ranks.size()), me = size_t(job.ranks.rank());
+    DeviceArray<double> x(ranks, NAN);
+    Collectives<GPU> collectives(job.device, job.ranks);
+    launch(job.device, fill_double_kernel, Grid(1), 32, 0, x.data() + me, 0.25 + double(me));
+    collectives.all_gather(job.device, x.data(), 1);
+    check(cudaStreamSynchronize(job.device.stream));
+    for (size_t r = 0; r < ranks; r++) require(x.numbers()[r] == 0.25 + double(r), "gather of doubles");
 }
 
 /// What hosts exchange among themselves, over MPI or TCP.
@@ -120,18 +170,47 @@ void host(Job& job) {
         ranks.broadcast(sent.data(), sent.size() * sizeof(int), from);
         require(sent == std::vector<int>(sent.size(), from), "broadcast");
     }
-    for (size_t n : {size_t(1), size_t(16), size_t(100), size_t(5000)}) {
-        std::vector<float> whole(n, -1), expected(n);
+    for (size_t n : {size_t(1), size_t(100), size_t(5000), size_t(700000)}) {
+        const Shards shards(n, me, P, 1000000 / P);   // more than one piece of each network's
+        std::vector<float> whole(shards.size(), -1), expected(shards.size()), held(shards.owned());
         std::iota(expected.begin(), expected.end(), 0.0f);
-        const size_t begin = shard_begin(n, me, P), end = shard_begin(n, me + 1, P);
-        ranks.gather_shards(expected.data() + begin, whole.data(), n);
+        for (size_t k = 0; k < shards.buckets(); k++)
+            std::copy_n(expected.data() + shards.own(k).begin, shards.part_size(k), held.data() + shards.held(k));
+        ranks.gather_shards(held.data(), whole.data(), shards);
         require(!ranks.first() || whole == expected, "shards gathered");
-        std::fill(whole.begin(), whole.end(), -1.0f);
-        std::copy(expected.begin() + long(begin), expected.begin() + long(end), whole.begin() + long(begin));
-        ranks.all_gather(whole.data(), n, sizeof(float));
-        require(whole == expected, "shards exchanged");
+    }
+    for (size_t n : {size_t(1), size_t(5000), size_t(600001)}) {
+        const size_t begin = n * size_t(me), end = begin + n;
+        std::vector<float> x(n * size_t(P)), expected = x;
+        for (size_t i = 0; i < x.size(); i++) {
+            x[i] = float(i % 1000) + float(me);
+            expected[i] = i >= begin && i < end ? float(P * double(i % 1000) + job.sum_of_ranks()) : x[i];
+        }
+        ranks.reduce_scatter(x.data(), n);
+        require(x == expected, "sum of parts");
+        std::fill(x.begin(), x.end(), -1.0f);
+        std::fill(x.begin() + long(begin), x.begin() + long(end), float(me));
+        for (size_t i = 0; i < x.size(); i++) expected[i] = float(i / n);
+        ranks.all_gather(x.data(), n * sizeof(float));
+        require(x == expected, "parts gathered");
     }
     ranks.barrier();
+}
+
+/// Ranks take the same table of matrix products or none, each from a file of its own.
+void matmul_tables(Job& job) {
+    const TemporaryFolder folder;
+    const std::string path = (folder / "table.json").string();
+    const bool last = job.ranks.rank() == job.ranks.size() - 1, alone = job.ranks.size() == 1;
+    auto takes = [&](uint32_t tile, const std::string& wanted) {
+        write_matmul_table({path, gpu_properties().name, int64_t(cublasLtGetVersion()), {{"p", {{10, tile, 1}, 1, 1}}}});
+        take_matmul_table(job.device, wanted, job.ranks);
+        return !matmul_origins(job.device).table.empty();
+    };
+    require(takes(15, path), "a table that all ranks have");
+    require(!takes(15, last ? "none" : path), "a table that all ranks but one have");
+    require(takes(last ? 20 : 15, path) == alone, "tables that differ");
+    require(!takes(15, "none"), "no table");
 }
 
 /// Every rank must see the NaN of one, and say so with the same exit code.
@@ -179,8 +258,16 @@ void run(const std::string& what, int who) {
     if (what == "all") {
         host(job);
         for (size_t together : {1, 1500, 1 << 22}) sums(job, together);
-        for (size_t n : {5, 16, 33, 100, 5003}) gather(job, n);
+        for (size_t n : {5, 100, 5003}) shards(job, n, Shards::BUCKET);
+        for (size_t bucket : {16, 3000}) shards(job, 5003, bucket);
+        gather_doubles(job);
+        in_pieces(job);
+        matmul_tables(job);
         if (job.ranks.first()) std::puts("all sums and gathers are right");
+    }
+    if (what == "shards") {
+        shards(job, 5003, 3000);
+        if (job.ranks.first()) std::puts("all parts are right");
     }
     if (what == "nan") not_a_number(job);
     if (what == "die") until(job, who, [] { raise(SIGKILL); });

@@ -17,7 +17,7 @@ template <class X>
 struct GpuTrial {
     GPU device = test_gpu();
     GPT<GPU, X> gpt;
-    Feed<GPU> feed;
+    BatchFeed<GPU> feed;
     int B, T;
 
     GpuTrial(const Variant& variant, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing)
@@ -40,7 +40,7 @@ struct GpuTrial {
         gpt_forward(device, gpt, batch);
         gpt_loss(device, gpt, batch, write, 1.0f / float(B * T));
         gpt_backward(device, gpt, batch, write);
-        const StepNumbers numbers = read_numbers(device, gpt);
+        const StepTotals numbers = read_totals(device, gpt);
         return (numbers.loss + numbers.auxiliary) / (B * T);
     }
     double loss_and_gradients(const Trial<double>& of) { return loss_and_gradients(of, 0, B, Write::overwrite); }

@@ -1,4 +1,4 @@
-// ASGA's preprocessing on the GPU (attention/asga.cuh, attention/core/pair_features.cuh) against the CPU's in double.
+// ASGA's preprocessing on the GPU (attention/asga.cuh, attention/scores/pair_features.cuh) against the CPU's in double.
 #include "attention/asga.cuh"
 
 #include "attention/asga_fixed.cuh"
@@ -67,11 +67,11 @@ void run_on_cpu(const AsgaSizes<Attention>& sizes, AsgaNumbersCase& c) {
     c.head.resize(sizes.head_size()), c.row.resize(sizes.row_size()), c.column.resize(sizes.column_size());
     c.dqk.resize(sizes.qk_size()), c.dweights.assign(c.weights.size(), BEFORE);
     const LayerInputs<double> in = sizes.inputs(c.qk.data());
-    Extras<double> extras{c.head.data(), c.row.data(), c.column.data(), nullptr};
-    sizes.policy.preprocess(CPU{}, in, c.weights.data(), extras);
-    ExtraGradients<double> g{{c.dhead.data(), c.drow.data(), c.dcolumn.data(), nullptr}, c.dqk.data(),
+    ScoreInputs<double> score_inputs{c.head.data(), c.row.data(), c.column.data(), nullptr};
+    sizes.policy.preprocess(CPU{}, in, c.weights.data(), score_inputs);
+    ScoreInputGradients<double> g{{c.dhead.data(), c.drow.data(), c.dcolumn.data(), nullptr}, c.dqk.data(),
                              c.dqk.data() + sizes.layer.NH * sizes.layer.HS, nullptr, c.dweights.data()};
-    sizes.policy.preprocess_backward(CPU{}, in, c.weights.data(), extras, g);
+    sizes.policy.preprocess_backward(CPU{}, in, c.weights.data(), score_inputs, g);
 }
 
 /// The same inputs on the GPU, in X. Everything that is to be overwritten starts as NaN.
@@ -84,11 +84,11 @@ AsgaNumbersCase run_on_gpu(const AsgaSizes<Attention>& sizes, const AsgaNumbersC
         workspace(sizes.policy.preprocess_workspace(GPU{}, layer.B, layer.T, layer.NKV) / sizeof(float), NAN);
     const GPU device{nullptr, {reinterpret_cast<std::byte*>(workspace.data()), workspace.size() * sizeof(float)}};
     const LayerInputs<X> in = sizes.inputs(static_cast<const X*>(qk.data()));
-    Extras<X> extras{head.data(), row.data(), column.data(), nullptr};
-    sizes.policy.preprocess(device, in, static_cast<const X*>(weights.data()), extras);
-    ExtraGradients<X> g{{dhead.data(), drow.data(), dcolumn.data(), nullptr}, dqk.data(), dqk.data() + layer.NH * layer.HS, nullptr,
+    ScoreInputs<X> score_inputs{head.data(), row.data(), column.data(), nullptr};
+    sizes.policy.preprocess(device, in, static_cast<const X*>(weights.data()), score_inputs);
+    ScoreInputGradients<X> g{{dhead.data(), drow.data(), dcolumn.data(), nullptr}, dqk.data(), dqk.data() + layer.NH * layer.HS, nullptr,
                         dweights.data()};
-    sizes.policy.preprocess_backward(device, in, static_cast<const X*>(weights.data()), extras, g);
+    sizes.policy.preprocess_backward(device, in, static_cast<const X*>(weights.data()), score_inputs, g);
     AsgaNumbersCase result;
     result.head = head.numbers(), result.row = row.numbers(), result.column = column.numbers();
     result.dqk = dqk.numbers(), result.dweights = dweights.numbers();
@@ -154,4 +154,46 @@ TEST_CASE("ASGA's features and their gradients on the GPU are the same bits agai
 TEST_CASE("ASGA's ablations on the GPU: a scale without a gate, a gate without a scale", "[gpu][asga]") {
     check_preprocessing<bf16, asga_fixed>({2, 65, 4, 2, 32, {}});
     check_preprocessing<bf16, asga_no_geometry>({2, 65, 4, 2, 32, {}});
+}
+
+namespace {
+
+/// GELU and its derivative at the sums of two features, as the kernels for bf16 compute them.
+__global__ void hidden_units_kernel(float* values, float* slopes, const float* a, const float* b, int n) {
+    for (int at = 2 * threadIdx.x; at < n; at += 2 * blockDim.x) {
+        const HiddenUnits units(make_halves(UnitGate::feature(a[at]), UnitGate::feature(a[at + 1])),
+                                make_halves(UnitGate::feature(b[at]), UnitGate::feature(b[at + 1])));
+        const float2 value = floats_of(units.value), slope = floats_of(units.slope());
+        values[at] = value.x / (2 * UnitGate::R), values[at + 1] = value.y / (2 * UnitGate::R);
+        slopes[at] = (1 + slope.x) / 2, slopes[at + 1] = (1 + slope.y) / 2;
+    }
+}
+
+}   // namespace
+
+TEST_CASE("ASGA's hidden units in half precision: GELU to three digits, and no NaN however large the features", "[gpu][asga]") {
+    std::vector<double> a, b;
+    for (int n = -60; n <= 60; n++)
+        for (double more : {0.0, 0.3, -1.1, 2.0}) a.push_back(n / 10.0 - more), b.push_back(more);
+    const size_t usual = a.size();
+    for (double large : {20.0, 150.0, 212.0, 1e3, 1e5, 1e38})
+        for (double sign : {-1.0, 1.0})
+            for (double other : {-large, 0.0, 1.0, large}) a.push_back(sign * large), b.push_back(other);
+    a.push_back(NAN), a.push_back(1), b.push_back(1), b.push_back(1);
+    const int n = int(a.size());
+    const DeviceArray<float> on_a(a), on_b(b), values(a.size(), NAN), slopes(a.size(), NAN);
+    launch(test_gpu(), hidden_units_kernel, Grid(1), 128, 0, values.data(), slopes.data(), static_cast<const float*>(on_a.data()),
+           static_cast<const float*>(on_b.data()), n);
+    const std::vector<double> value = values.numbers(), slope = slopes.numbers();
+    double worst = 0, worst_slope = 0;
+    CHECK(std::isnan(value[n - 2]));
+    for (int at = 0; at < n - 2; at++) {
+        const auto bounded = [](double x) { return std::clamp(x, -70 / double(UnitGate::R), 70 / double(UnitGate::R)); };
+        const auto should = gelu_and_slope(bounded(a[at]) + bounded(b[at]));
+        const double off = std::abs(value[at] - should.value), off_slope = std::abs(slope[at] - should.slope);
+        if (size_t(at) < usual) worst = std::max(worst, off), worst_slope = std::max(worst_slope, off_slope);
+        else CHECK((off <= 2e-3 * (1 + std::abs(a[at]) + std::abs(b[at])) && off_slope <= 2e-3));
+    }
+    CHECK(worst <= 5e-3);
+    CHECK(worst_slope <= 5e-3);
 }

@@ -6,11 +6,16 @@
 
 namespace {
 
-/// A window without any change of scores: the fast kernels' way through E2.
+/// A window with unmodified scores: the mask of the fast kernels.
 struct Window : Causal {
     static constexpr int left = 100;
     constexpr Tile tile(int, int i0, int i1, int j0, int j1) const { return window_tile(left, i0, i1, j0, j1); }
     constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
+};
+
+/// With a gate on every row's output.
+struct Gated : Causal {
+    bool gated() const { return true; }
 };
 
 /// More features than there is room for in shared memory: z = a + 0.1 sum_f r_f k_f.
@@ -65,7 +70,7 @@ TEST_CASE("GPU attention: more keys than queries, fewer, and one", "[gpu][attent
         check_attention_on_gpu(Problem(2, T, S, 2, 1, 32), Everything());
 }
 
-TEST_CASE("GPU attention E1: numbers of heads, rows, columns and distances, with their gradients", "[gpu][attention]") {
+TEST_CASE("GPU attention score: scalars of heads, features of rows, columns and distances, with their gradients", "[gpu][attention]") {
     for (int T : {1, 64, 130}) {
         Problem p(1, T, T, 4, 2, 64, Modified().features());
         p.dlse = normal_numbers(p.rows(), 9);
@@ -73,29 +78,29 @@ TEST_CASE("GPU attention E1: numbers of heads, rows, columns and distances, with
     }
 }
 
-TEST_CASE("GPU attention E1: more features than shared memory has room for", "[gpu][attention]") {
+TEST_CASE("GPU attention score: more features than shared memory has room for", "[gpu][attention]") {
     check_attention_on_gpu(Problem(1, 130, 130, 2, 1, 32, ManyFeatures().features()), ManyFeatures());
 }
 
-TEST_CASE("GPU attention E1: head size 128", "[gpu][attention]") {
+TEST_CASE("GPU attention score: head size 128", "[gpu][attention]") {
     check_attention_on_gpu(Problem(1, 100, 100, 2, 1, 128, Modified().features()), Modified());
 }
 
-TEST_CASE("GPU attention E2: a window for every head", "[gpu][attention]") {
+TEST_CASE("GPU attention mask: a window for every head", "[gpu][attention]") {
     check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Modified(Mask::windows));
 }
 
-TEST_CASE("GPU attention E2: irregular patterns with rows that see nothing", "[gpu][attention]") {
+TEST_CASE("GPU attention mask: irregular patterns with rows that see nothing", "[gpu][attention]") {
     Problem p(1, 130, 130, 4, 1, 32, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     check_attention_on_gpu(p, Modified(Mask::holes));
 }
 
-TEST_CASE("GPU attention E2: holes inside tiles", "[gpu][attention]") {
+TEST_CASE("GPU attention mask: holes inside tiles", "[gpu][attention]") {
     check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Modified(Mask::squares));
 }
 
-TEST_CASE("GPU attention E2: lists of tiles, some of them empty", "[gpu][attention]") {
+TEST_CASE("GPU attention mask: lists of tiles, some of them empty", "[gpu][attention]") {
     Problem p(2, 260, 260, 2, 1, 32, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     draw_tile_lists(p);
@@ -104,13 +109,13 @@ TEST_CASE("GPU attention E2: lists of tiles, some of them empty", "[gpu][attenti
     check_attention_on_gpu(p, Causal());
 }
 
-TEST_CASE("GPU attention E2: a head that sees nothing among heads that do", "[gpu][attention]") {
+TEST_CASE("GPU attention mask: a head that sees nothing among heads that do", "[gpu][attention]") {
     Problem p(1, 130, 130, 4, 1, 32, Modified().features());
     set_tile_lists(p, {{0}, {1}, {0, 2}, {}, {}, {}, {0}, {1}, {2}, {}, {}, {}});   // nothing for heads 1 and 3
     check_attention_on_gpu(p, Modified());
 }
 
-TEST_CASE("GPU attention E2: a row that sees nothing gives zeros, not NaN", "[gpu][attention]") {
+TEST_CASE("GPU attention mask: a row that sees nothing gives zeros, not NaN", "[gpu][attention]") {
     Problem p(1, 130, 130, 1, 1, 32, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     p.gate = normal_numbers(p.rows(), 10);
@@ -118,22 +123,30 @@ TEST_CASE("GPU attention E2: a row that sees nothing gives zeros, not NaN", "[gp
     check_attention_on_gpu(p, Modified());
 }
 
-TEST_CASE("GPU attention E3: a gate, also where it is zero", "[gpu][attention]") {
+TEST_CASE("GPU attention output gate: a gate, also where it is zero", "[gpu][attention]") {
     Problem p(2, 70, 70, 4, 2, 64);
     p.gate = normal_numbers(p.rows(), 10);
     for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
     p.dlse = normal_numbers(p.rows(), 9);
-    check_attention_on_gpu(p, Causal());
+    check_attention_on_gpu(p, Gated());
 }
 
-TEST_CASE("GPU attention E4: gathered tokens in any order, with padding", "[gpu][attention]") {
+TEST_CASE("GPU attention output gate: a gate that the policy does not know is refused", "[gpu][attention]") {
+    Problem p(1, 4, 4, 1, 1, 32);
+    p.gate = normal_numbers(p.rows(), 10);
+    AttentionOnGpu<bf16, Causal> gpu(p, Causal());
+    gpu.forward(false);
+    CHECK_THROWS_AS(gpu.backward(), Error);
+}
+
+TEST_CASE("GPU attention positions: gathered tokens in any order, with padding", "[gpu][attention]") {
     Problem p(2, 70, 130, 2, 1, 32, Modified().features());
     p.q_position = draw_positions(p, p.T, 1);
     p.k_position = draw_positions(p, p.S, 2);
     check_attention_on_gpu(p, Modified());
 }
 
-TEST_CASE("GPU attention E4: padding in tiles of which everything else is visible", "[gpu][attention]") {
+TEST_CASE("GPU attention positions: padding in tiles of which everything else is visible", "[gpu][attention]") {
     Problem p(1, 70, 130, 2, 2, 32);
     p.k_position = draw_positions(p, p.S, 2);
     check_attention_on_gpu(p, Everything());
@@ -143,7 +156,7 @@ TEST_CASE("GPU attention E4: padding in tiles of which everything else is visibl
     check_attention_on_gpu(p, Everything());
 }
 
-TEST_CASE("GPU attention E6: a pair counts however small its weight", "[gpu][attention]") {
+TEST_CASE("GPU attention statistics: a pair counts however small its weight", "[gpu][attention]") {
     Problem p(1, 200, 200, 2, 1, 32);
     for (double& number : p.q) number *= 100;
     CHECK(AttentionOnGpu<float, Window>(p, Window()).forward(true).pairs == forward(p, Window()).pairs);

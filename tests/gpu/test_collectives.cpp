@@ -3,6 +3,7 @@
 #include "model/ranks/collectives.cuh"
 
 #include "model/ranks/rendezvous.h"
+#include "model/run/machine.cuh"
 #include "tests/catch.h"
 #include "tests/gpu/device_array.h"
 
@@ -22,7 +23,9 @@ void one_rank(GpuExchange& exchange, const GPU& device, size_t n) {
     DeviceArray<bf16> weights(count_from(1, 100));
     exchange.sum(device.stream, x.data(), n);
     exchange.sum(device.stream, loss.data(), loss.size());
-    exchange.all_gather(device.stream, reinterpret_cast<std::byte*>(weights.data()), weights.size(), sizeof(bf16));
+    exchange.reduce_scatter(device.stream, x.data(), n);
+    const Parts bytes{reinterpret_cast<std::byte*>(weights.data()), weights.size() * sizeof(bf16)};
+    exchange.all_gather(device.stream, std::vector<Parts>(1, bytes));
     exchange.join(device.stream);
     CHECK(difference(x.numbers(), numbers, {0, 0}) == "");
     CHECK(difference(loss.numbers(), count_from(0.5, 2), {0, 0}) == "");
@@ -41,7 +44,9 @@ TEST_CASE("collectives: one rank alone exchanges nothing") {
     collectives.start_sum(device, x.data(), x.size());
     collectives.start_sum(device, loss.data(), 1);
     collectives.finish(device);
+    collectives.start_reduce_scatter(device, x.data(), x.size());
     collectives.all_gather(device, x.data(), x.size());
+    collectives.all_gather(device, x.data(), Shards(x.size(), 0, 1));
     CHECK(difference(x.numbers(), count_from(1, 100), {0, 0}) == "");
     CHECK(loss.numbers()[0] == 1);
 }
@@ -62,12 +67,28 @@ TEST_CASE("collectives: NCCL with a job of one") {
 }
 #endif
 
+TEST_CASE("collectives: GPUs of one kind have the same name and compute capability, and nearly the same memory") {
+    auto kind = [](const char* chip, double gigabytes) {
+        GpuKind kind{};
+        std::snprintf(kind.chip, sizeof kind.chip, "%s", chip);
+        kind.bytes = uint64_t(gigabytes * 1e9);
+        return kind;
+    };
+    const GpuKind one = kind("A, compute capability 9.0", 80);
+    CHECK(one.text() == "A, compute capability 9.0, 74.51 GiB");
+    CHECK((one.same_as(kind("A, compute capability 9.0", 80.5)) && one.same_as(kind("A, compute capability 9.0", 79.5))));
+    CHECK((!one.same_as(kind("A, compute capability 9.0", 40)) && !one.same_as(kind("A, compute capability 9.0", 90))));
+    CHECK((!one.same_as(kind("B, compute capability 9.0", 80)) && !one.same_as(kind("A, compute capability 8.0", 80))));
+    CHECK(own_gpu_kind().same_as(own_gpu_kind()));
+    CHECK((ranks_named({3}) == "rank 3" && ranks_named({0, 2}) == "ranks 0, 2"));
+}
+
 TEST_CASE("collectives: where ranks meet") {
-    CHECK(parse_meeting_point("file:/a/b:c").file == "/a/b:c");
-    CHECK(parse_meeting_point("tcp:node1:29500").host == "node1");
-    CHECK(parse_meeting_point("tcp:node1:29500").port == 29500);
-    CHECK(parse_meeting_point("tcp:[fe00::1]:1").host == "fe00::1");
+    CHECK(parse_rendezvous_point("file:/a/b:c").file == "/a/b:c");
+    CHECK(parse_rendezvous_point("tcp:node1:29500").host == "node1");
+    CHECK(parse_rendezvous_point("tcp:node1:29500").port == 29500);
+    CHECK(parse_rendezvous_point("tcp:[fe00::1]:1").host == "fe00::1");
     for (const char* wrong :
          {"", "file:", "tcp:", "tcp::1", "tcp:node1", "tcp:node1:", "tcp:node1:0", "tcp:node1:65536", "udp:node1:1"})
-        CHECK_THROWS_AS(parse_meeting_point(wrong), Error);
+        CHECK_THROWS_AS(parse_rendezvous_point(wrong), Error);
 }

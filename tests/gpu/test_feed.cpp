@@ -1,5 +1,5 @@
-// Batches on their way to the GPU (model/feed.cuh) and recorded work on them (model/graphs.cuh): what the GPU sees of each step, in
-// several orders of the streams.
+// Batches on their way to the GPU (model/run/feed.cuh) and recorded work on them (model/device/graphs.cuh): what the GPU sees of
+// each step, in several orders of the streams.
 #include "model/run/feed.cuh"
 
 #include "model/device/graphs.cuh"
@@ -61,7 +61,7 @@ TEST_CASE("GPU feed: the host runs ahead, and every step sees its own tokens, ta
         INFO("order " << order);
         Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
         const DeviceMemory<int32_t> seen(std::vector<int32_t>(steps * 3 * N, -1));
-        Feed<GPU> feed(B, T, VOCABULARY);
+        BatchFeed<GPU> feed(B, T, VOCABULARY);
         feed.allocate(test_gpu());
         std::vector<int32_t> expected;
         for (int step = 0; step < steps; step++) {
@@ -82,7 +82,7 @@ TEST_CASE("GPU feed: batches that are put one behind the other, between steps of
         INFO("order " << order);
         Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
         const DeviceMemory<int32_t> trained(std::vector<int32_t>(steps * 3 * N, -1)), put(trained.host());
-        Feed<GPU> feed(B, T, VOCABULARY);
+        BatchFeed<GPU> feed(B, T, VOCABULARY);
         feed.allocate(test_gpu());
         std::vector<int32_t> expected, expected_put;
         for (int step = 0; step < steps; step++) {
@@ -110,7 +110,7 @@ TEST_CASE("GPU graphs: each place for a batch and each kind of step has a record
         INFO("order " << order);
         Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
         const DeviceMemory<int32_t> result(std::vector<int32_t>(N, -1)), seen(std::vector<int32_t>(steps * N, -1));
-        Feed<GPU> feed(B, T, VOCABULARY);
+        BatchFeed<GPU> feed(B, T, VOCABULARY);
         feed.allocate(test_gpu());
         StepGraphs<GPU> graphs;
         std::vector<int32_t> expected;

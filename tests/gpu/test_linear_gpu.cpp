@@ -1,4 +1,4 @@
-// Products of linear layers on the GPU (model/linear.cuh, matmul.cuh, column_sum.cuh) against loops in double.
+// Products of linear layers on the GPU (model/operations/linear.cuh, matmul.cuh, column_sum.cuh) against loops in double.
 #include "model/operations/linear.cuh"
 
 #include "tests/attention_case.h"
@@ -132,6 +132,19 @@ TEST_CASE("linear layers on the GPU: two products that differ in the bias's addr
     CHECK(difference(out.numbers(), expected, rounding<float>(8)) == "");
 }
 
+TEST_CASE("linear layers on the GPU: a product is added to another matrix, which stays as it is", "[gpu][linear]") {
+    LinearCase<bf16> layer(24, 16, 32);
+    const bf16* const no_bias = nullptr;
+    const std::vector<double> before = rounded<bf16>(normal_numbers(size_t(24) * 32, 5));
+    const DeviceArray<bf16> added(before), out(before.size(), NAN);
+    matmul(layer.device(), out.data(), Transpose::no, layer.d_inp.data(), Transpose::yes, layer.d_weight.data(), no_bias,
+           static_cast<const bf16*>(added.data()), 24, 32, 16);
+    std::vector<double> expected = product({layer.inp, 16}, {layer.weight, 16, true}, 24, 32, 16);
+    for (size_t n = 0; n < expected.size(); n++) expected[n] += before[n];
+    CHECK(difference(out.numbers(), expected, device_rounding<bf16>(16)) == "");
+    CHECK(bit_difference(added.numbers(), before) == "");
+}
+
 TEST_CASE("linear layers on the GPU take addresses that are multiples of 16 bytes and of no more", "[gpu][linear]") {
     const int rows = 24, IN = 16, OUT = 32, shift = 8;   // numbers, of 2 bytes
     auto shifted = [](std::vector<double> numbers) {
@@ -205,7 +218,7 @@ TEST_CASE("linear layers on the GPU say which product failed and why", "[gpu][li
     // float32 matrices into a bf16 one: a combination that the library does not have.
     const DeviceArray<float> a(128, 1.0), b(192, 1.0);
     complains(Exit::rank, "no algorithm on this GPU for the product (16, 8) x (24, 8)^T, float32 to bf16", [&] {
-        matmul(layer.device(), out.data(), Transpose::no, a.data(), Transpose::yes, b.data(), no_bias, 16, 24, 8, Write::overwrite);
+        matmul(layer.device(), out.data(), Transpose::no, a.data(), Transpose::yes, b.data(), no_bias, no_bias, 16, 24, 8);
     });
 
     const GPU without_workspace{};

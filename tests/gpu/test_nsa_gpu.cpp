@@ -1,4 +1,4 @@
-// NSA's parts on the GPU (attention/core/compress.cuh, importance.cuh) against the CPU in double. The layer as a whole is in
+// NSA's parts on the GPU (attention/nsa/compress.cuh, importance.cuh) against the CPU in double. The layer as a whole is in
 // tests/gpu/variant, where float32 also has to choose the same blocks as double. bf16 may choose others where two are almost equal:
 // its compressed keys differ by rounding. So here the scores are compared, which are continuous, not the choice.
 #include "attention/nsa.cuh"

@@ -1,5 +1,6 @@
 // The operations of model/ on the GPU, those bound by memory: against the CPU in double (on_gpu.h), and what is special about each.
 // On a machine without a GPU they run on the emulator. Linear layers are in test_linear_gpu.cpp.
+#include "model/device/memory.cuh"
 #include "tests/catch.h"
 
 #include <cmath>
@@ -70,6 +71,7 @@ TEST_CASE("GPU rmsnorm: overwriting and adding; one row, a partial block, severa
             check_on_gpu_in_both_types(RmsNorm{3, 2056, write_input, write_weight}, roundings);
         }
     check_on_gpu_in_both_types(RmsNorm{131, 8192, Write::overwrite, Write::add});   // more rows than blocks
+    check_on_gpu<float>(RmsNorm{1100, 8, Write::overwrite, Write::overwrite});      // more partial sums than are read at a time
 }
 
 TEST_CASE("GPU rmsnorm: a row of zeros gives zeros and a finite gradient", "[gpu][ops]") {
@@ -83,25 +85,25 @@ TEST_CASE("GPU rmsnorm: a row of zeros gives zeros and a finite gradient", "[gpu
     CHECK(bit_difference(dweight.numbers(), zeros.numbers()) == "");
 }
 
-TEST_CASE("GPU residual addition and rmsnorm: one row, a partial block, several packs a thread", "[gpu][ops]") {
+TEST_CASE("GPU residual: one row, a partial block, several packs a thread", "[gpu][ops]") {
     // The sum, of up to 2, is rounded once more than the results; the gradient is added to one of up to 1.
     const double roundings = 8;
-    check_on_gpu_in_both_types(ResidualRmsNorm{1, 8}, roundings);
-    check_on_gpu_in_both_types(ResidualRmsNorm{9, 40}, roundings);
-    check_on_gpu_in_both_types(ResidualRmsNorm{3, 768}, roundings);
-    check_on_gpu_in_both_types(ResidualRmsNorm{2, 2064}, roundings);
+    check_on_gpu_in_both_types(Residual{1, 8, 8}, roundings);
+    check_on_gpu_in_both_types(Residual{9, 16, 40}, roundings);
+    check_on_gpu_in_both_types(Residual{3, 8, 768}, roundings);
+    check_on_gpu_in_both_types(Residual{2, 8, 2064}, roundings);
 }
 
-TEST_CASE("GPU residual addition and rmsnorm: what is normalised is the sum as it is stored", "[gpu][ops]") {
-    const ResidualRmsNorm op{3, 40};
+TEST_CASE("GPU residual: the sum is rounded once, and normed as it is stored", "[gpu][ops]") {
+    const Residual op{3, 8, 40};
     Arrays<float> in = random_inputs<float>(op);
     for (std::vector<float>& array : in) array = rounded_to<bf16>(array);
     const std::vector<float> both = op.forward<bf16>(in, test_gpu());
     const std::vector<float> sum(both.begin(), both.begin() + 120), out(both.begin() + 120, both.end());
-    CHECK(bit_difference(RmsNorm{3, 40, {}, {}}.forward<bf16>({sum, in[2]}, test_gpu()), out) == "");
-    std::vector<float> expected = in[0];
-    for (size_t n = 0; n < expected.size(); n++) expected[n] += in[1][n];
-    CHECK(bit_difference(sum, rounded_to<bf16>(expected)) == "");
+    CHECK(bit_difference(RmsNorm{3, 40, {}, {}}.forward<bf16>({sum, in[3]}, test_gpu()), out) == "");
+    const std::vector<double> formula = op.formula({in_double(in[0]), in_double(in[1]), in_double(in[2]), in_double(in[3])});
+    const std::vector<double> expected(formula.begin(), formula.begin() + 120);
+    CHECK(stored_difference<bf16>(sum, expected, op.IN, 0) == "");
 }
 
 TEST_CASE("GPU qk_norm and rope: each output alone and both; heads of 32, 64 and 128, groups of 1, 2 and 4", "[gpu][ops]") {
@@ -159,6 +161,13 @@ TEST_CASE("GPU cross-entropy: one row, several rows, ignored targets, a row long
     check_on_gpu_in_both_types(CrossEntropy{{16391, 16384, 0}, 16392});
 }
 
+TEST_CASE("GPU cross-entropy: a row that no block can keep in shared memory", "[gpu][ops]") {
+    const int V = 58496;   // 228 KB in float32
+    CrossEntropy op{{58495, -1, 3}, V};
+    CHECK(softmax::bytes_to_keep<float>(V) > max_shared_memory());
+    check_on_gpu<float>(op);
+}
+
 TEST_CASE("GPU cross-entropy: an ignored row has no loss and no gradient, without dloss the other logits stay", "[gpu][ops]") {
     const CrossEntropy op{{-1, 1}, 8};
     const std::vector<float> logits = {5, 6, 7, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 7, 8};
@@ -172,6 +181,23 @@ TEST_CASE("GPU cross-entropy: an ignored row has no loss and no gradient, withou
     }
 }
 
+TEST_CASE("GPU cross-entropy: a weight in the GPU's memory is a factor of the gradient, and none of the loss", "[gpu][ops]") {
+    const int V = 520;
+    const std::vector<double> logits = random_numbers<double>(3 * V, 1);
+    const DeviceMemory<int32_t> targets({7, -1, 519});
+    const DeviceMemory<float> weight({2.5f});
+    auto run = [&](float dloss, const float* factor) {
+        DeviceArray<float> z(logits), losses(3, 0);
+        cross_entropy(test_gpu(), losses.data(), z.data(), targets.data(), 3, V, dloss, factor);
+        std::vector<double> both = z.numbers();
+        for (double loss : losses.numbers()) both.push_back(loss);
+        return both;
+    };
+    CHECK(run(0.5f, weight.data()) == run(1.25f, nullptr));
+    CHECK(run(0, weight.data()) == run(0, nullptr));
+    set_value(test_gpu(), weight.data(), 1.0f);
+    CHECK(run(0.5f, weight.data()) == run(0.5f, nullptr));
+}
 TEST_CASE("GPU cross-entropy: large logits do not overflow and the gradient of a row sums to zero", "[gpu][ops]") {
     const CrossEntropy op{{0, 2, 1}, 8};
     const std::vector<float> logits = {3e4f,   -3e4f, 0, -1e30f, -3e4f, 0, 0, 0,   //
@@ -220,7 +246,7 @@ TEST_CASE("GPU operations refuse sizes that they cannot read 16 bytes at a time,
           "the embedding on the GPU needs the number of channels to be a multiple of 8, not 4");
     const QkShape<float> large{1, 1, 1, 1, 264, p, p, p, p};
     CHECK(refusal([&] { qk_norm_rope_forward(device, p, p, p, p, large, 1e-5); }, Exit::usage) ==
-          "RoPE on the GPU is for heads of up to 256 numbers, not 264");
+          "RoPE on the GPU supports head sizes up to 256, not 264");
     device.workspace.bytes = 16;
     CHECK(refusal([&] { rmsnorm_backward(device, p, p, p, p, p, p, 1, 8, {}, {}); }, Exit::out_of_memory) ==
           "the backward of RMSNorm needs 32 bytes of workspace and has 16");

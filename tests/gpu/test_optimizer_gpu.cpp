@@ -116,14 +116,18 @@ TEST_CASE("GPU adamw: a shard of the buffers is updated as it is in the whole, r
     std::copy(weights.begin() + from, weights.end(), expected.begin() + from);
     CHECK(bit_difference(shard.weights.numbers(), expected) == "");
     CHECK(bit_difference(shard.master_copy.numbers(), std::vector<float>(master.begin() + from, master.end())) == "");
-    OnGpu<float> unaligned(start, test_gpu(), 6);
-    CHECK_THROWS_AS(unaligned.update(gradients, {{6, n, Role::decays}}, o, numbers_for(0.7, o), 1), Error);
+    OnGpu<float> wide(start, test_gpu()), part(start, test_gpu(), from);   // whose weights are the master weights
+    wide.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
+    part.update(gradients, {{from, n, Role::decays}}, o, numbers_for(0.7, o), 1);
+    expected = wide.weights.numbers();
+    std::copy_n(start.begin(), from, expected.begin());
+    CHECK(bit_difference(part.weights.numbers(), expected) == "");
 }
 
 TEST_CASE("GPU adamw: a loss or a norm that is not finite leaves everything as it is", "[gpu][optimizer]") {
     const std::vector<float> start = rounded_to<bf16>(random_numbers<float>(9, 1));
-    const std::vector<StepNumbers> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
-    for (const StepNumbers& numbers : broken) {
+    const std::vector<StepTotals> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
+    for (const StepTotals& numbers : broken) {
         OnGpu<bf16> tested(start, test_gpu());
         tested.update(gradients_of<float>(9, 1), {{0, 9, Role::decays}}, {}, numbers, 1);
         CHECK(bit_difference(tested.weights.numbers(), start) == "");
@@ -175,6 +179,19 @@ TEST_CASE("GPU adamw: what is not finite stays so when it is rounded", "[gpu][op
     const float all_bits = std::bit_cast<float>(0x7fffffff);   // the NaN that a GPU's arithmetic gives
     for (float nan : {NAN, all_bits})
         for (float x : rounded_weights(16, nan, 1, 1, {{0, 16, Role::plain}})) CHECK(std::isnan(x));
+}
+
+TEST_CASE("GPU sum of parts: of one, of several and of more than a block has threads", "[gpu][optimizer]") {
+    for (int count : {1, 3, 8, 1000}) {
+        std::vector<double> parts(static_cast<size_t>(count));
+        for (size_t p = 0; p < parts.size(); p++) parts[p] = double(p) + 0.5;
+        On<GPU, double> on_gpu(parts), total({NAN});
+        double expected = NAN;
+        sum_of_parts(test_gpu(), total.data(), on_gpu.data(), count);
+        sum_of_parts(CPU{}, &expected, parts.data(), count);
+        CHECK(total.numbers()[0] == count * double(count) / 2);
+        CHECK(expected == count * double(count) / 2);
+    }
 }
 
 TEST_CASE("GPU sum of losses: replaces or joins what is there", "[gpu][optimizer]") {

@@ -1,5 +1,5 @@
-// Positions in the scores of Probabilistic Positional Attention: bf16 is for q, k and v; distances of tens of thousands of tokens and
-// decays that hardly differ from 0 have to stay exact.
+// Positions in the scores of Probabilistic Positional Attention: bf16 is for q, k and v; distances of tens of thousands of tokens
+// and decays that hardly differ from 0 have to stay exact.
 #include "attention/ppa.cuh"
 
 #include "tests/attention_policies.h"

@@ -46,8 +46,8 @@ TEST_CASE("GPU sigma: loss, gradients of W and gamma, and the next u are those o
             adamw.lr = 1e-4;
             exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step), again.update(adamw, step);
             if (step == 1) CHECK(gradient_difference(single.gradients(), exact, Tolerance{5e-4, 1e-6}) == "");
-            const double norm = std::sqrt(exact.gpt.numbers->squares);
-            CHECK(std::abs(std::sqrt(read_numbers(single.device, single.gpt).squares) - norm) <= 1e-3 * norm);
+            const double norm = std::sqrt(exact.gpt.totals->squares);
+            CHECK(std::abs(std::sqrt(read_totals(single.device, single.gpt).squares) - norm) <= 1e-3 * norm);
         }
         const std::vector<float> raw = host_copy(single, single.gpt.master), read = host_copy(single, single.gpt.weights);
         CHECK(bit_difference(host_copy(again, again.gpt.master), raw) == "");

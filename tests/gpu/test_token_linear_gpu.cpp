@@ -1,4 +1,4 @@
-// Numbers per token that are linear in the token (attention/core/token_gate.cuh) on the GPU, against the CPU in double.
+// Numbers per token that are linear in the token (attention/gates/token_linear.cuh) on the GPU, against the CPU in double.
 #include "attention/gates/token_linear.cuh"
 
 #include "tests/attention_case.h"

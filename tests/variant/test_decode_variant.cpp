@@ -15,7 +15,7 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
     Trial<X> trial(variant, config_of(form), 1, prompt, 1, room, Recompute::nothing, 0, 1, Mode::inference);
     auto& gpt = trial.gpt;
     const int V = gpt.net.config.V;
-    Feed<CPU> feed(1, room, V);
+    BatchFeed<CPU> feed(1, room, V);
     Decoder<X> decoder(gpt, {});
     std::vector<int32_t> text = trial.tokens;
     for (int n = 0; n < count; n++) {

@@ -277,7 +277,7 @@ VARIANT_CASE(": keeps every key in its cache that later rows see", "[attention][
         for (int kv = 0; kv < NKV; kv++)
             for (int j = 0; j < T; j++) keys += seen_later(2 * kv, j) || seen_later(2 * kv + 1, j);
         CHECK(layer.attention->cached_keys(T) >= keys / NKV);
-        if (!layer.facts.composite) CHECK(layer.attention->cached_keys(T) <= T);   // which may keep keys of several kinds
+        if (!layer.facts.own_passes) CHECK(layer.attention->cached_keys(T) <= T);   // which may keep keys of several kinds
     }
 }
 

@@ -5,6 +5,7 @@
 #endif
 #include "../launch.h"
 #include "../runtime_api.h"
+#include "../halves.h"
 #include "../tensor_cores.h"
 #include "../warp_operations.h"
 

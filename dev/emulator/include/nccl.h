@@ -1,8 +1,10 @@
-// The part of NCCL's interface that model/collectives.cuh uses, carried out on the CPU: every rank is a process with emulated GPUs.
-// The communicator is a star of TCP connections (model/rendezvous.h); as with NCCL, the unique id says where rank 0 is found.
+// The part of NCCL's interface that model/ranks/collectives.cuh uses, carried out on the CPU: every rank is a process with emulated
+// GPUs. The communicator is a star of TCP connections (model/ranks/rendezvous.h); as with NCCL, the unique id says where rank 0 is
+// found.
 //   - A collective is work of its stream, done when the emulated GPU gets there and not when it is called. Forget an event, and a
 //     sum is taken of numbers that are not there yet.
 //   - Ranks that do not make the same call are told so. (With NCCL they hang, or worse.)
+//   - What is called between ncclGroupStart() and ncclGroupEnd() is given to its stream by the latter.
 //   - When a rank has gone, the others' collectives never end, as on a GPU; ncclCommGetAsyncError says so, on any thread.
 //   - A stream's work is done by a host that waits for it. So a rank whose host waits for another rank by other means, while that
 //     rank's GPU waits in a collective for this one's, waits for ever where a GPU would go on: let hosts wait for their GPU first.
@@ -14,9 +16,12 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "../streams.h"
 #include "model/base/error.h"
@@ -47,7 +52,8 @@ struct Connection {
     std::atomic<ncclResult_t> error{ncclSuccess};
     bool aborted = false;
     uint64_t calls = 0;   // that the GPU has come to
-    Connection(const MeetingPoint& where, int rank, int ranks, int seconds) : star(where, rank, ranks, seconds) {}
+    uint64_t sent = 0;    // bytes that this rank would have sent in a ring
+    Connection(const RendezvousPoint& where, int rank, int ranks, int seconds) : star(where, rank, ranks, seconds) {}
 };
 
 }   // namespace emulator::nccl
@@ -61,13 +67,14 @@ namespace emulator::nccl {
 
 inline constexpr int SECONDS = 300;   // that ranks wait for each other when a communicator is made
 inline thread_local int open_groups = 0;
+inline thread_local std::vector<std::function<void()>> grouped;   // what the open groups will give to the streams
 inline thread_local std::string last_problem;
 
 /// What a rank believes that all ranks do now.
 struct Call {
     char function[24];
     uint64_t number, count;
-    int32_t type, root;
+    uint64_t type;
 };
 
 inline size_t size_of(ncclDataType_t type) { return type == ncclInt8 ? 1 : type == ncclFloat32 ? 4 : 8; }
@@ -81,29 +88,43 @@ inline void require_same_call(Star& star, const Call& mine, const Location& at) 
                      " elements, rank 0 collective ", first.number, ": ", first.function, " of ", first.count));
 }
 
-/// Gives a collective to the stream. A rank that has gone makes it wait for ever.
+/// Whether this collective is the one that shall fail (EMULATED_NCCL_FAILS_AT, counted from 1).
+inline bool refused() {
+    static std::atomic<uint64_t> calls{0};
+    static const uint64_t failing = number_from_environment("EMULATED_NCCL_FAILS_AT", 0);
+    if (++calls != failing) return false;
+    last_problem = "as EMULATED_NCCL_FAILS_AT says";
+    return true;
+}
+
+/// Gives a collective to the stream, or to the group that is open. In a ring every rank passes on `rounds` times the count elements
+/// but for its own part. A rank that has gone makes it wait for ever.
 template <class Action>
 ncclResult_t enqueue(ncclComm_t communicator, cudaStream_t stream, const char* function, const void* x, uint64_t count,
-                     ncclDataType_t type, int root, const Location& at, Action action) {
+                     ncclDataType_t type, const Location& at, uint64_t rounds, Action action) {
     if (!communicator) return ncclInvalidArgument;
+    if (refused()) return ncclUnhandledCudaError;
     runtime().memory.check_range(x, count * size_of(type), "the collective uses", at);
     const Allocation* memory = runtime().memory.find(x);
     if (!memory || memory->memory != Memory::device) throw Error(place(at) + ": the collective is not given memory of the device");
     Call call{};
     std::snprintf(call.function, sizeof call.function, "%s", function);
-    call.count = count, call.type = type, call.root = root;
+    call.count = count, call.type = uint64_t(type);
     auto work = [=, connection = communicator->connection]() mutable {
         if (connection->aborted) return;
         try {
             call.number = connection->calls++;
             require_same_call(connection->star, call, at);
             action(connection->star);
+            const uint64_t ranks = connection->star.size;
+            connection->sent += rounds * count * size_of(type) / ranks * (ranks - 1);
         } catch (const ::Error&) {
             connection->error = ncclRemoteError;
             for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
         }
     };
-    emulator::enqueue(stream, work, at);
+    if (open_groups) grouped.push_back([=] { emulator::enqueue(stream, work, at); });
+    else emulator::enqueue(stream, work, at);
     return ncclSuccess;
 }
 
@@ -136,7 +157,7 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 
 inline ncclResult_t ncclCommInitRank(ncclComm_t* communicator, int ranks, ncclUniqueId id, int rank) {
-    MeetingPoint where;
+    RendezvousPoint where;
     where.file = id.internal;
     try {
         *communicator = new ncclComm{std::make_shared<emulator::nccl::Connection>(where, rank, ranks, emulator::nccl::SECONDS)};
@@ -149,6 +170,10 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* communicator, int ranks, ncclUn
 
 /// Waits, as NCCL does, until the other ranks want to end too.
 inline ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
+    const emulator::nccl::Connection& connection = *communicator->connection;
+    if (std::getenv("EMULATED_NCCL_TRAFFIC"))
+        std::fprintf(stderr, "rank %d sent %llu bytes in %llu collectives\n", connection.star.rank,
+                     static_cast<unsigned long long>(connection.sent), static_cast<unsigned long long>(connection.calls));
     communicator->connection->star.leave();
     delete communicator;
     return ncclSuccess;
@@ -165,22 +190,40 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t*
 }
 
 inline ncclResult_t ncclGroupStart() { return emulator::nccl::open_groups++, ncclSuccess; }
-inline ncclResult_t ncclGroupEnd() { return emulator::nccl::open_groups-- > 0 ? ncclSuccess : ncclInvalidUsage; }
+inline ncclResult_t ncclGroupEnd() {
+    if (emulator::nccl::open_groups == 0) return ncclInvalidUsage;
+    if (--emulator::nccl::open_groups > 0) return ncclSuccess;
+    for (const auto& give : std::exchange(emulator::nccl::grouped, {})) give();
+    return ncclSuccess;
+}
 
 inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                                   ncclComm_t communicator, cudaStream_t stream,
                                   emulator::Location at = emulator::Location::current()) {
     if (from != to || (type != ncclFloat32 && type != ncclFloat64)) return ncclInvalidArgument;   // what nobody here needs
-    return emulator::nccl::enqueue(communicator, stream, "ncclAllReduce", to, count, type, 0, at, [=](Star& star) {
+    return emulator::nccl::enqueue(communicator, stream, "ncclAllReduce", to, count, type, at, 2, [=](Star& star) {
         if (type == ncclFloat32) star.sum(static_cast<float*>(to), count);
         else star.sum(static_cast<double*>(to), count);
     });
 }
 
-inline ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
+// The next two in place only: `to` or `from` is this rank's part of the whole, which has `count` elements of every rank.
+
+inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
+                                      ncclComm_t communicator, cudaStream_t stream,
+                                      emulator::Location at = emulator::Location::current()) {
+    const Star& star = communicator->connection->star;
+    float* const whole = static_cast<float*>(const_cast<void*>(from));
+    if (to != whole + count * star.rank || type != ncclFloat32) return ncclInvalidArgument;   // what nobody here needs
+    return emulator::nccl::enqueue(communicator, stream, "ncclReduceScatter", from, count * star.size, type, at, 1,
+                                   [=](Star& all) { all.reduce_scatter(whole, count); });
+}
+
+inline ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t communicator,
                                   cudaStream_t stream, emulator::Location at = emulator::Location::current()) {
-    if (from != to || root < 0 || root >= communicator->connection->star.size) return ncclInvalidArgument;
-    return emulator::nccl::enqueue(communicator, stream, "ncclBroadcast", to, count, type, root, at, [=](Star& star) {
-        star.broadcast(to, count * emulator::nccl::size_of(type), root);
-    });
+    const Star& star = communicator->connection->star;
+    const size_t bytes = count * emulator::nccl::size_of(type);
+    if (from != static_cast<char*>(to) + bytes * star.rank) return ncclInvalidArgument;
+    return emulator::nccl::enqueue(communicator, stream, "ncclAllGather", to, count * star.size, type, at, 1,
+                                   [=](Star& all) { all.all_gather(to, bytes); });
 }

@@ -1,5 +1,5 @@
-// Matrix products where no BLAS was found: blocked loops that the compiler vectorises, on all of OpenMP's threads. Several times
-// slower than OpenBLAS, and the reason why a GPU's trainer needs no BLAS beside it.
+// Matrix products without a BLAS: blocked loops that the compiler vectorises, on all OpenMP threads. Several times slower than
+// OpenBLAS, but it lets a GPU trainer be built without one.
 #include <algorithm>
 #include <cstdio>
 
@@ -10,10 +10,10 @@
 
 namespace {
 
-constexpr int tile_rows = 64, tile_columns = 64, depth = 256;   // one tile of c, and how much of K is copied at once
-constexpr int lanes = 16, rows_at_once = 4;                      // what the inner loop keeps in registers
+constexpr int tile_rows = 64, tile_columns = 64, depth = 256;   // a tile of c, and the part of K packed at a time
+constexpr int lanes = 16, rows_at_once = 4;                      // register block of the inner loop
 
-/// A matrix as it is stored, read as op() says.
+/// op(matrix), indexed by row and column.
 template <class X>
 struct Matrix {
     const X* data;
@@ -24,7 +24,7 @@ struct Matrix {
     }
 };
 
-/// Copies `rows` x `columns` elements from (row, column) on to rows of `Stride` elements; what lies outside of R x C is zero.
+/// Packs `rows` x `columns` elements starting at (row, column) into rows of `Stride` elements, zero-padded outside of R x C.
 template <int Stride, class X>
 void copy(X* to, const Matrix<X>& from, int row, int column, int rows, int columns, int R, int C) {
     for (int r = 0; r < rows; r++)
@@ -47,7 +47,7 @@ void add_products(X* sums, const X* a, const X* b, int k) {
         }
 }
 
-/// Every tile of c is one thread's work, so that the sums do not depend on the number of threads.
+/// One thread per tile of c, so that the sums do not depend on the number of threads.
 template <class X>
 void multiply(Matrix<X> a, Matrix<X> b, int M, int N, int K, X alpha, X beta, X* c, size_t ldc) {
 #pragma omp parallel for collapse(2) schedule(static)
@@ -64,7 +64,7 @@ void multiply(Matrix<X> a, Matrix<X> b, int M, int N, int K, X alpha, X beta, X*
             for (int r = 0; r < std::min(tile_rows, M - row); r++)
                 for (int n = 0; n < std::min(tile_columns, N - column); n++) {
                     X& out = c[size_t(row + r) * ldc + size_t(column + n)];
-                    out = alpha * sums[r * tile_columns + n] + (beta == 0 ? X(0) : beta * out);   // c may hold anything then
+                    out = alpha * sums[r * tile_columns + n] + (beta == 0 ? X(0) : beta * out);   // c may be unset
                 }
         }
 }

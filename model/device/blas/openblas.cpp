@@ -6,6 +6,7 @@
 #include <cblas.h>
 #include <unistd.h>
 
+#include "model/base/process.h"
 #include "model/device/blas.h"
 #include "model/device/machine.h"
 
@@ -26,7 +27,7 @@ void gemv(int N, int K, double alpha, const double* a, const double* b, size_t l
     cblas_dgemv(CblasRowMajor, CblasNoTrans, N, K, alpha, b, int(ldb), a, 1, beta, c, 1);
 }
 
-/// The best kernel family for what this processor can do; null: let OpenBLAS choose.
+/// The fastest kernel family that this processor supports; null: let OpenBLAS choose.
 static const char* best_core() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -52,8 +53,8 @@ void choose_blas_kernels(char** argv) {
     const char* best = best_core();
     if (!best || std::getenv("KEEP_OPENBLAS_CORETYPE") || rank_of(openblas_get_corename()) >= rank_of(best)) return;
     setenv("OPENBLAS_CORETYPE", best, 1);
-    setenv("KEEP_OPENBLAS_CORETYPE", "1", 1);   // a library without those kernels must not send us round again
-    execv(program_path().c_str(), argv);        // returns only when it fails; then the slow kernels do
+    setenv("KEEP_OPENBLAS_CORETYPE", "1", 1);   // no endless loop if the library lacks those kernels
+    execv(program_path().c_str(), argv);        // returns only on failure; then the slow kernels must do
 }
 
 void use_blas_threads(int threads) { openblas_set_num_threads(threads); }
@@ -63,7 +64,7 @@ std::string describe_blas() { return std::string("OpenBLAS ") + openblas_get_cor
 void warn_about_blas() {
     if (openblas_get_parallel() == OPENBLAS_THREAD)
         std::fputs(
-            "warning: this OpenBLAS keeps threads of its own beside OpenMP's and will be slow: apt install libopenblas-openmp-dev, "
+            "warning: this OpenBLAS has its own threads besides OpenMP's and will be slow: apt install libopenblas-openmp-dev, "
             "make configure, and build again\n",
             stderr);
 }

@@ -74,7 +74,7 @@ LayerResults run_layer(const Variant& variant, const AttentionCase<double>& laye
     std::byte* const scratch = reinterpret_cast<std::byte*>(workspace.data());
 
     auto extras_of = [&](auto& h, auto& r, auto& col, auto& g) {
-        Extras<X> e;
+        ScoreInputs<X> e;
         if (f.head) e.head = h.data();
         if (f.row) e.row = r.data();
         if (f.column) e.column = col.data();
@@ -84,12 +84,12 @@ LayerResults run_layer(const Variant& variant, const AttentionCase<double>& laye
     LayerState<X> state{extras_of(head, row, column, gate), out.data(), facts.gated ? gated_out.data() : out.data(), lse.data(),
                         reinterpret_cast<std::byte*>(kept.data())};
     Array<Device, W> auxiliary(B * NH, facts.has_auxiliary_loss ? NAN : 0);
-    if (facts.has_auxiliary_loss) state.extras.auxiliary = auxiliary.data();
-    const Extras<X> dextras = extras_of(dhead, drow, dcolumn, dgate);
+    if (facts.has_auxiliary_loss) state.score_inputs.auxiliary = auxiliary.data();
+    const ScoreInputs<X> dscore_inputs = extras_of(dhead, drow, dcolumn, dgate);
     const LayerInputs<X> in{shape, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(), qk.data() + k_at,
                             qkv.data() + qk_row, qk_row, v_row, cosine.data(), sine.data()};
     passes.forward(device, in, weights.data(), state, scratch, {});
-    ExtraGradients<X> gradients{dextras, facts.reads_qk_pre ? dqk_pre.data() : nullptr,
+    ScoreInputGradients<X> gradients{dscore_inputs, facts.reads_qk_pre ? dqk_pre.data() : nullptr,
                                 facts.reads_qk_pre ? dqk_pre.data() + k_at : nullptr,
                                 facts.reads_x ? dx.data() : nullptr, dweights.data()};
     const QkvGradients<X> to{{dqk.data(), qk_row}, {dqk.data() + k_at, qk_row}, {dqkv.data() + qk_row, v_row}};
@@ -101,6 +101,9 @@ LayerResults run_layer(const Variant& variant, const AttentionCase<double>& laye
     if (!facts.reads_qk_pre) r.dqk_pre.clear();
     return r;
 }
+
+constexpr std::pair<Numbers LayerResults::*, const char*> GRADIENTS[] = {{&LayerResults::dqk, "q and k"}, {&LayerResults::dv, "v"},
+    {&LayerResults::dqk_pre, "q and k before RoPE"}, {&LayerResults::dweights, "weights"}, {&LayerResults::dx, "x"}};
 
 /// Rows that see nothing have a log-sum-exp of -infinity, which has no difference to itself.
 Numbers no_infinity(Numbers numbers) {
@@ -116,7 +119,7 @@ void check_layer(const Variant& variant, const LayerSizes& sizes) {
     const Variant& twin = named(variant.name);   // the CPU's
     AttentionCase<double> layer(twin, sizes);
     const LayerNumbers numbers = numbers_for<X>(layer);
-    const LayerResults gpu = run_layer<GPU, X>(variant, layer, numbers), again = run_layer<GPU, X>(variant, layer, numbers);
+    const LayerResults gpu = run_layer<GPU, X>(variant, layer, numbers);
     const LayerResults cpu = run_layer<CPU, double>(twin, layer, numbers);
 
     // Sums of HS and T products, and exp() turns absolute errors of the scores into relative ones; bf16 rounds P, dS and the
@@ -127,20 +130,28 @@ void check_layer(const Variant& variant, const LayerSizes& sizes) {
     CHECK(difference(gpu.out, cpu.out, of_result) == "");
     CHECK(difference(no_infinity(gpu.lse), no_infinity(cpu.lse), of_result) == "");
     CHECK(difference(gpu.auxiliary, cpu.auxiliary, of_result) == "");
-    const std::pair<Numbers LayerResults::*, const char*> gradients[] = {{&LayerResults::dqk, "q and k"}, {&LayerResults::dv, "v"},
-        {&LayerResults::dqk_pre, "q and k before RoPE"}, {&LayerResults::dweights, "weights"}, {&LayerResults::dx, "x"}};
-    for (const auto& [which, name] : gradients) {
+    for (const auto& [which, name] : GRADIENTS) {
         INFO("gradient of " << name);
-        if ((cpu.*which).empty()) continue;
-        CHECK(difference(gpu.*which, cpu.*which, of_gradient) == "");
-        CHECK(bit_difference(again.*which, gpu.*which) == "");
+        if (!(cpu.*which).empty()) CHECK(difference(gpu.*which, cpu.*which, of_gradient) == "");
     }
-    CHECK(bit_difference(again.out, gpu.out) == "");
 }
 
 void check_layer_in_both_types(const Variant& variant, const LayerSizes& sizes) {
     check_layer<float>(variant, sizes);
     check_layer<bf16>(variant, sizes);
+}
+
+template <class X>
+void check_repeats(const Variant& variant, const LayerSizes& sizes) {
+    INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
+    AttentionCase<double> layer(named(variant.name), sizes);
+    const LayerNumbers numbers = numbers_for<X>(layer);
+    const LayerResults once = run_layer<GPU, X>(variant, layer, numbers), again = run_layer<GPU, X>(variant, layer, numbers);
+    CHECK(bit_difference(again.out, once.out) == "");
+    for (const auto& [which, name] : GRADIENTS) {
+        INFO("gradient of " << name);
+        if (!(once.*which).empty()) CHECK(bit_difference(again.*which, once.*which) == "");
+    }
 }
 
 /// Every mode of a setting with few; 4 and 20 of one with many, or twice its lowest value where that is larger.
@@ -160,6 +171,11 @@ GPU_VARIANT_CASE(" attention on the GPU: one token, one tile, partial tiles, man
     check_layer_in_both_types(variant, {1, 200, 2, 1, 64, {}});
     check_layer_in_both_types(variant, {1, 300, 2, 1, 32, {}});   // more tokens than a thread block has threads
     check_layer_in_both_types(variant, {1, 65, 12, 6, 64, {}});   // more numbers in a row, of queries and of keys
+}
+
+GPU_VARIANT_CASE(" attention on the GPU: the same bits again", "[gpu][attention][variant]") {
+    check_repeats<float>(variant, {1, 300, 2, 1, 32, {}});
+    check_repeats<bf16>(variant, {1, 300, 2, 1, 32, {}});
 }
 
 GPU_VARIANT_CASE(" attention on the GPU: other settings", "[gpu][attention][variant]") {

@@ -1,5 +1,5 @@
-// The whole model on the GPU with each attention variant, against the CPU in double: loss, gradients, training curves, repeatability.
-// On a machine without a GPU it runs on the emulator.
+// The whole model on the GPU with each attention variant, against the CPU in double: loss, gradients, training curves,
+// repeatability. On a machine without a GPU it runs on the emulator.
 #include "model/device/graphs.cuh"
 #include "tests/check.h"
 #include "tests/gpu/gpu_trial.h"
@@ -160,7 +160,7 @@ GPU_VARIANT_CASE(" model on the GPU: a recorded step is the step", "[gpu][model]
             gpt_backward(recorded.device, recorded.gpt, batch, Write::overwrite);
         });
         INFO("step " << step);
-        const StepNumbers numbers = read_numbers(recorded.device, recorded.gpt);
+        const StepTotals numbers = read_totals(recorded.device, recorded.gpt);
         CHECK((numbers.loss + numbers.auxiliary) / 67 == expected);
         CHECK(bit_difference(recorded.gradients(), plain.gradients()) == "");
         plain.update({}, step), recorded.update({}, step);

@@ -1,0 +1,44 @@
+// RoPE inside a mechanism: of keys that it projects itself or of pooled blocks, at positions of its own. (The model's queries and
+// keys: model/operations/qk_rope.cuh.)
+#pragma once
+#include <algorithm>
+#include <climits>
+
+#include "attention/scores/each_element.cuh"
+#include "model/operations/qk_rope.cuh"
+
+/// The position that row t of a sequence is rotated to: min(stride t, last).
+struct RowPositions {
+    int stride = 1, last = INT_MAX;
+    constexpr int operator()(int t) const { return std::min(stride * t, last); }
+};
+
+template <class Y, class X>
+struct RotateHeads {
+    Heads<Y> to;
+    Heads<const X> from;
+    Angles<Wide<X>> angles;
+    int T, heads, HS;
+    Wide<X> direction;
+    RowPositions position;
+
+    constexpr void operator()(unsigned row, int d) const {
+        const unsigned token = row / heads, h = row % heads;
+        const size_t angle = size_t(position(token % T)) * (HS / 2) + d;
+        const size_t first = size_t(h) * HS + d, second = first + HS / 2;
+        const X* x = from.data + token * from.row;
+        Y* y = to.data + token * to.row;
+        Wide<X> x1 = widened(x[first]), x2 = widened(x[second]);
+        rotate_pair(x1, x2, angles.cosine[angle], direction * angles.sine[angle]);
+        y[first] = narrowed<Y>(x1), y[second] = narrowed<Y>(x2);
+    }
+};
+
+/// to (B, T, heads, HS) = from (B, T, heads, HS) rotated; both may be the same memory. `angles` has every position that a row is
+/// rotated to; direction is 1, or -1 for the gradient.
+template <class Device, class Y, class X>
+void rotate_heads(Device device, Heads<Y> to, Heads<const X> from, Angles<Wide<X>> angles, int B, int T, int heads, int HS,
+                  int direction, RowPositions position = {}) {
+    each_element(device, size_t(B) * T * heads, HS / 2,
+                RotateHeads<Y, X>{to, from, angles, T, heads, HS, Wide<X>(direction), position});
+}

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Keeps what GPUs have measured, and writes the tables that speak of it: dev/gpu/RESULTS.md and the one in README.md.
+
+    python3 dev/gpu/results.py RESULTS    keeps RESULTS/gpu_day.json (of dev/gpu_day.sh) as dev/gpu/GPU_DATE_COMMIT.json, writes tables
+    python3 dev/gpu/results.py            writes the tables again
+    python3 dev/gpu/results.py --check    exits 1 where they are not what the kept files say
+
+A number that no kept file has appears nowhere: it is "not measured yet". ROOT=FOLDER for another tree. Standard library only.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+BEGIN, END = "<!-- GPU speeds, written by dev/gpu/results.py -->\n", "<!-- end of GPU speeds -->\n"
+ATTENTION = [("causal", 64), ("causal", 128)]   # variant, head size: the rows of bench_gpu that README.md shows
+
+
+def keep(root, folder):
+    """Copies a run's summary into dev/gpu and returns its path there."""
+    source = folder / "gpu_day.json"
+    try:
+        machine = json.loads(source.read_text())["machine"]
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"results.py: {source} is not what dev/gpu_day.sh writes: {error}")
+    if not machine["gpu"]: sys.exit(f"results.py: {source} names no GPU: such a run has measured nothing")
+    name = "_".join([machine["gpu"], machine["date"], machine["commit"] or "unknown"])
+    kept = root / "dev/gpu" / (re.sub(r"[^A-Za-z0-9_-]+", "_", name) + ".json")
+    shutil.copy(source, kept)
+    return kept
+
+
+def kept_runs(root):
+    """All summaries, newest first."""
+    runs = [json.loads(path.read_text()) for path in sorted((root / "dev/gpu").glob("*.json"))]
+    return sorted(runs, key=lambda run: run["machine"]["date"], reverse=True)
+
+
+def newest(runs, of):
+    """of(run) of the newest run that has it, else None."""
+    return next((value for value in map(of, runs) if value is not None), None)
+
+
+def number(value, form):
+    return "not measured yet" if value is None else format(value, form)
+
+
+def attention_speed(run, variant, HS, direction):
+    rows = run["speeds"]["attention"]
+    return next((row[direction] for row in rows if row["variant"] == variant and row["HS"] == HS), None)
+
+
+def speeds_table(runs):
+    """One row per GPU; of several runs on it each number is the newest."""
+    head = ["GPU", "causal, tokens/s", "asga, tokens/s"]
+    head += [f"attention, heads of {HS}: forward, backward TFLOP/s" for _, HS in ATTENTION] + ["measured"]
+    gpus = list(dict.fromkeys(run["machine"]["gpu"] for run in runs))
+    rows = []
+    for gpu in gpus:
+        of_gpu = [run for run in runs if run["machine"]["gpu"] == gpu]
+        row = [gpu] + [number(newest(of_gpu, lambda run: run["speeds"]["steps"].get(variant)), ",.0f") for variant in ("causal", "asga")]
+        for variant, HS in ATTENTION:
+            row.append(", ".join(number(newest(of_gpu, lambda run: attention_speed(run, variant, HS, direction)), ".0f")
+                                 for direction in ("forward", "backward")))
+        rows.append(row + [f"{of_gpu[0]['machine']['date']}, {of_gpu[0]['machine']['commit']}"])
+    if not rows: rows = [["none so far"] + ["not measured yet"] * (len(head) - 2) + [""]]
+    return "".join("| " + " | ".join(row) + " |\n" for row in [head, ["---"] * len(head)] + rows)
+
+
+def results_page(runs):
+    lines = ["# What GPUs have measured", "",
+             "Written by dev/gpu/results.py from the files beside it, one per run of dev/gpu_day.sh: GPU, date, commit. Steps are of the",
+             "124M-parameter model (B 64, T 1024, bf16), attention alone at T 8192 counts visible pairs only.", "", speeds_table(runs)]
+    for run in runs:
+        machine, passed = run["machine"], sum(good for _, good in run["verdicts"])
+        lines += [f"## {machine['gpu']}, {machine['date']}, commit {machine['commit']}", "",
+                  f"Driver {machine['driver']}, CUDA {machine['cuda']}. {passed} passed, {len(run['verdicts']) - passed} failed"
+                  + ", ".join([":"] * (passed < len(run["verdicts"])) + [name for name, good in run["verdicts"] if not good]) + ".", ""]
+        lines += [f"- {name}: {curve['is']}" + (f" (at most {curve['most']:g})" if "most" in curve else "")
+                  for name, curve in run["curves"].items()] + [""]
+        for step, table in run["tables"].items(): lines += [f"### {step}", ""] + table + [""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def pages(root):
+    """The texts that README.md and RESULTS.md should have, by path."""
+    runs = kept_runs(root)
+    readme = (root / "README.md").read_text()
+    if BEGIN not in readme or END not in readme: sys.exit(f"results.py: {root / 'README.md'} has no lines {BEGIN.strip()} and {END.strip()}")
+    before, after = readme[:readme.index(BEGIN)], readme[readme.index(END):]
+    return {root / "README.md": before + BEGIN + speeds_table(runs) + after, root / "dev/gpu/RESULTS.md": results_page(runs)}
+
+
+def main():
+    root = pathlib.Path(os.environ.get("ROOT", pathlib.Path(__file__).resolve().parents[2]))
+    if len(sys.argv) > 2 or sys.argv[1:2] in (["--help"], ["-h"]): sys.exit(__doc__)
+    checks = sys.argv[1:] == ["--check"]
+    if len(sys.argv) == 2 and not checks: print(keep(root, pathlib.Path(sys.argv[1])))
+    for path, text in pages(root).items():
+        if not checks:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"results.py: {path} is not what the files in {root / 'dev/gpu'} say; dev/gpu/results.py writes it")
+
+
+if __name__ == "__main__":
+    main()

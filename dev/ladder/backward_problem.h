@@ -1,0 +1,34 @@
+// What every rung of the backward ladder computes: from dO to dQ, dK and dV of the causal attention in problem.h,
+//     P_ij = exp(z_ij - LSE_i)     dz_ij = P_ij (<dO_i, v_j> - D_i),  D_i = <dO_i, O_i>     for j <= i
+//     dV_j = sum_i P_ij dO_i       dK_j = sum_i dz_ij q_i / sqrt(HS)       dQ_i = sum_j dz_ij k_j / sqrt(HS)
+// Five products of 2 HS operations for a visible pair, where the forward pass has two. LSE and O are those of the forward pass.
+#pragma once
+#include "dev/ladder/problem.h"
+
+struct BackwardProblem : LadderProblem {   // `out` is read here
+    const bf16* dout;   // (B, T, NH, HS)
+    const float* lse;   // (B, NH, T)
+    float* D;           // (B, NH, T), room for it
+    float *dq, *dk;     // (B, T, NH, HS)
+    bf16* dv;           // (B, T, NH, HS)
+
+    /// Number of row i in (B, NH, T).
+    constexpr size_t row_at(int b, int i, int h) const { return (size_t(b) * NH + h) * T + i; }
+    constexpr double flops() const { return 2.5 * LadderProblem::flops(); }
+};
+
+/// D, a thread for each row.
+template <int HS>
+__global__ void row_products_kernel(const BackwardProblem p) {
+    const int i = int(blockIdx.x) * int(blockDim.x) + int(threadIdx.x), h = blockIdx.y, b = blockIdx.z;
+    if (i >= p.T) return;
+    float sum = 0;
+    for (int d = 0; d < HS; d++) sum += to_float(p.dout[p.at(b, i, h) + d]) * to_float(p.out[p.at(b, i, h) + d]);
+    p.D[p.row_at(b, i, h)] = sum;
+}
+
+inline void row_products(GPU device, const BackwardProblem& p) {
+    for_ladder_head_size(p.HS, [&](auto HS) {
+        launch(device, row_products_kernel<HS>, Grid(blocks_for(p.T, 128), p.NH, p.B), 128, 0, p);
+    });
+}

@@ -1,0 +1,20 @@
+// This process: signals, standard output, and the location of its program.
+#pragma once
+#include <string>
+
+/// From now on the run survives a closed standard output (`| head`): SIGPIPE is ignored.
+void outlive_readers();
+
+/// From now on SIGINT, SIGTERM and SIGUSR1 only set a flag; a second SIGINT ends the process at once.
+void catch_stop_signals();
+bool stop_requested();
+
+/// The commit that the program was built from, "1a2b3c4d5e6f", with "-dirty" appended if files differed from it; "unknown" outside
+/// of git. (The Makefile writes it.)
+const char* source_commit();
+
+/// The path of the running program; empty if /proc does not provide it.
+std::string program_path();
+
+/// The folder of the running program, for files that come with it (data, scripts).
+std::string program_folder();

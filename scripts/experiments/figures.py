@@ -1,0 +1,192 @@
+"""Pictures of a report, as SVG text that needs nothing from outside."""
+
+import io
+import re
+
+from packages import require
+
+require('matplotlib')
+import matplotlib  # noqa: E402
+
+matplotlib.use('Agg')
+from matplotlib import pyplot  # noqa: E402
+
+from analysis import sweep_means  # noqa: E402
+
+COLORS = [
+    '#0072B2',
+    '#D55E00',
+    '#009E73',
+    '#CC79A7',
+    '#E69F00',
+    '#56B4E9',
+    '#000000',
+    '#7F7F7F',
+    '#8C564B',
+    '#17BECF',
+    '#BCBD22',
+    '#9467BD',
+]
+pyplot.rcParams.update(
+    {
+        'font.size': 9,
+        'axes.axisbelow': True,
+        'axes.grid': True,
+        'grid.color': '#dddddd',
+        'axes.edgecolor': '#888888',
+        'svg.hashsalt': 'experiments',
+        'svg.fonttype': 'none',
+        'font.family': 'sans-serif',
+    }
+)
+
+
+def svg(figure, label):
+    """The figure as one <svg> element with a label for readers who do not see it."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format='svg', metadata={'Date': None, 'Creator': None})
+    pyplot.close(figure)
+    text = buffer.getvalue()
+    text = re.sub(r'<metadata>.*?</metadata>', '', text[text.index('<svg') :], flags=re.DOTALL)
+    clean = label.replace('&', 'and').replace('<', '').replace('"', "'")
+    return text.replace('<svg ', f'<svg role="img" aria-label="{clean}" ', 1)
+
+
+def axes(width=6.4, height=3.6, **labels):
+    figure, ax = pyplot.subplots(figsize=(width, height), layout='constrained')
+    ax.set(**labels)
+    return figure, ax
+
+
+def forest(said):
+    """Our interval of every comparison, and the paper's number beside it."""
+    figure, ax = axes(7, 0.9 + 0.34 * len(said), xlabel='difference of validation loss, nats (negative: better)')
+    for row, one in enumerate(reversed(said)):
+        c = one.comparison
+        if c.pairs >= 2:
+            ax.errorbar(c.mean, row, xerr=c.half_width, fmt='o', color=COLORS[0], capsize=3)
+        elif c.pairs:
+            ax.plot(c.mean, row, 'o', color=COLORS[0], markerfacecolor='white')
+        ax.plot(one.claim['number'], row, 'D', color=COLORS[1], markersize=6)
+    ax.axvline(0, color='#444444', linewidth=0.8)
+    ax.set_yticks(
+        range(len(said)),
+        [
+            f'{s.claim["document"]}: {s.claim["arm"]} - {s.claim["against"]}' + (f', {s.setting}' if s.setting else '')
+            for s in reversed(said)
+        ],
+    )
+    ax.set_ylim(-0.7, len(said) - 0.3)
+    ax.plot([], [], 'o', color=COLORS[0], label='ours, 95%')
+    ax.plot([], [], 'D', color=COLORS[1], label='published')
+    ax.legend(loc='best', fontsize=8)
+    return svg(figure, 'differences with intervals, and the published numbers')
+
+
+def mean_curve(arm, column):
+    """[(x, mean loss)] over seeds, of validations that all sound runs have; x is step (0), tokens (1) or seconds (3)."""
+    curves = [r['result']['validation'] for r in arm.records.values() if r['event'] == 'done']
+    points = []
+    for together in zip(*curves):
+        if all(p[2] is not None and p[column] is not None for p in together):
+            points.append((sum(p[column] for p in together) / len(together), sum(p[2] for p in together) / len(together)))
+    return points
+
+
+def curves(table):
+    figure, ax = axes(xlabel='optimiser steps', ylabel='validation loss, nats')
+    for n, arm in enumerate(table.arms.values()):
+        if points := mean_curve(arm, 0):
+            ax.plot(*zip(*points), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm.name)
+    ax.legend(fontsize=8)
+    return svg(figure, f'{table.title}: loss curves')
+
+
+def hull(points):
+    """Points that no other one beats in both cost and loss, by cost."""
+    best, kept = float('inf'), []
+    for x, y in sorted(points):
+        if y < best:
+            kept.append((x, y))
+            best = y
+    return kept
+
+
+def pareto(table, tables):
+    """Loss against FLOPs and against seconds over the settings of one experiment and scale, with the hull."""
+    figure, both = pyplot.subplots(1, 2, figsize=(8.4, 3.6), layout='constrained')
+    together = [t for t in tables if t.experiment is table.experiment and t.scale == table.scale]
+    names = list(dict.fromkeys(arm for t in together for arm in t.arms))
+    for ax, what in zip(both, ('FLOPs', 'seconds')):
+        everything = []
+        for n, name in enumerate(names):
+            points = [(x, y) for t in together if name in t.arms for x, y in cost_of(t.arms[name], what)]
+            if points:
+                ax.plot(*zip(*points), 'o', markersize=4, color=COLORS[n % len(COLORS)], label=name)
+            everything += points
+        if everything:
+            ax.plot(*zip(*hull(everything)), color='#444444', linewidth=1, drawstyle='steps-post', label='Pareto hull')
+        ax.set(xlabel=f'{what} of a run', ylabel='validation loss, nats', xscale='log' if everything else 'linear')
+    both[0].legend(fontsize=7)
+    return svg(figure, f'{table.experiment.name}: loss against FLOPs and seconds')
+
+
+def cost_of(arm, what):
+    """(cost, loss) of every sound run."""
+    for record in arm.records.values():
+        r = record['result']
+        if record['event'] != 'done' or r['val_loss'] is None:
+            continue
+        tokens = r['validation'][-1][1] if r['validation'] else None
+        cost = r['seconds'] if what == 'seconds' else tokens * r['flops_per_token'] if tokens and r.get('flops_per_token') else None
+        if cost:
+            yield cost, r['val_loss']
+
+
+def rates(by_arm, lr, title):
+    """Loss on the tuning half against the learning rate."""
+    figure, ax = axes(xlabel='learning rate', ylabel='validation loss (tuning half), nats', xscale='log')
+    for n, (arm, by_factor) in enumerate(by_arm.items()):
+        if means := sweep_means(by_factor):
+            ax.plot(
+                [f * lr for f in means], list(means.values()), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm
+            )
+    ax.legend(fontsize=7)
+    return svg(figure, title)
+
+
+def distance(tables):
+    """Accuracy on the items of tasks against the distance of the answer."""
+    figure, ax = axes(xlabel='distance, tokens', ylabel='accuracy')
+    for n, name in enumerate(dict.fromkeys(arm for t in tables for arm in t.arms)):
+        points = []
+        for t in tables:
+            task = t.experiment.settings[t.setting].get('task', {})
+            found = (
+                [v for r in t.arms[name].records.values() for v in r['result'].get('accuracy', {}).values() if v is not None]
+                if name in t.arms
+                else []
+            )
+            if found and task.get('distance'):
+                points.append((task['distance'], sum(found) / len(found)))
+        if points:
+            ax.plot(*zip(*sorted(points)), marker='o', color=COLORS[n % len(COLORS)], label=name)
+    ax.axhline(1 / 16, color='#888888', linestyle='--', linewidth=1, label='chance')
+    ax.set_ylim(-0.02, 1.02)
+    ax.legend(fontsize=8)
+    return svg(figure, 'accuracy against distance')
+
+
+def series(table, key, label, x='optimiser steps'):
+    """Anything that results keep as [[x, y], ...], mean over seeds; '' where no run has it."""
+    figure, ax = axes(xlabel=x, ylabel=label)
+    for n, arm in enumerate(table.arms.values()):
+        kept = [r['result'][key] for r in arm.records.values() if r['result'].get(key)]
+        points = [(row[0][0], sum(p[1] for p in row) / len(row)) for row in zip(*kept)]
+        if points:
+            ax.plot(*zip(*points), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm.name)
+    if not ax.lines:
+        pyplot.close(figure)
+        return ''
+    ax.legend(fontsize=8)
+    return svg(figure, f'{table.title}: {label}')

@@ -1,0 +1,37 @@
+"""The packages that these programs stand on, or one sentence with the line that installs them."""
+import importlib
+import sys
+
+EXIT_USAGE, EXIT_DATA, EXIT_FAILED, EXIT_SIGNAL = 2, 3, 1, 75
+INSTALL = 'python3 -m venv --system-site-packages build/python && build/python/bin/pip install numpy scipy matplotlib jinja2'
+
+
+class Refused(Exception):
+    """What the caller asked for makes no sense; the message is a sentence with the way out. `code` is what the program ends
+    with."""
+
+    def __init__(self, message, code=EXIT_USAGE):
+        super().__init__(message)
+        self.code = code
+
+
+def require(*names):
+    """Imports packages by name and returns the first; one that is missing ends the program with the line that installs it."""
+    found = []
+    for name in names:
+        try:
+            found.append(importlib.import_module(name))
+        except ImportError:
+            print(f"{name} is missing from {sys.executable}: {INSTALL}, and start with PYTHON=build/python/bin/python3",
+                  file=sys.stderr)
+            sys.exit(EXIT_USAGE)
+    return found[0]
+
+
+def guarded(main):
+    """Runs main() and turns a refusal into its sentence and exit code."""
+    try:
+        sys.exit(main())
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        sys.exit(refused.code)

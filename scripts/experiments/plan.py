@@ -1,0 +1,252 @@
+"""From an experiment's TOML file to runs: arms x settings x seeds at one scale, in stages that build on each other.
+
+    sweep     every arm at every rate, tuned on the first half of the validation tokens
+    seeds     every arm at its best rate and every seed, reported on the second half
+    seconds   settings with equal = "seconds": as many steps as take the baseline's time, which `seeds` has measured
+
+Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for. README.md beside this file describes the keys.
+"""
+import hashlib
+import json
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packages import Refused
+
+HERE = Path(__file__).resolve().parent
+SCALES = ('smoke', 'reduced', 'medium', 'paper')
+EQUAL = ('tokens', 'flops', 'seconds')
+KEYS = {
+    'experiment': {'title', 'question', 'picture', 'baseline', 'options', 'relative_seconds', 'arms', 'settings', 'sweep', 'scales',
+                   'needs', 'left_open', 'keep_weights'},
+    'arm': {'variant', 'label', 'options', 'ignore', 'needs'},
+    'setting': {'label', 'options', 'equal', 'needs', 'arms', 'scales', 'task', 'model', 'seconds_per_step'},
+    'sweep': {'rates', 'seeds'},
+    'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'needs', 'arms', 'rates'},
+}
+
+
+@dataclass
+class Run:
+    """One call of a trainer. `options` decide the result; `paths` say where this machine has what they mean."""
+    experiment: str
+    scale: str
+    stage: str
+    arm: str
+    setting: str
+    seed: int
+    variant: str
+    factor: float                 # of the scale's learning rate
+    options: dict
+    data: str                     # what prepare.py makes shards of
+    half: str                     # of the validation tokens: tune or report
+    task: dict = field(default_factory=dict)
+    shape: dict = field(default_factory=dict)    # of a model without a preset: keys of config.json
+    key: str = ''
+    seconds: float = 0.0          # expected
+    measured: bool = False        # expected from runs in the ledger
+
+    @property
+    def labels(self):
+        """What the ledger calls it."""
+        return {name: getattr(self, name) for name in ('experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'factor')}
+
+    @property
+    def name(self):
+        """For lines of progress."""
+        setting = f', {self.setting}' if self.setting else ''
+        return f'{self.experiment} {self.arm}{setting}, rate x {self.factor:g}, seed {self.seed}'
+
+    @property
+    def steps(self):
+        return int(self.options['steps'])
+
+
+def known_experiments(folder=HERE):
+    """Names of the TOML files e1_... to e12_..., in the order of their numbers."""
+    names = [path.stem for path in Path(folder).glob('e*_*.toml')]
+    return sorted(names, key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
+
+
+def features(folder=HERE):
+    """What experiments may need of the engine: name -> {there, what}."""
+    path = Path(folder) / 'features.toml'
+    return tomllib.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
+
+
+def choose(kind, name, known):
+    """Refuses a name that is not among the known ones."""
+    if name not in known:
+        raise Refused(f'unknown {kind} {name}; there are: {", ".join(map(str, known))}')
+    return name
+
+
+class Experiment:
+    """A TOML file, with every key checked."""
+
+    def __init__(self, name, folder=HERE):
+        choose('experiment', name, known_experiments(folder))
+        self.name, self.path = name, Path(folder) / f'{name}.toml'
+        try:
+            table = tomllib.loads(self.path.read_text(encoding='utf-8'))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise Refused(f'{self.path}: cannot be read: {error}') from error
+        self._check(table, 'experiment', '')
+        self.title, self.question = table['title'], table.get('question', '')
+        self.picture = table.get('picture', 'forest')
+        self.baseline, self.options = table['baseline'], table.get('options', {})
+        self.arms = {arm: self._checked(t, 'arm', f'arms.{arm}') for arm, t in table['arms'].items()}
+        self.settings = {s: self._checked(t, 'setting', f'settings.{s}') for s, t in table.get('settings', {'': {}}).items()}
+        self.sweep = self._checked(table.get('sweep', {}), 'sweep', 'sweep')
+        self.scales = {s: self._checked(t, 'scale', f'scales.{s}') for s, t in table['scales'].items()}
+        self.relative_seconds = table.get('relative_seconds', {})
+        self.needs, self.left_open = table.get('needs', []), table.get('left_open', [])
+        self.keep_weights = table.get('keep_weights', False)
+        self._features = features(folder)
+        self._check_names()
+
+    def _checked(self, table, kind, where):
+        if not isinstance(table, dict):
+            raise Refused(f'{self.path}: {where} is no table')
+        self._check(table, kind, where)
+        return table
+
+    def _check(self, table, kind, where):
+        for key in table:
+            if key not in KEYS[kind]:
+                place = f' in [{where}]' if where else ''
+                raise Refused(f'{self.path}: unknown key {key}{place}; there are: {", ".join(sorted(KEYS[kind]))}')
+        required = {'experiment': ('title', 'baseline', 'arms', 'scales'), 'scale': ('lr', 'seeds', 'seconds_per_step', 'estimate')}
+        for key in required.get(kind, ()):
+            if key not in table:
+                raise Refused(f'{self.path}: lacks the key {key}' + (f' in [{where}]' if where else ''))
+
+    def _check_names(self):
+        choose('baseline', self.baseline, self.arms)
+        for scale, table in self.scales.items():
+            choose('scale', scale, SCALES)
+            for arm in table.get('arms', []): choose('arm', arm, self.arms)
+        for table in self.settings.values():
+            choose('equal', table.get('equal', 'tokens'), EQUAL)
+            for arm in table.get('arms', []): choose('arm', arm, self.arms)
+            for scale in table.get('scales', []): choose('scale', scale, SCALES)
+        for arm in self.relative_seconds: choose('arm', arm, self.arms)
+        everything = [('', {'needs': self.needs}), *self.arms.items(), *self.settings.items(), *self.scales.items()]
+        for _, table in everything:
+            for feature in table.get('needs', []): choose('feature', feature, self._features)
+
+    def missing(self, *tables):
+        """Features that these tables need and the engine has not."""
+        wanted = dict.fromkeys(feature for table in tables for feature in table.get('needs', []))
+        return [feature for feature in wanted if not self._features[feature]['there']]
+
+    def describe(self, wanted):
+        """What these features are, in words."""
+        return '; '.join(f'{feature} ({self._features[feature]["what"]})' for feature in wanted)
+
+    def scale(self, name):
+        """The scale's table; refuses one that is not there or that needs what the engine has not."""
+        choose('scale', name, SCALES)
+        if name not in self.scales:
+            raise Refused(f'{self.name} has no scale {name}; it has: {", ".join(self.scales)}')
+        table = self.scales[name]
+        if wanted := self.missing({'needs': self.needs}, table):
+            raise Refused(f'{self.name} at scale {name} needs what the engine does not have yet: {self.describe(wanted)}')
+        return table
+
+    def chosen_arms(self, scale, asked=None):
+        """Arms of a scale, or those asked for and the baseline. Arms that need what is not there: refused by name, else left
+        out."""
+        for arm in asked or []: choose('arm', arm, self.arms)
+        there = self.scales[scale].get('arms') or list(self.arms)
+        arms = [arm for arm in there if not asked or arm in asked or arm == self.baseline]
+        for arm in asked or []:
+            if wanted := self.missing(self.arms[arm]):
+                raise Refused(f'{self.name}: the arm {arm} needs what the engine does not have yet: {self.describe(wanted)}')
+            if arm not in there: raise Refused(f'{self.name} at scale {scale} has no arm {arm}; it has: {", ".join(there)}')
+        return [arm for arm in arms if not self.missing(self.arms[arm])]
+
+    def left_out(self, scale):
+        """Arms and settings that are not run at a scale, with what they need."""
+        there = {arm: self.arms[arm] for arm in self.scales[scale].get('arms') or self.arms}
+        here = {name: table for name, table in self.settings.items() if scale in table.get('scales', SCALES)}
+        by_need = {}
+        for name, table in [*there.items(), *here.items()]:
+            if wanted := self.missing(table): by_need.setdefault(self.describe(wanted), []).append(name)
+        return [(', '.join(names), why) for why, names in by_need.items()]
+
+
+# ------------------------------------------------------------------------------------------------------------------- runs
+
+class Planner:
+    """Makes the runs of one experiment at one scale. `identify(run)` sets a run's key, `flops(run)` says the FLOPs of a token."""
+
+    def __init__(self, experiment, scale, arms=None, seeds=None, rate_of=None, steps_of=None, flops=None):
+        self.experiment, self.scale, self.table = experiment, scale, experiment.scale(scale)
+        self.arms = experiment.chosen_arms(scale, arms)
+        self.seeds = self.table['seeds'] if seeds is None else seeds
+        self.rates = self.table.get('rates') or experiment.sweep.get('rates', [])
+        self.rate_of = rate_of or (lambda arm: 1.0)         # best factor of the scale's rate
+        self.steps_of = steps_of or (lambda run: run.steps)   # for equal seconds
+        self.flops = flops or (lambda run: None)       # of a token; None: not known, and as many steps as the baseline
+
+    def settings(self, *equal):
+        return {name: table for name, table in self.experiment.settings.items()
+                if table.get('equal', 'tokens') in equal and not self.experiment.missing(table)
+                and self.scale in table.get('scales', SCALES)}
+
+    def stages(self):
+        """Those that this experiment has."""
+        names = ['sweep'] if self.rates else []
+        if self.seeds and self.settings('tokens', 'flops'): names.append('seeds')
+        if self.seeds and self.settings('seconds'): names.append('seconds')
+        return names
+
+    def runs(self, stage):
+        """The runs of a stage, seed by seed, so that pairs are complete early."""
+        if stage == 'sweep':
+            first = next(iter(self.settings('tokens', 'flops')), '')
+            seeds = range(1, self.experiment.sweep.get('seeds', 1) + 1)
+            return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in self.arms]
+        settings = self.settings('seconds') if stage == 'seconds' else self.settings('tokens', 'flops')
+        return [
+            self._run(stage, arm, setting, seed, self.rate_of(arm))
+            for seed in range(1, self.seeds + 1)
+            for setting, table in settings.items()
+            for arm in self.arms
+            if arm in (table.get('arms') or self.arms) and self.rate_of(arm) is not None
+        ]
+
+    def _run(self, stage, arm, setting, seed, factor):
+        e, scale = self.experiment, self.table
+        of_setting, of_arm = e.settings[setting], e.arms[arm]
+        options = {'sample-every': 0, 'plot': 0, 'keep-checkpoints': 1, 'model': 'qwen-2m'} | e.options | scale.get('options', {})
+        options |= of_setting.get('options', {}) | of_arm.get('options', {})
+        if stage == 'sweep': options |= scale.get('sweep_options', {})
+        for option in of_arm.get('ignore', []): options.pop(option, None)   # without effect: settings that differ in it share runs
+        multiple = options.pop('lr-times', 1)          # a setting's own factor, as in e10
+        options |= {'lr': float(f'{scale["lr"] * factor * multiple:.6g}'), 'seed': seed}
+        run = Run(e.name, self.scale, stage, arm, setting, seed, of_arm.get('variant', arm), factor, options,
+                  scale.get('data', 'bundled'), 'tune' if stage == 'sweep' else 'report', of_setting.get('task', {}),
+                  of_setting.get('model') or scale.get('model', {}))
+        if run.shape: options['model'] = shape_name(run.shape)
+        if stage == 'seeds' and of_setting.get('equal') == 'flops' and arm != e.baseline:
+            base, own = self.flops(self._like(run, e.baseline)), self.flops(run)
+            if base and own: options['steps'] = max(1, round(run.steps * base / own))
+        if stage == 'seconds' and arm != e.baseline: options['steps'] = max(1, self.steps_of(run))
+        run.seconds = run.steps * of_setting.get('seconds_per_step', scale['seconds_per_step']) * e.relative_seconds.get(arm, 1.0)
+        return run
+
+    def _like(self, run, arm):
+        """The same run with another arm's program and options, to be asked for its FLOPs."""
+        table = self.experiment.arms[arm]
+        return Run(
+            **{**vars(run), 'arm': arm, 'variant': table.get('variant', arm), 'options': run.options | table.get('options', {})}
+        )
+
+
+def shape_name(shape):
+    """The name of a model that is described by keys of config.json."""
+    return 'shape-' + hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,0 +1,180 @@
+"""What runs stand on: the engine's commit, token shards and their hashes, models described in a plan.
+
+Shards of a run lie under OUT/data: the training shards as they are, and both halves of the validation tokens as files of their own,
+so that rates are tuned on tokens that no result is reported on.
+"""
+import hashlib
+import json
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+from packages import EXIT_DATA, Refused
+
+QWEN3 = {
+    'architectures': ['Qwen3ForCausalLM'],
+    'model_type': 'qwen3',
+    'hidden_act': 'silu',
+    'rms_norm_eps': 1e-6,
+    'rope_theta': 1e6,
+    'rope_scaling': None,
+    'max_position_embeddings': 32768,
+    'attention_bias': False,
+    'tie_word_embeddings': True,
+    'initializer_range': 0.02,
+    'use_sliding_window': False,
+    'torch_dtype': 'float32',
+}
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ('train_gpt.cu', 'model', 'attention', 'data', 'Makefile', ':!*.md')   # what a trainer is made of
+GENERATOR = 1   # of tasks.py: raise it when the bytes of a task change, as it is part of their hash
+HEADER, MAGIC_16, MAGIC_32 = 1024, 20240520, 20240801
+HOW_TO_TOKENIZE = (
+    "make shards with ./tokenize --tokenizer TOKENIZER.json --out FOLDER --name text FILES (or scripts/fineweb.py) and "
+    "give the folder with --data FOLDER"
+)
+
+
+def git(*arguments):
+    """What git prints, '' where this is no checkout."""
+    try:
+        done = subprocess.run(['git', '-C', str(ROOT), *arguments], capture_output=True)
+    except OSError:
+        return ''
+    return done.stdout.decode(errors='replace').strip() if done.returncode == 0 else ''
+
+
+def engine_commit():
+    """The last commit that changed the programs' sources, so that one of the documentation repeats no run; with a hash of what
+    is not committed behind it."""
+    commit = git('log', '-1', '--format=%H', '--', *SOURCES)[:12] or 'no-git'
+    if commit == 'no-git':
+        return commit
+    changed = git('diff', 'HEAD', '--', *SOURCES) + git('ls-files', '--others', '--exclude-standard', '--', *SOURCES)
+    return commit + ('+' + hashlib.sha256(changed.encode()).hexdigest()[:8] if changed else '')
+
+
+class Data:
+    """Shards for runs, and their hashes. `given` is the folder of --data, for plans that do not read the bundled text."""
+
+    def __init__(self, out, given=None):
+        self.out, self.given = Path(out), Path(given) if given else None
+        self._hashes, self._halves = {}, {}
+
+    def there(self, run):
+        """Whether the data of a run is on this machine."""
+        return run.data in ('bundled', 'task') or self.given is not None
+
+    def hash_of(self, run):
+        """Of the data of a run: files by their bytes, generated tasks by what they are generated from."""
+        if run.data == 'task':
+            return 'task-' + task_name(run.task)
+        if not self.there(run):
+            return 'unknown'
+        if run.data not in self._hashes:
+            self._hashes[run.data] = self._hash_files(run.data)
+        return self._hashes[run.data]
+
+    def globs(self, name):
+        """(training, validation) shards."""
+        folder = ROOT / 'data' / 'bundled' if name == 'bundled' else self.given
+        found = sorted(folder.glob('*_train_*.bin')), sorted(folder.glob('*_val_*.bin'))
+        if not all(found):
+            way = 'run make tokenize && make data/bundled/sotu_manifest.json' if name == 'bundled' else HOW_TO_TOKENIZE
+            raise Refused(f'{folder}: has no *_{"val" if found[0] else "train"}_*.bin; {way}', EXIT_DATA)
+        return found
+
+    def _hash_files(self, name):
+        """sha256 over all files; a file's own is remembered under its size and time of change."""
+        cache_path = self.out / 'data' / 'hashes.json'
+        try:
+            cache = json.loads(cache_path.read_text())
+        except (OSError, ValueError):
+            cache = {}
+        whole = hashlib.sha256()
+        for path in [p for group in self.globs(name) for p in group]:
+            status = path.stat()
+            known = f'{path.resolve()} {status.st_size} {status.st_mtime_ns}'
+            if known not in cache:
+                with open(path, 'rb') as file:
+                    cache[known] = hashlib.file_digest(file, 'sha256').hexdigest()
+            whole.update(cache[known].encode())
+        cache_path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(cache_path, json.dumps(cache).encode())
+        return whole.hexdigest()[:12]
+
+    def options(self, run):
+        """Options that say where the data of a run is, made if it is not there."""
+        if run.data == 'task':
+            return self._task_options(run.task)
+        if not self.there(run):
+            raise Refused(f'{run.experiment} at scale {run.scale} reads the text "{run.data}"; {HOW_TO_TOKENIZE}', EXIT_DATA)
+        train, _ = self.globs(run.data)
+        halves = self._halves.setdefault(run.data, None) or self._split(run.data)
+        self._halves[run.data] = halves
+        return {'train-data': str(train[0].parent / common_glob(train)), 'val-data': str(halves[run.half])}
+
+    def _split(self, name):
+        """Both halves of the validation tokens, as shards."""
+        folder = self.out / 'data' / f'{name}-{self._hashes.get(name) or self._hash_files(name)}'
+        halves = {half: folder / f'{half}.bin' for half in ('tune', 'report')}
+        if all(path.exists() for path in halves.values()):
+            return halves
+        files, magic, tokens = self.globs(name)[1], None, b''
+        for path in files:
+            content = path.read_bytes()
+            magic = struct.unpack('<i', content[:4])[0]
+            if magic not in (MAGIC_16, MAGIC_32): raise Refused(f'{path}: is no token shard (magic {magic})', EXIT_DATA)
+            version = struct.unpack('<i', content[4:8])[0]
+            if version in (2, 8):
+                raise Refused(f'{path}: has a loss mask, and is not divided into halves; give a text without one', EXIT_DATA)
+            tokens += content[HEADER:]
+        size = 2 if magic == MAGIC_16 else 4
+        middle = len(tokens) // size // 2 * size
+        folder.mkdir(parents=True, exist_ok=True)
+        for half, part in (('tune', tokens[:middle]), ('report', tokens[middle:])):
+            header = struct.pack('<256i', magic, 1 if size == 2 else 7, len(part) // size, *[0] * 253)
+            write_whole(halves[half], header + part)
+        for manifest in files[0].parent.glob('*_manifest.json'):   # names the tokenizer, for bits per byte
+            write_whole(folder / manifest.name, manifest.read_bytes())
+            for tokenizer in files[0].parent.glob('*_tokenizer.json'): write_whole(folder / tokenizer.name, tokenizer.read_bytes())
+        return halves
+
+    def _task_options(self, task):
+        folder = self.out / 'data' / task_name(task)
+        if not (folder / 'items.bin').exists():
+            import tasks
+            tasks.write(task, folder)
+        return {'train-data': str(folder / 'task_train_000001.bin'), 'val-data': str(folder / 'task_val_000000.bin'),
+                'eval-data': str(folder / 'items.bin')}
+
+    def model(self, run):
+        """A folder with the config.json of a model that is described in the plan."""
+        folder = self.out / 'models' / run.options['model']
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / 'config.json', json.dumps(QWEN3 | run.shape, indent=1).encode())
+        return str(folder)
+
+
+def task_name(task):
+    """A generated task's folder: its kind, and a hash of all that decides its bytes."""
+    text = json.dumps([GENERATOR, task], sort_keys=True)
+    return f'{task["kind"]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}'
+
+
+def common_glob(paths):
+    """One glob for shards NAME_train_000001.bin, ...; refuses shards of two names."""
+    names = {path.name.rsplit('_', 1)[0] for path in paths}
+    if len(names) > 1:
+        raise Refused(
+            f'{paths[0].parent}: has shards of several texts ({", ".join(sorted(names))}); give a folder with one', EXIT_DATA
+        )
+    return f'{names.pop()}_*.bin'
+
+
+def write_whole(path, content):
+    """Writes a file under another name first, so that nobody reads half of it."""
+    unnamed = Path(f'{path}.{os.getpid()}.tmp')
+    unnamed.write_bytes(content)
+    os.replace(unnamed, path)

@@ -1,0 +1,129 @@
+"""What a trainer left behind: its log.jsonl and what it printed, as the result that goes into the ledger."""
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+
+CURVE_POINTS = 60          # of the training loss, so that a ledger stays small
+WORSE_THAN_GUESSING = 0.5  # nats above the loss of a uniform guess
+
+
+def finite(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_log(path):
+    """The records of a log; a line that is cut is passed over, as the run is still going or was killed."""
+    records = []
+    try:
+        lines = Path(path).read_text(encoding='utf-8', errors='replace').splitlines()
+    except OSError:
+        return records
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict): records.append(record)
+    return records
+
+
+def last_step(path):
+    """How far a run has come, from the end of its log; 0 where there is none."""
+    try:
+        with open(path, 'rb') as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            found = re.findall(rb'^\{"step":(\d+),"tokens"', file.read(), re.MULTILINE)
+        return int(found[-1]) if found else 0
+    except OSError:
+        return 0
+
+
+def is_finished(records):
+    return any(r.get('event') == 'done' for r in records)
+
+
+def result_of(folder, printed=''):
+    """What the ledger keeps of a finished run; `diverged` says why where it did. `printed` is the trainer's standard output."""
+    records = read_log(Path(folder) / 'log.jsonl')
+    config = next((r for r in records if r.get('event') == 'config'), {})
+    done = next((r for r in records if r.get('event') == 'done'), {})
+    steps = [r for r in records if 'grad_norm' in r and 'event' not in r]
+    validations = [r for r in records if 'val_loss' in r and 'event' not in r]
+    times = [r['ms'] for r in steps if finite(r.get('ms'))]
+    seconds_at, total = {}, 0.0
+    for r in steps:
+        total += (r.get('ms') or 0) / 1e3
+        seconds_at[r['step']] = round(total, 3)
+    tokens_at = {r['step']: r.get('tokens') for r in steps}
+    result = {
+        'val_loss': done.get('val_loss') if finite(done.get('val_loss')) else None,
+        'train_loss': done.get('loss') if finite(done.get('loss')) else None,
+        'val_bpb': validations[-1].get('val_bpb') if validations else None,
+        'weights_hash': done.get('weights_hash'), 'peak_bytes': done.get('peak_bytes'), 'parameters': config.get('parameters'),
+        'steps': steps[-1]['step'] if steps else 0, 'seconds': round(total, 3),
+        'ms': round(statistics.median(times), 3) if times else None,
+        'validation': [[r['step'], tokens_at.get(r['step']), r['val_loss'], seconds_at.get(r['step'])] for r in validations],
+        'training': thinned([[r['step'], r['loss']] for r in steps if finite(r.get('loss'))]),
+    }
+    result |= said(printed) | provenance(config) | evaluations(records) | attention(records)
+    if why := diverged(result, steps, config): result['diverged'] = why
+    return result
+
+
+def thinned(curve):
+    """Means over stretches of equal length."""
+    stretch = max(1, math.ceil(len(curve) / CURVE_POINTS))
+    return [[curve[i:i + stretch][-1][0], round(statistics.mean(loss for _, loss in curve[i:i + stretch]), 4)]
+            for i in range(0, len(curve), stretch)]
+
+
+def diverged(result, steps, config):
+    """Why a finished run counts as diverged: a loss that is no number, or one worse than guessing; '' for a sound run."""
+    if any(not finite(r.get('loss')) for r in steps) or (result['validation'] and not finite(result['validation'][-1][2])):
+        return 'a loss is not finite'
+    guess = math.log(config.get('model', {}).get('vocab_size', 1 << 30))
+    last = result['training'][-1][1] if result['training'] else None
+    if last is not None and last > guess + WORSE_THAN_GUESSING:
+        return f'ended at {last:.2f}, worse than a guess ({guess:.2f})'
+    return ''
+
+
+def said(printed):
+    """The rows of the trainer's tables that a report wants."""
+    rows = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', printed, re.MULTILINE))
+    found = {'machine': rows.get('device', '')}
+    if 'FLOPs per token of training' in rows: found['flops_per_token'] = float(rows['FLOPs per token of training'])
+    return found
+
+
+def provenance(config):
+    """What the trainer itself says of where a run comes from."""
+    return {key: config[key] for key in ('machine', 'flops_per_token', 'program', 'train_data', 'val_data') if config.get(key)}
+
+
+def evaluations(records):
+    """Last accuracy of every file of items."""
+    found = {r['task']: r.get('acc_sum') for r in records if r.get('event') == 'evaluation' and 'task' in r}
+    return {'accuracy': found} if found else {}
+
+
+def mean_of(values):
+    """Of all numbers in nested lists; None where there is none."""
+    flat, stack = [], [values]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, list): stack.extend(item)
+        elif finite(item): flat.append(item)
+    return statistics.mean(flat) if flat else None
+
+
+def attention(records):
+    """Mean entropy and gates over layers and heads, at every look that the run took."""
+    looks = [r for r in records if r.get('event') == 'attention']
+    series = {}
+    for key in ('entropy', 'gate'):
+        points = [[r['step'], round(mean, 4)] for r in looks if (mean := mean_of(r.get(key))) is not None]
+        if points: series[key] = points
+    return series

@@ -1,0 +1,100 @@
+"""What make_fixtures.py makes: the shape, form and attention variant of each fixture."""
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Form:
+    """One fixture: the shape of the model, its form, its attention variant, how its weights are stored."""
+    NKV: int
+    T: int
+    B: int = 2
+    C: int = 32
+    NH: int = 4
+    HS: int = 16
+    L: int = 2
+    F: int = 64
+    V: int = 128
+    qwen2: bool = False            # Qwen2: biases of q, k and v, no QK-norm. Otherwise Qwen3: QK-norm, no bias.
+    tied: bool = True
+    rope_theta: float = 1e6
+    norm_eps: float = 1e-6
+    variant: str = 'causal'
+    settings: dict = field(default_factory=dict)      # of the variant, by their keys in config.json
+    trains: tuple = ()             # where not empty: the ends of the names of the tensors that are not frozen
+    seed: int = 0                  # of weights and tokens, beside the fixture's name
+    storage: torch.dtype = torch.float32
+    shard_size: str = '1GB'        # transformers splits the weights into parts of at most this size
+
+
+# No T is a multiple of a power of two above 2; 67 and 70 are just above one tile of 64, 41 and 53 below.
+FORMS = {
+    'qwen3_gqa_tied': Form(NKV=2, T=67),
+    'qwen3_mha_untied': Form(NKV=4, T=41, B=3, C=48, tied=False, rope_theta=1e4, norm_eps=1e-5),
+    'qwen2_gqa_tied': Form(NKV=1, T=70, C=64, qwen2=True, rope_theta=1e4),
+    'qwen2_gqa_tied_bf16': Form(NKV=2, T=53, C=64, qwen2=True, storage=torch.bfloat16),
+    'qwen3_gqa_untied_sharded': Form(NKV=1, T=41, B=4, tied=False, shard_size='40KB'),
+    'asga': Form(NKV=2, T=67, variant='asga', settings={'asga_hidden': 16}),
+    'asga_m8': Form(NKV=1, T=41, B=3, tied=False, variant='asga', settings={'asga_hidden': 8}),
+    'asga_no_geometry': Form(NKV=2, T=53, variant='asga_no_geometry', settings={'asga_hidden': 16}),
+    'asga_fixed': Form(NKV=2, T=67, variant='asga_fixed', settings={'attention_window': 8}),
+    'asga_neither': Form(NKV=4, T=53, variant='asga_neither'),
+}
+
+
+def other(variant, T, settings={}, **form):
+    """Of the other variants. Settings leave every rule something to decide: several windows, chunks, segments or blocks."""
+    return Form(**{'NKV': 2, 'V': 96, 'B': 1, 'T': T, 'variant': variant, 'settings': settings} | form)
+
+
+DSA = {'attention_window': 8, 'attention_dense_until': 20}
+SINKS = {'sinks_tokens': 3, 'attention_window': 7}
+MOSA = {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05}
+ROUTING = {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 2, 'routing_rate': 0.05, 'routing_balanced': 0}
+SEER = {'seer_block': 64, 'seer_query': 0, 'seer_top_k': 1, 'seer_distil': 1, 'seer_distil_weight': 1, 'seer_distil_skip': 0}
+BLOCKS = {'block': 64, 'query': 0, 'mask': 2, 'top_k': 1, 'dense_heads': 2, 'head_threshold': 0.3, 'distil': 0, 'distil_weight': 1,
+          'distil_skip': 0}
+FORMS |= {
+    'sliding_window': other('sliding_window', 70, {'attention_window': 9}, B=2),
+    'sinks': other('sinks', 70, SINKS),
+    'sinks_cache': other('sinks_cache', 70, SINKS, NKV=1),
+    'longformer': other('longformer', 70, {'longformer_globals': 5, 'attention_window': 6}),
+    'strided': other('strided', 83, {'strided_stride': 9}),
+    'fixed_factorized': other('fixed_factorized', 83, {'fixed_factorized_chunk': 12, 'fixed_factorized_summary': 3}),
+    'bigbird': other('bigbird', 150, {'bigbird_block': 16, 'bigbird_window': 3, 'bigbird_globals': 1, 'bigbird_random': 2,
+                                      'bigbird_seed': 5}),
+    'deepspeed_fixed': other('deepspeed_fixed', 150, {'deepspeed_fixed_block': 8, 'deepspeed_fixed_local': 4,
+                                                      'deepspeed_fixed_globals': 2, 'deepspeed_fixed_per_head': 1}),
+    'longnet': other('longnet', 150, {'longnet_segment': 16, 'longnet_branches': 3, 'longnet_detach': 0}),
+    'ppa': other('ppa', 67, B=2),
+    'shaw': other('shaw', 67, {'shaw_clip': 6}, B=2),
+    'dsa': other('dsa', 67, DSA),
+    'dsa_no_gate': other('dsa_no_gate', 67, DSA, NKV=4),
+    'dsa_fixed_window': other('dsa_fixed_window', 67, {'attention_window': 8}),
+    'dsa_no_window': other('dsa_no_window', 67, NKV=1),
+    'moh': other('moh', 53, {'moh_shared': 1, 'moh_active': 2, 'moh_balance': 0.5, 'moh_printed': 0}, B=2, seed=7),
+    'moh_printed': other('moh', 41, {'moh_shared': 2, 'moh_active': 1, 'moh_balance': 0.5, 'moh_printed': 1}, NKV=4, seed=2),
+    'mosa': other('mosa', 67, MOSA, seed=4),
+    # Equal tokens have equal router scores in the first layer, and are equally near to a centroid: where places are counted, only a
+    # large vocabulary leaves no tie for the last place.
+    'mosa_choice': other('mosa', 27, MOSA | {'mosa_choice': 1}, B=2, NKV=1, V=256, seed=22),
+    'routing': other('routing', 67, ROUTING, seed=2),
+    'routing_balanced': other('routing', 23, ROUTING | {'routing_clusters': 3, 'routing_local_heads': 3, 'routing_balanced': 1},
+                              V=256, seed=24),
+    'nsa': other('nsa', 290, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0},
+                 V=64),
+    'nsa_shared_kv': other('nsa', 270, {'nsa_block': 12, 'nsa_stride': 8, 'nsa_selected': 4, 'attention_window': 15,
+                                        'nsa_shared_kv': 1}, V=64, NKV=1),
+    'adaptive_sparse': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in BLOCKS.items()}, seed=3),
+    'adaptive_sparse_distil': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in (
+        BLOCKS | {'query': 1, 'distil': 1, 'distil_weight': 0.5}).items()}, seed=16),
+    'adaptive_sparse_soft': other('adaptive_sparse', 140, {f'adaptive_sparse_{key}': value for key, value in (
+        BLOCKS | {'mask': 0, 'dense_heads': 0}).items()}, V=64, seed=15),
+    # Qwen2: a QK-norm takes the scales of q and k away again, which leaves their gamma a gradient of rounding errors.
+    'adaptive_sparse_sigma': other('adaptive_sparse', 140, {f'adaptive_sparse_{key}': value for key, value in (
+        BLOCKS | {'dense_heads': 1}).items()} | {'sigma_reparam': 1}, V=64, NH=2, qwen2=True, rope_theta=1e4, seed=32),
+    'seer': other('seer', 200, SEER, B=2, V=64),
+    'seer_alone': other('seer', 330, SEER | {'seer_query': 2, 'seer_distil': 2, 'seer_distil_skip': 0.4}, V=64,
+                        trains=('w_gq', 'w_gk')),
+}

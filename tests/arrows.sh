@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The folders are the architecture: a file includes files of its own line of this list, or of lines above it, never below.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+. tests/checks.bash
+
+layers='model/base/
+data/
+model/(batch|config|settings|tensors)[.]
+model/device/
+model/operations/
+attention/kernel/
+attention/scores/
+attention/(masks|gates|branches)/
+attention/(blocks|nsa|inference)/
+attention/
+model/(attention_report|gpt|gpt_memory|monitor|qwen)[.]
+model/(checkpoint|ranks)/
+model/(run|generate)/
+(train_gpt[.]|dev/|tests/)'
+
+# upward FOLDER: the includes of its files that point down the list, "FILE includes FILE" on each line.
+upward() {
+    (cd "$1" && grep -roE '^#include "(model|data|attention|train_gpt|dev|tests)[^"]*"' --include=*.{h,cpp,cuh,cu} model data attention) |
+        awk -F'[:"]' -v layers="$layers" '
+            function layer(path, i) { for (i = 1; i <= count; i++) if (path ~ "^" of[i]) return i; return 0 }
+            BEGIN { count = split(layers, of, "\n") }
+            !layer($1) || !layer($3) || layer($3) > layer($1) { print $1 " includes " $3 }'
+}
+
+upward . > "$work/upward"
+check "no file includes one of a later layer: $(head -n 3 "$work/upward" | tr '\n' ';')" '[ ! -s "$work/upward" ]'
+mkdir -p "$work/tree" && cp -r model data attention "$work/tree"
+echo '#include "model/gpt.h"' >> "$work/tree/model/device/gpu.cuh"
+check "one that does is seen" '[ "$(upward "$work/tree")" = "model/device/gpu.cuh includes model/gpt.h" ]'

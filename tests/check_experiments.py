@@ -1,0 +1,357 @@
+"""scripts/experiments: statistics against scipy and planted logs, the ledger, plans, results. Prints `ok NAME` or `FAIL NAME:
+why` per check. tests/experiments.sh runs it."""
+
+import contextlib
+import io
+import json
+import math
+import random
+import resource
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / 'scripts/experiments'))
+import ledger  # noqa: E402
+import plan  # noqa: E402
+import results  # noqa: E402
+import stats  # noqa: E402
+from packages import Refused  # noqa: E402
+from scipy import stats as reference  # noqa: E402
+
+
+def check(name, holds, why=''):
+    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}')
+
+
+def close(a, b, tolerance=1e-9):
+    return abs(a - b) <= tolerance * max(1, abs(b))
+
+
+# ------------------------------------------------------------------------------------------------------------- statistics
+
+def against_scipy():
+    source = random.Random(5)
+    for n in (2, 3, 5, 30):
+        base = {s: source.gauss(3, 0.06) for s in range(n)}
+        arm = {s: base[s] + source.gauss(0.02, 0.019) for s in base}
+        c = stats.compare(arm, base)
+        paired = reference.ttest_rel([arm[s] for s in base], [base[s] for s in base])
+        interval = paired.confidence_interval()
+        check(
+            f'paired t test, {n} seeds',
+            close(c.p, paired.pvalue) and close(c.low, interval.low, 1e-8) and close(c.high, interval.high, 1e-8),
+        )
+        d, margin = list(c.differences.values()), 0.03
+        want = max(
+            reference.ttest_1samp(d, -margin, alternative='greater').pvalue,
+            reference.ttest_1samp(d, margin, alternative='less').pvalue,
+        )
+        check(f'TOST, {n} seeds', close(stats.tost_p(c.mean, c.sd, n, margin), want, 1e-8))
+    p = [0.01, 0.04, math.nan, 0.03, 0.005]
+    check('Holm', [round(x, 6) for x in stats.holm(p) if x == x] == [0.03, 0.06, 0.06, 0.02], stats.holm(p))
+    check(
+        'three seeds give a half-width of 2.48 sd, five 1.24',
+        round(stats.half_width(3, 1), 2) == 2.48 and round(stats.half_width(5, 1), 2) == 1.24,
+    )
+
+
+def power():
+    n, sd = 5, 0.019
+    smallest = stats.smallest_detectable(n, sd)
+    check('the smallest detectable difference has power 0.8', close(stats.power_of_test(smallest, sd, n), 0.8, 1e-6))
+    of_scipy = reference.nct.sf(reference.t.ppf(0.975, 4), 4, 2.0) + reference.nct.cdf(-reference.t.ppf(0.975, 4), 4, 2.0)
+    check('power as of the noncentral t', close(stats.power_of_test(2.0 * sd / math.sqrt(5), sd, 5), of_scipy, 1e-3))
+    draws = reference.norm.rvs(smallest, sd, size=(20000, n), random_state=7)
+    seen = (reference.ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean()
+    check('as a simulation finds', abs(seen - 0.8) < 0.01, seen)
+    draws = reference.norm.rvs(0, sd, size=(20000, 60), random_state=8)
+    low = reference.ttest_1samp(draws, -0.006, axis=1, alternative='greater').pvalue
+    high = reference.ttest_1samp(draws, 0.006, axis=1, alternative='less').pvalue
+    seen = ((low < 0.05) & (high < 0.05)).mean()
+    check(
+        'power of TOST as a simulation finds',
+        abs(seen - stats.power_of_tost(0.006, sd, 60)) < 0.015,
+        (seen, stats.power_of_tost(0.006, sd, 60)),
+    )
+    seeds = stats.seeds_to_contradict(0.023, sd)
+    check('contradicting 0.023 at sd 0.019 needs about 90 seeds', 85 <= seeds <= 100, seeds)
+    detect = stats.seeds_to_detect(0.023, sd)
+    check(
+        'seeds_to_detect is the smallest that does',
+        stats.power_of_test(0.023, sd, detect) >= 0.8 > stats.power_of_test(0.023, sd, detect - 1),
+        detect,
+    )
+    check(
+        'a claim of 0 has no number of seeds', stats.seeds_to_detect(0, sd) is None and math.isinf(stats.smallest_detectable(1, sd))
+    )
+
+
+def planted_log(folder, losses, val_loss, vocab=512):
+    """A run's log as the trainer writes it."""
+    folder.mkdir(parents=True)
+    config = {'event': 'config', 'step': 0, 'variant': 'x', 'parameters': 1, 'options': '', 'model': {'vocab_size': vocab}}
+    steps = [
+        {'step': n + 1, 'tokens': 64 * (n + 1), 'loss': loss, 'grad_norm': 1.0, 'lr': 1e-3, 'ms': 2.0}
+        for n, loss in enumerate(losses)
+    ]
+    end = [{'step': len(losses), 'val_loss': val_loss, 'val_bpb': None},
+           {'event': 'done', 'step': len(losses), 'loss': losses[-1], 'val_loss': val_loss, 'weights_hash': 'ab', 'seconds': 1}]
+    (folder / 'log.jsonl').write_text('\n'.join(json.dumps(r) for r in [config, *steps, *end]) + '\n')
+    return results.result_of(folder)
+
+
+def planted_verdicts(work):
+    """Logs whose differences are known, through results.py to the verdict."""
+    noise = [0.004, -0.004, 0.002, -0.002, 0.0]
+    claim = stats.Claim('x', -0.1, document='002')
+    cases = [
+        ('reproduced', -0.1, 'paper'),
+        ('weaker', -0.06, 'paper'),
+        ('stronger', -0.2, 'paper'),
+        ('contradicted', 0.1, 'paper'),
+        ('contradicted', 0.003, 'paper'),
+        ('contradicted', -0.01, 'paper'),
+        ('same sign', -0.01, 'reduced'),
+        ('opposite sign', 0.1, 'medium'),
+        ('unresolved', 0.001, 'reduced'),
+    ]
+    for number, (want, shift, scale) in enumerate(cases):
+        arm, base = {}, {}
+        for seed, n in enumerate(noise, 1):
+            base[seed] = planted_log(work / f'{number}b{seed}', [6, 4], 3 + seed / 10)['val_loss']
+            arm[seed] = planted_log(work / f'{number}a{seed}', [6, 4], 3 + seed / 10 + shift + n)['val_loss']
+        c = stats.compare(arm, base)
+        got = stats.verdict(c, claim, scale)
+        check(f'planted logs, {shift:+g} against a claim of -0.1 at scale {scale}: {want}', got.word == want, got)
+    wide = stats.compare({s: 3 + d for s, d in enumerate([0.3, -0.3, 0.2, -0.25])}, dict.fromkeys(range(4), 3.0))
+    check('planted noise at scale paper: unresolved', stats.verdict(wide, claim, 'paper').word == 'unresolved')
+    said = stats.line(claim, 'DSA', c, 'reduced')
+    check(
+        'how a line reads',
+        said.startswith(
+            '002 says DSA -0.100 nats; ours +0.001 +- 0.004 (5 paired seeds, each arm at its best rate): unresolved at '
+            'scale reduced (the interval contains 0).'
+        ),
+        said,
+    )
+
+
+def edge_cases(work):
+    claim, base = stats.Claim('x', -0.1), {1: 3.0, 2: 3.1, 3: 3.2}
+    tie = stats.compare(dict(base), base)
+    check(
+        'arms that are equal to the bit',
+        tie.mean == tie.half_width == 0
+        and stats.verdict(tie, claim, 'paper').word == 'contradicted'
+        and stats.verdict(tie, claim, 'reduced').word == 'unresolved',
+    )
+    missing = stats.compare({1: 2.9, 3: 3.1001}, base)
+    check(
+        'a seed without a partner makes no pair',
+        missing.pairs == 2 and missing.unpaired == [2] and 'seed 2 has no partner' in stats.line(claim, 'x', missing, 'paper'),
+    )
+    bad = planted_log(work / 'nan', [6, math.nan], None)
+    check('a loss that is not finite is a diverged run', bad['val_loss'] is None and 'not finite' in bad['diverged'], bad)
+    worse = planted_log(work / 'worse', [6, 9], 9.0)
+    check('and so is one that is worse than guessing', 'worse than a guess' in worse['diverged'])
+    check('a sound one is not', 'diverged' not in planted_log(work / 'sound', [6, 5], 5.0))
+    diverged = stats.compare({1: 2.9, 2: bad['val_loss'], 3: 3.1001}, base)
+    check(
+        'it is counted and out of the interval',
+        diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in stats.line(claim, 'x', diverged, 'reduced'),
+    )
+    one = stats.compare({1: 2.9}, {1: 3.0})
+    got = stats.verdict(one, claim, 'paper')
+    check(
+        'one pair is unresolved, with the reason',
+        got.word == 'unresolved' and got.reason == 'one pair of seeds' and math.isnan(one.p),
+    )
+    check('and so is none', stats.verdict(stats.compare({}, base), claim, 'paper').reason.startswith('no pair of seeds'))
+    zero = stats.Claim('z', 0.0, tolerance=0.01)
+    near = stats.compare({s: 3 + d for s, d in enumerate([0.001, -0.001, 0.002])}, dict.fromkeys(range(3), 3.0))
+    check('a claim of 0 is reproduced within its tolerance', stats.verdict(near, zero, 'paper').word == 'reproduced')
+    arms = [
+        stats.compare({s: 3 + m + d for s, d in enumerate([0.01, -0.01, 0.012, -0.008])}, dict.fromkeys(range(4), 3.0))
+        for m in (0.02, 0.019, 0.018, 0.017)
+    ]
+    before = [stats.verdict(c, stats.Claim('x', 0.02), 'reduced').word for c in arms]
+    stats.adjust(arms)
+    after = [stats.verdict(c, stats.Claim('x', 0.02), 'reduced') for c in arms]
+    check(
+        "Holm takes back what only one of four tests would have said",
+        'same sign' in before and any('Holm' in v.reason for v in after),
+        (before, after),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- ledger
+
+def ledgers(work):
+    path = work / 'ledger.jsonl'
+    book = ledger.Ledger(path)
+    book.append('done', key='a', result={'val_loss': 1.0})
+    book.append('done', key='b', result={'val_loss': 2.0})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        cut = ledger.Ledger(path)
+        cut.append('done', key='c', result={})
+    check(
+        'a line cut in half: those before stay, and it says so',
+        set(cut.finished) == {'a', 'c'} and 'ledger.jsonl:2: is cut short' in said.getvalue(),
+        said.getvalue(),
+    )
+    check('the next line is whole', path.read_bytes().startswith(whole[:-20] + b'\n{"event":"done"'))
+    check(
+        'keys: what changes no result does not count',
+        ledger.key_of('x', {'lr': 1, 'threads': 1, 'out': 'a'}, 'c', 'd') == ledger.key_of('x', {'out': 'b', 'lr': 1}, 'c', 'd'),
+    )
+    key = ledger.key_of('x', {'lr': 1}, 'c', 'd')
+    others = [
+        ledger.key_of('y', {'lr': 1}, 'c', 'd'),
+        ledger.key_of('x', {'lr': 2}, 'c', 'd'),
+        ledger.key_of('x', {'lr': 1}, 'e', 'd'),
+        ledger.key_of('x', {'lr': 1}, 'c', 'e'),
+    ]
+    check('keys: variant, options, commit and data do', key not in others and len(set(others)) == 4)
+    lock = ledger.RunLock(work / 'locks', 'a')
+    second = ledger.RunLock(work / 'locks', 'a')
+    check('a run that is being done is taken', lock.held and not second.held)
+    lock.release()
+    check('and free afterwards', ledger.RunLock(work / 'locks', 'a').held)
+    check('a choice is made once', cut.fix('rate', lambda: 2) == 2 and ledger.Ledger(path).fix('rate', lambda: 3) == 2)
+    before, allowed = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, allowed[1]))   # a disk with room for ten bytes more
+    try:
+        cut.append('done', key='d')
+        said = 'nothing refused'
+    except Refused as refused:
+        said = str(refused)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    check(
+        'a full disk is a sentence, and the file as it was',
+        'make room or give another --ledger' in said and path.read_bytes() == before,
+        said,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------ plans
+
+def plans(work):
+    for name in plan.known_experiments():
+        experiment = plan.Experiment(name)
+        for scale in experiment.scales:
+            try:
+                planner = plan.Planner(experiment, scale)
+            except Refused as refused:
+                check(f'{name} at scale {scale} says what it needs', 'does not have yet' in str(refused), refused)
+                continue
+            runs = [run for stage in planner.stages() for run in planner.runs(stage)]
+            identities = {
+                json.dumps([run.stage, run.setting, run.variant, run.options, run.half, run.task], sort_keys=True) for run in runs
+            }
+            check(f'{name} at scale {scale} plans runs, none twice', 0 < len(runs) == len(identities), (len(runs), len(identities)))
+    for what, change in {'unknown key wall in [arms.dsa]; there are: ignore, label': '[arms.dsa]\nwall = 1',
+                         'unknown key wall; there are: arms, baseline': 'wall = 1\n[arms.dsa]'}.items():
+        (work / 'toml').mkdir(exist_ok=True)
+        text = (ROOT / 'scripts/experiments/e2_dsa.toml').read_text()
+        (work / 'toml/e2_dsa.toml').write_text(
+            text.replace('[arms.dsa]', change) if 'in [' in what else change.split('\n')[0] + '\n' + text
+        )
+        (work / 'toml/features.toml').write_text((ROOT / 'scripts/experiments/features.toml').read_text())
+        try:
+            plan.Experiment('e2_dsa', work / 'toml')
+            check(what, False, 'accepted')
+        except Refused as refused:
+            check('a TOML with an ' + what.split(';')[0], what in str(refused) and refused.code == 2, refused)
+    asked = plan.Planner(plan.Experiment('e5_isoflop'), 'smoke', flops=lambda run: 100.0 if run.arm == 'causal' else 50.0).runs(
+        'seeds'
+    )
+    steps = {(run.setting, run.arm): run.steps for run in asked}
+    check(
+        'equal FLOPs: half the FLOPs of a token, twice the steps',
+        steps['flops', 'sliding_window'] == 2 * steps['flops', 'causal'],
+        steps,
+    )
+
+
+def planted_report(work):
+    """A ledger at scale paper whose verdict is known, with a run that diverged, a seed without a partner and rates of a sweep."""
+    import analysis
+    book = ledger.Ledger(work / 'planted.jsonl')
+    noise = [0.001, -0.001, 0.002, -0.002, 0.0]
+
+    def run(arm, seed, loss, stage='seeds', factor=1, event='done'):
+        labels = {
+            'experiment': 'e2_dsa',
+            'scale': 'paper',
+            'stage': stage,
+            'arm': arm,
+            'setting': '',
+            'seed': seed,
+            'factor': factor,
+        }
+        key = f'{arm}{seed}{stage}{factor}'
+        curve = [[100, 1, loss and loss + 1, 1.0], [399, 2, loss, 2.0]]
+        book.append_all([('run', {'key': key, **labels}), (event, {'key': key, **labels, 'result': {
+            'val_loss': loss, 'validation': curve, 'ms': 2.0, 'seconds': 2.0, 'steps': 399, 'flops_per_token': 10.0}})])
+
+    for seed, n in enumerate(noise, 1):
+        run('causal', seed, 4.9 + seed / 50)
+        run('dsa', seed, 4.9 + seed / 50 - 0.023 + n)
+    run('causal', 6, 4.9)
+    run('causal', 7, 4.9)
+    run('dsa', 7, None, event='diverged')
+    for factor, loss in ((0.5, 5.3), (1, 5.2), (2, 5.1)): run('dsa', 1, loss, 'sweep', factor)
+    report = analysis.Report([work / 'planted.jsonl'])
+    said = next(s for s in report.verdicts if s.claim['id'] == 'dsa_loss')
+    check('a planted ledger: the verdict', said.verdict.word == 'reproduced' and said.comparison.pairs == 5, said.line)
+    check(
+        'its diverged run and the seed without a partner are told',
+        '1 diverged (seed 7), seed 6 has no partner' in said.line,
+        said.line,
+    )
+    check(
+        'a best rate at the end of the sweep is told',
+        report.end_points('e2_dsa', 'paper') == [('dsa', 2)],
+        report.end_points('e2_dsa', 'paper'),
+    )
+    table = report.tables[0]
+    check("steps to the baseline's loss", table.steps_to_loss['dsa'] == (399, 5, 5), table.steps_to_loss)
+    sd = reference.tstd([-0.023 + n for n in noise])
+    check("the pilot's sd", close(report.pilot_sd('paper'), sd, 1e-6), report.pilot_sd('paper'))
+
+
+def claims():
+    """What claims.toml says about its seeds is what stats.py computes."""
+    import analysis
+    plans_there = plan.known_experiments()
+    written, sd = analysis.read_claims()[1], analysis.read_claims()[0]['pilot_sd']
+    for claim in written:
+        want = (round(stats.smallest_detectable(claim['seeds'], sd), 4), stats.seeds_to_detect(claim['number'], sd) or 0,
+                stats.seeds_to_contradict(claim['number'], sd) or 0)
+        check(
+            f'claim {claim["id"]} has its power written down',
+            want == (claim['smallest_detectable'], claim['seeds_to_detect'], claim['seeds_to_contradict']),
+            want,
+        )
+        experiment = plan.Experiment(claim['experiment']) if claim['experiment'] in plans_there else None
+        check(f'claim {claim["id"]} has a plan', experiment and {claim['arm'], claim['against']} <= set(experiment.arms)
+              and experiment.scales['paper']['seeds'] == claim['seeds'])
+
+
+with tempfile.TemporaryDirectory() as folder:
+    against_scipy()
+    power()
+    planted_verdicts(Path(folder))
+    edge_cases(Path(folder))
+    ledgers(Path(folder))
+    plans(Path(folder))
+    planted_report(Path(folder))
+    claims()

@@ -1,0 +1,193 @@
+"""scripts/experiments/tasks.py: that every answer follows from the text, and that whoever cannot look back far enough guesses.
+Prints `ok NAME` or `FAIL NAME: why` per check. tests/experiments.sh runs it."""
+
+import re
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'scripts/experiments'))
+import numpy as np  # noqa: E402
+import tasks  # noqa: E402
+from packages import Refused  # noqa: E402
+
+ROWS = 1500
+TASKS = {
+    'copy': {'T': 200, 'length': 8, 'distance': 64},
+    'gap_copy': {'T': 200, 'length': 8, 'distance': 64},
+    'selective_copy': {'T': 128, 'length': 8},
+    'induction': {'T': 96},
+    'mqar': {'T': 96, 'pairs': 8, 'queries': 3},
+    'passkey': {'T': 256, 'distance': 64},
+    'needles': {'T': 256},
+    'variables': {'T': 128},
+    'multi_hop': {'T': 128},
+    'modular': {'T': 96},
+}
+
+
+def check(name, holds, why=''):
+    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}')
+
+
+def behind_colon(words, region):
+    """Solvers read the characters before the answer, `_` where they cannot see, and return the answer or None."""
+    head, _, done = words.rpartition(':')
+    stretch = ''.join(re.findall(r'[a-p_]', head[-region:]))
+    return stretch, len(done)
+
+
+def solve_copy(words, task):
+    distance = task['distance']
+    at = len(words) - distance
+    return words[at] if at >= 0 and words[at] not in '_.' else None
+
+
+def solve_gap_copy(words, task):
+    head, _, done = words.rpartition(':')
+    found = re.search(r'[a-p]+(?=[.:]*$)', head)
+    stretch = found.group()[-task['length']:] if found else ''
+    return stretch[len(done)] if len(stretch) == task['length'] else None
+
+
+def solve_selective_copy(words, task):
+    stretch, place = behind_colon(words, 10**6)
+    return stretch[place] if '_' not in words and place < len(stretch) else None
+
+
+def solve_induction(words, task):
+    found = re.search(r'#([a-p]).*#$', words)
+    return found[1] if found else None
+
+
+def solve_mqar(words, task):
+    found = re.search(re.escape(words[-1]) + '([a-p])', words[:-1])
+    return found[1] if found else None
+
+
+def solve_passkey(words, task):
+    asked = words.rindex('? ') + 2 if '? ' in words else len(words)
+    found = re.search(r'key is (\d{5})', words)
+    return found[1][len(words) - asked] if found else None
+
+
+def solve_needles(words, task):
+    asked = re.search(r'key ([A-Z]) is\? (\d*)$', words)
+    found = re.search(rf'key {asked[1]} is (\d{{4}})', words) if asked else None
+    return found[1][len(asked[2])] if found else None
+
+
+def solve_variables(words, task):
+    of, name = dict(re.findall(r'([A-Z])=(\w);', words)), words[-2]
+    while name and name.isupper(): name = of.get(name)
+    return name
+
+
+def solve_multi_hop(words, task):
+    of = dict(re.findall(r'([A-Z])([A-Z])', words[:3 * task['nodes'] + 1]))
+    name = words[-2]
+    for _ in range(int(words[-3])): name = of.get(name)
+    return name
+
+
+def solve_modular(words, task):
+    if not words[1].isdigit(): return None
+    value = int(words[1])
+    for kind, operand in re.findall(r'([-+*])(\d)', words[2:]):
+        value = {'+': value + int(operand), '-': value - int(operand), '*': value * int(operand)}[kind] % 7
+    return str(value)
+
+
+def accuracy(rows, task, window, random):
+    """Of a solver that sees so many tokens back and guesses where it cannot tell; one answer of each row."""
+    right, solve = 0, globals()[f'solve_{task["kind"]}']
+    for row, answers in zip(rows.tokens, rows.answers):
+        at = answers[random.integers(len(answers))]
+        words = ''.join(
+            '^' if c == 256 and n >= at - window else '_' if n < at - window else chr(c) for n, c in enumerate(row[:at])
+        )
+        said = solve(words, task) or chr(random.choice(rows.symbols))
+        right += said == chr(row[at])
+    return right / len(rows.tokens)
+
+
+def distances(rows):
+    return rows.answers - rows.sources
+
+
+random = np.random.default_rng(3)
+for kind, sizes in TASKS.items():
+    task = tasks.complete({'kind': kind} | sizes)
+    rows = tasks.make(task, 'train', ROWS)
+    chance = 1 / len(rows.symbols)
+    answer, source = (np.take_along_axis(rows.tokens, at, 1) for at in (rows.answers, rows.sources))
+    if kind != 'modular': check(f'{kind}: the answer is in the text', (answer == source).all() and (distances(rows) > 0).all())
+    check(f'{kind}: answers are among the symbols, each about as often', np.isin(answer, rows.symbols).all() and
+          abs(np.mean(answer == rows.symbols[0]) - chance) < 5 * (chance / answer.size) ** 0.5 + 0.01)
+    check(
+        f'{kind}: whoever sees all is right', accuracy(rows, task, task['T'], random) == 1, accuracy(rows, task, task['T'], random)
+    )
+    near = int(distances(rows).min()) - 1
+    got, spread = accuracy(rows, task, near, random), (chance * (1 - chance) / ROWS) ** 0.5
+    check(
+        f'{kind}: whoever sees {near} tokens back scores chance',
+        abs(got - chance) < 4 * spread,
+        f'{got:.4f}, not {chance:.4f} +- {4 * spread:.4f}',
+    )
+    again = tasks.make(task, 'train', ROWS)
+    other = tasks.make(task | {'seed': 2}, 'train', ROWS)
+    check(
+        f'{kind}: seeded, and other parts are other rows',
+        (again.tokens == rows.tokens).all()
+        and (other.tokens != rows.tokens).any()
+        and (tasks.make(task, 'val', ROWS).tokens != rows.tokens).any(),
+    )
+
+steps = tasks.make({'kind': 'mqar', 'T': 96, 'pairs': 8, 'curriculum': True}, 'train', 100)
+shown = np.isin(steps.tokens[:, 2:18:2], tasks.LETTERS).sum(1)
+check(
+    'mqar: a curriculum goes from one pair to all', shown[0] == 1 and (np.diff(shown) >= 0).all() and (shown[50:] == 8).all(), shown
+)
+begin = time.process_time()
+big = {'kind': 'variables', 'T': 256, 'rows': 4_000_000 // 256}
+size = tasks.make(big, 'train', big['rows']).tokens.size
+check('4 million tokens take seconds', time.process_time() - begin < 10 and size > 3_990_000, time.process_time() - begin)
+
+with tempfile.TemporaryDirectory() as work:
+    task = {'kind': 'copy', 'T': 64, 'length': 8, 'distance': 16, 'rows': 40, 'items': 10}
+    tasks.write(task, f'{work}/a')
+    tasks.write(task | {'mask': False}, f'{work}/b')
+    masked, plain = (Path(work, x, 'task_train_000001.bin').read_bytes() for x in 'ab')
+    count = 40 * 64
+    check(
+        'a shard of version 2 has its mask behind the tokens',
+        struct.unpack('<3i', masked[:12]) == (20240520, 2, count) and len(masked) == 1024 + 3 * count,
+    )
+    check(
+        'of version 1 has none',
+        struct.unpack('<3i', plain[:12]) == (20240520, 1, count)
+        and len(plain) == 1024 + 2 * count
+        and masked[1024 : 1024 + 2 * count] == plain[1024:],
+    )
+    tokens, mask = np.frombuffer(masked[1024 : 1024 + 2 * count], '<u2').reshape(40, 64), np.frombuffer(
+        masked[1024 + 2 * count :], np.uint8
+    ).reshape(40, 64)
+    check(
+        'the mask marks the copies',
+        mask.sum() == 40 * 2 * 8
+        and set(mask.ravel()) == {0, 1}
+        and (tokens[:, 17:25][mask[:, 17:25] == 1].reshape(40, -1) == tokens[:, 1:9]).all(),
+    )
+for wrong, word in (
+    ({'kind': 'riddle'}, 'unknown task riddle; there are: copy'),
+    ({'kind': 'copy', 'reach': 3}, 'unknown key reach'),
+    ({'kind': 'copy', 'T': 20, 'length': 16, 'distance': 64}, 'needs rows of 81 tokens'),
+    ({'kind': 'copy', 'length': 16, 'distance': 8}, 'must be more than --length 16'),
+):
+    try:
+        tasks.make(wrong, 'train', 4)
+        check(f'refuses {wrong}', False, 'made it')
+    except Refused as refused:
+        check(f'refuses {wrong}', word in str(refused), refused)

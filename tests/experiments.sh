@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# scripts/experiments: statistics, ledger, plans and tasks (tests/check_experiments.py, tests/check_tasks.py), bad input, two
+# experiments really run at scale smoke, killed and resumed, and their report. Prints `ok NAME` or `FAIL NAME: why` per check,
+# `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another). Takes half a minute.
+# Needs: make train_causal train_dsa train_sliding_window tokenize
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+. tests/checks.bash
+export OMP_WAIT_POLICY=passive
+python=${PYTHON:-python3}
+here=scripts/experiments
+run=($python $here/run.py --no-build --cpu)
+
+# ---- without packages
+mkdir "$work/without"
+for package in numpy scipy matplotlib jinja2; do echo 'raise ImportError' > "$work/without/$package.py"; done
+PYTHONPATH=$work/without expect "experiments: without scipy" 2 "pip install numpy scipy matplotlib jinja2" \
+    $python $here/report.py --ledger "$work/none.jsonl" --out "$work/report"
+
+# ---- bad input
+expect "experiments: an experiment that does not exist" 2 "unknown experiment e99; there are: e1_asga, e2_dsa" "${run[@]}" e99
+expect "experiments: a scale that does not exist" 2 "unknown scale huge; there are: smoke, reduced, medium, paper" \
+    "${run[@]}" e2_dsa --scale huge
+expect "experiments: an arm that does not exist" 2 "unknown arm flash; there are: causal, dsa" "${run[@]}" e2_dsa --arms flash
+expect "experiments: an experiment that the engine cannot do" 2 "needs what the engine does not have yet: second_phase" \
+    "${run[@]}" e11_distil
+expect "experiments: a text that is not there" 3 "give the folder with --data FOLDER" \
+    "${run[@]}" e2_dsa --scale medium --arms dsa --out "$work/a" --ledger "$work/a.jsonl"
+expect "experiments: a trainer that is not there" 2 "make train_causal builds it" \
+    "${run[@]}" e2_dsa --scale smoke --programs "$work" --out "$work/a"
+expect "experiments: a ledger that cannot be written" 3 "give another --ledger" \
+    "${run[@]}" e2_dsa --scale smoke --arms dsa --out "$work/a" --ledger /dev/null/x
+expect "experiments: every plan has its hours" 0 "" "${run[@]}" all --scale paper --dry-run --out "$work/a"
+check "experiments: and says where they come from" \
+    'grep -q "0 runs measured, .* estimated (" "$work/stdout" && grep -q "^together: [0-9]* runs" "$work/stdout"'
+check "experiments: planning leaves no ledger" \
+    '[ ! -e $here/results/"$(uname -n)".jsonl ] || git ls-files --error-unmatch $here/results/"$(uname -n)".jsonl'
+expect "experiments: scripts for Slurm" 0 "" "${run[@]}" e2_dsa --scale paper --slurm --out "$work/a"
+check "experiments: an array element for every run" \
+    'grep -q "^#SBATCH --array=0-29$" "$work/a/slurm/e2_dsa_paper_seeds.sbatch" &&
+        bash -n "$work/a/slurm/e2_dsa_paper_seeds.sbatch"'
+expect "experiments: a stage before the one that it stands on" 2 "6 runs that are not finished" \
+    "${run[@]}" e2_dsa --scale smoke --arms dsa --out "$work/a" --stage seeds --run 0
+
+if ! $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then
+    skip "experiments: statistics, tasks and report" "$python lacks numpy, scipy, matplotlib or jinja2"
+else
+    $python tests/check_experiments.py 2> "$work/stderr" || bad "check_experiments.py" "$(tail -n 1 "$work/stderr")"
+    $python tests/check_tasks.py 2> "$work/stderr" || bad "check_tasks.py" "$(tail -n 1 "$work/stderr")"
+fi
+
+# ---- real runs
+# results FOLDER: what the ledger there says came out, without times.
+results() {
+    $python - "$1/ledger-smoke.jsonl" << 'END'
+import json, sys
+def records():
+    for line in open(sys.argv[1]):
+        try: yield json.loads(line)
+        except ValueError: pass   # the line that was cut in half
+for line in sorted(json.dumps([r[k] for k in ("key", "experiment", "arm", "setting", "stage", "seed", "factor")] +
+                              [r["result"]["val_loss"], r["result"]["weights_hash"], r["result"]["steps"]])
+                   for r in records() if r["event"] == "done"): print(line)
+END
+}
+smoke=(--scale smoke --arms dsa)
+expect "experiments: a smoke run" 0 "" "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/whole"
+check "experiments: rates, then seeds" 'grep -q "causal: best at" "$work/stdout" && [ "$(results "$work/whole" | wc -l)" -eq 10 ]'
+expect "experiments: a second experiment on the same ledger" 0 "" \
+    "${run[@]}" e5_isoflop --scale smoke --arms sliding_window --out "$work/whole"
+cp "$work/whole/ledger-smoke.jsonl" "$work/before.jsonl"
+expect "experiments: once more" 0 "" "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/whole"
+check "experiments: repeats nothing" 'cmp -s "$work/before.jsonl" "$work/whole/ledger-smoke.jsonl"'
+sed -i '$ s/.\{20\}$//' "$work/whole/ledger-smoke.jsonl"
+expect "experiments: with a line that was cut in half" 0 "is cut short or no record; passed over, and its run is repeated" \
+    "${run[@]}" e5_isoflop --scale smoke --arms sliding_window --out "$work/whole"
+expect "experiments: the run of that line is repeated" 0 "" "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/whole"
+results_e2() { results "$1" 2> /dev/null | grep e2_dsa; }
+
+# Killed at random, run.py and trainers, and started again; then two at once.
+for _ in 1 2; do
+    "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/killed" > /dev/null 2>&1 &
+    sleep "0.$((RANDOM % 7 + 3))"
+    kill -9 $! $(pgrep -P $!) 2> /dev/null
+    wait $! 2> /dev/null
+done
+"${run[@]}" e2_dsa "${smoke[@]}" --out "$work/killed" > "$work/first" 2>&1 & first=$!
+expect "experiments: a second run.py beside the first" 0 "" "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/killed"
+wait $first; status=$?
+check "experiments: the first ends as well" '[ $status -eq 0 ]'
+check "experiments: killed, resumed and done by two, the ledger has the same results" \
+    '[ "$(results_e2 "$work/killed")" = "$(results_e2 "$work/whole")" ] && [ "$(results_e2 "$work/killed" | wc -l)" -eq 10 ]'
+
+# Ctrl-C in a run that is long enough to be met: this trainer takes more steps than it is asked for.
+mkdir "$work/programs"
+printf '#!/bin/bash\nexec %q "$@" --steps 1500 --warmup-steps 1 --val-every 1500 --checkpoint-every 1500 --threads 1\n' \
+    "$PWD/train_causal" > "$work/programs/train_causal"
+cp "$work/programs/train_causal" "$work/programs/train_dsa" && chmod +x "$work"/programs/*
+long=("${run[@]}" e2_dsa "${smoke[@]}" --programs "$work/programs" --stage sweep --run 0)
+"${long[@]}" --out "$work/stopped" > "$work/stdout" 2>&1 & first=$!
+for _ in $(seq 200); do grep -qs '"step":20,' "$work"/stopped/runs/*/log.jsonl && break; sleep 0.05; done
+kill -INT $first
+wait $first; status=$?
+check "experiments: Ctrl-C ends with 75" '[ $status -eq 75 ]'
+check "experiments: a checkpoint was saved, and the ledger has its step" \
+    'grep -q "\"event\":\"stopped\".*\"step\":[1-9]" "$work/stopped/ledger-smoke.jsonl" &&
+        ls -d "$work"/stopped/runs/*/step_* > /dev/null'
+expect "experiments: the same command goes on" 0 "" "${long[@]}" --out "$work/stopped"
+check "experiments: from the checkpoint" 'grep -q "\"event\":\"config\",\"step\":[1-9]" "$work"/stopped/runs/*/log.jsonl'
+expect "experiments: the same without Ctrl-C" 0 "" "${long[@]}" --out "$work/unstopped"
+check "experiments: to the same bits" \
+    '[ -n "$(results "$work/stopped")" ] && [ "$(results "$work/stopped")" = "$(results "$work/unstopped")" ]'
+
+# ---- the report
+if $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then
+    expect "experiments: tasks with masks of their answers" 0 "" \
+        "${run[@]}" e7_recall --scale smoke --arms sliding_window --out "$work/tasks"
+    check "experiments: and items that count them" \
+        '[ "$(grep -c "\"setting\":\"mqar_tiny\".*\"accuracy\":{\"items\":0*[01]" "$work/tasks/ledger-smoke.jsonl")" -eq 4 ]'
+    expect "experiments: a report" 0 "" $python $here/report.py --ledger "$work/killed/ledger-smoke.jsonl" --out "$work/report"
+    check "experiments: a line for each claim that has runs" \
+        'grep -q "^002 says dsa -0.023 nats; ours .* (2 paired seeds, each arm at its best rate): .* at scale smoke" "$work/stdout"'
+    cat > "$work/page.py" << 'END'
+import re, sys, xml.etree.ElementTree as tree
+page = open(sys.argv[1], encoding="utf-8").read()
+tree.fromstring(re.sub("<!DOCTYPE[^>]*>", "", page))
+outside = re.findall(r'(?:src|href)="(?!#)[^"]*"|url\((?!#)[^)]*\)|@import[^;]*', page)
+sys.exit(f"refers to {outside[0]}" if outside else len(page) > 3e6 or page.count("<svg") < 3 or page.count("<script"))
+END
+    check "experiments: it is well-formed, has pictures and refers to nothing outside" \
+        '$python "$work/page.py" "$work/report/report.html"'
+    check "experiments: the same as Markdown, CSV and LaTeX" \
+        'grep -q "^| 002, table 1 | dsa - causal | -0.023 | smoke |" "$work/report/report.md" &&
+        [ "$(wc -l < "$work/report/results.csv")" -eq 11 ] && grep -q "begin{tabular}" "$work/report/tables.tex"'
+    expect "experiments: a report of nothing" 3 "is not there; run.py writes it" \
+        $python $here/report.py --ledger "$work/none.jsonl" --out "$work/report"
+    browser=$(command -v chromium chromium-browser google-chrome | head -n 1)
+    if [ -z "$browser" ]; then skip "experiments: the report in a browser" "no chromium"
+    else
+        timeout 60 "$browser" --headless --no-sandbox --disable-gpu \
+            --enable-logging=stderr --dump-dom "file://$work/report/report.html" > "$work/dom" 2> "$work/console"
+        check "experiments: a browser shows the report and complains of nothing" \
+            'grep -q "id=\"verdicts\"" "$work/dom" && ! grep -q CONSOLE "$work/console"'
+    fi
+fi

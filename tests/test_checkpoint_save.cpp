@@ -1,0 +1,135 @@
+// Saving checkpoints: runs that died meanwhile, steps that are replaced or pruned, full and unwritable disks.
+#include <csignal>
+
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "tests/tiny_run.h"
+#include "tests/temporary_folder.h"
+
+namespace {
+
+/// Unmounts a disk when the test ends, however it ends.
+struct SmallDisk {
+    fs::path path;
+    ~SmallDisk() { umount(path.c_str()); }
+};
+
+}   // namespace
+
+TEST_CASE("what a run left that died while saving is ignored, then removed", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const fs::path good = run.save(folder.path(), 10);
+    fs::copy(good, folder / "step_00000020.tmp", fs::copy_options::recursive);
+    fs::remove(folder / "step_00000020.tmp/manifest.json");
+    fs::copy(good, folder / "step_00000030.tmp", fs::copy_options::recursive);
+    fs::copy(good, folder / "step_00000040.old.tmp", fs::copy_options::recursive);
+    std::vector<std::string> complaints;
+    CHECK(latest(folder.path(), complaints) == good.string());
+    CHECK(complaints.empty());
+    run.save(folder.path(), 20);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000020"});
+}
+
+TEST_CASE("a checkpoint of the same step is replaced", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    run.save(folder.path(), 10);
+    run.weights[0] = 42;
+    const fs::path path = run.save(folder.path(), 10);
+    CHECK_NOTHROW(verify_checkpoint(path));
+    std::vector<float> weights(run.list.size());
+    load_weights(path, run.list, 1, weights.data());
+    CHECK(weights[0] == 42);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010"});
+}
+
+TEST_CASE("checkpoints of later steps are set aside, so that resuming follows the present run", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    for (int64_t step : {10, 20, 30}) run.save(folder.path(), step);
+    const fs::path path = run.save(folder.path(), 15);
+    std::vector<std::string> complaints;
+    CHECK(latest(folder.path(), complaints) == path.string());
+    CHECK(names_in(folder.path()) ==
+          std::vector<std::string>{"step_00000010", "step_00000015", "step_00000020.superseded", "step_00000030.superseded"});
+    run.save(folder.path(), 20);
+    run.save(folder.path(), 12);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000012", "step_00000015.superseded",
+                                                              "step_00000020.superseded", "step_00000030.superseded"});
+}
+
+TEST_CASE("pruning keeps the newest", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    for (int64_t step : {9, 10, 100, 1000}) run.save(folder.path(), step);
+    overwrite(folder / "notes.txt", "mine");
+    prune_checkpoints(folder.path(), 0);
+    CHECK(names_in(folder.path()).size() == 5);
+    prune_checkpoints(folder.path(), 2);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"notes.txt", "step_00000100", "step_00001000"});
+    prune_checkpoints(folder.path(), 2);
+    prune_checkpoints(folder / "absent", 2);
+    CHECK(names_in(folder.path()).size() == 3);
+}
+
+TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing else", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const fs::path good = run.save(folder.path(), 1);
+    // Files may not grow beyond 400 bytes: the first ones fit, the weights do not.
+    rlimit before{};
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{400, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    const std::string sentence = sentence_of([&] { run.save(folder.path(), 2); });
+    const std::string replacing = sentence_of([&] { run.save(folder.path(), 1); });
+    setrlimit(RLIMIT_FSIZE, &before);
+    std::signal(SIGXFSZ, old_handler);
+    CHECK((contains(sentence, "step_00000002.tmp") && contains(sentence, "writing stopped at byte 400")));
+    CHECK_FALSE(replacing.empty());
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000001"});
+    CHECK_NOTHROW(verify_checkpoint(good));
+}
+
+TEST_CASE("a full disk is seen before the first byte is written", "[checkpoint]") {
+    TemporaryFolder folder;
+    const fs::path disk = folder / "disk";
+    fs::create_directories(disk);
+    if (geteuid() != 0 || mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) {
+        WARN("not allowed to mount a small disk: skipped");
+        return;
+    }
+    const SmallDisk mounted{disk};
+    TinyRun run;
+    TensorList list;
+    list.add("model.embed_tokens.weight", {16, 3000}, ones(), Decay::yes);   // three times 192 kB: fits once
+    const std::vector<float> x(list.size(), 1.0f);
+    const auto save = [&](int64_t step) {
+        run.state.step = step;
+        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state, nullptr);
+    };
+    const fs::path good = save(1);
+    const std::string sentence = sentence_of([&] { save(2); });
+    CHECK((contains(sentence, "no room") && contains(sentence, disk.string()) && contains(sentence, "are free")));
+    CHECK(names_in(disk) == std::vector<std::string>{"step_00000001"});
+    CHECK_NOTHROW(verify_checkpoint(good));
+    std::vector<std::string> complaints;
+    CHECK(latest(disk, complaints) == good.string());
+}
+
+TEST_CASE("an output folder that cannot be made is refused by path", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    overwrite(folder / "file", "x");
+    CHECK(contains(sentence_of([&] { run.save(folder / "file", 1); }), (folder / "file").string()));
+    CHECK(contains(sentence_of([&] { run.save(folder / "file/below", 1); }), (folder / "file").string()));
+    CHECK(contains(sentence_of([&] { run.save("/proc/nowhere", 1); }), "/proc/nowhere"));
+    if (geteuid() == 0) return;   // root may write everywhere
+    fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec);
+    CHECK(contains(sentence_of([&] { run.save(folder.path(), 1); }), folder.path().string()));
+    fs::permissions(folder.path(), fs::perms::owner_all);
+}

@@ -1,0 +1,137 @@
+// Loss masks: in shards, in the rows of the loader, in the gradient of a model.
+#include <numeric>
+
+#include "data/loader.h"
+#include "model/base/disk.h"
+#include "tests/catch.h"
+#include "tests/shards.h"
+#include "tests/whole_model.h"
+
+namespace {
+
+std::string write_masked(const std::string& path, const std::vector<uint32_t>& ids, const std::vector<uint8_t>& mask, int vocabulary) {
+    ShardWriter writer(path, vocabulary);
+    const size_t half = ids.size() / 2;   // in two pieces
+    writer.write(std::span(ids).first(half), std::span(mask).first(half));
+    writer.write(std::span(ids).subspan(half), std::span(mask).subspan(half));
+    writer.publish();
+    return path;
+}
+
+/// 1 for tokens whose number is a multiple of 3.
+std::vector<uint8_t> every_third(size_t count) {
+    std::vector<uint8_t> mask(count);
+    for (size_t i = 0; i < count; i++) mask[i] = i % 3 == 0;
+    return mask;
+}
+
+std::vector<int32_t> targets_in(const TokenStream& stream, uint64_t start, size_t count) {
+    std::vector<int32_t> targets(count);
+    stream.copy_targets(start, count, targets.data());
+    return targets;
+}
+
+}   // namespace
+
+TEST_CASE("loss mask: round-trips behind tokens of 16 and 32 bits, under a version of its own") {
+    const TemporaryFolder folder;
+    for (const int vocabulary : {512, 100000}) {
+        const std::string path = write_masked(file_in(folder, "a.bin"), ramp(10), every_third(10), vocabulary);
+        const Shard shard(path);
+        shard.check_range(vocabulary);
+        CHECK(shard.masked());
+        CHECK(std::filesystem::file_size(path) == 1024 + 10 * (vocabulary > 65536 ? 4 : 2) + 10);
+        std::vector<int32_t> tokens(9), targets(9);
+        shard.copy(1, 9, tokens.data());
+        shard.copy_targets(1, 9, targets.data());
+        CHECK(tokens == std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9});
+        CHECK(targets == std::vector<int32_t>{-1, -1, 3, -1, -1, 6, -1, -1, 9});
+        CHECK(shard.count_targets(1, 9) == 3);
+        CHECK(shard.count_targets(0, 10) == 4);
+    }
+    const Shard plain(write_shard(file_in(folder, "plain.bin"), ramp(10), 512));
+    CHECK_FALSE(plain.masked());
+    CHECK(plain.count_targets(2, 5) == 5);
+}
+
+TEST_CASE("loss mask: a byte that is neither 0 nor 1 is named, and a file without its whole mask is cut short") {
+    const TemporaryFolder folder;
+    const std::string path = write_masked(file_in(folder, "a.bin"), ramp(10), every_third(10), 512);
+    std::string bytes = read_text(path);
+    bytes[1024 + 20 + 7] = 2;
+    write_text(path, bytes);
+    CHECK(says(error_of([&] { Shard(path).check_range(512); }), {path, "has 2 at byte 1051", "for token 7"}));
+    CHECK(says(error_of([&] { Shard(path).check_range(1 << 16); }), {"has 2 at byte 1051"}));   // no token can be out of range
+    write_text(path, bytes.substr(0, bytes.size() - 1));
+    CHECK(says(error_of([&] { Shard shard(path); }), {"cut short", "1053 bytes", "and their mask", "1054"}));
+    ShardWriter writer(path, 512);
+    writer.write(ramp(3));
+    CHECK_THROWS_AS(writer.write(ramp(3), every_third(3)), std::logic_error);
+}
+
+TEST_CASE("loss mask: a stream of shards with and without one, over their boundary") {
+    const TemporaryFolder folder;
+    write_shard(file_in(folder, "s_0.bin"), ramp(4), 512);
+    write_masked(file_in(folder, "s_1.bin"), ramp(6, 4), every_third(6), 512);
+    const TokenStream stream(file_in(folder, "s_*.bin"), 512);
+    CHECK(stream.masked());
+    CHECK(targets_in(stream, 2, 8) == std::vector<int32_t>{2, 3, 4, -1, -1, 7, -1, -1});
+    CHECK(stream.count_targets(2, 8) == 4);
+}
+
+TEST_CASE("loss mask: rows have -1 where a target does not count, and ranks agree on how many a step has") {
+    const TemporaryFolder folder;
+    const std::vector<uint32_t> ids = ramp(200);
+    write_masked(file_in(folder, "a.bin"), ids, every_third(200), 512);
+    const TokenStream stream(file_in(folder, "a.bin"), 512);
+    const int T = 7;
+    for (int64_t step = 0; step < 3; step++) {
+        int64_t counted = 0, expected = 0;
+        for (int rank = 0; rank < 2; rank++) {
+            Loader loader(stream, {2, T, 2, rank, 3, 5, true});
+            expected = loader.targets_of_step(step);
+            loader.seek(step);
+            for (int micro = 0; micro < 3; micro++) {
+                std::vector<int32_t> inputs(2 * T), targets(2 * T);
+                loader.next(inputs.data(), targets.data());
+                for (int n = 0; n < 2 * T; n++) {
+                    const int32_t following = inputs[n] + 1;
+                    REQUIRE(targets[n] == (following % 3 == 0 ? following : -1));
+                    counted += targets[n] >= 0;
+                }
+            }
+        }
+        CHECK(counted == expected);
+        CHECK(expected < 2 * 2 * 3 * T);
+    }
+    std::vector<int32_t> inputs(T), targets(T);
+    validation_rows(stream, 1, T, 1, inputs.data(), targets.data());   // tokens 7 to 13
+    CHECK(inputs == std::vector<int32_t>{7, 8, 9, 10, 11, 12, 13});
+    CHECK(targets == std::vector<int32_t>{-1, 9, -1, -1, 12, -1, -1});
+}
+
+TEST_CASE("loss mask: the gradient is that of the mean over the targets that count, and of the policy's own loss per token") {
+    for (const char* variant : {"causal", "moh"}) {
+        Trial<double> weighed(named(variant), Form{}), shared(named(variant), Form{});
+        const int BT = weighed.B * weighed.T, counted = (BT + 2) / 3;
+        for (int n = 0; n < BT; n++)
+            if (n % 3) weighed.targets[n] = shared.targets[n] = -1;
+        const double weight = double(BT) / counted;
+        gpt_weigh_targets(CPU{}, weighed.gpt, weight);
+        weighed.loss_and_gradients();
+
+        // The same sums by hand: with the share of a target for all, less what the policy's own loss has too much.
+        shared.loss_and_gradients();
+        const std::vector<double> per_token = shared.all(shared.gpt.gradients);
+        gpt_weigh_targets(CPU{}, shared.gpt, 0);
+        shared.loss_and_gradients();
+        const std::vector<double> own = shared.all(shared.gpt.gradients), both = weighed.all(weighed.gpt.gradients);
+        double largest = 0, difference = 0;
+        for (size_t n = 0; n < both.size(); n++) {
+            largest = std::max(largest, std::abs(both[n]));
+            difference = std::max(difference, std::abs(both[n] - (own[n] + weight * (per_token[n] - own[n]))));
+        }
+        CHECK(largest > 1e-4);
+        CHECK(difference < 1e-12 * std::max(1.0, largest));
+    }
+}
