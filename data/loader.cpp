@@ -11,8 +11,8 @@ namespace {
 void read_row(const TokenStream& stream, uint64_t start, int T, std::vector<int32_t>& row, int32_t* inputs, int32_t* targets) {
     stream.copy(start, row.size(), row.data());
     std::copy(row.begin(), row.end() - 1, inputs);
-    if (stream.masked()) stream.copy_targets(start + 1, static_cast<size_t>(T), targets);
-    else std::copy(row.begin() + 1, row.end(), targets);
+    std::copy(row.begin() + 1, row.end(), targets);
+    stream.hide_targets(start + 1, static_cast<size_t>(T), targets);
 }
 
 void require_one_row(const TokenStream& stream, int T) {

@@ -273,11 +273,11 @@ void Shard::copy(uint64_t start, size_t count, int32_t* out) const {
     release(map_, begin, begin + count * static_cast<uint64_t>(bytes_per_token_), file_bytes_);
 }
 
-void Shard::copy_targets(uint64_t start, size_t count, int32_t* out) const {
-    copy(start, count, out);
+void Shard::hide_targets(uint64_t start, size_t count, int32_t* targets) const {
     if (!masked_) return;
+    require_whole();
     for (size_t i = 0; i < count; ++i)
-        if (!mask()[start + i]) out[i] = -1;
+        if (!mask()[start + i]) targets[i] = -1;
     release(map_, mask_begin() + start, mask_begin() + start + count, file_bytes_);
 }
 

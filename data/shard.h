@@ -33,8 +33,8 @@ public:
     /// after it was opened (reading past its end through the mapping would raise SIGBUS).
     void copy(uint64_t start, size_t count, int32_t* out) const;
 
-    /// The same as targets: -1 instead of a token that does not count.
-    void copy_targets(uint64_t start, size_t count, int32_t* out) const;
+    /// Writes -1 over those of `targets`, which are tokens [start, start + count), that the mask hides.
+    void hide_targets(uint64_t start, size_t count, int32_t* targets) const;
 
     /// How many of the tokens [start, start + count) count.
     uint64_t count_targets(uint64_t start, uint64_t count) const;

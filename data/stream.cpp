@@ -86,10 +86,10 @@ bool TokenStream::masked() const {
     return std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) { return shard.masked(); });
 }
 
-void TokenStream::copy_targets(uint64_t start, size_t count, int32_t* out) const {
+void TokenStream::hide_targets(uint64_t start, size_t count, int32_t* targets) const {
     for_parts(start, count, [&](const Shard& shard, uint64_t offset, uint64_t part) {
-        shard.copy_targets(offset, part, out);
-        out += part;
+        shard.hide_targets(offset, part, targets);
+        targets += part;
     });
 }
 

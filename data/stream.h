@@ -33,8 +33,8 @@ public:
     /// Whether a shard has a loss mask.
     bool masked() const;
 
-    /// The same tokens as targets: -1 in place of those that a mask hides.
-    void copy_targets(uint64_t start, size_t count, int32_t* out) const;
+    /// Writes -1 over those of `targets`, which are tokens [start, start + count), that a mask hides.
+    void hide_targets(uint64_t start, size_t count, int32_t* targets) const;
 
     /// How many of the tokens start .. start + count - 1 count as targets.
     uint64_t count_targets(uint64_t start, uint64_t count) const;

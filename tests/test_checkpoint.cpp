@@ -22,7 +22,7 @@ void plant(const fs::path& path, const std::string& tensor, size_t index, float 
     const size_t offset = data + size_t(file.find(tensor)->bytes.data() - first) + index * sizeof(float);
     std::memcpy(bytes.data() + offset, &value, sizeof(float));
     fs::remove(path);   // the mapping above keeps the old file
-    overwrite(path, bytes);
+    write_text(path, bytes);
 }
 
 }   // namespace
@@ -71,20 +71,20 @@ TEST_CASE("every flipped bit, cut, zeroed or deleted file is caught and the chec
         for (size_t i = 0; i < sound.size(); i += stride) {
             std::string damaged = sound;
             damaged[i] = char(damaged[i] ^ (1 << (i / stride % 8)));
-            overwrite(newer / name, damaged);
+            write_text(newer / name, damaged);
             caught(name, "with a flipped bit in byte " + std::to_string(i));
         }
         for (size_t size : {size_t(0), size_t(5), sound.size() / 2, sound.size() - 1}) {
-            overwrite(newer / name, sound.substr(0, size));
+            write_text(newer / name, sound.substr(0, size));
             caught(name, "cut to " + std::to_string(size) + " bytes");
         }
-        overwrite(newer / name, std::string(sound.size(), '\0'));
+        write_text(newer / name, std::string(sound.size(), '\0'));
         caught(name, "zeroed");
-        overwrite(newer / name, sound + '\0');
+        write_text(newer / name, sound + '\0');
         caught(name, "extended");
         fs::remove(newer / name);
         caught(name, "deleted");
-        overwrite(newer / name, sound);
+        write_text(newer / name, sound);
         CHECK_NOTHROW(verify_checkpoint(newer));
     }
 }
@@ -151,7 +151,7 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
     fs::remove(folder / "model.safetensors");
     write("part-1.safetensors", {{"model.norm.weight", {4}, x.data()}});
     write("part-2.safetensors", {{"model.embed_tokens.weight", {16, 4}, x.data()}});
-    const auto index = [&](const nlohmann::json& map) { overwrite(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump()); };
+    const auto index = [&](const nlohmann::json& map) { write_text(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump()); };
     index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-2.safetensors"}});
     CHECK(load().initialised == std::vector<std::string>{"model.layers.0.self_attn.q_proj.weight"});
     index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-1.safetensors"}});
@@ -169,7 +169,7 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
     CHECK(contains(sentence_of(load), "in another part too"));
 
     fs::remove(folder / "model.safetensors.index.json");
-    overwrite(folder / "pytorch_model.bin", "x");
+    write_text(folder / "pytorch_model.bin", "x");
     CHECK(contains(sentence_of(load), "pytorch_model.bin"));
 }
 
@@ -184,11 +184,11 @@ TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {
         for (const char* value : {"-1", "1.5", "[1]", "99999999999999999999"}) {
             nlohmann::json object = nlohmann::json::parse(sound);
             object[key] = nlohmann::json::parse(value);
-            overwrite(path / "trainer_state.json", object.dump());
+            write_text(path / "trainer_state.json", object.dump());
             const std::string sentence = sentence_of(load);
             CHECK((contains(sentence, "trainer_state.json") && contains(sentence, key)));
         }
-    overwrite(path / "trainer_state.json", sound);
+    write_text(path / "trainer_state.json", sound);
     CHECK_NOTHROW(load());
 
     run.list.add("model.new.weight", {2}, zeros(), Decay::no);
@@ -204,8 +204,8 @@ TEST_CASE("tokenizer files of the model that was started from go along", "[check
     TinyRun run;
     run.config.tokenizer = "";
     fs::create_directories(folder / "source");
-    overwrite(folder / "source/tokenizer.json", "{}");
-    overwrite(folder / "source/merges.txt", "a b");
+    write_text(folder / "source/tokenizer.json", "{}");
+    write_text(folder / "source/merges.txt", "a b");
     const fs::path path = save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(),
                                           run.exp_avg_sq.data(), run.state, nullptr, folder / "source");
     CHECK(contents(path / "merges.txt") == "a b");
@@ -218,11 +218,11 @@ TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoi
     TemporaryFolder folder;
     TinyRun run;
     const std::string text = small_tokenizer().dump(), config_text = R"({"eos_token": "<|endoftext|>"})";
-    overwrite(folder / "x_tokenizer.json", text);
-    overwrite(folder / "x_tokenizer_config.json", config_text);
+    write_text(folder / "x_tokenizer.json", text);
+    write_text(folder / "x_tokenizer_config.json", config_text);
     fs::create_directories(folder / "source");
-    overwrite(folder / "source/merges.txt", "a b");
-    overwrite(folder / "source/tokenizer.json", "{}");
+    write_text(folder / "source/merges.txt", "a b");
+    write_text(folder / "source/tokenizer.json", "{}");
     run.config.tokenizer = (folder / "x_tokenizer.json").string();
     const auto tokenizer = open_tokenizer(run.config.tokenizer);
     run.config.end_of_text = int(tokenizer->end_of_text());
@@ -243,7 +243,7 @@ TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoi
     CHECK(contains(contents(folder / "moved/generation_config.json"), "\"eos_token_id\": 259"));
     CHECK_NOTHROW(verify_checkpoint(folder / "moved"));
 
-    overwrite(folder / "source/tokenizer.json", text);
+    write_text(folder / "source/tokenizer.json", text);
     const fs::path with_source = save(2);
     CHECK(contents(with_source / "merges.txt") == "a b");
     CHECK_NOTHROW(verify_checkpoint(with_source));

@@ -65,7 +65,7 @@ TEST_CASE("pruning keeps the newest", "[checkpoint]") {
     TemporaryFolder folder;
     TinyRun run;
     for (int64_t step : {9, 10, 100, 1000}) run.save(folder.path(), step);
-    overwrite(folder / "notes.txt", "mine");
+    write_text(folder / "notes.txt", "mine");
     prune_checkpoints(folder.path(), 0);
     CHECK(names_in(folder.path()).size() == 5);
     prune_checkpoints(folder.path(), 2);
@@ -124,7 +124,7 @@ TEST_CASE("a full disk is seen before the first byte is written", "[checkpoint]"
 TEST_CASE("an output folder that cannot be made is refused by path", "[checkpoint]") {
     TemporaryFolder folder;
     TinyRun run;
-    overwrite(folder / "file", "x");
+    write_text(folder / "file", "x");
     CHECK(contains(sentence_of([&] { run.save(folder / "file", 1); }), (folder / "file").string()));
     CHECK(contains(sentence_of([&] { run.save(folder / "file/below", 1); }), (folder / "file").string()));
     CHECK(contains(sentence_of([&] { run.save("/proc/nowhere", 1); }), "/proc/nowhere"));

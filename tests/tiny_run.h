@@ -63,10 +63,6 @@ inline bool contains(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
 }
 
-inline void overwrite(const fs::path& path, const std::string& text) {
-    std::ofstream(path, std::ios::binary | std::ios::trunc).write(text.data(), std::streamsize(text.size()));
-}
-
 /// The path that latest_checkpoint finds, "" for none. Catch2 prints strings better than paths.
 inline std::string latest(const fs::path& out_dir, std::vector<std::string>& complaints) {
     const auto found = latest_checkpoint(out_dir, complaints);

@@ -3,29 +3,12 @@
 //   make build/dev/ladder/backward_ladder && build/dev/ladder/backward_ladder [--batch-size 4] [--seq-len 4096] [--heads 12]
 
 #include "dev/ladder/backward_rungs.h"
+#include "dev/ladder/options.h"
 #include "dev/timing.cuh"
-#include "model/base/command_line.h"
 #include "model/device/machine.h"
 #include "tests/gpu/device_array.h"
 
 namespace {
-
-struct Options {
-    int B = 4, T = 4096, NH = 12, repeats = 10;
-    bool quick = false;
-};
-
-bool parse(int argc, char** argv, Options& o) {
-    CLI::App app("Times a ladder of attention's backward kernels, from one thread per row to the one that trains.");
-    app.option_defaults()->always_capture_default();
-    const auto positive = CLI::Range(1, 1 << 20);
-    app.add_option("--batch-size", o.B, "sequences")->check(positive);
-    app.add_option("--seq-len", o.T, "tokens per sequence, T")->check(positive);
-    app.add_option("--heads", o.NH, "heads, of 64 and then of 128 numbers")->check(positive);
-    app.add_option("--repeats", o.repeats, "runs of which the median is printed")->check(positive);
-    app.add_flag("--quick", o.quick, "run everything once to see that it runs; the times mean nothing");
-    return parse_options(app, argc, argv);
-}
 
 /// Random numbers in, and room for the gradients.
 class Descent {
@@ -86,7 +69,7 @@ private:
     DeviceMemory<std::byte> memory_;
 };
 
-void run(const Options& o) {
+void run(const LadderOptions& o) {
     const OpenGpu gpu(0, false);
     const Effort effort = effort_of(o.repeats, o.quick);
     Bench bench(gpu.device(), effort);
@@ -110,7 +93,8 @@ void run(const Options& o) {
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
     return run_program("backward_ladder", [&] {
-        Options options;
-        if (parse(argc, argv, options)) run(options);
+        LadderOptions options;
+        const char* const what = "Times a ladder of attention's backward kernels, from one thread per row to the one that trains.";
+        if (parse(argc, argv, what, options)) run(options);
     });
 }

@@ -3,30 +3,13 @@
 // dev/ladder.sh puts the table into dev/README.md. The rungs are the files rung_1.cuh to rung_6.cuh beside this one; rung_0.h
 // is the CPU's, and backward_ladder.cu climbs the way back.
 
+#include "dev/ladder/options.h"
 #include "dev/ladder/rungs.h"
 #include "dev/timing.cuh"
-#include "model/base/command_line.h"
 #include "model/device/machine.h"
 #include "tests/gpu/device_array.h"
 
 namespace {
-
-struct Options {
-    int B = 4, T = 4096, NH = 12, repeats = 10;
-    bool quick = false;
-};
-
-bool parse(int argc, char** argv, Options& o) {
-    CLI::App app("Times a ladder of attention kernels, from one thread per row to the one that trains.");
-    app.option_defaults()->always_capture_default();
-    const auto positive = CLI::Range(1, 1 << 20);
-    app.add_option("--batch-size", o.B, "sequences")->check(positive);
-    app.add_option("--seq-len", o.T, "tokens per sequence, T")->check(positive);
-    app.add_option("--heads", o.NH, "heads, of 64 and then of 128 numbers")->check(positive);
-    app.add_option("--repeats", o.repeats, "runs of which the median is printed")->check(positive);
-    app.add_flag("--quick", o.quick, "run everything once to see that it runs; the times mean nothing");
-    return parse_options(app, argc, argv);
-}
 
 struct Result {
     Timing time;
@@ -88,7 +71,7 @@ private:
     std::vector<float> host_q_, host_k_, host_v_;
 };
 
-void run(const Options& o) {
+void run(const LadderOptions& o) {
     const OpenGpu gpu(0, false);
     const Effort effort = effort_of(o.repeats, o.quick);
     Bench bench(gpu.device(), effort);
@@ -114,7 +97,7 @@ void run(const Options& o) {
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
     return run_program("ladder", [&] {
-        Options options;
-        if (parse(argc, argv, options)) run(options);
+        LadderOptions options;
+        if (parse(argc, argv, "Times a ladder of attention kernels, from one thread per row to the one that trains.", options)) run(options);
     });
 }

@@ -3,6 +3,7 @@
 Shards of a run lie under OUT/data: the training shards as they are, and both halves of the validation tokens as files of their own,
 so that rates are tuned on tokens that no result is reported on.
 """
+import functools
 import hashlib
 import json
 import os
@@ -60,7 +61,6 @@ class Data:
 
     def __init__(self, out, given=None):
         self.out, self.given = Path(out), Path(given) if given else None
-        self._hashes, self._halves = {}, {}
 
     def there(self, run):
         """Whether the data of a run is on this machine."""
@@ -72,9 +72,7 @@ class Data:
             return 'task-' + task_name(run.task)
         if not self.there(run):
             return 'unknown'
-        if run.data not in self._hashes:
-            self._hashes[run.data] = self._hash_files(run.data)
-        return self._hashes[run.data]
+        return self._hash(run.data)
 
     def globs(self, name):
         """(training, validation) shards."""
@@ -85,7 +83,8 @@ class Data:
             raise Refused(f'{folder}: has no *_{"val" if found[0] else "train"}_*.bin; {way}', EXIT_DATA)
         return found
 
-    def _hash_files(self, name):
+    @functools.cache
+    def _hash(self, name):
         """sha256 over all files; a file's own is remembered under its size and time of change."""
         cache_path = self.out / 'data' / 'hashes.json'
         try:
@@ -111,13 +110,12 @@ class Data:
         if not self.there(run):
             raise Refused(f'{run.experiment} at scale {run.scale} reads the text "{run.data}"; {HOW_TO_TOKENIZE}', EXIT_DATA)
         train, _ = self.globs(run.data)
-        halves = self._halves.setdefault(run.data, None) or self._split(run.data)
-        self._halves[run.data] = halves
-        return {'train-data': str(train[0].parent / common_glob(train)), 'val-data': str(halves[run.half])}
+        return {'train-data': str(train[0].parent / common_glob(train)), 'val-data': str(self._split(run.data)[run.half])}
 
+    @functools.cache
     def _split(self, name):
         """Both halves of the validation tokens, as shards."""
-        folder = self.out / 'data' / f'{name}-{self._hashes.get(name) or self._hash_files(name)}'
+        folder = self.out / 'data' / f'{name}-{self._hash(name)}'
         halves = {half: folder / f'{half}.bin' for half in ('tune', 'report')}
         if all(path.exists() for path in halves.values()):
             return halves
@@ -134,8 +132,7 @@ class Data:
         middle = len(tokens) // size // 2 * size
         folder.mkdir(parents=True, exist_ok=True)
         for half, part in (('tune', tokens[:middle]), ('report', tokens[middle:])):
-            header = struct.pack('<256i', magic, 1 if size == 2 else 7, len(part) // size, *[0] * 253)
-            write_whole(halves[half], header + part)
+            write_whole(halves[half], shard_header(magic, 1 if size == 2 else 7, len(part) // size) + part)
         for manifest in files[0].parent.glob('*_manifest.json'):   # names the tokenizer, for bits per byte
             write_whole(folder / manifest.name, manifest.read_bytes())
             for tokenizer in files[0].parent.glob('*_tokenizer.json'): write_whole(folder / tokenizer.name, tokenizer.read_bytes())
@@ -161,6 +158,11 @@ def task_name(task):
     """A generated task's folder: its kind, and a hash of all that decides its bytes."""
     text = json.dumps([GENERATOR, task], sort_keys=True)
     return f'{task["kind"]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}'
+
+
+def shard_header(magic, version, count):
+    """The first 1024 bytes of a file of tokens or of items, as data/README.md says."""
+    return struct.pack('<256i', magic, version, count, *[0] * 253)
 
 
 def common_glob(paths):

@@ -14,12 +14,12 @@ variable tracking after RULER (2404.06654), hops over a permutation and modular 
 """
 import argparse
 import json
-import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from packages import Refused, guarded, require
+from prepare import MAGIC_16, shard_header
 
 np = require('numpy')
 
@@ -283,8 +283,7 @@ def complete(task):
 def shard(rows, with_mask):
     """A token shard of data/README.md: version 1, or 2 with the mask behind the tokens."""
     tokens = rows.tokens.astype('<u2').tobytes()
-    header = struct.pack('<256i', 20240520, 2 if with_mask else 1, rows.tokens.size, *[0] * 253)
-    return header + tokens + (rows.mask.tobytes() if with_mask else b'')
+    return shard_header(MAGIC_16, 2 if with_mask else 1, rows.tokens.size) + tokens + (rows.mask.tobytes() if with_mask else b'')
 
 
 def items(rows, random):
@@ -298,7 +297,7 @@ def items(rows, random):
         words = np.concatenate([[65535, 0, number % 65535, gold, count, at], row[:at], choices]).astype('<u2')
         words[1] = min(65535, 2 * len(words))
         parts.append(words.tobytes())
-    return struct.pack('<256i', 20240522, 1, len(parts), *[0] * 253) + b''.join(parts)
+    return shard_header(20240522, 1, len(parts)) + b''.join(parts)
 
 
 def write(task, folder):

@@ -63,26 +63,22 @@ void check_backward_ladder(int B, int T, int NH, int HS) {
     }
 }
 
+/// check(B, T, NH, HS) for one token; less than a tile; whole tiles; tiles and a part of every rung's queries and keys.
+template <class Check>
+void for_sizes(Check check) {
+    for (int HS : {64, 128}) {
+        check(1, 1, 1, HS);
+        check(2, 29, 1, HS);
+        check(1, 128, 2, HS);
+        check(1, 139, 1, HS);
+    }
+}
+
 }   // namespace
 
-/// One token; less than a tile; whole tiles; tiles and a part of every rung's queries and keys.
-TEST_CASE("ladder of attention kernels against double", "[gpu][ladder]") {
-    for (int HS : {64, 128}) {
-        check_ladder(1, 1, 1, HS);
-        check_ladder(2, 29, 1, HS);
-        check_ladder(1, 128, 2, HS);
-        check_ladder(1, 139, 1, HS);
-    }
-}
+TEST_CASE("ladder of attention kernels against double", "[gpu][ladder]") { for_sizes(check_ladder); }
 
-TEST_CASE("ladder of attention's backward kernels against double", "[gpu][ladder]") {
-    for (int HS : {64, 128}) {
-        check_backward_ladder(1, 1, 1, HS);
-        check_backward_ladder(2, 29, 1, HS);
-        check_backward_ladder(1, 128, 2, HS);
-        check_backward_ladder(1, 139, 1, HS);
-    }
-}
+TEST_CASE("ladder of attention's backward kernels against double", "[gpu][ladder]") { for_sizes(check_backward_ladder); }
 
 /// The rung on the CPU has one head: tokens before, at and behind the end of a tile, and scores that rise along the row.
 TEST_CASE("ladder, rung 0: tiles on the CPU against double", "[ladder]") {
