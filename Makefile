@@ -47,7 +47,7 @@ FORCED = $(if $(COUNTING),,FORCE)
 
 # The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with
 # it. A source of data/ whose library is missing (WITHOUT) is replaced by that of its name in data/without/, which refuses in a sentence.
-HOST_SOURCES := $(wildcard model/*.cpp model/*/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp)
+HOST_SOURCES := $(wildcard model/*.cpp model/*/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp)
 HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(foreach unit,$(WITHOUT),data/%/$(unit).cpp),$(HOST_SOURCES))) \
                 $(WITHOUT:%=data/without/%) $(basename $(BLAS_SOURCE))
 DEVICE_UNITS := model/gpt model/gpt_memory

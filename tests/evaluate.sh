@@ -89,9 +89,10 @@ for everything in "psa --psa-eps 1" "adaspa --adaspa-sparsity 0"; do
     holds "and everything was read" 'set(log("all").read) == {"validation", "items"} and
          all(near(share, 1, 1e-6) for share in [*log("all").read.values(), *log("all").kept.values()])'
 done
-evaluate psa $items --attention psa --psa-eps 0.5 --psa-block 2
+evaluate psa $items --attention psa --psa-eps 0.5 --psa-block 2   # the last answer has too few tokens before it to leave some out
 holds "psa that reads less has other losses and scores" \
-    'not same(log("psa"), log("plain"), 1e-5) and not same_scores(log("psa"), log("plain"), 1e-5) and near(log("psa").mean, log("psa").loss)'
+    'not same(log("psa"), log("plain"), 1e-5) and near(log("psa").mean, log("psa").loss) and len(log("psa").scores) == 6 and
+     not any(near(a, b, 1e-6) for a, b in zip(log("psa").scores[:5], log("plain").scores))'
 holds "and the shares that it has read and kept" 'all(0.1 < log("psa").read[of] < 0.95 and 0.5 <= log("psa").kept[of] < 1 for of in ("validation", "items"))'
 check "which it prints" 'grep -q "^validation: psa: read [0-9.]*% of the cached pairs; estimated share" "$work/psa.txt" && grep -q "^items: psa: read" "$work/psa.txt"'
 long="--seq-len 256 --batch-size 2"

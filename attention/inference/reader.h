@@ -34,27 +34,18 @@ inline std::string described(const InferenceCount& count, PsaBound bound) {
     return "";
 }
 
-/// Arguments: one text (B = 1) of T rows behind S - T keys; out and lse are written.
+/// Arguments: one text (B = 1) of T rows behind S - T keys; out and lse are written. For float and double: reader.cpp, which nvcc
+/// does not see, as it compiles no SIMD packs for a device.
 template <class X>
 class InferenceReader {
 public:
     InferenceReader(const Config& config, const Inference& how) : causal_(config, 0), how_(how) {}
 
     /// Precondition: T == S.
-    InferenceCount prompt(const AttentionForward<X>& a) const {
-        InferenceCount count;
-        if (how_.attention == InferenceAttention::adaspa) count.adaspa = adaspa_forward(CPU{}, causal_, a, how_.adaspa);
-        else attention_forward(CPU{}, causal_, a);
-        return count;
-    }
+    InferenceCount prompt(const AttentionForward<X>& a) const;
 
     /// Precondition: q_position is set where T < S.
-    InferenceCount continuation(const AttentionForward<X>& a) const {
-        InferenceCount count;
-        if (how_.attention == InferenceAttention::psa) count.psa = psa_rows(causal_, a, how_.psa);
-        else attention_forward(CPU{}, causal_, a);
-        return count;
-    }
+    InferenceCount continuation(const AttentionForward<X>& a) const;
 
     /// A text without a division (T == S): what the mechanism is for. AdaSpa's choice of blocks then looks ahead.
     InferenceCount whole(const AttentionForward<X>& a) const {
