@@ -32,7 +32,7 @@ evaluate() { # evaluate NAME OPTIONS...: the log is NAME.jsonl, what was printed
     local name=$1
     shift
     timeout 120 ${LAUNCH:-} ./train_causal $data $rows --evaluate --checkpoint "$last" --position-bins 5 --eval-log "$work/$name.jsonl" \
-        --eval-out "$work/$name-items.jsonl" "$@" > "$work/$name.txt" 2>&1
+        --eval-out "$work/$name-items.jsonl" "$@" > "$work/$name.txt" 2>&1 < /dev/null   # mpirun would read on
 }
 cat > "$work/facts.py" << 'END'
 """facts.py FOLDER CONDITION: whether it holds. log(NAME) is the log of an evaluation."""
@@ -80,6 +80,16 @@ evaluate none --position-bins 0
 check "no bins, no table" '! grep -q loss_by_position "$work/none.jsonl" && ! grep -q "by position" "$work/none.txt" && grep -q val_loss "$work/none.jsonl"'
 expect "the log of a run stays" 2 "give another name" ./train_causal $data $rows --evaluate --checkpoint "$last" --eval-log "$work/causal/log.jsonl"
 expect "and is none of training's" 2 "--eval-log is for --evaluate" ./train_causal $data $rows --out "$work/x" --eval-log "$work/x.jsonl"
+
+# ---- prompts that ./tokenize masks: 1 + 20 + 11 tokens each, of which 11 and the next end-of-text count
+for n in $(seq 20); do echo '{"prompt": "What is the capital?", "completion": " It is Rome"}'; done > "$work/examples.jsonl"
+expect "./tokenize --mask-prompts" 0 "" ./tokenize --mask-prompts --val-fraction 0 --out "$work/examples" "$work/examples.jsonl"
+evaluate completions --val-data "$work/examples/examples_train_*.bin" --position-bins 32
+holds "its completions are the targets of an evaluation" \
+    'log("completions").targets == 19 * 12 and [b["targets"] for b in log("completions").bins] == [0] * 20 + [19] * 12'
+expect "they have keys of their own" 2 "--text-field" ./tokenize --mask-prompts --text-field text --out "$work/x" "$work/examples.jsonl"
+expect "and are named where they are not expected" 3 "--mask-prompts reads its prompt" ./tokenize --out "$work/x" "$work/examples.jsonl"
+expect "standard input is text unless it is said to be JSON Lines" 2 "give --format jsonl" ./tokenize --mask-prompts --out "$work/x" - < /dev/null
 
 # ---- mechanisms for inference
 for everything in "psa --psa-eps 1" "adaspa --adaspa-sparsity 0"; do

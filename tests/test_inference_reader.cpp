@@ -134,5 +134,6 @@ TEST_CASE("reader: what was read in words", "[psa][adaspa]") {
     CHECK(described(count, PsaBound::upper).find("; certified share") != std::string::npos);
     InferenceCount other;
     other.adaspa = {1, 2, 4, 3};
-    CHECK(described(other, PsaBound::mean) == "adaspa: read 50.0% of the pairs of blocks of prompts, which hold 0.7500 of the attention mass");
+    CHECK(described(other, PsaBound::mean) ==
+          "adaspa: read 50.0% of the pairs of blocks of prompts, which hold 0.7500 of the attention mass");
 }
