@@ -47,7 +47,7 @@ FORCED = $(if $(COUNTING),,FORCE)
 
 # The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with
 # it. A source of data/ whose library is missing (WITHOUT) is replaced by that of its name in data/without/, which refuses in a sentence.
-HOST_SOURCES := $(wildcard model/*.cpp model/*/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp)
+HOST_SOURCES := $(wildcard model/*.cpp model/*/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp)
 HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(foreach unit,$(WITHOUT),data/%/$(unit).cpp),$(HOST_SOURCES))) \
                 $(WITHOUT:%=data/without/%) $(basename $(BLAS_SOURCE))
 DEVICE_UNITS := model/gpt model/gpt_memory
@@ -274,7 +274,8 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 # Catch's main(), and what reads command lines and walks over JSON: headers that take long to optimise, in no loop that anybody waits
 # for. Not model/base/json, which alone has the parser, nor model/checkpoint/safetensors, which converts whole models' numbers.
 build/tests/main.o: private FLAGS += $(MAIN_FLAGS)
-COLD := $(addprefix model/,config operations/matmul_table checkpoint/checkpoint checkpoint/checkpoint_save run/train_options run/report) \
+COLD := $(addprefix model/,config operations/matmul_table checkpoint/checkpoint checkpoint/checkpoint_save run/train_options \
+                           run/inference_options run/report) \
         $(addprefix data/,tokenize evaluation manifest tokenizers/tokenizer_json documents/documents)
 COLD_FLAGS := -O1
 MAIN_FLAGS := -O0

@@ -25,6 +25,16 @@ void encode(std::string_view text, const Tokenizer& tokenizer, std::vector<uint3
     }
 }
 
+// One document of --mask-prompts. The end-of-text before it ends the completion before that.
+void encode_masked(const PromptAndCompletion& document, const Tokenizer& tokenizer, TextBatch& batch) {
+    batch.ids.push_back(tokenizer.end_of_text());
+    batch.mask.push_back(1);
+    encode(document.prompt, tokenizer, batch.ids);
+    batch.mask.resize(batch.ids.size(), 0);
+    encode(document.completion, tokenizer, batch.ids);
+    batch.mask.resize(batch.ids.size(), 1);
+}
+
 }  // namespace
 
 bool BatchReader::next(TextBatch& batch) {
@@ -49,6 +59,11 @@ void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rul
     for (TextBatch::Item& item : batch.items) {
         std::string_view text = std::string_view(batch.text).substr(begin, item.text_end - begin);
         begin = item.text_end;
+        if (rules.mask_prompts) {
+            encode_masked(prompt_of_json_line(text, input.name(), item.place.line + 1), tokenizer, batch);
+            item.validation_from = item.ids_end = batch.ids.size();
+            continue;
+        }
         std::string parsed;
         if (input.json_lines()) text = parsed = text_of_json_line(text, rules.text_field, input.name(), item.place.line + 1);
         if (item.place.document_bytes == 0) batch.ids.push_back(tokenizer.end_of_text());

@@ -28,6 +28,7 @@ struct TextBatch {
     std::string text;
     std::vector<Item> items;
     std::vector<uint32_t> ids;
+    std::vector<uint8_t> mask;        // of ids, whether each counts as a target; empty without --mask-prompts
     uint64_t consumed = 0;            // bytes of the input's file read so far
     std::exception_ptr error;         // thrown while reading or encoding it
 };
@@ -53,8 +54,9 @@ private:
 };
 
 /// Tokenizes the texts of a batch, each document preceded by an end-of-text. A document longer than `train_bytes` bytes is split
-/// there, at a character boundary, and its validation part begins with its own end-of-text. Exit::data, naming it, for a malformed
-/// line of a .jsonl file.
+/// there, at a character boundary, and its validation part begins with its own end-of-text. With rules.mask_prompts a document is a
+/// prompt and its completion, encoded each for itself and never split; the end-of-text behind a completion counts as a target like
+/// it. Exit::data, naming it, for a malformed line of a .jsonl file.
 void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rules, const Tokenizer& tokenizer,
                   uint64_t train_bytes);
 

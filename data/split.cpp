@@ -7,6 +7,8 @@
 #include <limits>
 #include <utility>
 
+#include "model/base/error.h"
+
 namespace {
 
 struct Survey {
@@ -47,6 +49,9 @@ Split choose_split(const std::vector<Input>& inputs, const DocumentRules& rules,
     const uint64_t documents = survey(inputs, rules, false, on_document).documents;
     split.train_documents = train_part(documents, val_fraction);
     if (documents > 1) return split;
+    if (documents == 1 && rules.mask_prompts)
+        fail(Exit::data, inputs[0].name(), ": holds a single prompt and completion, which --mask-prompts does not divide; give "
+             "--val-fraction 0");
     split.train_bytes = train_part(survey(inputs, rules, true, on_document).bytes, val_fraction);
     return split;
 }
@@ -59,7 +64,6 @@ SplitWriter::SplitWriter(const SplitWriterOptions& options, SavedRun run, Save s
 }
 
 void SplitWriter::add(const TextBatch& batch) {
-    const std::span<const uint32_t> ids(batch.ids);
     size_t begin = 0;
     for (const TextBatch::Item& item : batch.items) {
         run_.input = batch.input;
@@ -69,9 +73,9 @@ void SplitWriter::add(const TextBatch& batch) {
         const bool begins = item.place.document_bytes == 0;
         documents_ += begins;
         if (begins && skip_ == 0) switch_to(belongs_to_validation());
-        write(ids.subspan(begin, item.validation_from - begin));
+        write(batch, begin, item.validation_from);
         if (item.validation_from < item.ids_end) switch_to(true);
-        write(ids.subspan(item.validation_from, item.ids_end - item.validation_from));
+        write(batch, item.validation_from, item.ids_end);
         begin = item.ids_end;
     }
 }
@@ -94,19 +98,22 @@ void SplitWriter::switch_to(bool validation) {
     in_validation_ = validation;
 }
 
-void SplitWriter::write(std::span<const uint32_t> ids) {
-    const size_t there = std::min<uint64_t>(skip_, ids.size());
+// Tokens begin .. end - 1 of a batch.
+void SplitWriter::write(const TextBatch& batch, size_t begin, size_t end) {
+    const size_t there = std::min<uint64_t>(skip_, end - begin);
     skip_ -= there;
     run_.written += there;
-    ids = ids.subspan(there);
-    while (!ids.empty()) {
+    begin += there;
+    const std::span<const uint32_t> ids(batch.ids);
+    const std::span<const uint8_t> mask(batch.mask);
+    while (begin < end) {
         if (shard_ && shard_->tokens() == max_tokens()) finish_shard();
         if (!shard_) start_shard();
-        const size_t part = std::min<uint64_t>(ids.size(), max_tokens() - shard_->tokens());
-        shard_->write(ids.first(part));
+        const size_t part = std::min<uint64_t>(end - begin, max_tokens() - shard_->tokens());
+        shard_->write(ids.subspan(begin, part), mask.empty() ? mask : mask.subspan(begin, part));
         (in_validation_ ? val_tokens_ : train_tokens_) += part;
         run_.written += part;
-        ids = ids.subspan(part);
+        begin += part;
     }
 }
 

@@ -16,7 +16,7 @@
 using OnDocument = std::function<void(uint64_t)>;
 
 /// Reads all inputs, without tokenizing, to find the split that leaves the last `val_fraction` (0 to 1) of the documents for
-/// validation, or of the bytes of a single document.
+/// validation, or of the bytes of a single document. Exit::data for a single document that is a prompt and its completion.
 Split choose_split(const std::vector<Input>& inputs, const DocumentRules& rules, double val_fraction,
                    const OnDocument& on_document);
 
@@ -51,7 +51,7 @@ public:
 private:
     bool belongs_to_validation() const;     // whether the document that begins now does
     void switch_to(bool validation);
-    void write(std::span<const uint32_t> ids);
+    void write(const TextBatch& batch, size_t begin, size_t end);
     void start_shard();
     void finish_shard();
     uint64_t max_tokens() const;            // of the shard being written

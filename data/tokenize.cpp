@@ -88,7 +88,12 @@ void declare(CLI::App& app, TokenizeOptions& options) {
                    "instead: the first documents, up to this many tokens; adding inputs later does not change them")
         ->excludes(fraction);
     app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")->capture_default_str();
-    app.add_option("--text-field", options.rules.text_field, "key of the text in a JSON Lines file")->capture_default_str();
+    CLI::Option* field =
+        app.add_option("--text-field", options.rules.text_field, "key of the text in a JSON Lines file")->capture_default_str();
+    app.add_flag("--mask-prompts", options.rules.mask_prompts,
+                 "JSON Lines have a \"prompt\" and its \"completion\" instead: shards get a loss mask, under which only completions, and "
+                 "that they end, are learnt")
+        ->excludes(field);
     app.add_flag("--split-on-blank-line", options.rules.split_on_blank_line, "a blank line in a text starts a new document");
     app.add_option_function<std::string>(
            "--format", [&](const std::string& format) { options.rules.json_standard_input = format == "jsonl"; },

@@ -67,6 +67,7 @@ Fingerprint fingerprint(const TokenizeOptions& options, const Tokenizer& tokeniz
         {"--val-fraction", exactly(options.val_fraction)},
         {"--val-tokens", std::to_string(options.val_tokens)},
         {"--text-field", options.rules.text_field},
+        {"--mask-prompts", options.rules.mask_prompts ? "given" : "not given"},
         {"--split-on-blank-line", options.rules.split_on_blank_line ? "given" : "not given"},
         {"--format", options.rules.json_standard_input ? "jsonl" : "txt"},
         {"the number of inputs", std::to_string(inputs.size())},
@@ -239,6 +240,9 @@ std::vector<Input> open_inputs(const TokenizeOptions& options, const Tick& tick)
     const std::vector<std::string> paths = options.inputs.empty() ? std::vector<std::string>{"-"} : options.inputs;
     for (const std::string& path : paths) {
         inputs.push_back(Input::open(path, options.rules));
+        if (options.rules.mask_prompts && !inputs.back().json_lines())
+            fail(Exit::usage, inputs.back().name(), ": is text, and --mask-prompts reads JSON Lines",
+                 path == "-" ? "; give --format jsonl" : "");
         const bool counted_first = options.val_tokens == 0 && options.val_fraction > 0;
         if (path == "-" && counted_first) inputs.back().copy_standard_input(options.out, tick);
     }

@@ -152,7 +152,7 @@ template <class X>
 struct RowsOfTexts {
     Angles<Wide<X>> angles;                  // RoPE angles of the rows, instead of those of positions 0, 1, ...
     std::function<int(int l, int T)> attend; // replaces the attention of layer l; returns the rows left in gated_out and residual:
-                                             // T, or fewer in the last layer
+                                             // B x T, or fewer in the last layer
 };
 
 /// Preconditions: at most gpt.B x gpt.T tokens, each below V.

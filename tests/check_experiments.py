@@ -163,6 +163,7 @@ def edge_cases(work):
         'it is counted and out of the interval',
         diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in stats.line(claim, 'x', diverged, 'reduced'),
     )
+    evaluation(work / 'evaluation')
     one = stats.compare({1: 2.9}, {1: 3.0})
     got = stats.verdict(one, claim, 'paper')
     check(
@@ -184,6 +185,34 @@ def edge_cases(work):
         "Holm takes back what only one of four tests would have said",
         'same sign' in before and any('Holm' in v.reason for v in after),
         (before, after),
+    )
+
+
+def evaluation(folder):
+    """The log of --eval-log: no steps, the loss by position."""
+    folder.mkdir(parents=True)
+    bins = [
+        {'first': 0, 'last': 3, 'targets': 8, 'loss': 5.0, 'stderr': 0.1},
+        {'first': 4, 'last': 7, 'targets': 0, 'loss': None, 'stderr': None},
+        {'first': 8, 'last': 11, 'targets': 8, 'loss': 4.0, 'stderr': None},
+    ]
+    records = [
+        {'event': 'config', 'step': 12, 'evaluates': 'x', 'model': {'vocab_size': 512}},
+        {'step': 12, 'val_loss': 4.5, 'val_bpb': 6.5},
+        {'event': 'sparse_reading', 'step': 12, 'attention': 'psa', 'of': 'validation', 'pairs_read': 0.4, 'mass_kept': 0.9},
+        {'event': 'loss_by_position', 'step': 12, 'bins': bins},
+        {'event': 'done', 'step': 12, 'val_loss': 4.5, 'seconds': 1.0},
+    ]
+    (folder / 'log.jsonl').write_text('\n'.join(map(json.dumps, records)) + '\n')
+    result = results.result_of(folder)
+    check('the log of an evaluation is a result', result['val_loss'] == 4.5 and 'diverged' not in result and result['steps'] == 0, result)
+    check(
+        'with the loss at the middle of each bin that has one', result['by_position'] == [[1.5, 5.0], [9.5, 4.0]], result['by_position']
+    )
+    check(
+        'and what a sparse mechanism has read',
+        result['sparse_reading'] == {'validation': {'pairs_read': 0.4, 'mass_kept': 0.9}},
+        result['sparse_reading'],
     )
 
 

@@ -73,8 +73,13 @@ done
 printf '%s\n' '{"query": "We thank the", "choices": ["people of it", "q"], "gold": 0}' '{"query": "x", "choices": ["a b", "the"], "gold": 1}' > "$work/items.jsonl"
 for device in cpu cuda; do
     "$programs/train_causal" $small --device $device --precision fp32 --evaluate --checkpoint "$work/causal-cpu/step_0000000$steps" \
-        --val-batches 2 --eval-data "$work/items.jsonl" --eval-out "$work/$device.jsonl" > "$work/evaluated-$device.txt" 2>&1
+        --val-batches 2 --eval-data "$work/items.jsonl" --eval-out "$work/$device.jsonl" --position-bins 4 \
+        --eval-log "$work/$device-log.jsonl" > "$work/evaluated-$device.txt" 2>&1
 done
+positions() { grep -o '"targets":[0-9]*,"loss":[0-9.]*' "$1" | tr -dc '0-9.,\n' | tr ',' ' '; }
+check "--evaluate: the loss by position on the GPU is the CPU's within 1e-4, of the same targets" 'paste <(positions "$work/cpu-log.jsonl") <(positions "$work/cuda-log.jsonl") | awk "{ d = \$2 / \$4 - 1; if (!(d * d <= 1e-8) || \$1 != 64 || \$3 != 64) bad = 1; n++ } END { exit bad || n != 4 }"'
+check "and its mean the validation loss" 'awk -v loss="$(grep -o "val_loss.:[0-9.]*" "$work/cuda-log.jsonl" | head -n 1 | cut -d: -f2)" "{ sum += \$2 / 4 } END { d = sum / loss - 1; exit !(d * d < 1e-20) }" <(positions "$work/cuda-log.jsonl")'
+expect "psa is not on the GPU, and says where" 2 "give --device cpu" "$programs/train_causal" $small --device cuda --evaluate --checkpoint "$work/causal-cpu/step_0000000$steps" --attention psa
 likelihoods() { grep -o 'log_likelihoods.*' "$1" | grep -oE -- '-[0-9.]+'; }
 check "--evaluate: log-likelihoods of the GPU are the CPU's within 1e-4" 'paste <(likelihoods "$work/cpu.jsonl") <(likelihoods "$work/cuda.jsonl") | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-8)) bad = 1; n++ } END { exit bad || n != 4 }" && grep -q "validation: loss" "$work/evaluated-cuda.txt"'
 train asga "$work/cheap" --recompute 1

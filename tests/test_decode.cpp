@@ -33,7 +33,7 @@ Run run(const Inference& how, int prompt, int T) {
     Decoder<double> decoder(model.gpt, how);
     Run r;
     r.logits = logits(decoder, model.tokens, prompt, model.gpt.net.config.V);
-    r.psa = decoder.psa_count(), r.adaspa = decoder.adaspa_count();
+    r.psa = decoder.read().psa, r.adaspa = decoder.read().adaspa;
     return r;
 }
 

@@ -6,8 +6,8 @@
 //     heads     recall_h = share of the mass that s keeps; n heads have recall > 0.8; the n best get s_h = (1 + s) / 2, the n worst
 //               (3 s - 1) / 2, the others s, so that the mean stays s
 // NOT CAUSAL: whether row i reads a block depends on later queries of its own block of rows and, through the recall of heads, on
-// the whole prompt. That is valid where the whole prompt is known and wrong everywhere else: no training, no evaluation of
-// perplexity. The paper is about denoising video, where all tokens attend to all others.
+// the whole prompt. That is valid where the whole prompt is known and wrong everywhere else: no training, and a perplexity of the
+// prompt itself is that of rows that have looked ahead. The paper is about denoising video, where all tokens attend to all others.
 // Read here: the row-wise uniform choice, which the paper uses in practice, on the lower triangle; a block row always keeps its own
 // block, so that every row sees something; 2 n <= NH; below s = 1/3, where (3 s - 1) / 2 is negative, heads get 0 and 2 s.
 // The paper searches at a few denoising steps and reuses the blocks (or an old LSE) in between, which is where its speed comes

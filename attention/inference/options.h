@@ -1,4 +1,4 @@
-// How ./generate computes attention: by the checkpoint's variant, or with a mechanism for inference only.
+// How ./generate and --evaluate compute attention: by the checkpoint's variant, or with a mechanism for inference only.
 #pragma once
 
 enum class PsaBound { mean, upper };

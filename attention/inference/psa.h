@@ -161,3 +161,26 @@ PsaCount psa_attention(const P& policy, const AttentionForward<X>& a, const PsaB
     for (const PsaCount& group : groups) count.add(group);
     return count;
 }
+
+/// out and lse of the T rows of one sequence, behind S - T keys: each reads the keys up to its own as the newest token would. Same
+/// precondition on `policy`.
+template <class X, class P>
+PsaCount psa_rows(const P& policy, const AttentionForward<X>& a, const PsaOptions& how) {
+    const int before = a.S - a.T;
+    PsaBlocks<X> blocks(how, a.NKV, a.HS);
+    for (int j = 0; j < before; j++) blocks.append(a.k.data + j * a.k.row);
+    std::vector<int> position(a.NH);
+    std::vector<X> lse(a.NH);
+    AttentionForward<X> row = a;
+    row.T = 1, row.q_position = position.data(), row.lse = lse.data();
+    PsaCount count;
+    for (int t = 0; t < a.T; t++) {
+        blocks.append(a.k.data + (before + t) * a.k.row);
+        std::fill(position.begin(), position.end(), before + t);
+        row.S = before + t + 1;
+        row.q.data = a.q.data + t * a.q.row, row.out = a.out + size_t(t) * a.NH * a.HS;
+        count.add(psa_attention(policy, row, blocks, how.eps));
+        for (int h = 0; h < a.NH; h++) a.lse[size_t(h) * a.T + t] = lse[h];
+    }
+    return count;
+}

@@ -68,6 +68,29 @@ std::string reason(const nlohmann::json::exception& error) {
     return text;
 }
 
+// The object in a line of a JSON Lines file.
+nlohmann::json object_of_line(std::string_view json, const std::string& file, uint64_t line) {
+    if (json.find('\0') != std::string_view::npos)   // where the parser would stop
+        fail(Exit::data, file, ":", line, ": has a zero byte");
+    try {
+        nlohmann::json object = parse_json(json);
+        if (!object.is_object()) fail(Exit::data, file, ":", line, ": a JSON object is expected, this is ", object.type_name());
+        return object;
+    } catch (const nlohmann::json::exception& error) {
+        fail(Exit::data, file, ":", line, ": ", reason(error));
+    }
+}
+
+// Its string under a key; `hint` ends the sentence about a key that is missing.
+std::string string_of(nlohmann::json& object, const std::string& key, const std::string& hint, const std::string& file,
+                      uint64_t line) {
+    const auto found = object.find(key);
+    if (found == object.end()) fail(Exit::data, file, ":", line, ": the object has no field \"", key, "\"", hint);
+    if (!found->is_string())
+        fail(Exit::data, file, ":", line, ": field \"", key, "\" must be a string, it is ", found->type_name());
+    return std::move(found->get_ref<std::string&>());
+}
+
 [[noreturn]] void fail_at_name(const std::string& path) {
     const std::string hint = path.ends_with(".parquet") ? "; scripts/fineweb.py reads parquet files"
                                                         : "; for other files of text use: ./tokenize ... - < " + path;
@@ -87,20 +110,19 @@ size_t part_length(std::string_view text) {
 }
 
 std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& file, uint64_t line) {
-    if (json.find('\0') != std::string_view::npos)   // where the parser would stop
-        fail(Exit::data, file, ":", line, ": has a zero byte");
-    try {
-        nlohmann::json object = parse_json(json);
-        if (!object.is_object()) fail(Exit::data, file, ":", line, ": a JSON object is expected, this is ", object.type_name());
-        const auto found = object.find(field);
-        if (found == object.end())
-            fail(Exit::data, file, ":", line, ": the object has no field \"", field, "\"; --text-field names the one to take");
-        if (!found->is_string())
-            fail(Exit::data, file, ":", line, ": field \"", field, "\" must be a string, it is ", found->type_name());
-        return std::move(found->get_ref<std::string&>());
-    } catch (const nlohmann::json::exception& error) {
-        fail(Exit::data, file, ":", line, ": ", reason(error));
-    }
+    nlohmann::json object = object_of_line(json, file, line);
+    const bool has_prompt = object.contains("prompt") && object.contains("completion");
+    return string_of(object, field,
+                     has_prompt ? "; --mask-prompts reads its prompt and completion" : "; --text-field names the one to take", file,
+                     line);
+}
+
+PromptAndCompletion prompt_of_json_line(std::string_view json, const std::string& file, uint64_t line) {
+    nlohmann::json object = object_of_line(json, file, line);
+    const std::string hint = "; with --mask-prompts every line has a \"prompt\" and a \"completion\"";
+    PromptAndCompletion found{string_of(object, "prompt", hint, file, line), string_of(object, "completion", hint, file, line)};
+    if (found.completion.empty()) fail(Exit::data, file, ":", line, ": the completion is empty, so that it has no targets");
+    return found;
 }
 
 Input::Input(std::string name, bool json_lines, Descriptor file)

@@ -19,6 +19,7 @@ using Tick = std::function<void()>;
 /// How inputs are divided into documents.
 struct DocumentRules {
     std::string text_field = "text";          // JSON Lines: the key whose string is the document
+    bool mask_prompts = false;                // JSON Lines instead: a prompt and its completion, which alone counts as targets
     bool split_on_blank_line = false;         // text: a blank line (spaces at most) ends a document
     bool json_standard_input = false;         // "-" holds JSON Lines, not text
 };
@@ -125,3 +126,10 @@ size_t part_length(std::string_view text);
 /// The document in a line of a JSON Lines file: the string in `field`. Exit::data, naming `file` and `line`, for a line that is not
 /// a JSON object with such a string.
 std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& file, uint64_t line);
+
+/// The strings "prompt", perhaps empty, and "completion" in a line of a JSON Lines file. Exit::data as above, and for a completion
+/// that is empty.
+struct PromptAndCompletion {
+    std::string prompt, completion;
+};
+PromptAndCompletion prompt_of_json_line(std::string_view json, const std::string& file, uint64_t line);

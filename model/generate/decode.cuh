@@ -6,9 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "attention/inference/adaspa.h"
-#include "attention/inference/options.h"
-#include "attention/inference/psa.h"
+#include "attention/inference/reader.h"
 #include "model/generate/sampler.h"
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
@@ -61,8 +59,8 @@ public:
         return gpt_logits(CPU{}, gpt_, last_row_, 1);
     }
 
-    const PsaCount& psa_count() const { return psa_count_; }
-    const AdaSpaCount& adaspa_count() const { return adaspa_count_; }
+    /// What the mechanism has read so far.
+    const InferenceCount& read() const { return read_; }
 
 private:
     /// Appends T tokens to those in the cache: the whole prompt, or one.
@@ -87,12 +85,12 @@ private:
         a.S = cached_tokens_ + 1;
         a.k = {layers_[l].k.data(), row}, a.v = {layers_[l].v.data(), row};
         a.q_position = positions_.data();
-        if (layers_[l].blocks) psa_count_.add(psa_attention(causal_, a, *layers_[l].blocks, how_.psa.eps));
+        if (layers_[l].blocks) read_.psa.add(psa_attention(causal_, a, *layers_[l].blocks, how_.psa.eps));
         else cpu_passes_of<X>(*gpt_.net.layers[l].attention).attend_row(a);
     }
 
     void prefill(int l, const LayerInputs<X>& in, LayerState<X>& state, const AttentionForward<X>& a) {
-        if (how_.attention == InferenceAttention::adaspa) adaspa_count_.add(adaspa_forward(CPU{}, causal_, a, how_.adaspa));
+        if (how_.attention == InferenceAttention::adaspa) read_.adaspa.add(adaspa_forward(CPU{}, causal_, a, how_.adaspa));
         else gpt_.attention(l).forward(CPU{}, in, gpt_.weights, state, gpt_.scratch.attention, {});
     }
 
@@ -115,8 +113,7 @@ private:
     Policy causal_;   // what PSA and AdaSpa approximate
     std::vector<LayerCache<X>> layers_;
     std::vector<int> positions_;   // (NH) of the token being decoded
-    PsaCount psa_count_;
-    AdaSpaCount adaspa_count_;
+    InferenceCount read_;
 };
 
 /// Precondition: `ids` is not empty. Appends `count` tokens to it, the same as generate() would.

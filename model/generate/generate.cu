@@ -12,53 +12,21 @@
 #include "model/checkpoint/load.cuh"
 #include "model/device/machine.h"
 #include "model/generate/decode.cuh"
+#include "model/run/inference_options.h"
 #include "model/run/machine.cuh"
 #include "model/run/summary.h"
 
 namespace {
 struct Options {
-    std::string checkpoint, prompt, attention = "trained", psa_bound = "mean";
+    std::string checkpoint, prompt;
     std::vector<int32_t> prompt_ids;
     std::vector<std::string> settings;   // KEY=VALUE
     int tokens = 200, threads = 0;
     Sampling sampling;
-    Inference inference;
+    InferenceOptions inference;
     bool print_ids = false;
 };
 }   // namespace
-
-/// The inference-time mechanisms. Exit::usage for an option of a mechanism that is not selected.
-static void add_inference_options(CLI::App& app, Options& o) {
-    Inference& inference = o.inference;
-    app.add_option("--attention", o.attention,
-                   "trained: as the checkpoint says. For causal checkpoints also psa: a new token reads cached keys block by block "
-                   "until it has retained --psa-eps of the attention mass; adaspa: the prompt reads only the blocks found to hold "
-                   "most of the mass, which is NOT CAUSAL: earlier rows depend on later ones")
-        ->check(CLI::IsMember({"trained", "psa", "adaspa"}));
-    auto* eps = app.add_option("--psa-eps", inference.psa.eps, "psa: share of the attention mass to retain")
-                    ->check(number_from(0, 1));
-    auto* keys = app.add_option("--psa-block", inference.psa.block, "psa: keys per block")->check(CLI::Range(1, 65536));
-    auto* bound = app.add_option("--psa-bound", o.psa_bound,
-                                 "psa: a block's mass is estimated from its mean key (may stop early) or bounded (certified)")
-                      ->check(CLI::IsMember({"mean", "upper"}));
-    auto* sparsity = app.add_option("--adaspa-sparsity", inference.adaspa.sparsity, "adaspa: share of the prompt's blocks left out")
-                         ->check(number_from(0, 0.999));
-    auto* block = app.add_option("--adaspa-block", inference.adaspa.block, "adaspa: tokens per block, a multiple of 64")
-                      ->check(CLI::Range(64, 65536));
-    app.callback([=, &o] {
-        o.inference.attention = o.attention == "psa"      ? InferenceAttention::psa
-                                : o.attention == "adaspa" ? InferenceAttention::adaspa
-                                                          : InferenceAttention::trained;
-        o.inference.psa.bound = o.psa_bound == "upper" ? PsaBound::upper : PsaBound::mean;
-        auto only_for = [&](const char* name, const CLI::Option* option) {
-            if (option->count() && o.attention != name) fail(Exit::usage, option->get_name(), " is for --attention ", name);
-        };
-        for (const CLI::Option* option : {eps, keys, bound}) only_for("psa", option);
-        for (const CLI::Option* option : {sparsity, block}) only_for("adaspa", option);
-        if (o.inference.adaspa.block % 64)
-            fail(Exit::usage, "--adaspa-block must be a multiple of 64 from 64 to 65536, not ", o.inference.adaspa.block);
-    });
-}
 
 /// False if --help was given.
 static bool parse(int argc, char** argv, Options& o) {
@@ -77,7 +45,7 @@ static bool parse(int argc, char** argv, Options& o) {
         ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of sampling");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
-    add_inference_options(app, o);
+    add_inference_options(app, o.inference);
     app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");
@@ -102,12 +70,12 @@ static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, c
 /// Exit::usage unless an inference-time mechanism supports the checkpoint and the text; `positions` is how many tokens the model
 /// will read.
 static void require_plain_attention(const Options& o, const Config& config, size_t positions) {
-    if (o.inference.attention == InferenceAttention::trained) return;
+    if (o.inference.how.attention == InferenceAttention::trained) return;
     if (config.variant != "causal")
-        fail(Exit::usage, "--attention ", o.attention, " is for checkpoints of variant causal, and ", o.checkpoint,
+        fail(Exit::usage, "--attention ", o.inference.attention, " is for checkpoints of variant causal, and ", o.checkpoint,
              " is of variant ", config.variant);
     if (positions > size_t(config.max_positions))
-        fail(Exit::usage, "--attention ", o.attention, " needs the whole text in the cache: prompt and --tokens make ", positions,
+        fail(Exit::usage, "--attention ", o.inference.attention, " needs the whole text in the cache: prompt and --tokens make ", positions,
              " positions, and max_position_embeddings is ", config.max_positions);
 }
 
@@ -136,19 +104,6 @@ static const Variant& variant_of_checkpoint(const Config& config, const std::str
     }
 }
 
-/// Statistics of the inference-time mechanisms, on stderr: stdout is for the text.
-static void report(const Decoder<float>& decoder, const Inference& inference) {
-    if (const PsaCount& psa = decoder.psa_count(); psa.rows > 0) {
-        std::fprintf(stderr, "psa: read %.1f%% of the cached pairs while decoding\n", 100 * psa.visited / psa.cached);
-        if (inference.psa.bound == PsaBound::upper)
-            std::fprintf(stderr, "psa: certified share of the attention mass: %.4f on average, at least %.4f\n",
-                         psa.retained / psa.rows, psa.least_retained);
-    }
-    if (const AdaSpaCount& adaspa = decoder.adaspa_count(); adaspa.heads > 0)
-        std::fprintf(stderr, "adaspa: the prompt read %.1f%% of its pairs of blocks, which hold %.4f of the attention mass\n",
-                     100 * adaspa.kept / adaspa.candidates, adaspa.recall / adaspa.heads);
-}
-
 /// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
 static void generate_from(const Variant& variant, const std::string& folder, const Config& config, std::vector<int32_t>& ids,
                           int count, const Sampling& sampling, const Inference& inference) {
@@ -171,7 +126,8 @@ static void generate_from(const Variant& variant, const std::string& folder, con
                      variant.name);
     Decoder<float> decoder(gpt, inference);
     generate_with_cache(decoder, config.V, ids, count, sampling);
-    report(decoder, inference);
+    const std::string read = described(decoder.read(), inference.psa.bound);
+    if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());   // stdout is for the text
 }
 
 static void run(const Options& o) {
@@ -190,7 +146,7 @@ static void run(const Options& o) {
     require_plain_attention(o, config, given + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
     try {
-        generate_from(variant, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference);
+        generate_from(variant, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference.how);
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");

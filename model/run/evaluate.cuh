@@ -1,6 +1,7 @@
 // Evaluation: cross-entropy on the validation shards, and multiple choice. Ranks share the work and get the same results. A signal
 // aborts an evaluation; then nothing is reported.
 #pragma once
+#include <fstream>
 #include <numeric>
 
 #include "data/evaluation.h"
@@ -8,42 +9,52 @@
 #include "model/base/text.h"
 #include "model/checkpoint/load.cuh"
 #include "model/device/machine.h"
+#include "model/run/loss_by_position.h"
 #include "model/run/report.h"
 #include "model/run/run.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------ validation
 
-/// run.validation = mean cross-entropy over the targets of the first --val-batches batches of the validation shards: the same rows
-/// for any number of ranks if batch-size x ranks is the same. False if a signal came. Exit::data if a mask hides all targets.
+/// gpt_forward(), with attention as --attention says.
 template <class Device, class X>
-bool validate(Run<Device, X>& run) {
+void forward_for_evaluation(Run<Device, X>& run, const Batch& batch) {
+    if constexpr (std::is_same_v<Device, CPU>)
+        if (run.reader) return run.read.add(forward_read_by(*run.reader, run.gpt, batch));
+    gpt_forward(run.device, run.gpt, batch);
+}
+
+/// run.validation = mean cross-entropy over the targets of the first --val-batches batches of the validation shards: the same rows
+/// for any number of ranks if batch-size x ranks is the same; `by_position` gets the same sums by position. False if a signal came.
+/// Exit::data if a mask hides all targets.
+template <class Device, class X>
+bool validate(Run<Device, X>& run, LossByPosition& by_position) {
     const TokenStream& val = *run.data.val;
     const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
     const int64_t rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
     std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
-    double bytes = 0, loss = 0, counted = 0;
+    std::vector<Wide<X>> losses(inputs.size());
+    double bytes = 0;
     for (int64_t row = int64_t(run.ranks.rank()) * B; row < rows && !stop_requested(); row += int64_t(ranks) * B) {
         run.ranks.at("validating", run.state.step);
         const int here = int(std::min<int64_t>(B, rows - row));
         validation_rows(val, row, T, here, inputs.data(), targets.data());
         const Batch batch = run.feed.put(run.device, inputs.data(), targets.data(), here, T);
-        gpt_forward(run.device, run.gpt, batch);
+        forward_for_evaluation(run, batch);
         gpt_loss(run.device, run.gpt, batch, Write::overwrite);
-        loss += read_totals(run.device, run.gpt).loss;
-        for (int n = 0; n < here * T; n++) {
-            if (targets[n] < 0) continue;   // hidden by a loss mask
-            counted++;
-            if (run.data.tokenizer) bytes += run.data.tokenizer->bytes(targets[n]);
-        }
+        to_host(run.device, losses.data(), run.gpt.scratch.losses, size_t(here) * T);
+        for (int b = 0; b < here; b++) by_position.add_row(&losses[size_t(b) * T], &targets[size_t(b) * T]);
+        for (int n = 0; run.data.tokenizer && n < here * T; n++)
+            if (targets[n] >= 0) bytes += run.data.tokenizer->bytes(targets[n]);   // not those that a loss mask hides
         run.progress.passing(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
     }
-    loss = run.ranks.sum(loss), bytes = run.ranks.sum(bytes), counted = run.ranks.sum(counted);
+    bytes = run.ranks.sum(bytes);
+    by_position.sum_over(run.ranks);
     if (run.ranks.any(stop_requested())) return false;
-    if (counted == 0)
+    if (by_position.targets() == 0)
         fail(Exit::data, val.name(), ": the loss mask hides every target of the first ", rows, " rows of ", T,
              " tokens; raise --val-batches or take other shards");
-    run.state.last_val_loss = run.validation.loss = loss / counted;
-    run.validation.bits_per_byte = bytes > 0 ? loss / std::log(2.0) / bytes : NAN;
+    run.state.last_val_loss = run.validation.loss = by_position.loss();
+    run.validation.bits_per_byte = bytes > 0 ? by_position.loss() * by_position.targets() / std::log(2.0) / bytes : NAN;
     return true;
 }
 
@@ -52,11 +63,46 @@ inline std::string described(const Validation& v, int digits = 4) {
 }
 
 template <class Device, class X>
-void validate_and_report(Run<Device, X>& run) {
-    if (!validate(run)) return;
+void log_validation(Run<Device, X>& run) {
     const Validation& v = run.validation;
-    run.progress.say(text("validation after step %lld: %s", static_cast<long long>(run.state.step), described(v).c_str()));
     run.log.write({{"step", run.state.step}, {"val_loss", v.loss}, {"val_ppl", std::exp(v.loss)}, {"val_bpb", v.bits_per_byte}});
+}
+
+template <class Device, class X>
+void validate_and_report(Run<Device, X>& run) {
+    LossByPosition all(run.o.seq_len, 1);
+    if (!validate(run, all)) return;
+    run.progress.say(
+        text("validation after step %lld: %s", static_cast<long long>(run.state.step), described(run.validation).c_str()));
+    log_validation(run);
+}
+
+/// What --attention has read of the rows or items `of`, on all ranks; nothing without it. Every rank must call it.
+template <class Device, class X>
+void report_read(Run<Device, X>& run, const std::string& of) {
+    if (!run.reader) return;
+    std::vector<InferenceCount> of_ranks(size_t(run.ranks.size()));
+    of_ranks[size_t(run.ranks.rank())] = std::exchange(run.read, {});
+    run.ranks.all_gather(of_ranks.data(), sizeof(InferenceCount));
+    InferenceCount read;
+    for (const InferenceCount& one : of_ranks) read.add(one);
+    run.progress.say(of + ": " + described(read, run.o.inference.how.psa.bound));
+    run.log.write({{"event", "sparse_reading"},
+                   {"step", run.state.step},
+                   {"attention", run.o.inference.attention},
+                   {"of", of},
+                   {"pairs_read", read.pairs_read()},
+                   {"mass_kept", read.mass_kept()}});
+}
+
+inline constexpr int BINS_IN_A_TABLE = 64;   // more are for the log
+
+template <class Device, class X>
+void report_positions(Run<Device, X>& run, const LossByPosition& by_position) {
+    if (!run.o.position_bins) return;
+    const std::vector<PositionBin> bins = by_position.means();
+    if (run.ranks.first() && int(bins.size()) <= BINS_IN_A_TABLE) print_table("validation loss by position", rows_of_table(bins));
+    run.log.write({{"event", "loss_by_position"}, {"step", run.state.step}}, "bins", as_json(bins));
 }
 
 // ------------------------------------------------------------------------------------------------------------- multiple choice
@@ -96,7 +142,12 @@ inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<
 template <class Device, class X>
 std::vector<double> scores_of(Run<Device, X>& run, const EvaluationBatch& batch, const std::vector<const Answer*>& all) {
     if constexpr (std::is_same_v<Device, CPU>)
-        if (!batch.items.empty()) return SharedContexts<X>(run.gpt, run.feed).log_likelihoods(batch.items);
+        if (!batch.items.empty()) {
+            SharedContexts<X> shared(run.gpt, run.feed, run.reader ? &*run.reader : nullptr);
+            const std::vector<double> found = shared.log_likelihoods(batch.items);
+            run.read.add(shared.read());
+            return found;
+        }
     std::vector<const Answer*> answers;
     for (size_t n : batch.answers) answers.push_back(all[n]);
     return log_likelihoods(run.device, run.gpt, run.feed, answers);
@@ -147,6 +198,34 @@ std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& ta
     return found;
 }
 
+/// The same answers in the same order, so that every item has one context and fits: an answer becomes an item of its own where
+/// contexts differ or the item is too large. Only items with one context can be read as a prompt and what continues it.
+template <class X>
+EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedContexts<X>& shared) {
+    EvaluationTask divided = task;
+    divided.items.clear();
+    for (const EvaluationItem& item : task.items) {
+        if (shares_context(item) && shared.fit(shared.rows_of(item))) {
+            divided.items.push_back(item);
+            continue;
+        }
+        for (const Answer& answer : item.answers) {
+            EvaluationItem alone = item;
+            alone.answers = {answer};
+            divided.items.push_back(alone);
+        }
+    }
+    return divided;
+}
+
+/// log_likelihoods(), with attention as --attention says.
+template <class Device, class X>
+std::vector<float> log_likelihoods_for_evaluation(Run<Device, X>& run, const EvaluationTask& task) {
+    if constexpr (std::is_same_v<Device, CPU>)
+        if (run.reader) return log_likelihoods(run, with_one_context_each(task, SharedContexts<X>(run.gpt, run.feed)));
+    return log_likelihoods(run, task);
+}
+
 inline std::string described(const EvaluationScores& s) {
     auto share = [](const char* name, double accuracy, double error) {
         if (std::isnan(accuracy)) return std::string();
@@ -190,12 +269,13 @@ inline void require_finite(const EvaluationTask& task, const std::vector<float>&
 template <class Device, class X>
 bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::string& weights = "") {
     for (const EvaluationTask& task : run.data.tasks) {
-        const std::vector<float> found = log_likelihoods(run, task);
+        const std::vector<float> found = log_likelihoods_for_evaluation(run, task);
         if (run.ranks.any(stop_requested())) return false;
         if (items) require_finite(task, found, weights);
         const EvaluationScores scores = score(task, found);
         run.progress.say(text("%s: %s", task.name.c_str(), described(scores).c_str()));
         run.log.write(fields_of(task, scores, run.state.step));
+        report_read(run, task.name);
         const float* of = found.data();
         for (size_t n = 0; items && n < task.items.size(); n++) {
             const size_t count = task.items[n].answers.size();
@@ -210,6 +290,50 @@ bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::
 
 // -------------------------------------------------------------------------------------------------------------- without training
 
+/// The log of --eval-log, with its first record; one that writes nothing where there is none, and on other ranks than the first.
+/// Exit::usage rather than taking the place of a training run's log.
+template <class Device, class X>
+void open_evaluation_log(Run<Device, X>& run, const std::string& weights) {
+    const std::string& path = run.o.eval_log;
+    if (!run.ranks.first() || path.empty()) return;
+    std::ifstream before(path);
+    std::string first;
+    if (std::getline(before, first) && first.find("\"evaluates\":") == std::string::npos)
+        fail(Exit::usage, "--eval-log ", path, ": is there and no log of an evaluation, but perhaps of a run; give another name");
+    run.log = JsonLines::whole(path);
+    log_config(run, {{"evaluates", weights}});
+}
+
+/// The last record, and the file under its name.
+template <class Device, class X>
+void finish_evaluation_log(Run<Device, X>& run) {
+    run.log.write({{"event", "done"},
+                   {"step", run.state.step},
+                   {"val_loss", run.validation.loss},
+                   {"peak_bytes", int64_t(peak_memory(run.device))},
+                   {"seconds", run.since_start.seconds()}});
+    run.log.finish();
+    if (run.log.failed()) fail(Exit::data, run.o.eval_log, ": could not be written completely");
+}
+
+/// Validation loss, as a whole and by position. False if a signal came; Exit::not_finite, naming the weights, for a loss that is not
+/// finite.
+template <class Device, class X>
+bool evaluate_validation(Run<Device, X>& run, const std::string& weights) {
+    LossByPosition by_position(run.o.seq_len, std::max(1, run.o.position_bins));
+    if (!validate(run, by_position)) return false;
+    if (!std::isfinite(run.validation.loss))
+        fail(Exit::not_finite, "the validation loss is not finite; the weights of ", weights, " are damaged");
+    if (run.reader && run.reader->looks_ahead())
+        run.progress.say("warning: blocks are chosen by rows BEHIND those that read them: this validation loss is that of a prompt\n"
+                         "         which is known in advance, and cannot be compared with those of causal attention");
+    run.progress.say("validation: " + described(run.validation, 6));
+    log_validation(run);
+    report_read(run, "validation");
+    report_positions(run, by_position);
+    return true;
+}
+
 /// --evaluate: validation loss and tasks, for a checkpoint or imported weights.
 template <class Device, class X>
 Exit evaluate(Run<Device, X>& run, const Origin& origin) {
@@ -219,22 +343,20 @@ Exit evaluate(Run<Device, X>& run, const Origin& origin) {
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
     run.gpt.allocate(run.device);
     run.feed.allocate(run.device);
-    load_for_inference(run.device, run.gpt, origin.folder()->string());
+    const std::string weights = origin.folder()->string();
+    load_for_inference(run.device, run.gpt, weights);
+    if (origin.resume_from) run.state.step = load_state(weights, run.gpt.net.tensors, nullptr, nullptr).step;
     catch_stop_signals();
+    open_evaluation_log(run, weights);
     JsonLines items;
     if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines::whole(o.eval_out);
-    bool whole = !run.data.val || validate(run);
-    if (run.data.val && whole) {
-        if (!std::isfinite(run.validation.loss))
-            fail(Exit::not_finite, "the validation loss is not finite; the weights of ", origin.folder()->string(), " are damaged");
-        run.progress.say("validation: " + described(run.validation, 6));
-    }
-    whole = whole && evaluate_tasks(run, &items, origin.folder()->string());
+    const bool whole = (!run.data.val || evaluate_validation(run, weights)) && evaluate_tasks(run, &items, weights);
     if (!whole) {
         run.progress.say("stopped before everything was scored");
         return Exit::signal;
     }
     items.finish();
     if (items.failed()) fail(Exit::data, o.eval_out, ": could not be written completely");
+    finish_evaluation_log(run);
     return Exit::done;
 }

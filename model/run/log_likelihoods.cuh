@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "attention/inference/reader.h"
 #include "data/evaluation.h"
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
@@ -57,14 +58,44 @@ inline bool shares_context(const EvaluationItem& item) {
     });
 }
 
+/// The arguments for rows [row, row + T) on their own: one text of a batch.
+template <class X>
+AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
+    a.B = 1, a.T = a.S = T;
+    a.q.data += row * a.q.row, a.k.data += row * a.k.row, a.v.data += row * a.v.row;
+    a.out += size_t(row) * a.NH * a.HS;
+    a.lse += size_t(row) * a.NH;   // not read; separate for each text
+    return a;
+}
+
+/// gpt_forward() of texts that `reader` reads whole instead of the variant's attention, and what it has read. Precondition: a plain
+/// causal variant.
+template <class X>
+InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gpt, const Batch& batch) {
+    InferenceCount read;
+    const auto attend = [&](int l, int T) {
+        const AttentionForward<X> all =
+            kernel_arguments(attention_inputs(gpt, l, batch.B, T), gpt.layers[l].attention, Statistics<X>{});
+        std::vector<InferenceCount> counts(batch.B);
+#pragma omp parallel for schedule(dynamic) if (batch.B > 1)
+        for (int b = 0; b < batch.B; b++) counts[b] = reader.whole(part_of(all, b * T, T));
+        for (const InferenceCount& count : counts) read.add(count);
+        return batch.B * T;
+    };
+    const RowsOfTexts<X> texts{{gpt.cosine[0], gpt.sine[0]}, attend};
+    gpt_forward(CPU{}, gpt, batch, nullptr, &texts);
+    return read;
+}
+
 /// The same as log_likelihoods(), with each context computed once, for items whose answers share it. Preconditions: CPU, a variant
 /// that decodes from a cache (LayerFacts). The texts of a batch are packed without padding into one sequence: each context, then
 /// its answers' tokens except the last of each. Only attention runs text by text; after the last layer's, only the rows that
-/// predict answers continue.
+/// predict answers continue. With a `reader`, contexts are its prompts and answers continue them.
 template <class X>
 class SharedContexts {
 public:
-    SharedContexts(GPT<CPU, X>& gpt, BatchFeed<CPU>& feed) : gpt_(gpt), feed_(feed) {}
+    SharedContexts(GPT<CPU, X>& gpt, BatchFeed<CPU>& feed, const InferenceReader<X>* reader = nullptr)
+        : gpt_(gpt), feed_(feed), reader_(reader) {}
 
     /// Rows that an item needs: of the model, or, if more, of the head, which gets the context's last row once per answer.
     static int rows_of(const EvaluationItem& item) {
@@ -73,6 +104,9 @@ public:
         return rows;
     }
     bool fit(int64_t rows) const { return rows <= int64_t(gpt_.B) * gpt_.T; }
+
+    /// By the reader, since this object was made.
+    const InferenceCount& read() const { return read_; }
 
     /// Memory for the angles of all tokens and, per thread, the keys and values of one text.
     static size_t bytes(const Config& c, int B, int T) {
@@ -149,6 +183,7 @@ private:
         LayerState<X>& state = gpt_.layers[l].attention;
         const AttentionForward<X> all =
             kernel_arguments(attention_inputs(gpt_, l, 1, int(tokens_.size())), state, Statistics<X>{});
+        std::vector<InferenceCount> counts(items_.size());
 #pragma omp parallel
         {
             Text text;
@@ -156,8 +191,9 @@ private:
             text.positions.reserve(size_t(all.NH) * gpt_.T);
 #pragma omp for schedule(dynamic)
             for (size_t n = 0; n < items_.size(); n++)
-                attend_item(cpu_passes_of<X>(*gpt_.net.layers[l].attention), all, *items_[n], begin_[n], text);
+                counts[n] = attend_item(cpu_passes_of<X>(*gpt_.net.layers[l].attention), all, *items_[n], begin_[n], text);
         }
+        for (const InferenceCount& count : counts) read_.add(count);
     }
 
     /// Precondition: l is the last layer. Compacts the rows that predict something to the front; returns their number.
@@ -174,10 +210,12 @@ private:
     }
 
     /// Attention of an item whose rows begin at `row`: the context attends to itself, each answer to the context and itself.
-    static void attend_item(const CpuPasses<X>& attention, const AttentionForward<X>& all, const EvaluationItem& item, int row,
-                            Text& text) {
+    InferenceCount attend_item(const CpuPasses<X>& attention, const AttentionForward<X>& all, const EvaluationItem& item, int row,
+                               Text& text) const {
         const int context = item.answers.front().begin;
-        attention.attend(part_of(all, row, context));
+        InferenceCount read;
+        if (reader_) read.add(reader_->prompt(part_of(all, row, context)));
+        else attention.attend(part_of(all, row, context));
         text.k.clear(), text.v.clear();
         append_keys(text, all, row, context);
         row += context;
@@ -192,18 +230,11 @@ private:
             a.S = context + T;
             a.k = {text.k.data(), size_t(a.NKV) * a.HS}, a.v = {text.v.data(), a.k.row};
             a.q_position = text.positions.data();
-            attention.attend(a);
+            if (reader_) read.add(reader_->continuation(a));
+            else attention.attend(a);
             row += T;
         }
-    }
-
-    /// The arguments for rows [row, row + T) on their own.
-    static AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
-        a.T = a.S = T;
-        a.q.data += row * a.q.row, a.k.data += row * a.k.row, a.v.data += row * a.v.row;
-        a.out += size_t(row) * a.NH * a.HS;
-        a.lse += size_t(row) * a.NH;   // not read; separate for each text
-        return a;
+        return read;
     }
 
     static void append_keys(Text& text, const AttentionForward<X>& all, int row, int count) {
@@ -216,6 +247,8 @@ private:
 
     GPT<CPU, X>& gpt_;
     BatchFeed<CPU>& feed_;
+    const InferenceReader<X>* reader_;
+    InferenceCount read_;
     std::vector<const EvaluationItem*> items_;   // of the batch
     std::vector<int> begin_;                     // (items) row of each context's first token
     std::vector<int32_t> tokens_, positions_;    // (rows) tokens, and their positions in their texts

@@ -105,6 +105,8 @@ struct Run {
     JsonLines log;
     Progress progress;
     CollapseWatch collapse;
+    std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
+    InferenceCount read;                        // by it, on this rank, since it was last reported
     Flops flops;               // of a step
     double ceiling = 0;        // measured FLOP/s of all ranks
     int64_t first_step = 0;    // first step of this process, from 1
@@ -122,6 +124,10 @@ struct Run {
           progress(ranks.first(), ranks.launched()),
           flops(count_flops(gpt.net, o.seq_len)) {
         require_sizes(device, config);
+        if (o.inference.how.attention == InferenceAttention::trained) return;
+        if (!std::is_same_v<Device, CPU>)
+            fail(Exit::usage, "--attention ", o.inference.attention, " is computed on the CPU; give --device cpu");
+        reader.emplace(config, o.inference.how);
     }
 
     /// The model's plan and what this run needs besides.
@@ -130,6 +136,8 @@ struct Run {
         plan.push_back({"batches", feed.bytes()});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
         if (shares_contexts()) plan.push_back({"contexts of answers", SharedContexts<X>::bytes(gpt.net.config, gpt.B, gpt.T)});
+        if (reader)
+            plan.push_back({"blocks of keys", omp_get_max_threads() * reader->bytes(gpt.net.config, gpt.T, reader->how())});
         add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.shards.size() : 0, ranks.launched());
         return plan;
     }
@@ -143,9 +151,27 @@ struct Run {
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
 
+/// The first record of a log: what is computed, from which data, by which program and where.
+template <class Device, class X>
+void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more = {}) {
+    std::vector<JsonLines::Field> fields = {{"event", "config"},
+                                            {"step", run.state.step},
+                                            {"variant", run.gpt.net.variant.name},
+                                            {"parameters", int64_t(run.gpt.net.tensors.parameters())},
+                                            {"flops_per_token", run.flops.per_token},
+                                            {"ranks", int64_t(run.ranks.size())},
+                                            {"machine", describe(run.device, omp_get_max_threads())},
+                                            {"commit", source_commit()},
+                                            {"program", program_path().empty() ? "" : file_hash(program_path())},
+                                            {"train_data", run.data.train ? run.data.train->fingerprint() : ""},
+                                            {"val_data", run.data.val ? run.data.val->fingerprint() : ""},
+                                            {"options", run.o.resolved}};
+    fields.insert(fields.end(), more.begin(), more.end());
+    run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
+}
+
 /// Allocates memory, loads weights, and creates the output folder with the run's options and its log, whose first record says what
-/// is computed, from which data, by which program and where. Exit::usage if options and checkpoint disagree, Exit::out_of_memory,
-/// Exit::checkpoint.
+/// is computed (log_config()). Exit::usage if options and checkpoint disagree, Exit::out_of_memory, Exit::checkpoint.
 template <class Device, class X>
 void begin(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;
@@ -181,19 +207,7 @@ void begin(Run<Device, X>& run, const Origin& origin) {
         std::filesystem::equivalent(std::filesystem::absolute(*origin.resume_from).lexically_normal().parent_path(), o.out, error);
     run.log = JsonLines(o.out + "/log.jsonl", same_run ? run.state.step : -1);
     std::ofstream(o.out + "/options.toml") << o.resolved;
-    run.log.write({{"event", "config"},
-                   {"step", run.state.step},
-                   {"variant", variant.name},
-                   {"parameters", int64_t(run.gpt.net.tensors.parameters())},
-                   {"flops_per_token", run.flops.per_token},
-                   {"ranks", int64_t(run.ranks.size())},
-                   {"machine", describe(run.device, omp_get_max_threads())},
-                   {"commit", source_commit()},
-                   {"program", program_path().empty() ? "" : file_hash(program_path())},
-                   {"train_data", run.data.train->fingerprint()},
-                   {"val_data", run.data.val ? run.data.val->fingerprint() : ""},
-                   {"options", o.resolved}},
-                  "model", config_to_json_line(run.gpt.net.config));
+    log_config(run);
 }
 
 /// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy.

@@ -14,6 +14,7 @@
 #include "model/config.h"
 #include "model/device/memory.h"
 #include "model/operations/adamw.cuh"
+#include "model/run/inference_options.h"
 
 struct Variant;
 
@@ -22,14 +23,16 @@ struct Options {
     std::string device = "auto", precision = "auto", matmul_table = "auto", model = "qwen-7m", out, train_data, val_data;
     std::string checkpoint, prompt, show_mask;
     std::vector<std::string> eval_data;
-    std::string eval_out;
+    std::string eval_out, eval_log;
     std::string rounding = "nearest", ranks_from = "auto";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
+    int position_bins = 16;
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
     int64_t monitor_every = 0, eval_every = 0, eval_items = 0;
     double epochs = 0, min_lr_frac = 0.1;
     AdamW adamw;
+    InferenceOptions inference;
     bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false, evaluate = false;
     uint64_t seed = 1;
     std::map<std::string, double> settings;   // of the variant, by config.json key; only those given

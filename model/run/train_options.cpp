@@ -75,6 +75,11 @@ static void add_run_options(CLI::App& app, Options& o) {
         ->check(any_count());
     app.add_option("--eval-items", o.eval_items, "only the first items of each file; 0: all")->check(any_count());
     app.add_option("--eval-out", o.eval_out, "with --evaluate: what each item's answers scored, as JSON Lines");
+    app.add_option("--eval-log", o.eval_log,
+                   "with --evaluate: a log of its own for what was found, in the form of a run's log.jsonl");
+    app.add_option("--position-bins", o.position_bins,
+                   "with --evaluate: the validation loss by position, in so many equal parts of a row; 0: not")
+        ->check(CLI::Range(0, 1 << 30));
     app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(any_count());
     app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
     app.add_option("--prompt", o.prompt, "start of samples; without it they begin as documents do")->expected(0, 1);
@@ -105,6 +110,15 @@ static void add_run_options(CLI::App& app, Options& o) {
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
 }
 
+/// Exit::usage for a mechanism for inference only where there is a trained mask, or training.
+static void require_plain_attention(const Variant& variant, const Options& o) {
+    if (o.inference.how.attention == InferenceAttention::trained) return;
+    if (!o.evaluate) fail(Exit::usage, "--attention ", o.inference.attention, " is for --evaluate: nothing is trained with it");
+    if (variant.name != std::string("causal"))
+        fail(Exit::usage, "--attention ", o.inference.attention, " reads checkpoints of variant causal: use ./train_causal, not ./train_",
+             variant.name);
+}
+
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
     o.out = std::string("out/") + variant.name;
     CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
@@ -116,6 +130,7 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     add_training_options(app, o);
     add_run_options(app, o);
     add_settings(app, variant, o);
+    add_inference_options(app, o.inference);
     if (!parse_options(app, argc, argv)) return false;
     o.adamw.stochastic_rounding = o.rounding == "stochastic";
     o.adamw.seed = o.seed;
@@ -124,6 +139,8 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
     std::erase(o.eval_data, "");   // options.toml has "" if none was given
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
+    if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
+    require_plain_attention(variant, o);
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;
     o.model_given = app.count("--model") > 0;

@@ -1,4 +1,7 @@
-"""What a trainer left behind: its log.jsonl and what it printed, as the result that goes into the ledger."""
+"""What a trainer left behind: its log.jsonl and what it printed, as the result that goes into the ledger.
+
+The log of an evaluation (--evaluate --eval-log FOLDER/log.jsonl) is read like that of a run: it has no steps.
+"""
 import json
 import math
 import re
@@ -68,6 +71,7 @@ def result_of(folder, printed=''):
         'training': thinned([[r['step'], r['loss']] for r in steps if finite(r.get('loss'))]),
     }
     result |= said(printed) | provenance(config) | evaluations(records) | attention(records)
+    result |= by_position(records) | sparse_reading(records)
     if why := diverged(result, steps, config): result['diverged'] = why
     return result
 
@@ -107,6 +111,20 @@ def evaluations(records):
     """Last accuracy of every file of items."""
     found = {r['task']: r.get('acc_sum') for r in records if r.get('event') == 'evaluation' and 'task' in r}
     return {'accuracy': found} if found else {}
+
+
+def by_position(records):
+    """[[middle of a bin of positions, loss], ...] of the last evaluation; bins whose targets are all masked are left out."""
+    bins = next((r.get('bins') for r in reversed(records) if r.get('event') == 'loss_by_position'), None) or []
+    points = [[(b['first'] + b['last']) / 2, b['loss']] for b in bins if finite(b.get('loss'))]
+    return {'by_position': points} if points else {}
+
+
+def sparse_reading(records):
+    """What --attention psa or adaspa has read: {validation or task: {pairs_read, mass_kept}}."""
+    found = {r['of']: {key: r.get(key) for key in ('pairs_read', 'mass_kept')}
+             for r in records if r.get('event') == 'sparse_reading' and 'of' in r}
+    return {'sparse_reading': found} if found else {}
 
 
 def mean_of(values):

@@ -32,6 +32,10 @@ void parse(const Found& line) {
         text_of_json_line(line.text, "text", "input", line.place.line + 1);
     } catch (const Error&) {
     }
+    try {
+        prompt_of_json_line(line.text, "input", line.place.line + 1);
+    } catch (const Error&) {
+    }
 }
 
 }  // namespace

@@ -1,0 +1,69 @@
+// A plain causal layer read by a mechanism for inference only: a text is a prompt that is known in advance, and what continues it
+// token by token. AdaSpa reads prompts and leaves the rest dense; PSA reads the rest and leaves prompts dense.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "attention/inference/adaspa.h"
+#include "attention/inference/options.h"
+#include "attention/inference/psa.h"
+#include "model/base/text.h"
+#include "model/config.h"
+
+/// What was read, summed over layers, heads and texts.
+struct InferenceCount {
+    PsaCount psa;
+    AdaSpaCount adaspa;
+    void add(const InferenceCount& other) { psa.add(other.psa), adaspa.add(other.adaspa); }
+
+    /// Pairs that were read, as a share of those that dense attention reads; NaN if nothing was.
+    double pairs_read() const { return psa.rows > 0 ? psa.visited / psa.cached : adaspa.kept / adaspa.candidates; }
+    /// The mean share of a row's attention mass in them: measured by AdaSpa, certified or estimated by PSA.
+    double mass_kept() const { return psa.rows > 0 ? psa.retained / psa.rows : adaspa.recall / adaspa.heads; }
+};
+
+/// For people; empty if nothing was read.
+inline std::string described(const InferenceCount& count, PsaBound bound) {
+    if (count.psa.rows > 0)
+        return text("psa: read %.1f%% of the cached pairs; %s share of the attention mass: %.4f on average, at least %.4f",
+                    100 * count.pairs_read(), bound == PsaBound::upper ? "certified" : "estimated", count.mass_kept(),
+                    count.psa.least_retained);
+    if (count.adaspa.heads > 0)
+        return text("adaspa: read %.1f%% of the pairs of blocks of prompts, which hold %.4f of the attention mass",
+                    100 * count.pairs_read(), count.mass_kept());
+    return "";
+}
+
+/// Arguments: one text (B = 1) of T rows behind S - T keys; out and lse are written. For float and double: reader.cpp, which nvcc
+/// does not see, as it compiles no SIMD packs for a device.
+template <class X>
+class InferenceReader {
+public:
+    InferenceReader(const Config& config, const Inference& how) : causal_(config, 0), how_(how) {}
+
+    /// Precondition: T == S.
+    InferenceCount prompt(const AttentionForward<X>& a) const;
+
+    /// Precondition: q_position is set where T < S.
+    InferenceCount continuation(const AttentionForward<X>& a) const;
+
+    /// A text without a division (T == S): what the mechanism is for. AdaSpa's choice of blocks then looks ahead.
+    InferenceCount whole(const AttentionForward<X>& a) const {
+        return how_.attention == InferenceAttention::psa ? continuation(a) : prompt(a);
+    }
+
+    bool looks_ahead() const { return how_.attention == InferenceAttention::adaspa; }
+    const Inference& how() const { return how_; }
+
+    /// Memory of one text of T tokens.
+    static size_t bytes(const Config& c, int T, const Inference& how) {
+        if (how.attention == InferenceAttention::psa)
+            return 2 * sizeof(X) * c.NKV * c.HS * (size_t(T) / how.psa.block + 1);
+        const size_t blocks = size_t(T) / how.adaspa.block + 1, tiles = tiles_of(T);
+        return c.NH * (sizeof(double) * blocks * blocks + 2 * sizeof(int) * tiles * (tiles + 1));
+    }
+
+private:
+    Policy causal_;
+    Inference how_;
+};

@@ -1,0 +1,36 @@
+#include "model/run/inference_options.h"
+
+#include "model/base/command_line.h"
+#include "model/base/error.h"
+
+void add_inference_options(CLI::App& app, InferenceOptions& o) {
+    Inference& how = o.how;
+    app.add_option("--attention", o.attention,
+                   "trained: as the checkpoint says. For causal checkpoints also psa: a new token reads cached keys block by block "
+                   "until it has retained --psa-eps of the attention mass; adaspa: the prompt reads only the blocks found to hold "
+                   "most of the mass, which is NOT CAUSAL: earlier rows depend on later ones")
+        ->check(CLI::IsMember({"trained", "psa", "adaspa"}));
+    auto* eps = app.add_option("--psa-eps", how.psa.eps, "psa: share of the attention mass to retain")->check(number_from(0, 1));
+    auto* keys = app.add_option("--psa-block", how.psa.block, "psa: keys per block")->check(CLI::Range(1, 65536));
+    auto* bound = app.add_option("--psa-bound", o.psa_bound,
+                                 "psa: a block's mass is estimated from its mean key (may stop early) or bounded (certified)")
+                      ->check(CLI::IsMember({"mean", "upper"}));
+    auto* sparsity = app.add_option("--adaspa-sparsity", how.adaspa.sparsity, "adaspa: share of the prompt's blocks left out")
+                         ->check(number_from(0, 0.999));
+    auto* block = app.add_option("--adaspa-block", how.adaspa.block, "adaspa: tokens per block, a multiple of 64")
+                      ->check(CLI::Range(64, 65536));
+    app.callback([=, &o] {
+        o.how.attention = o.attention == "psa"      ? InferenceAttention::psa
+                          : o.attention == "adaspa" ? InferenceAttention::adaspa
+                                                    : InferenceAttention::trained;
+        o.how.psa.bound = o.psa_bound == "upper" ? PsaBound::upper : PsaBound::mean;
+        auto only_for = [&](const char* name, const CLI::Option* option) {
+            if (option->count() && option->as<std::string>() != option->get_default_str() && o.attention != name)
+                fail(Exit::usage, option->get_name(), " is for --attention ", name);
+        };
+        for (const CLI::Option* option : {eps, keys, bound}) only_for("psa", option);
+        for (const CLI::Option* option : {sparsity, block}) only_for("adaspa", option);
+        if (o.how.adaspa.block % 64)
+            fail(Exit::usage, "--adaspa-block must be a multiple of 64 from 64 to 65536, not ", o.how.adaspa.block);
+    });
+}

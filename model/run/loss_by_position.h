@@ -1,0 +1,66 @@
+// Validation loss by position in the row: where a model that was trained on short rows, or that reads through a window, gets worse.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/ranks/ranks.h"
+
+/// One bin's mean cross-entropy.
+struct PositionBin {
+    int first, last;         // positions
+    int64_t targets;         // that count: a loss mask may hide some or all
+    double loss;             // nats per target; NaN without targets
+    double standard_error;   // NaN with fewer than two rows
+};
+
+/// Sums of cross-entropy over equal bins of positions. The losses of one row are not independent, its rows are taken to be: the
+/// standard error is that of a ratio of sums over rows, loss / targets (Cochran, Sampling Techniques, 3rd ed., section 6.3, without
+/// the correction for a finite population):
+///     sqrt(R / (R - 1) sum_r (loss_r - mean targets_r)^2) / sum_r targets_r      over the R rows with targets in the bin
+class LossByPosition {
+public:
+    /// Rows of T tokens in `bins` bins, or T where that is less. Bin n begins at position n T / bins, rounded down.
+    LossByPosition(int T, int bins);
+
+    /// One row: cross-entropy in nats of its targets (T); negative targets do not count.
+    template <class W>
+    void add_row(const W* losses, const int32_t* targets) {
+        for (int n = 0; n < bins(); n++) {
+            double loss = 0, counted = 0;
+            for (int t = begin(n); t < begin(n + 1); t++)
+                if (targets[t] >= 0) loss += double(losses[t]), counted++;
+            add(n, loss, counted);
+        }
+    }
+
+    /// Every rank must call it: the sums over all ranks, the same bits on each.
+    void sum_over(Ranks& ranks);
+
+    double targets() const;   // over all bins
+    double loss() const;      // nats per target over all bins; NaN without targets
+
+    std::vector<PositionBin> means() const;
+
+private:
+    /// Over the rows with targets in the bin; loss_r and targets_r are sums over a row's part of it.
+    struct Sums {
+        double rows = 0, loss = 0, targets = 0;
+        double loss_loss = 0, loss_targets = 0, targets_targets = 0;   // of products
+    };
+
+    int bins() const { return int(sums_.size()); }
+    int begin(int n) const { return int(int64_t(n) * T_ / bins()); }
+    void add(int n, double loss, double targets);
+
+    int T_;
+    std::vector<Sums> sums_;
+};
+
+/// Rows of a table for people: ("0 to 31", "4.1234 +- 0.0123, 512 targets").
+std::vector<std::pair<std::string, std::string>> rows_of_table(const std::vector<PositionBin>& bins);
+
+/// [{"first":0,"last":31,"targets":512,"loss":4.12,"stderr":0.012},...] in full precision; null for NaN.
+std::string as_json(const std::vector<PositionBin>& bins);

@@ -1,0 +1,139 @@
+// Texts and items read by the mechanisms for inference (attention/inference/reader.h), against a decoder that writes the same text
+// token by token behind a prompt.
+#include "attention/inference/reader.h"
+
+#include "model/generate/decode.cuh"
+#include "model/run/log_likelihoods.cuh"
+#include "tests/catch.h"
+#include "tests/whole_model.h"
+
+namespace {
+
+/// `B` texts of T tokens, of a model whose attention is sharp, so that there is something to leave out.
+struct Sharp : CausalTrial<double> {
+    Sharp(int B, int T)
+        : CausalTrial<double>(config_of(Form{}), B, T, B, T, Recompute::nothing, 0, 1, Mode::inference) {
+        for (const auto& layer : gpt.net.layers)
+            for (size_t n = 0; n < layer.q_norm.size; n++) gpt.weights[layer.q_norm.offset + n] *= 6;
+    }
+    int V() const { return gpt.net.config.V; }
+    std::vector<int32_t> text(int b) const { return {tokens.begin() + b * T, tokens.begin() + (b + 1) * T}; }
+    std::vector<double> logits(int row, int rows) {
+        const double* found = gpt_logits(CPU{}, gpt, row, rows);
+        return {found, found + size_t(rows) * V()};
+    }
+};
+
+/// Logits (tokens, V) after each token from the last of the prompt on.
+std::vector<double> decoded(Decoder<double>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
+    std::vector<double> all;
+    for (int T = prompt; T <= int(text.size()); T++) {
+        const double* next = decoder.logits_after({text.begin(), text.begin() + T});
+        all.insert(all.end(), next, next + V);
+    }
+    return all;
+}
+
+Inference psa(double eps, int block, PsaBound bound) { return {InferenceAttention::psa, {eps, block, bound}, {}}; }
+Inference adaspa(double sparsity) { return {InferenceAttention::adaspa, {}, {sparsity, 64}}; }
+
+constexpr int HEADS = 2 * 4;   // in both layers
+
+}   // namespace
+
+TEST_CASE("reader: psa reads a text as if each of its tokens were the newest", "[psa]") {
+    const Threads one(1);
+    const int T = 140;
+    for (const auto& how : {psa(0.9, 8, PsaBound::mean), psa(0.99, 1, PsaBound::upper), psa(0, 16, PsaBound::mean)}) {
+        Sharp model(2, T), writer(1, T);
+        const InferenceReader<double> reader(model.gpt.net.config, how);
+        const InferenceCount read = forward_read_by(reader, model.gpt, model.feed.put(CPU{}, model.tokens.data(), nullptr, 2, T));
+        InferenceCount written;
+        for (int b = 0; b < 2; b++) {
+            Decoder<double> decoder(writer.gpt, how);
+            CHECK(difference(model.logits(b * T, T), decoded(decoder, model.text(b), 1, model.V()), {1e-10}) == "");
+            written.add(decoder.read());
+        }
+        CHECK(read.psa.visited < 0.9 * read.psa.cached);
+        CHECK(read.psa.visited == written.psa.visited + 2 * HEADS);   // a decoder takes its first token as a prompt
+        CHECK(read.psa.rows == 2 * HEADS * T);
+        CHECK(read.mass_kept() <= 1);
+        CHECK(read.pairs_read() == read.psa.visited / (2 * HEADS * T * (T + 1) / 2.0));
+    }
+}
+
+TEST_CASE("reader: adaspa reads a text as ./generate reads a prompt, and one that keeps everything is dense", "[adaspa]") {
+    const int T = 300;
+    Sharp model(1, T), writer(1, T);
+    const Batch batch = model.feed.put(CPU{}, model.tokens.data(), nullptr, 1, T);
+    const InferenceCount read = forward_read_by(InferenceReader<double>(model.gpt.net.config, adaspa(0.6)), model.gpt, batch);
+    const std::vector<double> sparse = model.logits(0, T);
+    Decoder<double> decoder(writer.gpt, adaspa(0.6));
+    CHECK(difference(std::vector<double>(sparse.end() - model.V(), sparse.end()), decoded(decoder, model.text(0), T, model.V()),
+                     {1e-10}) == "");
+    CHECK(read.adaspa.kept == decoder.read().adaspa.kept);
+    CHECK(read.pairs_read() < 0.7);
+    CHECK(read.mass_kept() < 1);
+
+    gpt_forward(CPU{}, model.gpt, batch);
+    const std::vector<double> dense = model.logits(0, T);
+    CHECK(difference(sparse, dense, {1e-6}) != "");
+    for (const Inference& all : {adaspa(0), psa(1, 16, PsaBound::upper), psa(1, 7, PsaBound::mean)}) {
+        const InferenceCount everything = forward_read_by(InferenceReader<double>(model.gpt.net.config, all), model.gpt, batch);
+        CHECK(difference(model.logits(0, T), dense, {1e-10}) == "");
+        CHECK(everything.pairs_read() == 1);
+        CHECK(everything.mass_kept() == Approx(1).epsilon(1e-12));
+    }
+}
+
+TEST_CASE("reader: an item's context is a prompt, and each answer continues it token by token", "[psa][adaspa]") {
+    const int context = 200, T = 400;
+    Sharp model(1, T), writer(1, T);
+    const int V = model.V();
+    EvaluationItem item;
+    for (const int length : {1, 9, 30}) {
+        Answer answer{{model.tokens.begin(), model.tokens.begin() + context}, context, 1};
+        for (int n = 0; n < length; n++) answer.tokens.push_back(model.tokens[size_t(context + 40 * length % 160 + n)]);
+        item.answers.push_back(answer);
+    }
+    for (const auto& how : {psa(0.8, 8, PsaBound::mean), adaspa(0.7)}) {
+        const InferenceReader<double> reader(model.gpt.net.config, how);
+        SharedContexts<double> shared(model.gpt, model.feed, &reader), dense(model.gpt, model.feed);
+        const std::vector<double> found = shared.log_likelihoods({&item});
+        CHECK(difference(found, dense.log_likelihoods({&item}), {1e-6}) != "");
+        InferenceCount written;
+        for (size_t a = 0; a < item.answers.size(); a++) {
+            const Answer& answer = item.answers[a];
+            Decoder<double> decoder(writer.gpt, how);
+            const std::vector<double> logits =
+                decoded(decoder, {answer.tokens.begin(), answer.tokens.end() - 1}, context, V);
+            double expected = 0;
+            for (int n = 0; n < answer.length(); n++) {
+                double total = 0;
+                for (int v = 0; v < V; v++) total += std::exp(logits[size_t(n) * V + v]);
+                expected += logits[size_t(n) * V + answer.tokens[context + n]] - std::log(total);
+            }
+            INFO("answer " << a << " of " << described(decoder.read(), PsaBound::mean));
+            CHECK(found[a] == Approx(expected).epsilon(1e-9));
+            written.add(decoder.read());
+        }
+        const bool reads_answers = how.attention == InferenceAttention::psa;
+        CHECK(shared.read().psa.visited == written.psa.visited);
+        CHECK(shared.read().psa.rows == (reads_answers ? HEADS * (0 + 8 + 29) : 0));
+        CHECK(shared.read().adaspa.heads == (reads_answers ? 0 : HEADS));   // once for all answers
+        CHECK(3 * shared.read().adaspa.kept == written.adaspa.kept);
+    }
+}
+
+TEST_CASE("reader: what was read in words", "[psa][adaspa]") {
+    InferenceCount count;
+    CHECK(described(count, PsaBound::mean).empty());
+    count.psa = {30, 120, 4, 3, 0.5};
+    CHECK(described(count, PsaBound::mean) ==
+          "psa: read 25.0% of the cached pairs; estimated share of the attention mass: 0.7500 on average, at least 0.5000");
+    CHECK(described(count, PsaBound::upper).find("; certified share") != std::string::npos);
+    InferenceCount other;
+    other.adaspa = {1, 2, 4, 3};
+    CHECK(described(other, PsaBound::mean) ==
+          "adaspa: read 50.0% of the pairs of blocks of prompts, which hold 0.7500 of the attention mass");
+}
