@@ -87,9 +87,10 @@ struct Asga : Policy {
     }
 
     /// da = c s dz;  dc = a s dz;  du = c a dz s (1 - s);  dW2_f = du GELU(t_f);  dA_f = dB_f = du W2_f GELU'(t_f).
-    template <class N>
-    constexpr N score_backward(N dz, N a, const Pair<N>& pair, PairGradients<N>& to) const {
+    template <class N, class Loss>
+    constexpr N score_backward(N a, const Pair<N>& pair, PairGradients<N>& to, Loss dz_of) const {
         if constexpr (!learned) {
+            const N dz = dz_of(score(a, pair));
             if (geometric) to.head(0, a * dz);
             return geometric ? pair.head(0) * dz : dz;
         }
@@ -100,7 +101,7 @@ struct Asga : Policy {
             u += pair.head(2 + f) * hidden[f].value;
         });
         const auto c = pair.head(0);
-        const N s = sigmoid(u), du = c * a * dz * s * (Element<N>(1) - s);
+        const N s = sigmoid(u), dz = dz_of(c * a * s), du = c * a * dz * s * (Element<N>(1) - s);
         if (geometric) to.head(0, a * s * dz);
         to.head(1, du);
         each_unit([&](int f) {
@@ -266,7 +267,7 @@ private:
 
     constexpr int units() const { return M ? M : m; }
 
-    /// use(f) for every hidden unit, unrolled in the twin: the compiler then shares work between score() and score_backward().
+    /// use(f) for every hidden unit, unrolled in the twin, where all of them are in registers.
     template <class Use>
     constexpr void each_unit(Use use) const {
         if constexpr (M == 0)

@@ -39,8 +39,9 @@ struct ppa : Policy {
 
     /// dsigma = sum a dz;  dlambda = -sum (i - j) dz. Rows of dz sum to 0, so the latter equals sum j dz, which column sums would
     /// give more cheaply; but j is large where i - j is small, and the gradient would be lost to cancellation in float32.
-    template <class N>
-    constexpr N score_backward(N dz, N a, const Pair<N>& pair, PairGradients<N>& to) const {
+    template <class N, class Loss>
+    constexpr N score_backward(N a, const Pair<N>& pair, PairGradients<N>& to, Loss dz_of) const {
+        const N dz = dz_of(score(a, pair));
         to.head(0, a * dz);
         to.head(1, (pair.j - pair.i) * dz);
         return pair.head(0) * dz;

@@ -46,8 +46,9 @@ struct shaw : Policy {
     constexpr N score(N a, const Pair<N>& pair) const {
         return a + pair.row_by_distance(Entry{K});
     }
-    template <class N>
-    constexpr N score_backward(N dz, N /*a*/, const Pair<N>& pair, PairGradients<N>& to) const {
+    template <class N, class Loss>
+    constexpr N score_backward(N a, const Pair<N>& pair, PairGradients<N>& to, Loss dz_of) const {
+        const N dz = dz_of(score(a, pair));
         to.row_by_distance(pair, Entry{K}, dz);
         return dz;
     }

@@ -95,9 +95,9 @@ struct Modified : Causal {
         const N bias = p.row(1) * p.column(1) + (p.i - p.j) / 50;
         return p.head(0) * a * pair_gate(p) + p.head(1) * bias + p.row_by_distance(TableEntry()) + p.tile();
     }
-    template <class N>
-    constexpr N score_backward(N dz, N a, const Pair<N>& p, PairGradients<N>& to) const {
-        const N s = pair_gate(p), du = dz * p.head(0) * a * s * (1 - s);
+    template <class N, class Loss>
+    constexpr N score_backward(N a, const Pair<N>& p, PairGradients<N>& to, Loss dz_of) const {
+        const N dz = dz_of(score(a, p)), s = pair_gate(p), du = dz * p.head(0) * a * s * (1 - s);
         to.head(0, dz * a * s);
         to.head(1, dz * (p.row(1) * p.column(1) + (p.i - p.j) / 50));
         to.row(0, du), to.column(0, du);

@@ -123,8 +123,14 @@ TEST_CASE("gelu: value and slope, of small and large arguments", "[math]") {
     std::vector<double> expected;
     for (float number : x) expected.push_back(exact_gelu(number));
     for (const auto& out : {values[0], values[1], with_slope[0], with_slope[1]}) CHECK(difference(out, expected, rounding<float>(1)) == "");
+    for (float large : {6.0f, 30.0f, 1e4f, 1e15f}) {   // in packs a ratio whose polynomials overflow at the largest
+        const auto at = [](float x) { return gelu_and_slope(Pack<float>{} + x); };
+        CHECK((at(large).value[0] == large && at(large).slope[0] == 1));
+        CHECK((at(-large).value[0] == 0 && at(-large).slope[0] == 0));
+    }
     CHECK(std::abs(gelu_and_slope(-1e4f).slope) < 1e-20f);
     CHECK(gelu_and_slope(1e4f).slope == 1);
+    CHECK((std::isnan(gelu(Pack<float>{} + NAN)[0]) && std::isnan(gelu_and_slope(Pack<float>{} + NAN).slope[3])));
 }
 
 TEST_CASE("Rough: what a GPU computes with for bf16 is a float's arithmetic and the same formulas", "[math]") {

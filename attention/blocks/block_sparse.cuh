@@ -38,8 +38,9 @@ struct BiasedTiles : Policy {
     constexpr N pair_gate(const Pair<N>& pair) const {
         return broadcast<N>(exp_of(pair.tile()));
     }
-    template <class N>
-    constexpr N score_backward(N dz, N, const Pair<N>&, PairGradients<N>& to) const {
+    template <class N, class Loss>
+    constexpr N score_backward(N a, const Pair<N>& pair, PairGradients<N>& to, Loss dz_of) const {
+        const N dz = dz_of(score(a, pair));
         to.tile(dz);
         return dz;
     }

@@ -220,7 +220,7 @@ private:
             }
     }
 
-    /// With score() and score_backward().
+    /// With score_backward().
     __device__ __forceinline__ void differentiate_modified(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4],
                                                            FeatureSums& sums, const QueryTileVisit& visit,
                                                            const TileWalk<X, P>& walk, const TilePlace& at, unsigned hidden,
@@ -240,12 +240,13 @@ private:
                     const auto pair = features_.pair(a_, walk, at, visit.buffer, r, visit.columns, c);
                     PairGradients<N> gradients{sums.head, row_sums, sums.column[key], 1, &sums.tile};
                     const N a = s[m][n][e] * scale_;
-                    // Hidden pairs too: no jump, and score_backward() reuses what score() has computed.
-                    const float weight = exp2_of(fmaf(float(policy_.score(a, pair)), LOG2_E, -lse));
-                    const float p = hidden >> (4 * (m * STEP / 8 + n) + e) & 1 ? 0 : weight;
-                    s[m][n][e] = gate * p;
-                    const N dz = p * fmaf(gate, dp[m][n][e], -d);
-                    dp[m][n][e] = scale_ * float(policy_.score_backward(dz, a, pair, gradients));
+                    const auto dz_of = [&](N z) {   // of hidden pairs too, without a jump
+                        const float weight = exp2_of(fmaf(float(z), LOG2_E, -lse));
+                        const float p = hidden >> (4 * (m * STEP / 8 + n) + e) & 1 ? 0 : weight;
+                        s[m][n][e] = gate * p;
+                        return N(p * fmaf(gate, dp[m][n][e], -d));
+                    };
+                    dp[m][n][e] = scale_ * float(policy_.score_backward(a, pair, gradients, dz_of));
                 }
                 gradients_.keep_row_sums(row_sums, r);
             }

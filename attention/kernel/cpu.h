@@ -193,14 +193,14 @@ struct BackwardWorkspace {
     std::vector<char> started;                        // (tiles): whether dk and dv of the tile have been written to
     std::vector<X> q, dout, dq;                       // (TILE, HS); with a gate dout is g dO'
     std::vector<X> lse, D;                            // (TILE)
-    std::vector<X> z, a, p, dz;                       // (TILE, TILE); a keeps the raw scores
+    std::vector<X> hidden, a, p, dz;                  // (TILE, TILE); 0 or HIDDEN, raw scores, probabilities, dL/dP and dL/da
     std::vector<X> dkeys;                             // (TILE, HS) of a key tile whose rows are scattered in memory
     std::unique_ptr<Pack<X>[]> head_sums, row_sums;   // no std::vector: nvcc rejects SIMD vectors in its constexpr members
 
     BackwardWorkspace(const AttentionForward<X>& f, const Features& n) : started(tiles_of(f.S)) {
         for (std::vector<X>* rows : {&q, &dout, &dq, &dkeys}) rows->resize(size_t(TILE) * f.HS);
         for (std::vector<X>* numbers : {&lse, &D}) numbers->resize(TILE);
-        for (std::vector<X>* tile : {&z, &a, &p, &dz}) tile->resize(TILE * TILE);
+        for (std::vector<X>* tile : {&hidden, &a, &p, &dz}) tile->resize(TILE * TILE);
         head_sums = std::make_unique<Pack<X>[]>(size_t(f.NH / f.NKV) * n.head), row_sums = std::make_unique<Pack<X>[]>(n.row);
     }
 };
@@ -208,11 +208,11 @@ struct BackwardWorkspace {
 /// The same offset into each of the (TILE, TILE) arrays.
 template <class X>
 struct BandOfTiles {
-    X *z, *a, *p, *dz;
-    BandOfTiles(BackwardWorkspace<X>& w, int at) : z(&w.z[at]), a(&w.a[at]), p(&w.p[at]), dz(&w.dz[at]) {}
+    X *hidden, *a, *p, *dz;
+    BandOfTiles(BackwardWorkspace<X>& w, int at) : hidden(&w.hidden[at]), a(&w.a[at]), p(&w.p[at]), dz(&w.dz[at]) {}
 };
 
-/// From z and dP to P and dL/da of a band; also accumulates the gradients of the score inputs. The arrays of `tile`
+/// From raw scores and dP to P and dL/da of a band; also accumulates the gradients of the score inputs. The arrays of `tile`
 /// start at the band's first pair.
 template <class X, class P>
 void backward_pairs(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
@@ -228,13 +228,15 @@ void backward_pairs(const P& policy, const AttentionForward<X>& a, const Attenti
         std::fill_n(w.row_sums.get(), f.row, N{});
         for (int j = 0; j < at.columns; j += LANES<X>) {
             const int n = r * TILE + j;
-            const N z = load<N>(&tile.z[n]);
-            const N p = z > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
-            const N dz = p * (load<N>(&tile.dz[n]) - D);
+            const auto dz_of = [&](N z) {
+                const N p = load<N>(&tile.hidden[n]) > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
+                store(&tile.p[n], p);
+                return p * (load<N>(&tile.dz[n]) - D);
+            };
             PairGradients<N> gradients{head_sums, w.row_sums.get(), g.dcolumn + bh * f.column * columns + at.j0 + j, columns,
                                        &tile_sums};
-            store(&tile.p[n], p);
-            store(&tile.dz[n], policy.score_backward(dz, load<N>(&tile.a[n]), pair_of(a, f, walk, at, i, at.j0 + j), gradients));
+            const Pair<N> pair = pair_of(a, f, walk, at, i, at.j0 + j);
+            store(&tile.dz[n], policy.score_backward(load<N>(&tile.a[n]), pair, gradients, dz_of));
         }
         for (int n = 0; n < f.row; n++) g.drow[(bh * a.T + i) * f.row + n] += sum<X>(w.row_sums[n]);
     }
@@ -252,8 +254,7 @@ void backward_band(const P& policy, const AttentionForward<X>& a, const Attentio
          TILE);
     gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1), &w.dout[r0 * HS], HS, keys.v_transposed + c0, TILE, X(0),
          tile.dz, TILE);
-    for (int r = 0; r < band.rows; r++) std::copy_n(tile.a + r * TILE, width, tile.z + r * TILE);
-    modify_and_mask(tile.z, policy, a, walk, band, verdict);
+    hide(tile.hidden, walk, band, verdict);
     backward_pairs(policy, a, g, walk, band, tile, w);
     gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, scale, tile.dz, TILE, keys.k + c0 * HS, HS, X(1),
          &w.dq[r0 * HS], HS);

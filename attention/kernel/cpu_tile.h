@@ -71,7 +71,8 @@ void each_band(const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict, Us
     if (band.columns > 0) use(band);
 }
 
-/// Applies the policy's mask to a mixed tile: it judges squares first, and single pairs only in mixed squares.
+/// Writes HIDDEN over the pairs of a mixed tile that the policy hides: it judges squares first, and single pairs only in mixed
+/// squares.
 template <class X, class P>
 void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
     for (int r0 = 0; r0 < at.rows; r0 += SQUARE)
@@ -89,6 +90,16 @@ void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
                 }
             });
         }
+}
+
+/// 0 for the pairs of a band that are visible, HIDDEN for the others, up to column whole_packs(at.columns).
+template <class X, class P>
+void hide(X* to, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
+    for (int r = 0; r < at.rows; r++) {
+        std::fill_n(to + r * TILE, at.columns, X(0));
+        std::fill(to + r * TILE + at.columns, to + r * TILE + whole_packs<X>(at.columns), X(HIDDEN));
+    }
+    if (verdict == Tile::mixed) mask(to, walk, at, verdict);
 }
 
 /// z of a tile, or a band of it, from its raw scores, in place: score(), then the mask, since score() may multiply. Columns from

@@ -107,15 +107,16 @@ struct Policy {
     /// it. A frozen tensor keeps its value and is left out of the gradient norm.
     bool trains(const std::string& /*tensor*/) const { return true; }
 
-    /// Score. `dz` is dL/dz; the result is dL/da. score() runs before the mask, so z of a hidden pair only has to be finite.
+    /// Score. score() runs before the mask, so z of a hidden pair only has to be finite. score_backward() computes z once more, is
+    /// told dL/dz = dz_of(z), which it has to ask for exactly once, and returns dL/da.
     constexpr Features features() const { return {}; }
     template <class N>
     constexpr N score(N a, const Pair<N>&) const {
         return a;
     }
-    template <class N>
-    constexpr N score_backward(N dz, N /*a*/, const Pair<N>&, PairGradients<N>&) const {
-        return dz;
+    template <class N, class Loss>
+    constexpr N score_backward(N a, const Pair<N>&, PairGradients<N>&, Loss dz_of) const {
+        return dz_of(a);
     }
 
     /// Whether score() is the one of kernel/unit_gate.cuh, a gate of sixteen hidden units with the features described there, for

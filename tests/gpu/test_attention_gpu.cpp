@@ -26,8 +26,9 @@ struct ManyFeatures : Causal {
         for (int f = 0; f < 50; f++) a += 0.1f * p.row(f) * p.column(f);
         return a;
     }
-    template <class N>
-    constexpr N score_backward(N dz, N, const Pair<N>& p, PairGradients<N>& to) const {
+    template <class N, class Loss>
+    constexpr N score_backward(N a, const Pair<N>& p, PairGradients<N>& to, Loss dz_of) const {
+        const N dz = dz_of(score(a, p));
         for (int f = 0; f < 50; f++) to.row(f, 0.1f * dz * p.column(f)), to.column(f, 0.1f * dz * p.row(f));
         return dz;
     }
