@@ -84,7 +84,7 @@ static void add_run_options(CLI::App& app, Options& o) {
     app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
     app.add_option("--prompt", o.prompt, "start of samples; without it they begin as documents do")->expected(0, 1);
     app.add_option("--monitor-every", o.monitor_every,
-                   "steps between reports on attention (entropy, pairs, tiles, gates per layer and head); 0: never")
+                   "steps between reports on attention (entropy, concentration, pairs, tiles, gates per layer and head); 0: never")
         ->check(any_count());
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, with one more at the end; 0: none")
         ->check(any_count());

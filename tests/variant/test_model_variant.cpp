@@ -75,6 +75,8 @@ VARIANT_CASE(" model: being watched changes no bit; entropy is between 0 and tha
                 CHECK((r.entropy[l][h] >= -1e-5 && r.pairs[l][h] > 0 && r.tiles[l][h] > 0));
                 CHECK_FALSE((r.normalised[l][h] < -1e-5 || r.normalised[l][h] > 1 + 1e-5));   // NaN where no row has two keys
                 CHECK(std::isnan(r.gate[l][h]) == (report.size() == 1 && !watched.gpt.net.layers[l].attention->facts.gated));
+                CHECK(std::isnan(r.mass_95[l][h]) == (report.size() > 1));
+                CHECK_FALSE((r.mass_95[l][h] <= 0 || r.mass_99[l][h] < r.mass_95[l][h] || r.mass_99[l][h] > 1));
                 CHECK_FALSE((r.pair_gate[l][h] < 0 || r.pair_gate[l][h] > 1 + 1e-5));
                 CHECK((!watched.gpt.net.layers[l].attention->facts.gates_pairs || r.pair_gate[l][h] > 0));
             }
