@@ -71,7 +71,7 @@ inline void show_mask(const Variant& variant, const Options& o) {
         fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
     require_picture_name(o.show_mask);
     use_threads(o.threads, 1);
-    Origin origin = find_origin(o, variant.name, variant.settings(), true);
+    Origin origin = find_origin(o, variant.name, settings_of(variant), true);
     const Data data = open_data(o, 1, origin.config);
     if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
     const int T = o.seq_len;
