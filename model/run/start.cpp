@@ -131,9 +131,8 @@ void choose_qk_norm(Origin& origin, const Options& o) {
     if (origin.folder() && has_weights(*origin.folder()))
         fail(Exit::usage, "--qk-norm ", o.qk_norm, ": the weights in ", origin.folder()->string(), " are of a model with",
              wanted ? "out" : "", " QK-norm; leave --qk-norm out, or start from scratch");
-    if (wanted && origin.config.qkv_bias)
-        fail(Exit::usage, "--qk-norm 1: ", o.model, " has biases of q, k and v instead (Qwen2 form); take a model of Qwen3's form");
     origin.config.qk_norm = wanted;
+    origin.config.qkv_bias = false;   // Qwen3's form or Llama's
 }
 
 // Reports a prompt that cannot be encoded at the start rather than at the first sample.

@@ -30,7 +30,7 @@ static void add_training_options(CLI::App& app, Options& o) {
     app.add_option("--device", o.device, "where to train")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--model", o.model, "preset, or a Hugging Face folder to start from; its config.json alone starts from scratch");
     app.add_option("--qk-norm", o.qk_norm,
-                   "of a model that starts from scratch: 1 normalises the heads of q and k, as Qwen3; 0 does not; auto: as --model has it")
+                   "of a model from scratch: 1 normalises the heads of q and k, as Qwen3, without biases; 0 does not; auto: as --model has it")
         ->check(CLI::IsMember({"auto", "0", "1"}));
     app.add_option("--train-data", o.train_data, "token shards (glob); without it the bundled text");
     app.add_option("--val-data", o.val_data, "token shards for validation (glob)");

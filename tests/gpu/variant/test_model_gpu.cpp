@@ -25,9 +25,9 @@ const Variant& on_cpu(const Variant& variant) { return named(variant.name); }
 const LayerFacts& facts_of(const Trial<double>& trial) { return trial.gpt.net.layers[0].attention->facts; }
 
 template <class X>
-void check_gradients(const Variant& variant, bool qwen2, int B, int T) {
-    INFO((qwen2 ? "Qwen2" : "Qwen3") << " form, B " << B << ", T " << T << ", " << sizeof(X) << " bytes");
-    const Config config = small_config(qwen2);
+void check_gradients(const Variant& variant, const Config& config, int B, int T) {
+    INFO((config.qk_norm ? "QK-norm" : "no QK-norm") << (config.qkv_bias ? ", biases" : "") << ", B " << B << ", T " << T << ", "
+                                                     << sizeof(X) << " bytes");
     Trial<double> exact(on_cpu(variant), config, B, T, B, T);
     GpuTrial<X> gpu(variant, config, B, T);
     gpu.set_weights(round_weights<X>(exact));
@@ -39,13 +39,21 @@ void check_gradients(const Variant& variant, bool qwen2, int B, int T) {
 }   // namespace
 
 GPU_VARIANT_CASE(" model on the GPU: float32 gradients are those of the CPU, both forms, one tile and a partial one", "[gpu][model][variant]") {
-    check_gradients<float>(variant, false, 2, 67);
-    check_gradients<float>(variant, true, 1, 40);
+    check_gradients<float>(variant, small_config(false), 2, 67);
+    check_gradients<float>(variant, small_config(true), 1, 40);
 }
 
 GPU_VARIANT_CASE(" model on the GPU: bf16 gradients are those of the CPU within their rounding", "[gpu][model][variant]") {
-    check_gradients<bf16>(variant, false, 2, 67);
-    check_gradients<bf16>(variant, true, 1, 130);
+    check_gradients<bf16>(variant, small_config(false), 2, 67);
+    check_gradients<bf16>(variant, small_config(true), 1, 130);
+}
+
+TEST_CASE("model on the GPU: gradients of a model with neither biases nor QK-norm", "[gpu][model]") {
+    if (all_variants().size() == 1) return;   // a program of one variant (make test-NAME) need not have causal
+    Config config = small_config(false);
+    config.qk_norm = false;
+    check_gradients<float>(named("causal", all_variants_on_gpu()), config, 2, 67);
+    check_gradients<bf16>(named("causal", all_variants_on_gpu()), config, 1, 67);
 }
 
 GPU_VARIANT_CASE(" model on the GPU: recomputed, accumulated and repeated steps agree to the bit", "[gpu][model][variant]") {
