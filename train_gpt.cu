@@ -148,7 +148,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
 template <class Device, class X>
 Exit train(Device device, const Variant& variant, const Options& o, Ranks& ranks) {
     const int threads = use_threads(o.threads, ranks.local_size());
-    Origin origin = find_origin(o, variant.name, variant.settings(), ranks.first());
+    Origin origin = find_origin(o, variant.name, settings_of(variant), ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
     Run<Device, X> run(device, variant, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);

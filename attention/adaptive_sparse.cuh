@@ -19,8 +19,8 @@
 // - Distillation includes the first quarter of the rows unless distil_skip (published: 0.25) is set. With distil 2 attention is
 //   dense, has no head gate, and only w_gq and w_gk are trained: the published recipe for a trained or imported model; give an
 //   imported one head_threshold -1, or its heads start out halved when the mask is switched on.
-// - Every linear layer may be divided by its spectral norm (--sigma-reparam, model/operations/sigma_reparam.cuh); those of
-//   the gates may not.
+// - The model's linear layers are divided by their spectral norms on request (--sigma-reparam, a setting of every model;
+//   model/operations/sigma_reparam.cuh); those of the gates never.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
 #include "attention/blocks/naive_blocks.h"
@@ -63,7 +63,6 @@ struct adaptive_sparse : BlockSparse {
             {"--adaptive-sparse-distil-weight", "adaptive_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"},
             {"--adaptive-sparse-distil-skip", "adaptive_sparse_distil_skip", 0, 0, 0.99, REAL,
              "share of the first rows that it leaves out"},
-            {"--sigma-reparam", "sigma_reparam", 0, 0, 1, WHOLE, "1: every linear layer is divided by its spectral norm"},
         };
     }
 

@@ -7,8 +7,11 @@
 // 1e-5; q and k after QK-norm and before RoPE; GELU in its tanh form; W1 per query head also under grouped queries.
 // s multiplies the logit, not the weight: s -> 0 gives a key relative weight e^0, it never removes it. The gate is a learned
 // pairwise temperature, and there is no sparsity to save time with.
-// Ablations (paper, section 4.2) are flags: no geometric scale (c = 1); fixed sparsity, read as a hard window of 256 with c
+// Ablations (paper, section 4.2) are flags: no geometric scale (c constant); fixed sparsity, read as a hard window of 256 with c
 // learned; neither, which is plain attention.
+// Where c starts the paper leaves open too (setting asga_scale): here at 2 with the learned gate, which starts near 1/2, so that
+// logits start as the baseline's. Without the scale c is 1, as printed, and they start at half of that: an ablation that is to
+// change nothing but whether c is learned sets it to 2.
 #pragma once
 #include <vector>
 
@@ -31,6 +34,7 @@ struct Asga : Policy {
     static constexpr double eps = 1e-5;
     int m = 0;         // hidden units of the gate
     int left = 0;      // reach of the window
+    double scale = 1;  // c at the start, or for good where it is not learned
     Slot w1_q, w1_k;   // (NH, m, HS)
     Slot b1, w2;       // (NH, m)
     Slot b2, gamma;    // (NH)
@@ -39,20 +43,25 @@ struct Asga : Policy {
     Asga(const Config& config, int layer) : Policy(config, layer), NH(config.NH), HS(config.HS) {
         if (learned) m = int(config.setting("asga_hidden"));
         if (gate == AsgaGate::window) left = int(config.setting("attention_window"));
+        if (modifies_scores) scale = config.setting("asga_scale");
     }
 
     template <int OTHER>
     explicit constexpr Asga(const Asga<geometric, gate, OTHER>& general) requires(M > 0 && OTHER == 0)
-        : Policy(general), m(M), left(general.left), NH(general.NH), HS(general.HS) {}
+        : Policy(general), m(M), left(general.left), scale(general.scale), NH(general.NH), HS(general.HS) {}
 
     static std::vector<Setting> settings() {
-        if (learned) return {{"--asga-hidden", "asga_hidden", 16, 1, 256, WHOLE, "hidden units of the pairwise gate"}};
+        std::vector<Setting> all;
+        if (learned) all.push_back({"--asga-hidden", "asga_hidden", 16, 1, 256, WHOLE, "hidden units of the pairwise gate"});
         if (gate == AsgaGate::window)
-            return {{"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true}};
-        return {};
+            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true});
+        if (modifies_scores)
+            all.push_back({"--asga-scale", "asga_scale", learned && geometric ? 2.0 : 1.0, 0.1, 100, REAL,
+                           geometric ? "the geometric scale c at the start; c is learned from there"
+                                     : "the constant c on gated logits; 2 starts them as the baseline's"});
+        return all;
     }
 
-    /// gamma starts at softplus(gamma) = 2 with the learned gate, which starts near 1/2: the product starts at the baseline.
     void declare(TensorList& list, const std::string& prefix) {
         if (learned) {
             w1_q = list.add(prefix + "asga.w1_q", {NH, m, HS}, normal(0.02), Decay::yes);
@@ -61,8 +70,7 @@ struct Asga : Policy {
             w2 = list.add(prefix + "asga.w2", {NH, m}, normal(0.02), Decay::yes);
             b2 = list.add(prefix + "asga.b2", {NH}, zeros(), Decay::no);
         }
-        const double two = 1.854586542131141, one = 0.541324854612918;   // ln(e^2 - 1), ln(e - 1)
-        if (geometric) gamma = list.add(prefix + "asga.gamma", {NH}, constant(learned ? two : one), Decay::no);
+        if (geometric) gamma = list.add(prefix + "asga.gamma", {NH}, constant(std::log(std::expm1(scale))), Decay::no);
     }
 
     // ---- score: scalars per head [c, b2, w2...], row features A_i, column features B_j
@@ -133,9 +141,10 @@ struct Asga : Policy {
     // ---- scalars per head: the weight of each, the function applied to it, and its derivative
 
     constexpr size_t head_weight(int h, int n) const {
-        if (n == 0) return geometric ? gamma.offset + h : CONSTANT_ONE;
+        if (n == 0) return geometric ? gamma.offset + h : CONSTANT_SCALAR;
         return n == 1 ? b2.offset + h : w2.offset + size_t(h) * m + (n - 2);
     }
+    constexpr double constant_scalar() const { return scale; }
     template <class N>
     static constexpr N head_scalar(N weight, int n) {
         return n == 0 ? softplus(weight) : weight;
@@ -246,7 +255,7 @@ struct Asga : Policy {
             return 1 / (1 + std::exp(-u));
         };
         auto modify = [&](int b, int h, int i, int j, X a) {
-            const X c = geometric ? std::log(1 + std::exp(weights[gamma.offset + h])) : X(1);
+            const X c = geometric ? std::log(1 + std::exp(weights[gamma.offset + h])) : X(scale);
             return c * a * (learned ? gate_of(b, h, i, j) : X(1));
         };
         dense_softmax(in, out, modify, [&](int, int i, int j) { return j <= i && (gate != AsgaGate::window || j >= i - left); });

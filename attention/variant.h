@@ -90,9 +90,16 @@ const CpuPasses<X>& cpu_passes_of(const AttentionLayer& layer) {
 struct Variant {
     const char* name;
     const char* options_to_train;   // Policy::options_to_train
-    std::vector<Setting> (*settings)();
+    std::vector<Setting> (*settings)();   // its own; a model has those of settings_of()
     std::unique_ptr<AttentionLayer> (*make_layer)(const Config& config, int layer);
 };
+
+/// The settings of a model of this variant: the variant's own, then those of every model.
+inline std::vector<Setting> settings_of(const Variant& variant) {
+    std::vector<Setting> all = variant.settings();
+    all.insert(all.end(), model_settings().begin(), model_settings().end());
+    return all;
+}
 
 /// The variant that a trainer is linked with (attention/selected.cpp): two of them in one program are a link error.
 extern const Variant& the_attention;

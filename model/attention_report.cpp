@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "attention/kernel/policy.h"
 #include "model/base/text.h"
@@ -14,8 +16,38 @@ struct Average {
     double value() const { return count > 0 ? sum / count : NAN; }
 };
 
-static std::array<HeadTable*, 7> all_tables(BranchReport& r) {
-    return {&r.entropy, &r.normalised, &r.pairs, &r.tiles, &r.gate, &r.gate_off, &r.pair_gate};
+static std::array<HeadTable*, 9> all_tables(BranchReport& r) {
+    return {&r.entropy, &r.normalised, &r.mass_95, &r.mass_99, &r.pairs, &r.tiles, &r.gate, &r.gate_off, &r.pair_gate};
+}
+
+std::vector<int32_t> rows_to_weigh(int T, int R) {
+    std::vector<int32_t> rows(std::min(T, R));
+    for (size_t n = 0; n < rows.size(); n++) rows[n] = int32_t((n + 1) * T / rows.size()) - 1;
+    return rows;
+}
+
+int keys_that_hold(double share, const std::vector<double>& weights) {
+    const double enough = share * (1 - 1e-6) * std::accumulate(weights.begin(), weights.end(), 0.0);
+    double sum = 0;
+    int keys = 0;
+    while (keys < int(weights.size()) && sum < enough) sum += weights[keys++];
+    return keys;
+}
+
+/// Appends mass_95 and mass_99 of head h, over the rows that see something.
+static void add_mass(BranchReport& report, const LayerStatistics& s, int h) {
+    const size_t count = s.weights.size() / (size_t(s.NH) * s.T);
+    const std::vector<int32_t> rows = rows_to_weigh(s.T, int(count));
+    Average mass_95, mass_99;
+    for (size_t r = 0; r < count; r++) {
+        const auto begin = s.weights.begin() + (r * s.NH + h) * s.T;
+        std::vector<double> weights(begin, begin + s.T);
+        const double seen = s.pairs[size_t(h) * s.T + rows[r]], sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+        if (!(seen > 0) || !std::isfinite(sum)) continue;   // NaN cannot be put in order
+        std::sort(weights.begin(), weights.end(), std::greater<>());
+        mass_95.add(keys_that_hold(0.95, weights) / seen), mass_99.add(keys_that_hold(0.99, weights) / seen);
+    }
+    report.mass_95.back().push_back(mass_95.value()), report.mass_99.back().push_back(mass_99.value());
 }
 
 void add_layer(BranchReport& report, const LayerStatistics& s) {
@@ -36,6 +68,7 @@ void add_layer(BranchReport& report, const LayerStatistics& s) {
         }
         report.entropy.back().push_back(entropy.value());
         report.normalised.back().push_back(normalised.value());
+        add_mass(report, s, h);
         report.pairs.back().push_back(pairs.value() / ((T + 1) / 2.0));       // a row of dense causal attention sees (T + 1) / 2
         report.tiles.back().push_back(visited.value() / ((tiles + 1) / 2.0));
         report.gate.back().push_back(gate.value());
@@ -69,9 +102,11 @@ HeadTable sum_of(const AttentionReport& report, HeadTable BranchReport::*table) 
 }
 
 static std::string summary_of_branch(const BranchReport& r) {
-    const double normalised = mean_of(r.normalised), gate = mean_of(r.gate), pair_gate = mean_of(r.pair_gate);
+    const double normalised = mean_of(r.normalised), mass = mean_of(r.mass_95);
+    const double gate = mean_of(r.gate), pair_gate = mean_of(r.pair_gate);
     std::string line = text("entropy %.2f nats", mean_of(r.entropy));
     if (!std::isnan(normalised)) line += text(" (%.2f of log keys)", normalised);
+    if (!std::isnan(mass)) line += text(", 95%% of the mass on %.1f%% of the keys", 100 * mass);
     line += text(", pairs %.1f%%, tiles %.1f%%", 100 * mean_of(r.pairs), 100 * mean_of(r.tiles));
     if (!std::isnan(gate)) line += text(", gate %.2f (%.1f%% off)", gate, 100 * mean_of(r.gate_off));
     if (!std::isnan(pair_gate)) line += text(", pair gate %.2f", pair_gate);
@@ -126,6 +161,7 @@ std::vector<std::pair<std::string, HeadTable>> tables_of(const AttentionReport& 
         for (const CollapseWatch::Head& at : collapsed)
             if (at.branch == n) heads.push_back({double(at.layer), double(at.head)});
         for (const auto& [key, table] : {std::pair("entropy", &r.entropy), std::pair("normalised_entropy", &r.normalised),
+                                         std::pair("mass_95", &r.mass_95), std::pair("mass_99", &r.mass_99),
                                          std::pair("pairs", &r.pairs), std::pair("tiles", &r.tiles), std::pair("gate", &r.gate),
                                          std::pair("gate_off", &r.gate_off), std::pair("pair_gate", &r.pair_gate),
                                          std::pair("collapsed", static_cast<const HeadTable*>(&heads))}) {

@@ -1,6 +1,7 @@
 // Attention statistics averaged over the rows of one batch: one value per layer and head. monitor.cuh measures them, the training
 // program prints and logs them, scripts/plot_attention.py plots them.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@ struct BranchReport {
     std::vector<bool> in_layer;   // (L) whether the layer has it; all tables are NaN where it does not
     HeadTable entropy;            // of a row's weights, in nats
     HeadTable normalised;         // entropy / log(visible keys), over rows that see several keys: 0 (one key) to 1 (uniform)
+    HeadTable mass_95, mass_99;   // fewest keys that hold 95% and 99% of a row's weight, as a share of those that it sees
     HeadTable pairs, tiles;       // visible pairs and visited tiles, as fractions of dense causal attention's
     HeadTable gate;               // multiplies the output of a token and head
     HeadTable gate_off;           // fraction of gate values that are exactly 0: heads switched off
@@ -26,7 +28,15 @@ struct LayerStatistics {
     int B, NH, T;
     std::vector<double> entropy, pairs, tiles, pair_gate;   // (B, NH, T), tiles (B, NH, tiles)
     std::vector<double> gate;                               // (B, T, NH), empty if there is none
+    std::vector<double> weights = {};                       // (R, NH, T) of rows_to_weigh(T, R), empty if not measured
 };
+
+/// Positions of at most R of T rows, evenly spaced, the last among them.
+std::vector<int32_t> rows_to_weigh(int T, int R);
+
+/// The fewest of these weights (none negative) that make `share` of their sum; sums of rounded weights may fall short of it by a
+/// millionth. `weights` must be in descending order.
+int keys_that_hold(double share, const std::vector<double>& weights);
 
 /// Appends a layer to a report: one with this branch, or one of NH heads without it.
 void add_layer(BranchReport& report, const LayerStatistics& layer);

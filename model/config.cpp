@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <set>
 
@@ -103,8 +104,18 @@ const std::set<std::string>& hugging_face_numbers() {
     return keys;
 }
 
-/// Qwen3 (QK-norm) rather than Qwen2 (QKV bias), by `architectures` or, if that is missing, by `model_type`.
-bool is_qwen3(const json& object, const std::string& where) {
+/// What distinguishes the architectures that are read and written.
+struct ModelForm {
+    const char* architecture;
+    const char* model_type;
+    bool qk_norm, qkv_bias;
+};
+constexpr ModelForm FORMS[] = {{"Qwen3ForCausalLM", "qwen3", true, false},
+                               {"Qwen2ForCausalLM", "qwen2", false, true},
+                               {"LlamaForCausalLM", "llama", false, false}};
+
+/// By `architectures` or, if that is missing, by `model_type`.
+const ModelForm& form_of(const json& object, const std::string& where) {
     std::string name;
     if (!has_field(object, "architectures")) {
         name = string_field(object, "model_type", where);
@@ -115,10 +126,17 @@ bool is_qwen3(const json& object, const std::string& where) {
                  ": \"architectures\" must be a list of one name, [\"Qwen3ForCausalLM\"] or [\"Qwen2ForCausalLM\"]");
         name = list[0].get<std::string>();
     }
-    if (name == "Qwen3ForCausalLM" || name == "qwen3") return true;
-    if (name == "Qwen2ForCausalLM" || name == "qwen2") return false;
+    for (const ModelForm& form : FORMS)
+        if (name == form.architecture || name == form.model_type) return form;
     fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80),
-         "\"; Qwen2ForCausalLM and Qwen3ForCausalLM are supported");
+         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM and LlamaForCausalLM are supported");
+}
+
+/// Precondition: check_config().
+const ModelForm& form_of(const Config& config) {
+    return *std::find_if(std::begin(FORMS), std::end(FORMS), [&](const ModelForm& form) {
+        return form.qk_norm == config.qk_norm && form.qkv_bias == config.qkv_bias;
+    });
 }
 
 double rope_theta_of(const json& object, const char* key, const std::string& where) {
@@ -150,13 +168,15 @@ double read_rope(const json& object, const std::string& where) {
 }
 
 /// Keys of which only the usual value is supported: any other would silently make a different model.
-void refuse_other_mathematics(const json& object, bool qwen3_form, const std::string& where) {
+void refuse_other_mathematics(const json& object, const ModelForm& form, const std::string& where) {
     if (has_field(object, "hidden_act") && object["hidden_act"] != "silu")
         fail(Exit::checkpoint, where, ": \"hidden_act\" is ", shown(object["hidden_act"]), "; only \"silu\" is supported");
     if (has_field(object, "attention_dropout") && object["attention_dropout"] != 0)
         fail(Exit::checkpoint, where, ": \"attention_dropout\" is ", shown(object["attention_dropout"]), "; only 0 is supported");
-    if (qwen3_form && has_field(object, "attention_bias") && object["attention_bias"] != false)
-        fail(Exit::checkpoint, where, ": \"attention_bias\" is ", shown(object["attention_bias"]), "; Qwen3 is supported with false only");
+    for (const char* key : {"attention_bias", "mlp_bias"})   // Qwen2 has no such keys
+        if (!form.qkv_bias && has_field(object, key) && object[key] != false)
+            fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(object[key]), "; ", form.architecture,
+                 " is supported with false only");
     if (has_field(object, "use_mrope") && object["use_mrope"] != false)
         fail(Exit::checkpoint, where, ": \"use_mrope\" is ", shown(object["use_mrope"]), "; only false is supported");
     if (has_field(object, "quantization_config"))
@@ -271,8 +291,8 @@ void check_config(const Config& config, const std::string& where, int exit_code)
     if (config.NH % config.NKV != 0)
         fail(code, where, ": num_attention_heads (", config.NH, ") must be a multiple of num_key_value_heads (", config.NKV, ")");
     if (config.HS % 2 != 0) fail(code, where, ": head_dim is ", config.HS, ", expected an even number (RoPE rotates pairs)");
-    if (config.qkv_bias == config.qk_norm)
-        fail(code, where, ": the model must have either QKV bias (Qwen2 form) or QK-norm (Qwen3 form)");
+    if (config.qkv_bias && config.qk_norm)
+        fail(code, where, ": a model has QKV bias (Qwen2 form) or QK-norm (Qwen3 form) or neither, not both");
     if (!(config.norm_eps > 0 && config.norm_eps < 1))
         fail(code, where, ": rms_norm_eps is ", config.norm_eps, ", expected above 0 and below 1");
     if (!(config.rope_theta >= 1 && config.rope_theta <= 1e12))
@@ -287,8 +307,9 @@ void check_config(const Config& config, const std::string& where, int exit_code)
 static ordered_json object_of(const Config& config) {
     check_config(config, "config.json to be written", int(Exit::checkpoint));
     ordered_json object;
-    object["architectures"] = ordered_json::array({config.qk_norm ? "Qwen3ForCausalLM" : "Qwen2ForCausalLM"});
-    object["model_type"] = config.qk_norm ? "qwen3" : "qwen2";
+    const ModelForm& form = form_of(config);
+    object["architectures"] = ordered_json::array({form.architecture});
+    object["model_type"] = form.model_type;
     object["vocab_size"] = config.V;
     object["hidden_size"] = config.C;
     object["num_hidden_layers"] = config.L;
@@ -302,7 +323,7 @@ static ordered_json object_of(const Config& config) {
     object["rope_theta"] = config.rope_theta;   // read by transformers 4 ...
     object["rope_scaling"] = nullptr;
     object["rope_parameters"] = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};   // ... and by transformers 5
-    if (config.qk_norm) object["attention_bias"] = false;   // Qwen2 has no such key: it always has QKV bias
+    if (!form.qkv_bias) object["attention_bias"] = false;   // Qwen2 has no such key: it always has QKV bias
     object["attention_dropout"] = 0.0;
     object["tie_word_embeddings"] = config.tied;
     object["initializer_range"] = config.init_std;
@@ -325,8 +346,8 @@ std::string config_to_json_line(const Config& config) { return written(object_of
 
 Config config_from_json(const std::string& text, const std::string& where) {
     const json object = parse_json_object(text, where);
-    const bool qwen3_form = is_qwen3(object, where);
-    refuse_other_mathematics(object, qwen3_form, where);
+    const ModelForm& form = form_of(object, where);
+    refuse_other_mathematics(object, form, where);
     const auto size = [&](const char* key) { return int(integer_field(object, key, 1, std::numeric_limits<int>::max(), where)); };
 
     Config config;
@@ -345,8 +366,8 @@ Config config_from_json(const std::string& text, const std::string& where) {
                  config.NH, ")");
         config.HS = config.C / config.NH;
     }
-    config.qkv_bias = !qwen3_form;
-    config.qk_norm = qwen3_form;
+    config.qkv_bias = form.qkv_bias;
+    config.qk_norm = form.qk_norm;
     // Optional keys default to what transformers uses.
     config.tied = has_field(object, "tie_word_embeddings") && bool_field(object, "tie_word_embeddings", where);
     config.rope_theta = read_rope(object, where);

@@ -8,7 +8,7 @@
 /// Setting::step of a real-valued setting and of an integer one.
 inline constexpr int REAL = 0, WHOLE = 1;
 
-/// A hyperparameter of an attention variant: its command-line option, key in config.json, default and range.
+/// A hyperparameter of an attention variant, or of every model: its command-line option, key in config.json, default and range.
 struct Setting {
     const char* option;   // "--window"
     const char* key;      // "attention_window", as config.json has it
@@ -23,7 +23,7 @@ struct Setting {
     int sides = 1;              // 2: a window that extends to both sides of a block, so the limit doubles
 };
 
-/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder. Sizes are named as in dev/HACKING.md, "Names".
+/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in dev/HACKING.md, "Names".
 struct Config {
     int V = 512;        // vocabulary
     int C = 256;        // channels of the residual stream         (hidden_size)
@@ -43,11 +43,14 @@ struct Config {
     int end_of_text = -1;         // id of the token between documents, -1 if unknown
     std::string variant = "causal";             // attention_variant
     bool names_variant = false;                 // whether config.json has attention_variant: other programs' folders do not
-    std::map<std::string, double> settings;     // the variant's settings by config.json key, e.g. {"asga_hidden", 16}
+    std::map<std::string, double> settings;     // the variant's and the model's by config.json key, e.g. {"asga_hidden", 16}
 
     /// The value of a setting. Exit::usage if the variant does not declare it (a programming error).
     double setting(const std::string& key) const;
 };
+
+/// The settings that every model has, whatever its attention.
+const std::vector<Setting>& model_settings();
 
 /// Adds the default of every setting that `config` lacks and drops unknown ones (another variant's, another program's).
 /// Exit::usage, naming the range, if a value is outside it.
@@ -67,7 +70,8 @@ std::vector<std::string> preset_names();
 /// Fails with `exit_code` (Exit::usage or Exit::checkpoint) if the sizes are not valid; `where` names their source in the message.
 void check_config(const Config& config, const std::string& where, int exit_code);
 
-/// config.json in Hugging Face form (Qwen2ForCausalLM or Qwen3ForCausalLM) plus the variant's keys.
+/// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, or with neither biases nor QK-norm LlamaForCausalLM, which
+/// transformers computes so) plus the variant's keys.
 std::string config_to_json(const Config& config);
 
 /// The same on one line, without a newline.

@@ -30,6 +30,11 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T
         else fill(device, auxiliary, size_t(B) * c.NH, Wide<X>{});
     }
     const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
+    if (monitor && monitor->can_weigh(layer.attention->facts))
+        monitor->weigh_keys(device, in, [&](const LayerInputs<X>& one) {
+            gpt.attention(l).forward(device, one, w, a.attention, gpt.scratch.attention, Statistics<X>{});
+            return a.attention.out;
+        });
     if (texts) rows = texts->attend(l, T);
     else
         gpt.attention(l).forward(device, in, w, a.attention, gpt.scratch.attention,
@@ -188,7 +193,7 @@ void gpt_weights_loaded(Device device, GPT<Device, X>& gpt) {
     if (!gpt.sigma.count) return;
     if (gpt.mode == Mode::training) return sigma_forward(device, gpt.weights, gpt.master, gpt.sigma);
     if constexpr (!gpt.rounds) sigma_forward(device, gpt.weights, gpt.weights, gpt.sigma);
-    else fail(Exit::usage, "sigma_reparam needs float32 weights, or a model for training");
+    else fail(Exit::usage, "a model with sigma_reparam that is not trained needs float32 weights: --precision fp32");
 }
 
 template <class Device, class X>

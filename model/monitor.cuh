@@ -1,5 +1,5 @@
-// Observes attention during one forward pass: layer by layer, the kernel's statistics (E6) and the gates are copied to the host and
-// averaged there. Training pays nothing for a monitor that is not passed to gpt_forward().
+// Observes attention during one forward pass: layer by layer, the kernel's statistics (E6), the gates and the weights of some rows
+// are copied to the host and averaged there. Training pays nothing for a monitor that is not passed to gpt_forward().
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -10,15 +10,49 @@
 #include "attention/kernel/walk.h"
 #include "model/attention_report.h"
 #include "model/device/memory.cuh"
+#include "model/operations/embedding.cuh"
 #include "model/qwen.h"
+
+/// Values that reveal weights: attention is a weighted sum of values, so where token j0 + d has unit vector d, channel d of the
+/// output of row i is the weight P_ij of key j = j0 + d, whatever mechanism chose it. HS keys at a time.
+template <class Device, class X>
+class UnitValues {
+public:
+    UnitValues(int T, int NKV, int HS) : T_(T), NKV_(NKV), HS_(HS) {}
+
+    /// 2 T rows: zeros, T unit vectors or fewer, zeros. from() lets tokens begin where token j0 gets the first unit vector.
+    void take(BumpAllocator& memory) { rows_ = memory.template take<X>(2 * size_t(T_) * row()); }
+    void write(Device device) {
+        fill(device, rows_, 2 * size_t(T_) * row(), X{});
+        const int units = std::min(T_, HS_);
+        std::vector<X> identity(units * row(), X{});
+        for (int d = 0; d < units; d++)
+            for (int h = 0; h < NKV_; h++) identity[d * row() + size_t(h) * HS_ + d] = narrowed<X>(1);
+        to_device(device, rows_ + size_t(T_) * row(), identity.data(), identity.size());
+    }
+
+    /// Preconditions: write(); in.T <= T. `in` with these values for 0 <= j0 <= T; with j0 = T all of them are zero.
+    LayerInputs<X> in_place_of_values(LayerInputs<X> in, int j0) const {
+        in.v = rows_ + size_t(T_ - j0) * row(), in.v_row = row();
+        return in;
+    }
+
+private:
+    size_t row() const { return size_t(NKV_) * HS_; }
+
+    int T_, NKV_, HS_;
+    X* rows_ = nullptr;   // (2 T, NKV, HS)
+};
 
 template <class Device, class X>
 class Monitor {
 public:
     using W = Wide<X>;
+    static constexpr int ROWS = 64;   // of the first sequence, of which the weights are measured: all, or evenly spaced
 
     /// For batches of up to B x T; B = 0 takes no memory. Holds the statistics of one layer at a time.
-    Monitor(int B, int T, const Qwen& net) : NH_(net.config.NH) {
+    Monitor(int B, int T, const Qwen& net)
+        : NH_(net.config.NH), HS_(net.config.HS), most_rows_(B ? std::min(T, ROWS) : 0), values_(B ? T : 0, net.config.NKV, HS_) {
         size_t most = 0;
         for (const Layer& layer : net.layers) {
             const std::vector<std::string>& names = layer.attention->facts.branch_names;
@@ -44,6 +78,30 @@ public:
         return of_layer_;
     }
 
+    /// Whether the layer is one softmax over the model's own values.
+    static bool can_weigh(const LayerFacts& facts) { return facts.branch_names.size() == 1 && !facts.reports_pairs; }
+
+    /// Precondition: can_weigh() of the layer. Measures the weights of rows of the first sequence. `attend` runs the layer's
+    /// attention on inputs of one sequence and returns its output (T, NH, HS) before the gate. It is called T / HS times, before
+    /// the forward pass that the report is about, which overwrites what it leaves.
+    template <class Attend>
+    void weigh_keys(Device device, LayerInputs<X> in, Attend attend) {
+        const std::vector<int32_t> rows = rows_to_weigh(in.T, most_rows_);
+        const size_t width = size_t(NH_) * HS_;
+        std::vector<X> out(rows.size() * width);
+        weights_.assign(rows.size() * NH_ * in.T, 0);
+        values_.write(device);
+        to_device(device, chosen_, rows.data(), rows.size());
+        in.B = 1;
+        for (int j0 = 0; j0 < in.T; j0 += HS_) {
+            const X* all = attend(values_.in_place_of_values(in, j0));
+            embedding_forward(device, chosen_out_, chosen_, all, int(rows.size()), int(width));
+            to_host(device, out.data(), chosen_out_, out.size());
+            for (size_t row = 0; row < rows.size() * NH_; row++)
+                for (int d = 0; d < std::min(HS_, in.T - j0); d++) weights_[row * in.T + j0 + d] = widened(out[row * HS_ + d]);
+        }
+    }
+
     /// Adds them to the report. Branches are matched by name, since layers may have different ones; `names` and `gates` are this
     /// layer's, in the order of its statistics.
     void finish_layer(Device device, const std::vector<std::string>& names, const std::vector<const W*>& gates, int B, int T) {
@@ -59,8 +117,9 @@ public:
             const Statistics<X> of = of_layer_.of_branch(int(n), rows, tiles);
             add_layer(branch, {B, NH_, T, on_host(device, of.entropy, rows), on_host(device, of.pairs, rows),
                                on_host(device, of.tiles, tiles), on_host(device, of.pair_gate, rows),
-                               on_host(device, gates[n], gates[n] ? rows : 0)});
+                               on_host(device, gates[n], gates[n] ? rows : 0), weights_});
         }
+        weights_.clear();
     }
 
     /// What was recorded since the last call.
@@ -70,6 +129,9 @@ private:
     void lay_out() {
         of_layer_.entropy = memory_.template take<W>(rows_), of_layer_.pairs = memory_.template take<W>(rows_);
         of_layer_.tiles = memory_.template take<W>(tiles_), of_layer_.pair_gate = memory_.template take<W>(rows_);
+        values_.take(memory_);
+        chosen_ = memory_.template take<int32_t>(most_rows_);
+        chosen_out_ = memory_.template take<X>(size_t(most_rows_) * NH_ * HS_);
     }
     static std::vector<double> on_host(Device device, const W* from, size_t n) {
         std::vector<W> copy(n);
@@ -78,7 +140,11 @@ private:
     }
 
     size_t rows_, tiles_;                 // of the layer with the most branches
-    int NH_;
+    int NH_, HS_, most_rows_;
+    UnitValues<Device, X> values_;
+    int32_t* chosen_;                     // (most_rows_) positions of the rows whose weights are measured,
+    X* chosen_out_;                       // (most_rows_, NH, HS) their outputs,
+    std::vector<double> weights_;         // (their number, NH, T) and the weights; empty where a layer's are not measured
     std::vector<std::string> branches_;   // the distinct names of all layers, in order of first appearance
     Arena<Device> memory_;
     Statistics<X> of_layer_;

@@ -13,7 +13,7 @@ Slot joined(std::initializer_list<Slot> parts) {
 
 Qwen::Qwen(const Variant& v, const Config& c) : variant(v), config(c) {
     config.variant = variant.name;
-    complete_settings(config, variant.settings());
+    complete_settings(config, settings_of(variant));
     const auto matrix = normal(config.init_std);
     const int64_t V = config.V, C = config.C;
     embedding = tensors.add("model.embed_tokens.weight", {V, C}, matrix, Decay::yes);
@@ -26,12 +26,6 @@ Qwen::Qwen(const Variant& v, const Config& c) : variant(v), config(c) {
         return std::all_of(layers.begin(), layers.end(), [&](const Layer& layer) { return layer.attention->trains(name); });
     });
     for (size_t k = 0; k < sigma.size(); k++) sigma[k].moves = tensors.find(sigma_names[k] + ".sigma_u")->role == Role::state;
-}
-
-bool Qwen::reparametrised() const {
-    for (const Setting& s : variant.settings())
-        if (s.key == std::string("sigma_reparam")) return config.setting(s.key) != 0;
-    return false;
 }
 
 Layer Qwen::layer(int l) {
@@ -68,7 +62,7 @@ Layer Qwen::layer(int l) {
                         tensors.add(mlp + "up_proj.weight", {F, C}, matrix, Decay::yes)});
     tensors.align();
     s.down_proj = tensors.add(mlp + "down_proj.weight", {C, F}, matrix, Decay::yes);
-    if (!reparametrised()) return s;
+    if (config.setting("sigma_reparam") == 0) return s;
     tensors.align();
     for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add_sigma(attn + name);
     for (const char* name : {"gate_proj", "up_proj", "down_proj"}) add_sigma(mlp + name);

@@ -28,7 +28,7 @@ struct Qwen {
     const Variant& variant;
     Config config;
     TensorList tensors;
-    std::vector<SigmaLinear> sigma;         // every linear layer if the model is reparametrised, else none
+    std::vector<SigmaLinear> sigma;         // every linear layer with the setting sigma_reparam, else none
     std::vector<std::string> sigma_names;   // "model.layers.0.mlp.up_proj", ...
     Slot embedding;    // (V, C)
     Slot final_norm;   // (C)
@@ -43,9 +43,6 @@ struct Qwen {
 
     /// Offset of layer l's tensors in a flat buffer; for l = L, the end of the last layer's.
     size_t layer_begin(int l) const { return l < config.L ? layers[l].input_norm.offset : final_norm.offset; }
-
-    /// Whether the variant has the setting sigma_reparam and it is on.
-    bool reparametrised() const;
 
     /// Whether a fact holds for any layer, or for all: any(&LayerFacts::reads_x).
     bool any(bool LayerFacts::* fact) const {

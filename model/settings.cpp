@@ -17,6 +17,13 @@ bool is_step(const Setting& s, double value) { return s.step == REAL || std::fmo
 
 }   // namespace
 
+const std::vector<Setting>& model_settings() {
+    static const std::vector<Setting> settings = {
+        {"--sigma-reparam", "sigma_reparam", 0, 0, 1, WHOLE, "1: the model's linear layers are divided by their spectral norms"},
+    };
+    return settings;
+}
+
 void complete_settings(Config& config, const std::vector<Setting>& settings) {
     std::erase_if(config.settings, [&](const auto& held) {
         return std::none_of(settings.begin(), settings.end(), [&](const Setting& s) { return s.key == held.first; });

@@ -5,10 +5,11 @@
     python3 scripts/plot_attention.py out/asga/log.jsonl --step 500          # the last look up to step 500
     python3 scripts/plot_attention.py out/asga/log.jsonl --all               # a row of maps per look, 24 looks at most
 
-A row sees `pairs` keys; entropy is that of its weights, in nats and as a share of log(keys). What the variant does not have (a gate,
-say) is left out; a head that collapsed has a cross. Where a layer sums several softmaxes (nsa), each has a row of maps of its own
-beside one of what pairs and tiles add up to; layers that lack a softmax are blank in its maps. Exit codes: 0 done, 1 nothing to
-plot, 2 usage, 3 no matplotlib.
+A row sees `pairs` keys; entropy is that of its weights, in nats and as a share of log(keys); mass_95 and mass_99 are the fewest
+keys that hold 95% and 99% of its weight, as a share of those that it sees. What the variant does not have (a gate, say) is left
+out; a head that collapsed has a cross. Where a layer sums several softmaxes (nsa), each has a row of maps of its own beside one of
+what pairs and tiles add up to; layers that lack a softmax are blank in its maps. Exit codes: 0 done, 1 nothing to plot, 2 usage,
+3 no matplotlib.
 """
 import argparse
 import json
@@ -22,6 +23,8 @@ from plot_loss import load_matplotlib
 MAPS = {
     'entropy': ('entropy, nats', 0, None),
     'normalised_entropy': ('entropy / log(keys)', 0, 1),
+    'mass_95': ('keys with 95% of the mass', 0, 1),
+    'mass_99': ('keys with 99% of the mass', 0, 1),
     'pairs': ('pairs seen, share of causal', 0, None),
     'tiles': ('tiles visited, share of causal', 0, None),
     'gate': ('gate, mean', None, None),

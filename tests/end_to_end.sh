@@ -254,6 +254,25 @@ check "behind the prompt" 'grep -q "^We the people." "$work/stdout"'
 expect "and answers items" 0 "" ./train_causal --device cpu --seq-len 64 --evaluate --checkpoint "$work/moved" --eval-data "$work/items.jsonl"
 expect "text of another tokenizer than the model's" 3 "the model's is" ./train_causal $small --model "$work/moved" --out "$work/x"
 
+# ---- what every model may have
+# resumed VARIANT OUT: whether the run, cut off after step 8, ends at the same weights when it goes on.
+resumed() {
+    cp -r "$2" "$2-cut" && rm -r "$2-cut/step_00000012" && train "$1" "$2-cut" --resume &&
+        [ -n "$(hash_of "$2")" ] && [ "$(hash_of "$2-cut")" = "$(hash_of "$2")" ] && [ "$(hash_of "$2")" != "$(hash_of "$work/$1")" ]
+}
+for variant in causal asga; do
+    train $variant "$work/sigma-$variant" --sigma-reparam 1
+    check "$variant with layers divided by their spectral norms: resumed, the same weights" 'resumed $variant "$work/sigma-$variant"'
+    expect "and text from it" 0 "" ./generate --checkpoint "$work/sigma-$variant/step_00000012" --prompt-ids 65 --tokens 3 --print-ids
+done
+train causal "$work/no-norm" --qk-norm 0
+check "a model without QK-norm: resumed, the same weights" 'resumed causal "$work/no-norm"'
+check "its checkpoint says what it is" 'grep -q LlamaForCausalLM "$work/no-norm/step_00000012/config.json"'
+expect "text from it" 0 "" ./generate --checkpoint "$work/no-norm/step_00000012" --prompt-ids 65 --tokens 3 --print-ids
+expect "no QK-norm taken from weights that have it" 2 "are of a model with QK-norm" ./train_causal $small --model "$work/causal/step_00000012" --qk-norm 0 --out "$work/x"
+expect "nor given to weights without" 2 "are of a model without QK-norm" ./train_causal $small --model "$work/no-norm/step_00000012" --qk-norm 1 --out "$work/x"
+check "QK-norm takes the place of biases" './train_causal $small --model qwen2.5-0.5b --qk-norm 1 --dry-run --out "$work/x" > "$work/stdout"; grep -q "| QK-norm, tied" "$work/stdout" && grep -q 494008192 "$work/stdout"'
+
 # ---- output
 ./train_causal $small --out "$work/piped" 2> /dev/null | head -n 3 > /dev/null
 check "a reader that stops early costs nothing" '[ "$(hash_of "$work/piped")" = "$(hash_of "$work/causal")" ]'

@@ -112,6 +112,23 @@ TEST_CASE("config.json holds the keys that transformers reads", "[config]") {
     CHECK_FALSE(qwen2.contains("attention_bias"));
 }
 
+TEST_CASE("a model without QK-norm and without biases is written and read as Llama's architecture", "[config]") {
+    Config config = preset("qwen-7m");
+    config.qk_norm = false;
+    const json object = json::parse(config_to_json(config));
+    CHECK((object["architectures"] == json{"LlamaForCausalLM"} && object["model_type"] == "llama"));
+    CHECK(object["attention_bias"] == false);
+    const Config back = config_from_json(object.dump(), "text");
+    CHECK((!back.qk_norm && !back.qkv_bias && parameters(back) == parameters(config)));
+    json by_type = object;
+    by_type.erase("architectures");
+    CHECK_FALSE(config_from_json(by_type.dump(), "text").qkv_bias);
+    refused(object, "attention_bias", true);   // there o_proj has one too
+    refused(object, "mlp_bias", true);
+    config.qk_norm = config.qkv_bias = true;
+    CHECK_THROWS_AS(config_to_json(config), Error);
+}
+
 TEST_CASE("a sliding window counts the query's own key in Hugging Face's form", "[config]") {
     Config config = preset("qwen-tiny");
     config.variant = "sliding_window";
@@ -182,7 +199,8 @@ TEST_CASE("keys that would change the mathematics are refused by name", "[config
     refused(object, "layer_types", {"full_attention", "sliding_attention"});
     refused(object, "quantization_config", {{"bits", 4}});
     refused(object, "use_mrope", true);
-    refused(object, "architectures", {"LlamaForCausalLM"}, "LlamaForCausalLM");
+    refused(object, "architectures", {"MistralForCausalLM"}, "MistralForCausalLM");
+    refused(object, "mlp_bias", true);
     refused(object, "architectures", "Qwen3ForCausalLM");
 }
 

@@ -48,6 +48,14 @@ TEST_CASE("gradients of every tensor: Qwen3 and Qwen2 form, tied and untied, hea
             }
 }
 
+TEST_CASE("gradients of every tensor: neither biases nor QK-norm", "[model]") {
+    Config config = config_of({});
+    config.qk_norm = false;
+    Double trial(config, 2, 13, 2, 13);
+    for (const Tensor& t : trial.gpt.net.tensors) CHECK((!t.name.ends_with("bias") && t.name.find("self_attn.q_norm") == std::string::npos));
+    CHECK(model_gradient_difference(trial) == "");
+}
+
 TEST_CASE("gradients of every tensor: one token, one full tile, tiles and a partial one, one sequence", "[model]") {
     for (int T : {1, 64, 65, 130}) {
         INFO("T " << T);

@@ -10,6 +10,7 @@
 #include "model/run/mask.cuh"
 #include "tests/catch.h"
 #include "tests/check.h"
+#include "tests/monitored.h"
 #include "tests/shards.h"
 #include "tests/temporary_folder.h"
 #include "tests/threads.h"
@@ -46,12 +47,13 @@ TEST_CASE("attention report: averages per head over rows that have something to 
 TEST_CASE("attention report: branches have tables of their own, pairs and tiles add up", "[monitor]") {
     auto report_of = [](const char* name, double number) {
         const HeadTable table = {{number, number / 2}};
-        return BranchReport{name, {true}, table, table, table, table, table, table, table};
+        return BranchReport{name, {true}, table, table, table, table, table, table, table, table, table};
     };
     const AttentionReport r = {report_of("near", 0.5), report_of("far", 0.25)};
     CHECK(sum_of(r, &BranchReport::pairs) == HeadTable{{0.75, 0.375}});
     CHECK(summary_of(r).substr(0, 44) == "pairs 56.2%, tiles 56.2%; near: entropy 0.38");
-    CHECK(summary_of(r).find("; far: entropy 0.19 nats (0.19 of log keys), pairs 18.8%") != std::string::npos);
+    CHECK(summary_of(r).find("; far: entropy 0.19 nats (0.19 of log keys), 95% of the mass on 18.8% of the keys, pairs 18.8%") !=
+          std::string::npos);
 
     const std::vector<CollapseWatch::Head> collapsed = {{1, 0, 1}};
     std::vector<std::string> keys;
@@ -62,8 +64,8 @@ TEST_CASE("attention report: branches have tables of their own, pairs and tiles 
         else if (key == "collapsed.far") CHECK(table == HeadTable{{0, 1}});
         else CHECK(table == (key.ends_with(".near") ? r[0].pairs : r[1].pairs));
     }
-    const std::vector<std::string> of_one = {"entropy", "normalised_entropy", "pairs",     "tiles",
-                                             "gate",    "gate_off",           "pair_gate", "collapsed"};
+    const std::vector<std::string> of_one = {"entropy", "normalised_entropy", "mass_95",   "mass_99",  "pairs",
+                                             "tiles",   "gate",               "gate_off",  "pair_gate", "collapsed"};
     std::vector<std::string> expected = {"pairs", "tiles"};
     for (const char* branch : {".near", ".far"})
         for (const std::string& key : of_one) expected.push_back(key + branch);
@@ -104,20 +106,6 @@ TEST_CASE("statistics of branches lie one behind the other", "[monitor]") {
     CHECK((last.tile_max == nullptr && last.pair_gate == nullptr && all.of_branch(0, 10, 3).pairs == p + 200));
 }
 
-/// What a monitor sees of a model on its tokens, with weights that `change` has set.
-template <class Change>
-AttentionReport look_at(Trial<double>& trial, Change change) {
-    for (const auto& layer : trial.gpt.net.layers) change(layer);
-    Monitor<CPU, double> monitor(trial.B + 1, trial.T + 5, trial.gpt.net);   // room for more than is looked at
-    monitor.allocate();
-    AttentionReport report;
-    for (int look = 0; look < 2; look++) {   // the second is not added to the first
-        gpt_forward(CPU{}, trial.gpt, trial.feed.put(CPU{}, trial.tokens.data(), nullptr, trial.B, trial.T), &monitor);
-        report = monitor.take_report();
-    }
-    return report;
-}
-
 /// Whether every head has this number in each of these layers (L), and NaN in the others.
 bool in_layers(const std::vector<bool>& layers, const HeadTable& table, const Config& c, double expected) {
     bool same = table.size() == layers.size();
@@ -137,6 +125,13 @@ void check_uniform_causal(const BranchReport& r, const std::vector<bool>& layers
     double entropy = 0;
     for (int i = 0; i < T; i++) entropy += std::log(i + 1.0) / T;
     CHECK((r.name.empty() && r.in_layer == layers));
+    double mass_95 = 0, mass_99 = 0;
+    const std::vector<int32_t> rows = rows_to_weigh(T, 64);
+    for (int i : rows) {
+        mass_95 += std::ceil(0.95 * (i + 1) - 1e-4) / (i + 1) / rows.size();
+        mass_99 += std::ceil(0.99 * (i + 1) - 1e-4) / (i + 1) / rows.size();
+    }
+    CHECK((in_layers(layers, r.mass_95, c, mass_95) && in_layers(layers, r.mass_99, c, mass_99)));
     CHECK((in_layers(layers, r.entropy, c, entropy) && in_layers(layers, r.normalised, c, 1)));
     CHECK((in_layers(layers, r.pairs, c, 1) && in_layers(layers, r.tiles, c, 1)));
     CHECK((everywhere(r.gate, c, NAN) && everywhere(r.gate_off, c, NAN) && everywhere(r.pair_gate, c, NAN)));
@@ -216,6 +211,7 @@ void check_uniform_nsa(const BranchReport& r, int n, const std::vector<bool>& la
     CHECK(in_layers(layers, r.tiles, config, tiles[n] / 21));
     CHECK((in_layers(layers, r.entropy, config, entropy) && in_layers(layers, r.normalised, config, 1)));
     CHECK((in_layers(layers, r.gate_off, config, 0) && everywhere(r.pair_gate, config, NAN)));
+    CHECK((everywhere(r.mass_95, config, NAN) && everywhere(r.mass_99, config, NAN)));   // its values are not the model's
     for (size_t l = 0; l < layers.size(); l++)
         for (int h = 0; h < config.NH; h++)
             CHECK((layers[l] ? (std::abs(r.gate[l][h] - 0.5) <= 1e-12) == (h == n + 1) : std::isnan(r.gate[l][h])));
@@ -227,7 +223,8 @@ constexpr const char* CAUSAL_FIRST[] = {"causal", "nsa"};
 
 /// Whether layer l has the same numbers in both, to the bit; NaN for NaN.
 bool same_layer(const BranchReport& a, const BranchReport& b, int l) {
-    for (auto table : {&BranchReport::entropy, &BranchReport::normalised, &BranchReport::pairs, &BranchReport::tiles,
+    for (auto table : {&BranchReport::entropy, &BranchReport::normalised, &BranchReport::mass_95, &BranchReport::mass_99,
+                       &BranchReport::pairs, &BranchReport::tiles,
                        &BranchReport::gate, &BranchReport::gate_off, &BranchReport::pair_gate})
         if (bit_difference((a.*table)[l], (b.*table)[l]) != "") return false;
     return true;
@@ -287,7 +284,8 @@ TEST_CASE("a monitor of layers with one softmax and with three: each layer has t
 TEST_CASE("a monitor has room for one layer, of whichever has the most branches", "[monitor]") {
     const Config config = config_of({});
     auto bytes = [&](const Variant& variant, int B) { return Monitor<CPU, float>(B, 67, Qwen(variant, config)).bytes(); };
-    CHECK(bytes(named("nsa"), 2) > 2 * bytes(named("causal"), 2));
+    auto of_two_more = [&](const Variant& variant) { return bytes(variant, 4) - bytes(variant, 2); };   // unit values are for one
+    CHECK(of_two_more(named("nsa")) > 2 * of_two_more(named("causal")));
     CHECK(bytes(in_turn<NSA_FIRST>(), 2) == bytes(named("nsa"), 2));
     CHECK(bytes(in_turn<CAUSAL_FIRST>(), 2) == bytes(named("nsa"), 2));
     CHECK(bytes(in_turn<NSA_FIRST>(), 0) == 0);

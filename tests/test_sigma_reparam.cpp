@@ -7,12 +7,13 @@
 
 namespace {
 
-using Double = TrialOf<double, Reparametrised>;
-using Float = TrialOf<float, Reparametrised>;
+using Double = TrialOf<double, FreezesMlp>;
+using Float = TrialOf<float, FreezesMlp>;
 
 Config config_with(std::map<std::string, double> settings, const Form& form = {}) {
     Config config = config_of(form);
     config.settings = std::move(settings);
+    config.settings.emplace("sigma_reparam", 1);
     return config;
 }
 
@@ -40,7 +41,7 @@ std::vector<X> raw_of(Trial<X>& trial) {
 }   // namespace
 
 TEST_CASE("sigma: the layers read gamma / sigma W, and sigma is the spectral norm", "[sigma]") {
-    Double trial(Form{false, true, 4, 2, 1, 5});
+    Double trial(reparametrised(config_of({})), 1, 5, 1, 5);
     REQUIRE(trial.gpt.net.sigma.size() == 14);
     for (size_t k = 0; k < trial.gpt.net.sigma.size(); k++) {
         INFO(trial.gpt.net.sigma_names[k]);
@@ -64,7 +65,7 @@ TEST_CASE("sigma: the layers read gamma / sigma W, and sigma is the spectral nor
 
 TEST_CASE("sigma: gradients of every tensor, u converged, in both forms", "[sigma]") {
     for (bool qwen2 : {false, true}) {
-        Double trial(Form{qwen2, !qwen2, 4, 2, 2, 9});
+        Double trial(reparametrised(config_of({.qwen2 = qwen2, .tied = !qwen2})), 2, 9, 2, 9);
         CHECK(model_gradient_difference(trial) == "");
     }
 }
@@ -158,7 +159,7 @@ TEST_CASE("sigma: a model for inference reads the same from what a checkpoint ho
 
 TEST_CASE("sigma: shards of the optimiser are refused", "[sigma]") {
     try {
-        GPT<CPU, float> gpt(variant_of<CpuLayer, Reparametrised>, config_with({}), 1, 9, Mode::training, Recompute::nothing, 0, 2);
+        GPT<CPU, float> gpt(variant_of<CpuLayer, FreezesMlp>, config_with({}), 1, 9, Mode::training, Recompute::nothing, 0, 2);
         FAIL("nothing was thrown");
     } catch (const Error& error) {
         CHECK(error.code == Exit::usage);

@@ -186,9 +186,9 @@ inline double slope_along(Trial<double>& trial, const Tensor& t, const std::vect
     return (8 * near - far) / (12 * step);
 }
 
-/// Checks the gradient of every tensor: a few single elements, and one random direction through all elements.
-/// Returns a sentence per wrong tensor.
-inline std::string model_gradient_difference(Trial<double>& trial) {
+/// Checks the gradient of every tensor whose name has `of` in it: a few single elements, and one random direction through all
+/// elements. Returns a sentence per wrong tensor.
+inline std::string model_gradient_difference(Trial<double>& trial, const std::string& of = "") {
     const Threads one(1);   // hundreds of passes too small for several threads
     trial.loss_and_gradients();
     gpt_norm(CPU{}, trial.gpt);
@@ -196,7 +196,7 @@ inline std::string model_gradient_difference(Trial<double>& trial) {
     std::mt19937 generator(7);
     std::string wrong;
     for (const Tensor& t : trial.gpt.net.tensors) {
-        if (!t.has_gradient()) continue;
+        if (!t.has_gradient() || t.name.find(of) == std::string::npos) continue;
         std::vector<std::vector<double>> directions(1, random_numbers<double>(t.slot.size, 23));
         for (int k = 0; k < 3; k++) {
             directions.emplace_back(t.slot.size);

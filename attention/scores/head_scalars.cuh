@@ -3,23 +3,30 @@
 //     size_t head_weight(int h, int n) const        offset of the weight of scalar n of head h in the flat buffer
 //     static N head_scalar(N weight, int n)         the scalar
 //     static N head_scalar_slope(N weight, int n)   its derivative
-// all constexpr.
+// all constexpr, and, where a scalar is not trained,
+//     double constant_scalar() const                its value
 #pragma once
 #include "attention/kernel/policy.h"
 #include "model/device/device.h"
 
-/// Returned by head_weight() for a scalar that is 1 and not trained.
-inline constexpr size_t CONSTANT_ONE = size_t(-1);
+/// Returned by head_weight() for a scalar that is not trained.
+inline constexpr size_t CONSTANT_SCALAR = size_t(-1);
+
+/// Scalar n of head h.
+template <class P, class X>
+constexpr Wide<X> head_scalar_of(const P& policy, const X* weights, int h, int n) {
+    const size_t at = policy.head_weight(h, n);
+    if constexpr (requires { policy.constant_scalar(); })
+        if (at == CONSTANT_SCALAR) return Wide<X>(policy.constant_scalar());
+    return P::head_scalar(widened(weights[at]), n);
+}
 
 /// Fills scalars (NH, features().head), which is ScoreInputs::head.
 template <class P, class X>
 void head_scalars_forward(CPU, X* scalars, const P& policy, const X* weights, int NH) {
     const int count = policy.features().head;
     for (int h = 0; h < NH; h++)
-        for (int n = 0; n < count; n++) {
-            const size_t at = policy.head_weight(h, n);
-            scalars[h * count + n] = at == CONSTANT_ONE ? X(1) : P::head_scalar(weights[at], n);
-        }
+        for (int n = 0; n < count; n++) scalars[h * count + n] = head_scalar_of(policy, weights, h, n);
 }
 
 /// dweights += the gradients from dscalars (B, NH, features().head), one partial sum per sequence.
@@ -30,7 +37,7 @@ void head_scalars_backward(CPU, X* dweights, const P& policy, const X* weights, 
         for (int h = 0; h < NH; h++)
             for (int n = 0; n < count; n++) {
                 const size_t at = policy.head_weight(h, n);
-                if (at == CONSTANT_ONE) continue;
+                if (at == CONSTANT_SCALAR) continue;
                 dweights[at] += dscalars[(size_t(b) * NH + h) * count + n] * P::head_scalar_slope(weights[at], n);
             }
 }
@@ -41,9 +48,7 @@ void head_scalars_backward(CPU, X* dweights, const P& policy, const X* weights, 
 template <class P, class X>
 __global__ void head_scalars_forward_kernel(float* scalars, const P policy, const X* weights) {
     const int h = blockIdx.x, n = threadIdx.x, count = policy.features().head;
-    if (n >= count) return;
-    const size_t at = policy.head_weight(h, n);
-    scalars[h * count + n] = at == CONSTANT_ONE ? 1 : P::head_scalar(to_float(weights[at]), n);
+    if (n < count) scalars[h * count + n] = head_scalar_of(policy, weights, h, n);
 }
 
 template <class P, class X>
@@ -51,7 +56,7 @@ __global__ void head_scalars_backward_kernel(float* dweights, const P policy, co
     const int h = blockIdx.x, n = threadIdx.x, count = policy.features().head;
     if (n >= count) return;
     const size_t at = policy.head_weight(h, n);
-    if (at == CONSTANT_ONE) return;
+    if (at == CONSTANT_SCALAR) return;
     float sum = 0;
     for (int b = 0; b < B; b++) sum += dscalars[(size_t(b) * gridDim.x + h) * count + n];
     dweights[at] += sum * P::head_scalar_slope(to_float(weights[at]), n);

@@ -99,6 +99,8 @@ void load_moment(const SafetensorsFile& file, const char* prefix, const TensorLi
 
 }   // namespace
 
+bool has_weights(const fs::path& folder) { return !open_weights(folder).empty(); }
+
 Config load_config(const fs::path& folder) {
     const fs::path path = folder / "config.json", tokenizer = folder / "tokenizer.json";
     Config config = config_from_json(read_text(path), path.string());

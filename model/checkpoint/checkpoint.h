@@ -59,6 +59,9 @@ std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::pa
 
 Config load_config(const std::filesystem::path& folder);
 
+/// Whether the folder has more than a config.json: weights, in one file or in parts.
+bool has_weights(const std::filesystem::path& folder);
+
 struct LoadReport {
     std::vector<std::string> initialised;   // tensors that the folder lacks
 };

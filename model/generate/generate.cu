@@ -133,7 +133,7 @@ static void generate_from(const Variant& variant, const std::string& folder, con
 static void run(const Options& o) {
     Config config = load_config(o.checkpoint);
     const Variant& variant = variant_of_checkpoint(config, o.checkpoint);
-    complete_settings(config, variant.settings());
+    complete_settings(config, settings_of(variant));
     change_settings(config, o);
     std::unique_ptr<Tokenizer> tokenizer;
     const bool has_text = !o.print_ids || o.prompt_ids.empty();   // otherwise no tokenizer is needed

@@ -1,6 +1,6 @@
 // The mask of a variant as a picture: which values the output of each row depends on. Rows are queries, columns keys; black is
-// visible. It is measured rather than declared: attention is a weighted sum of values, so unit vectors as values reveal the weights
-// one by one, whatever selected them. A variant whose values are not the model's (nsa) reports its pairs instead.
+// visible. It is measured rather than declared, with unit vectors as values (UnitValues). A variant whose values are not the model's
+// (nsa) reports its pairs instead.
 #pragma once
 #include "model/base/picture.h"
 #include "model/base/text.h"
@@ -8,16 +8,19 @@
 #include "model/run/run.cuh"
 
 /// Precondition: gpt_forward() of one sequence of T tokens. (NH, T, T): 1 where the last layer's output of row i depends on the
-/// value of key j. Weights that float32 rounds to 0 count as hidden. HS keys at a time: key j0 + d has unit vector d.
+/// value of key j. Weights that float32 rounds to 0 count as hidden.
 inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
     const Config& c = gpt.net.config;
-    const int l = c.L - 1, row = (c.NH + 2 * c.NKV) * c.HS, v_at = (c.NH + c.NKV) * c.HS;
+    const int l = c.L - 1;
     LayerActivations<float>& a = gpt.layers[l];
     std::vector<uint8_t> seen(size_t(c.NH) * T * T);
+    UnitValues<CPU, float> values(T, c.NKV, c.HS);
+    Arena<CPU> memory;
+    values.take(memory), memory.allocate(), values.take(memory);
+    values.write(CPU{});
     auto attend = [&](int j0) {   // j0 = T: all values are zero
-        for (int t = 0; t < T; t++)
-            for (int n = 0; n < c.NKV * c.HS; n++) a.qkv[size_t(t) * row + v_at + n] = t - j0 == n % c.HS ? 1.0f : 0.0f;
-        gpt.attention(l).forward(CPU{}, attention_inputs(gpt, l, 1, T), gpt.weights, a.attention, gpt.scratch.attention, {});
+        const LayerInputs<float> in = values.in_place_of_values(attention_inputs(gpt, l, 1, T), j0);
+        gpt.attention(l).forward(CPU{}, in, gpt.weights, a.attention, gpt.scratch.attention, {});
         return a.attention.gated_out;   // (T, NH, HS)
     };
     const std::vector<float> nothing(attend(T), a.attention.gated_out + size_t(T) * c.NH * c.HS);
@@ -68,7 +71,7 @@ inline void show_mask(const Variant& variant, const Options& o) {
         fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
     require_picture_name(o.show_mask);
     use_threads(o.threads, 1);
-    Origin origin = find_origin(o, variant.name, variant.settings(), true);
+    Origin origin = find_origin(o, variant.name, settings_of(variant), true);
     const Data data = open_data(o, 1, origin.config);
     if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
     const int T = o.seq_len;

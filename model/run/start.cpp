@@ -124,6 +124,17 @@ void require_variant(Origin& origin, const std::string& variant, const Options& 
     origin.resume_from.reset();
 }
 
+// --qk-norm, which is for models that start from scratch: a folder's weights have been trained one way or the other.
+void choose_qk_norm(Origin& origin, const Options& o) {
+    const bool wanted = o.qk_norm == "auto" ? origin.config.qk_norm : o.qk_norm == "1";
+    if (wanted == origin.config.qk_norm) return;
+    if (origin.folder() && has_weights(*origin.folder()))
+        fail(Exit::usage, "--qk-norm ", o.qk_norm, ": the weights in ", origin.folder()->string(), " are of a model with",
+             wanted ? "out" : "", " QK-norm; leave --qk-norm out, or start from scratch");
+    origin.config.qk_norm = wanted;
+    origin.config.qkv_bias = false;   // Qwen3's form or Llama's
+}
+
 // Reports a prompt that cannot be encoded at the start rather than at the first sample.
 void require_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
     std::vector<uint32_t> ids;
@@ -169,6 +180,7 @@ Origin find_origin(const Options& o, const std::string& variant, const std::vect
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
     if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
         require_shape(origin, preset(o.model), o.model);
+    choose_qk_norm(origin, o);
     require_variant(origin, variant, o, speaks);
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
     complete_settings(origin.config, settings);

@@ -21,7 +21,7 @@ struct Variant;
 /// All command-line options; model/run/train_options.cpp documents each.
 struct Options {
     std::string device = "auto", precision = "auto", matmul_table = "auto", model = "qwen-7m", out, train_data, val_data;
-    std::string checkpoint, prompt, show_mask;
+    std::string qk_norm = "auto", checkpoint, prompt, show_mask;
     std::vector<std::string> eval_data;
     std::string eval_out, eval_log;
     std::string rounding = "nearest", ranks_from = "auto";
@@ -66,7 +66,7 @@ struct Origin {
 
 /// The origin that --checkpoint, --resume and --model select, for a program of `variant` with these `settings`; values given as
 /// options override those of the folder. Exit::checkpoint if a checkpoint is damaged or another variant's; Exit::usage for another
-/// shape and for settings out of range. The rank that `speaks` prints notes and warnings.
+/// shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `speaks` prints notes and warnings.
 Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks);
 
 /// Exit::out_of_memory, before anything is allocated, if the plan does not fit: `available` bytes are shared by `sharers` ranks.

@@ -106,7 +106,7 @@ inline std::vector<std::pair<std::string, std::string>> model_rows(const Qwen& n
         {"causal and prefix-consistent", net.all(&LayerFacts::is_causal) ? "yes" : "no: outputs depend on later tokens"}};
     if (net.tensors.trained() < net.tensors.parameters())
         rows.push_back({"parameters that AdamW trains", std::to_string(net.tensors.trained())});
-    for (const Setting& s : net.variant.settings()) rows.push_back({s.key, text("%g", c.setting(s.key))});
+    for (const Setting& s : settings_of(net.variant)) rows.push_back({s.key, text("%g", c.setting(s.key))});
     return rows;
 }
 

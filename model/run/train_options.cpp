@@ -7,9 +7,9 @@
 #include "model/base/text.h"
 #include "model/run/start.h"
 
-/// The variant's own settings. Every variant accepts --window and --dense-until, so that scripts can pass them to all.
+/// Settings of the variant and of every model. Every variant accepts --window and --dense-until, so that scripts can pass them to all.
 static void add_settings(CLI::App& app, const Variant& variant, Options& o) {
-    for (const Setting& s : variant.settings())
+    for (const Setting& s : settings_of(variant))
         app.add_option_function<double>(
                s.option, [&o, s](double value) { o.settings[s.key] = value; }, text("%s [%g]", s.help, s.value))
             ->group("Attention");
@@ -29,6 +29,9 @@ static void add_training_options(CLI::App& app, Options& o) {
     const auto share = number_from(0, 1);
     app.add_option("--device", o.device, "where to train")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--model", o.model, "preset, or a Hugging Face folder to start from; its config.json alone starts from scratch");
+    app.add_option("--qk-norm", o.qk_norm,
+                   "of a model from scratch: 1 normalises the heads of q and k, as Qwen3, without biases; 0 does not; auto: as --model has it")
+        ->check(CLI::IsMember({"auto", "0", "1"}));
     app.add_option("--train-data", o.train_data, "token shards (glob); without it the bundled text");
     app.add_option("--val-data", o.val_data, "token shards for validation (glob)");
     app.add_option("--out", o.out, "folder for log, checkpoints and options");
@@ -84,7 +87,7 @@ static void add_run_options(CLI::App& app, Options& o) {
     app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
     app.add_option("--prompt", o.prompt, "start of samples; without it they begin as documents do")->expected(0, 1);
     app.add_option("--monitor-every", o.monitor_every,
-                   "steps between reports on attention (entropy, pairs, tiles, gates per layer and head); 0: never")
+                   "steps between reports on attention (entropy, concentration, pairs, tiles, gates per layer and head); 0: never")
         ->check(any_count());
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, with one more at the end; 0: none")
         ->check(any_count());

@@ -6,11 +6,13 @@ from .parts import Tensor, attend, for_query_heads, scores, window
 
 
 def asga(gate, scale, windowed=False):
-    """z = softplus(gamma) s_ij a_ij,   s_ij = sigmoid(b2 + W2.GELU(W1q LN(q_i) + b1 + W1k LN(k_j))), q and k before RoPE."""
+    """z = c s_ij a_ij, c = softplus(gamma) or constant,   s_ij = sigmoid(b2 + W2.GELU(W1q LN(q_i) + b1 + W1k LN(k_j))), q and k before RoPE."""
     def heads(a, w, s, notes):
         z = scores(a.q, a.k)
         if scale:
             z = z * F.softplus(w['gamma'])[:, None, None]
+        elif gate:
+            z = z * s.get('asga_scale', 1)
         if gate:
             normed_q, normed_k = (F.layer_norm(x, (a.HS,), eps=1e-5) for x in (a.q_pre, for_query_heads(a.k_pre, a.NH)))
             of_query = torch.einsum('hmd,bhtd->bhtm', w['w1_q'], normed_q) + w['b1'][:, None]

@@ -230,6 +230,8 @@ def pictures(report, experiment, scale):
         for key, label, x in (
             ('entropy', 'entropy of attention, nats', 'optimiser steps'),
             ('gate', 'mean gate', 'optimiser steps'),
+            ('mass_95', 'share of keys with 95% of the mass', 'optimiser steps'),
+            ('mass_99', 'share of keys with 99% of the mass', 'optimiser steps'),
             ('by_position', 'loss, nats', 'position'),
         ):
             if drawn := figures.series(table, key, label, x): found.append((f'{table.title}: {label}', drawn))

@@ -138,10 +138,10 @@ def mean_of(values):
 
 
 def attention(records):
-    """Mean entropy and gates over layers and heads, at every look that the run took."""
+    """Mean entropy, gates and concentration over layers and heads, at every look that the run took."""
     looks = [r for r in records if r.get('event') == 'attention']
     series = {}
-    for key in ('entropy', 'gate'):
+    for key in ('entropy', 'gate', 'mass_95', 'mass_99'):
         points = [[r['step'], round(mean, 4)] for r in looks if (mean := mean_of(r.get(key))) is not None]
         if points: series[key] = points
     return series

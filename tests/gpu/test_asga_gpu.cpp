@@ -154,6 +154,7 @@ TEST_CASE("ASGA's features and their gradients on the GPU are the same bits agai
 TEST_CASE("ASGA's ablations on the GPU: a scale without a gate, a gate without a scale", "[gpu][asga]") {
     check_preprocessing<bf16, asga_fixed>({2, 65, 4, 2, 32, {}});
     check_preprocessing<bf16, asga_no_geometry>({2, 65, 4, 2, 32, {}});
+    check_preprocessing<bf16, asga_no_geometry>({2, 65, 4, 2, 32, {{"asga_scale", 2}}});
 }
 
 namespace {

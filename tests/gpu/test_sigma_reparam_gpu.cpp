@@ -30,10 +30,10 @@ std::vector<float> start_of(Trial<double>& exact) {
 TEST_CASE("GPU sigma: loss, gradients of W and gamma, and the next u are those of the CPU", "[gpu][sigma]") {
     const Threads one(1);
     for (bool qwen2 : {false, true}) {
-        const Config config = small_config(qwen2);
-        TrialOf<double, Reparametrised> exact(config, 1, 67, 1, 67);
-        GpuTrialOf<float, Reparametrised> single(config, 1, 67), again(config, 1, 67);
-        GpuTrialOf<bf16, Reparametrised> half(config, 1, 67);
+        const Config config = reparametrised(small_config(qwen2));
+        TrialOf<double, FreezesMlp> exact(config, 1, 67, 1, 67);
+        GpuTrialOf<float, FreezesMlp> single(config, 1, 67), again(config, 1, 67);
+        GpuTrialOf<bf16, FreezesMlp> half(config, 1, 67);
         const std::vector<float> start = start_of(exact);
         single.set_weights(start), again.set_weights(start), half.set_weights(start);
         for (int step = 1; step <= 3; step++) {

@@ -26,6 +26,19 @@ VARIANT_CASE(" model: gradient of the whole model, Qwen2 form, untied, one key h
     CHECK(model_gradient_difference(trial) == "");
 }
 
+VARIANT_CASE(" model: gradients of linear layers divided by their spectral norms, which move with their u", "[model][variant][sigma]") {
+    Config config = config_of({});
+    config.settings["sigma_reparam"] = 1;
+    Double trial(variant, config, 2, 21, 2, 21);
+    REQUIRE(trial.gpt.net.sigma.size() == size_t(7 * config.L));
+    CHECK(model_gradient_difference(trial, "layers.0.self_attn.k_proj") == "");
+    CHECK(model_gradient_difference(trial, "layers.1.mlp.up_proj") == "");
+    const std::vector<double> before = trial.all(trial.raw());
+    for (int step = 1; step <= 2; step++) trial.loss_and_gradients(), trial.update({}, step);   // a converged u may stay for a step
+    for (const Tensor& t : trial.gpt.net.tensors)
+        if (t.name.find("k_proj") != std::string::npos) CHECK(bit_difference(trial.of(trial.raw(), t), trial.of(before.data(), t)) != "");
+}
+
 VARIANT_CASE(" model: recomputing activations changes no bit of loss and gradients", "[model][variant]") {
     const Threads one(1);
     Float keeping(variant, Form{});
@@ -75,6 +88,8 @@ VARIANT_CASE(" model: being watched changes no bit; entropy is between 0 and tha
                 CHECK((r.entropy[l][h] >= -1e-5 && r.pairs[l][h] > 0 && r.tiles[l][h] > 0));
                 CHECK_FALSE((r.normalised[l][h] < -1e-5 || r.normalised[l][h] > 1 + 1e-5));   // NaN where no row has two keys
                 CHECK(std::isnan(r.gate[l][h]) == (report.size() == 1 && !watched.gpt.net.layers[l].attention->facts.gated));
+                CHECK(std::isnan(r.mass_95[l][h]) == (report.size() > 1));
+                CHECK_FALSE((r.mass_95[l][h] <= 0 || r.mass_99[l][h] < r.mass_95[l][h] || r.mass_99[l][h] > 1));
                 CHECK_FALSE((r.pair_gate[l][h] < 0 || r.pair_gate[l][h] > 1 + 1e-5));
                 CHECK((!watched.gpt.net.layers[l].attention->facts.gates_pairs || r.pair_gate[l][h] > 0));
             }
