@@ -47,7 +47,7 @@ def planned(**settings):
 
 
 def phases(work):
-    three = {'first': {'label': 'trained'}, 'second': {'after': 'first', 'arms': ['gate']},
+    three = {'first': {'label': 'trained'}, 'second': {'after': 'first', 'arms': ['a', 'gate']},
              'third': {'after': 'second', 'evaluate': True, 'arms': ['a', 'gate']}}
     planner = plan.Planner(planned(**three), 'smoke')
     check('a stage for each phase', planner.stages() == ['seeds', 'phase2', 'phase3'], planner.stages())
@@ -55,11 +55,14 @@ def phases(work):
     check('arms that start from another have no first phase', [run.arm for run in first] == ['a', 'b'] * 2)
     check('a second phase starts from the arm that it is from',
           [(run.arm, run.origin.arm, run.origin.setting, run.origin.seed) for run in second] ==
-          [('gate', 'a', 'first', 1), ('gate', 'a', 'first', 2)])
-    check('a third from its own second, or from the last that the arm has',
-          [(run.origin.arm, run.origin.setting) for run in third] == [('a', 'first'), ('gate', 'second')] * 2)
+          [('a', 'a', 'first', 1), ('gate', 'a', 'first', 1), ('a', 'a', 'first', 2), ('gate', 'a', 'first', 2)])
+    check('a third from its own second', [(run.origin.arm, run.origin.setting) for run in third] ==
+          [('a', 'second'), ('gate', 'second')] * 2)
+    only = plan.Planner(planned(**three | {'second': {'after': 'first', 'arms': ['gate']}}), 'smoke').runs('phase3')
+    check('or from the last that the arm has', [(run.origin.arm, run.origin.setting) for run in only] ==
+          [('a', 'first'), ('gate', 'second')] * 2)
     check('the scale has the last word on an arm, and its own factor counts',
-          second[0].options['window'] == 2 and second[0].options['lr'] == 0 and first[0].options['lr'] == 1e-3, second[0].options)
+          second[1].options['window'] == 2 and second[1].options['lr'] == 0 and first[0].options['lr'] == 1e-3, second[1].options)
     check('what only reads has no options of training',
           third[0].kind == 'evaluate' and not {'steps', 'lr', 'val-every', 'total-batch-tokens'} & set(third[0].options))
     session = Session(Namespace(out=str(work / 'out'), ledger=str(work / 'none.jsonl'), data=None, programs=None, jobs=1, ranks=1,

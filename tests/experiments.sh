@@ -31,6 +31,8 @@ expect "experiments: a second phase before the first" 2 "2 runs whose weights la
     "${run[@]}" e8_streaming --scale smoke --arms window_after --out "$work/a" --stage phase2 --run 0
 expect "experiments: a text that is not there" 3 "give the folder with --data FOLDER" \
     "${run[@]}" e2_dsa --scale medium --arms dsa --out "$work/a" --ledger "$work/a.jsonl"
+expect "experiments: all of them, none of which has its text" 3 "e5_isoflop: not run. e5_isoflop at scale medium reads the text" \
+    "${run[@]}" all --scale medium --seeds 0 --out "$work/a" --ledger "$work/a.jsonl"
 expect "experiments: a trainer that is not there" 2 "make train_causal builds it" \
     "${run[@]}" e2_dsa --scale smoke --programs "$work" --out "$work/a"
 expect "experiments: a ledger that cannot be written" 3 "give another --ledger" \

@@ -99,7 +99,13 @@ def main(arguments=None):
         return 0
     worst = 0
     for one in work:
-        code = one.perform()
+        try:
+            code = one.perform()
+        except Refused as refused:   # such as data that this machine lacks: the others can be run
+            if not every:
+                raise
+            print(f'== {one.experiment.name}: not run. {refused}', file=sys.stderr)
+            code = refused.code
         if code == EXIT_SIGNAL:
             return code
         worst = max(worst, code)

@@ -71,6 +71,7 @@ def arm_table(table):
         'accuracy',
         'macro F1',
         'difference of accuracy',
+        'keys read',
     ]
     base = table.arms.get(table.experiment.baseline)
     rows = []
@@ -80,6 +81,8 @@ def arm_table(table):
         step, reached, runs = table.steps_to_loss.get(name, (None, 0, 0))
         accuracies = list(arm.accuracies.values())
         f1 = [v for r in arm.records.values() for v in r['result'].get('macro_f1', {}).values()]
+        read = [r['result']['sparse_reading']['validation']['pairs_read'] for r in arm.records.values()
+                if 'validation' in r['result'].get('sparse_reading', {})]
         paired = stats.compare(arm.accuracies, base.accuracies) if base and arm is not base else None
         rows.append(
             [
@@ -97,6 +100,7 @@ def arm_table(table):
                 else '-',
                 f'{statistics.mean(f1):.3f}' if f1 else '-',
                 interval(paired),
+                f'{statistics.mean(read):.1%}' if read else '-',
             ]
         )
     return head, rows
