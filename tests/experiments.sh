@@ -127,7 +127,7 @@ grep -v '"stage":"phase2"' "$work/phases.jsonl" | sed 's/"event":"done"\(.*"arm"
     > "$work/phases/ledger-smoke.jsonl"
 expect "experiments: after a first run that diverged" 0 "" "${run[@]}" "${stream[@]}" --out "$work/phases"
 check "experiments: the second counts as diverged, and says why" \
-    '[ "$(grep -c "\"event\":\"diverged\".*the run that it starts from diverged" "$work/phases/ledger-smoke.jsonl")" -eq 2 ]'
+    '[ "$(grep -c "\"event\":\"diverged\".*the run that it starts from diverged" "$work/phases/ledger-smoke.jsonl")" -eq 4 ]'
 "${run[@]}" "${stream[@]}" --out "$work/phases_killed" > /dev/null 2>&1 &
 sleep "0.$((RANDOM % 7 + 3))"
 kill -9 $! $(pgrep -P $!) 2> /dev/null
