@@ -4,21 +4,23 @@
     scripts/variant_table.py                    # rewrites the table; step times stay as they stand there
     scripts/variant_table.py --time             # measures them anew, on the device that the programs choose
     scripts/variant_table.py --print            # to standard output instead
+    scripts/variant_table.py --print --variants causal dsa     # these rows alone
 
 Pairs and tiles are shares of dense causal attention's, per sequence, as --dry-run prints them: what masks allow, or what a variant
 that selects by the data expects to visit. Exit codes: 0 done, 1 a program is missing or failed, 2 usage.
 """
 import argparse
 import datetime
-import json
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'scripts/experiments'))
+from packages import guarded                                          # noqa: E402
+from turns import STEPS, TO_WARM_UP, one_round                        # noqa: E402
 README = ROOT / 'attention' / 'README.md'
 BEGIN, END = '<!-- made by scripts/variant_table.py -->', '<!-- end of the table -->'
 LENGTHS = (2048, 32768)
@@ -30,9 +32,9 @@ FUTURE = {'mosa': ('--mosa-choice', 1), 'routing': ('--routing-balanced', 1), 's
 UNTRAINED = FUTURE['seer']   # the program refuses to train through it: no step to time
 
 
-def rows():
-    """Of every variant (name, options), and of every form."""
-    names = sorted(path.stem for path in (ROOT / 'attention').glob('*.cuh'))
+def rows(variants):
+    """Of these variants (name, options), or of every one, and of every form."""
+    names = sorted(path.stem for path in (ROOT / 'attention').glob('*.cuh') if not variants or path.stem in variants)
     made = []
     for name in ['causal'] + [name for name in names if name != 'causal']:
         made.append((name, ()))
@@ -78,15 +80,6 @@ def facts(variant, form, options):
     return int(said_of['parameters']), said_of['causal and prefix-consistent'] == 'yes', shares
 
 
-def milliseconds(variant, form, options):
-    """Median step time; the first steps warm up."""
-    with tempfile.TemporaryDirectory() as out:
-        run(variant, *form, '--model', options.model, '--seq-len', options.seq_len, '--batch-size', options.batch_size,
-            '--steps', options.steps + 3, '--val-every', 0, '--sample-every', 0, '--checkpoint-every', 0, '--plot', 0, '--out', out)
-        records = [json.loads(line) for line in (Path(out) / 'log.jsonl').read_text().splitlines()]
-    return median([record['ms'] for record in records if 'ms' in record][3:])
-
-
 def device(options):
     said = run('causal', '--model', options.model, '--dry-run')
     return re.search(r'^\| device +\| (.+?) +\|$', said, re.MULTILINE)[1]
@@ -100,18 +93,17 @@ def times_in(table):
 
 
 def measured(options):
-    """Row's title -> step time against causal's. Causal runs before and after every row, and the ratio is to the mean of the two: the
-    speed of a machine that is shared drifts by more than variants differ."""
-    trained = [row for row in rows() if row[1] != UNTRAINED and row != ('causal', ())]
+    """Row's title -> step time against causal's, by turns with it (scripts/experiments/turns.py)."""
+    trained = [row for row in rows(options.variants) if row[1] != UNTRAINED and row != ('causal', ())]
+    shared = ['--model', options.model, '--seq-len', str(options.seq_len), '--batch-size', str(options.batch_size)]
+    command = lambda variant, form: [str(ROOT / f'train_{variant}'), *map(str, form), *shared]
     ratios = {title(*row): [] for row in trained}
     for _ in range(options.rounds):
-        before = milliseconds('causal', (), options)
-        for row in trained:
-            own, after = milliseconds(*row, options), milliseconds('causal', (), options)
-            ratios[title(*row)].append(2 * own / (before + after))
-            before = after
-    note = (f'Step times: {options.model}, {options.batch_size} x {options.seq_len} tokens, median of {options.steps} steps against '
-            f'train_causal\nbefore and after, median of {options.rounds} such rounds, {device(options)}, {datetime.date.today()}.')
+        for row, (own, causal) in zip(trained, one_round(command('causal', ()), [command(*row) for row in trained])):
+            ratios[title(*row)].append(own['ms'] / causal['ms'])
+    note = (f'Step times: {options.model}, {options.batch_size} x {options.seq_len} tokens, median of {STEPS - TO_WARM_UP} steps '
+            f'against\ntrain_causal before and after, median of {options.rounds} such rounds, {device(options)}, '
+            f'{datetime.date.today()}.')
     return {'train_causal': '1.00'} | {name: f'{median(of_rounds):.2f}' for name, of_rounds in ratios.items()}, note
 
 
@@ -126,7 +118,7 @@ def table(options, before):
              'step time |',
              '| --- | --- | --- | --- | --- | --- | --- |']
     baseline = None
-    for variant, form in rows():
+    for variant, form in rows(options.variants):
         parameters, causal, shares = facts(variant, form, options)
         baseline = baseline or parameters
         pairs, tiles = (', '.join(percent(shares[T][n]) for T in LENGTHS) for n in (0, 1))
@@ -145,14 +137,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--time', action='store_true', help='measure step times')
     parser.add_argument('--print', action='store_true', help='leave attention/README.md as it is')
+    parser.add_argument('--variants', nargs='+', help='rows of the table, with --print')
     parser.add_argument('--model', default='qwen-7m', help='preset (default qwen-7m)')
     parser.add_argument('--seq-len', type=int, default=2048, help='of the measured steps (default 2048)')
     parser.add_argument('--batch-size', type=int, default=1, help='of the measured steps (default 1)')
-    parser.add_argument('--steps', type=int, default=5, help='measured after three to warm up (default 5)')
     parser.add_argument('--rounds', type=int, default=3, help='of all programs by turns (default 3)')
     options = parser.parse_args()
-    if min(options.steps, options.rounds) < 1:
-        parser.error('--steps and --rounds must be at least 1')
+    if options.rounds < 1 or (options.variants and not options.print):
+        parser.error('--rounds must be at least 1, and --variants needs --print')
     text = README.read_text(encoding='utf-8')
     begin, end = text.find(BEGIN), text.find(END)
     if not 0 <= begin < end:
@@ -166,4 +158,4 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    guarded(main)

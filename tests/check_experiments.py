@@ -283,10 +283,10 @@ def plans(work):
                 continue
             runs = [run for stage in planner.stages() for run in planner.runs(stage)]
             identities = {
-                json.dumps([run.stage, run.setting, run.variant, run.options, run.half, run.task], sort_keys=True) for run in runs
+                json.dumps([run.stage, run.setting, run.arm, run.options, run.half, run.task], sort_keys=True) for run in runs
             }
             check(f'{name} at scale {scale} plans runs, none twice', 0 < len(runs) == len(identities), (len(runs), len(identities)))
-    for what, change in {'unknown key wall in [arms.dsa]; there are: ignore, label': '[arms.dsa]\nwall = 1',
+    for what, change in {'unknown key wall in [arms.dsa]; there are: from, ignore, label': '[arms.dsa]\nwall = 1',
                          'unknown key wall; there are: arms, baseline': 'wall = 1\n[arms.dsa]'}.items():
         (work / 'toml').mkdir(exist_ok=True)
         text = (ROOT / 'scripts/experiments/e2_dsa.toml').read_text()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# scripts/experiments: statistics, ledger, plans and tasks (tests/check_experiments.py, tests/check_tasks.py), bad input, two
-# experiments really run at scale smoke, killed and resumed, and their report. Prints `ok NAME` or `FAIL NAME: why` per check,
-# `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another). Takes half a minute.
+# scripts/experiments: statistics, ledger, plans and tasks (tests/check_experiments.py, check_phases.py, check_tasks.py), bad input,
+# experiments really run at scale smoke, killed and resumed, and their report; compare.py, turns.py and scripts/variant_table.py.
+# Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another).
+# Takes a minute.
 # Needs: make train_causal train_dsa train_sliding_window tokenize
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -22,10 +23,16 @@ expect "experiments: an experiment that does not exist" 2 "unknown experiment e9
 expect "experiments: a scale that does not exist" 2 "unknown scale huge; there are: smoke, reduced, medium, paper" \
     "${run[@]}" e2_dsa --scale huge
 expect "experiments: an arm that does not exist" 2 "unknown arm flash; there are: causal, dsa" "${run[@]}" e2_dsa --arms flash
-expect "experiments: an experiment that the engine cannot do" 2 "needs what the engine does not have yet: second_phase" \
-    "${run[@]}" e11_distil
+expect "experiments: an experiment that the engine cannot do" 2 "needs what the engine does not have yet: labelled_tokens" \
+    "${run[@]}" e12_tasks --scale paper
+expect "experiments: labelled examples that are not there" 3 "has no digits.csv.gz; give a folder that has it with --data" \
+    "${run[@]}" e12_tasks --arms dsa --seeds 1 --out "$work/a" --ledger "$work/a.jsonl"
+expect "experiments: a second phase before the first" 2 "2 runs whose weights later ones start from are not finished" \
+    "${run[@]}" e8_streaming --scale smoke --arms window_after --out "$work/a" --stage phase2 --run 0
 expect "experiments: a text that is not there" 3 "give the folder with --data FOLDER" \
     "${run[@]}" e2_dsa --scale medium --arms dsa --out "$work/a" --ledger "$work/a.jsonl"
+expect "experiments: all of them, none of which has its text" 3 "e5_isoflop: not run. e5_isoflop at scale medium reads the text" \
+    "${run[@]}" all --scale medium --seeds 0 --out "$work/a" --ledger "$work/a.jsonl"
 expect "experiments: a trainer that is not there" 2 "make train_causal builds it" \
     "${run[@]}" e2_dsa --scale smoke --programs "$work" --out "$work/a"
 expect "experiments: a ledger that cannot be written" 3 "give another --ledger" \
@@ -46,6 +53,7 @@ if ! $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then
     skip "experiments: statistics, tasks and report" "$python lacks numpy, scipy, matplotlib or jinja2"
 else
     $python tests/check_experiments.py 2> "$work/stderr" || bad "check_experiments.py" "$(tail -n 1 "$work/stderr")"
+    $python tests/check_phases.py 2> "$work/stderr" || bad "check_phases.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_tasks.py 2> "$work/stderr" || bad "check_tasks.py" "$(tail -n 1 "$work/stderr")"
 fi
 
@@ -77,11 +85,11 @@ expect "experiments: with a line that was cut in half" 0 "is cut short or no rec
 expect "experiments: the run of that line is repeated" 0 "" "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/whole"
 results_e2() { results "$1" 2> /dev/null | grep e2_dsa; }
 
-# Killed at random, run.py and trainers, and started again; then two at once.
-for _ in 1 2; do
+# Killed at random, run.py with its trainers or alone, and started again; then two at once.
+for with in trainers trainers nothing nothing; do
     "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/killed" > /dev/null 2>&1 &
     sleep "0.$((RANDOM % 7 + 3))"
-    kill -9 $! $(pgrep -P $!) 2> /dev/null
+    if [ $with = trainers ]; then kill -9 $! $(pgrep -P $!) 2> /dev/null; else kill -9 $!; fi
     wait $! 2> /dev/null
 done
 "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/killed" > "$work/first" 2>&1 & first=$!
@@ -90,6 +98,69 @@ wait $first; status=$?
 check "experiments: the first ends as well" '[ $status -eq 0 ]'
 check "experiments: killed, resumed and done by two, the ledger has the same results" \
     '[ "$(results_e2 "$work/killed")" = "$(results_e2 "$work/whole")" ] && [ "$(results_e2 "$work/killed" | wc -l)" -eq 10 ]'
+
+# Runs that start from the weights of others: a causal model read through a window.
+stream=(e8_streaming --scale smoke --arms window_after)
+expect "experiments: a second phase" 0 "" "${run[@]}" "${stream[@]}" --out "$work/phases"
+$python - "$work/phases/ledger-smoke.jsonl" > "$work/phases.txt" << 'END'
+import json, sys
+runs = {(r["arm"], r["setting"], r["seed"]): r for r in map(json.loads, open(sys.argv[1])) if r["event"] == "done"}
+loss = {name: run["result"]["val_loss"] for name, run in runs.items()}
+for seed in (1, 2):
+    print(abs(loss["causal", "after", seed] - loss["causal", "trained", seed]) < 2e-6,
+          loss["window_after", "after", seed] != loss["causal", "after", seed],
+          runs["window_after", "after", seed]["origin"] == runs["causal", "trained", seed]["key"])
+END
+check "experiments: reads the weights of the first, densely with the loss that training found, through a window with another" \
+    '[ "$(sort -u "$work/phases.txt")" = "True True True" ] && [ "$(wc -l < "$work/phases.txt")" -eq 2 ]'
+results "$work/phases" > "$work/phases.whole"
+cp "$work/phases/ledger-smoke.jsonl" "$work/phases.jsonl"
+expect "experiments: both phases once more" 0 "" "${run[@]}" "${stream[@]}" --out "$work/phases"
+check "experiments: repeat nothing" 'cmp -s "$work/phases.jsonl" "$work/phases/ledger-smoke.jsonl"'
+rm -r "$work"/phases/runs/*/step_*
+grep -v '"stage":"phase2"' "$work/phases.jsonl" > "$work/phases/ledger-smoke.jsonl"
+expect "experiments: without the weights of the first phase" 0 "" "${run[@]}" "${stream[@]}" --out "$work/phases"
+check "experiments: they are made again, the same, and the results too" \
+    '[ "$(results "$work/phases")" = "$(cat "$work/phases.whole")" ] && ! grep -q "other weights" "$work/stdout" &&
+        [ "$(grep -c "\"event\":\"again\"" "$work/phases/ledger-smoke.jsonl")" -eq 2 ]'
+grep -v '"stage":"phase2"' "$work/phases.jsonl" | sed 's/"event":"done"\(.*"arm":"causal".*"seed":2\)/"event":"diverged"\1/' \
+    > "$work/phases/ledger-smoke.jsonl"
+expect "experiments: after a first run that diverged" 0 "" "${run[@]}" "${stream[@]}" --out "$work/phases"
+check "experiments: the second counts as diverged, and says why" \
+    '[ "$(grep -c "\"event\":\"diverged\".*the run that it starts from diverged" "$work/phases/ledger-smoke.jsonl")" -eq 4 ]'
+"${run[@]}" "${stream[@]}" --out "$work/phases_killed" > /dev/null 2>&1 &
+sleep "0.$((RANDOM % 7 + 3))"
+kill -9 $! $(pgrep -P $!) 2> /dev/null
+wait $! 2> /dev/null
+expect "experiments: two phases, killed and started again" 0 "" "${run[@]}" "${stream[@]}" --out "$work/phases_killed"
+check "experiments: end at the same ledger" '[ "$(results "$work/phases_killed")" = "$(cat "$work/phases.whole")" ]'
+
+# Step times by turns, with the machine to themselves.
+mkdir -p "$work/turns/locks"
+flock -s "$work/turns/locks/machine-here.lock" sleep 2 & company=$!
+"${run[@]}" e4_speed --scale smoke --arms dsa --machine here --out "$work/turns" > "$work/first" 2>&1 & first=$!
+sleep 1.2
+check "experiments: what is timed waits for company to leave" '! grep -qs "\"event\":\"start\"" "$work/turns/ledger-smoke.jsonl"'
+wait $company
+wait $first; status=$?
+timed='"event":"done".*"peak_bytes":[1-9].*"ratio":[0-9]'
+check "experiments: then every round of every arm has its ratio and peak memory" \
+    '[ $status -eq 0 ] && [ "$(grep -c "$timed" "$work/turns/ledger-smoke.jsonl")" -eq 8 ]'
+expect "experiments: two programs by turns" 0 "" $python $here/turns.py --rounds 1 ./train_causal './train_dsa --window 8' -- \
+    --model qwen-tiny --seq-len 64
+check "experiments: the second against the first" \
+    'grep -qE "^./train_dsa --window 8 [0-9.]+ ms, ./train_causal [0-9.]+ ms: [0-9.]+, from" "$work/stdout"'
+expect "experiments: a program that fails in its turn" 1 "./train_causal --model nothing: ended with code" \
+    $python $here/turns.py ./train_causal ./train_dsa -- --model nothing
+expect "experiments: rows of the table of variants" 0 "" $python scripts/variant_table.py --print --variants causal dsa --time \
+    --rounds 1 --model qwen-tiny --seq-len 64
+check "experiments: with a step time against causal" \
+    'grep -qE "^\| train_causal \|.*\| 1.00 \|$" "$work/stdout" && grep -qE "^\| train_dsa \|.*\| [0-9.]+ \|$" "$work/stdout"'
+
+# Labelled examples.
+expect "experiments: labelled examples" 0 "" "${run[@]}" e12_tasks --scale smoke --arms dsa --out "$work/classes"
+check "experiments: have accuracy and F1" \
+    '[ "$(grep -c "\"accuracy\":{\"items\":[01].*\"macro_f1\":{\"items\"" "$work/classes/ledger-smoke.jsonl")" -eq 4 ]'
 
 # Ctrl-C in a run that is long enough to be met: this trainer takes more steps than it is asked for.
 mkdir "$work/programs"
@@ -110,6 +181,22 @@ check "experiments: from the checkpoint" 'grep -q "\"event\":\"config\",\"step\"
 expect "experiments: the same without Ctrl-C" 0 "" "${long[@]}" --out "$work/unstopped"
 check "experiments: to the same bits" \
     '[ -n "$(results "$work/stopped")" ] && [ "$(results "$work/stopped")" = "$(results "$work/unstopped")" ]'
+
+# ---- a comparison
+compare=($python $here/compare.py --cpu --no-build --out "$work/compare" causal)
+tiny=(--model qwen-tiny --seq-len 64 --steps 10 --val-batches 4)
+printf 'The quick brown fox jumps over the lazy dog. %s\n' $(seq 2000) > "$work/fox.txt"
+if $python -c 'import numpy, scipy' 2> /dev/null; then
+    expect "experiments: a comparison on a text" 0 "" "${compare[@]}" dsa 'dsa --window 4' --seeds 2 --text "$work/fox.txt" -- \
+        "${tiny[@]}" --dense-until 8
+    check "experiments: says how sparse each arm is, and has intervals" \
+        'grep -qE "^\| causal \| [0-9,]+ \| 100.0% \|.* baseline " "$work/stdout" &&
+            grep -qE "^\| dsa --window 4 \| [0-9,]+ \| [1-9][0-9]?\.[0-9]% \|.* \+- [0-9]" "$work/stdout" &&
+            grep -qE "^dsa - causal: [+-][0-9.]+ \+- [0-9.]+ nats \(2 paired seeds, 95%\): .*Smallest difference" "$work/stdout"'
+    printf 'Another text.\n' > "$work/other.txt"
+    expect "experiments: of another text in the same folder" 2 "is of other texts" "${compare[@]}" dsa --text "$work/other.txt"
+    expect "experiments: a comparison with a variant that is not there" 2 "there is no attention/flash.cuh" "${compare[@]}" flash
+fi
 
 # ---- the report
 if $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then

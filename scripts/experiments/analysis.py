@@ -62,6 +62,12 @@ class Arm:
     def diverged(self):
         return [s for s, r in self.records.items() if r['event'] == 'diverged']
 
+    @property
+    def accuracies(self):
+        """seed -> mean accuracy over the files of items, where there are any."""
+        found = {s: [v for v in r['result'].get('accuracy', {}).values() if v is not None] for s, r in self.records.items()}
+        return {s: statistics.mean(values) for s, values in found.items() if values}
+
     def mean(self, key):
         """Of a number of the results; None where no run has it."""
         found = [r['result'][key] for r in self.records.values() if r['result'].get(key) is not None]
@@ -86,6 +92,32 @@ class Table:
 
 
 @dataclass
+class Timing:
+    """Step times of one experiment at one scale in one setting."""
+
+    experiment: Experiment
+    scale: str
+    setting: str
+    arms: dict      # name -> {round: result}
+
+    title = Table.title
+
+    def values(self, arm, key):
+        """Of all rounds that have it."""
+        return [result[key] for _, result in sorted(self.arms[arm].items()) if result.get(key)]
+
+    def peak_ratio(self, arm):
+        """Peak memory against the baseline's beside it; None where it is not known."""
+        pairs = [(r.get('peak_bytes'), r.get('baseline_peak_bytes')) for r in self.arms[arm].values()]
+        return statistics.median(own / base for own, base in pairs) if all(own and base for own, base in pairs) else None
+
+    @property
+    def seq_len(self):
+        e = self.experiment
+        return (e.scales[self.scale].get('options', {}) | e.settings[self.setting].get('options', {})).get('seq-len')
+
+
+@dataclass
 class Said:
     """A claim, and what the runs of one scale say about it."""
 
@@ -101,7 +133,7 @@ class Report:
     """All that ledgers hold, ordered."""
 
     def __init__(self, paths, only=None, scale=None):
-        self.runs, self.tables, self.verdicts = [], [], []
+        self.runs, self.tables, self.timings, self.verdicts = [], [], [], []
         self.sweeps = defaultdict(lambda: defaultdict(dict))  # (experiment, scale) -> arm -> factor -> [records]
         self.analysis, self.claims = read_claims()
         finished, labels, self.attempts, self.commands = {}, {}, defaultdict(int), {}
@@ -125,7 +157,7 @@ class Report:
                 self.commands[record['key']] = record.get('command', '')
 
     def _order(self, finished, labels, only, only_scale):
-        arms = defaultdict(dict)
+        arms, timed = defaultdict(dict), defaultdict(lambda: defaultdict(dict))
         newest = {}  # of several rates of one seed, the last that was planned
         for place, key in labels.items():
             experiment, scale, stage, arm, setting, seed, factor = place
@@ -137,6 +169,8 @@ class Report:
             self.runs.append((place, record))
             if stage == 'sweep':
                 self.sweeps[experiment, scale][arm].setdefault(factor, []).append(record)
+            elif stage == 'turns':
+                timed[experiment, scale, setting][arm][seed] = record['result']
             else:
                 newest[experiment, scale, setting, arm, seed] = (record, factor)
         for (experiment, scale, setting, arm, seed), (record, factor) in newest.items():
@@ -148,14 +182,18 @@ class Report:
         for (name, scale, setting), found in arms.items():
             e = self.experiments[name]
             self.tables.append(Table(e, scale, setting, {a: found[a] for a in e.arms if a in found}))
+        for (name, scale, setting), found in timed.items():
+            e = self.experiments[name]
+            self.timings.append(Timing(e, scale, setting, {a: found[a] for a in e.arms if a in found}))
         number = {name: n for n, name in enumerate(self.experiments)}
-        self.tables.sort(
-            key=lambda t: (
-                number[t.experiment.name],
-                SCALES.index(t.scale),
-                list(t.experiment.settings).index(t.setting) if t.setting in t.experiment.settings else 99,
+        for kind in (self.tables, self.timings):
+            kind.sort(
+                key=lambda t: (
+                    number[t.experiment.name],
+                    SCALES.index(t.scale),
+                    list(t.experiment.settings).index(t.setting) if t.setting in t.experiment.settings else 99,
+                )
             )
-        )
 
     def _compare(self):
         """Every arm against the baseline, and against what claims compare it with; Holm over all of a table."""

@@ -2,6 +2,7 @@
 
 import io
 import re
+from statistics import median
 
 from packages import require
 
@@ -94,10 +95,14 @@ def mean_curve(arm, column):
 
 
 def curves(table):
+    """'' where the runs of a setting have only read a text."""
     figure, ax = axes(xlabel='optimiser steps', ylabel='validation loss, nats')
     for n, arm in enumerate(table.arms.values()):
         if points := mean_curve(arm, 0):
             ax.plot(*zip(*points), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm.name)
+    if not ax.lines:
+        pyplot.close(figure)
+        return ''
     ax.legend(fontsize=8)
     return svg(figure, f'{table.title}: loss curves')
 
@@ -175,6 +180,18 @@ def distance(tables):
     ax.set_ylim(-0.02, 1.02)
     ax.legend(fontsize=8)
     return svg(figure, 'accuracy against distance')
+
+
+def times(timings):
+    """Step time and peak memory of every arm against the length of a row, both on logarithmic axes."""
+    figure, both = pyplot.subplots(1, 2, figsize=(8.4, 3.6), layout='constrained')
+    for ax, key, label, unit in zip(both, ('ms', 'peak_bytes'), ('ms a step', 'peak memory, MiB'), (1, 2**20)):
+        for n, name in enumerate(dict.fromkeys(arm for t in timings for arm in t.arms)):
+            points = [(t.seq_len, median(t.values(name, key)) / unit) for t in timings if name in t.arms and t.values(name, key)]
+            if points: ax.plot(*zip(*sorted(points)), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=name)
+        ax.set(xlabel='tokens of a row', ylabel=label, xscale='log', yscale='log')
+    both[0].legend(fontsize=7)
+    return svg(figure, f'{timings[0].experiment.name}: time and memory against the length of a row')
 
 
 def series(table, key, label, x='optimiser steps'):

@@ -14,12 +14,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger import RunLock
+from ledger import MachineLock, RunLock
 from packages import EXIT_SIGNAL, Refused
 from prepare import ROOT
 from results import is_finished, last_step, read_log, result_of
 
 EXIT_NOT_FINITE = 5
+TURNS = Path(__file__).resolve().parent / 'turns.py'
 
 
 @dataclass
@@ -70,13 +71,25 @@ class Child:
     told: bool = False  # to stop: a second SIGINT would kill it
 
 
-class Jobs:
-    """Does the runs of a plan. `command(run)` are the options that say where things are; `record` is added to every result."""
+def weights_of(out, run):
+    """The checkpoint that a finished run leaves."""
+    return Path(out) / 'runs' / run.key / f'step_{run.steps:08d}'
 
-    def __init__(self, ledger, out, at, command, programs, record, keep_weights=False, say=print):
+
+def has_weights(out, run):
+    return (weights_of(out, run) / 'manifest.json').exists()
+
+
+class Jobs:
+    """Does the runs of a plan. `command(run)` are the options that say where things are; `record` is added to every result. With
+    `again`, runs that are finished are done once more for their weights. With `alone`, nothing else runs on `machine` meanwhile."""
+
+    def __init__(self, ledger, out, at, command, programs, record, keep_weights=False, say=print, again=False, machine='',
+                 alone=False):
         self.ledger, self.out, self.free = ledger, Path(out), list(at)
         self.command, self.programs, self.record = command, Path(programs), record
-        self.keep_weights, self.say = keep_weights, say
+        self.keep_weights, self.say, self.again = keep_weights, say, again
+        self.machine = MachineLock(self.out / 'locks', machine, alone)
         self.children, self.stopping, self.failed = [], None, []
         self.total_places = len(at)
 
@@ -84,7 +97,7 @@ class Jobs:
 
     def perform(self, runs):
         """Does what is not finished. True when all are; False after a signal or when some failed."""
-        waiting = [run for run in runs if run.key not in self.ledger.finished and run.key not in self.failed]
+        waiting = [run for run in runs if not self._is_done(run) and run.key not in self.failed]
         already, self.count, begun = len(runs) - len(waiting), len(runs), time.time()
         self.expected_total = sum(run.seconds for run in waiting)
         self.done_here = already
@@ -93,6 +106,8 @@ class Jobs:
         handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
         spoken = begun
         try:
+            while waiting and not self.stopping and not self.machine.take():
+                time.sleep(0.2)
             while self.children or (waiting and not self.stopping):
                 waiting = self._start(waiting)
                 self._collect()
@@ -102,9 +117,13 @@ class Jobs:
                 time.sleep(0.05 if self.expected_total < 60 else 0.3)
         finally:
             self._wait_for_all()
+            self.machine.release()
             for s, handler in handlers.items():
                 signal.signal(s, handler)
-        return not self.stopping and all(run.key in self.ledger.finished for run in runs)
+        return not self.stopping and all(map(self._is_done, runs))
+
+    def _is_done(self, run):
+        return run.key in self.ledger.finished and (not self.again or has_weights(self.out, run))
 
     def _on_signal(self, number, _):
         self.stopping = number
@@ -138,7 +157,7 @@ class Jobs:
                 later.append(run)
                 continue
             self.ledger.refresh()
-            if run.key in self.ledger.finished or self._harvest(run):
+            if self._is_done(run) or self._harvest(run):
                 lock.release()
                 self.done_here += 1
                 continue
@@ -146,7 +165,7 @@ class Jobs:
         if later and not self.children and not self.stopping:
             time.sleep(0.5)  # for another run.py
             self.ledger.refresh()
-            done = [run for run in later if run.key in self.ledger.finished]
+            done = [run for run in later if self._is_done(run)]
             self.done_here += len(done)
             later = [run for run in later if run not in done]
         return later
@@ -155,27 +174,40 @@ class Jobs:
         return self.out / 'runs' / run.key
 
     def _harvest(self, run):
-        """A trainer that outlived its run.py has finished without a line in the ledger."""
-        if not is_finished(read_log(self.folder(run) / 'log.jsonl')):
+        """A trainer that outlived its run.py has finished without a line in the ledger; a run whose origin diverged has no result
+        to wait for."""
+        if run.origin and self.ledger.finished[run.origin.key]['event'] == 'diverged':
+            why = f'the run that it starts from diverged ({run.origin.name})'
+            self._enter(run, result_of(self.folder(run)), why)
+            return True
+        if self.again or run.kind != 'train' or not is_finished(read_log(self.folder(run) / 'log.jsonl')):
             return False
         self._finish(run, self.folder(run), 0)
         return True
 
-    def _spawn(self, run, lock, place):
-        folder = self.folder(run)
-        folder.mkdir(parents=True, exist_ok=True)
+    def _words(self, run, folder, place):
+        """The command of a run."""
+        where = self.command(run) | {'out': str(folder)} | ({'threads': place.threads} if place.threads else {})
+        if run.kind == 'turns':
+            return [sys.executable, str(TURNS), '--log', str(folder / 'log.jsonl'),
+                    *(shlex.join(self._trainer(one, one.options | where)) for one in (run.against, run))]
+        first = {'resume': 'true'} if run.kind == 'train' else {'evaluate': 'true', 'eval-log': str(folder / 'log.jsonl')}
+        command = self._trainer(run, first | run.options | where)
+        return ['mpirun', '-np', str(place.ranks), *command] if place.ranks > 1 else command
+
+    def _trainer(self, run, options):
         program = self.programs / f'train_{run.variant}'
         if not program.exists():
             raise Refused(f'{program} is not there; make train_{run.variant} builds it')
-        options = run.options | self.command(run) | {'out': str(folder)}
-        if place.threads:
-            options['threads'] = place.threads
-        command = [str(program), '--resume'] + [word for name, value in options.items() for word in (f'--{name}', str(value))]
-        if place.ranks > 1:
-            command = ['mpirun', '-np', str(place.ranks)] + command
+        return [str(program), *(f'--{name}={value}' for name, value in options.items())]
+
+    def _spawn(self, run, lock, place):
+        folder = self.folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        command = self._words(run, folder, place)
         environment = os.environ | ({'CUDA_VISIBLE_DEVICES': place.devices} if place.devices else {'OMP_WAIT_POLICY': 'passive'})
         self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(map(from_root, command)))
-        with open(folder / 'stdout.txt', 'ab') as out, open(folder / 'stderr.txt', 'wb') as err:
+        with open(folder / 'stdout.txt', 'ab' if run.kind == 'train' else 'wb') as out, open(folder / 'stderr.txt', 'wb') as err:
             process = subprocess.Popen(
                 command,
                 stdout=out,
@@ -197,26 +229,39 @@ class Jobs:
         for child in [c for c in self.children if c.process.poll() is not None]:
             self.children.remove(child)
             try:
-                self._finish(child.run, child.folder, child.process.returncode, child.told)
+                self._finish(child.run, child.folder, child.process.returncode, child.told, time.time() - child.begun)
             finally:
                 child.lock.release()
                 self.free.insert(0, child.place)
 
-    def _finish(self, run, folder, code, told=False):
+    def _enter(self, run, result, why=''):
+        """The ledger's line for a run that has its result, or that diverged, and why."""
+        fields = {
+            'key': run.key,
+            **run.labels,
+            'variant': run.variant,
+            'kind': run.kind,
+            'options': run.options,
+            **self.record(run),
+            'result': result,
+        }
+        if run.origin: fields['origin'] = run.origin.key
+        if self.again:
+            before = self.ledger.finished[run.key]['result'].get('weights_hash')
+            self.ledger.append('again', key=run.key, weights_hash=result['weights_hash'])
+            if before != result['weights_hash']:
+                self.say(f'{run.name}: has other weights than the ledger says ({before}): another machine or number of threads')
+        else:
+            self.ledger.append('diverged' if why else 'done', **fields, **({'why': why} if why else {}))
+
+    def _finish(self, run, folder, code, told=False, seconds=0.0):
         """The ledger's line for a trainer that has ended."""
         printed = (folder / 'stdout.txt').read_text(errors='replace') if (folder / 'stdout.txt').exists() else ''
         result = result_of(folder, printed)
+        if run.kind != 'train': result['seconds'] = round(seconds, 3)
         if code == 0 or code == EXIT_NOT_FINITE:
             why = result.pop('diverged', '') or ('a loss is not finite' if code else '')
-            fields = {
-                'key': run.key,
-                **run.labels,
-                'variant': run.variant,
-                'options': run.options,
-                **self.record(run),
-                'result': result,
-            }
-            self.ledger.append('diverged' if why else 'done', **fields, **({'why': why} if why else {}))
+            self._enter(run, result, why)
             self.done_here += 1
             loss = (
                 'diverged: ' + why if why else f'validation {result["val_loss"]:.4f}' if result['val_loss'] is not None else 'done'

@@ -4,6 +4,7 @@ A run's key is a hash of the program's options, of the engine's commit and of th
 it is written, threads, whether it is resumed) are left out. Records:
 
     {"event": "start" | "stopped" | "failed", "key": ...}      attempts
+    {"event": "again", "key": ...}                  a finished run, done once more because later ones start from its weights
     {"event": "done" | "diverged", "key": ..., ...}            a finished run with its results: never run again
     {"event": "fixed", "name": ..., "value": ...}              a choice that later runs stand on, such as an arm's best rate
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from packages import EXIT_DATA, Refused
 
 FINISHED = ('done', 'diverged')
-WITHOUT_EFFECT = ('out', 'threads', 'resume', 'device')
+WITHOUT_EFFECT = ('out', 'threads', 'resume', 'device', 'plot', 'sample-every', 'checkpoint-every', 'keep-checkpoints')
 
 
 def key_of(variant, options, commit, data):
@@ -133,3 +134,25 @@ class RunLock:
         if self.descriptor is not None:
             os.close(self.descriptor)
         self.descriptor = None
+
+
+class MachineLock:
+    """Shared by all that run on a machine with one OUT; whoever measures times takes it alone."""
+
+    def __init__(self, folder, machine, alone):
+        self._path, self._how = Path(folder) / f'machine-{machine}.lock', fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        self._file = None
+
+    def take(self):
+        """False while another run.py is at work that cannot bear company, or this one cannot bear it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._file or open(self._path, 'a')
+        try:
+            fcntl.flock(self._file, self._how | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+
+    def release(self):
+        if self._file: self._file.close()
+        self._file = None

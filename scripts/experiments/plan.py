@@ -3,6 +3,9 @@
     sweep     every arm at every rate, tuned on the first half of the validation tokens
     seeds     every arm at its best rate and every seed, reported on the second half
     seconds   settings with equal = "seconds": as many steps as take the baseline's time, which `seeds` has measured
+    phase2    settings that come after one of `seeds`: runs that start from its weights, training on or only reading a text
+    phase3    settings that come after one of phase2; and so on
+    turns     settings with turns = N: step times of every arm, in N rounds by turns with the baseline, alone on the machine
 
 Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for. README.md beside this file describes the keys.
 """
@@ -18,19 +21,27 @@ from packages import Refused
 HERE = Path(__file__).resolve().parent
 SCALES = ('smoke', 'reduced', 'medium', 'paper')
 EQUAL = ('tokens', 'flops', 'seconds')
+TURN_STEPS = 9            # of a program when it is its turn, three of them to warm up
 KEYS = {
     'experiment': {'title', 'question', 'picture', 'baseline', 'options', 'relative_seconds', 'arms', 'settings', 'sweep', 'scales',
-                   'needs', 'left_open', 'keep_weights'},
-    'arm': {'variant', 'label', 'options', 'ignore', 'needs'},
-    'setting': {'label', 'options', 'equal', 'needs', 'arms', 'scales', 'task', 'model', 'seconds_per_step'},
+                   'needs', 'left_open'},
+    'arm': {'variant', 'label', 'options', 'ignore', 'needs', 'from'},
+    'setting': {'label', 'options', 'equal', 'needs', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
+                'evaluate', 'turns'},
     'sweep': {'rates', 'seeds'},
-    'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'needs', 'arms', 'rates'},
+    'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'needs', 'arms', 'rates',
+              'arm_options', 'relative_seconds'},
 }
+
+
+# What changes nothing where a text is only read.
+OF_TRAINING = ('steps', 'lr', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2', 'val-every', 'checkpoint-every',
+               'keep-checkpoints', 'sample-every', 'monitor-every', 'plot', 'total-batch-tokens', 'shuffle', 'eval-every')
 
 
 @dataclass
 class Run:
-    """One call of a trainer. `options` decide the result; `paths` say where this machine has what they mean."""
+    """One call of a trainer. `options` decide the result; where this machine has what they mean, others say."""
     experiment: str
     scale: str
     stage: str
@@ -47,6 +58,9 @@ class Run:
     key: str = ''
     seconds: float = 0.0          # expected
     measured: bool = False        # expected from runs in the ledger
+    kind: str = 'train'           # or evaluate: reads the validation tokens and trains nothing; turns: step times
+    origin: 'Run | None' = None   # whose weights it starts from
+    against: 'Run | None' = None  # the baseline's, with which it takes turns
 
     @property
     def labels(self):
@@ -61,7 +75,7 @@ class Run:
 
     @property
     def steps(self):
-        return int(self.options['steps'])
+        return int(self.options.get('steps', 1))
 
 
 def known_experiments(folder=HERE):
@@ -86,13 +100,15 @@ def choose(kind, name, known):
 class Experiment:
     """A TOML file, with every key checked."""
 
-    def __init__(self, name, folder=HERE):
-        choose('experiment', name, known_experiments(folder))
+    def __init__(self, name, folder=HERE, table=None):
+        """Without `table` from the folder's file."""
         self.name, self.path = name, Path(folder) / f'{name}.toml'
-        try:
-            table = tomllib.loads(self.path.read_text(encoding='utf-8'))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise Refused(f'{self.path}: cannot be read: {error}') from error
+        if table is None:
+            choose('experiment', name, known_experiments(folder))
+            try:
+                table = tomllib.loads(self.path.read_text(encoding='utf-8'))
+            except (OSError, tomllib.TOMLDecodeError) as error:
+                raise Refused(f'{self.path}: cannot be read: {error}') from error
         self._check(table, 'experiment', '')
         self.title, self.question = table['title'], table.get('question', '')
         self.picture = table.get('picture', 'forest')
@@ -103,7 +119,6 @@ class Experiment:
         self.scales = {s: self._checked(t, 'scale', f'scales.{s}') for s, t in table['scales'].items()}
         self.relative_seconds = table.get('relative_seconds', {})
         self.needs, self.left_open = table.get('needs', []), table.get('left_open', [])
-        self.keep_weights = table.get('keep_weights', False)
         self._features = features(folder)
         self._check_names()
 
@@ -127,15 +142,54 @@ class Experiment:
         choose('baseline', self.baseline, self.arms)
         for scale, table in self.scales.items():
             choose('scale', scale, SCALES)
-            for arm in table.get('arms', []): choose('arm', arm, self.arms)
-        for table in self.settings.values():
+            for arm in [*table.get('arms', []), *table.get('arm_options', {}), *table.get('relative_seconds', {})]:
+                choose('arm', arm, self.arms)
+        for arm, table in self.arms.items():
+            if 'from' in table: choose('arm', table['from'], self.arms)
+        for name, table in self.settings.items():
             choose('equal', table.get('equal', 'tokens'), EQUAL)
             for arm in table.get('arms', []): choose('arm', arm, self.arms)
             for scale in table.get('scales', []): choose('scale', scale, SCALES)
+            if 'after' in table: choose('setting', table['after'], self.settings)
+            self.depth(name)
         for arm in self.relative_seconds: choose('arm', arm, self.arms)
         everything = [('', {'needs': self.needs}), *self.arms.items(), *self.settings.items(), *self.scales.items()]
         for _, table in everything:
             for feature in table.get('needs', []): choose('feature', feature, self._features)
+
+    # ---- what comes after what
+
+    def depth(self, setting):
+        """How many settings come before it, one after the other."""
+        passed, table = [setting], self.settings[setting]
+        while 'after' in table:
+            if table['after'] in passed:
+                raise Refused(f'{self.path}: settings come after each other in a circle: {" after ".join(passed)}')
+            passed.append(table['after'])
+            table = self.settings[table['after']]
+        return len(passed) - 1
+
+    def arms_of(self, setting):
+        """Names of the arms of a setting: those that it names, or all. Arms that start `from` another have no first phase."""
+        table = self.settings[setting]
+        return table.get('arms') or [arm for arm, of in self.arms.items() if 'after' in table or 'from' not in of]
+
+    def origin(self, setting, arm):
+        """(setting, arm) whose weights an arm has in a setting that comes after another: its own there, or those of the arm that it
+        is `from`, or, where neither is in that setting, in the one before."""
+        first = setting
+        while 'after' in self.settings[setting]:
+            setting = self.settings[setting]['after']
+            for name in (arm, self.arms[arm].get('from')):
+                if name in self.arms_of(setting): return setting, name
+        raise Refused(f'{self.path}: the arm {arm} has no weights to start from in the setting {first}; give it a `from`')
+
+    @property
+    def keeps_weights(self):
+        """Whether later phases start from them."""
+        return any('after' in table for table in self.settings.values())
+
+    # ---- what the engine can do
 
     def missing(self, *tables):
         """Features that these tables need and the engine has not."""
@@ -161,12 +215,14 @@ class Experiment:
         out."""
         for arm in asked or []: choose('arm', arm, self.arms)
         there = self.scales[scale].get('arms') or list(self.arms)
-        arms = [arm for arm in there if not asked or arm in asked or arm == self.baseline]
+        begins = [self.arms[arm].get('from') for arm in asked or []]
+        arms = [arm for arm in there if not asked or arm in [*asked, *begins, self.baseline]]
+        tables = {arm: (self.arms[arm], self.arms[self.arms[arm].get('from', arm)]) for arm in arms}
         for arm in asked or []:
             if wanted := self.missing(self.arms[arm]):
                 raise Refused(f'{self.name}: the arm {arm} needs what the engine does not have yet: {self.describe(wanted)}')
             if arm not in there: raise Refused(f'{self.name} at scale {scale} has no arm {arm}; it has: {", ".join(there)}')
-        return [arm for arm in arms if not self.missing(self.arms[arm])]
+        return [arm for arm in arms if not self.missing(*tables[arm])]
 
     def left_out(self, scale):
         """Arms and settings that are not run at a scale, with what they need."""
@@ -192,59 +248,94 @@ class Planner:
         self.steps_of = steps_of or (lambda run: run.steps)   # for equal seconds
         self.flops = flops or (lambda run: None)       # of a token; None: not known, and as many steps as the baseline
 
-    def settings(self, *equal):
+    def relative_seconds(self, arm):
+        """Expected time of a step against the baseline's."""
+        return self.table.get('relative_seconds', self.experiment.relative_seconds).get(arm, 1.0)
+
+    def stage_of(self, setting):
+        """The stage that does a setting."""
+        table, depth = self.experiment.settings[setting], self.experiment.depth(setting)
+        if 'turns' in table: return 'turns'
+        if depth: return f'phase{depth + 1}'
+        return 'seconds' if table.get('equal') == 'seconds' else 'seeds'
+
+    def settings(self, stage):
+        """Those of a stage, at this scale, that the engine can do."""
         return {name: table for name, table in self.experiment.settings.items()
-                if table.get('equal', 'tokens') in equal and not self.experiment.missing(table)
-                and self.scale in table.get('scales', SCALES)}
+                if self.stage_of(name) == stage and self.scale in table.get('scales', SCALES)
+                and not self.experiment.missing(table)}
 
     def stages(self):
-        """Those that this experiment has."""
+        """Those that this experiment has, in their order."""
         names = ['sweep'] if self.rates else []
-        if self.seeds and self.settings('tokens', 'flops'): names.append('seeds')
-        if self.seeds and self.settings('seconds'): names.append('seconds')
+        if self.seeds:
+            deepest = max(map(self.experiment.depth, self.experiment.settings))
+            phases = [f'phase{depth + 1}' for depth in range(1, deepest + 1)]
+            names += [stage for stage in ('seeds', 'seconds', *phases, 'turns') if self.settings(stage)]
         return names
 
     def runs(self, stage):
         """The runs of a stage, seed by seed, so that pairs are complete early."""
         if stage == 'sweep':
-            first = next(iter(self.settings('tokens', 'flops')), '')
+            first = next(iter(self.settings('seeds')), '')
             seeds = range(1, self.experiment.sweep.get('seeds', 1) + 1)
-            return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in self.arms]
-        settings = self.settings('seconds') if stage == 'seconds' else self.settings('tokens', 'flops')
+            arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm]]
+            return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in arms]
+        settings = self.settings(stage)
+        rounds = self.seeds if stage != 'turns' else max((table['turns'] for table in settings.values()), default=0)
         return [
             self._run(stage, arm, setting, seed, self.rate_of(arm))
-            for seed in range(1, self.seeds + 1)
+            for seed in range(1, rounds + 1)
             for setting, table in settings.items()
             for arm in self.arms
-            if arm in (table.get('arms') or self.arms) and self.rate_of(arm) is not None
+            if arm in self.experiment.arms_of(setting) and seed <= table.get('turns', seed) and self._can_start(setting, arm)
         ]
 
+    def _can_start(self, setting, arm):
+        """False where all rates of the sweep diverged, of this arm or of those that it starts from."""
+        if self.rate_of(arm) is None: return False
+        return not self.experiment.depth(setting) or self._can_start(*self.experiment.origin(setting, arm))
+
     def _run(self, stage, arm, setting, seed, factor):
+        """A run with what its stage and setting make of it."""
+        e, table = self.experiment, self.experiment.settings[setting]
+        run = self._plain(stage, arm, setting, seed, factor)
+        if 'after' in table:
+            of, name = e.origin(setting, arm)
+            run.origin = self._run(self.stage_of(of), name, of, seed, self.rate_of(name))
+        if table.get('evaluate'):
+            run.kind = 'evaluate'
+            for option in OF_TRAINING: run.options.pop(option, None)
+        elif stage == 'turns':
+            run.kind, run.against = 'turns', self._plain(stage, e.baseline, setting, seed, factor)
+            for one in (run, run.against): one.options['steps'] = TURN_STEPS
+            run.seconds = TURN_STEPS * (2 * run.against.seconds + run.seconds)
+            return run
+        elif stage == 'seeds' and table.get('equal') == 'flops' and arm != e.baseline:
+            base, own = self.flops(self._plain(stage, e.baseline, setting, seed, factor)), self.flops(run)
+            if base and own: run.options['steps'] = max(1, round(run.steps * base / own))
+        elif stage == 'seconds' and arm != e.baseline:
+            run.options['steps'] = max(1, self.steps_of(run))
+        run.seconds *= run.steps
+        return run
+
+    def _plain(self, stage, arm, setting, seed, factor):
+        """The same from the tables alone. Its `seconds` are those of a step, or of a whole reading of the text."""
         e, scale = self.experiment, self.table
         of_setting, of_arm = e.settings[setting], e.arms[arm]
         options = {'sample-every': 0, 'plot': 0, 'keep-checkpoints': 1, 'model': 'qwen-2m'} | e.options | scale.get('options', {})
-        options |= of_setting.get('options', {}) | of_arm.get('options', {})
+        options |= of_setting.get('options', {}) | of_arm.get('options', {}) | scale.get('arm_options', {}).get(arm, {})
         if stage == 'sweep': options |= scale.get('sweep_options', {})
         for option in of_arm.get('ignore', []): options.pop(option, None)   # without effect: settings that differ in it share runs
         multiple = options.pop('lr-times', 1)          # a setting's own factor, as in e10
         options |= {'lr': float(f'{scale["lr"] * factor * multiple:.6g}'), 'seed': seed}
-        run = Run(e.name, self.scale, stage, arm, setting, seed, of_arm.get('variant', arm), factor, options,
-                  scale.get('data', 'bundled'), 'tune' if stage == 'sweep' else 'report', of_setting.get('task', {}),
+        data = 'labelled' if 'labelled' in of_setting else scale.get('data', 'bundled')
+        run = Run(e.name, self.scale, stage, arm, setting, seed, of_arm.get('variant', arm), factor, options, data,
+                  'tune' if stage == 'sweep' else 'report', of_setting.get('labelled') or of_setting.get('task', {}),
                   of_setting.get('model') or scale.get('model', {}))
         if run.shape: options['model'] = shape_name(run.shape)
-        if stage == 'seeds' and of_setting.get('equal') == 'flops' and arm != e.baseline:
-            base, own = self.flops(self._like(run, e.baseline)), self.flops(run)
-            if base and own: options['steps'] = max(1, round(run.steps * base / own))
-        if stage == 'seconds' and arm != e.baseline: options['steps'] = max(1, self.steps_of(run))
-        run.seconds = run.steps * of_setting.get('seconds_per_step', scale['seconds_per_step']) * e.relative_seconds.get(arm, 1.0)
+        run.seconds = of_setting.get('seconds_per_step', scale['seconds_per_step']) * self.relative_seconds(arm)
         return run
-
-    def _like(self, run, arm):
-        """The same run with another arm's program and options, to be asked for its FLOPs."""
-        table = self.experiment.arms[arm]
-        return Run(
-            **{**vars(run), 'arm': arm, 'variant': table.get('variant', arm), 'options': run.options | table.get('options', {})}
-        )
 
 
 def shape_name(shape):

@@ -29,7 +29,7 @@ QWEN3 = {
 }
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ('train_gpt.cu', 'model', 'attention', 'data', 'Makefile', ':!*.md')   # what a trainer is made of
-GENERATOR = 1   # of tasks.py: raise it when the bytes of a task change, as it is part of their hash
+GENERATOR = 1   # of tasks.py and labelled.py: raise it when the bytes of a task change, as it is part of their hash
 HEADER, MAGIC_16, MAGIC_32 = 1024, 20240520, 20240801
 HOW_TO_TOKENIZE = (
     "make shards with ./tokenize --tokenizer TOKENIZER.json --out FOLDER --name text FILES (or scripts/fineweb.py) and "
@@ -64,12 +64,14 @@ class Data:
 
     def there(self, run):
         """Whether the data of a run is on this machine."""
-        return run.data in ('bundled', 'task') or self.given is not None
+        return run.data in ('bundled', 'task', 'labelled') or self.given is not None
 
     def hash_of(self, run):
         """Of the data of a run: files by their bytes, generated tasks by what they are generated from."""
         if run.data == 'task':
             return 'task-' + task_name(run.task)
+        if run.data == 'labelled':
+            return self._labelled_name(run.task)
         if not self.there(run):
             return 'unknown'
         return self._hash(run.data)
@@ -107,6 +109,8 @@ class Data:
         """Options that say where the data of a run is, made if it is not there."""
         if run.data == 'task':
             return self._task_options(run.task)
+        if run.data == 'labelled':
+            return self._labelled_options(run.task)
         if not self.there(run):
             raise Refused(f'{run.experiment} at scale {run.scale} reads the text "{run.data}"; {HOW_TO_TOKENIZE}', EXIT_DATA)
         train, _ = self.globs(run.data)
@@ -145,6 +149,24 @@ class Data:
             tasks.write(task, folder)
         return {'train-data': str(folder / 'task_train_000001.bin'), 'val-data': str(folder / 'task_val_000000.bin'),
                 'eval-data': str(folder / 'items.bin')}
+
+    def _labelled_name(self, task):
+        """Of examples and the file that they are made of; a plan is a plan without the file too."""
+        import labelled
+        name = labelled.KINDS[task['kind']][1]
+        path = self.given / name if name and self.given else None
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path and path.exists() else name
+        text = json.dumps([GENERATOR, task, content], sort_keys=True)
+        return f'{task["kind"]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}'
+
+    def _labelled_options(self, task):
+        import labelled
+        labelled.source_of(task['kind'], self.given)
+        folder = self.out / 'data' / self._labelled_name(task)
+        if not (folder / 'items.jsonl').exists():
+            labelled.write(task, self.given, folder)
+        return {'train-data': str(folder / 'labelled_train_*.bin'), 'val-data': str(folder / 'labelled_val_*.bin'),
+                'eval-data': str(folder / 'items.jsonl')}
 
     def model(self, run):
         """A folder with the config.json of a model that is described in the plan."""

@@ -7,10 +7,6 @@
 Writes report.html, report.md, verdicts.csv, results.csv and tables.tex. Exit codes: 0 done, 2 usage, 3 data.
 """
 import argparse
-import csv
-import io
-import math
-import statistics
 import sys
 from pathlib import Path
 
@@ -20,192 +16,10 @@ require('jinja2', 'scipy', 'matplotlib')
 import jinja2                                                       # noqa: E402
 
 import figures                                                      # noqa: E402
-import stats                                                        # noqa: E402
 from analysis import Report                                         # noqa: E402
 from plan import HERE, SCALES, choose, known_experiments            # noqa: E402
-from prepare import ROOT, write_whole                                     # noqa: E402
-
-
-def number(value, form='.4f'):
-    """A number in words of a table; a dash where there is none."""
-    return '-' if value is None or (isinstance(value, float) and not math.isfinite(value)) else format(value, form)
-
-
-def interval(comparison):
-    if comparison is None or not comparison.pairs: return '-'
-    if comparison.pairs < 2: return f'{comparison.mean:+.4f} (one pair)'
-    return f'{comparison.mean:+.4f} +- {comparison.half_width:.4f}'
-
-
-# ----------------------------------------------------------------------------------------------------------------- tables
-
-def verdict_table(report):
-    head = [
-        'document',
-        'claim',
-        'published',
-        'scale',
-        'ours',
-        'pairs',
-        'p (Holm)',
-        'verdict',
-        'because',
-        'smallest detectable',
-        'planned',
-    ]
-    rows = []
-    for one in report.verdicts:
-        c, claim = one.comparison, one.claim
-        seen = stats.smallest_detectable(c.pairs, c.sd) if c.pairs >= 2 else None
-        rows.append(
-            [
-                f'{claim["document"]}, {claim["section"]}',
-                f'{claim["arm"]} - {claim["against"]}',
-                f'{claim["number"]:+.3f}',
-                one.scale,
-                interval(c),
-                str(c.pairs),
-                number(c.adjusted, '.3g'),
-                one.verdict.word,
-                one.verdict.reason + stats.lost_pairs(c),
-                number(seen, '.3f'),
-                f'{claim["seeds"]} seeds see {claim["smallest_detectable"]:.3f}',
-            ]
-        )
-    return head, rows
-
-
-def arm_table(table):
-    head = [
-        'arm',
-        'runs',
-        'diverged',
-        'validation loss',
-        'difference',
-        'p (Holm)',
-        'steps to the baseline\'s loss',
-        'rate x',
-        'ms a step',
-        'accuracy',
-    ]
-    rows = []
-    for name, arm in table.arms.items():
-        c = table.comparisons.get((name, table.experiment.baseline))
-        spread = f' +- {statistics.stdev(arm.sound):.4f}' if len(arm.sound) > 1 else ''
-        step, reached, runs = table.steps_to_loss.get(name, (None, 0, 0))
-        accuracies = [v for r in arm.records.values() for v in r['result'].get('accuracy', {}).values() if v is not None]
-        rows.append(
-            [
-                name,
-                str(len(arm.records)),
-                str(len(arm.diverged)),
-                number(statistics.mean(arm.sound)) + spread if arm.sound else '-',
-                'baseline' if name == table.experiment.baseline else interval(c),
-                number(c.adjusted if c else None, '.3g'),
-                f'{step:.0f} ({reached} of {runs})' if step is not None else f'- (0 of {runs})',
-                f'{arm.factor:g}',
-                number(arm.mean('ms'), '.1f'),
-                f'{statistics.mean(accuracies):.3f}' if accuracies else '-',
-            ]
-        )
-    return head, rows
-
-
-def run_table(report):
-    head = [
-        'experiment',
-        'scale',
-        'stage',
-        'arm',
-        'setting',
-        'seed',
-        'rate x',
-        'event',
-        'loss',
-        'steps',
-        'seconds',
-        'attempts',
-        'commit',
-        'machine',
-        'data',
-        'weights',
-        'key',
-        'command',
-    ]
-    rows = []
-    for place, record in sorted(report.runs, key=lambda run: [str(part) for part in run[0]]):
-        experiment, scale, stage, arm, setting, seed, factor = place
-        r = record['result']
-        machine = '; '.join(part for part in (record.get('place', ''), r.get('machine', '')) if part)
-        rows.append(
-            [
-                experiment,
-                scale,
-                stage,
-                arm,
-                setting,
-                str(seed),
-                f'{factor:g}',
-                record['event'],
-                number(r['val_loss'], '.6f'),
-                str(r['steps']),
-                number(r['seconds'], '.1f'),
-                str(report.attempts[record['key']]),
-                record.get('commit', ''),
-                machine,
-                record.get('data_hash', ''),
-                r.get('weights_hash') or '-',
-                record['key'],
-                report.commands.get(record['key'], ''),
-            ]
-        )
-    return head, rows
-
-
-# ------------------------------------------------------------------------------------------------------------------ forms
-
-def as_markdown(head, rows):
-    line = lambda cells: '| ' + ' | '.join(cell.replace('|', '/').replace('\n', ' ') for cell in cells) + ' |'
-    return '\n'.join([line(head), line(['---'] * len(head)), *map(line, rows)]) + '\n'
-
-
-def as_csv(head, rows):
-    text = io.StringIO()
-    csv.writer(text, lineterminator='\n').writerows([head, *rows])
-    return text.getvalue()
-
-
-def as_latex(head, rows, caption):
-    special = {
-        '\\': r'\textbackslash{}',
-        '&': r'\&',
-        '%': r'\%',
-        '_': r'\_',
-        '#': r'\#',
-        '$': r'\$',
-        '{': r'\{',
-        '}': r'\}',
-        '~': r'\textasciitilde{}',
-        '^': r'\textasciicircum{}',
-    }
-    clean = lambda cell: ''.join(special.get(c, c) for c in cell).replace('+-', r'$\pm$')
-    line = lambda cells: ' & '.join(map(clean, cells)) + r' \\'
-    return '\n'.join(
-        [
-            r'\begin{table}',
-            r'\centering',
-            rf'\caption{{{clean(caption)}}}',
-            rf'\begin{{tabular}}{{{"l" * len(head)}}}',
-            r'\hline',
-            line(head),
-            r'\hline',
-            *map(line, rows),
-            r'\hline',
-            r'\end{tabular}',
-            r'\end{table}',
-            '',
-        ]
-    )
+from prepare import ROOT, write_whole                               # noqa: E402
+from tables import arm_table, as_csv, as_latex, as_markdown, run_table, time_table, verdict_table   # noqa: E402
 
 
 # --------------------------------------------------------------------------------------------------------------- the page
@@ -225,8 +39,10 @@ def pictures(report, experiment, scale):
         )
     if e.picture == 'pareto' and tables: found.append(('Loss against FLOPs and seconds', figures.pareto(tables[0], report.tables)))
     if e.picture == 'distance' and tables: found.append(('Accuracy against the distance of the answer', figures.distance(tables)))
+    timings = [t for t in report.timings if t.experiment.name == experiment and t.scale == scale]
+    if timings: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
     for table in tables:
-        found.append((f'{table.title}: loss curves, mean over seeds', figures.curves(table)))
+        if curves := figures.curves(table): found.append((f'{table.title}: loss curves, mean over seeds', curves))
         for key, label, x in (
             ('entropy', 'entropy of attention, nats', 'optimiser steps'),
             ('gate', 'mean gate', 'optimiser steps'),
@@ -244,9 +60,11 @@ def sections(report):
         for scale in SCALES:
             if not any(place[0] == name and place[1] == scale for place, _ in report.runs): continue
             tables = [t for t in report.tables if t.experiment.name == name and t.scale == scale]
+            timings = [t for t in report.timings if t.experiment.name == name and t.scale == scale]
             yield {'name': name, 'scale': scale, 'title': e.title, 'question': e.question, 'left_open': e.left_open,
                    'lines': [s.line for s in report.verdicts if s.claim['experiment'] == name and s.scale == scale],
-                   'tables': [(t.title, *arm_table(t)) for t in tables], 'pictures': pictures(report, name, scale),
+                   'tables': [(t.title, *arm_table(t)) for t in tables] + [(t.title, *time_table(t)) for t in timings],
+                   'pictures': pictures(report, name, scale),
                    'end_points': report.end_points(name, scale),
                    'left_out': e.left_out(scale), 'pilot_sd': report.pilot_sd(scale)}
 

@@ -70,7 +70,7 @@ def result_of(folder, printed=''):
         'validation': [[r['step'], tokens_at.get(r['step']), r['val_loss'], seconds_at.get(r['step'])] for r in validations],
         'training': thinned([[r['step'], r['loss']] for r in steps if finite(r.get('loss'))]),
     }
-    result |= said(printed) | provenance(config) | evaluations(records) | attention(records)
+    result |= said(printed) | provenance(config) | evaluations(records) | attention(records) | turns(records)
     result |= by_position(records) | sparse_reading(records)
     if why := diverged(result, steps, config): result['diverged'] = why
     return result
@@ -109,8 +109,16 @@ def provenance(config):
 
 def evaluations(records):
     """Last accuracy of every file of items."""
-    found = {r['task']: r.get('acc_sum') for r in records if r.get('event') == 'evaluation' and 'task' in r}
-    return {'accuracy': found} if found else {}
+    found = [r for r in records if r.get('event') == 'evaluation' and 'task' in r]
+    if not found: return {}
+    f1 = {r['task']: r['macro_f1'] for r in found if finite(r.get('macro_f1'))}
+    return {'accuracy': {r['task']: r.get('acc_sum') for r in found}} | ({'macro_f1': f1} if f1 else {})
+
+
+def turns(records):
+    """What turns.py measured of a round."""
+    found = next((r for r in records if r.get('event') == 'turns'), {})
+    return {key: found[key] for key in ('ms', 'baseline_ms', 'ratio', 'baseline_peak_bytes', 'load') if key in found}
 
 
 def by_position(records):

@@ -1,0 +1,161 @@
+"""Labelled examples as text: shards to train on, and items that ask for the label.
+
+    python3 scripts/experiments/labelled.py digits --data FOLDER --out out/digits       # run.py e12_tasks does it by itself
+
+    digits     8x8 images of handwritten digits, 64 values from 0 to 16 and the class in a line of FOLDER/digits.csv.gz (1,797
+               lines; the file that scikit-learn's load_digits() reads)
+    polarity   rt-polarity.pos and rt-polarity.neg in FOLDER/sentence_polarity.zip, a sentence of a film review in each line (10,662
+               lines; Pang and Lee's sentence polarity dataset 1.0, in UTF-8 or, as first published, in Latin-1)
+    bars       8x8 images with a bar across or down, made here: what tests learn in no time
+
+A document is an example: a ">", the text or the image, a new line, the label. Written are labelled_train_000001.bin and
+labelled_val_000000.bin, in bytes, with a mask under which only labels count (--no-mask: every token does), and items.jsonl,
+{"query", "choices", "gold"}: the same up to the new line, and all labels. As the query ends in white space, no space is put between
+it and the label. The ">" says where an example begins: in training the end-of-text token stands there too, but items are read
+without it.
+
+The split needs no seed: examples are put into the order of the SHA-256 of their text, and every tenth is held out. In the order of
+the file, every tenth digit would be a 3 four times as often as a 1. Training has the same order, for a second reason: a row of
+training data holds several documents, and where labels follow each other by a rule (the digits begin 0 1 2 ... 9 0 1 2 ...), a
+model would learn that rule instead of reading the image.
+"""
+import argparse
+import csv
+import gzip
+import hashlib
+import json
+import struct
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+from packages import EXIT_DATA, Refused, guarded
+from prepare import MAGIC_16, shard_header, write_whole
+
+END_OF_TEXT = 256
+LEVELS = '0123456789abcdefg'   # one character for each of the 17 grey levels
+SIDE = 8
+HELD_OUT = 10                  # every tenth
+
+
+def image_as_text(values):
+    """Eight lines of eight characters. A pixel is one byte, and so one token; the line ends cost eight tokens of 72 and tell the
+    model where it is: the pixel above is always nine tokens back."""
+    return '\n'.join(''.join(LEVELS[value] for value in values[row:row + SIDE]) for row in range(0, SIDE * SIDE, SIDE))
+
+
+def digits(path):
+    """(text, label) of every line of a .csv.gz file."""
+    with gzip.open(path, 'rt', encoding='ascii', newline='') as file:
+        for number, row in enumerate(csv.reader(file), 1):
+            if len(row) != SIDE * SIDE + 1:
+                raise Refused(f'{path}:{number}: has {len(row)} values, expected 64 pixels and the class', EXIT_DATA)
+            try:
+                *pixels, label = map(int, row)
+            except ValueError as error:
+                raise Refused(f'{path}:{number}: {error}', EXIT_DATA) from error
+            if not all(0 <= value < len(LEVELS) for value in pixels) or not 0 <= label <= 9:
+                raise Refused(f'{path}:{number}: pixels are from 0 to 16 and classes from 0 to 9', EXIT_DATA)
+            yield image_as_text(pixels), str(label)
+
+
+def decoded(content):
+    try:
+        return content.decode('utf-8')
+    except UnicodeDecodeError:
+        return content.decode('latin-1')
+
+
+def polarity(path):
+    """(text, label) of every line of the two files in a .zip archive."""
+    with zipfile.ZipFile(path) as archive:
+        for ending, label in (('.neg', 'negative'), ('.pos', 'positive')):
+            names = [name for name in archive.namelist() if name.endswith('rt-polarity' + ending)]
+            if len(names) != 1:
+                raise Refused(f'{path}: has {len(names)} files named rt-polarity{ending}, expected one', EXIT_DATA)
+            for line in decoded(archive.read(names[0])).split('\n'):
+                if line.strip():
+                    yield line.strip(), label
+
+
+def bars(_):
+    """(text, label) of images with one bar of two grey levels, at every place."""
+    for level in range(1, len(LEVELS)):
+        for place in range(SIDE):
+            for across in (False, True):
+                image = [level if (k // SIDE if across else k % SIDE) == place else level // 2 for k in range(SIDE * SIDE)]
+                yield image_as_text(image), 'across' if across else 'down'
+
+
+KINDS = {
+    'digits': (digits, 'digits.csv.gz', [str(n) for n in range(10)]),
+    'polarity': (polarity, 'sentence_polarity.zip', ['negative', 'positive']),
+    'bars': (bars, '', ['across', 'down']),
+}
+
+
+def source_of(kind, folder):
+    """The file that a kind is made of, None where it is made here. EXIT_DATA unless it is in the folder."""
+    if kind not in KINDS: raise Refused(f'unknown kind {kind} of labelled examples; there are: {", ".join(KINDS)}')
+    name = KINDS[kind][1]
+    if name and not (folder and (Path(folder) / name).exists()):
+        raise Refused(f'{folder or kind}: has no {name}; give a folder that has it with --data', EXIT_DATA)
+    return Path(folder) / name if name else None
+
+
+def split(examples):
+    """(training, held out), both in the order of the texts' SHA-256."""
+    ordered = sorted(examples, key=lambda example: hashlib.sha256('\n'.join(example).encode()).hexdigest())
+    held_out = ordered[HELD_OUT - 1::HELD_OUT]
+    del ordered[HELD_OUT - 1::HELD_OUT]
+    return ordered, held_out
+
+
+def shard(examples, mask):
+    """Documents as a token shard of data/README.md."""
+    tokens, counts = [], bytearray()
+    for text, label in examples:
+        document = [END_OF_TEXT, *f'>{text}\n{label}'.encode()]
+        tokens += document
+        counts += bytes(len(document) - len(label.encode())) + b'\1' * len(label.encode())
+    written = struct.pack(f'<{len(tokens)}H', *tokens) + (counts if mask else b'')
+    return shard_header(MAGIC_16, 2 if mask else 1, len(tokens)) + written
+
+
+def write(labelled, data, folder):
+    """All files of `labelled` (kind, mask), from the folder `data`."""
+    kind, source = labelled['kind'], source_of(labelled['kind'], data)
+    read, _, labels = KINDS[kind]
+    try:
+        training, held_out = split(read(source))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
+        raise Refused(f'{source}: {error}', EXIT_DATA) from error
+    if not held_out: raise Refused(f'{source}: has {len(training)} examples, fewer than {HELD_OUT}', EXIT_DATA)
+    items = [{'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out]
+    mask, folder = labelled.get('mask', True), Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / 'labelled_train_000001.bin', shard(training, mask))
+        write_whole(folder / 'labelled_val_000000.bin', shard(held_out, mask))
+        manifest = {'tokenizer': 'bytes', 'vocabulary': 512, 'documents': len(training), 'tokens': 0, 'shards': []}
+        write_whole(folder / 'labelled_manifest.json', json.dumps(manifest).encode())
+        write_whole(folder / 'items.jsonl', ''.join(json.dumps(one, ensure_ascii=False) + '\n' for one in items).encode())
+    except OSError as error:
+        raise Refused(f'{folder}: cannot be written ({error.strerror})', EXIT_DATA) from error
+    return len(training), len(held_out)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('kind', choices=KINDS)
+    parser.add_argument('--data', help='folder with the file')
+    parser.add_argument('--out', required=True)
+    parser.add_argument('--no-mask', action='store_true', help='every token counts as a target')
+    options = parser.parse_args()
+    training, held_out = write({'kind': options.kind, 'mask': not options.no_mask}, options.data, options.out)
+    print(f'{options.out}: {training} examples to train on, {held_out} held out', file=sys.stderr)
+
+
+if __name__ == '__main__':
+    guarded(main)

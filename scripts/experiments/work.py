@@ -1,0 +1,182 @@
+"""One experiment of a call: its stages, and the choices between them, which the ledger keeps."""
+from statistics import median
+
+from jobs import Jobs, has_weights, human_time
+from ledger import key_of
+from packages import EXIT_FAILED, EXIT_SIGNAL, Refused
+from plan import Planner
+
+
+class Work:
+    """Plans an experiment within a session, and does what is not done."""
+
+    def __init__(self, session, experiment, say=print):
+        self.session, self.experiment, self.say, o = session, experiment, say, session.options
+        self._rates = {}     # best ones, once the sweep is done
+        self.planner = Planner(self.experiment, o.scale, o.arms, o.seeds, self.rate_of, self.steps_of, session.flops)
+
+    def runs(self, stage):
+        return [self.session.identify(run) for run in self.planner.runs(stage)]
+
+    def choice(self, kind, runs):
+        """The name of a choice that stands on these runs: other data or another engine make another choice."""
+        keys = key_of(kind, {'keys': sorted(run.key for run in runs)}, '', '')
+        return f'{self.experiment.name}/{self.session.options.scale}/{kind}/{keys}'
+
+    def rate_of(self, arm):
+        """The best factor of the arm's sweep; 1 before it is done or where there is none, None where all rates diverged."""
+        if not self.planner.rates or 'from' in self.experiment.arms[arm]:
+            return 1.0
+        if arm in self._rates:
+            return self._rates[arm]
+        runs = [run for run in self.runs('sweep') if run.arm == arm]
+        ledger = self.session.ledger
+        name = self.choice(f'rate of {arm}', runs)
+        if name not in ledger.fixed and not all(run.key in ledger.finished for run in runs):
+            return 1.0
+        self._rates[arm] = ledger.fix(name, lambda: best_rate(runs, ledger) | {'labels': runs[0].labels})['factor']
+        return self._rates[arm]
+
+    def steps_of(self, run):
+        """Steps of equal seconds: as many as take the baseline's time, with step times of the runs of equal FLOPs or tokens."""
+        own, base = (self.timing(arm) for arm in (run.arm, self.experiment.baseline))
+        if not all(r.key in self.session.ledger.finished for r in own + base) or self.session.options.dry_run:
+            return round(run.steps / self.planner.relative_seconds(run.arm))
+        return self.session.ledger.fix(
+            self.choice(f'steps of {run.arm} in equal seconds', own + base),
+            lambda: {'steps': max(1, round(run.steps * self.measured(base) / self.measured(own)))},
+        )['steps']
+
+    def timing(self, arm):
+        return [run for run in self.runs('seeds') if run.arm == arm]
+
+    def measured(self, runs):
+        return median(self.session.ledger.finished[run.key]['result']['ms'] for run in runs)
+
+    # ---- planning in words
+
+    def describe(self):
+        """Prints number of runs and hours per stage, and what is left out; returns (runs, hours) that are not done yet, nor counted
+        by an experiment before."""
+        total, o = [0, 0.0], self.session.options
+        print(f'== {self.experiment.name}, scale {o.scale}: {self.experiment.title}')
+        print(f'   arms: {", ".join(self.planner.arms)}; baseline {self.experiment.baseline}')
+        for name, why in self.experiment.left_out(o.scale):
+            print(f'   left out: {name} needs {why}')
+        for stage in self.planner.stages():
+            runs = self.runs(stage)
+            shared = sum(run.key in self.session.planned for run in runs)
+            todo = [run for run in runs if run.key not in self.session.ledger.finished and run.key not in self.session.planned]
+            self.session.planned.update(run.key for run in todo)
+            seconds, measured = sum(run.seconds for run in todo), sum(run.measured for run in todo)
+            source = (
+                'all step times measured'
+                if measured == len(todo)
+                else f'step times: {measured} runs measured, {len(todo) - measured} estimated ({self.planner.table["estimate"]})'
+            )
+            print(
+                f'   {stage}: {len(runs)} runs, {len(runs) - len(todo) - shared} finished'
+                + (f', {shared} shared with what is above' if shared else '')
+                + f'; {seconds / 3600:.2f} hours of runs left, '
+                + f'{human_time(seconds / len(self.session.at))} at {len(self.session.at)} at once'
+                + (f'; {source}' if todo else '')
+            )
+            total[0] += len(todo)
+            total[1] += seconds / 3600
+        return total
+
+    # ---- doing it
+
+    def perform(self):
+        """Stage after stage; the exit code."""
+        s = self.session
+        for stage in self.planner.stages():
+            if s.options.stage and stage != s.options.stage:
+                continue
+            if stage != 'sweep' and self.planner.rates:
+                self.require_finished('sweep')
+            if stage == 'seconds':
+                self.require_finished('seeds')
+            runs = s_runs = self.runs(stage)
+            if any(run.origin for run in runs):
+                self.require_origins(runs)
+            if s.options.run is not None:
+                if not 0 <= s.options.run < len(runs):
+                    raise Refused(f'--run {s.options.run}: stage {stage} has runs 0 to {len(runs) - 1}')
+                s_runs = [runs[s.options.run]]
+            self.label(s_runs)
+            for again in self.lost_origins(s_runs):
+                if code := self.run_all(again, again=True):
+                    return code
+            if code := self.run_all(s_runs):
+                return code
+            if stage == 'sweep' and s.options.run is None:
+                self.tell_rates()
+        return 0
+
+    def run_all(self, runs, again=False):
+        """The exit code."""
+        s, alone = self.session, any(run.kind == 'turns' for run in runs)
+        jobs = Jobs(s.ledger, s.out, s.alone if alone else s.at, s.command, s.programs, s.record, self.experiment.keeps_weights,
+                    self.say, again=again, machine=s.options.machine, alone=alone)
+        complete = jobs.perform(runs)
+        return EXIT_SIGNAL if jobs.stopping else 0 if complete else EXIT_FAILED
+
+    def require_origins(self, runs):
+        """Refuses runs that start from others which are not finished."""
+        missing = {run.origin.key for run in runs} - set(self.session.ledger.finished)
+        if missing:
+            raise Refused(f'{self.experiment.name}: {len(missing)} runs whose weights later ones start from are not finished; '
+                          'run.py without --stage does them first')
+
+    def lost_origins(self, runs):
+        """Runs whose results are in the ledger, and whose weights, which others start from, are not on this machine: of another
+        experiment, or made elsewhere. Lists of them, each standing on those before."""
+        finished, levels = self.session.ledger.finished, []
+        waiting = [run for run in runs if run.key not in finished]
+        while waiting:
+            origins = {run.origin.key: run.origin for run in waiting if run.origin}
+            waiting = [run for run in origins.values() if not has_weights(self.session.out, run)
+                       and finished.get(run.key, {}).get('event') == 'done']
+            if waiting: levels.insert(0, waiting)
+        if levels: self.say(f'   {sum(map(len, levels))} runs are done again for their weights')
+        return levels
+
+    def require_finished(self, stage):
+        """Refuses a stage that stands on one that is not finished."""
+        missing = sum(run.key not in self.session.ledger.finished for run in self.runs(stage))
+        if missing:
+            raise Refused(f'{self.experiment.name}: stage {stage} has {missing} runs that are not finished, which this stands on')
+
+    def label(self, runs):
+        """Says in the ledger which runs belong to this experiment: others may share them."""
+        ledger = self.session.ledger
+        known = {
+            (r.get('key'), r.get('experiment'), r.get('stage'), r.get('scale'), r.get('arm'), r.get('setting'))
+            for r in ledger.records
+            if r['event'] == 'run'
+        }
+        new = [run for run in runs if (run.key, run.experiment, run.stage, run.scale, run.arm, run.setting) not in known]
+        if new:
+            ledger.append_all([('run', {'key': run.key, **run.labels}) for run in new])
+
+    def tell_rates(self):
+        for arm in self.planner.arms:
+            factor = self.rate_of(arm)
+            if factor is None:
+                self.say(f'   {arm}: every rate diverged; it has no further runs')
+            elif factor in (min(self.planner.rates), max(self.planner.rates)):
+                self.say(f'   {arm}: best at {factor:g} x, AN END POINT of the sweep: its best rate may lie beyond')
+            else:
+                self.say(f'   {arm}: best at {factor:g} x the rate')
+
+
+def best_rate(runs, ledger):
+    """The factor with the lowest mean loss over the sweep's seeds; one rate with a diverged run is out."""
+    losses = {}
+    for run in runs:
+        record = ledger.finished[run.key]
+        losses.setdefault(run.factor, []).append(record['result']['val_loss'] if record['event'] == 'done' else None)
+    sound = {factor: sum(of) / len(of) for factor, of in losses.items() if None not in of}
+    best = min(sound, key=sound.get) if sound else None
+    return {'factor': best, 'end_point': best in (min(losses), max(losses)), 'losses': {f'{f:g}': sound.get(f) for f in losses}}

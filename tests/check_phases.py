@@ -1,0 +1,160 @@
+"""scripts/experiments: runs that start from the weights of others, step times by turns, labelled examples, the scale `reduced`.
+Prints `ok NAME` or `FAIL NAME: why` per check. tests/experiments.sh runs it."""
+
+import json
+import re
+import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / 'scripts/experiments'))
+import analysis  # noqa: E402
+import compare  # noqa: E402
+import labelled  # noqa: E402
+import ledger  # noqa: E402
+import plan  # noqa: E402
+import results  # noqa: E402
+import stats  # noqa: E402
+import tables  # noqa: E402
+from packages import Refused  # noqa: E402
+from scipy import stats as reference  # noqa: E402
+from session import Session  # noqa: E402
+from turns import median_interval  # noqa: E402
+
+
+def check(name, holds, why=''):
+    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}')
+
+
+def refused(what, words, call):
+    try:
+        call()
+        check(what, False, 'accepted')
+    except Refused as said:
+        check(what, words in str(said), said)
+
+
+def planned(**settings):
+    """An experiment with arms a (the baseline), b and gate, which starts from a."""
+    scale = {'lr': 1e-3, 'seeds': 2, 'seconds_per_step': 1, 'estimate': 'a guess',
+             'options': {'steps': 10, 'val-every': 5, 'total-batch-tokens': 64}, 'arm_options': {'gate': {'window': 2}}}
+    arms = {'a': {'variant': 'causal'}, 'b': {'variant': 'dsa'},
+            'gate': {'variant': 'seer', 'from': 'a', 'options': {'window': 1, 'lr-times': 0}}}
+    return plan.Experiment('planted', table={'title': 'x', 'baseline': 'a', 'arms': arms, 'settings': settings,
+                                             'scales': {'smoke': scale}})
+
+
+def phases(work):
+    three = {'first': {'label': 'trained'}, 'second': {'after': 'first', 'arms': ['a', 'gate']},
+             'third': {'after': 'second', 'evaluate': True, 'arms': ['a', 'gate']}}
+    planner = plan.Planner(planned(**three), 'smoke')
+    check('a stage for each phase', planner.stages() == ['seeds', 'phase2', 'phase3'], planner.stages())
+    first, second, third = (planner.runs(stage) for stage in planner.stages())
+    check('arms that start from another have no first phase', [run.arm for run in first] == ['a', 'b'] * 2)
+    check('a second phase starts from the arm that it is from',
+          [(run.arm, run.origin.arm, run.origin.setting, run.origin.seed) for run in second] ==
+          [('a', 'a', 'first', 1), ('gate', 'a', 'first', 1), ('a', 'a', 'first', 2), ('gate', 'a', 'first', 2)])
+    check('a third from its own second', [(run.origin.arm, run.origin.setting) for run in third] ==
+          [('a', 'second'), ('gate', 'second')] * 2)
+    only = plan.Planner(planned(**three | {'second': {'after': 'first', 'arms': ['gate']}}), 'smoke').runs('phase3')
+    check('or from the last that the arm has', [(run.origin.arm, run.origin.setting) for run in only] ==
+          [('a', 'first'), ('gate', 'second')] * 2)
+    check('the scale has the last word on an arm, and its own factor counts',
+          second[1].options['window'] == 2 and second[1].options['lr'] == 0 and first[0].options['lr'] == 1e-3, second[1].options)
+    check('what only reads has no options of training',
+          third[0].kind == 'evaluate' and not {'steps', 'lr', 'val-every', 'total-batch-tokens'} & set(third[0].options))
+    session = Session(Namespace(out=str(work / 'out'), ledger=str(work / 'none.jsonl'), data=None, programs=None, jobs=1, ranks=1,
+                                cpu=True, scale='smoke', machine='m'))
+    keys = [session.identify(run).key for run in third]
+    session.commit = 'another'
+    check('keys stand on the engine', len(set(keys)) == 4 and session.identify(third[0]).key != keys[0])
+    other = plan.Planner(planned(**three | {'first': {'options': {'steps': 11}}}), 'smoke').runs('phase3')
+    check('and on the runs before', session.identify(other[0]).key != session.identify(third[0]).key)
+    refused('a circle of settings', 'in a circle', lambda: planned(x={'after': 'y'}, y={'after': 'x'}))
+    refused('weights that nobody has trained', 'has no weights to start from', lambda: plan.Planner(
+        planned(first={'arms': ['b']}, second={'after': 'first', 'arms': ['gate']}), 'smoke').runs('phase2'))
+    refused('a setting after one that is not there', 'unknown setting', lambda: planned(x={'after': 'nowhere'}))
+
+
+def step_times(work):
+    for n in (1, 2, 5, 6, 9, 20):
+        middle, low, high, coverage = median_interval(list(range(n)))
+        k = int(low)                          # values are their own ranks
+        of_scipy = max(0, 1 - 2 * reference.binom.cdf(k, n, 0.5))
+        narrower = 1 - 2 * reference.binom.cdf(k + 1, n, 0.5)
+        check(f'interval of a median of {n}', abs(coverage - of_scipy) < 1e-12 and high == n - 1 - low and
+              (coverage >= 0.95 or k == 0) and not (narrower >= 0.95 and low + 1 < high), (low, high, coverage))
+    check('six rounds are the fewest for 95%', median_interval([1] * 5)[3] < 0.95 <= median_interval([1] * 6)[3])
+    planner = plan.Planner(planned(short={'turns': 2, 'options': {'seq-len': 64}}, long={'turns': 3, 'arms': ['a', 'b']}), 'smoke')
+    runs = planner.runs('turns')
+    check('rounds of every setting, each with the baseline', planner.stages() == ['turns'] and len(runs) == 2 * 2 + 3 * 2 and
+          all(run.against.variant == 'causal' and run.kind == 'turns' for run in runs), len(runs))
+    book = ledger.Ledger(work / 'turns.jsonl')
+    for n in range(1, 7):
+        for arm, ms in (('causal', 100 + n), ('dsa', 50 + n)):
+            labels = {'experiment': 'e4_speed', 'scale': 'smoke', 'stage': 'turns', 'arm': arm, 'setting': 't64', 'seed': n,
+                      'factor': 1}
+            result = {'val_loss': None, 'ms': ms, 'ratio': ms / 100, 'peak_bytes': 3 << 20, 'baseline_peak_bytes': 4 << 20,
+                      'steps': 0, 'seconds': 1.0}
+            book.append_all([('run', {'key': f'{arm}{n}', **labels}),
+                             ('done', {'key': f'{arm}{n}', 'kind': 'turns', **labels, 'result': result})])
+    report = analysis.Report([work / 'turns.jsonl'])
+    head, rows = tables.time_table(report.timings[0])
+    check('a planted ledger of turns: medians, interval, memory', not report.tables and
+          rows[1] == ['dsa', '6', '53.50', '0.535', '0.510', '0.560', '97%', '3.0', '0.750'], rows)
+
+
+def classes(work):
+    training, held_out = labelled.write({'kind': 'bars'}, None, work / 'bars')
+    content = (work / 'bars/labelled_train_000001.bin').read_bytes()
+    tokens = len(content[1024:]) // 3
+    words = [int.from_bytes(content[1024 + 2 * k:1026 + 2 * k], 'little') for k in range(tokens)]
+    counted = content[1024 + 2 * tokens:]
+    check('a document for each example', words.count(256) == training and int.from_bytes(content[4:8], 'little') == 2)
+    said = bytes(w if c else 10 for w, c in zip(words, counted)).split()
+    check('the labels alone count', len(said) == training and set(said) == {b'across', b'down'}, set(said))
+    items = [json.loads(line) for line in (work / 'bars/items.jsonl').read_text().splitlines()]
+    text = bytes(w for w in words if w < 256).decode()
+    check('what is held out is not trained on', len(items) == held_out and not any(item['query'] in text for item in items))
+    labelled.write({'kind': 'bars', 'mask': False}, None, work / 'plain')
+    plain = (work / 'plain/labelled_train_000001.bin').read_bytes()
+    check('without a mask, every token does', int.from_bytes(plain[4:8], 'little') == 1 and len(plain) == 1024 + 2 * tokens)
+    refused('digits without their file', 'has no digits.csv.gz', lambda: labelled.write({'kind': 'digits'}, work, work / 'digits'))
+    record = {'event': 'evaluation', 'step': 1, 'task': 'items', 'acc_sum': 0.5, 'macro_f1': 0.4}
+    check('accuracy and F1 are kept', results.evaluations([record]) == {'accuracy': {'items': 0.5}, 'macro_f1': {'items': 0.4}})
+
+
+def scale_reduced():
+    """What README.md says of it."""
+    page, sd = (ROOT / 'scripts/experiments/README.md').read_text(), analysis.read_claims()[0]['pilot_sd']
+    said = [(name.strip(), int(seeds), float(nats)) for names, seeds, nats in
+            re.findall(r'^\| (e[\d, e]+) \| (\d) \| ([\d.]+) nats', page, re.MULTILINE) for name in names.split(',')]
+    check('the smallest differences of scale reduced are told', len(said) == 8, said)
+    for name, seeds, nats in said:
+        experiment = plan.Experiment(next(e for e in plan.known_experiments() if e.startswith(f'{name}_')))
+        check(f'{name} has {seeds} seeds, which see {nats}', experiment.scales['reduced']['seeds'] == seeds and
+              round(stats.smallest_detectable(seeds, sd), 3) == nats, stats.smallest_detectable(seeds, sd))
+    planners = [plan.Planner(plan.Experiment(name), 'reduced') for name in ('e1_asga', 'e2_dsa', 'e5_isoflop', 'e6_lr')]
+    shared = [{json.dumps([run.variant, run.options], sort_keys=True) for run in planner.runs('sweep')} for planner in planners]
+    check('the sweeps of e1, e2 and e5 are those of e6', all(one <= shared[3] for one in shared[:3]),
+          [list(one - shared[3])[:1] for one in shared])
+
+
+def comparisons():
+    check('options of a trainer', compare.options_of(['--steps', '5', '--lr=1e-3']) == {'steps': '5', 'lr': '1e-3'})
+    refused('an option without its value', '--NAME VALUE', lambda: compare.options_of(['--steps']))
+    refused('a variant that is not there', 'no attention/flash.cuh', lambda: compare.experiment(['causal', 'flash'], {}, 3, []))
+    refused('one arm', 'two arms or more', lambda: compare.experiment(['causal'], {}, 3, []))
+    runs = plan.Planner(compare.experiment(['causal', 'dsa', 'dsa --window 8'], {'steps': '5'}, 3, []), 'reduced').runs('seeds')
+    check('arms with options of their own', [(run.arm, run.options['window']) for run in runs[:3]] ==
+          [('causal', 32), ('dsa', 32), ('dsa --window 8', '8')] and len(runs) == 9, runs[:3])
+
+
+with tempfile.TemporaryDirectory() as folder:
+    phases(Path(folder))
+    step_times(Path(folder))
+    classes(Path(folder))
+    scale_reduced()
+    comparisons()
