@@ -23,7 +23,8 @@ struct Setting {
     int sides = 1;              // 2: a window that extends to both sides of a block, so the limit doubles
 };
 
-/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in dev/HACKING.md, "Names".
+/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in
+/// dev/HACKING.md, "Names".
 struct Config {
     int V = 512;        // vocabulary
     int C = 256;        // channels of the residual stream         (hidden_size)

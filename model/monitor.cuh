@@ -1,5 +1,5 @@
-// Observes attention during one forward pass: layer by layer, the kernel's statistics (E6), the gates and the weights of some rows
-// are copied to the host and averaged there. Training pays nothing for a monitor that is not passed to gpt_forward().
+// Observes attention during one forward pass: layer by layer, the kernel's statistics, the gates and the weights of some rows are
+// copied to the host and averaged there. Training pays nothing for a monitor that is not passed to gpt_forward().
 #pragma once
 #include <algorithm>
 #include <limits>

@@ -16,7 +16,7 @@ struct Flops {
     double per_token = 0;
     PairCount visited, dense;   // per sequence of T tokens, all layers and heads
     double cached_keys = 0;     // keys needed to decode after T tokens: of one key/value head, summed over the layers
-    double cached_features = 0; // E1's features of those keys, of all heads and layers
+    double cached_features = 0; // what scores read of those keys, of all heads and layers
 };
 inline Flops count_flops(const Qwen& net, int T) {
     const Config& c = net.config;
