@@ -156,6 +156,14 @@ expect "experiments: rows of the table of variants" 0 "" $python scripts/variant
     --rounds 1 --model qwen-tiny --seq-len 64
 check "experiments: with a step time against causal" \
     'grep -qE "^\| train_causal \|.*\| 1.00 \|$" "$work/stdout" && grep -qE "^\| train_dsa \|.*\| [0-9.]+ \|$" "$work/stdout"'
+expect "experiments: the gallery of variants" 0 "" $python $here/gallery.py --print --variants dsa sliding_window \
+    --ledger "$work/killed/ledger-smoke.jsonl"
+check "experiments: has their cost, their text and their runs" \
+    'grep -qE "^.\./train_dsa --window 96 --dense-until 192., [0-9,]+ parameters .* [0-9.]+% of the pairs" "$work/stdout" &&
+        grep -q "^Dynamic Sparse Attention (aardXiv 2510.00061" "$work/stdout" && grep -q "^- no run so far" "$work/stdout" &&
+        grep -qE "^- e2_dsa, scale smoke.*: [+-][0-9.]+ .* nats against causal, [0-9] pairs" "$work/stdout"'
+expect "experiments: the gallery of a variant that does not exist" 2 "there is no attention/flash.cuh" \
+    $python $here/gallery.py --print --variants flash
 
 # Labelled examples.
 expect "experiments: labelled examples" 0 "" "${run[@]}" e12_tasks --scale smoke --arms dsa --out "$work/classes"

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""attention/GALLERY.md: of every variant its mask as the engine draws it, its text, its cost and what experiments found.
+
+    python3 scripts/experiments/gallery.py                      # make all first; ledgers of results/; pictures in dev/pictures
+    python3 scripts/experiments/gallery.py --print --variants causal dsa       # to standard output, without pictures
+
+A picture is of a fresh model, 512 tokens of the bundled text and windows and blocks so small that a pattern shows: rows are queries,
+columns keys, a panel for each kind of head. Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
+"""
+import argparse
+import struct
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+from packages import EXIT_DATA, Refused, guarded, require
+
+require('scipy')
+from analysis import Report                                                  # noqa: E402
+from plan import HERE                                                        # noqa: E402
+from prepare import ROOT, write_whole                                        # noqa: E402
+from tables import interval                                                  # noqa: E402
+
+sys.path.insert(0, str(ROOT / 'scripts'))
+from variant_table import LENGTHS, facts, percent, rows, run, source         # noqa: E402
+
+WINDOW = ('--window', 96)
+FORMS = {  # what shows a variant's pattern in 512 tokens
+    'adaptive_sparse': ('--adaptive-sparse-top-k', 2, '--adaptive-sparse-mask', 1),
+    'asga_fixed': WINDOW,
+    'bigbird': ('--bigbird-block', 32),
+    'deepspeed_fixed': ('--deepspeed-fixed-block', 32),
+    'dsa': (*WINDOW, '--dense-until', 192),
+    'dsa_fixed_window': WINDOW,
+    'dsa_no_gate': (*WINDOW, '--dense-until', 192),
+    'fixed_factorized': ('--fixed-factorized-chunk', 64, '--fixed-factorized-summary', 8),
+    'longformer': (*WINDOW, '--global-tokens', 32),
+    'longnet': ('--longnet-segment', 64),
+    'nsa': ('--window', 63, '--nsa-selected', 3),
+    'routing': (*WINDOW, '--routing-clusters', 8),
+    'seer': ('--seer-top-k', 2),
+    'sinks': (*WINDOW, '--sinks', 16),
+    'sinks_cache': (*WINDOW, '--sinks', 16),
+    'sliding_window': WINDOW,
+    'strided': ('--stride', 32),
+}
+
+
+def compressed(png):
+    """The same PNG, smaller: the engine stores pixels as they are."""
+    chunks, at, pixels = [], 8, b''
+    while at < len(png):
+        size, kind = struct.unpack('>I4s', png[at:at + 8])
+        content = png[at + 8:at + 8 + size]
+        at += size + 12
+        if kind == b'IDAT': pixels += content
+        else: chunks.append((kind, content))
+    chunks.insert(-1, (b'IDAT', zlib.compress(zlib.decompress(pixels), 9)))
+    return png[:8] + b''.join(struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
+                              for kind, content in chunks)
+
+
+def picture(variant, folder):
+    """Draws dev/pictures/VARIANT.png; the options that it shows, in words."""
+    form = FORMS.get(variant, ())
+    with tempfile.TemporaryDirectory() as work:
+        drawn = Path(work) / 'mask.png'
+        run(variant, *form, '--model', 'qwen-1m', '--seq-len', 512, '--show-mask', drawn)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f'{variant}.png', compressed(drawn.read_bytes()))
+
+
+def text(variant):
+    """The comment at the top of the variant's file, which has formula, source and what is read into it."""
+    lines = []
+    for line in (ROOT / f'attention/{variant}.cuh').read_text(encoding='utf-8').splitlines():
+        if not line.startswith('//'): break
+        lines.append(line[3:])
+    return '\n'.join(lines)
+
+
+def found(report, variant):
+    """What the ledgers have of it, a line for every setting."""
+    lines = []
+    for table in report.tables if report else []:
+        arm = table.arms.get(variant)
+        if arm is None: continue
+        if arm.accuracies:
+            right = sum(arm.accuracies.values()) / len(arm.accuracies)
+            lines.append(f'- {table.title}: {right:.0%} right')
+        elif comparison := table.comparisons.get((variant, table.experiment.baseline)):
+            lines.append(f'- {table.title}: {interval(comparison)} nats against {table.experiment.baseline}, {comparison.pairs} pairs')
+        elif arm.sound and variant == table.experiment.baseline:
+            lines.append(f'- {table.title}: {sum(arm.sound) / len(arm.sound):.4f} nats, {len(arm.sound)} runs')
+    return lines or ['- no run so far']
+
+
+def entry(variant, report, options):
+    parameters, causal, shares = facts(variant, (), options)
+    cost = ', '.join(f'{percent(shares[T][0])} of the pairs and {percent(shares[T][1])} of the tiles at {T}' for T in LENGTHS)
+    form = ' '.join(map(str, FORMS.get(variant, ())))
+    return '\n'.join([
+        f'## {variant}', '', f'<img src="../dev/pictures/{variant}.png" width="320" alt="{source(variant)}">', '',
+        f'`./train_{variant} {form}`'.replace(' `', '`') + f', {parameters:,} parameters with qwen-7m; at its defaults {cost}.', '',
+        '```text', text(variant), '```', '', *found(report, variant), ''])
+
+
+def page(report, options):
+    variants = [variant for variant, form in rows(None) if not form and variant in (options.variants or [variant])]
+    head = ['# The survey in pictures', '',
+            'Made by `python3 scripts/experiments/gallery.py` from the programs, their sources and the ledgers of',
+            '`scripts/experiments/results`. Rows of a picture are queries, columns keys, black is seen; a fresh model reads 512 tokens of',
+            'the bundled text with the options that stand below it. Accuracies and losses are of the scales that they name:',
+            '[Published claims, run again](../scripts/experiments/README.md).', '']
+    return '\n'.join(head + [entry(variant, report, options) for variant in variants])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--print', action='store_true', help='to standard output, and draw nothing')
+    parser.add_argument('--variants', nargs='+', help='these alone, with --print')
+    parser.add_argument('--ledger', nargs='+', help='default: all of scripts/experiments/results')
+    options = parser.parse_args()
+    options.model = 'qwen-7m'
+    if options.variants and not options.print: parser.error('--variants needs --print')
+    ledgers = options.ledger or sorted(map(str, (HERE / 'results').glob('*.jsonl')))
+    if options.variants:
+        for unknown in set(options.variants) - {variant for variant, _ in rows(None)}:
+            raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
+    made = page(Report(ledgers) if ledgers else None, options)
+    if options.print:
+        print(made, end='')
+        return 0
+    try:
+        for variant, form in rows(None):
+            if not form: picture(variant, ROOT / 'dev/pictures')
+        write_whole(ROOT / 'attention/GALLERY.md', made.encode())
+    except OSError as error:
+        raise Refused(f'{error.filename}: cannot be written ({error.strerror})', EXIT_DATA) from error
+    return 0
+
+
+if __name__ == '__main__':
+    guarded(main)
