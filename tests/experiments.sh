@@ -212,6 +212,8 @@ if $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then
         "${run[@]}" e7_recall --scale smoke --arms sliding_window --out "$work/tasks"
     check "experiments: and items that count them" \
         '[ "$(grep -c "\"setting\":\"mqar_tiny\".*\"accuracy\":{\"items\":0*[01]" "$work/tasks/ledger-smoke.jsonl")" -eq 4 ]'
+    check "experiments: a ledger names no folder of the machine" \
+        'grep -q "OUT/runs/" "$work/killed/ledger-smoke.jsonl" && ! grep -qF -e "$work" -e "$PWD" "$work/killed/ledger-smoke.jsonl"'
     expect "experiments: a report" 0 "" $python $here/report.py --ledger "$work/killed/ledger-smoke.jsonl" --out "$work/report"
     check "experiments: a line for each claim that has runs" \
         'grep -q "^002 says dsa -0.023 nats; ours .* (2 paired seeds, each arm at its best rate): .* at scale smoke" "$work/stdout"'

@@ -206,7 +206,7 @@ class Jobs:
         folder.mkdir(parents=True, exist_ok=True)
         command = self._words(run, folder, place)
         environment = os.environ | ({'CUDA_VISIBLE_DEVICES': place.devices} if place.devices else {'OMP_WAIT_POLICY': 'passive'})
-        self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(map(from_root, command)))
+        self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(anywhere(word, self.out) for word in command))
         with open(folder / 'stdout.txt', 'ab' if run.kind == 'train' else 'wb') as out, open(folder / 'stderr.txt', 'wb') as err:
             process = subprocess.Popen(
                 command,
@@ -300,9 +300,9 @@ class Jobs:
             self.say(words)
 
 
-def from_root(word):
-    """A path below the tree as seen from there, so that a ledger names no machine's folders."""
-    return word.replace(f'{ROOT}/', './', 1) if word.startswith(f'{ROOT}/') else word
+def anywhere(word, out):
+    """A word of a command with paths as seen from the tree, and OUT for the folder of runs: a ledger names no machine's folders."""
+    return str(word).replace(f'{ROOT}/', './').replace(f'{out.absolute()}/', 'OUT/')
 
 
 def human_time(seconds):
