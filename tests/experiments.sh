@@ -41,7 +41,7 @@ expect "experiments: every plan has its hours" 0 "" "${run[@]}" all --scale pape
 check "experiments: and says where they come from" \
     'grep -q "0 runs measured, .* estimated (" "$work/stdout" && grep -q "^together: [0-9]* runs" "$work/stdout"'
 check "experiments: planning leaves no ledger" \
-    '[ ! -e $here/results/"$(uname -n)".jsonl ] || git ls-files --error-unmatch $here/results/"$(uname -n)".jsonl'
+    '[ ! -e $here/results/"$(uname -n)".jsonl ] || git ls-files --error-unmatch $here/results/"$(uname -n)".jsonl > /dev/null'
 expect "experiments: scripts for Slurm" 0 "" "${run[@]}" e2_dsa --scale paper --slurm --out "$work/a"
 check "experiments: an array element for every run" \
     'grep -q "^#SBATCH --array=0-29$" "$work/a/slurm/e2_dsa_paper_seeds.sbatch" &&

@@ -98,7 +98,8 @@ def curves(table):
     """'' where the runs of a setting have only read a text."""
     figure, ax = axes(xlabel='optimiser steps', ylabel='validation loss, nats')
     for n, arm in enumerate(table.arms.values()):
-        if points := mean_curve(arm, 0):
+        points = mean_curve(arm, 0)
+        if points and points[-1][0] > 0:
             ax.plot(*zip(*points), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm.name)
     if not ax.lines:
         pyplot.close(figure)

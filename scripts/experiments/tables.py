@@ -79,6 +79,7 @@ def arm_table(table):
         c = table.comparisons.get((name, table.experiment.baseline))
         spread = f' +- {statistics.stdev(arm.sound):.4f}' if len(arm.sound) > 1 else ''
         step, reached, runs = table.steps_to_loss.get(name, (None, 0, 0))
+        trained = any(r['result'].get('steps') for r in arm.records.values())
         accuracies = list(arm.accuracies.values())
         f1 = [v for r in arm.records.values() for v in r['result'].get('macro_f1', {}).values()]
         read = [r['result']['sparse_reading']['validation']['pairs_read'] for r in arm.records.values()
@@ -92,7 +93,7 @@ def arm_table(table):
                 number(statistics.mean(arm.sound)) + spread if arm.sound else '-',
                 'baseline' if name == table.experiment.baseline else interval(c),
                 number(c.adjusted if c else None, '.3g'),
-                f'{step:.0f} ({reached} of {runs})' if step is not None else f'- (0 of {runs})',
+                '-' if not trained else f'{step:.0f} ({reached} of {runs})' if step is not None else f'- (0 of {runs})',
                 f'{arm.factor:g}',
                 number(arm.mean('ms'), '.1f'),
                 f'{statistics.mean(accuracies):.3f}' + (f' +- {statistics.stdev(accuracies):.3f}' if len(accuracies) > 1 else '')
@@ -103,7 +104,8 @@ def arm_table(table):
                 f'{statistics.mean(read):.1%}' if read else '-',
             ]
         )
-    return head, rows
+    said = [n for n in range(len(head)) if head[n] in ('arm', 'runs', 'diverged') or any(row[n] != '-' for row in rows)]
+    return [head[n] for n in said], [[row[n] for n in said] for row in rows]
 
 
 def time_table(timing):
