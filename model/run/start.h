@@ -66,7 +66,8 @@ struct Origin {
 
 /// The origin that --checkpoint, --resume and --model select, for a program of `variant` with these `settings`; values given as
 /// options override those of the folder. Exit::checkpoint if a checkpoint is damaged or another variant's; Exit::usage for another
-/// shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `speaks` prints notes and warnings.
+/// shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `speaks` prints notes
+/// and warnings.
 Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks);
 
 /// Exit::out_of_memory, before anything is allocated, if the plan does not fit: `available` bytes are shared by `sharers` ranks.

@@ -7,7 +7,8 @@
 #include "model/base/text.h"
 #include "model/run/start.h"
 
-/// Settings of the variant and of every model. Every variant accepts --window and --dense-until, so that scripts can pass them to all.
+/// Settings of the variant and of every model. Every variant accepts --window and --dense-until, so that scripts can pass them to
+/// all.
 static void add_settings(CLI::App& app, const Variant& variant, Options& o) {
     for (const Setting& s : settings_of(variant))
         app.add_option_function<double>(

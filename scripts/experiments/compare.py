@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 import run as runner
-from packages import EXIT_DATA, Refused, guarded, require
+from packages import EXIT_DATA, Refused, before_and_behind_dashes, guarded, require
 from plan import Experiment
 from prepare import ROOT
 from session import Session
@@ -79,7 +79,7 @@ def show(work):
     """The table, and a sentence for every arm."""
     import stats
     from analysis import Arm
-    from tables import as_markdown, interval, number
+    from tables import as_markdown, interval, mean_loss, number
     finished, arms, pairs = work.session.ledger.finished, {}, {}
     for run in work.runs('seeds'):
         arms.setdefault(run.arm, Arm(run.arm, factor=run.factor)).records[run.seed] = finished[run.key]
@@ -92,9 +92,9 @@ def show(work):
             'bits per byte', 'ms a step']
     rows = []
     for name, arm in arms.items():
-        c, spread = found.get(name), f' +- {statistics.stdev(arm.sound):.4f}' if len(arm.sound) > 1 else ''
+        c = found.get(name)
         rows.append([name, number(arm.mean('parameters'), ',.0f'), pairs[name], str(len(arm.records)), str(len(arm.diverged)),
-                     f'{arm.factor:g}', number(statistics.mean(arm.sound) if arm.sound else None) + spread,
+                     f'{arm.factor:g}', mean_loss(arm),
                      interval(c) if c else 'baseline', number(c.adjusted if c else None, '.3g'), number(arm.mean('val_bpb')),
                      number(arm.mean('ms'), '.1f')])
     print('\n' + as_markdown(head, rows))
@@ -109,8 +109,7 @@ def show(work):
 
 
 def main(arguments=None):
-    words = sys.argv[1:] if arguments is None else arguments
-    words, shared = (words[:words.index('--')], words[words.index('--') + 1:]) if '--' in words else (words, [])
+    words, shared = before_and_behind_dashes(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('arms', nargs='+', metavar='VARIANT', help='the baseline, then what is compared with it')
     parser.add_argument('--text', nargs='+', type=Path, metavar='FILE', help='text to train on, in bytes; the last tenth validates')

@@ -94,18 +94,25 @@ def mean_curve(arm, column):
     return points
 
 
-def curves(table):
-    """'' where the runs of a setting have only read a text."""
-    figure, ax = axes(xlabel='optimiser steps', ylabel='validation loss, nats')
+def line_of_each_arm(table, points_of, xlabel, ylabel, what):
+    """Of points_of(arm), [(x, y)]; '' where no arm has any."""
+    figure, ax = axes(xlabel=xlabel, ylabel=ylabel)
     for n, arm in enumerate(table.arms.values()):
-        points = mean_curve(arm, 0)
-        if points and points[-1][0] > 0:
+        if points := points_of(arm):
             ax.plot(*zip(*points), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm.name)
     if not ax.lines:
         pyplot.close(figure)
         return ''
     ax.legend(fontsize=8)
-    return svg(figure, f'{table.title}: loss curves')
+    return svg(figure, f'{table.title}: {what}')
+
+
+def curves(table):
+    """'' where the runs of a setting have only read a text: their single point is at step 0."""
+    def points_of(arm):
+        points = mean_curve(arm, 0)
+        return points if points and points[-1][0] > 0 else []
+    return line_of_each_arm(table, points_of, 'optimiser steps', 'validation loss, nats', 'loss curves')
 
 
 def hull(points):
@@ -197,14 +204,7 @@ def times(timings):
 
 def series(table, key, label, x='optimiser steps'):
     """Anything that results keep as [[x, y], ...], mean over seeds; '' where no run has it."""
-    figure, ax = axes(xlabel=x, ylabel=label)
-    for n, arm in enumerate(table.arms.values()):
+    def points_of(arm):
         kept = [r['result'][key] for r in arm.records.values() if r['result'].get(key)]
-        points = [(row[0][0], sum(p[1] for p in row) / len(row)) for row in zip(*kept)]
-        if points:
-            ax.plot(*zip(*points), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm.name)
-    if not ax.lines:
-        pyplot.close(figure)
-        return ''
-    ax.legend(fontsize=8)
-    return svg(figure, f'{table.title}: {label}')
+        return [(row[0][0], sum(p[1] for p in row) / len(row)) for row in zip(*kept)]
+    return line_of_each_arm(table, points_of, x, label, label)

@@ -4,8 +4,8 @@
     python3 scripts/experiments/gallery.py                      # make all first; ledgers of results/; pictures in dev/pictures
     python3 scripts/experiments/gallery.py --print --variants causal dsa       # to standard output, without pictures
 
-A picture is of a fresh model, 512 tokens of the bundled text and windows and blocks so small that a pattern shows: rows are queries,
-columns keys, a panel for each kind of head. Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
+A picture is of a fresh model, 512 tokens of the bundled text and windows and blocks so small that a pattern shows: rows are
+queries, columns keys, a panel for each kind of head. Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
 """
 import argparse
 import struct
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
+from statistics import mean
 
 from packages import EXIT_DATA, Refused, guarded, require
 
@@ -62,11 +63,10 @@ def compressed(png):
 
 
 def picture(variant, folder):
-    """Draws dev/pictures/VARIANT.png; the options that it shows, in words."""
-    form = FORMS.get(variant, ())
+    """Draws VARIANT.png in a folder."""
     with tempfile.TemporaryDirectory() as work:
         drawn = Path(work) / 'mask.png'
-        run(variant, *form, '--model', 'qwen-1m', '--seq-len', 512, '--show-mask', drawn)
+        run(variant, *FORMS.get(variant, ()), '--model', 'qwen-1m', '--seq-len', 512, '--show-mask', drawn)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / f'{variant}.png', compressed(drawn.read_bytes()))
 
@@ -87,12 +87,12 @@ def found(report, variant):
         arm = table.arms.get(variant)
         if arm is None: continue
         if arm.accuracies:
-            right = sum(arm.accuracies.values()) / len(arm.accuracies)
-            lines.append(f'- {table.title}: {right:.0%} right')
+            lines.append(f'- {table.title}: {mean(arm.accuracies.values()):.0%} right')
         elif comparison := table.comparisons.get((variant, table.experiment.baseline)):
-            lines.append(f'- {table.title}: {interval(comparison)} nats against {table.experiment.baseline}, {comparison.pairs} pairs')
+            lines.append(f'- {table.title}: {interval(comparison)} nats against {table.experiment.baseline}, '
+                         f'{comparison.pairs} pairs')
         elif arm.sound and variant == table.experiment.baseline:
-            lines.append(f'- {table.title}: {sum(arm.sound) / len(arm.sound):.4f} nats, {len(arm.sound)} runs')
+            lines.append(f'- {table.title}: {mean(arm.sound):.4f} nats, {len(arm.sound)} runs')
     return lines or ['- no run so far']
 
 
@@ -106,12 +106,11 @@ def entry(variant, report, options):
         '```text', text(variant), '```', '', *found(report, variant), ''])
 
 
-def page(report, options):
-    variants = [variant for variant, form in rows(None) if not form and variant in (options.variants or [variant])]
+def page(report, variants, options):
     head = ['# The survey in pictures', '',
             'Made by `python3 scripts/experiments/gallery.py` from the programs, their sources and the ledgers of',
-            '`scripts/experiments/results`. Rows of a picture are queries, columns keys, black is seen; a fresh model reads 512 tokens of',
-            'the bundled text with the options that stand below it. Accuracies and losses are of the scales that they name:',
+            '`scripts/experiments/results`. Rows of a picture are queries, columns keys, black is seen; a fresh model reads 512',
+            'tokens of the bundled text with the options that stand below it. Accuracies and losses are of the scales that they name:',
             '[Published claims, run again](../scripts/experiments/README.md).', '']
     return '\n'.join(head + [entry(variant, report, options) for variant in variants])
 
@@ -125,16 +124,16 @@ def main():
     options.model = 'qwen-7m'
     if options.variants and not options.print: parser.error('--variants needs --print')
     ledgers = options.ledger or sorted(map(str, (HERE / 'results').glob('*.jsonl')))
-    if options.variants:
-        for unknown in set(options.variants) - {variant for variant, _ in rows(None)}:
-            raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
-    made = page(Report(ledgers) if ledgers else None, options)
+    variants = [variant for variant, form in rows(None) if not form]
+    for unknown in set(options.variants or []) - set(variants):
+        raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
+    asked = [variant for variant in variants if variant in (options.variants or variants)]
+    made = page(Report(ledgers) if ledgers else None, asked, options)
     if options.print:
         print(made, end='')
         return 0
     try:
-        for variant, form in rows(None):
-            if not form: picture(variant, ROOT / 'dev/pictures')
+        for variant in variants: picture(variant, ROOT / 'dev/pictures')
         write_whole(ROOT / 'attention/GALLERY.md', made.encode())
     except OSError as error:
         raise Refused(f'{error.filename}: cannot be written ({error.strerror})', EXIT_DATA) from error

@@ -28,6 +28,12 @@ def require(*names):
     return found[0]
 
 
+def before_and_behind_dashes(arguments):
+    """The words of a command line before `--`, and those behind it, which are for other programs; None: this program's own."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return (words[:words.index('--')], words[words.index('--') + 1:]) if '--' in words else (words, [])
+
+
 def guarded(main):
     """Runs main() and turns a refusal into its sentence and exit code."""
     try:

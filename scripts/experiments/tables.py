@@ -19,6 +19,12 @@ def interval(comparison):
     return f'{comparison.mean:+.4f} +- {comparison.half_width:.4f}'
 
 
+def mean_loss(arm):
+    """Over the sound runs of an arm, with their standard deviation where there are several."""
+    spread = f' +- {statistics.stdev(arm.sound):.4f}' if len(arm.sound) > 1 else ''
+    return number(statistics.mean(arm.sound) if arm.sound else None) + spread
+
+
 # ----------------------------------------------------------------------------------------------------------------- tables
 
 def verdict_table(report):
@@ -77,7 +83,6 @@ def arm_table(table):
     rows = []
     for name, arm in table.arms.items():
         c = table.comparisons.get((name, table.experiment.baseline))
-        spread = f' +- {statistics.stdev(arm.sound):.4f}' if len(arm.sound) > 1 else ''
         step, reached, runs = table.steps_to_loss.get(name, (None, 0, 0))
         trained = any(r['result'].get('steps') for r in arm.records.values())
         accuracies = list(arm.accuracies.values())
@@ -90,7 +95,7 @@ def arm_table(table):
                 name,
                 str(len(arm.records)),
                 str(len(arm.diverged)),
-                number(statistics.mean(arm.sound)) + spread if arm.sound else '-',
+                mean_loss(arm),
                 'baseline' if name == table.experiment.baseline else interval(c),
                 number(c.adjusted if c else None, '.3g'),
                 '-' if not trained else f'{step:.0f} ({reached} of {runs})' if step is not None else f'- (0 of {runs})',

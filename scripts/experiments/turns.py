@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean, median
 
-from packages import EXIT_FAILED, EXIT_SIGNAL, Refused, guarded
+from packages import EXIT_FAILED, EXIT_SIGNAL, Refused, before_and_behind_dashes, guarded
 from results import read_log
 
 STEPS, TO_WARM_UP = 9, 3
@@ -77,8 +77,7 @@ def write_log(path, own, base):
 
 
 def main(arguments=None):
-    words = sys.argv[1:] if arguments is None else arguments
-    words, shared = (words[:words.index('--')], words[words.index('--') + 1:]) if '--' in words else (words, [])
+    words, shared = before_and_behind_dashes(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('baseline', metavar='PROGRAM')
     parser.add_argument('others', nargs='+', metavar='OTHER')
