@@ -20,6 +20,7 @@ LayerFacts facts_of(const A& policy) {
     f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
     f.decodes_from_cache = can_decode_from_cache(policy), f.reports_pairs = reports_pairs<A>;
     f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
+    f.keeps_documents_apart = policy.is_causal() && policy.keeps_documents_apart();
     f.expects_at_most = policy.expects_at_most();
     f.has_exact_gradients = policy.has_exact_gradients(), f.has_teacher = policy.has_teacher();
     f.sorts_tokens = A::sorts_tokens, f.tokens_choose = A::tokens_choose;

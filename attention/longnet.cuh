@@ -66,6 +66,7 @@ struct longnet : Policy {
     }
     /// With constant weights backward() computes what the released code trains with, which is not the derivative of the loss.
     bool has_exact_gradients() const { return !detach; }
+    bool keeps_documents_apart() const { return false; }   // segments are those of the row
 
     // ---- the union of all branches in text order: for pictures and tests, no kernel calls it
 

@@ -86,6 +86,7 @@ struct routing : Policy {
     }
 
     /// With a single cluster there is nothing to choose.
+    bool keeps_documents_apart() const { return false; }   // tokens are sorted by cluster, all documents together
     bool is_causal() const { return !balanced || clusters == 1 || local == NH; }
 
     /// A window in local heads; T / K tokens in each cluster of the others, as if they were of equal size.

@@ -27,6 +27,7 @@ struct SinkBranch : Policy {
 struct sinks_cache : sinks {
     static constexpr const char* name = "sinks_cache";
     static constexpr bool own_passes = true, reads_qk_pre = true;
+    bool keeps_documents_apart() const { return false; }   // the cache, whose positions count, is the row's
     using sinks::sinks;
 
     PairCount expected_pairs(int NH, int T) const {

@@ -58,6 +58,7 @@ struct ColumnBranch : Policy {
 struct strided : Policy {
     static constexpr const char* name = "strided";
     static constexpr bool own_passes = true;
+    bool keeps_documents_apart() const { return false; }   // columns are those of the row
     int l;
 
     strided(const Config& config, int layer) : Policy(config, layer), l(int(config.setting("strided_stride"))) {}

@@ -22,7 +22,7 @@ struct LayerFacts {
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
     bool decodes_from_cache;   // can_decode_from_cache() in decode.h
     bool reports_pairs;          // whether CpuPasses::sees() may be called
-    bool is_causal, needs_known_text, expects_at_most;
+    bool is_causal, needs_known_text, keeps_documents_apart, expects_at_most;
     bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, own_passes;   // for the tests
     std::vector<std::string> branch_names;   // at least one: "" where the layer has a single softmax
 };

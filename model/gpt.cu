@@ -11,17 +11,17 @@
 /// Layer l from its normed input to `activated`: everything that the backward pass reads. Returns the number of rows left: B * T
 /// unless texts->attend() dropped some.
 template <class Device, class X>
-static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T, Monitor<Device, X>* monitor = nullptr,
+static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, Monitor<Device, X>* monitor = nullptr,
                          const RowsOfTexts<X>* texts = nullptr) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const X* w = gpt.weights;
     LayerActivations<X>& a = gpt.layers[l];
-    const int BT = B * T, Q = c.NH * c.HS;
+    const int B = batch.B, T = batch.T, BT = B * T, Q = c.NH * c.HS;
     int rows = BT;
     linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
-    QkShape<X> shape = gpt.qk_shape(l, B, T);
+    QkShape<X> shape = gpt.qk_shape(l, B, T, batch.documents);
     if (texts) shape.angles = texts->angles;
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
     if (gpt.auxiliary) {
@@ -29,7 +29,7 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, int B, int T
         if (layer.attention->facts.has_auxiliary_loss) a.attention.score_inputs.auxiliary = auxiliary;
         else fill(device, auxiliary, size_t(B) * c.NH, Wide<X>{});
     }
-    const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
+    const LayerInputs<X> in = attention_inputs(gpt, l, B, T, batch.documents);
     if (monitor && monitor->can_weigh(layer.attention->facts))
         monitor->weigh_keys(device, in, [&](const LayerInputs<X>& one) {
             gpt.attention(l).forward(device, one, w, a.attention, gpt.scratch.attention, Statistics<X>{});
@@ -61,7 +61,7 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
     rmsnorm_forward(device, a->normed1, a->rstd1, x, w + gpt.net.layers[0].input_norm.offset, BT, c.C, c.norm_eps);
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
-        const int rows = layer_forward(device, gpt, l, B, T, monitor, texts);
+        const int rows = layer_forward(device, gpt, l, batch, monitor, texts);
         const bool last = l + 1 == c.L;
         LayerActivations<X>* next = &gpt.layers[last ? l : l + 1];
         const Slot norm = last ? gpt.net.final_norm : gpt.net.layers[l + 1].input_norm;   // fused with the residual addition
@@ -114,7 +114,7 @@ static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int
 
 /// Attention half of layer l: turns scratch.dresidual from the gradient of `middle` into that of the layer's input.
 template <class Device, class X>
-static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, int B, int T, Write write) {
+static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, Write write) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const LayerFacts& facts = layer.attention->facts;
@@ -122,14 +122,14 @@ static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, i
     const X* w = gpt.weights;
     Wide<X>*g = gpt.gradients, *const none = nullptr;
     Scratch<X>& s = gpt.scratch;
-    const int BT = B * T, Q = c.NH * c.HS, heads = c.NH + c.NKV;
+    const int B = batch.B, T = batch.T, BT = B * T, Q = c.NH * c.HS, heads = c.NH + c.NKV;
     const size_t k_at = Q, v_at = size_t(heads) * c.HS, qkv_row = v_at + size_t(c.NKV) * c.HS;
 
     linear_backward_input(device, s.dout, s.dresidual, w + layer.o_proj.offset, BT, Q, c.C, Write::overwrite);
     linear_backward_weight(device, g + layer.o_proj.offset, none, s.dresidual, a.attention.gated_out, BT, Q, c.C, write);
 
-    const QkShape<X> shape = gpt.qk_shape(l, B, T);
-    const LayerInputs<X> in = attention_inputs(gpt, l, B, T);
+    const QkShape<X> shape = gpt.qk_shape(l, B, T, batch.documents);
+    const LayerInputs<X> in = attention_inputs(gpt, l, B, T, batch.documents);
     if (facts.reads_qk_pre) qk_norm_rope_forward(device, static_cast<X*>(nullptr), s.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
     if (write == Write::overwrite) fill(device, g + layer.own.offset, layer.own.size, Wide<X>{});
     if (facts.reads_x) fill(device, s.dnormed, size_t(BT) * c.C, X{});
@@ -151,16 +151,16 @@ static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, i
 
 /// Recomputes what layer l did not keep.
 template <class Device, class X>
-static void recompute_layer(Device device, GPT<Device, X>& gpt, int l, int B, int T) {
+static void recompute_layer(Device device, GPT<Device, X>& gpt, int l, const Batch& batch) {
     if (gpt.recompute == Recompute::nothing) return;
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
-    const int BT = B * T;
+    const int BT = batch.B * batch.T;
     LayerActivations<X>& a = gpt.layers[l];
     rmsnorm_forward(device, a.normed1, a.rstd1, gpt.residual + size_t(l) * BT * c.C, gpt.weights + layer.input_norm.offset, BT, c.C,
                     c.norm_eps);
     if (gpt.recompute == Recompute::layers) {
-        layer_forward(device, gpt, l, B, T);
+        layer_forward(device, gpt, l, batch);
         return;
     }
     rmsnorm_forward(device, a.normed2, a.rstd2, a.middle, gpt.weights + layer.post_attention_norm.offset, BT, c.C, c.norm_eps);
@@ -170,7 +170,7 @@ static void recompute_layer(Device device, GPT<Device, X>& gpt, int l, int B, in
 template <class Device, class X>
 void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, const GradientsReady& ready) {
     const Config& c = gpt.net.config;
-    const int B = batch.B, T = batch.T, BT = B * T;
+    const int BT = batch.B * batch.T;
     const X* w = gpt.weights;
     Wide<X>* g = gpt.gradients;
     const size_t stream = size_t(BT) * c.C;
@@ -178,9 +178,9 @@ void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write 
                      w + gpt.net.final_norm.offset, gpt.final_rstd, BT, c.C, Write::overwrite, write);
     if (ready) ready(gpt.net.layer_begin(c.L), gpt.net.tensors.size());
     for (int l = c.L - 1; l >= 0; l--) {
-        recompute_layer(device, gpt, l, B, T);
+        recompute_layer(device, gpt, l, batch);
         feed_forward_backward(device, gpt, l, BT, write);
-        attention_half_backward(device, gpt, l, B, T, write);
+        attention_half_backward(device, gpt, l, batch, write);
         if (ready) ready(gpt.net.layer_begin(l), gpt.net.layer_begin(l + 1));
     }
     if (!c.tied && write == Write::overwrite) fill(device, g + gpt.net.embedding.offset, gpt.net.embedding.size, Wide<X>{});

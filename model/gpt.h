@@ -117,11 +117,11 @@ struct GPT {
         const int table = net.layers[l].attention->facts.rotates ? 0 : 1;
         return {cosine[table], sine[table]};
     }
-    QkShape<X> qk_shape(int l, int B, int T) const {
+    QkShape<X> qk_shape(int l, int B, int T, const Documents& documents = {}) const {
         const Config& c = net.config;
         const Layer& layer = net.layers[l];
         const X *q = layer.q_norm ? weights + layer.q_norm.offset : nullptr, *k = q ? weights + layer.k_norm.offset : nullptr;
-        return {B, T, c.NH, c.NKV, c.HS, q, k, angles(l)};
+        return {B, T, c.NH, c.NKV, c.HS, q, k, angles(l), documents.restart_positions ? documents.start : nullptr};
     }
 
 private:
@@ -134,16 +134,16 @@ private:
     void lay_out_scratch();
 };
 
-/// The inputs of layer l's attention.
+/// The inputs of layer l's attention for B rows of T tokens.
 template <class Device, class X>
-LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T) {
+LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, const Documents& documents = {}) {
     const Config& c = gpt.net.config;
     const LayerActivations<X>& a = gpt.layers[l];
     const X* pre = gpt.scratch.qk_pre;
     const size_t k_at = size_t(c.NH) * c.HS, v_at = size_t(c.NH + c.NKV) * c.HS;
     const Angles<Wide<X>> angles = gpt.angles(l);
     return {{B, T, c.C, c.NH, c.NKV, c.HS}, a.normed1, pre, pre ? pre + k_at : nullptr, a.qk, a.qk + k_at, a.qkv + v_at, v_at,
-            v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine};
+            v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine, documents};
 }
 
 /// Overrides for a forward pass whose rows are not one whole text: they continue from cached keys, or are several texts packed

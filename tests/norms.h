@@ -119,8 +119,15 @@ struct QkNormRope {
     bool pre = true, rotated = true;
     Write write = Write::overwrite;
     double theta = 1e4;
+    int document = 0;   // tokens after which positions count anew; 0: never
     bool any_threads = !weights;
     int heads() const { return NH + NKV; }
+    int position(int row) const { return document ? row % T % document : row % T; }
+    std::vector<int32_t> origins() const {
+        std::vector<int32_t> all;
+        for (int row = 0; row < B * T; row++) all.push_back(row % T - position(row));
+        return all;
+    }
     int length() const { return std::max(B * T * NH, HS); }
     size_t output_size() const { return size_t(B) * T * heads() * HS; }
     std::vector<ArrayOf> inputs() const {
@@ -145,7 +152,7 @@ struct QkNormRope {
                 const double* x = &in[0][(row * (heads() + NKV) + h) * HS];
                 const auto normed = weights ? rmsnorm_formula(x, in[h < NH ? 1 : 2].data(), HS) : std::vector<double>(x, x + HS);
                 if (pre) before = joined(before, normed);
-                if (rotated) after = joined(after, turned(normed, row % T));
+                if (rotated) after = joined(after, turned(normed, position(row)));
             }
         return joined(before, after);
     }
@@ -156,15 +163,16 @@ struct QkNormRope {
         using W = Wide<X>;
         On<Device, X> qkv, q_weight, k_weight, before, after;
         On<Device, W> cosine, sine, rstd;
+        On<Device, int32_t> origins;
         QkShape<X> shape;
 
         Run(const QkNormRope& op, const Arrays<W>& in, Device device)
             : qkv(in[0]), q_weight(in[op.weights ? 1 : 0]), k_weight(in[op.weights ? 2 : 0]),
               before(buffer<W>(op.output_size(), Write::overwrite)), after(buffer<W>(op.output_size(), Write::overwrite)),
               cosine(buffer<W>(size_t(op.T) * op.HS / 2, Write::overwrite)), sine(cosine.numbers()),
-              rstd(buffer<W>(size_t(op.B) * op.T * op.heads(), Write::overwrite)),
+              rstd(buffer<W>(size_t(op.B) * op.T * op.heads(), Write::overwrite)), origins(op.origins()),
               shape{op.B, op.T, op.NH, op.NKV, op.HS, op.weights ? q_weight.data() : nullptr,
-                    op.weights ? k_weight.data() : nullptr, cosine.data(), sine.data()} {
+                    op.weights ? k_weight.data() : nullptr, cosine.data(), sine.data(), op.document ? origins.data() : nullptr} {
             rope_table(device, cosine.data(), sine.data(), op.T, op.HS, op.theta);
             qk_norm_rope_forward(device, op.rotated ? after.data() : nullptr, op.pre ? before.data() : nullptr, rstd.data(),
                                  qkv.data(), shape, NORM_EPS);

@@ -109,6 +109,12 @@ TEST_CASE("qk_norm and rope in one pass: with both outputs and with the rotated 
         }
 }
 
+TEST_CASE("qk_norm and rope in one pass: positions that count anew in every document", "[ops][documents]") {
+    QkNormRope op{2, 7, 4, 2, 6, true, true};
+    op.document = 3;
+    check_operation(op);
+}
+
 TEST_CASE("rope: keeps lengths and its backward is its inverse", "[ops]") {
     const QkNormRope op = rope(2, 70, 2, 16);
     const Arrays<double> x = random_inputs<double>(op);

@@ -67,6 +67,39 @@ void check_exact(const Values& settings) {
     CHECK(wrong == 0);
 }
 
+/// The kernel's verdicts on rows of several documents, some of a single token, are exact too, and every document has the pattern
+/// from its own beginning.
+template <class P>
+void check_documents(const Values& settings) {
+    const P policy = pattern<P>(settings);
+    INFO(P::name);
+    std::mt19937 generator(5);
+    auto below = [&](int n) { return int(generator() % unsigned(n)); };
+    std::vector<int32_t> tokens(2 * 640), starts(tokens.size());
+    for (int32_t& token : tokens) token = below(40);
+    tokens[700] = tokens[701] = 0;
+    find_documents(tokens.data(), 2, 640, 0, starts.data());
+    AttentionForward<double> a{};
+    a.B = 2, a.T = a.S = 640, a.NH = a.NKV = 1, a.documents = {starts.data(), 640};
+    const TileWalk<double, P> walk(policy, a, 1, 0);
+    auto seen = [&](int i, int j) {
+        const int start = starts[640 + i];
+        return j >= start && policy.visible(0, i - start, j - start);
+    };
+    int wrong = 0;
+    for (int n = 0; n < 3000; n++) {
+        const int most = n % 3 ? 10 : 140, i = below(500), j = below(i + 1), rows = 1 + below(most), columns = 1 + below(most);
+        bool some = false, all = true;
+        for (int r = i; r < i + rows; r++)
+            for (int c = j; c < j + columns; c++) {
+                wrong += walk.visible(r, c) != seen(r, c);
+                some = some || seen(r, c), all = all && seen(r, c);
+            }
+        wrong += walk.judge({1, 0, i, j, rows, columns}) != (!some ? Tile::hidden : all ? Tile::full : Tile::mixed);
+    }
+    CHECK(wrong == 0);
+}
+
 /// A window of w keys, as papers count it.
 Values window(int keys, Values others = {}) {
     others["attention_window"] = keys - 1;
@@ -191,4 +224,18 @@ TEST_CASE("static patterns refuse settings that make no sense together, naming t
         CHECK(refusal([&] { pattern<deepspeed_fixed>({{"deepspeed_fixed_globals", globals}}); })
                   .find("must be from 1 to 4 and divide 4") != std::string::npos);
     CHECK(refusal([] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 16}}); }) == "");
+}
+
+TEST_CASE("documents begin where the token between them stands, and at the row's first token", "[attention][documents]") {
+    const std::vector<int32_t> tokens = {5, 9, 5, 5, 9, /**/ 9, 9, 5, 5, 5};
+    std::vector<int32_t> starts(tokens.size());
+    find_documents(tokens.data(), 2, 5, 9, starts.data());
+    CHECK(starts == std::vector<int32_t>{0, 1, 1, 1, 4, /**/ 0, 1, 1, 1, 1});
+}
+
+TEST_CASE("patterns within documents: verdicts on tiles are those of their pairs", "[attention][documents]") {
+    check_documents<causal>({});
+    check_documents<sinks>(window(9, {{"sinks_tokens", 3}}));
+    check_documents<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 3}});
+    check_documents<bigbird>({{"bigbird_block", 8}});
 }

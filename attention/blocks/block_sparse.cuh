@@ -187,6 +187,7 @@ struct BlockSparse : Policy {
     /// With `own`, a row's blocks are chosen by a mean that includes later queries.
     bool needs_known_text() const { return query == GateQuery::own && chooses() && (choice.threshold >= 0 || choice.top > 0); }
     bool is_causal() const { return !needs_known_text(); }
+    bool keeps_documents_apart() const { return false; }   // pooled blocks lie across their borders
 
     /// With top_k, exact. What a threshold keeps depends on the data; it counts as dense, an upper bound.
     PairCount expected_pairs(int heads, int T) const {

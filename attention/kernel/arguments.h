@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 
+#include "model/batch.h"
 #include "model/device/device.h"
 #include "model/device/memory.h"
 
@@ -68,6 +69,7 @@ struct AttentionForward {
     const Wide<X>* gate = nullptr;     // (B, T, NH) on the output
     const int* q_position = nullptr;   // (B, NH, T) each row's token position; null: its index; -1: padding,
     const int* k_position = nullptr;   // (B, NH, S) which sees nothing and is seen by nothing
+    Documents documents = {};          // a query sees its own only, and the policy judges positions as counted from its beginning
 
     X* out;                   // (B, T, NH, HS) before the gate
     X* gated_out = nullptr;   // (B, T, NH, HS) gate * out; needed with a gate only
@@ -116,6 +118,7 @@ struct LayerInputs : LayerShape {
     const X* v;   // token stride v_row
     size_t qk_row, v_row;
     const Wide<X>*cosine, *sine;   // (T, HS / 2) RoPE's table
+    Documents documents = {};      // empty, or to be kept apart (LayerFacts::keeps_documents_apart)
 
     constexpr size_t token(int b, int t) const { return size_t(b) * T + t; }
     constexpr const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }
@@ -189,6 +192,7 @@ AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<
     a.q = {in.q, in.qk_row}, a.k = {in.k, in.qk_row}, a.v = {in.v, in.v_row};
     a.head = state.score_inputs.head, a.row = state.score_inputs.row, a.column = state.score_inputs.column;
     a.gate = state.score_inputs.gate;
+    a.documents = in.documents;
     a.out = state.out, a.gated_out = a.gate ? state.gated_out : nullptr, a.lse = state.lse;
     a.statistics = statistics;
     return a;

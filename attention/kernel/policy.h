@@ -206,6 +206,11 @@ struct Policy {
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
 
+    /// Whether nothing that a token gets depends on other documents of its row, where LayerInputs::documents tells them apart. One call
+    /// of the kernel does so by itself. A policy that hands other positions than tokens to it, or in which more goes from token to
+    /// token than through it (pooled keys, choices over a row), says no.
+    bool keeps_documents_apart() const { return true; }
+
     /// Whether this form is not causal and meant for texts that are complete in advance, such as a prompt. Training with it is
     /// refused, and the refusal names the options that can be trained.
     bool needs_known_text() const { return false; }

@@ -32,10 +32,10 @@ public:
 
     /// The policy's verdict on a rectangle, ignoring the list. All its rows and columns must exist.
     constexpr Tile judge(const TilePlace& at) const {
-        if (!positions()) return policy_.tile(h_, at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);
+        if (!positions()) return judge_positions(at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);
         const Range q = range(a_.q_position, bh_ * a_.T, at.i0, at.rows), k = range(a_.k_position, bh_ * a_.S, at.j0, at.columns);
         if (q.empty() || k.empty()) return Tile::hidden;
-        const Tile verdict = policy_.tile(h_, q.first, q.last + 1, k.first, k.last + 1);
+        const Tile verdict = judge_positions(q.first, q.last + 1, k.first, k.last + 1);
         return verdict == Tile::full && (q.padding || k.padding) ? Tile::mixed : verdict;
     }
 
@@ -59,26 +59,28 @@ public:
         if (whole == Tile::full) return Tile::full;
         if (a_.list && !listed(part.i0 / TILE, part.j0 / TILE)) return Tile::hidden;
         if (positions()) return whole;
-        return policy_.tile(h_, part.i0, part.i0 + part.rows, part.j0, part.j0 + part.columns);
+        return judge_positions(part.i0, part.i0 + part.rows, part.j0, part.j0 + part.columns);
     }
 
     constexpr bool visible(int i, int j) const {
         const int qi = q_position(i), kj = k_position(j);
-        return qi >= 0 && kj >= 0 && policy_.visible(h_, qi, kj);
+        if (qi < 0) return false;
+        const int start = start_of_document(qi);
+        return kj >= start && policy_.visible(h_, qi - start, kj - start);
     }
 
-    /// visible() by the position arrays; rows and columns past the end are allowed.
-    struct ByPositions {
+    /// visible() by the arrays of positions and documents; rows and columns past the end are allowed.
+    struct ByArrays {
         const TileWalk& walk;
         constexpr bool operator()(int i, int j) const {
             return walk.visible(std::min(i, walk.a_.T - 1), std::min(j, walk.a_.S - 1));
         }
     };
 
-    /// Whether a function that with_visible() passes on is long: it loads positions, or the policy has a long_visible.
+    /// Whether a function that with_visible() passes on is long: it loads from arrays, or the policy has a long_visible.
     template <class Visible>
     static constexpr bool is_long() {
-        return std::is_same_v<Visible, ByPositions> || P::long_visible;
+        return std::is_same_v<Visible, ByArrays> || P::long_visible;
     }
 
     /// Calls use(visible), where visible(i, j) does no more work than the verdict and the arguments require. Rows and
@@ -86,8 +88,8 @@ public:
     template <class Use>
     constexpr void with_visible(Tile verdict, Use use) const {
         if (verdict == Tile::full) return use([](int, int) { return true; });
-        if (!positions()) return use([this](int i, int j) { return policy_.visible(h_, i, j); });
-        use(ByPositions{*this});
+        if (!positions() && !a_.documents) return use([this](int i, int j) { return policy_.visible(h_, i, j); });
+        use(ByArrays{*this});
     }
 
     /// Calls visit(place, verdict) for every key tile that the query tile at i0 has to visit, in ascending order.
@@ -124,6 +126,26 @@ private:
     }
 
     constexpr bool positions() const { return a_.q_position || a_.k_position; }
+    constexpr int start_of_document(int position) const { return a_.documents ? a_.documents.at(b_, position) : 0; }
+
+    /// The verdict on queries at positions i0 .. i1 - 1 and keys at j0 .. j1 - 1.
+    constexpr Tile judge_positions(int i0, int i1, int j0, int j1) const {
+        if (!a_.documents) return policy_.tile(h_, i0, i1, j0, j1);
+        Tile verdict = Tile::hidden;
+        for (int end = i1; end > i0;) {   // document by document, from the last
+            const int start = a_.documents.at(b_, end - 1), begin = std::max(i0, start);
+            const Tile part = judge_document(start, begin, end, j0, j1);
+            verdict = end == i1 || part == verdict ? part : Tile::mixed;
+            end = begin;
+        }
+        return verdict;
+    }
+    /// The same of queries of the document that begins at `start`.
+    constexpr Tile judge_document(int start, int i0, int i1, int j0, int j1) const {
+        if (j1 <= start) return Tile::hidden;
+        const Tile part = policy_.tile(h_, i0 - start, i1 - start, std::max(j0 - start, 0), j1 - start);
+        return part == Tile::full && j0 < start ? Tile::mixed : part;
+    }
     constexpr size_t list_entry(int q_tile) const { return bh_ * tiles_of(a_.T) + q_tile; }
 
     /// Binary search, as a query tile's list is ascending.

@@ -54,6 +54,8 @@ struct QkShape {
     int B, T, NH, NKV, HS;
     const X *q_weight, *k_weight;          // (HS) of QK-norm; null: no norm
     Angles<Wide<X>> angles;
+    const int32_t* origin = nullptr;       // (B, T) where in its row each token counts positions from; null: the row's beginning
+    constexpr int position(int row) const { return row % T - (origin ? origin[row] : 0); }
     constexpr int heads() const { return NH + NKV; }
     constexpr size_t qkv_heads() const { return NH + 2 * NKV; }
 };
@@ -68,7 +70,7 @@ void qk_norm_rope_forward(CPU, X* out, X* pre, Wide<X>* rstd, const X* qkv, cons
     for (int row = 0; row < s.B * s.T; row++) {
         std::vector<X> own(HS);
         for (int h = 0; h < heads; h++) {
-            const size_t at = size_t(row) * heads + h, angle = size_t(row % s.T) * (HS / 2);
+            const size_t at = size_t(row) * heads + h, angle = size_t(s.position(row)) * (HS / 2);
             const X* from = qkv + (row * s.qkv_heads() + h) * HS;
             X* normed = pre ? pre + at * HS : own.data();
             if (s.q_weight) rstd[at] = rmsnorm_row(normed, from, h < s.NH ? s.q_weight : s.k_weight, HS, eps);
@@ -89,7 +91,7 @@ void qk_norm_rope_backward(CPU, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_weight,
     for (int row = 0; row < s.B * s.T; row++) {
         std::vector<X> dnormed(HS);
         for (int h = 0; h < heads; h++) {
-            const size_t at = size_t(row) * heads + h, angle = size_t(row % s.T) * (HS / 2);
+            const size_t at = size_t(row) * heads + h, angle = size_t(s.position(row)) * (HS / 2);
             const size_t to = (row * s.qkv_heads() + h) * HS;
             rotate(dnormed.data(), dqk + at * HS, s.angles.cosine + angle, s.angles.sine + angle, HS, X(-1));
             for (int d = 0; d < HS && dpre; d++) dnormed[d] += dpre[at * HS + d];
@@ -253,7 +255,7 @@ __global__ void __launch_bounds__(qk_rope::THREADS)
     if (idle) return;
     if (pre) own.write(pre + size_t(at) * s.HS, x);
     if (!out) return;
-    own.rotate(x, own.read_angles(s.angles, row % s.T), 1);
+    own.rotate(x, own.read_angles(s.angles, s.position(row)), 1);
     own.write(out + size_t(at) * s.HS, x);
 }
 
@@ -284,7 +286,7 @@ __global__ void __launch_bounds__(qk_rope::THREADS)
         float scale = 0;
         if (!idle) {
             d = own.read(dqk + at * s.HS);
-            angles = own.read_angles(s.angles, row % s.T);
+            angles = own.read_angles(s.angles, s.position(row));
             if (s.q_weight) x = own.read(qkv + to), scale = rstd[at];
             if (dpre) more = own.read(dpre + at * s.HS);
         }

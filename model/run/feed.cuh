@@ -22,11 +22,13 @@ template <>
 class BatchFeed<CPU> {
 public:
     /// For batches of at most B x T tokens of a vocabulary of V.
-    BatchFeed(int B, int T, int V)
+    BatchFeed(int B, int T, int V, DocumentBorders borders = {})
         : V_(V),
+          borders_(borders),
           tokens_(size_t(B) * T),
           targets_(tokens_.size()),
           rows_(tokens_.size()),
+          starts_(borders ? tokens_.size() : 0),
           runs_(RowsByToken::capacity_for(B * T, V)) {}
 
     /// Allocates device memory. Call once, before anything else.
@@ -46,21 +48,30 @@ public:
     Batch put(CPU, const int32_t* tokens, const int32_t* targets, int B, int T) {
         require_room(B, T, tokens_.size());
         std::copy_n(tokens, size_t(B) * T, tokens_.data());
-        if (!targets) return {B, T, tokens_.data()};
+        if (!targets) return {B, T, tokens_.data(), nullptr, {}, documents(B, T)};
         std::copy_n(targets, size_t(B) * T, targets_.data());
         return sorted(B, T);
     }
 
-    size_t bytes() const { return 3 * sizeof(int32_t) * tokens_.size() + sizeof(TokenRun) * runs_.size(); }
+    size_t bytes() const {
+        return sizeof(int32_t) * (3 * tokens_.size() + starts_.size()) + sizeof(TokenRun) * runs_.size();
+    }
 
 private:
     Batch sorted(int B, int T) {
         sort_by_token(tokens_.data(), B * T, V_, rows_.data(), runs_.data());
-        return {B, T, tokens_.data(), targets_.data(), {rows_.data(), runs_.data(), RowsByToken::capacity_for(B * T, V_)}};
+        const RowsByToken by_token{rows_.data(), runs_.data(), RowsByToken::capacity_for(B * T, V_)};
+        return {B, T, tokens_.data(), targets_.data(), by_token, documents(B, T)};
+    }
+    Documents documents(int B, int T) {
+        if (!borders_) return {};
+        find_documents(tokens_.data(), B, T, borders_.end_of_text, starts_.data());
+        return {starts_.data(), T, borders_.restart_positions};
     }
 
     int V_;
-    std::vector<int32_t> tokens_, targets_, rows_;
+    DocumentBorders borders_;
+    std::vector<int32_t> tokens_, targets_, rows_, starts_;
     std::vector<TokenRun> runs_;
 };
 
@@ -70,7 +81,8 @@ private:
 template <>
 class BatchFeed<GPU> {
 public:
-    BatchFeed(int B, int T, int V) : V_(V), tokens_(size_t(B) * T), capacity_(RowsByToken::capacity_for(B * T, V)) {}
+    BatchFeed(int B, int T, int V, DocumentBorders borders = {})
+        : V_(V), borders_(borders), tokens_(size_t(B) * T), capacity_(RowsByToken::capacity_for(B * T, V)) {}
 
     void allocate(GPU device) {
         check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking));
@@ -115,37 +127,40 @@ public:
         require_room(B, T, tokens_);
         check(cudaStreamSynchronize(device.stream));
         std::copy_n(tokens, size_t(B) * T, host_tokens(buffer));
-        if (targets) {
-            std::copy_n(targets, size_t(B) * T, host_targets(buffer));
-            sort(buffer, B, T);
-        }
+        if (targets) std::copy_n(targets, size_t(B) * T, host_targets(buffer));
+        prepare(buffer, B, T, targets != nullptr);
         check(cudaMemcpyAsync(buffer.device, buffer.host, buffer_bytes(), cudaMemcpyHostToDevice, device.stream));
         Batch batch = batch_of(buffer, B, T);
-        return targets ? batch : Batch{B, T, batch.tokens};
+        if (!targets) batch.targets = nullptr, batch.by_token = {};
+        return batch;
     }
 
     size_t bytes() const { return 3 * buffer_bytes(); }
 
 private:
-    /// tokens, targets, rows by token (tokens_ each), runs (capacity_): one block on each side.
+    /// tokens, targets, rows by token, beginnings of documents where they are told apart (tokens_ each), runs (capacity_): one block
+    /// on each side.
     struct Buffer {
         std::byte *device = nullptr, *host = nullptr;
         cudaEvent_t copied, used;
     };
 
-    size_t buffer_bytes() const { return 3 * sizeof(int32_t) * tokens_ + sizeof(TokenRun) * size_t(capacity_); }
+    size_t numbers() const { return (borders_ ? 4 : 3) * tokens_; }   // before the runs
+    size_t buffer_bytes() const { return sizeof(int32_t) * numbers() + sizeof(TokenRun) * size_t(capacity_); }
     int32_t* host_tokens(Buffer& buffer) const { return reinterpret_cast<int32_t*>(buffer.host); }
     int32_t* host_targets(Buffer& buffer) const { return host_tokens(buffer) + tokens_; }
 
-    void sort(Buffer& buffer, int B, int T) {
-        int32_t* rows = host_tokens(buffer) + 2 * tokens_;
-        sort_by_token(host_tokens(buffer), B * T, V_, rows, reinterpret_cast<TokenRun*>(rows + tokens_));
+    /// What is made of the tokens; the rows by token only for a backward pass.
+    void prepare(Buffer& buffer, int B, int T, bool sorted) {
+        int32_t* const tokens = host_tokens(buffer);
+        if (sorted) sort_by_token(tokens, B * T, V_, tokens + 2 * tokens_, reinterpret_cast<TokenRun*>(tokens + numbers()));
+        if (borders_) find_documents(tokens, B, T, borders_.end_of_text, tokens + 3 * tokens_);
     }
 
     void read_ahead(Loader& loader, Buffer& buffer, int B, int T) {
         check(cudaEventSynchronize(buffer.copied));   // the host side is free
         loader.next(host_tokens(buffer), host_targets(buffer));
-        sort(buffer, B, T);
+        prepare(buffer, B, T, true);
         check(cudaStreamWaitEvent(copies_, buffer.used, 0));   // the device side is free
         check(cudaMemcpyAsync(buffer.device, buffer.host, buffer_bytes(), cudaMemcpyHostToDevice, copies_));
         check(cudaEventRecord(buffer.copied, copies_));
@@ -153,12 +168,14 @@ private:
 
     Batch batch_of(const Buffer& buffer, int B, int T) const {
         const int32_t* tokens = reinterpret_cast<const int32_t*>(buffer.device);
-        const int32_t* rows = tokens + 2 * tokens_;
-        return {B, T, tokens, tokens + tokens_,
-                {rows, reinterpret_cast<const TokenRun*>(rows + tokens_), RowsByToken::capacity_for(B * T, V_)}};
+        const TokenRun* runs = reinterpret_cast<const TokenRun*>(tokens + numbers());
+        Batch batch{B, T, tokens, tokens + tokens_, {tokens + 2 * tokens_, runs, RowsByToken::capacity_for(B * T, V_)}};
+        if (borders_) batch.documents = {tokens + 3 * tokens_, T, borders_.restart_positions};
+        return batch;
     }
 
     int V_;
+    DocumentBorders borders_;
     size_t tokens_;
     int capacity_;
     Buffer buffers_[3];

@@ -9,7 +9,7 @@
 
 /// Precondition: gpt_forward() of one sequence of T tokens. (NH, T, T): 1 where the last layer's output of row i depends on the
 /// value of key j. Weights that float32 rounds to 0 count as hidden.
-inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
+inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T, const Documents& documents = {}) {
     const Config& c = gpt.net.config;
     const int l = c.L - 1;
     LayerActivations<float>& a = gpt.layers[l];
@@ -19,7 +19,7 @@ inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
     values.take(memory), memory.allocate(), values.take(memory);
     values.write(CPU{});
     auto attend = [&](int j0) {   // j0 = T: all values are zero
-        const LayerInputs<float> in = values.in_place_of_values(attention_inputs(gpt, l, 1, T), j0);
+        const LayerInputs<float> in = values.in_place_of_values(attention_inputs(gpt, l, 1, T, documents), j0);
         gpt.attention(l).forward(CPU{}, in, gpt.weights, a.attention, gpt.scratch.attention, {});
         return a.attention.gated_out;   // (T, NH, HS)
     };
@@ -37,11 +37,11 @@ inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T) {
 }
 
 /// The same, as reported by the layer itself if it can.
-inline std::vector<uint8_t> seen_pairs(GPT<CPU, float>& gpt, int T) {
+inline std::vector<uint8_t> seen_pairs(GPT<CPU, float>& gpt, int T, const Documents& documents = {}) {
     const int l = gpt.net.config.L - 1, NH = gpt.net.config.NH;
-    if (!gpt.net.layers[l].attention->facts.reports_pairs) return pairs_in_outputs(gpt, T);
+    if (!gpt.net.layers[l].attention->facts.reports_pairs) return pairs_in_outputs(gpt, T, documents);
     const CpuPasses<float>& attention = cpu_passes_of<float>(*gpt.net.layers[l].attention);
-    const LayerInputs<float> in = attention_inputs(gpt, l, 1, T);
+    const LayerInputs<float> in = attention_inputs(gpt, l, 1, T, documents);
     const LayerState<float>& state = gpt.layers[l].attention;
     std::vector<uint8_t> seen(size_t(NH) * T * T);
 #pragma omp parallel for
@@ -76,6 +76,7 @@ inline void show_mask(const Variant& variant, const Options& o) {
     if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
     const int T = o.seq_len;
     GPT<CPU, float> gpt(variant, origin.config, 1, T, Mode::inference);
+    require_documents_apart(gpt.net, o);
     std::vector<MemoryUse> plan = gpt.memory_plan();
     add_overheads(CPU{}, plan, 0, false);
     require_memory(plan, o, available_memory(), 1);
@@ -88,11 +89,13 @@ inline void show_mask(const Variant& variant, const Options& o) {
     const Config& c = gpt.net.config;
     Monitor<CPU, float> monitor(1, T, gpt.net);
     monitor.allocate();
-    gpt_forward(CPU{}, gpt, Batch{1, T, tokens.data()}, &monitor);
+    BatchFeed<CPU> feed(1, T, c.V, borders(o, c));
+    const Batch batch = feed.put(CPU{}, tokens.data(), nullptr, 1, T);
+    gpt_forward(CPU{}, gpt, batch, &monitor);
     const double tiles = mean_of({sum_of(monitor.take_report(), &BranchReport::tiles).back()});
 
     const AttentionLayer& layer = *gpt.net.layers.back().attention;
-    const std::vector<uint8_t> seen = seen_pairs(gpt, T);
+    const std::vector<uint8_t> seen = seen_pairs(gpt, T, batch.documents);
     const Picture picture = draw_mask(seen, c.NH, T);
     write_picture(o.show_mask, picture);
     double pairs = 0, otherwise = 0;   // visible pairs; those that differ from the policy's data-independent mask
@@ -100,7 +103,8 @@ inline void show_mask(const Variant& variant, const Options& o) {
         for (int i = 0; i < T; i++)
             for (int j = 0; j < T; j++) {
                 const bool is = seen[(size_t(h) * T + i) * T + j];
-                pairs += is, otherwise += is != layer.visible(h, i, j);
+                const int start = batch.documents ? batch.documents.at(0, i) : 0;
+                pairs += is, otherwise += is != (j >= start && layer.visible(h, i - start, j - start));
             }
     std::cout << o.show_mask << ": layer " << c.L - 1 << " of " << variant.name << ", rows are queries, columns keys, black is seen; "
               << text("%.1f%% of causal pairs", 100 * pairs / (c.NH * (T * (T + 1.0) / 2)))

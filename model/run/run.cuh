@@ -34,6 +34,13 @@ struct Validation {
     double bits_per_byte = NAN;   // NaN when the tokenizer is unknown
 };
 
+/// Exit::usage with --document-mask, if the model's attention cannot keep documents apart.
+inline void require_documents_apart(const Qwen& net, const Options& o) {
+    if (!o.document_mask || net.all(&LayerFacts::keeps_documents_apart)) return;
+    fail(Exit::usage, "--document-mask 1: in ", net.variant.name,
+         ", with these settings, what a token sees depends on other documents of its row; leave it out");
+}
+
 /// Loads or initialises the weights and, if the run is resumed, this rank's shard of the moments; returns the run's state. Whole
 /// tensors are staged in the gradients' memory, which so far holds only zero padding. Exit::checkpoint if a checkpoint lacks
 /// tensors, Exit::usage if --seed differs from its seed.
@@ -119,11 +126,12 @@ struct Run {
           data(std::move(data_)),
           gpt(variant, config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
               o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1),
-          feed(o.batch_size, o.seq_len, config.V),
+          feed(o.batch_size, o.seq_len, config.V, borders(o, config)),
           monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, gpt.net),
           progress(ranks.first(), ranks.launched()),
           flops(count_flops(gpt.net, o.seq_len)) {
         require_sizes(device, config);
+        require_documents_apart(gpt.net, o);
         if (o.inference.how.attention == InferenceAttention::trained) return;
         if (!std::is_same_v<Device, CPU>)
             fail(Exit::usage, "--attention ", o.inference.attention, " is computed on the CPU; give --device cpu");
@@ -144,7 +152,7 @@ struct Run {
 
     /// Whether the answers to an item can share one computation of its context.
     bool shares_contexts() const {
-        return std::is_same_v<Device, CPU> && !data.tasks.empty() && gpt.net.all(&LayerFacts::decodes_from_cache);
+        return std::is_same_v<Device, CPU> && !data.tasks.empty() && !o.document_mask && gpt.net.all(&LayerFacts::decodes_from_cache);
     }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }

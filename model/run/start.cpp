@@ -67,6 +67,23 @@ std::string tokenizer_of(const Data& data, const Config& config) {
     return made_by;
 }
 
+// Exit::data if documents are to be told apart and the first tokens of the data have no border between any.
+void require_borders(const TokenStream* stream, const Options& o, const Config& config) {
+    if (!o.document_mask || !stream) return;
+    if (config.end_of_text < 0)
+        fail(Exit::usage, "--document-mask needs the token between documents, and the tokenizer of ", stream->name(),
+             " is unknown; make the shards with ./tokenize, or give --model a folder whose config.json has eos_token_id");
+    const uint64_t looked_at = std::min<uint64_t>(stream->size(), 1 << 26);
+    std::vector<int32_t> tokens(size_t(1) << 16);
+    for (uint64_t at = 0; at < looked_at; at += tokens.size()) {
+        const size_t count = size_t(std::min<uint64_t>(tokens.size(), looked_at - at));
+        stream->copy(at, count, tokens.data());
+        if (std::find(tokens.begin(), tokens.begin() + count, config.end_of_text) != tokens.begin() + count) return;
+    }
+    fail(Exit::data, stream->name(), ": none of the first ", looked_at, " tokens is the token between documents, ", config.end_of_text,
+         ": --document-mask has nothing to keep apart; make shards of documents with ./tokenize, or leave it out");
+}
+
 void cut_into_steps(Data& data, const Options& o, int ranks) {
     const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks;
     data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
@@ -158,11 +175,16 @@ Data open_data(const Options& o, int ranks, Config& config) {
     if (!made_by.empty()) config.tokenizer = made_by;
     if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
+    require_borders(data.train.get(), o, config), require_borders(data.val.get(), o, config);
     if (data.tokenizer && o.sample_every) require_prompt(*data.tokenizer, o.prompt);
     for (const EvaluationFile& file : tasks)
         data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
     if (data.train) cut_into_steps(data, o, ranks);
     return data;
+}
+
+DocumentBorders borders(const Options& o, const Config& config) {
+    return {o.document_mask ? config.end_of_text : -1, o.document_positions};
 }
 
 Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks) {

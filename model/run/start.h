@@ -11,6 +11,7 @@
 #include "data/evaluation.h"
 #include "data/stream.h"
 #include "data/tokenizers/tokenizer.h"
+#include "model/batch.h"
 #include "model/config.h"
 #include "model/device/memory.h"
 #include "model/operations/adamw.cuh"
@@ -33,6 +34,7 @@ struct Options {
     double epochs = 0, min_lr_frac = 0.1;
     AdamW adamw;
     InferenceOptions inference;
+    bool document_mask = false, document_positions = false;
     bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false, evaluate = false;
     uint64_t seed = 1;
     std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
@@ -56,6 +58,9 @@ struct Data {
 /// tokenizer of `config` to the shards'. Exit::data if shards, tokenizer and model do not match or the data is too short;
 /// Exit::usage if the sizes of a step do not fit together.
 Data open_data(const Options& o, int ranks, Config& config);
+
+/// How --document-mask and --document-positions have batches told apart. Precondition: open_data() has completed `config`.
+DocumentBorders borders(const Options& o, const Config& config);
 
 /// A checkpoint to resume from, a folder of weights to start from, or just a shape.
 struct Origin {

@@ -45,6 +45,11 @@ static void add_training_options(CLI::App& app, Options& o) {
     app.add_option("--epochs", o.epochs, "passes over the data, instead of --steps; 0: use --steps")
         ->check(number_from(0, 1e6));
     app.add_option("--shuffle", o.shuffle, "0 reads the shards in order")->check(CLI::IsMember({"0", "1", "true", "false"}));
+    app.add_option("--document-mask", o.document_mask, "1: no token sees another document of its row")
+        ->check(CLI::IsMember({"0", "1", "true", "false"}));
+    app.add_option("--document-positions", o.document_positions,
+                   "with --document-mask, 1: RoPE counts positions from each document's first token")
+        ->check(CLI::IsMember({"0", "1", "true", "false"}));
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
         ->check(CLI::Range(int64_t(-1), int64_t(1) << 50));
@@ -118,6 +123,7 @@ static void add_run_options(CLI::App& app, Options& o) {
 static void require_plain_attention(const Variant& variant, const Options& o) {
     if (o.inference.how.attention == InferenceAttention::trained) return;
     if (!o.evaluate) fail(Exit::usage, "--attention ", o.inference.attention, " is for --evaluate: nothing is trained with it");
+    if (o.document_mask) fail(Exit::usage, "--attention ", o.inference.attention, " reads rows as one text each; leave out --document-mask");
     if (variant.name != std::string("causal"))
         fail(Exit::usage, "--attention ", o.inference.attention, " reads checkpoints of variant causal: use ./train_causal, not ./train_",
              variant.name);
@@ -145,6 +151,7 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
     if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
     require_plain_attention(variant, o);
+    if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions is for --document-mask 1");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;
     o.model_given = app.count("--model") > 0;

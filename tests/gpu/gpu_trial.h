@@ -20,8 +20,9 @@ struct GpuTrial {
     BatchFeed<GPU> feed;
     int B, T;
 
-    GpuTrial(const Variant& variant, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing)
-        : gpt(variant, config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V), B(B_), T(T_) {
+    GpuTrial(const Variant& variant, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing,
+             DocumentBorders borders = {})
+        : gpt(variant, config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V, borders), B(B_), T(T_) {
         gpt.allocate(device);
         feed.allocate(device);
     }

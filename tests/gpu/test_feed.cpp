@@ -102,6 +102,29 @@ TEST_CASE("GPU feed: batches that are put one behind the other, between steps of
     }
 }
 
+TEST_CASE("GPU feed: where documents begin, of batches from a loader and of those that are put", "[gpu][feed][documents]") {
+    const Tokens tokens;
+    Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
+    const HostStep first = next(same), second = next(same);
+    const int32_t border = first.tokens[3];
+    BatchFeed<GPU> feed(B, T, VOCABULARY, {border, true});
+    feed.allocate(test_gpu());
+    auto check_starts = [&](const Batch& batch, const std::vector<int32_t>& tokens) {
+        std::vector<int32_t> expected(N), seen(N);
+        find_documents(tokens.data(), B, T, border, expected.data());
+        to_host(test_gpu(), seen.data(), batch.documents.start, N);
+        CHECK(seen == expected);
+        CHECK((batch.documents.T == T && batch.documents.restart_positions));
+    };
+    check_starts(feed.next(test_gpu(), loader, B, T), first.tokens);
+    feed.read_on(test_gpu(), loader, B, T);
+    check_starts(feed.put(test_gpu(), first.tokens.data(), nullptr, B, T), first.tokens);
+    check_starts(feed.next(test_gpu(), loader, B, T), second.tokens);
+    BatchFeed<GPU> whole(B, T, VOCABULARY);
+    whole.allocate(test_gpu());
+    CHECK_FALSE(whole.put(test_gpu(), first.tokens.data(), nullptr, B, T).documents);
+}
+
 TEST_CASE("GPU graphs: each place for a batch and each kind of step has a recording of its own", "[gpu][feed]") {
     const int steps = 20;   // of each of the four, one as it is, one recorded, one replayed
     const Tokens tokens;

@@ -119,6 +119,9 @@ TEST_CASE("GPU qk_norm and rope: each output alone and both; heads of 32, 64 and
 TEST_CASE("GPU qk_norm and rope: other heads, from 8 to 256 numbers, whose lanes are no power of 2", "[gpu][ops]") {
     for (bool weights : {true, false})
         for (int HS : {8, 16, 24, 40, 48, 96, 200, 256}) check_on_gpu_in_both_types(QkNormRope{2, 3, 2, 1, HS, weights});
+    QkNormRope documents{2, 7, 2, 1, 64, true};
+    documents.document = 3;
+    check_on_gpu_in_both_types(documents);
 }
 
 TEST_CASE("GPU qk_norm and rope: more rows than the grid has in hand", "[gpu][ops]") {

@@ -24,12 +24,14 @@ double of_curve(const LayerFacts& facts) { return facts.sorts_tokens ? 2e-1 : fa
 const Variant& on_cpu(const Variant& variant) { return named(variant.name); }
 const LayerFacts& facts_of(const Trial<double>& trial) { return trial.gpt.net.layers[0].attention->facts; }
 
+/// With `borders`, of packed rows whose documents attention keeps apart.
 template <class X>
-void check_gradients(const Variant& variant, const Config& config, int B, int T) {
+void check_gradients(const Variant& variant, const Config& config, int B, int T, DocumentBorders borders = {}) {
     INFO((config.qk_norm ? "QK-norm" : "no QK-norm") << (config.qkv_bias ? ", biases" : "") << ", B " << B << ", T " << T << ", "
                                                      << sizeof(X) << " bytes");
     Trial<double> exact(on_cpu(variant), config, B, T, B, T);
-    GpuTrial<X> gpu(variant, config, B, T);
+    GpuTrial<X> gpu(variant, config, B, T, Recompute::nothing, borders);
+    exact.feed = BatchFeed<CPU>(B, T, config.V, borders);
     gpu.set_weights(round_weights<X>(exact));
     const double expected = exact.loss_and_gradients();
     CHECK(std::abs(gpu.loss_and_gradients(exact) - expected) <= (std::is_same_v<X, float> ? 1e-5 : 1e-2) * expected);
@@ -46,6 +48,14 @@ GPU_VARIANT_CASE(" model on the GPU: float32 gradients are those of the CPU, bot
 GPU_VARIANT_CASE(" model on the GPU: bf16 gradients are those of the CPU within their rounding", "[gpu][model][variant]") {
     check_gradients<bf16>(variant, small_config(false), 2, 67);
     check_gradients<bf16>(variant, small_config(true), 1, 130);
+}
+
+GPU_VARIANT_CASE(" model on the GPU: gradients of rows of several documents are those of the CPU", "[gpu][model][variant][documents]") {
+    const Trial<double> one(on_cpu(variant), small_config(false), 1, 8, 1, 8);
+    if (!one.gpt.net.all(&LayerFacts::keeps_documents_apart)) return;
+    const DocumentBorders borders{17, true};   // a token that the rows below have between others
+    check_gradients<float>(variant, small_config(false), 2, 90, borders);
+    check_gradients<bf16>(variant, small_config(true), 1, 150, borders);
 }
 
 TEST_CASE("model on the GPU: gradients of a model with neither biases nor QK-norm", "[gpu][model]") {
