@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # --document-mask as a user meets it: what it changes, what it draws, and where it is refused. Needs `make all`.
+# Needs: make tokenize train_causal train_nsa train_mosa train_routing train_seer train_adaptive_sparse train_strided train_longnet train_sinks_cache
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
