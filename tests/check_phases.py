@@ -15,6 +15,7 @@ import compare  # noqa: E402
 import labelled  # noqa: E402
 import ledger  # noqa: E402
 import plan  # noqa: E402
+import prepare  # noqa: E402
 import results  # noqa: E402
 import stats  # noqa: E402
 import tables  # noqa: E402
@@ -121,6 +122,25 @@ def classes(work):
     labelled.write({'kind': 'bars', 'mask': False}, None, work / 'plain')
     plain = (work / 'plain/labelled_train_000001.bin').read_bytes()
     check('without a mask, every token does', int.from_bytes(plain[4:8], 'little') == 1 and len(plain) == 1024 + 2 * tokens)
+    tokenizer = ROOT / 'tests/fixtures/tokenizers/gpt2_tokenizer.json'
+    labelled.write({'kind': 'bars'}, None, work / 'tokens', tokenizer)
+    for part, documents in (('training', training), ('held_out', held_out)):
+        manifest = json.loads((work / f'tokens/{part}/labelled_manifest.json').read_text())
+        content = (work / f'tokens/{part}/labelled_train_000001.bin').read_bytes()
+        count = int.from_bytes(content[8:12], 'little')
+        mask = content[1024 + 2 * count:]
+        check(f'{part} in the tokens of a tokenizer.json: an example a document, its label and its end count',
+              manifest['documents'] == documents and 'bytes' != manifest['tokenizer'] and
+              mask.count(b'\0\1') == documents and sum(mask) >= 2 * documents, (manifest['documents'], sum(mask)))
+    (work / 'text').mkdir()
+    data = prepare.Data(work, work / 'text')
+    run = plan.Run('e12_tasks', 'paper', 'phase2', 'causal', '', 1, 'causal', 1, {}, 'labelled', 'report',
+                   {'kind': 'bars', 'tokens': True})
+    refused('no tokenizer beside a text', 'has 0 files *_tokenizer.json', lambda: data.options(run))
+    (work / 'text/text_tokenizer.json').write_bytes(tokenizer.read_bytes())
+    found = data.options(run)
+    check('and with one, shards for a run', Path(found['eval-data']).exists() and
+          all(list(Path(found[k]).parent.glob(Path(found[k]).name)) for k in ('train-data', 'val-data')), found)
     refused('digits without their file', 'has no digits.csv.gz', lambda: labelled.write({'kind': 'digits'}, work, work / 'digits'))
     record = {'event': 'evaluation', 'step': 1, 'task': 'items', 'acc_sum': 0.5, 'macro_f1': 0.4}
     check('accuracy and F1 are kept', results.evaluations([record]) == {'accuracy': {'items': 0.5}, 'macro_f1': {'items': 0.4}})

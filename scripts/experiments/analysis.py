@@ -245,8 +245,10 @@ class Report:
         return found
 
     def pilot_sd(self, scale):
-        """Pooled sd of paired differences at a scale; None before there are two pairs."""
-        found = [c for t in self.tables if t.scale == scale for c in t.comparisons.values() if c.pairs >= 2 and c.sd > 0]
+        """Pooled sd of paired differences of arms that were trained, at a scale; None before there are two pairs. What weights
+        lose by being read in another way differs by more from seed to seed."""
+        trained = [t for t in self.tables if t.scale == scale and not t.experiment.settings.get(t.setting, {}).get('evaluate')]
+        found = [c for t in trained for c in t.comparisons.values() if c.pairs >= 2 and c.sd > 0]
         freedom = sum(c.pairs - 1 for c in found)
         return math.sqrt(sum(c.sd**2 * (c.pairs - 1) for c in found) / freedom) if freedom else None
 

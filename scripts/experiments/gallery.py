@@ -110,7 +110,7 @@ def page(report, variants, options):
     head = ['# The survey in pictures', '',
             'Made by `python3 scripts/experiments/gallery.py` from the programs, their sources and the ledgers of',
             '`scripts/experiments/results`. Rows of a picture are queries, columns keys, black is seen; a fresh model reads 512',
-            'tokens of the bundled text with the options that stand below it. Accuracies and losses are of the scales that they name:',
+            'tokens of the bundled text with the options that stand below it. Accuracies and losses are of the scales they name:',
             '[Published claims, run again](../scripts/experiments/README.md).', '']
     return '\n'.join(head + [entry(variant, report, options) for variant in variants])
 

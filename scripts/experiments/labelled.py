@@ -14,6 +14,10 @@ labelled_val_000000.bin, in bytes, with a mask under which only labels count (--
 it and the label. The ">" says where an example begins: in training the end-of-text token stands there too, but items are read
 without it.
 
+With --tokenizer FILE the shards are in the tokens of that tokenizer.json, for a model that has read a text in them before:
+./tokenize writes training/labelled_train_000001.bin and held_out/labelled_train_000001.bin. Under the mask, that an example ends
+counts too.
+
 The split needs no seed: examples are put into the order of the SHA-256 of their text, and every tenth is held out. In the order of
 the file, every tenth digit would be a 3 four times as often as a 1. Training has the same order, for a second reason: a row of
 training data holds several documents, and where labels follow each other by a rule (the digits begin 0 1 2 ... 9 0 1 2 ...), a
@@ -25,13 +29,14 @@ import gzip
 import hashlib
 import json
 import struct
+import subprocess
 import sys
 import zipfile
 import zlib
 from pathlib import Path
 
 from packages import EXIT_DATA, Refused, guarded
-from prepare import MAGIC_16, shard_header, write_whole
+from prepare import MAGIC_16, ROOT, shard_header, write_whole
 
 END_OF_TEXT = 256
 LEVELS = '0123456789abcdefg'   # one character for each of the 17 grey levels
@@ -123,8 +128,33 @@ def shard(examples, mask):
     return shard_header(MAGIC_16, 2 if mask else 1, len(tokens)) + written
 
 
-def write(labelled, data, folder):
-    """All files of `labelled` (kind, mask), from the folder `data`."""
+def write_bytes(examples, name, mask, folder):
+    """A shard in bytes, and what says that it is."""
+    write_whole(folder / name, shard(examples, mask))
+    manifest = {'tokenizer': 'bytes', 'vocabulary': 512, 'documents': len(examples), 'tokens': 0, 'shards': []}
+    write_whole(folder / 'labelled_manifest.json', json.dumps(manifest).encode())
+
+
+def write_tokens(examples, mask, folder, tokenizer):
+    """A shard in the tokens of a tokenizer.json."""
+    folder.mkdir(exist_ok=True)
+    documents = [{'prompt': f'>{text}\n', 'completion': label} if mask else {'text': f'>{text}\n{label}'} for text, label in examples]
+    write_whole(folder / 'examples.jsonl', lines_of(documents))
+    command = [str(ROOT / 'tokenize'), '--tokenizer', str(tokenizer), '--out', str(folder), '--name', 'labelled',
+               '--val-fraction', '0', *(['--mask-prompts'] if mask else []), str(folder / 'examples.jsonl')]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise Refused(f'{command[0]}: cannot be run ({error.strerror}); make tokenize builds it') from error
+    if done.returncode: raise Refused(done.stderr.strip().split('\n')[-1], EXIT_DATA)
+
+
+def lines_of(objects):
+    return ''.join(json.dumps(one, ensure_ascii=False) + '\n' for one in objects).encode()
+
+
+def write(labelled, data, folder, tokenizer=None):
+    """All files of `labelled` (kind, mask), from the folder `data`; in bytes, or in the tokens of a tokenizer.json."""
     kind, source = labelled['kind'], source_of(labelled['kind'], data)
     read, _, labels = KINDS[kind]
     try:
@@ -136,11 +166,11 @@ def write(labelled, data, folder):
     mask, folder = labelled.get('mask', True), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / 'labelled_train_000001.bin', shard(training, mask))
-        write_whole(folder / 'labelled_val_000000.bin', shard(held_out, mask))
-        manifest = {'tokenizer': 'bytes', 'vocabulary': 512, 'documents': len(training), 'tokens': 0, 'shards': []}
-        write_whole(folder / 'labelled_manifest.json', json.dumps(manifest).encode())
-        write_whole(folder / 'items.jsonl', ''.join(json.dumps(one, ensure_ascii=False) + '\n' for one in items).encode())
+        for examples, part, name in ((held_out, 'held_out', 'labelled_val_000000.bin'),
+                                     (training, 'training', 'labelled_train_000001.bin')):
+            if tokenizer: write_tokens(examples, mask, folder / part, tokenizer)
+            else: write_bytes(examples, name, mask, folder)
+        write_whole(folder / 'items.jsonl', lines_of(items))
     except OSError as error:
         raise Refused(f'{folder}: cannot be written ({error.strerror})', EXIT_DATA) from error
     return len(training), len(held_out)
@@ -152,8 +182,9 @@ def main():
     parser.add_argument('--data', help='folder with the file')
     parser.add_argument('--out', required=True)
     parser.add_argument('--no-mask', action='store_true', help='every token counts as a target')
+    parser.add_argument('--tokenizer', help='tokenizer.json, or a folder with one (default: bytes)')
     options = parser.parse_args()
-    training, held_out = write({'kind': options.kind, 'mask': not options.no_mask}, options.data, options.out)
+    training, held_out = write({'kind': options.kind, 'mask': not options.no_mask}, options.data, options.out, options.tokenizer)
     print(f'{options.out}: {training} examples to train on, {held_out} held out', file=sys.stderr)
 
 

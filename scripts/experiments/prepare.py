@@ -156,7 +156,9 @@ class Data:
         name = labelled.KINDS[task['kind']][1]
         path = self.given / name if name and self.given else None
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path and path.exists() else name
-        text = json.dumps([GENERATOR, task, content], sort_keys=True)
+        tokenizer = self._tokenizer() if task.get('tokens') and self.given else None
+        told = [hashlib.sha256(tokenizer.read_bytes()).hexdigest()] if tokenizer else []
+        text = json.dumps([GENERATOR, task, content, *told], sort_keys=True)
         return f'{task["kind"]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}'
 
     def _labelled_options(self, task):
@@ -164,9 +166,20 @@ class Data:
         labelled.source_of(task['kind'], self.given)
         folder = self.out / 'data' / self._labelled_name(task)
         if not (folder / 'items.jsonl').exists():
-            labelled.write(task, self.given, folder)
+            labelled.write(task, self.given, folder, self._tokenizer() if task.get('tokens') else None)
+        if task.get('tokens'):
+            train, val = (str(folder / part / 'labelled_train_*.bin') for part in ('training', 'held_out'))
+            return {'train-data': train, 'val-data': val, 'eval-data': str(folder / 'items.jsonl')}
         return {'train-data': str(folder / 'labelled_train_*.bin'), 'val-data': str(folder / 'labelled_val_*.bin'),
                 'eval-data': str(folder / 'items.jsonl')}
+
+    def _tokenizer(self):
+        """The tokenizer.json of the text in the folder of --data."""
+        found = sorted(self.given.glob('*_tokenizer.json')) if self.given else []
+        if len(found) != 1:
+            raise Refused(f'{self.given or "--data"}: has {len(found)} files *_tokenizer.json, expected the one of its text; '
+                          f'{HOW_TO_TOKENIZE}', EXIT_DATA)
+        return found[0]
 
     def model(self, run):
         """A folder with the config.json of a model that is described in the plan."""
