@@ -12,6 +12,8 @@
 //   trained only while attention is dense (distil 2), and used sparse only on a complete text, such as a prompt. By default the
 //   first token of the block represents it; 1 is the mean of the previous block. A gate query for each token, as in the source's
 //   later form for decoding, is left out: a tile of 64 queries would visit the union of 64 choices.
+// - --seer-query 3 is no part of the source: the pooled dense map chooses by itself, as a gate would that has learnt all there is to
+//   learn, at the cost of dense attention. It bounds what distillation can reach, and is for --evaluate.
 // - A block's own keys have no score and are always visited; teacher and student are over past blocks only.
 // - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
 // - The published loss skips the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about 1/N
@@ -31,6 +33,8 @@ struct seer : BlockSparse {
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
         distil_mode = Distil(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
+        if (query == GateQuery::oracle && distil_mode != Distil::nobody)
+            fail(Exit::usage, "--seer-query 3 (seer_query) takes the gate's place, and nothing is to learn: give --seer-distil 0 (seer_distil)");
     }
 
     static constexpr const char* options_to_train = "--seer-query from 0 to 1, or --seer-distil 2";
@@ -38,8 +42,9 @@ struct seer : BlockSparse {
     static std::vector<Setting> settings() {
         return {   // a threshold is below 1, which no share exceeds
             {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block, a multiple of 64", true},
-            {"--seer-query", "seer_query", 0, 0, 2, WHOLE,
-             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2)"},
+            {"--seer-query", "seer_query", 0, 0, 3, WHOLE,
+             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2); 3: no gate, "
+             "the dense map itself chooses (not trained)"},
             {"--seer-top-k", "seer_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits", true, 1, "seer_block"},
             {"--seer-threshold", "seer_threshold", 0, 0, 0.99, REAL,
              "above 0: visit the blocks with more than this share instead"},
@@ -61,7 +66,8 @@ struct seer : BlockSparse {
         const int N = (in.T + block - 1) / block;
         std::vector<X> scores;
         if (distil_mode != Distil::alone)
-            scores = naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
+            scores = query == GateQuery::oracle ? naive_dense_map(in, block)
+                                                : naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
         auto modify = [&](int b, int h, int i, int j, X a) {
             const int r = i / block, c = j / block;
             if (distil_mode == Distil::alone || c == r) return a;

@@ -155,6 +155,22 @@ TEST_CASE("seer: few of many blocks; the language model's loss does not reach th
     for (double gradient : layer.dweights) CHECK(gradient == 0);
 }
 
+TEST_CASE("seer: the oracle chooses the blocks that dense attention looks at, and no gate moves it", "[attention]") {
+    const Settings oracle = {{S + "top_k", 1}, {S + "distil", 0}, {S + "query", 3}};
+    check_layer<seer>({1, 260, 2, 1, 8, oracle});
+    check_layer<seer>({1, 450, 2, 2, 8, {{S + "threshold", 0.3}, {S + "distil", 0}, {S + "query", 3}, {S + "block", 128}}});
+    Case<seer> layer({1, 260, 2, 1, 8, oracle}), all({1, 260, 2, 1, 8, {{S + "top_k", 9}, {S + "distil", 0}, {S + "query", 3}}});
+    CHECK((layer.policy.needs_known_text() && !layer.policy.is_causal()));
+    CHECK(layer.policy.further_pairs(2, 260) == 260 * 261);
+    layer.forward(), all.forward();
+    const std::vector<double> before = layer.out;
+    CHECK(before != all.out);
+    for (double& weight : layer.weights) weight *= -2;
+    layer.forward();
+    CHECK(layer.out == before);
+    CHECK(mentions(refusal<seer>(2, 1, {{S + "query", 3}}), "give --seer-distil 0"));
+}
+
 TEST_CASE("dense heads are causal attention to the bit, and four by default where there are eight", "[attention]") {
     Case<adaptive_sparse> sparse({1, 200, 8, 4, 8, {{A + "top_k", 0}}});
     Case<causal> dense({1, 200, 8, 4, 8, {}});

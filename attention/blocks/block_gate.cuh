@@ -10,8 +10,9 @@
 #include "attention/scores/rotate_heads.cuh"
 #include "attention/scores/small_products.cuh"
 
-/// What represents the queries of a block. `own` looks ahead: the first row of a block would depend on the last.
-enum class GateQuery { first, previous, own };
+/// What represents the queries of a block. `own` looks ahead: the first row of a block would depend on the last. With `oracle`
+/// scores are not the gate's but the logarithms of the pooled dense map (distil.cuh), which looks ahead likewise.
+enum class GateQuery { first, previous, own, oracle };
 
 /// Sizes, for both devices: N blocks of `block` tokens, the last of which may be shorter.
 struct GateShape {

@@ -184,8 +184,8 @@ struct BlockSparse : Policy {
     bool chooses() const { return distil_mode != Distil::alone && mask != BlockMask::soft; }
     bool expects_at_most() const { return chooses() && choice.threshold >= 0; }
 
-    /// With `own`, a row's blocks are chosen by a mean that includes later queries.
-    bool needs_known_text() const { return query == GateQuery::own && chooses() && (choice.threshold >= 0 || choice.top > 0); }
+    /// With `own` and `oracle`, a row's blocks are chosen by later queries too.
+    bool needs_known_text() const { return query >= GateQuery::own && chooses() && (choice.threshold >= 0 || choice.top > 0); }
     bool is_causal() const { return !needs_known_text(); }
     bool keeps_documents_apart() const { return false; }   // pooled blocks lie across their borders
 
@@ -205,9 +205,9 @@ struct BlockSparse : Policy {
         return count;
     }
 
-    /// The dense pass that teaches the gate while attention is sparse.
+    /// The dense pass that teaches the gate while attention is sparse, or takes its place.
     double further_pairs(int heads, int T) const {
-        return distil_mode == Distil::jointly ? heads * (double(T) * (T + 1) / 2) : 0;
+        return distil_mode == Distil::jointly || query == GateQuery::oracle ? heads * (double(T) * (T + 1) / 2) : 0;
     }
 
     /// Besides keys and values: a gate key for every past block, half of such a pair, and the pooled keys of the current block
@@ -231,6 +231,8 @@ struct BlockSparse : Policy {
         const Kept<Wide<X>> kept(*this, state.kept, in);
         const ForwardScratch<X> scratch(*this, workspace, in);
         gate_scores(device, kept.gate, in, weights + wq.offset, weights + wk.offset, s);
+        if (query == GateQuery::oracle)
+            scores_of_map(device, kept.gate.scores, dense_map(device, in, state, scratch, Statistics<X>{}), s);
         if (distils()) learn_from_dense(device, in, state, kept, scratch, statistics);
         else if (state.score_inputs.auxiliary)
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, in.B * in.NH, 0);
@@ -314,7 +316,8 @@ private:
 
         ForwardScratch(const BlockSparse& p, std::byte* memory, const LayerShape& s) {
             BumpAllocator allocator(memory);
-            const size_t rows = size_t(s.B) * s.NH * s.T, d = p.distils(), second = p.distil_mode == Distil::jointly;
+            const bool oracle = p.query == GateQuery::oracle, second = p.distil_mode == Distil::jointly || oracle;
+            const size_t rows = size_t(s.B) * s.NH * s.T, d = p.distils() || oracle;
             block_count = allocator.take<int>(size_t(s.B) * s.NH * p.gate_shape(s).blocks());
             blocks = allocator.take<int>(p.block_pairs(s));
             tile_max = allocator.take<Wide<X>>(d * rows * tiles_of(s.T));
@@ -353,19 +356,27 @@ private:
         return a;
     }
 
-    /// The dense call and the distillation from it: fills kept.distilled and state.score_inputs.auxiliary.
+    /// The map of a dense call, which is the layer's output while the gate alone is distilled; `statistics` are then of that call.
     template <class Device, class X>
-    void learn_from_dense(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
-                          const ForwardScratch<X>& scratch, const Statistics<X>& statistics) const {
-        const GateShape s = gate_shape(in);
+    DenseMap<Wide<X>> dense_map(Device device, const LayerInputs<X>& in, LayerState<X>& state, const ForwardScratch<X>& scratch,
+                                const Statistics<X>& statistics) const {
         const bool is_output = distil_mode == Distil::alone;
         AttentionForward<X> a = kernel_arguments(in, state, is_output ? statistics : Statistics<X>{});
         a.gate = nullptr, a.gated_out = nullptr;
         if (!is_output) a.out = scratch.out, a.lse = scratch.lse;
         if (!a.statistics.tile_max) a.statistics.tile_max = scratch.tile_max;
         attention_forward(device, PlainTiles(*this), a);
+        return {a.statistics.tile_max, a.lse};
+    }
+
+    /// The dense call and the distillation from it: fills kept.distilled and state.score_inputs.auxiliary.
+    template <class Device, class X>
+    void learn_from_dense(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
+                          const ForwardScratch<X>& scratch, const Statistics<X>& statistics) const {
+        const GateShape s = gate_shape(in);
+        const DenseMap<Wide<X>> map = dense_map(device, in, state, scratch, statistics);
         const int skipped = int(distil_skip * float(s.blocks()));
-        distil(device, kept.distilled, scratch.divergences, kept.gate.scores, DenseMap<Wide<X>>{a.statistics.tile_max, a.lse}, s,
+        distil(device, kept.distilled, scratch.divergences, kept.gate.scores, map, s,
                Distillation{distil_weight, dense(), std::max(1, skipped)});
         if (state.score_inputs.auxiliary)
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, s.B * s.NH, s.blocks());

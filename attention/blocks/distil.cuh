@@ -72,6 +72,17 @@ void distil(CPU, X* dscores, X* divergences, const X* scores, const DenseMap<X>&
             }
 }
 
+/// scores (B, NH, N, N) = log R_rc for c < r: what a perfect gate would say.
+template <class X>
+void scores_of_map(CPU, X* scores, const DenseMap<X>& map, const GateShape& s) {
+    const int N = s.blocks();
+#pragma omp parallel for collapse(3)
+    for (int b = 0; b < s.B; b++)
+        for (int h = 0; h < s.NH; h++)
+            for (int r = 0; r < N; r++)
+                for (int c = 0; c < r; c++) scores[s.of_query(b, h, r) * N + c] = map.exponent(s, b, h, r, c);
+}
+
 /// auxiliary (heads) = sums over the rows of divergences (heads, rows); zero where rows is 0.
 template <class X>
 void sum_divergences(CPU, X* auxiliary, const X* divergences, int heads, int rows) {
@@ -119,6 +130,16 @@ __global__ void distil_kernel(W* dscores, W* divergences, const W* scores, const
     }
     sum = block_sum<WARPS>(sum, shared.parts);
     if (threadIdx.x == 0) divergences[row] = end > 0 ? weight * sum : 0;
+}
+
+/// Block (r, h, b).
+template <class W>
+__global__ void scores_of_map_kernel(W* scores, const DenseMap<W> map, const GateShape s) {
+    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+    for (int c = threadIdx.x; c < r; c += blockDim.x) scores[s.of_query(b, h, r) * s.blocks() + c] = map.exponent(s, b, h, r, c);
+}
+inline void scores_of_map(GPU device, float* scores, const DenseMap<float>& map, const GateShape& s) {
+    launch(device, scores_of_map_kernel<float>, Grid(s.blocks(), s.NH, s.B), 64, 0, scores, map, s);
 }
 
 template <class W>

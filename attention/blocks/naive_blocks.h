@@ -47,6 +47,25 @@ std::vector<X> naive_block_scores(const LayerInputs<X>& in, const X* wq, const X
     return scores;
 }
 
+/// The same of the oracle: the logarithm of the largest weight of dense attention between the queries of r and the keys of c.
+template <class X>
+std::vector<X> naive_dense_map(const LayerInputs<X>& in, int block) {
+    const int N = (in.T + block - 1) / block;
+    std::vector<X> map(size_t(in.B) * in.NH * N * N, -INFINITY), z(in.T);
+    for (int b = 0; b < in.B; b++)
+        for (int h = 0; h < in.NH; h++)
+            for (int i = 0; i < in.T; i++) {
+                X total = 0;
+                for (int j = 0; j <= i; j++)
+                    total += std::exp(z[j] = dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS) / std::sqrt(X(in.HS)));
+                for (int j = 0; j <= i; j++) {
+                    X& largest = map[((size_t(b) * in.NH + h) * N + i / block) * N + j / block];
+                    largest = std::max(largest, z[j] - std::log(total));
+                }
+            }
+    return map;
+}
+
 /// Which blocks c < r of one row of scores are chosen: block 0 where there is a sink; of the rest the `top` with the largest
 /// scores, or, where threshold is not negative, those whose share of the softmax is above it.
 template <class X>

@@ -190,6 +190,26 @@ def distance(tables):
     return svg(figure, 'accuracy against distance')
 
 
+def density(tables):
+    """Loss of gates and of what bounds them against the number of past blocks that a block of queries visits; the dense model's is
+    the line below. '' where no setting chooses blocks."""
+    figure, ax = axes(xlabel='past blocks of keys that are visited', ylabel='validation loss, nats')
+    chosen = {t.setting: t.experiment.settings[t.setting].get('options', {}).get('seer-top-k') for t in tables}
+    base = tables[0].experiment.baseline
+    for n, name in enumerate(dict.fromkeys(arm for t in tables if chosen[t.setting] for arm in t.arms if arm != base)):
+        points = [(chosen[t.setting], sum(losses) / len(losses)) for t in tables
+                  if chosen[t.setting] and name in t.arms and (losses := list(t.arms[name].losses.values()))]
+        if points: ax.plot(*zip(*sorted(points)), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=name)
+    if not ax.lines:
+        pyplot.close(figure)
+        return ''
+    dense = [loss for t in tables if not chosen[t.setting] and base in t.arms for loss in t.arms[base].losses.values()]
+    if dense: ax.axhline(sum(dense) / len(dense), color='#888888', linestyle='--', linewidth=1, label=f'{base}, dense')
+    ax.set_xscale('log', base=2)
+    ax.legend(fontsize=8)
+    return svg(figure, f'{tables[0].experiment.name}: loss against the blocks that are visited')
+
+
 def times(timings):
     """Step time and peak memory of every arm against the length of a row, both on logarithmic axes."""
     figure, both = pyplot.subplots(1, 2, figsize=(8.4, 3.6), layout='constrained')

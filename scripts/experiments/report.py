@@ -38,6 +38,7 @@ def pictures(report, experiment, scale):
             )
         )
     if e.picture == 'pareto' and tables: found.append(('Loss against FLOPs and seconds', figures.pareto(tables[0], report.tables)))
+    if e.picture == 'density' and tables and (drawn := figures.density(tables)): found.append(('Loss against density', drawn))
     if e.picture == 'distance' and tables: found.append(('Accuracy against the distance of the answer', figures.distance(tables)))
     timings = [t for t in report.timings if t.experiment.name == experiment and t.scale == scale]
     if timings: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))

@@ -76,6 +76,12 @@ TEST_CASE("GPU: distillation from made-up maxima, more blocks than threads, bloc
         CHECK(difference(dscores_there.numbers(), dscores, {1e-5, 1e-5}) == "");
         CHECK(difference(divergences_there.numbers(), divergences, {1e-5, 1e-5}) == "");
         CHECK(difference(sums_there.numbers(), sums, {1e-5, 1e-5}) == "");
+
+        Numbers of_map(scores.size(), 7);   // what is not past stays as it was
+        const DeviceArray<float> of_map_there(scores.size(), 7);
+        scores_of_map(CPU{}, of_map.data(), DenseMap<double>{tile_max.data(), lse.data()}, s);
+        scores_of_map(test_gpu(), of_map_there.data(), DenseMap<float>{max_there.data(), lse_there.data()}, s);
+        CHECK(difference(of_map_there.numbers(), of_map, {1e-5, 1e-5}) == "");
     }
 }
 
