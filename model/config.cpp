@@ -128,8 +128,10 @@ const ModelForm& form_of(const json& object, const std::string& where) {
     }
     for (const ModelForm& form : FORMS)
         if (name == form.architecture || name == form.model_type) return form;
+    const bool gemma = name.starts_with("Gemma") || name.starts_with("gemma");
     fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80),
-         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM and LlamaForCausalLM are supported");
+         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM and LlamaForCausalLM are supported",
+         gemma ? "; of Gemma only the mixed windows are, not its scaled embeddings, further norms and other activation" : "");
 }
 
 /// Precondition: check_config().
@@ -185,29 +187,87 @@ void refuse_other_mathematics(const json& object, const ModelForm& form, const s
 
 constexpr int64_t largest_window = 1 << 30;
 
-/// sliding_window is Hugging Face's sliding window in every layer (HF counts the query's own key: W = window + 1). A file with
-/// sliding windows in only some layers, or without attention_variant, is refused.
-void read_sliding_window(const json& object, Config& config, const std::string& where) {
-    const bool slides = has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where);
-    const bool ours = config.variant == "sliding_window";
-    if (slides && !ours)
-        fail(Exit::checkpoint, where, ": \"use_sliding_window\" is true, which is supported only with \"attention_variant\": \"sliding_window\"");
-    if (has_field(object, "layer_types")) {
-        const json& types = object["layer_types"];
-        const char* expected = ours ? "sliding_attention" : "full_attention";
-        if (!types.is_array()) fail(Exit::checkpoint, where, ": \"layer_types\" is ", shown(types), ", expected a list");
-        for (const json& type : types)
-            if (type != expected)
-                fail(Exit::checkpoint, where, ": \"layer_types\" holds ", shown(type), "; with \"attention_variant\": \"", config.variant,
-                     "\" only \"", expected, "\" is supported");
+constexpr const char *FULL = "full_attention", *SLIDING = "sliding_attention";   // Hugging Face's names
+
+/// The variant of every layer as layer_types has them or, where other programs leave that out, max_window_layers; empty if the file
+/// says nothing of single layers. transformers writes a list of "full_attention" into every folder, whatever its variant.
+std::vector<std::string> read_layer_types(const json& object, bool slides, const Config& config, const std::string& where) {
+    std::vector<std::string> variants;
+    if (!has_field(object, "layer_types")) {
+        if (!slides || config.names_variant) return {};
+        const int64_t first = has_field(object, "max_window_layers") ? integer_field(object, "max_window_layers", 0, 1 << 30, where) : 28;
+        for (int l = 0; l < config.L; l++) variants.push_back(l >= first ? "sliding_window" : "causal");
+        return variants;
     }
-    if (!ours) return;
-    if (!has_field(object, "sliding_window")) return void(integer_field(object, "attention_window", 0, largest_window, where));
-    const double window = double(integer_field(object, "sliding_window", 1, largest_window + 1, where)) - 1;
-    const auto [entry, is_new] = config.settings.emplace("attention_window", window);
+    const json& types = object["layer_types"];
+    if (!types.is_array()) fail(Exit::checkpoint, where, ": \"layer_types\" is ", shown(types), ", expected a list");
+    if (types.size() != size_t(config.L))
+        fail(Exit::checkpoint, where, ": \"layer_types\" has ", types.size(), " layers, and num_hidden_layers is ", config.L);
+    for (const json& type : types) {
+        if (!type.is_string() || !is_variant_name(type.get<std::string>()))
+            fail(Exit::checkpoint, where, ": \"layer_types\" holds ", shown(type), "; expected \"", FULL, "\", \"", SLIDING,
+                 "\" or the name of a variant");
+        if (type == SLIDING && !slides)
+            fail(Exit::checkpoint, where, ": \"layer_types\" holds \"", SLIDING, "\", but \"use_sliding_window\" is not true");
+        variants.push_back(type == FULL ? "causal" : type == SLIDING ? "sliding_window" : type.get<std::string>());
+    }
+    return variants;
+}
+
+/// The window that layers of "sliding_attention" share; Hugging Face counts the query's own key: W = window + 1. Without
+/// attention_variant a missing key has the default of transformers.
+void read_window(const json& object, std::map<std::string, double>& settings, bool ours, const std::string& where) {
+    if (ours && !has_field(object, "sliding_window")) {
+        if (!settings.count("attention_window")) integer_field(object, "attention_window", 0, largest_window, where);
+        return;
+    }
+    const int64_t keys = has_field(object, "sliding_window") ? integer_field(object, "sliding_window", 1, largest_window + 1, where) : 4096;
+    const double window = double(keys) - 1;
+    const auto [entry, is_new] = settings.emplace("attention_window", window);
     if (!is_new && entry->second != window)
         fail(Exit::checkpoint, where, ": \"sliding_window\" is ", window + 1, " but \"attention_window\" is ", entry->second,
              "; the former must be one more than the latter");
+}
+
+/// attention_layer_settings: what single layers have that the model has not, key by key.
+void read_layer_settings(const json& object, Config& config, const std::string& where) {
+    if (!has_field(object, "attention_layer_settings")) return;
+    const json& list = object["attention_layer_settings"];
+    if (!list.is_array() || list.size() != size_t(config.L))
+        fail(Exit::checkpoint, where, ": \"attention_layer_settings\" must be a list of ", config.L, " objects, one for each layer");
+    for (size_t l = 0; l < list.size(); l++) {
+        if (!list[l].is_object())
+            fail(Exit::checkpoint, where, ": \"attention_layer_settings\" holds ", shown(list[l]), "; expected an object");
+        for (const auto& [key, value] : list[l].items())
+            config.layers[l].settings[key] = number_field(list[l], key.c_str(), -1e300, 1e300, where);
+    }
+}
+
+/// Which layer has which attention. A folder of another program with sliding windows is one of sliding_window, in all layers or beside
+/// causal ones.
+void read_layers(const json& object, Config& config, const std::string& where) {
+    const bool off = object.contains("sliding_window") && object["sliding_window"].is_null();
+    const bool slides = has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where) && !off;
+    const bool ours = config.names_variant;
+    const std::vector<std::string> variants = read_layer_types(object, slides, config, where);
+    const auto all_are = [&](const char* name) {
+        return std::all_of(variants.begin(), variants.end(), [&](const std::string& variant) { return variant == name; });
+    };
+    const bool says_nothing = all_are("causal");
+    if (ours && !variants.empty() && says_nothing && config.variant == "sliding_window")
+        fail(Exit::checkpoint, where, ": \"attention_variant\" is \"sliding_window\", but \"layer_types\" holds \"", FULL, "\" alone");
+    if (!ours && !says_nothing)
+        config.names_variant = true, config.variant = all_are(variants.front().c_str()) ? variants.front() : "sliding_window";
+    if (!says_nothing && (!all_are(config.variant.c_str()) || has_field(object, "attention_layer_settings"))) {
+        for (const std::string& variant : variants) config.layers.push_back({variant});
+        read_layer_settings(object, config, where);
+    }
+    if (config.variant == "sliding_window") return read_window(object, config.settings, ours, where);
+    for (LayerAttention& layer : config.layers)
+        if (layer.variant == "sliding_window") read_window(object, layer.settings, ours, where);
+    if (slides && config.layers.empty())
+        fail(Exit::checkpoint, where, ": \"use_sliding_window\" is true, but no layer of \"attention_variant\": \"", config.variant,
+             "\" slides; \"layer_types\" has to say which do");
 }
 
 /// -1 if the file names none or several.
@@ -235,20 +295,47 @@ ordered_json number(double value) {
     return value;
 }
 
-void write_sliding_window(const Config& config, ordered_json& object) {
-    if (config.variant != "sliding_window") {
-        object["use_sliding_window"] = false;
-        object["sliding_window"] = nullptr;
-        object["max_window_layers"] = config.L;
-        return;
+/// The window that all layers of sliding_window have, -1 if there are none or if they differ; and the first of them.
+struct SharedWindow {
+    double window = -1;
+    int first = 0;
+};
+SharedWindow shared_window(const Config& config) {
+    SharedWindow shared;
+    for (int l = 0; l < config.L; l++) {
+        const Config layer = config.of_layer(l);
+        if (layer.variant != "sliding_window") continue;
+        const double window = layer.setting("attention_window");
+        if (!(window >= 0 && window <= largest_window && window == std::floor(window)))
+            fail(Exit::usage, "the attention window is ", window, ", expected a whole number from 0 to ", largest_window);
+        if (shared.window >= 0 && shared.window != window) return {};
+        if (shared.window < 0) shared = {window, l};
     }
-    const double window = config.setting("attention_window");
-    if (!(window >= 0 && window <= largest_window && window == std::floor(window)))
-        fail(Exit::usage, "the attention window is ", window, ", expected a whole number from 0 to ", largest_window);
-    object["use_sliding_window"] = true;
-    object["sliding_window"] = int64_t(window) + 1;
-    object["max_window_layers"] = 0;   // the first layer with a sliding window
-    object["layer_types"] = std::vector<std::string>(config.L, "sliding_attention");
+    return shared;
+}
+
+/// Layers have Hugging Face's names where it computes the same. Windows that differ it cannot say: such layers have ours, which
+/// transformers refuses.
+void write_layers(const Config& config, ordered_json& object) {
+    const auto [window, first] = shared_window(config);
+    const bool slides = window >= 0;
+    object["use_sliding_window"] = slides;
+    object["sliding_window"] = slides ? ordered_json(int64_t(window) + 1) : nullptr;
+    object["max_window_layers"] = slides ? first : config.L;   // the first layer with a sliding window
+    if (!slides && config.layers.empty()) return;
+    bool differ = false;   // in their settings
+    ordered_json types, settings;
+    for (int l = 0; l < config.L; l++) {
+        const std::string variant = config.of_layer(l).variant;
+        types.push_back(variant == "causal" ? FULL : slides && variant == "sliding_window" ? SLIDING : variant);
+        if (config.layers.empty()) continue;
+        ordered_json own = ordered_json::object();
+        for (const auto& [key, value] : config.layers[size_t(l)].settings) own[key] = number(value);
+        differ = differ || !own.empty();
+        settings.push_back(own);
+    }
+    object["layer_types"] = types;
+    if (differ) object["attention_layer_settings"] = settings;
 }
 
 }   // namespace
@@ -300,6 +387,8 @@ void check_config(const Config& config, const std::string& where, int exit_code)
     if (!(config.init_std >= 0 && config.init_std <= 10))
         fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
+    if (!config.layers.empty() && config.layers.size() != size_t(config.L))
+        fail(code, where, ": the attention of ", config.layers.size(), " layers is given, and num_hidden_layers is ", config.L);
     if (matrix_parameters(config) >= int64_t(1) << 40)
         fail(code, where, ": the model would have ", matrix_parameters(config), " parameters; the limit is 2^40");
 }
@@ -327,7 +416,7 @@ static ordered_json object_of(const Config& config) {
     object["attention_dropout"] = 0.0;
     object["tie_word_embeddings"] = config.tied;
     object["initializer_range"] = config.init_std;
-    write_sliding_window(config, object);
+    write_layers(config, object);
     const bool knows_end = config.end_of_text >= 0;
     object["bos_token_id"] = knows_end ? ordered_json(config.end_of_text) : nullptr;
     object["eos_token_id"] = object["bos_token_id"];
@@ -379,7 +468,7 @@ Config config_from_json(const std::string& text, const std::string& where) {
     if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
     config.end_of_text = read_end_of_text(object, config);
     read_settings(object, config, where);
-    read_sliding_window(object, config, where);
+    read_layers(object, config, where);
     check_config(config, where, int(Exit::checkpoint));
     return config;
 }

@@ -21,14 +21,14 @@ Tolerance of_gradients(const LayerFacts& facts) {
 double of_curve(const LayerFacts& facts) { return facts.sorts_tokens ? 2e-1 : facts.tokens_choose ? 1e-1 : 2e-2; }
 
 /// The twin of a GPU's variant, and what its layers say of themselves.
-const Variant& on_cpu(const Variant& variant) { return named(variant.name); }
+const Variant& twin_of(const Variant& variant) { return named(variant.name); }
 const LayerFacts& facts_of(const Trial<double>& trial) { return trial.gpt.net.layers[0].attention->facts; }
 
 template <class X>
 void check_gradients(const Variant& variant, const Config& config, int B, int T) {
     INFO((config.qk_norm ? "QK-norm" : "no QK-norm") << (config.qkv_bias ? ", biases" : "") << ", B " << B << ", T " << T << ", "
                                                      << sizeof(X) << " bytes");
-    Trial<double> exact(on_cpu(variant), config, B, T, B, T);
+    Trial<double> exact(twin_of(variant), config, B, T, B, T);
     GpuTrial<X> gpu(variant, config, B, T);
     gpu.set_weights(round_weights<X>(exact));
     const double expected = exact.loss_and_gradients();
@@ -58,7 +58,7 @@ TEST_CASE("model on the GPU: gradients of a model with neither biases nor QK-nor
 
 GPU_VARIANT_CASE(" model on the GPU: recomputed, accumulated and repeated steps agree to the bit", "[gpu][model][variant]") {
     const Config config = small_config(false);
-    Trial<double> exact(on_cpu(variant), config, 2, 67, 2, 67);
+    Trial<double> exact(twin_of(variant), config, 2, 67, 2, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
     GpuTrial<bf16> keeping(variant, config, 2, 67), cheap(variant, config, 2, 67, Recompute::cheap);
     GpuTrial<bf16> layers(variant, config, 2, 67, Recompute::layers);
@@ -89,7 +89,7 @@ bool trains_long(const Variant& variant) {
 GPU_VARIANT_CASE(" model on the GPU: steps of training, float32 follows the CPU to 1e-4 and bf16 to 2e-2", "[gpu][model][variant]") {
     const Threads one(1);
     const Config config = small_config(false);
-    Trial<double> exact(on_cpu(variant), config, 1, 67, 1, 67);
+    Trial<double> exact(twin_of(variant), config, 1, 67, 1, 67);
     GpuTrial<float> single(variant, config, 1, 67);
     GpuTrial<bf16> half(variant, config, 1, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
@@ -144,7 +144,7 @@ constexpr const char* CAUSAL_FIRST[] = {"causal", "nsa"};
 }   // namespace
 
 GPU_VARIANT_CASE(" model on the GPU: a monitor sees what it sees on the CPU", "[gpu][model][variant]") {
-    check_monitor(variant, on_cpu(variant));
+    check_monitor(variant, twin_of(variant));
 }
 
 TEST_CASE("model on the GPU: a monitor of layers with one softmax and with three sees what it sees on the CPU", "[gpu][model]") {
@@ -155,7 +155,7 @@ TEST_CASE("model on the GPU: a monitor of layers with one softmax and with three
 
 GPU_VARIANT_CASE(" model on the GPU: a recorded step is the step", "[gpu][model][variant]") {
     const Config config = small_config(false);
-    Trial<double> exact(on_cpu(variant), config, 1, 67, 1, 67);
+    Trial<double> exact(twin_of(variant), config, 1, 67, 1, 67);
     GpuTrial<bf16> plain(variant, config, 1, 67), recorded(variant, config, 1, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
     plain.set_weights(weights), recorded.set_weights(weights);
