@@ -65,6 +65,26 @@ void require_own(const std::vector<LayerAttention>& layers, const char* option, 
     fail(Exit::usage, option, " ", value, " leaves no layer to ", own.name, "; ./train_causal trains such a model");
 }
 
+/// What all layers of the model's own variant have in common becomes a setting of the model.
+void share_settings(Config& config, const Variant& own) {
+    std::vector<LayerAttention*> alike;
+    for (LayerAttention& layer : config.layers)
+        if (layer.variant == own.name) alike.push_back(&layer);
+    if (alike.empty()) return;
+    for (const Setting& s : own.settings()) {
+        const auto first = alike.front()->settings.find(s.key);
+        if (first == alike.front()->settings.end()) continue;
+        const double value = first->second;
+        const bool shared = std::all_of(alike.begin(), alike.end(), [&](const LayerAttention* layer) {
+            const auto held = layer->settings.find(s.key);
+            return held != layer->settings.end() && held->second == value;
+        });
+        if (!shared) continue;
+        config.settings[s.key] = value;
+        for (LayerAttention* layer : alike) layer->settings.erase(s.key);
+    }
+}
+
 }   // namespace
 
 void complete_layers(Config& config, const Variants& variants) {
@@ -86,6 +106,7 @@ void complete_layers(Config& config, const Variants& variants) {
         for (const Setting& s : variant->settings())
             if (variant != &variants.own || whole.setting(s.key) != config.setting(s.key)) layer.settings[s.key] = whole.setting(s.key);
     }
+    share_settings(config, variants.own);
     const auto is_plain = [&](const LayerAttention& layer) { return layer == LayerAttention{config.variant}; };
     if (std::all_of(config.layers.begin(), config.layers.end(), is_plain)) config.layers.clear();
 }

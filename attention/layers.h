@@ -6,7 +6,8 @@
 #include "attention/variant.h"
 #include "model/config.h"
 
-/// Fills in the defaults of the model's settings and of every layer's. Where all layers turn out to be alike, config.layers is empty.
+/// Fills in the defaults of the model's settings and of every layer's. What all layers of the own variant have in common becomes the
+/// model's, and where all layers turn out to be alike, config.layers is empty.
 /// Exit::usage if a setting is out of range, Exit::checkpoint if a layer's variant is none of these.
 void complete_layers(Config& config, const Variants& variants);
 

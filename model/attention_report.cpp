@@ -125,7 +125,8 @@ std::string summary_of(const AttentionReport& report) {
 AttentionReport of_layers(const AttentionReport& report, const std::vector<int>& layers) {
     AttentionReport some;
     for (BranchReport branch : report) {
-        BranchReport part{branch.name};
+        BranchReport part;
+        part.name = branch.name;
         for (int l : layers) {
             part.in_layer.push_back(branch.in_layer[size_t(l)]);
             for (size_t n = 0; n < all_tables(part).size(); n++)

@@ -151,7 +151,7 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
     if (origin.folder() && origin.config.names_variant && chosen.layers != origin.config.layers)
         take_weights_only(origin, pattern_of(origin.config, variants), pattern_of(chosen, variants),
                           "leave --layers and --dense-layers out to go on with those, or ", o, speaks);
-    origin.config.layers = chosen.layers;
+    origin.config.layers = chosen.layers, origin.config.settings = chosen.settings;
 }
 
 // --qk-norm, which is for models that start from scratch: a folder's weights have been trained one way or the other.

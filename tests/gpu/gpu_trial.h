@@ -20,8 +20,8 @@ struct GpuTrial {
     BatchFeed<GPU> feed;
     int B, T;
 
-    GpuTrial(const Variant& variant, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing)
-        : gpt(variant, config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V), B(B_), T(T_) {
+    GpuTrial(const Variants& variants, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing)
+        : gpt(variants, config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V), B(B_), T(T_) {
         gpt.allocate(device);
         feed.allocate(device);
     }

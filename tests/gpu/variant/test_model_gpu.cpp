@@ -28,8 +28,8 @@ template <class X>
 void check_gradients(const Variant& variant, const Config& config, int B, int T) {
     INFO((config.qk_norm ? "QK-norm" : "no QK-norm") << (config.qkv_bias ? ", biases" : "") << ", B " << B << ", T " << T << ", "
                                                      << sizeof(X) << " bytes");
-    Trial<double> exact(twin_of(variant), config, B, T, B, T);
-    GpuTrial<X> gpu(variant, config, B, T);
+    Trial<double> exact(Variants(twin_of(variant), {&on_cpu::causal}), config, B, T, B, T);
+    GpuTrial<X> gpu(Variants(variant, {&on_gpu::causal}), config, B, T);
     gpu.set_weights(round_weights<X>(exact));
     const double expected = exact.loss_and_gradients();
     CHECK(std::abs(gpu.loss_and_gradients(exact) - expected) <= (std::is_same_v<X, float> ? 1e-5 : 1e-2) * expected);
@@ -46,6 +46,13 @@ GPU_VARIANT_CASE(" model on the GPU: float32 gradients are those of the CPU, bot
 GPU_VARIANT_CASE(" model on the GPU: bf16 gradients are those of the CPU within their rounding", "[gpu][model][variant]") {
     check_gradients<bf16>(variant, small_config(false), 2, 67);
     check_gradients<bf16>(variant, small_config(true), 1, 130);
+}
+
+GPU_VARIANT_CASE(" model on the GPU: float32 gradients of a hybrid with a causal layer are those of the CPU", "[gpu][model][variant][hybrid]") {
+    Config config = small_config(false);
+    config.layers.assign(size_t(config.L), {variant.name});
+    config.layers.back().variant = "causal";
+    check_gradients<float>(variant, config, 1, 40);
 }
 
 TEST_CASE("model on the GPU: gradients of a model with neither biases nor QK-norm", "[gpu][model]") {
