@@ -43,7 +43,10 @@ std::vector<std::string> read_layer_types(const json& object, bool slides, const
 /// attention_variant a missing key has the default of transformers.
 void read_window(const json& object, std::map<std::string, double>& settings, bool ours, const std::string& where) {
     if (ours && !has_field(object, "sliding_window")) {
-        if (!settings.count("attention_window")) integer_field(object, "attention_window", 0, largest_window, where);
+        const auto held = settings.find("attention_window");
+        const double window = held == settings.end() ? -1 : held->second;
+        if (!(window >= 0 && window <= largest_window && window == std::floor(window)))
+            fail(Exit::checkpoint, where, ": \"attention_window\" of layers that slide must be a whole number from 0 to ", largest_window);
         return;
     }
     const int64_t keys = has_field(object, "sliding_window") ? integer_field(object, "sliding_window", 1, largest_window + 1, where) : 4096;
@@ -92,7 +95,7 @@ void read_layers(const json& object, Config& config, const std::string& where) {
     if (config.variant == "sliding_window") return read_window(object, config.settings, ours, where);
     for (LayerAttention& layer : config.layers)
         if (layer.variant == "sliding_window") read_window(object, layer.settings, ours, where);
-    if (slides && config.layers.empty())
+    if (ours && slides && variants.empty())
         fail(Exit::checkpoint, where, ": \"use_sliding_window\" is true, but no layer of \"attention_variant\": \"", config.variant,
              "\" slides; \"layer_types\" has to say which do");
 }

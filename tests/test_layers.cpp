@@ -2,7 +2,6 @@
 #include "attention/layers.h"
 #include "model/base/error.h"
 #include "tests/catch.h"
-#include "tests/check.h"
 
 namespace {
 
@@ -31,9 +30,13 @@ std::string refusal(Exit code, F f) {
     }
     return "nothing was refused";
 }
+void says(const std::string& message, const std::string& word) {
+    INFO(message);
+    CHECK(message.find(word) != std::string::npos);
+}
 void refuses(const std::string& given, const std::string& word) {
     INFO(given);
-    CHECK_THAT(refusal(Exit::usage, [&] { pattern(given, 4); }), Catch::Matchers::ContainsSubstring(word));
+    says(refusal(Exit::usage, [&] { pattern(given, 4); }), word);
 }
 
 }   // namespace
@@ -58,16 +61,16 @@ TEST_CASE("layers: what the layers of a mechanism share is a setting of the mode
     complete_layers(config, BOTH);
     CHECK((config.layers.empty() && config.setting("attention_window") == 7));
     config.layers.assign(3, {"own"}), config.layers[1].settings["own_scale"] = 3;
-    CHECK_THAT(refusal(Exit::usage, [&] { complete_layers(config, BOTH); }), Catch::Matchers::StartsWith("layer 1: --scale"));
+    says(refusal(Exit::usage, [&] { complete_layers(config, BOTH); }), "layer 1: --scale");
     config.layers[1] = {"mamba"};
-    CHECK_THAT(refusal(Exit::checkpoint, [&] { complete_layers(config, BOTH); }), Catch::Matchers::EndsWith("\"mamba\", which is none of this program's: own, causal"));
+    says(refusal(Exit::checkpoint, [&] { complete_layers(config, BOTH); }), "\"mamba\", which is none of this program's: own, causal");
 }
 
 TEST_CASE("layers: dense ones beside the mechanism's", "[layers]") {
     CHECK(completed(layers_beside_dense("0,3", 4, BOTH)) == "causal,own:2,causal");
     for (const char* list : {"4", "-1", "x", "", "0,", "1,1", "0,1,2,3", "1.5"}) {
         INFO(list);
-        CHECK_THAT(refusal(Exit::usage, [&] { layers_beside_dense(list, 4, BOTH); }), Catch::Matchers::StartsWith("--dense-layers " + std::string(list)));
+        says(refusal(Exit::usage, [&] { layers_beside_dense(list, 4, BOTH); }), "--dense-layers " + std::string(list));
     }
 }
 
