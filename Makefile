@@ -47,10 +47,10 @@ FORCED = $(if $(COUNTING),,FORCE)
 
 # The engine, compiled once: a library for hosts, with all that the CPU computes, and for GPUs and emulated GPUs one that goes with
 # it. A source of data/ whose library is missing (WITHOUT) is replaced by that of its name in data/without/, which refuses in a sentence.
-HOST_SOURCES := $(wildcard model/*.cpp model/*/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp)
+HOST_SOURCES := $(wildcard model/*.cpp model/*/*.cpp attention/layers.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp)
 HOST_UNITS   := $(basename $(filter-out data/tokenize.cpp $(foreach unit,$(WITHOUT),data/%/$(unit).cpp),$(HOST_SOURCES))) \
                 $(WITHOUT:%=data/without/%) $(basename $(BLAS_SOURCE))
-DEVICE_UNITS := model/gpt model/gpt_memory
+DEVICE_UNITS := model/gpt model/gpt_memory attention/causal   # causal: what layers of every program may have
 ENGINE       := build/engine.a
 GPU_ENGINE   := build/gpu/engine.a $(ENGINE)
 EMULATED_ENGINE := build/emulated/engine.a $(ENGINE)
@@ -159,7 +159,7 @@ $(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
 ifneq ($(SANITIZER),)
 SANITIZED := $(SANITIZER:%=build/%)
 $(VARIANTS:%=$(SANITIZED)/train_%): $(SANITIZED)/train_%: $(SANITIZED)/train_gpt.o $(SANITIZED)/attention/%.o $(SANITIZED)/model/gpt.o \
-        $(SANITIZED)/model/gpt_memory.o build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(ENGINE) \
+        $(SANITIZED)/model/gpt_memory.o $(SANITIZED)/attention/causal.o build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(ENGINE) \
         | $(BUNDLED) $(SANITIZED)/data
 	$(LINK) $(LIBS) -fsanitize=$(SANITIZER)
 $(VARIANTS:%=$(SANITIZED)/attention/%.o): $(SANITIZED)/attention/%.o: attention/variant.cu build/flags
@@ -274,7 +274,7 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 # Catch's main(), and what reads command lines and walks over JSON: headers that take long to optimise, in no loop that anybody waits
 # for. Not model/base/json, which alone has the parser, nor model/checkpoint/safetensors, which converts whole models' numbers.
 build/tests/main.o: private FLAGS += $(MAIN_FLAGS)
-COLD := $(addprefix model/,config operations/matmul_table checkpoint/checkpoint checkpoint/checkpoint_save run/train_options \
+COLD := $(addprefix model/,config layer_types operations/matmul_table checkpoint/checkpoint checkpoint/checkpoint_save run/train_options \
                            run/inference_options run/report) \
         $(addprefix data/,tokenize evaluation manifest tokenizers/tokenizer_json documents/documents)
 COLD_FLAGS := -O1

@@ -28,6 +28,9 @@ void observe_attention(Run<Device, X>& run) {
     const AttentionReport r = run.monitor.take_report();
     const std::string warning = run.collapse.observe(r);
     run.progress.say(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
+    const std::vector<LayerKind> kinds = run.gpt.net.kinds();
+    for (const LayerKind& kind : kinds)
+        if (kinds.size() > 1) run.progress.say("  " + kind.name + ": " + summary_of(of_layers(r, kind.layers)));
     if (!warning.empty()) run.progress.say(warning);
     std::vector<JsonLines::Field> fields = {{"event", "attention"}, {"step", step}};
     for (auto& [key, table] : tables_of(r, run.collapse.collapsed())) fields.emplace_back(key, std::move(table));
@@ -146,11 +149,11 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
 
 /// Sets up the run and takes its steps.
 template <class Device, class X>
-Exit train(Device device, const Variant& variant, const Options& o, Ranks& ranks) {
+Exit train(Device device, const Variants& variants, const Options& o, Ranks& ranks) {
     const int threads = use_threads(o.threads, ranks.local_size());
-    Origin origin = find_origin(o, variant.name, settings_of(variant), ranks.first());
+    Origin origin = find_origin(o, variants, ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
-    Run<Device, X> run(device, variant, o, ranks, std::move(data), origin.config);
+    Run<Device, X> run(device, variants, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);
     if (o.dry_run) return Exit::done;
     if (o.evaluate) return evaluate(run, origin);
@@ -175,8 +178,9 @@ Exit train(Device device, const Variant& variant, const Options& o, Ranks& ranks
 
 /// Trains on the device and in the precision that the options select.
 Exit train(const Options& o) {
+    const Variants variants(the_attention, {&on_cpu::causal});   // layers may be causal whatever the program trains
     if (!o.show_mask.empty()) {
-        show_mask(the_attention, o);
+        show_mask(variants, o);
         return Exit::done;
     }
     Ranks ranks(o.watchdog_seconds, o.ranks_from);
@@ -185,15 +189,16 @@ Exit train(const Options& o) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
         if (!o.dry_run) require_same_gpus(ranks);   // a dry run needs no GPUs
         take_matmul_table(gpu.device(), o.matmul_table, ranks);
-        if (o.precision == "fp32") return train<GPU, float>(gpu.device(), the_attention_on_gpu, o, ranks);
-        return train<GPU, bf16>(gpu.device(), the_attention_on_gpu, o, ranks);
+        const Variants on_this_gpu(the_attention_on_gpu, {&on_gpu::causal});
+        if (o.precision == "fp32") return train<GPU, float>(gpu.device(), on_this_gpu, o, ranks);
+        return train<GPU, bf16>(gpu.device(), on_this_gpu, o, ranks);
     }
 #else
     if (o.device == "cuda")
         fail(Exit::usage, "--device cuda: this program was built without CUDA; install nvcc, then make configure and build again");
 #endif
     if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs a GPU; the CPU trains in fp32");
-    return train<CPU, float>(CPU{}, the_attention, o, ranks);
+    return train<CPU, float>(CPU{}, variants, o, ranks);
 }
 
 int main(int argc, char** argv) {

@@ -7,6 +7,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/kernel/arguments.h"
@@ -104,6 +105,36 @@ inline std::vector<Setting> settings_of(const Variant& variant) {
 /// The variant that a trainer is linked with (attention/selected.cpp): two of them in one program are a link error.
 extern const Variant& the_attention;
 extern const Variant& the_attention_on_gpu;   // where the program has a GPU half
+
+/// The baseline, which every program has: the engine's library has it, for hybrids.
+namespace on_cpu {
+extern const Variant causal;
+}
+namespace on_gpu {
+extern const Variant causal;
+}
+
+/// What the layers of a model may be: the model's own variant, whose settings are the model's, or one of the others.
+struct Variants {
+    const Variant& own;
+    std::vector<const Variant*> others;
+
+    Variants(const Variant& of_model, std::vector<const Variant*> beside = {}) : own(of_model), others(std::move(beside)) {}
+
+    /// Null if there is none of that name.
+    const Variant* find(const std::string& name) const {
+        if (name == own.name) return &own;
+        for (const Variant* other : others)
+            if (name == other->name) return other;
+        return nullptr;
+    }
+    std::string names() const {
+        std::string all = own.name;
+        for (const Variant* other : others)
+            if (other->name != std::string(own.name)) all += std::string(", ") + other->name;
+        return all;
+    }
+};
 
 /// All variants of attention/ in alphabetical order, for the programs that have them all: ./generate and the tests. The
 /// Makefile generates the tables.

@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
         const std::vector<int32_t> ids = read_ids(config);
         const int T = int(ids.size());
         use_threads(0, 1);
-        GPT<CPU, float> gpt(named(config.variant), config, 1, T, Mode::inference);
+        GPT<CPU, float> gpt({named(config.variant), all_variants()}, config, 1, T, Mode::inference);
         BatchFeed<CPU> feed(1, T, config.V);
         gpt.allocate(CPU{}), feed.allocate(CPU{});
         load_for_inference(CPU{}, gpt, argv[1]);

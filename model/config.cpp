@@ -10,6 +10,7 @@
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/options.h"
+#include "model/layer_types.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -83,12 +84,6 @@ int64_t matrix_parameters(const Config& c) {
     return int64_t(c.L) * (attention + feed_forward) + (c.tied ? 1 : 2) * int64_t(c.V) * c.C;
 }
 
-/// Variants are named after their files in attention/.
-bool is_variant_name(const std::string& name) {
-    const auto allowed = [](char x) { return (x >= 'a' && x <= 'z') || (x >= '0' && x <= '9') || x == '_'; };
-    return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), allowed);
-}
-
 // ---------------------------------------------------------------------------------------------------------------- reading
 
 /// Numeric keys that transformers writes to config.json: not settings of an attention variant.
@@ -128,8 +123,10 @@ const ModelForm& form_of(const json& object, const std::string& where) {
     }
     for (const ModelForm& form : FORMS)
         if (name == form.architecture || name == form.model_type) return form;
+    const bool gemma = name.starts_with("Gemma") || name.starts_with("gemma");
     fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80),
-         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM and LlamaForCausalLM are supported");
+         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM and LlamaForCausalLM are supported",
+         gemma ? "; of Gemma only the mixed windows are, not its scaled embeddings, further norms and other activation" : "");
 }
 
 /// Precondition: check_config().
@@ -183,33 +180,6 @@ void refuse_other_mathematics(const json& object, const ModelForm& form, const s
         fail(Exit::checkpoint, where, ": \"quantization_config\" is set; only weights in float32, bfloat16, float16 or float64 are supported");
 }
 
-constexpr int64_t largest_window = 1 << 30;
-
-/// sliding_window is Hugging Face's sliding window in every layer (HF counts the query's own key: W = window + 1). A file with
-/// sliding windows in only some layers, or without attention_variant, is refused.
-void read_sliding_window(const json& object, Config& config, const std::string& where) {
-    const bool slides = has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where);
-    const bool ours = config.variant == "sliding_window";
-    if (slides && !ours)
-        fail(Exit::checkpoint, where, ": \"use_sliding_window\" is true, which is supported only with \"attention_variant\": \"sliding_window\"");
-    if (has_field(object, "layer_types")) {
-        const json& types = object["layer_types"];
-        const char* expected = ours ? "sliding_attention" : "full_attention";
-        if (!types.is_array()) fail(Exit::checkpoint, where, ": \"layer_types\" is ", shown(types), ", expected a list");
-        for (const json& type : types)
-            if (type != expected)
-                fail(Exit::checkpoint, where, ": \"layer_types\" holds ", shown(type), "; with \"attention_variant\": \"", config.variant,
-                     "\" only \"", expected, "\" is supported");
-    }
-    if (!ours) return;
-    if (!has_field(object, "sliding_window")) return void(integer_field(object, "attention_window", 0, largest_window, where));
-    const double window = double(integer_field(object, "sliding_window", 1, largest_window + 1, where)) - 1;
-    const auto [entry, is_new] = config.settings.emplace("attention_window", window);
-    if (!is_new && entry->second != window)
-        fail(Exit::checkpoint, where, ": \"sliding_window\" is ", window + 1, " but \"attention_window\" is ", entry->second,
-             "; the former must be one more than the latter");
-}
-
 /// -1 if the file names none or several.
 int read_end_of_text(const json& object, const Config& config) {
     if (config.tokenizer == "bytes") return 256;
@@ -224,31 +194,6 @@ void read_settings(const json& object, Config& config, const std::string& where)
         if (!std::isfinite(value.get<double>())) fail(Exit::checkpoint, where, ": \"", key, "\" is not a finite number");
         config.settings[key] = value.get<double>();
     }
-}
-
-// ---------------------------------------------------------------------------------------------------------------- writing
-
-/// Integers without a decimal point, as Hugging Face writes them.
-ordered_json number(double value) {
-    const bool whole = value == std::floor(value) && std::fabs(value) < 9e15;   // below 2^53 a double holds every integer
-    if (whole) return int64_t(value);
-    return value;
-}
-
-void write_sliding_window(const Config& config, ordered_json& object) {
-    if (config.variant != "sliding_window") {
-        object["use_sliding_window"] = false;
-        object["sliding_window"] = nullptr;
-        object["max_window_layers"] = config.L;
-        return;
-    }
-    const double window = config.setting("attention_window");
-    if (!(window >= 0 && window <= largest_window && window == std::floor(window)))
-        fail(Exit::usage, "the attention window is ", window, ", expected a whole number from 0 to ", largest_window);
-    object["use_sliding_window"] = true;
-    object["sliding_window"] = int64_t(window) + 1;
-    object["max_window_layers"] = 0;   // the first layer with a sliding window
-    object["layer_types"] = std::vector<std::string>(config.L, "sliding_attention");
 }
 
 }   // namespace
@@ -300,9 +245,13 @@ void check_config(const Config& config, const std::string& where, int exit_code)
     if (!(config.init_std >= 0 && config.init_std <= 10))
         fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
+    if (!config.layers.empty() && config.layers.size() != size_t(config.L))
+        fail(code, where, ": the attention of ", config.layers.size(), " layers is given, and num_hidden_layers is ", config.L);
     if (matrix_parameters(config) >= int64_t(1) << 40)
         fail(code, where, ": the model would have ", matrix_parameters(config), " parameters; the limit is 2^40");
 }
+
+// ---------------------------------------------------------------------------------------------------------------- writing
 
 static ordered_json object_of(const Config& config) {
     check_config(config, "config.json to be written", int(Exit::checkpoint));
@@ -327,7 +276,7 @@ static ordered_json object_of(const Config& config) {
     object["attention_dropout"] = 0.0;
     object["tie_word_embeddings"] = config.tied;
     object["initializer_range"] = config.init_std;
-    write_sliding_window(config, object);
+    write_layers(config, object);
     const bool knows_end = config.end_of_text >= 0;
     object["bos_token_id"] = knows_end ? ordered_json(config.end_of_text) : nullptr;
     object["eos_token_id"] = object["bos_token_id"];
@@ -379,7 +328,7 @@ Config config_from_json(const std::string& text, const std::string& where) {
     if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
     config.end_of_text = read_end_of_text(object, config);
     read_settings(object, config, where);
-    read_sliding_window(object, config, where);
+    read_layers(object, config, where);
     check_config(config, where, int(Exit::checkpoint));
     return config;
 }

@@ -23,6 +23,14 @@ struct Setting {
     int sides = 1;              // 2: a window that extends to both sides of a block, so the limit doubles
 };
 
+/// The attention of one layer of a hybrid.
+struct LayerAttention {
+    std::string variant;
+    std::map<std::string, double> settings = {};   // by config.json key: of the model's variant those that are other than the model's,
+                                                   // of another one all
+    bool operator==(const LayerAttention&) const = default;
+};
+
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in
 /// dev/HACKING.md, "Names".
 struct Config {
@@ -42,9 +50,14 @@ struct Config {
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" if unknown
     int end_of_text = -1;         // id of the token between documents, -1 if unknown
-    std::string variant = "causal";             // attention_variant
+    std::string variant = "causal";             // attention_variant; in a hybrid that of the layers whose settings these are
     bool names_variant = false;                 // whether config.json has attention_variant: other programs' folders do not
     std::map<std::string, double> settings;     // the variant's and the model's by config.json key, e.g. {"asga_hidden", 16}
+
+    std::vector<LayerAttention> layers;         // (L) of a hybrid; empty where every layer is `variant` with `settings`
+
+    /// The config as the attention of layer l sees it: that of a model with this layer's variant and settings in every layer.
+    Config of_layer(int l) const;
 
     /// The value of a setting. Exit::usage if the variant does not declare it (a programming error).
     double setting(const std::string& key) const;
@@ -72,7 +85,7 @@ std::vector<std::string> preset_names();
 void check_config(const Config& config, const std::string& where, int exit_code);
 
 /// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, or with neither biases nor QK-norm LlamaForCausalLM, which
-/// transformers computes so) plus the variant's keys.
+/// transformers computes so) plus the variant's keys. A hybrid of causal layers and equal sliding windows is one of transformers, too.
 std::string config_to_json(const Config& config);
 
 /// The same on one line, without a newline.

@@ -93,13 +93,14 @@ struct GPT {
     X* residual;                                     // (L + 1, B, T, C) input of every layer and of the final norm
     X* final_normed;                                 // (B, T, C)
     W* final_rstd;                                   // (B, T)
+    std::vector<size_t> attention_bytes;             // (L) of what each layer's attention keeps
     std::vector<LayerActivations<X>> layers;         // all in the same memory unless kept for a backward pass
     Scratch<X> scratch;
     Sigma<W> sigma;                                  // empty unless the linear layers are reparametrised
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
-    GPT(const Variant& variant, const Config& config, int B, int T, Mode mode, Recompute recompute = Recompute::nothing,
+    GPT(const Variants& variants, const Config& config, int B, int T, Mode mode, Recompute recompute = Recompute::nothing,
         int shard = 0, int shards = 1, size_t bucket = Shards::BUCKET);
 
     /// What allocate() will allocate, class by class.

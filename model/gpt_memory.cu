@@ -4,9 +4,9 @@
 #include "model/gpt.h"
 
 template <class Device, class X>
-GPT<Device, X>::GPT(const Variant& variant, const Config& config, int B_, int T_, Mode mode_, Recompute recompute_, int shard,
+GPT<Device, X>::GPT(const Variants& variants, const Config& config, int B_, int T_, Mode mode_, Recompute recompute_, int shard,
                     int count, size_t bucket)
-    : net(variant, config),
+    : net(variants, config),
       B(B_),
       T(T_),
       mode(mode_),
@@ -74,7 +74,7 @@ void GPT<Device, X>::lay_out_activations() {
     auxiliary = net.any(&LayerFacts::has_auxiliary_loss) ? take_wide(size_t(c.L) * B * c.NH) : nullptr;
     residual = take((c.L + 1) * BT * c.C);
     final_normed = take(BT * c.C), final_rstd = take_wide(BT);
-    layers.resize(c.L);
+    layers.resize(c.L), attention_bytes.resize(c.L);
     const bool all_share = mode == Mode::inference || recompute == Recompute::layers;
     size_t of_attention = 0;   // where a layer's attention begins: last, so that layers of different sizes can share it
     for (int l = 0; l < c.L; l++) {
@@ -104,12 +104,14 @@ template <class Device, class X>
 void GPT<Device, X>::lay_out_attention(int l) {
     const size_t rows = size_t(B) * T * net.config.NH;
     const LayerFacts& facts = net.layers[l].attention->facts;
+    const size_t begin = activation_memory.used();
     LayerState<X>& state = layers[l].attention;
     state.score_inputs = take_score_inputs<X>(activation_memory, facts.features, facts.gated, B, T, net.config.NH, 1);
     state.out = activation_memory.template take<X>(rows * net.config.HS);
     state.gated_out = facts.gated ? activation_memory.template take<X>(rows * net.config.HS) : state.out;
     state.lse = activation_memory.template take<W>(rows);
     state.kept = activation_memory.template take<std::byte>(attention(l).kept_bytes(shape()));
+    attention_bytes[l] = activation_memory.used() - begin;
 }
 
 template <class Device, class X>

@@ -1,5 +1,7 @@
 #include "model/qwen.h"
 
+#include "attention/layers.h"
+
 namespace {
 
 Slot joined(std::initializer_list<Slot> parts) {
@@ -11,13 +13,13 @@ Slot joined(std::initializer_list<Slot> parts) {
 
 }   // namespace
 
-Qwen::Qwen(const Variant& v, const Config& c) : variant(v), config(c) {
-    config.variant = variant.name;
-    complete_settings(config, settings_of(variant));
+Qwen::Qwen(const Variants& variants, const Config& c) : variant(variants.own), config(c) {
+    complete_layers(config, variants);
+    pattern = pattern_of(config, variants);
     const auto matrix = normal(config.init_std);
     const int64_t V = config.V, C = config.C;
     embedding = tensors.add("model.embed_tokens.weight", {V, C}, matrix, Decay::yes);
-    for (int l = 0; l < config.L; l++) layers.push_back(layer(l));
+    for (int l = 0; l < config.L; l++) layers.push_back(layer(variants, l));
     tensors.align();
     final_norm = tensors.add("model.norm.weight", {C}, ones(), Decay::no);
     tensors.align();
@@ -28,13 +30,26 @@ Qwen::Qwen(const Variant& v, const Config& c) : variant(v), config(c) {
     for (size_t k = 0; k < sigma.size(); k++) sigma[k].moves = tensors.find(sigma_names[k] + ".sigma_u")->role == Role::state;
 }
 
-Layer Qwen::layer(int l) {
+std::vector<LayerKind> Qwen::kinds() const {
+    std::vector<LayerKind> all;
+    for (int l = 0; l < config.L; l++) {
+        const std::string name = config.layers.empty() ? variant.name : pattern_of(config.layers[size_t(l)], *layers[size_t(l)].variant);
+        auto kind = std::find_if(all.begin(), all.end(), [&](const LayerKind& k) { return k.name == name; });
+        if (kind == all.end()) kind = all.insert(kind, {name, {}});
+        kind->layers.push_back(l);
+    }
+    return all;
+}
+
+Layer Qwen::layer(const Variants& variants, int l) {
     const std::string prefix = "model.layers." + std::to_string(l) + ".", attn = prefix + "self_attn.", mlp = prefix + "mlp.";
     const auto matrix = normal(config.init_std);
     const int64_t C = config.C, Q = int64_t(config.NH) * config.HS, KV = int64_t(config.NKV) * config.HS, F = config.F,
                   HS = config.HS;
     Layer s{};
-    s.attention = variant.make_layer(config, l);
+    const Config own = config.of_layer(l);
+    s.variant = variants.find(own.variant);
+    s.attention = s.variant->make_layer(own, l);
     tensors.align();
     s.input_norm = tensors.add(prefix + "input_layernorm.weight", {C}, ones(), Decay::no);
     tensors.align();

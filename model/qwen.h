@@ -20,10 +20,17 @@ struct Layer {
     Slot gate_up;               // (2 F, C): gate_proj, then up_proj
     Slot down_proj;             // (C, F)
     Slot own;                   // all tensors declared by the attention variant
+    const Variant* variant;
     std::unique_ptr<AttentionLayer> attention;
 };
 
-/// A model of `variant`.
+/// The layers of a model whose attention is the same: "sinks:window=64" (pattern_of()), and which they are.
+struct LayerKind {
+    std::string name;
+    std::vector<int> layers;
+};
+
+/// A model of `variant`; some layers of a hybrid are of another (Config::layers).
 struct Qwen {
     const Variant& variant;
     Config config;
@@ -34,15 +41,19 @@ struct Qwen {
     Slot final_norm;   // (C)
     Slot head;         // (V, C), the embedding when tied
     std::vector<Layer> layers;
+    std::string pattern;   // which layer has which attention, as --layers has it: "sinks:3,causal"
 
-    /// Fills in defaults of the variant's settings and lists every tensor. Exit::usage if a setting is out of range.
-    Qwen(const Variant& variant, const Config& config);
+    /// Fills in defaults of settings (complete_layers()) and lists every tensor. Exit::usage if a setting is out of range.
+    Qwen(const Variants& variants, const Config& config);
 
     /// Parameters that each token is multiplied with: all but an untied embedding, which is a lookup.
     double matmul_parameters() const { return double(tensors.parameters()) - (config.tied ? 0.0 : double(config.V) * config.C); }
 
     /// Offset of layer l's tensors in a flat buffer; for l = L, the end of the last layer's.
     size_t layer_begin(int l) const { return l < config.L ? layers[l].input_norm.offset : final_norm.offset; }
+
+    /// In the order of their first layers; a single one unless the model is a hybrid.
+    std::vector<LayerKind> kinds() const;
 
     /// Whether a fact holds for any layer, or for all: any(&LayerFacts::reads_x).
     bool any(bool LayerFacts::* fact) const {
@@ -53,6 +64,6 @@ struct Qwen {
     }
 
 private:
-    Layer layer(int l);
+    Layer layer(const Variants& variants, int l);
     void add_sigma(const std::string& name);
 };

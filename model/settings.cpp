@@ -24,6 +24,20 @@ const std::vector<Setting>& model_settings() {
     return settings;
 }
 
+Config Config::of_layer(int l) const {
+    Config view = *this;
+    view.layers.clear();
+    if (layers.empty()) return view;
+    const LayerAttention& layer = layers[size_t(l)];
+    if (layer.variant != variant)
+        std::erase_if(view.settings, [](const auto& held) {
+            return std::none_of(model_settings().begin(), model_settings().end(), [&](const Setting& s) { return s.key == held.first; });
+        });
+    view.variant = layer.variant;
+    for (const auto& [key, value] : layer.settings) view.settings[key] = value;
+    return view;
+}
+
 void complete_settings(Config& config, const std::vector<Setting>& settings) {
     std::erase_if(config.settings, [&](const auto& held) {
         return std::none_of(settings.begin(), settings.end(), [&](const Setting& s) { return s.key == held.first; });

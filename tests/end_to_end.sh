@@ -273,6 +273,38 @@ expect "no QK-norm taken from weights that have it" 2 "are of a model with QK-no
 expect "nor given to weights without" 2 "are of a model without QK-norm" ./train_causal $small --model "$work/no-norm/step_00000012" --qk-norm 1 --out "$work/x"
 check "QK-norm takes the place of biases" './train_causal $small --model qwen2.5-0.5b --qk-norm 1 --dry-run --out "$work/x" > "$work/stdout"; grep -q "| QK-norm, tied" "$work/stdout" && grep -q 494008192 "$work/stdout"'
 
+# ---- hybrids
+train causal "$work/hybrid-of-one" --layers causal:1
+check "causal layer by layer is causal" '[ -n "$(hash_of "$work/causal")" ] && [ "$(hash_of "$work/hybrid-of-one")" = "$(hash_of "$work/causal")" ]'
+train asga "$work/asga-dense" --dense-layers 0
+rm -rf "$work/asga-dense-cut" && cp -r "$work/asga-dense" "$work/asga-dense-cut" && rm -r "$work/asga-dense-cut/step_00000012"
+train asga "$work/asga-dense-cut" --resume
+check "a hybrid resumes to the same weights" '[ -n "$(hash_of "$work/asga-dense")" ] && [ "$(hash_of "$work/asga-dense-cut")" = "$(hash_of "$work/asga-dense")" ]'
+check "its config.json and its log name the layers" 'tr -d " \n" < "$work/asga-dense/step_00000012/config.json" | grep -q "\"layer_types\":\[\"full_attention\",\"asga\"\]" &&
+    grep -q "\"layers\":\"causal,asga\"" "$work/asga-dense/log.jsonl"'
+expect "text from it" 0 "" ./generate --checkpoint "$work/asga-dense/step_00000012" --prompt-ids 65 --tokens 3 --print-ids
+expect "a resumed run keeps its layers" 7 "is a checkpoint of causal,asga, and this program trains asga,causal" ./train_asga $small --out "$work/asga-dense" --resume --dense-layers 1
+expect "psa on a hybrid" 2 "asga" ./generate --checkpoint "$work/asga-dense/step_00000012" --prompt-ids 65 --attention psa
+train asga_fixed "$work/windows" --layers asga_fixed:window=4,asga_fixed:window=16 --monitor-every 12
+check "windows layer by layer: 150 and 408 of 528 pairs" 'grep "event.:.attention" "$work/windows/log.jsonl" | grep -qE "pairs.:..0.2840.*0.7727"'
+check "--dry-run says what each layer of a kind costs" './train_asga_fixed $small --layers asga_fixed:window=4,causal --dry-run --out "$work/x" | grep -qE "asga_fixed +. 28.4% of causal pairs, .* layers 0 "'
+expect "the mask of a dense layer" 0 "" ./train_asga_fixed $small --out "$work/x" --dense-layers 1 --show-mask "$work/mask.pgm" --mask-layer 1
+check "is drawn as such" 'grep -q "layer 1 of causal.*100.0% of causal pairs" "$work/stdout"'
+expect "a mechanism that was not built in" 2 "it has asga, causal" ./train_asga $small --out "$work/x" --layers asga,sinks
+expect "no layers of a kind" 2 "1 to 2" ./train_asga $small --out "$work/x" --layers asga:0
+expect "more layers than the model has" 2 "has 3 layers, and the model only 2" ./train_asga $small --out "$work/x" --layers asga:2,causal
+expect "a layer that the model lacks" 2 "layers are 0 to 1" ./train_asga $small --out "$work/x" --dense-layers 2
+expect "both options" 2 "give one" ./train_asga $small --out "$work/x" --dense-layers 0 --layers asga
+expect "a layer's window out of range" 2 "must be a whole number from 0 to 32" ./train_asga_fixed $small --out "$work/x" --layers asga_fixed:window=33,causal
+cp -r "$work/causal/step_00000012" "$work/mixed"
+sed '/attention_variant/d; s/"use_sliding_window": false/"use_sliding_window": true/; s/"sliding_window": null/"sliding_window": 9/; s/"max_window_layers": 2/"max_window_layers": 1/' \
+    "$work/causal/step_00000012/config.json" > "$work/mixed/config.json"
+expect "a Qwen folder with mixed windows writes text" 0 "" ./generate --checkpoint "$work/mixed" --prompt-ids 65,66 --tokens 20 --temperature 0 --print-ids
+expect "and is not read without them" 7 "use ./train_sliding_window" ./train_causal $small --out "$work/x" --model "$work/mixed"
+sed 's/"attention_variant"/"layer_types": ["full_attention", "linear_attention"], &/' "$work/causal/step_00000012/config.json" > "$work/mixed/config.json"
+expect "a folder with layers that we do not have" 7 "layer 1 has the attention \"linear_attention\", which is none of this program's: causal" ./train_causal $small --out "$work/x" --model "$work/mixed"
+expect "nor ./generate" 7 "linear_attention" ./generate --checkpoint "$work/mixed" --prompt-ids 65 --print-ids
+
 # ---- output
 ./train_causal $small --out "$work/piped" 2> /dev/null | head -n 3 > /dev/null
 check "a reader that stops early costs nothing" '[ "$(hash_of "$work/piped")" = "$(hash_of "$work/causal")" ]'

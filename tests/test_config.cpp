@@ -146,8 +146,66 @@ TEST_CASE("a sliding window counts the query's own key in Hugging Face's form", 
     refused(without, "attention_window", 0.5);
     refused(without, "attention_window", -1);
     refused(without, "unrelated", 1, "attention_window");
-    refused(object, "layer_types", {"sliding_attention", "full_attention"}, "layer_types");
-    refused(object, "attention_variant", "causal", "use_sliding_window");
+    refused(object, "layer_types", {"full_attention", "full_attention"}, "layer_types");
+    refused(object, "layer_types", {"sliding_attention"}, "has 1 layers, and num_hidden_layers is 2");
+}
+
+TEST_CASE("layers of Qwen folders with mixed windows are causal or slide as transformers has them", "[config]") {
+    json object = json::parse(config_to_json(preset("qwen-tiny")));
+    object.erase("attention_variant");
+    object["use_sliding_window"] = true, object["sliding_window"] = 17;
+    auto variants = [&] {
+        const Config config = config_from_json(object.dump(), "text");
+        std::vector<std::string> of_layers;
+        for (int l = 0; l < config.L; l++) {
+            const Config layer = config.of_layer(l);
+            of_layers.push_back(layer.variant);
+            if (layer.variant == "sliding_window") CHECK(layer.setting("attention_window") == 16);
+        }
+        return of_layers;
+    };
+    const std::vector<std::string> mixed = {"causal", "sliding_window"}, none = {"causal", "causal"}, all = {"sliding_window", "sliding_window"};
+    object["max_window_layers"] = 1;
+    CHECK(variants() == mixed);
+    CHECK(config_from_json(object.dump(), "text").names_variant);   // which train_causal must not overlook
+    object["max_window_layers"] = 0;
+    CHECK(variants() == all);
+    CHECK(config_from_json(object.dump(), "text").layers.empty());
+    object["max_window_layers"] = 2;
+    CHECK(variants() == none);
+    object.erase("max_window_layers");   // 28
+    CHECK(variants() == none);
+    object["layer_types"] = {"sliding_attention", "full_attention"};
+    CHECK(variants() == std::vector<std::string>{"sliding_window", "causal"});
+    refused(object, "layer_types", {"sliding_attention", 3}, "layer_types");
+    refused(object, "layer_types", {"sliding_attention", "Mamba-2"}, "Mamba-2");
+    refused(object, "use_sliding_window", false, "use_sliding_window");
+    refused(object, "sliding_window", 0, "sliding_window");
+    refused(object, "architectures", {"Gemma3ForCausalLM"}, "only the mixed windows");
+}
+
+TEST_CASE("a hybrid comes back from config.json, and has transformers' names where its windows agree", "[config]") {
+    Config config = preset("qwen-tiny");
+    config.L = 3, config.variant = "sliding_window", config.settings = {{"attention_window", 8}};
+    config.layers = {{"causal"}, {"sliding_window"}, {"sliding_window"}};
+    json object = json::parse(config_to_json(config));
+    CHECK(object["layer_types"] == json{"full_attention", "sliding_attention", "sliding_attention"});
+    CHECK((object["sliding_window"] == 9 && object["max_window_layers"] == 1 && !object.contains("attention_layer_settings")));
+    CHECK(config_from_json(object.dump(), "text").layers == config.layers);
+    config.layers[2].settings["attention_window"] = 4;
+    object = json::parse(config_to_json(config));
+    CHECK(object["layer_types"] == json{"full_attention", "sliding_window", "sliding_window"});
+    CHECK((object["sliding_window"] == nullptr && object["use_sliding_window"] == false));
+    const Config back = config_from_json(object.dump(), "text");
+    CHECK(back.layers == config.layers);
+    CHECK((back.of_layer(1).setting("attention_window") == 8 && back.of_layer(2).setting("attention_window") == 4));
+    refused(object, "attention_layer_settings", {1, 2}, "attention_layer_settings");
+    refused(object, "attention_layer_settings", json::array({json::object(), json::object(), {{"attention_window", "x"}}}), "attention_window");
+    config.layers.pop_back();
+    CHECK_THROWS_AS(config_to_json(config), Error);
+    config.layers.push_back({"asga", {{"asga_hidden", 3}}});
+    CHECK(config_from_json(config_to_json(config), "text").layers == config.layers);
+    CHECK(config.of_layer(2).settings == std::map<std::string, double>{{"asga_hidden", 3}});   // not the model's window
 }
 
 TEST_CASE("forms of config.json that other programs write are understood", "[config]") {
@@ -195,7 +253,9 @@ TEST_CASE("keys that would change the mathematics are refused by name", "[config
     refused(object, "rope_parameters", {{"rope_type", "linear"}, {"rope_theta", 1e6}});
     refused(object, "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}});
     refused(object, "rope_parameters", {{"rope_theta", 1e6}, {"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
-    refused(object, "use_sliding_window", true);
+    json sliding = object;   // and no layer of the variant that is named does
+    sliding["sliding_window"] = 9;
+    refused(sliding, "use_sliding_window", true);
     refused(object, "layer_types", {"full_attention", "sliding_attention"});
     refused(object, "quantization_config", {{"bits", 4}});
     refused(object, "use_mrope", true);

@@ -70,10 +70,10 @@ struct Trial {
     int B, T;
     std::vector<int32_t> tokens, targets;
 
-    Trial(const Variant& variant, const Config& config, int B_, int T_, int room_B, int room_T,
+    Trial(const Variants& variants, const Config& config, int B_, int T_, int room_B, int room_T,
           Recompute recompute = Recompute::nothing, int shard = 0, int shards = 1, Mode mode = Mode::training,
           size_t bucket = Shards::BUCKET)
-        : gpt(variant, config, room_B, room_T, mode, recompute, shard, shards, bucket), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
+        : gpt(variants, config, room_B, room_T, mode, recompute, shard, shards, bucket), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
           targets(tokens.size()) {
         gpt.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "attention/variant.h"
+#include "attention/layers.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/command_line.h"
 #include "model/base/error.h"
@@ -71,9 +71,9 @@ static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, c
 /// will read.
 static void require_plain_attention(const Options& o, const Config& config, size_t positions) {
     if (o.inference.how.attention == InferenceAttention::trained) return;
-    if (config.variant != "causal")
+    if (config.variant != "causal" || !config.layers.empty())
         fail(Exit::usage, "--attention ", o.inference.attention, " is for checkpoints of variant causal, and ", o.checkpoint,
-             " is of variant ", config.variant);
+             " is of variant ", config.variant, config.layers.empty() ? "" : ", with other attention in some layers");
     if (positions > size_t(config.max_positions))
         fail(Exit::usage, "--attention ", o.inference.attention, " needs the whole text in the cache: prompt and --tokens make ", positions,
              " positions, and max_position_embeddings is ", config.max_positions);
@@ -104,11 +104,23 @@ static const Variant& variant_of_checkpoint(const Config& config, const std::str
     }
 }
 
+/// What the layers of a checkpoint of `own` may be; completes its settings.
+static Variants complete(Config& config, const Variant& own, const std::string& checkpoint) {
+    Variants variants(own, all_variants());
+    variants.others.push_back(&on_cpu::causal);   // a program of one variant has it, too
+    try {
+        complete_layers(config, variants);
+    } catch (const Error& error) {
+        fail(error.code, checkpoint, "/config.json: ", error.what());
+    }
+    return variants;
+}
+
 /// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
-static void generate_from(const Variant& variant, const std::string& folder, const Config& config, std::vector<int32_t>& ids,
+static void generate_from(const Variants& variants, const std::string& folder, const Config& config, std::vector<int32_t>& ids,
                           int count, const Sampling& sampling, const Inference& inference) {
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
-    GPT<CPU, float> gpt(variant, config, 1, T, Mode::inference);
+    GPT<CPU, float> gpt(variants, config, 1, T, Mode::inference);
     std::vector<MemoryUse> plan = gpt.memory_plan();
     if (gpt.net.all(&LayerFacts::decodes_from_cache))
         plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
@@ -120,10 +132,10 @@ static void generate_from(const Variant& variant, const std::string& folder, con
     gpt.allocate(CPU{});
     load_for_inference(CPU{}, gpt, folder);
     if (gpt.net.any(&LayerFacts::needs_known_text))
-        std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variant.name);
+        std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variants.own.name);
     else if (!gpt.net.all(&LayerFacts::is_causal))
         std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
-                     variant.name);
+                     variants.own.name);
     Decoder<float> decoder(gpt, inference);
     generate_with_cache(decoder, config.V, ids, count, sampling);
     const std::string read = described(decoder.read(), inference.psa.bound);
@@ -132,8 +144,7 @@ static void generate_from(const Variant& variant, const std::string& folder, con
 
 static void run(const Options& o) {
     Config config = load_config(o.checkpoint);
-    const Variant& variant = variant_of_checkpoint(config, o.checkpoint);
-    complete_settings(config, settings_of(variant));
+    const Variants variants = complete(config, variant_of_checkpoint(config, o.checkpoint), o.checkpoint);
     change_settings(config, o);
     std::unique_ptr<Tokenizer> tokenizer;
     const bool has_text = !o.print_ids || o.prompt_ids.empty();   // otherwise no tokenizer is needed
@@ -146,7 +157,7 @@ static void run(const Options& o) {
     require_plain_attention(o, config, given + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
     try {
-        generate_from(variant, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference.how);
+        generate_from(variants, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference.how);
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");

@@ -65,24 +65,41 @@ inline Picture draw_mask(const std::vector<uint8_t>& seen, int NH, int T) {
     return same ? heads[0] : side_by_side(heads);
 }
 
-/// --show-mask: writes a picture of the last layer's mask on the first tokens of the data, and prints its statistics.
-inline void show_mask(const Variant& variant, const Options& o) {
+/// `chosen` (--mask-layer), or for -1 the last layer that is of the model's own variant.
+inline int layer_to_draw(const Config& config, const Variants& variants, int chosen) {
+    if (chosen >= config.L) fail(Exit::usage, "--mask-layer ", chosen, ": the model's layers are 0 to ", config.L - 1);
+    if (chosen >= 0) return chosen;
+    int l = config.L - 1;
+    while (l > 0 && config.of_layer(l).variant != variants.own.name) l--;
+    return l;
+}
+
+/// --show-mask: writes a picture of one layer's mask on the first tokens of the data, and prints its statistics.
+inline void show_mask(const Variants& variants, const Options& o) {
     if (o.seq_len > 4096)
         fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
     require_picture_name(o.show_mask);
     use_threads(o.threads, 1);
-    Origin origin = find_origin(o, variant.name, settings_of(variant), true);
+    Origin origin = find_origin(o, variants, true);
     const Data data = open_data(o, 1, origin.config);
     if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
-    const int T = o.seq_len;
-    GPT<CPU, float> gpt(variant, origin.config, 1, T, Mode::inference);
-    require_documents_apart(gpt.net, o);
+    const int T = o.seq_len, l = layer_to_draw(origin.config, variants, o.mask_layer);
+    const Qwen whole(variants, origin.config);
+    Config up_to_layer = origin.config;
+    up_to_layer.L = l + 1;
+    if (!up_to_layer.layers.empty()) up_to_layer.layers.resize(size_t(l) + 1);
+    GPT<CPU, float> gpt(variants, up_to_layer, 1, T, Mode::inference);
+    require_documents_apart(whole, o);
     std::vector<MemoryUse> plan = gpt.memory_plan();
+    plan.push_back({"weights of all layers", sizeof(float) * whole.tensors.size()});
     add_overheads(CPU{}, plan, 0, false);
     require_memory(plan, o, available_memory(), 1);
     gpt.allocate(CPU{});
-    if (origin.folder()) load_weights(*origin.folder(), gpt.net.tensors, o.seed, gpt.weights);
-    else initialise(gpt.net.tensors, o.seed, gpt.weights);
+    std::vector<float> weights(whole.tensors.size());
+    if (origin.folder()) load_weights(*origin.folder(), whole.tensors, o.seed, weights.data());
+    else initialise(whole.tensors, o.seed, weights.data());
+    for (const Tensor& t : gpt.net.tensors)
+        std::copy_n(&weights[whole.tensors.find(t.name)->slot.offset], t.slot.size, gpt.weights + t.slot.offset);
     std::vector<int32_t> tokens(T), targets(T);
     const TokenStream& stream = data.val ? *data.val : *data.train;
     validation_rows(stream, 0, T, 1, tokens.data(), targets.data());
@@ -106,7 +123,7 @@ inline void show_mask(const Variant& variant, const Options& o) {
                 const int start = batch.documents ? batch.documents.at(0, i) : 0;
                 pairs += is, otherwise += is != (j >= start && layer.visible(h, i - start, j - start));
             }
-    std::cout << o.show_mask << ": layer " << c.L - 1 << " of " << variant.name << ", rows are queries, columns keys, black is seen; "
+    std::cout << o.show_mask << ": layer " << l << " of " << gpt.net.layers.back().variant->name << ", rows are queries, columns keys, black is seen; "
               << text("%.1f%% of causal pairs", 100 * pairs / (c.NH * (T * (T + 1.0) / 2)))
               << (std::isnan(tiles) ? "" : text(", %.1f%% of causal tiles", 100 * tiles))
               << (!std::isnan(tiles) && layer.facts.branch_names.size() > 1 ? " in all softmaxes" : "") << "\n";

@@ -119,12 +119,12 @@ struct Run {
     int64_t first_step = 0;    // first step of this process, from 1
     Stopwatch since_start, since_step;
 
-    Run(Device device_, const Variant& variant, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
+    Run(Device device_, const Variants& variants, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
         : device(device_),
           o(o_),
           ranks(ranks_),
           data(std::move(data_)),
-          gpt(variant, config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
+          gpt(variants, config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
               o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1),
           feed(o.batch_size, o.seq_len, config.V, borders(o, config)),
           monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, gpt.net),
@@ -174,6 +174,7 @@ void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more =
                                             {"train_data", run.data.train ? run.data.train->fingerprint() : ""},
                                             {"val_data", run.data.val ? run.data.val->fingerprint() : ""},
                                             {"options", run.o.resolved}};
+    if (!run.gpt.net.config.layers.empty()) fields.push_back({"layers", run.gpt.net.pattern});
     fields.insert(fields.end(), more.begin(), more.end());
     run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
 }
@@ -381,6 +382,7 @@ template <class Device, class X>
 void print_set_up(const Run<Device, X>& run, int threads) {
     print_tensors(run.gpt.net.tensors);
     print_table("model", model_rows(run.gpt.net, run.flops));
+    if (!run.gpt.net.config.layers.empty()) print_table("each layer of a kind", kind_rows(run.gpt));
     if (run.data.train) print_training(run, threads);
     print_memory(run.memory_plan());
     if (!run.gpt.net.all(&LayerFacts::is_causal))

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "attention/layers.h"
 #include "data/loader.h"
 #include "model/base/process.h"
 #include "model/base/text.h"
@@ -122,23 +123,52 @@ void require_shape(const Origin& origin, const Config& wanted, const std::string
              "; leave --model out, or give another --out to start over");
 }
 
-// Of another variant's folder only the weights are used, and only if the user asks for it: the variant's own tensors, the moments
-// and the step count start afresh. Never in the output folder of the run that the folder belongs to.
-void require_variant(Origin& origin, const std::string& variant, const Options& o, bool speaks) {
-    if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
-    const std::string folder = origin.folder()->string(), other = origin.config.variant;
+// Of a folder with other attention only the weights are used, and only if the user asks for it: the variant's own tensors, the
+// moments and the step count start afresh. Never in the output folder of the run that the folder belongs to. `has` and `wants` say
+// what the folder and this run have, `way_out` what else the user could do.
+void take_weights_only(Origin& origin, const std::string& has, const std::string& wants, const std::string& way_out, const Options& o,
+                       bool speaks) {
+    const std::string folder = origin.folder()->string();
     if (!o.allow_new_tensors)
-        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and this program trains ", variant, "; use ./train_",
-             other, ", or, where ", other, " has no tensors of its own, give --allow-new-tensors to start ", variant,
-             " from its weights");
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and this program trains ", wants, "; ", way_out,
+             "give --allow-new-tensors to start ", wants, " from its weights");
     std::error_code none;   // --out need not exist yet
     if (std::filesystem::equivalent(std::filesystem::absolute(folder).lexically_normal().parent_path(), o.out, none))
-        fail(Exit::checkpoint, folder, ": is a checkpoint of ", other, ", and ", variant,
-             " would take its place; start from it with --model ", folder, " and another --out");
-    if (speaks)
-        std::cout << "note: " << folder << " is a checkpoint of " << other << "; " << variant << " starts from its weights\n";
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and ", wants, " would take its place; start from it with --model ",
+             folder, " and another --out");
+    if (speaks) std::cout << "note: " << folder << " is a checkpoint of " << has << "; " << wants << " starts from its weights\n";
     origin.weights_from = origin.folder();
     origin.resume_from.reset();
+}
+
+void require_variant(Origin& origin, const std::string& variant, const Options& o, bool speaks) {
+    if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
+    const std::string other = origin.config.variant;
+    const std::string way_out = "use ./train_" + other + ", or, where " + other + " has no tensors of its own, ";
+    take_weights_only(origin, other, variant, way_out, o, speaks);
+    origin.config.layers.clear();   // they were beside the other variant
+}
+
+// --layers and --dense-layers. Precondition: require_variant().
+void choose_layers(Origin& origin, const Options& o, const Variants& variants, bool speaks) {
+    complete_layers(origin.config, variants);   // with the settings that were given
+    if (!o.layers.empty() && !o.dense_layers.empty())
+        fail(Exit::usage, "--layers and --dense-layers both say which layer has which attention; give one");
+    if (o.layers.empty() && o.dense_layers.empty()) return;
+    Config chosen = origin.config;
+    chosen.layers = !o.layers.empty() ? layers_of_pattern(o.layers, chosen.L, variants)
+                                      : layers_beside_dense(o.dense_layers, chosen.L, variants);
+    for (int l = 0; l < chosen.L; l++) {
+        Config layer = chosen.of_layer(l);
+        const std::vector<Setting> settings = settings_of(*variants.find(layer.variant));
+        complete_settings(layer, settings);
+        require_within_sequence(settings, chosen.layers[size_t(l)].settings, layer, o.seq_len);
+    }
+    complete_layers(chosen, variants);
+    if (origin.folder() && origin.config.names_variant && chosen.layers != origin.config.layers)
+        take_weights_only(origin, pattern_of(origin.config, variants), pattern_of(chosen, variants),
+                          "leave --layers and --dense-layers out to go on with those, or ", o, speaks);
+    origin.config.layers = chosen.layers, origin.config.settings = chosen.settings;
 }
 
 // --qk-norm, which is for models that start from scratch: a folder's weights have been trained one way or the other.
@@ -187,7 +217,7 @@ DocumentBorders borders(const Options& o, const Config& config) {
     return {o.document_mask ? config.end_of_text : -1, o.document_positions};
 }
 
-Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks) {
+Origin find_origin(const Options& o, const Variants& variants, bool speaks) {
     Origin origin;
     if (!o.checkpoint.empty()) {
         if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
@@ -203,10 +233,15 @@ Origin find_origin(const Options& o, const std::string& variant, const std::vect
     if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
         require_shape(origin, preset(o.model), o.model);
     choose_qk_norm(origin, o);
-    require_variant(origin, variant, o, speaks);
+    require_variant(origin, variants.own.name, o, speaks);
+    try {
+        complete_layers(origin.config, variants);
+    } catch (const Error& error) {
+        fail(error.code, origin.folder().value_or(o.model).string(), ": ", error.what());
+    }
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
-    complete_settings(origin.config, settings);
-    require_within_sequence(settings, o.settings, origin.config, o.seq_len);
+    choose_layers(origin, o, variants, speaks);
+    require_within_sequence(settings_of(variants.own), o.settings, origin.config, o.seq_len);
     origin.config.max_positions =
         std::max(origin.config.max_positions, o.seq_len);   // RoPE has no limit; this records how far the model was trained
     return origin;

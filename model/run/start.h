@@ -18,17 +18,18 @@
 #include "model/run/inference_options.h"
 
 struct Variant;
+struct Variants;
 
 /// All command-line options; model/run/train_options.cpp documents each.
 struct Options {
     std::string device = "auto", precision = "auto", matmul_table = "auto", model = "qwen-7m", out, train_data, val_data;
-    std::string qk_norm = "auto", checkpoint, prompt, show_mask;
+    std::string qk_norm = "auto", layers, dense_layers, checkpoint, prompt, show_mask;
     std::vector<std::string> eval_data;
     std::string eval_out, eval_log;
     std::string rounding = "nearest", ranks_from = "auto";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int position_bins = 16;
-    int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
+    int mask_layer = -1, threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
     int64_t monitor_every = 0, eval_every = 0, eval_items = 0;
     double epochs = 0, min_lr_frac = 0.1;
@@ -69,11 +70,11 @@ struct Origin {
     std::optional<std::filesystem::path> folder() const { return resume_from ? resume_from : weights_from; }
 };
 
-/// The origin that --checkpoint, --resume and --model select, for a program of `variant` with these `settings`; values given as
-/// options override those of the folder. Exit::checkpoint if a checkpoint is damaged or another variant's; Exit::usage for another
-/// shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `speaks` prints notes
-/// and warnings.
-Origin find_origin(const Options& o, const std::string& variant, const std::vector<Setting>& settings, bool speaks);
+/// The origin that --checkpoint, --resume and --model select, for a program of these variants; values given as options override
+/// those of the folder. Exit::checkpoint if a checkpoint is damaged, another variant's or one of other layers; Exit::usage for
+/// another shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `speaks` prints
+/// notes and warnings.
+Origin find_origin(const Options& o, const Variants& variants, bool speaks);
 
 /// Exit::out_of_memory, before anything is allocated, if the plan does not fit: `available` bytes are shared by `sharers` ranks.
 /// The plan's last line is what is in use already.

@@ -89,7 +89,7 @@ inline std::vector<std::pair<std::string, std::string>> model_rows(const Qwen& n
     const double cache = key_bytes * f.cached_keys + sizeof(float) * f.cached_features;
     const char* const bound = net.any(&LayerFacts::expects_at_most) ? "at most " : "";
     std::vector<std::pair<std::string, std::string>> rows = {
-        {"attention", net.variant.name},
+        {"attention", net.pattern},
         {"form", std::string(c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") +
                      (c.tied ? ", tied head" : ", untied head")},
         {"layers L, channels C, width F", text("%d, %d, %d", c.L, c.C, c.F)},
@@ -107,6 +107,31 @@ inline std::vector<std::pair<std::string, std::string>> model_rows(const Qwen& n
     if (net.tensors.trained() < net.tensors.parameters())
         rows.push_back({"parameters that AdamW trains", std::to_string(net.tensors.trained())});
     for (const Setting& s : settings_of(net.variant)) rows.push_back({s.key, text("%g", c.setting(s.key))});
+    return rows;
+}
+
+/// "0, 4, 8"
+inline std::string listed(const std::vector<int>& layers) {
+    std::string all;
+    for (int l : layers) all += (all.empty() ? "" : ", ") + std::to_string(l);
+    return all;
+}
+
+/// What each layer of a kind costs, for every kind of a hybrid.
+template <class Device, class X>
+std::vector<std::pair<std::string, std::string>> kind_rows(const GPT<Device, X>& gpt) {
+    const Config& c = gpt.net.config;
+    const PairCount dense = count_pairs(Policy(c, 0), c.NH, gpt.T);
+    std::vector<std::pair<std::string, std::string>> rows;
+    for (const LayerKind& kind : gpt.net.kinds()) {
+        const Layer& layer = gpt.net.layers[size_t(kind.layers.front())];
+        const PairCount count = layer.attention->expected_pairs(c.NH, gpt.T);
+        rows.push_back({kind.name, text("%s%.1f%% of causal pairs, %.1f%% of tiles, %.0f cached keys, %s kept, %zu own parameters: layers %s",
+                                        layer.attention->facts.expects_at_most ? "at most " : "", 100 * count.pairs / dense.pairs,
+                                        100 * count.tiles / dense.tiles, layer.attention->cached_keys(gpt.T),
+                                        human_bytes(double(gpt.attention_bytes[size_t(kind.layers.front())])).c_str(), layer.own.size,
+                                        listed(kind.layers).c_str())});
+    }
     return rows;
 }
 

@@ -33,6 +33,10 @@ static void add_training_options(CLI::App& app, Options& o) {
     app.add_option("--qk-norm", o.qk_norm,
                    "of a model from scratch: 1 normalises the heads of q and k, as Qwen3, without biases; 0 does not; auto: as --model has it")
         ->check(CLI::IsMember({"auto", "0", "1"}));
+    app.add_option("--layers", o.layers,
+                   "attention layer by layer: NAME[:COUNT][:OPTION=VALUE]...,... from the first layer on and again from its start, with "
+                   "causal and this program's own, as sinks:3:window=128,causal; without it all layers are alike");
+    app.add_option("--dense-layers", o.dense_layers, "these layers have causal attention: 0,4,8");
     app.add_option("--train-data", o.train_data, "token shards (glob); without it the bundled text");
     app.add_option("--val-data", o.val_data, "token shards for validation (glob)");
     app.add_option("--out", o.out, "folder for log, checkpoints and options");
@@ -116,6 +120,8 @@ static void add_run_options(CLI::App& app, Options& o) {
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
     app.add_option("--show-mask", o.show_mask,
                    "draw which keys every row of --seq-len tokens sees into this .png or .pgm; train nothing");
+    app.add_option("--mask-layer", o.mask_layer, "of which layer, from 0; -1: the last one that is not a hybrid's other attention")
+        ->check(CLI::Range(-1, 1 << 12));
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
 }
 

@@ -20,9 +20,9 @@ struct GpuTrial {
     BatchFeed<GPU> feed;
     int B, T;
 
-    GpuTrial(const Variant& variant, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing,
+    GpuTrial(const Variants& variants, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing,
              DocumentBorders borders = {})
-        : gpt(variant, config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V, borders), B(B_), T(T_) {
+        : gpt(variants, config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V, borders), B(B_), T(T_) {
         gpt.allocate(device);
         feed.allocate(device);
     }

@@ -21,7 +21,7 @@ Tolerance of_gradients(const LayerFacts& facts) {
 double of_curve(const LayerFacts& facts) { return facts.sorts_tokens ? 2e-1 : facts.tokens_choose ? 1e-1 : 2e-2; }
 
 /// The twin of a GPU's variant, and what its layers say of themselves.
-const Variant& on_cpu(const Variant& variant) { return named(variant.name); }
+const Variant& twin_of(const Variant& variant) { return named(variant.name); }
 const LayerFacts& facts_of(const Trial<double>& trial) { return trial.gpt.net.layers[0].attention->facts; }
 
 /// With `borders`, of packed rows whose documents attention keeps apart.
@@ -29,8 +29,8 @@ template <class X>
 void check_gradients(const Variant& variant, const Config& config, int B, int T, DocumentBorders borders = {}) {
     INFO((config.qk_norm ? "QK-norm" : "no QK-norm") << (config.qkv_bias ? ", biases" : "") << ", B " << B << ", T " << T << ", "
                                                      << sizeof(X) << " bytes");
-    Trial<double> exact(on_cpu(variant), config, B, T, B, T);
-    GpuTrial<X> gpu(variant, config, B, T, Recompute::nothing, borders);
+    Trial<double> exact(Variants(twin_of(variant), {&on_cpu::causal}), config, B, T, B, T);
+    GpuTrial<X> gpu(Variants(variant, {&on_gpu::causal}), config, B, T, Recompute::nothing, borders);
     exact.feed = BatchFeed<CPU>(B, T, config.V, borders);
     gpu.set_weights(round_weights<X>(exact));
     const double expected = exact.loss_and_gradients();
@@ -51,11 +51,18 @@ GPU_VARIANT_CASE(" model on the GPU: bf16 gradients are those of the CPU within 
 }
 
 GPU_VARIANT_CASE(" model on the GPU: gradients of rows of several documents are those of the CPU", "[gpu][model][variant][documents]") {
-    const Trial<double> one(on_cpu(variant), small_config(false), 1, 8, 1, 8);
+    const Trial<double> one(twin_of(variant), small_config(false), 1, 8, 1, 8);
     if (!one.gpt.net.all(&LayerFacts::keeps_documents_apart)) return;
     const DocumentBorders borders{17, true};   // a token that the rows below have between others
     check_gradients<float>(variant, small_config(false), 2, 90, borders);
     check_gradients<bf16>(variant, small_config(true), 1, 150, borders);
+}
+
+GPU_VARIANT_CASE(" model on the GPU: float32 gradients of a hybrid with a causal layer are those of the CPU", "[gpu][model][variant][hybrid]") {
+    Config config = small_config(false);
+    config.layers.assign(size_t(config.L), {variant.name});
+    config.layers.back().variant = "causal";
+    check_gradients<float>(variant, config, 1, 40);
 }
 
 TEST_CASE("model on the GPU: gradients of a model with neither biases nor QK-norm", "[gpu][model]") {
@@ -68,7 +75,7 @@ TEST_CASE("model on the GPU: gradients of a model with neither biases nor QK-nor
 
 GPU_VARIANT_CASE(" model on the GPU: recomputed, accumulated and repeated steps agree to the bit", "[gpu][model][variant]") {
     const Config config = small_config(false);
-    Trial<double> exact(on_cpu(variant), config, 2, 67, 2, 67);
+    Trial<double> exact(twin_of(variant), config, 2, 67, 2, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
     GpuTrial<bf16> keeping(variant, config, 2, 67), cheap(variant, config, 2, 67, Recompute::cheap);
     GpuTrial<bf16> layers(variant, config, 2, 67, Recompute::layers);
@@ -99,7 +106,7 @@ bool trains_long(const Variant& variant) {
 GPU_VARIANT_CASE(" model on the GPU: steps of training, float32 follows the CPU to 1e-4 and bf16 to 2e-2", "[gpu][model][variant]") {
     const Threads one(1);
     const Config config = small_config(false);
-    Trial<double> exact(on_cpu(variant), config, 1, 67, 1, 67);
+    Trial<double> exact(twin_of(variant), config, 1, 67, 1, 67);
     GpuTrial<float> single(variant, config, 1, 67);
     GpuTrial<bf16> half(variant, config, 1, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
@@ -154,7 +161,7 @@ constexpr const char* CAUSAL_FIRST[] = {"causal", "nsa"};
 }   // namespace
 
 GPU_VARIANT_CASE(" model on the GPU: a monitor sees what it sees on the CPU", "[gpu][model][variant]") {
-    check_monitor(variant, on_cpu(variant));
+    check_monitor(variant, twin_of(variant));
 }
 
 TEST_CASE("model on the GPU: a monitor of layers with one softmax and with three sees what it sees on the CPU", "[gpu][model]") {
@@ -165,7 +172,7 @@ TEST_CASE("model on the GPU: a monitor of layers with one softmax and with three
 
 GPU_VARIANT_CASE(" model on the GPU: a recorded step is the step", "[gpu][model][variant]") {
     const Config config = small_config(false);
-    Trial<double> exact(on_cpu(variant), config, 1, 67, 1, 67);
+    Trial<double> exact(twin_of(variant), config, 1, 67, 1, 67);
     GpuTrial<bf16> plain(variant, config, 1, 67), recorded(variant, config, 1, 67);
     const std::vector<float> weights = round_weights<bf16>(exact);
     plain.set_weights(weights), recorded.set_weights(weights);
