@@ -59,7 +59,7 @@ struct Dsa : Policy {
 
     // ---- output gate
 
-    bool gated() const { return with_gate; }
+    bool gates_output() const { return with_gate; }
 
     template <class Device, class X>
     void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {

@@ -15,7 +15,7 @@ template <class A>
 LayerFacts facts_of(const A& policy) {
     LayerFacts f{};
     f.features = policy.features();
-    f.gated = policy.gated(), f.rotates = A::rotates;
+    f.gated = policy.gates_output(), f.rotates = policy.rotates();
     f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
     f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
     f.decodes_from_cache = can_decode_from_cache(policy), f.reports_pairs = reports_pairs<A>;

@@ -169,7 +169,7 @@ __global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W*
 /// For the kernel: causal attention with an output gate.
 struct MohHeads : Policy {
     explicit MohHeads(const Policy& p) : Policy(p) {}
-    bool gated() const { return true; }
+    bool gates_output() const { return true; }
 };
 
 struct moh : Policy {
@@ -210,7 +210,7 @@ struct moh : Policy {
         list.add(prefix + "moh.w_h", {2, C}, normal(0.02), Decay::yes);
     }
 
-    bool gated() const { return true; }
+    bool gates_output() const { return true; }
 
     // ---- the layer: router, gates, one call of the kernel
 

@@ -55,7 +55,7 @@ struct mosa : Policy {
     }
 
     int sparse_heads() const { return NH - dense_heads; }
-    bool gated() const { return true; }
+    bool gates_output() const { return true; }
     bool keeps_documents_apart() const { return false; }   // a head's tokens are chosen from the whole row
     bool is_causal() const { return !expert_choice || rho == 1 || sparse_heads() == 0; }
 

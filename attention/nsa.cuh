@@ -32,7 +32,7 @@
 /// the first is at most `left` back.
 struct NsaBranch : Policy {
     int stride, last, left;
-    bool gated() const { return true; }
+    bool gates_output() const { return true; }
 
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
         if (j0 * stride + last > i1 - 1 || i0 - (j1 - 1) * stride > left) return Tile::hidden;

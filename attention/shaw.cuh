@@ -16,7 +16,6 @@
 
 struct shaw : Policy {
     static constexpr const char* name = "shaw";
-    static constexpr bool rotates = false;
     static constexpr bool reads_qk_pre = true;   // so that its backward may write a gradient of q
     int K;      // distances from K on share a row
     Slot a_k;   // (K + 1, HS)
@@ -32,6 +31,8 @@ struct shaw : Policy {
     void declare(TensorList& list, const std::string& prefix) {
         a_k = list.add(prefix + "shaw.a_k", {K + 1, HS}, normal(0.02), Decay::yes);
     }
+
+    bool rotates() const { return false; }
 
     // ---- score: row features F
 

@@ -165,7 +165,7 @@ private:
         const size_t k_at = size_t(Q), v_at = size_t(Q + KV), qkv_row = size_t(Q + 2 * KV);
         const ScoreInputGradients<X> score_inputs{s.dscore_inputs[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
                                        A::reads_x ? s.dnormed : nullptr, gpt_.gradients};
-        const bool preprocessed = f.head + f.row + f.column > 0 || policy_.gated();
+        const bool preprocessed = f.head + f.row + f.column > 0 || policy_.gates_output();
         if (preprocessed)
             add("attention preprocess", Kind::attention, c_.L, rows(Q + KV) + features, 0,
                 [=, this, &state] { policy_.preprocess(device_, in, gpt_.weights, state.score_inputs); });

@@ -263,6 +263,7 @@ private:
         if (score_inputs.head) std::fill_n(score_inputs.head, copies * f.head, value);
         if (score_inputs.row) std::fill_n(score_inputs.row, heads_of_batch * T * f.row, value);
         if (score_inputs.column) std::fill_n(score_inputs.column, heads_of_batch * padded(T) * f.column, value);
+        if (score_inputs.token) std::fill_n(score_inputs.token, size_t(B) * T * f.token, value);
         if (score_inputs.gate) std::fill_n(score_inputs.gate, heads_of_batch * T, value);
     }
 

@@ -83,7 +83,7 @@ struct Modified : Causal {
     };
     constexpr Features features() const { return {2, 6, 2, true}; }
 
-    bool gated() const { return true; }
+    bool gates_output() const { return true; }
 
     static constexpr bool gates_pairs = true;
     template <class N>

@@ -42,7 +42,7 @@ Inference adaspa(double sparsity) { return {InferenceAttention::adaspa, {}, {spa
 
 struct Gated : Policy {
     using Policy::Policy;
-    bool gated() const { return true; }
+    bool gates_output() const { return true; }
 };
 struct WithFeatures : Policy {
     using Policy::Policy;

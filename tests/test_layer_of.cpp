@@ -10,9 +10,10 @@ template <int n>
 struct Odd : Policy {
     using Policy::Policy;
     static constexpr const char* name = "odd";
-    static constexpr bool rotates = n != 1, reads_x = n == 2, reads_qk_pre = n == 3, has_auxiliary_loss = n == 4;
+    static constexpr bool reads_x = n == 2, reads_qk_pre = n == 3, has_auxiliary_loss = n == 4;
     static constexpr bool gates_pairs = n == 5, own_passes = n == 6, sorts_tokens = n == 12, tokens_choose = n == 13;
-    bool gated() const { return n == 0; }
+    bool gates_output() const { return n == 0; }
+    bool rotates() const { return n != 1; }
     bool is_causal() const { return n != 7; }
     bool needs_known_text() const { return n == 8; }
     bool expects_at_most() const { return n == 9; }

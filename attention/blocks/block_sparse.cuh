@@ -27,7 +27,7 @@ enum class Distil {
 /// For the kernel: causal attention with z = a + the tile's bias.
 struct BiasedTiles : Policy {
     explicit BiasedTiles(const Policy& p) : Policy(p) {}
-    bool gated() const { return true; }   // where there is a head gate
+    bool gates_output() const { return true; }   // where there is a head gate
     constexpr Features features() const { return {0, 0, 0, true}; }
     template <class N>
     constexpr N score(N a, const Pair<N>& pair) const {
@@ -49,7 +49,7 @@ struct BiasedTiles : Policy {
 /// For the kernel: plain causal attention, with an output gate.
 struct PlainTiles : Policy {
     explicit PlainTiles(const Policy& p) : Policy(p) {}
-    bool gated() const { return true; }
+    bool gates_output() const { return true; }
 };
 
 /// From blocks to tiles, for query tile `tile` of a head: block c of the choice has m = block / TILE tiles.
@@ -172,9 +172,9 @@ struct BlockSparse : Policy {
 
     BlockSparse(const Config& config, int layer) : Policy(config, layer), NH(config.NH), NKV(config.NKV), HS(config.HS) {}
 
-    bool gated() const { return head_threshold >= 0 && distil_mode != Distil::alone; }
+    bool gates_output() const { return head_threshold >= 0 && distil_mode != Distil::alone; }
 
-    bool has_exact_gradients() const { return !(gated() && straight_through); }
+    bool has_exact_gradients() const { return !(gates_output() && straight_through); }
     bool has_teacher() const { return distils(); }
 
     bool trains(const std::string& tensor) const {
@@ -238,7 +238,7 @@ struct BlockSparse : Policy {
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, in.B * in.NH, 0);
         if (distil_mode == Distil::alone) return;   // the layer's output is the dense call's
 
-        if (gated()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
+        if (gates_output()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
         if (kept.list)
             choose_tiles(device, scratch.block_count, scratch.blocks, kept.gate.scores, {s.B, s.NH, s.NH, s.blocks()}, choice);
         spread_blocks(device, kept.count, kept.list, kept.biases, scratch.block_count, scratch.blocks, kept.gate.scores,
@@ -266,7 +266,7 @@ struct BlockSparse : Policy {
         gather_dscores(device, scratch.dscores, scratch.dbiases, kept.gate.scores, kept.distilled, more.dloss, {s, dense()});
         gate_scores_backward(device, scratch.gate, more.dq_pre, more.dk_pre, more.dweights + wq.offset, more.dweights + wk.offset,
                              scratch.dscores, kept.gate, in, weights + wq.offset, weights + wk.offset, s);
-        if (gated())
+        if (gates_output())
             head_gate_backward(device, more.dweights, more.dq_pre, more.dk_pre, more.of.gate, in, weights, head_gate_options(),
                                scratch.heads);
     }
@@ -342,7 +342,7 @@ private:
             if (p.distil_mode != Distil::alone && p.mask != BlockMask::hard) dbiases = allocator.take<W>(tile_pairs(s));
             dscores = allocator.take<W>(p.block_pairs(s));
             kernel = allocator.take<std::byte>(attention_workspace(device, BiasedTiles(p), s.B, s.T, s.T, s.NH));
-            heads = allocator.take<std::byte>(p.gated() ? head_gate_workspace(device, s) : 0);
+            heads = allocator.take<std::byte>(p.gates_output() ? head_gate_workspace(device, s) : 0);
             bytes = allocator.bytes();
         }
     };

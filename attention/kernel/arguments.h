@@ -100,6 +100,7 @@ struct Features {
     int row = 0;      // per head and query
     int column = 0;   // per query head and key
     bool tile = false;   // one per head, query tile and key tile
+    int token = 0;       // per token, which score() does not read: what preprocess() keeps for its backward
 };
 
 /// The sizes of one attention layer: sequences, tokens, channels, query heads, key/value heads, head size.
@@ -133,6 +134,7 @@ struct ScoreInputs {
     Wide<X>* head = nullptr;     // (NH, features.head); as a gradient (B, NH, features.head)
     Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     Wide<X>* column = nullptr;   // (B, NH, features.column, padded(T))
+    Wide<X>* token = nullptr;    // (B, T, features.token); as a gradient memory for preprocess_backward(), not set
     Wide<X>* gate = nullptr;     // (B, T, NH)
 
     /// (B, NH) terms of the policy's own loss, where it has_auxiliary_loss; every forward pass overwrites them all. Their sum over
@@ -161,6 +163,7 @@ ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bo
     if (f.head) e.head = allocator.take<Wide<X>>(size_t(copies) * NH * f.head);
     if (f.row) e.row = allocator.take<Wide<X>>(size_t(B) * NH * T * f.row);
     if (f.column) e.column = allocator.take<Wide<X>>(size_t(B) * NH * padded(T) * f.column);
+    if (f.token) e.token = allocator.take<Wide<X>>(size_t(B) * T * f.token);
     if (gated) e.gate = allocator.take<Wide<X>>(size_t(B) * T * NH);
     return e;
 }
@@ -195,5 +198,13 @@ AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<
     a.documents = in.documents;
     a.out = state.out, a.gated_out = a.gate ? state.gated_out : nullptr, a.lse = state.lse;
     a.statistics = statistics;
+    return a;
+}
+
+/// The same for a layer that multiplies the output by its gates itself, after the kernel: from state.out to state.gated_out.
+template <class X>
+AttentionForward<X> ungated_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
+    AttentionForward<X> a = kernel_arguments(in, state, statistics);
+    a.gate = nullptr, a.gated_out = nullptr;
     return a;
 }

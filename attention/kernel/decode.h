@@ -9,11 +9,11 @@
 /// Whether decode_attention() gives the result of the whole sequence: the policy reads nothing but q, k and v, rotated
 /// by their positions in the text.
 template <class P>
-constexpr bool may_decode_from_cache = !P::own_passes && !P::reads_qk_pre && !P::reads_x && P::rotates;
+constexpr bool may_decode_from_cache = !P::own_passes && !P::reads_qk_pre && !P::reads_x;
 template <class P>
 bool can_decode_from_cache(const P& policy) {
     const Features f = policy.features();
-    return may_decode_from_cache<P> && !policy.gated() && f.head + f.row + f.column == 0;
+    return may_decode_from_cache<P> && policy.rotates() && !policy.gates_output() && f.head + f.row + f.column == 0;
 }
 
 /// The only query row of head h during its walk over the keys. Arguments: B = T = 1, S keys, q_position is the row's position.

@@ -13,10 +13,10 @@ constexpr bool modifies_scores_of() {
 template <class P>
 inline constexpr bool MODIFIES_SCORES = modifies_scores_of<P>();
 
-/// Whether the policy may ask for an output gate, having a gated() of its own. Without one, the
+/// Whether the policy may ask for an output gate, having a gates_output() of its own. Without one, the
 /// backward kernel has no code for gates.
 template <class P>
-inline constexpr bool MAY_BE_GATED = !std::is_same_v<decltype(&P::gated), decltype(&Policy::gated)>;
+inline constexpr bool MAY_BE_GATED = !std::is_same_v<decltype(&P::gates_output), decltype(&Policy::gates_output)>;
 
 /// The type that score() computes in on the GPU when X is stored.
 template <class X>

@@ -4,7 +4,7 @@
 // Six things can differ:
 //   score         score(), score_backward(): z = f(a); may read scalars per head and features per query row and key column
 //   mask          tile(), visible(): which tiles are visited and which pairs of a mixed tile count; or a TileList (arguments.h)
-//   output gate   gated(): multiplies O by one factor per token and head
+//   output gate   gates_output(): multiplies O by one factor per token and head
 //   positions     (arguments.h) rows and columns may be selected or permuted tokens
 //   log-sum-exp   (arguments.h) LSE out, its gradient in: several calls can make one softmax
 //   statistics    (arguments.h) entropy of each row, its maximum in each tile, pairs seen, tiles visited, pair_gate()
@@ -148,8 +148,8 @@ struct Policy {
     double further_pairs(int /*NH*/, int /*T*/) const { return 0; }
 
     /// Output gate. Whether preprocess() fills a gate (B, T, NH) that multiplies the output. The GPU's backward kernel applies
-    /// gates only for a policy that has a gated() of its own, and refuses them for others.
-    bool gated() const { return false; }
+    /// gates only for a policy that has a gates_output() of its own, and refuses them for others.
+    bool gates_output() const { return false; }
 
     /// Whether preprocess() reads q and k before RoPE (and its backward writes their gradient), or the block's normed input (and
     /// its backward adds to the gradient of that).
@@ -187,7 +187,7 @@ struct Policy {
     /// whether query i of head h saw key j.
 
     /// Whether q and k are rotated by RoPE. Without it scores ignore positions unless the variant encodes them itself.
-    static constexpr bool rotates = true;
+    bool rotates() const { return true; }
 
     /// Before the kernel: fill what score() and the output gate read. After it: turn those gradients into gradients of tensors, q,
     /// k and x. See LayerInputs, ScoreInputs and ScoreInputGradients in arguments.h.

@@ -11,8 +11,9 @@ and tensors(form, s) says which tensors it has in a model of the sizes form.C, f
 Names as in the engine: B batch, T tokens, C channels; NH query heads, NKV key/value heads, HS head size; i query, j key, h head.
 """
 from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, seer
-from .gates import dsa, moh, moh_tensors
-from .learned_scores import asga, ppa, ppa_tensors, shaw, shaw_tensors
+from .gates import dsa, gated, gated_tensors, moh, moh_tensors
+from .learned_scores import (asga, forgetting, forgetting_tensors, ppa, ppa_tensors, shaw, shaw_tensors, sink_logits,
+                             sink_logits_tensors)
 from .nsa import nsa, nsa_tensors
 from .parts import Inputs, Notes, window
 from .patterns import (bigbird, deepspeed_fixed, everything, fixed_factorized, leading_and_window, longnet, masked, sinks_cache,
@@ -46,6 +47,9 @@ TABLE = {
     'dsa_no_gate': dsa(gate=False, rule='late'),
     'dsa_fixed_window': dsa(gate=True, rule='all'),
     'dsa_no_window': dsa(gate=True, rule=None),
+    'sink_logits': (sink_logits, sink_logits_tensors),
+    'forgetting': (forgetting, forgetting_tensors),
+    'gated': (gated, gated_tensors),
     'moh': (moh, moh_tensors),
     'mosa': (mosa, mosa_tensors),
     'routing': (routing, routing_tensors),

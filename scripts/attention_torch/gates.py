@@ -23,6 +23,16 @@ def dsa(gate, rule):
     return heads, tensors
 
 
+def gated(a, w, s, notes):
+    """A sigmoid of the block's input times every element of what a head found, or times all of a head."""
+    gates = torch.sigmoid(F.linear(a.x, w['w_theta']))                     # (B, T, NH * HS) or (B, T, NH)
+    return attend(scores(a.q, a.k), a.causal, a.v) * gates.view(a.B, a.T, a.NH, -1).transpose(1, 2)
+
+
+def gated_tensors(form, s):
+    return {'w_theta': Tensor((form.NH * (form.HS if s['gated_form'] else 1), form.C), 0.25)}
+
+
 def moh(a, w, s, notes):
     """Shared heads, K of the routed ones for every token, and a loss that asks for even use of them. The released code scales them
     so that the gates' mean is 1; as printed, all gates of a token add up to at most 1."""

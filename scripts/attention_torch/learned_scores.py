@@ -52,3 +52,27 @@ def shaw(a, w, s, notes):
 
 def shaw_tensors(form, s):
     return {'a_k': Tensor((s['shaw_clip'] + 1, form.HS), 0.5)}
+
+
+def sink_logits(a, w, s, notes):
+    """One more column of scores, the same in every row, whose probability is dropped."""
+    z = scores(a.q, a.k).masked_fill(~(a.causal & window(a, s)), -torch.inf)
+    sink = w['s'][:, None, None].expand(a.B, a.NH, a.T, 1)
+    return torch.cat((z, sink), -1).softmax(-1)[..., :-1] @ for_query_heads(a.v, a.NH)
+
+
+def sink_logits_tensors(form, s):
+    return {'s': Tensor((form.NH,), 1.0, mean=1.0, decays=False)}
+
+
+def forgetting(a, w, s, notes):
+    """z = a_ij + the sum of log f_l, l from j + 1 to i: of all gates between, element by element."""
+    log_f = F.logsigmoid(F.linear(a.x, w['w_f'], w['b_f'])).transpose(1, 2)          # (B, NH, T)
+    l = torch.arange(a.T)
+    between = ((a.j[..., None] < l) & (l <= a.i[..., None])).to(log_f.dtype)         # (T, T, T)
+    z = scores(a.q, a.k) if s['forgetting_rope'] else scores(a.q_pre, a.k_pre)
+    return attend(z + torch.einsum('ijl,bhl->bhij', between, log_f), a.causal, a.v)
+
+
+def forgetting_tensors(form, s):
+    return {'w_f': Tensor((form.NH, form.C), 0.3), 'b_f': Tensor((form.NH,), 1.0, mean=1.0, decays=False)}

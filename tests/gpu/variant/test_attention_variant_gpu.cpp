@@ -64,6 +64,7 @@ LayerResults run_layer(const Variant& variant, const AttentionCase<double>& laye
     Array<Device, X> weights(some_weights), out(numbers.dout.size(), NAN), gated_out(numbers.dout.size(), NAN);
     const size_t rows = B * NH * T * f.row + 1, columns = B * NH * f.column * padded(T) + 4;
     Array<Device, W> lse(B * NH * T, NAN), head(NH * f.head + 1, NAN), row(rows, NAN), column(columns, 3), gate(B * T * NH, NAN);
+    Array<Device, W> token(B * T * f.token + 1, NAN), dtoken(B * T * f.token + 1, NAN);
     Array<Device, W> dhead(B * NH * f.head + 1, NAN), drow(rows, NAN), dcolumn(columns, NAN), dgate(B * T * NH, NAN);
     Array<Device, W> dqk(numbers.qk.size(), NAN), dqk_pre(numbers.qk.size(), NAN), dweights(some_weights.size(), 0.25);
     Array<Device, X> dqkv(numbers.qkv.size(), 0), dx(numbers.x.size(), 0);
@@ -73,19 +74,20 @@ LayerResults run_layer(const Variant& variant, const AttentionCase<double>& laye
     rope_table(device, cosine.data(), sine.data(), int(T), int(HS), c.rope_theta);
     std::byte* const scratch = reinterpret_cast<std::byte*>(workspace.data());
 
-    auto extras_of = [&](auto& h, auto& r, auto& col, auto& g) {
+    auto extras_of = [&](auto& h, auto& r, auto& col, auto& t, auto& g) {
         ScoreInputs<X> e;
         if (f.head) e.head = h.data();
         if (f.row) e.row = r.data();
         if (f.column) e.column = col.data();
+        if (f.token) e.token = t.data();
         if (facts.gated) e.gate = g.data();
         return e;
     };
-    LayerState<X> state{extras_of(head, row, column, gate), out.data(), facts.gated ? gated_out.data() : out.data(), lse.data(),
+    LayerState<X> state{extras_of(head, row, column, token, gate), out.data(), facts.gated ? gated_out.data() : out.data(), lse.data(),
                         reinterpret_cast<std::byte*>(kept.data())};
     Array<Device, W> auxiliary(B * NH, facts.has_auxiliary_loss ? NAN : 0);
     if (facts.has_auxiliary_loss) state.score_inputs.auxiliary = auxiliary.data();
-    const ScoreInputs<X> dscore_inputs = extras_of(dhead, drow, dcolumn, dgate);
+    const ScoreInputs<X> dscore_inputs = extras_of(dhead, drow, dcolumn, dtoken, dgate);
     const LayerInputs<X> in{shape, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(), qk.data() + k_at,
                             qkv.data() + qk_row, qk_row, v_row, cosine.data(), sine.data()};
     passes.forward(device, in, weights.data(), state, scratch, {});

@@ -1,0 +1,182 @@
+// Gated attention (Qiu et al. 2025, arXiv 2505.06708; code qiuzh20/gated_attention; in Qwen3-Next): a sigmoid gate on what attention
+// found, before the output projection.
+//     O'_t = O_t * sigmoid(w_theta x_t),   x the block's normed input, * element by element
+//     --gated-form 1: a gate for every element of every head, w_theta (NH*HS, C)
+//     --gated-form 0: one for each head, w_theta (NH, C)
+// The paper compares five places; this is the first (G1), behind softmax times V, its best, and best with a gate per element (its
+// table 1: perplexity 5.761, per head 5.792, without 6.026), which is the default here.
+// How it is read here:
+// - No bias, and w_theta starts like other projections, as in the released code, so that gates begin near 1/2. That code has the rows
+//   of w_theta between those of the query projection, head by head; here they are a tensor of their own.
+// - Form 0 is the gate of dsa_no_window.cuh without its bias; the papers name it for other reasons. The code shares the gate's parts.
+// - A monitor shows the gate of each head: in form 1 the mean over its elements.
+#pragma once
+#include "attention/gates/row_gate.cuh"
+#include "attention/gates/token_linear.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/scores/each_element.cuh"
+#include "attention/scores/projection.cuh"
+
+/// gated = out sigmoid(u), all (tokens, NH*HS).
+template <class X>
+struct GateElements {
+    X* gated;
+    const X *out, *u;
+    size_t width;
+    constexpr void operator()(unsigned token, int n) const {
+        const size_t at = token * width + n;
+        gated[at] = narrowed<X>(widened(out[at]) * sigmoid(widened(u[at])));
+    }
+};
+
+/// The gradients of out and of u.
+template <class X>
+struct GateElementsBackward {
+    X *dout, *du;
+    const X *dgated, *out, *u;
+    size_t width;
+    constexpr void operator()(unsigned token, int n) const {
+        const size_t at = token * width + n;
+        const Wide<X> g = sigmoid(widened(u[at])), d = widened(dgated[at]);
+        dout[at] = narrowed<X>(d * g);
+        du[at] = narrowed<X>(d * widened(out[at]) * g * (1 - g));
+    }
+};
+
+/// mean (tokens, NH) of the gates of each head.
+template <class X>
+struct MeanGates {
+    Wide<X>* mean;
+    const X* u;
+    int NH, HS;
+    constexpr void operator()(unsigned token, int h) const {
+        const size_t head = size_t(token) * NH + h;
+        Wide<X> sum = 0;
+        for (int d = 0; d < HS; d++) sum += sigmoid(widened(u[head * HS + d]));
+        mean[head] = sum / Wide<X>(HS);
+    }
+};
+
+struct gated : Policy {
+    static constexpr const char* name = "gated";
+    static constexpr bool own_passes = true;   // the kernel's gate has one number per head
+    static constexpr bool reads_x = true;
+    bool each;      // element has a gate, rather than each head
+    Slot w_theta;   // (NH*HS, C) or (NH, C)
+    int NH, HS, C;
+
+    gated(const Config& config, int layer)
+        : Policy(config, layer), each(config.setting("gated_form") != 0), NH(config.NH), HS(config.HS), C(config.C) {}
+
+    static std::vector<Setting> settings() {
+        return {{"--gated-form", "gated_form", 1, 0, 1, WHOLE, "a gate for 0: each head, 1: each element of a head"}};
+    }
+
+    void declare(TensorList& list, const std::string& prefix) {
+        w_theta = list.add(prefix + "gated.w_theta", {each ? NH * HS : NH, C}, normal(0.02), Decay::yes);
+    }
+
+    bool gates_output() const { return true; }
+
+    // ---- the layer: one call of the kernel, then the gates
+
+    /// Of form 1: logits (B, T, NH*HS).
+    template <class X>
+    size_t kept_bytes(const LayerShape& s) const {
+        return each ? size_t(s.B) * s.T * NH * HS * sizeof(X) : 0;
+    }
+    template <class X>
+    struct BackwardScratch {
+        BumpAllocator allocator;
+        X *dout, *du;   // (B, T, NH, HS), du of form 1
+        std::byte* kernel;
+        BackwardScratch(std::byte* block, const LayerShape& s, size_t kernel_bytes) : allocator(block) {
+            const size_t numbers = size_t(s.B) * s.T * s.NH * s.HS;
+            dout = allocator.take<X>(numbers), du = allocator.take<X>(numbers);
+            kernel = allocator.take<std::byte>(kernel_bytes);
+        }
+    };
+    template <class Device>
+    size_t kernel_bytes(Device device, const LayerShape& s) const {
+        return attention_workspace(device, plain(), s.B, s.T, s.T, s.NH);
+    }
+    template <class X, class Device>
+    size_t workspace_bytes(Device device, const LayerShape& s) const {
+        return BackwardScratch<X>(nullptr, s, kernel_bytes(device, s)).allocator.bytes();
+    }
+
+    template <class Device, class X>
+    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* /*workspace*/,
+                 const Statistics<X>& statistics) const {
+        const size_t tokens = size_t(in.B) * in.T;
+        Wide<X>* const gate = state.score_inputs.gate;
+        attention_forward(device, plain(), ungated_arguments(in, state, statistics));
+        if (!each) {
+            token_linear_forward(device, gate, gate_of(in, weights));
+            sigmoid_forward(device, gate, tokens * NH);
+            return gate_rows_forward(device, state.gated_out, state.out, gate, tokens * NH, HS);
+        }
+        X* const u = reinterpret_cast<X*>(state.kept);
+        projection_forward(device, u, in.x, weights + w_theta.offset, static_cast<const X*>(nullptr), int(tokens), C, NH * HS);
+        each_element(device, tokens, NH * HS, GateElements<X>{state.gated_out, state.out, u, size_t(NH) * HS});
+        each_element(device, tokens, NH, MeanGates<X>{gate, u, NH, HS});
+    }
+
+    template <class Device, class X>
+    void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
+        const BackwardScratch<X> scratch(workspace, in, kernel_bytes(device, in));
+        if (each) elements_backward(device, scratch, in, weights, state, dout, more);
+        else heads_backward(device, scratch, in, weights, state, dout, more);
+        AttentionBackward<X> g{};
+        g.dout = scratch.dout;
+        g.dq = to.q, g.dk = to.k, g.dv = to.v;
+        g.workspace = scratch.kernel;
+        attention_backward(device, plain(), ungated_arguments(in, state, Statistics<X>{}), g);
+    }
+
+    // ---- the paper's formula without the above
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        dense_softmax(
+            in, out, [](int, int, int, int, X a) { return a; }, [](int, int i, int j) { return j <= i; });
+        for (size_t t = 0; t < size_t(in.B) * in.T; t++)
+            for (int n = 0; n < NH * HS; n++) {
+                const X u = dot(weights + w_theta.offset + size_t(each ? n : n / HS) * C, in.x + t * C, C);
+                out[t * NH * HS + n] *= 1 / (1 + std::exp(-u));
+            }
+    }
+
+private:
+    /// For the kernel: causal attention.
+    const Policy& plain() const { return *this; }
+
+    template <class X>
+    TokenLinear<X> gate_of(const LayerInputs<X>& in, const X* weights) const {
+        return {in.x, weights + w_theta.offset, nullptr, in.B * in.T, C, NH};
+    }
+
+    /// From dout, of the gated output, to that of O in scratch.dout, and to those of x and w_theta: form 0, form 1.
+    template <class Device, class X>
+    void heads_backward(Device device, const BackwardScratch<X>& scratch, const LayerInputs<X>& in, const X* weights,
+                        const LayerState<X>& state, const X* dout, ScoreInputGradients<X>& more) const {
+        const size_t heads = size_t(in.B) * in.T * NH;
+        Wide<X>* const du = more.of.gate;
+        gate_rows_backward(device, scratch.dout, du, dout, state.out, state.score_inputs.gate, heads, HS);
+        sigmoid_backward(device, du, state.score_inputs.gate, heads);
+        token_linear_backward(device, more.dx, more.dweights + w_theta.offset, static_cast<Wide<X>*>(nullptr), du,
+                              gate_of(in, weights));
+    }
+    template <class Device, class X>
+    void elements_backward(Device device, const BackwardScratch<X>& scratch, const LayerInputs<X>& in, const X* weights,
+                           const LayerState<X>& state, const X* dout, ScoreInputGradients<X>& more) const {
+        const int tokens = in.B * in.T, width = NH * HS;
+        each_element(device, size_t(tokens), width,
+                     GateElementsBackward<X>{scratch.dout, scratch.du, dout, state.out, reinterpret_cast<const X*>(state.kept),
+                                             size_t(width)});
+        projection_backward_weight(device, more.dweights + w_theta.offset, static_cast<Wide<X>*>(nullptr), scratch.du, in.x, tokens,
+                                   C, width);
+        projection_backward_input(device, more.dx, scratch.du, weights + w_theta.offset, tokens, C, width, Write::add);
+    }
+};

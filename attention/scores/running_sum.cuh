@@ -1,0 +1,45 @@
+// Sums over the tokens of a sequence, from the first token up to each of them, for every head:
+//     S_n = sum_{m <= n} term(b, h, m)
+// A task is a struct of pointers and values with
+//     term(b, h, n)         a summand
+//     store(b, h, n, S_n)   what becomes of the sum
+// both constexpr; no store() may change what a term() reads, or only the term of its own n, in its own head. Sums from the last token
+// down count n from there. Sums are in double on every device: of a hundred thousand summands that all have the same sign, float32
+// would leave four digits in the difference of two neighbouring sums.
+#pragma once
+#include "attention/kernel/arguments.h"
+
+template <class Task>
+void running_sum(CPU, const Task& task, int B, int NH, int T) {
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < NH; h++) {
+            double sum = 0;
+            for (int n = 0; n < T; n++) sum += task.term(b, h, n), task.store(b, h, n, sum);
+        }
+}
+
+#ifdef WITH_GPU
+inline constexpr int RUNNING_SUM_THREADS = 256;
+
+/// One block per (head, sequence). A thread has a piece of the tokens: it adds its piece up, and goes through it again from the sum of
+/// all pieces before.
+template <class Task>
+__global__ void running_sum_kernel(const Task task, int T) {
+    auto& pieces = dynamic_shared<double[RUNNING_SUM_THREADS]>();
+    const int h = blockIdx.x, b = blockIdx.y, piece = (T + RUNNING_SUM_THREADS - 1) / RUNNING_SUM_THREADS;
+    const int first = min(T, int(threadIdx.x) * piece), end = min(T, first + piece);
+    double sum = 0;
+    for (int n = first; n < end; n++) sum += task.term(b, h, n);
+    pieces[threadIdx.x] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int before = 0; before < int(threadIdx.x); before++) sum += pieces[before];
+    for (int n = first; n < end; n++) sum += task.term(b, h, n), task.store(b, h, n, sum);
+}
+
+template <class Task>
+void running_sum(GPU device, const Task& task, int B, int NH, int T) {
+    launch(device, running_sum_kernel<Task>, Grid(NH, B), RUNNING_SUM_THREADS, RUNNING_SUM_THREADS * sizeof(double), task, T);
+}
+#endif
