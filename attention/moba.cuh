@@ -77,14 +77,6 @@ struct moba : Policy {
                                 reinterpret_cast<const int*>(state.kept));
     }
 
-    /// For the picture of the mask, of the first sequence.
-    template <class X>
-    bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const {
-        const BlockChoice c = block_choice(in);
-        const int* first = reinterpret_cast<const int*>(state.kept) + c.of_token(0, h, i);
-        return j <= i && (j / block == i / block || std::find(first, first + c.slots, j / block) != first + c.slots);
-    }
-
     // ---- the paper's formula without the above
 
     template <class X>
