@@ -4,8 +4,8 @@
 //     out_i = sum_j P_ij v_j   over the keys j <= i of its own block and of the k - 1 blocks with the greatest s
 // The choice has no gradient. Every query head chooses by itself, also where heads share keys.
 // What is read here: q and k are those after RoPE, where the released code takes over from attention; the own block is one of the k,
-// as in the paper's experiments; ties go to earlier blocks. The paper trains with blocks of 512 and k = 3 at 8192 tokens, and 4096
-// and 12 for long texts; the default keeps the share of the first, 3 blocks of 16, at 2048 tokens.
+// as in the paper's experiments; ties go to earlier blocks. The paper trains with blocks of 512 and k = 3 at 8192 tokens, and with
+// 4096 and 12 for long texts; the default keeps the share of the first, 3 blocks of 16, at 2048 tokens.
 // Kept per token, head and layer: k - 1 integers, the choice.
 #pragma once
 #include "attention/blocks/mean_gate.cuh"

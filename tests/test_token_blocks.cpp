@@ -94,7 +94,7 @@ TEST_CASE("chosen blocks: the greatest scores between the forced blocks, ties to
     CHECK(choose({9}, {.top = 2, .leading = 1, .local = 2}) == std::vector<int>{-1, -1});
 }
 
-TEST_CASE("merged rows: one softmax over what was there and over all rows of a token, with its statistics", "[attention][blocks]") {
+TEST_CASE("merged rows: one softmax over what was there and all rows of a token, with its statistics", "[attention][blocks]") {
     const ChoiceCase one({1, 200, 2, 1, 64, 3}, 0, 3, 5);
     const ListedBlocks listed(one);
     const int T = one.c.T, NH = one.c.NH, HS = 4, R = listed.rows.count;
@@ -107,8 +107,8 @@ TEST_CASE("merged rows: one softmax over what was there and over all rows of a t
     const std::vector<double> out_0 = out, lse_0 = lse, entropy_0 = entropy;
     const Statistics<double> to{entropy.data(), nullptr, pairs.data(), tiles.data()};
     const Statistics<double> from{row_entropy.data(), nullptr, row_pairs.data(), row_tiles.data()};
-    merge_rows(CPU{}, RowMerge<double, BlockRows>{{1, T, NH, NH, HS}, {listed.rows, row_out.data(), row_lse.data(), from}, out.data(),
-                                                  lse.data(), to});
+    const Branch<double, BlockRows> rows{listed.rows, row_out.data(), row_lse.data(), from};
+    merge_rows(CPU{}, RowMerge<double, BlockRows>{{1, T, NH, NH, HS}, rows, out.data(), lse.data(), to});
     double worst = 0;
     for (int h = 0; h < NH; h++)
         for (int t = 0; t < T; t++) {

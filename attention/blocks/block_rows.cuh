@@ -1,7 +1,7 @@
 // From "which blocks of keys does each token choose" to "which tokens have chosen each block": rows of queries, block after block,
 // each block's tokens ascending and padded to whole tiles, so that a tile of rows visits the tiles of one block and nothing else.
-// (Loop over key blocks first: Flash Sparse Attention, arXiv 2508.18224.) A choice is (B, choosers, T, slots) block numbers, per token
-// ascending, then -1; only blocks that end before the token. A chooser is a query head, or the heads of a group together.
+// (Loop over key blocks first: Flash Sparse Attention, arXiv 2508.18224.) A choice is (B, choosers, T, slots) block numbers, per
+// token ascending, then -1; only blocks that end before the token. A chooser is a query head, or the heads of a group together.
 // A row's place within its tile depends on earlier tokens alone, so that no sum does on later ones.
 #pragma once
 #include <vector>
@@ -101,8 +101,8 @@ inline void list_block_rows(CPU, const BlockRows& rows, const int* choice) {
 
 #ifdef WITH_GPU
 
-/// Calls use(t, slot, n) for the tokens t, in their order, that chose the block in one of the pass's slots; n counts them. One warp,
-/// one token per lane; returns how many there are.
+/// Calls use(t, slot, n) for the tokens t, in their order, that chose the block in one of the pass's slots; n counts them. One
+/// warp, one token per lane; returns how many there are.
 template <class Use>
 __device__ int each_token_of_block(const BlockRows& rows, const int* choice, int b, int chooser, int block, Use use) {
     const BlockChoice& c = rows.choice;

@@ -1,5 +1,5 @@
-// The choice of one token among past blocks by their scores: the `top` greatest of the candidates of a TileChoice (select.cuh, whose
-// tiles are blocks here), ties going to earlier blocks, in ascending order and then -1. It has no gradient.
+// The choice of one token among past blocks by their scores: the `top` greatest of the candidates of a TileChoice (select.cuh,
+// whose tiles are blocks here), ties going to earlier blocks, in ascending order and then -1. It has no gradient.
 #pragma once
 #include <algorithm>
 #include <vector>

@@ -41,12 +41,14 @@ AttentionForward<X> chosen_arguments(AttentionForward<X> a, const BlockRows& row
     return a;
 }
 
-/// Pairs and tiles of `heads` heads over a sequence of T, where each token chooses `slots` of its past blocks besides the forced.
+/// Pairs and tiles of `heads` heads over a sequence of T, where each token chooses `slots` of its past blocks besides the forced. A
+/// tile of rows that is full counts as one for each of its block's tiles.
 inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int heads, int T) {
     PairCount count = count_pairs(forced, 1, T);
     for (int r = 0; r * forced.block < T; r++) {
-        const int free = std::max(0, r + 1 - std::min(forced.leading, r + 1) - std::min(forced.local, std::max(0, r + 1 - forced.leading)));
-        const double tokens = std::min(T, (r + 1) * forced.block) - r * forced.block, keys = double(std::min(slots, free)) * forced.block;
+        const int free = std::max(0, r + 1 - forced.leading - forced.local);
+        const double tokens = std::min(T, (r + 1) * forced.block) - r * forced.block;
+        const double keys = double(std::min(slots, free)) * forced.block;
         count.pairs += tokens * keys, count.tiles += tokens * keys / (TILE * TILE);
     }
     return {count.pairs * heads, count.tiles * heads};
@@ -99,8 +101,6 @@ public:
         dq_ = allocator.take<float>(rows), dk_ = allocator.take<float>(keys), dv_ = allocator.take<X>(keys);
         kernel_ = allocator.take<std::byte>(attention_workspace(device, policy, s.B, std::max(s.T, rows_.count), s.T, s.NH));
     }
-    std::byte* kernel_workspace() const { return kernel_; }
-
     void forward(GPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, const int* choice) const {
         attention_forward(device, forced, a);
         each_pass(device, choice, [&](const BlockRows& rows) {
@@ -111,7 +111,8 @@ public:
         });
     }
 
-    void backward(GPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, AttentionBackward<X> g, const int* choice) const {
+    void backward(GPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, AttentionBackward<X> g,
+                  const int* choice) const {
         g.workspace = kernel_;
         attention_backward(device, forced, a, g);
         const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(a.NKV) * a.HS;

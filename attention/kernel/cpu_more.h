@@ -25,6 +25,7 @@ void attention_backward_more(CPU, const P& policy, const AttentionForward<X>& a,
 
 /// The same of attention_forward_queries().
 template <class X, class P, class Rows>
-void attention_backward_queries(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows) {
+void attention_backward_queries(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                                const Rows& rows) {
     attention_rows_backward(policy, a, g, rows, RowsInOrder(), Write::add);
 }

@@ -48,7 +48,8 @@ TEST_CASE("GPU block rows: the CPU's lists, to the bit", "[gpu][attention][block
 TEST_CASE("GPU chosen blocks: the CPU's, with ties and more blocks than a warp has lanes", "[gpu][attention][blocks]") {
     const int rows = 20;
     for (int blocks : {1, 5, 33, 100})
-        for (const TileChoice& choice : {TileChoice{.top = 3}, TileChoice{.top = 13, .leading = 1, .local = 2}, TileChoice{.top = 200}}) {
+        for (const TileChoice& choice :
+             {TileChoice{.top = 3}, TileChoice{.top = 13, .leading = 1, .local = 2}, TileChoice{.top = 200}}) {
             std::vector<float> scores;
             for (double x : normal_numbers(size_t(rows) * blocks, blocks)) scores.push_back(std::round(float(x) * 4));
             const DeviceMemory<float> there(scores);
