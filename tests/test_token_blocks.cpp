@@ -1,6 +1,7 @@
 // The rows of a choice of blocks (attention/blocks/block_rows.cuh), the choice from scores, and the merging of rows.
 #include "attention/blocks/choose_blocks.cuh"
 #include "attention/blocks/merge_rows.cuh"
+#include "attention/moba.cuh"
 #include "tests/attention_case.h"
 #include "tests/catch.h"
 #include "tests/check.h"
@@ -32,7 +33,38 @@ std::vector<int> tokens_of(const ChoiceCase& one, int b, int chooser, int n) {
     return tokens;
 }
 
+/// Tokens that have to choose, several blocks of several tiles, shared keys, and choices that are none.
+std::vector<LayerSizes> moba_sizes() {
+    auto settings = [](double block, double top) { return std::map<std::string, double>{{"moba_block", block}, {"moba_top_k", top}}; };
+    return {{1, 400, 4, 2, 8, settings(64, 3)},
+            {2, 330, 2, 1, 8, settings(64, 2)},
+            {1, 500, 2, 2, 8, settings(128, 2)},
+            {1, 330, 2, 1, 8, settings(64, 1)}};
+}
+
 }   // namespace
+
+TEST_CASE("moba: computes what its naive() prints where blocks have to be chosen", "[attention][blocks]") {
+    for (const LayerSizes& sizes : moba_sizes()) {
+        PolicyCase<double, moba> layer(sizes);
+        layer.forward();
+        CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
+    }
+}
+
+TEST_CASE("moba: what follows a token changes neither its choice nor its result", "[attention][blocks]") {
+    for (const LayerSizes& sizes : moba_sizes()) {
+        if (sizes.B > 1) continue;
+        PolicyCase<double, moba> whole(sizes);
+        whole.forward();
+        for (int tokens : {200, 256, 257, sizes.T - 1}) {
+            auto prefix = whole.first_tokens(tokens);
+            prefix.forward();
+            const std::vector<double> expected(whole.result().begin(), whole.result().begin() + prefix.result().size());
+            CHECK(difference(prefix.result(), expected, {1e-12}) == "");
+        }
+    }
+}
 
 TEST_CASE("block rows: the tokens of each block in order, padded to tiles, with the block's key tiles", "[attention][blocks]") {
     for (const ChoiceCase& one : choice_cases()) {
