@@ -240,7 +240,6 @@ struct nsa : Policy {
     /// Keys (with values) of one key/value head for generating token T + 1: all of slc's, the window's, the compressed ones, and
     /// those of the incomplete block. Shared keys include the window's, but not those before RoPE.
     bool keeps_documents_apart() const { return false; }   // compressed keys lie across their borders
-
     double cached_keys(int T) const {
         const int window = shared ? 0 : std::min(T, left), open = std::min(T, grid.l);
         return double(T) + window + grid.complete(T) + open;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # --document-mask as a user meets it: what it changes, what it draws, and where it is refused. Needs `make all`.
-# Needs: make tokenize train_causal train_nsa train_mosa train_routing train_seer train_adaptive_sparse train_strided train_longnet train_sinks_cache
+# Needs: make tokenize train_causal train_nsa train_moba train_mosa train_routing train_seer train_adaptive_sparse train_strided train_longnet train_sinks_cache
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
@@ -35,7 +35,7 @@ expect "a mask in which documents stand apart" 0 "" ./train_causal $many --out "
 check "is far from the causal one" 'awk "{ exit !(\$0 + 0 < 60) }" <(grep -o "[0-9.]*% of causal pairs" "$work/stdout")'
 
 # ---- bad input
-for variant in nsa mosa routing seer adaptive_sparse strided longnet sinks_cache; do
+for variant in nsa moba mosa routing seer adaptive_sparse strided longnet sinks_cache; do
     expect "$variant looks across documents" 2 "in $variant, with these settings, what a token sees depends on other documents" ./train_$variant $many --out "$work/x" --document-mask 1
 done
 expect "shards of a single document" 3 "tokens is the token between documents, 256" ./train_causal $options --train-data "$work/cut.bin" --val-every 0 --out "$work/x" --document-mask 1

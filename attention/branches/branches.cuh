@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/branches/merge.cuh"
+#include "attention/kernel/cpu_more.h"
 #include "attention/kernel/layer.h"
 #include "attention/scores/each_element.cuh"
 

@@ -3,6 +3,7 @@
 // A thread takes some query tiles (forward) or all of them (backward) of one (sequence, key/value head), in the order of the text,
 // and for each all query heads of the group, which read the same keys while these are in the cache. In the backward pass it owns dK
 // and dV of that head: no two threads add to the same element, and two runs give the same bits.
+// cpu_more.h adds keys to the result of an earlier call.
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
 #include <omp.h>
@@ -92,7 +93,8 @@ struct ForwardCall {
     RowPlaces<Rows> at;
     Write write;
 
-    void query_tile(int b, int h, int i0, KeyTiles<X, Rows>& keys, QueryTile<X>& tile) const {
+    template <class KeyRows>
+    void query_tile(int b, int h, int i0, KeyTiles<X, KeyRows>& keys, QueryTile<X>& tile) const {
         const TileWalk<X, P> walk(policy, a, b, h);
         start(b, h, i0, tile);
         walk.each_tile(i0, [&](const TilePlace& place, Tile verdict) {
@@ -148,14 +150,16 @@ private:
 /// thread gets some of `all`. Results do not depend on it.
 inline int tiles_at_once(int64_t all) { return int(std::clamp<int64_t>(all / (4 * omp_get_max_threads()), 2, 16)); }
 
-template <class X, class P, class Rows>
-void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const Rows& rows, Write write) {
+/// Where a token may have several rows, one thread takes all rows of a head: they go on from each other's results.
+template <class X, class P, class Rows, class KeyRows>
+void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const Rows& rows, const KeyRows& key_rows, Write write) {
     const ForwardCall<X, P, Rows> call{policy, a, {rows, a.T, a.NH}, write};
-    const int heads = Rows::per_head ? 1 : a.NH / a.NKV, query_tiles = tiles_of(a.T);
-    const int length = tiles_at_once(int64_t(query_tiles) * a.B * (a.NH / heads)), last_piece = (query_tiles - 1) / length;
+    const int heads = KeyRows::per_head ? 1 : a.NH / a.NKV, query_tiles = tiles_of(a.T);
+    const int length = repeats_tokens<Rows> ? query_tiles : tiles_at_once(int64_t(query_tiles) * a.B * (a.NH / heads));
+    const int last_piece = (query_tiles - 1) / length;
 #pragma omp parallel
     {
-        KeyTiles<X, Rows> keys(a, rows, Pass::forward);
+        KeyTiles<X, KeyRows> keys(a, key_rows, Pass::forward);
         QueryTile<X> tile(a.HS);
 #pragma omp for collapse(3) schedule(dynamic)
         for (int piece = last_piece; piece >= 0; piece--)   // late rows see the most keys: they start first
@@ -173,16 +177,7 @@ void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const
 /// -infinity. Preconditions: NH % NKV == 0; gated_out where there is a gate.
 template <class X, class P>
 void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
-    attention_rows_forward(policy, a, RowsInOrder(), Write::overwrite);
-}
-
-/// Adds keys to a softmax: out, lse and the statistics hold the result over other keys and are updated. They and q, k,
-/// v are over the rows.T tokens of a sequence; positions and lists are over the T == S == rows.count rows, each of
-/// which reads and writes its token.
-/// Preconditions: no two rows of a head hold the same token; no tile_max, no features, and so no gates on pairs.
-template <class X, class P, class Rows>
-void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
-    attention_rows_forward(policy, a, rows, Write::add);
+    attention_rows_forward(policy, a, RowsInOrder(), RowsInOrder(), Write::overwrite);
 }
 
 // ---- backward
@@ -260,17 +255,18 @@ void backward_band(const P& policy, const AttentionForward<X>& a, const Attentio
          &w.dq[r0 * HS], HS);
 }
 
-template <class X, class P, class Rows>
+template <class X, class P, class Rows, class KeyRows>
 struct BackwardCall {
     const P& policy;
     const AttentionForward<X>& a;
     const AttentionBackward<X>& g;
-    RowPlaces<Rows> queries, keys;
+    RowPlaces<Rows> queries;
+    RowPlaces<KeyRows> keys;
     Write write;   // to dq, dk and dv; with `add`, rows in another order add to them
     Features f = policy.features();
 
     /// All query tiles of heads `first` to `end` - 1, which read the same keys.
-    void query_heads(int b, int first, int end, KeyTiles<X, Rows>& key_tiles, BackwardWorkspace<X>& w) const {
+    void query_heads(int b, int first, int end, KeyTiles<X, KeyRows>& key_tiles, BackwardWorkspace<X>& w) const {
         key_tiles.start(b, first);
         std::fill_n(w.head_sums.get(), size_t(a.NH / a.NKV) * f.head, Pack<X>{});
         const size_t width = padded(a.S), heads = end - first, bh = size_t(b) * a.NH + first;
@@ -290,7 +286,7 @@ struct BackwardCall {
     }
 
 private:
-    void query_tile(int b, int h, int i0, KeyTiles<X, Rows>& key_tiles, BackwardWorkspace<X>& w) const {
+    void query_tile(int b, int h, int i0, KeyTiles<X, KeyRows>& key_tiles, BackwardWorkspace<X>& w) const {
         const TileWalk<X, P> walk(policy, a, b, h);
         const int rows = std::min(TILE, a.T - i0);
         start(b, h, i0, rows, w);
@@ -318,7 +314,8 @@ private:
         std::fill(w.dq.begin(), w.dq.end(), X(0));
         for (int r = 0; r < rows; r++) {
             const int token = queries.token(b, h, i0 + r);
-            if (token < 0) continue;   // padding, which the policy hides
+            w.lse[r] = X(-HIDDEN), w.D[r] = 0;
+            if (token < 0) continue;   // padding: P is 0
             const size_t bth = queries.at_BTH(b, h, token), bht = queries.at_BHT(b, h, token);
             X* const dout = &w.dout[r * a.HS];
             const X product = inner_product(dout, a.out + bth * a.HS, a.HS);
@@ -342,7 +339,7 @@ private:
     void add_products(const TilePlace& at, const Heads<X>& to, X scale, const X* pairs, const X* rows,
                       BackwardWorkspace<X>& w) const {
         const int kv = at.h / (a.NH / a.NKV);
-        if constexpr (RowPlaces<Rows>::in_order)
+        if constexpr (RowPlaces<KeyRows>::in_order)
             return gemm(Transpose::yes, Transpose::no, at.columns, a.HS, at.rows, scale, pairs, TILE, rows, a.HS, X(1),
                         home(to, keys, at.b, kv, at.j0), to.row);
         gemm(Transpose::yes, Transpose::no, at.columns, a.HS, at.rows, scale, pairs, TILE, rows, a.HS, X(0), w.dkeys.data(), a.HS);
@@ -352,10 +349,12 @@ private:
         }
     }
 
-    X* home(const Heads<X>& to, const RowPlaces<Rows>& at, int b, int head, int token) const {
+    template <class Places>
+    X* home(const Heads<X>& to, const Places& at, int b, int head, int token) const {
         return to.data + at.of_token(b, token) * to.row + size_t(head) * a.HS;
     }
-    void put(const Heads<X>& to, const RowPlaces<Rows>& at, int b, int head, int token, const X* row) const {
+    template <class Places>
+    void put(const Heads<X>& to, const Places& at, int b, int head, int token, const X* row) const {
         X* const place = home(to, at, b, head, token);
         for (int d = 0; d < a.HS; d++) place[d] = (write == Write::add ? place[d] : X(0)) + row[d];
     }
@@ -367,14 +366,14 @@ private:
     }
 };
 
-template <class X, class P, class Rows>
+template <class X, class P, class Rows, class KeyRows>
 void attention_rows_backward(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows,
-                             Write write) {
-    const BackwardCall<X, P, Rows> call{policy, a, g, {rows, a.T, a.NH}, {rows, a.S, a.NH}, write};
-    const int group = a.NH / a.NKV, heads = Rows::per_head ? 1 : group;
+                             const KeyRows& key_rows, Write write) {
+    const BackwardCall<X, P, Rows, KeyRows> call{policy, a, g, {rows, a.T, a.NH}, {key_rows, a.S, a.NH}, write};
+    const int group = a.NH / a.NKV, heads = KeyRows::per_head ? 1 : group;
 #pragma omp parallel
     {
-        KeyTiles<X, Rows> keys(a, rows, Pass::backward);
+        KeyTiles<X, KeyRows> keys(a, key_rows, Pass::backward);
         BackwardWorkspace<X> w(a, policy.features());
 #pragma omp for collapse(2) schedule(dynamic)
         for (int b = 0; b < a.B; b++)
@@ -390,11 +389,5 @@ void attention_rows_backward(const P& policy, const AttentionForward<X>& a, cons
 /// with its outputs `out` (before the gate) and `lse`; z and P are recomputed tile by tile.
 template <class X, class P>
 void attention_backward(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
-    attention_rows_backward(policy, a, g, RowsInOrder(), Write::overwrite);
-}
-
-/// The same of attention_forward_more(): out and lse are the results over all keys; adds to dq, dk and dv.
-template <class X, class P, class Rows>
-void attention_backward_more(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows) {
-    attention_rows_backward(policy, a, g, rows, Write::add);
+    attention_rows_backward(policy, a, g, RowsInOrder(), RowsInOrder(), Write::overwrite);
 }

@@ -10,7 +10,7 @@ and tensors(form, s) says which tensors it has in a model of the sizes form.C, f
 
 Names as in the engine: B batch, T tokens, C channels; NH query heads, NKV key/value heads, HS head size; i query, j key, h head.
 """
-from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, seer
+from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, moba, seer
 from .gates import dsa, gated, gated_tensors, moh, moh_tensors
 from .learned_scores import (asga, forgetting, forgetting_tensors, ppa, ppa_tensors, shaw, shaw_tensors, sink_logits,
                              sink_logits_tensors)
@@ -56,6 +56,7 @@ TABLE = {
     'nsa': (nsa, nsa_tensors),
     'adaptive_sparse': (adaptive_sparse, adaptive_sparse_tensors),
     'seer': (seer, gate_tensors),
+    'moba': (moba, no_tensors),
 }
 # Whose objective has a loss of its own beside the task's.
 OWN_LOSS = ('moh', 'adaptive_sparse', 'seer')

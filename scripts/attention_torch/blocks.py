@@ -29,6 +29,22 @@ def chosen_blocks(gate, top, notes):
     return chosen
 
 
+def moba(a, w, s, notes):
+    """Every token and head sees its own block and the k - 1 past ones whose mean keys have the greatest products with its query."""
+    block, top = s['moba_block'], s['moba_top_k'] - 1
+    whole = a.T // block
+    means = a.k[:, :, :whole * block].unflatten(2, (whole, block)).mean(3)
+    gate = (a.q @ for_query_heads(means, a.NH).transpose(-1, -2)).detach()     # (B, NH, T, whole blocks)
+    own = torch.arange(a.T) // block
+    ranked = gate.masked_fill(torch.arange(whole) >= own[:, None], -torch.inf).sort(-1, descending=True)
+    may_choose = own > top
+    notes.chose((ranked.values[..., top - 1] - ranked.values[..., top])[..., may_choose])
+    chosen = torch.zeros(a.B, a.NH, a.T, -(-a.T // block), dtype=torch.bool)
+    chosen.scatter_(-1, ranked.indices[..., :top], ranked.values[..., :top] > -torch.inf)
+    chosen |= torch.arange(chosen.shape[-1]) == own[:, None]
+    return attend(scores(a.q, a.k), a.causal & chosen[..., a.j[0] // block], a.v)
+
+
 def distillation(a, gate, block, skip):
     """Mean over sequences, heads and rows of blocks of KL(teacher || softmax of the scores), over the past blocks of each row. The
     teacher is dense attention's map, the greatest of every pair of blocks, divided by its sum; no gradient goes into it."""

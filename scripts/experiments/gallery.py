@@ -38,6 +38,7 @@ FORMS = {  # what shows a variant's pattern in 512 tokens
     'fixed_factorized': ('--fixed-factorized-chunk', 64, '--fixed-factorized-summary', 8),
     'longformer': (*WINDOW, '--global-tokens', 32),
     'longnet': ('--longnet-segment', 64),
+    'moba': ('--moba-block', 64, '--moba-top-k', 3),
     'nsa': ('--window', 63, '--nsa-selected', 3),
     'routing': (*WINDOW, '--routing-clusters', 8),
     'seer': ('--seer-top-k', 2),

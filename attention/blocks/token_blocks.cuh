@@ -1,0 +1,164 @@
+// Attention in which every token chooses blocks of keys: the passes over a choice that has been made (block_rows.cuh says what one
+// is). Blocks that no choice is needed for (a token's own, causally, those just before it, the first ones) are a mask on the text;
+// the chosen ones join the same softmax, with query rows gathered by block and keys and values in place:
+//     lse_i = log sum over all visible j of exp(a_ij)     P_ij = exp(a_ij - lse_i)     D_i = <dO_i, O_i>
+// Backward every call gets the lse and D of the whole softmax; dq is summed over the rows of a token, dk and dv come out in place.
+// The CPU's kernel reads rows in place and goes on from the result that is there, all slots at once. On a GPU queries are copied,
+// and so a few slots at a time, whose results are merged into out.
+#pragma once
+#include "attention/blocks/block_rows.cuh"
+#include "attention/blocks/merge_rows.cuh"
+#include "attention/branches/branches.cuh"
+
+/// The blocks that every token sees: the first `leading`, and the last `local` up to its own.
+struct ForcedBlocks : Policy {
+    int block, leading, local;
+    ForcedBlocks(const Policy& p, int block_, int leading_, int local_)
+        : Policy(p), block(block_), leading(leading_), local(local_) {}
+    constexpr bool forced(int r, int c) const { return c < leading || c > r - local; }
+
+    constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
+        const int r0 = i0 / block, r1 = (i1 - 1) / block, c0 = j0 / block, c1 = (j1 - 1) / block;
+        const Tile causal = causal_tile(i0, i1, j0, j1);
+        if (causal == Tile::hidden || !(c0 < leading || c1 > r0 - local)) return Tile::hidden;
+        return c1 < leading || c0 > r1 - local ? causal : Tile::mixed;
+    }
+    constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && forced(i / block, j / block); }
+};
+
+/// Rows of tokens that chose the block whose tiles they visit: all of its keys are in their past.
+struct ChosenBlock : Policy {
+    explicit ChosenBlock(const Policy& p) : Policy(p) {}
+    constexpr Tile tile(int /*h*/, int /*i0*/, int /*i1*/, int /*j0*/, int /*j1*/) const { return Tile::full; }
+    constexpr bool visible(int /*h*/, int /*i*/, int /*j*/) const { return true; }
+};
+
+/// Arguments of the chosen rows' call from those of the text's.
+template <class X>
+AttentionForward<X> chosen_arguments(AttentionForward<X> a, const BlockRows& rows) {
+    a.T = rows.count, a.list = rows.tile_list();
+    a.statistics.tile_max = nullptr;
+    return a;
+}
+
+/// Pairs and tiles of `heads` heads over a sequence of T, where each token chooses `slots` of its past blocks besides the forced. A
+/// tile of rows that is full counts as one for each of its block's tiles.
+inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int heads, int T) {
+    PairCount count = count_pairs(forced, 1, T);
+    for (int r = 0; r * forced.block < T; r++) {
+        const int free = std::max(0, r + 1 - forced.leading - forced.local);
+        const double tokens = std::min(T, (r + 1) * forced.block) - r * forced.block;
+        const double keys = double(std::min(slots, free)) * forced.block;
+        count.pairs += tokens * keys, count.tiles += tokens * keys / (TILE * TILE);
+    }
+    return {count.pairs * heads, count.tiles * heads};
+}
+
+template <class Device, class X>
+class TokenBlocks;
+
+/// A layer's passes over a choice, with their memory.
+template <class X>
+class TokenBlocks<CPU, X> {
+public:
+    TokenBlocks(CPU, BumpAllocator& allocator, const LayerShape&, const BlockChoice& choice, const Policy&)
+        : rows_(choice, 0, choice.slots) {
+        rows_.take(allocator);
+    }
+
+    /// `a` is a call of the text without a mask; `choice` (block_rows.cuh).
+    void forward(CPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, const int* choice) const {
+        attention_forward(device, forced, a);
+        if (rows_.slots == 0) return;
+        list_block_rows(device, rows_, choice);
+        attention_forward_queries(device, ChosenBlock(forced), chosen_arguments(a, rows_), rows_);
+    }
+    /// Overwrites g.dq, g.dk and g.dv.
+    void backward(CPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                  const int* choice) const {
+        attention_backward(device, forced, a, g);
+        if (rows_.slots == 0) return;
+        list_block_rows(device, rows_, choice);
+        attention_backward_queries(device, ChosenBlock(forced), chosen_arguments(a, rows_), g, rows_);
+    }
+
+private:
+    BlockRows rows_;
+};
+
+#ifdef WITH_GPU
+
+template <class X>
+class TokenBlocks<GPU, X> {
+    static constexpr int AT_ONCE = 4;   // slots of a pass
+
+public:
+    TokenBlocks(GPU device, BumpAllocator& allocator, const LayerShape& s, const BlockChoice& choice, const Policy& policy)
+        : rows_(choice, 0, std::min(choice.slots, AT_ONCE)), results_(static_cast<X*>(nullptr), allocator, s, rows_.count) {
+        rows_.take(allocator);
+        const size_t rows = size_t(s.B) * rows_.count * s.NH * s.HS, keys = size_t(s.B) * s.T * s.NKV * s.HS;
+        q_ = allocator.take<X>(rows), results_.out = allocator.take<X>(rows), dout_ = allocator.take<X>(rows);
+        dq_ = allocator.take<float>(rows), dk_ = allocator.take<float>(keys), dv_ = allocator.take<X>(keys);
+        kernel_ = allocator.take<std::byte>(attention_workspace(device, policy, s.B, std::max(s.T, rows_.count), s.T, s.NH));
+    }
+    void forward(GPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, const int* choice) const {
+        attention_forward(device, forced, a);
+        each_pass(device, choice, [&](const BlockRows& rows) {
+            AttentionForward<X> chosen = gathered(device, a, rows);
+            chosen.statistics = results_.statistics_for(a.statistics);
+            attention_forward(device, ChosenBlock(forced), chosen);
+            merge_rows(device, RowMerge<X, BlockRows>{shape(a), results_.branch(rows), a.out, a.lse, a.statistics});
+        });
+    }
+
+    void backward(GPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, AttentionBackward<X> g,
+                  const int* choice) const {
+        g.workspace = kernel_;
+        attention_backward(device, forced, a, g);
+        const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(a.NKV) * a.HS;
+        each_pass(device, choice, [&](const BlockRows& rows) {
+            const AttentionForward<X> chosen = gathered(device, a, rows);
+            gather_rows(device, chosen.out, Heads<const X>{a.out, q_row}, rows, shape(a));
+            gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, shape(a));
+            gather_scalars(device, chosen.lse, static_cast<const float*>(a.lse), rows, a.B, a.T, a.NH, float(-INFINITY));
+            AttentionBackward<X> of_rows{};
+            of_rows.dout = dout_, of_rows.workspace = kernel_;
+            of_rows.dq = {dq_, q_row}, of_rows.dk = {dk_, k_row}, of_rows.dv = {dv_, k_row};
+            attention_backward(device, ChosenBlock(forced), chosen, of_rows);
+            send_rows_back(device, g.dq, static_cast<const float*>(dq_), rows, shape(a), Write::add);
+            add_heads(device, g.dk, Heads<const float>{dk_, k_row}, a.B * a.T, a.NKV, a.HS);
+            add_heads(device, g.dv, Heads<const X>{dv_, k_row}, a.B * a.T, a.NKV, a.HS);
+        });
+    }
+
+private:
+    static RowShape shape(const AttentionForward<X>& a) { return {a.B, a.T, a.NH, a.NH, a.HS}; }
+
+    template <class Use>
+    void each_pass(GPU device, const int* choice, Use use) const {
+        for (int first = 0; first < rows_.choice.slots; first += AT_ONCE) {
+            BlockRows rows = rows_;
+            rows.first = first, rows.slots = std::min(AT_ONCE, rows.choice.slots - first);
+            list_block_rows(device, rows, choice);
+            use(rows);
+        }
+    }
+
+    /// The arguments of a pass's call, with q in the order of its rows.
+    AttentionForward<X> gathered(GPU device, const AttentionForward<X>& a, const BlockRows& rows) const {
+        gather_rows(device, q_, a.q, rows, shape(a));
+        AttentionForward<X> chosen = chosen_arguments(a, rows);
+        chosen.q = {q_, size_t(a.NH) * a.HS};
+        chosen.out = results_.out, chosen.lse = results_.lse, chosen.gate = nullptr, chosen.statistics = {};
+        return chosen;
+    }
+
+    BlockRows rows_;
+    BranchResults<X> results_;
+    X *q_, *dout_;   // (B, R, NH, HS)
+    float *dq_, *dk_;
+    X* dv_;
+    std::byte* kernel_;
+};
+
+#endif

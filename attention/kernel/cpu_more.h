@@ -1,0 +1,31 @@
+// The CPU's kernel (cpu.h) where out and log-sum-exp hold the result of earlier calls and more keys join the same softmax.
+#pragma once
+#include "attention/kernel/cpu.h"
+
+/// Adds keys to a softmax: out, lse and the statistics hold the result over other keys and are updated. They and q, k,
+/// v are over the rows.T tokens of a sequence; positions and lists are over the T == S == rows.count rows, each of
+/// which reads and writes its token.
+/// Preconditions: no two rows of a head hold the same token; no tile_max, no features, and so no gates on pairs.
+template <class X, class P, class Rows>
+void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
+    attention_rows_forward(policy, a, rows, rows, Write::add);
+}
+
+/// The same where the rows are of queries alone, and a token may have several; the S keys are in the order of the text.
+template <class X, class P, class Rows>
+void attention_forward_queries(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
+    attention_rows_forward(policy, a, rows, RowsInOrder(), Write::add);
+}
+
+/// Gradients of attention_forward_more(): out and lse are the results over all keys; adds to dq, dk and dv.
+template <class X, class P, class Rows>
+void attention_backward_more(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows) {
+    attention_rows_backward(policy, a, g, rows, rows, Write::add);
+}
+
+/// The same of attention_forward_queries().
+template <class X, class P, class Rows>
+void attention_backward_queries(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                                const Rows& rows) {
+    attention_rows_backward(policy, a, g, rows, RowsInOrder(), Write::add);
+}

@@ -1,0 +1,171 @@
+// The rows of a choice of blocks (attention/blocks/block_rows.cuh), the choice from scores, and the merging of rows.
+#include "attention/blocks/choose_blocks.cuh"
+#include "attention/blocks/merge_rows.cuh"
+#include "attention/moba.cuh"
+#include "tests/attention_case.h"
+#include "tests/catch.h"
+#include "tests/check.h"
+#include "tests/token_blocks.h"
+
+namespace {
+
+/// Rows in memory of their own.
+struct ListedBlocks {
+    std::vector<std::byte> memory;
+    BlockRows rows;
+    explicit ListedBlocks(const ChoiceCase& one) : rows(one.c, one.first, one.slots) {
+        BumpAllocator measure(nullptr);
+        rows.take(measure);
+        memory.assign(measure.bytes() + 64, std::byte(0x55));   // what is not written shows
+        BumpAllocator allocator(memory.data());
+        rows.take(allocator);
+        list_block_rows(CPU{}, rows, one.choice.data());
+    }
+};
+
+/// The tokens that chose block n in the pass, ascending.
+std::vector<int> tokens_of(const ChoiceCase& one, int b, int chooser, int n) {
+    std::vector<int> tokens;
+    for (int t = 0; t < one.c.T; t++) {
+        const int* mine = &one.choice[one.c.of_token(b, chooser, t) + one.first];
+        if (std::count(mine, mine + one.slots, n)) tokens.push_back(t);
+    }
+    return tokens;
+}
+
+/// Tokens that have to choose, several blocks of several tiles, shared keys, and choices that are none.
+std::vector<LayerSizes> moba_sizes() {
+    auto settings = [](double block, double top) { return std::map<std::string, double>{{"moba_block", block}, {"moba_top_k", top}}; };
+    return {{1, 400, 4, 2, 8, settings(64, 3)},
+            {2, 330, 2, 1, 8, settings(64, 2)},
+            {1, 500, 2, 2, 8, settings(128, 2)},
+            {1, 330, 2, 1, 8, settings(64, 1)}};
+}
+
+}   // namespace
+
+TEST_CASE("moba: computes what its naive() prints where blocks have to be chosen", "[attention][blocks]") {
+    for (const LayerSizes& sizes : moba_sizes()) {
+        PolicyCase<double, moba> layer(sizes);
+        layer.forward();
+        CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
+    }
+}
+
+TEST_CASE("moba: what follows a token changes neither its choice nor its result", "[attention][blocks]") {
+    for (const LayerSizes& sizes : moba_sizes()) {
+        if (sizes.B > 1) continue;
+        PolicyCase<double, moba> whole(sizes);
+        whole.forward();
+        for (int tokens : {200, 256, 257, sizes.T - 1}) {
+            auto prefix = whole.first_tokens(tokens);
+            prefix.forward();
+            const std::vector<double> expected(whole.result().begin(), whole.result().begin() + prefix.result().size());
+            CHECK(difference(prefix.result(), expected, {1e-12}) == "");
+        }
+    }
+}
+
+TEST_CASE("block rows: the tokens of each block in order, padded to tiles, with the block's key tiles", "[attention][blocks]") {
+    for (const ChoiceCase& one : choice_cases()) {
+        INFO(one.text());
+        const ListedBlocks listed(one);
+        const BlockRows& rows = listed.rows;
+        for (int b = 0; b < one.c.B; b++)
+            for (int h = 0; h < one.c.NH; h++) {
+                std::vector<int> expected, owner;   // tokens, and the block of each tile of rows
+                for (int n = 0; n < one.c.blocks(); n++) {
+                    for (int t : tokens_of(one, b, rows.chooser(h), n)) expected.push_back(t);
+                    expected.resize(padded(int(expected.size())), -1), owner.resize(expected.size() / TILE, n);
+                }
+                REQUIRE(int(expected.size()) <= rows.count);
+                expected.resize(rows.count, -1), owner.resize(rows.count / TILE, -1);
+                int wrong = 0;
+                for (int r = 0; r < rows.count; r++) wrong += rows.token(b, h, r) != expected[r];
+                for (int tile = 0; tile < rows.count / TILE; tile++) {
+                    const size_t at = (size_t(b) * one.c.NH + h) * (rows.count / TILE) + tile;
+                    wrong += rows.tile_count[at] != (owner[tile] < 0 ? 0 : one.c.block / TILE);
+                    for (int m = 0; m < rows.tile_count[at]; m++)
+                        wrong += rows.tiles[at * rows.of_block() + m] != owner[tile] * rows.of_block() + m;
+                }
+                CHECK(wrong == 0);
+            }
+    }
+}
+
+TEST_CASE("block rows: a token's rows are those that hold it, one after the other", "[attention][blocks]") {
+    for (const ChoiceCase& one : choice_cases()) {
+        INFO(one.text());
+        const ListedBlocks listed(one);
+        const BlockRows& rows = listed.rows;
+        int wrong = 0;
+        for (int b = 0; b < one.c.B; b++)
+            for (int h = 0; h < one.c.NH; h++)
+                for (int t = 0; t < one.c.T; t++) {
+                    std::vector<int> expected, found;
+                    for (int r = 0; r < rows.count; r++)
+                        if (rows.token(b, h, r) == t) expected.push_back(r);
+                    for (int r = rows.row(b, h, t); r >= 0; r = rows.next(b, h, r)) found.push_back(r);
+                    wrong += found != expected;
+                }
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("chosen blocks: the greatest scores between the forced blocks, ties to the earlier, ascending", "[attention][blocks]") {
+    std::vector<int> order;
+    auto choose = [&](const std::vector<double>& scores, const TileChoice& choice) {
+        std::vector<int> to(choice.top, 99);
+        choose_blocks(CPU{}, to.data(), scores.data(), choice, int(scores.size()) - 1, order);
+        return to;
+    };
+    CHECK(choose({9, 1, 3, 2, 3, 3, 9}, {.top = 2}) == std::vector<int>{0, 2});
+    CHECK(choose({9, 1, 3, 2, 3, 3, 9, 9}, {.top = 3, .leading = 1, .local = 2}) == std::vector<int>{2, 4, 5});
+    CHECK(choose({9, 1, 3, 2, 3, 3, 9, 9}, {.top = 2, .leading = 1, .local = 3}) == std::vector<int>{2, 4});
+    CHECK(choose({9, 1, 9}, {.top = 3}) == std::vector<int>{0, 1, -1});
+    CHECK(choose({9}, {.top = 2, .leading = 1, .local = 2}) == std::vector<int>{-1, -1});
+}
+
+TEST_CASE("merged rows: one softmax over what was there and all rows of a token, with its statistics", "[attention][blocks]") {
+    const ChoiceCase one({1, 200, 2, 1, 64, 3}, 0, 3, 5);
+    const ListedBlocks listed(one);
+    const int T = one.c.T, NH = one.c.NH, HS = 4, R = listed.rows.count;
+    const size_t of_text = size_t(NH) * T, of_rows = size_t(NH) * R;
+    std::vector<double> out = normal_numbers(of_text * HS, 1), lse = normal_numbers(of_text, 2), entropy = normal_numbers(of_text, 3);
+    lse[3] = lse[150] = -INFINITY, entropy[3] = entropy[150] = 0;
+    std::vector<double> pairs(of_text, 10), tiles(size_t(NH) * tiles_of(T), 1);
+    std::vector<double> row_out = normal_numbers(of_rows * HS, 4), row_lse = normal_numbers(of_rows, 5);
+    std::vector<double> row_entropy = normal_numbers(of_rows, 6), row_pairs(of_rows, 64), row_tiles(size_t(NH) * tiles_of(R), 2);
+    const std::vector<double> out_0 = out, lse_0 = lse, entropy_0 = entropy;
+    const Statistics<double> to{entropy.data(), nullptr, pairs.data(), tiles.data()};
+    const Statistics<double> from{row_entropy.data(), nullptr, row_pairs.data(), row_tiles.data()};
+    const Branch<double, BlockRows> rows{listed.rows, row_out.data(), row_lse.data(), from};
+    merge_rows(CPU{}, RowMerge<double, BlockRows>{{1, T, NH, NH, HS}, rows, out.data(), lse.data(), to});
+    double worst = 0;
+    for (int h = 0; h < NH; h++)
+        for (int t = 0; t < T; t++) {
+            const size_t n = size_t(h) * T + t;
+            std::vector<double> weight{std::exp(lse_0[n])}, inside{entropy_0[n]};
+            std::vector<const double*> parts{&out_0[(size_t(t) * NH + h) * HS]};
+            for (int r = 0; r < R; r++) {
+                if (listed.rows.token(0, h, r) != t) continue;
+                weight.push_back(std::exp(row_lse[size_t(h) * R + r])), inside.push_back(row_entropy[size_t(h) * R + r]);
+                parts.push_back(&row_out[(size_t(r) * NH + h) * HS]);
+            }
+            double total = 0, expected = 0, of_choice = 0;
+            for (double w : weight) total += w;
+            for (size_t p = 0; p < parts.size() && total > 0; p++) {
+                expected += weight[p] / total * parts[p][1];
+                if (weight[p] > 0) of_choice += weight[p] / total * (inside[p] - std::log(weight[p] / total));
+            }
+            worst = std::max(worst, std::abs(out[(size_t(t) * NH + h) * HS + 1] - expected));
+            worst = std::max(worst, std::abs(entropy[n] - of_choice));
+            if (total > 0) worst = std::max(worst, std::abs(lse[n] - std::log(total)));
+            else CHECK(lse[n] == -INFINITY);
+            CHECK(pairs[n] == 10 + 64 * (double(parts.size()) - 1));
+        }
+    CHECK(worst <= 1e-12);
+    double visited = 0;
+    for (double n : tiles) visited += n;
+    CHECK(visited == double(NH) * (tiles_of(T) + 2 * tiles_of(R)));
+}
