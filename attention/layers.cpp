@@ -36,7 +36,8 @@ void read_option(const std::string& word, const std::string& part, const Variant
         double value = 0;
         if (!parse_number(word.substr(equals + 1), value) || !std::isfinite(value))
             fail(Exit::usage, "--layers ", part, ": ", word, " must give a number");
-        if (!layer.settings.emplace(s.key, value).second) fail(Exit::usage, "--layers ", part, ": ", option.substr(2), " is there twice");
+        if (!layer.settings.emplace(s.key, value).second)
+            fail(Exit::usage, "--layers ", part, ": ", option.substr(2), " is there twice");
         return;
     }
     fail(Exit::usage, "--layers ", part, ": ", variant.name, " has no option ", option, "; of a layer can be given:",
@@ -104,7 +105,8 @@ void complete_layers(Config& config, const Variants& variants) {
         }
         layer.settings.clear();
         for (const Setting& s : variant->settings())
-            if (variant != &variants.own || whole.setting(s.key) != config.setting(s.key)) layer.settings[s.key] = whole.setting(s.key);
+            if (variant != &variants.own || whole.setting(s.key) != config.setting(s.key))
+                layer.settings[s.key] = whole.setting(s.key);
     }
     share_settings(config, variants.own);
     const auto is_plain = [&](const LayerAttention& layer) { return layer == LayerAttention{config.variant}; };

@@ -34,7 +34,8 @@ struct seer : BlockSparse {
         distil_mode = Distil(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
         if (query == GateQuery::oracle && distil_mode != Distil::nobody)
-            fail(Exit::usage, "--seer-query 3 (seer_query) takes the gate's place, and nothing is to learn: give --seer-distil 0 (seer_distil)");
+            fail(Exit::usage, "--seer-query 3 (seer_query) takes the gate's place, and nothing is to learn: give --seer-distil 0 ",
+                 "(seer_distil)");
     }
 
     static constexpr const char* options_to_train = "--seer-query from 0 to 1, or --seer-distil 2";
@@ -43,8 +44,8 @@ struct seer : BlockSparse {
         return {   // a threshold is below 1, which no share exceeds
             {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block, a multiple of 64", true},
             {"--seer-query", "seer_query", 0, 0, 3, WHOLE,
-             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2); 3: no gate, "
-             "the dense map itself chooses (not trained)"},
+             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2); "
+             "3: no gate, the dense map itself chooses (not trained)"},
             {"--seer-top-k", "seer_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits", true, 1, "seer_block"},
             {"--seer-threshold", "seer_threshold", 0, 0, 0.99, REAL,
              "above 0: visit the blocks with more than this share instead"},

@@ -77,7 +77,9 @@ struct sink_logits : sliding_window {
         return {{"--window", "attention_window", 1e9, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible; 1e9: all", true}};
     }
 
-    void declare(TensorList& list, const std::string& prefix) { s = list.add(prefix + "sink_logits.s", {NH}, normal(0.02), Decay::no); }
+    void declare(TensorList& list, const std::string& prefix) {
+        s = list.add(prefix + "sink_logits.s", {NH}, normal(0.02), Decay::no);
+    }
 
     bool gates_output() const { return true; }
 

@@ -20,7 +20,8 @@ std::vector<std::string> read_layer_types(const json& object, bool slides, const
     std::vector<std::string> variants;
     if (!has_field(object, "layer_types")) {
         if (!slides || config.names_variant) return {};
-        const int64_t first = has_field(object, "max_window_layers") ? integer_field(object, "max_window_layers", 0, 1 << 30, where) : 28;
+        const int64_t first =
+            has_field(object, "max_window_layers") ? integer_field(object, "max_window_layers", 0, 1 << 30, where) : 28;
         for (int l = 0; l < config.L; l++) variants.push_back(l >= first ? "sliding_window" : "causal");
         return variants;
     }
@@ -46,10 +47,12 @@ void read_window(const json& object, std::map<std::string, double>& settings, bo
         const auto held = settings.find("attention_window");
         const double window = held == settings.end() ? -1 : held->second;
         if (!(window >= 0 && window <= largest_window && window == std::floor(window)))
-            fail(Exit::checkpoint, where, ": \"attention_window\" of layers that slide must be a whole number from 0 to ", largest_window);
+            fail(Exit::checkpoint, where, ": \"attention_window\" of layers that slide must be a whole number from 0 to ",
+                 largest_window);
         return;
     }
-    const int64_t keys = has_field(object, "sliding_window") ? integer_field(object, "sliding_window", 1, largest_window + 1, where) : 4096;
+    const int64_t keys =
+        has_field(object, "sliding_window") ? integer_field(object, "sliding_window", 1, largest_window + 1, where) : 4096;
     const double window = double(keys) - 1;
     const auto [entry, is_new] = settings.emplace("attention_window", window);
     if (!is_new && entry->second != window)

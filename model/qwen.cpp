@@ -33,7 +33,8 @@ Qwen::Qwen(const Variants& variants, const Config& c) : variant(variants.own), c
 std::vector<LayerKind> Qwen::kinds() const {
     std::vector<LayerKind> all;
     for (int l = 0; l < config.L; l++) {
-        const std::string name = config.layers.empty() ? variant.name : pattern_of(config.layers[size_t(l)], *layers[size_t(l)].variant);
+        const std::string name =
+            config.layers.empty() ? variant.name : pattern_of(config.layers[size_t(l)], *layers[size_t(l)].variant);
         auto kind = std::find_if(all.begin(), all.end(), [&](const LayerKind& k) { return k.name == name; });
         if (kind == all.end()) kind = all.insert(kind, {name, {}});
         kind->layers.push_back(l);

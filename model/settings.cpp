@@ -31,7 +31,8 @@ Config Config::of_layer(int l) const {
     const LayerAttention& layer = layers[size_t(l)];
     if (layer.variant != variant)
         std::erase_if(view.settings, [](const auto& held) {
-            return std::none_of(model_settings().begin(), model_settings().end(), [&](const Setting& s) { return s.key == held.first; });
+            return std::none_of(model_settings().begin(), model_settings().end(),
+                                [&](const Setting& s) { return s.key == held.first; });
         });
     view.variant = layer.variant;
     for (const auto& [key, value] : layer.settings) view.settings[key] = value;

@@ -54,7 +54,8 @@ run_all() {
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests
     install_python_packages
     # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
-    local building build_nothing=(tests/{collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items,experiments}.sh
+    local building build_nothing=(tests/{collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items}.sh
+        tests/experiments.sh
         tests/{figures,fineweb}.sh
         tests/{gpu_day,gpu_end_to_end,kernel_report,labs,reference_qwen,score_generation,tokenize_restart,train_tokenizer}.sh)
     mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxFf <(printf '%s\n' "${build_nothing[@]}"))

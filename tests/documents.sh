@@ -9,7 +9,9 @@ cd "$(dirname "$0")/.." || exit
 awk 'BEGIN { srand(7); for (n = 0; n < 300; n++) { line = ""; for (k = 20 + int(rand() * 40); k > 0; k--) line = line sprintf("%c", 97 + int(rand() * 26))
      printf "{\"text\": \"%s\"}\n", line } }' > "$work/many.jsonl"
 tr -d '\n' < "$work/many.jsonl" > "$work/one.txt"
-for name in many.jsonl one.txt; do  ./tokenize --tokenizer bytes --out "$work/data" --name "${name%.*}" "$work/$name" > /dev/null 2>&1; done
+for name in many.jsonl one.txt; do
+    ./tokenize --tokenizer bytes --out "$work/data" --name "${name%.*}" "$work/$name" > /dev/null 2>&1
+done
 
 # A shard without its first token, which is the only one between documents.
 shard=$(ls "$work"/data/one_train_*.bin) && tokens=$(($(od -An -t d4 -j 8 -N 4 "$shard") - 1))

@@ -123,7 +123,8 @@ inline void show_mask(const Variants& variants, const Options& o) {
                 const int start = batch.documents ? batch.documents.at(0, i) : 0;
                 pairs += is, otherwise += is != (j >= start && layer.visible(h, i - start, j - start));
             }
-    std::cout << o.show_mask << ": layer " << l << " of " << gpt.net.layers.back().variant->name << ", rows are queries, columns keys, black is seen; "
+    std::cout << o.show_mask << ": layer " << l << " of " << gpt.net.layers.back().variant->name
+              << ", rows are queries, columns keys, black is seen; "
               << text("%.1f%% of causal pairs", 100 * pairs / (c.NH * (T * (T + 1.0) / 2)))
               << (std::isnan(tiles) ? "" : text(", %.1f%% of causal tiles", 100 * tiles))
               << (!std::isnan(tiles) && layer.facts.branch_names.size() > 1 ? " in all softmaxes" : "") << "\n";

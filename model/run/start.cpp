@@ -81,8 +81,8 @@ void require_borders(const TokenStream* stream, const Options& o, const Config& 
         stream->copy(at, count, tokens.data());
         if (std::find(tokens.begin(), tokens.begin() + count, config.end_of_text) != tokens.begin() + count) return;
     }
-    fail(Exit::data, stream->name(), ": none of the first ", looked_at, " tokens is the token between documents, ", config.end_of_text,
-         ": --document-mask has nothing to keep apart; make shards of documents with ./tokenize, or leave it out");
+    fail(Exit::data, stream->name(), ": none of the first ", looked_at, " tokens is the token between documents, ",
+         config.end_of_text, ": --document-mask has nothing to keep apart; make shards of documents with ./tokenize, or leave it out");
 }
 
 void cut_into_steps(Data& data, const Options& o, int ranks) {
@@ -134,7 +134,8 @@ void take_weights_only(Origin& origin, const std::string& has, const std::string
              "give --allow-new-tensors to start ", wants, " from its weights");
     std::error_code none;   // --out need not exist yet
     if (std::filesystem::equivalent(std::filesystem::absolute(folder).lexically_normal().parent_path(), o.out, none))
-        fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and ", wants, " would take its place; start from it with --model ",
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and ", wants,
+             " would take its place; start from it with --model ",
              folder, " and another --out");
     if (speaks) std::cout << "note: " << folder << " is a checkpoint of " << has << "; " << wants << " starts from its weights\n";
     origin.weights_from = origin.folder();

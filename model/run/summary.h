@@ -126,11 +126,13 @@ std::vector<std::pair<std::string, std::string>> kind_rows(const GPT<Device, X>&
     for (const LayerKind& kind : gpt.net.kinds()) {
         const Layer& layer = gpt.net.layers[size_t(kind.layers.front())];
         const PairCount count = layer.attention->expected_pairs(c.NH, gpt.T);
-        rows.push_back({kind.name, text("%s%.1f%% of causal pairs, %.1f%% of tiles, %.0f cached keys, %s kept, %zu own parameters: layers %s",
-                                        layer.attention->facts.expects_at_most ? "at most " : "", 100 * count.pairs / dense.pairs,
-                                        100 * count.tiles / dense.tiles, layer.attention->cached_keys(gpt.T),
-                                        human_bytes(double(gpt.attention_bytes[size_t(kind.layers.front())])).c_str(), layer.own.size,
-                                        listed(kind.layers).c_str())});
+        const std::string kept = human_bytes(double(gpt.attention_bytes[size_t(kind.layers.front())]));
+        rows.push_back(
+            {kind.name,
+             text("%s%.1f%% of causal pairs, %.1f%% of tiles, %.0f cached keys, %s kept, %zu own parameters: layers %s",
+                  layer.attention->facts.expects_at_most ? "at most " : "", 100 * count.pairs / dense.pairs,
+                  100 * count.tiles / dense.tiles, layer.attention->cached_keys(gpt.T), kept.c_str(), layer.own.size,
+                  listed(kind.layers).c_str())});
     }
     return rows;
 }

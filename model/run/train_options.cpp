@@ -34,8 +34,8 @@ static void add_training_options(CLI::App& app, Options& o) {
                    "of a model from scratch: 1 normalises the heads of q and k, as Qwen3, without biases; 0 does not; auto: as --model has it")
         ->check(CLI::IsMember({"auto", "0", "1"}));
     app.add_option("--layers", o.layers,
-                   "attention layer by layer: NAME[:COUNT][:OPTION=VALUE]...,... from the first layer on and again from its start, with "
-                   "causal and this program's own, as sinks:3:window=128,causal; without it all layers are alike");
+                   "attention layer by layer: NAME[:COUNT][:OPTION=VALUE]...,... from the first layer on and again from its start, "
+                   "with causal and this program's own, as sinks:3:window=128,causal; without it all layers are alike");
     app.add_option("--dense-layers", o.dense_layers, "these layers have causal attention: 0,4,8");
     app.add_option("--train-data", o.train_data, "token shards (glob); without it the bundled text");
     app.add_option("--val-data", o.val_data, "token shards for validation (glob)");
@@ -129,7 +129,8 @@ static void add_run_options(CLI::App& app, Options& o) {
 static void require_plain_attention(const Variant& variant, const Options& o) {
     if (o.inference.how.attention == InferenceAttention::trained) return;
     if (!o.evaluate) fail(Exit::usage, "--attention ", o.inference.attention, " is for --evaluate: nothing is trained with it");
-    if (o.document_mask) fail(Exit::usage, "--attention ", o.inference.attention, " reads rows as one text each; leave out --document-mask");
+    if (o.document_mask)
+        fail(Exit::usage, "--attention ", o.inference.attention, " reads rows as one text each; leave out --document-mask");
     if (variant.name != std::string("causal"))
         fail(Exit::usage, "--attention ", o.inference.attention, " reads checkpoints of variant causal: use ./train_causal, not ./train_",
              variant.name);

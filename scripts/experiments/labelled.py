@@ -138,7 +138,8 @@ def write_bytes(examples, name, mask, folder):
 def write_tokens(examples, mask, folder, tokenizer):
     """A shard in the tokens of a tokenizer.json."""
     folder.mkdir(exist_ok=True)
-    documents = [{'prompt': f'>{text}\n', 'completion': label} if mask else {'text': f'>{text}\n{label}'} for text, label in examples]
+    documents = [{'prompt': f'>{text}\n', 'completion': label} if mask else {'text': f'>{text}\n{label}'}
+                 for text, label in examples]
     write_whole(folder / 'examples.jsonl', lines_of(documents))
     command = [str(ROOT / 'tokenize'), '--tokenizer', str(tokenizer), '--out', str(folder), '--name', 'labelled',
                '--val-fraction', '0', *(['--mask-prompts'] if mask else []), str(folder / 'examples.jsonl')]
