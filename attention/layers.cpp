@@ -40,7 +40,7 @@ void read_option(const std::string& word, const std::string& part, const Variant
             fail(Exit::usage, "--layers ", part, ": ", option.substr(2), " is there twice");
         return;
     }
-    fail(Exit::usage, "--layers ", part, ": ", variant.name, " has no option ", option, "; of a layer can be given:",
+    fail(Exit::usage, "--layers ", part, ": ", variant.name, " has no option ", option, "; its options are:",
          known.empty() ? " none" : known);
 }
 
@@ -147,8 +147,8 @@ std::string pattern_of(const LayerAttention& layer, const Variant& variant) {
 }
 
 std::string pattern_of(const Config& config, const Variants& variants) {
-    const std::vector<LayerAttention> uniform(size_t(config.L), LayerAttention{config.variant});
-    const std::vector<LayerAttention>& layers = config.layers.empty() ? uniform : config.layers;
+    if (config.layers.empty()) return config.variant;
+    const std::vector<LayerAttention>& layers = config.layers;
     std::string all;
     for (size_t l = 0; l < layers.size();) {
         const size_t begin = l;

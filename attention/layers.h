@@ -18,7 +18,8 @@ std::vector<LayerAttention> layers_of_pattern(const std::string& pattern, int L,
 /// --dense-layers 0,4,8: these are causal, the others of the own variant.
 std::vector<LayerAttention> layers_beside_dense(const std::string& list, int L, const Variants& variants);
 
-/// What --layers would have to be: "sinks:2:window=64,causal". Precondition: complete_layers().
+/// The layers in the form of --layers, "sinks:2:window=64,causal", without settings that are the model's; of a uniform model its
+/// variant. Precondition: complete_layers().
 std::string pattern_of(const Config& config, const Variants& variants);
 
 /// "sinks:window=64": one layer of pattern_of(), without a number of layers.

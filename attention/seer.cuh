@@ -12,8 +12,8 @@
 //   trained only while attention is dense (distil 2), and used sparse only on a complete text, such as a prompt. By default the
 //   first token of the block represents it; 1 is the mean of the previous block. A gate query for each token, as in the source's
 //   later form for decoding, is left out: a tile of 64 queries would visit the union of 64 choices.
-// - --seer-query 3 is no part of the source: the pooled dense map chooses by itself, as a gate would that has learnt all there is to
-//   learn, at the cost of dense attention. It bounds what distillation can reach, and is for --evaluate.
+// - --seer-query 3 is no part of the source: the pooled dense map chooses by itself, what a gate that matched its teacher exactly would
+//   choose, at the cost of dense attention. It is for --evaluate.
 // - A block's own keys have no score and are always visited; teacher and student are over past blocks only.
 // - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
 // - The published loss skips the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about 1/N

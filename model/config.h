@@ -26,8 +26,8 @@ struct Setting {
 /// The attention of one layer of a hybrid.
 struct LayerAttention {
     std::string variant;
-    std::map<std::string, double> settings = {};   // by config.json key: of the model's variant those that are other than the model's,
-                                                   // of another one all
+    std::map<std::string, double> settings = {};   // by config.json key: for the model's own variant those that differ from the
+                                                   // model's, for another variant all
     bool operator==(const LayerAttention&) const = default;
 };
 

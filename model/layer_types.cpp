@@ -30,9 +30,10 @@ std::vector<std::string> read_layer_types(const json& object, bool slides, const
     if (types.size() != size_t(config.L))
         fail(Exit::checkpoint, where, ": \"layer_types\" has ", types.size(), " layers, and num_hidden_layers is ", config.L);
     for (const json& type : types) {
-        if (!type.is_string() || !is_variant_name(type.get<std::string>()))
+        const bool known = type == FULL || type == SLIDING;
+        if (!known && !(config.names_variant && type.is_string() && is_variant_name(type.get<std::string>())))
             fail(Exit::checkpoint, where, ": \"layer_types\" holds ", shown(type), "; expected \"", FULL, "\", \"", SLIDING,
-                 "\" or the name of a variant");
+                 "\" or, beside attention_variant, the name of a variant");
         if (type == SLIDING && !slides)
             fail(Exit::checkpoint, where, ": \"layer_types\" holds \"", SLIDING, "\", but \"use_sliding_window\" is not true");
         variants.push_back(type == FULL ? "causal" : type == SLIDING ? "sliding_window" : type.get<std::string>());

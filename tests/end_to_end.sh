@@ -284,7 +284,7 @@ check "its config.json and its log name the layers" 'tr -d " \n" < "$work/asga-d
     grep -q "\"layers\":\"causal,asga\"" "$work/asga-dense/log.jsonl"'
 expect "text from it" 0 "" ./generate --checkpoint "$work/asga-dense/step_00000012" --prompt-ids 65 --tokens 3 --print-ids
 expect "a resumed run keeps its layers" 7 "is a checkpoint of causal,asga, and this program trains asga,causal" ./train_asga $small --out "$work/asga-dense" --resume --dense-layers 1
-expect "psa on a hybrid" 2 "asga" ./generate --checkpoint "$work/asga-dense/step_00000012" --prompt-ids 65 --attention psa
+expect "psa on a hybrid" 2 "with other attention in some layers" ./generate --checkpoint "$work/asga-dense/step_00000012" --prompt-ids 65 --attention psa
 train asga_fixed "$work/windows" --layers asga_fixed:window=4,asga_fixed:window=16 --monitor-every 12
 check "windows layer by layer: 150 and 408 of 528 pairs" 'grep "event.:.attention" "$work/windows/log.jsonl" | grep -qE "pairs.:..0.2840.*0.7727"'
 check "--dry-run says what each layer of a kind costs" './train_asga_fixed $small --layers asga_fixed:window=4,causal --dry-run --out "$work/x" | grep -qE "asga_fixed +. 28.4% of causal pairs, .* layers 0 "'

@@ -44,7 +44,7 @@ void refuses(const std::string& given, const std::string& word) {
 TEST_CASE("layers: a pattern begins again after its last layer, and is cut off at L", "[layers]") {
     CHECK(pattern("own,causal", 4) == "own,causal,own,causal");
     CHECK(pattern("causal:2,own", 4) == "causal:2,own,causal");
-    CHECK(pattern("own", 4) == "own:4");
+    CHECK(pattern("own", 4) == "own");
     CHECK(pattern("own:3:window=4:scale=0.5,causal", 5) == "own:3,causal,own");   // what own layers share is the model's
     CHECK(pattern("own:window=4,own:window=8", 3) == "own:window=4,own:window=8,own:window=4");
     CHECK(pattern("own:window=9,own:2:window=8", 3) == "own,own:2:window=8");   // 9 is the model's
@@ -80,8 +80,8 @@ TEST_CASE("layers: patterns that fit no model are refused with what there is", "
     refuses("own,,causal", "it has own, causal");
     for (const char* count : {"own:0", "own:-1", "own:x", "own:1.5", "own:5", "own:2:2", "own:window=1:2", "own:"}) refuses(count, "1 to 4");
     refuses("own:3,causal:2", "has 5 layers, and the model only 4");
-    refuses("own:sinks=3", "can be given: window scale");
-    refuses("causal:window=3,own", "can be given: none");
+    refuses("own:sinks=3", "its options are: window scale");
+    refuses("causal:window=3,own", "its options are: none");
     refuses("own:window=x", "must give a number");
     refuses("own:window=inf", "must give a number");
     refuses("own:window=1:window=2", "twice");

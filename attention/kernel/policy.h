@@ -206,9 +206,9 @@ struct Policy {
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
 
-    /// Whether nothing that a token gets depends on other documents of its row, where LayerInputs::documents tells them apart. One call
-    /// of the kernel does so by itself. A policy that hands other positions than tokens to it, or in which more goes from token to
-    /// token than through it (pooled keys, choices over a row), says no.
+    /// Whether nothing that a token gets depends on other documents of its row, where LayerInputs::documents tells them apart. Through
+    /// one call of the kernel it does not. A policy says no if it hands other positions than tokens to the kernel, or if tokens reach
+    /// each other in other ways too (pooled keys, choices over a row).
     bool keeps_documents_apart() const { return true; }
 
     /// Whether this form is not causal and meant for texts that are complete in advance, such as a prompt. Training with it is

@@ -93,6 +93,8 @@ static void change_settings(Config& config, const Options& o) {
         found->second = std::strtod(one.c_str() + equals + 1, &end);
         if (*end || end == one.c_str() + equals + 1 || !std::isfinite(found->second))
             fail(Exit::usage, "--set ", one, ": the value must be a number");
+        for (LayerAttention& layer : config.layers)   // in place of what single layers have
+            if (layer.variant == config.variant) layer.settings.erase(found->first);
     }
 }
 

@@ -8,7 +8,7 @@
 #include "model/run/feed.cuh"
 
 /// Precondition: `ids` is not empty. Appends `count` tokens to it, each by a forward pass over at most the last gpt.T tokens;
-/// without a cache, so that every variant is sampled as it is trained.
+/// without a cache, as every variant is trained. Documents are not kept apart: text behind an end-of-text sees what is before it.
 template <class Device, class X>
 void generate(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
     BatchFeed<Device> feed(1, gpt.T, gpt.net.config.V);

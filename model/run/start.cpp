@@ -68,21 +68,19 @@ std::string tokenizer_of(const Data& data, const Config& config) {
     return made_by;
 }
 
-// Exit::data if documents are to be told apart and the first tokens of the data have no border between any.
+// Exit::data if documents are to be told apart and the first tokens of the data are all of one.
 void require_borders(const TokenStream* stream, const Options& o, const Config& config) {
     if (!o.document_mask || !stream) return;
-    if (config.end_of_text < 0)
-        fail(Exit::usage, "--document-mask needs the token between documents, and the tokenizer of ", stream->name(),
-             " is unknown; make the shards with ./tokenize, or give --model a folder whose config.json has eos_token_id");
     const uint64_t looked_at = std::min<uint64_t>(stream->size(), 1 << 26);
     std::vector<int32_t> tokens(size_t(1) << 16);
-    for (uint64_t at = 0; at < looked_at; at += tokens.size()) {
+    for (uint64_t at = 1; at < looked_at; at += tokens.size()) {   // the first token begins a document, if there is only one
         const size_t count = size_t(std::min<uint64_t>(tokens.size(), looked_at - at));
         stream->copy(at, count, tokens.data());
         if (std::find(tokens.begin(), tokens.begin() + count, config.end_of_text) != tokens.begin() + count) return;
     }
-    fail(Exit::data, stream->name(), ": none of the first ", looked_at, " tokens is the token between documents, ",
-         config.end_of_text, ": --document-mask has nothing to keep apart; make shards of documents with ./tokenize, or leave it out");
+    fail(Exit::data, stream->name(), ": the first ", looked_at, " tokens are of one document (none is ", config.end_of_text,
+         ", the token between documents): --document-mask has nothing to keep apart; make shards of documents with ./tokenize, or leave "
+         "it out");
 }
 
 void cut_into_steps(Data& data, const Options& o, int ranks) {
@@ -150,15 +148,28 @@ void require_variant(Origin& origin, const std::string& variant, const Options& 
     origin.config.layers.clear();   // they were beside the other variant
 }
 
+// A setting that was given for all layers, and that every layer of the own variant has for itself, changes nothing.
+void note_without_effect(const Options& o, const std::vector<LayerAttention>& layers, const Variant& own, bool speaks) {
+    const auto has_its_own = [&](const std::string& key) {
+        return std::all_of(layers.begin(), layers.end(), [&](const LayerAttention& layer) {
+            return layer.variant != own.name || layer.settings.count(key) > 0;
+        });
+    };
+    for (const Setting& s : own.settings())
+        if (speaks && !layers.empty() && o.settings.count(s.key) && has_its_own(s.key))
+            std::cerr << "note: " << s.option << " has no effect: every layer of " << own.name << " has its own\n";
+}
+
 // --layers and --dense-layers. Precondition: require_variant().
 void choose_layers(Origin& origin, const Options& o, const Variants& variants, bool speaks) {
     complete_layers(origin.config, variants);   // with the settings that were given
     if (!o.layers.empty() && !o.dense_layers.empty())
         fail(Exit::usage, "--layers and --dense-layers both say which layer has which attention; give one");
-    if (o.layers.empty() && o.dense_layers.empty()) return;
+    if (o.layers.empty() && o.dense_layers.empty()) return note_without_effect(o, origin.config.layers, variants.own, speaks);
     Config chosen = origin.config;
     chosen.layers = !o.layers.empty() ? layers_of_pattern(o.layers, chosen.L, variants)
                                       : layers_beside_dense(o.dense_layers, chosen.L, variants);
+    note_without_effect(o, chosen.layers, variants.own, speaks);
     for (int l = 0; l < chosen.L; l++) {
         Config layer = chosen.of_layer(l);
         const std::vector<Setting> settings = settings_of(*variants.find(layer.variant));
@@ -206,7 +217,10 @@ Data open_data(const Options& o, int ranks, Config& config) {
     if (!made_by.empty()) config.tokenizer = made_by;
     if (!config.tokenizer.empty()) data.tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
-    require_borders(data.train.get(), o, config), require_borders(data.val.get(), o, config);
+    if (o.document_mask && config.end_of_text < 0)
+        fail(Exit::usage, "--document-mask needs the token between documents, and the data's tokenizer is unknown; make shards with "
+             "./tokenize, or give --model a folder whose config.json has eos_token_id");
+    require_borders(data.train.get(), o, config);
     if (data.tokenizer && o.sample_every) require_prompt(*data.tokenizer, o.prompt);
     for (const EvaluationFile& file : tasks)
         data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));

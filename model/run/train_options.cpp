@@ -120,7 +120,7 @@ static void add_run_options(CLI::App& app, Options& o) {
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
     app.add_option("--show-mask", o.show_mask,
                    "draw which keys every row of --seq-len tokens sees into this .png or .pgm; train nothing");
-    app.add_option("--mask-layer", o.mask_layer, "of which layer, from 0; -1: the last one that is not a hybrid's other attention")
+    app.add_option("--mask-layer", o.mask_layer, "with --show-mask: of which layer, from 0; -1: the last of this program's own mechanism")
         ->check(CLI::Range(-1, 1 << 12));
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
 }
@@ -158,6 +158,7 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
     if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
     require_plain_attention(variant, o);
+    if (o.mask_layer >= 0 && o.show_mask.empty()) fail(Exit::usage, "--mask-layer is for --show-mask");
     if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions is for --document-mask 1");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;

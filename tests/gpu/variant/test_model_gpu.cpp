@@ -32,6 +32,7 @@ void check_gradients(const Variant& variant, const Config& config, int B, int T,
     Trial<double> exact(Variants(twin_of(variant), {&on_cpu::causal}), config, B, T, B, T);
     GpuTrial<X> gpu(Variants(variant, {&on_gpu::causal}), config, B, T, Recompute::nothing, borders);
     exact.feed = BatchFeed<CPU>(B, T, config.V, borders);
+    if (borders) REQUIRE(std::count(exact.tokens.begin() + 1, exact.tokens.end(), borders.end_of_text) > 0);
     gpu.set_weights(round_weights<X>(exact));
     const double expected = exact.loss_and_gradients();
     CHECK(std::abs(gpu.loss_and_gradients(exact) - expected) <= (std::is_same_v<X, float> ? 1e-5 : 1e-2) * expected);
