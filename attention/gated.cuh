@@ -6,9 +6,9 @@
 // The paper compares five places; this is the first (G1), behind softmax times V, its best, and best with a gate per element (its
 // table 1: perplexity 5.761, per head 5.792, without 6.026), which is the default here.
 // How it is read here:
-// - No bias, and w_theta starts like other projections, as in the released code, so that gates begin near 1/2. That code has the rows
-//   of w_theta between those of the query projection, head by head; here they are a tensor of their own.
-// - Form 0 is the gate of dsa_no_window.cuh without its bias; the papers name it for other reasons. The code shares the gate's parts.
+// - No bias, and w_theta starts like other projections, so that gates begin near 1/2. The released code has the rows of w_theta
+//   between those of the query projection, group by group of query heads; here they are a tensor of their own.
+// - Form 0 is the gate of dsa_no_window.cuh without its bias. The code shares the gate's parts.
 // - A monitor shows the gate of each head: in form 1 the mean over its elements.
 #pragma once
 #include "attention/gates/row_gate.cuh"
@@ -39,7 +39,7 @@ struct GateElementsBackward {
         const size_t at = token * width + n;
         const Wide<X> g = sigmoid(widened(u[at])), d = widened(dgated[at]);
         dout[at] = narrowed<X>(d * g);
-        du[at] = narrowed<X>(d * widened(out[at]) * g * (1 - g));
+        du[at] = narrowed<X>(d * widened(out[at]) * g * sigmoid(-widened(u[at])));   // 1 - g would lose digits
     }
 };
 
@@ -90,9 +90,9 @@ struct gated : Policy {
         BumpAllocator allocator;
         X *dout, *du;   // (B, T, NH, HS), du of form 1
         std::byte* kernel;
-        BackwardScratch(std::byte* block, const LayerShape& s, size_t kernel_bytes) : allocator(block) {
+        BackwardScratch(std::byte* block, const LayerShape& s, bool each, size_t kernel_bytes) : allocator(block) {
             const size_t numbers = size_t(s.B) * s.T * s.NH * s.HS;
-            dout = allocator.take<X>(numbers), du = allocator.take<X>(numbers);
+            dout = allocator.take<X>(numbers), du = allocator.take<X>(each ? numbers : 0);
             kernel = allocator.take<std::byte>(kernel_bytes);
         }
     };
@@ -102,7 +102,7 @@ struct gated : Policy {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return BackwardScratch<X>(nullptr, s, kernel_bytes(device, s)).allocator.bytes();
+        return BackwardScratch<X>(nullptr, s, each, kernel_bytes(device, s)).allocator.bytes();
     }
 
     template <class Device, class X>
@@ -125,7 +125,7 @@ struct gated : Policy {
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
-        const BackwardScratch<X> scratch(workspace, in, kernel_bytes(device, in));
+        const BackwardScratch<X> scratch(workspace, in, each, kernel_bytes(device, in));
         if (each) elements_backward(device, scratch, in, weights, state, dout, more);
         else heads_backward(device, scratch, in, weights, state, dout, more);
         AttentionBackward<X> g{};

@@ -3,11 +3,14 @@
 //     s_i,n = <q_i, mean of k_j over block n>     n a block before the token's own
 //     out_i = sum_j P_ij v_j   over the keys j <= i of its own block and of the k - 1 blocks with the greatest s
 // The choice has no gradient. Every query head chooses by itself, also where heads share keys.
-// What is read here: q and k are those after RoPE, where the released code takes over from attention; the own block is one of the k,
-// as in the paper's experiments; ties go to earlier blocks. The paper trains with blocks of 512 and k = 3 at 8192 tokens, and with
-// 4096 and 12 for long texts; the default keeps the share of the first, 3 blocks of 16, at 2048 tokens.
+// What is read here: q and k are those after RoPE, where the released code replaces transformers' attention function; the own block
+// is one of the k, as in the paper's experiments; ties go to earlier blocks. The paper trains with blocks of 512 and k = 3 at 8192
+// tokens, and with 4096 and 12 for long texts; the default keeps the share of the first, 3 blocks of 16, at 2048 tokens. Models in which
+// some layers stay dense: --dense-layers.
 // Kept per token, head and layer: k - 1 integers, the choice.
 #pragma once
+#include <climits>
+
 #include "attention/blocks/mean_gate.cuh"
 #include "attention/blocks/token_blocks.cuh"
 
@@ -29,8 +32,11 @@ struct moba : Policy {
 
     ForcedBlocks own_block() const { return {*this, block, 0, 1}; }
     BlockChoice block_choice(const LayerShape& s) const {
-        const int past = (s.T - 1) / block;
-        return {s.B, s.T, s.NH, s.NH, block, std::min(top - 1, past)};
+        const int slots = std::min(top - 1, (s.T - 1) / block);
+        if (int64_t(padded(s.T)) * std::max(slots, 1) > INT_MAX)
+            fail(Exit::usage, "--moba-top-k ", top, " (moba_top_k) blocks of ", block, " tokens for each of ", s.T,
+                 " are more than 2^31 rows; lower it, or raise --moba-block");
+        return {s.B, s.T, s.NH, s.NH, block, slots};
     }
 
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(own_block(), top - 1, heads, T); }

@@ -6,7 +6,8 @@
 // With s = 0 in every head it is "softmax off by one" (Miller 2023), which adds 1 to the denominator.
 // How it is read here, and what is left out:
 // - s starts at random, normal(0.02), as in transformers' GptOss (whose name for it is sinks), and does not decay.
-// - gpt-oss has windows of 128 keys and dense layers in turn. Here every layer is dense, or with --window has the same window.
+// - gpt-oss has windows of 128 keys and dense layers in turn: --layers sink_logits:window=127,sink_logits:window=1000000000. Without
+//   --layers every layer is dense, or with --window has the same window.
 // - Its rescaled RoPE (YaRN) and its biases of projections are properties of the model, not of this mechanism.
 // - Statistics are those of the keys: the log-sum-exp without the sink, and the entropy of what remains among them. The sink's share
 //   of a row is 1 - g, and a monitor shows the mean of g as the layer's gate.
@@ -28,14 +29,18 @@ struct SinkShares {
     }
 };
 
-/// The same way back: dL/dLSE (B, NH, T) from du (B, T, NH).
+/// The same way back: dL/dLSE (B, NH, T) from dg (B, T, NH). Of a sink's small share 1 - g the float g has few digits or none, so it
+/// is computed again from the difference.
 template <class X>
 struct SinkSharesBackward {
     Wide<X>* dlse;
-    const Wide<X>* du;
+    const Wide<X>*dgate, *lse;
+    const X* s;
     int T, NH;
     constexpr void operator()(unsigned token, int h) const {
-        dlse[(size_t(token / T) * NH + h) * T + token % T] = du[size_t(token) * NH + h];
+        const size_t row = (size_t(token / T) * NH + h) * T + token % T;
+        const Wide<X> x = lse[row] - widened(s[h]);
+        dlse[row] = dgate[size_t(token) * NH + h] * sigmoid(x) * sigmoid(-x);
     }
 };
 
@@ -116,14 +121,13 @@ struct sink_logits : sliding_window {
     }
 
     template <class Device, class X>
-    void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
+    void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const BackwardScratch<X> scratch(workspace, in, kernel_bytes(device, in));
         const size_t tokens = size_t(in.B) * in.T;
-        Wide<X>* const du = more.of.gate;
-        gate_rows_backward(device, scratch.dout, du, dout, state.out, state.score_inputs.gate, tokens * NH, in.HS);
-        sigmoid_backward(device, du, state.score_inputs.gate, tokens * NH);
-        each_element(device, tokens, NH, SinkSharesBackward<X>{scratch.dlse, du, in.T, NH});
+        gate_rows_backward(device, scratch.dout, more.of.gate, dout, state.out, state.score_inputs.gate, tokens * NH, in.HS);
+        each_element(device, tokens, NH,
+                     SinkSharesBackward<X>{scratch.dlse, more.of.gate, state.lse, weights + s.offset, in.T, NH});
         sink_gradient(device, more.dweights + s.offset, scratch.dlse, in.B, NH, in.T);
 
         AttentionBackward<X> g{};

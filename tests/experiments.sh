@@ -23,8 +23,8 @@ expect "experiments: an experiment that does not exist" 2 "unknown experiment e9
 expect "experiments: a scale that does not exist" 2 "unknown scale huge; there are: smoke, reduced, medium, paper" \
     "${run[@]}" e2_dsa --scale huge
 expect "experiments: an arm that does not exist" 2 "unknown arm flash; there are: causal, dsa" "${run[@]}" e2_dsa --arms flash
-expect "experiments: an experiment that the engine cannot do" 2 "needs what the engine does not have yet: decode_timer" \
-    "${run[@]}" e9_cache --scale paper
+expect "experiments: a setting that the engine cannot do" 0 "" "${run[@]}" e9_cache --dry-run --out "$work/a"
+check "experiments: is left out, with what it needs" 'grep -q "left out: bytes needs decode_timer" "$work/stdout"'
 expect "experiments: labelled examples that are not there" 3 "has no digits.csv.gz; give a folder that has it with --data" \
     "${run[@]}" e12_tasks --arms dsa --seeds 1 --out "$work/a" --ledger "$work/a.jsonl"
 expect "experiments: a second phase before the first" 2 "2 runs whose weights later ones start from are not finished" \

@@ -2,6 +2,7 @@
 // whose tiles are blocks here), ties going to earlier blocks, in ascending order and then -1. It has no gradient.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "attention/masks/select.cuh"
@@ -17,7 +18,8 @@ void choose_blocks(CPU, int* to, const W* scores, const TileChoice& choice, int 
     const int candidates = candidates_of(choice, r), chosen = std::min(choice.top, candidates);
     order.resize(candidates);
     for (int n = 0; n < candidates; n++) order[n] = choice.leading + n;
-    auto better = [&](int x, int y) { return scores[x] > scores[y] || (scores[x] == scores[y] && x < y); };
+    auto score = [&](int n) { return scores[n] == scores[n] ? scores[n] : W(-INFINITY); };   // NaN would break the order
+    auto better = [&](int x, int y) { return score(x) > score(y) || (score(x) == score(y) && x < y); };
     if (chosen < candidates) std::nth_element(order.begin(), order.begin() + chosen, order.end(), better);
     std::sort(order.begin(), order.begin() + chosen);
     std::copy_n(order.begin(), chosen, to);

@@ -48,7 +48,7 @@ struct RowMerge {
     }
 };
 
-/// The reference in the GPU's tests: the CPU's kernel goes on from the result that is there (cpu_more.h).
+/// For tests: the CPU's kernel goes on from the result that is there (cpu_more.h).
 template <class X, class Rows>
 void merge_rows(CPU, const RowMerge<X, Rows>& m) {
 #pragma omp parallel for collapse(2)

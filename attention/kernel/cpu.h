@@ -150,7 +150,7 @@ private:
 /// thread gets some of `all`. Results do not depend on it.
 inline int tiles_at_once(int64_t all) { return int(std::clamp<int64_t>(all / (4 * omp_get_max_threads()), 2, 16)); }
 
-/// Where a token may have several rows, one thread takes all rows of a head: they go on from each other's results.
+/// Where a token may have several rows, one thread takes all rows of the heads that share keys: they go on from each other's results.
 template <class X, class P, class Rows, class KeyRows>
 void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const Rows& rows, const KeyRows& key_rows, Write write) {
     const ForwardCall<X, P, Rows> call{policy, a, {rows, a.T, a.NH}, write};

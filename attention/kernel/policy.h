@@ -148,7 +148,8 @@ struct Policy {
     double further_pairs(int /*NH*/, int /*T*/) const { return 0; }
 
     /// Output gate. Whether preprocess() fills a gate (B, T, NH) that multiplies the output. The GPU's backward kernel applies
-    /// gates only for a policy that has a gates_output() of its own, and refuses them for others.
+    /// gates only for a policy that has a gates_output() of its own, and refuses them for others. With own_passes, forward() fills the
+    /// gate, which is then what a monitor shows, and writes gated_out.
     bool gates_output() const { return false; }
 
     /// Whether preprocess() reads q and k before RoPE (and its backward writes their gradient), or the block's normed input (and

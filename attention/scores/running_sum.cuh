@@ -3,9 +3,9 @@
 // A task is a struct of pointers and values with
 //     term(b, h, n)         a summand
 //     store(b, h, n, S_n)   what becomes of the sum
-// both constexpr; no store() may change what a term() reads, or only the term of its own n, in its own head. Sums from the last token
-// down count n from there. Sums are in double on every device: of a hundred thousand summands that all have the same sign, float32
-// would leave four digits in the difference of two neighbouring sums.
+// both constexpr; store(b, h, n) may overwrite what term(b, h, n) reads, and nothing that any other term() reads. Sums from the last
+// token down count n from there. Sums are in double on every device: of a hundred thousand summands that all have the same sign,
+// float32 would leave two digits in the difference of two neighbouring sums.
 #pragma once
 #include "attention/kernel/arguments.h"
 
@@ -22,8 +22,8 @@ void running_sum(CPU, const Task& task, int B, int NH, int T) {
 #ifdef WITH_GPU
 inline constexpr int RUNNING_SUM_THREADS = 256;
 
-/// One block per (head, sequence). A thread has a piece of the tokens: it adds its piece up, and goes through it again from the sum of
-/// all pieces before.
+/// One block per (head, sequence). A thread has a piece of the tokens: it adds its piece up, and goes through it again from the sum
+/// of all pieces before.
 template <class Task>
 __global__ void running_sum_kernel(const Task task, int T) {
     auto& pieces = dynamic_shared<double[RUNNING_SUM_THREADS]>();

@@ -1,5 +1,5 @@
 // The rows of a choice of blocks on the GPU: the CPU's, to the bit. The layer as a whole: test_attention_variant_gpu.
-#include "attention/blocks/choose_blocks.cuh"
+#include "attention/blocks/mean_gate.cuh"
 #include "tests/attention_case.h"
 #include "tests/catch.h"
 #include "tests/gpu/device_array.h"
@@ -60,4 +60,29 @@ TEST_CASE("GPU chosen blocks: the CPU's, with ties and more blocks than a warp h
                 choose_blocks(CPU{}, &expected[r * choice.top], &scores[r * blocks], choice, blocks - 1, order);
             CHECK(to.host() == expected);
         }
+}
+
+// Halves, so that every sum is exact and ties are ties on both devices.
+TEST_CASE("GPU gate of means: the CPU's choice, grouped heads, two sequences", "[gpu][attention][blocks]") {
+    LayerInputs<float> in{};
+    in.B = 2, in.T = 500, in.NH = 4, in.NKV = 2, in.HS = 32, in.qk_row = size_t(in.NH + in.NKV) * in.HS;
+    std::vector<float> qk;
+    for (double x : normal_numbers(in.B * in.T * in.qk_row, 5)) qk.push_back(std::round(2 * float(x)) / 2);
+    const DeviceMemory<float> qk_there(qk);
+    for (int block : {64, 128}) {
+        INFO("blocks of " << block);
+        const BlockChoice c{in.B, in.T, in.NH, in.NH, block, 2};
+        auto choose = [&](auto device, const float* numbers, float* means, int* choice) {
+            in.q = numbers, in.k = numbers + size_t(in.NH) * in.HS;
+            choose_by_means(device, choice, BlockMeans<float>{means, in.k, in.qk_row, in, block}, in, c);
+        };
+        std::vector<float> means(size_t(in.B) * in.NKV * ((in.T + block - 1) / block) * in.HS, NAN);
+        std::vector<int> expected(c.size(), 99);
+        const DeviceMemory<float> means_there(means);
+        const DeviceMemory<int> found(expected);
+        choose(CPU{}, qk.data(), means.data(), expected.data());
+        choose(test_gpu(), qk_there.data(), means_there.data(), found.data());
+        CHECK(found.host() == expected);
+        CHECK(std::count(expected.begin(), expected.end(), 0) > 0);
+    }
 }

@@ -192,8 +192,9 @@ GPU_VARIANT_CASE(" attention on the GPU: other settings", "[gpu][attention][vari
 // bf16 may choose otherwise where two scores are almost equal, and is then far from double without being wrong.
 GPU_VARIANT_CASE(" attention on the GPU: sequences so long that a mechanism which chooses tiles has to leave some out, float32", "[gpu][attention][variant]") {
     for (const Setting& setting : variant.settings()) {
-        const LayerSizes sizes{1, 340, 2, 1, 32, {{setting.key, 4.0}}};
-        if (setting.step == WHOLE && 4 >= setting.lowest && 4 <= setting.highest && AttentionCase<double>::accepts(named(variant.name), sizes))
+        const double few = setting.step == TILE ? TILE : 4;   // the smallest blocks
+        const LayerSizes sizes{1, 340, 2, 1, 32, {{setting.key, few}}};
+        if (setting.step != REAL && few != setting.value && few >= setting.lowest && few <= setting.highest && AttentionCase<double>::accepts(named(variant.name), sizes))
             check_layer<float>(variant, sizes);
     }
 }
