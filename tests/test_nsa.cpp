@@ -49,14 +49,7 @@ TEST_CASE("nsa: what follows a token changes neither its choice nor its result",
     for (const LayerSizes& sizes : sizes_with_a_choice()) {
         if (sizes.B > 1) continue;
         INFO("block " << sizes.settings.at("nsa_block"));
-        Layer whole(sizes);
-        whole.forward();
-        for (int tokens : {200, 256, 257, sizes.T - 1}) {
-            auto prefix = whole.first_tokens(tokens);
-            prefix.forward();
-            const std::vector<double> expected(whole.result().begin(), whole.result().begin() + prefix.result().size());
-            CHECK(difference(prefix.result(), expected, {1e-12}) == "");
-        }
+        check_prefixes<nsa>(sizes);
     }
 }
 

@@ -55,14 +55,7 @@ TEST_CASE("moba: computes what its naive() prints where blocks have to be chosen
 TEST_CASE("moba: what follows a token changes neither its choice nor its result", "[attention][blocks]") {
     for (const LayerSizes& sizes : moba_sizes()) {
         if (sizes.B > 1) continue;
-        PolicyCase<double, moba> whole(sizes);
-        whole.forward();
-        for (int tokens : {200, 256, 257, sizes.T - 1}) {
-            auto prefix = whole.first_tokens(tokens);
-            prefix.forward();
-            const std::vector<double> expected(whole.result().begin(), whole.result().begin() + prefix.result().size());
-            CHECK(difference(prefix.result(), expected, {1e-12}) == "");
-        }
+        check_prefixes<moba>(sizes);
     }
 }
 

@@ -7,6 +7,7 @@
 // and so a few slots at a time, whose results are merged into out.
 #pragma once
 #include "attention/blocks/block_rows.cuh"
+#include "attention/blocks/choose_blocks.cuh"
 #include "attention/blocks/merge_rows.cuh"
 #include "attention/branches/branches.cuh"
 
@@ -46,7 +47,7 @@ AttentionForward<X> chosen_arguments(AttentionForward<X> a, const BlockRows& row
 inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int heads, int T) {
     PairCount count = count_pairs(forced, 1, T);
     for (int r = 0; r * forced.block < T; r++) {
-        const int free = std::max(0, r + 1 - forced.leading - forced.local);
+        const int free = candidates_of({.leading = forced.leading, .local = forced.local}, r);
         const double tokens = std::min(T, (r + 1) * forced.block) - r * forced.block;
         const double keys = double(std::min(slots, free)) * forced.block;
         count.pairs += tokens * keys, count.tiles += tokens * keys / (TILE * TILE);
