@@ -44,7 +44,7 @@ def planned(**settings):
     arms = {'a': {'variant': 'causal'}, 'b': {'variant': 'dsa'},
             'gate': {'variant': 'seer', 'from': 'a', 'options': {'window': 1, 'lr-times': 0}}}
     return plan.Experiment('planted', table={'title': 'x', 'baseline': 'a', 'arms': arms, 'settings': settings,
-                                             'scales': {'smoke': scale}})
+                                             'scales': {'smoke': scale, 'reduced': scale}})
 
 
 def phases(work):
@@ -92,6 +92,12 @@ def step_times(work):
     runs = planner.runs('turns')
     check('rounds of every setting, each with the baseline', planner.stages() == ['turns'] and len(runs) == 2 * 2 + 3 * 2 and
           all(run.against.variant == 'causal' and run.kind == 'turns' for run in runs), len(runs))
+    equal = plan.Planner(planned(one={'equal': 'flops'}, two={'equal': 'seconds', 'arms': ['a', 'b']}), 'reduced',
+                         steps_of=lambda run: {'b': 7}[run.arm])
+    timing, seconds = (equal.runs(stage) for stage in ('timing', 'seconds'))
+    check('equal seconds go by step times in rounds by turns', equal.stages() == ['seeds', 'timing', 'seconds'] and
+          [run.seed for run in timing if run.arm == 'b'] == [1, 2, 3] and all(run.kind == 'turns' for run in timing) and
+          [run.steps for run in seconds] == [10, 7] * 2, [run.name for run in timing + seconds])
     book = ledger.Ledger(work / 'turns.jsonl')
     for n in range(1, 7):
         for arm, ms in (('causal', 100 + n), ('dsa', 50 + n)):

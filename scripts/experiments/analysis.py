@@ -169,7 +169,7 @@ class Report:
             self.runs.append((place, record))
             if stage == 'sweep':
                 self.sweeps[experiment, scale][arm].setdefault(factor, []).append(record)
-            elif stage == 'turns':
+            elif stage in ('timing', 'turns'):
                 timed[experiment, scale, setting][arm][seed] = record['result']
             else:
                 newest[experiment, scale, setting, arm, seed] = (record, factor)

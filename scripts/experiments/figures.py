@@ -125,15 +125,17 @@ def hull(points):
     return kept
 
 
-def pareto(table, tables):
-    """Loss against FLOPs and against seconds over the settings of one experiment and scale, with the hull."""
+def pareto(table, tables, timings):
+    """Loss against FLOPs and against seconds over the settings of one experiment and scale, with the hull. Where step times were
+    taken by turns, seconds are steps times these: runs of one table may come from several machines, or from a busy one."""
     figure, both = pyplot.subplots(1, 2, figsize=(8.4, 3.6), layout='constrained')
     together = [t for t in tables if t.experiment is table.experiment and t.scale == table.scale]
     names = list(dict.fromkeys(arm for t in together for arm in t.arms))
+    times = {arm: median(t.values(arm, 'ms')) for t in timings for arm in t.arms}
     for ax, what in zip(both, ('FLOPs', 'seconds')):
         everything = []
         for n, name in enumerate(names):
-            points = [(x, y) for t in together if name in t.arms for x, y in cost_of(t.arms[name], what)]
+            points = [(x, y) for t in together if name in t.arms for x, y in cost_of(t.arms[name], what, times.get(name))]
             if points:
                 ax.plot(*zip(*points), 'o', markersize=4, color=COLORS[n % len(COLORS)], label=name)
             everything += points
@@ -144,14 +146,15 @@ def pareto(table, tables):
     return svg(figure, f'{table.experiment.name}: loss against FLOPs and seconds')
 
 
-def cost_of(arm, what):
-    """(cost, loss) of every sound run."""
+def cost_of(arm, what, step_ms):
+    """(cost, loss) of every sound run; `step_ms` may be None."""
     for record in arm.records.values():
         r = record['result']
         if record['event'] != 'done' or r['val_loss'] is None:
             continue
         tokens = r['validation'][-1][1] if r['validation'] else None
-        cost = r['seconds'] if what == 'seconds' else tokens * r['flops_per_token'] if tokens and r.get('flops_per_token') else None
+        if what == 'seconds': cost = r['steps'] * step_ms / 1e3 if step_ms else r['seconds']
+        else: cost = tokens * r['flops_per_token'] if tokens and r.get('flops_per_token') else None
         if cost:
             yield cost, r['val_loss']
 

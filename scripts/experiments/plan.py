@@ -2,10 +2,11 @@
 
     sweep     every arm at every rate, tuned on the first half of the validation tokens
     seeds     every arm at its best rate and every seed, reported on the second half
-    seconds   settings with equal = "seconds": as many steps as take the baseline's time, which `seeds` has measured
+    timing    for settings with equal = "seconds": step times of every arm by turns with the baseline, alone on the machine
+    seconds   these settings: as many steps as take the baseline's time
     phase2    settings that come after one of `seeds`: runs that start from its weights, training on or only reading a text
     phase3    settings that come after one of phase2; and so on
-    turns     settings with turns = N: step times of every arm, in N rounds by turns with the baseline, alone on the machine
+    turns     settings with turns = N: step times as in `timing`, in N rounds
 
 Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for. README.md beside this file describes the keys.
 """
@@ -22,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 SCALES = ('smoke', 'reduced', 'medium', 'paper')
 EQUAL = ('tokens', 'flops', 'seconds')
 TURN_STEPS = 9            # of a program when it is its turn, three of them to warm up
+TIMING_ROUNDS = 3         # 1 at scale smoke
 KEYS = {
     'experiment': {'title', 'question', 'picture', 'baseline', 'options', 'relative_seconds', 'arms', 'settings', 'sweep', 'scales',
                    'needs', 'left_open'},
@@ -262,7 +264,7 @@ class Planner:
     def settings(self, stage):
         """Those of a stage, at this scale, that the engine can do."""
         return {name: table for name, table in self.experiment.settings.items()
-                if self.stage_of(name) == stage and self.scale in table.get('scales', SCALES)
+                if self.stage_of(name) == ('seconds' if stage == 'timing' else stage) and self.scale in table.get('scales', SCALES)
                 and not self.experiment.missing(table)}
 
     def stages(self):
@@ -271,7 +273,7 @@ class Planner:
         if self.seeds:
             deepest = max(map(self.experiment.depth, self.experiment.settings))
             phases = [f'phase{depth + 1}' for depth in range(1, deepest + 1)]
-            names += [stage for stage in ('seeds', 'seconds', *phases, 'turns') if self.settings(stage)]
+            names += [stage for stage in ('seeds', 'timing', 'seconds', *phases, 'turns') if self.settings(stage)]
         return names
 
     def runs(self, stage):
@@ -282,7 +284,9 @@ class Planner:
             arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm]]
             return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in arms]
         settings = self.settings(stage)
-        rounds = self.seeds if stage != 'turns' else max((table['turns'] for table in settings.values()), default=0)
+        rounds = self.seeds
+        if stage == 'turns': rounds = max((table['turns'] for table in settings.values()), default=0)
+        if stage == 'timing': rounds = 1 if self.scale == 'smoke' else TIMING_ROUNDS
         return [
             self._run(stage, arm, setting, seed, self.rate_of(arm))
             for seed in range(1, rounds + 1)
@@ -306,7 +310,7 @@ class Planner:
         if table.get('evaluate'):
             run.kind = 'evaluate'
             for option in OF_TRAINING: run.options.pop(option, None)
-        elif stage == 'turns':
+        elif stage in ('timing', 'turns'):
             run.kind, run.against = 'turns', self._plain(stage, e.baseline, setting, seed, factor)
             for one in (run, run.against): one.options['steps'] = TURN_STEPS
             run.seconds = TURN_STEPS * (2 * run.against.seconds + run.seconds)

@@ -37,11 +37,12 @@ def pictures(report, experiment, scale):
                 figures.rates(sweeps, e.scales[scale]['lr'], f'{experiment}: loss against rate'),
             )
         )
-    if e.picture == 'pareto' and tables: found.append(('Loss against FLOPs and seconds', figures.pareto(tables[0], report.tables)))
+    timings = [t for t in report.timings if t.experiment.name == experiment and t.scale == scale]
+    if e.picture == 'pareto' and tables:
+        found.append(('Loss against FLOPs and seconds', figures.pareto(tables[0], report.tables, timings)))
     if e.picture == 'density' and tables and (drawn := figures.density(tables)): found.append(('Loss against density', drawn))
     if e.picture == 'distance' and tables: found.append(('Accuracy against the distance of the answer', figures.distance(tables)))
-    timings = [t for t in report.timings if t.experiment.name == experiment and t.scale == scale]
-    if timings: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
+    if len({t.seq_len for t in timings}) > 1: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
     for table in tables:
         if curves := figures.curves(table): found.append((f'{table.title}: loss curves, mean over seeds', curves))
         for key, label, x in (

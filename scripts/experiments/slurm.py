@@ -42,7 +42,7 @@ def write_slurm(work, folder):
             f'#SBATCH --time={minutes}',
             '#SBATCH --signal=B:INT@120',
             '#SBATCH --requeue',
-            *(['#SBATCH --exclusive'] if stage == 'turns' else []),
+            *(['#SBATCH --exclusive'] if stage in ('timing', 'turns') else []),
             f'# {len(runs)} runs; the estimate: {work.planner.table["estimate"]}',
             f'cd {shlex.quote(str(ROOT))}',
             'trap \'kill -INT $child; wait $child\' INT',

@@ -38,20 +38,15 @@ class Work:
         return self._rates[arm]
 
     def steps_of(self, run):
-        """Steps of equal seconds: as many as take the baseline's time, with step times of the runs of equal FLOPs or tokens."""
-        own, base = (self.timing(arm) for arm in (run.arm, self.experiment.baseline))
-        if not all(r.key in self.session.ledger.finished for r in own + base) or self.session.options.dry_run:
+        """Steps of equal seconds: as many as take the baseline's time, by the median ratio of step times by turns."""
+        finished = self.session.ledger.finished
+        rounds = [one for one in self.runs('timing') if (one.arm, one.setting) == (run.arm, run.setting)]
+        if not all(one.key in finished for one in rounds) or self.session.options.dry_run:
             return round(run.steps / self.planner.relative_seconds(run.arm))
         return self.session.ledger.fix(
-            self.choice(f'steps of {run.arm} in equal seconds', own + base),
-            lambda: {'steps': max(1, round(run.steps * self.measured(base) / self.measured(own)))},
+            self.choice(f'steps of {run.arm} in equal seconds', rounds),
+            lambda: {'steps': max(1, round(run.steps / median(finished[one.key]['result']['ratio'] for one in rounds)))},
         )['steps']
-
-    def timing(self, arm):
-        return [run for run in self.runs('seeds') if run.arm == arm]
-
-    def measured(self, runs):
-        return median(self.session.ledger.finished[run.key]['result']['ms'] for run in runs)
 
     # ---- planning in words
 
@@ -96,7 +91,7 @@ class Work:
             if stage != 'sweep' and self.planner.rates:
                 self.require_finished('sweep')
             if stage == 'seconds':
-                self.require_finished('seeds')
+                self.require_finished('timing')
             runs = s_runs = self.runs(stage)
             if any(run.origin for run in runs):
                 self.require_origins(runs)
