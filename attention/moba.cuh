@@ -9,8 +9,6 @@
 // some layers stay dense: --dense-layers.
 // Kept per token, head and layer: k - 1 integers, the choice.
 #pragma once
-#include <climits>
-
 #include "attention/blocks/mean_gate.cuh"
 #include "attention/blocks/token_blocks.cuh"
 
@@ -32,11 +30,9 @@ struct moba : Policy {
 
     ForcedBlocks own_block() const { return {*this, block, 0, 1}; }
     BlockChoice block_choice(const LayerShape& s) const {
-        const int slots = std::min(top - 1, (s.T - 1) / block);
-        if (int64_t(padded(s.T)) * std::max(slots, 1) > INT_MAX)
-            fail(Exit::usage, "--moba-top-k ", top, " (moba_top_k) blocks of ", block, " tokens for each of ", s.T,
-                 " are more than 2^31 rows; lower it, or raise --moba-block");
-        return {s.B, s.T, s.NH, s.NH, block, slots};
+        const BlockChoice c{s.B, s.T, s.NH, s.NH, block, std::min(top - 1, (s.T - 1) / block)};
+        require_countable(c, "--moba-top-k", "moba_top_k", "lower it, or raise --moba-block");
+        return c;
     }
 
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(own_block(), top - 1, heads, T); }

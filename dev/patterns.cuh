@@ -62,6 +62,7 @@ public:
         row("adaptive_sparse", ", soft-hard, a tenth of blocks",
                              {{"adaptive_sparse_dense_heads", 0}, {"adaptive_sparse_top_k", tenth}});
         row("nsa", ", the paper's constants");
+        row("nsa", ", choices of 64 queries", {{"nsa_choice", 1}});
         row("moba", ", 3 of blocks of 512", {{"moba_block", 512}, {"moba_top_k", 3}});
         row("moba", ", 12 of blocks of 1024", {{"moba_block", 1024}, {"moba_top_k", 12}});
     }

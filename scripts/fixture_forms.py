@@ -88,10 +88,10 @@ FORMS |= {
     'routing': other('routing', 67, ROUTING, seed=2),
     'routing_balanced': other('routing', 23, ROUTING | {'routing_clusters': 3, 'routing_local_heads': 3, 'routing_balanced': 1},
                               V=256, seed=24),
-    'nsa': other('nsa', 290, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0},
-                 V=64),
+    'nsa': other('nsa', 268, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0,
+                         'nsa_choice': 0}, V=64, seed=1),
     'nsa_shared_kv': other('nsa', 270, {'nsa_block': 12, 'nsa_stride': 8, 'nsa_selected': 4, 'attention_window': 15,
-                                        'nsa_shared_kv': 1}, V=64, NKV=1),
+                                        'nsa_shared_kv': 1, 'nsa_choice': 1}, V=64, NKV=1),
     'adaptive_sparse': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in BLOCKS.items()}, seed=3),
     'adaptive_sparse_distil': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in (
         BLOCKS | {'query': 1, 'distil': 1, 'distil_weight': 0.5}).items()}, seed=16),

@@ -204,6 +204,9 @@ public:
         return printed;
     }
 
+    /// What the last forward() has kept.
+    const LayerState<X>& kept_state() const { return state; }
+
 private:
     const Variant& variant_;
 

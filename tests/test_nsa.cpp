@@ -12,20 +12,31 @@ namespace {
 using Layer = PolicyCase<double, nsa>;
 using Settings = std::map<std::string, double>;
 
-Settings settings(double block, double stride, double selected, double window, double shared = 0) {
+constexpr double BY_TOKEN = 0, BY_TILE = 1;
+
+Settings settings(double block, double stride, double selected, double window, double shared = 0, double choice = BY_TOKEN) {
     return {{"nsa_block", block}, {"nsa_stride", stride}, {"nsa_selected", selected}, {"attention_window", window},
-            {"nsa_shared_kv", shared}};
+            {"nsa_shared_kv", shared}, {"nsa_choice", choice}};
 }
 
 /// Six and eight tiles; blocks that overlap, that touch, that leave gaps, and whose sizes do not divide 64; one choice among three
-/// and one among five, and no choice at all.
+/// and one among five, and no choice at all; made by tokens and by tiles.
 std::vector<LayerSizes> sizes_with_a_choice() {
-    return {{1, 340, 4, 2, 8, settings(8, 4, 4, 20)},
-            {2, 340, 2, 1, 8, settings(32, 16, 5, 100, 1)},
-            {1, 500, 3, 1, 8, settings(12, 5, 4, 0)},
-            {1, 340, 2, 2, 8, settings(3, 7, 4, 1000)},
-            {1, 340, 2, 1, 8, settings(300, 16, 4, 9)},   // the first tiles see no complete block: equal scores, the earlier block
-            {1, 340, 2, 1, 8, settings(8, 8, 3, 9)}};
+    std::vector<LayerSizes> all;
+    for (double choice : {BY_TOKEN, BY_TILE}) {
+        all.push_back({1, 340, 4, 2, 8, settings(8, 4, 4, 20, 0, choice)});
+        all.push_back({2, 340, 2, 1, 8, settings(32, 16, 5, 100, 1, choice)});
+        all.push_back({1, 500, 3, 1, 8, settings(12, 5, 4, 0, 0, choice)});
+        all.push_back({1, 340, 2, 2, 8, settings(3, 7, 4, 1000, 0, choice)});
+        all.push_back({1, 340, 2, 1, 8, settings(300, 16, 4, 9, 0, choice)});   // early queries see no complete block: equal scores
+        all.push_back({1, 340, 2, 1, 8, settings(8, 8, 3, 9, 0, choice)});
+    }
+    return all;
+}
+
+std::string text_of(const LayerSizes& sizes) {
+    return "block " + std::to_string(int(sizes.settings.at("nsa_block"))) +
+           (sizes.settings.at("nsa_choice") == BY_TILE ? ", tiles choose" : ", tokens choose");
 }
 
 std::vector<double> result_of(const LayerSizes& sizes) {
@@ -38,7 +49,7 @@ std::vector<double> result_of(const LayerSizes& sizes) {
 
 TEST_CASE("nsa: computes what its naive() prints where blocks have to be chosen", "[attention][nsa]") {
     for (const LayerSizes& sizes : sizes_with_a_choice()) {
-        INFO("block " << sizes.settings.at("nsa_block"));
+        INFO(text_of(sizes));
         Layer layer(sizes);
         layer.forward();
         CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
@@ -48,26 +59,32 @@ TEST_CASE("nsa: computes what its naive() prints where blocks have to be chosen"
 TEST_CASE("nsa: what follows a token changes neither its choice nor its result", "[attention][nsa]") {
     for (const LayerSizes& sizes : sizes_with_a_choice()) {
         if (sizes.B > 1) continue;
-        INFO("block " << sizes.settings.at("nsa_block"));
+        INFO(text_of(sizes));
         check_prefixes<nsa>(sizes);
     }
 }
 
 TEST_CASE("nsa: the choice matters, and depends on the setting", "[attention][nsa]") {
-    const std::vector<double> three = result_of({1, 340, 2, 1, 8, settings(8, 4, 3, 9)}),
+    const std::vector<double> by_tile = result_of({1, 340, 2, 1, 8, settings(8, 4, 4, 9, 0, BY_TILE)}),
+                              three = result_of({1, 340, 2, 1, 8, settings(8, 4, 3, 9)}),
                               four = result_of({1, 340, 2, 1, 8, settings(8, 4, 4, 9)}),
                               all = result_of({1, 340, 2, 1, 8, settings(8, 4, 6, 9)}),
                               more = result_of({1, 340, 2, 1, 8, settings(8, 4, 1000, 9)});
     CHECK(bit_difference(three, four) != "");
     CHECK(bit_difference(four, all) != "");
     CHECK(bit_difference(more, all) == "");
+    CHECK(bit_difference(by_tile, four) != "");
+    const size_t of_token = 2 * 8;   // the tokens of a tile's first row choose alike in both
+    for (int token : {256, 320})
+        CHECK(std::equal(four.begin() + token * of_token, four.begin() + (token + 1) * of_token, by_tile.begin() + token * of_token,
+                         [](double x, double y) { return std::abs(x - y) <= 1e-12; }));
 }
 
 // The steps are so small, and the scores of random keys so far apart, that no choice changes.
 TEST_CASE("nsa: gradients where blocks have been chosen, which has no gradient", "[attention][nsa]") {
     const Threads one(1);
-    for (double shared : {0, 1}) {
-        Layer layer({1, 340, 2, 1, 8, settings(8, 4, 4, 20, shared)});
+    for (auto [shared, choice] : {std::pair(0.0, BY_TOKEN), {1.0, BY_TOKEN}, {0.0, BY_TILE}, {1.0, BY_TILE}}) {
+        Layer layer({1, 340, 2, 1, 8, settings(8, 4, 4, 20, shared, choice)});
         const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
         layer.forward();
         layer.backward(dout);
@@ -79,19 +96,41 @@ TEST_CASE("nsa: gradients where blocks have been chosen, which has no gradient",
 }
 
 TEST_CASE("nsa: a choice knows nothing that comes after it", "[attention][nsa]") {
-    const LayerSizes sizes{1, 340, 2, 1, 8, settings(8, 4, 4, 20)};
-    Layer before(sizes);
-    before.forward();
-    for (int token : {1, 255, 256, 257, 320, 339}) {
-        Layer after(sizes);
-        for (auto* numbers : {&after.x, &after.qkv}) {
-            const size_t width = numbers->size() / 340;
-            for (size_t n = token * width; n < (token + 1) * width; n++) (*numbers)[n] = 2 - 3 * (*numbers)[n];
+    for (double choice : {BY_TOKEN, BY_TILE}) {
+        const LayerSizes sizes{1, 340, 2, 1, 8, settings(8, 4, 4, 20, 0, choice)};
+        Layer before(sizes);
+        before.forward();
+        for (int token : {1, 255, 256, 257, 300, 339}) {
+            Layer after(sizes);
+            for (auto* numbers : {&after.x, &after.qkv}) {
+                const size_t width = numbers->size() / 340;
+                for (size_t n = token * width; n < (token + 1) * width; n++) (*numbers)[n] = 2 - 3 * (*numbers)[n];
+            }
+            after.forward();
+            INFO("token " << token);
+            CHECK(std::equal(before.out.begin(), before.out.begin() + token * 2 * 8, after.out.begin()));
+            CHECK(before.out != after.out);
         }
-        after.forward();
-        INFO("token " << token);
-        CHECK(std::equal(before.out.begin(), before.out.begin() + token * 2 * 8, after.out.begin()));
-        CHECK(before.out != after.out);
+    }
+}
+
+TEST_CASE("nsa: the picture of the mask shows the window and what was chosen", "[attention][nsa]") {
+    for (const LayerSizes& sizes : sizes_with_a_choice()) {
+        INFO(text_of(sizes));
+        Layer layer(sizes);
+        layer.forward();
+        const LayerInputs<double> in = layer.inputs();
+        const NaiveNsa<nsa, double> sequence(layer.policy, in, layer.weights.data(), 0);
+        int wrong = 0;
+        for (int h = 0; h < sizes.NH; h++)
+            for (int i = 0; i < sizes.T; i += 3) {
+                const std::vector<bool> chosen = sequence.choice(h / (sizes.NH / sizes.NKV), i);
+                for (int j = 0; j < sizes.T; j++) {
+                    const bool seen = j <= i && (i - j <= layer.policy.left || chosen[j / TILE]);
+                    wrong += layer.policy.sees(in, layer.kept_state(), h, i, j) != seen;
+                }
+            }
+        CHECK(wrong == 0);
     }
 }
 
@@ -101,7 +140,7 @@ TEST_CASE("nsa: the branches' tiles are exactly hidden and full where visible() 
     auto below = [&](int n) { return int(generator() % uint64_t(n)); };
     int wrong = 0;
     for (int n = 0; n < 6000; n++) {
-        const NsaBranch branch = layer.policy.branch(n % 3);
+        const NsaBranch branch = layer.policy.branch(n % 2 ? WIN : CMP);
         const int i0 = below(60), i1 = i0 + 1 + below(8), j0 = below(60) / branch.stride, j1 = j0 + 1 + below(8);
         bool some = false, all = true;
         for (int i = i0; i < i1; i++)
@@ -124,7 +163,7 @@ TEST_CASE("nsa: the importance of blocks is the paper's equation 9", "[attention
     for (auto [l, d] : {std::pair{32, 16}, {16, 16}, {64, 8}, {128, 32}, {4, 1}}) {
         const int T = 330, R = (T - l) / d + 1;
         const std::vector<double> p = normal_numbers(R, 3);
-        const Importance<double> importance{1, T, 1, 1, 8, {l, d}, {nullptr, 0}, nullptr, nullptr, nullptr};
+        const Importance<double> importance{1, T, 1, 1, 8, {l, d}, 1, {nullptr, 0}, nullptr, nullptr, nullptr};
         for (int j = 0; j < 4; j++) {
             double expected = 0;
             for (int m = 0; m < 64 / d; m++)
@@ -133,7 +172,9 @@ TEST_CASE("nsa: the importance of blocks is the paper's equation 9", "[attention
                     if (c >= 0 && c < R) expected += p[c];
                 }
             INFO("l " << l << ", d " << d << ", block " << j);
-            CHECK(std::abs(importance.score(p.data(), R, j) - expected) <= 1e-13 * R);
+            CHECK(std::abs(importance.score(p.data(), 0, R, j) - expected) <= 1e-13 * R);
+            const double in_parts = importance.score(p.data(), 0, 20, j) + importance.score(p.data() + 20, 20, R, j);
+            CHECK((R <= 20 || std::abs(in_parts - expected) <= 1e-13 * R));
         }
     }
 }
@@ -148,11 +189,20 @@ TEST_CASE("nsa: counts of pairs, tiles and cached keys", "[attention][nsa]") {
             for (int c = 0; c * d + l <= T; c++) expected.pairs += c * d + l - 1 <= i;
             for (int j = 0; j <= i; j++) expected.pairs += i - j <= a.left;
             for (int block = 0; block <= i / 64; block++)
-                if (block + a.selected > i / 64) expected.pairs += std::min(64, i + 1 - 64 * block);   // as many as are chosen
+                if (block + a.selection.blocks > i / 64) expected.pairs += std::min(64, i + 1 - 64 * block);   // as many as are chosen
         }
         const PairCount count = a.expected_pairs(sizes.NH, T);
         CHECK(count.pairs == expected.pairs * sizes.NH);
         CHECK(count.tiles >= count.pairs / (64 * 64));
+        if (sizes.settings.at("nsa_choice") != BY_TILE) continue;
+        double tiles = 0;
+        for (int i0 = 0; i0 < T; i0 += 64) {
+            const int i = std::min(i0 + 63, T - 1);   // the last row of the tile sees the farthest key, the first the nearest
+            for (int c0 = 0; c0 * d + l - 1 <= i && c0 * d + l <= T; c0 += 64) tiles++;
+            tiles += i0 / 64 - std::max(0, i0 - a.left) / 64 + 1;
+            tiles += std::min(i0 / 64 + 1, a.selection.blocks);
+        }
+        CHECK(count.tiles == tiles * sizes.NH);
     }
     // One tile of queries: one of every branch. At the paper's length the pairs are the specification's share of dense ones.
     CHECK(Layer({1, 64, 2, 1, 8, settings(32, 16, 16, 512)}).policy.expected_pairs(1, 64).tiles == 3);
@@ -166,7 +216,7 @@ TEST_CASE("nsa: counts of pairs, tiles and cached keys", "[attention][nsa]") {
 
 TEST_CASE("nsa: refuses settings that make no sense", "[attention][nsa]") {
     const std::pair<const char*, int> wrong_ones[] = {
-        {"nsa_block", 0}, {"nsa_stride", 0}, {"nsa_selected", 2}, {"attention_window", -1}, {"nsa_shared_kv", 2}};
+        {"nsa_block", 0}, {"nsa_stride", 0}, {"nsa_selected", 2}, {"attention_window", -1}, {"nsa_shared_kv", 2}, {"nsa_choice", 2}};
     for (auto [key, value] : wrong_ones) {
         Settings wrong = {{key, double(value)}};
         try {

@@ -119,6 +119,30 @@ TEST_CASE("chosen blocks: the greatest scores between the forced blocks, ties to
     CHECK(choose({9}, {.top = 2, .leading = 1, .local = 2}) == std::vector<int>{-1, -1});
 }
 
+TEST_CASE("forced blocks: tiles are hidden and full where visible() says so", "[attention][blocks]") {
+    const Policy plain(Config{}, 0);
+    std::mt19937_64 generator(3);
+    auto below = [&](int n) { return int(generator() % uint64_t(n)); };
+    for (const ForcedBlocks& forced : {ForcedBlocks(plain, 64, 1, 2), {plain, 128, 0, 1}, {plain, 64, INT_MAX, 2}}) {
+        int wrong = 0;
+        for (int n = 0; n < 600; n++) {
+            const bool whole_tiles = n % 2;   // the others may be called mixed where they are not
+            const int i0 = whole_tiles ? 64 * below(8) : below(400), i1 = i0 + (whole_tiles ? 64 : 1 + below(90));
+            const int j0 = whole_tiles ? 64 * below(8) : below(400), j1 = j0 + (whole_tiles ? 64 : 1 + below(90));
+            bool some = false, all = true;
+            for (int i = i0; i < i1; i++)
+                for (int j = j0; j < j1; j++) {
+                    const bool seen = j <= i && (j / forced.block < forced.leading || j / forced.block > i / forced.block - forced.local);
+                    wrong += forced.visible(0, i, j) != seen;
+                    some |= seen, all &= seen;
+                }
+            const Tile verdict = forced.tile(0, i0, i1, j0, j1), exact = all ? Tile::full : some ? Tile::mixed : Tile::hidden;
+            wrong += verdict != exact && (whole_tiles || verdict != Tile::mixed);
+        }
+        CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("merged rows: one softmax over what was there and all rows of a token, with its statistics", "[attention][blocks]") {
     const ChoiceCase one({1, 200, 2, 1, 64, 3}, 0, 3, 5);
     const ListedBlocks listed(one);

@@ -4,9 +4,11 @@
 // token ascending, then -1; only blocks that end before the token. A chooser is a query head, or the heads of a group together.
 // A row's place within its tile depends on earlier tokens alone, so that no sum does on later ones.
 #pragma once
+#include <climits>
 #include <vector>
 
 #include "attention/kernel/rows.cuh"
+#include "model/base/error.h"
 #include "model/device/device.h"
 
 /// Sequences, tokens, query heads, those that choose (NH or NKV), tokens of a block (a multiple of TILE), blocks that a token may
@@ -17,6 +19,13 @@ struct BlockChoice {
     constexpr size_t of_token(int b, int chooser, int t) const { return ((size_t(b) * choosers + chooser) * T + t) * slots; }
     constexpr size_t size() const { return of_token(B, 0, 0); }
 };
+
+/// Fails where the choice has more rows than an int counts; `option` (`key`) is how many blocks a token sees.
+inline void require_countable(const BlockChoice& c, const char* option, const char* key, const char* way_out) {
+    if (int64_t(padded(c.T)) * std::max(c.slots, 1) + int64_t(c.blocks()) * TILE <= INT_MAX) return;
+    fail(Exit::usage, option, " (", key, "): ", c.slots, " chosen blocks of ", c.block, " tokens for each of ", c.T,
+         " are more than 2^31 rows; ", way_out);
+}
 
 /// A `Rows` of queries (rows.cuh): the tokens behind slots first .. first + slots - 1 of the choice.
 struct BlockRows {

@@ -20,7 +20,7 @@ void choose_blocks(CPU, int* to, const W* scores, const TileChoice& choice, int 
     for (int n = 0; n < candidates; n++) order[n] = choice.leading + n;
     auto score = [&](int n) { return scores[n] == scores[n] ? scores[n] : W(-INFINITY); };   // NaN would break the order
     auto better = [&](int x, int y) { return score(x) > score(y) || (score(x) == score(y) && x < y); };
-    if (chosen < candidates) std::nth_element(order.begin(), order.begin() + chosen, order.end(), better);
+    if (chosen < candidates) std::partial_sort(order.begin(), order.begin() + chosen, order.end(), better);   // few of many
     std::sort(order.begin(), order.begin() + chosen);
     std::copy_n(order.begin(), chosen, to);
     std::fill(to + chosen, to + choice.top, -1);

@@ -27,9 +27,10 @@ struct ForcedBlocks : Policy {
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && forced(i / block, j / block); }
 };
 
-/// Rows of tokens that chose the block whose tiles they visit: all of its keys are in their past.
-struct ChosenBlock : Policy {
-    explicit ChosenBlock(const Policy& p) : Policy(p) {}
+/// Rows of tokens that chose the block whose tiles they visit: all of its keys are in their past. P is the text's policy.
+template <class P>
+struct ChosenBlock : P {
+    explicit ChosenBlock(const P& text) : P(text) {}
     constexpr Tile tile(int /*h*/, int /*i0*/, int /*i1*/, int /*j0*/, int /*j1*/) const { return Tile::full; }
     constexpr bool visible(int /*h*/, int /*i*/, int /*j*/) const { return true; }
 };
@@ -67,15 +68,17 @@ public:
         rows_.take(allocator);
     }
 
-    /// `a` is a call of the text without a mask; `choice` (block_rows.cuh).
-    void forward(CPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, const int* choice) const {
+    /// `forced` is a ForcedBlocks, `a` a call of the text without a mask, `choice` in block_rows.cuh.
+    template <class P>
+    void forward(CPU device, const P& forced, const AttentionForward<X>& a, const int* choice) const {
         attention_forward(device, forced, a);
         if (rows_.slots == 0) return;
         list_block_rows(device, rows_, choice);
         attention_forward_queries(device, ChosenBlock(forced), chosen_arguments(a, rows_), rows_);
     }
-    /// Overwrites g.dq, g.dk and g.dv.
-    void backward(CPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+    /// Overwrites g.dq, g.dk, g.dv and g.dgate.
+    template <class P>
+    void backward(CPU device, const P& forced, const AttentionForward<X>& a, const AttentionBackward<X>& g,
                   const int* choice) const {
         attention_backward(device, forced, a, g);
         if (rows_.slots == 0) return;
@@ -89,6 +92,17 @@ private:
 
 #ifdef WITH_GPU
 
+/// to (B, R, NH) = from (B, T, NH) in the order of the rows, 0 for padding.
+struct GatherGates {
+    float* to;
+    const float* from;
+    BlockRows rows;
+    constexpr void operator()(unsigned row, int h) const {
+        const int NH = rows.choice.NH, b = int(row) / rows.count, token = rows.token(b, h, int(row) % rows.count);
+        to[size_t(row) * NH + h] = token < 0 ? 0 : from[(size_t(b) * rows.T + token) * NH + h];
+    }
+};
+
 template <class X>
 class TokenBlocks<GPU, X> {
     static constexpr int AT_ONCE = 4;   // slots of a pass
@@ -99,10 +113,12 @@ public:
         rows_.take(allocator);
         const size_t rows = size_t(s.B) * rows_.count * s.NH * s.HS, keys = size_t(s.B) * s.T * s.NKV * s.HS;
         q_ = allocator.take<X>(rows), results_.out = allocator.take<X>(rows), dout_ = allocator.take<X>(rows);
+        gate_ = allocator.take<float>(rows / s.HS);
         dq_ = allocator.take<float>(rows), dk_ = allocator.take<float>(keys), dv_ = allocator.take<X>(keys);
         kernel_ = allocator.take<std::byte>(attention_workspace(device, policy, s.B, std::max(s.T, rows_.count), s.T, s.NH));
     }
-    void forward(GPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, const int* choice) const {
+    template <class P>
+    void forward(GPU device, const P& forced, const AttentionForward<X>& a, const int* choice) const {
         attention_forward(device, forced, a);
         each_pass(device, choice, [&](const BlockRows& rows) {
             AttentionForward<X> chosen = gathered(device, a, rows);
@@ -112,16 +128,19 @@ public:
         });
     }
 
-    void backward(GPU device, const ForcedBlocks& forced, const AttentionForward<X>& a, AttentionBackward<X> g,
+    template <class P>
+    void backward(GPU device, const P& forced, const AttentionForward<X>& a, AttentionBackward<X> g,
                   const int* choice) const {
         g.workspace = kernel_;
         attention_backward(device, forced, a, g);
         const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(a.NKV) * a.HS;
         each_pass(device, choice, [&](const BlockRows& rows) {
-            const AttentionForward<X> chosen = gathered(device, a, rows);
+            AttentionForward<X> chosen = gathered(device, a, rows);
             gather_rows(device, chosen.out, Heads<const X>{a.out, q_row}, rows, shape(a));
             gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, shape(a));
             gather_scalars(device, chosen.lse, static_cast<const float*>(a.lse), rows, a.B, a.T, a.NH, float(-INFINITY));
+            if (a.gate) each_element(device, size_t(a.B) * rows.count, a.NH, GatherGates{gate_, a.gate, rows});
+            chosen.gate = a.gate ? gate_ : nullptr;
             AttentionBackward<X> of_rows{};
             of_rows.dout = dout_, of_rows.workspace = kernel_;
             of_rows.dq = {dq_, q_row}, of_rows.dk = {dk_, k_row}, of_rows.dv = {dv_, k_row};
@@ -157,6 +176,7 @@ private:
     BlockRows rows_;
     BranchResults<X> results_;
     X *q_, *dout_;   // (B, R, NH, HS)
+    float* gate_;    // (B, R, NH)
     float *dq_, *dk_;
     X* dv_;
     std::byte* kernel_;

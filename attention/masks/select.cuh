@@ -97,7 +97,7 @@ __device__ Cut cut_of_greatest(const W* scores, const TileChoice& choice, int r)
     const auto reach = [&](unsigned key) {
         int count = 0;
         for (int first = 0; first <= r; first += WARP) {
-            const int c = first + int(threadIdx.x);
+            const int c = first + int(threadIdx.x) % WARP;
             count += __popc(__ballot_sync(ALL_LANES, c <= r && !choice.forced(r, c) && ordered(scores[c]) >= key));
         }
         return count;
@@ -113,7 +113,7 @@ template <class W>
 __device__ Cut cut_of_shares(const W* scores, const TileChoice& choice, int r) {
     const CandidateSoftmax<W> softmax(scores, choice, r);
     unsigned key = ~0u;
-    for (int c = int(threadIdx.x); c <= r; c += WARP)
+    for (int c = int(threadIdx.x) % WARP; c <= r; c += WARP)
         if (!choice.forced(r, c) && exp_of(scores[c] - softmax.largest) > W(choice.threshold) * softmax.sum)
             key = min(key, ordered(scores[c]));
     for (int distance = WARP / 2; distance > 0; distance /= 2) key = min(key, __shfl_xor_sync(ALL_LANES, key, distance));

@@ -1,107 +1,256 @@
-// The importance of a selection block of TILE tokens to a query, from the query's attention to compressed keys (NSA, Yuan et al.
-// 2025, equation 9), summed over the query heads of a group:
+// The choice of blocks by their importance to a query, from its attention to compressed keys (NSA, Yuan et al. 2025, equation 9),
+// summed over the query heads of a group, which choose together (equation 10):
 //     score_j = sum_h sum_c p_hc |block j and compressed block c| / d,   p_hc = exp(q_h.Kc_c / sqrt(HS) - LSE_h)
-// |..| counts the tokens in both. Where d divides TILE and l this is the paper's sum over p of the strips of d tokens that they
-// share; this form holds for any l and d. There is one row of scores per tile of TILE queries, from the tile's first query.
+// |..| counts the tokens in both, of blocks of TILE tokens. Where d divides TILE and l this is the paper's sum over p of the strips
+// of d tokens that they share; this form holds for any l and d.
 #pragma once
 #include <vector>
 
-#include "attention/masks/select.cuh"
+#include "attention/blocks/block_rows.cuh"
+#include "attention/blocks/choose_blocks.cuh"
+#include "attention/kernel/cpu_rows.h"
 #include "attention/nsa/compress.cuh"
 #include "model/device/blas.h"
+#ifdef WITH_GPU
+#include "attention/kernel/features.cuh"
+#endif
 
+/// Every `every`-th token chooses: row n of a choice is that of token n * every.
 template <class X>
 struct Importance {
     int B, T, NH, NKV, HS;
     BlockGrid grid;
+    int every;
     Heads<const X> q;     // (B, T, NH, HS)
     const X* keys;        // (B, R, NKV, HS) compressed, R = grid.rows(T)
     const Wide<X>* lse;   // (B, NH, T) of the attention to them
-    Wide<X>* shares;      // (B, NKV, N, R) scratch: p summed over the heads of the group; N = tiles_of(T)
+    Wide<X>* scores;      // importance_scratch() numbers
 
     constexpr int group() const { return NH / NKV; }
-    constexpr size_t row(int b, int kv, int r) const { return (size_t(b) * NKV + kv) * tiles_of(T) + r; }
-    constexpr const X* query(int b, int h, int r) const { return q.data + (size_t(b) * T + r * TILE) * q.row + size_t(h) * HS; }
+    constexpr int rows() const { return (T + every - 1) / every; }
+    constexpr int token(int row) const { return row * every; }
+    constexpr int visible(int row) const { return grid.complete(token(row) + 1); }
+    constexpr const X* query(int b, int h, int row) const {
+        return q.data + (size_t(b) * T + token(row)) * q.row + size_t(h) * HS;
+    }
     constexpr const X* key(int b, int kv, int c) const { return keys + ((size_t(b) * grid.rows(T) + c) * NKV + kv) * HS; }
-    constexpr Wide<X> lse_of(int b, int h, int r) const { return lse[(size_t(b) * NH + h) * T + r * TILE]; }
+    constexpr Wide<X> lse_of(int b, int h, int row) const { return lse[(size_t(b) * NH + h) * T + token(row)]; }
 
-    /// Score of block j from the shares of the `visible` compressed keys.
-    constexpr Wide<X> score(const Wide<X>* shares_of_row, int visible, int j) const {
-        const int begin = j * TILE, end = begin + TILE, l = grid.l, d = grid.d;
+    /// |block j and compressed block c| / d.
+    constexpr Wide<X> overlap(int c, int j) const {
+        const int begin = std::max(j * TILE, c * grid.d), past = std::min((j + 1) * TILE, c * grid.d + grid.l);
+        return Wide<X>(past - begin) / Wide<X>(grid.d);
+    }
+    /// The blocks that compressed block c has tokens of.
+    constexpr int first_block(int c) const { return c * grid.d / TILE; }
+    constexpr int last_block(int c) const { return (c * grid.d + grid.l - 1) / TILE; }
+    /// What compressed blocks `first` to `end` - 1 add to the score of block j; `shares` begins at the first of them.
+    constexpr Wide<X> score(const Wide<X>* shares, int first, int end, int j) const {
+        const int begin = j * TILE < grid.l ? 0 : (j * TILE - grid.l) / grid.d + 1;
         Wide<X> sum = 0;
-        for (int c = begin < l ? 0 : (begin - l) / d + 1; c < visible && c * d < end; c++)
-            sum += shares_of_row[c] * Wide<X>(std::min(end, c * d + l) - std::max(begin, c * d));
-        return sum / Wide<X>(d);
+        for (int c = std::max(first, begin); c < end && first_block(c) <= j; c++) sum += shares[c - first] * overlap(c, j);
+        return sum;
     }
 };
 
-/// scores (B, NKV, N, N) of blocks 1 .. r - 2 for query tile r; the others, which are always chosen, are not written.
+/// The scores of blocks for TILE rows of one key/value head, on the CPU. Numbers lie by key or block and then by row, so that a SIMD
+/// vector has those of several rows.
 template <class X>
-void importance_of_blocks(CPU, X* scores, const Importance<X>& s) {
-    const int N = tiles_of(s.T), R = s.grid.rows(s.T), G = s.group();
-#pragma omp parallel for collapse(3)
-    for (int b = 0; b < s.B; b++)
-        for (int kv = 0; kv < s.NKV; kv++)
-            for (int r = 0; r < N; r++) {
-                const int visible = s.grid.complete(r * TILE + 1);
-                if (r < 3) continue;
-                std::vector<X> z(size_t(G) * visible);
-                if (visible > 0)
-                    gemm(Transpose::no, Transpose::yes, G, visible, s.HS, X(1) / std::sqrt(X(s.HS)), s.query(b, kv * G, r), s.HS,
-                         s.key(b, kv, 0), size_t(s.NKV) * s.HS, X(0), z.data(), visible);
-                X* shares = s.shares + s.row(b, kv, r) * R;
-                std::fill_n(shares, visible, X(0));
-                for (int h = 0; h < G; h++)
-                    for (int c = 0; c < visible; c++) shares[c] += exp_of(z[size_t(h) * visible + c] - s.lse_of(b, kv * G + h, r));
-                for (int j = 1; j < r - 1; j++) scores[s.row(b, kv, r) * N + j] = s.score(shares, visible, j);
+class ScoresOfRows {
+    static constexpr int KEYS = 2 * TILE;   // at a time: what is computed of them stays in the cache
+
+public:
+    explicit ScoresOfRows(const Importance<X>& s)
+        : s_(s), rows_of_q_(size_t(TILE) * s.HS), q_(size_t(s.group()) * s.HS * TILE), lse_(size_t(s.group()) * TILE), visible_(TILE),
+          z_(KEYS * TILE), shares_(KEYS * TILE), scores_(size_t(tiles_of(s.T)) * TILE) {}
+
+    /// `past`: one past the last block that any of them sees.
+    void compute(int b, int kv, int row0, int rows, int past) {
+        std::fill_n(scores_.begin(), size_t(past) * TILE, X(0));
+        for (int r = 0; r < TILE; r++) visible_[r] = r < rows ? X(s_.visible(row0 + r)) : X(0);
+        for (int h = 0; h < s_.group(); h++) bring_queries(b, kv * s_.group() + h, h, row0, rows);
+        const int visible = s_.visible(row0 + rows - 1);
+        for (int c0 = 0; c0 < visible; c0 += KEYS) add_keys(b, kv, c0, std::min(KEYS, visible - c0));
+    }
+    /// Of blocks `first` to `past` - 1, by block.
+    void copy_row(X* to, int r, int first, int past) const {
+        for (int j = first; j < past; j++) to[j] = scores_[size_t(j) * TILE + r];
+    }
+
+private:
+    using N = Pack<X>;
+
+    void bring_queries(int b, int head, int h, int row0, int rows) {
+        for (int r = 0; r < rows; r++) {
+            std::copy_n(s_.query(b, head, row0 + r), s_.HS, &rows_of_q_[size_t(r) * s_.HS]);
+            lse_[h * TILE + r] = s_.lse_of(b, head, row0 + r);
+        }
+        transpose_tile(&q_[size_t(h) * s_.HS * TILE], rows_of_q_.data(), s_.HS);
+    }
+    void add_keys(int b, int kv, int c0, int keys) {
+        std::fill(shares_.begin(), shares_.end(), X(0));
+        for (int h = 0; h < s_.group(); h++) {
+            gemm(Transpose::no, Transpose::no, keys, TILE, s_.HS, X(1) / std::sqrt(X(s_.HS)), s_.key(b, kv, c0),
+                 size_t(s_.NKV) * s_.HS, &q_[size_t(h) * s_.HS * TILE], TILE, X(0), z_.data(), TILE);
+            for (int c = 0; c < keys; c++)
+                for (int r = 0; r < TILE; r += LANES<X>) {
+                    const N p = exp_of(load<N>(&z_[c * TILE + r]) - load<N>(&lse_[h * TILE + r]));
+                    X* const to = &shares_[c * TILE + r];
+                    store(to, load<N>(to) + (load<N>(&visible_[r]) > X(c0 + c) ? p : N{}));
+                }
+        }
+        for (int c = c0; c < c0 + keys; c++)
+            for (int j = s_.first_block(c); j <= s_.last_block(c) && j < tiles_of(s_.T); j++) {
+                const X share = s_.overlap(c, j);
+                for (int r = 0; r < TILE; r += LANES<X>) {
+                    X* const to = &scores_[size_t(j) * TILE + r];
+                    store(to, load<N>(to) + share * load<N>(&shares_[(c - c0) * TILE + r]));
+                }
             }
+    }
+
+    const Importance<X>& s_;
+    std::vector<X> rows_of_q_, q_;        // (TILE, HS) and transposed (group, HS, TILE)
+    std::vector<X> lse_, visible_;        // (group, TILE), (TILE)
+    std::vector<X> z_, shares_, scores_;  // (KEYS, TILE) twice and (blocks, TILE)
+};
+
+/// choice (block_rows.cuh), of the heads of each group together: the candidates of `rule` with the greatest scores.
+template <class X>
+void choose_by_importance(CPU, int* choice, const Importance<X>& s, const BlockChoice& c, const TileChoice& rule) {
+    const int tiles = tiles_of(s.rows());
+#pragma omp parallel
+    {
+        ScoresOfRows<X> of_rows(s);
+        std::vector<X> scores(tiles_of(s.T));
+        std::vector<int> order;
+#pragma omp for collapse(3) schedule(dynamic)
+        for (int tile = tiles - 1; tile >= 0; tile--)   // late rows see the most keys: they start first
+            for (int b = 0; b < s.B; b++)
+                for (int kv = 0; kv < s.NKV; kv++) {
+                    const int row0 = tile * TILE, rows = std::min(TILE, s.rows() - row0), last = s.token(row0 + rows - 1) / TILE;
+                    const bool compare = candidates_of(rule, last) > rule.top;   // else all are taken
+                    if (compare) of_rows.compute(b, kv, row0, rows, last + 1);
+                    for (int r = 0; r < rows; r++) {
+                        const int own = s.token(row0 + r) / TILE;
+                        if (compare) of_rows.copy_row(scores.data(), r, rule.leading, own - rule.local + 1);
+                        choose_blocks(CPU{}, choice + c.of_token(b, kv, row0 + r), scores.data(), rule, own, order);
+                    }
+                }
+    }
 }
+
+inline size_t importance_scratch(CPU, const BlockChoice&, int /*T*/) { return 0; }
 
 #ifdef WITH_GPU
 
 namespace importance {
-inline constexpr int THREADS = 128;
-inline constexpr int HEADS = 4;   // heads that share a thread's loads of a key
+inline constexpr int WARPS = 4, THREADS = WARPS * WARP;
+inline constexpr int MOST_BLOCKS = 512;   // enough to fill a GPU; each has scores for TILE rows
+
+inline int blocks(const BlockChoice& c) { return int(std::min<int64_t>(MOST_BLOCKS, int64_t(tiles_of(c.T)) * c.choosers * c.B)); }
 }   // namespace importance
 
-/// One block per (query tile, key/value head, sequence); its shared memory holds the group's queries. Threads first share the
-/// compressed keys, then the selection blocks.
-template <class X>
-__global__ void importance_kernel(float* scores, const Importance<X> s) {
-    using namespace importance;
-    constexpr int PIECE = Packed<X>::size;
-    float* queries = &dynamic_shared<float>();
-    const int r = blockIdx.x, kv = blockIdx.y, b = blockIdx.z, N = gridDim.x, G = s.group(), HS = s.HS;
-    if (r < 3) return;   // uniform in the block
-    const int visible = s.grid.complete(r * TILE + 1), slots = (G + HEADS - 1) / HEADS * HEADS;
-    for (int n = threadIdx.x; n < slots * HS; n += THREADS)
-        queries[n] = n < G * HS ? to_float(s.query(b, kv * G, r)[n]) : 0;
-    __syncthreads();
+/// Numbers that Importance::scores has to hold for a choice of blocks of T tokens.
+inline size_t importance_scratch(GPU, const BlockChoice& c, int T) { return size_t(importance::blocks(c)) * TILE * tiles_of(T); }
 
-    float* shares = s.shares + s.row(b, kv, r) * s.grid.rows(s.T);
-    for (int c = threadIdx.x; c < visible; c += THREADS) {
-        float share = 0;
-        for (int h0 = 0; h0 < G; h0 += HEADS) {
-            float product[HEADS] = {};
-            for (int d = 0; d < HS; d += PIECE) {
-                const Packed<X> key = load_packed(s.key(b, kv, c) + d);
-                for (int h = 0; h < HEADS; h++)
-                    for (int e = 0; e < PIECE; e++) product[h] += queries[(h0 + h) * HS + d + e] * key[e];
-            }
-            for (int h = 0; h < HEADS; h++)
-                if (h0 + h < G) share += exp_of(product[h] * rsqrtf(float(HS)) - s.lse_of(b, kv * G + h0 + h, r));
-        }
-        shares[c] = share;
+template <class X, int HS>
+struct ImportanceShared {
+    SharedTile<X, TILE, HS> q, k;
+    float shares[TILE][TILE + 1];
+};
+
+/// TILE rows of one key/value head: their scores of all blocks, key tile by key tile, then their choices.
+template <class X, int HS>
+struct ImportanceTile {
+    const Importance<X>& s;
+    const TileChoice& rule;
+    ImportanceShared<X, HS>& shared;
+    float* scores;   // (TILE, N)
+    int b, kv, row0, rows;
+
+    __device__ int width() const { return tiles_of(s.T); }
+    __device__ void choose(int* choice, const BlockChoice& c) const {
+        const int last = s.token(row0 + rows - 1) / TILE;
+        for (int n = threadIdx.x; n < rows * (last + 1); n += importance::THREADS)
+            scores[size_t(n / (last + 1)) * width() + n % (last + 1)] = 0;
+        const int visible = candidates_of(rule, last) > rule.top ? s.visible(row0 + rows - 1) : 0;   // else all are taken
+        for (int c0 = 0; c0 < visible; c0 += TILE) add_keys(c0, last);
+        __syncthreads();
+        for (int r = int(threadIdx.x) / WARP; r < rows; r += importance::WARPS)
+            choose_blocks(choice + c.of_token(b, kv, row0 + r), scores + size_t(r) * width(), rule, s.token(row0 + r) / TILE);
+        __syncthreads();
     }
-    __syncthreads();
-    for (int j = 1 + int(threadIdx.x); j < r - 1; j += THREADS) scores[s.row(b, kv, r) * N + j] = s.score(shares, visible, j);
+
+private:
+    /// Adds the shares of compressed keys from c0 on to the scores of the blocks that they touch, up to block `last`.
+    __device__ void add_keys(int c0, int last) const {
+        float share[TILE / 8][4] = {};
+        __syncthreads();   // the tile of keys before is no longer read
+        copy_rows<importance::THREADS>(shared.k, s.key(b, kv, 0), size_t(s.NKV) * HS, c0, s.grid.rows(s.T));
+        for (int h = kv * s.group(); h < (kv + 1) * s.group(); h++) add_head(share, h, c0);
+        for_each(share, [&](float& p, int r, int c) { shared.shares[r][c] = p; });
+        __syncthreads();
+        const int first = s.first_block(c0), past = min(last, s.last_block(c0 + TILE - 1)) + 1;
+        for (int n = threadIdx.x; n < rows * (past - first); n += importance::THREADS) {
+            const int r = n / (past - first), j = first + n % (past - first);
+            scores[size_t(r) * width() + j] += s.score(shared.shares[r], c0, c0 + TILE, j);
+        }
+    }
+
+    /// share += p of one query head; 0 where the key is not visible.
+    __device__ void add_head(float (&share)[TILE / 8][4], int h, int c0) const {
+        __syncthreads();   // the queries before are no longer read
+        copy_rows<importance::THREADS>(shared.q, s.query(b, h, 0), s.every * s.q.row, row0, s.rows());
+        wait_for_copies();
+        __syncthreads();
+        float z[1][TILE / 8][4] = {};
+        rows_times_rows(z, shared.q, warp_row(), shared.k, 0);
+        float lse[2];
+        int visible[2];
+        for (int half = 0; half < 2; half++) {
+            const int r = warp_row() + lane_row() + 8 * half;
+            visible[half] = r < rows ? s.visible(row0 + r) - c0 : 0;
+            lse[half] = r < rows ? s.lse_of(b, h, row0 + r) * LOG2_E : 0;
+        }
+        const float to_base_2 = rsqrtf(float(HS)) * LOG2_E;
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (8 * n + lane_column() + e % 2 < visible[e / 2]) share[n][e] += exp2_of(z[0][n][e] * to_base_2 - lse[e / 2]);
+    }
+
+    /// Calls use(x, row, column) for the thread's elements of a (TILE, TILE) result.
+    template <class Use>
+    static __device__ void for_each(float (&x)[TILE / 8][4], Use use) {
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) use(x[n][e], warp_row() + lane_row() + e / 2 * 8, 8 * n + lane_column() + e % 2);
+    }
+    static __device__ int warp_row() { return int(threadIdx.x) / WARP * 16; }
+};
+
+/// Blocks take one tile of rows after the other, those that see the most keys first.
+template <class X, int HS>
+__global__ void __launch_bounds__(importance::THREADS)
+    choose_by_importance_kernel(int* choice, const __grid_constant__ Importance<X> s, const BlockChoice c, const TileChoice rule) {
+    auto& shared = dynamic_shared<ImportanceShared<X, HS>>();
+    const int tiles = tiles_of(s.rows()), lists = s.NKV * s.B;
+    float* const scores = s.scores + size_t(blockIdx.x) * TILE * tiles_of(s.T);
+    for (int n = blockIdx.x; n < tiles * lists; n += gridDim.x) {
+        const int row0 = (tiles - 1 - n / lists) * TILE, list = n % lists;
+        ImportanceTile<X, HS>{s, rule, shared, scores, list / s.NKV, list % s.NKV, row0, min(TILE, s.rows() - row0)}.choose(choice, c);
+    }
 }
 
 template <class X>
-void importance_of_blocks(GPU device, float* scores, const Importance<X>& s) {
-    const int slots = (s.group() + importance::HEADS - 1) / importance::HEADS * importance::HEADS;
-    launch(device, importance_kernel<X>, Grid(tiles_of(s.T), s.NKV, s.B), importance::THREADS, size_t(slots) * s.HS * sizeof(float),
-           scores, s);
+void choose_by_importance(GPU device, int* choice, const Importance<X>& s, const BlockChoice& c, const TileChoice& rule) {
+    for_head_size(s.HS, [&](auto HS) {
+        launch(device, choose_by_importance_kernel<X, HS>, importance::blocks(c), importance::THREADS,
+               sizeof(ImportanceShared<X, HS>), choice, s, c, rule);
+    });
 }
 
 #endif

@@ -1,8 +1,8 @@
 // Memory layout of NSA (attention/nsa.cuh): what it keeps, and scratch memory of a pass.
 #pragma once
 #include "attention/gates/gated_sum.cuh"
-#include "attention/kernel/walk.h"
-#include "attention/nsa/compress.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/nsa/selection.cuh"
 
 enum { CMP, SLC, WIN };   // the branches
 
@@ -14,12 +14,11 @@ struct NsaKept {
     X *k, *v;                 // (B, R, NKV, HS) compressed
     GatedBranches<X> branches;
     Wide<X>* lse[BRANCHES];   // (B, NH, T); slc's is the layer's own
-    int *count, *tiles;       // (B, NH, N) and (B, NH, N, N), N = tiles_of(T)
+    int* choice;              // slc's (Selection::choice)
     size_t bytes;
 
-    NsaKept(std::byte* memory, const LayerShape& s, const BlockGrid& grid, bool shared) {
+    NsaKept(std::byte* memory, const LayerShape& s, const BlockGrid& grid, bool shared, const Selection& selection) {
         const size_t BT = size_t(s.B) * s.T, KV = size_t(s.NKV) * s.HS, compressed = size_t(s.B) * grid.rows(s.T) * KV;
-        const size_t N = tiles_of(s.T);
         BumpAllocator allocator(memory);
         projected = shared ? nullptr : allocator.take<X>(BT * 4 * KV);
         for (X** part : {&k_hidden, &v_hidden, &k, &v}) *part = allocator.take<X>(compressed);
@@ -28,32 +27,33 @@ struct NsaKept {
             branches.gate[c] = allocator.take<Wide<X>>(BT * s.NH);
             lse[c] = c == SLC ? nullptr : allocator.take<Wide<X>>(BT * s.NH);
         }
-        count = allocator.take<int>(s.B * s.NH * N), tiles = allocator.take<int>(s.B * s.NH * N * N);
+        choice = allocator.take<int>(selection.choice(s).size());
         bytes = allocator.bytes();
     }
 };
 
 /// Scratch memory of either pass.
-template <class X>
+template <class X, class Device>
 struct NsaWork {
     BumpAllocator allocator;
     CompressWork<X> compress;
     X* logits;                  // (B, T, 3, NH) of the gates; backward: their gradient
-    Wide<X> *shares, *scores;   // (B, NKV, N, R) and (B, NKV, N, N): the choice of blocks
+    Wide<X>* scores;            // of blocks, while they are chosen
     X* dprojected;              // (B, T, 4, NKV, HS)
     Wide<X> *dq, *dk;           // (B, T, NH, HS) and (B, T, NKV, HS): slc's contribution
     X* dv;                      // (B, T, NKV, HS)
     Wide<X>* dk_compressed;     // (B, R, NKV, HS)
     X *dk_narrow, *dv_compressed;
     Wide<X>* dgate[BRANCHES];   // (B, T, NH)
+    SelectedAttention<Device, X> selected;
     std::byte* attention;
 
-    NsaWork(std::byte* memory, const LayerShape& s, const CompressShape& blocks, size_t attention_bytes)
-        : allocator(memory), compress(allocator, blocks) {
-        const size_t BT = size_t(s.B) * s.T, KV = size_t(s.NKV) * s.HS, compressed = blocks.keys() * s.HS, N = tiles_of(s.T);
+    NsaWork(Device device, std::byte* memory, const LayerShape& s, const CompressShape& blocks, const Selection& selection,
+            const Policy& policy, size_t score_numbers, size_t attention_bytes)
+        : allocator(memory), compress(allocator, blocks), selected(device, allocator, s, selection, policy) {
+        const size_t BT = size_t(s.B) * s.T, KV = size_t(s.NKV) * s.HS, compressed = blocks.keys() * s.HS;
         logits = allocator.take<X>(BT * BRANCHES * s.NH);
-        shares = allocator.take<Wide<X>>(s.B * s.NKV * N * blocks.grid.rows(s.T));
-        scores = allocator.take<Wide<X>>(s.B * s.NKV * N * N);
+        scores = allocator.take<Wide<X>>(score_numbers);
         dprojected = allocator.take<X>(BT * 4 * KV);
         dq = allocator.take<Wide<X>>(BT * s.NH * s.HS), dk = allocator.take<Wide<X>>(BT * KV), dv = allocator.take<X>(BT * KV);
         dk_compressed = allocator.take<Wide<X>>(compressed);

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from .parts import Tensor, attend, for_query_heads, masked_softmax, per_token, rope, scores, window
 
-NSA_TILE = 64    # tokens of a block that is selected, and of the queries that share a selection
+NSA_TILE = 64    # tokens of a block that is selected, and of the queries that share a selection with nsa_choice 1
 
 
 def nsa(a, w, s, notes):
@@ -34,24 +34,27 @@ def nsa(a, w, s, notes):
 
 
 def nsa_selection(a, s, shares, ends, notes):
-    """(B, NH, T, T): whether the tile of token i has selected the block of token j, by what its first token's heads look at."""
+    """(B, NH, T, T): whether token i has selected the block of token j, by what its heads look at; with nsa_choice 1 the first token
+    of its tile has."""
+    every = NSA_TILE if s.get('nsa_choice') else 1
     tiles = -(-a.T // NSA_TILE)
     starts = ends - s['nsa_block'] + 1
     first = torch.arange(tiles)[:, None] * NSA_TILE
     shared_tokens = (torch.minimum(first + NSA_TILE, ends + 1) - torch.maximum(first, starts)).clamp(min=0)    # (tiles, blocks)
-    of_tile = shares[:, :, ::NSA_TILE].unflatten(1, (a.NKV, -1)).sum(2)    # (B, NKV, tiles, blocks)
-    importance = of_tile @ shared_tokens.T.to(shares.dtype) / s['nsa_stride']
-    selected = torch.zeros(a.B, a.NKV, tiles, tiles, dtype=torch.bool)
-    for r in range(tiles):
+    of_group = shares[:, :, ::every].unflatten(1, (a.NKV, -1)).sum(2)      # (B, NKV, rows, blocks)
+    importance = of_group @ shared_tokens.T.to(shares.dtype) / s['nsa_stride']
+    selected = torch.zeros(*importance.shape, dtype=torch.bool)
+    for row in range(importance.shape[2]):
+        r = row * every // NSA_TILE
         forced = sorted({0, max(r - 1, 0), r})
-        selected[:, :, r, forced] = True
+        selected[:, :, row, forced] = True
         free = s['nsa_selected'] - len(forced)
-        rest = importance[:, :, r, 1:max(r - 1, 1)]                        # blocks 1 .. r - 2
+        rest = importance[:, :, row, 1:max(r - 1, 1)]                      # blocks 1 .. r - 2
         order = rest.sort(-1, descending=True)
         if free < rest.shape[-1]:
             notes.chose(order.values[..., free - 1] - order.values[..., free] if free else torch.ones(0))
-        selected[:, :, r] |= torch.zeros_like(selected[:, :, r]).scatter(-1, order.indices[..., :free] + 1, True)
-    return for_query_heads(selected, a.NH)[:, :, a.i // NSA_TILE, a.j // NSA_TILE]
+        selected[:, :, row] |= torch.zeros_like(selected[:, :, row]).scatter(-1, order.indices[..., :free] + 1, True)
+    return for_query_heads(selected, a.NH)[:, :, a.i // every, a.j // NSA_TILE]
 
 
 def nsa_tensors(form, s):
