@@ -29,6 +29,7 @@ std::vector<LayerSizes> sizes_with_a_choice() {
         all.push_back({1, 500, 3, 1, 8, settings(12, 5, 4, 0, 0, choice)});
         all.push_back({1, 340, 2, 2, 8, settings(3, 7, 4, 1000, 0, choice)});
         all.push_back({1, 340, 2, 1, 8, settings(300, 16, 4, 9, 0, choice)});   // early queries see no complete block: equal scores
+        all.push_back({1, 400, 2, 1, 8, settings(150, 10, 4, 9, 0, choice)});   // a key that is not complete yet reaches far back
         all.push_back({1, 340, 2, 1, 8, settings(8, 8, 3, 9, 0, choice)});
     }
     return all;

@@ -7,25 +7,28 @@ from .parts import Tensor, attend, for_query_heads, masked_softmax, per_token, r
 NSA_TILE = 64    # tokens of a block that is selected, and of the queries that share a selection with nsa_choice 1
 
 
+def compress(keys, w, phi, s):
+    """(B, NKV, T, HS) -> (B, NKV, blocks, HS) by the network phi."""
+    blocks = keys.unfold(2, s['nsa_block'], s['nsa_stride']).transpose(-1, -2) + w[phi + '.pe']   # (B, NKV, blocks, l, HS)
+    return F.linear(F.gelu(F.linear(blocks.flatten(-2), w[phi + '.w1'], w[phi + '.b1']), approximate='tanh'), w[phi + '.w2'])
+
+
+def shares_of_blocks(a, k_cmp, s):
+    """Attention to the compressed keys (B, NH, T, blocks), and the last token of each block."""
+    ends = torch.arange(k_cmp.shape[2]) * s['nsa_stride'] + s['nsa_block'] - 1
+    return masked_softmax(scores(a.q_pre, k_cmp), ends <= a.i)[0], ends
+
+
 def nsa(a, w, s, notes):
     """Attention to compressed keys, to selected blocks, and to a window; summed with a gate each. The first two have projections of
     their own, or with nsa_shared_kv all have the model's (compressed keys before RoPE)."""
-    l, d = s['nsa_block'], s['nsa_stride']
-
     def project(name):
         if s['nsa_shared_kv']:
             return a.v if name.startswith('w_v') else a.k_pre
         return F.linear(a.x, w[name]).view(a.B, a.T, a.NKV, a.HS).transpose(1, 2)
 
-    def compress(keys, phi):
-        blocks = keys.unfold(2, l, d).transpose(-1, -2) + w[phi + '.pe']   # (B, NKV, blocks, l, HS)
-        return F.linear(F.gelu(F.linear(blocks.flatten(-2), w[phi + '.w1'], w[phi + '.b1']), approximate='tanh'), w[phi + '.w2'])
-
-    k_cmp, v_cmp = compress(project('w_k_cmp'), 'phi_k'), compress(project('w_v_cmp'), 'phi_v')
-    ends = torch.arange(k_cmp.shape[2]) * d + l - 1                        # of the compressed blocks
-    shares, _ = masked_softmax(scores(a.q_pre, k_cmp), ends <= a.i)        # (B, NH, T, blocks)
-    cmp = shares @ for_query_heads(v_cmp, a.NH)
-
+    shares, ends = shares_of_blocks(a, compress(project('w_k_cmp'), w, 'phi_k', s), s)
+    cmp = shares @ for_query_heads(compress(project('w_v_cmp'), w, 'phi_v', s), a.NH)
     k_slc = rope(project('w_k_slc'), a.theta, torch.arange(a.T))
     slc = attend(scores(a.q, k_slc), a.causal & nsa_selection(a, s, shares.detach(), ends, notes), project('w_v_slc'))
     win = attend(scores(a.q, a.k), a.causal & window(a, s), a.v)
