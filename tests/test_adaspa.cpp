@@ -169,7 +169,7 @@ TEST_CASE("adaspa: every row of blocks keeps its own block and as many as the sp
     const std::vector<double> numbers = normal_numbers(W.size(), 5);
     for (int n = 0; n < N * N; n++) W[n] = std::abs(numbers[n]) * (n % N <= n / N);
     for (double sparsity : {0.0, 0.3, 0.5, 0.8, 0.9, 0.999}) {
-        const BlockRows rows = adaspa_select(W, N, sparsity);
+        const KeptBlocks rows = adaspa_select(W, N, sparsity);
         double kept = 0;
         for (int p = 0; p < N; p++) {
             CHECK(std::is_sorted(rows[p].begin(), rows[p].end()));

@@ -34,7 +34,7 @@ struct AdaSpaCount {
 };
 
 /// Which key blocks each block row reads: [row] in ascending order.
-using BlockRows = std::vector<std::vector<int>>;
+using KeptBlocks = std::vector<std::vector<int>>;
 
 /// W (N, N) of head h, zero above the diagonal, after attention_forward() has left its LSE in a.lse. One sequence, T == S.
 template <class X, class P>
@@ -71,8 +71,8 @@ inline int adaspa_kept(int candidates, double sparsity) {
 }
 
 /// The choice of one head from its mass (N, N).
-inline BlockRows adaspa_select(const std::vector<double>& mass, int blocks, double sparsity) {
-    BlockRows rows(blocks);
+inline KeptBlocks adaspa_select(const std::vector<double>& mass, int blocks, double sparsity) {
+    KeptBlocks rows(blocks);
     for (int p = 0; p < blocks; p++) {
         const double* row = &mass[size_t(p) * blocks];
         std::vector<int>& chosen = rows[p];
@@ -89,7 +89,7 @@ inline BlockRows adaspa_select(const std::vector<double>& mass, int blocks, doub
 }
 
 /// The share of a head's attention mass in the chosen blocks; each of the T rows has mass 1.
-inline double adaspa_recall(const std::vector<double>& mass, const BlockRows& rows, int T) {
+inline double adaspa_recall(const std::vector<double>& mass, const KeptBlocks& rows, int T) {
     double kept = 0;
     for (size_t p = 0; p < rows.size(); p++)
         for (int c : rows[p]) kept += mass[p * rows.size() + c];
@@ -115,7 +115,7 @@ struct AdaSpaTiles {
     std::vector<int> count, tiles;
     int stride = 0;
 
-    void append(const BlockRows& rows, int T, int block) {
+    void append(const KeptBlocks& rows, int T, int block) {
         const int per_block = block / TILE;
         stride = tiles_of(T);
         for (int t = 0; t < stride; t++) {
@@ -145,7 +145,7 @@ AdaSpaCount adaspa_forward(CPU device, const P& policy, AttentionForward<X> a, c
     AdaSpaTiles chosen;
     AdaSpaCount count;
     for (int h = 0; h < a.NH; h++) {
-        const BlockRows rows = adaspa_select(mass[h], blocks, sparsities[h]);
+        const KeptBlocks rows = adaspa_select(mass[h], blocks, sparsities[h]);
         chosen.append(rows, a.T, how.block);
         for (const std::vector<int>& row : rows) count.kept += double(row.size());
         count.candidates += blocks * (blocks + 1) / 2.0;
