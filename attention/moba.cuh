@@ -14,6 +14,7 @@
 
 struct moba : Policy {
     static constexpr const char* name = "moba";
+    static constexpr bool writes_row_by_row = false;
     static constexpr bool own_passes = true, tokens_choose = true;
     int block, top, NH;
 

@@ -23,6 +23,7 @@
 struct mosa : Policy {
     static constexpr const char* name = "mosa";
     static constexpr bool tokens_choose = true;
+    static constexpr bool writes_row_by_row = false;
     static constexpr bool own_passes = true;
     static constexpr bool reads_x = true;
     int NH, C, dense_heads;

@@ -43,6 +43,7 @@ struct NsaBranch : Policy {
 
 struct nsa : Policy {
     static constexpr const char* name = "nsa";
+    static constexpr bool writes_row_by_row = false;
     static constexpr bool own_passes = true, reads_x = true, reads_qk_pre = true, tokens_choose = true;
     BlockGrid grid;     // of the compressed keys
     Selection selection;

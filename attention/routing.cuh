@@ -51,6 +51,7 @@ struct RowsOfHeads {
 struct routing : Policy {
     static constexpr const char* name = "routing";
     static constexpr bool tokens_choose = true;
+    static constexpr bool writes_row_by_row = false;
     static constexpr bool own_passes = true;
     static constexpr bool reads_qk_pre = true;
     static constexpr bool sorts_tokens = true;

@@ -155,6 +155,7 @@ inline void gather_dscores(GPU device, float* dscores, const float* dbiases, con
 
 /// Base of the variants, which fill the options from their settings and declare the tensors.
 struct BlockSparse : Policy {
+    static constexpr bool writes_row_by_row = false;
     static constexpr bool own_passes = true, reads_qk_pre = true, has_auxiliary_loss = true;
     static constexpr bool tokens_choose =
         true;   // blocks by score, the tokens of a block's extremes, heads by a threshold

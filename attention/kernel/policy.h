@@ -10,6 +10,7 @@
 //   statistics    (arguments.h) entropy of each row, its maximum in each tile, pairs seen, tiles visited, pair_gate()
 #pragma once
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,11 @@ private:
     void rows_by_distances(const Pair<N>& pair, Index index, N d) {
         for (int lane = 0; lane < LANES_OF<N>; lane++) row_sums[index(int(pair.i - pair.j[lane]))][lane] += d[lane];
     }
+};
+
+/// The keys that rows to come can see: the first `leading` of the text and the last `recent`, the newest row's own among them.
+struct KeptKeys {
+    int leading = 0, recent = std::numeric_limits<int>::max();
 };
 
 /// The most features of one kind that score() can read: what the GPU's backward pass has room for,
@@ -189,6 +195,14 @@ struct Policy {
 
     /// Whether q and k are rotated by RoPE. Without it scores ignore positions unless the variant encodes them itself.
     bool rotates() const { return true; }
+
+    /// Writing text. Which keys a layer keeps, and whether it can compute the rows of a text one after the other, from what it has kept:
+    /// by its own forward() of one row (NextRow, decode.h), of which a policy with own_passes may have an overload
+    ///     void forward(NextRow<X, Text<X>>, const LayerInputs<X>&, const X* weights, LayerState<X>&, std::byte*, const Statistics<X>&)
+    /// and what it keeps besides keys is a nested `template <class X> struct Text` with the members of NothingMore. Without, and in a
+    /// form that is not causal, every row costs a pass over the whole text.
+    static constexpr bool writes_row_by_row = true;
+    constexpr KeptKeys kept_keys() const { return {}; }
 
     /// Before the kernel: fill what score() and the output gate read. After it: turn those gradients into gradients of tensors, q,
     /// k and x. See LayerInputs, ScoreInputs and ScoreInputGradients in arguments.h.

@@ -123,9 +123,9 @@ static void generate_from(const Variants& variants, const std::string& folder, c
                           int count, const Sampling& sampling, const Inference& inference) {
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
     GPT<CPU, float> gpt(variants, config, 1, T, Mode::inference);
+    Decoder<float> decoder(gpt, inference);
     std::vector<MemoryUse> plan = gpt.memory_plan();
-    if (gpt.net.all(&LayerFacts::decodes_from_cache))
-        plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
+    plan.push_back({"what is kept of the text", decoder.cache_bytes()});
     add_overheads(CPU{}, plan, 0, false);
     const size_t needed = total_bytes(plan), available = available_memory();
     if (needed > available)
@@ -138,7 +138,7 @@ static void generate_from(const Variants& variants, const std::string& folder, c
     else if (!gpt.net.all(&LayerFacts::is_causal))
         std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
                      variants.own.name);
-    Decoder<float> decoder(gpt, inference);
+    decoder.allocate();
     generate_with_cache(decoder, config.V, ids, count, sampling);
     const std::string read = described(decoder.read(), inference.psa.bound);
     if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());   // stdout is for the text

@@ -17,6 +17,7 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
     const int V = gpt.net.config.V;
     BatchFeed<CPU> feed(1, room, V);
     Decoder<X> decoder(gpt, {});
+    decoder.allocate();
     std::vector<int32_t> text = trial.tokens;
     for (int n = 0; n < count; n++) {
         const X* cached = decoder.logits_after(text);
@@ -31,6 +32,7 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
 
     std::vector<int32_t> with_cache = trial.tokens, without = trial.tokens;
     Decoder<X> fresh(gpt, {});
+    fresh.allocate();
     generate_with_cache(fresh, V, with_cache, count, GREEDY);
     generate(CPU{}, gpt, without, count, GREEDY);
     CHECK(with_cache == text);
