@@ -14,7 +14,6 @@
 
 struct moba : Policy {
     static constexpr const char* name = "moba";
-    static constexpr bool writes_row_by_row = false;
     static constexpr bool own_passes = true, tokens_choose = true;
     int block, top, NH;
 
@@ -72,6 +71,43 @@ struct moba : Policy {
         if (block_choice(in).slots > 0)
             choose_by_means(device, choice, {scratch.means, in.k, in.qk_row, in, block}, in, block_choice(in));
         scratch.blocks.forward(device, own_block(), arguments(in, state, statistics), choice);
+    }
+
+    /// Sums of the keys of each block of a text that is being written.
+    template <class X>
+    struct Text {
+        int block, tokens = 0;
+        size_t row;   // NKV * HS
+        X* sums;      // (blocks, NKV, HS)
+        Text(const moba& policy, BumpAllocator& memory, const LayerShape& s)
+            : block(policy.block), row(size_t(s.NKV) * s.HS), sums(memory.take<X>((s.T / block + 1) * row)) {}
+        void begin(const moba&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) {
+            for (int t = 0; t < in.T; t++) add(in.k + t * in.qk_row);
+        }
+        void add(const X* k) {
+            X* const sum = sums + tokens++ / block * row;
+            for (size_t d = 0; d < row; d++) sum[d] += k[d];
+        }
+    };
+
+    template <class X>
+    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const int position = device.keys->tokens(), r = position / block;
+        const AttentionForward<X> a = arguments(in, state, {});
+        device.keys->append(a);
+        device.more->add(in.k);
+        attend_next_row(a, [&](int h, QueryRow<X>& row) {
+            const Query<X> query = query_of(a, {}, h, position);
+            const size_t head = size_t(h / (NH / in.NKV)) * in.HS;
+            const int slots = std::min(top - 1, r);
+            std::vector<X> scores(r + 1);
+            std::vector<int> order, chosen(slots);
+            for (int n = 0; n < r; n++) scores[n] = inner_product(query.q, device.more->sums + n * device.more->row + head, in.HS);
+            choose_blocks(CPU{}, chosen.data(), scores.data(), TileChoice{.top = slots}, r, order);
+            const ChosenAndForced mask(own_block(), chosen.data(), slots);
+            device.keys->each_span(h, [&](const KeySpan<X>& keys) { row.visit(mask, query, keys); });
+        });
     }
 
     template <class Device, class X>

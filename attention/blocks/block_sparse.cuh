@@ -5,6 +5,7 @@
 //     output gate   per head and token
 // and optionally a second, dense call whose pooled map the gate learns from (distil.cuh).
 #pragma once
+#include "attention/blocks/block_text.cuh"
 #include "attention/blocks/distil.cuh"
 #include "attention/gates/head_gate.cuh"
 #include "attention/kernel/layer.h"
@@ -155,7 +156,6 @@ inline void gather_dscores(GPU device, float* dscores, const float* dbiases, con
 
 /// Base of the variants, which fill the options from their settings and declare the tensors.
 struct BlockSparse : Policy {
-    static constexpr bool writes_row_by_row = false;
     static constexpr bool own_passes = true, reads_qk_pre = true, has_auxiliary_loss = true;
     static constexpr bool tokens_choose =
         true;   // blocks by score, the tokens of a block's extremes, heads by a threshold
@@ -249,6 +249,36 @@ struct BlockSparse : Policy {
         else attention_forward(device, PlainTiles(*this), a);
     }
 
+    // ---- the next row of a text
+
+    template <class X>
+    struct Text : BlockText<X> {
+        Text(const BlockSparse& policy, BumpAllocator& memory, const LayerShape& room) : BlockText<X>(memory, policy.gate_shape(room)) {}
+        void begin(const BlockSparse& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
+            if (policy.distil_mode == Distil::alone) return;   // nobody asks the gate
+            for (int t = 0; t < in.T; t++) this->add(in, t, policy.gate_use(weights));
+        }
+    };
+
+    template <class X>
+    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        const int position = device.keys->tokens(), own = position / block;
+        if (distil_mode == Distil::alone) return attention_forward(device, PlainTiles(*this), a);
+        if (gates_output()) head_gate_forward(CPU{}, state.score_inputs.gate, in, weights, head_gate_options());
+        device.keys->append(a);
+        device.more->add(in, 0, gate_use(weights));
+        attend_next_row(a, [&](int h, QueryRow<X>& row) {
+            for (int c = 0; c <= own; c++) {
+                if (!device.more->visits(h, c)) continue;
+                KeySpan<X> keys = device.keys->span(h, c * block, std::min(block, position + 1 - c * block));
+                if (mask != BlockMask::hard && h >= dense() && c < own) keys.tile_bias = -softplus(-device.more->score(h, c));
+                row.visit(BiasedTiles(*this), query_of(a, {}, h, position), keys);
+            }
+        });
+    }
+
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
@@ -282,6 +312,11 @@ protected:
     HeadGate head_gate_options() const { return {head_weight.offset, head_bias.offset, head_threshold, straight_through, dense()}; }
 
 private:
+    template <class X>
+    BlockGateUse<X> gate_use(const X* weights) const {
+        return {weights + wq.offset, weights + wk.offset, choice, mask == BlockMask::soft};
+    }
+
     static size_t tile_pairs(const LayerShape& s) { return size_t(s.B) * s.NH * tiles_of(s.T) * tiles_of(s.T); }
     size_t block_pairs(const LayerShape& s) const {
         return size_t(s.B) * s.NH * gate_shape(s).blocks() * gate_shape(s).blocks();

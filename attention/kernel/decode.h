@@ -74,7 +74,7 @@ private:
         const int width = whole_packs<X>(columns);
         Pair<Pack<X>> pair;
         pair.head_scalars = query.head_scalars, pair.row_features = query.row_features;
-        pair.column_stride = keys.column_stride, pair.i = X(query.i);
+        pair.column_stride = keys.column_stride, pair.tile_bias = keys.tile_bias, pair.i = X(query.i);
         for (int j = 0; j < width; j += LANES<X>) {
             pair.column_features = keys.columns + n + j, pair.j = iota(X(keys.first + n + j));
             store(z + j, policy.score(load<Pack<X>>(z + j), pair));

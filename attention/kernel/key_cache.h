@@ -14,6 +14,7 @@ struct KeySpan {
     Heads<const X> k, v;
     const Wide<X>* columns = nullptr;   // feature f of row n at columns[f * column_stride + n]; readable for a pack past the end
     size_t column_stride = 0;
+    Wide<X> tile_bias = 0;
 };
 
 /// Keys, values and features of columns: of all tokens, or where later rows see no others, of the first `leading` and the last
