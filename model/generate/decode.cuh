@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/inference/reader.h"
+#include "model/base/text.h"
 #include "model/generate/sampler.h"
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
@@ -121,8 +122,23 @@ private:
     InferenceCount read_;
 };
 
-/// Precondition: `ids` is not empty. Appends `count` tokens to it, the same as generate() would.
-template <class X>
-void generate_with_cache(Decoder<X>& decoder, int V, std::vector<int32_t>& ids, int count, const Sampling& how) {
-    for (int n = 0; n < count; n++) ids.push_back(sample_token(decoder.logits_after(ids), V, how, n));
+/// What writing took.
+struct WritingTimes {
+    int prompt = 0, tokens = 0;           // tokens read at once, and written
+    double first = 0, others = 0;         // seconds until the first was written, and for all others
+};
+
+/// Precondition: `ids` is not empty. Appends `count` tokens to it, the same as generate() would, or fewer if use(token) is false.
+template <class X, class Use>
+WritingTimes generate_with_cache(Decoder<X>& decoder, int V, std::vector<int32_t>& ids, int count, const Sampling& how, Use use) {
+    WritingTimes times;
+    times.prompt = int(ids.size());
+    Stopwatch clock;
+    for (bool more = true; more && times.tokens < count; times.tokens++) {
+        ids.push_back(sample_token(decoder.logits_after(ids), V, how, times.tokens));
+        (times.tokens ? times.others : times.first) += clock.lap();
+        more = use(ids.back());
+        clock.lap();   // whoever reads is not timed
+    }
+    return times;
 }

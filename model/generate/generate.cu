@@ -7,11 +7,13 @@
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/command_line.h"
 #include "model/base/error.h"
+#include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/load.cuh"
 #include "model/device/machine.h"
 #include "model/generate/decode.cuh"
+#include "model/generate/text_stream.h"
 #include "model/run/inference_options.h"
 #include "model/run/machine.cuh"
 #include "model/run/summary.h"
@@ -118,9 +120,41 @@ static Variants complete(Config& config, const Variant& own, const std::string& 
     return variants;
 }
 
-/// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
+/// stdout: the prompt and the text, or ids on one line, as they are written.
+class Output {
+public:
+    explicit Output(const Tokenizer* tokenizer) : tokenizer_(tokenizer), stream_(stdout) {}
+
+    void add(int32_t token) {
+        if (tokenizer_) stream_.add(tokenizer_->decode({&token, 1}));
+        else stream_.add((first_ ? "" : " ") + std::to_string(token));
+        first_ = false;
+    }
+    void add(const std::string& prompt) { stream_.add(prompt); }
+    void finish() {
+        stream_.finish();
+        stream_.add("\n");
+    }
+
+private:
+    const Tokenizer* tokenizer_;   // null: ids
+    TextStream stream_;
+    bool first_ = true;
+};
+
+/// For people, on stderr: stdout is for the text.
+static void tell(const WritingTimes& times, size_t kept_bytes) {
+    std::fprintf(stderr, "prompt: %d tokens, the first written after %.3f s; ", times.prompt, times.first);
+    if (times.tokens > 1)
+        std::fprintf(stderr, "%d more in %.3f s, %.1f tokens/s; ", times.tokens - 1, times.others, (times.tokens - 1) / times.others);
+    if (kept_bytes) std::fprintf(stderr, "kept of the text: %s\n", human_bytes(double(kept_bytes)).c_str());
+    else std::fprintf(stderr, "nothing is kept of the text: each token took a pass over all of it\n");
+}
+
+/// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`, and hands each to `output` as it is
+/// written. Exit::signal if a signal came before the last.
 static void generate_from(const Variants& variants, const std::string& folder, const Config& config, std::vector<int32_t>& ids,
-                          int count, const Sampling& sampling, const Inference& inference) {
+                          int count, const Sampling& sampling, const Inference& inference, Output& output) {
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
     GPT<CPU, float> gpt(variants, config, 1, T, Mode::inference);
     Decoder<float> decoder(gpt, inference);
@@ -139,9 +173,15 @@ static void generate_from(const Variants& variants, const std::string& folder, c
         std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
                      variants.own.name);
     decoder.allocate();
-    generate_with_cache(decoder, config.V, ids, count, sampling);
+    const WritingTimes times = generate_with_cache(decoder, config.V, ids, count, sampling, [&](int32_t token) {
+        output.add(token);
+        return !stop_requested();
+    });
+    output.finish();
+    tell(times, decoder.cache_bytes());
     const std::string read = described(decoder.read(), inference.psa.bound);
-    if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());   // stdout is for the text
+    if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());
+    if (times.tokens < count) fail(Exit::signal, "stopped by a signal after ", times.tokens, " of ", count, " tokens");
 }
 
 static void run(const Options& o) {
@@ -155,21 +195,17 @@ static void run(const Options& o) {
         fail(Exit::usage, o.checkpoint, ": its tokenizer is not known to this program; use --prompt-ids and --print-ids");
 
     std::vector<int32_t> ids = prompt_ids(o, config, tokenizer.get());
-    const size_t given = ids.size();
-    require_plain_attention(o, config, given + size_t(o.tokens) - 1);
+    require_plain_attention(o, config, ids.size() + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
+    catch_stop_signals();
+    Output output(o.print_ids ? nullptr : tokenizer.get());
+    if (!o.print_ids) output.add(o.prompt);
     try {
-        generate_from(variants, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference.how);
+        generate_from(variants, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference.how, output);
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");
     }
-    if (o.print_ids)
-        for (size_t n = given; n < ids.size(); n++) std::printf(n + 1 < ids.size() ? "%d " : "%d\n", ids[n]);
-    else
-        std::printf("%s%s\n", o.prompt.c_str(),
-                    replace_invalid_utf8(tokenizer->decode(std::span<const int32_t>(ids).subspan(given))).c_str());
-    if (std::fflush(stdout) != 0) fail(Exit::data, "standard output cannot be written: ", last_os_error());
 }
 
 int main(int argc, char** argv) {

@@ -33,7 +33,7 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
     std::vector<int32_t> with_cache = trial.tokens, without = trial.tokens;
     Decoder<X> fresh(gpt, {});
     fresh.allocate();
-    generate_with_cache(fresh, V, with_cache, count, GREEDY);
+    generate_with_cache(fresh, V, with_cache, count, GREEDY, [](int32_t) { return true; });
     generate(CPU{}, gpt, without, count, GREEDY);
     CHECK(with_cache == text);
     CHECK(without == text);
