@@ -39,7 +39,7 @@ Query<X> query_of(const AttentionForward<X>& a, const Features& f, int h, int po
 template <class X>
 class QueryRow {
 public:
-    explicit QueryRow(int HS) : HS_(HS), sums_(HS) {}
+    explicit QueryRow(int HS) : HS_(HS), scale_(X(1) / std::sqrt(X(HS))), sums_(HS) {}
 
     /// Adds those of the keys that `policy` lets the query see.
     template <class P>
@@ -49,8 +49,7 @@ public:
             const Tile verdict = policy.tile(query.h, query.i, query.i + 1, j0, j0 + columns);
             if (verdict == Tile::hidden) continue;
             X z[TILE] = {};
-            for (int j = 0; j < columns; j++)
-                z[j] = inner_product(query.q, keys.k.data + (n + j) * keys.k.row, HS_) / std::sqrt(X(HS_));
+            for (int j = 0; j < columns; j++) z[j] = scale_ * inner_product(query.q, keys.k.data + (n + j) * keys.k.row, HS_);
             modify_scores(z, policy, query, keys, n, columns);
             for (int j = 0; j < columns; j++)
                 if (verdict == Tile::mixed && !policy.visible(query.h, query.i, j0 + j)) z[j] = X(HIDDEN);
@@ -92,6 +91,7 @@ private:
     }
 
     int HS_;
+    X scale_;
     OnlineRow<X> state_;
     std::vector<X> sums_;   // (HS) of exp(z - largest) v
 };
