@@ -343,6 +343,10 @@ train seer "$work/gate" --seq-len 128 --batch-size 2 --steps 2 --seer-query 2 --
 prompt=$(head -c 150 "$work/text.txt")
 gate="./generate --checkpoint $work/gate/step_00000002 --tokens 3 --temperature 0"
 expect "but chooses blocks of a prompt" 0 "tokens of the text read later ones" $gate --prompt "$prompt" --set seer_distil=0 --set seer_top_k=1
+train mosa "$work/mosa" --seq-len 64 --batch-size 2 --steps 2 --mosa-choice 1
+ahead="./generate --checkpoint $work/mosa/step_00000002 --prompt-ids 65,66 --tokens 3 --print-ids"
+expect "a form that looks ahead writes no text" 2 "looks at later tokens" $ahead
+expect "but its causal form does" 0 "kept of the text" $ahead --set mosa_choice=0
 expect "a setting that changes tensors" 7 "--set requires tensors that it lacks" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8 --print-ids
 expect "a setting that the variant does not have" 2 "seer_top_k" $gate --set seer_topk=1
 expect "a setting that is no number" 2 "must be a number" $gate --set seer_top_k=many

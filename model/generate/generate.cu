@@ -157,6 +157,9 @@ static void generate_from(const Variants& variants, const std::string& folder, c
                           int count, const Sampling& sampling, const Inference& inference, Output& output) {
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
     GPT<CPU, float> gpt(variants, config, 1, T, Mode::inference);
+    if (!gpt.net.all(&LayerFacts::is_causal) && !gpt.net.any(&LayerFacts::needs_known_text))
+        fail(Exit::usage, folder, ": with its settings ", variants.own.name, " looks at later tokens, which a text that is being written ",
+             "does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variants.own.name, " --help)");
     Decoder<float> decoder(gpt, inference);
     std::vector<MemoryUse> plan = gpt.memory_plan();
     plan.push_back({"what is kept of the text", decoder.cache_bytes()});
@@ -169,9 +172,6 @@ static void generate_from(const Variants& variants, const std::string& folder, c
     load_for_inference(CPU{}, gpt, folder);
     if (gpt.net.any(&LayerFacts::needs_known_text))
         std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variants.own.name);
-    else if (!gpt.net.all(&LayerFacts::is_causal))
-        std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
-                     variants.own.name);
     decoder.allocate();
     const WritingTimes times = generate_with_cache(decoder, config.V, ids, count, sampling, [&](int32_t token) {
         output.add(token);
