@@ -1,11 +1,8 @@
 // Text written with a cache against text computed anew for every token, for each attention variant.
-#include "model/generate/decode.cuh"
 #include "model/generate/generate.cuh"
-#include "tests/whole_model.h"
+#include "tests/whole_text.h"
 
 namespace {
-
-const Sampling GREEDY{0, 0, 1, 1};
 
 /// Logits after each of `count` new tokens, chosen greedily, and the tokens; once with the decoder, once with whole passes.
 template <class X>
@@ -37,39 +34,6 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
     generate(CPU{}, gpt, without, count, GREEDY);
     CHECK(with_cache == text);
     CHECK(without == text);
-}
-
-/// Settings with which 300 tokens have something to choose, and something that nobody sees any more.
-Config config_of_long_text(const Form& form) {
-    Config c = config_of(form);
-    for (auto [key, value] : {std::pair{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"seer_top_k", 1.0}, {"seer_distil", 0.0},
-                              {"adaptive_sparse_top_k", 1.0}, {"nsa_selected", 4.0}})
-        c.settings[key] = value;
-    return c;
-}
-
-/// Writes greedily up to T tokens with a cache, and compares every row of logits with that of one pass over the whole text.
-template <class X>
-void check_whole_text(const Variant& variant, const Form& form, int prompt, int T, double tolerance) {
-    const Threads one(1);
-    INFO("T " << T << ", key heads " << form.NKV);
-    Trial<X> trial(variant, config_of_long_text(form), 1, prompt, 1, T, Recompute::nothing, 0, 1, Mode::inference);
-    auto& gpt = trial.gpt;
-    const int V = gpt.net.config.V;
-    Decoder<X> decoder(gpt, {});
-    decoder.allocate();
-    std::vector<int32_t> text = trial.tokens;
-    std::vector<X> rows;
-    while (true) {
-        const X* logits = decoder.logits_after(text);
-        rows.insert(rows.end(), logits, logits + V);
-        if (int(text.size()) == T) break;
-        text.push_back(sample_token(logits, V, GREEDY, 0));
-    }
-    gpt_forward(CPU{}, gpt, trial.feed.put(CPU{}, text.data(), nullptr, 1, T));
-    const X* whole = gpt_logits(CPU{}, gpt, prompt - 1, T - prompt + 1);
-    CHECK(difference(rows, std::vector<X>(whole, whole + rows.size()), {tolerance}) == "");
-    for (int t = prompt; t < T; t++) REQUIRE(sample_token(whole + size_t(t - prompt) * V, V, GREEDY, 0) == text[t]);
 }
 
 }   // namespace
