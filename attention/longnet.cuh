@@ -189,10 +189,8 @@ struct longnet : Policy {
         const int position = device.keys->tokens();
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
         device.keys->append(a);
-        attend_next_row(a, [&](int h, QueryRow<X>& row) {
-            device.keys->each_span(h, [&](const KeySpan<X>& keys) {
-                for (int n = 0; n < branches; n++) row.visit(in_text(n), query_of(a, {}, h, position), keys);
-            });
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            for (int n = 0; n < branches; n++) row.visit(in_text(n), query_of(a, {}, h, position), keys);
         });
     }
 

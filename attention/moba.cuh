@@ -97,16 +97,17 @@ struct moba : Policy {
         const AttentionForward<X> a = arguments(in, state, {});
         device.keys->append(a);
         device.more->add(in.k);
-        attend_next_row(a, [&](int h, QueryRow<X>& row) {
-            const Query<X> query = query_of(a, {}, h, position);
+        const int slots = std::min(top - 1, r);
+        std::vector<int> chosen(size_t(NH) * slots), order;
+        std::vector<X> scores(r + 1);
+        for (int h = 0; h < NH; h++) {
             const size_t head = size_t(h / (NH / in.NKV)) * in.HS;
-            const int slots = std::min(top - 1, r);
-            std::vector<X> scores(r + 1);
-            std::vector<int> order, chosen(slots);
-            for (int n = 0; n < r; n++) scores[n] = inner_product(query.q, device.more->sums + n * device.more->row + head, in.HS);
-            choose_blocks(CPU{}, chosen.data(), scores.data(), TileChoice{.top = slots}, r, order);
-            const ChosenAndForced mask(own_block(), chosen.data(), slots);
-            device.keys->each_span(h, [&](const KeySpan<X>& keys) { row.visit(mask, query, keys); });
+            for (int n = 0; n < r; n++)
+                scores[n] = inner_product(in.q + size_t(h) * in.HS, device.more->sums + n * device.more->row + head, in.HS);
+            choose_blocks(CPU{}, chosen.data() + size_t(h) * slots, scores.data(), TileChoice{.top = slots}, r, order);
+        }
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            row.visit(ChosenAndForced(own_block(), chosen.data() + size_t(h) * slots, slots), query_of(a, {}, h, position), keys);
         });
     }
 

@@ -171,10 +171,9 @@ struct mosa : Policy {
         device.more->take(position, kept.rows, in);
         const AttentionForward<X> a = ungated_arguments(in, state, Statistics<X>{});
         device.keys->append(a);
-        attend_next_row(a, [&](int h, QueryRow<X>& row) {
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
             if (kept.rows[h] < 0) return;
-            const ChosenKeys mask(*this, device.more->chosen + size_t(h) * device.more->room);
-            device.keys->each_span(h, [&](const KeySpan<X>& keys) { row.visit(mask, query_of(a, {}, h, position), keys); });
+            row.visit(ChosenKeys(*this, device.more->chosen + size_t(h) * device.more->room), query_of(a, {}, h, position), keys);
         });
         gate_rows_forward(CPU{}, state.gated_out, state.out, state.score_inputs.gate, NH, in.HS);
     }

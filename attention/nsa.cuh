@@ -195,7 +195,7 @@ struct nsa : Policy {
     void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
                  const Statistics<X>&) const {
         const NsaKept<X> kept = kept_in(state, in);
-        const int t = device.keys->tokens(), complete = grid.complete(t + 1);
+        const int t = device.keys->tokens();
         Text<X>& text = *device.more;
         const X* const no_bias = nullptr;
         std::vector<X> logits(BRANCHES * NH);
@@ -212,16 +212,13 @@ struct nsa : Policy {
         attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
         text.k.add(keys(in, kept).data, t, weights, phi_k), text.v.add(values(in, kept).data, t, weights, phi_v);
         const AttentionForward<X> cmp = arguments(CMP, in, kept, state), slc = arguments(SLC, in, kept, state);
-        attend_next_row(cmp, [&](int h, QueryRow<X>& row) {
-            const size_t head = size_t(h / (NH / NKV)) * HS;
-            row.visit(branch(CMP), query_of(cmp, {}, h, t),
-                      {0, complete, {text.k.compressed() + head, kv()}, {text.v.compressed() + head, kv()}});
+        attend_next_row(cmp, text.compressed(grid.complete(t + 1), in), [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            row.visit(branch(CMP), query_of(cmp, {}, h, t), keys);
         });
         if (text.slots > 0 && t % selection.every == 0) choose_for_row(text, cmp, t);
-        const KeyCache<X>& selected = text.selected ? *text.selected : *device.keys;
-        attend_next_row(slc, [&](int h, QueryRow<X>& row) {
+        attend_next_row(slc, text.selected ? *text.selected : *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
             const ChosenAndForced mask({*this, TILE, 1, 2}, text.choice + h / (NH / NKV) * text.slots, text.slots);
-            row.visit(mask, query_of(slc, {}, h, t), selected.span(h, 0, t + 1));
+            row.visit(mask, query_of(slc, {}, h, t), keys);
         });
         gated_sum(CPU{}, state.out, kept.branches, NH, HS);
     }

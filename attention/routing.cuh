@@ -218,12 +218,12 @@ struct routing : Policy {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
         device.keys->append(a);
         device.more->add(*this, in, weights, 0);
-        attend_next_row(a, [&](int h, QueryRow<X>& row) {
-            KeySpan<X> keys = device.keys->span(h, 0, position + 1);
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, KeySpan<X> keys) {
             if (h < local) return row.visit(WindowBranch(left), query_of(a, {}, h, position), keys);
-            const size_t head = size_t(h - local) * device.more->room;
-            keys.k = {device.more->n + head * HS, size_t(HS)};
-            row.visit(InCluster(*this, device.more->cluster + head), {keys.k.data + position * keys.k.row, h, position}, keys);
+            const X* const n = device.more->n + size_t(h - local) * device.more->room * HS;
+            keys.k = {n + size_t(keys.first) * HS, size_t(HS)};
+            row.visit(InCluster(*this, device.more->cluster + size_t(h - local) * device.more->room), {n + size_t(position) * HS, h, position},
+                      keys);
         });
     }
 

@@ -91,12 +91,9 @@ struct sinks_cache : sinks {
         rotate_heads(CPU{}, Heads<X>{q.data(), q_row}, Heads<const X>{in.q_pre, in.qk_row}, {in.cosine + angle, in.sine + angle}, 1, 1,
                      in.NH, in.HS, 1);
         device.keys->append(a);
-        attend_next_row(a, [&](int h, QueryRow<X>& row) {
-            const Query<X> of_window = query_of(a, {}, h, position), of_sinks{&q[size_t(h) * in.HS], h, position};
-            device.keys->each_span(h, [&](const KeySpan<X>& keys) {
-                row.visit(WindowBranch(left), of_window, keys);
-                row.visit(SinkBranch(leading, left), of_sinks, keys);
-            });
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            row.visit(WindowBranch(left), query_of(a, {}, h, position), keys);
+            row.visit(SinkBranch(leading, left), {&q[size_t(h) * in.HS], h, position}, keys);
         });
     }
 

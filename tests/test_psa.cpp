@@ -38,13 +38,15 @@ struct Decoding {
     template <class P>
     void attend(const P& by, int position, const std::vector<int>& ends) {
         const AttentionForward<double> a = arguments();
-        attend_next_row(a, [&](int h, QueryRow<double>& row) {
+        for (int h = 0; h < NH; h++) {
+            QueryRow<double> row(HS);
             for (size_t n = 0; n + 1 < ends.size(); n++) {
                 const size_t at = (size_t(ends[n]) * NKV + h / (NH / NKV)) * HS;
                 row.visit(by, query_of(a, {}, h, position),
                           {ends[n], ends[n + 1] - ends[n], {a.k.data + at, a.k.row}, {a.v.data + at, a.v.row}});
             }
-        });
+            write_row(a, h, row);
+        }
     }
     PsaCount run(const PsaOptions& how) { return psa_attention(policy, arguments(), blocks(how), how.eps); }
 

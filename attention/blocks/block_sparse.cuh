@@ -141,13 +141,11 @@ struct BlockSparse : Policy {
         if (gates_output()) head_gate_forward(CPU{}, state.score_inputs.gate, in, weights, head_gate_options());
         device.keys->append(a);
         device.more->add(in, 0, gate_use(weights));
-        attend_next_row(a, [&](int h, QueryRow<X>& row) {
-            for (int c = 0; c <= own; c++) {
-                if (!device.more->visits(h, c)) continue;
-                KeySpan<X> keys = device.keys->span(h, c * block, std::min(block, position + 1 - c * block));
-                if (mask != BlockMask::hard && h >= dense() && c < own) keys.tile_bias = -softplus(-device.more->score(h, c));
-                row.visit(BiasedTiles(*this), query_of(a, {}, h, position), keys);
-            }
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, KeySpan<X> keys) {   // a tile lies in one block
+            const int c = keys.first / block;
+            if (!device.more->visits(h, c)) return;
+            if (mask != BlockMask::hard && h >= dense() && c < own) keys.tile_bias = -softplus(-device.more->score(h, c));
+            row.visit(BiasedTiles(*this), query_of(a, {}, h, position), keys);
         });
     }
 

@@ -112,17 +112,30 @@ struct NextRow : CPU {
     More* more;
 };
 
-/// Calls attend(h, row) for every head, which adds keys to its softmax; then writes out and lse, and with a gate gated_out.
-template <class X, class Attend>
-void attend_next_row(const AttentionForward<X>& a, Attend attend) {
+/// out, lse and, with a gate, gated_out of head h.
+template <class X>
+void write_row(const AttentionForward<X>& a, int h, const QueryRow<X>& row) {
+    X* const out = a.out + size_t(h) * a.HS;
+    row.write(out);
+    a.lse[h] = row.lse();
+    for (int d = 0; a.gate && d < a.HS; d++) a.gated_out[size_t(h) * a.HS + d] = a.gate[h] * out[d];
+}
+
+/// out and lse of the next row, and with a gate gated_out. Calls attend(h, row, span) for every query head and every tile of `keys` (a
+/// KeyCache, or what has its each_span() and span()), which adds to the row's softmax. Heads that share keys take turns at each tile, so
+/// that it is brought from memory once.
+template <class X, class Keys, class Attend>
+void attend_next_row(const AttentionForward<X>& a, const Keys& keys, Attend attend) {
+    const int group = a.NH / a.NKV;
 #pragma omp parallel for
-    for (int h = 0; h < a.NH; h++) {
-        QueryRow<X> row(a.HS);
-        attend(h, row);
-        X* const out = a.out + size_t(h) * a.HS;
-        row.write(out);
-        a.lse[h] = row.lse();
-        for (int d = 0; a.gate && d < a.HS; d++) a.gated_out[size_t(h) * a.HS + d] = a.gate[h] * out[d];
+    for (int first = 0; first < a.NH; first += group) {
+        std::vector<QueryRow<X>> rows(group, QueryRow<X>(a.HS));
+        keys.each_span(first, [&](const KeySpan<X>& span) {
+            for (int n = 0; n < span.count; n += TILE)
+                for (int g = 0; g < group; g++)
+                    attend(first + g, rows[g], keys.span(first + g, span.first + n, std::min(TILE, span.count - n)));
+        });
+        for (int g = 0; g < group; g++) write_row(a, first + g, rows[g]);
     }
 }
 
@@ -131,8 +144,7 @@ template <class X, class More, class P>
 void attention_forward(const NextRow<X, More>& device, const P& policy, const AttentionForward<X>& a) {
     const int position = device.keys->tokens();
     device.keys->append(a);
-    attend_next_row(a, [&](int h, QueryRow<X>& row) {
-        const Query<X> query = query_of(a, policy.features(), h, position);
-        device.keys->each_span(h, [&](const KeySpan<X>& keys) { row.visit(policy, query, keys); });
+    attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+        row.visit(policy, query_of(a, policy.features(), h, position), keys);
     });
 }

@@ -49,11 +49,29 @@ private:
     CompressWork<X> work_;
 };
 
+/// The compressed keys as attend_next_row() asks for them.
+template <class X>
+struct CompressedKeys {
+    int count;
+    const X *k, *v;   // (count, NKV, HS)
+    LayerShape s;
+    template <class Use>
+    void each_span(int h, Use use) const {
+        if (count) use(span(h, 0, count));
+    }
+    KeySpan<X> span(int h, int c, int n) const {
+        const size_t row = size_t(s.NKV) * s.HS, at = c * row + size_t(h / (s.NH / s.NKV)) * s.HS;
+        return {c, n, {k + at, row}, {v + at, row}};
+    }
+};
+
 template <class X>
 struct NsaText {
     CompressedText<X> k, v;
     std::optional<KeyCache<X>> selected;   // slc's keys where they are not the model's
     int* choice;                           // (NKV, slots) of the last token that chose
+
+    CompressedKeys<X> compressed(int complete, const LayerShape& s) const { return {complete, k.compressed(), v.compressed(), s}; }
 
     NsaText(BumpAllocator& memory, const LayerShape& room, const BlockGrid& grid, bool shared, int slots)
         : k(memory, room, grid), v(memory, room, grid) {
