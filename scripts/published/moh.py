@@ -1,7 +1,6 @@
 """Mixture-of-Head attention's released code (SkyworkAI/MoH): the attention of its DiT, made causal, with given q, k and v."""
-import sys
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -11,27 +10,11 @@ from .check import Check
 SHARED, ACTIVE = 2, 2
 
 
-def stub(name):
-    module = ModuleType(name)
-    module.__getattr__ = lambda _: (lambda *_: None)
-    return module
-
-
-def models(check):
-    """Its file without timm, of which it uses nothing in attention: a stub answers the import, and is gone after it."""
-    names = 'timm', 'timm.models', 'timm.models.vision_transformer', 'timm.layers'
-    before = {name: sys.modules.pop(name, None) for name in names}
-    sys.modules.update((name, stub(name)) for name in names)
-    try:
-        return check.module('MoH-DiT/models.py')
-    finally:
-        for name in names:
-            del sys.modules[name]
-        sys.modules.update((name, module) for name, module in before.items() if module)
+TIMM = 'timm', 'timm.models', 'timm.models.vision_transformer', 'timm.layers'
 
 
 def attention(a, w, check):
-    dit = models(check)
+    dit = check.module('MoH-DiT/models.py', without=TIMM)
     dit.F = SimpleNamespace(softmax=F.softmax, one_hot=F.one_hot,   # images are not causal
                             scaled_dot_product_attention=partial(F.scaled_dot_product_attention, is_causal=True))
     layer = dit.MoHAttention(a.x.shape[-1], a.NH, shared_head=SHARED, routed_head=ACTIVE, head_dim=a.HS).double().eval()

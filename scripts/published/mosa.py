@@ -1,7 +1,4 @@
 """MoSA's released code (piotrpiekos/MoSA): its sparse heads, its router included, beside its dense ones."""
-import sys
-from types import ModuleType
-
 import torch
 
 from .check import Check
@@ -10,11 +7,7 @@ DENSE, RHO = 1, 4
 
 
 def heads(a, w, check):
-    package = ModuleType('published_mosa_package')               # its files import each other; all that they need is a path
-    package.__path__ = [str(check.clone / 'mosa')]
-    sys.modules[package.__name__] = package
-    from published_mosa_package.MoSA import PureMoSA
-    from published_mosa_package.hybrid import Dense
+    PureMoSA, Dense = check.module('mosa/MoSA.py').PureMoSA, check.module('mosa/hybrid.py').Dense
     sparse = a.NH - DENSE
     C = a.x.shape[-1]
     rows = lambda x: x.repeat_interleave(a.NH // x.shape[1], 1).transpose(1, 2)      # it has no grouped heads
@@ -40,13 +33,10 @@ def heads(a, w, check):
     return torch.cat((dense.inner_attend(dense_of(a.q_pre), dense_of(a.k_pre), dense_of(a.v)), found), 1)
 
 
-SETTINGS = {'mosa_choice': 1, 'mosa_rho': RHO, 'mosa_dense_heads': DENSE, 'mosa_rate': 0.05}
-HERE = {'repository': 'piotrpiekos/MoSA'}
-REMARK = ('expert choice with include_first, RoPE on whole heads (unless told, it has half of each and any tokens); '
-          'projections that pick given q, k and v')
-CHECKS = [      # where rho does not divide T, our tau, which the code has not, has a move: no gradients of that are compared
-    Check('mosa', 'piotrpiekos/MoSA, PureMoSA and Dense', heads, SETTINGS, ((2, 72, 4, 2), (1, 132, 4, 4), (1, 64, 4, 1)),
-          remark=REMARK, **HERE),
-    Check('mosa', 'piotrpiekos/MoSA, PureMoSA and Dense', heads, SETTINGS, ((2, 70, 4, 2), (1, 133, 4, 4), (1, 7, 4, 1)),
-          gradients=False, remark='the same where rho does not divide T, and where two tokens are the least', **HERE),
+CHECKS = [
+    Check('mosa', 'piotrpiekos/MoSA, PureMoSA and Dense', heads,
+          {'mosa_choice': 1, 'mosa_rho': RHO, 'mosa_dense_heads': DENSE, 'mosa_rate': 0.05},
+          ((2, 70, 4, 2), (1, 132, 4, 4), (1, 64, 4, 1), (1, 7, 4, 1)), repository='piotrpiekos/MoSA',
+          remark='expert choice with include_first, RoPE on whole heads (unless told, it has half of each and any tokens); '
+                 'projections that pick given q, k and v'),
 ]
