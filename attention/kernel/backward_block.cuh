@@ -151,11 +151,12 @@ private:
         if (verdict == Tile::hidden) return add_nothing(q0);
         float p[M][STEP / 8][4] = {}, ds[M][STEP / 8][4] = {};   // S^T and dP^T before differentiate(): rows are keys
         rows_times_rows(p, shared_.k, key0_, shared_.q[buffer], q0);
+        if constexpr (!Shape::MODIFIED) hide(p, walk, part, verdict);
         rows_times_rows(ds, shared_.v, key0_, shared_.dout[buffer], q0);
-        const unsigned hidden = hidden_pairs(walk, part, verdict);
+        const unsigned hidden = Shape::MODIFIED ? hidden_pairs(walk, part, verdict) : 0;
         if constexpr (UNITS) differentiate_by_units(p[0], ds[0], sums, hidden, buffer, q0);
         else if constexpr (Shape::MODIFIED) differentiate_modified(p, ds, sums, visit, walk, at, hidden, q0);
-        else differentiate(p, ds, hidden, buffer, q0);
+        else differentiate(p, ds, buffer, q0);
 #pragma unroll
         for (int q = 0; q < STEP; q += 16) {
             FragmentA<X> left[M];
@@ -179,6 +180,22 @@ private:
         if constexpr (Shape::MODIFIED) gradients_.keep_nothing(q0, STEP);
     }
 
+    __device__ __forceinline__ void hide(float (&s)[M][STEP / 8][4], const TileWalk<X, P>& walk, const TilePlace& part, Tile verdict) const {
+        if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return;
+        walk.with_visible(verdict, [&](auto visible) {
+            const int i0 = computed_here(part.i0), j0 = computed_here(part.j0);
+#pragma unroll
+            for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int i = i0 + 8 * n + lane_column() + e % 2, j = j0 + 16 * m + e / 2 * 8 + lane_row();
+                if (j >= a_.S || !visible(i, j)) s[m][n][e] = -INFINITY;
+            }
+        });
+    }
+
     /// A bit mask of the thread's scores that belong to hidden pairs: element (m, n, e) is bit 4 (m STEP / 8 + n) + e.
     __device__ __forceinline__ unsigned hidden_pairs(const TileWalk<X, P>& walk, const TilePlace& part, Tile verdict) const {
         static_assert(M * STEP / 8 * 4 <= 32);
@@ -199,8 +216,7 @@ private:
     // ---- from S^T to gate P^T and from dP^T to (scale dL/da)^T, in place; `hidden` as above
 
     /// Without score inputs: 3 or 4 operations per pair besides the exponential.
-    __device__ __forceinline__ void differentiate(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4], unsigned hidden,
-                                                  int buffer, int q0) const {
+    __device__ __forceinline__ void differentiate(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4], int buffer, int q0) const {
         const auto& rows = shared_.rows[buffer];
 #pragma unroll
         for (int n = 0; n < STEP / 8; n++)
@@ -212,8 +228,7 @@ private:
 #pragma unroll
                 for (int key = 0; key < 2 * M; key++) {
                     const int m = key / 2, e = key % 2 * 2 + side;
-                    const float weight = exp2_of(fmaf(s[m][n][e], scale_ * LOG2_E, -lse));
-                    const float p = hidden >> (4 * (m * STEP / 8 + n) + e) & 1 ? 0 : weight;
+                    const float p = exp2_of(fmaf(s[m][n][e], scale_ * LOG2_E, -lse));
                     s[m][n][e] = GATED ? gate * p : p;
                     dp[m][n][e] = p * fmaf(factor, dp[m][n][e], -scaled_d);
                 }
@@ -302,16 +317,17 @@ private:
     /// products, each old value would wait behind the store before it: 16 to 32 round trips to the L2 cache.
     __device__ __forceinline__ void add_queries(const QueryTileVisit& visit) {
         const bool first = shared_.previous == BackwardMemory::NOBODY;
-        const int i0 = visit.tile * QUERIES, row0 = warp_ % 2 * 32;
-        float* to = g_.dq.data + (size_t(b_) * a_.T + i0) * g_.dq.row + size_t(visit.h) * HS;
+        const int i0 = visit.tile * QUERIES, row0 = warp_ % 2 * 32, rows = a_.T - i0 - row0;
+        float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS +
+                          warp_ / 2 * Shape::DQ_COLUMNS + lane_column();
         auto old_rows = gradients_.old_rows(b_, visit.h, i0, first);
 #pragma unroll
         for (int d0 = 0; d0 < Shape::DQ_COLUMNS; d0 += Shape::DQ_STEP) {
             const int column = warp_ / 2 * Shape::DQ_COLUMNS + d0;
             float dq[2][Shape::DQ_STEP / 8][4] = {};
             if (!first)
-                for_query_pairs(i0, row0, column, [&](int m, int n, int half, size_t at) {
-                    const float2 old = __ldcg(reinterpret_cast<const float2*>(to + at));
+                for_query_pairs(to + d0, rows, [&](int m, int n, int half, const float* at) {
+                    const float2 old = __ldcg(reinterpret_cast<const float2*>(at));
                     dq[m][n][2 * half] = old.x, dq[m][n][2 * half + 1] = old.y;
                 });
 #pragma unroll UNROLL<X>
@@ -321,26 +337,24 @@ private:
                 load_a_transposed(ds[1], shared_.ds, key, row0 + 16);
                 registers_times_rows(dq, ds, shared_.k, key, column);
             }
-            for_query_pairs(i0, row0, column, [&](int m, int n, int half, size_t at) {
-                __stcg(reinterpret_cast<float2*>(to + at), make_float2(dq[m][n][2 * half], dq[m][n][2 * half + 1]));
+            for_query_pairs(to + d0, rows, [&](int m, int n, int half, float* at) {
+                __stcg(reinterpret_cast<float2*>(at), make_float2(dq[m][n][2 * half], dq[m][n][2 * half + 1]));
             });
         }
         if constexpr (Shape::MODIFIED) gradients_.add_rows(b_, visit.h, i0, first, old_rows);
     }
 
-    /// Calls body(m, n, half, at) for each pair of dQ elements that the thread holds, in rows that exist; `at` is
-    /// the pair's offset from row i0.
+    /// Calls body(m, n, half, at) for each pair of dQ elements that the thread holds, `to` being the address of the first of its
+    /// 32 rows, of which `rows` exist.
     template <class Body>
-    __device__ __forceinline__ void for_query_pairs(int i0, int row0, int column, const Body& body) const {
+    __device__ __forceinline__ void for_query_pairs(float* to, int rows, const Body& body) const {
 #pragma unroll
         for (int m = 0; m < 2; m++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int r = row0 + 16 * m + 8 * half + lane_row();
-                if (i0 + r >= a_.T) continue;
+            for (int half = 0; half < 2; half++, to += 8 * g_.dq.row) {
+                if (16 * m + 8 * half + lane_row() >= rows) continue;
 #pragma unroll
-                for (int n = 0; n < Shape::DQ_STEP / 8; n++)
-                    body(m, n, half, size_t(r) * g_.dq.row + column + 8 * n + lane_column());
+                for (int n = 0; n < Shape::DQ_STEP / 8; n++) body(m, n, half, to + 8 * n);
             }
     }
 
