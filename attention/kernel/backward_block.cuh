@@ -101,17 +101,16 @@ private:
     }
 
     __device__ __forceinline__ void fetch_keys() {
-        const size_t sequence = size_t(b_) * a_.S, head = size_t(kv_) * HS;
-        copy_rows<THREADS>(shared_.k, a_.k.data + sequence * a_.k.row + head, a_.k.row, tile_ * KEYS, a_.S);
-        copy_rows<THREADS>(shared_.v, a_.v.data + sequence * a_.v.row + head, a_.v.row, tile_ * KEYS, a_.S);
+        const int j0 = tile_ * KEYS, first = b_ * a_.S + j0, exist = a_.S - j0;
+        copy_rows<THREADS>(shared_.k, a_.k.data + kv_ * HS, a_.k.row, first, exist);
+        copy_rows<THREADS>(shared_.v, a_.v.data + kv_ * HS, a_.v.row, first, exist);
     }
 
     __device__ __forceinline__ void fetch(const QueryTileVisit& visit, bool new_head) {
-        const int h = visit.h, i0 = visit.tile * QUERIES, buffer = visit.buffer;
-        const size_t sequence = size_t(b_) * a_.T, head = size_t(h) * HS;
-        copy_rows<THREADS>(shared_.q[buffer], a_.q.data + sequence * a_.q.row + head, a_.q.row, i0, a_.T);
-        copy_rows<THREADS>(shared_.dout[buffer], g_.dout + sequence * a_.NH * HS + head, size_t(a_.NH) * HS, i0, a_.T);
-        const float* rows = memory_.rows + ((size_t(b_) * a_.NH + h) * tiles_of(a_.T) + visit.tile) * ROW_VALUES * QUERIES;
+        const int h = visit.h, i0 = visit.tile * QUERIES, first = b_ * a_.T + i0, exist = a_.T - i0, buffer = visit.buffer;
+        copy_rows<THREADS>(shared_.q[buffer], a_.q.data + h * HS, a_.q.row, first, exist);
+        copy_rows<THREADS>(shared_.dout[buffer], g_.dout + h * HS, a_.NH * HS, first, exist);
+        const float* rows = memory_.rows + ptrdiff_t(semaphore_of(visit)) * (ROW_VALUES * QUERIES);
         static_assert(ROW_VALUES * QUERIES <= 4 * THREADS);
         const int n = 4 * threadIdx.x;
         if (n < ROW_VALUES * QUERIES) copy_async<16>(&shared_.rows[buffer][0][0] + n, rows + n, 16);
@@ -144,14 +143,14 @@ private:
     __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums& sums, const QueryTileVisit& visit,
                                              const TilePlace& at, int q0) {
         const int buffer = visit.buffer;
-        const auto walk = tiles(visit.h).walk();
+        const auto walk = tiles(computed_here(visit.h)).walk();
         const TilePlace part{b_, visit.h, at.i0 + q0, at.j0 + key0_, min(STEP, at.rows - q0),
                              min(Shape::WARP_KEYS, at.columns - key0_)};
         const Tile verdict = walk.judge_part(part, visit.verdict);
         if (verdict == Tile::hidden) return add_nothing(q0);
         float p[M][STEP / 8][4] = {}, ds[M][STEP / 8][4] = {};   // S^T and dP^T before differentiate(): rows are keys
         rows_times_rows(p, shared_.k, key0_, shared_.q[buffer], q0);
-        if constexpr (!Shape::MODIFIED) hide(p, walk, part, verdict);
+        if constexpr (!Shape::MODIFIED) hide(p, part, verdict);
         rows_times_rows(ds, shared_.v, key0_, shared_.dout[buffer], q0);
         const unsigned hidden = Shape::MODIFIED ? hidden_pairs(walk, part, verdict) : 0;
         if constexpr (UNITS) differentiate_by_units(p[0], ds[0], sums, hidden, buffer, q0);
@@ -180,9 +179,9 @@ private:
         if constexpr (Shape::MODIFIED) gradients_.keep_nothing(q0, STEP);
     }
 
-    __device__ __forceinline__ void hide(float (&s)[M][STEP / 8][4], const TileWalk<X, P>& walk, const TilePlace& part, Tile verdict) const {
+    __device__ __forceinline__ void hide(float (&s)[M][STEP / 8][4], const TilePlace& part, Tile verdict) const {
         if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return;
-        walk.with_visible(verdict, [&](auto visible) {
+        tiles(computed_here(part.h)).walk().with_visible(verdict, [&](auto visible) {
             const int i0 = computed_here(part.i0), j0 = computed_here(part.j0);
 #pragma unroll
             for (int n = 0; n < STEP / 8; n++)
