@@ -36,8 +36,7 @@ public:
         : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared), f_(policy.features()),
           features_(f_, reinterpret_cast<float*>(&shared + 1)),
           gradients_(f_, a, g, memory, reinterpret_cast<float*>(&shared + 1) + FeatureTiles::bytes(f_) / sizeof(float)),
-          key_tiles_((a.S + KEYS - 1) / KEYS), tile_(key_tiles_ - 1 - work % key_tiles_), kv_(work / key_tiles_ % a.NKV),
-          b_(work / key_tiles_ / a.NKV), scale_(rsqrtf(float(HS))), warp_(int(threadIdx.x) / WARP),
+          tile_(key_tiles() - 1 - work % key_tiles()), b_(work / key_tiles() / a.NKV), scale_(rsqrtf(float(HS))), warp_(int(threadIdx.x) / WARP),
           key0_(warp_ * Shape::WARP_KEYS) {}
 
     static constexpr size_t shared_bytes(const Features& f) {
@@ -45,12 +44,11 @@ public:
     }
 
     __device__ __forceinline__ void run() {
-        const int group = a_.NH / a_.NKV, first_head = kv_ * group, last_head = first_head + group;
+        const int group = a_.NH / a_.NKV, first_head = kv() * group, last_head = first_head + group;
         int sums_of = first_head;   // the head that `sums` belong to
-        int search = first_head;
         TileCursor cursor(0, tiles_of(a_.T));
         int held = -1;   // index of the semaphore that this block has still to release
-        QueryTileVisit now = next_visit(search, last_head, cursor);
+        QueryTileVisit now = next_visit(first_head, last_head, cursor);
         fetch_keys();
         if (now) fetch(now, true);
         KeySums<Shape> keys;
@@ -64,9 +62,9 @@ public:
             __syncthreads();   // the tile is visible to all threads; the other buffer and ds are no longer read
             if (Shape::MODIFIED && !now && held >= 0) release_semaphore(held);
             for (; Shape::MODIFIED && sums_of < (now ? now.h : last_head); sums_of++)
-                gradients_.finish_head(b_, sums_of, tile_, key_tiles_, key0_, sums);
+                gradients_.finish_head(b_, sums_of, tile_, key_tiles(), key0_, sums);
             if (Shape::MODIFIED && !now) break;
-            QueryTileVisit next = next_visit(search, last_head, cursor);
+            QueryTileVisit next = next_visit(now.h, last_head, cursor);
             next.buffer = (now.buffer + 1) % Shape::BUFFERS;
             next.columns = next.h == now.h ? now.columns : 1 - now.columns;
             new_head = next.h != now.h;
@@ -88,11 +86,15 @@ public:
     }
 
 private:
+    __device__ int key_tiles() const { return (a_.S + KEYS - 1) / KEYS; }
+    /// The head of keys and values, which no register holds while the block walks.
+    __device__ int kv() const { return shared_.work / key_tiles() % a_.NKV; }
+
     // ---- the tiles to visit, and their copies to shared memory
 
     __device__ BackwardTiles<KEYS, X, P> tiles(int h) const { return {policy_, a_, b_, h}; }
 
-    __device__ __forceinline__ QueryTileVisit next_visit(int& h, int last_head, TileCursor& cursor) const {
+    __device__ __forceinline__ QueryTileVisit next_visit(int h, int last_head, TileCursor& cursor) const {
         for (; h < last_head; h++, cursor = TileCursor(0, tiles_of(a_.T))) {
             const Visit visit = tiles(h).first_query_tile(cursor, tile_);
             if (visit) return {h, visit.tile, visit.verdict};
@@ -102,8 +104,8 @@ private:
 
     __device__ __forceinline__ void fetch_keys() {
         const int j0 = tile_ * KEYS, first = b_ * a_.S + j0, exist = a_.S - j0;
-        copy_rows<THREADS>(shared_.k, a_.k.data + kv_ * HS, a_.k.row, first, exist);
-        copy_rows<THREADS>(shared_.v, a_.v.data + kv_ * HS, a_.v.row, first, exist);
+        copy_rows<THREADS>(shared_.k, a_.k.data + kv() * HS, a_.k.row, first, exist);
+        copy_rows<THREADS>(shared_.v, a_.v.data + kv() * HS, a_.v.row, first, exist);
     }
 
     __device__ __forceinline__ void fetch(const QueryTileVisit& visit, bool new_head) {
@@ -150,9 +152,11 @@ private:
         if (verdict == Tile::hidden) return add_nothing(q0);
         float p[M][STEP / 8][4] = {}, ds[M][STEP / 8][4] = {};   // S^T and dP^T before differentiate(): rows are keys
         rows_times_rows(p, shared_.k, key0_, shared_.q[buffer], q0);
-        if constexpr (!Shape::MODIFIED) hide(p, part, verdict);
+        if constexpr (!Shape::MODIFIED) for_hidden_pairs(part, verdict, [&](int m, int n, int e) { p[m][n][e] = -INFINITY; });
         rows_times_rows(ds, shared_.v, key0_, shared_.dout[buffer], q0);
-        const unsigned hidden = Shape::MODIFIED ? hidden_pairs(walk, part, verdict) : 0;
+        unsigned hidden = 0;   // element (m, n, e) of the scores is bit 4 (m STEP / 8 + n) + e
+        if constexpr (Shape::MODIFIED)
+            for_hidden_pairs(part, verdict, [&](int m, int n, int e) { hidden |= 1u << (4 * (m * STEP / 8 + n) + e); });
         if constexpr (UNITS) differentiate_by_units(p[0], ds[0], sums, hidden, buffer, q0);
         else if constexpr (Shape::MODIFIED) differentiate_modified(p, ds, sums, visit, walk, at, hidden, q0);
         else differentiate(p, ds, buffer, q0);
@@ -179,40 +183,26 @@ private:
         if constexpr (Shape::MODIFIED) gradients_.keep_nothing(q0, STEP);
     }
 
-    __device__ __forceinline__ void hide(float (&s)[M][STEP / 8][4], const TilePlace& part, Tile verdict) const {
+    /// Calls hide(m, n, e) for the thread's scores that belong to hidden pairs. Rarely anything is hidden: what it takes to know is
+    /// computed here, and no register holds it during the products.
+    template <class Hide>
+    __device__ __forceinline__ void for_hidden_pairs(const TilePlace& part, Tile verdict, Hide hide) const {
         if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return;
         tiles(computed_here(part.h)).walk().with_visible(verdict, [&](auto visible) {
             const int i0 = computed_here(part.i0), j0 = computed_here(part.j0);
 #pragma unroll
-            for (int n = 0; n < STEP / 8; n++)
-#pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int i = i0 + 8 * n + lane_column() + e % 2, j = j0 + 16 * m + e / 2 * 8 + lane_row();
-                if (j >= a_.S || !visible(i, j)) s[m][n][e] = -INFINITY;
-            }
-        });
-    }
-
-    /// A bit mask of the thread's scores that belong to hidden pairs: element (m, n, e) is bit 4 (m STEP / 8 + n) + e.
-    __device__ __forceinline__ unsigned hidden_pairs(const TileWalk<X, P>& walk, const TilePlace& part, Tile verdict) const {
-        static_assert(M * STEP / 8 * 4 <= 32);
-        unsigned hidden = 0;
-        if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return hidden;
-        walk.with_visible(verdict, [&](auto visible) {
-            const int i0 = computed_here(part.i0), j0 = computed_here(part.j0);
+                for (int n = 0; n < STEP / 8; n++)
 #pragma unroll
-            for (int bit = 0; bit < M * STEP / 8 * 4; bit++) {
-                const int e = bit % 4, n = bit / 4 % (STEP / 8), m = bit / 4 / (STEP / 8);
-                const int i = i0 + 8 * n + lane_column() + e % 2, j = j0 + 16 * m + e / 2 * 8 + lane_row();
-                if (j >= a_.S || !visible(i, j)) hidden |= 1u << bit;
-            }
+                    for (int e = 0; e < 4; e++) {
+                        const int i = i0 + 8 * n + lane_column() + e % 2, j = j0 + 16 * m + e / 2 * 8 + lane_row();
+                        if (j >= a_.S || !visible(i, j)) hide(m, n, e);
+                    }
         });
-        return hidden;
     }
 
-    // ---- from S^T to gate P^T and from dP^T to (scale dL/da)^T, in place; `hidden` as above
+    // ---- from S^T to gate P^T and from dP^T to (scale dL/da)^T, in place
 
     /// Without score inputs: 3 or 4 operations per pair besides the exponential.
     __device__ __forceinline__ void differentiate(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4], int buffer, int q0) const {
@@ -299,7 +289,7 @@ private:
     __device__ __forceinline__ void wait_for_semaphore(const QueryTileVisit& visit, int polled) {
         const int previous = tiles(visit.h).first_key_tile(visit.tile, tile_ + 1);
         if (lane_of() != 0) return;
-        const bool first = previous >= key_tiles_;
+        const bool first = previous >= key_tiles();
         shared_.previous = first ? BackwardMemory::NOBODY : previous;
         if (first) return;   // no block comes before this one, and nothing is read
         const int query_tile = visit.h * tiles_of(a_.T) + visit.tile;
@@ -372,7 +362,7 @@ private:
         for (int key = 0; key < 2 * M; key++) {
             const int j = tile_ * KEYS + key0_ + 8 * key + lane_row();
             if (j >= a_.S) continue;
-            const size_t token = size_t(b_) * a_.S + j, at = size_t(kv_) * HS + lane_column();
+            const size_t token = size_t(b_) * a_.S + j, at = size_t(kv()) * HS + lane_column();
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
                 const float *dk = keys.dk[key / 2][n] + key % 2 * 2, *dv = keys.dv[key / 2][n] + key % 2 * 2;
@@ -393,7 +383,7 @@ private:
     Features f_;
     FeatureTiles features_;
     FeatureGradients<Shape, P> gradients_;
-    int key_tiles_, tile_, kv_, b_;
+    int tile_, b_;
     float scale_;
     int warp_, key0_;   // the warp's first key in the tile
 };
