@@ -36,8 +36,8 @@ public:
         : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared), f_(policy.features()),
           features_(f_, reinterpret_cast<float*>(&shared + 1)),
           gradients_(f_, a, g, memory, reinterpret_cast<float*>(&shared + 1) + FeatureTiles::bytes(f_) / sizeof(float)),
-          tile_(key_tiles() - 1 - work % key_tiles()), b_(work / key_tiles() / a.NKV), scale_(rsqrtf(float(HS))), warp_(int(threadIdx.x) / WARP),
-          key0_(warp_ * Shape::WARP_KEYS) {}
+          tile_(key_tiles() - 1 - work % key_tiles()), b_(work / key_tiles() / a.NKV), scale_(rsqrtf(float(HS))),
+          warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
 
     static constexpr size_t shared_bytes(const Features& f) {
         return sizeof(BackwardShared<Shape>) + FeatureTiles::bytes(f) + FeatureGradients<Shape, P>::bytes(f);
@@ -87,7 +87,7 @@ public:
 
 private:
     __device__ int key_tiles() const { return (a_.S + KEYS - 1) / KEYS; }
-    /// The head of keys and values, which no register holds while the block walks.
+    /// The head of K and V. Needed at the beginning and at the end only: no register holds it in between.
     __device__ int kv() const { return shared_.work / key_tiles() % a_.NKV; }
 
     // ---- the tiles to visit, and their copies to shared memory
@@ -145,7 +145,7 @@ private:
     __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums& sums, const QueryTileVisit& visit,
                                              const TilePlace& at, int q0) {
         const int buffer = visit.buffer;
-        const auto walk = tiles(computed_here(visit.h)).walk();
+        const auto walk = tiles(computed_here(visit.h)).walk();   // its offsets into arrays are rarely needed
         const TilePlace part{b_, visit.h, at.i0 + q0, at.j0 + key0_, min(STEP, at.rows - q0),
                              min(Shape::WARP_KEYS, at.columns - key0_)};
         const Tile verdict = walk.judge_part(part, visit.verdict);
@@ -154,7 +154,7 @@ private:
         rows_times_rows(p, shared_.k, key0_, shared_.q[buffer], q0);
         if constexpr (!Shape::MODIFIED) for_hidden_pairs(part, verdict, [&](int m, int n, int e) { p[m][n][e] = -INFINITY; });
         rows_times_rows(ds, shared_.v, key0_, shared_.dout[buffer], q0);
-        unsigned hidden = 0;   // element (m, n, e) of the scores is bit 4 (m STEP / 8 + n) + e
+        unsigned hidden = 0;   // where scores are modified, which are not to become infinite: bit 4 (m STEP / 8 + n) + e for (m, n, e)
         if constexpr (Shape::MODIFIED)
             for_hidden_pairs(part, verdict, [&](int m, int n, int e) { hidden |= 1u << (4 * (m * STEP / 8 + n) + e); });
         if constexpr (UNITS) differentiate_by_units(p[0], ds[0], sums, hidden, buffer, q0);
@@ -183,10 +183,10 @@ private:
         if constexpr (Shape::MODIFIED) gradients_.keep_nothing(q0, STEP);
     }
 
-    /// Calls hide(m, n, e) for the thread's scores that belong to hidden pairs. Rarely anything is hidden: what it takes to know is
+    /// Calls hide(m, n, e) for the thread's scores that belong to hidden pairs. Most tiles have none: all that is needed to know is
     /// computed here, and no register holds it during the products.
     template <class Hide>
-    __device__ __forceinline__ void for_hidden_pairs(const TilePlace& part, Tile verdict, Hide hide) const {
+    __device__ __forceinline__ void for_hidden_pairs(const TilePlace& part, Tile verdict, const Hide& hide) const {
         if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return;
         tiles(computed_here(part.h)).walk().with_visible(verdict, [&](auto visible) {
             const int i0 = computed_here(part.i0), j0 = computed_here(part.j0);

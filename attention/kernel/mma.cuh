@@ -60,7 +60,7 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 /// Starts to copy rows `first`.. of a matrix whose rows are `row` elements apart. `exist` of them do; the others become zero.
-/// Numbers of rows and their distance are ints, so that an address is one multiplication.
+/// `row` and `first` are ints, so that an address costs one multiplication.
 template <int THREADS, class Tile>
 __device__ __forceinline__ void copy_rows(Tile& to, const auto* from, int row, int first, int exist) {
     constexpr int PIECE = 16 / sizeof(*from), PIECES = Tile::COLUMNS / PIECE, ROWS_AT_ONCE = THREADS / PIECES;
@@ -69,7 +69,8 @@ __device__ __forceinline__ void copy_rows(Tile& to, const auto* from, int row, i
     const auto* at = from + ptrdiff_t(first + r0) * row + c;
     if (exist >= Tile::ROWS) {   // nearly always, and uniform in the block: two instructions a piece instead of six
 #pragma unroll
-        for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE, at += ptrdiff_t(ROWS_AT_ONCE) * row) copy_async<16>(&to.x[r0 + r][c], at, 16);
+        for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE, at += ptrdiff_t(ROWS_AT_ONCE) * row)
+            copy_async<16>(&to.x[r0 + r][c], at, 16);
         return;
     }
 #pragma unroll 1
