@@ -1,6 +1,10 @@
 // The choice of keys by their index scores: every query sees the `top` keys with the greatest scores of its past and itself, ties
 // going to earlier keys. It has no gradient. ReLU makes many scores exactly 0, so ties are common.
 #pragma once
+#include <bit>
+#include <cmath>
+#include <functional>
+
 #include "attention/indexer/index_scores.cuh"
 #include "attention/masks/select.cuh"
 
@@ -23,32 +27,72 @@ struct KeyCut {
     int equal;
 };
 
-/// Of `count` scores, more than `top`. `order` is scratch memory.
+/// The cut of one row after the other.
 template <class W>
-KeyCut<W> cut_of_keys(const W* scores, int count, int top, std::vector<W>& order) {
-    order.assign(scores, scores + count);
-    for (W& score : order) score = score == score ? score : W(-INFINITY);   // NaN would break the order
-    std::nth_element(order.begin(), order.begin() + top - 1, order.end(), std::greater<W>());
-    const W cut = order[top - 1];
-    return {cut, top - int(std::count_if(order.begin(), order.begin() + top, [&](W score) { return score > cut; }))};
+class KeyCuts {
+    static constexpr int BUCKETS = 4096;
+
+public:
+    /// Of `count` scores, more than `top`. Scores are counted by their leading bits first, and only those of the bucket that holds the
+    /// cut are put in order.
+    KeyCut<W> find(const W* scores, int count, int top) {
+        std::fill(counts_.begin(), counts_.end(), 0);
+        for (int j = 0; j < count; j++) counts_[bucket(scores[j])]++;
+        int last = BUCKETS - 1, above = 0;
+        for (; above + counts_[last] < top; last--) above += counts_[last];
+        candidates_.clear();
+        for (int j = 0; j < count; j++)
+            if (bucket(scores[j]) == last) candidates_.push_back(scores[j] == scores[j] ? scores[j] : W(-INFINITY));
+        const auto nth = candidates_.begin() + (top - above - 1);
+        std::nth_element(candidates_.begin(), nth, candidates_.end(), std::greater<W>());
+        const W cut = *nth;
+        return {cut, top - above - int(std::count_if(candidates_.begin(), nth, [&](W score) { return score > cut; }))};
+    }
+
+private:
+    /// In the order of the scores; NaN is in the lowest.
+    static int bucket(W score) {
+        const float x = score == score ? float(score) : -INFINITY;
+        return int(choosing::ordered(x) >> 20);
+    }
+
+    std::vector<int> counts_ = std::vector<int>(BUCKETS);
+    std::vector<W> candidates_;
+};
+
+/// A bit for each of TILE scores that is above or, with `equal`, at the cut.
+template <bool equal, class X>
+uint64_t compare(const X* scores, X cut) {
+    uint32_t halves[2] = {};
+    for (int half = 0; half < 2; half++)
+        for (int c = 0; c < 32; c++) {
+            const X score = scores[32 * half + c];
+            halves[half] |= uint32_t(equal ? score == cut : score > cut) << c;
+        }
+    return halves[0] | uint64_t(halves[1]) << 32;
+}
+
+/// Bits `first` to `last` of a word, as far as it has them.
+constexpr uint64_t bits_between(int first, int last) {
+    return (last < 0 || first >= TILE) ? 0 : ~uint64_t(0) << std::max(first, 0) & ~uint64_t(0) >> (TILE - 1 - std::min(last, TILE - 1));
 }
 
 /// Row t: its words of `to.bits` up to the own tile, and its lse.
 template <class X>
-void choose_row(const ChosenKeys<X>& to, const X* scores, int b, int t, int first, int top, std::vector<X>& order) {
+void choose_row(const ChosenKeys<X>& to, const X* scores, int b, int t, int first, int top, KeyCuts<X>& cuts) {
     const int count = t + 1 - first;
     KeyCut<X> cut{-INFINITY, count};
-    if (count > top) cut = cut_of_keys(scores + first, count, top, order);
+    if (count > top) cut = cuts.find(scores + first, count, top);
     X largest = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : largest)
     for (int j = first; j <= t; j++) largest = std::max(largest, scores[j]);
     for (int tile = 0; tile <= t / TILE; tile++) {
-        uint64_t word = 0;
-        for (int j = std::max(first, tile * TILE); j < std::min(t + 1, (tile + 1) * TILE); j++)
-            if (scores[j] > cut.score || (!(scores[j] < cut.score) && cut.equal-- > 0)) {
-                word |= uint64_t(1) << (j % TILE);
-                sum += exp_of(scores[j] - largest);
-            }
+        const X* const here = scores + tile * TILE;
+        const uint64_t candidates = bits_between(first - tile * TILE, t - tile * TILE);
+        uint64_t word = candidates & compare<false>(here, cut.score), equals = candidates & compare<true>(here, cut.score);
+        for (; equals && cut.equal > 0; cut.equal--, equals &= equals - 1) word |= equals & -equals;
         to.bits.word(b, t, tile) = word;
+        for (; word; word &= word - 1) sum += exp_of(here[std::countr_zero(word)] - largest);
     }
     to.lse[size_t(b) * to.bits.T + t] = largest + std::log(sum);
 }
@@ -57,12 +101,12 @@ template <class X>
 void choose_keys(CPU, const ChosenKeys<X>& to, const IndexPiece<X>& piece, const Documents& documents, int top) {
 #pragma omp parallel
     {
-        std::vector<X> order;
+        KeyCuts<X> cuts;
 #pragma omp for collapse(2) schedule(dynamic, 16)
         for (int n = 0; n < piece.count; n++)
             for (int r = 0; r < TILE; r++) {
                 const int b = piece.b(n), t = piece.tile(n) * TILE + r;
-                if (t < piece.T) choose_row(to, piece.row(n, r), b, t, first_candidate(documents, b, t), top, order);
+                if (t < piece.T) choose_row(to, piece.row(n, r), b, t, first_candidate(documents, b, t), top, cuts);
             }
     }
 }

@@ -6,6 +6,8 @@
 // P and the products a = q_th.k_s are computed once more for a piece of the pairs at a time, whose dI take the place of its scores.
 // Pieces follow each other, and sums over queries are in the order of the text: the same bits in every run.
 #pragma once
+#include <bit>
+
 #include "attention/indexer/choose_keys.cuh"
 
 /// What is distilled, for both devices. W is Wide<X>.
@@ -64,46 +66,62 @@ struct SumTokens {
 
 // ---- CPU
 
-/// weights (rows, TILE) = the sum of P over the heads; `keys` (HS, TILE) and z (TILE, TILE) are scratch memory.
+/// One thread's sums of P over the heads, of a query tile and a key tile.
 template <class X>
-void sum_weights(const IndexDistillation<X>& d, X* weights, int b, int i0, int rows, int j0, X* keys, X* z) {
-    using N = Pack<X>;
-    const LayerInputs<X>& in = d.in;
-    std::fill_n(weights, TILE * TILE, X(0));
-    for (int h = 0; h < in.NH; h++) {
-        for (int j = 0; h % (in.NH / in.NKV) == 0 && j < TILE; j++)
-            for (int e = 0; e < in.HS; e++) keys[e * TILE + j] = j0 + j < in.T ? in.key(in.k, b, j0 + j, h)[e] : X(0);
-        gemm(Transpose::no, Transpose::no, rows, TILE, in.HS, X(1) / std::sqrt(X(in.HS)), in.query(in.q, b, i0, h), in.qk_row, keys,
-             TILE, X(0), z, TILE);
-        for (int r = 0; r < rows; r++)
-            for (int j = 0; j < TILE; j += LANES<X>) {
-                X* const to = weights + r * TILE + j;
-                store(to, load<N>(to) + exp_of(load<N>(z + r * TILE + j) - d.lse(b, h, i0 + r)));
+class SumsOfWeights {
+public:
+    explicit SumsOfWeights(const IndexDistillation<X>& d) : d_(d), rows_(size_t(d.in.HS) * TILE), keys_(rows_.size()), z_(TILE * TILE), sums_(TILE * TILE) {}
+
+    /// (rows, TILE)
+    const X* compute(int b, int i0, int rows, int j0) {
+        const LayerInputs<X>& in = d_.in;
+        std::fill(sums_.begin(), sums_.end(), X(0));
+        for (int h = 0; h < in.NH; h++) {
+            if (h % (in.NH / in.NKV) == 0) bring_keys(b, h, j0);
+            gemm(Transpose::no, Transpose::no, rows, TILE, in.HS, X(1) / std::sqrt(X(in.HS)), in.query(in.q, b, i0, h), in.qk_row,
+                 keys_.data(), TILE, X(0), z_.data(), TILE);
+            for (int r = 0; r < rows; r++) {
+                const X lse = d_.lse(b, h, i0 + r);
+                for (int j = r * TILE; j < (r + 1) * TILE; j += LANES<X>)
+                    store(&sums_[j], load<Pack<X>>(&sums_[j]) + exp_of(load<Pack<X>>(&z_[j]) - lse));
             }
+        }
+        return sums_.data();
     }
-}
+
+private:
+    void bring_keys(int b, int h, int j0) {
+        const int HS = d_.in.HS, exist = std::min(TILE, d_.in.T - j0);
+        for (int j = 0; j < exist; j++) std::copy_n(d_.in.key(d_.in.k, b, j0 + j, h), HS, &rows_[size_t(j) * HS]);
+        std::fill(rows_.begin() + size_t(exist) * HS, rows_.end(), X(0));
+        transpose_tile(keys_.data(), rows_.data(), HS);
+    }
+
+    const IndexDistillation<X>& d_;
+    std::vector<X> rows_, keys_, z_, sums_;   // (TILE, HS), (HS, TILE), (TILE, TILE) twice
+};
 
 /// The scores of a piece become dI, and 0 where a query does not see the key.
 template <class X>
 void index_losses(CPU, const IndexDistillation<X>& d, const IndexPiece<X>& piece) {
 #pragma omp parallel
     {
-        std::vector<X> keys(size_t(d.in.HS) * TILE), z(TILE * TILE), weights(TILE * TILE);
+        SumsOfWeights<X> of_heads(d);
 #pragma omp for schedule(dynamic)
         for (int n = piece.count - 1; n >= 0; n--)
             for (int tile = 0; tile <= piece.tile(n); tile++) {
                 const int b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
                 if (!d.touched().has(b, piece.tile(n), tile)) continue;
-                sum_weights(d, weights.data(), b, i0, rows, tile * TILE, keys.data(), z.data());
+                const X* const weights = of_heads.compute(b, i0, rows, tile * TILE);
                 for (int r = 0; r < rows; r++) {
-                    X* const scores = piece.row(n, r) + tile * TILE;
+                    X *const scores = piece.row(n, r) + tile * TILE, dI[TILE] = {}, sum = 0;
                     const X index_lse = d.chosen.lse[size_t(b) * d.in.T + i0 + r];
-                    const uint64_t seen = d.chosen.bits.word(b, i0 + r, tile);
-                    X sum = 0;
-                    for (int j = 0; j < TILE; j++) {
-                        if (seen >> j & 1) sum += d.differentiate(scores[j], weights[r * TILE + j], index_lse);
-                        else scores[j] = 0;
+                    for (uint64_t seen = d.chosen.bits.word(b, i0 + r, tile); seen; seen &= seen - 1) {
+                        const int j = std::countr_zero(seen);
+                        dI[j] = scores[j];
+                        sum += d.differentiate(dI[j], weights[r * TILE + j], index_lse);
                     }
+                    std::copy_n(dI, TILE, scores);
                     d.divergence(n, r, tile) = sum;
                 }
             }
@@ -118,6 +136,7 @@ void differentiate_products(const IndexDistillation<X>& d, const IndexPiece<X>& 
         X *const a = products + r * TILE, *const dI = piece.row(n, r) + tile * TILE;
         const X w = d.index.weight(b, i0 + r, h, d.scale);
         X sum = 0;
+#pragma omp simd reduction(+ : sum)
         for (int j = 0; j < TILE; j++) {
             sum += a[j] > 0 ? a[j] * dI[j] : X(0);
             a[j] = a[j] > 0 ? w * dI[j] : X(0);

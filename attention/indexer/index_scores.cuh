@@ -48,13 +48,13 @@ struct TouchedTiles {
 template <class X>
 class IndexTiles {
 public:
-    explicit IndexTiles(const Index<X>& x) : x_(x), keys_(size_t(x.s.D) * TILE), products_(size_t(TILE) * TILE) {}
+    explicit IndexTiles(const Index<X>& x) : x_(x), rows_(size_t(x.s.D) * TILE), keys_(rows_.size()), products_(size_t(TILE) * TILE) {}
 
     void bring_keys(int b, int key_tile) {
         const int j0 = key_tile * TILE, exist = std::min(TILE, x_.s.T - j0);
-        std::fill(keys_.begin(), keys_.end(), X(0));
-        for (int j = 0; j < exist; j++)
-            for (int d = 0; d < x_.s.D; d++) keys_[size_t(d) * TILE + j] = x_.key(b, j0 + j)[d];
+        for (int j = 0; j < exist; j++) std::copy_n(x_.key(b, j0 + j), x_.s.D, &rows_[size_t(j) * x_.s.D]);
+        std::fill(rows_.begin() + size_t(exist) * x_.s.D, rows_.end(), X(0));
+        transpose_tile(keys_.data(), rows_.data(), x_.s.D);
     }
     /// (rows, TILE) q_h.k of head h, row by row.
     X* products(int b, int i0, int rows, int h) {
@@ -65,7 +65,7 @@ public:
 
 private:
     const Index<X>& x_;
-    std::vector<X> keys_, products_;   // (D, TILE), (TILE, TILE)
+    std::vector<X> rows_, keys_, products_;   // (TILE, D), (D, TILE), (TILE, TILE)
 };
 
 template <class X>
