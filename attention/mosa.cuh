@@ -20,16 +20,7 @@
 #include "attention/gates/token_linear.cuh"
 #include "attention/kernel/decode.h"
 #include "attention/masks/choose_tokens.cuh"
-
-/// Causal attention of one head of a text to the tokens that it has chosen.
-struct ChosenKeys : Policy {
-    const char* chosen;   // (tokens)
-    ChosenKeys(const Policy& p, const char* chosen_) : Policy(p), chosen(chosen_) {}
-    Tile tile(int, int i0, int i1, int j0, int j1) const {
-        return std::find(chosen + j0, chosen + j1, 1) == chosen + j1 ? Tile::hidden : std::min(Tile::mixed, causal_tile(i0, i1, j0, j1));
-    }
-    bool visible(int, int i, int j) const { return j <= i && chosen[j]; }
-};
+#include "attention/masks/chosen_tokens.h"
 
 struct mosa : Policy {
     static constexpr const char* name = "mosa";
@@ -173,7 +164,7 @@ struct mosa : Policy {
         device.keys->append(a);
         attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
             if (kept.rows[h] < 0) return;
-            row.visit(ChosenKeys(*this, device.more->chosen + size_t(h) * device.more->room), query_of(a, {}, h, position), keys);
+            row.visit(ChosenTokens(*this, device.more->chosen + size_t(h) * device.more->room), query_of(a, {}, h, position), keys);
         });
         gate_rows_forward(CPU{}, state.gated_out, state.out, state.score_inputs.gate, NH, in.HS);
     }

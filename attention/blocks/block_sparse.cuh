@@ -10,6 +10,7 @@
 #include "attention/blocks/distil.cuh"
 #include "attention/gates/head_gate.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/masks/distil_mode.h"
 #include "attention/masks/select.cuh"
 
 /// How the scores are used.
@@ -17,13 +18,6 @@ enum class BlockMask {
     soft,       // every past block is visited, log sigmoid(score) is added
     hard,       // the chosen ones are visited; the language model's loss has no gradient for the gate
     soft_hard,  // the chosen ones are visited, and log sigmoid(score) is added
-};
-
-/// How the gate is distilled.
-enum class Distil {
-    nobody,    // not at all
-    jointly,   // from the pooled dense map, while everything else is trained: one more dense forward pass
-    alone,     // the same, while attention is dense and only the gate is trained
 };
 
 /// Base of the variants, which fill the options from their settings and declare the tensors.

@@ -3,7 +3,8 @@
 //     a_ij = HS^-1/2 q_i.k_j     z_ij = score(a_ij)     P_ij = exp(z_ij - LSE_i) on the visible pairs     O_i = sum_j P_ij v_j
 // Six things can differ:
 //   score         score(), score_backward(): z = f(a); may read scalars per head and features per query row and key column
-//   mask          tile(), visible(): which tiles are visited and which pairs of a mixed tile count; or a TileList (arguments.h)
+//   mask          tile(), visible(): which tiles are visited and which pairs of a mixed tile count; or a TileList, or PairBits
+//                 (arguments.h)
 //   output gate   gates_output(): multiplies O by one factor per token and head
 //   positions     (arguments.h) rows and columns may be selected or permuted tokens
 //   log-sum-exp   (arguments.h) LSE out, its gradient in: several calls can make one softmax
@@ -141,6 +142,10 @@ struct Policy {
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
     static constexpr bool long_visible = false;   // too long to be unrolled over all pairs of a GPU thread
+
+    /// Whether AttentionForward::bits takes visible()'s place in mixed tiles. They are then what the choice of keys, causality and
+    /// documents leave visible; tile() still says which tiles are full.
+    static constexpr bool reads_bits = false;
 
     /// For accounting only: how many of the first T keys a cache must keep to compute the rows from T - 1 on, per key/value head on
     /// average. A data-dependent policy may also say how many pairs and tiles a sequence of T visits, summed over the heads:

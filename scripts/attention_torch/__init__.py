@@ -12,6 +12,7 @@ Names as in the engine: B batch, T tokens, C channels; NH query heads, NKV key/v
 """
 from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, moba, seer
 from .gates import dsa, gated, gated_tensors, moh, moh_tensors
+from .indexer import deepseek_sparse, indexer_tensors
 from .learned_scores import (asga, forgetting, forgetting_tensors, ppa, ppa_tensors, shaw, shaw_tensors, sink_logits,
                              sink_logits_tensors)
 from .nsa import nsa, nsa_tensors
@@ -57,9 +58,10 @@ TABLE = {
     'adaptive_sparse': (adaptive_sparse, adaptive_sparse_tensors),
     'seer': (seer, gate_tensors),
     'moba': (moba, no_tensors),
+    'deepseek_sparse': (deepseek_sparse, indexer_tensors),
 }
 # Whose objective has a loss of its own beside the task's.
-OWN_LOSS = ('moh', 'adaptive_sparse', 'seer')
+OWN_LOSS = ('moh', 'adaptive_sparse', 'seer', 'deepseek_sparse')
 
 
 def tensor_prefix(variant):
