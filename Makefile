@@ -227,7 +227,7 @@ $(BUNDLED): data/bundled/sotu.jsonl | tokenize
 	./tokenize --tokenizer bytes --out data/bundled --name sotu $<
 
 # ---- the engine
-build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/commit.o build/units
+build/engine.a: $(HOST_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/commit.o build/carried_texts.o build/units
 build/gpu/engine.a: $(DEVICE_UNITS:%=build/gpu/%.o)
 build/emulated/engine.a: $(DEVICE_UNITS:%=build/emulated/%.o)
 build/engine.a build/gpu/engine.a build/emulated/engine.a:
@@ -237,7 +237,11 @@ build/engine.a build/gpu/engine.a build/emulated/engine.a:
 COMMIT ?= $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2> /dev/null),unknown)
 build/commit.cpp: $(FORCED)
 	@mkdir -p $(@D) && printf '%s\n' '#include "model/base/process.h"' 'const char* source_commit() { return "$(COMMIT)"; }' $(IF_CHANGED)
-build/commit.o: build/commit.cpp build/flags
+# What checkpoints carry of the tree: a program may run where there is none.
+CARRIED := $(wildcard scripts/attention_torch/*.py) $(VARIANTS:%=attention/%.cuh)
+build/carried_texts.cpp: $(FORCED)
+	@mkdir -p $(@D) && scripts/carried_texts.sh $(CARRIED) $(IF_CHANGED)
+build/commit.o build/carried_texts.o: build/%.o: build/%.cpp build/flags
 	$(call COMPILE,$<)
 
 # ---- variants

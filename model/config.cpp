@@ -259,6 +259,9 @@ static ordered_json object_of(const Config& config) {
     const ModelForm& form = form_of(config);
     object["architectures"] = ordered_json::array({form.architecture});
     object["model_type"] = form.model_type;
+    if (!transformers_computes(config))   // files beside config.json, in scripts/attention_torch
+        object["auto_map"] = {{"AutoConfig", "modeling_attention_variants.AttentionVariantsConfig"},
+                              {"AutoModelForCausalLM", "modeling_attention_variants.AttentionVariantsForCausalLM"}};
     object["vocab_size"] = config.V;
     object["hidden_size"] = config.C;
     object["num_hidden_layers"] = config.L;

@@ -127,18 +127,32 @@ SharedWindow shared_window(const Config& config) {
 
 }   // namespace
 
+bool transformers_computes(const Config& config) {
+    const auto sigma = config.settings.find("sigma_reparam");
+    if (sigma != config.settings.end() && sigma->second != 0) return false;
+    bool slides = false;
+    for (int l = 0; l < config.L; l++) {
+        const std::string variant = config.of_layer(l).variant;
+        if (variant != "causal" && variant != "sliding_window") return false;
+        slides = slides || variant == "sliding_window";
+    }
+    const bool llama = !config.qk_norm && !config.qkv_bias;
+    return !slides || (!llama && shared_window(config).window >= 0);
+}
+
 void write_layers(const Config& config, ordered_json& object) {
     const auto [window, first] = shared_window(config);
     const bool slides = window >= 0;
     object["use_sliding_window"] = slides;
     object["sliding_window"] = slides ? ordered_json(int64_t(window) + 1) : nullptr;
     object["max_window_layers"] = slides ? first : config.L;   // the first layer with a sliding window
-    if (!slides && config.layers.empty()) return;
+    const bool theirs = transformers_computes(config);
+    if (theirs && !slides && config.layers.empty()) return;
     bool differ = false;   // in their settings
     ordered_json types, settings;
     for (int l = 0; l < config.L; l++) {
         const std::string variant = config.of_layer(l).variant;
-        types.push_back(variant == "causal" ? FULL : slides && variant == "sliding_window" ? SLIDING : variant);
+        types.push_back(!theirs ? variant : variant == "causal" ? FULL : SLIDING);
         if (config.layers.empty()) continue;
         ordered_json own = ordered_json::object();
         for (const auto& [key, value] : config.layers[size_t(l)].settings) own[key] = number(value);

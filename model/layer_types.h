@@ -18,9 +18,13 @@ inline bool is_variant_name(const std::string& name) {
 /// sliding_window, max_window_layers and attention_layer_settings, as this program or transformers writes them.
 void read_layers(const nlohmann::json& object, Config& config, const std::string& where);
 
-/// Layers have Hugging Face's names where it computes the same. Windows that differ it cannot say: such layers have ours, which
-/// transformers refuses.
+/// Layers have Hugging Face's names where transformers_computes(), else ours, which it refuses.
 void write_layers(const Config& config, nlohmann::ordered_json& object);
+
+/// Whether transformers' own code computes the model: causal layers and equal sliding windows, unless the form is Llama's, which has no
+/// windows there, and without sigma_reparam. Other models name the code that does in "auto_map" (scripts/attention_torch), and their
+/// layer_types has our names, so that nobody computes plain attention instead.
+bool transformers_computes(const Config& config);
 
 /// Integers without a decimal point, as Hugging Face writes them.
 inline nlohmann::ordered_json number(double value) {

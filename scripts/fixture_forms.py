@@ -27,6 +27,13 @@ class Form:
     storage: torch.dtype = torch.float32
     shard_size: str = '1GB'        # transformers splits the weights into parts of at most this size
 
+    def __post_init__(self):
+        self.qkv_bias, self.qk_norm = self.qwen2, not self.qwen2
+        self.sigma_reparam = self.settings.get('sigma_reparam', 0)
+
+    def attention(self, layer):
+        return self.variant, self.settings
+
 
 # No T is a multiple of a power of two above 2; 67 and 70 are just above one tile of 64, 41 and 53 below.
 FORMS = {

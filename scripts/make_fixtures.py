@@ -4,8 +4,8 @@
     python3 scripts/make_fixtures.py [--out tests/fixtures] [NAME ...]
 
 needs torch, transformers, numpy and safetensors (pip install). Only whoever changes the fixtures runs it: they are kept in git.
-tests/fixtures/README.md describes the files. Every number is computed in float64 by the plain model below, with the attention of
-attention_torch/, starting from exactly the float32 (or bfloat16) weights that lie in the folder. For the forms that transformers
+tests/fixtures/README.md describes the files. Every number is computed in float64 by the plain model of attention_torch/ (the text that
+checkpoints carry), starting from exactly the float32 (or bfloat16) weights that lie in the folder. For the forms that transformers
 has, the script checks the plain model against transformers, logits and the whole 20-step curve, and stops when they disagree.
 
 A mechanism that chooses (the greatest scores, a threshold, the nearest centroid) would choose otherwise after rounding where two
@@ -29,6 +29,7 @@ import transformers
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 
 import attention_torch as attentions
+from attention_torch import qwen
 from fixture_forms import FORMS
 
 STEPS, WARMUP, LR, MIN_LR_FRAC = 20, 5, 3e-3, 0.1
@@ -37,109 +38,12 @@ SMALLEST_MARGIN = 1e-4    # of a choice: some hundred times what float32 makes o
 
 
 # ---------------------------------------------------------------------------------------------------------------------------
-# The plain model: a dictionary of weights by Hugging Face name, and a forward pass that materialises everything.
-
-def own_tensors(form):
-    """The variant's tensors by their names behind 'self_attn.'."""
-    tensors = attentions.TABLE[form.variant][1](form, form.settings)
-    return {attentions.tensor_prefix(form.variant) + name: tensor for name, tensor in tensors.items()}
-
+# Weights
 
 def make_weights(form, generator):
-    """Random weights, large enough that every term (norm weights, biases, the gate) moves the loss."""
-    def normal(*shape, mean=0.0, deviation=1.0):
-        return mean + deviation * torch.randn(*shape, generator=generator)
-
-    def linear(out_features, in_features):
-        return normal(out_features, in_features, deviation=0.8 * in_features ** -0.5)
-
-    w = {'model.embed_tokens.weight': normal(form.V, form.C, deviation=0.3)}
-    for layer in range(form.L):
-        block, attn = f'model.layers.{layer}.', f'model.layers.{layer}.self_attn.'
-        for name, rows in (('q', form.NH), ('k', form.NKV), ('v', form.NKV)):
-            w[f'{attn}{name}_proj.weight'] = linear(rows * form.HS, form.C)
-            if form.qwen2:
-                w[f'{attn}{name}_proj.bias'] = normal(rows * form.HS, deviation=0.3)
-            elif name != 'v':
-                w[f'{attn}{name}_norm.weight'] = normal(form.HS, mean=1.2, deviation=0.2)
-        w[f'{attn}o_proj.weight'] = linear(form.C, form.NH * form.HS)
-        for name, tensor in own_tensors(form).items():
-            w[f'{attn}{name}'] = normal(*tensor.shape, mean=tensor.mean, deviation=tensor.deviation)
-        w[f'{block}mlp.gate_proj.weight'] = linear(form.F, form.C)
-        w[f'{block}mlp.up_proj.weight'] = linear(form.F, form.C)
-        w[f'{block}mlp.down_proj.weight'] = linear(form.C, form.F)
-        w[f'{block}input_layernorm.weight'] = normal(form.C, mean=1.0, deviation=0.2)
-        w[f'{block}post_attention_layernorm.weight'] = normal(form.C, mean=1.0, deviation=0.2)
-        for name in linear_layers(form, layer):
-            w[f'{name}.sigma_gamma'] = normal(1, mean=1.3, deviation=0.2)
-            w[f'{name}.sigma_u'] = F.normalize(normal(w[f'{name}.weight'].shape[1]), dim=0)
-    w['model.norm.weight'] = normal(form.C, mean=1.0, deviation=0.2)
-    if not form.tied:
-        w['lm_head.weight'] = normal(form.V, form.C, deviation=0.3)
-    return {name: value.to(form.storage) for name, value in w.items()}
-
-
-def linear_layers(form, layer):
-    """The names of the layer's matrices that are reparametrised by their spectral norms: none without sigma_reparam."""
-    if not form.settings.get('sigma_reparam'):
-        return []
-    return [f'model.layers.{layer}.{part}_proj' for part in ('self_attn.q', 'self_attn.k', 'self_attn.v', 'self_attn.o',
-                                                             'mlp.gate', 'mlp.up', 'mlp.down')]
-
-
-def reparametrised(form, w, notes):
-    """sigmaReparam (arXiv 2303.06296): what the layers read, (gamma / sigma) W in place of W. sigma = v.W u' after one power
-    iteration from u; v and u' are constants to autograd, the W between them is not."""
-    w = dict(w)
-    for name in (name for layer in range(form.L) for name in linear_layers(form, layer)):
-        weight, u = w[name + '.weight'], w[name + '.sigma_u']
-        with torch.no_grad():
-            v = F.normalize(weight @ u, dim=0)
-            u = notes.states[name + '.sigma_u'] = F.normalize(weight.T @ v, dim=0)
-        w[name + '.weight'] = w[name + '.sigma_gamma'] / (v @ weight @ u) * weight
-    return w
-
-
-def rmsnorm(x, weight, eps):
-    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-
-
-def attention(form, w, layer, x, notes):
-    """x (B, T, C), the normed input of the block -> (B, T, C)."""
-    attn = f'model.layers.{layer}.self_attn.'
-    B, T, _ = x.shape
-
-    def project(name, heads):
-        y = F.linear(x, w[f'{attn}{name}_proj.weight'], w.get(f'{attn}{name}_proj.bias'))
-        y = y.view(B, T, heads, form.HS).transpose(1, 2)                  # (B, heads, T, HS)
-        norm = w.get(f'{attn}{name}_norm.weight')
-        return y if norm is None else rmsnorm(y, norm, form.norm_eps)
-
-    inputs = attentions.Inputs(x, project('q', form.NH), project('k', form.NKV), project('v', form.NKV), form.rope_theta, layer, form.L)
-    prefix = attn + attentions.tensor_prefix(form.variant)
-    own = {name.removeprefix(prefix): value for name, value in w.items() if name.startswith(prefix)}
-    of_layer = attentions.Notes()
-    heads = attentions.TABLE[form.variant][0](inputs, own, form.settings, of_layer)
-    notes.auxiliary = notes.auxiliary + of_layer.auxiliary
-    notes.moves |= {prefix + name: g for name, g in of_layer.moves.items()}
-    notes.margin = min(notes.margin, of_layer.margin)
-    return F.linear(heads.transpose(1, 2).reshape(B, T, -1), w[attn + 'o_proj.weight'])
-
-
-def forward(form, w, ids):
-    """ids (B, T) -> logits (B, T, V), and what the attention layers noted."""
-    notes = attentions.Notes()
-    w = reparametrised(form, w, notes)
-    x = w['model.embed_tokens.weight'][ids]
-    for layer in range(form.L):
-        block = f'model.layers.{layer}.'
-        normed = rmsnorm(x, w[block + 'input_layernorm.weight'], form.norm_eps)
-        x = x + attention(form, w, layer, normed, notes)
-        normed = rmsnorm(x, w[block + 'post_attention_layernorm.weight'], form.norm_eps)
-        hidden = F.silu(F.linear(normed, w[block + 'mlp.gate_proj.weight'])) * F.linear(normed, w[block + 'mlp.up_proj.weight'])
-        x = x + F.linear(hidden, w[block + 'mlp.down_proj.weight'])
-    x = rmsnorm(x, w['model.norm.weight'], form.norm_eps)
-    return F.linear(x, w['model.embed_tokens.weight' if form.tied else 'lm_head.weight']), notes
+    w = {name: tensor.mean + tensor.deviation * torch.randn(*tensor.shape, generator=generator)
+         for name, tensor in qwen.tensors(form).items()}
+    return {name: (F.normalize(value, dim=0) if name.endswith('.sigma_u') else value).to(form.storage) for name, value in w.items()}
 
 
 def mean_loss(logits, targets):
@@ -152,7 +56,7 @@ def mean_loss(logits, targets):
 def roles(form, names):
     """For every tensor: 'decays' or 'plain' (AdamW with weight decay or without), 'frozen', 'state' (the model's own, not the
     loss's), or a statistic's rate. The model's matrices decay, its vectors do not."""
-    own, result = own_tensors(form), {}
+    own, result = qwen.own_tensors(form, 0), {}
     for name, dimensions in names.items():
         tensor = own.get(name.split('self_attn.')[-1])
         if tensor and tensor.rate:
@@ -297,12 +201,12 @@ def write_fixture(name, form, folder):
     save_folder(form, stored, folder)
 
     weights = {n: value.double().requires_grad_() for n, value in stored.items()}
-    logits, notes = forward(form, weights, ids)
+    logits, notes = qwen.forward(form, weights, ids)
     loss = mean_loss(logits, targets)
     (loss + notes.auxiliary).backward()
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in weights.items()} | notes.moves
     gradient_norms = {n: g.norm().item() for n, g in gradients.items()}
-    curve, margin = train(form, weights, lambda x: forward(form, weights, x), batches)
+    curve, margin = train(form, weights, lambda x: qwen.forward(form, weights, x), batches)
     margin = min(margin, notes.margin)
     if margin < SMALLEST_MARGIN:
         sys.exit(f'{name}: a choice is as near as {margin:.1e} to another one; choose another seed')

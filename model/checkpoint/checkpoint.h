@@ -25,6 +25,12 @@ struct TrainerState {
     double last_val_loss = 0;    // NaN if there was none
 };
 
+/// What a model card says that is not in the checkpoint otherwise.
+struct RunFacts {
+    std::string pattern;                // Qwen::pattern
+    std::string train_data, val_data;   // size, name and fingerprint of each; "" if there are none
+};
+
 // ------------------------------------------------------------------------------------------------------------------ saving
 
 /// Precondition: `weights` and both moments are flat buffers laid out by `list`.
@@ -34,11 +40,13 @@ struct TrainerState {
 /// resuming ignores.
 /// Tokenizer files: those of `tokenizer`, which config.json then refers to by name, so that the folder can be moved; and those of
 /// `tokenizer_from` (the folder the model came from) that belong to the same tokenizer, or all if `tokenizer` is null.
+/// README.md is a model card, for people to edit: the manifest does not list it. Models that transformers does not compute itself carry
+/// modeling_files().
 /// On failure the unfinished folder is removed and all earlier checkpoints are unchanged.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const Config& config, const TensorList& list,
                                       const float* weights, const float* exp_avg, const float* exp_avg_sq,
                                       const TrainerState& state, const Tokenizer* tokenizer,
-                                      const std::filesystem::path& tokenizer_from = {});
+                                      const std::filesystem::path& tokenizer_from = {}, const RunFacts& facts = {});
 
 /// Call after save_checkpoint() has returned. Deletes all but the `keep` checkpoints with the highest steps; keep < 1 keeps all.
 /// Folders are renamed before they are deleted, so that a half-deleted one is never taken for a checkpoint. Failures are ignored:

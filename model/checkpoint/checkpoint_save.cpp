@@ -10,8 +10,11 @@
 #include "model/base/error.h"
 #include "model/base/hash.h"
 #include "model/base/json.h"
+#include "model/checkpoint/carried_texts.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/model_card.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/layer_types.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -134,6 +137,7 @@ FileManifest file_manifest_from_json(const std::string& text, const std::string&
 struct TextFile {
     std::string name;
     std::string text;
+    bool listed = true;   // in the manifest
 };
 
 struct TensorFile {
@@ -182,6 +186,8 @@ std::vector<TextFile> text_files(Config config, const TrainerState& state, const
     std::vector<TextFile> files = {{"config.json", config_to_json(config)},
                                    {"generation_config.json", generation_config_to_json(config)},
                                    {"trainer_state.json", trainer_state_to_json(state)}};
+    if (!transformers_computes(config))
+        for (const CarriedText& file : modeling_files()) files.push_back({file.name, file.text});
     append_tokenizer_files(files, tokenizer, tokenizer_from);
     return files;
 }
@@ -209,7 +215,7 @@ void write_files(const fs::path& folder, const std::vector<TextFile>& texts, con
         FileWriter writer(folder / file.name);
         writer.write(file.text.data(), file.text.size());
         writer.close();
-        manifest[file.name].file = {writer.size(), writer.hash()};
+        if (file.listed) manifest[file.name].file = {writer.size(), writer.hash()};
     };
     for (const TextFile& file : texts) write_text(file);
     for (const TensorFile& file : tensor_files) {
@@ -275,8 +281,9 @@ void verify_file(const fs::path& path, const ManifestFile& expected) {
 
 fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights,
                          const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const Tokenizer* tokenizer,
-                         const fs::path& tokenizer_from) {
-    const std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
+                         const fs::path& tokenizer_from, const RunFacts& facts) {
+    std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
+    texts.push_back({"README.md", model_card(config, list, weights, state, facts), false});
     std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.safetensors", {}}};
     append_tensors(tensor_files[0], "", list, weights);
     append_tensors(tensor_files[1], "exp_avg.", list, exp_avg);

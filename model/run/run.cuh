@@ -302,7 +302,7 @@ void save(Run<Device, X>& run, bool last) {
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
         const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights.data(), m.data(), v.data(), run.state,
-                                          run.data.tokenizer.get(), tokenizer_from);
+                                          run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern));
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.progress.say("checkpoint " + path.string());
@@ -350,10 +350,6 @@ template <class Device, class X>
 void print_training(const Run<Device, X>& run, int threads) {
     const Options& o = run.o;
     const Data& data = run.data;
-    auto tokens_of = [](const TokenStream& stream) {
-        return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(stream.size()), stream.shards(),
-                    stream.name().c_str());
-    };
     print_table(
         "data",
         {{"training", tokens_of(*data.train)},

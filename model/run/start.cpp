@@ -228,6 +228,17 @@ Data open_data(const Options& o, int ranks, Config& config) {
     return data;
 }
 
+std::string tokens_of(const TokenStream& stream) {
+    return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(stream.size()), stream.shards(), stream.name().c_str());
+}
+
+RunFacts facts_of(const Data& data, const std::string& pattern) {
+    auto described = [](const std::unique_ptr<TokenStream>& stream) {
+        return stream ? tokens_of(*stream) + ", fingerprint " + stream->fingerprint() : "";
+    };
+    return {pattern, described(data.train), described(data.val)};
+}
+
 DocumentBorders borders(const Options& o, const Config& config) {
     return {o.document_mask ? config.end_of_text : -1, o.document_positions};
 }

@@ -12,6 +12,7 @@
 #include "data/stream.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/batch.h"
+#include "model/checkpoint/checkpoint.h"
 #include "model/config.h"
 #include "model/device/memory.h"
 #include "model/operations/adamw.cuh"
@@ -59,6 +60,12 @@ struct Data {
 /// tokenizer of `config` to the shards'. Exit::data if shards, tokenizer and model do not match or the data is too short;
 /// Exit::usage if the sizes of a step do not fit together.
 Data open_data(const Options& o, int ranks, Config& config);
+
+/// "12345 tokens in 2 shards, NAME"
+std::string tokens_of(const TokenStream& stream);
+
+/// What a checkpoint's model card says of the data, and of the layers.
+RunFacts facts_of(const Data& data, const std::string& pattern);
 
 /// How --document-mask and --document-positions have batches told apart. Precondition: open_data() has completed `config`.
 DocumentBorders borders(const Options& o, const Config& config);

@@ -17,14 +17,22 @@ def block_scores(a, w, block, query):
     return scores(q_gate, k_gate)
 
 
-def chosen_blocks(gate, top, notes):
-    """(B, NH, N, N): a row's own block and the `top` past ones with the greatest scores."""
-    N = gate.shape[-1]
+def chosen_blocks(gate, s, notes):
+    """(B, NH, N, N): a row's own block and, of the past ones, the top_k with the greatest scores or, with a threshold, those with more
+    than this share of their softmax. A sink is block 0, in addition to these."""
+    N, top, threshold, sink = gate.shape[-1], s['top_k'], s.get('threshold', 0), s.get('sink', 0)
     chosen = torch.eye(N, dtype=torch.bool).expand(gate.shape).clone()
-    for r in range(1, N):
-        order = gate[:, :, r, :r].detach().sort(-1, descending=True)
-        chosen[:, :, r] |= torch.zeros_like(chosen[:, :, r]).scatter(-1, order.indices[..., :top], True)
-        if 0 < top < r:
+    chosen[..., 0] |= bool(sink)
+    for r in range(1 + sink, N):
+        past = gate[:, :, r, sink:r].detach()
+        if threshold > 0:
+            share = past.softmax(-1)
+            notes.chose((share - threshold).abs())
+            chosen[:, :, r, sink:r] = share > threshold
+            continue
+        order = past.sort(-1, descending=True)
+        chosen[:, :, r, sink:r].scatter_(-1, order.indices[..., :top], True)
+        if 0 < top < r - sink:
             notes.chose(order.values[..., top - 1] - order.values[..., top])
     return chosen
 
@@ -45,15 +53,20 @@ def moba(a, w, s, notes):
     return attend(scores(a.q, a.k), a.causal & chosen[..., a.j[0] // block], a.v)
 
 
+@torch.no_grad()
+def peaks_of_map(a, block):
+    """(B, NH, N, N): the greatest number of dense attention's map in every pair of blocks."""
+    dense, N = masked_softmax(scores(a.q, a.k), a.causal)[0], -(-a.T // block)
+    rows = [dense[:, :, r * block:(r + 1) * block].amax(2) for r in range(N)]
+    return torch.stack([torch.stack([row[..., c * block:(c + 1) * block].amax(-1) for c in range(N)], -1) for row in rows], 2)
+
+
 def distillation(a, gate, block, skip):
     """Mean over sequences, heads and rows of blocks of KL(teacher || softmax of the scores), over the past blocks of each row. The
     teacher is dense attention's map, the greatest of every pair of blocks, divided by its sum; no gradient goes into it."""
-    with torch.no_grad():
-        dense = masked_softmax(scores(a.q, a.k), a.causal)[0][:, -gate.shape[1]:]
-    N, divergences = gate.shape[-1], []
+    N, divergences, dense = gate.shape[-1], [], peaks_of_map(a, block)[:, -gate.shape[1]:]
     for r in range(max(1, int(skip * N)), N):
-        rows = dense[:, :, r * block:(r + 1) * block]
-        peaks = torch.stack([rows[..., c * block:(c + 1) * block].amax((-1, -2)) for c in range(r)], -1)
+        peaks = dense[:, :, r, :r]
         teacher = peaks / peaks.sum(-1, keepdim=True)
         divergences.append((teacher * (teacher.log() - gate[:, :, r, :r].log_softmax(-1))).sum(-1))
     return torch.stack(divergences).mean()
@@ -66,20 +79,27 @@ def spread(blocks, a, block):
 
 def adaptive_sparse(a, w, s, notes):
     """Dense heads first. In the others z = a + log sigmoid(score) in the chosen blocks, z = a in the own one; and a head that
-    thinks little of a token (sigmoid(w.[q; k] + b) below the threshold) is off for it. mask 0: all blocks count as chosen."""
+    thinks little of a token (sigmoid(w.[q; k] + b) below the threshold) is off for it. mask 0: all blocks count as chosen; 1: z = a in
+    those that are. With distil 2 attention is dense."""
     s = {key.removeprefix('adaptive_sparse_'): value for key, value in s.items()}
     block, dense, theta = s['block'], s['dense_heads'], s['head_threshold']
+    if dense < 0:   # four, at most half of the heads, in whole groups that share keys
+        dense = min(4, a.NH // 2) // (a.NH // a.NKV) * (a.NH // a.NKV)
     gate = block_scores(a, w, block, s['query'])[:, dense:]
     if s['distil']:
         notes.auxiliary = notes.auxiliary + s['distil_weight'] * distillation(a, gate, block, s['distil_skip'])
-    chosen = chosen_blocks(gate, s['top_k'] if s['mask'] == 2 else gate.shape[-1], notes)
-    past = torch.ones_like(chosen[0, 0]).tril(-1)
-    modulator = torch.where(past, F.logsigmoid(gate), torch.zeros_like(gate))
+    if s['distil'] == 2:
+        return attend(scores(a.q, a.k), a.causal, a.v)
+    chosen = chosen_blocks(gate, s, notes) if s['mask'] else torch.ones_like(gate, dtype=torch.bool)
+    modulated = torch.ones_like(chosen[0, 0]).tril(-1) & (s['mask'] != 1)
+    modulator = torch.where(modulated, F.logsigmoid(gate), torch.zeros_like(gate))
     z = scores(a.q, a.k)
     z = torch.cat((z[:, :dense], z[:, dense:] + spread(modulator, a, block)), 1)
     everything = torch.ones_like(chosen[:, :1]).expand(-1, dense, -1, -1)
     out = attend(z, a.causal & spread(torch.cat((everything, chosen), 1), a, block), a.v)
 
+    if theta < 0:
+        return out
     both = torch.cat((a.q_pre, for_query_heads(a.k_pre, a.NH)), -1)        # (B, NH, T, 2 HS)
     on = torch.sigmoid(torch.einsum('bhtd,hd->bht', both, w['head.weight']) + w['head.bias'][:, None])[:, dense:]
     notes.chose((on - theta).abs())
@@ -88,8 +108,8 @@ def adaptive_sparse(a, w, s, notes):
 
 
 def adaptive_sparse_tensors(form, s):
-    return gate_tensors(form, s) | {'head.weight': Tensor((form.NH, 2 * form.HS), 0.2),
-                                    'head.bias': Tensor((form.NH,), 0.3, decays=False)}
+    of_heads = {'head.weight': Tensor((form.NH, 2 * form.HS), 0.2), 'head.bias': Tensor((form.NH,), 0.3, decays=False)}
+    return gate_tensors(form, s) | (of_heads if s['adaptive_sparse_head_threshold'] >= 0 else {})
 
 
 def gate_tensors(form, s):
@@ -97,10 +117,13 @@ def gate_tensors(form, s):
 
 
 def seer(a, w, s, notes):
-    """Own block and the chosen ones; the gate learns from the dense map alone. With distil 2 attention is dense."""
-    gate = block_scores(a, w, s['seer_block'], s['seer_query'])
-    if s['seer_distil']:
-        notes.auxiliary = notes.auxiliary + s['seer_distil_weight'] * distillation(a, gate, s['seer_block'], s['seer_distil_skip'])
-    if s['seer_distil'] == 2:
+    """Own block and the chosen ones; the gate learns from the dense map alone. With distil 2 attention is dense, and with query 3 the
+    dense map chooses instead of a gate."""
+    s = {key.removeprefix('seer_'): value for key, value in s.items()}
+    block = s['block']
+    gate = peaks_of_map(a, block).log() if s['query'] == 3 else block_scores(a, w, block, s['query'])
+    if s['distil']:
+        notes.auxiliary = notes.auxiliary + s['distil_weight'] * distillation(a, gate, block, s['distil_skip'])
+    if s['distil'] == 2:
         return attend(scores(a.q, a.k), a.causal, a.v)
-    return attend(scores(a.q, a.k), a.causal & spread(chosen_blocks(gate, s['seer_top_k'], notes), a, s['seer_block']), a.v)
+    return attend(scores(a.q, a.k), a.causal & spread(chosen_blocks(gate, s, notes), a, block), a.v)

@@ -38,12 +38,13 @@ def deepspeed_fixed(a, s):
 
 def bigbird(a, s):
     r, c = a.i // s['bigbird_block'], a.j // s['bigbird_block']
-    drawn = torch.zeros(a.NH, a.T, a.T, dtype=torch.bool)
+    blocks = a.T // s['bigbird_block'] + 1
+    drawn = torch.zeros(a.NH, blocks, blocks, dtype=torch.bool)
     for h in range(a.NH):
-        for row in range(a.T // s['bigbird_block'] + 1):
+        for row in range(blocks):
             for block in bigbird_draws(s['bigbird_seed'], a.layer, h, row, s['bigbird_random']):
-                drawn[h] |= (r == row) & (c == block)
-    return (r - c <= s['bigbird_window'] // 2) | (c < s['bigbird_globals']) | drawn
+                drawn[h, row, block] = True
+    return (r - c <= s['bigbird_window'] // 2) | (c < s['bigbird_globals']) | drawn[:, r, c]
 
 
 def bigbird_draws(seed, layer, h, row, parts):
