@@ -212,8 +212,8 @@ __global__ void __launch_bounds__(indexing::THREADS)
     const float to_base_2 = rsqrtf(float(HS)) * LOG2_E;
     float weights[1][TILE / 8][4] = {};
     for (int h = 0; h < in.NH; h++) {
-        if (h % (in.NH / in.NKV) == 0) copy_rows<THREADS>(shared.k, in.key(in.k, b, 0, h), in.qk_row, tile * TILE, in.T);
-        copy_rows<THREADS>(shared.q, in.query(in.q, b, 0, h), in.qk_row, i0, in.T);
+        if (h % (in.NH / in.NKV) == 0) copy_rows<THREADS>(shared.k, in.key(in.k, b, 0, h), in.qk_row, tile * TILE, in.T - tile * TILE);
+        copy_rows<THREADS>(shared.q, in.query(in.q, b, 0, h), in.qk_row, i0, in.T - i0);
         wait_for_copies();
         __syncthreads();
         float z[1][TILE / 8][4] = {};
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
     auto& shared = dynamic_shared<IndexTilesShared<X, D>>();
     const Index<X>& x = d.index;
     const int n = blockIdx.x, h = blockIdx.y, b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
-    copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T);
+    copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T - i0);
     float w[2], dw[2] = {}, dq[1][D / 8][4] = {};
     for (int half = 0; half < 2; half++) {
         const int r = warp_row() + lane_row() + 8 * half;
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
     }
     for (int tile = 0; tile <= piece.tile(n); tile++) {
         if (!d.touched().has(b, piece.tile(n), tile)) continue;
-        copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), tile * TILE, x.s.T);
+        copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), tile * TILE, x.s.T - tile * TILE);
         wait_for_copies();
         __syncthreads();
         float a[1][TILE / 8][4] = {};
@@ -296,13 +296,13 @@ __global__ void __launch_bounds__(indexing::THREADS)
     auto& shared = dynamic_shared<IndexTilesShared<X, D>>();
     const Index<X>& x = d.index;
     const int tile = blockIdx.x, b = piece.b(0) + int(blockIdx.y), keys = min(TILE, x.s.T - tile * TILE);
-    copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), tile * TILE, x.s.T);
+    copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), tile * TILE, x.s.T - tile * TILE);
     float dk[1][D / 8][4] = {};
     for (int n = 0; n < piece.count; n++) {
         if (piece.b(n) != b || !d.touched().has(b, piece.tile(n), tile)) continue;
         const int i0 = piece.tile(n) * TILE, rows = piece.rows(n);
         for (int h = 0; h < x.s.heads; h++) {
-            copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T);
+            copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T - i0);
             wait_for_copies();
             __syncthreads();
             float a[1][TILE / 8][4] = {};   // rows are keys

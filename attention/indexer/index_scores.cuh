@@ -123,10 +123,10 @@ __global__ void __launch_bounds__(indexing::THREADS)
     auto& shared = dynamic_shared<IndexTilesShared<X, D>>();
     const int key_tile = blockIdx.x, n = blockIdx.y, b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
     if (!touched.has(b, piece.tile(n), key_tile)) return;
-    copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), key_tile * TILE, x.s.T);
+    copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), key_tile * TILE, x.s.T - key_tile * TILE);
     float sums[1][TILE / 8][4] = {};
     for (int h = 0; h < x.s.heads; h++) {
-        copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T);
+        copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T - i0);
         wait_for_copies();
         __syncthreads();
         float products[1][TILE / 8][4] = {};
