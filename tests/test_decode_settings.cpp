@@ -9,6 +9,8 @@ TEST_CASE("decode: every row of a long text is that of a whole pass, under setti
         {"adaptive_sparse", {{"adaptive_sparse_sink", 1}, {"adaptive_sparse_head_threshold", -1}}},
         {"adaptive_sparse", {{"adaptive_sparse_block", 128}}},
         {"adaptive_sparse", {{"adaptive_sparse_distil", 2}}},
+        {"deepseek_sparse", {{"deepseek_sparse_distil", 2}}},
+        {"deepseek_sparse", {{"deepseek_sparse_heads", 1}, {"deepseek_sparse_top_k", 1}}},
         {"dsa", {{"attention_dense_until", 100}}},
         {"dsa", {{"attention_dense_until", 0}, {"attention_window", 0}}},
         {"forgetting", {{"forgetting_rope", 1}}},

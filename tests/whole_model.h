@@ -195,8 +195,8 @@ inline double slope_along(Trial<double>& trial, const Tensor& t, const std::vect
     return (8 * near - far) / (12 * step);
 }
 
-/// Checks the gradient of every tensor whose name has `of` in it, unless a mechanism says that differences do not have it: a few single elements, and one random direction through all
-/// elements. Returns a sentence per wrong tensor.
+/// Checks the gradient of every tensor whose name has `of` in it, unless a mechanism says that differences do not have it: a few single
+/// elements, and one random direction through all elements. Returns a sentence per wrong tensor.
 inline std::string model_gradient_difference(Trial<double>& trial, const std::string& of = "") {
     const Threads one(1);   // hundreds of passes too small for several threads
     trial.loss_and_gradients();
