@@ -214,7 +214,7 @@ build/reference_qwen: tests/reference_qwen.c
 CUDA_TOOLS := $(basename $(wildcard dev/*.cu dev/ladder/*.cu))
 build/dev/bench_patterns_gpu build/dev/tune_matmul: $(GPU_VARIANTS)
 build/emulated/dev/bench_patterns_gpu build/emulated/dev/tune_matmul: $(EMULATED_VARIANTS)
-build/dev/attention_layer build/dev/bench_cpu build/dev/bench_patterns build/dev/logits: $(CPU_VARIANTS)
+build/dev/attention_layer build/dev/bench_cpu build/dev/bench_decode build/dev/bench_patterns build/dev/logits: $(CPU_VARIANTS)
 $(CUDA_TOOLS:%=build/%): build/%: build/gpu/%.o $(GPU_ENGINE)
 	$(LINK) $(LIBS) $(GPU_LIBS)
 $(CUDA_TOOLS:%=build/emulated/%): build/emulated/%: build/emulated/%.o $(EMULATED_ENGINE)

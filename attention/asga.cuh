@@ -136,6 +136,7 @@ struct Asga : Policy {
     }
     constexpr bool visible(int, int i, int j) const { return j <= i && (gate != AsgaGate::window || i - j <= left); }
 
+    constexpr KeptKeys kept_keys() const { return gate == AsgaGate::window ? KeptKeys{0, left + 1} : KeptKeys{}; }
     double cached_keys(int T) const { return gate == AsgaGate::window ? std::min(T, left + 1) : T; }
 
     // ---- scalars per head: the weight of each, the function applied to it, and its derivative

@@ -55,6 +55,9 @@ struct Dsa : Policy {
     }
     constexpr bool visible(int, int i, int j) const { return j <= i && (dense(i) || i - j <= left); }
 
+    constexpr KeptKeys kept_keys() const {
+        return window == DsaWindow::none ? KeptKeys{} : KeptKeys{0, std::max(dense_until, left + 1)};
+    }
     double cached_keys(int T) const { return dense(T - 1) ? T : std::min(T, left + 1); }
 
     // ---- output gate

@@ -1,6 +1,9 @@
 // Wraps a policy in the interface of the engine (attention/variant.h): LayerOf<A> is a layer, CpuLayer<A> and GpuLayer<A> are
 // layers that can also compute on their device. All the work is in layer.h; here are only virtual functions around it.
 #pragma once
+#include <memory>
+#include <optional>
+
 #include "attention/kernel/decode.h"
 #include "attention/kernel/layer.h"
 #include "attention/variant.h"
@@ -18,7 +21,8 @@ LayerFacts facts_of(const A& policy) {
     f.gated = policy.gates_output(), f.rotates = policy.rotates();
     f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
     f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
-    f.decodes_from_cache = can_decode_from_cache(policy), f.reports_pairs = reports_pairs<A>;
+    f.writes_row_by_row = A::writes_row_by_row && policy.is_causal(), f.reads_keys_only = reads_keys_only(policy);
+    f.reports_pairs = reports_pairs<A>;
     f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
     f.keeps_documents_apart = policy.is_causal() && policy.keeps_documents_apart();
     f.expects_at_most = policy.expects_at_most();
@@ -71,17 +75,55 @@ struct PassesOf : Passes {
     }
 };
 
+/// What A keeps of a text besides keys: A::Text<X>, where there is one.
+template <class A, class X>
+struct TextOf {
+    using type = NothingMore;
+};
+template <class A, class X>
+    requires requires { typename A::template Text<X>; }
+struct TextOf<A, X> {
+    using type = typename A::template Text<X>;
+};
+
+template <class A, class X>
+class LayerTextOf final : public LayerText<X> {
+public:
+    LayerTextOf(const A& policy, const LayerShape& room) : policy_(policy), room_(room) { lay_out(); }
+
+    void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
+        keys_->append(kernel_arguments(in, state, Statistics<X>{}));
+        more_->begin(policy_, in, weights, state);
+    }
+    void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
+        std::byte* const no_workspace = nullptr;
+        attention_layer_forward(NextRow<X, More>{{}, &*keys_, &*more_}, policy_, in, weights, state, no_workspace);
+    }
+
+private:
+    using More = typename TextOf<A, X>::type;
+    void lay_out() override {
+        keys_.emplace(this->memory_, room_, policy_.features().column, policy_.kept_keys());
+        more_.emplace(policy_, this->memory_, room_);
+    }
+
+    const A& policy_;
+    LayerShape room_;
+    std::optional<KeyCache<X>> keys_;
+    std::optional<More> more_;
+};
+
 template <class A, class X>
 struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
     using PassesOf<A, CPU, X, CpuPasses<X>>::PassesOf;
 
     void attend(const AttentionForward<X>& a) const override {
-        if constexpr (may_decode_from_cache<A>) attention_forward(CPU{}, this->policy, a);
-        else fail(Exit::usage, A::name, " needs more than cached keys and values");
+        if constexpr (may_read_keys_only<A>) attention_forward(CPU{}, this->policy, a);
+        else fail(Exit::usage, A::name, " needs more than keys and values");
     }
-    void attend_row(const AttentionForward<X>& a) const override {
-        if constexpr (may_decode_from_cache<A>) decode_attention(this->policy, a);
-        else fail(Exit::usage, A::name, " needs more than cached keys and values");
+    std::unique_ptr<LayerText<X>> start_text(const LayerShape& room) const override {
+        if constexpr (A::writes_row_by_row) return std::make_unique<LayerTextOf<A, X>>(this->policy, room);
+        else fail(Exit::usage, A::name, " has no rows without the whole text");
     }
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const override {
         if constexpr (reports_pairs<A>) return this->policy.sees(in, state, h, i, j);

@@ -11,6 +11,7 @@
 // of w rows, whatever r_n, and costs 1 / r_n of the first. In text order nearly every tile would have a pair.
 #pragma once
 #include "attention/branches/branches.cuh"
+#include "attention/kernel/decode.h"
 #include "attention/masks/pattern.h"
 
 /// Row n of head h is token 2^k n + (h mod 2^k).
@@ -47,6 +48,23 @@ struct SegmentBranch : Policy {
     }
 };
 
+/// The same branch in the order of a text: pairs of tokens that it keeps in one segment. `rows` has no end.
+struct BranchInText : Policy {
+    SegmentBranch branch;
+    explicit constexpr BranchInText(const SegmentBranch& branch_) : Policy(branch_), branch(branch_) {}
+
+    constexpr bool visible(int h, int i, int j) const {
+        const int query = branch.rows.row(0, h, i), key = branch.rows.row(0, h, j);
+        return j <= i && query >= 0 && key >= 0 && branch.segment.quotient(query) == branch.segment.quotient(key);
+    }
+    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
+        auto row = [&](int token) { return branch.rows.rows_before(h, token); };
+        const Rectangle kept{row(i0), row(i1), row(j0), row(j1)};
+        const Tile verdict = kept.empty() ? Tile::hidden : branch.tile(h, kept.i0, kept.i1, kept.j0, kept.j1);
+        return verdict == Tile::full && branch.rows.k > 0 ? Tile::mixed : verdict;
+    }
+};
+
 struct longnet : Policy {
     static constexpr const char* name = "longnet";
     static constexpr bool own_passes = true;
@@ -68,7 +86,7 @@ struct longnet : Policy {
     bool has_exact_gradients() const { return !detach; }
     bool keeps_documents_apart() const { return false; }   // segments are those of the row
 
-    // ---- the union of all branches in text order: for pictures and tests, no kernel calls it
+    // ---- the union of all branches in text order: for pictures and tests, and branch by branch for writing text
 
     static constexpr int FOR_EVER = 1 << 30;   // length of an unbounded text
     SegmentBranch branch(int n, int T) const { return {DilatedRows(T, n), segment}; }
@@ -79,23 +97,18 @@ struct longnet : Policy {
         return rows;
     }
 
-    constexpr bool visible(int h, int i, int j) const {
-        for (int n = 0; n < branches && j <= i; n++) {
-            const DilatedRows rows(FOR_EVER, n);
-            const int query = rows.row(0, h, i), key = rows.row(0, h, j);
-            if (query >= 0 && key >= 0 && segment.quotient(query) == segment.quotient(key)) return true;
-        }
+    BranchInText in_text(int n) const { return BranchInText(branch(n, FOR_EVER)); }
+
+    bool visible(int h, int i, int j) const {
+        for (int n = 0; n < branches && j <= i; n++)
+            if (in_text(n).visible(h, i, j)) return true;
         return false;
     }
     Tile tile(int h, int i0, int i1, int j0, int j1) const {
         bool some = false;
         for (int n = 0; n < branches && !some; n++) {
-            const DilatedRows rows(FOR_EVER, n);
-            auto row = [&](int token) { return rows.rows_before(h, token); };
-            const Rectangle kept{row(i0), row(i1), row(j0), row(j1)};
-            if (kept.empty()) continue;
-            const Tile verdict = branch(n, FOR_EVER).tile(h, kept.i0, kept.i1, kept.j0, kept.j1);
-            if (n == 0 && verdict == Tile::full) return Tile::full;
+            const Tile verdict = in_text(n).tile(h, i0, i1, j0, j1);
+            if (verdict == Tile::full) return verdict;
             some = verdict != Tile::hidden;
         }
         return some ? Tile::mixed : Tile::hidden;
@@ -167,6 +180,18 @@ struct longnet : Policy {
             all.add(device, branch(n, in.T), rows, branch_arguments(in, rows, state, statistics));
         }
         all.finish(device, in, state, statistics);
+    }
+
+    /// The next row of a text: all branches in one softmax, in which a key counts once for every branch that has the pair.
+    template <class X, class More>
+    void forward(const NextRow<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const int position = device.keys->tokens();
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        device.keys->append(a);
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            for (int n = 0; n < branches; n++) row.visit(in_text(n), query_of(a, {}, h, position), keys);
+        });
     }
 
     template <class Device, class X>

@@ -73,6 +73,44 @@ struct moba : Policy {
         scratch.blocks.forward(device, own_block(), arguments(in, state, statistics), choice);
     }
 
+    /// Sums of the keys of each block of a text that is being written.
+    template <class X>
+    struct Text {
+        int block, tokens = 0;
+        size_t row;   // NKV * HS
+        X* sums;      // (blocks, NKV, HS)
+        Text(const moba& policy, BumpAllocator& memory, const LayerShape& s)
+            : block(policy.block), row(size_t(s.NKV) * s.HS), sums(memory.take<X>((s.T / block + 1) * row)) {}
+        void begin(const moba&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) {
+            for (int t = 0; t < in.T; t++) add(in.k + t * in.qk_row);
+        }
+        void add(const X* k) {
+            X* const sum = sums + tokens++ / block * row;
+            for (size_t d = 0; d < row; d++) sum[d] += k[d];
+        }
+    };
+
+    template <class X>
+    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const int position = device.keys->tokens(), r = position / block;
+        const AttentionForward<X> a = arguments(in, state, {});
+        device.keys->append(a);
+        device.more->add(in.k);
+        const int slots = std::min(top - 1, r);
+        std::vector<int> chosen(size_t(NH) * slots), order;
+        std::vector<X> scores(r + 1);
+        for (int h = 0; h < NH; h++) {
+            const size_t head = size_t(h / (NH / in.NKV)) * in.HS;
+            for (int n = 0; n < r; n++)
+                scores[n] = inner_product(in.q + size_t(h) * in.HS, device.more->sums + n * device.more->row + head, in.HS);
+            choose_blocks(CPU{}, chosen.data() + size_t(h) * slots, scores.data(), TileChoice{.top = slots}, r, order);
+        }
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            row.visit(ChosenAndForced(own_block(), chosen.data() + size_t(h) * slots, slots), query_of(a, {}, h, position), keys);
+        });
+    }
+
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {

@@ -18,7 +18,9 @@
 #include "attention/branches/branches.cuh"
 #include "attention/gates/row_gate.cuh"
 #include "attention/gates/token_linear.cuh"
+#include "attention/kernel/decode.h"
 #include "attention/masks/choose_tokens.cuh"
+#include "attention/masks/chosen_tokens.h"
 
 struct mosa : Policy {
     static constexpr const char* name = "mosa";
@@ -128,6 +130,43 @@ struct mosa : Policy {
                              branch_arguments(in, rows, state, statistics, kept.tokens));
         scratch.branches.finish(device, in, state, statistics);
         gate_rows_forward(device, state.gated_out, state.out, state.score_inputs.gate, size_t(in.B) * in.T * NH, in.HS);
+    }
+
+    /// Which tokens of a text that is being written each head has chosen.
+    template <class X>
+    struct Text {
+        int room;
+        char* chosen;   // (NH, room)
+        Text(const mosa&, BumpAllocator& memory, const LayerShape& s) : room(s.T), chosen(memory.take<char>(size_t(s.NH) * s.T)) {}
+        void begin(const mosa&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
+            take(0, Kept<X>(state.kept, in).rows, in);
+        }
+        /// Tokens from `first` on; rows (NH, T).
+        void take(int first, const int* rows, const LayerShape& s) {
+            for (int h = 0; h < s.NH; h++)
+                for (int t = 0; t < s.T; t++) chosen[size_t(h) * room + first + t] = rows[size_t(h) * s.T + t] >= 0;
+        }
+    };
+
+    /// The next row of a text, which a head that does not choose it leaves 0.
+    template <class X>
+    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const int position = device.keys->tokens();
+        const Kept<X> kept(state.kept, in);
+        std::vector<X> u(NH);
+        TokenChoice c = choice(in);
+        c.first = position;
+        if (sparse_heads()) token_linear_forward(CPU{}, u.data(), router_of(in, weights));
+        choose_tokens(CPU{}, state.score_inputs.gate, kept.tokens, kept.rows, u.data(), weights + tau.offset, c);
+        device.more->take(position, kept.rows, in);
+        const AttentionForward<X> a = ungated_arguments(in, state, Statistics<X>{});
+        device.keys->append(a);
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            if (kept.rows[h] < 0) return;
+            row.visit(ChosenTokens(*this, device.more->chosen + size_t(h) * device.more->room), query_of(a, {}, h, position), keys);
+        });
+        gate_rows_forward(CPU{}, state.gated_out, state.out, state.score_inputs.gate, NH, in.HS);
     }
 
     template <class Device, class X>

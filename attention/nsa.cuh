@@ -26,6 +26,7 @@
 #include "attention/kernel/layer.h"
 #include "attention/nsa/naive_nsa.h"
 #include "attention/nsa/nsa_memory.cuh"
+#include "attention/nsa/nsa_text.cuh"
 #include "attention/scores/rotate_heads.cuh"
 
 /// The mask of cmp and win: key j covers tokens j stride .. j stride + last, and is visible when all of them are in the past and
@@ -167,6 +168,79 @@ struct nsa : Policy {
         choose_blocks(device, in, kept, work.scores);
         work.selected.forward(device, arguments(SLC, in, kept, state, statistics), kept.choice);
         gated_sum(device, state.out, kept.branches, size_t(BT) * NH, HS);
+    }
+
+    // ---- the next row of a text
+
+    template <class X>
+    struct Text : NsaText<X> {
+        int slots;
+        Text(const nsa& policy, BumpAllocator& memory, const LayerShape& room)
+            : NsaText<X>(memory, room, policy.grid, policy.shared, policy.selection.slots(room.T)), slots(policy.selection.slots(room.T)) {}
+        void begin(const nsa& policy, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
+            const NsaKept<X> kept = policy.kept_in(state, in);
+            this->k.begin(policy.keys(in, kept), kept.k, in.T), this->v.begin(policy.values(in, kept), kept.v, in.T);
+            if (this->selected) this->selected->append(policy.arguments(SLC, in, kept, state));
+            const Selection& s = policy.selection;
+            for (int kv = 0; kv < in.NKV; kv++) {
+                std::fill_n(this->choice + kv * slots, slots, -1);
+                std::copy_n(kept.choice + s.choice(in).of_token(0, kv, (in.T - 1) / s.every), s.slots(in.T), this->choice + kv * slots);
+            }
+        }
+    };
+
+    constexpr KeptKeys kept_keys() const { return shared ? KeptKeys{} : KeptKeys{0, left + 1}; }
+
+    template <class X>
+    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const NsaKept<X> kept = kept_in(state, in);
+        const int t = device.keys->tokens();
+        Text<X>& text = *device.more;
+        const X* const no_bias = nullptr;
+        std::vector<X> logits(BRANCHES * NH);
+        if (!shared) {
+            projection_forward(CPU{}, kept.projected, in.x, weights + projections.offset, no_bias, 1, C, int(4 * kv()));
+            const Heads<X> k = projected(kept.projected, 2);
+            const size_t angle = size_t(t) * HS / 2;
+            rotate_heads(CPU{}, k, Heads<const X>{k.data, k.row}, {in.cosine + angle, in.sine + angle}, 1, 1, NKV, HS, 1);
+            text.selected->append(arguments(SLC, in, kept, state));
+        }
+        projection_forward(CPU{}, logits.data(), in.x, weights + w_g.offset, no_bias, 1, C, BRANCHES * NH);
+        each_element(CPU{}, 1, BRANCHES * NH, OpenGates<X>{kept.branches, logits.data(), NH});
+
+        attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
+        text.k.add(keys(in, kept).data, t, weights, phi_k), text.v.add(values(in, kept).data, t, weights, phi_v);
+        const AttentionForward<X> cmp = arguments(CMP, in, kept, state), slc = arguments(SLC, in, kept, state);
+        attend_next_row(cmp, text.compressed(grid.complete(t + 1), in), [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            row.visit(branch(CMP), query_of(cmp, {}, h, t), keys);
+        });
+        if (text.slots > 0 && t % selection.every == 0) choose_for_row(text, cmp, t);
+        attend_next_row(slc, text.selected ? *text.selected : *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            const ChosenAndForced mask({*this, TILE, 1, 2}, text.choice + h / (NH / NKV) * text.slots, text.slots);
+            row.visit(mask, query_of(slc, {}, h, t), keys);
+        });
+        gated_sum(CPU{}, state.out, kept.branches, NH, HS);
+    }
+
+    /// The choice of token t, from its attention to the compressed keys.
+    template <class X>
+    void choose_for_row(Text<X>& text, const AttentionForward<X>& cmp, int t) const {
+        const int own = t / TILE, complete = grid.complete(t + 1);
+        const TileChoice rule{.top = text.slots, .leading = 1, .local = 2};
+        Importance<X> importance{};
+        importance.T = t + 1, importance.grid = grid;
+        std::vector<int> order;
+        for (int kv_head = 0; kv_head < NKV; kv_head++) {
+            std::vector<X> shares(complete), scores(own + 1);
+            for (int h = kv_head * (NH / NKV); h < (kv_head + 1) * (NH / NKV); h++)
+                for (int c = 0; c < complete; c++) {
+                    const X* const key = text.k.compressed() + c * kv() + size_t(kv_head) * HS;
+                    shares[c] += exp_of(inner_product(cmp.q.data + size_t(h) * HS, key, HS) / std::sqrt(X(HS)) - cmp.lse[h]);
+                }
+            for (int j = 0; j <= own; j++) scores[j] = importance.score(shares.data(), 0, complete, j);
+            ::choose_blocks(CPU{}, text.choice + kv_head * text.slots, scores.data(), rule, own, order);
+        }
     }
 
     template <class Device, class X>

@@ -19,6 +19,7 @@
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/branches/repeated_rows.cuh"
+#include "attention/kernel/decode.h"
 #include "attention/masks/balanced_clusters.cuh"
 #include "attention/scores/each_element.cuh"
 
@@ -46,6 +47,18 @@ struct RowsOfHeads {
     constexpr int token(int b, int h, int row) const { return all.token(b, h, row); }
     constexpr int next(int b, int h, int row) const { return all.next(b, h, row); }
     constexpr int row(int b, int h, int token) const { return h >= first && h < last ? all.row(b, h, token) : -1; }
+};
+
+/// One row of a routed head, in the order of the text: the earlier tokens of its cluster, or itself where there are none.
+struct InCluster : Policy {
+    const int* cluster;   // (tokens) of this head
+    InCluster(const Policy& p, const int* cluster_) : Policy(p), cluster(cluster_) {}
+    Tile tile(int, int i0, int, int j0, int j1) const {
+        return std::find(cluster + j0, cluster + j1, cluster[i0]) == cluster + j1 ? Tile::hidden : Tile::mixed;
+    }
+    bool visible(int, int i, int j) const {
+        return cluster[j] == cluster[i] && (j < i || std::find(cluster, cluster + i, cluster[i]) == cluster + i);
+    }
 };
 
 struct routing : Policy {
@@ -172,6 +185,46 @@ struct routing : Policy {
         a.statistics = kept.results.statistics_for(statistics);
         attention_forward(device, ClusterPolicy(local, left, in.T), a);
         average_rows(device, state.out, state.lse, kept.results.branch(kept.rows), {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
+    }
+
+    /// Content vectors and clusters of a text that is being written, of routed heads.
+    template <class X>
+    struct Text {
+        int room, tokens = 0;
+        X* n;           // (NH - local, room, HS)
+        int* cluster;   // (NH - local, room)
+        Text(const routing& policy, BumpAllocator& memory, const LayerShape& s) : room(s.T) {
+            const size_t rows = size_t(s.NH - policy.local) * room;
+            n = memory.take<X>(rows * s.HS), cluster = memory.take<int>(rows);
+        }
+        void begin(const routing& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
+            for (int t = 0; t < in.T; t++) add(policy, in, weights, t);
+        }
+        void add(const routing& policy, const LayerInputs<X>& in, const X* weights, int t) {
+            for (int h = policy.local; h < in.NH; h++) {
+                const size_t at = size_t(h - policy.local) * room + tokens;
+                const X *q = in.query(in.q_pre, 0, t, h), *centroids = weights + policy.mu.offset;
+                layernorm_row(n + at * in.HS, q, in.HS, CLUSTER_EPS);
+                cluster[at] = nearest_centroid<X>(q, centroids + policy.shape(in).centroid(h, 0), policy.clusters, in.HS);
+            }
+            tokens++;
+        }
+    };
+
+    template <class X>
+    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const int position = device.keys->tokens();
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        device.keys->append(a);
+        device.more->add(*this, in, weights, 0);
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, KeySpan<X> keys) {
+            if (h < local) return row.visit(WindowBranch(left), query_of(a, {}, h, position), keys);
+            const X* const n = device.more->n + size_t(h - local) * device.more->room * HS;
+            keys.k = {n + size_t(keys.first) * HS, size_t(HS)};
+            row.visit(InCluster(*this, device.more->cluster + size_t(h - local) * device.more->room), {n + size_t(position) * HS, h, position},
+                      keys);
+        });
     }
 
     template <class Device, class X>

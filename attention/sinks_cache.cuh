@@ -9,6 +9,7 @@
 // softmax (branches/branches.cuh).
 #pragma once
 #include "attention/branches/branches.cuh"
+#include "attention/kernel/decode.h"
 #include "attention/masks/pattern.h"
 #include "attention/scores/rotate_heads.cuh"
 #include "attention/sinks.cuh"
@@ -77,6 +78,23 @@ struct sinks_cache : sinks {
         rotate_queries(device, memory.q, in);
         memory.branches.add(device, SinkBranch(leading, left), rows, sink_arguments(memory.q, in, state, statistics));
         memory.branches.finish(device, in, state, statistics);
+    }
+
+    /// The next row of a text.
+    template <class X, class More>
+    void forward(const NextRow<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const int position = device.keys->tokens(), in_cache = std::min(position, last_position());
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        const size_t angle = size_t(in_cache) * in.HS / 2, q_row = size_t(in.NH) * in.HS;
+        std::vector<X> q(q_row);
+        rotate_heads(CPU{}, Heads<X>{q.data(), q_row}, Heads<const X>{in.q_pre, in.qk_row}, {in.cosine + angle, in.sine + angle}, 1, 1,
+                     in.NH, in.HS, 1);
+        device.keys->append(a);
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            row.visit(WindowBranch(left), query_of(a, {}, h, position), keys);
+            row.visit(SinkBranch(leading, left), {&q[size_t(h) * in.HS], h, position}, keys);
+        });
     }
 
     template <class Device, class X>

@@ -8,6 +8,7 @@
 // l), as if the text were written in rows of l tokens and read in columns.
 #pragma once
 #include "attention/branches/branches.cuh"
+#include "attention/kernel/decode.h"
 #include "attention/masks/pattern.h"
 
 /// The text column by column: row n of column c is token n l + c. Columns are padded to the same length.
@@ -118,6 +119,13 @@ struct strided : Policy {
         branches.begin(device, WindowBranch(l), in_order, in, state, statistics);
         branches.add(device, ColumnBranch(columns), columns, branch_arguments(in, columns, state, statistics));
         branches.finish(device, in, state, statistics);
+    }
+
+    /// The next row of a text: the union, in one walk over the keys.
+    template <class X, class More>
+    void forward(const NextRow<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        attention_forward(device, *this, kernel_arguments(in, state, Statistics<X>{}));
     }
 
     template <class Device, class X>

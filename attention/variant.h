@@ -21,7 +21,8 @@
 struct LayerFacts {
     Features features;
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
-    bool decodes_from_cache;   // can_decode_from_cache() in decode.h
+    bool writes_row_by_row;      // whether CpuPasses::start_text() may be called
+    bool reads_keys_only;        // reads_keys_only() in decode.h
     bool reports_pairs;          // whether CpuPasses::sees() may be called
     bool is_causal, needs_known_text, keeps_documents_apart, expects_at_most;
     bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, own_passes;   // for the tests
@@ -47,12 +48,39 @@ struct LayerPasses {
     virtual std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const = 0;
 };
 
+/// What a layer keeps of one text while it is written, and its attention of the next token. B is 1 in all arguments.
+template <class X>
+class LayerText {
+public:
+    virtual ~LayerText() = default;
+
+    /// Memory of a text of as many tokens as it was made for; nothing else may be called before allocate().
+    size_t bytes() const { return memory_.bytes(); }
+    void allocate() {
+        memory_.allocate();
+        lay_out();
+    }
+
+    /// The first in.T tokens, whose forward() has left `state`.
+    virtual void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
+
+    /// One token more, in.T == 1: writes state.gated_out (NH, HS), the row that forward() of the text so far would write for it. RoPE's
+    /// table is that of position 0 on, as for a whole text.
+    virtual void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
+
+protected:
+    virtual void lay_out() = 0;
+    Arena<CPU> memory_;
+};
+
 /// What only the CPU can do.
 template <class X>
 struct CpuPasses : LayerPasses<CPU, X> {
-    /// The kernel alone on the rows and keys of `a`, and the same for one row (decode.h). For layers with decodes_from_cache.
+    /// The kernel alone on the rows and keys of `a`. For layers with reads_keys_only.
     virtual void attend(const AttentionForward<X>& a) const = 0;
-    virtual void attend_row(const AttentionForward<X>& a) const = 0;
+
+    /// A text of at most room.T tokens. For layers with writes_row_by_row.
+    virtual std::unique_ptr<LayerText<X>> start_text(const LayerShape& room) const = 0;
 
     /// Whether query i of head h, in the first sequence, read key j in the last forward pass. For layers with reports_pairs.
     virtual bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const = 0;

@@ -65,6 +65,9 @@ public:
         row("nsa", ", choices of 64 queries", {{"nsa_choice", 1}});
         row("moba", ", 3 of blocks of 512", {{"moba_block", 512}, {"moba_top_k", 3}});
         row("moba", ", 12 of blocks of 1024", {{"moba_block", 1024}, {"moba_top_k", 12}});
+        for (double distil : {0, 1})   // without and with what the indexer learns
+            row("deepseek_sparse", distil ? ", 2048 keys, learning" : ", 2048 keys",
+                {{"deepseek_sparse_top_k", 2048}, {"deepseek_sparse_distil", distil}});
     }
 
 private:

@@ -22,7 +22,7 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
     linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
     QkShape<X> shape = gpt.qk_shape(l, B, T, batch.documents);
-    if (texts) shape.angles = texts->angles;
+    if (texts) shape.angles = texts->angles(l);
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
     if (gpt.auxiliary) {
         Wide<X>* const auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;

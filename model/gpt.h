@@ -147,11 +147,10 @@ LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, 
             v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine, documents};
 }
 
-/// Overrides for a forward pass whose rows are not one whole text: they continue from cached keys, or are several texts packed
-/// together. Precondition: every layer decodes from a cache (LayerFacts).
+/// Overrides for a forward pass whose rows are not one whole text: they go on with one, or are several texts packed together.
 template <class X>
 struct RowsOfTexts {
-    Angles<Wide<X>> angles;                  // RoPE angles of the rows, instead of those of positions 0, 1, ...
+    std::function<Angles<Wide<X>>(int l)> angles;   // RoPE angles of the rows in layer l, instead of those of positions 0, 1, ...
     std::function<int(int l, int T)> attend; // replaces the attention of layer l; returns the rows left in gated_out and residual:
                                              // B x T, or fewer in the last layer
 };

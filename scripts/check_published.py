@@ -38,7 +38,7 @@ CLOSE_FLOAT = 2e-5       # where either side has computed in float32
 
 
 def draw(check, size):
-    """Inputs and tensors as float32 can hold them: a dictionary of tensors to differentiate."""
+    """Inputs, tensors and a gradient of the result, as float32 can hold them; and which of the tensors are learned."""
     B, T, NH, NKV = size
     generator = torch.Generator().manual_seed(zlib.crc32(f'{check.name} {size}'.encode()))
     normal = lambda *shape: torch.randn(*shape, generator=generator)
@@ -48,7 +48,7 @@ def draw(check, size):
     tensors = {prefix + name: of.mean + of.deviation * normal(*of.shape) for name, of in own.items()}
     inputs = {'x': normal(B, T, C), 'qkv': normal(B, T, NH + 2 * NKV, check.HS)}
     check.prepare(inputs, tensors)
-    return inputs, tensors, normal(B, T, NH, check.HS)
+    return inputs, tensors, normal(B, T, NH, check.HS), [prefix + name for name, of in own.items() if not of.rate]
 
 
 def ours(check, inputs, tensors, dout, folder):
@@ -61,8 +61,8 @@ def ours(check, inputs, tensors, dout, folder):
     return safetensors.torch.load_file(folder / 'out.safetensors')
 
 
-def theirs(check, inputs, tensors, dout):
-    """The same by the published code, and whether it was differentiated."""
+def theirs(check, inputs, tensors, dout, learned):
+    """The same by the published code; no gradients where it has none, nor of what follows statistics in place of a loss."""
     leaves = {name: value.double().requires_grad_(check.gradients) for name, value in (inputs | tensors).items()}
     NH = dout.shape[2]
     heads = leaves['qkv'].transpose(1, 2)                        # (B, NH + 2 NKV, T, HS)
@@ -71,12 +71,14 @@ def theirs(check, inputs, tensors, dout):
     a = Inputs(leaves['x'], q, k, v, 1e4, 0, 1)
     if not check.rotates: a.q, a.k = a.q_pre, a.k_pre
     own = {name: leaves[name] for name in tensors}
-    out = (check.run(a, own, check) if check.repository else check.run(a, own)).double().transpose(1, 2)
+    found = check.run(a, own, check) if check.repository else check.run(a, own)
+    out, own_loss = found if isinstance(found, tuple) else (found, 0.0)
+    out = out.double().transpose(1, 2)
     result = {'out': out.detach()}
     if check.gradients:
-        (out * dout.double()).sum().backward()
+        ((out * dout.double()).sum() + own_loss).backward()
         gradient = lambda name: torch.zeros_like(leaves[name]) if leaves[name].grad is None else leaves[name].grad
-        result |= {'dqkv': gradient('qkv'), 'dx': gradient('x')} | {'d.' + name: gradient(name) for name in tensors}
+        result |= {'dqkv': gradient('qkv'), 'dx': gradient('x')} | {'d.' + name: gradient(name) for name in learned}
     return result
 
 
@@ -90,10 +92,10 @@ def compare(check):
     """{what: worst distance} over all sizes; of double and of float32."""
     worst = {}
     for size in check.sizes:
-        inputs, tensors, dout = draw(check, size)
+        inputs, tensors, dout, learned = draw(check, size)
         with tempfile.TemporaryDirectory() as folder:
             mine = ours(check, inputs, tensors, dout, Path(folder))
-        reference = theirs(check, inputs, tensors, dout)
+        reference = theirs(check, inputs, tensors, dout, learned)
         for what, wanted in reference.items():
             kind = 'result' if what == 'out' else 'gradients'
             for name, key in (('', kind), ('float32.', 'float32 ' + kind)):

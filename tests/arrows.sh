@@ -12,7 +12,7 @@ model/operations/
 attention/kernel/
 attention/scores/
 attention/(masks|gates|branches)/
-attention/(blocks|nsa|inference)/
+attention/(blocks|indexer|nsa|inference)/
 attention/
 model/(attention_report|gpt|gpt_memory|monitor|qwen)[.]
 model/(checkpoint|ranks)/

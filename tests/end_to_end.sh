@@ -343,6 +343,10 @@ train seer "$work/gate" --seq-len 128 --batch-size 2 --steps 2 --seer-query 2 --
 prompt=$(head -c 150 "$work/text.txt")
 gate="./generate --checkpoint $work/gate/step_00000002 --tokens 3 --temperature 0"
 expect "but chooses blocks of a prompt" 0 "tokens of the text read later ones" $gate --prompt "$prompt" --set seer_distil=0 --set seer_top_k=1
+train mosa "$work/mosa" --seq-len 64 --batch-size 2 --steps 2 --mosa-choice 1
+ahead="./generate --checkpoint $work/mosa/step_00000002 --prompt-ids 65,66 --tokens 3 --print-ids"
+expect "a form that looks ahead writes no text" 2 "looks at later tokens" $ahead
+expect "but its causal form does" 0 "kept of the text" $ahead --set mosa_choice=0
 expect "a setting that changes tensors" 7 "--set requires tensors that it lacks" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8 --print-ids
 expect "a setting that the variant does not have" 2 "seer_top_k" $gate --set seer_topk=1
 expect "a setting that is no number" 2 "must be a number" $gate --set seer_top_k=many
@@ -352,6 +356,7 @@ expect "generate prints ids and nothing else" 0 "" ./generate --checkpoint "$wor
 check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'
 cp "$work/stdout" "$work/dense"
 greedy="./generate --checkpoint $work/causal/step_00000012 --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids"
+expect "what writing takes is told before" 0 "kept of the text" $greedy --dry-run
 expect "generate with psa says how much it read" 0 "psa: read 100.0%" $greedy --attention psa --psa-eps 1 --psa-block 2
 check "and with eps 1 writes the same" 'cmp -s "$work/stdout" "$work/dense"'
 expect "and certifies with an upper bound" 0 "certified" $greedy --attention psa --psa-eps 0.5 --psa-block 2 --psa-bound upper

@@ -31,6 +31,7 @@ Run run(const Inference& how, int prompt, int T) {
     for (const auto& layer : model.gpt.net.layers)   // sharp attention, so that there is something to leave out
         for (size_t n = 0; n < layer.q_norm.size; n++) model.gpt.weights[layer.q_norm.offset + n] *= 6;
     Decoder<double> decoder(model.gpt, how);
+    decoder.allocate();
     Run r;
     r.logits = logits(decoder, model.tokens, prompt, model.gpt.net.config.V);
     r.psa = decoder.read().psa, r.adaspa = decoder.read().adaspa;
@@ -55,12 +56,12 @@ struct OfSeveralCalls : Policy {
 
 }   // namespace
 
-TEST_CASE("decode: variants that read more than keys and values do without the cache", "[decode]") {
+TEST_CASE("decode: what reads more of a text than its keys and values", "[decode]") {
     const Config config;
-    CHECK(can_decode_from_cache(causal(config, 0)));
-    CHECK(!can_decode_from_cache(Gated(config, 0)));
-    CHECK(!can_decode_from_cache(WithFeatures(config, 0)));
-    CHECK(!can_decode_from_cache(OfSeveralCalls(config, 0)));
+    CHECK(reads_keys_only(causal(config, 0)));
+    CHECK(!reads_keys_only(Gated(config, 0)));
+    CHECK(!reads_keys_only(WithFeatures(config, 0)));
+    CHECK(!reads_keys_only(OfSeveralCalls(config, 0)));
 }
 
 TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "[decode][psa][adaspa]") {
@@ -95,8 +96,19 @@ TEST_CASE("decode: adaspa changes the prompt's pass and nothing of psa's", "[dec
     CHECK(difference(sparse.logits, dense.logits, {1e-9}) != "");
 }
 
-TEST_CASE("decode: the predicted bytes of the cache are those of keys, values and metadata", "[decode]") {
-    const Config c = config_of(Form{});   // 2 layers, 2 key heads of 6
-    CHECK(cache_bytes<double>(c, 100, {}) == 2 * 2 * 100 * 2 * 6 * sizeof(double));
-    CHECK(cache_bytes<float>(c, 100, psa(1, 10, PsaBound::upper)) >= 2 * 2 * (100 + 10) * 2 * 6 * sizeof(float));
+TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, of PSA's blocks, and in a window no more than that", "[decode]") {
+    auto bytes = [](const Variants& variants, const Inference& how, int T, double window = 9) {
+        Config c = config_of(Form{});   // 2 layers, 2 key heads of 6
+        c.settings["attention_window"] = window;
+        GPT<CPU, double> gpt(variants, c, 1, T, Mode::inference);
+        return double(Decoder<double>(gpt, how).cache_bytes());
+    };
+    const double keys = 2 * 2 * 2 * 6 * sizeof(double);   // and values of one token
+    CHECK(std::abs(bytes(named("causal"), {}, 1000) / (1000 * keys) - 1) < 0.02);
+    CHECK(bytes(named("causal"), psa(1, 10, PsaBound::upper), 1000) >= 1.1 * 1000 * keys);
+    CHECK(bytes(named("sliding_window"), {}, 1000) < 0.02 * 1000 * keys);
+    CHECK(bytes(named("sliding_window"), {}, 1000) == bytes(named("sliding_window"), {}, 2000));
+    CHECK(bytes(named("sliding_window"), {}, 1000, 1e9) == bytes(named("causal"), {}, 1000));
+    CHECK(bytes(named("dsa"), {}, 1000) == bytes(named("dsa"), {}, 2000));
+    CHECK(bytes(named("longformer"), {}, 1000) == bytes(named("longformer"), {}, 2000));
 }

@@ -13,7 +13,7 @@ TEST_CASE("with recomputed activations the baseline computes what transformers d
 
 TEST_CASE("every variant of the papers has a fixture", "[fixture]") {
     for (const char* variant :
-         {"adaptive_sparse", "asga", "asga_fixed", "asga_neither", "asga_no_geometry", "bigbird", "deepspeed_fixed", "dsa",
+         {"adaptive_sparse", "asga", "asga_fixed", "asga_neither", "asga_no_geometry", "bigbird", "deepseek_sparse", "deepspeed_fixed", "dsa",
           "dsa_fixed_window", "dsa_no_gate", "dsa_no_window", "fixed_factorized", "forgetting", "gated", "longformer", "longnet",
           "moba", "moh", "mosa", "nsa", "ppa", "routing", "seer", "shaw", "sink_logits", "sinks", "sinks_cache",
           "sliding_window", "strided"}) {

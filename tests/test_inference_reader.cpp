@@ -51,6 +51,7 @@ TEST_CASE("reader: psa reads a text as if each of its tokens were the newest", "
         InferenceCount written;
         for (int b = 0; b < 2; b++) {
             Decoder<double> decoder(writer.gpt, how);
+            decoder.allocate();
             CHECK(difference(model.logits(b * T, T), decoded(decoder, model.text(b), 1, model.V()), {1e-10}) == "");
             written.add(decoder.read());
         }
@@ -69,6 +70,7 @@ TEST_CASE("reader: adaspa reads a text as ./generate reads a prompt, and one tha
     const InferenceCount read = forward_read_by(InferenceReader<double>(model.gpt.net.config, adaspa(0.6)), model.gpt, batch);
     const std::vector<double> sparse = model.logits(0, T);
     Decoder<double> decoder(writer.gpt, adaspa(0.6));
+    decoder.allocate();
     CHECK(difference(std::vector<double>(sparse.end() - model.V(), sparse.end()), decoded(decoder, model.text(0), T, model.V()),
                      {1e-10}) == "");
     CHECK(read.adaspa.kept == decoder.read().adaspa.kept);
@@ -105,6 +107,7 @@ TEST_CASE("reader: an item's context is a prompt, and each answer continues it t
         for (size_t a = 0; a < item.answers.size(); a++) {
             const Answer& answer = item.answers[a];
             Decoder<double> decoder(writer.gpt, how);
+            decoder.allocate();
             const std::vector<double> logits =
                 decoded(decoder, {answer.tokens.begin(), answer.tokens.end() - 1}, context, V);
             double expected = 0;

@@ -15,19 +15,17 @@ struct Decoding {
     int S, NH, NKV, HS;
     std::vector<double> q, k, v;   // (NH, HS), (S, NKV, HS) twice
     std::vector<double> out, lse;  // (NH, HS), (NH)
-    std::vector<int> position;
     Policy policy{Config{}, 0};
 
     Decoding(int S_, int NH_ = 4, int NKV_ = 2, int HS_ = 8, uint64_t seed = 1)
         : S(S_), NH(NH_), NKV(NKV_), HS(HS_), q(normal_numbers(size_t(NH) * HS, seed)),
           k(normal_numbers(size_t(S) * NKV * HS, seed + 1)), v(normal_numbers(k.size(), seed + 2)), out(q.size(), NAN),
-          lse(NH, NAN), position(NH, S - 1) {}
+          lse(NH, NAN) {}
 
     AttentionForward<double> arguments() {
         AttentionForward<double> a{};
         a.B = a.T = 1, a.S = S, a.NH = NH, a.NKV = NKV, a.HS = HS;
         a.q = {q.data(), q.size()}, a.k = {k.data(), size_t(NKV) * HS}, a.v = {v.data(), size_t(NKV) * HS};
-        a.q_position = position.data();
         a.out = out.data(), a.lse = lse.data();
         return a;
     }
@@ -35,6 +33,20 @@ struct Decoding {
         PsaBlocks<double> all(how, NKV, HS);
         for (int j = 0; j < S; j++) all.append(&k[size_t(j) * NKV * HS]);
         return all;
+    }
+    /// out and lse of the row at `position` from the keys between the first and the last of `ends`, in as many spans.
+    template <class P>
+    void attend(const P& by, int position, const std::vector<int>& ends) {
+        const AttentionForward<double> a = arguments();
+        for (int h = 0; h < NH; h++) {
+            QueryRow<double> row(HS);
+            for (size_t n = 0; n + 1 < ends.size(); n++) {
+                const size_t at = (size_t(ends[n]) * NKV + h / (NH / NKV)) * HS;
+                row.visit(by, query_of(a, {}, h, position),
+                          {ends[n], ends[n + 1] - ends[n], {a.k.data + at, a.k.row}, {a.v.data + at, a.v.row}});
+            }
+            write_row(a, h, row);
+        }
     }
     PsaCount run(const PsaOptions& how) { return psa_attention(policy, arguments(), blocks(how), how.eps); }
 
@@ -131,31 +143,31 @@ struct Window : Policy {
 
 }   // namespace
 
-TEST_CASE("decode: one row sees the cached keys that its policy shows", "[decode]") {
-    for (int S : {1, 63, 64, 65, 200}) {
-        INFO("S " << S);
-        Decoding p(S);
-        decode_attention(p.policy, p.arguments());
-        CHECK(difference(p.out, p.dense(), {1e-13}) == "");
-        decode_attention(Window(), p.arguments());
-        for (int h = 0; h < p.NH; h++) {
-            std::vector<char> window(S);
-            for (int j = 0; j < S; j++) window[j] = S - 1 - j <= 70;
-            const auto expected = p.by_definition(h, window).first;
-            CHECK(difference(std::vector<double>(&p.out[h * p.HS], &p.out[h * p.HS] + p.HS), expected, {1e-13}) == "");
+TEST_CASE("decode: one row sees the kept keys that its policy shows, in one span or in several", "[decode]") {
+    for (int S : {1, 63, 64, 65, 200})
+        for (int cut : {0, 1, 17, 64, 100}) {
+            INFO("S " << S << ", cut " << cut);
+            Decoding p(S);
+            p.attend(p.policy, S - 1, {0, std::min(cut, S), S});
+            CHECK(difference(p.out, p.dense(), {1e-13}) == "");
+            p.attend(Window(), S - 1, {0, std::min(cut, S), S});
+            for (int h = 0; h < p.NH; h++) {
+                std::vector<char> window(S);
+                for (int j = 0; j < S; j++) window[j] = S - 1 - j <= 70;
+                const auto expected = p.by_definition(h, window).first;
+                CHECK(difference(std::vector<double>(&p.out[h * p.HS], &p.out[h * p.HS] + p.HS), expected, {1e-13}) == "");
+            }
         }
-    }
 }
 
-TEST_CASE("decode: a row between cached keys sees none behind it, and a row that sees nothing gives zeros", "[decode]") {
+TEST_CASE("decode: a row between kept keys sees none behind it, and a row that sees nothing gives zeros", "[decode]") {
     Decoding p(100), shorter(100);
-    p.position.assign(p.NH, 69);
     shorter.S = 70;
-    decode_attention(p.policy, p.arguments());
+    p.attend(p.policy, 69, {0, 100});
     CHECK(difference(p.out, shorter.dense(), {1e-13}) == "");
-    p.position.assign(p.NH, -1);   // padding
-    decode_attention(p.policy, p.arguments());
+    p.attend(p.policy, 69, {70, 100});
     CHECK(std::all_of(p.out.begin(), p.out.end(), [](double x) { return x == 0; }));
+    CHECK(std::all_of(p.lse.begin(), p.lse.end(), [](double x) { return x == -INFINITY; }));
 }
 
 TEST_CASE("psa: eps 1 is dense attention", "[psa]") {
@@ -264,7 +276,7 @@ TEST_CASE("psa: two runs give the same bits, and float agrees with double", "[ps
     AttentionForward<float> a{};
     a.B = a.T = 1, a.S = p.S, a.NH = p.NH, a.NKV = p.NKV, a.HS = p.HS;
     a.q = {q.data(), q.size()}, a.k = {k.data(), size_t(p.NKV) * p.HS}, a.v = {v.data(), size_t(p.NKV) * p.HS};
-    a.q_position = p.position.data(), a.out = out.data(), a.lse = lse.data();
+    a.out = out.data(), a.lse = lse.data();
     PsaBlocks<float> blocks(how, p.NKV, p.HS);
     for (int j = 0; j < p.S; j++) blocks.append(&k[size_t(j) * p.NKV * p.HS]);
     psa_attention(p.policy, a, blocks, how.eps);

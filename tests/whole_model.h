@@ -100,12 +100,12 @@ struct Trial {
     /// What AdamW updates.
     X* raw() { return gpt.keeps_master() ? gpt.master : gpt.weights; }
 
-    /// What training minimises: the mean loss per token plus the policy's auxiliary loss.
-    double loss() {
+    /// What training minimises: the mean loss per token plus, unless it is left out, the policy's auxiliary loss.
+    double loss(bool with_auxiliary = true) {
         const Batch batch = feed.put(CPU{}, tokens.data(), targets.data(), B, T);
         gpt_forward(CPU{}, gpt, batch);
         gpt_loss(CPU{}, gpt, batch, Write::overwrite);
-        return (gpt.totals->loss + gpt.totals->auxiliary) / (B * T);
+        return (gpt.totals->loss + (with_auxiliary ? gpt.totals->auxiliary : 0)) / (B * T);
     }
 
     /// The same with the gradients of rows [first, first + count) of the batch, each token weighing 1 / (B T).
@@ -168,7 +168,15 @@ struct TrialOf : Trial<X> {
     explicit TrialOf(const Arguments&... arguments) : Trial<X>(variant_of<CpuLayer, A>, arguments...) {}
 };
 
-/// Derivative of the loss by differences over four points (error h^4) when the tensor moves along `direction`.
+/// The layer that a tensor belongs to as its mechanism's own, or null.
+inline const LayerFacts* owner_of(const Qwen& net, const Tensor& t) {
+    for (const auto& layer : net.layers)
+        if (t.slot.offset - layer.own.offset < layer.own.size) return &layer.attention->facts;
+    return nullptr;
+}
+
+/// Derivative of the loss by differences over four points (error h^4) when the tensor moves along `direction`. What a mechanism
+/// learns from a teacher reaches its own tensors only.
 inline double slope_along(Trial<double>& trial, const Tensor& t, const std::vector<double>& direction) {
     const double step = 1e-5;
     const std::vector<double> here = trial.of(trial.raw(), t);
@@ -177,17 +185,18 @@ inline double slope_along(Trial<double>& trial, const Tensor& t, const std::vect
         std::copy_n(trial.raw() + t.slot.offset, t.slot.size, trial.gpt.weights + t.slot.offset);
         gpt_weights_loaded(CPU{}, trial.gpt);
     };
+    const bool with_auxiliary = !trial.gpt.net.any(&LayerFacts::has_teacher) || owner_of(trial.gpt.net, t);
     auto loss_at = [&](double distance) {
         move(distance);
-        return trial.loss();
+        return trial.loss(with_auxiliary);
     };
     const double near = loss_at(step) - loss_at(-step), far = loss_at(2 * step) - loss_at(-2 * step);
     move(0);
     return (8 * near - far) / (12 * step);
 }
 
-/// Checks the gradient of every tensor whose name has `of` in it: a few single elements, and one random direction through all
-/// elements. Returns a sentence per wrong tensor.
+/// Checks the gradient of every tensor whose name has `of` in it, unless a mechanism says that differences do not have it: a few single
+/// elements, and one random direction through all elements. Returns a sentence per wrong tensor.
 inline std::string model_gradient_difference(Trial<double>& trial, const std::string& of = "") {
     const Threads one(1);   // hundreds of passes too small for several threads
     trial.loss_and_gradients();
@@ -197,6 +206,7 @@ inline std::string model_gradient_difference(Trial<double>& trial, const std::st
     std::string wrong;
     for (const Tensor& t : trial.gpt.net.tensors) {
         if (!t.has_gradient() || t.name.find(of) == std::string::npos) continue;
+        if (const LayerFacts* owner = owner_of(trial.gpt.net, t); owner && !owner->has_exact_gradients) continue;
         std::vector<std::vector<double>> directions(1, random_numbers<double>(t.slot.size, 23));
         for (int k = 0; k < 3; k++) {
             directions.emplace_back(t.slot.size);

@@ -10,6 +10,7 @@
 #include "attention/blocks/choose_blocks.cuh"
 #include "attention/blocks/merge_rows.cuh"
 #include "attention/branches/branches.cuh"
+#include "attention/kernel/decode.h"
 
 /// The blocks that every token sees: the first `leading`, and the last `local` up to its own.
 struct ForcedBlocks : Policy {
@@ -25,6 +26,24 @@ struct ForcedBlocks : Policy {
         return c1 < leading || c0 > r1 - local ? causal : Tile::mixed;
     }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && forced(i / block, j / block); }
+};
+
+/// One row of a text that is being written: the blocks that every token sees, and the `chosen` ones.
+struct ChosenAndForced : Policy {
+    ForcedBlocks forced;
+    const int* chosen;
+    int slots;
+    ChosenAndForced(const ForcedBlocks& forced_, const int* chosen_, int slots_)
+        : Policy(forced_), forced(forced_), chosen(chosen_), slots(slots_) {}
+
+    bool sees(int i, int c) const {
+        return forced.forced(i / forced.block, c) || std::find(chosen, chosen + slots, c) != chosen + slots;
+    }
+    Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
+        if (j0 / forced.block != (j1 - 1) / forced.block) return Tile::mixed;
+        return sees(i0, j0 / forced.block) ? causal_tile(i0, i1, j0, j1) : Tile::hidden;
+    }
+    bool visible(int /*h*/, int i, int j) const { return j <= i && sees(i, j / forced.block); }
 };
 
 /// Rows of tokens that chose the block whose tiles they visit: all of its keys are in their past. P is the text's policy.

@@ -121,14 +121,13 @@ inline bool psa_satisfied(double log_visited, double log_rest, double eps) {
 }
 
 /// The query heads that read key head kv.
-template <class X, class P>
-PsaCount psa_group(const P& policy, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps, int kv) {
+template <class X>
+PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps, int kv) {
     const int G = a.NH / a.NKV, N = blocks.count();
     const std::vector<double> estimates = psa_estimates(a, blocks, kv);
     const std::vector<int> order = psa_order(estimates, N);
     const std::vector<double> rest = psa_rest(estimates, order);
-    std::vector<QueryRow<X, P>> rows;
-    for (int h = kv * G; h < (kv + 1) * G; h++) rows.emplace_back(policy, a, h);
+    std::vector<QueryRow<X>> rows(G, QueryRow<X>(a.HS));
 
     PsaCount count;
     bool satisfied = false;
@@ -136,13 +135,17 @@ PsaCount psa_group(const P& policy, const AttentionForward<X>& a, const PsaBlock
     for (; n < N && !satisfied; n++) {
         satisfied = true;
         for (int g = 0; g < G; g++) {
-            rows[g].visit(blocks.begin(order[n]), blocks.end(order[n]));
+            const int first = blocks.begin(order[n]), count = blocks.end(order[n]) - first;
+            const size_t head = size_t(kv) * a.HS;
+            rows[g].visit(causal, query_of(a, {}, kv * G + g, a.S - 1),
+                          {first, count, {a.k.data + first * a.k.row + head, a.k.row}, {a.v.data + first * a.v.row + head, a.v.row}});
             satisfied = satisfied && psa_satisfied(rows[g].lse(), rest[g * N + n], eps);
         }
         count.visited += G * (blocks.end(order[n]) - blocks.begin(order[n]));
     }
     for (int g = 0; g < G; g++) {
-        rows[g].finish();
+        rows[g].write(a.out + size_t(kv * G + g) * a.HS);
+        a.lse[kv * G + g] = rows[g].lse();
         const double share = 1 / (1 + std::exp(rest[g * N + n - 1] - rows[g].lse()));
         count.retained += share, count.least_retained = std::min(count.least_retained, share);
     }
@@ -150,36 +153,32 @@ PsaCount psa_group(const P& policy, const AttentionForward<X>& a, const PsaBlock
     return count;
 }
 
-/// out and lse of one row as in decode_attention(), from the blocks that it needs. Preconditions: `policy` is plain causal
-/// attention and the row the newest token, so that it sees every key with its raw score; `blocks` has all a.S keys.
-template <class X, class P>
-PsaCount psa_attention(const P& policy, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps) {
+/// out and lse of one row, the newest token's, from the blocks of the a.S keys that it needs; `blocks` has them all.
+template <class X>
+PsaCount psa_attention(const Policy& causal, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps) {
     std::vector<PsaCount> groups(a.NKV);
 #pragma omp parallel for
-    for (int kv = 0; kv < a.NKV; kv++) groups[kv] = psa_group(policy, a, blocks, eps, kv);
+    for (int kv = 0; kv < a.NKV; kv++) groups[kv] = psa_group(causal, a, blocks, eps, kv);
     PsaCount count;
     for (const PsaCount& group : groups) count.add(group);
     return count;
 }
 
-/// out and lse of the T rows of one sequence, behind S - T keys: each reads the keys up to its own as the newest token would. Same
-/// precondition on `policy`.
-template <class X, class P>
-PsaCount psa_rows(const P& policy, const AttentionForward<X>& a, const PsaOptions& how) {
+/// out and lse of the T rows of one sequence, behind S - T keys: each reads the keys up to its own as the newest token would.
+template <class X>
+PsaCount psa_rows(const Policy& causal, const AttentionForward<X>& a, const PsaOptions& how) {
     const int before = a.S - a.T;
     PsaBlocks<X> blocks(how, a.NKV, a.HS);
     for (int j = 0; j < before; j++) blocks.append(a.k.data + j * a.k.row);
-    std::vector<int> position(a.NH);
     std::vector<X> lse(a.NH);
     AttentionForward<X> row = a;
-    row.T = 1, row.q_position = position.data(), row.lse = lse.data();
+    row.T = 1, row.lse = lse.data();
     PsaCount count;
     for (int t = 0; t < a.T; t++) {
         blocks.append(a.k.data + (before + t) * a.k.row);
-        std::fill(position.begin(), position.end(), before + t);
         row.S = before + t + 1;
         row.q.data = a.q.data + t * a.q.row, row.out = a.out + size_t(t) * a.NH * a.HS;
-        count.add(psa_attention(policy, row, blocks, how.eps));
+        count.add(psa_attention(causal, row, blocks, how.eps));
         for (int h = 0; h < a.NH; h++) a.lse[size_t(h) * a.T + t] = lse[h];
     }
     return count;

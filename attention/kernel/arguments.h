@@ -2,6 +2,7 @@
 // preprocessing around one or more such calls.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "model/batch.h"
 #include "model/device/device.h"
@@ -28,6 +29,16 @@ struct TileList {
     const int* tiles = nullptr;
     int stride = 0;
     constexpr explicit operator bool() const { return count != nullptr; }
+};
+
+/// A mask as data, pair by pair and the same for all heads: bit c of word t of query i of sequence b says whether it sees key
+/// 64 t + c. For a policy that reads_bits.
+struct PairBits {
+    uint64_t* words = nullptr;   // (B, T, tiles_of(T))
+    int T = 0;
+    constexpr explicit operator bool() const { return words != nullptr; }
+    constexpr uint64_t& word(int b, int i, int tile) const { return words[(size_t(b) * T + i) * tiles_of(T) + tile]; }
+    constexpr bool sees(int b, int i, int j) const { return word(b, i, j / TILE) >> (j % TILE) & 1; }
 };
 
 /// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key
@@ -66,6 +77,7 @@ struct AttentionForward {
     const Wide<X>* tile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S))
 
     TileList list;                     // of a mask that the policy does not compute
+    PairBits bits = {};                // and its pairs
     const Wide<X>* gate = nullptr;     // (B, T, NH) on the output
     const int* q_position = nullptr;   // (B, NH, T) each row's token position; null: its index; -1: padding,
     const int* k_position = nullptr;   // (B, NH, S) which sees nothing and is seen by nothing

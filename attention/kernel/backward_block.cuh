@@ -36,21 +36,19 @@ public:
         : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared), f_(policy.features()),
           features_(f_, reinterpret_cast<float*>(&shared + 1)),
           gradients_(f_, a, g, memory, reinterpret_cast<float*>(&shared + 1) + FeatureTiles::bytes(f_) / sizeof(float)),
-          key_tiles_((a.S + KEYS - 1) / KEYS), tile_(key_tiles_ - 1 - work % key_tiles_), kv_(work / key_tiles_ % a.NKV),
-          b_(work / key_tiles_ / a.NKV), scale_(rsqrtf(float(HS))), warp_(int(threadIdx.x) / WARP),
-          key0_(warp_ * Shape::WARP_KEYS) {}
+          tile_(key_tiles() - 1 - work % key_tiles()), b_(work / key_tiles() / a.NKV), scale_(rsqrtf(float(HS))),
+          warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
 
     static constexpr size_t shared_bytes(const Features& f) {
         return sizeof(BackwardShared<Shape>) + FeatureTiles::bytes(f) + FeatureGradients<Shape, P>::bytes(f);
     }
 
     __device__ __forceinline__ void run() {
-        const int group = a_.NH / a_.NKV, first_head = kv_ * group, last_head = first_head + group;
+        const int group = a_.NH / a_.NKV, first_head = kv() * group, last_head = first_head + group;
         int sums_of = first_head;   // the head that `sums` belong to
-        int search = first_head;
         TileCursor cursor(0, tiles_of(a_.T));
         int held = -1;   // index of the semaphore that this block has still to release
-        QueryTileVisit now = next_visit(search, last_head, cursor);
+        QueryTileVisit now = next_visit(first_head, last_head, cursor);
         fetch_keys();
         if (now) fetch(now, true);
         KeySums<Shape> keys;
@@ -64,9 +62,9 @@ public:
             __syncthreads();   // the tile is visible to all threads; the other buffer and ds are no longer read
             if (Shape::MODIFIED && !now && held >= 0) release_semaphore(held);
             for (; Shape::MODIFIED && sums_of < (now ? now.h : last_head); sums_of++)
-                gradients_.finish_head(b_, sums_of, tile_, key_tiles_, key0_, sums);
+                gradients_.finish_head(b_, sums_of, tile_, key_tiles(), key0_, sums);
             if (Shape::MODIFIED && !now) break;
-            QueryTileVisit next = next_visit(search, last_head, cursor);
+            QueryTileVisit next = next_visit(now.h, last_head, cursor);
             next.buffer = (now.buffer + 1) % Shape::BUFFERS;
             next.columns = next.h == now.h ? now.columns : 1 - now.columns;
             new_head = next.h != now.h;
@@ -88,11 +86,15 @@ public:
     }
 
 private:
+    __device__ int key_tiles() const { return (a_.S + KEYS - 1) / KEYS; }
+    /// The head of K and V. Needed at the beginning and at the end only: no register holds it in between.
+    __device__ int kv() const { return shared_.work / key_tiles() % a_.NKV; }
+
     // ---- the tiles to visit, and their copies to shared memory
 
     __device__ BackwardTiles<KEYS, X, P> tiles(int h) const { return {policy_, a_, b_, h}; }
 
-    __device__ __forceinline__ QueryTileVisit next_visit(int& h, int last_head, TileCursor& cursor) const {
+    __device__ __forceinline__ QueryTileVisit next_visit(int h, int last_head, TileCursor& cursor) const {
         for (; h < last_head; h++, cursor = TileCursor(0, tiles_of(a_.T))) {
             const Visit visit = tiles(h).first_query_tile(cursor, tile_);
             if (visit) return {h, visit.tile, visit.verdict};
@@ -101,17 +103,16 @@ private:
     }
 
     __device__ __forceinline__ void fetch_keys() {
-        const size_t sequence = size_t(b_) * a_.S, head = size_t(kv_) * HS;
-        copy_rows<THREADS>(shared_.k, a_.k.data + sequence * a_.k.row + head, a_.k.row, tile_ * KEYS, a_.S);
-        copy_rows<THREADS>(shared_.v, a_.v.data + sequence * a_.v.row + head, a_.v.row, tile_ * KEYS, a_.S);
+        const int j0 = tile_ * KEYS, first = b_ * a_.S + j0, exist = a_.S - j0;
+        copy_rows<THREADS>(shared_.k, a_.k.data + kv() * HS, a_.k.row, first, exist);
+        copy_rows<THREADS>(shared_.v, a_.v.data + kv() * HS, a_.v.row, first, exist);
     }
 
     __device__ __forceinline__ void fetch(const QueryTileVisit& visit, bool new_head) {
-        const int h = visit.h, i0 = visit.tile * QUERIES, buffer = visit.buffer;
-        const size_t sequence = size_t(b_) * a_.T, head = size_t(h) * HS;
-        copy_rows<THREADS>(shared_.q[buffer], a_.q.data + sequence * a_.q.row + head, a_.q.row, i0, a_.T);
-        copy_rows<THREADS>(shared_.dout[buffer], g_.dout + sequence * a_.NH * HS + head, size_t(a_.NH) * HS, i0, a_.T);
-        const float* rows = memory_.rows + ((size_t(b_) * a_.NH + h) * tiles_of(a_.T) + visit.tile) * ROW_VALUES * QUERIES;
+        const int h = visit.h, i0 = visit.tile * QUERIES, first = b_ * a_.T + i0, exist = a_.T - i0, buffer = visit.buffer;
+        copy_rows<THREADS>(shared_.q[buffer], a_.q.data + h * HS, a_.q.row, first, exist);
+        copy_rows<THREADS>(shared_.dout[buffer], g_.dout + h * HS, a_.NH * HS, first, exist);
+        const float* rows = memory_.rows + ptrdiff_t(semaphore_of(visit)) * (ROW_VALUES * QUERIES);
         static_assert(ROW_VALUES * QUERIES <= 4 * THREADS);
         const int n = 4 * threadIdx.x;
         if (n < ROW_VALUES * QUERIES) copy_async<16>(&shared_.rows[buffer][0][0] + n, rows + n, 16);
@@ -144,18 +145,21 @@ private:
     __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums& sums, const QueryTileVisit& visit,
                                              const TilePlace& at, int q0) {
         const int buffer = visit.buffer;
-        const auto walk = tiles(visit.h).walk();
+        const auto walk = tiles(computed_here(visit.h)).walk();   // its offsets into arrays are rarely needed
         const TilePlace part{b_, visit.h, at.i0 + q0, at.j0 + key0_, min(STEP, at.rows - q0),
                              min(Shape::WARP_KEYS, at.columns - key0_)};
         const Tile verdict = walk.judge_part(part, visit.verdict);
         if (verdict == Tile::hidden) return add_nothing(q0);
         float p[M][STEP / 8][4] = {}, ds[M][STEP / 8][4] = {};   // S^T and dP^T before differentiate(): rows are keys
         rows_times_rows(p, shared_.k, key0_, shared_.q[buffer], q0);
+        if constexpr (!Shape::MODIFIED) for_hidden_pairs(part, verdict, [&](int m, int n, int e) { p[m][n][e] = -INFINITY; });
         rows_times_rows(ds, shared_.v, key0_, shared_.dout[buffer], q0);
-        const unsigned hidden = hidden_pairs(walk, part, verdict);
+        unsigned hidden = 0;   // where scores are modified, which are not to become infinite: bit 4 (m STEP / 8 + n) + e for (m, n, e)
+        if constexpr (Shape::MODIFIED)
+            for_hidden_pairs(part, verdict, [&](int m, int n, int e) { hidden |= 1u << (4 * (m * STEP / 8 + n) + e); });
         if constexpr (UNITS) differentiate_by_units(p[0], ds[0], sums, hidden, buffer, q0);
         else if constexpr (Shape::MODIFIED) differentiate_modified(p, ds, sums, visit, walk, at, hidden, q0);
-        else differentiate(p, ds, hidden, buffer, q0);
+        else differentiate(p, ds, buffer, q0);
 #pragma unroll
         for (int q = 0; q < STEP; q += 16) {
             FragmentA<X> left[M];
@@ -179,28 +183,29 @@ private:
         if constexpr (Shape::MODIFIED) gradients_.keep_nothing(q0, STEP);
     }
 
-    /// A bit mask of the thread's scores that belong to hidden pairs: element (m, n, e) is bit 4 (m STEP / 8 + n) + e.
-    __device__ __forceinline__ unsigned hidden_pairs(const TileWalk<X, P>& walk, const TilePlace& part, Tile verdict) const {
-        static_assert(M * STEP / 8 * 4 <= 32);
-        unsigned hidden = 0;
-        if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return hidden;
-        walk.with_visible(verdict, [&](auto visible) {
+    /// Calls hide(m, n, e) for the thread's scores that belong to hidden pairs. Most tiles have none: all that is needed to know is
+    /// computed here, and no register holds it during the products.
+    template <class Hide>
+    __device__ __forceinline__ void for_hidden_pairs(const TilePlace& part, Tile verdict, const Hide& hide) const {
+        if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return;
+        tiles(computed_here(part.h)).walk().with_visible(verdict, [&](auto visible) {
             const int i0 = computed_here(part.i0), j0 = computed_here(part.j0);
 #pragma unroll
-            for (int bit = 0; bit < M * STEP / 8 * 4; bit++) {
-                const int e = bit % 4, n = bit / 4 % (STEP / 8), m = bit / 4 / (STEP / 8);
-                const int i = i0 + 8 * n + lane_column() + e % 2, j = j0 + 16 * m + e / 2 * 8 + lane_row();
-                if (j >= a_.S || !visible(i, j)) hidden |= 1u << bit;
-            }
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int i = i0 + 8 * n + lane_column() + e % 2, j = j0 + 16 * m + e / 2 * 8 + lane_row();
+                        if (j >= a_.S || !visible(i, j)) hide(m, n, e);
+                    }
         });
-        return hidden;
     }
 
-    // ---- from S^T to gate P^T and from dP^T to (scale dL/da)^T, in place; `hidden` as above
+    // ---- from S^T to gate P^T and from dP^T to (scale dL/da)^T, in place
 
     /// Without score inputs: 3 or 4 operations per pair besides the exponential.
-    __device__ __forceinline__ void differentiate(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4], unsigned hidden,
-                                                  int buffer, int q0) const {
+    __device__ __forceinline__ void differentiate(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4], int buffer, int q0) const {
         const auto& rows = shared_.rows[buffer];
 #pragma unroll
         for (int n = 0; n < STEP / 8; n++)
@@ -212,8 +217,7 @@ private:
 #pragma unroll
                 for (int key = 0; key < 2 * M; key++) {
                     const int m = key / 2, e = key % 2 * 2 + side;
-                    const float weight = exp2_of(fmaf(s[m][n][e], scale_ * LOG2_E, -lse));
-                    const float p = hidden >> (4 * (m * STEP / 8 + n) + e) & 1 ? 0 : weight;
+                    const float p = exp2_of(fmaf(s[m][n][e], scale_ * LOG2_E, -lse));
                     s[m][n][e] = GATED ? gate * p : p;
                     dp[m][n][e] = p * fmaf(factor, dp[m][n][e], -scaled_d);
                 }
@@ -285,7 +289,7 @@ private:
     __device__ __forceinline__ void wait_for_semaphore(const QueryTileVisit& visit, int polled) {
         const int previous = tiles(visit.h).first_key_tile(visit.tile, tile_ + 1);
         if (lane_of() != 0) return;
-        const bool first = previous >= key_tiles_;
+        const bool first = previous >= key_tiles();
         shared_.previous = first ? BackwardMemory::NOBODY : previous;
         if (first) return;   // no block comes before this one, and nothing is read
         const int query_tile = visit.h * tiles_of(a_.T) + visit.tile;
@@ -302,16 +306,17 @@ private:
     /// products, each old value would wait behind the store before it: 16 to 32 round trips to the L2 cache.
     __device__ __forceinline__ void add_queries(const QueryTileVisit& visit) {
         const bool first = shared_.previous == BackwardMemory::NOBODY;
-        const int i0 = visit.tile * QUERIES, row0 = warp_ % 2 * 32;
-        float* to = g_.dq.data + (size_t(b_) * a_.T + i0) * g_.dq.row + size_t(visit.h) * HS;
+        const int i0 = visit.tile * QUERIES, row0 = warp_ % 2 * 32, rows = a_.T - i0 - row0;
+        float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS +
+                          warp_ / 2 * Shape::DQ_COLUMNS + lane_column();
         auto old_rows = gradients_.old_rows(b_, visit.h, i0, first);
 #pragma unroll
         for (int d0 = 0; d0 < Shape::DQ_COLUMNS; d0 += Shape::DQ_STEP) {
             const int column = warp_ / 2 * Shape::DQ_COLUMNS + d0;
             float dq[2][Shape::DQ_STEP / 8][4] = {};
             if (!first)
-                for_query_pairs(i0, row0, column, [&](int m, int n, int half, size_t at) {
-                    const float2 old = __ldcg(reinterpret_cast<const float2*>(to + at));
+                for_query_pairs(to + d0, rows, [&](int m, int n, int half, const float* at) {
+                    const float2 old = __ldcg(reinterpret_cast<const float2*>(at));
                     dq[m][n][2 * half] = old.x, dq[m][n][2 * half + 1] = old.y;
                 });
 #pragma unroll UNROLL<X>
@@ -321,26 +326,24 @@ private:
                 load_a_transposed(ds[1], shared_.ds, key, row0 + 16);
                 registers_times_rows(dq, ds, shared_.k, key, column);
             }
-            for_query_pairs(i0, row0, column, [&](int m, int n, int half, size_t at) {
-                __stcg(reinterpret_cast<float2*>(to + at), make_float2(dq[m][n][2 * half], dq[m][n][2 * half + 1]));
+            for_query_pairs(to + d0, rows, [&](int m, int n, int half, float* at) {
+                __stcg(reinterpret_cast<float2*>(at), make_float2(dq[m][n][2 * half], dq[m][n][2 * half + 1]));
             });
         }
         if constexpr (Shape::MODIFIED) gradients_.add_rows(b_, visit.h, i0, first, old_rows);
     }
 
-    /// Calls body(m, n, half, at) for each pair of dQ elements that the thread holds, in rows that exist; `at` is
-    /// the pair's offset from row i0.
+    /// Calls body(m, n, half, at) for each pair of dQ elements that the thread holds, `to` being the address of the first of its
+    /// 32 rows, of which `rows` exist.
     template <class Body>
-    __device__ __forceinline__ void for_query_pairs(int i0, int row0, int column, const Body& body) const {
+    __device__ __forceinline__ void for_query_pairs(float* to, int rows, const Body& body) const {
 #pragma unroll
         for (int m = 0; m < 2; m++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int r = row0 + 16 * m + 8 * half + lane_row();
-                if (i0 + r >= a_.T) continue;
+            for (int half = 0; half < 2; half++, to += 8 * g_.dq.row) {
+                if (16 * m + 8 * half + lane_row() >= rows) continue;
 #pragma unroll
-                for (int n = 0; n < Shape::DQ_STEP / 8; n++)
-                    body(m, n, half, size_t(r) * g_.dq.row + column + 8 * n + lane_column());
+                for (int n = 0; n < Shape::DQ_STEP / 8; n++) body(m, n, half, to + 8 * n);
             }
     }
 
@@ -359,7 +362,7 @@ private:
         for (int key = 0; key < 2 * M; key++) {
             const int j = tile_ * KEYS + key0_ + 8 * key + lane_row();
             if (j >= a_.S) continue;
-            const size_t token = size_t(b_) * a_.S + j, at = size_t(kv_) * HS + lane_column();
+            const size_t token = size_t(b_) * a_.S + j, at = size_t(kv()) * HS + lane_column();
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
                 const float *dk = keys.dk[key / 2][n] + key % 2 * 2, *dv = keys.dv[key / 2][n] + key % 2 * 2;
@@ -380,7 +383,7 @@ private:
     Features f_;
     FeatureTiles features_;
     FeatureGradients<Shape, P> gradients_;
-    int key_tiles_, tile_, kv_, b_;
+    int tile_, b_;
     float scale_;
     int warp_, key0_;   // the warp's first key in the tile
 };

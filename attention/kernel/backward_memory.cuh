@@ -18,7 +18,9 @@ struct BackwardShape {
     static constexpr int WARPS = tuned && HS > 64 && !SMALL ? 8 : 4, THREADS = WARPS * WARP;
     static constexpr int BLOCKS = fast && HS <= 64 ? 2 : 1;   // per multiprocessor: 2 x 128 threads of 255 registers just fit
     static constexpr int KEYS = WARPS * WARP_KEYS, QUERIES = TILE;
-    static constexpr int STEP = tuned ? 32 : 16;   // queries whose scores exist at once
+    /// Queries whose scores exist at once. In tuned shapes these take 64 registers a thread beside the 128 of dK and dV, and every
+    /// fragment of K and V that a warp loads serves that many queries.
+    static constexpr int STEP = tuned ? 64 / M_TILES : 16;
     static constexpr int BUFFERS = fast && !SMALL ? 2 : 1;   // of Q and dO
     static constexpr int DQ_COLUMNS = 2 * HS / WARPS;   // a warp has 32 rows x DQ_COLUMNS of dQ, DQ_STEP at a time
     static constexpr int DQ_STEP = DQ_COLUMNS < 32 ? DQ_COLUMNS : 32;

@@ -71,10 +71,22 @@ void each_band(const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict, Us
     if (band.columns > 0) use(band);
 }
 
+/// mask() where bits say what is visible: SQUARE columns at a time, the last of which may lie past the end.
+template <class X, class P>
+void mask_by_bits(X* z, const TileWalk<X, P>& walk, const TilePlace& at) {
+    for (int r = 0; r < at.rows; r++)
+        for (int c0 = 0; c0 < at.columns; c0 += SQUARE) {
+            X* const row = z + r * TILE + c0;
+            const uint32_t bits = walk.bits(at.i0 + r, at.j0 + c0);
+            for (int c = 0; c < SQUARE; c++) row[c] = bits >> c & 1 ? row[c] : X(HIDDEN);
+        }
+}
+
 /// Writes HIDDEN over the pairs of a mixed tile that the policy hides: it judges squares first, and single pairs only in mixed
 /// squares.
 template <class X, class P>
 void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
+    if constexpr (P::reads_bits) return mask_by_bits(z, walk, at);
     for (int r0 = 0; r0 < at.rows; r0 += SQUARE)
         for (int c0 = 0; c0 < at.columns; c0 += SQUARE) {
             const int rows = std::min(SQUARE, at.rows - r0), columns = std::min(SQUARE, at.columns - c0);

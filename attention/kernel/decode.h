@@ -1,74 +1,150 @@
-// One query row against cached keys and values: attention of a model that generates token by token. Policies and running softmax
-// are those of cpu.h, but there is no tile of queries to share a transposed K: each key is read once.
+// The next row of a text that is being written, on the CPU: one query row per head against the keys that a layer keeps. Scores, masks
+// and running softmax are those of cpu.h, but there is no tile of queries to share a transposed K: each key is read once, where it
+// lies.
+//     NextRow   a device for a layer's own forward(): with it a call of the kernel keeps the row's keys and reads all that are kept
 #pragma once
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "attention/kernel/cpu.h"
+#include "attention/kernel/key_cache.h"
 
-/// Whether decode_attention() gives the result of the whole sequence: the policy reads nothing but q, k and v, rotated
-/// by their positions in the text.
+/// Whether rows that follow a text need nothing of it but its keys and values, rotated by their positions: the policy reads nothing
+/// else, and makes one call of the kernel.
 template <class P>
-constexpr bool may_decode_from_cache = !P::own_passes && !P::reads_qk_pre && !P::reads_x;
+constexpr bool may_read_keys_only = !P::own_passes && !P::reads_qk_pre && !P::reads_x;
 template <class P>
-bool can_decode_from_cache(const P& policy) {
+bool reads_keys_only(const P& policy) {
     const Features f = policy.features();
-    return may_decode_from_cache<P> && policy.rotates() && !policy.gates_output() && f.head + f.row + f.column == 0;
+    return may_read_keys_only<P> && policy.rotates() && !policy.gates_output() && f.head + f.row + f.column == 0;
 }
 
-/// The only query row of head h during its walk over the keys. Arguments: B = T = 1, S keys, q_position is the row's position.
-template <class X, class P>
+/// A row of head h at position i of its text, and what score() reads of it.
+template <class X>
+struct Query {
+    const X* q;   // (HS)
+    int h, i;
+    const Wide<X>*head_scalars = nullptr, *row_features = nullptr;
+};
+
+/// Row 0 of the call `a` in head h.
+template <class X>
+Query<X> query_of(const AttentionForward<X>& a, const Features& f, int h, int position) {
+    return {a.q.data + size_t(h) * a.HS, h, position, a.head + size_t(h) * f.head, a.row + size_t(h) * f.row};
+}
+
+/// The softmax of one row while keys join it.
+template <class X>
 class QueryRow {
 public:
-    QueryRow(const P& policy, const AttentionForward<X>& a, int h)
-        : policy_(policy), a_(a), walk_(policy, a, 0, h), h_(h), kv_(h / (a.NH / a.NKV)), sums_(a.HS) {}
+    explicit QueryRow(int HS) : HS_(HS), scale_(X(1) / std::sqrt(X(HS))), sums_(HS) {}
 
-    /// Adds keys j0 .. j1 - 1 to the softmax.
-    void visit(int j0, int j1) {
-        for (; j0 < j1; j0 += TILE) {
-            const TilePlace at{0, h_, 0, j0, 1, std::min(TILE, j1 - j0)};
-            const Tile verdict = walk_.judge(at);
-            if (verdict != Tile::hidden) visit(at, verdict);
+    /// Adds those of the keys that `policy` lets the query see.
+    template <class P>
+    void visit(const P& policy, const Query<X>& query, const KeySpan<X>& keys) {
+        for (int n = 0; n < keys.count; n += TILE) {
+            const int columns = std::min(TILE, keys.count - n), j0 = keys.first + n;
+            const Tile verdict = policy.tile(query.h, query.i, query.i + 1, j0, j0 + columns);
+            if (verdict == Tile::hidden) continue;
+            X z[TILE] = {};
+            for (int j = 0; j < columns; j++) z[j] = scale_ * inner_product(query.q, keys.k.data + (n + j) * keys.k.row, HS_);
+            modify_scores(z, policy, query, keys, n, columns);
+            for (int j = 0; j < columns; j++)
+                if (verdict == Tile::mixed && !policy.visible(query.h, query.i, j0 + j)) z[j] = X(HIDDEN);
+            add_values(z, keys.v.data + n * keys.v.row, keys.v.row, columns);
         }
     }
 
-    /// Log-sum-exp of the keys added so far.
-    double lse() const { return double(state_.largest) + std::log(double(state_.sum)); }
-
-    /// Writes out and lse.
-    void finish() const { finish_row(a_, state_, sums_.data(), h_, h_); }
-
-private:
-    void visit(const TilePlace& at, Tile verdict) {
-        const int HS = a_.HS;
-        const X *q = a_.q.data + size_t(h_) * HS, *k = a_.k.data + at.j0 * a_.k.row + size_t(kv_) * HS;
-        const X* v = a_.v.data + at.j0 * a_.v.row + size_t(kv_) * HS;
-        const X scale = X(1) / std::sqrt(X(HS));
-        X z[TILE] = {};
-        for (int j = 0; j < at.columns; j++) z[j] = scale * inner_product(q, k + j * a_.k.row, HS);
-        modify_and_mask(z, policy_, a_, walk_, at, verdict);
-        const X rescale = absorb(state_, z, whole_packs<X>(at.columns), Statistics<X>());
-        for (int d = 0; d < HS; d++) sums_[d] *= rescale;
-        for (int j = 0; j < at.columns; j++)
-#pragma omp simd
-            for (int d = 0; d < HS; d++) sums_[d] += z[j] * v[j * a_.v.row + d];
+    /// Log-sum-exp of the keys so far.
+    X lse() const {
+        return state_.sum == X(0) ? -std::numeric_limits<X>::infinity() : state_.largest + std::log(state_.sum);
     }
 
-    const P& policy_;
-    const AttentionForward<X>& a_;
-    const TileWalk<X, P> walk_;
-    int h_, kv_;
+    /// out (HS); 0 if no key was seen.
+    void write(X* out) const {
+        for (int d = 0; d < HS_; d++) out[d] = state_.sum == X(0) ? X(0) : sums_[d] / state_.sum;
+    }
+
+private:
+    template <class P>
+    static void modify_scores(X* z, const P& policy, const Query<X>& query, const KeySpan<X>& keys, int n, int columns) {
+        const int width = whole_packs<X>(columns);
+        Pair<Pack<X>> pair;
+        pair.head_scalars = query.head_scalars, pair.row_features = query.row_features;
+        pair.column_stride = keys.column_stride, pair.tile_bias = keys.tile_bias, pair.i = X(query.i);
+        for (int j = 0; j < width; j += LANES<X>) {
+            pair.column_features = keys.columns + n + j, pair.j = iota(X(keys.first + n + j));
+            store(z + j, policy.score(load<Pack<X>>(z + j), pair));
+        }
+        for (int j = columns; j < width; j++) z[j] = X(HIDDEN);
+    }
+
+    /// z (columns) becomes exp(z - largest).
+    void add_values(X* z, const X* v, size_t row, int columns) {
+        const X rescale = absorb(state_, z, whole_packs<X>(columns), Statistics<X>());
+        for (int d = 0; d < HS_; d++) sums_[d] *= rescale;
+        for (int j = 0; j < columns; j++)
+#pragma omp simd
+            for (int d = 0; d < HS_; d++) sums_[d] += z[j] * v[j * row + d];
+    }
+
+    int HS_;
+    X scale_;
     OnlineRow<X> state_;
     std::vector<X> sums_;   // (HS) of exp(z - largest) v
 };
 
-/// out and lse of the row under `policy`. Precondition: can_decode_from_cache().
-template <class X, class P>
-void decode_attention(const P& policy, const AttentionForward<X>& a) {
+/// What a policy keeps of a text besides keys; most keep nothing.
+struct NothingMore {
+    template <class P>
+    NothingMore(const P&, BumpAllocator&, const LayerShape&) {}
+    template <class P, class X>
+    void begin(const P&, const LayerInputs<X>&, const X* /*weights*/, const LayerState<X>&) {}
+};
+
+/// The CPU while it computes the next row of a text, B = T = 1. A layer's forward() with it in place of CPU is that layer's row of the
+/// whole text. RoPE's table begins at position 0, whatever the row's.
+template <class X, class More = NothingMore>
+struct NextRow : CPU {
+    KeyCache<X>* keys;   // of the rows before
+    More* more;
+};
+
+/// out, lse and, with a gate, gated_out of head h.
+template <class X>
+void write_row(const AttentionForward<X>& a, int h, const QueryRow<X>& row) {
+    X* const out = a.out + size_t(h) * a.HS;
+    row.write(out);
+    a.lse[h] = row.lse();
+    for (int d = 0; a.gate && d < a.HS; d++) a.gated_out[size_t(h) * a.HS + d] = a.gate[h] * out[d];
+}
+
+/// out and lse of the next row, and with a gate gated_out. Calls attend(h, row, span) for every query head and every tile of `keys` (a
+/// KeyCache, or what has its each_span() and span()), which adds to the row's softmax. Heads that share keys take turns at each tile, so
+/// that it is brought from memory once.
+template <class X, class Keys, class Attend>
+void attend_next_row(const AttentionForward<X>& a, const Keys& keys, Attend attend) {
+    const int group = a.NH / a.NKV;
 #pragma omp parallel for
-    for (int h = 0; h < a.NH; h++) {
-        QueryRow<X, P> row(policy, a, h);
-        row.visit(0, a.S);
-        row.finish();
+    for (int first = 0; first < a.NH; first += group) {
+        std::vector<QueryRow<X>> rows(group, QueryRow<X>(a.HS));
+        keys.each_span(first, [&](const KeySpan<X>& span) {
+            for (int n = 0; n < span.count; n += TILE)
+                for (int g = 0; g < group; g++)
+                    attend(first + g, rows[g], keys.span(first + g, span.first + n, std::min(TILE, span.count - n)));
+        });
+        for (int g = 0; g < group; g++) write_row(a, first + g, rows[g]);
     }
+}
+
+/// The kernel's call for the next row: its keys join those that are kept, and it attends to all of them.
+template <class X, class More, class P>
+void attention_forward(const NextRow<X, More>& device, const P& policy, const AttentionForward<X>& a) {
+    const int position = device.keys->tokens();
+    device.keys->append(a);
+    attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+        row.visit(policy, query_of(a, policy.features(), h, position), keys);
+    });
 }

@@ -143,18 +143,18 @@ public:
     __device__ __forceinline__ Visit next(Judge judge) {
         while (!visited_) {
             if (next_ >= last_) return {-1, Tile::hidden};
-            first_ = next_, next_ += WARP;
-            const int tile = first_ + lane_of();
+            const int tile = next_ + lane_of();
+            next_ += WARP;
             const Tile verdict = tile < last_ ? judge(tile) : Tile::hidden;
             visited_ = __ballot_sync(ALL_LANES, verdict != Tile::hidden);
             full_ = __ballot_sync(ALL_LANES, verdict == Tile::full);
         }
         const int bit = __ffs(int(visited_)) - 1;
         visited_ &= visited_ - 1;
-        return {first_ + bit, full_ >> bit & 1 ? Tile::full : Tile::mixed};
+        return {next_ - WARP + bit, full_ >> bit & 1 ? Tile::full : Tile::mixed};
     }
 
 private:
-    int first_ = 0, next_, last_;
-    unsigned visited_ = 0, full_ = 0;   // one bit per tile from first_ on
+    int next_, last_;
+    unsigned visited_ = 0, full_ = 0;   // one bit per tile from next_ - WARP on
 };

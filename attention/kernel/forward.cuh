@@ -256,12 +256,11 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
 
     auto place = [&](int tile) { return TilePlace{b, h, i0, tile * KEYS, min(QUERIES, a.T - i0), min(KEYS, a.S - tile * KEYS)}; };
     auto judge = [&](int tile) { return walk.judge_listed(place(tile)); };
-    const size_t sequence = size_t(b) * a.S, head = size_t(kv) * HS;
     auto fetch_keys = [&](int tile, int buffer) {
-        copy_rows<THREADS>(shared.k[buffer], a.k.data + sequence * a.k.row + head, a.k.row, tile * KEYS, a.S);
+        copy_rows<THREADS>(shared.k[buffer], a.k.data + kv * HS, a.k.row, b * a.S + tile * KEYS, a.S - tile * KEYS);
     };
     auto fetch_values = [&](int tile, int buffer) {
-        copy_rows<THREADS>(shared.v[buffer], a.v.data + sequence * a.v.row + head, a.v.row, tile * KEYS, a.S);
+        copy_rows<THREADS>(shared.v[buffer], a.v.data + kv * HS, a.v.row, b * a.S + tile * KEYS, a.S - tile * KEYS);
     };
     auto fetch = [&](int tile, int buffer) {
         fetch_keys(tile, buffer);
@@ -269,7 +268,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
         if constexpr (MODIFIED) features.template copy_column_features<THREADS>(a, b, h, tile * KEYS, buffer);
     };
 
-    copy_rows<THREADS>(shared.q, a.q.data + size_t(b) * a.T * a.q.row + size_t(h) * HS, a.q.row, i0, a.T);
+    copy_rows<THREADS>(shared.q, a.q.data + h * HS, a.q.row, b * a.T + i0, a.T - i0);
     if constexpr (MODIFIED) features.template copy_row_features<THREADS>(a, b, h, i0, 0);
     TileCursor cursor(0, tiles_of(a.S));
     Visit now = cursor.next(judge);

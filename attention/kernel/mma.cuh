@@ -59,22 +59,24 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-/// Starts to copy rows `first`.. of a matrix of `count` rows, `row` elements apart; rows past the end become zero.
+/// Starts to copy rows `first`.. of a matrix whose rows are `row` elements apart. `exist` of them do; the others become zero.
+/// `row` and `first` are ints, so that an address costs one multiplication.
 template <int THREADS, class Tile>
-__device__ __forceinline__ void copy_rows(Tile& to, const auto* from, size_t row, int first, int count) {
+__device__ __forceinline__ void copy_rows(Tile& to, const auto* from, int row, int first, int exist) {
     constexpr int PIECE = 16 / sizeof(*from), PIECES = Tile::COLUMNS / PIECE, ROWS_AT_ONCE = THREADS / PIECES;
     static_assert(THREADS % PIECES == 0 && Tile::ROWS % ROWS_AT_ONCE == 0);
     const int r0 = int(threadIdx.x) / PIECES, c = int(threadIdx.x) % PIECES * PIECE;
-    const auto* at = from + size_t(first + r0) * row + c;
-    if (first + Tile::ROWS <= count) {   // nearly always, and uniform in the block: two instructions a piece instead of six
+    const auto* at = from + ptrdiff_t(first + r0) * row + c;
+    if (exist >= Tile::ROWS) {   // nearly always, and uniform in the block: two instructions a piece instead of six
 #pragma unroll
-        for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE, at += ROWS_AT_ONCE * row) copy_async<16>(&to.x[r0 + r][c], at, 16);
+        for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE, at += ptrdiff_t(ROWS_AT_ONCE) * row)
+            copy_async<16>(&to.x[r0 + r][c], at, 16);
         return;
     }
 #pragma unroll 1
     for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE) {
-        const bool exists = first + r0 + r < count;
-        copy_async<16>(&to.x[r0 + r][c], from + (exists ? size_t(first + r0 + r) * row + c : 0), exists ? 16 : 0);
+        const bool exists = r0 + r < exist;
+        copy_async<16>(&to.x[r0 + r][c], exists ? at + ptrdiff_t(r) * row : from, exists ? 16 : 0);
     }
 }
 

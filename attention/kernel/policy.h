@@ -3,13 +3,15 @@
 //     a_ij = HS^-1/2 q_i.k_j     z_ij = score(a_ij)     P_ij = exp(z_ij - LSE_i) on the visible pairs     O_i = sum_j P_ij v_j
 // Six things can differ:
 //   score         score(), score_backward(): z = f(a); may read scalars per head and features per query row and key column
-//   mask          tile(), visible(): which tiles are visited and which pairs of a mixed tile count; or a TileList (arguments.h)
+//   mask          tile(), visible(): which tiles are visited and which pairs of a mixed tile count; or a TileList, or PairBits
+//                 (arguments.h)
 //   output gate   gates_output(): multiplies O by one factor per token and head
 //   positions     (arguments.h) rows and columns may be selected or permuted tokens
 //   log-sum-exp   (arguments.h) LSE out, its gradient in: several calls can make one softmax
 //   statistics    (arguments.h) entropy of each row, its maximum in each tile, pairs seen, tiles visited, pair_gate()
 #pragma once
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -88,6 +90,11 @@ private:
     }
 };
 
+/// The keys that rows to come can see: the first `leading` of the text and the last `recent`, the newest row's own among them.
+struct KeptKeys {
+    int leading = 0, recent = std::numeric_limits<int>::max();
+};
+
 /// The most features of one kind that score() can read: what the GPU's backward pass has room for,
 /// and so the limit on every device.
 inline constexpr int MOST_FEATURES = 264;
@@ -135,6 +142,10 @@ struct Policy {
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
     static constexpr bool long_visible = false;   // too long to be unrolled over all pairs of a GPU thread
+
+    /// Whether AttentionForward::bits takes visible()'s place in mixed tiles. They are then what the choice of keys, causality and
+    /// documents leave visible; tile() still says which tiles are full.
+    static constexpr bool reads_bits = false;
 
     /// For accounting only: how many of the first T keys a cache must keep to compute the rows from T - 1 on, per key/value head on
     /// average. A data-dependent policy may also say how many pairs and tiles a sequence of T visits, summed over the heads:
@@ -189,6 +200,14 @@ struct Policy {
 
     /// Whether q and k are rotated by RoPE. Without it scores ignore positions unless the variant encodes them itself.
     bool rotates() const { return true; }
+
+    /// Writing text. Which keys a layer keeps, and whether it can compute the rows of a text one after the other, from what it has kept:
+    /// by its own forward() of one row (NextRow, decode.h), of which a policy with own_passes may have an overload
+    ///     void forward(NextRow<X, Text<X>>, const LayerInputs<X>&, const X* weights, LayerState<X>&, std::byte*, const Statistics<X>&)
+    /// and what it keeps besides keys is a nested `template <class X> struct Text` with the members of NothingMore. Without, and in a
+    /// form that is not causal, every row costs a pass over the whole text.
+    static constexpr bool writes_row_by_row = true;
+    constexpr KeptKeys kept_keys() const { return {}; }
 
     /// Before the kernel: fill what score() and the output gate read. After it: turn those gradients into gradients of tensors, q,
     /// k and x. See LayerInputs, ScoreInputs and ScoreInputGradients in arguments.h.

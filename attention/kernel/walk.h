@@ -77,10 +77,21 @@ public:
         }
     };
 
+    /// visible() by a mask of bits, with what a document hides already hidden; the same.
+    struct ByBits {
+        const TileWalk& walk;
+        constexpr bool operator()(int i, int j) const {
+            return walk.a_.bits.sees(walk.b_, std::min(i, walk.a_.T - 1), std::min(j, walk.a_.S - 1));
+        }
+    };
+
+    /// Bits of row i, which exists: the lowest of column j, then those to the right of it in its tile.
+    constexpr uint32_t bits(int i, int j) const { return uint32_t(a_.bits.word(b_, i, j / TILE) >> (j % TILE)); }
+
     /// Whether a function that with_visible() passes on is long: it loads from arrays, or the policy has a long_visible.
     template <class Visible>
     static constexpr bool is_long() {
-        return std::is_same_v<Visible, ByArrays> || P::long_visible;
+        return std::is_same_v<Visible, ByArrays> || std::is_same_v<Visible, ByBits> || P::long_visible;
     }
 
     /// Calls use(visible), where visible(i, j) does no more work than the verdict and the arguments require. Rows and
@@ -88,6 +99,7 @@ public:
     template <class Use>
     constexpr void with_visible(Tile verdict, Use use) const {
         if (verdict == Tile::full) return use([](int, int) { return true; });
+        if constexpr (P::reads_bits) return use(ByBits{*this});
         if (!positions() && !a_.documents) return use([this](int i, int j) { return policy_.visible(h_, i, j); });
         use(ByArrays{*this});
     }

@@ -11,6 +11,7 @@ struct TokenChoice {
                           // always
     int count;
     float share;          // of the tokens, which a threshold aims at
+    int first = 0;        // position of the first of them in its text
 
     constexpr int routed() const { return NH - dense_heads; }
     template <class W>
@@ -21,7 +22,7 @@ struct TokenChoice {
 
     template <class W>
     constexpr bool takes(const W* u, W threshold, int b, int h, int t) const {
-        if (t == 0 || h < dense_heads) return true;
+        if (first + t == 0 || h < dense_heads) return true;
         if (!expert_choice) return sigmoid(router(u, b, h, t)) > threshold;
         int rank = 1;   // after the first token; ties go to the earlier one
         for (int other = 1; other < T && rank < count; other++) {

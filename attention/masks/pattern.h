@@ -52,6 +52,7 @@ struct LeadingAndWindow : Policy {
         verdict.add_window(all.columns(leading, END), left);
         return verdict.tile();
     }
+    constexpr KeptKeys kept_keys() const { return {leading, left + 1}; }
     double cached_keys(int T) const { return std::min(T, leading + left + 1); }
 };
 

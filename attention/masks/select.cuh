@@ -75,8 +75,6 @@ void choose_tiles(CPU, int* count, int* tiles, const W* scores, const TileScores
             }
 }
 
-#ifdef WITH_GPU
-
 namespace choosing {
 
 /// Maps floats to integers of the same order.
@@ -84,6 +82,12 @@ constexpr unsigned ordered(float x) {
     const unsigned bits = std::bit_cast<unsigned>(x == 0 ? 0.0f : x);   // the zeros are equal
     return bits >> 31 ? ~bits : bits | 1u << 31;
 }
+
+}   // namespace choosing
+
+#ifdef WITH_GPU
+
+namespace choosing {
 
 /// Which candidates of one query tile are chosen: those above `key`, and the first `equal` of those equal to it.
 struct Cut {

@@ -187,7 +187,7 @@ private:
     __device__ void add_keys(int c0, int last) const {
         float share[TILE / 8][4] = {};
         __syncthreads();   // the tile of keys before is no longer read
-        copy_rows<importance::THREADS>(shared.k, s.key(b, kv, 0), size_t(s.NKV) * HS, c0, s.grid.rows(s.T));
+        copy_rows<importance::THREADS>(shared.k, s.key(b, kv, 0), size_t(s.NKV) * HS, c0, s.grid.rows(s.T) - c0);
         for (int h = kv * s.group(); h < (kv + 1) * s.group(); h++) add_head(share, h, c0);
         for_each(share, [&](float& p, int r, int c) { shared.shares[r][c] = p; });
         __syncthreads();
@@ -201,7 +201,7 @@ private:
     /// share += p of one query head; 0 where the key is not visible.
     __device__ void add_head(float (&share)[TILE / 8][4], int h, int c0) const {
         __syncthreads();   // the queries before are no longer read
-        copy_rows<importance::THREADS>(shared.q, s.query(b, h, 0), s.every * s.q.row, row0, s.rows());
+        copy_rows<importance::THREADS>(shared.q, s.query(b, h, 0), s.every * s.q.row, row0, s.rows() - row0);
         wait_for_copies();
         __syncthreads();
         float z[1][TILE / 8][4] = {};

@@ -8,6 +8,7 @@
 // float32 would leave two digits in the difference of two neighbouring sums.
 #pragma once
 #include "attention/kernel/arguments.h"
+#include "attention/kernel/decode.h"
 
 template <class Task>
 void running_sum(CPU, const Task& task, int B, int NH, int T) {
@@ -17,6 +18,12 @@ void running_sum(CPU, const Task& task, int B, int NH, int T) {
             double sum = 0;
             for (int n = 0; n < T; n++) sum += task.term(b, h, n), task.store(b, h, n, sum);
         }
+}
+
+/// The next row of a text: its sums go on from those of the row before, which the task finds among what is kept, as before(keys, h).
+template <class X, class More, class Task>
+void running_sum(const NextRow<X, More>& device, const Task& task, int /*B*/, int NH, int /*T*/) {
+    for (int h = 0; h < NH; h++) task.store(0, h, 0, task.before(*device.keys, h) + task.term(0, h, 0));
 }
 
 #ifdef WITH_GPU

@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem 
     const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES, h = blockIdx.y, b = blockIdx.z, row = int(threadIdx.x) / WARP * ROWS;
     const int end = min(i0 + QUERIES, p.T);
     auto fetch = [&](int j0, int buffer) {
-        copy_rows<THREADS>(shared.k[buffer], p.k + p.at(b, 0, h), p.row(), j0, p.T);
-        copy_rows<THREADS>(shared.v[buffer], p.v + p.at(b, 0, h), p.row(), j0, p.T);
+        copy_rows<THREADS>(shared.k[buffer], p.k + p.at(b, 0, h), p.row(), j0, p.T - j0);
+        copy_rows<THREADS>(shared.v[buffer], p.v + p.at(b, 0, h), p.row(), j0, p.T - j0);
     };
-    copy_rows<THREADS>(shared.q, p.q + p.at(b, 0, h), p.row(), i0, p.T);
+    copy_rows<THREADS>(shared.q, p.q + p.at(b, 0, h), p.row(), i0, p.T - i0);
     fetch(0, 0);
     rung_4::Rows<HS> rows;
     for (int j0 = 0, buffer = 0; j0 < end; j0 += KEYS, buffer = 1 - buffer) {

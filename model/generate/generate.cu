@@ -7,11 +7,13 @@
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/command_line.h"
 #include "model/base/error.h"
+#include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/load.cuh"
 #include "model/device/machine.h"
 #include "model/generate/decode.cuh"
+#include "model/generate/text_stream.h"
 #include "model/run/inference_options.h"
 #include "model/run/machine.cuh"
 #include "model/run/summary.h"
@@ -24,7 +26,7 @@ struct Options {
     int tokens = 200, threads = 0;
     Sampling sampling;
     InferenceOptions inference;
-    bool print_ids = false;
+    bool print_ids = false, dry_run = false;
 };
 }   // namespace
 
@@ -49,6 +51,7 @@ static bool parse(int argc, char** argv, Options& o) {
     app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");
+    app.add_flag("--dry-run", o.dry_run, "print the memory that it takes, and write nothing");
     return parse_options(app, argc, argv);
 }
 
@@ -118,30 +121,71 @@ static Variants complete(Config& config, const Variant& own, const std::string& 
     return variants;
 }
 
-/// Appends `count` tokens to `ids` with the weights of the checkpoint `folder`.
-static void generate_from(const Variants& variants, const std::string& folder, const Config& config, std::vector<int32_t>& ids,
-                          int count, const Sampling& sampling, const Inference& inference) {
-    const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + count));
+/// stdout: the prompt and the text, or ids on one line, as they are written.
+class Output {
+public:
+    /// Without a tokenizer: ids, and no prompt.
+    Output(const Tokenizer* tokenizer, std::string prompt) : tokenizer_(tokenizer), prompt_(std::move(prompt)), stream_(stdout) {}
+
+    void add(int32_t token) {
+        if (first_ && tokenizer_) stream_.add(prompt_);   // not before the checkpoint is known to be sound
+        if (tokenizer_) stream_.add(tokenizer_->decode({&token, 1}));
+        else stream_.add((first_ ? "" : " ") + std::to_string(token));
+        first_ = false;
+    }
+    void finish() {
+        stream_.finish();
+        stream_.add("\n");
+    }
+
+private:
+    const Tokenizer* tokenizer_;
+    std::string prompt_;
+    TextStream stream_;
+    bool first_ = true;
+};
+
+/// For people, on stderr: stdout is for the text.
+static void tell(const WritingTimes& times, size_t kept_bytes) {
+    std::fprintf(stderr, "prompt: %d tokens, the first written after %.3f s; ", times.prompt, times.first);
+    if (times.tokens > 1)
+        std::fprintf(stderr, "%d more in %.3f s, %.1f tokens/s; ", times.tokens - 1, times.others, (times.tokens - 1) / times.others);
+    if (kept_bytes) std::fprintf(stderr, "kept of the text: %s\n", human_bytes(double(kept_bytes)).c_str());
+    else std::fprintf(stderr, "nothing is kept of the text: each token took a pass over all of it\n");
+}
+
+/// Appends `o.tokens` tokens to `ids` with the weights of the checkpoint, and hands each to `output` as it is written. Exit::signal if a
+/// signal came before the last.
+static void generate_from(const Variants& variants, const Options& o, const Config& config, std::vector<int32_t>& ids, Output& output) {
+    const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + o.tokens));
+    const Inference& inference = o.inference.how;
     GPT<CPU, float> gpt(variants, config, 1, T, Mode::inference);
+    if (!gpt.net.all(&LayerFacts::is_causal) && !gpt.net.any(&LayerFacts::needs_known_text))
+        fail(Exit::usage, o.checkpoint, ": with its settings ", variants.own.name, " looks at later tokens, which a text that is being ",
+             "written does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variants.own.name, " --help)");
+    Decoder<float> decoder(gpt, inference);
     std::vector<MemoryUse> plan = gpt.memory_plan();
-    if (gpt.net.all(&LayerFacts::decodes_from_cache))
-        plan.push_back({"cached keys and values", cache_bytes<float>(config, T, inference)});
+    plan.push_back({"kept of the text", decoder.cache_bytes()});
     add_overheads(CPU{}, plan, 0, false);
+    if (o.dry_run) return print_memory(plan);
     const size_t needed = total_bytes(plan), available = available_memory();
     if (needed > available)
         fail(Exit::out_of_memory, "a text of ", T, " tokens needs ", human_bytes(double(needed)), " and the machine has ",
              human_bytes(double(available)), " left: lower --tokens");
     gpt.allocate(CPU{});
-    load_for_inference(CPU{}, gpt, folder);
+    load_for_inference(CPU{}, gpt, o.checkpoint);
     if (gpt.net.any(&LayerFacts::needs_known_text))
         std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variants.own.name);
-    else if (!gpt.net.all(&LayerFacts::is_causal))
-        std::fprintf(stderr, "warning: these settings of %s look at later tokens, which a text being written does not have\n",
-                     variants.own.name);
-    Decoder<float> decoder(gpt, inference);
-    generate_with_cache(decoder, config.V, ids, count, sampling);
+    decoder.allocate();
+    const WritingTimes times = generate_with_cache(decoder, config.V, ids, o.tokens, o.sampling, [&](int32_t token) {
+        output.add(token);
+        return !stop_requested();
+    });
+    output.finish();
+    tell(times, decoder.cache_bytes());
     const std::string read = described(decoder.read(), inference.psa.bound);
-    if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());   // stdout is for the text
+    if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());
+    if (times.tokens < o.tokens) fail(Exit::signal, "stopped by a signal after ", times.tokens, " of ", o.tokens, " tokens");
 }
 
 static void run(const Options& o) {
@@ -155,21 +199,16 @@ static void run(const Options& o) {
         fail(Exit::usage, o.checkpoint, ": its tokenizer is not known to this program; use --prompt-ids and --print-ids");
 
     std::vector<int32_t> ids = prompt_ids(o, config, tokenizer.get());
-    const size_t given = ids.size();
-    require_plain_attention(o, config, given + size_t(o.tokens) - 1);
+    require_plain_attention(o, config, ids.size() + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
+    catch_stop_signals();
+    Output output(o.print_ids ? nullptr : tokenizer.get(), o.prompt);
     try {
-        generate_from(variants, o.checkpoint, config, ids, o.tokens, o.sampling, o.inference.how);
+        generate_from(variants, o, config, ids, output);
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");
     }
-    if (o.print_ids)
-        for (size_t n = given; n < ids.size(); n++) std::printf(n + 1 < ids.size() ? "%d " : "%d\n", ids[n]);
-    else
-        std::printf("%s%s\n", o.prompt.c_str(),
-                    replace_invalid_utf8(tokenizer->decode(std::span<const int32_t>(ids).subspan(given))).c_str());
-    if (std::fflush(stdout) != 0) fail(Exit::data, "standard output cannot be written: ", last_os_error());
 }
 
 int main(int argc, char** argv) {

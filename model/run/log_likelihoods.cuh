@@ -82,13 +82,13 @@ InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gp
         for (const InferenceCount& count : counts) read.add(count);
         return batch.B * T;
     };
-    const RowsOfTexts<X> texts{{gpt.cosine[0], gpt.sine[0]}, attend};
+    const RowsOfTexts<X> texts{[&](int l) { return gpt.angles(l); }, attend};
     gpt_forward(CPU{}, gpt, batch, nullptr, &texts);
     return read;
 }
 
 /// The same as log_likelihoods(), with each context computed once, for items whose answers share it. Preconditions: CPU, a variant
-/// that decodes from a cache (LayerFacts). The texts of a batch are packed without padding into one sequence: each context, then
+/// of which every layer reads_keys_only (LayerFacts). The texts of a batch are packed without padding into one sequence: each context, then
 /// its answers' tokens except the last of each. Only attention runs text by text; after the last layer's, only the rows that
 /// predict answers continue. With a `reader`, contexts are its prompts and answers continue them.
 template <class X>
@@ -117,7 +117,8 @@ public:
     std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
         items_ = items;
         const Predictions predictions = put_together();
-        const RowsOfTexts<X> texts{angles_of_positions(), [this](int l, int rows) {
+        const Angles<Wide<X>> angles = angles_of_positions();
+        const RowsOfTexts<X> texts{[&](int) { return angles; }, [this](int l, int rows) {
                                        attend_texts(l);
                                        return l + 1 < gpt_.net.config.L ? rows : compact_predicting_rows(l);
                                    }};

@@ -152,7 +152,7 @@ struct Run {
 
     /// Whether the answers to an item can share one computation of its context.
     bool shares_contexts() const {
-        return std::is_same_v<Device, CPU> && !data.tasks.empty() && !o.document_mask && gpt.net.all(&LayerFacts::decodes_from_cache);
+        return std::is_same_v<Device, CPU> && !data.tasks.empty() && !o.document_mask && gpt.net.all(&LayerFacts::reads_keys_only);
     }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }

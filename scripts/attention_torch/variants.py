@@ -12,6 +12,7 @@ Names as in the engine: B batch, T tokens, C channels; NH query heads, NKV key/v
 """
 from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, moba, seer
 from .gates import dsa, gated, gated_tensors, moh, moh_tensors
+from .indexer import deepseek_sparse, indexer_tensors
 from .learned_scores import (asga, forgetting, forgetting_tensors, ppa, ppa_tensors, shaw, shaw_tensors, sink_logits,
                              sink_logits_tensors)
 from .nsa import nsa, nsa_tensors
@@ -57,9 +58,10 @@ TABLE = {
     'adaptive_sparse': (adaptive_sparse, adaptive_sparse_tensors),
     'seer': (seer, gate_tensors),
     'moba': (moba, no_tensors),
+    'deepseek_sparse': (deepseek_sparse, indexer_tensors),
 }
 # Whose objective has a loss of its own beside the task's.
-OWN_LOSS = ('moh', 'adaptive_sparse', 'seer')
+OWN_LOSS = ('moh', 'adaptive_sparse', 'seer', 'deepseek_sparse')
 
 
 # The settings that a variant reads, by their keys in config.json; those that matter to training alone are among them.
@@ -96,6 +98,7 @@ SETTINGS = {
         'block', 'query', 'mask', 'top_k', 'threshold', 'sink', 'dense_heads', 'head_threshold', 'ste', *DISTILLATION)),
     'seer': tuple(f'seer_{key}' for key in ('block', 'query', 'top_k', 'threshold', 'sink', *DISTILLATION)),
     'moba': ('moba_block', 'moba_top_k'),
+    'deepseek_sparse': tuple(f'deepseek_sparse_{key}' for key in ('heads', 'dim', 'top_k', 'distil', 'distil_weight')),
 }
 
 

@@ -31,6 +31,7 @@ FORMS = {  # what shows a variant's pattern in 512 tokens
     'adaptive_sparse': ('--adaptive-sparse-top-k', 2, '--adaptive-sparse-mask', 1),
     'asga_fixed': WINDOW,
     'bigbird': ('--bigbird-block', 32),
+    'deepseek_sparse': ('--deepseek-sparse-top-k', 64),
     'deepspeed_fixed': ('--deepspeed-fixed-block', 32),
     'dsa': (*WINDOW, '--dense-until', 192),
     'dsa_fixed_window': WINDOW,

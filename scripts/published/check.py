@@ -3,8 +3,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import subprocess
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Callable
 
 
@@ -12,10 +15,40 @@ class Missing(Exception):
     """A package or a clone that is not there, with the line that gets it."""
 
 
+class AnyName(type):
+    def __getattr__(cls, name):
+        if name.startswith('__'): raise AttributeError(name)
+        return StandIn
+
+
+class StandIn(metaclass=AnyName):
+    """What a name of a module that is not there may have to be: a base class, a decorator with arguments, a function that says no."""
+    def __init__(self, *_, **__): pass
+    def __call__(self, decorated=None): return decorated
+    def __bool__(self): return False
+
+
+@contextmanager
+def stand_ins(names):
+    """Answers imports of modules that attention does not need."""
+    before = {name: sys.modules.pop(name, None) for name in names}
+    for name in names:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = []
+        sys.modules[name].__getattr__ = lambda _: StandIn
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+        sys.modules.update((name, module) for name, module in before.items() if module)
+
+
 @dataclass
 class Check:
     """`run(a, w)`, or `run(a, w, check)` where there is a clone to import from, computes one layer by the published code: a is
-    attention_torch.parts.Inputs, w the variant's tensors by name; it returns (B, NH, T, HS), which torch differentiates."""
+    attention_torch.parts.Inputs, w the variant's tensors by name; it returns (B, NH, T, HS), which torch differentiates, or that and
+    the mechanism's own loss."""
     variant: str
     source: str                   # whose code, and what of it
     run: Callable
@@ -49,12 +82,16 @@ class Check:
             except ImportError as error:
                 raise Missing(f'{error}; pip install {self.package}') from error
 
-    def module(self, file):
-        """One file of the clone, whatever its package would import."""
-        spec = importlib.util.spec_from_file_location(f'published_{Path(file).stem}', self.clone / file)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+    def module(self, file, without=()):
+        """One file of the clone, in a package that has nothing else in it but what the file imports by relative names; `without`
+        are modules that it imports and does not need."""
+        path = self.clone / file
+        package = 'published_' + '_'.join(Path(file).parent.parts + (self.clone.name.replace('-', '_'),))
+        if package not in sys.modules:
+            sys.modules[package] = ModuleType(package)
+            sys.modules[package].__path__ = [str(path.parent)]
+        with stand_ins(without):
+            return importlib.import_module(f'{package}.{path.stem}')
 
     def version(self):
         if not self.repository: return f'{self.package} {importlib.metadata.version(self.package)}'

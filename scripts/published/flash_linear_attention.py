@@ -8,6 +8,7 @@ from attention_torch.parts import Notes
 from .check import Check
 
 CMP, SLC = 0, 1
+WINDOW = 12
 NSA = {'nsa_block': 8, 'nsa_stride': 8, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 1, 'nsa_choice': 0}
 NSA_SIZES = ((1, 340, 4, 2), (2, 290, 4, 1), (1, 65, 2, 2))
 
@@ -21,6 +22,11 @@ def forgetting(a, w):
     from fla.ops.forgetting_attn.naive import naive_forgetting_attn
     gate = F.logsigmoid(F.linear(a.x, w['forgetting.w_f'], w['forgetting.b_f']))
     return naive_forgetting_attn(*tokens_first(a.q_pre, a.k_pre, a.v), gate).transpose(1, 2)
+
+
+def windowed(a, w):
+    from fla.ops.attn.naive import naive_parallel_attn
+    return naive_parallel_attn(*tokens_first(a.q, a.k, a.v), window_size=WINDOW + 1, sink_bias=w.get('sink_logits.s'))[0].transpose(1, 2)
 
 
 def only(branch):
@@ -55,7 +61,11 @@ def nsa_compressed(a, w):
 
 
 HERE = {'package': 'fla-core', 'in_float': True}
+IN_DOUBLE = {'package': 'fla-core', 'imports': ('fla.ops.attn.naive',)}
 CHECKS = [
+    Check('sliding_window', 'flash-linear-attention, naive_parallel_attn', windowed, {'attention_window': WINDOW}, **IN_DOUBLE),
+    Check('sink_logits', 'flash-linear-attention, naive_parallel_attn', windowed, {'attention_window': WINDOW}, **IN_DOUBLE,
+          remark='sink_bias, and a window'),
     Check('forgetting', 'flash-linear-attention, naive_forgetting_attn', forgetting, {'forgetting_rope': 0}, rotates=False,
           imports=('fla.ops.forgetting_attn.naive',), **HERE),
     Check('nsa', 'flash-linear-attention, naive_nsa_selection', nsa_selected, NSA, NSA_SIZES, prepare=only(SLC),

@@ -17,7 +17,7 @@ __global__ void copy_rows_kernel(X* out, const X* from, size_t row, int first, i
     for (int n = threadIdx.x; n < COPIED_ROWS * COPIED_COLUMNS; n += COPYING_THREADS)
         tile.x[n / COPIED_COLUMNS][n % COPIED_COLUMNS] = from_float<X>(77);
     __syncthreads();
-    copy_rows<COPYING_THREADS>(tile, from, row, first, count);
+    copy_rows<COPYING_THREADS>(tile, from, int(row), first, count - first);
     wait_for_copies();
     __syncthreads();
     for (int n = threadIdx.x; n < COPIED_ROWS * COPIED_COLUMNS; n += COPYING_THREADS)

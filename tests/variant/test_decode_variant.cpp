@@ -1,11 +1,8 @@
 // Text written with a cache against text computed anew for every token, for each attention variant.
-#include "model/generate/decode.cuh"
 #include "model/generate/generate.cuh"
-#include "tests/whole_model.h"
+#include "tests/whole_text.h"
 
 namespace {
-
-const Sampling GREEDY{0, 0, 1, 1};
 
 /// Logits after each of `count` new tokens, chosen greedily, and the tokens; once with the decoder, once with whole passes.
 template <class X>
@@ -17,6 +14,7 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
     const int V = gpt.net.config.V;
     BatchFeed<CPU> feed(1, room, V);
     Decoder<X> decoder(gpt, {});
+    decoder.allocate();
     std::vector<int32_t> text = trial.tokens;
     for (int n = 0; n < count; n++) {
         const X* cached = decoder.logits_after(text);
@@ -31,13 +29,21 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
 
     std::vector<int32_t> with_cache = trial.tokens, without = trial.tokens;
     Decoder<X> fresh(gpt, {});
-    generate_with_cache(fresh, V, with_cache, count, GREEDY);
+    fresh.allocate();
+    generate_with_cache(fresh, V, with_cache, count, GREEDY, [](int32_t) { return true; });
     generate(CPU{}, gpt, without, count, GREEDY);
     CHECK(with_cache == text);
     CHECK(without == text);
 }
 
 }   // namespace
+
+VARIANT_CASE(" decode: every row of a long text is that of a whole pass, whatever heads share keys", "[decode][variant]") {
+    check_whole_text<double>(variant, Form{}, 3, 500, 1e-10);
+    check_whole_text<double>(variant, Form{false, true, 4, 4}, 130, 300, 1e-10);
+    check_whole_text<double>(variant, Form{true, false, 4, 1}, 64, 300, 1e-10);
+    check_whole_text<float>(variant, Form{}, 70, 300, 1e-4);
+}
 
 VARIANT_CASE(" decode: a cache changes no token and no logit: one tile and several, prompts of one token and of many", "[decode][variant]") {
     check_same_text<double>(variant, Form{}, 1, 12, 80, 1e-11);

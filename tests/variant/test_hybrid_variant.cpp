@@ -118,8 +118,9 @@ VARIANT_CASE(" hybrid: text is the same with a cache and without, and prefixes a
     Trial<double> trial(with_causal(variant), hybrid_of(variant), 1, 40, 1, 48, Recompute::nothing, 0, 1, Mode::inference);
     auto& gpt = trial.gpt;
     const Config& c = gpt.net.config;
-    CHECK(gpt.net.all(&LayerFacts::decodes_from_cache) == gpt.net.layers[1].attention->facts.decodes_from_cache);
+    CHECK(gpt.net.all(&LayerFacts::writes_row_by_row) == gpt.net.layers[1].attention->facts.writes_row_by_row);
     Decoder<double> decoder(gpt, {});
+    decoder.allocate();
     for (int T : {33, 34, 40}) {
         const std::vector<int32_t> text(trial.tokens.begin(), trial.tokens.begin() + T);
         const double* cached = decoder.logits_after(text);

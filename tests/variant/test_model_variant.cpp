@@ -74,6 +74,7 @@ VARIANT_CASE(" model: documents packed into a row get the losses and gradients t
     const int T = 150, border = 0;
     Config config = config_of({});
     config.settings["moh_balance"] = 0;   // a loss of whole rows
+    config.settings["deepseek_sparse_top_k"] = 7;   // fewer than a document has
     Double packed(variant, config, 1, T, 1, T);
     if (!packed.gpt.net.all(&LayerFacts::keeps_documents_apart)) return;   // the trainer refuses (tests/end_to_end.sh)
     const std::vector<int> begins = {0, 40, 110, 111};   // the first continues from an earlier row

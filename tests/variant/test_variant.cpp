@@ -72,7 +72,7 @@ void check_gradients(const Variant& variant, const LayerSizes& sizes) {
     layer.backward(dout);
     auto loss = [&] { return layer.loss(dout); };
     for (const Tensor& tensor : layer.tensors) {
-        if (!tensor.has_gradient()) continue;
+        if (!tensor.has_gradient() || !layer.attention->trains(tensor.name)) continue;
         INFO(tensor.name);
         const auto part = [&](const std::vector<double>& flat) {
             return std::vector<double>(flat.begin() + tensor.slot.offset, flat.begin() + tensor.slot.offset + tensor.slot.size);

@@ -1,0 +1,285 @@
+// DeepSeek Sparse Attention (DeepSeek-V3.2-Exp: DeepSeek-AI 2025, technical report and its released inference code): a small
+// indexer scores every past token for every query, and attention sees the k tokens with the greatest scores.
+//     I_ts = (heads dim)^-1/2 sum_h w_th ReLU(q_th.k_s)     q, k, w of the indexer: indexer/indexer.cuh
+//     S_t = the top_k keys s <= t with the greatest I_ts, ties to the earlier     out_t = sum over s in S_t of P_ts v_s, for every head
+//     L = lambda mean over t of KL(p_t || softmax over S_t of I_t)     p_t = 1 / NH sum_h P_ht     indexer/distil_index.cuh
+// The choice has no gradient, and the indexer's input is cut off from the graph: it learns from L alone, the rest of the model from
+// the task's loss alone. The published training has two stages. --deepseek-sparse-distil 2 is the warm-up: attention is dense, L is
+// over all keys, and everything but the indexer is frozen; 1 (the default) goes on with attention and L over S_t while all is trained.
+// 0 freezes the indexer. The source warms up with a learning rate of 1e-3 and goes on with 7.3e-6; one option serves both here.
+// What the source leaves open, or this engine needs otherwise:
+// - It has multi-head latent attention: all heads of a token read one latent vector per key, so that a kernel gathers the keys of a
+//   token for all of them at once. Qwen's heads read NKV keys and values of their own. S_t is shared by all heads here too, and
+//   reaches the tiled kernel as a bit per pair. A TILE OF 64 x 64 PAIRS IS COMPUTED WHEN ANY OF ITS QUERIES CHOSE ANY OF ITS KEYS:
+//   scattered choices cost what dense attention does, and the indexer besides. What a text really visits --monitor-every says.
+// - There the indexer's queries come from the latent vector of the main queries; here, as keys and weights, from the normed input x.
+// - Its size is 64 heads of 128 for 128 heads of attention, and k 2048 in texts of 131072. Defaults here: 4 heads of 64, and as many
+//   keys as --window of the other mechanisms has, 256.
+// - RoPE, by halves as the model's, turns half of the indexer's numbers (there 64 of 128). LayerNorm's epsilon is the code's 1e-6.
+// - The code multiplies q and k by a Hadamard matrix, which changes no product, and rounds them to FP8. Here they are of the type
+//   that activations have; in bf16 near ties fall otherwise than in float32.
+// - "Summed over heads and L1-normalised": with attention over S_t alone, every head's weights add up to 1, and p is their mean.
+// - KL is in nats, and of every query, the first ones with fewer than k keys too. lambda (distil_weight) is 1 in the source.
+// - Initialisation of the indexer is that of the model's matrices; LayerNorm begins at 1 and 0.
+// Documents of packed rows choose among their own keys. Kept per layer: T / 8 bytes per token, the bits; with distillation the
+// gradients of the indexer's projections, as the forward pass computes them beside the loss.
+#pragma once
+#include "attention/indexer/distil_index.cuh"
+#include "attention/indexer/naive_index.h"
+#include "attention/kernel/decode.h"
+#include "attention/kernel/layer.h"
+#include "attention/masks/chosen_tokens.h"
+#include "attention/masks/distil_mode.h"
+
+/// For the kernel: rows that see at most `top` keys see all of their past; of the others the bits say.
+struct ChosenPairs : Policy {
+    int top;
+    static constexpr bool reads_bits = true;
+    constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
+        const Tile causal = causal_tile(i0, i1, j0, j1);
+        return causal == Tile::full && i1 > top ? Tile::mixed : causal;
+    }
+};
+
+struct deepseek_sparse : Policy {
+    static constexpr const char* name = "deepseek_sparse";
+    static constexpr bool own_passes = true, reads_x = true, has_auxiliary_loss = true, tokens_choose = true;
+    int heads, dim, top, C, NH, NKV, HS;
+    Distil distil;
+    float lambda;
+    IndexTensors tensors{};
+
+    deepseek_sparse(const Config& config, int layer) : Policy(config, layer), C(config.C), NH(config.NH), NKV(config.NKV), HS(config.HS) {
+        auto value = [&](const char* key) { return config.setting(std::string("deepseek_sparse_") + key); };
+        heads = int(value("heads")), dim = int(value("dim")), top = int(value("top_k"));
+        distil = Distil(int(value("distil"))), lambda = float(value("distil_weight"));
+        if (dim == 96) fail(Exit::usage, "--deepseek-sparse-dim (deepseek_sparse_dim) is 96; give 32, 64 or 128");
+    }
+
+    static std::vector<Setting> settings() {
+        return {{"--deepseek-sparse-heads", "deepseek_sparse_heads", 4, 1, 256, WHOLE, "heads of the indexer"},
+                {"--deepseek-sparse-dim", "deepseek_sparse_dim", 64, 32, 128, 32, "size of each: 32, 64 or 128"},
+                {"--deepseek-sparse-top-k", "deepseek_sparse_top_k", 256, 1, 1e9, WHOLE, "keys that a query sees", true},
+                {"--deepseek-sparse-distil", "deepseek_sparse_distil", 1, 0, 2, WHOLE,
+                 "the indexer learns from attention's weights: 0 no, 1 beside the model, 2 alone and with dense attention"},
+                {"--deepseek-sparse-distil-weight", "deepseek_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"}};
+    }
+
+    void declare(TensorList& list, const std::string& prefix) {
+        const std::string own = prefix + "deepseek_sparse.";
+        tensors.wqk = list.add(own + "wq", {heads * dim, C}, normal(0.02), Decay::yes).offset;
+        list.add(own + "wk", {dim, C}, normal(0.02), Decay::yes);
+        tensors.norm = list.add(own + "k_norm.weight", {dim}, ones(), Decay::no).offset;
+        list.add(own + "k_norm.bias", {dim}, zeros(), Decay::no);
+        tensors.ww = list.add(own + "weights_proj", {heads, C}, normal(0.02), Decay::yes).offset;
+    }
+
+    bool trains(const std::string& tensor) const {
+        const bool own = tensor.find(".deepseek_sparse.") != std::string::npos;
+        return own ? distils() : distil != Distil::alone;
+    }
+    bool distils() const { return distil != Distil::nobody; }
+
+    /// Tests of every variant take differences over steps that reach across kinks of ReLU; tests/test_deepseek_sparse.cpp has gradients.
+    bool has_exact_gradients() const { return !distils(); }
+    bool has_teacher() const { return distils(); }
+
+    // ---- accounting
+
+    /// The keys that a query sees at most.
+    int most() const { return distil == Distil::alone ? std::numeric_limits<int>::max() : top; }
+
+    /// Pairs are exact; of tiles the choice may visit all, and fewer where queries agree.
+    bool expects_at_most() const { return distil != Distil::alone; }
+    PairCount expected_pairs(int of_heads, int T) const {
+        const double all = std::min(T, most()), later = T - all, tiles = tiles_of(T);
+        return {of_heads * (all * (all + 1) / 2 + later * all), of_heads * tiles * (tiles + 1) / 2};
+    }
+
+    /// Of the indexer: scores of all pairs, and where it learns those of the chosen ones again, attention's scores once more, and the
+    /// products of its backward pass. A pair of attention has two products of HS numbers.
+    double further_pairs(int of_heads, int T) const {
+        const double all = double(T) * (T + 1) / 2, chosen = expected_pairs(1, T).pairs, index = double(heads) * dim;
+        const double learning = distils() ? chosen * (5 * index + double(of_heads) * HS) : 0;
+        return (all * index + learning) / (2 * HS);
+    }
+
+    /// Besides keys and values the indexer's key, shared by all heads.
+    double cached_keys(int T) const { return T * (1 + double(dim) / (2.0 * HS * NKV)); }
+
+    // ---- memory
+
+    IndexShape index_shape(const LayerShape& s) const { return {s.B, s.T, heads, dim, s.HS}; }
+
+    template <class X>
+    struct Kept {
+        BumpAllocator allocator;
+        PairBits bits;
+        int *count, *list;   // (B, NH, tiles), (B, NH, tiles, tiles)
+        IndexGradients<X> gradients;
+
+        Kept(const deepseek_sparse& p, std::byte* memory, const LayerShape& s)
+            : allocator(memory), bits{allocator.take<uint64_t>(size_t(s.B) * s.T * tiles_of(s.T)), s.T},
+              count(allocator.take<int>(size_t(s.B) * s.NH * tiles_of(s.T))),
+              list(allocator.take<int>(size_t(s.B) * s.NH * tiles_of(s.T) * tiles_of(s.T))),
+              gradients(allocator, p.distils() ? p.index_shape(s) : IndexShape{}) {}
+    };
+    template <class X>
+    size_t kept_bytes(const LayerShape& s) const {
+        return Kept<X>(*this, nullptr, s).allocator.bytes();
+    }
+
+    template <class X>
+    struct ForwardScratch {
+        BumpAllocator allocator;
+        Index<X> index;
+        int* touched;                                              // (B, tiles, tiles)
+        Wide<X>*pairs, *lse, *divergences, *of_tokens, *dqk, *dw;   // as IndexPiece, ChosenKeys and IndexDistillation have them
+
+        ForwardScratch(const deepseek_sparse& p, std::byte* memory, const LayerShape& s)
+            : allocator(memory), index(allocator, p.index_shape(s)) {
+            using W = Wide<X>;
+            const size_t BT = size_t(s.B) * s.T, tiles = tiles_of(s.T), rows = size_t(IndexPiece<W>::most(s.B, s.T)) * TILE, d = p.distils();
+            touched = allocator.take<int>(s.B * tiles * tiles);
+            pairs = allocator.take<W>(rows * padded(s.T)), lse = allocator.take<W>(BT);
+            divergences = allocator.take<W>(d * rows * tiles), of_tokens = allocator.take<W>(d * BT);
+            dqk = allocator.take<W>(d * BT * index.s.row()), dw = allocator.take<W>(d * BT * index.s.heads);
+        }
+    };
+    template <class X>
+    struct BackwardScratch {
+        BumpAllocator allocator;
+        X* scaled;   // (B, T, heads + 1, dim)
+        std::byte* kernel;
+
+        template <class Device>
+        BackwardScratch(Device device, const deepseek_sparse& p, std::byte* memory, const LayerShape& s)
+            : allocator(memory), scaled(allocator.take<X>(p.distils() * p.index_shape(s).tokens() * p.index_shape(s).row())),
+              kernel(allocator.take<std::byte>(attention_workspace(device, p.pairs(), s.B, s.T, s.T, s.NH))) {}
+    };
+    template <class X, class Device>
+    size_t workspace_bytes(Device device, const LayerShape& s) const {
+        return std::max(ForwardScratch<X>(*this, nullptr, s).allocator.bytes(),
+                        BackwardScratch<X>(device, *this, nullptr, s).allocator.bytes());
+    }
+
+    // ---- the layer
+
+    ChosenPairs pairs() const { return {*this, most()}; }
+
+    template <class Device, class X>
+    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
+                 const Statistics<X>& statistics) const {
+        using W = Wide<X>;
+        const Kept<X> kept(*this, state.kept, in);
+        const ForwardScratch<X> scratch(*this, workspace, in);
+        const ChosenKeys<W> chosen{kept.bits, kept.count, kept.list, scratch.touched, scratch.lse};
+        index_forward(device, scratch.index, in, weights, tensors);
+        const int at_once = IndexPiece<W>::most(in.B, in.T);
+        IndexPiece<W>::each(in.B, in.T, at_once, scratch.pairs, [&](const IndexPiece<W>& piece) {
+            index_scores(device, piece, scratch.index, TouchedTiles{});
+            choose_keys(device, chosen, piece, in.documents, most());
+        });
+        list_chosen_tiles(device, chosen, in.B, in.NH);
+        attention_forward(device, pairs(), arguments(in, state, kept, statistics));
+
+        W* const auxiliary = state.score_inputs.auxiliary;
+        if (!auxiliary) return;
+        if (!distils()) return fill(device, auxiliary, size_t(in.B) * in.NH, W(0));
+        const IndexDistillation<X> d{in, state.lse, scratch.index, chosen, lambda, scratch.index.scale(), scratch.divergences,
+                                     scratch.of_tokens, scratch.dqk, scratch.dw};
+        distil_index(device, auxiliary, d, at_once, scratch.pairs);
+        index_gradients(device, kept.gradients, scratch.index, scratch.dqk, scratch.dw, in, weights, tensors);
+    }
+
+    // ---- the next row of a text
+
+    /// The indexer's keys.
+    template <class X>
+    struct Text {
+        Index<X> one;      // of the next token
+        X* keys;           // (room, dim)
+        X* scores;         // (room) of the next token
+        char* chosen;      // (room) by it
+        Text(const deepseek_sparse& p, BumpAllocator& memory, const LayerShape& room)
+            : one(memory, {1, 1, p.heads, p.dim, p.HS}), keys(memory.take<X>(size_t(room.T) * p.dim)), scores(memory.take<X>(room.T)),
+              chosen(memory.take<char>(room.T)) {}
+        void begin(const deepseek_sparse& p, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
+            for (int t = 0; t < in.T; t++) add(p, in, weights, t, t);
+        }
+        /// Row n of `in` is token t.
+        void add(const deepseek_sparse& p, LayerInputs<X> in, const X* weights, int n, int t) {
+            in.T = 1, in.x += size_t(n) * in.C;
+            in.cosine += size_t(t) * (in.HS / 2), in.sine += size_t(t) * (in.HS / 2);
+            index_forward(CPU{}, one, in, weights, p.tensors);
+            std::copy_n(one.key(0, 0), p.dim, keys + size_t(t) * p.dim);
+        }
+        /// What token t, the last that was added, chooses.
+        void choose(const deepseek_sparse& p, int t) {
+            const X scale = one.scale();
+            std::fill_n(scores, t + 1, X(0));
+            for (int s = 0; s <= t; s++)
+                for (int h = 0; h < p.heads; h++) {
+                    const X product = inner_product(one.query(0, 0, h), keys + size_t(s) * p.dim, p.dim);
+                    scores[s] += one.weight(0, 0, h, scale) * std::max(X(0), product);
+                }
+            KeyCut<X> cut{-INFINITY, t + 1};
+            if (t + 1 > p.most()) cut = KeyCuts<X>().find(scores, t + 1, p.most());
+            for (int s = 0; s <= t; s++) chosen[s] = scores[s] > cut.score || (scores[s] == cut.score && cut.equal-- > 0);
+        }
+    };
+
+    template <class X>
+    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const int position = device.keys->tokens();
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        device.keys->append(a);
+        device.more->add(*this, in, weights, 0, position);
+        device.more->choose(*this, position);
+        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+            row.visit(ChosenTokens(*this, device.more->chosen), query_of(a, {}, h, position), keys);
+        });
+    }
+
+    template <class Device, class X>
+    void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
+        const Kept<X> kept(*this, state.kept, in);
+        const BackwardScratch<X> scratch(device, *this, workspace, in);
+        AttentionBackward<X> g{};
+        g.dout = dout, g.dq = to.q, g.dk = to.k, g.dv = to.v, g.workspace = scratch.kernel;
+        attention_backward(device, pairs(), arguments(in, state, kept, Statistics<X>{}), g);
+        if (distils())
+            index_weight_gradients(device, more.dweights, kept.gradients, index_shape(in), in, tensors, more.dloss, scratch.scaled);
+    }
+
+    // ---- the source's formulas without the above
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        const std::vector<X> scores = naive_index_scores(in, weights, tensors, index_shape(in));
+        auto chosen = [&](int b, int t, int s) {   // fewer than top keys are better
+            const X* const row = &scores[(size_t(b) * in.T + t) * in.T];
+            int better = 0;
+            for (int j = first_candidate(in.documents, b, t); j <= t; j++) better += row[j] > row[s] || (row[j] == row[s] && j < s);
+            return better < most();
+        };
+        for (int b = 0; b < in.B; b++) {
+            std::vector<char> sees(size_t(in.T) * in.T);
+            for (int t = 0; t < in.T; t++)
+                for (int s = first_candidate(in.documents, b, t); s <= t; s++) sees[size_t(t) * in.T + s] = chosen(b, t, s);
+            dense_softmax_of_sequence(in, b, out, [](int, int, int, int, X a) { return a; },
+                                      [&](int, int t, int s) { return sees[size_t(t) * in.T + s]; });
+        }
+    }
+
+private:
+    template <class X>
+    AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Kept<X>& kept,
+                                  const Statistics<X>& statistics) const {
+        AttentionForward<X> a = kernel_arguments(in, state, statistics);
+        a.bits = kept.bits, a.list = {kept.count, kept.list, tiles_of(in.T)};
+        return a;
+    }
+};

@@ -1,0 +1,158 @@
+// Index scores of all pairs, for some tiles of queries at a time, in memory of a bounded size:
+//     I_ts = scale sum_h w_th ReLU(q_th.k_s)     for the key tiles up to the query's own; what lies behind t has no meaning
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "attention/indexer/indexer.cuh"
+#include "attention/kernel/cpu_rows.h"
+#include "model/device/blas.h"
+#ifdef WITH_GPU
+#include "attention/kernel/features.cuh"
+#endif
+
+/// Query tiles `first` to `first + count` - 1, of all sequences one after the other, and numbers for each of their pairs.
+template <class W>
+struct IndexPiece {
+    int B, T, first, count;
+    W* pairs;   // (most, TILE, padded(T))
+
+    /// Tiles of a piece: as many as have 64 MiB of float32, four at least.
+    static int most(int B, int T) {
+        const int64_t fit = (int64_t(64) << 20) / (int64_t(TILE) * padded(T) * int64_t(sizeof(float)));
+        return int(std::min<int64_t>(std::max<int64_t>(fit, 4), int64_t(B) * tiles_of(T)));
+    }
+    constexpr int b(int n) const { return (first + n) / tiles_of(T); }
+    constexpr int tile(int n) const { return (first + n) % tiles_of(T); }
+    constexpr int rows(int n) const { return std::min(TILE, T - tile(n) * TILE); }
+    constexpr W* row(int n, int r) const { return pairs + (size_t(n) * TILE + r) * padded(T); }
+
+    /// Calls use(piece) for every piece of `at_once` tiles, in the order of the tiles.
+    template <class Use>
+    static void each(int B, int T, int at_once, W* pairs, Use use) {
+        const int all = B * tiles_of(T);
+        for (int first = 0; first < all; first += at_once) use(IndexPiece{B, T, first, std::min(at_once, all - first), pairs});
+    }
+};
+
+/// Which key tiles hold a key that some query of a query tile sees; without flags all up to its own.
+struct TouchedTiles {
+    const int* flags = nullptr;   // (B, tiles, tiles)
+    int tiles = 0;
+    constexpr bool has(int b, int query_tile, int key_tile) const {
+        return key_tile <= query_tile && (!flags || flags[(size_t(b) * tiles + query_tile) * tiles + key_tile]);
+    }
+};
+
+/// One thread's products of a query tile and a key tile on the CPU.
+template <class X>
+class IndexTiles {
+public:
+    explicit IndexTiles(const Index<X>& x) : x_(x), rows_(size_t(x.s.D) * TILE), keys_(rows_.size()), products_(size_t(TILE) * TILE) {}
+
+    void bring_keys(int b, int key_tile) {
+        const int j0 = key_tile * TILE, exist = std::min(TILE, x_.s.T - j0);
+        for (int j = 0; j < exist; j++) std::copy_n(x_.key(b, j0 + j), x_.s.D, &rows_[size_t(j) * x_.s.D]);
+        std::fill(rows_.begin() + size_t(exist) * x_.s.D, rows_.end(), X(0));
+        transpose_tile(keys_.data(), rows_.data(), x_.s.D);
+    }
+    /// (rows, TILE) q_h.k of head h, row by row.
+    X* products(int b, int i0, int rows, int h) {
+        gemm(Transpose::no, Transpose::no, rows, TILE, x_.s.D, X(1), x_.query(b, i0, h), x_.s.row(), keys_.data(), TILE, X(0),
+             products_.data(), TILE);
+        return products_.data();
+    }
+
+private:
+    const Index<X>& x_;
+    std::vector<X> rows_, keys_, products_;   // (TILE, D), (D, TILE), (TILE, TILE)
+};
+
+template <class X>
+void index_scores(CPU, const IndexPiece<X>& piece, const Index<X>& x, const TouchedTiles& touched) {
+    const X scale = x.scale();
+#pragma omp parallel
+    {
+        IndexTiles<X> tiles(x);
+#pragma omp for schedule(dynamic)
+        for (int n = piece.count - 1; n >= 0; n--)   // late rows see the most keys: they start first
+            for (int key_tile = 0; key_tile <= piece.tile(n); key_tile++) {
+                const int b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
+                if (!touched.has(b, piece.tile(n), key_tile)) continue;
+                tiles.bring_keys(b, key_tile);
+                for (int r = 0; r < rows; r++) std::fill_n(piece.row(n, r) + key_tile * TILE, TILE, X(0));
+                for (int h = 0; h < x.s.heads; h++) {
+                    const X* const products = tiles.products(b, i0, rows, h);
+                    for (int r = 0; r < rows; r++) {
+                        const X w = x.weight(b, i0 + r, h, scale), *from = products + r * TILE;
+                        X* const to = piece.row(n, r) + key_tile * TILE;
+                        for (int j = 0; j < TILE; j++) to[j] += w * (from[j] > 0 ? from[j] : X(0));
+                    }
+                }
+            }
+    }
+}
+
+#ifdef WITH_GPU
+
+namespace indexing {
+inline constexpr int WARPS = 4, THREADS = WARPS * WARP;
+
+/// A thread's elements of a (TILE, TILE) result: calls use(x, row, column).
+template <class Use>
+__device__ __forceinline__ void for_each(float (&x)[1][TILE / 8][4], Use use) {
+#pragma unroll
+    for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            use(x[0][n][e], int(threadIdx.x) / WARP * 16 + lane_row() + e / 2 * 8, 8 * n + lane_column() + e % 2);
+}
+inline __device__ int warp_row() { return int(threadIdx.x) / WARP * 16; }
+}   // namespace indexing
+
+template <class X, int D>
+struct IndexTilesShared {
+    SharedTile<X, TILE, D> q, k;
+};
+
+/// Block (key tile, query tile of the piece).
+template <class X, int D>
+__global__ void __launch_bounds__(indexing::THREADS)
+    index_scores_kernel(const IndexPiece<float> piece, const Index<X> x, const TouchedTiles touched, float scale) {
+    using namespace indexing;
+    auto& shared = dynamic_shared<IndexTilesShared<X, D>>();
+    const int key_tile = blockIdx.x, n = blockIdx.y, b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
+    if (!touched.has(b, piece.tile(n), key_tile)) return;
+    copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), key_tile * TILE, x.s.T - key_tile * TILE);
+    float sums[1][TILE / 8][4] = {};
+    for (int h = 0; h < x.s.heads; h++) {
+        copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T - i0);
+        wait_for_copies();
+        __syncthreads();
+        float products[1][TILE / 8][4] = {};
+        rows_times_rows(products, shared.q, warp_row(), shared.k, 0);
+        float w[2];
+        for (int half = 0; half < 2; half++) {
+            const int r = warp_row() + lane_row() + 8 * half;
+            w[half] = r < rows ? x.weight(b, i0 + r, h, scale) : 0;
+        }
+#pragma unroll
+        for (int m = 0; m < TILE / 8; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[0][m][e] += w[e / 2] * fmaxf(products[0][m][e], 0);
+        __syncthreads();   // the queries are no longer read
+    }
+    for_each(sums, [&](float& sum, int r, int c) {
+        if (r < rows) piece.row(n, r)[key_tile * TILE + c] = sum;
+    });
+}
+
+template <class X>
+void index_scores(GPU device, const IndexPiece<float>& piece, const Index<X>& x, const TouchedTiles& touched) {
+    for_head_size(x.s.D, [&](auto D) {
+        launch(device, index_scores_kernel<X, D>, Grid(tiles_of(piece.T), piece.count), indexing::THREADS,
+               sizeof(IndexTilesShared<X, D>), piece, x, touched, x.scale());
+    });
+}
+
+#endif

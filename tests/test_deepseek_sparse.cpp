@@ -1,0 +1,243 @@
+// The indexer of deepseek_sparse, its choice of keys and what it learns, where the generic tests of variants do not reach.
+#include "attention/deepseek_sparse.cuh"
+#include "tests/attention_case.h"
+#include "tests/catch.h"
+#include "tests/check.h"
+#include "tests/threads.h"
+
+namespace {
+
+using Case = PolicyCase<double, deepseek_sparse>;
+using Settings = std::map<std::string, double>;
+const std::string D = "deepseek_sparse_";
+
+Settings of(double top, double distil, double heads = 4, double dim = 32) {
+    return {{D + "top_k", top}, {D + "distil", distil}, {D + "heads", heads}, {D + "dim", dim}};
+}
+
+/// Queries that have to choose, several tiles, shared keys, every size of the indexer, RoPE of every share of it.
+std::vector<LayerSizes> sizes_to_try() {
+    return {{1, 200, 4, 2, 8, of(20, 1)}, {2, 150, 2, 1, 64, of(7, 0, 1, 128)}, {1, 300, 3, 3, 24, of(100, 1, 3, 64)}, {1, 270, 2, 1, 16, of(1, 0)}};
+}
+
+/// lambda sum over t of KL(p_t || softmax of I_t) over the keys that the published formula chooses, in dense loops.
+double divergence(const Case& layer, double lambda) {
+    const LayerInputs<double> in = layer.inputs();
+    const deepseek_sparse& p = layer.policy;
+    const std::vector<double> scores = naive_index_scores(in, layer.weights.data(), p.tensors, p.index_shape(in));
+    double total = 0;
+    for (int b = 0; b < in.B; b++)
+        for (int t = 0; t < in.T; t++) {
+            const double* const mine = &scores[(size_t(b) * in.T + t) * in.T];
+            std::vector<int> keys(t + 1);
+            for (int s = 0; s <= t; s++) keys[s] = s;
+            std::stable_sort(keys.begin(), keys.end(), [&](int x, int y) { return mine[x] > mine[y]; });
+            keys.resize(std::min(t + 1, p.most()));
+            std::vector<double> teacher(keys.size(), 0);
+            for (int h = 0; h < in.NH; h++) {
+                std::vector<double> weight;
+                double sum = 0;
+                for (int s : keys) weight.push_back(std::exp(dot(in.query(in.q, b, t, h), in.key(in.k, b, s, h), in.HS) / std::sqrt(in.HS)));
+                for (double w : weight) sum += w;
+                for (size_t n = 0; n < keys.size(); n++) teacher[n] += weight[n] / sum / in.NH;
+            }
+            double of_student = 0;
+            for (int s : keys) of_student += std::exp(mine[s]);
+            for (size_t n = 0; n < keys.size(); n++)
+                total += lambda * teacher[n] * (std::log(teacher[n]) - mine[keys[n]] + std::log(of_student));
+        }
+    return total;
+}
+
+double sum(const std::vector<double>& numbers) {
+    double total = 0;
+    for (double number : numbers) total += number;
+    return total;
+}
+
+/// Slope of the layer's own loss along a direction of one tensor, by a step so small that it crosses no kink.
+double slope_error_of(Case& layer, const Tensor& tensor) {
+    const double h = 1e-7;
+    const std::vector<double> direction = normal_numbers(tensor.slot.size, 977), start = layer.weights;
+    auto at = [&](double step) {
+        for (size_t n = 0; n < direction.size(); n++) layer.weights[tensor.slot.offset + n] = start[tensor.slot.offset + n] + step * direction[n];
+        layer.forward();
+        return sum(layer.auxiliary);
+    };
+    const double slope = (at(h) - at(-h)) / (2 * h);
+    layer.weights = start;
+    double product = 0, squares = 0;
+    for (size_t n = 0; n < direction.size(); n++) {
+        const double g = layer.dweights[tensor.slot.offset + n];
+        product += g * direction[n], squares += g * g;
+    }
+    CHECK(squares > 1e-4);
+    return std::fabs(slope - product) / std::sqrt(squares);
+}
+
+/// A choice from scores that are there already.
+struct ChoiceOf {
+    int T, top;
+    std::vector<uint64_t> words;
+    std::vector<double> pairs, lse;
+    PairBits bits;
+    ChoiceOf(const std::vector<std::vector<double>>& scores, int top_, const std::vector<int>& starts = {})
+        : T(int(scores.size())), top(top_), words(size_t(T) * tiles_of(T)), pairs(size_t(tiles_of(T)) * TILE * padded(T)), lse(T),
+          bits{words.data(), T} {
+        const IndexPiece<double> piece{1, T, 0, tiles_of(T), pairs.data()};
+        for (int t = 0; t < T; t++) std::copy(scores[t].begin(), scores[t].end(), piece.row(t / TILE, t % TILE));
+        const Documents documents{starts.empty() ? nullptr : starts.data(), T};
+        choose_keys(CPU{}, ChosenKeys<double>{bits, nullptr, nullptr, nullptr, lse.data()}, piece, documents, top);
+    }
+    std::vector<int> keys(int t) const {
+        std::vector<int> seen;
+        for (int j = 0; j <= t / TILE * TILE + TILE - 1; j++)
+            if (bits.sees(0, t, j)) seen.push_back(j);
+        return seen;
+    }
+};
+
+}   // namespace
+
+TEST_CASE("deepseek_sparse: computes what its naive() prints where keys have to be chosen", "[attention][indexer]") {
+    for (const LayerSizes& sizes : sizes_to_try()) {
+        INFO("T " << sizes.T << ", HS " << sizes.HS);
+        Case layer(sizes);
+        layer.forward();
+        CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
+    }
+}
+
+TEST_CASE("deepseek_sparse: what follows a token changes neither its choice nor its result", "[attention][indexer]") {
+    check_prefixes<deepseek_sparse>({1, 330, 4, 2, 8, of(20, 0)});
+    check_prefixes<deepseek_sparse>({1, 300, 2, 1, 16, of(65, 1)});
+}
+
+TEST_CASE("deepseek_sparse: the greatest scores are chosen, ties go to the earlier key, in the own document", "[attention][indexer]") {
+    const ChoiceOf choice({{1}, {1, 1}, {0, 2, 1}, {0, 0, 0, 0}, {3, 1, 2, 3, 1}, {0, -1, -0.0, 5, 0, -2}}, 2);
+    const std::vector<std::vector<int>> expected{{0}, {0, 1}, {1, 2}, {0, 1}, {0, 3}, {0, 3}};
+    for (int t = 0; t < 6; t++) CHECK(choice.keys(t) == expected[t]);
+    CHECK(std::fabs(choice.lse[4] - (3 + std::log(2))) < 1e-15);
+    CHECK(std::fabs(choice.lse[5] - std::log(std::exp(5) + 1)) < 1e-14);
+
+    const ChoiceOf packed({{1}, {1, 1}, {9, 9, 1}, {9, 9, 0, 0}, {9, 9, 2, 3, 1}, {9, 9, 2, 3, 1, 2}}, 2, {0, 0, 2, 2, 2, 2});
+    const std::vector<std::vector<int>> own{{0}, {0, 1}, {2}, {2, 3}, {2, 3}, {2, 3}};
+    for (int t = 0; t < 6; t++) CHECK(packed.keys(t) == own[t]);
+}
+
+TEST_CASE("deepseek_sparse: every query sees as many keys as it may, in tiles that are listed when some query needs them", "[attention][indexer]") {
+    const int T = 300, top = 3;
+    std::vector<std::vector<double>> scores(T);
+    for (int t = 0; t < T; t++)
+        for (int j = 0; j <= t; j++) scores[t].push_back(j / 64 == 1 || j == t ? 1 - j : -1000);   // tile 1, and what is near
+    ChoiceOf choice(scores, top);
+    for (int t = 0; t < T; t++) CHECK(int(choice.keys(t).size()) == std::min(t + 1, top));
+    const int tiles = tiles_of(T), NH = 2;
+    std::vector<int> touched(tiles * tiles, 9), count(NH * tiles, 9), list(NH * tiles * tiles, 9);
+    list_chosen_tiles(CPU{}, ChosenKeys<double>{choice.bits, count.data(), list.data(), touched.data(), choice.lse.data()}, 1, NH);
+    const std::vector<std::vector<int>> expected{{0}, {0, 1}, {1}, {1}, {1}};   // query 64 has one key of tile 1 yet
+    for (int h = 0; h < NH; h++)
+        for (int q = 0; q < tiles; q++) {
+            const int* const mine = &list[(h * tiles + q) * tiles];
+            CHECK(std::vector<int>(mine, mine + count[h * tiles + q]) == expected[q]);
+            for (int k = 0; k < tiles; k++)
+                CHECK(touched[q * tiles + k] == int(std::count(expected[q].begin(), expected[q].end(), k)));
+        }
+}
+
+TEST_CASE("deepseek_sparse: its loss is the divergence of the indexer from attention, over chosen keys or over all", "[attention][indexer]") {
+    for (double mode : {1, 2}) {
+        Case layer({2, 150, 4, 2, 16, of(20, mode)});
+        layer.forward();
+        const double expected = divergence(layer, 1);
+        CHECK(std::fabs(sum(layer.auxiliary) - expected) <= 1e-11 * expected);
+        Settings twice = of(20, mode);
+        twice[D + "distil_weight"] = 2;
+        Case weighted({2, 150, 4, 2, 16, twice});
+        weighted.forward();
+        CHECK(std::fabs(sum(weighted.auxiliary) - 2 * expected) <= 1e-11 * expected);
+    }
+    Case dense({1, 150, 4, 2, 16, of(20, 2)}), none({1, 150, 4, 2, 16, of(20, 0)});
+    dense.forward(), none.forward();
+    CHECK(sum(none.auxiliary) == 0);
+    CHECK(difference(dense.result(), none.result(), {1e-3}) != "");
+}
+
+TEST_CASE("deepseek_sparse: the indexer has the gradients of its loss, and nothing of attention's", "[attention][indexer]") {
+    const Threads one(1);
+    for (const Settings& settings : {of(20, 1), of(20, 2), of(200, 1, 1, 64)}) {
+        Case layer({2, 90, 4, 2, 16, settings});
+        layer.forward();
+        layer.backward(std::vector<double>(layer.out.size(), 0));
+        for (const Tensor& tensor : layer.tensors) {
+            INFO(tensor.name);
+            CHECK(slope_error_of(layer, tensor) <= 1e-5);
+        }
+        Case other({2, 90, 4, 2, 16, settings});
+        other.forward();
+        other.backward(normal_numbers(other.out.size(), 7));
+        CHECK(bit_difference(other.dweights, layer.dweights) == "");
+        CHECK(sum(layer.dx) == 0);
+    }
+}
+
+TEST_CASE("deepseek_sparse: q, k and v have the gradients of the task's loss alone, x none", "[attention][indexer]") {
+    const Threads one(1);
+    for (const Settings& settings : {of(20, 1), of(20, 2)}) {
+        Case with({1, 150, 4, 2, 8, settings}), without({1, 150, 4, 2, 8, settings});
+        const std::vector<double> dout = normal_numbers(with.out.size(), 7);
+        without.auxiliary_weight = 0;
+        for (Case* layer : {&with, &without}) layer->forward(), layer->backward(dout);
+        CHECK(bit_difference(with.dqkv, without.dqkv) == "");
+        CHECK(gradient_error(without.qkv, without.dqkv, [&] { return without.loss(dout); }) <= 1e-8);
+        CHECK(*std::max_element(with.dx.begin(), with.dx.end()) == 0);
+        CHECK(*std::max_element(without.dweights.begin(), without.dweights.end()) == 0);
+    }
+}
+
+TEST_CASE("deepseek_sparse: pieces of any size learn the same", "[attention][indexer]") {
+    Case layer({2, 200, 2, 1, 8, of(20, 1)});
+    layer.forward();
+    const LayerInputs<double> in = layer.inputs();
+    const deepseek_sparse& p = layer.policy;
+    const IndexShape s = p.index_shape(in);
+    auto learn = [&](int at_once) {
+        const size_t tiles = tiles_of(in.T), BT = s.tokens();
+        std::vector<std::byte> memory(deepseek_sparse::ForwardScratch<double>(p, nullptr, in).allocator.bytes());
+        const deepseek_sparse::ForwardScratch<double> scratch(p, memory.data(), in);
+        const deepseek_sparse::Kept<double> kept(p, layer.kept_state().kept, in);
+        const ChosenKeys<double> chosen{kept.bits, kept.count, kept.list, scratch.touched, scratch.lse};
+        index_forward(CPU{}, scratch.index, in, layer.weights.data(), p.tensors);
+        IndexPiece<double>::each(in.B, in.T, at_once, scratch.pairs, [&](const IndexPiece<double>& piece) {
+            index_scores(CPU{}, piece, scratch.index, TouchedTiles{});
+            choose_keys(CPU{}, chosen, piece, {}, p.most());
+        });
+        list_chosen_tiles(CPU{}, chosen, in.B, in.NH);
+        std::vector<double> results(size_t(in.B) * in.NH), dqk(BT * s.row(), NAN), dw(BT * s.heads, NAN), divergences(8 * TILE * tiles, NAN), of(BT, NAN);
+        const IndexDistillation<double> d{in, layer.kept_state().lse, scratch.index, chosen, 1, scratch.index.scale(), divergences.data(), of.data(), dqk.data(), dw.data()};
+        distil_index(CPU{}, results.data(), d, at_once, scratch.pairs);
+        for (const auto* part : {&dqk, &dw, &of}) results.insert(results.end(), part->begin(), part->end());
+        return results;
+    };
+    const std::vector<double> whole = learn(8);
+    CHECK(all_finite(whole));
+    for (int at_once : {1, 3}) CHECK(bit_difference(learn(at_once), whole) == "");
+}
+
+TEST_CASE("deepseek_sparse: what is trained, counted and refused", "[attention][indexer]") {
+    const std::string own = "model.layers.0.self_attn.deepseek_sparse.wq", other = "model.layers.0.self_attn.q_proj.weight";
+    auto policy = [](const Settings& settings) { return Case({1, 1, 4, 2, 16, settings}).policy; };
+    CHECK((policy(of(20, 0)).trains(other) && !policy(of(20, 0)).trains(own)));
+    CHECK((policy(of(20, 1)).trains(other) && policy(of(20, 1)).trains(own)));
+    CHECK((!policy(of(20, 2)).trains(other) && policy(of(20, 2)).trains(own)));
+
+    CHECK(policy(of(20, 0)).expected_pairs(4, 100).pairs == 4 * (210 + 80 * 20));
+    CHECK(policy(of(20, 2)).expected_pairs(4, 100).pairs == 4 * 5050);
+    CHECK(policy(of(20, 0)).expected_pairs(4, 100).tiles == 4 * 3);
+    CHECK((policy(of(20, 0)).expects_at_most() && !policy(of(20, 2)).expects_at_most()));
+    CHECK(policy(of(20, 0)).further_pairs(4, 100) == 5050.0 * 4 * 32 / (2 * 16));
+    CHECK(policy(of(20, 1)).further_pairs(4, 100) == (5050.0 * 4 * 32 + 1810.0 * (5 * 4 * 32 + 4 * 16)) / (2 * 16));
+    CHECK(policy(of(20, 0)).cached_keys(100) == 100 * (1 + 32.0 / 64));
+    CHECK_FALSE(Case::accepts(named("deepseek_sparse"), {1, 1, 2, 1, 16, of(20, 0, 4, 96)}));
+    CHECK(Case::accepts(named("deepseek_sparse"), {1, 1, 2, 1, 16, of(20, 0, 4, 128)}));
+}

@@ -1,0 +1,46 @@
+// A text that is written token by token against one pass over the whole.
+#pragma once
+#include <map>
+#include <string>
+
+#include "model/generate/decode.cuh"
+#include "tests/whole_model.h"
+
+inline const Sampling GREEDY{0, 0, 1, 1};
+
+/// Settings with which 300 tokens have something to choose, and something that nobody sees any more.
+inline Config config_of_long_text(const Form& form, const std::map<std::string, double>& settings) {
+    Config c = config_of(form);
+    for (auto [key, value] : {std::pair{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"seer_top_k", 1.0}, {"seer_distil", 0.0},
+                              {"adaptive_sparse_top_k", 1.0}, {"nsa_selected", 4.0}, {"deepseek_sparse_top_k", 20.0},
+                              {"deepseek_sparse_dim", 32.0}})
+        c.settings[key] = value;
+    for (const auto& [key, value] : settings) c.settings[key] = value;
+    return c;
+}
+
+/// Writes greedily up to T tokens with a cache, and compares every row of logits with that of one pass over the whole text.
+template <class X>
+void check_whole_text(const Variant& variant, const Form& form, int prompt, int T, double tolerance,
+                      const std::map<std::string, double>& settings = {}) {
+    const Threads one(1);
+    INFO("T " << T << ", key heads " << form.NKV);
+    Trial<X> trial(variant, config_of_long_text(form, settings), 1, prompt, 1, T, Recompute::nothing, 0, 1, Mode::inference);
+    auto& gpt = trial.gpt;
+    const int V = gpt.net.config.V;
+    REQUIRE(gpt.net.all(&LayerFacts::writes_row_by_row));
+    Decoder<X> decoder(gpt, {});
+    decoder.allocate();
+    std::vector<int32_t> text = trial.tokens;
+    std::vector<X> rows;
+    while (true) {
+        const X* logits = decoder.logits_after(text);
+        rows.insert(rows.end(), logits, logits + V);
+        if (int(text.size()) == T) break;
+        text.push_back(sample_token(logits, V, GREEDY, 0));
+    }
+    gpt_forward(CPU{}, gpt, trial.feed.put(CPU{}, text.data(), nullptr, 1, T));
+    const X* whole = gpt_logits(CPU{}, gpt, prompt - 1, T - prompt + 1);
+    CHECK(difference(rows, std::vector<X>(whole, whole + rows.size()), {tolerance}) == "");
+    for (int t = prompt; t < T; t++) REQUIRE(sample_token(whole + size_t(t - prompt) * V, V, GREEDY, 0) == text[t]);
+}
