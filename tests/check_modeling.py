@@ -25,7 +25,7 @@ sys.path.insert(0, 'scripts')
 from attention_torch import qwen                                       # noqa: E402
 from fixture_forms import FORMS                                        # noqa: E402
 
-LENGTHS = (70, 200)
+LENGTHS = (1, 9, 70, 200)
 # What fixtures leave out: (name, fixture to start from or keys of a config.json, the trainer's variant, its options)
 FRESH = {'vocab_size': 96, 'hidden_size': 32, 'num_hidden_layers': 3, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'head_dim': 16,
          'intermediate_size': 64, 'rope_theta': 1e4, 'initializer_range': 0.3, 'tie_word_embeddings': False}
@@ -95,14 +95,15 @@ def engine_logits(folder, ids):
 def compare(name, folder):
     config = json.loads((folder / 'config.json').read_text())
     plain = 'auto_map' not in config
-    carried = {file.name for file in folder.glob('*.py')}
-    assert plain == (not carried), f'{folder}: {carried}, auto_map {not plain}'
+    text_of = {file.name: file.read_bytes() for file in Path('scripts/attention_torch').glob('*.py') if file.name != '__init__.py'}
+    carried = {file.name: file.read_bytes() for file in folder.glob('*.py')}
+    assert carried == ({} if plain else text_of), f'{folder}: the *.py files are not those of scripts/attention_torch; make all'
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=None if plain else True).eval()
     differences = []
     for T in LENGTHS:
         ids = random_ids(model, folder, T)
         theirs, ours = model(ids).logits[0], engine_logits(folder, ids)
-        assert ours.std() > 0.1
+        assert ours.std() > 0.1, f"{folder}: logits are nearly the same"
         differences.append((theirs - ours).abs().max().item())
     verdict = 'ok' if max(differences) < 1e-4 else 'FAIL'
     how = type(model).__name__ if plain else 'with its own files'

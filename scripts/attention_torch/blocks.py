@@ -45,8 +45,8 @@ def moba(a, w, s, notes):
     gate = (a.q @ for_query_heads(means, a.NH).transpose(-1, -2)).detach()     # (B, NH, T, whole blocks)
     own = torch.arange(a.T) // block
     ranked = gate.masked_fill(torch.arange(whole) >= own[:, None], -torch.inf).sort(-1, descending=True)
-    may_choose = own > top
-    notes.chose((ranked.values[..., top - 1] - ranked.values[..., top])[..., may_choose])
+    if 0 < top < whole:
+        notes.chose((ranked.values[..., top - 1] - ranked.values[..., top])[..., own > top])
     chosen = torch.zeros(a.B, a.NH, a.T, -(-a.T // block), dtype=torch.bool)
     chosen.scatter_(-1, ranked.indices[..., :top], ranked.values[..., :top] > -torch.inf)
     chosen |= torch.arange(chosen.shape[-1]) == own[:, None]

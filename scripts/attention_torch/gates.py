@@ -40,8 +40,9 @@ def moh(a, w, s, notes):
     NR = a.NH - NS
     p_s, p_r = F.linear(a.x, w['w_s']).softmax(-1), F.linear(a.x, w['w_r']).softmax(-1)
     shared, routed = F.linear(a.x, w['w_h']).softmax(-1).split(1, -1)      # (B, T, 1) each
-    best = p_r.topk(K + 1, -1)
-    notes.chose(best.values[..., K - 1] - best.values[..., K])
+    best = p_r.topk(min(K + 1, NR), -1)
+    if K < NR:
+        notes.chose(best.values[..., K - 1] - best.values[..., K])
     chosen = torch.zeros_like(p_r).scatter(-1, best.indices[..., :K], 1.0)
     of_chosen = p_r * chosen
     balance = (p_r.mean(1) * chosen.mean(1)).sum(-1).mean()                # of every sequence by itself

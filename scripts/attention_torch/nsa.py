@@ -9,6 +9,8 @@ NSA_TILE = 64    # tokens of a block that is selected, and of the queries that s
 
 def compress(keys, w, phi, s):
     """(B, NKV, T, HS) -> (B, NKV, blocks, HS) by the network phi."""
+    if keys.shape[2] < s['nsa_block']:
+        return keys[:, :, :0]
     blocks = keys.unfold(2, s['nsa_block'], s['nsa_stride']).transpose(-1, -2) + w[phi + '.pe']   # (B, NKV, blocks, l, HS)
     return F.linear(F.gelu(F.linear(blocks.flatten(-2), w[phi + '.w1'], w[phi + '.b1']), approximate='tanh'), w[phi + '.w2'])
 

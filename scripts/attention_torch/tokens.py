@@ -13,7 +13,8 @@ def mosa(a, w, s, notes):
     if s.get('mosa_choice'):
         others = max(2, int(a.T / s['mosa_rho'])) - 1
         ranked = r[:, 1:].detach().sort(1, descending=True)
-        notes.chose(ranked.values[:, others - 1] - ranked.values[:, others])
+        if others < a.T - 1:
+            notes.chose(ranked.values[:, others - 1] - ranked.values[:, others])
         chosen = torch.zeros_like(r, dtype=torch.bool).scatter(1, 1 + ranked.indices[:, :others], True)
     else:
         notes.chose((r - w['tau'])[:, 1:].abs())
@@ -43,11 +44,12 @@ def routing(a, w, s, notes):
     if s['routing_balanced']:
         size = max(1, a.T // K)
         ranked = nearness.sort(-2, descending=True)
-        notes.chose(ranked.values[..., size - 1, :] - ranked.values[..., size, :])
+        if size < a.T:
+            notes.chose(ranked.values[..., size - 1, :] - ranked.values[..., size, :])
         members = torch.zeros_like(nearness).scatter(-2, ranked.indices[..., :size, :], 1.0)     # (B, NH - local, T, K)
     else:
-        best = nearness.topk(2, -1).values
-        notes.chose(best[..., 0] - best[..., 1])
+        best = nearness.topk(min(2, K), -1).values
+        notes.chose(best[..., 0] - best[..., -1] if K > 1 else best[..., :0])
         members = F.one_hot(nearness.argmax(-1), K).to(n.dtype)
     found = torch.zeros_like(n)
     for cluster in members.bool().unbind(-1):
