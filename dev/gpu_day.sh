@@ -159,8 +159,10 @@ tests tests_all 300 "~[conformance]~[ops]~[linear]~[optimizer]~[feed]~[roles]~[a
 step end_to_end 300 env GPU_PROGRAMS=bin bash tests/gpu_end_to_end.sh
 if python3 -c 'import numpy, torch' 2> /dev/null; then
     step pytorch 300 python3 compare_pytorch.py 124m asga --programs bin --turns 1   # torch.compile takes minutes
+    step arbiter 240 python3 -W ignore arbiter.py --compile
 else
     skip pytorch "no PyTorch"
+    skip arbiter "no PyTorch"
 fi
 for program in bin/train_*; do
     variant=${program##*train_}

@@ -11,7 +11,8 @@ if ! $python -c 'import torch' 2> /dev/null; then
     skip "arbiter: kernels of others" "$python lacks torch"
     exit
 fi
-$python -W ignore scripts/arbiter.py SDPA --device cpu --quick --runs 2 --types float32 --write "$work/table.md" > "$work/stdout" 2> "$work/stderr"
+$python -W ignore scripts/arbiter.py SDPA --device cpu --quick --runs 2 --types float32 --write "$work/table.md" \
+    > "$work/stdout" 2> "$work/stderr"
 status=$?
 check "arbiter: every planted error is named" '[ $status -eq 0 ] && [ "$(grep -c "| float32 .*| yes |$" "$work/table.md")" -eq 13 ]'
 check "arbiter: nothing is wrong with PyTorch on the CPU" \
