@@ -7,6 +7,8 @@
 //     z_ij = q_i.k_j / sqrt(HS) + log(number of branches that have the pair)
 // The paper gives alpha's formula, but not whether gradients pass through it; here they do, and --longnet-detach 1 is the released
 // code, which treats alpha as a constant: then dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>).
+// The released code gives consecutive groups of NH / r_n heads the same offset, where here neighbours differ; with two branches that is
+// another order of heads, and with more no order makes them equal.
 // A branch's rows are the tokens that it keeps (merged branches, branches/branches.cuh): it is dense causal attention in segments
 // of w rows, whatever r_n, and costs 1 / r_n of the first. In text order nearly every tile would have a pair.
 #pragma once

@@ -11,7 +11,8 @@
 // the loss. The first token of a sequence is always chosen, so that no head is empty. Left open, and read here: queries, keys and
 // values come from the model's projections, with keys shared in groups as everywhere, instead of matrices per head; RoPE uses the
 // token's position in the text. The choice has no gradient; the router learns through r. A chosen row costs at most T / rho keys: a
-// head's rows are its chosen tokens, so that tiles without any are never visited.
+// head's rows are its chosen tokens, so that tiles without any are never visited. The released code (piotrpiekos/MoSA) rotates half of
+// each head and takes any tokens unless told rotate_fraction and include_first.
 #pragma once
 #include <algorithm>
 

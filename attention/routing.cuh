@@ -13,9 +13,10 @@
 // |n|, which for clusters of equal size is the paper's moving average with decay 1 - rate = 0.999. A centroid without members does
 // not move. One implementation (lucidrains) also normalises mu after every step, while here only the choice divides by |mu|: a
 // centroid whose members disagree is shorter and turns faster. It also pulls tokens to their centroid by a small loss (commitment,
-// 1e-4), which is absent here. Left open, and read here: routed heads see no positions (the local heads do); values are shared in
-// groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by cluster, so that
-// tiles of two different clusters are never visited.
+// 1e-4), which is absent here; its shared keys are unit vectors, so that its scores are ours / sqrt(HS); and it adds 1e-5 to the
+// number of clusters that it averages over. Left open, and read here: routed heads see no positions (the local heads do); values
+// are shared in groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by
+// cluster, so that tiles of two different clusters are never visited.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/branches/repeated_rows.cuh"

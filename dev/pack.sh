@@ -55,6 +55,7 @@ head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$folder/sm
 rm "$folder/small.txt"
 [ -z "${DATA:-}" ] || { mkdir "$folder/data/more" && cp $DATA "$folder/data/more"; }
 cp dev/gpu_day.sh dev/gpu_day.py dev/compare_pytorch.py dev/pytorch_qwen.py "$folder"
+cp -r scripts/arbiter.py scripts/judged scripts/attention_torch "$folder"
 mkdir "$folder/model_25m"   # 25.9 million parameters, for bytes
 cat > "$folder/model_25m/config.json" << 'END'
 {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 264, "hidden_size": 512, "num_hidden_layers": 8,

@@ -45,7 +45,8 @@ def judge_planted(limits, dtype, device, runs):
         said = what_is_wrong(found, numbers, planted.case, limits) or what_is_biased(planted.compute, planted.case, dtype, device)
         count = unsteady(planted.compute, numbers, planted.case, runs, found)
         only = planted.name.split(':')[0]
-        named = bool(said) == bool(planted.verdict) and said.startswith(planted.verdict) and list(count) == ([] if planted.repeatable else [only])
+        named = bool(said) == bool(planted.verdict) and said.startswith(planted.verdict)
+        named = named and list(count) == ([] if planted.repeatable else [only])
         yield planted.name, said or ', '.join(f'{name} differs in {n} of {runs - 1} runs' for name, n in count.items()), named
 
 
@@ -105,8 +106,10 @@ def options_of(arguments):
     parser.add_argument('--write', type=Path, metavar='FILE', help='write what is printed there')
     options = parser.parse_args(arguments)
     if options.runs < 2: parser.error(f'--runs is {options.runs}; two can differ')
-    options.kernels = [kernel for kernel in KERNELS if not options.words or any(word.lower() in kernel.name.lower() for word in options.words)]
-    if not options.kernels: parser.error(f'no kernel has {" or ".join(options.words)} in its name; there is {", ".join(k.name for k in KERNELS)}')
+    chosen = lambda kernel: not options.words or any(word.lower() in kernel.name.lower() for word in options.words)
+    options.kernels = [kernel for kernel in KERNELS if chosen(kernel)]
+    if not options.kernels:
+        parser.error(f'no kernel has {" or ".join(options.words)} in its name; there is {", ".join(k.name for k in KERNELS)}')
     options.types = options.types or ['float32', 'bfloat16'] + ['float16'] * (options.device == 'cuda')
     return options
 
@@ -119,7 +122,8 @@ def report(options):
         print(words, flush=True)
         text.append(words)
 
-    say(f'{processor(options.device)}, torch {torch.__version__}, {datetime.date.today()}: {len(cases)} cases, {options.runs} runs of each\n')
+    say(f'{processor(options.device)}, torch {torch.__version__}, {datetime.date.today()}: '
+        f'{len(cases)} cases, {options.runs} runs of each\n')
     kernels = []
     for kernel in options.kernels:
         why = 'needs --compile' if kernel.compiles and not options.compile else kernel.missing(options.device)
@@ -129,7 +133,8 @@ def report(options):
     for name in options.types:
         dtype = TYPES[name]
         limits, of_plain = limits_of(cases, dtype, options.device)
-        found.append(['the plain one', 'judge.py', name, f'{len(cases)} of {len(cases)}', *(f'{of_plain[n]:.2g}' for n in NAMES), 'yes', 'nothing'])
+        found.append(['the plain one', 'judge.py', name, f'{len(cases)} of {len(cases)}', *(f'{of_plain[n]:.2g}' for n in NAMES),
+                      '-', 'the measure'])
         for what, said, named in judge_planted(limits, dtype, options.device, options.runs):
             planted.append([what, name, said, 'yes' if named else 'NO'])
             good = good and named

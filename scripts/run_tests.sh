@@ -54,7 +54,7 @@ run_all() {
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests
     install_python_packages
     # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
-    local building build_nothing=(tests/{collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items}.sh
+    local building build_nothing=(tests/{arbiter,collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items}.sh
         tests/experiments.sh
         tests/{figures,fineweb}.sh
         tests/{gpu_day,gpu_end_to_end,kernel_report,labs,published,reference_qwen,score_generation,tokenize_restart,train_tokenizer}.sh)

@@ -1,7 +1,9 @@
 """Attention kernels of others, as a function of q, k, v (B, heads, T, HS) and a case that returns what torch differentiates."""
+import functools
 import importlib
 import importlib.metadata
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Callable
 
@@ -65,10 +67,15 @@ def flex_eager(q, k, v, case):
     return flex_attention(q, k, v, score_mod=hide, enable_gqa=case.NH != case.NKV)
 
 
+@functools.lru_cache(maxsize=1)
+def compiled_for(case, dtype, device):
+    torch.compiler.reset()      # compiled too often, a function silently runs as it is
+    blocks = create_block_mask(lambda b, h, i, j: case.sees(i, j), None, None, case.T, case.T, device=device)
+    return partial(torch.compile(flex_attention, dynamic=False), block_mask=blocks, enable_gqa=case.NH != case.NKV)
+
+
 def flex_compiled(q, k, v, case):
-    blocks = create_block_mask(lambda b, h, i, j: case.sees(i, j), None, None, case.T, case.T, device=q.device.type)
-    torch.compiler.reset()      # what it has compiled for another mask
-    return torch.compile(flex_attention)(q, k, v, block_mask=blocks, enable_gqa=case.NH != case.NKV)
+    return compiled_for(case, q.dtype, q.device.type)(q, k, v)
 
 
 def transformers_eager(q, k, v, case):
