@@ -138,7 +138,8 @@ struct deepseek_sparse : Policy {
         ForwardScratch(const deepseek_sparse& p, std::byte* memory, const LayerShape& s)
             : allocator(memory), index(allocator, p.index_shape(s)) {
             using W = Wide<X>;
-            const size_t BT = size_t(s.B) * s.T, tiles = tiles_of(s.T), rows = size_t(IndexPiece<W>::most(s.B, s.T)) * TILE, d = p.distils();
+            const size_t BT = size_t(s.B) * s.T, tiles = tiles_of(s.T), d = p.distils();
+            const size_t rows = size_t(IndexPiece<W>::most(s.B, s.T)) * TILE;
             touched = allocator.take<int>(s.B * tiles * tiles);
             pairs = allocator.take<W>(rows * padded(s.T)), lse = allocator.take<W>(BT);
             divergences = allocator.take<W>(d * rows * tiles), of_tokens = allocator.take<W>(d * BT);
