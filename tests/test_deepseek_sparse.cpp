@@ -170,7 +170,9 @@ TEST_CASE("deepseek_sparse: its loss is how far it is from attention, over chose
 
 TEST_CASE("deepseek_sparse: the indexer has the gradients of its loss, and nothing of attention's", "[attention][indexer]") {
     const Threads one(1);
-    for (const Settings& settings : {of(20, 1), of(20, 2), of(200, 1, 1, 64)}) {
+    Settings weighted = of(20, 1);
+    weighted[D + "distil_weight"] = 3;
+    for (const Settings& settings : {of(20, 1), of(20, 2), of(200, 1, 1, 64), weighted}) {
         Case layer({2, 90, 4, 2, 16, settings});
         layer.forward();
         layer.backward(std::vector<double>(layer.out.size(), 0));
@@ -221,7 +223,8 @@ TEST_CASE("deepseek_sparse: pieces of any size learn the same", "[attention][ind
         std::vector<double> results(size_t(in.B) * in.NH), divergences(8 * TILE * tiles, NAN), of(BT, NAN);
         std::vector<double> dqk(BT * s.row(), NAN), dw(BT * s.heads, NAN);
         const double scale = scratch.index.scale();
-        const IndexDistillation<double> d{in, layer.kept_state().lse, scratch.index, chosen, 1, scale, divergences.data(), of.data(), dqk.data(), dw.data()};
+        const IndexDistillation<double> d{in, layer.kept_state().lse, scratch.index, chosen, 1, scale, divergences.data(), of.data(),
+                                          dqk.data(), dw.data()};
         distil_index(CPU{}, results.data(), d, at_once, scratch.pairs);
         for (const auto* part : {&dqk, &dw, &of}) results.insert(results.end(), part->begin(), part->end());
         return results;
@@ -237,6 +240,9 @@ TEST_CASE("deepseek_sparse: what is trained, counted and refused", "[attention][
     CHECK((policy(of(20, 0)).trains(other) && !policy(of(20, 0)).trains(own)));
     CHECK((policy(of(20, 1)).trains(other) && policy(of(20, 1)).trains(own)));
     CHECK((!policy(of(20, 2)).trains(other) && policy(of(20, 2)).trains(own)));
+
+    auto rotated = [](int D, int HS) { return IndexShape{1, 1, 4, D, HS}.rotated(); };   // half, in which RoPE's table has frequencies
+    CHECK((rotated(64, 64) == 32 && rotated(128, 64) == 64 && rotated(128, 32) == 32 && rotated(64, 24) == 8));
 
     CHECK(policy(of(20, 0)).expected_pairs(4, 100).pairs == 4 * (210 + 80 * 20));
     CHECK(policy(of(20, 2)).expected_pairs(4, 100).pairs == 4 * 5050);
