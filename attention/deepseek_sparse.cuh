@@ -20,8 +20,10 @@
 //   that activations have; in bf16 near ties fall otherwise than in float32.
 // - "Summed over heads and L1-normalised": with attention over S_t alone, every head's weights add up to 1, and p is their mean.
 // - KL is in nats, and of every query, the first ones with fewer than k keys too. lambda (distil_weight) is 1 in the source.
+// - The clip of the gradient's norm is of all trained tensors: the indexer's gradient takes part, and so reaches the others by a factor.
 // - Initialisation of the indexer is that of the model's matrices; LayerNorm begins at 1 and 0.
-// Documents of packed rows choose among their own keys. Kept per layer: T / 8 bytes per token, the bits; with distillation the
+// Documents of packed rows choose among their own keys. Kept per layer: T / 8 bytes per token, the bits, and NH T / 1024, lists of
+// tiles; with distillation the
 // gradients of the indexer's projections, as the forward pass computes them beside the loss.
 #pragma once
 #include "attention/indexer/distil_index.cuh"
@@ -139,7 +141,8 @@ struct deepseek_sparse : Policy {
         ForwardScratch(const deepseek_sparse& p, std::byte* memory, const LayerShape& s)
             : allocator(memory), index(allocator, p.index_shape(s)) {
             using W = Wide<X>;
-            const size_t BT = size_t(s.B) * s.T, tiles = tiles_of(s.T), rows = size_t(IndexPiece<W>::most(s.B, s.T)) * TILE, d = p.distils();
+            const size_t BT = size_t(s.B) * s.T, tiles = tiles_of(s.T), d = p.distils();
+            const size_t rows = size_t(IndexPiece<W>::most(s.B, s.T)) * TILE;
             touched = allocator.take<int>(s.B * tiles * tiles);
             pairs = allocator.take<W>(rows * padded(s.T)), lse = allocator.take<W>(BT);
             divergences = allocator.take<W>(d * rows * tiles), of_tokens = allocator.take<W>(d * BT);

@@ -17,7 +17,10 @@ Settings of(double top, double distil, double heads = 4, double dim = 32) {
 
 /// Queries that have to choose, several tiles, shared keys, every size of the indexer, RoPE of every share of it.
 std::vector<LayerSizes> sizes_to_try() {
-    return {{1, 200, 4, 2, 8, of(20, 1)}, {2, 150, 2, 1, 64, of(7, 0, 1, 128)}, {1, 300, 3, 3, 24, of(100, 1, 3, 64)}, {1, 270, 2, 1, 16, of(1, 0)}};
+    return {{1, 200, 4, 2, 8, of(20, 1)},
+            {2, 150, 2, 1, 64, of(7, 0, 1, 128)},
+            {1, 300, 3, 3, 24, of(100, 1, 3, 64)},
+            {1, 270, 2, 1, 16, of(1, 0)}};
 }
 
 /// lambda sum over t of KL(p_t || softmax of I_t) over the keys that the published formula chooses, in dense loops.
@@ -37,7 +40,8 @@ double divergence(const Case& layer, double lambda) {
             for (int h = 0; h < in.NH; h++) {
                 std::vector<double> weight;
                 double sum = 0;
-                for (int s : keys) weight.push_back(std::exp(dot(in.query(in.q, b, t, h), in.key(in.k, b, s, h), in.HS) / std::sqrt(in.HS)));
+                for (int s : keys)
+                    weight.push_back(std::exp(dot(in.query(in.q, b, t, h), in.key(in.k, b, s, h), in.HS) / std::sqrt(in.HS)));
                 for (double w : weight) sum += w;
                 for (size_t n = 0; n < keys.size(); n++) teacher[n] += weight[n] / sum / in.NH;
             }
@@ -60,7 +64,8 @@ double slope_error_of(Case& layer, const Tensor& tensor) {
     const double h = 1e-7;
     const std::vector<double> direction = normal_numbers(tensor.slot.size, 977), start = layer.weights;
     auto at = [&](double step) {
-        for (size_t n = 0; n < direction.size(); n++) layer.weights[tensor.slot.offset + n] = start[tensor.slot.offset + n] + step * direction[n];
+        for (size_t n = 0; n < direction.size(); n++)
+            layer.weights[tensor.slot.offset + n] = start[tensor.slot.offset + n] + step * direction[n];
         layer.forward();
         return sum(layer.auxiliary);
     };
@@ -125,7 +130,7 @@ TEST_CASE("deepseek_sparse: the greatest scores are chosen, ties go to the earli
     for (int t = 0; t < 6; t++) CHECK(packed.keys(t) == own[t]);
 }
 
-TEST_CASE("deepseek_sparse: every query sees as many keys as it may, in tiles that are listed when some query needs them", "[attention][indexer]") {
+TEST_CASE("deepseek_sparse: every query sees as many keys as it may, and tiles are listed that some query needs", "[attention][indexer]") {
     const int T = 300, top = 3;
     std::vector<std::vector<double>> scores(T);
     for (int t = 0; t < T; t++)
@@ -145,7 +150,7 @@ TEST_CASE("deepseek_sparse: every query sees as many keys as it may, in tiles th
         }
 }
 
-TEST_CASE("deepseek_sparse: its loss is the divergence of the indexer from attention, over chosen keys or over all", "[attention][indexer]") {
+TEST_CASE("deepseek_sparse: its loss is how far it is from attention, over chosen keys or over all", "[attention][indexer]") {
     for (double mode : {1, 2}) {
         Case layer({2, 150, 4, 2, 16, of(20, mode)});
         layer.forward();
@@ -165,7 +170,9 @@ TEST_CASE("deepseek_sparse: its loss is the divergence of the indexer from atten
 
 TEST_CASE("deepseek_sparse: the indexer has the gradients of its loss, and nothing of attention's", "[attention][indexer]") {
     const Threads one(1);
-    for (const Settings& settings : {of(20, 1), of(20, 2), of(200, 1, 1, 64)}) {
+    Settings weighted = of(20, 1);
+    weighted[D + "distil_weight"] = 3;
+    for (const Settings& settings : {of(20, 1), of(20, 2), of(200, 1, 1, 64), weighted}) {
         Case layer({2, 90, 4, 2, 16, settings});
         layer.forward();
         layer.backward(std::vector<double>(layer.out.size(), 0));
@@ -213,8 +220,11 @@ TEST_CASE("deepseek_sparse: pieces of any size learn the same", "[attention][ind
             choose_keys(CPU{}, chosen, piece, {}, p.most());
         });
         list_chosen_tiles(CPU{}, chosen, in.B, in.NH);
-        std::vector<double> results(size_t(in.B) * in.NH), dqk(BT * s.row(), NAN), dw(BT * s.heads, NAN), divergences(8 * TILE * tiles, NAN), of(BT, NAN);
-        const IndexDistillation<double> d{in, layer.kept_state().lse, scratch.index, chosen, 1, scratch.index.scale(), divergences.data(), of.data(), dqk.data(), dw.data()};
+        std::vector<double> results(size_t(in.B) * in.NH), divergences(8 * TILE * tiles, NAN), of(BT, NAN);
+        std::vector<double> dqk(BT * s.row(), NAN), dw(BT * s.heads, NAN);
+        const double scale = scratch.index.scale();
+        const IndexDistillation<double> d{in, layer.kept_state().lse, scratch.index, chosen, 1, scale, divergences.data(), of.data(),
+                                          dqk.data(), dw.data()};
         distil_index(CPU{}, results.data(), d, at_once, scratch.pairs);
         for (const auto* part : {&dqk, &dw, &of}) results.insert(results.end(), part->begin(), part->end());
         return results;
@@ -230,6 +240,9 @@ TEST_CASE("deepseek_sparse: what is trained, counted and refused", "[attention][
     CHECK((policy(of(20, 0)).trains(other) && !policy(of(20, 0)).trains(own)));
     CHECK((policy(of(20, 1)).trains(other) && policy(of(20, 1)).trains(own)));
     CHECK((!policy(of(20, 2)).trains(other) && policy(of(20, 2)).trains(own)));
+
+    auto rotated = [](int D, int HS) { return IndexShape{1, 1, 4, D, HS}.rotated(); };   // half, in which RoPE's table has frequencies
+    CHECK((rotated(64, 64) == 32 && rotated(128, 64) == 64 && rotated(128, 32) == 32 && rotated(64, 24) == 8));
 
     CHECK(policy(of(20, 0)).expected_pairs(4, 100).pairs == 4 * (210 + 80 * 20));
     CHECK(policy(of(20, 2)).expected_pairs(4, 100).pairs == 4 * 5050);

@@ -156,7 +156,7 @@ __global__ void choose_keys_kernel(const ChosenKeys<W> to, const IndexPiece<W> p
     if (t >= piece.T) return;
     const int first = first_candidate(documents, b, t), count = t + 1 - first;
     const W* const scores = piece.row(n, r);
-    Cut cut{0, count};
+    Cut cut{0, count};   // below the key of any score
     if (count > top) cut = cut_of_greatest(scores + first, TileChoice{.top = top, .local = 0}, count - 1);
     float largest = -INFINITY, sum = 0;
     for (int j = first + lane; j <= t; j += WARP) largest = fmaxf(largest, scores[j]);
@@ -169,7 +169,7 @@ __global__ void choose_keys_kernel(const ChosenKeys<W> to, const IndexPiece<W> p
         const bool candidate = j >= first && j <= t;
         const unsigned key = candidate ? ordered(scores[j]) : 0;
         const unsigned equals = __ballot_sync(ALL_LANES, candidate && key == cut.key);
-        const bool take = candidate && (count <= top || key > cut.key || (key == cut.key && equal + __popc(equals & before) < cut.equal));
+        const bool take = candidate && (key > cut.key || (key == cut.key && equal + __popc(equals & before) < cut.equal));
         const uint64_t taken = __ballot_sync(ALL_LANES, take);
         equal += __popc(equals);
         if (take) sum += exp_of(scores[j] - largest);

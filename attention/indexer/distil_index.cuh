@@ -70,7 +70,8 @@ struct SumTokens {
 template <class X>
 class SumsOfWeights {
 public:
-    explicit SumsOfWeights(const IndexDistillation<X>& d) : d_(d), rows_(size_t(d.in.HS) * TILE), keys_(rows_.size()), z_(TILE * TILE), sums_(TILE * TILE) {}
+    explicit SumsOfWeights(const IndexDistillation<X>& d)
+        : d_(d), rows_(size_t(d.in.HS) * TILE), keys_(rows_.size()), z_(TILE * TILE), sums_(TILE * TILE) {}
 
     /// (rows, TILE)
     const X* compute(int b, int i0, int rows, int j0) {
