@@ -3,8 +3,9 @@
 #   scripts/lm_eval.sh out/causal/step_00001000 hellaswag piqa          the harness's own tasks, from the Hugging Face hub
 #   scripts/lm_eval.sh out/causal/step_00001000 items.jsonl             one's own items, as --eval-data reads them; no network
 #   scripts/lm_eval.sh out/causal/step_00001000 items.jsonl -- --limit 200 --batch_size 8       options of the harness
-# Needs `pip install "lm_eval[hf]"`; PYTHON=... takes another interpreter than python3. Only variants that transformers knows are
-# scored as they were trained: causal and sliding_window.
+# Needs `pip install "lm_eval[hf]"`; PYTHON=... takes another interpreter than python3. Every variant is scored as it
+# was trained: what transformers does not compute itself, by the checkpoint's own Python files, in dense matrices. Forms that look ahead
+# need --batch_size 1.
 #
 # Own items have {"query", "choices", "gold"} in each line and become a task own_NAME through scripts/lm_eval/own_items.yaml; for
 # WinoGrande, whose items have several contexts, take the harness's own task. The harness's acc is the engine's accuracy by sum,
@@ -14,7 +15,7 @@ set -euo pipefail
 python=${PYTHON:-python3}
 templates=$(dirname "$0")/lm_eval
 stop() { # stop CODE MESSAGE
-    echo "lm_eval.sh: $2" >&2
+    echo "lm_eval.sh: ${*:2}" >&2
     exit "$1"
 }
 
@@ -31,10 +32,16 @@ done
 
 [ -f "$checkpoint/config.json" ] || stop 7 "$checkpoint: holds no config.json; give a step_* folder that training wrote"
 variant=$(sed -n 's/.*"attention_variant": *"\([^"]*\)".*/\1/p' "$checkpoint/config.json")
-case ${variant:-causal} in
-    causal | sliding_window) ;;
-    *) stop 7 "$checkpoint: is of variant $variant, which transformers would read as plain causal attention" ;;
-esac
+trust=""
+if grep -q '"auto_map"' "$checkpoint/config.json"; then
+    trust=,trust_remote_code=True
+else
+    case ${variant:-causal} in
+        causal | sliding_window) ;;
+        *) stop 7 "$checkpoint: is of variant $variant and carries no Python files, without which transformers would compute plain"\
+            "attention; --resume the run, and its next checkpoint has them" ;;
+    esac
+fi
 problem=$("$python" -c 'import lm_eval, torch, transformers, accelerate' 2>&1) ||
     stop 2 "$python has no lm-evaluation-harness (${problem##*$'\n'}): $python -m pip install \"lm_eval[hf]\""
 
@@ -76,5 +83,5 @@ done
 # checkpoint's tokenizer.json says.
 mkdir "$work/tokenizer"
 cp "$checkpoint"/tokenizer*.json "$work/tokenizer/" || stop 7 "$checkpoint: holds no tokenizer.json"
-"$python" -m lm_eval --model hf --model_args "pretrained=$checkpoint,tokenizer=$work/tokenizer,dtype=float32" --tasks "$(IFS=,; echo "${tasks[*]}")" \
+"$python" -m lm_eval --model hf --model_args "pretrained=$checkpoint,tokenizer=$work/tokenizer,dtype=float32$trust" --tasks "$(IFS=,; echo "${tasks[*]}")" \
     --include_path "$work" "$@"

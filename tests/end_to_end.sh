@@ -280,7 +280,7 @@ train asga "$work/asga-dense" --dense-layers 0
 rm -rf "$work/asga-dense-cut" && cp -r "$work/asga-dense" "$work/asga-dense-cut" && rm -r "$work/asga-dense-cut/step_00000012"
 train asga "$work/asga-dense-cut" --resume
 check "a hybrid resumes to the same weights" '[ -n "$(hash_of "$work/asga-dense")" ] && [ "$(hash_of "$work/asga-dense-cut")" = "$(hash_of "$work/asga-dense")" ]'
-check "its config.json and its log name the layers" 'tr -d " \n" < "$work/asga-dense/step_00000012/config.json" | grep -q "\"layer_types\":\[\"full_attention\",\"asga\"\]" &&
+check "its config.json and its log name the layers" 'tr -d " \n" < "$work/asga-dense/step_00000012/config.json" | grep -q "\"layer_types\":\[\"causal\",\"asga\"\]" &&
     grep -q "\"layers\":\"causal,asga\"" "$work/asga-dense/log.jsonl"'
 expect "text from it" 0 "" ./generate --checkpoint "$work/asga-dense/step_00000012" --prompt-ids 65 --tokens 3 --print-ids
 expect "a resumed run keeps its layers" 7 "is a checkpoint of causal,asga, and this program trains asga,causal" ./train_asga $small --out "$work/asga-dense" --resume --dense-layers 1

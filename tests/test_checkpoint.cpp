@@ -32,8 +32,9 @@ TEST_CASE("a checkpoint comes back to the bit", "[checkpoint]") {
     TinyRun run;
     const fs::path path = run.save(folder / "a/b", 123);
     CHECK(path.filename().string() == "step_00000123");
-    CHECK(names_in(path) == std::vector<std::string>{"config.json", "generation_config.json", "manifest.json", "model.safetensors",
-                                                     "optimizer.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer_state.json"});
+    CHECK(names_in(path) == std::vector<std::string>{"README.md", "config.json", "generation_config.json", "manifest.json",
+                                                     "model.safetensors", "optimizer.safetensors", "tokenizer.json",
+                                                     "tokenizer_config.json", "trainer_state.json"});
     CHECK_NOTHROW(verify_checkpoint(path));
     CHECK(config_to_json(load_config(path)) == config_to_json(run.config));
 
@@ -56,6 +57,7 @@ TEST_CASE("a checkpoint comes back to the bit", "[checkpoint]") {
 TEST_CASE("every flipped bit, cut, zeroed or deleted file is caught and the checkpoint before is used", "[checkpoint]") {
     TemporaryFolder folder;
     TinyRun run;
+    run.config.variant = "sinks";   // whose folder has Python files too
     const fs::path older = run.save(folder.path(), 10), newer = run.save(folder.path(), 20);
     const auto caught = [&](const std::string& name, const std::string& what) {
         INFO(name << " " << what);
@@ -66,6 +68,7 @@ TEST_CASE("every flipped bit, cut, zeroed or deleted file is caught and the chec
         CHECK(contains(complaints[0], "step_00000020"));
     };
     for (const std::string& name : names_in(newer)) {
+        if (name == "README.md") continue;   // for people to edit
         const std::string sound = contents(newer / name);
         const size_t stride = std::max<size_t>(1, sound.size() / 40);
         for (size_t i = 0; i < sound.size(); i += stride) {

@@ -5,6 +5,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "model/base/disk.h"
+#include "model/base/hash.h"
+#include "model/checkpoint/carried_texts.h"
 #include "tests/tiny_run.h"
 #include "tests/temporary_folder.h"
 
@@ -17,6 +20,65 @@ struct SmallDisk {
 };
 
 }   // namespace
+
+TEST_CASE("what transformers does not compute carries the files that do", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const auto python_files = [&](const std::string& variant, int64_t step) {
+        run.config.variant = variant;
+        std::vector<std::string> names = names_in(run.save(folder.path(), step));
+        std::erase_if(names, [](const std::string& name) { return !name.ends_with(".py"); });
+        return names;
+    };
+    CHECK(python_files("causal", 1).empty());
+    const std::vector<std::string> names = python_files("asga", 2);
+    CHECK(names.size() == modeling_files().size());
+    CHECK((std::count(names.begin(), names.end(), "modeling_attention_variants.py") == 1 &&
+           std::count(names.begin(), names.end(), "__init__.py") == 0));
+    const fs::path tree = fs::path(__FILE__).parent_path().parent_path() / "scripts/attention_torch";
+    for (const std::string& name : names) {
+        INFO(name);
+        CHECK(read_text(folder / "step_00000002" / name) == read_text(tree / name));
+    }
+    CHECK(read_text(folder / "step_00000001/model.safetensors") == read_text(folder / "step_00000002/model.safetensors"));
+}
+
+TEST_CASE("a model card says what was trained, on what, to which loss, and how it is loaded", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const RunFacts facts{"dsa:window=3,causal", "9000 tokens in 2 shards, novels, fingerprint 0123456789abcdef", ""};
+    run.state.step = 7;
+    run.config.variant = "dsa", run.config.settings = {{"attention_window", 5}};
+    run.config.layers = {{"dsa", {{"attention_window", 3}}}, {"causal"}};
+    const auto card = [&] {
+        const fs::path path = save_checkpoint(folder.path(), run.config, run.list, run.weights.data(), run.exp_avg.data(),
+                                              run.exp_avg_sq.data(), run.state, nullptr, {}, facts);
+        return read_text(path / "README.md");
+    };
+    const std::string said = card();
+    CHECK(said.starts_with("---\nlibrary_name: transformers\n"));
+    CHECK(contains(said, "\n# dsa, 83 parameters, step 7\n"));
+    CHECK(contains(said, "| attention | dsa:window=3,causal |"));
+    CHECK(contains(said, "| settings | attention_window 5 |"));
+    CHECK(contains(said, "| trained | 7 steps, 12345 tokens |"));
+    CHECK(contains(said, "| training data | " + facts.train_data + " |"));
+    CHECK(said.find("| validation data |") == std::string::npos);
+    CHECK(contains(said, "| loss of the last step | 0.3333 nats per token |"));
+    CHECK(contains(said, "| validation loss | not measured |"));
+    CHECK(contains(said, "| weights hash | " + hexadecimal(weights_hash(run.list, run.weights.data())) + " |"));
+    CHECK(contains(said, "attention/dsa.cuh describes it:\n\n```\nDynamic Sparse Attention"));
+    CHECK(contains(said, "attention/causal.cuh describes it"));
+    CHECK(contains(said, "from_pretrained(FOLDER, trust_remote_code=True)"));
+
+    write_text(folder / "step_00000007/README.md", "mine");   // which is no damage
+    CHECK_NOTHROW(verify_checkpoint(folder / "step_00000007"));
+
+    run.config.variant = "causal", run.config.layers.clear(), run.config.settings.clear();
+    const std::string plain = card();
+    CHECK((contains(plain, "from_pretrained(FOLDER)") && plain.find("trust_remote_code") == std::string::npos));
+    CHECK(contains(plain, "attention/causal.cuh describes it"));
+    CHECK(plain.find("| settings |") == std::string::npos);
+}
 
 TEST_CASE("what a run left that died while saving is ignored, then removed", "[checkpoint]") {
     TemporaryFolder folder;

@@ -10,6 +10,7 @@
 #include "model/base/error.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config.h"
+#include "model/layer_types.h"
 
 using nlohmann::json;
 
@@ -194,7 +195,7 @@ TEST_CASE("a hybrid comes back from config.json, and has transformers' names whe
     CHECK(config_from_json(object.dump(), "text").layers == config.layers);
     config.layers[2].settings["attention_window"] = 4;
     object = json::parse(config_to_json(config));
-    CHECK(object["layer_types"] == json{"full_attention", "sliding_window", "sliding_window"});
+    CHECK((object["layer_types"] == json{"causal", "sliding_window", "sliding_window"} && object.contains("auto_map")));
     CHECK((object["sliding_window"] == nullptr && object["use_sliding_window"] == false));
     const Config back = config_from_json(object.dump(), "text");
     CHECK(back.layers == config.layers);
@@ -206,6 +207,35 @@ TEST_CASE("a hybrid comes back from config.json, and has transformers' names whe
     config.layers.push_back({"asga", {{"asga_hidden", 3}}});
     CHECK(config_from_json(config_to_json(config), "text").layers == config.layers);
     CHECK(config.of_layer(2).settings == std::map<std::string, double>{{"asga_hidden", 3}});   // not the model's window
+}
+
+TEST_CASE("what transformers does not compute names its code, and has layers that transformers refuses", "[config]") {
+    Config config = preset("qwen-tiny");
+    config.settings = {{"attention_window", 8}, {"sigma_reparam", 0}};
+    const auto written_as = [&](const std::string& variant, double sigma, bool llama) {
+        config.variant = variant, config.settings["sigma_reparam"] = sigma, config.qk_norm = !llama;
+        const std::string text = config_to_json(config);
+        const Config back = config_from_json(text, "text");
+        CHECK((back.variant == variant && back.layers.empty() && back.settings == config.settings && config_to_json(back) == text));
+        const json object = json::parse(text);
+        CHECK(object.contains("auto_map") == !transformers_computes(config));
+        return object.contains("auto_map") ? object["layer_types"] : json(nullptr);
+    };
+    CHECK(written_as("causal", 0, false) == nullptr);
+    CHECK(written_as("causal", 0, true) == nullptr);
+    CHECK(written_as("sliding_window", 0, false) == nullptr);
+    CHECK(written_as("sliding_window", 0, true) == json{"sliding_window", "sliding_window"});   // Llama has no windows there
+    CHECK(written_as("causal", 1, false) == json{"causal", "causal"});
+    CHECK(written_as("sinks", 0, false) == json{"sinks", "sinks"});
+    config.layers = {{"sinks"}, {"causal"}};
+    const json object = json::parse(config_to_json(config));
+    CHECK((object["layer_types"] == json{"sinks", "causal"} && object["model_type"] == "qwen3"));
+    CHECK(object["auto_map"]["AutoModelForCausalLM"] == "modeling_attention_variants.AttentionVariantsForCausalLM");
+    CHECK(object["auto_map"]["AutoConfig"] == "modeling_attention_variants.AttentionVariantsConfig");
+    config.variant = "sliding_window", config.layers = {{"sliding_window"}, {"causal"}};
+    CHECK(transformers_computes(config));
+    config.qk_norm = false;
+    CHECK_FALSE(transformers_computes(config));
 }
 
 TEST_CASE("forms of config.json that other programs write are understood", "[config]") {

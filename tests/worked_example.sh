@@ -28,7 +28,8 @@ check "worked example: one file of fewer than 60 lines" '[ "$lines" -gt 20 ] && 
 sed 's/softcap/broken/; s/double cap/double cap cap/' "$tree/attention/softcap.cuh" > "$tree/attention/broken.cuh"
 
 # in_tree GOAL...: makes it in the copy. The compiler's words are in $work/log, $compiled is what it was called for. The flags of the
-# objects are as they are, and so is the commit, which a copy without git has not; without CUDA, which would compile for a real GPU.
+# objects are as they are, and so is the commit, which a copy without git has not; without CUDA, which would compile for a real GPU. What
+# checkpoints carry has the new variant's description.
 in_tree() {
     make -C "$tree" --no-print-directory -o build/flags -o build/commit.cpp USE_CUDA=0 "$@" > "$work/log" 2>&1
     local status=$?
@@ -40,7 +41,7 @@ in_tree build/tests/test_softcap build/emulated/test_softcap
 status=$?
 grep -E '(warning|error):' "$work/log" > "$work/warnings"
 check "worked example: builds without a warning" '[ $status -eq 0 ] && [ ! -s "$work/warnings" ]'
-expected="attention/only_softcap.o attention/softcap.o emulated/attention/softcap.o gpu/attention/only_softcap.o "
+expected="attention/only_softcap.o attention/softcap.o carried_texts.o emulated/attention/softcap.o gpu/attention/only_softcap.o "
 if [ "$compiled" = "$expected" ]; then ok "worked example: compiles the new variant only"
 else bad "worked example: compiles the new variant only" "compiled $compiled$(tail -n 1 "$work/log")"; fi
 

@@ -69,7 +69,7 @@ def distillation(a, gate, block, skip):
         peaks = dense[:, :, r, :r]
         teacher = peaks / peaks.sum(-1, keepdim=True)
         divergences.append((teacher * (teacher.log() - gate[:, :, r, :r].log_softmax(-1))).sum(-1))
-    return torch.stack(divergences).mean()
+    return torch.stack(divergences).mean() if divergences else 0.0
 
 
 def spread(blocks, a, block):

@@ -22,8 +22,9 @@ def index_scores(a, w, heads, dim):
 def chosen_keys(index, top, causal, notes):
     """The `top` greatest of every row's past, the earlier of equal ones. Equal to 0 are all that no head of the indexer likes."""
     ranked = index.detach().masked_fill(~causal, -torch.inf).sort(stable=True, dim=-1, descending=True)
-    last, next_one = ranked.values[..., top:, top - 1], ranked.values[..., top:, top]
-    notes.chose((last - next_one)[(last != 0) | (next_one != 0)])
+    if top < index.shape[-1]:
+        last, next_one = ranked.values[..., top:, top - 1], ranked.values[..., top:, top]
+        notes.chose((last - next_one)[(last != 0) | (next_one != 0)])
     return torch.zeros_like(index, dtype=torch.bool).scatter(-1, ranked.indices[..., :top], True) & causal
 
 
