@@ -15,7 +15,7 @@ set -euo pipefail
 python=${PYTHON:-python3}
 templates=$(dirname "$0")/lm_eval
 stop() { # stop CODE MESSAGE
-    echo "lm_eval.sh: $2" >&2
+    echo "lm_eval.sh: ${*:2}" >&2
     exit "$1"
 }
 
@@ -38,7 +38,8 @@ if grep -q '"auto_map"' "$checkpoint/config.json"; then
 else
     case ${variant:-causal} in
         causal | sliding_window) ;;
-        *) stop 7 "$checkpoint: is of variant $variant and from before checkpoints carried Python files, without which transformers would compute plain attention; --resume the run, and its next one has them" ;;
+        *) stop 7 "$checkpoint: is of variant $variant and carries no Python files, without which transformers would compute plain"\
+            "attention; --resume the run, and its next checkpoint has them" ;;
     esac
 fi
 problem=$("$python" -c 'import lm_eval, torch, transformers, accelerate' 2>&1) ||

@@ -47,7 +47,7 @@ changed_variants() {
 
 run_all() {
     stage "build the programs" build all build/reference_qwen || return
-    stage "build the tests" build build/tests/run_tests build/dev/{attention_layer,token_ids} || return
+    stage "build the tests" build build/tests/run_tests build/dev/{attention_layer,logits,token_ids} || return
     stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga} \
         build/emulated/dev/{bench_constants,count_step,tune_matmul} || return
     stage "tests on the CPU" run_cases build/tests/run_tests
@@ -57,7 +57,8 @@ run_all() {
     local building build_nothing=(tests/{arbiter,collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items}.sh
         tests/experiments.sh
         tests/{figures,fineweb}.sh
-        tests/{gpu_day,gpu_end_to_end,kernel_report,labs,published,reference_qwen,score_generation,tokenize_restart,train_tokenizer}.sh)
+        tests/{gpu_day,gpu_end_to_end,kernel_report,labs,modeling,published,reference_qwen}.sh
+        tests/{score_generation,tokenize_restart,train_tokenizer}.sh)
     mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxFf <(printf '%s\n' "${build_nothing[@]}"))
     lanes "${building[*]}" "${build_nothing[*]}"
 }

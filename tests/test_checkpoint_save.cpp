@@ -76,6 +76,7 @@ TEST_CASE("a model card says what was trained, on what, to which loss, and how i
     run.config.variant = "causal", run.config.layers.clear(), run.config.settings.clear();
     const std::string plain = card();
     CHECK((contains(plain, "from_pretrained(FOLDER)") && plain.find("trust_remote_code") == std::string::npos));
+    CHECK(contains(plain, "attention/causal.cuh describes it"));
     CHECK(plain.find("| settings |") == std::string::npos);
 }
 

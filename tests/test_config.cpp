@@ -232,6 +232,10 @@ TEST_CASE("what transformers does not compute names its code, and has layers tha
     CHECK((object["layer_types"] == json{"sinks", "causal"} && object["model_type"] == "qwen3"));
     CHECK(object["auto_map"]["AutoModelForCausalLM"] == "modeling_attention_variants.AttentionVariantsForCausalLM");
     CHECK(object["auto_map"]["AutoConfig"] == "modeling_attention_variants.AttentionVariantsConfig");
+    config.variant = "sliding_window", config.layers = {{"sliding_window"}, {"causal"}};
+    CHECK(transformers_computes(config));
+    config.qk_norm = false;
+    CHECK_FALSE(transformers_computes(config));
 }
 
 TEST_CASE("forms of config.json that other programs write are understood", "[config]") {

@@ -29,8 +29,8 @@ std::string facts_table(const Config& c, const TensorList& list, const float* we
     std::string table = "| | |\n| --- | --- |\n";
     table += row("attention", facts.pattern.empty() ? c.variant : facts.pattern);
     if (!settings.empty()) table += row("settings", settings);
-    table += row("form", text("%s%s; %d layers, %d channels, width %d, %d query heads and %d of keys, head size %d, vocabulary %d, %s head",
-                              c.qk_norm ? "QK-norm" : "no QK-norm", c.qkv_bias ? ", QKV bias" : "", c.L, c.C, c.F, c.NH, c.NKV, c.HS, c.V,
+    table += row("form", text("%s%s; %d layers, %d channels, width %d, %d query heads and %d of keys, head size %d, vocabulary %d, %s "
+                              "head", c.qk_norm ? "QK-norm" : "no QK-norm", c.qkv_bias ? ", QKV bias" : "", c.L, c.C, c.F, c.NH, c.NKV, c.HS, c.V,
                               c.tied ? "tied" : "untied"));
     table += row("parameters", std::to_string(list.parameters()));
     table += row("trained", text("%lld steps, %lld tokens", static_cast<long long>(state.step), static_cast<long long>(state.tokens)));
@@ -48,14 +48,16 @@ std::string mechanism(const Config& config) {
     std::string all;
     for (const std::string& name : variants_of(config))
         for (const CarriedText& description : descriptions_of_variants())
-            if (name == description.name) all += "\n`" + name + "`, as attention/" + name + ".cuh describes it:\n\n```\n" + description.text + "```\n";
+            if (name == description.name)
+                all += "\n`" + name + "`, as attention/" + name + ".cuh describes it:\n\n```\n" + description.text + "```\n";
     return all;
 }
 
 std::string how_to_load(const Config& config) {
     const bool plain = transformers_computes(config);
     const std::string trust = plain ? "" : ", trust_remote_code=True";
-    std::string all = "    from transformers import AutoModelForCausalLM\n    model = AutoModelForCausalLM.from_pretrained(FOLDER" + trust + ")\n\n";
+    std::string all = "    from transformers import AutoModelForCausalLM\n"
+                      "    model = AutoModelForCausalLM.from_pretrained(FOLDER" + trust + ")\n\n";
     all += plain ? "transformers computes this model itself.\n"
                  : "transformers does not know this attention: it is computed by the *.py files in this folder, plain PyTorch with dense "
                    "matrices and\nwithout a cache of keys and values. Without `trust_remote_code` transformers refuses the folder.\n";
