@@ -221,8 +221,7 @@ TEST_CASE("what transformers does not compute names its code, and has layers tha
         CHECK(object.contains("auto_map") == !transformers_computes(config));
         return object.contains("auto_map") ? object["layer_types"] : json(nullptr);
     };
-    CHECK(written_as("causal", 0, false) == nullptr);
-    CHECK(written_as("causal", 0, true) == nullptr);
+    for (bool llama : {false, true}) CHECK(written_as("causal", 0, llama) == nullptr);
     CHECK(written_as("sliding_window", 0, false) == nullptr);
     CHECK(written_as("sliding_window", 0, true) == json{"sliding_window", "sliding_window"});   // Llama has no windows there
     CHECK(written_as("causal", 1, false) == json{"causal", "causal"});
@@ -233,9 +232,7 @@ TEST_CASE("what transformers does not compute names its code, and has layers tha
     CHECK(object["auto_map"]["AutoModelForCausalLM"] == "modeling_attention_variants.AttentionVariantsForCausalLM");
     CHECK(object["auto_map"]["AutoConfig"] == "modeling_attention_variants.AttentionVariantsConfig");
     config.variant = "sliding_window", config.layers = {{"sliding_window"}, {"causal"}};
-    CHECK(transformers_computes(config));
-    config.qk_norm = false;
-    CHECK_FALSE(transformers_computes(config));
+    for (bool qk_norm : {true, false}) CHECK((config.qk_norm = qk_norm, transformers_computes(config) == qk_norm));
 }
 
 TEST_CASE("forms of config.json that other programs write are understood", "[config]") {
