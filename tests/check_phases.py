@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / 'scripts/experiments'))
 import analysis  # noqa: E402
 import compare  # noqa: E402
+import jobs  # noqa: E402
 import labelled  # noqa: E402
 import ledger  # noqa: E402
 import plan  # noqa: E402
@@ -92,6 +93,9 @@ def step_times(work):
     runs = planner.runs('turns')
     check('rounds of every setting, each with the baseline', planner.stages() == ['turns'] and len(runs) == 2 * 2 + 3 * 2 and
           all(run.against.variant == 'causal' and run.kind == 'turns' for run in runs), len(runs))
+    words = [sys.executable, str(jobs.TURNS), f'--out={work}/out/runs/1', '--steps=9']
+    found = [jobs.anywhere(word, work / 'out') for word in words]
+    check('a ledger names no folder of this machine', found == ['python3', './scripts/experiments/turns.py', '--out=OUT/runs/1', '--steps=9'], found)
     equal = plan.Planner(planned(one={'equal': 'flops'}, two={'equal': 'seconds', 'arms': ['a', 'b']}), 'reduced',
                          steps_of=lambda run: {'b': 7}[run.arm])
     timing, seconds = (equal.runs(stage) for stage in ('timing', 'seconds'))

@@ -301,7 +301,9 @@ class Jobs:
 
 
 def anywhere(word, out):
-    """A word of a command with paths as seen from the tree, and OUT for the folder of runs: a ledger names no machine's folders."""
+    """A word of a command with paths as seen from the tree, OUT for the folder of runs, and python3 for the interpreter wherever it is: a
+    ledger names no machine's folders."""
+    if word == sys.executable: return 'python3'
     return str(word).replace(f'{ROOT}/', './').replace(f'{out.absolute()}/', 'OUT/')
 
 
