@@ -213,7 +213,8 @@ struct deepseek_sparse : Policy {
         /// Row n of `in` is token t.
         void add(const deepseek_sparse& p, LayerInputs<X> in, const X* weights, int n, int t) {
             in.T = 1, in.x += size_t(n) * in.C;
-            in.cosine += size_t(t) * (in.HS / 2), in.sine += size_t(t) * (in.HS / 2);
+            const Angles<Wide<X>> angles = Angles<Wide<X>>{in.cosine, in.sine}.from(t, in.HS);
+            in.cosine = angles.cosine, in.sine = angles.sine;
             index_forward(CPU{}, one, in, weights, p.tensors);
             std::copy_n(one.key(0, 0), p.dim, keys + size_t(t) * p.dim);
         }

@@ -152,22 +152,29 @@ struct nsa : Policy {
                  const Statistics<X>& statistics) const {
         const NsaKept<X> kept = kept_in(state, in);
         const NsaWork<X, Device> work = work_in<X>(device, workspace, in);
-        const X* const no_bias = nullptr;
-        const int BT = in.B * in.T;
-        if (!shared) {
-            projection_forward(device, kept.projected, in.x, weights + projections.offset, no_bias, BT, C, int(4 * kv()));
-            const Heads<X> k = projected(kept.projected, 2);
-            rotate_heads(device, k, Heads<const X>{k.data, k.row}, {in.cosine, in.sine}, in.B, in.T, NKV, HS, 1);
-        }
-        projection_forward(device, work.logits, in.x, weights + w_g.offset, no_bias, BT, C, BRANCHES * NH);
-        each_element(device, BT, BRANCHES * NH, OpenGates<X>{kept.branches, work.logits, NH});
+        project(device, in, weights, kept, work.logits, {in.cosine, in.sine});
 
         compress_forward(device, kept.k, kept.k_hidden, keys(in, kept), weights, phi_k, blocks(in), work.compress);
         compress_forward(device, kept.v, kept.v_hidden, values(in, kept), weights, phi_v, blocks(in), work.compress);
         for (int which : {CMP, WIN}) attention_forward(device, branch(which), arguments(which, in, kept, state, statistics));
         choose_blocks(device, in, kept, work.scores);
         work.selected.forward(device, arguments(SLC, in, kept, state, statistics), kept.choice);
-        gated_sum(device, state.out, kept.branches, size_t(BT) * NH, HS);
+        gated_sum(device, state.out, kept.branches, size_t(in.B) * in.T * NH, HS);
+    }
+
+    /// Keys and values of cmp and slc, where they have their own, and the gates; `logits` (B, T, 3, NH) is memory. `angles` are the rows'.
+    template <class Device, class X>
+    void project(Device device, const LayerInputs<X>& in, const X* weights, const NsaKept<X>& kept, X* logits,
+                 const Angles<Wide<X>>& angles) const {
+        const X* const no_bias = nullptr;
+        const int BT = in.B * in.T;
+        if (!shared) {
+            projection_forward(device, kept.projected, in.x, weights + projections.offset, no_bias, BT, C, int(4 * kv()));
+            const Heads<X> k = projected(kept.projected, 2);
+            rotate_heads(device, k, Heads<const X>{k.data, k.row}, angles, in.B, in.T, NKV, HS, 1);
+        }
+        projection_forward(device, logits, in.x, weights + w_g.offset, no_bias, BT, C, BRANCHES * NH);
+        each_element(device, BT, BRANCHES * NH, OpenGates<X>{kept.branches, logits, NH});
     }
 
     // ---- the next row of a text
@@ -197,17 +204,9 @@ struct nsa : Policy {
         const NsaKept<X> kept = kept_in(state, in);
         const int t = device.keys->tokens();
         Text<X>& text = *device.more;
-        const X* const no_bias = nullptr;
         std::vector<X> logits(BRANCHES * NH);
-        if (!shared) {
-            projection_forward(CPU{}, kept.projected, in.x, weights + projections.offset, no_bias, 1, C, int(4 * kv()));
-            const Heads<X> k = projected(kept.projected, 2);
-            const size_t angle = size_t(t) * HS / 2;
-            rotate_heads(CPU{}, k, Heads<const X>{k.data, k.row}, {in.cosine + angle, in.sine + angle}, 1, 1, NKV, HS, 1);
-            text.selected->append(arguments(SLC, in, kept, state));
-        }
-        projection_forward(CPU{}, logits.data(), in.x, weights + w_g.offset, no_bias, 1, C, BRANCHES * NH);
-        each_element(CPU{}, 1, BRANCHES * NH, OpenGates<X>{kept.branches, logits.data(), NH});
+        project(CPU{}, in, weights, kept, logits.data(), Angles<Wide<X>>{in.cosine, in.sine}.from(t, HS));
+        if (text.selected) text.selected->append(arguments(SLC, in, kept, state));
 
         attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
         text.k.add(keys(in, kept).data, t, weights, phi_k), text.v.add(values(in, kept).data, t, weights, phi_v);

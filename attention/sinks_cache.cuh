@@ -86,10 +86,10 @@ struct sinks_cache : sinks {
                  const Statistics<X>&) const {
         const int position = device.keys->tokens(), in_cache = std::min(position, last_position());
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        const size_t angle = size_t(in_cache) * in.HS / 2, q_row = size_t(in.NH) * in.HS;
+        const size_t q_row = size_t(in.NH) * in.HS;
         std::vector<X> q(q_row);
-        rotate_heads(CPU{}, Heads<X>{q.data(), q_row}, Heads<const X>{in.q_pre, in.qk_row}, {in.cosine + angle, in.sine + angle}, 1, 1,
-                     in.NH, in.HS, 1);
+        rotate_heads(CPU{}, Heads<X>{q.data(), q_row}, Heads<const X>{in.q_pre, in.qk_row},
+                     Angles<Wide<X>>{in.cosine, in.sine}.from(in_cache, in.HS), 1, 1, in.NH, in.HS, 1);
         device.keys->append(a);
         attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
             row.visit(WindowBranch(left), query_of(a, {}, h, position), keys);

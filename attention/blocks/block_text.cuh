@@ -95,8 +95,9 @@ private:
 
     /// In place, to the position of block c's first token.
     void rotate(X* x, int heads, const LayerInputs<X>& in, int c) const {
-        const size_t angle = size_t(c) * s_.block * (s_.HS / 2), width = row(heads);
-        rotate_heads(CPU{}, Heads<X>{x, width}, Heads<const X>{x, width}, {in.cosine + angle, in.sine + angle}, 1, 1, heads, s_.HS, 1);
+        const size_t width = row(heads);
+        rotate_heads(CPU{}, Heads<X>{x, width}, Heads<const X>{x, width},
+                     Angles<Wide<X>>{in.cosine, in.sine}.from(c * s_.block, s_.HS), 1, 1, heads, s_.HS, 1);
     }
 
     GateShape s_;

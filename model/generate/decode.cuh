@@ -93,11 +93,7 @@ public:
 private:
     /// T tokens follow: the whole prompt, or one.
     void append(const int32_t* tokens, int T) {
-        const size_t first = size_t(tokens_) * (gpt_.net.config.HS / 2);
-        const auto angles = [&](int l) {
-            const Angles<Wide<X>> table = gpt_.angles(l);
-            return Angles<Wide<X>>{table.cosine + first, table.sine + first};
-        };
+        const auto angles = [&](int l) { return gpt_.angles(l).from(tokens_, gpt_.net.config.HS); };
         const RowsOfTexts<X> text{angles, [this](int l, int rows) { return attend(l, rows), rows; }};
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens, nullptr, 1, T), nullptr, &text);
         tokens_ += T;

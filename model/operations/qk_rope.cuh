@@ -46,6 +46,12 @@ template <class W>
 struct Angles {
     const W *cosine = nullptr, *sine = nullptr;
     constexpr explicit operator bool() const { return cosine != nullptr; }
+
+    /// Those of the rows from this position on.
+    constexpr Angles from(int position, int HS) const {
+        const size_t at = size_t(position) * (HS / 2);
+        return {cosine + at, sine + at};
+    }
 };
 
 /// Arguments shared by the forward and backward passes below.
