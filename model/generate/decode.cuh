@@ -32,7 +32,7 @@ public:
 
 private:
     void lay_out() override {
-        keys_.emplace(this->memory_, room_, 0, KeptKeys{});
+        keys_.emplace(this->memory_, TextRoom{room_}, 0, KeptKeys{});
         blocks_.emplace(how_, room_.NKV, room_.HS);
     }
     void keep(const AttentionForward<X>& a) {
@@ -56,7 +56,7 @@ public:
     Decoder(GPT<CPU, X>& gpt, const Inference& how)
         : gpt_(gpt), how_(how), reader_(gpt.net.config, how), feed_(1, gpt.T, gpt.net.config.V) {
         const Config& c = gpt.net.config;
-        const LayerShape room{1, gpt.T, c.C, c.NH, c.NKV, c.HS};
+        const TextRoom room{{1, gpt.T, c.C, c.NH, c.NKV, c.HS}, gpt.net.tensors.matrices()};
         for (int l = 0; l < c.L && gpt.net.all(&LayerFacts::writes_row_by_row); l++)
             if (how.attention == InferenceAttention::psa) layers_.push_back(std::make_unique<PsaText<X>>(how.psa, room, read_.psa));
             else layers_.push_back(cpu_passes_of<X>(*gpt.net.layers[l].attention).start_text(room));

@@ -26,6 +26,7 @@ struct Options {
     int tokens = 200, threads = 0;
     Sampling sampling;
     InferenceOptions inference;
+    Stored matrices = Stored::as_computed;
     bool print_ids = false, dry_run = false;
 };
 }   // namespace
@@ -47,6 +48,9 @@ static bool parse(int argc, char** argv, Options& o) {
         ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of sampling");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
+    app.add_option("--weights", o.matrices, "how the embedding, the matrices of linear layers, and cached keys and values are kept in memory: "
+                   "float32, or bf16, which are half as many bytes to read for every token")
+        ->transform(CLI::CheckedTransformer(std::map<std::string, Stored>{{"float32", Stored::as_computed}, {"bf16", Stored::as_bf16}}));
     add_inference_options(app, o.inference);
     app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -159,7 +163,7 @@ static void tell(const WritingTimes& times, size_t kept_bytes) {
 static void generate_from(const Variants& variants, const Options& o, const Config& config, std::vector<int32_t>& ids, Output& output) {
     const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + o.tokens));
     const Inference& inference = o.inference.how;
-    GPT<CPU, float> gpt(variants, config, 1, T, Mode::inference);
+    GPT<CPU, float> gpt(variants, config, 1, T, o.matrices);
     if (!gpt.net.all(&LayerFacts::is_causal) && !gpt.net.any(&LayerFacts::needs_known_text))
         fail(Exit::usage, o.checkpoint, ": with its settings ", variants.own.name, " looks at later tokens, which a text that is being ",
              "written does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variants.own.name, " --help)");
