@@ -17,11 +17,15 @@ void StreamedText::finish() {
     stream_.add("\n");
 }
 
-TextLines::TextLines(const std::string& path, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer, int most_tokens)
-    : path_(path.empty() ? "standard output" : path), file_(path.empty() ? stdout : std::fopen(path.c_str(), "w")), prompts_(prompts),
-      tokenizer_(tokenizer), most_tokens_(most_tokens), shows_progress_(isatty(STDERR_FILENO) != 0) {
-    if (!file_) fail(Exit::data, "--out ", path, ": cannot be written: ", last_os_error());
+static std::FILE* open_to_write(const std::string& path) {
+    std::FILE* const file = std::fopen(path.c_str(), "w");
+    if (!file) fail(Exit::data, path, ": cannot be written: ", last_os_error());
+    return file;
 }
+
+TextLines::TextLines(const std::string& path, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer, int most_tokens)
+    : path_(path.empty() ? "standard output" : path), file_(path.empty() ? stdout : open_to_write(path)), prompts_(prompts),
+      tokenizer_(tokenizer), most_tokens_(most_tokens), shows_progress_(isatty(STDERR_FILENO) != 0) {}
 
 TextLines::~TextLines() {
     if (file_ != stdout) std::fclose(file_);   // every line was flushed
