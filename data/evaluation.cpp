@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <set>
@@ -64,7 +63,6 @@ public:
     ItemReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
     EvaluationItem item(const Tokenizer& tokenizer) const {
-        if (!object_.is_object()) fail(Exit::data, where_, ": is not a JSON object");
         const bool by_context = object_.contains("context_options");
         const std::string shared = string(by_context ? "continuation" : "query");
         EvaluationItem item;
@@ -108,33 +106,17 @@ private:
     std::string where_;
 };
 
-json parse_line(const std::string& line, const std::string& where) {
-    if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // where the parser would stop
-    try {
-        return parse_json(line);
-    } catch (const json::exception& error) {
-        fail(Exit::data, where, ": is not JSON: ", error.what());
-    }
-}
-
 EvaluationTask read_json_lines(const std::string& path, const Tokenizer& tokenizer, int64_t limit) {
-    std::ifstream file(path);
-    if (!file) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     EvaluationTask task;
-    std::string line;
     bool same = true;
-    for (int64_t number = 1; std::getline(file, line); number++) {
-        if (limit && int64_t(task.items.size()) == limit) break;
-        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        const std::string where = path + ":" + std::to_string(number);
-        const json object = parse_line(line, where);
+    each_json_line(path, [&](const json& object, const std::string& where, int64_t number) {
         const ItemReader reader(object, where);
         task.items.push_back(reader.item(tokenizer));
         task.items.back().line = number;
         if (task.items.size() == 1) task.labels = reader.labels();
         same = same && task.labels == reader.labels();
-    }
-    if (file.bad()) fail(Exit::data, path, ": cannot be read: ", last_os_error());
+        return int64_t(task.items.size()) != limit;
+    });
     if (!same || task.items.size() < 2) task.labels.clear();
     return task;
 }

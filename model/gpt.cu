@@ -12,7 +12,7 @@
 /// unless texts->attend() dropped some.
 template <class Device, class X>
 static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, Monitor<Device, X>* monitor = nullptr,
-                         const RowsOfTexts<X>* texts = nullptr) {
+                         const RowsOfTexts* texts = nullptr) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const X* w = gpt.weights;
@@ -22,7 +22,7 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
     linear_forward(device, a.qkv, a.normed1, gpt.matrix(layer.qkv), layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
     QkShape<X> shape = gpt.qk_shape(l, B, T, batch.documents);
-    if (texts) shape.angles = texts->angles(l);
+    if (texts) shape.origin = texts->origin;
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
     if (gpt.auxiliary) {
         Wide<X>* const auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
@@ -35,7 +35,7 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
             gpt.attention(l).forward(device, one, w, a.attention, gpt.scratch.attention, Statistics<X>{});
             return a.attention.out;
         });
-    if (texts) rows = texts->attend(l, T);
+    if (texts) rows = texts->attend(l);
     else
         gpt.attention(l).forward(device, in, w, a.attention, gpt.scratch.attention,
                                  monitor ? monitor->start_layer(device) : Statistics<X>{});
@@ -50,7 +50,7 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
 
 template <class Device, class X>
 void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::type_identity_t<Monitor<Device, X>*> monitor,
-                 const RowsOfTexts<X>* texts) {
+                 const RowsOfTexts* texts) {
     const Config& c = gpt.net.config;
     const X* w = gpt.weights;
     const int B = batch.B, T = batch.T, BT = B * T;
@@ -263,7 +263,7 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
 // --------------------------------------------------------------------------------------------------- explicit instantiations
 
 #define INSTANTIATE(Device, X)                                                                                          \
-    template void gpt_forward(Device, GPT<Device, X>&, const Batch&, Monitor<Device, X>*, const RowsOfTexts<X>*);        \
+    template void gpt_forward(Device, GPT<Device, X>&, const Batch&, Monitor<Device, X>*, const RowsOfTexts*);        \
     template void gpt_loss(Device, GPT<Device, X>&, const Batch&, Write, Wide<X>);                                      \
     template void gpt_backward(Device, GPT<Device, X>&, const Batch&, Write, const GradientsReady&);                    \
     template void gpt_weights_loaded(Device, GPT<Device, X>&);                                                          \

@@ -158,12 +158,11 @@ LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, 
             v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine, documents};
 }
 
-/// Overrides for a forward pass whose rows are not one whole text: they go on with one, or are several texts packed together.
-template <class X>
+/// Overrides for a forward pass whose rows are not whole texts: they go on with some, or are several packed together.
 struct RowsOfTexts {
-    std::function<Angles<Wide<X>>(int l)> angles;   // RoPE angles of the rows in layer l, instead of those of positions 0, 1, ...
-    std::function<int(int l, int T)> attend; // replaces the attention of layer l; returns the rows left in gated_out and residual:
-                                             // B x T, or fewer in the last layer
+    const int32_t* origin;               // QkShape::origin: where in its row each token counts positions from, before the row if negative
+    std::function<int(int l)> attend;    // replaces the attention of layer l; returns the rows left in gated_out and residual: B x T, or
+                                         // fewer in the last layer
 };
 
 /// Preconditions: at most gpt.B x gpt.T tokens, each below V.
@@ -171,7 +170,7 @@ struct RowsOfTexts {
 /// pass that blocks on the device.
 template <class Device, class X>
 void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch,
-                 std::type_identity_t<Monitor<Device, X>*> monitor = nullptr, const RowsOfTexts<X>* texts = nullptr);
+                 std::type_identity_t<Monitor<Device, X>*> monitor = nullptr, const RowsOfTexts* texts = nullptr);
 
 /// Precondition: gpt_forward() of the same batch.
 /// gpt.totals->loss = or += the cross-entropy of the batch's targets in nats, and likewise ->auxiliary. The head runs over chunks

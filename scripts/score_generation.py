@@ -8,8 +8,8 @@
 
 items.jsonl has {"prompt", "reference"} in each line (with --texts the reference alone will do), finished.jsonl {"text"}, line by
 line for the same items; the file of --out can be given as one. What stands behind -- goes to ./generate, which is greedy unless
-that says otherwise. It is started once per prompt and loads the model each time. It always writes --tokens tokens, past an end of
-text too; --stop cuts each text where the given characters appear first.
+that says otherwise, and gets all prompts at once. A text ends at an end of text or after --tokens tokens; --stop cuts it where the
+given characters appear first.
 
 Prints BLEU of all texts together, in percent with sacrebleu's signature, which belongs to every figure that is passed on, and the
 means over items of the F1 of ROUGE-1, ROUGE-2 and ROUGE-L (no stemming), in percent with standard errors. White space around texts
@@ -20,6 +20,7 @@ import json
 import math
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -64,29 +65,28 @@ def read_items(path, keys):
     return items
 
 
-def generate(checkpoint, prompt, tokens, more):
-    """What the checkpoint writes behind the prompt."""
-    begin = [f'--prompt={prompt}'] if prompt else []
-    command = [GENERATE, '--checkpoint', checkpoint, *begin, '--tokens', str(tokens), '--temperature', '0', *more]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False)
-    except (OSError, ValueError) as error:
-        fail(2, f'{GENERATE} cannot be started (`make generate` builds it): {error}')
-    if done.returncode:
-        fail(done.returncode if done.returncode > 0 else 1, done.stderr.decode(errors='replace').strip() or f'{GENERATE} failed')
-    return done.stdout.decode(errors='replace')[len(prompt):].removesuffix('\n')
+def generate(options, prompts):
+    """What the checkpoint writes behind each of the prompts."""
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = Path(folder) / 'prompts.jsonl', Path(folder) / 'texts.jsonl'
+        before.write_text(''.join(json.dumps({'prompt': prompt}) + '\n' for prompt in prompts), encoding='utf-8')
+        command = [GENERATE, '--checkpoint', options.checkpoint, '--prompts', before, '--out', after, '--tokens', str(options.tokens),
+                   '--temperature', '0', *options.generate_options]
+        try:
+            done = subprocess.run(command, check=False)   # its progress and errors are on stderr
+        except (OSError, ValueError) as error:
+            fail(2, f'{GENERATE} cannot be started (`make generate` builds it): {error}')
+        if done.returncode:
+            fail(done.returncode if done.returncode > 0 else 1, f'{GENERATE} failed')
+        return [item['text'] for item in read_items(after, ['text'])]
 
 
 def all_texts(options, items):
-    if options.texts:
-        texts = [item['text'] for item in read_items(options.texts, ['text'])]
-        if len(texts) != len(items):
-            fail(3, f'{options.texts}: has {len(texts)} texts, and {options.items} has {len(items)} items')
-        return texts
-    texts = []
-    for number, item in enumerate(items, 1):
-        texts.append(generate(options.checkpoint, item['prompt'], options.tokens, options.generate_options))
-        print(f'\r{number}/{len(items)} texts', end='' if number < len(items) else '\n', file=sys.stderr, flush=True)
+    if not options.texts:
+        return generate(options, [item['prompt'] for item in items])
+    texts = [item['text'] for item in read_items(options.texts, ['text'])]
+    if len(texts) != len(items):
+        fail(3, f'{options.texts}: has {len(texts)} texts, and {options.items} has {len(items)} items')
     return texts
 
 

@@ -371,6 +371,26 @@ expect "no keys per block" 2 "1 to 65536" $greedy --attention psa --psa-block 0
 expect "an unknown mechanism" 2 "adaspa" $greedy --attention pas
 expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
 
+# ---- many prompts
+last="$work/causal/step_00000012"
+printf '%s\n' '{"prompt": "We the people", "id": 7}' '{"prompt_ids": [65, 66, 67], "seed": 3}' '' '{"prompt": "The state of the union"}' '{"prompt": ""}' > "$work/prompts.jsonl"
+many="./generate --checkpoint $last --tokens 9 --temperature 0.7 --ignore-eos"
+expect "texts of many prompts" 0 "4 prompts" $many --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
+check "a line for each, in their order" '[ "$(grep -c "\"tokens\":9}" "$work/texts.jsonl")" -eq 4 ] && head -1 "$work/texts.jsonl" | grep -q "\"id\":7.*We the people"'
+expect "the same two at a time, on standard output" 0 "4 prompts" $many --prompts "$work/prompts.jsonl" --batch 2
+check "as before" 'cmp -s "$work/stdout" "$work/texts.jsonl"'
+expect "and each alone" 0 "" $many --prompt-ids 65,66,67 --seed 3 --print-ids
+cp "$work/stdout" "$work/alone"
+expect "as ids" 0 "" $many --prompts "$work/prompts.jsonl" --print-ids
+check "are the same" '[ "$(sed -n 2p "$work/stdout" | grep -o "\"ids\":\[[^]]*" | cut -d"[" -f2 | tr "," " ")" = "$(cat "$work/alone")" ]'
+echo '{"prompt": "We' >> "$work/prompts.jsonl"
+expect "a line that is cut off" 3 "prompts.jsonl:6: is not JSON" $many --prompts "$work/prompts.jsonl"
+expect "prompts of two kinds" 2 "excludes" $many --prompts "$work/prompts.jsonl" --prompt a
+expect "a file of texts without prompts" 2 "requires --prompts" $many --out "$work/texts.jsonl"
+cp -r "$last" "$work/short" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
+expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
+expect "a text that becomes longer" 0 "" ./generate --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
+
 # ---- a full disk
 if [ "$(id -u)" -eq 0 ] && mkdir "$work/disk" && mount -t tmpfs -o size=900k tmpfs "$work/disk" 2> /dev/null; then
     mounted=$work/disk

@@ -58,7 +58,7 @@ head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text
 ./tokenize --tokenizer bytes --out "$work/data" --name small "$work/text.txt" > /dev/null 2>&1
 ./train_causal --device cpu --model qwen-tiny --seq-len 128 --batch-size 4 --threads 1 --train-data "$work/data/small_train_*.bin" \
     --val-every 0 --sample-every 0 --steps 1 --plot 0 --out "$work/run" > /dev/null 2>&1
-expect "a checkpoint's texts" 0 "2/2 texts" $score "$items" --checkpoint "$work/run/step_00000001" --tokens 20 --out "$work/own.jsonl"
+expect "a checkpoint's texts" 0 "2 prompts" $score "$items" --checkpoint "$work/run/step_00000001" --tokens 20 --out "$work/own.jsonl"
 says "are scored" "2 items"
 ./generate --checkpoint "$work/run/step_00000001" --prompt "My fellow" --tokens 20 --temperature 0 > "$work/text" 2> /dev/null
 check "and are what ./generate writes" '$python - "$work" << "END"

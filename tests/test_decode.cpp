@@ -12,7 +12,8 @@ using Model = CausalTrial<double>;
 std::vector<double> logits(Decoder<double>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
     std::vector<double> all;
     for (int T = prompt; T <= int(text.size()); T++) {
-        const double* next = decoder.logits_after({text.begin(), text.begin() + T});
+        const std::vector<int32_t> ids(text.begin(), text.begin() + T);
+        const double* next = T == prompt ? decoder.begin(0, ids) : decoder.next({{0, &ids}});
         all.insert(all.end(), next, next + V);
     }
     return all;

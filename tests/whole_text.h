@@ -33,8 +33,7 @@ void check_whole_text(const Variant& variant, const Form& form, int prompt, int 
     decoder.allocate();
     std::vector<int32_t> text = trial.tokens;
     std::vector<X> rows;
-    while (true) {
-        const X* logits = decoder.logits_after(text);
+    for (const X* logits = decoder.begin(0, text);; logits = decoder.next({{0, &text}})) {
         rows.insert(rows.end(), logits, logits + V);
         if (int(text.size()) == T) break;
         text.push_back(sample_token(logits, V, GREEDY, 0));

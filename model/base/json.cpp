@@ -1,5 +1,7 @@
 #include "model/base/json.h"
 
+#include <fstream>
+
 #include "model/base/error.h"
 
 using nlohmann::json;
@@ -11,6 +13,30 @@ json parse_json(std::string_view text, const json::parser_callback_t& on_value, 
 std::string written(const json& value, int indent, NotUtf8 otherwise) { return value.dump(indent, ' ', false, otherwise); }
 std::string written(const nlohmann::ordered_json& value, int indent, NotUtf8 otherwise) {
     return value.dump(indent, ' ', false, otherwise);
+}
+
+static json parse_json_line(const std::string& line, const std::string& where) {
+    if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // where the parser would stop
+    json object;
+    try {
+        object = parse_json(line);
+    } catch (const json::exception& error) {
+        fail(Exit::data, where, ": is not JSON: ", error.what());
+    }
+    if (!object.is_object()) fail(Exit::data, where, ": is not a JSON object");
+    return object;
+}
+
+void each_json_line(const std::string& path, const std::function<bool(const json&, const std::string&, int64_t)>& use) {
+    std::ifstream file(path);
+    if (!file) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
+    std::string line;
+    for (int64_t number = 1; std::getline(file, line); number++) {
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        const std::string where = path + ":" + std::to_string(number);
+        if (!use(parse_json_line(line, where), where, number)) return;
+    }
+    if (file.bad()) fail(Exit::data, path, ": cannot be read: ", last_os_error());
 }
 
 json parse_json_object(const std::string& text, const std::string& where) {

@@ -3,6 +3,7 @@
 // json.cpp calls them, so that they are compiled once.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,10 @@ using NotUtf8 = nlohmann::json::error_handler_t;
 /// happens to invalid UTF-8: an exception, or replacement by U+FFFD.
 std::string written(const nlohmann::json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
 std::string written(const nlohmann::ordered_json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
+
+/// Calls use(object, "path:line", line) for every line of a JSON Lines file that is not blank, in order, until it returns false.
+/// Exit::data for a file that cannot be read and for a line that is not a JSON object.
+void each_json_line(const std::string& path, const std::function<bool(const nlohmann::json&, const std::string&, int64_t)>& use);
 
 // ---- fields; every failure is Exit::checkpoint
 

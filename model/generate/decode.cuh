@@ -1,6 +1,7 @@
-// Writing text on the CPU: one pass over the prompt, then one per new token, against what each layer keeps of the text
-// (attention/variant.h: LayerText). Variants with a layer that keeps nothing of use (LayerFacts::writes_row_by_row) read the whole
-// text again for every token, and so do all variants once the text is longer than the model's positions.
+// Writing texts on the CPU: one pass over each prompt, then one per new token, which takes a row from each of the texts and reads the
+// weights once for all of them. A row's attention is to what each layer keeps of its text (attention/variant.h: LayerText). Variants
+// with a layer that keeps nothing of use (LayerFacts::writes_row_by_row) read the whole text again for every token, and so do all
+// variants once the text is longer than the model's positions.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -8,8 +9,7 @@
 #include <vector>
 
 #include "attention/inference/reader.h"
-#include "model/base/text.h"
-#include "model/generate/sampler.h"
+#include "model/generate/write_texts.h"
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
 
@@ -48,93 +48,133 @@ private:
     std::optional<PsaBlocks<X>> blocks_;
 };
 
-/// A model that continues one text.
+/// Row r of `in`, as the next token of a text.
+template <class X>
+LayerInputs<X> row_of(LayerInputs<X> in, int r) {
+    in.B = in.T = 1;
+    in.x += size_t(r) * in.C;
+    if (in.q_pre) in.q_pre += r * in.qk_row, in.k_pre += r * in.qk_row;
+    in.q += r * in.qk_row, in.k += r * in.qk_row, in.v += r * in.v_row;
+    return in;
+}
+
+/// `state` for that row: its output is in its place, all else is scratch memory.
+template <class X>
+LayerState<X> row_of(LayerState<X> state, const LayerShape& s, int r) {
+    const size_t at = size_t(r) * s.NH * s.HS;
+    state.out += at, state.gated_out += at;
+    return state;
+}
+
+/// A model that continues texts side by side. Each is in a place of its own, which the next text may take when it has ended.
 template <class X>
 class Decoder {
 public:
-    /// allocate() comes next.
-    Decoder(GPT<CPU, X>& gpt, const Inference& how)
-        : gpt_(gpt), how_(how), reader_(gpt.net.config, how), feed_(1, gpt.T, gpt.net.config.V) {
-        const Config& c = gpt.net.config;
-        const TextRoom room{{1, gpt.T, c.C, c.NH, c.NKV, c.HS}, gpt.net.tensors.matrices()};
-        for (int l = 0; l < c.L && gpt.net.all(&LayerFacts::writes_row_by_row); l++)
-            if (how.attention == InferenceAttention::psa) layers_.push_back(std::make_unique<PsaText<X>>(how.psa, room, read_.psa));
-            else layers_.push_back(cpu_passes_of<X>(*gpt.net.layers[l].attention).start_text(room));
-    }
+    /// Precondition: places <= gpt.T, since a row of each is computed at once. allocate() comes next.
+    Decoder(GPT<CPU, X>& gpt, const Inference& how, int places = 1)
+        : gpt_(gpt), how_(how), reader_(gpt.net.config, how), feed_(1, gpt.T, gpt.net.config.V), places_(places), origin_(gpt.T),
+          logits_(size_t(places) * gpt.net.config.V) {}
 
-    /// Bytes of what the layers keep of gpt.T tokens; PSA's metadata, up to two more rows for each of its blocks, among them.
-    size_t cache_bytes() const {
+    /// Bytes of what the layers keep of texts of gpt.T tokens in all places; PSA's metadata, up to two more rows for each of its
+    /// blocks, among them.
+    size_t cache_bytes() {
         const Config& c = gpt_.net.config;
         size_t bytes = how_.attention == InferenceAttention::psa ? c.L * reader_.bytes(c, gpt_.T, how_) : 0;
-        for (const auto& layer : layers_) bytes += layer->bytes();
-        return bytes;
+        for (const auto& layer : new_text()) bytes += layer->bytes();
+        return bytes * places_.size();
     }
 
-    void allocate() {
-        feed_.allocate(CPU{});
-        for (const auto& layer : layers_) layer->allocate();
+    void allocate() { feed_.allocate(CPU{}); }
+
+    /// A text begins in `place`, and what was there is forgotten. Precondition: `ids` is not empty. Logits (V) of the token after them;
+    /// valid until the next call.
+    const X* begin(int place, const std::vector<int32_t>& ids) {
+        std::vector<std::unique_ptr<LayerText<X>>>& layers = places_[place];
+        layers.clear();   // before memory for the next is asked for
+        if (ids.size() > size_t(gpt_.T)) return whole_pass(ids);
+        layers = new_text();
+        for (const auto& layer : layers) layer->allocate();
+        const RowsOfTexts prompt{nullptr, [&](int l) { return read_prompt(l, int(ids.size()), layers), int(ids.size()); }};
+        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, ids.data(), nullptr, 1, int(ids.size())), nullptr, layers.empty() ? nullptr : &prompt);
+        return gpt_logits(CPU{}, gpt_, int(ids.size()) - 1, 1);
     }
 
-    /// Precondition: `ids` extends the ids of the previous call. Logits (V) of the token after `ids`; valid until the next call.
-    const X* logits_after(const std::vector<int32_t>& ids) {
-        const int T = int(std::min<size_t>(ids.size(), gpt_.T));
-        if (layers_.empty() || ids.size() > size_t(gpt_.T)) {
-            gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, ids.data() + ids.size() - T, nullptr, 1, T));
-            return gpt_logits(CPU{}, gpt_, T - 1, 1);
+    /// Precondition: each of the texts is the one in its place and one token longer than in the last call. Logits (texts, V) of the
+    /// tokens after them; valid until the next call.
+    const X* next(const std::vector<PlacedText>& texts) {
+        const int V = gpt_.net.config.V;
+        std::vector<PlacedText> rows;
+        std::vector<int> index;   // in `texts`
+        for (size_t n = 0; n < texts.size(); n++) {
+            const std::vector<int32_t>& ids = *texts[n].ids;
+            if (!places_[texts[n].place].empty() && ids.size() <= size_t(gpt_.T)) rows.push_back(texts[n]), index.push_back(int(n));
+            else std::copy_n(whole_pass(ids), V, &logits_[n * V]);
         }
-        if (tokens_ == 0) append(ids.data(), T);
-        while (tokens_ < T) append(ids.data() + tokens_, 1);
-        return gpt_logits(CPU{}, gpt_, last_row_, 1);
+        const X* const logits = rows.empty() ? nullptr : pass_over_rows(rows);
+        for (size_t r = 0; r < rows.size(); r++) std::copy_n(logits + r * V, V, &logits_[size_t(index[r]) * V]);
+        return logits_.data();
     }
+
+    int places() const { return int(places_.size()); }
+    int vocabulary() const { return gpt_.net.config.V; }
 
     /// What a mechanism for inference has read so far.
     const InferenceCount& read() const { return read_; }
 
 private:
-    /// T tokens follow: the whole prompt, or one.
-    void append(const int32_t* tokens, int T) {
-        const auto angles = [&](int l) { return gpt_.angles(l).from(tokens_, gpt_.net.config.HS); };
-        const RowsOfTexts<X> text{angles, [this](int l, int rows) { return attend(l, rows), rows; }};
-        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens, nullptr, 1, T), nullptr, &text);
-        tokens_ += T;
-        last_row_ = T - 1;
+    using Layers = std::vector<std::unique_ptr<LayerText<X>>>;   // one for each layer; none: whole passes
+
+    Layers new_text() {
+        const Config& c = gpt_.net.config;
+        const TextRoom room{{1, gpt_.T, c.C, c.NH, c.NKV, c.HS}, gpt_.net.tensors.matrices()};
+        Layers layers;
+        for (int l = 0; l < c.L && gpt_.net.all(&LayerFacts::writes_row_by_row); l++)
+            if (how_.attention == InferenceAttention::psa) layers.push_back(std::make_unique<PsaText<X>>(how_.psa, room, read_.psa));
+            else layers.push_back(cpu_passes_of<X>(*gpt_.net.layers[l].attention).start_text(room));
+        return layers;
     }
 
-    void attend(int l, int T) {
+    /// The last gpt.T tokens of a text, without anything kept of it.
+    const X* whole_pass(const std::vector<int32_t>& ids) {
+        const int T = int(std::min<size_t>(ids.size(), gpt_.T));
+        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, ids.data() + ids.size() - T, nullptr, 1, T));
+        return gpt_logits(CPU{}, gpt_, T - 1, 1);
+    }
+
+    void read_prompt(int l, int T, const Layers& layers) {
         LayerState<X>& state = gpt_.layers[l].attention;
         const LayerInputs<X> in = attention_inputs(gpt_, l, 1, T);
-        if (tokens_ > 0) return layers_[l]->next(in, gpt_.weights, state);
         if (how_.attention == InferenceAttention::adaspa) read_.add(reader_.prompt(kernel_arguments(in, state, Statistics<X>{})));
         else gpt_.attention(l).forward(CPU{}, in, gpt_.weights, state, gpt_.scratch.attention, {});
-        layers_[l]->begin(in, gpt_.weights, state);
+        layers[l]->begin(in, gpt_.weights, state);
+    }
+
+    /// Logits (texts, V): one pass over the last tokens of all of them.
+    const X* pass_over_rows(const std::vector<PlacedText>& texts) {
+        const int rows = int(texts.size());
+        std::vector<int32_t> tokens;
+        for (int r = 0; r < rows; r++) {
+            tokens.push_back(texts[r].ids->back());
+            origin_[r] = r - (int(texts[r].ids->size()) - 1);
+        }
+        const RowsOfTexts these{origin_.data(), [&](int l) {
+                                    const LayerInputs<X> in = attention_inputs(gpt_, l, 1, rows);
+                                    for (int r = 0; r < rows; r++) {
+                                        LayerState<X> state = row_of(gpt_.layers[l].attention, in, r);
+                                        places_[texts[r].place][l]->next(row_of(in, r), gpt_.weights, state);
+                                    }
+                                    return rows;
+                                }};
+        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens.data(), nullptr, 1, rows), nullptr, &these);
+        return gpt_logits(CPU{}, gpt_, 0, rows);
     }
 
     GPT<CPU, X>& gpt_;
     Inference how_;
     InferenceReader<X> reader_;
     BatchFeed<CPU> feed_;
-    int tokens_ = 0, last_row_ = 0;                        // of the text so far; of the last pass
-    std::vector<std::unique_ptr<LayerText<X>>> layers_;   // none: whole passes
+    std::vector<Layers> places_;
+    std::vector<int32_t> origin_;   // (rows) RowsOfTexts::origin
+    std::vector<X> logits_;         // (places, V)
     InferenceCount read_;
 };
-
-/// What writing took.
-struct WritingTimes {
-    int prompt = 0, tokens = 0;           // tokens read at once, and written
-    double first = 0, others = 0;         // seconds until the first was written, and for all others
-};
-
-/// Precondition: `ids` is not empty. Appends `count` tokens to it, the same as generate() would, or fewer if use(token) is false.
-template <class X, class Use>
-WritingTimes generate_with_cache(Decoder<X>& decoder, int V, std::vector<int32_t>& ids, int count, const Sampling& how, Use use) {
-    WritingTimes times;
-    times.prompt = int(ids.size());
-    Stopwatch clock;
-    for (bool more = true; more && times.tokens < count; times.tokens++) {
-        ids.push_back(sample_token(decoder.logits_after(ids), V, how, times.tokens));
-        (times.tokens ? times.others : times.first) += clock.lap();
-        more = use(ids.back());
-        clock.lap();   // whoever reads is not timed
-    }
-    return times;
-}

@@ -13,21 +13,22 @@
 #include "model/checkpoint/load.cuh"
 #include "model/device/machine.h"
 #include "model/generate/decode.cuh"
-#include "model/generate/text_stream.h"
+#include "model/generate/output.h"
+#include "model/generate/prompts.h"
+#include "model/generate/write_texts.h"
 #include "model/run/inference_options.h"
 #include "model/run/machine.cuh"
 #include "model/run/summary.h"
 
 namespace {
 struct Options {
-    std::string checkpoint, prompt;
+    std::string checkpoint, prompt, prompts, out, weights = "float32";
     std::vector<int32_t> prompt_ids;
     std::vector<std::string> settings;   // KEY=VALUE
-    int tokens = 200, threads = 0;
+    int tokens = 200, batch = 8, threads = 0;
     Sampling sampling;
     InferenceOptions inference;
-    Stored matrices = Stored::as_computed;
-    bool print_ids = false, dry_run = false;
+    bool print_ids = false, ignore_eos = false, dry_run = false;
 };
 }   // namespace
 
@@ -41,37 +42,28 @@ static bool parse(int argc, char** argv, Options& o) {
         ->delimiter(',')
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw)
         ->excludes(prompt);
-    app.add_option("--tokens", o.tokens, "how many tokens to write")->check(CLI::Range(1, 1 << 30));
+    auto* prompts = app.add_option("--prompts", o.prompts, "FILE.jsonl, a prompt in each line: {\"prompt\": TEXT} or {\"prompt_ids\": [1,2]}")
+                        ->excludes("--prompt")
+                        ->excludes("--prompt-ids");
+    app.add_option("--out", o.out, "FILE.jsonl for the texts of --prompts, in their order; without it, standard output")->needs(prompts);
+    app.add_option("--batch", o.batch, "how many texts of --prompts are written side by side")->needs(prompts)->check(CLI::Range(1, 128));
+    app.add_option("--tokens", o.tokens, "how many tokens to write, if no end of text comes before")->check(CLI::Range(1, 1 << 30));
     app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(number_from(0, 1e6));
     app.add_option("--top-k", o.sampling.top_k, "sample from the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));
     app.add_option("--top-p", o.sampling.top_p, "sample from the likeliest tokens whose probabilities sum to this")
         ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of sampling");
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
-    app.add_option("--weights", o.matrices, "how the embedding, the matrices of linear layers, and cached keys and values are kept in memory: "
-                   "float32, or bf16, which are half as many bytes to read for every token")
-        ->transform(CLI::CheckedTransformer(std::map<std::string, Stored>{{"float32", Stored::as_computed}, {"bf16", Stored::as_bf16}}));
+    app.add_option("--weights", o.weights, "bf16: the model's matrices, and keys and values of the text, are kept rounded, in half the memory; "
+                   "every token reads half as many bytes, and arithmetic stays in float32")
+        ->check(CLI::IsMember({"float32", "bf16"}));
     add_inference_options(app, o.inference);
     app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else");
+    app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else; of --prompts, \"ids\" instead of \"text\"");
+    app.add_flag("--ignore-eos", o.ignore_eos, "go on behind the token that ends a text");
     app.add_flag("--dry-run", o.dry_run, "print the memory that it takes, and write nothing");
     return parse_options(app, argc, argv);
-}
-
-/// The prompt as ids, or, without a prompt, the token that begins a document. Exit::usage for ids outside the vocabulary.
-static std::vector<int32_t> prompt_ids(const Options& o, const Config& config, const Tokenizer* tokenizer) {
-    std::vector<int32_t> ids = o.prompt_ids;
-    if (!o.prompt.empty()) {
-        std::vector<uint32_t> encoded;
-        tokenizer->encode(o.prompt, encoded);
-        ids.assign(encoded.begin(), encoded.end());
-    }
-    if (ids.empty() && tokenizer) ids.push_back(int32_t(tokenizer->end_of_text()));
-    if (ids.empty()) fail(Exit::usage, "nothing to start from: give --prompt-ids");
-    for (int32_t id : ids)
-        if (id < 0 || id >= config.V) fail(Exit::usage, "--prompt-ids ", id, " is not in the model's vocabulary 0..", config.V - 1);
-    return ids;
 }
 
 /// Exit::usage unless an inference-time mechanism supports the checkpoint and the text; `positions` is how many tokens the model
@@ -125,71 +117,84 @@ static Variants complete(Config& config, const Variant& own, const std::string& 
     return variants;
 }
 
-/// stdout: the prompt and the text, or ids on one line, as they are written.
-class Output {
-public:
-    /// Without a tokenizer: ids, and no prompt.
-    Output(const Tokenizer* tokenizer, std::string prompt) : tokenizer_(tokenizer), prompt_(std::move(prompt)), stream_(stdout) {}
-
-    void add(int32_t token) {
-        if (first_ && tokenizer_) stream_.add(prompt_);   // not before the checkpoint is known to be sound
-        if (tokenizer_) stream_.add(tokenizer_->decode({&token, 1}));
-        else stream_.add((first_ ? "" : " ") + std::to_string(token));
-        first_ = false;
-    }
-    void finish() {
-        stream_.finish();
-        stream_.add("\n");
-    }
-
-private:
-    const Tokenizer* tokenizer_;
-    std::string prompt_;
-    TextStream stream_;
-    bool first_ = true;
-};
-
 /// For people, on stderr: stdout is for the text.
 static void tell(const WritingTimes& times, size_t kept_bytes) {
-    std::fprintf(stderr, "prompt: %d tokens, the first written after %.3f s; ", times.prompt, times.first);
-    if (times.tokens > 1)
-        std::fprintf(stderr, "%d more in %.3f s, %.1f tokens/s; ", times.tokens - 1, times.others, (times.tokens - 1) / times.others);
-    if (kept_bytes) std::fprintf(stderr, "kept of the text: %s\n", human_bytes(double(kept_bytes)).c_str());
-    else std::fprintf(stderr, "nothing is kept of the text: each token took a pass over all of it\n");
+    const auto rate = [](size_t tokens, double seconds) { return text("%.1f tokens/s", double(tokens) / seconds); };
+    std::string told = times.texts == 1 ? text("prompt: %zu tokens, the first written after %.3f s", times.prompt_tokens, times.reading)
+                                        : text("%zu prompts: %zu tokens, read in %.3f s", times.texts, times.prompt_tokens, times.reading);
+    told += " (" + rate(times.prompt_tokens, times.reading) + "); ";
+    if (const size_t later = times.later_tokens())
+        told += text("%zu more in %.3f s, %s; ", later, times.writing, rate(later, times.writing).c_str());
+    told += kept_bytes ? "kept of the text: " + human_bytes(double(kept_bytes))
+                       : "nothing is kept of the text: each token took a pass over all of it";
+    std::fprintf(stderr, "%s\n", told.c_str());
 }
 
-/// Appends `o.tokens` tokens to `ids` with the weights of the checkpoint, and hands each to `output` as it is written. Exit::signal if a
-/// signal came before the last.
-static void generate_from(const Variants& variants, const Options& o, const Config& config, std::vector<int32_t>& ids, Output& output) {
-    const int T = int(std::min<int64_t>(config.max_positions, int64_t(ids.size()) + o.tokens));
-    const Inference& inference = o.inference.how;
-    GPT<CPU, float> gpt(variants, config, 1, T, o.matrices);
-    if (!gpt.net.all(&LayerFacts::is_causal) && !gpt.net.any(&LayerFacts::needs_known_text))
-        fail(Exit::usage, o.checkpoint, ": with its settings ", variants.own.name, " looks at later tokens, which a text that is being ",
-             "written does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variants.own.name, " --help)");
-    Decoder<float> decoder(gpt, inference);
+/// Positions for the longest of the prompts and what is to be written behind it, as far as the model has them.
+static int positions_for(const std::vector<Prompt>& prompts, const Options& o, const Config& config) {
+    size_t longest = 0;
+    for (const Prompt& prompt : prompts) longest = std::max(longest, prompt.ids.size());
+    return int(std::min<int64_t>(config.max_positions, int64_t(longest) + o.tokens));
+}
+
+static void require_no_look_ahead(const Qwen& net, const Options& o, const char* variant) {
+    if (!net.all(&LayerFacts::is_causal) && !net.any(&LayerFacts::needs_known_text))
+        fail(Exit::usage, o.checkpoint, ": with its settings ", variant, " looks at later tokens, which a text that is being ",
+             "written does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variant, " --help)");
+}
+
+/// Exit::out_of_memory if the plan does not fit.
+static void require_memory(const std::vector<MemoryUse>& plan, int places, int T) {
+    const size_t needed = total_bytes(plan), available = available_memory();
+    if (needed > available)
+        fail(Exit::out_of_memory, places, places == 1 ? " text" : " texts side by side", " of ", T, " tokens need ", human_bytes(double(needed)),
+             " and the machine has ", human_bytes(double(available)), " left: lower --tokens", places == 1 ? "" : " or --batch");
+}
+
+/// Writes behind the prompts with the weights of the checkpoint, and hands each token to `output`. Exit::signal if a signal came before
+/// the last.
+static void generate_from(const Variants& variants, const Options& o, const Config& config, const std::vector<Prompt>& prompts,
+                          int32_t end_of_text, TextOutput& output) {
+    GPT<CPU, float> gpt(variants, config, 1, positions_for(prompts, o, config),
+                        o.weights == "bf16" ? Stored::as_bf16 : Stored::as_computed);
+    require_no_look_ahead(gpt.net, o, variants.own.name);
+    const int places = std::min({o.batch, int(prompts.size()), gpt.T});
+    Decoder<float> decoder(gpt, o.inference.how, places);
     std::vector<MemoryUse> plan = gpt.memory_plan();
     plan.push_back({"kept of the text", decoder.cache_bytes()});
     add_overheads(CPU{}, plan, 0, false);
     if (o.dry_run) return print_memory(plan);
-    const size_t needed = total_bytes(plan), available = available_memory();
-    if (needed > available)
-        fail(Exit::out_of_memory, "a text of ", T, " tokens needs ", human_bytes(double(needed)), " and the machine has ",
-             human_bytes(double(available)), " left: lower --tokens");
+    require_memory(plan, places, gpt.T);
     gpt.allocate(CPU{});
     load_for_inference(CPU{}, gpt, o.checkpoint);
     if (gpt.net.any(&LayerFacts::needs_known_text))
         std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variants.own.name);
     decoder.allocate();
-    const WritingTimes times = generate_with_cache(decoder, config.V, ids, o.tokens, o.sampling, [&](int32_t token) {
-        output.add(token);
-        return !stop_requested();
-    });
+
+    size_t begun = 0, done = 0;
+    const auto begin = [&](Text& text) {
+        if (begun == prompts.size() || stop_requested()) return false;
+        const Prompt& prompt = prompts[begun];
+        text = {begun++, prompt.ids, prompt.ids.size(), o.sampling};
+        text.sampling.seed = prompt.seed.value_or(o.sampling.seed);
+        return true;
+    };
+    const auto wrote = [&](const Text& text) {
+        output.add(text);
+        const bool ended = text.ids.back() == end_of_text;
+        if (!ended && text.written() < size_t(o.tokens)) return !stop_requested();
+        output.end(text, ended);
+        done++;
+        return false;
+    };
+    const WritingTimes times = write_texts(decoder, begin, wrote);
     output.finish();
     tell(times, decoder.cache_bytes());
-    const std::string read = described(decoder.read(), inference.psa.bound);
+    const std::string read = described(decoder.read(), o.inference.how.psa.bound);
     if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());
-    if (times.tokens < o.tokens) fail(Exit::signal, "stopped by a signal after ", times.tokens, " of ", o.tokens, " tokens");
+    if (done == prompts.size()) return;
+    if (prompts.size() == 1) fail(Exit::signal, "stopped by a signal after ", times.tokens, " of ", o.tokens, " tokens");
+    fail(Exit::signal, "stopped by a signal after ", done, " of ", prompts.size(), " texts");
 }
 
 static void run(const Options& o) {
@@ -202,13 +207,21 @@ static void run(const Options& o) {
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
         fail(Exit::usage, o.checkpoint, ": its tokenizer is not known to this program; use --prompt-ids and --print-ids");
 
-    std::vector<int32_t> ids = prompt_ids(o, config, tokenizer.get());
-    require_plain_attention(o, config, ids.size() + size_t(o.tokens) - 1);
+    std::vector<Prompt> prompts;
+    if (o.prompts.empty())
+        prompts.push_back(make_prompt(o.prompt, o.prompt_ids, tokenizer.get(), config.V, config.max_positions,
+                                      o.prompt_ids.empty() ? "--prompt" : "--prompt-ids"));
+    else prompts = read_prompts(o.prompts, tokenizer.get(), config.V, config.max_positions);
+    for (const Prompt& prompt : prompts) require_plain_attention(o, config, prompt.ids.size() + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
     catch_stop_signals();
-    Output output(o.print_ids ? nullptr : tokenizer.get(), o.prompt);
+    const Tokenizer* const shows = o.print_ids ? nullptr : tokenizer.get();
+    std::unique_ptr<TextOutput> output;
+    if (o.prompts.empty()) output = std::make_unique<StreamedText>(shows, o.prompt);
+    else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
+    const int32_t end_of_text = o.ignore_eos ? -1 : tokenizer ? int32_t(tokenizer->end_of_text()) : config.end_of_text;
     try {
-        generate_from(variants, o, config, ids, output);
+        generate_from(variants, o, config, prompts, end_of_text, *output);
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");

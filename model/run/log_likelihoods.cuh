@@ -73,7 +73,7 @@ AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
 template <class X>
 InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gpt, const Batch& batch) {
     InferenceCount read;
-    const auto attend = [&](int l, int T) {
+    const auto attend = [&, T = batch.T](int l) {
         const AttentionForward<X> all =
             kernel_arguments(attention_inputs(gpt, l, batch.B, T), gpt.layers[l].attention, Statistics<X>{});
         std::vector<InferenceCount> counts(batch.B);
@@ -82,7 +82,7 @@ InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gp
         for (const InferenceCount& count : counts) read.add(count);
         return batch.B * T;
     };
-    const RowsOfTexts<X> texts{[&](int l) { return gpt.angles(l); }, attend};
+    const RowsOfTexts texts{nullptr, attend};
     gpt_forward(CPU{}, gpt, batch, nullptr, &texts);
     return read;
 }
@@ -108,20 +108,19 @@ public:
     /// By the reader, since this object was made.
     const InferenceCount& read() const { return read_; }
 
-    /// Memory for the angles of all tokens and, per thread, the keys and values of one text.
+    /// Memory for the origins of all tokens and, per thread, the keys and values of one text.
     static size_t bytes(const Config& c, int B, int T) {
-        return sizeof(Wide<X>) * B * T * c.HS + omp_get_max_threads() * (2 * sizeof(X) * c.NKV * c.HS + sizeof(int) * c.NH) * T;
+        return sizeof(int32_t) * B * T + omp_get_max_threads() * (2 * sizeof(X) * c.NKV * c.HS + sizeof(int) * c.NH) * T;
     }
 
     /// One log-likelihood per answer, item by item.
     std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
         items_ = items;
         const Predictions predictions = put_together();
-        const Angles<Wide<X>> angles = angles_of_positions();
-        const RowsOfTexts<X> texts{[&](int) { return angles; }, [this](int l, int rows) {
-                                       attend_texts(l);
-                                       return l + 1 < gpt_.net.config.L ? rows : compact_predicting_rows(l);
-                                   }};
+        const RowsOfTexts texts{origin_.data(), [this](int l) {
+                                    attend_texts(l);
+                                    return l + 1 < gpt_.net.config.L ? int(tokens_.size()) : compact_predicting_rows(l);
+                                }};
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens_.data(), nullptr, 1, int(tokens_.size())), nullptr, &texts);
         std::vector<const Answer*> answers;
         for (const EvaluationItem* item : items)
@@ -135,14 +134,15 @@ private:
         std::vector<int32_t> rows, targets;
     };
 
+    /// Tokens at `position` and after it in their text.
     void append(const int32_t* ids, int count, int position) {
+        origin_.insert(origin_.end(), count, int(tokens_.size()) - position);
         tokens_.insert(tokens_.end(), ids, ids + count);
-        for (int t = 0; t < count; t++) positions_.push_back(position + t);
     }
 
     Predictions put_together() {
         Predictions found;
-        tokens_.clear(), positions_.clear(), begin_.clear(), predicting_.clear();
+        tokens_.clear(), origin_.clear(), begin_.clear(), predicting_.clear();
         for (const EvaluationItem* item : items_) {
             const int context = item->answers.front().begin;
             begin_.push_back(int(tokens_.size()));
@@ -161,16 +161,6 @@ private:
             }
         }
         return found;
-    }
-
-    Angles<Wide<X>> angles_of_positions() {
-        const int half = gpt_.net.config.HS / 2;
-        cosine_.resize(positions_.size() * half), sine_.resize(cosine_.size());
-        for (size_t n = 0; n < positions_.size(); n++) {
-            std::copy_n(gpt_.cosine[0] + size_t(positions_[n]) * half, half, &cosine_[n * half]);
-            std::copy_n(gpt_.sine[0] + size_t(positions_[n]) * half, half, &sine_[n * half]);
-        }
-        return {cosine_.data(), sine_.data()};
     }
 
     /// A thread's buffers for an answer: keys and values (context + answer, NKV, HS), and the positions of its queries (NH, T), the
@@ -252,7 +242,6 @@ private:
     InferenceCount read_;
     std::vector<const EvaluationItem*> items_;   // of the batch
     std::vector<int> begin_;                     // (items) row of each context's first token
-    std::vector<int32_t> tokens_, positions_;    // (rows) tokens, and their positions in their texts
+    std::vector<int32_t> tokens_, origin_;       // (rows) tokens, and the row at which each one's text would have position 0
     std::vector<int> predicting_;                // rows that predict a token of an answer, ascending
-    std::vector<Wide<X>> cosine_, sine_;         // (rows, HS / 2)
 };

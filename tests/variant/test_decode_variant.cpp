@@ -4,6 +4,45 @@
 
 namespace {
 
+/// Prompts and what is written behind them, `counts` tokens each, greedily.
+template <class X>
+std::vector<std::vector<int32_t>> written(Decoder<X>& decoder, const std::vector<std::vector<int32_t>>& prompts, const std::vector<int>& counts) {
+    std::vector<std::vector<int32_t>> texts(prompts.size());
+    size_t begun = 0;
+    write_texts(
+        decoder,
+        [&](Text& text) {
+            if (begun == prompts.size()) return false;
+            text = {begun, prompts[begun], prompts[begun].size(), GREEDY};
+            begun++;
+            return true;
+        },
+        [&](const Text& text) {
+            texts[text.number] = text.ids;
+            return int(text.written()) < counts[text.number];
+        });
+    return texts;
+}
+
+/// Five texts of different lengths in three places against each of them alone.
+void check_side_by_side(const Variant& variant, const Form& form, int room) {
+    const Threads one(1);
+    Trial<double> trial(variant, config_of(form), 1, 90, 1, room, Recompute::nothing, 0, 1, Mode::inference);
+    const std::vector<int> lengths = {3, 70, 1, 66, 90}, counts = {40, 1, 12, 20, 8};
+    std::vector<std::vector<int32_t>> prompts;
+    for (size_t n = 0; n < lengths.size(); n++)
+        prompts.push_back({trial.tokens.begin() + ptrdiff_t(n % 2), trial.tokens.begin() + lengths[n]});
+    Decoder<double> together(trial.gpt, {}, 3), alone(trial.gpt, {});
+    together.allocate(), alone.allocate();
+    CHECK(together.cache_bytes() == 3 * alone.cache_bytes());
+    const auto texts = written(together, prompts, counts);
+    for (size_t n = 0; n < prompts.size(); n++) {
+        INFO("text " << n);
+        CHECK(int(texts[n].size()) == int(prompts[n].size()) + counts[n]);
+        CHECK(written(alone, {prompts[n]}, {counts[n]}).front() == texts[n]);
+    }
+}
+
 /// Logits after each of `count` new tokens, chosen greedily, and the tokens; once with the decoder, once with whole passes.
 template <class X>
 void check_same_text(const Variant& variant, const Form& form, int prompt, int count, int room, double tolerance) {
@@ -17,7 +56,7 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
     decoder.allocate();
     std::vector<int32_t> text = trial.tokens;
     for (int n = 0; n < count; n++) {
-        const X* cached = decoder.logits_after(text);
+        const X* cached = n ? decoder.next({{0, &text}}) : decoder.begin(0, text);
         const std::vector<X> actual(cached, cached + V);
         const int T = std::min(int(text.size()), room);
         gpt_forward(CPU{}, gpt, feed.put(CPU{}, text.data() + text.size() - T, nullptr, 1, T));
@@ -27,13 +66,10 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
         text.push_back(sample_token(expected.data(), V, GREEDY, n));
     }
 
-    std::vector<int32_t> with_cache = trial.tokens, without = trial.tokens;
-    Decoder<X> fresh(gpt, {});
-    fresh.allocate();
-    generate_with_cache(fresh, V, with_cache, count, GREEDY, [](int32_t) { return true; });
+    std::vector<int32_t> without = trial.tokens;
     generate(CPU{}, gpt, without, count, GREEDY);
-    CHECK(with_cache == text);
     CHECK(without == text);
+    CHECK(written(decoder, {trial.tokens}, {count}).front() == text);
 }
 
 }   // namespace
@@ -50,6 +86,11 @@ VARIANT_CASE(" decode: a cache changes no token and no logit: one tile and sever
     check_same_text<double>(variant, Form{}, 60, 12, 80, 1e-11);
     check_same_text<double>(variant, Form{true, false, 4, 1}, 127, 8, 150, 1e-11);
     check_same_text<float>(variant, Form{}, 67, 8, 80, 1e-4);
+}
+
+VARIANT_CASE(" decode: texts side by side are what each is alone, in whatever place and whenever they begin", "[decode][variant]") {
+    check_side_by_side(variant, Form{}, 110);
+    check_side_by_side(variant, Form{true, false, 4, 1}, 80);   // shorter than the last text becomes
 }
 
 VARIANT_CASE(" decode: a text longer than the model's positions goes on as without a cache", "[decode][variant]") {

@@ -1,0 +1,72 @@
+// Texts from their prompts, several side by side.
+#pragma once
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "model/base/text.h"
+#include "model/generate/sampler.h"
+
+/// A prompt, and what has been written behind it.
+struct Text {
+    size_t number = 0;          // for the caller
+    std::vector<int32_t> ids;   // of the prompt, then the text's
+    size_t prompt = 0;          // tokens of the prompt
+    Sampling sampling;
+    size_t written() const { return ids.size() - prompt; }
+};
+
+/// A text that is being written, and its place in a Decoder.
+struct PlacedText {
+    int place;
+    const std::vector<int32_t>* ids;   // all of the text so far
+};
+
+/// What writing took. The first token of a text comes with the reading of its prompt.
+struct WritingTimes {
+    size_t prompt_tokens = 0, texts = 0, tokens = 0;   // tokens of prompts; texts begun; tokens written
+    double reading = 0, writing = 0;                   // seconds until the first token of each text, and for the others
+    size_t later_tokens() const { return tokens - texts; }
+};
+
+/// Writes texts until there are no more of them, as many at once as the decoder has places. `begin(text)` fills in the next prompt, or
+/// returns false if there is none; `wrote(text)` takes note of a new token, the last of text.ids, and returns whether another is to
+/// follow. A text does not depend on those beside it, up to the rounding of sums.
+template <class Decoder, class Begin, class Wrote>
+WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
+    WritingTimes times;
+    Stopwatch clock;
+    std::vector<Text> texts(decoder.places());
+    std::vector<int> free, places;   // places without a text, and those of the texts that go on
+    for (int place = decoder.places() - 1; place >= 0; place--) free.push_back(place);
+
+    const auto add_token = [&](int place, const auto* logits, double& seconds) {
+        Text& text = texts[place];
+        text.ids.push_back(sample_token(logits, decoder.vocabulary(), text.sampling, text.written()));
+        times.tokens++;
+        seconds += clock.lap();
+        const bool goes_on = wrote(text);
+        clock.lap();   // whoever reads is not timed
+        return goes_on;
+    };
+    bool more = true;
+    while (true) {
+        while (more && !free.empty()) {
+            const int place = free.back();
+            texts[place] = {};
+            if (!(more = begin(texts[place]))) break;
+            clock.lap();
+            times.texts++, times.prompt_tokens += texts[place].prompt;
+            if (add_token(place, decoder.begin(place, texts[place].ids), times.reading)) free.pop_back(), places.push_back(place);
+        }
+        if (places.empty()) return times;
+        std::vector<PlacedText> rows;
+        for (int place : places) rows.push_back({place, &texts[place].ids});
+        clock.lap();
+        const auto* logits = decoder.next(rows);
+        std::vector<int> going_on;
+        for (size_t r = 0; r < places.size(); r++)
+            (add_token(places[r], logits + r * decoder.vocabulary(), times.writing) ? going_on : free).push_back(places[r]);
+        places = going_on;
+    }
+}

@@ -1,0 +1,109 @@
+// Prompts from a file, and the file of what was written behind them.
+#include <fstream>
+
+#include "model/base/error.h"
+#include "model/base/json.h"
+#include "model/generate/output.h"
+#include "tests/catch.h"
+#include "tests/temporary_folder.h"
+
+namespace {
+
+const auto bytes = open_tokenizer("bytes");
+
+std::vector<Prompt> prompts_of(const std::string& lines, const Tokenizer* tokenizer = bytes.get(), int64_t positions = 8) {
+    const TemporaryFolder folder;
+    std::ofstream(folder / "prompts.jsonl") << lines;
+    return read_prompts((folder / "prompts.jsonl").string(), tokenizer, 512, positions);
+}
+
+/// "" if `call` fails with Exit::data and a sentence that has `part`, or what it does instead.
+template <class Call>
+std::string unless_failed(const std::string& part, Call call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        return error.code == Exit::data && std::string(error.what()).find(part) != std::string::npos ? "" : error.what();
+    }
+    return "no error";
+}
+
+std::string refusal(const std::string& lines, const std::string& part, const Tokenizer* tokenizer = bytes.get()) {
+    return unless_failed(part, [&] { prompts_of(lines, tokenizer); });
+}
+
+/// A text of `written` behind the prompt of that number.
+Text text_of(const std::vector<Prompt>& prompts, size_t number, const std::vector<int32_t>& written) {
+    Text text{number, prompts[number].ids, prompts[number].ids.size(), {}};
+    text.ids.insert(text.ids.end(), written.begin(), written.end());
+    return text;
+}
+
+std::vector<std::string> lines_of(const std::string& path) {
+    std::ifstream file(path);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+}
+
+}   // namespace
+
+TEST_CASE("prompts: text, ids, seeds, blank lines, and the end of text where there is neither", "[generate]") {
+    const auto prompts = prompts_of("{\"prompt\": \"ab\", \"seed\": 7}\n\n{\"prompt_ids\": [300, 1]}\n{\"prompt\": \"\"}\n");
+    REQUIRE(prompts.size() == 3);
+    CHECK(prompts[0].ids == std::vector<int32_t>{'a', 'b'});
+    CHECK(prompts[0].seed == 7);
+    CHECK(prompts[1].ids == std::vector<int32_t>{300, 1});
+    CHECK(!prompts[1].seed);
+    CHECK(prompts[2].ids == std::vector<int32_t>{256});
+}
+
+TEST_CASE("prompts: what is wrong with a line is told with its number", "[generate]") {
+    CHECK(refusal("", "prompts.jsonl: has no prompts") == "");
+    CHECK(refusal("{\"prompt\": \"a\"}\n{\"prompt\": \"a\"\n", ":2: is not JSON") == "");
+    CHECK(refusal("[1]\n", ":1: is not a JSON object") == "");
+    CHECK(refusal("{\"text\": \"a\"}\n", ":1: expected either \"prompt\" or \"prompt_ids\"") == "");
+    CHECK(refusal("{\"prompt\": \"a\", \"prompt_ids\": [1]}\n", "either") == "");
+    CHECK(refusal("{\"prompt\": 5}\n", ":1: \"prompt\" is 5") == "");
+    CHECK(refusal("{\"prompt_ids\": 5}\n", "not a list") == "");
+    CHECK(refusal("{\"prompt_ids\": [1, 2.5]}\n", "2.5") == "");
+    CHECK(refusal("{\"prompt_ids\": [1, 512]}\n", "512 is not in the model's vocabulary 0..511") == "");
+    CHECK(refusal("{\"prompt_ids\": [4294967297]}\n", "vocabulary") == "");
+    CHECK(refusal("{\"prompt\": \"123456789\"}\n", "has 9 tokens, and the model reads 8") == "");
+    CHECK(refusal("{\"prompt\": \"a\", \"seed\": -1}\n", "\"seed\" is -1") == "");
+    CHECK(refusal("{\"prompt\": \"a\"}\n", "tokenizer is not known", nullptr) == "");
+    CHECK(refusal("{\"prompt_ids\": []}\n", "nothing to start from", nullptr) == "");
+}
+
+TEST_CASE("prompts: texts are written in the order of the prompts, with all that their lines had", "[generate]") {
+    const TemporaryFolder folder;
+    const std::string path = (folder / "texts.jsonl").string();
+    const auto prompts = prompts_of("{\"prompt\": \"a\", \"id\": \"x\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n{\"prompt\": \"d\"}\n");
+    TextLines lines(path, prompts, bytes.get(), 5);
+    lines.end(text_of(prompts, 1, {'B', 0xff}), false);
+    CHECK(lines_of(path).empty());   // that of the first is to come
+    lines.end(text_of(prompts, 0, {'A', 256}), true);
+    REQUIRE(lines_of(path).size() == 2);
+    const auto first = parse_json(lines_of(path)[0]), second = parse_json(lines_of(path)[1]);
+    CHECK(first["id"] == "x");
+    CHECK(first["text"] == "A");
+    CHECK(first["tokens"] == 2);
+    CHECK(first["ended"] == true);
+    CHECK(second["text"] == "B\xEF\xBF\xBD");
+    CHECK(second["ended"] == false);
+    lines.end(text_of(prompts, 3, {'D'}), false);
+    lines.finish();   // stopped: what has ended is not lost
+    REQUIRE(lines_of(path).size() == 3);
+    CHECK(parse_json(lines_of(path)[2])["prompt"] == "d");
+}
+
+TEST_CASE("prompts: without a tokenizer their texts are ids; a file that cannot be written is named", "[generate]") {
+    const auto prompts = prompts_of("{\"prompt_ids\": [5]}\n", nullptr);
+    const TemporaryFolder folder;
+    TextLines lines((folder / "ids").string(), prompts, nullptr, 5);
+    lines.end(text_of(prompts, 0, {6, 7}), false);
+    CHECK(parse_json(lines_of((folder / "ids").string()).at(0))["ids"] == std::vector<int>{6, 7});
+    CHECK(unless_failed("/nowhere/texts", [&] { TextLines("/nowhere/texts", prompts, nullptr, 5); }) == "");
+    TextLines full("/dev/full", prompts, nullptr, 5);
+    CHECK(unless_failed("/dev/full", [&] { full.end(text_of(prompts, 0, {6}), false); }) == "");
+}
