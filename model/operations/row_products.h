@@ -52,12 +52,14 @@ std::vector<Register<X>> in_order_of_units(const X* x, int rows, int IN) {
     using Unit = MatrixUnit<X, W>;
     const int units = (IN + Unit::size - 1) / Unit::size;
     std::vector<Register<X>> ordered(size_t(rows) * units * Unit::registers);
-    X* const to = reinterpret_cast<X*>(ordered.data());
     for (int row = 0; row < rows; row++)
-        for (int n = 0; n < IN; n++) {
-            const int unit = n / Unit::size, lane = n % Unit::size / Unit::registers;
-            const size_t at = (size_t(row) * units + unit) * Unit::registers + n % Unit::registers;
-            to[at * Unit::lanes + lane] = x[size_t(row) * IN + n];
+        for (int unit = 0; unit < units; unit++) {
+            X from[Unit::size] = {}, to[Unit::size];
+            const size_t at = size_t(row) * IN + size_t(unit) * Unit::size;
+            if ((unit + 1) * Unit::size <= IN) std::copy_n(x + at, Unit::size, from);
+            else std::copy_n(x + at, IN - unit * Unit::size, from);
+            for (int n = 0; n < Unit::size; n++) to[n % Unit::registers * Unit::lanes + n / Unit::registers] = from[n];
+            std::memcpy(&ordered[(size_t(row) * units + unit) * Unit::registers], to, sizeof to);
         }
     return ordered;
 }
