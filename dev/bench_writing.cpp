@@ -19,6 +19,7 @@
 #include "model/base/options.h"
 #include "model/device/machine.h"
 #include "model/generate/decode.cuh"
+#include "model/operations/row_products.h"
 
 namespace {
 
@@ -59,8 +60,8 @@ Turn read_memory() {
                 for (int p = 0; p < PLACES; p++)
                     for (int k = 0; k < LOADS; k++) sums[p][k] += from[p * part + n + k];
             Vector total{};
-            for (const auto& of_place : sums)
-                for (const Vector& sum : of_place) total += sum;
+            for (int p = 0; p < PLACES; p++)
+                for (int k = 0; k < LOADS; k++) total += sums[p][k];
             if (total[0] == 0) std::abort();   // so that it is computed
         }
     });
@@ -70,7 +71,7 @@ Turn read_memory() {
 class Writer {
 public:
     Writer(const std::string& model, Stored stored, int prompt, int tokens)
-        : gpt_(named("causal"), preset(model), 1, std::max(prompt + tokens, MOST_TEXTS), stored), prompt_(prompt), tokens_(tokens) {
+        : gpt_(on_cpu::causal, preset(model), 1, std::max(prompt + tokens, MOST_TEXTS), stored), prompt_(prompt), tokens_(tokens) {
         gpt_.allocate(CPU{});
         initialise(gpt_.net.tensors, 1, gpt_.weights, gpt_.bf16_matrices);
     }

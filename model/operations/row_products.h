@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -27,6 +28,18 @@ struct RegisterOf<double> {
 };
 template <class X>
 using Register = typename RegisterOf<X>::type;
+
+/// a * b + c, rounded once where the processor can. Left to itself the compiler would round once here and twice there, and the bits of a
+/// row would depend on how many are beside it.
+template <class N>
+N multiply_add(const N& a, const N& b, N c) {
+#ifdef __FP_FAST_FMAF
+    for (size_t lane = 0; lane < sizeof(N) / sizeof(c[0]); lane++) c[lane] = std::fma(a[lane], b[lane], c[lane]);   // one instruction
+    return c;
+#else
+    return a * b + c;
+#endif
+}
 
 /// How a matrix of W is read by a model of X: in units of 32 bytes, which become `registers` registers. Element n of a unit is in
 /// register n % registers.
@@ -64,64 +77,67 @@ std::vector<Register<X>> in_order_of_units(const X* x, int rows, int IN) {
     return ordered;
 }
 
-/// out[r * OUT + o] = <x_r, weight_o> for ROWS rows and OUTPUTS rows of the matrix, of IN numbers each.
+/// out[r * OUT + o * apart] = <x_r, weight_(o * apart)> for ROWS rows and OUTPUTS rows of the matrix, of IN numbers each.
 template <int ROWS, int OUTPUTS, class X, class W>
-void multiply_block(X* out, int OUT, const Register<X>* x, const W* weight, int IN) {
+void multiply_block(X* out, int OUT, const Register<X>* x, const W* weight, int IN, size_t apart) {
     using Unit = MatrixUnit<X, W>;
-    constexpr int AHEAD = 16384 / sizeof(W);   // elements that are fetched before they are needed: a few blocks
+    constexpr int AHEAD = 1024 / sizeof(W);   // elements that are fetched before they are needed
     const int units = (IN + Unit::size - 1) / Unit::size, whole = IN / Unit::size;
     Register<X> sums[OUTPUTS][ROWS] = {};
     const auto add = [&](int o, int unit, const W* from) {
         Register<X> w[Unit::registers];
         Unit::read(w, from);
         for (int r = 0; r < ROWS; r++)
-            for (int k = 0; k < Unit::registers; k++) sums[o][r] += w[k] * x[(size_t(r) * units + unit) * Unit::registers + k];
+            for (int k = 0; k < Unit::registers; k++)
+                sums[o][r] = multiply_add(w[k], x[(size_t(r) * units + unit) * Unit::registers + k], sums[o][r]);
     };
-    for (int unit = 0; unit < whole; unit++)
+    const auto place = [&](int o, int unit) { return weight + o * apart * IN + size_t(unit) * Unit::size; };
+    int unit = 0;
+    for (; unit + 2 <= whole; unit += 2)   // a cache line
         for (int o = 0; o < OUTPUTS; o++) {
-            const W* const from = weight + size_t(o) * IN + size_t(unit) * Unit::size;
-            if (unit % 2 == 0) __builtin_prefetch(from + AHEAD);   // a cache line is two units
-            add(o, unit, from);
+            __builtin_prefetch(place(o, unit) + AHEAD);
+            add(o, unit, place(o, unit)), add(o, unit + 1, place(o, unit + 1));
         }
-    for (int o = 0; o < OUTPUTS && whole < units; o++) {
-        W rest[Unit::size] = {};
-        std::copy_n(weight + size_t(o) * IN + size_t(whole) * Unit::size, IN - whole * Unit::size, rest);
-        add(o, whole, rest);
-    }
+    for (; unit < units; unit++)
+        for (int o = 0; o < OUTPUTS; o++) {
+            W rest[Unit::size] = {};
+            std::copy_n(place(o, unit), std::min(Unit::size, IN - unit * Unit::size), rest);
+            add(o, unit, rest);
+        }
     for (int o = 0; o < OUTPUTS; o++)
         for (int r = 0; r < ROWS; r++) {
             X lanes[Unit::lanes];
             store(lanes, sums[o][r]);
-            out[size_t(r) * OUT + o] = fold_halves<Unit::lanes>(lanes, [](X a, X b) { return a + b; });
+            out[size_t(r) * OUT + o * apart] = fold_halves<Unit::lanes>(lanes, [](X a, X b) { return a + b; });
         }
 }
 
-/// The same for up to 4 rows and for 4 outputs, or for one: as many sums as registers hold.
+/// The same for up to 4 rows, with as many sums at a time as registers hold.
 template <int OUTPUTS, class X, class W>
-void multiply_outputs(X* out, int OUT, const Register<X>* x, const W* weight, int rows, int IN) {
-    if (rows == 1) return multiply_block<1, OUTPUTS>(out, OUT, x, weight, IN);
-    if (rows == 2) return multiply_block<2, OUTPUTS>(out, OUT, x, weight, IN);
+void multiply_outputs(X* out, int OUT, const Register<X>* x, const W* weight, int rows, int IN, size_t apart) {
+    if (rows == 1) return multiply_block<1, OUTPUTS>(out, OUT, x, weight, IN, apart);
+    if (rows == 2) return multiply_block<2, OUTPUTS>(out, OUT, x, weight, IN, apart);
     constexpr int PART = std::min(OUTPUTS, 2);
     for (int o = 0; o < OUTPUTS; o += PART)
-        if (rows == 3) multiply_block<3, PART>(out + o, OUT, x, weight + size_t(o) * IN, IN);
-        else multiply_block<4, PART>(out + o, OUT, x, weight + size_t(o) * IN, IN);
+        if (rows == 3) multiply_block<3, PART>(out + o * apart, OUT, x, weight + o * apart * IN, IN, apart);
+        else multiply_block<4, PART>(out + o * apart, OUT, x, weight + o * apart * IN, IN, apart);
 }
 
-/// out (rows, OUT) = inp (rows, IN) weight (OUT, IN)^T.
+/// out (rows, OUT) = inp (rows, IN) weight (OUT, IN)^T. The outputs of a block are a quarter of the matrix apart: memory is read from four
+/// places at once, each from its beginning to its end, which is faster than from one, and than four neighbouring rows.
 template <class X, class W>
 void multiply_few_rows(X* out, const X* inp, const W* weight, int rows, int IN, int OUT) {
     constexpr int ROWS = 4, OUTPUTS = 4;
     const std::vector<Register<X>> x = in_order_of_units<X, W>(inp, rows, IN);
     const size_t of_row = x.size() / rows;
+    const int apart = OUT / OUTPUTS, left = OUT % OUTPUTS;
 #pragma omp parallel for schedule(static) if (size_t(IN) * OUT > 1 << 16)
-    for (int first = 0; first < OUT; first += OUTPUTS)
+    for (int o = 0; o < apart + left; o++)
         for (int row = 0; row < rows; row += ROWS) {   // the matrix's rows are in the cache for the next of x
-            const int some = std::min(ROWS, rows - row);
-            const auto part = [&]<int COUNT>(int o) {
-                multiply_outputs<COUNT>(out + size_t(row) * OUT + o, OUT, x.data() + row * of_row, weight + size_t(o) * IN, some, IN);
-            };
-            if (first + OUTPUTS <= OUT) part.template operator()<OUTPUTS>(first);
-            else
-                for (int o = first; o < OUT; o++) part.template operator()<1>(o);
+            const int at = o < apart ? o : o + (OUTPUTS - 1) * apart;
+            X* const to = out + size_t(row) * OUT + at;
+            const W* const from = weight + size_t(at) * IN;
+            if (o < apart) multiply_outputs<OUTPUTS>(to, OUT, x.data() + row * of_row, from, std::min(ROWS, rows - row), IN, apart);
+            else multiply_outputs<1>(to, OUT, x.data() + row * of_row, from, std::min(ROWS, rows - row), IN, apart);
         }
 }
