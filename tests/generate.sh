@@ -17,10 +17,10 @@ done
 last="$work/causal/step_00000012"
 
 # ---- one text, read as trained and sparsely
-expect "generate prints ids and nothing else" 0 "" ./generate --checkpoint "$last" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids
+expect "generate prints ids and nothing else" 0 "" ./generate --threads 1 --checkpoint "$last" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids
 check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'
 cp "$work/stdout" "$work/dense"
-greedy="./generate --checkpoint $last --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids"
+greedy="./generate --threads 1 --checkpoint $last --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids"
 check "what writing takes is told before" '$greedy --dry-run | grep -q "kept of the text"'
 expect "generate with psa says how much it read" 0 "psa: read 100.0%" $greedy --attention psa --psa-eps 1 --psa-block 2
 check "and with eps 1 writes the same" 'cmp -s "$work/stdout" "$work/dense"'
@@ -38,7 +38,7 @@ expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
 
 # ---- many prompts
 printf '%s\n' '{"prompt": "We the people", "id": 7}' '{"prompt_ids": [65, 66, 67], "seed": 3}' '' '{"prompt": "The state of the union"}' '{"prompt": ""}' > "$work/prompts.jsonl"
-many="./generate --checkpoint $last --tokens 9 --temperature 0.7 --ignore-eos"
+many="./generate --threads 1 --checkpoint $last --tokens 9 --temperature 0.7 --ignore-eos"
 expect "texts of many prompts" 0 "4 prompts" $many --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
 check "a line for each, in their order" '[ "$(grep -c "\"tokens\":9}" "$work/texts.jsonl")" -eq 4 ] && head -1 "$work/texts.jsonl" | grep -q "\"id\":7.*We the people"'
 expect "the same two at a time, on standard output" 0 "4 prompts" $many --prompts "$work/prompts.jsonl" --batch 2
@@ -52,16 +52,16 @@ expect "a line that is cut off" 3 "prompts.jsonl:6: is not JSON" $many --prompts
 expect "prompts of two kinds" 2 "excludes" $many --prompts "$work/prompts.jsonl" --prompt a
 expect "a file of texts without prompts" 2 "requires --prompts" $many --out "$work/texts.jsonl"
 cp -r "$last" "$work/short" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
-expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
-expect "a text that becomes longer" 0 "" ./generate --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
+expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
+expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
 
 # ---- Ctrl-C
 for _ in $(seq 400); do echo '{"prompt": "The people"}'; done > "$work/prompts.jsonl"
-./generate --checkpoint "$last" --tokens 200 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr" &
+./generate --threads 1 --checkpoint "$last" --tokens 2000 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr" &
 job=$!
 for _ in $(seq 600); do [ -s "$work/texts.jsonl" ] && break; sleep 0.1; done
 kill -INT $job
 wait $job
 status=$?
 check "Ctrl-C ends with 75 (was $status) and says how far it came" '[ $status -eq 75 ] && grep -Eq "stopped by a signal after [0-9]+ of 400 texts" "$work/stderr"'
-check "and the lines before are whole" 'python3 -c "import json, sys; lines = [json.loads(line) for line in open(sys.argv[1])]; sys.exit(not 0 < len(lines) < 400 or any(line[\"tokens\"] != 200 for line in lines))" "$work/texts.jsonl"'
+check "and the lines before are whole" 'python3 -c "import json, sys; lines = [json.loads(line) for line in open(sys.argv[1])]; sys.exit(not 0 < len(lines) < 400 or any(line[\"tokens\"] != 2000 for line in lines))" "$work/texts.jsonl"'
