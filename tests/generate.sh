@@ -56,12 +56,12 @@ expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and
 expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
 
 # ---- Ctrl-C
-for _ in $(seq 400); do echo '{"prompt": "The people"}'; done > "$work/prompts.jsonl"
-./generate --threads 1 --checkpoint "$last" --tokens 2000 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr" &
+for _ in $(seq 4000); do echo '{"prompt": "The people"}'; done > "$work/prompts.jsonl"
+./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr" &
 job=$!
 for _ in $(seq 600); do [ -s "$work/texts.jsonl" ] && break; sleep 0.1; done
 kill -INT $job
 wait $job
 status=$?
-check "Ctrl-C ends with 75 (was $status) and says how far it came" '[ $status -eq 75 ] && grep -Eq "stopped by a signal after [0-9]+ of 400 texts" "$work/stderr"'
-check "and the lines before are whole" 'python3 -c "import json, sys; lines = [json.loads(line) for line in open(sys.argv[1])]; sys.exit(not 0 < len(lines) < 400 or any(line[\"tokens\"] != 2000 for line in lines))" "$work/texts.jsonl"'
+check "Ctrl-C ends with 75 (was $status) and says how far it came" '[ $status -eq 75 ] && grep -Eq "stopped by a signal after [0-9]+ of 4000 texts" "$work/stderr"'
+check "and the lines before are whole" 'python3 -c "import json, sys; lines = [json.loads(line) for line in open(sys.argv[1])]; sys.exit(not 0 < len(lines) < 4000 or any(line[\"tokens\"] != 300 for line in lines))" "$work/texts.jsonl"'
