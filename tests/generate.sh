@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# ./generate as a user runs it: ids, the mechanisms for inference (--attention psa, adaspa), many prompts, Ctrl-C. Prints `ok NAME` or
+# `FAIL NAME: why` per check, `skip NAME: why`. Takes some seconds.
+# Needs: make train_causal train_asga tokenize generate
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+. tests/checks.bash
+
+# ---- a small text, and a checkpoint of it for each of two variants
+head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text.txt"
+./tokenize --tokenizer bytes --out "$work/data" --name small "$work/text.txt" > /dev/null 2>&1
+for variant in causal asga; do
+    timeout 120 ./train_$variant --device cpu --model qwen-tiny --train-data "$work/data/small_train_*.bin" --val-data "$work/data/small_val_*.bin" \
+        --threads 1 --seq-len 32 --batch-size 8 --steps 12 --lr 3e-3 --val-every 0 --sample-every 0 --checkpoint-every 12 --plot 0 \
+        --out "$work/$variant" > /dev/null 2>&1
+done
+last="$work/causal/step_00000012"
+
+# ---- one text, read as trained and sparsely
+expect "generate prints ids and nothing else" 0 "" ./generate --threads 1 --checkpoint "$last" --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids
+check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'
+cp "$work/stdout" "$work/dense"
+greedy="./generate --threads 1 --checkpoint $last --prompt-ids 65,66 --tokens 7 --temperature 0 --print-ids"
+check "what writing takes is told before" '$greedy --dry-run | grep -q "kept of the text"'
+expect "generate with psa says how much it read" 0 "psa: read 100.0%" $greedy --attention psa --psa-eps 1 --psa-block 2
+check "and with eps 1 writes the same" 'cmp -s "$work/stdout" "$work/dense"'
+expect "and certifies with an upper bound" 0 "certified" $greedy --attention psa --psa-eps 0.5 --psa-block 2 --psa-bound upper
+expect "generate with adaspa" 0 "adaspa: read 100.0%" $greedy --attention adaspa --adaspa-sparsity 0
+check "and without sparsity writes the same" 'cmp -s "$work/stdout" "$work/dense"'
+expect "psa on another variant" 2 "asga" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65,66 --attention psa
+expect "psa past the model's positions" 2 "max_position_embeddings" $greedy --tokens 20000 --attention psa
+expect "a share that is none" 2 "from 0 to 1" $greedy --attention psa --psa-eps 1.5
+expect "a sparsity that leaves nothing" 2 "from 0 to 0.999" $greedy --attention adaspa --adaspa-sparsity 1
+expect "blocks that are no tiles" 2 "multiple of 64" $greedy --attention adaspa --adaspa-block 96
+expect "no keys per block" 2 "1 to 65536" $greedy --attention psa --psa-block 0
+expect "an unknown mechanism" 2 "adaspa" $greedy --attention pas
+expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
+
+# ---- many prompts
+printf '%s\n' '{"prompt": "We the people", "id": 7}' '{"prompt_ids": [65, 66, 67], "seed": 3}' '' '{"prompt": "The state of the union"}' '{"prompt": ""}' > "$work/prompts.jsonl"
+many="./generate --threads 1 --checkpoint $last --tokens 9 --temperature 0.7 --ignore-eos"
+expect "texts of many prompts" 0 "4 prompts" $many --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
+check "a line for each, in their order" '[ "$(grep -c "\"tokens\":9}" "$work/texts.jsonl")" -eq 4 ] && head -1 "$work/texts.jsonl" | grep -q "\"id\":7.*We the people"'
+expect "the same two at a time, on standard output" 0 "4 prompts" $many --prompts "$work/prompts.jsonl" --batch 2
+check "as before" 'cmp -s "$work/stdout" "$work/texts.jsonl"'
+expect "and each alone" 0 "" $many --prompt-ids 65,66,67 --seed 3 --print-ids
+cp "$work/stdout" "$work/alone"
+expect "as ids" 0 "" $many --prompts "$work/prompts.jsonl" --print-ids
+check "are the same" '[ "$(sed -n 2p "$work/stdout" | grep -o "\"ids\":\[[^]]*" | cut -d"[" -f2 | tr "," " ")" = "$(cat "$work/alone")" ]'
+echo '{"prompt": "We' >> "$work/prompts.jsonl"
+expect "a line that is cut off" 3 "prompts.jsonl:6: is not JSON" $many --prompts "$work/prompts.jsonl"
+expect "prompts of two kinds" 2 "excludes" $many --prompts "$work/prompts.jsonl" --prompt a
+expect "a file of texts without prompts" 2 "requires --prompts" $many --out "$work/texts.jsonl"
+cp -r "$last" "$work/short" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
+expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
+expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
+
+# ---- Ctrl-C
+for _ in $(seq 4000); do echo '{"prompt": "The people"}'; done > "$work/prompts.jsonl"
+./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr" &
+job=$!
+for _ in $(seq 600); do [ -s "$work/texts.jsonl" ] && break; sleep 0.1; done
+kill -INT $job
+wait $job
+status=$?
+check "Ctrl-C ends with 75 (was $status) and says how far it came" '[ $status -eq 75 ] && grep -Eq "stopped by a signal after [0-9]+ of 4000 texts" "$work/stderr"'
+check "and the lines before are whole" 'python3 -c "import json, sys; lines = [json.loads(line) for line in open(sys.argv[1])]; sys.exit(not 0 < len(lines) < 4000 or any(line[\"tokens\"] != 300 for line in lines))" "$work/texts.jsonl"'
