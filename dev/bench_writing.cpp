@@ -19,7 +19,6 @@
 #include "model/base/options.h"
 #include "model/device/machine.h"
 #include "model/generate/decode.cuh"
-#include "model/operations/row_products.h"
 
 namespace {
 
@@ -46,7 +45,7 @@ Turn timed(int steps, double bytes, Step step) {
 /// The sum of an array that no cache holds: every thread reads its part from four places at once, which brought more than one place
 /// and more than copying did on the machines tried.
 Turn read_memory() {
-    using Vector = Register<float>;
+    typedef float Vector __attribute__((vector_size(32)));
     constexpr int PLACES = 4, LOADS = 2;
     static const std::vector<Vector> all((size_t(1) << 29) / sizeof(Vector), Vector{} + 1.0f);
     return timed(4, double(all.size() * sizeof(Vector)), [] {
