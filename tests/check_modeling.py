@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM                          # noqa: E
 
 sys.path.insert(0, 'scripts')
 from attention_torch import qwen                                       # noqa: E402
+from attention_torch.variants import TABLE                             # noqa: E402
 from fixture_forms import FORMS                                        # noqa: E402
 
 LENGTHS = (1, 9, 70, 200)
@@ -43,6 +44,10 @@ FURTHER = (
     ('windows that differ', QWEN3, 'sliding_window', '--layers sliding_window:window=5,sliding_window:window=19,causal'),
     ('hybrid of dsa and causal', QWEN2, 'dsa', '--layers dsa:window=3,causal,dsa --window 11 --dense-until 8'),
     ('hybrid of asga and causal', QWEN3, 'asga', '--layers causal,asga:asga-hidden=3,asga'),
+    ('mosa, all heads dense', QWEN3, 'mosa', '--mosa-dense-heads 4'),
+    ('routing, all heads local', QWEN3, 'routing', '--routing-local-heads 4 --window 9'),
+    ('moh, no shared heads', QWEN3, 'moh', '--moh-shared 0'),
+    *((f'{variant}, default settings', QWEN3, variant, '') for variant in TABLE),
 )
 
 

@@ -45,7 +45,8 @@ import json
 words = 'the people of this nation have made their choice and the union is strong in every state'.split()
 for n in range(24):
     turn = words[n % 7:] + words[:n % 7]
-    print(json.dumps({'query': ' '.join(turn[:4 + n % 5]), 'choices': [' '.join(turn[k:k + 2 + k % 3]) for k in (5, 8, 11)], 'gold': n % 3}))
+    choices = [' '.join(turn[k:k + 2 + k % 3]) for k in (5, 8, 11)]
+    print(json.dumps({'query': ' '.join(turn[:4 + n % 5]), 'choices': choices, 'gold': n % 3}))
 END
 export HF_MODULES_CACHE=$work/modules HF_HUB_OFFLINE=1 HF_HOME=$work/home
 for variant in sinks asga moba; do

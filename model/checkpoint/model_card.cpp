@@ -30,8 +30,9 @@ std::string facts_table(const Config& c, const TensorList& list, const float* we
     table += row("attention", facts.pattern.empty() ? c.variant : facts.pattern);
     if (!settings.empty()) table += row("settings", settings);
     table += row("form", text("%s%s; %d layers, %d channels, width %d, %d query heads and %d of keys, head size %d, vocabulary %d, %s "
-                              "head", c.qk_norm ? "QK-norm" : "no QK-norm", c.qkv_bias ? ", QKV bias" : "", c.L, c.C, c.F, c.NH, c.NKV, c.HS, c.V,
-                              c.tied ? "tied" : "untied"));
+                              "head",
+                              c.qk_norm ? "QK-norm" : "no QK-norm", c.qkv_bias ? ", QKV bias" : "", c.L, c.C, c.F, c.NH, c.NKV, c.HS,
+                              c.V, c.tied ? "tied" : "untied"));
     table += row("parameters", std::to_string(list.parameters()));
     table += row("trained", text("%lld steps, %lld tokens", static_cast<long long>(state.step), static_cast<long long>(state.tokens)));
     if (!facts.train_data.empty()) table += row("training data", facts.train_data);
@@ -70,8 +71,8 @@ std::string how_to_load(const Config& config) {
 
 std::string model_card(const Config& config, const TensorList& list, const float* weights, const TrainerState& state,
                        const RunFacts& facts) {
-    return "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- sparse-attention\n- " + config.variant + "\n---\n\n# " +
-           config.variant + ", " + std::to_string(list.parameters()) + " parameters, step " + std::to_string(state.step) + "\n\n" +
+    return "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- sparse-attention\n- " + config.variant +
+           "\n---\n\n# " + config.variant + ", " + std::to_string(list.parameters()) + " parameters, step " + std::to_string(state.step) + "\n\n" +
            facts_table(config, list, weights, state, facts) + "\n## Attention\n" + mechanism(config) + "\n## How to load\n\n" +
            how_to_load(config);
 }
