@@ -72,7 +72,8 @@ std::string how_to_load(const Config& config) {
 std::string model_card(const Config& config, const TensorList& list, const float* weights, const TrainerState& state,
                        const RunFacts& facts) {
     return "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- sparse-attention\n- " + config.variant +
-           "\n---\n\n# " + config.variant + ", " + std::to_string(list.parameters()) + " parameters, step " + std::to_string(state.step) + "\n\n" +
+           "\n---\n\n# " + config.variant + ", " + std::to_string(list.parameters()) + " parameters, step " +
+           std::to_string(state.step) + "\n\n" +
            facts_table(config, list, weights, state, facts) + "\n## Attention\n" + mechanism(config) + "\n## How to load\n\n" +
            how_to_load(config);
 }

@@ -38,10 +38,13 @@ class AttentionVariantsConfig(PretrainedConfig):
         return found, rest
 
     def to_dict(self):
-        return super().to_dict() | {'model_type': getattr(self, 'form', self.model_type)}
+        """With the names of the plain model, so that what transformers saves is a folder for other programs, too."""
+        form = getattr(self, 'form', None)
+        names = {'model_type': form, 'architectures': [f'{form.capitalize()}ForCausalLM']} if form in FORMS else {}
+        return super().to_dict() | names
 
-    def validate_layer_type(self):
-        """transformers knows only its own; Form judges ours."""
+    def validate(self):
+        """transformers, which asks before it saves, knows no layer types but its own; form_of() judges ours."""
 
 
 @dataclass
