@@ -57,11 +57,16 @@ std::string mechanism(const Config& config) {
 std::string how_to_load(const Config& config) {
     const bool plain = transformers_computes(config);
     const std::string trust = plain ? "" : ", trust_remote_code=True";
-    std::string all = "    from transformers import AutoModelForCausalLM\n"
-                      "    model = AutoModelForCausalLM.from_pretrained(FOLDER" + trust + ")\n\n";
-    all += plain ? "transformers computes this model itself.\n"
-                 : "transformers does not know this attention: it is computed by the *.py files in this folder, plain PyTorch with dense "
-                   "matrices and\nwithout a cache of keys and values. Without `trust_remote_code` transformers refuses the folder.\n";
+    std::string all = "FOLDER is the path of this folder.\n\n    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+                      "    model = AutoModelForCausalLM.from_pretrained(FOLDER" + trust + ")\n";
+    if (!config.tokenizer.empty())
+        all += "    tokenizer = AutoTokenizer.from_pretrained(FOLDER" + trust + ")\n"
+               "    text = tokenizer(\"We the people\", return_tensors=\"pt\").input_ids\n"
+               "    print(tokenizer.decode(model.generate(text, max_new_tokens=50)[0]))\n";
+    all += plain ? "\ntransformers computes this model itself.\n"
+                 : "\ntransformers does not know this attention: it is computed by the *.py files in this folder, plain PyTorch with dense "
+                   "matrices and\nwithout a cache of keys and values. Without `trust_remote_code` transformers refuses the folder. "
+                   "The files need transformers\n4.46 or newer.\n";
     all += "\n    lm_eval --model hf --model_args pretrained=FOLDER,dtype=float32" + std::string(plain ? "" : ",trust_remote_code=True") +
            " --tasks hellaswag\n    ./generate --checkpoint FOLDER --prompt \"...\" --tokens 100\n";
     return all;
