@@ -166,15 +166,16 @@ def check_old_transformers(folder):
     copy = work / 'old_transformers'      # whose files nobody has imported yet
     shutil.copytree(folder, copy)
     (copy / 'parts.py').write_text((copy / 'parts.py').read_text() + '# another hash\n')
-    version = transformers.__version__
+    of_today = sys.modules['transformers']      # which transformers itself has exchanged by now
+    version = of_today.__version__
     try:
-        transformers.__version__ = '4.40.2'
+        of_today.__version__ = '4.40.2'
         AutoModelForCausalLM.from_pretrained(copy, trust_remote_code=True)
         said = 'nothing'
     except ImportError as error:
         said = str(error)
     finally:
-        transformers.__version__ = version
+        of_today.__version__ = version
     good = 'needs transformers 4.46 or newer, and this is 4.40.2: pip install --upgrade transformers' in said and '\n' not in said
     print(f'{"ok" if good else "FAIL"} modeling: refused, old transformers' + ('' if good else f': {said}'))
 

@@ -54,8 +54,8 @@ for variant in sinks asga moba; do
     folder=$work/scored_$variant/step_00000030
     ./train_$variant --device cpu --threads 1 --evaluate --checkpoint "$folder" --val-batches 0 --eval-data "$work/items.jsonl" \
         --eval-out "$work/ours_$variant.jsonl" --batch-size 4 --seq-len 128 > "$work/log" 2>&1
-    PYTHON=$python expect "modeling: lm-evaluation-harness scores $variant" 0 "" scripts/lm_eval.sh "$folder" "$work/items.jsonl" -- \
-        --batch_size 1 --device cpu --log_samples --output_path "$work/theirs_$variant"
+    LIMIT=900 PYTHON=$python expect "modeling: lm-evaluation-harness scores $variant" 0 "" \
+        scripts/lm_eval.sh "$folder" "$work/items.jsonl" -- --batch_size 1 --device cpu --log_samples --output_path "$work/theirs_$variant"
     $python - "$work/ours_$variant.jsonl" "$work/theirs_$variant" > "$work/difference" 2> "$work/stderr" << 'END'
 import json, sys
 from pathlib import Path
