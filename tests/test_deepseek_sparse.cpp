@@ -216,6 +216,8 @@ TEST_CASE("deepseek_sparse: pieces of any size learn the same", "[attention][ind
     const IndexShape s = p.index_shape(in);
     auto learn = [&](int at_once) {
         const size_t tiles = tiles_of(in.T), BT = s.tokens();
+        std::vector<int> starts(BT);   // of documents: no query of the second looks at the tiles of the first
+        for (size_t n = 0; n < BT; n++) starts[n] = int(n) % in.T < 2 * TILE ? 0 : 2 * TILE;
         std::vector<std::byte> memory(deepseek_sparse::ForwardScratch<double>(p, nullptr, in).allocator.bytes());
         const deepseek_sparse::ForwardScratch<double> scratch(p, memory.data(), in);
         const deepseek_sparse::Kept<double> kept(p, layer.kept_state().kept, in);
@@ -223,7 +225,7 @@ TEST_CASE("deepseek_sparse: pieces of any size learn the same", "[attention][ind
         index_forward(CPU{}, scratch.index, in, layer.weights.data(), p.tensors);
         IndexPiece<double>::each(in.B, in.T, at_once, scratch.pairs, [&](const IndexPiece<double>& piece) {
             index_scores(CPU{}, piece, scratch.index, TouchedTiles{});
-            choose_keys(CPU{}, chosen, piece, {}, p.most());
+            choose_keys(CPU{}, chosen, piece, Documents{starts.data(), in.T}, p.most());
         });
         list_chosen_tiles(CPU{}, chosen, in.B, in.NH);
         std::vector<double> results(size_t(in.B) * in.NH), divergences(8 * TILE * tiles, NAN), of(BT, NAN);
