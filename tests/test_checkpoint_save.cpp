@@ -69,9 +69,9 @@ TEST_CASE("a model card says what was trained, on what, to which loss, and how i
     CHECK(contains(said, "attention/dsa.cuh describes it:\n\n```\nDynamic Sparse Attention"));
     CHECK(contains(said, "attention/causal.cuh describes it"));
     CHECK(contains(said, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n"));
-    CHECK(said.find("AutoTokenizer.from_pretrained") == std::string::npos);   // the folder has none
-    run.config.tokenizer = "bytes";
-    CHECK(contains(card(), "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"));
+    CHECK(contains(said, "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"));
+    run.config.tokenizer = "";   // and none in the folder
+    CHECK(card().find("AutoTokenizer.from_pretrained") == std::string::npos);
 
     write_text(folder / "step_00000007/README.md", "mine");   // which is no damage
     CHECK_NOTHROW(verify_checkpoint(folder / "step_00000007"));
