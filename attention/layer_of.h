@@ -96,7 +96,7 @@ struct TextOf<A, X> {
 template <class A, class X>
 class LayerTextOf final : public LayerText<X> {
 public:
-    LayerTextOf(const A& policy, const LayerShape& room) : policy_(policy), room_(room) { lay_out(); }
+    LayerTextOf(const A& policy, const TextRoom& room) : policy_(policy), room_(room) { lay_out(); }
 
     void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
         keys_->append(kernel_arguments(in, state, Statistics<X>{}));
@@ -115,7 +115,7 @@ private:
     }
 
     const A& policy_;
-    LayerShape room_;
+    TextRoom room_;
     std::optional<KeyCache<X>> keys_;
     std::optional<More> more_;
 };
@@ -128,7 +128,7 @@ struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
         if constexpr (may_read_keys_only<A>) attention_forward(CPU{}, this->policy, a);
         else fail(Exit::usage, A::name, " needs more than keys and values");
     }
-    std::unique_ptr<LayerText<X>> start_text(const LayerShape& room) const override {
+    std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const override {
         if constexpr (A::writes_row_by_row) return std::make_unique<LayerTextOf<A, X>>(this->policy, room);
         else fail(Exit::usage, A::name, " has no rows without the whole text");
     }

@@ -182,7 +182,7 @@ struct nsa : Policy {
     template <class X>
     struct Text : NsaText<X> {
         int slots;
-        Text(const nsa& policy, BumpAllocator& memory, const LayerShape& room)
+        Text(const nsa& policy, BumpAllocator& memory, const TextRoom& room)
             : NsaText<X>(memory, room, policy.grid, policy.shared, policy.selection.slots(room.T)), slots(policy.selection.slots(room.T)) {}
         void begin(const nsa& policy, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
             const NsaKept<X> kept = policy.kept_in(state, in);

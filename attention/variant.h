@@ -117,7 +117,7 @@ struct CpuPasses : LayerPasses<CPU, X> {
     virtual void attend(const AttentionForward<X>& a) const = 0;
 
     /// A text of at most room.T tokens. For layers with writes_row_by_row.
-    virtual std::unique_ptr<LayerText<X>> start_text(const LayerShape& room) const = 0;
+    virtual std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const = 0;
 
     /// Whether query i of head h, in the first sequence, read key j in the last forward pass. For layers with reports_pairs.
     virtual bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const = 0;

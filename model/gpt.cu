@@ -19,7 +19,7 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
     LayerActivations<X>& a = gpt.layers[l];
     const int B = batch.B, T = batch.T, BT = B * T, Q = c.NH * c.HS;
     int rows = BT;
-    linear_forward(device, a.qkv, a.normed1, w + layer.qkv.offset, layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
+    linear_forward(device, a.qkv, a.normed1, gpt.matrix(layer.qkv), layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
     QkShape<X> shape = gpt.qk_shape(l, B, T, batch.documents);
     if (texts) shape.origin = texts->origin;
@@ -42,8 +42,8 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
     if (monitor)
         monitor->finish_layer(device, layer.attention->facts.branch_names, gpt.attention(l).branch_gates(in, a.attention), B, T);
     residual_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, a.attention.gated_out,
-                     w + layer.o_proj.offset, w + layer.post_attention_norm.offset, rows, Q, c.C, c.norm_eps);
-    linear_forward(device, a.gate_up, a.normed2, w + layer.gate_up.offset, static_cast<const X*>(nullptr), rows, c.C, 2 * c.F);
+                     gpt.matrix(layer.o_proj), w + layer.post_attention_norm.offset, rows, Q, c.C, c.norm_eps);
+    linear_forward(device, a.gate_up, a.normed2, gpt.matrix(layer.gate_up), static_cast<const X*>(nullptr), rows, c.C, 2 * c.F);
     swiglu_forward(device, a.activated, a.gate_up, rows, c.F);
     return rows;
 }
@@ -57,7 +57,7 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
     const size_t stream = size_t(BT) * c.C;
     X* x = gpt.residual;
     LayerActivations<X>* a = &gpt.layers[0];
-    embedding_forward(device, x, batch.tokens, w + gpt.net.embedding.offset, BT, c.C);
+    embedding_forward(device, x, batch.tokens, gpt.matrix(gpt.net.embedding), BT, c.C);
     rmsnorm_forward(device, a->normed1, a->rstd1, x, w + gpt.net.layers[0].input_norm.offset, BT, c.C, c.norm_eps);
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
@@ -67,7 +67,7 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
         const Slot norm = last ? gpt.net.final_norm : gpt.net.layers[l + 1].input_norm;   // fused with the residual addition
         x += stream;
         residual_forward(device, x, last ? gpt.final_normed : next->normed1, last ? gpt.final_rstd : next->rstd1, a->middle,
-                         a->activated, w + layer.down_proj.offset, w + norm.offset, rows, c.F, c.C, c.norm_eps);
+                         a->activated, gpt.matrix(layer.down_proj), w + norm.offset, rows, c.F, c.C, c.norm_eps);
         a = next;
     }
 }
@@ -75,7 +75,7 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
 template <class Device, class X>
 void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, Wide<X> dloss) {
     const Config& c = gpt.net.config;
-    const X* head = gpt.weights + gpt.net.head.offset;
+    const auto head = gpt.matrix(gpt.net.head);
     const int BT = batch.B * batch.T;
     if (dloss != 0) gpt.dloss = dloss;
     for (int row = 0; row < BT; row += gpt.logit_rows()) {
@@ -85,8 +85,8 @@ void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write writ
         cross_entropy(device, gpt.scratch.losses + row, gpt.scratch.logits, batch.targets + row, rows, c.V, dloss,
                       gpt.weighs_targets && dloss != 0 ? gpt.target_weight : nullptr);
         if (dloss == 0) continue;
-        linear_backward_input(device, gpt.scratch.dnormed + size_t(row) * c.C, gpt.scratch.logits, head, rows, c.C, c.V,
-                              Write::overwrite);
+        linear_backward_input(device, gpt.scratch.dnormed + size_t(row) * c.C, gpt.scratch.logits, gpt.weights + gpt.net.head.offset, rows, c.C,
+                              c.V, Write::overwrite);
         linear_backward_weight(device, gpt.gradients + gpt.net.head.offset, static_cast<Wide<X>*>(nullptr), gpt.scratch.logits,
                                normed, rows, c.C, c.V, row ? Write::add : write);
     }
@@ -239,7 +239,7 @@ StepTotals read_totals(Device device, const GPT<Device, X>& gpt) {
 template <class Device, class X>
 const X* gpt_logits(Device device, GPT<Device, X>& gpt, int first, int rows) {
     const Config& c = gpt.net.config;
-    linear_forward(device, gpt.scratch.logits, gpt.final_normed + size_t(first) * c.C, gpt.weights + gpt.net.head.offset,
+    linear_forward(device, gpt.scratch.logits, gpt.final_normed + size_t(first) * c.C, gpt.matrix(gpt.net.head),
                    static_cast<const X*>(nullptr), rows, c.C, c.V);
     return gpt.scratch.logits;
 }
@@ -254,7 +254,7 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
     const Config& c = gpt.net.config;
     for (int row = 0; row < n; row += gpt.logit_rows()) {
         const int here = std::min(gpt.logit_rows(), n - row);
-        linear_forward(device, gpt.scratch.logits, gpt.gathered() + size_t(row) * c.C, gpt.weights + gpt.net.head.offset,
+        linear_forward(device, gpt.scratch.logits, gpt.gathered() + size_t(row) * c.C, gpt.matrix(gpt.net.head),
                        static_cast<const X*>(nullptr), here, c.C, c.V);
         cross_entropy(device, gpt.scratch.losses + row, gpt.scratch.logits, targets + row, here, c.V, Wide<X>(0));
     }

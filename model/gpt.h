@@ -13,6 +13,7 @@
 #include "model/device/memory.cuh"
 #include "model/monitor.cuh"
 #include "model/operations/adamw.cuh"
+#include "model/operations/matrix.h"
 #include "model/operations/qk_rope.cuh"
 #include "model/operations/sigma_reparam.cuh"
 #include "model/qwen.h"
@@ -76,6 +77,7 @@ struct GPT {
 
     Shards shards;                                   // which elements this rank updates: all, or its own parts under ZeRO-1
     X* weights = nullptr;                            // (shards.size())
+    StoredBf16* bf16_matrices = nullptr;             // (net.tensors.bf16_size()), for inference on the CPU: see matrix()
     W* gradients = nullptr;                          // (shards.size())
     W *m = nullptr, *v = nullptr;                    // (shards.owned()) AdamW's moments
     W* master = nullptr;                             // what AdamW updates: (shards.owned()) if X is rounded, else (shards.size())
@@ -101,7 +103,11 @@ struct GPT {
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
     GPT(const Variants& variants, const Config& config, int B, int T, Mode mode, Recompute recompute = Recompute::nothing,
-        int shard = 0, int shards = 1, size_t bucket = Shards::BUCKET);
+        int shard = 0, int shards = 1, size_t bucket = Shards::BUCKET, Stored matrices = Stored::as_computed);
+
+    /// A model for inference whose matrices are stored in such a way; as bf16 on the CPU only.
+    GPT(const Variants& variants, const Config& config, int B, int T, Stored matrices)
+        : GPT(variants, config, B, T, Mode::inference, Recompute::nothing, 0, 1, Shards::BUCKET, matrices) {}
 
     /// What allocate() will allocate, class by class.
     std::vector<MemoryUse> memory_plan() const;
@@ -112,6 +118,11 @@ struct GPT {
     bool sharded() const { return shards.count() > 1; }
     int logit_rows() const { return std::clamp(LOGITS<Device> / net.config.V / 128 * 128, 128, std::max(128, B * T)); }
     const LayerPasses<Device, X>& attention(int l) const { return passes_of<Device, X>(*net.layers[l].attention); }
+    /// A matrix of the embedding or of one of the model's linear layers; of bf16 if they are stored so.
+    auto matrix(const Slot& slot) const {
+        if constexpr (!std::is_same_v<Device, CPU>) return static_cast<const X*>(weights + slot.offset);
+        else return net.tensors.matrices() == Stored::as_bf16 ? Matrix<X>(bf16_matrices + slot.offset) : Matrix<X>(weights + slot.offset);
+    }
     /// (B, T, C) buffer for gathered rows of final_normed. It overwrites activations that only a backward pass would read.
     X* gathered() const { return layers[0].middle; }
     Angles<W> angles(int l) const {

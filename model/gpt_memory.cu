@@ -5,8 +5,8 @@
 
 template <class Device, class X>
 GPT<Device, X>::GPT(const Variants& variants, const Config& config, int B_, int T_, Mode mode_, Recompute recompute_, int shard,
-                    int count, size_t bucket)
-    : net(variants, config),
+                    int count, size_t bucket, Stored matrices)
+    : net(variants, config, matrices),
       B(B_),
       T(T_),
       mode(mode_),
@@ -50,6 +50,7 @@ template <class Device, class X>
 void GPT<Device, X>::lay_out() {
     const size_t n = shards.size(), owned = shards.owned();
     weights = weight_memory.template take<X>(n);
+    bf16_matrices = weight_memory.template take<StoredBf16>(net.tensors.bf16_size());
     if (mode == Mode::training) {
         gradients = gradient_memory.template take<W>(n);
         if (keeps_master()) master = moment_memory.template take<W>(owned);

@@ -13,20 +13,23 @@ Slot joined(std::initializer_list<Slot> parts) {
 
 }   // namespace
 
-Qwen::Qwen(const Variants& variants, const Config& c) : variant(variants.own), config(c) {
+Qwen::Qwen(const Variants& variants, const Config& c, Stored matrices) : variant(variants.own), config(c), tensors(matrices) {
     complete_layers(config, variants);
     pattern = pattern_of(config, variants);
     const auto matrix = normal(config.init_std);
     const int64_t V = config.V, C = config.C;
-    embedding = tensors.add("model.embed_tokens.weight", {V, C}, matrix, Decay::yes);
+    embedding = tensors.add_matrix("model.embed_tokens.weight", {V, C}, matrix);
     for (int l = 0; l < config.L; l++) layers.push_back(layer(variants, l));
     tensors.align();
     final_norm = tensors.add("model.norm.weight", {C}, ones(), Decay::no);
     tensors.align();
-    head = config.tied ? embedding : tensors.add("lm_head.weight", {V, C}, matrix, Decay::yes);
+    head = config.tied ? embedding : tensors.add_matrix("lm_head.weight", {V, C}, matrix);
     tensors.train_only([this](const std::string& name) {
         return std::all_of(layers.begin(), layers.end(), [&](const Layer& layer) { return layer.attention->trains(name); });
     });
+    if (matrices == Stored::as_bf16 && !sigma.empty())
+        fail(Exit::usage, "a model with sigma_reparam computes with matrices made of those that are stored, which must not be rounded: "
+             "--weights float32");
     for (size_t k = 0; k < sigma.size(); k++) sigma[k].moves = tensors.find(sigma_names[k] + ".sigma_u")->role == Role::state;
 }
 
@@ -54,9 +57,9 @@ Layer Qwen::layer(const Variants& variants, int l) {
     tensors.align();
     s.input_norm = tensors.add(prefix + "input_layernorm.weight", {C}, ones(), Decay::no);
     tensors.align();
-    s.qkv = joined({tensors.add(attn + "q_proj.weight", {Q, C}, matrix, Decay::yes),
-                    tensors.add(attn + "k_proj.weight", {KV, C}, matrix, Decay::yes),
-                    tensors.add(attn + "v_proj.weight", {KV, C}, matrix, Decay::yes)});
+    s.qkv = joined({tensors.add_matrix(attn + "q_proj.weight", {Q, C}, matrix),
+                    tensors.add_matrix(attn + "k_proj.weight", {KV, C}, matrix),
+                    tensors.add_matrix(attn + "v_proj.weight", {KV, C}, matrix)});
     tensors.align();
     if (config.qkv_bias)
         s.qkv_bias = joined({tensors.add(attn + "q_proj.bias", {Q}, zeros(), Decay::no),
@@ -71,13 +74,13 @@ Layer Qwen::layer(const Variants& variants, int l) {
     s.attention->declare(tensors, attn);
     s.own.size = tensors.size() - s.own.offset;
     tensors.align();
-    s.o_proj = tensors.add(attn + "o_proj.weight", {C, Q}, matrix, Decay::yes);
+    s.o_proj = tensors.add_matrix(attn + "o_proj.weight", {C, Q}, matrix);
     s.post_attention_norm = tensors.add(prefix + "post_attention_layernorm.weight", {C}, ones(), Decay::no);
     tensors.align();
-    s.gate_up = joined({tensors.add(mlp + "gate_proj.weight", {F, C}, matrix, Decay::yes),
-                        tensors.add(mlp + "up_proj.weight", {F, C}, matrix, Decay::yes)});
+    s.gate_up = joined({tensors.add_matrix(mlp + "gate_proj.weight", {F, C}, matrix),
+                        tensors.add_matrix(mlp + "up_proj.weight", {F, C}, matrix)});
     tensors.align();
-    s.down_proj = tensors.add(mlp + "down_proj.weight", {C, F}, matrix, Decay::yes);
+    s.down_proj = tensors.add_matrix(mlp + "down_proj.weight", {C, F}, matrix);
     if (config.setting("sigma_reparam") == 0) return s;
     tensors.align();
     for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add_sigma(attn + name);

@@ -40,6 +40,10 @@ Slot TensorList::add(const std::string& name, const std::vector<int64_t>& shape,
     return add({name, shape, init, decay == Decay::yes ? Role::decays : Role::plain, 0, {}});
 }
 
+Slot TensorList::add_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init) {
+    return add({name, shape, init, Role::decays, 0, {}, matrices_});
+}
+
 Slot TensorList::add_statistic(const std::string& name, const std::vector<int64_t>& shape, Init init, double rate) {
     if (!(rate > 0)) fail(Exit::usage, "the statistic ", name, " has a rate of ", rate, "; it must be above 0");
     return add({name, shape, init, Role::statistic, rate, {}});
@@ -57,8 +61,9 @@ Slot TensorList::add(Tensor tensor) {
         if (overflows) fail(Exit::usage, "the tensor ", name, " has a dimension of ", dimension, "; its size makes no sense");
     }
     if (!by_name_.emplace(name, tensors_.size()).second) fail(Exit::usage, "the tensor ", name, " was added twice to the model's list");
-    tensor.slot = {size_, size};
-    size_ += size;
+    size_t& end = tensor.stored == Stored::as_bf16 ? bf16_size_ : size_;
+    tensor.slot = {end, size};
+    end += size;
     parameters_ += size;
     tensors_.push_back(std::move(tensor));
     return tensors_.back().slot;
@@ -149,15 +154,18 @@ void initialise(const Tensor& tensor, uint64_t seed, X* weights) {
 }
 
 template <class X>
-void initialise(const TensorList& list, uint64_t seed, X* weights) {
+void initialise(const TensorList& list, uint64_t seed, X* weights, StoredBf16* matrices) {
     std::fill(weights, weights + list.size(), X(0));   // padding must be zero: norms may run over it
-    for (const Tensor& tensor : list) initialise(tensor, seed, weights);
+    for (const Tensor& tensor : list)
+        if (tensor.stored == Stored::as_bf16) initialise(tensor, seed, matrices);
+        else initialise(tensor, seed, weights);
 }
 
 template void initialise<float>(const Tensor&, uint64_t, float*);
 template void initialise<double>(const Tensor&, uint64_t, double*);
-template void initialise<float>(const TensorList&, uint64_t, float*);
-template void initialise<double>(const TensorList&, uint64_t, double*);
+template void initialise<StoredBf16>(const Tensor&, uint64_t, StoredBf16*);
+template void initialise<float>(const TensorList&, uint64_t, float*, StoredBf16*);
+template void initialise<double>(const TensorList&, uint64_t, double*, StoredBf16*);
 
 uint64_t weights_hash(const TensorList& list, const float* weights) {
     Hasher hasher;

@@ -10,7 +10,9 @@
 #include <unordered_map>
 #include <vector>
 
-/// Where a tensor lies in every flat buffer. A default Slot is a tensor that the model does not have.
+#include "model/base/bf16.h"
+
+/// Where a tensor lies in every flat buffer; a matrix that is Stored::as_bf16, in the buffer of these. A default Slot is a tensor that the model does not have.
 struct Slot {
     size_t offset = 0;
     size_t size = 0;
@@ -51,6 +53,7 @@ struct Tensor {
     Role role;
     double rate;   // of a statistic
     Slot slot;
+    Stored stored = Stored::as_computed;
 
     /// Whether its part of the gradient buffer is the derivative of the loss: a statistic keeps its update there, a state nothing.
     bool has_gradient() const { return role != Role::statistic && role != Role::state; }
@@ -59,9 +62,16 @@ struct Tensor {
 
 class TensorList {
 public:
+    /// `matrices` says how add_matrix() stores.
+    explicit TensorList(Stored matrices = Stored::as_computed) : matrices_(matrices) {}
+
     /// Appends a tensor directly after the previous one, so that consecutive tensors can be read as one matrix (q, k, v).
     /// Exit::usage if the name is taken or the size overflows.
     Slot add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay);
+
+    /// The same for a matrix of the embedding or of a linear layer of the model, which only products and look-ups read. Those that are
+    /// stored as bf16 lie in a buffer of their own, directly behind the previous one.
+    Slot add_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init);
 
     /// Precondition: rate > 0 (Exit::usage).
     /// The same for a tensor that tracks the data instead of the loss (a running quantile, a centroid): every step adds -rate g,
@@ -76,10 +86,12 @@ public:
     void train_only(const std::function<bool(const std::string&)>& trains);
 
     /// Starts the next tensor on a cache line.
-    void align() { size_ = (size_ + 15) / 16 * 16; }
+    void align() { size_ = (size_ + 15) / 16 * 16, bf16_size_ = (bf16_size_ + 31) / 32 * 32; }
 
     const Tensor* find(const std::string& name) const;   // null if there is none
+    Stored matrices() const { return matrices_; }
     size_t size() const { return size_; }                // length of a flat buffer, padding included
+    size_t bf16_size() const { return bf16_size_; }      // and of the buffer of what is stored as bf16
     size_t parameters() const { return parameters_; }    // elements of all tensors, padding excluded
     size_t trained() const;                              // those that AdamW trains
     auto begin() const { return tensors_.begin(); }
@@ -91,7 +103,8 @@ private:
 
     std::deque<Tensor> tensors_;
     std::unordered_map<std::string, size_t> by_name_;
-    size_t size_ = 0;
+    Stored matrices_;
+    size_t size_ = 0, bf16_size_ = 0;
     size_t parameters_ = 0;
 };
 
@@ -155,12 +168,12 @@ struct NormSpan {
 /// They may include padding, which is zero.
 std::vector<NormSpan> norm_spans(const TensorList& list, const Shards& shards);
 
-/// Initialises `weights` (list.size()) as each tensor's Init says. Each element depends on (seed, tensor name, index) only, so
+/// Initialises `weights` (list.size()), and `matrices` (list.bf16_size()), as each tensor's Init says. Each element depends on (seed, tensor name, index) only, so
 /// neither the number of ranks or threads nor the presence of other tensors changes it.
 template <class X>
-void initialise(const TensorList& list, uint64_t seed, X* weights);
+void initialise(const TensorList& list, uint64_t seed, X* weights, StoredBf16* matrices = nullptr);
 template <class X>
-void initialise(const Tensor& tensor, uint64_t seed, X* weights);
+void initialise(const Tensor& tensor, uint64_t seed, X* weights);   // the buffer that it lies in
 
 /// XXH3 hash (64 bits) of all tensors in list order: equal for runs that agree bit for bit.
 uint64_t weights_hash(const TensorList& list, const float* weights);

@@ -38,6 +38,16 @@ expect "bf16 is for GPUs" 2 "--device cuda" $greedy --device cpu --weights bf16
 expect "an unknown mechanism" 2 "adaspa" $greedy --attention pas
 expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
 
+# ---- matrices, keys and values in bf16
+# of_plan WORD [OPTION...]: that line of the plan, in KiB.
+of_plan() { $greedy --tokens 60 --dry-run "${@:2}" | awk -v what="| $1 " 'index($0, what) { print $(NF - 2) * ($(NF - 1) == "MiB" ? 1024 : 1) }'; }
+expect "a text from rounded matrices" 0 "" $greedy --weights bf16
+check "has as many tokens" '[ "$(wc -w < "$work/stdout")" -eq 7 ]'
+for what in weights "kept of the text"; do
+    check "and the plan half the memory: $what" 'awk "BEGIN { r = $(of_plan "$what" --weights bf16) / $(of_plan "$what"); exit !(r > 0.49 && r < 0.6) }"'
+done
+expect "a way to keep them that is none" 2 "bf16" $greedy --weights fp16
+
 # ---- many prompts
 printf '%s\n' '{"prompt": "We the people", "id": 7}' '{"prompt_ids": [65, 66, 67], "seed": 3}' '' '{"prompt": "The state of the union"}' '{"prompt": ""}' > "$work/prompts.jsonl"
 many="./generate --threads 1 --checkpoint $last --tokens 9 --temperature 0.7 --ignore-eos"

@@ -166,3 +166,13 @@ TEST_CASE("sigma: shards of the optimiser are refused", "[sigma]") {
         CHECK(std::string(error.what()).find("--zero-stage 0") != std::string::npos);
     }
 }
+
+TEST_CASE("sigma: matrices that are kept as bf16 are refused", "[sigma]") {
+    try {
+        GPT<CPU, float> gpt(variant_of<CpuLayer, FreezesMlp>, config_with({}), 1, 9, Stored::as_bf16);
+        FAIL("nothing was thrown");
+    } catch (const Error& error) {
+        CHECK(error.code == Exit::usage);
+        CHECK(std::string(error.what()).find("--weights float32") != std::string::npos);
+    }
+}

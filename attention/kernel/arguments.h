@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "model/base/bf16.h"
 #include "model/batch.h"
 #include "model/device/device.h"
 #include "model/device/memory.h"
@@ -118,6 +119,11 @@ struct Features {
 /// The sizes of one attention layer: sequences, tokens, channels, query heads, key/value heads, head size.
 struct LayerShape {
     int B, T, C, NH, NKV, HS;
+};
+
+/// A text that is to be written: at most T tokens, B is 1; and how the layer keeps their keys and values.
+struct TextRoom : LayerShape {
+    Stored keys = Stored::as_computed;
 };
 
 /// What an attention layer sees: the block's normed input and the projections, before and after RoPE.

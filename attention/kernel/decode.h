@@ -126,7 +126,7 @@ void write_row(const AttentionForward<X>& a, int h, const QueryRow<X>& row) {
 }
 
 /// out and lse of the next row, and with a gate gated_out. Calls attend(h, row, span) for every query head and every tile of `keys` (a
-/// KeyCache, or what has its each_span() and span()), which adds to the row's softmax. Heads that share keys take turns at each tile, so
+/// KeyCache, or what has its each_span(), span(), tile() and tile_size()), which adds to the row's softmax. Heads that share keys take turns at each tile, so
 /// that it is brought from memory once.
 template <class X, class Keys, class Attend>
 void attend_next_row(const AttentionForward<X>& a, const Keys& keys, Attend attend) {
@@ -134,10 +134,17 @@ void attend_next_row(const AttentionForward<X>& a, const Keys& keys, Attend atte
 #pragma omp parallel for
     for (int first = 0; first < a.NH; first += group) {
         std::vector<QueryRow<X>> rows(group, QueryRow<X>(a.HS));
+        std::vector<X> memory(keys.tile_size());
         keys.each_span(first, [&](const KeySpan<X>& span) {
-            for (int n = 0; n < span.count; n += TILE)
-                for (int g = 0; g < group; g++)
-                    attend(first + g, rows[g], keys.span(first + g, span.first + n, std::min(TILE, span.count - n)));
+            for (int n = 0; n < span.count; n += TILE) {
+                const int j = span.first + n, count = std::min(TILE, span.count - n);
+                const KeySpan<X> tile = keys.tile(first, j, count, memory.data());
+                for (int g = 0; g < group; g++) {
+                    KeySpan<X> of_head = keys.span(first + g, j, count);
+                    of_head.k = tile.k, of_head.v = tile.v;
+                    attend(first + g, rows[g], of_head);
+                }
+            }
         });
         for (int g = 0; g < group; g++) write_row(a, first + g, rows[g]);
     }

@@ -7,6 +7,7 @@
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/policy.h"
 #include "model/device/math.h"
+#include "model/operations/matrix.h"
 
 /// Where a token's key is kept: every token of a text has a slot of its own, or where later rows see no others, the first `leading`
 /// have one and the last `recent`. The recent ones are a ring, in which a new token takes the place of the oldest.
@@ -56,11 +57,12 @@ struct KeySpan {
 template <class X>
 class KeyCache {
 public:
-    /// For at most room.T tokens; room.B is 1.
-    KeyCache(BumpAllocator& memory, const LayerShape& room, int column_features, const KeptKeys& kept)
-        : slots_(kept, room.T), NH_(room.NH), NKV_(room.NKV), HS_(room.HS), features_(column_features) {
+    KeyCache(BumpAllocator& memory, const TextRoom& room, int column_features, const KeptKeys& kept)
+        : slots_(kept, room.T), stored_(room.keys), NH_(room.NH), NKV_(room.NKV), HS_(room.HS), features_(column_features) {
         const size_t slots = size_t(slots_.count());
-        k_ = memory.take<X>(slots * row()), v_ = memory.take<X>(slots * row());
+        const bool rounds = stored_ == Stored::as_bf16;
+        k_ = memory.take<X>(rounds ? 0 : slots * row()), v_ = memory.take<X>(rounds ? 0 : slots * row());
+        bf16_k_ = memory.take<StoredBf16>(rounds ? slots * row() : 0), bf16_v_ = memory.take<StoredBf16>(rounds ? slots * row() : 0);
         column_stride_ = slots + LANES<X>;
         columns_ = memory.take<Wide<X>>(size_t(NH_) * features_ * column_stride_);
     }
@@ -72,8 +74,8 @@ public:
     void append(const AttentionForward<X>& a) {
         for (int j = 0; j < a.S; j++, tokens_++) {
             const size_t to = slots_.slot(tokens_);
-            std::copy_n(a.k.data + j * a.k.row, row(), k_ + to * row());
-            std::copy_n(a.v.data + j * a.v.row, row(), v_ + to * row());
+            keep(a.k.data + j * a.k.row, k_, bf16_k_, to);
+            keep(a.v.data + j * a.v.row, v_, bf16_v_, to);
             for (int n = 0; n < NH_ * features_; n++) columns_[n * column_stride_ + to] = a.column[size_t(n) * padded(a.S) + j];
         }
     }
@@ -92,19 +94,43 @@ public:
         }
     }
 
-    /// Keys j .. j + count - 1 of query head h. Precondition: they are kept, and lie one behind the other.
+    /// Numbers of memory that tile() needs.
+    size_t tile_size() const { return stored_ == Stored::as_bf16 ? size_t(2) * TILE * HS_ : 0; }
+
+    /// span() of at most TILE keys in numbers to compute with: where they lie, or widened in `memory` (tile_size()).
+    KeySpan<X> tile(int h, int j, int count, X* memory) const {
+        KeySpan<X> keys = span(h, j, count);
+        if (stored_ == Stored::as_computed) return keys;
+        const size_t from = slots_.slot(j) * row() + size_t(h / (NH_ / NKV_)) * HS_;
+        X* const values = memory + size_t(TILE) * HS_;
+        for (int n = 0; n < count; n++) {
+            widen(memory + size_t(n) * HS_, bf16_k_ + from + n * row(), HS_);
+            widen(values + size_t(n) * HS_, bf16_v_ + from + n * row(), HS_);
+        }
+        keys.k = {memory, size_t(HS_)}, keys.v = {values, size_t(HS_)};
+        return keys;
+    }
+
+    /// Keys j .. j + count - 1 of query head h; those that are stored as bf16 without k and v. Precondition: they are kept, and lie one
+    /// behind the other.
     KeySpan<X> span(int h, int j, int count) const {
         const int slot = slots_.slot(j);
-        const size_t at = slot * row() + size_t(h / (NH_ / NKV_)) * HS_;
+        const size_t at = stored_ == Stored::as_bf16 ? 0 : slot * row() + size_t(h / (NH_ / NKV_)) * HS_;
         return {j, count, {k_ + at, row()}, {v_ + at, row()}, columns_ + size_t(h) * features_ * column_stride_ + slot, column_stride_};
     }
 
 private:
     size_t row() const { return size_t(NKV_) * HS_; }
+    void keep(const X* from, X* exact, StoredBf16* rounded, size_t slot) {
+        if (stored_ == Stored::as_computed) std::copy_n(from, row(), exact + slot * row());
+        else std::transform(from, from + row(), rounded + slot * row(), [](X x) { return StoredBf16(x); });
+    }
 
     KeySlots slots_;
+    Stored stored_;
     int NH_, NKV_, HS_, features_, tokens_ = 0;
-    X *k_, *v_;            // (slots, NKV, HS)
+    X *k_, *v_;            // (slots, NKV, HS), or
+    StoredBf16 *bf16_k_, *bf16_v_;
     Wide<X>* columns_;     // (NH, features, column_stride)
     size_t column_stride_;
 };

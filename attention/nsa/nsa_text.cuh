@@ -59,6 +59,8 @@ struct CompressedKeys {
     void each_span(int h, Use use) const {
         if (count) use(span(h, 0, count));
     }
+    size_t tile_size() const { return 0; }
+    KeySpan<X> tile(int h, int c, int n, X*) const { return span(h, c, n); }
     KeySpan<X> span(int h, int c, int n) const {
         const size_t row = size_t(s.NKV) * s.HS, at = c * row + size_t(h / (s.NH / s.NKV)) * s.HS;
         return {c, n, {k + at, row}, {v + at, row}};
@@ -73,7 +75,7 @@ struct NsaText {
 
     CompressedKeys<X> compressed(int complete, const LayerShape& s) const { return {complete, k.compressed(), v.compressed(), s}; }
 
-    NsaText(BumpAllocator& memory, const LayerShape& room, const BlockGrid& grid, bool shared, int slots)
+    NsaText(BumpAllocator& memory, const TextRoom& room, const BlockGrid& grid, bool shared, int slots)
         : k(memory, room, grid), v(memory, room, grid) {
         if (!shared) selected.emplace(memory, room, 0, KeptKeys{});
         choice = memory.take<int>(size_t(room.NKV) * slots);

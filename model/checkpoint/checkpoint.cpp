@@ -18,24 +18,28 @@ using nlohmann::json;
 namespace {
 
 /// Index of the first NaN or infinity, or n.
-size_t first_not_finite(const float* x, size_t n) {
+template <class X>
+size_t first_not_finite(const X* x, size_t n) {
     size_t first = n;
     #pragma omp parallel for schedule(static) reduction(min : first)
     for (size_t i = 0; i < n; i++)
-        if (!std::isfinite(x[i])) first = std::min(first, i);
+        if (!std::isfinite(float(x[i]))) first = std::min(first, i);
     return first;
 }
 
 /// Copies one stored tensor into its slot of the flat buffer.
-void load_tensor(const StoredTensor& stored, const Tensor& tensor, const std::string& where, float* flat) {
+template <class X>
+void load_tensor(const StoredTensor& stored, const Tensor& tensor, const std::string& where, X* flat) {
     if (stored.shape != tensor.shape)
         fail(Exit::checkpoint, where, ": tensor \"", stored.name, "\" has the shape ", shape_text(stored.shape), ", the model needs ",
              shape_text(tensor.shape));
-    float* out = flat + tensor.slot.offset;
-    convert_to_float(stored, out, where);
+    X* out = flat + tensor.slot.offset;
+    if constexpr (std::is_same_v<X, float>) convert_to_float(stored, out, where);
+    else convert_to_bf16(stored, out, where);
     const size_t bad = first_not_finite(out, tensor.slot.size);
     if (bad < tensor.slot.size)
-        fail(Exit::checkpoint, where, ": tensor \"", stored.name, "\" holds ", out[bad], " at index ", bad, ", expected finite numbers");
+        fail(Exit::checkpoint, where, ": tensor \"", stored.name, "\" holds ", float(out[bad]), " at index ", bad,
+             std::is_same_v<X, float> ? "" : " when rounded to bf16", ", expected finite numbers");
 }
 
 /// Redundant tensors that some folders contain: a copy of the tied embedding, and RoPE's table.
@@ -108,7 +112,7 @@ Config load_config(const fs::path& folder) {
     return config;
 }
 
-LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t seed, float* weights) {
+LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t seed, float* weights, StoredBf16* matrices) {
     const std::deque<SafetensorsFile> files = open_weights(folder);
     std::fill(weights, weights + list.size(), 0.0f);   // padding included
     std::set<std::string> loaded;
@@ -119,14 +123,16 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
             if (!tensor) fail(Exit::checkpoint, file.where(), ": the model has no tensor \"", stored.name, "\"");
             if (!loaded.insert(stored.name).second)
                 fail(Exit::checkpoint, file.where(), ": tensor \"", stored.name, "\" is in another part too");
-            load_tensor(stored, *tensor, file.where(), weights);
+            if (tensor->stored == Stored::as_bf16) load_tensor(stored, *tensor, file.where(), matrices);
+            else load_tensor(stored, *tensor, file.where(), weights);
             file.release(stored);
         }
     }
     LoadReport report;
     for (const Tensor& tensor : list) {
         if (loaded.count(tensor.name)) continue;
-        initialise(tensor, seed, weights);
+        if (tensor.stored == Stored::as_bf16) initialise(tensor, seed, matrices);
+        else initialise(tensor, seed, weights);
         report.initialised.push_back(tensor.name);
     }
     return report;

@@ -74,10 +74,11 @@ struct LoadReport {
     std::vector<std::string> initialised;   // tensors that the folder lacks
 };
 
-/// Fills `weights` (list.size()) from model.safetensors, or from the parts named by model.safetensors.index.json, in F32, BF16, F16
+/// Fills `weights` (list.size()), and `matrices` (list.bf16_size()) with what is stored as bf16, from model.safetensors, or from the parts named by model.safetensors.index.json, in F32, BF16, F16
 /// or F64. Missing tensors are initialised from `seed`; a folder with only config.json gives a fresh model. Refuses unknown
-/// tensors, other shapes, NaN and infinity.
-LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights);
+/// tensors, other shapes, NaN and infinity, also those that rounding makes.
+LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights,
+                        StoredBf16* matrices = nullptr);
 
 /// Loads trainer_state.json and each moment that is not null, which must be complete.
 TrainerState load_state(const std::filesystem::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq);

@@ -15,7 +15,7 @@ void load_for_inference(Device device, GPT<Device, X>& gpt, const std::string& f
     constexpr bool in_place = std::is_same_v<Device, CPU> && std::is_same_v<X, float>;
     std::vector<float> whole(in_place ? 0 : gpt.net.tensors.size());
     float* const loaded = in_place ? reinterpret_cast<float*>(gpt.weights) : whole.data();
-    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, loaded);
+    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, loaded, gpt.bf16_matrices);
     if (!report.initialised.empty())
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", gpt.net.variant.name, ", the first is ",
              report.initialised.front());

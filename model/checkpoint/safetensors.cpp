@@ -125,8 +125,6 @@ X load(const std::byte* from) {
     return value;
 }
 
-float from_bfloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
-
 float from_float16(uint16_t bits) {
     const uint32_t sign = uint32_t(bits & 0x8000) << 16;
     const uint32_t exponent = (bits >> 10) & 31, fraction = bits & 1023;
@@ -138,10 +136,19 @@ float from_float16(uint16_t bits) {
     return std::bit_cast<float>(sign | wide_exponent << 23 | fraction << 13);
 }
 
-template <class X, class Convert>
-void convert_all(const StoredTensor& tensor, float* out, Convert convert) {
+template <class X, class Out, class Convert>
+void convert_all(const StoredTensor& tensor, Out* out, Convert convert) {
     #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < tensor.count; i++) out[i] = convert(load<X>(tensor.bytes.data() + i * sizeof(X)));
+    for (size_t i = 0; i < tensor.count; i++) out[i] = Out(convert(load<X>(tensor.bytes.data() + i * sizeof(X))));
+}
+
+template <class Out>
+void convert(const StoredTensor& tensor, Out* out, const std::string& where) {
+    if (tensor.dtype == "F32") return convert_all<float>(tensor, out, [](float x) { return x; });
+    if (tensor.dtype == "BF16") return convert_all<StoredBf16>(tensor, out, [](StoredBf16 x) { return float(x); });
+    if (tensor.dtype == "F16") return convert_all<uint16_t>(tensor, out, from_float16);
+    if (tensor.dtype == "F64") return convert_all<double>(tensor, out, [](double x) { return float(x); });
+    fail(Exit::checkpoint, where, ": tensor \"", tensor.name, "\" is stored as ", tensor.dtype, "; F32, BF16, F16 and F64 can be read");
 }
 
 std::string header_text(const std::vector<TensorToWrite>& tensors) {
@@ -178,13 +185,8 @@ std::vector<StoredTensor> parse_safetensors(std::span<const std::byte> file, con
     return tensors;
 }
 
-void convert_to_float(const StoredTensor& tensor, float* out, const std::string& where) {
-    if (tensor.dtype == "F32") return void(std::memcpy(out, tensor.bytes.data(), tensor.bytes.size()));
-    if (tensor.dtype == "BF16") return convert_all<uint16_t>(tensor, out, from_bfloat16);
-    if (tensor.dtype == "F16") return convert_all<uint16_t>(tensor, out, from_float16);
-    if (tensor.dtype == "F64") return convert_all<double>(tensor, out, [](double x) { return float(x); });
-    fail(Exit::checkpoint, where, ": tensor \"", tensor.name, "\" is stored as ", tensor.dtype, "; F32, BF16, F16 and F64 can be read");
-}
+void convert_to_float(const StoredTensor& tensor, float* out, const std::string& where) { convert(tensor, out, where); }
+void convert_to_bf16(const StoredTensor& tensor, StoredBf16* out, const std::string& where) { convert(tensor, out, where); }
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
     : where_(path.string()), file_(path), tensors_(parse_safetensors(file_.bytes(), where_)) {

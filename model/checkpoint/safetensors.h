@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "model/base/bf16.h"
 #include "model/base/disk.h"
 
 /// A tensor inside a safetensors file. `bytes` points into the file and need not be aligned.
@@ -27,6 +28,8 @@ std::vector<StoredTensor> parse_safetensors(std::span<const std::byte> file, con
 
 /// out (tensor.count) from F32, BF16, F16 or F64; Exit::checkpoint for other dtypes.
 void convert_to_float(const StoredTensor& tensor, float* out, const std::string& where);
+/// The same, rounded to bf16.
+void convert_to_bf16(const StoredTensor& tensor, StoredBf16* out, const std::string& where);
 
 /// A safetensors file, memory-mapped and validated.
 class SafetensorsFile {

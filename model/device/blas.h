@@ -13,11 +13,6 @@ void gemm(Transpose ta, Transpose tb, int M, int N, int K, float alpha, const fl
 void gemm(Transpose ta, Transpose tb, int M, int N, int K, double alpha, const double* a, size_t lda, const double* b, size_t ldb,
           double beta, double* c, size_t ldc);
 
-/// c (N) = alpha * b a + beta * c with b (N, K) and a (K): gemm() of one row with b transposed. It reads b once; gemm() would pack
-/// it for reuse by many rows.
-void gemv(int N, int K, float alpha, const float* a, const float* b, size_t ldb, float beta, float* c);
-void gemv(int N, int K, double alpha, const double* a, const double* b, size_t ldb, double beta, double* c);
-
 /// Number of threads of a product outside of parallel regions.
 void use_blas_threads(int threads);
 

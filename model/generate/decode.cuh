@@ -32,7 +32,7 @@ public:
 
 private:
     void lay_out() override {
-        keys_.emplace(this->memory_, room_, 0, KeptKeys{});
+        keys_.emplace(this->memory_, TextRoom{room_}, 0, KeptKeys{});
         blocks_.emplace(how_, room_.NKV, room_.HS);
     }
     void keep(const AttentionForward<X>& a) {
@@ -129,7 +129,7 @@ private:
 
     Layers new_text() {
         const Config& c = gpt_.net.config;
-        const LayerShape room{1, gpt_.T, c.C, c.NH, c.NKV, c.HS};
+        const TextRoom room{{1, gpt_.T, c.C, c.NH, c.NKV, c.HS}, gpt_.net.tensors.matrices()};
         Layers layers;
         for (int l = 0; l < c.L && gpt_.net.all(&LayerFacts::writes_row_by_row); l++)
             if (how_.attention == InferenceAttention::psa) layers.push_back(std::make_unique<PsaText<X>>(how_.psa, room, read_.psa));

@@ -54,7 +54,8 @@ static bool parse(int argc, char** argv, Options& o) {
         ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of sampling");
     app.add_option("--device", o.device, "where to write")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-    app.add_option("--weights", o.weights, "how weights and what is kept of the text are stored; auto: bf16 on a GPU, fp32 on the CPU")
+    app.add_option("--weights", o.weights, "how the matrices, and keys and values of the text, are stored: bf16 takes half the memory of fp32, and of "
+                   "reading it; the CPU computes in fp32 all the same. auto: bf16 on a GPU, fp32 on the CPU")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
     add_inference_options(app, o.inference);
@@ -120,8 +121,8 @@ static Variants complete(Config& config, const Variant& own, const std::string& 
 /// Writes on the device and with the weights that the options select.
 static void write(const Variants& variants, const Options& o, const WritingJob& job) {
     if (o.device != "cpu" && write_on_gpu(job, o.device, o.weights)) return;
-    if (o.weights == "bf16") fail(Exit::usage, "--weights bf16 needs a GPU (--device cuda); the CPU has them in fp32");
-    write_prompts<CPU, float>(CPU{}, variants, job, [&](GPT<CPU, float>& gpt, int places) {
+    const Stored stored = o.weights == "bf16" ? Stored::as_bf16 : Stored::as_computed;
+    write_prompts<CPU, float>(CPU{}, variants, job, stored, [&](GPT<CPU, float>& gpt, int places) {
         return Decoder<float>(gpt, job.inference, places);
     });
 }

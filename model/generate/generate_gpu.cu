@@ -18,7 +18,7 @@ bool write_on_gpu(const WritingJob& job, const std::string& device, const std::s
     Variants variants(named(job.config.variant, all_variants_on_gpu()), all_variants_on_gpu());
     variants.others.push_back(&on_gpu::causal);   // a program of one variant has it, too
     const auto write = [&]<class X>(X) {
-        write_prompts<GPU, X>(gpu.device(), variants, job, [&](GPT<GPU, X>& gpt, int places) {
+        write_prompts<GPU, X>(gpu.device(), variants, job, Stored::as_computed, [&](GPT<GPU, X>& gpt, int places) {
             return GpuDecoder<X>(gpu.device(), gpt, places);
         });
     };

@@ -63,15 +63,16 @@ void require_memory_for_texts(Device device, const std::vector<MemoryUse>& plan,
     const size_t needed = total_bytes(plan), available = available_memory(device);
     if (needed > available)
         fail(Exit::out_of_memory, places, places == 1 ? " text" : " texts side by side", " of ", T, " tokens need ",
-             human_bytes(double(needed)), " and the ", std::is_same_v<Device, CPU> ? "machine" : "GPU", " has ", human_bytes(double(available)), " left: lower --tokens",
-             places == 1 ? "" : " or --batch");
+             human_bytes(double(needed)), " and the ", std::is_same_v<Device, CPU> ? "machine" : "GPU", " has ",
+             human_bytes(double(available)), " left: lower --tokens", places == 1 ? "" : " or --batch");
 }
 
-/// Hands each token to job.output. make_decoder(gpt, places) is the device's decoder. Exit::signal if a signal came before the last.
+/// Hands each token to job.output. The matrices are `stored` so (GPT), and make_decoder(gpt, places) is the device's decoder.
+/// Exit::signal if a signal came before the last.
 template <class Device, class X, class MakeDecoder>
-void write_prompts(Device device, const Variants& variants, const WritingJob& job, MakeDecoder make_decoder) {
+void write_prompts(Device device, const Variants& variants, const WritingJob& job, Stored stored, MakeDecoder make_decoder) {
     require_sizes(device, job.config);
-    GPT<Device, X> gpt(variants, job.config, 1, positions_for(job), Mode::inference);
+    GPT<Device, X> gpt(variants, job.config, 1, positions_for(job), stored);
     require_no_look_ahead(gpt.net, job.checkpoint);
     const int places = std::min({job.batch, int(job.prompts.size()), gpt.T});
     auto decoder = make_decoder(gpt, places);

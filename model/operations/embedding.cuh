@@ -6,12 +6,17 @@
 
 #include "model/batch.h"
 #include "model/device/device.h"
+#include "model/operations/matrix.h"
 
 /// Precondition: 0 <= token < V (checked once, when shards are opened). out (rows, C) = table (V, C) [tokens (rows)].
 template <class X>
-void embedding_forward(CPU, X* out, const int32_t* tokens, const X* table, int rows, int C) {
+void embedding_forward(CPU, X* out, const int32_t* tokens, std::type_identity_t<Matrix<X>> table, int rows, int C) {
 #pragma omp parallel for
-    for (int row = 0; row < rows; row++) std::copy_n(table + size_t(tokens[row]) * C, C, out + size_t(row) * C);
+    for (int row = 0; row < rows; row++) {
+        const size_t from = size_t(tokens[row]) * C;
+        if (table.bf16) widen(out + size_t(row) * C, table.bf16 + from, C);
+        else std::copy_n(table.data + from, C, out + size_t(row) * C);
+    }
 }
 
 /// dtable (V, C) [token] += the rows of dout (rows, C) with that token. Always adds: with a tied head, dtable already holds the

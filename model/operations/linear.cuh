@@ -1,11 +1,15 @@
 // Linear layers: y = x W^T + b with W (OUT, IN), and their gradients.
 #pragma once
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include <omp.h>
 
 #include "model/device/blas.h"
 #include "model/device/device.h"
+#include "model/operations/matrix.h"
+#include "model/operations/row_products.h"
 #ifdef WITH_GPU
 #include "model/operations/column_sum.cuh"
 #include "model/operations/matmul.cuh"
@@ -25,15 +29,35 @@ void multiply_rows(Transpose tb, X* c, const X* a, const X* b, X beta, int rows,
     for (int row = 0; row < rows; row += share) part(row, std::min(share, rows - row));
 }
 
-/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null.
+/// out (rows, OUT) = inp (rows, IN) weight (OUT, IN)^T. Each thread widens a tile of the matrix at a time, for all rows.
 template <class X>
-void linear_forward(CPU, X* out, const X* inp, const X* weight, const X* bias, int rows, int IN, int OUT) {
-    if (bias) {
-#pragma omp parallel for
-        for (int row = 0; row < rows; row++) std::copy_n(bias, OUT, out + size_t(row) * OUT);
+void multiply_widened(X* out, const X* inp, const StoredBf16* weight, int rows, int IN, int OUT) {
+    constexpr int TALLEST = 128;
+    const int share = (OUT + omp_get_max_threads() - 1) / omp_get_max_threads(), height = std::min(share, TALLEST);
+#pragma omp parallel
+    {
+        std::vector<X> tile(size_t(height) * IN);
+#pragma omp for
+        for (int o = 0; o < OUT; o += height) {
+            const int here = std::min(height, OUT - o);
+            widen(tile.data(), weight + size_t(o) * IN, size_t(here) * IN);
+            gemm(Transpose::no, Transpose::yes, rows, here, IN, X(1), inp, IN, tile.data(), IN, X(0), out + o, OUT);
+        }
     }
-    if (rows == 1) return gemv(OUT, IN, X(1), inp, weight, IN, X(bias ? 1 : 0), out);
-    multiply_rows(Transpose::yes, out, inp, weight, X(bias ? 1 : 0), rows, IN, OUT);
+}
+
+/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null. Up to FEW_ROWS rows each get the bits that they would get
+/// alone (but from bf16 in a model of doubles).
+template <class X>
+void linear_forward(CPU, X* out, const X* inp, std::type_identity_t<Matrix<X>> weight, const X* bias, int rows, int IN, int OUT) {
+    if (weight.bf16 && (rows > FEW_ROWS || !std::is_same_v<X, float>)) multiply_widened(out, inp, weight.bf16, rows, IN, OUT);
+    else if (rows > FEW_ROWS) multiply_rows(Transpose::yes, out, inp, weight.data, X(0), rows, IN, OUT);
+    else if (!weight.bf16) multiply_few_rows(out, inp, weight.data, rows, IN, OUT);
+    else if constexpr (std::is_same_v<X, float>) multiply_few_rows(out, inp, weight.bf16, rows, IN, OUT);
+    if (!bias) return;
+#pragma omp parallel for
+    for (int row = 0; row < rows; row++)
+        for (int o = 0; o < OUT; o++) out[size_t(row) * OUT + o] += bias[o];
 }
 
 /// dinp (rows, IN) = or += dout (rows, OUT) weight (OUT, IN).

@@ -8,7 +8,7 @@
 /// and rstd (rows) for the backward pass. Precondition: `sum` does not alias `residual`. The norm is that of the sum as stored
 /// (rounded), which is what the backward pass reads.
 template <class X>
-void residual_forward(CPU device, X* sum, X* out, Wide<X>* rstd, const X* residual, const X* inp, const X* weight,
+void residual_forward(CPU device, X* sum, X* out, Wide<X>* rstd, const X* residual, const X* inp, std::type_identity_t<Matrix<X>> weight,
                       const X* norm_weight, int rows, int IN, int C, double eps) {
     linear_forward(device, sum, inp, weight, static_cast<const X*>(nullptr), rows, IN, C);
 #pragma omp parallel for

@@ -69,21 +69,6 @@ void multiply(Matrix<X> a, Matrix<X> b, int M, int N, int K, X alpha, X beta, X*
         }
 }
 
-template <class X>
-void multiply_vector(int N, int K, X alpha, const X* a, const X* b, size_t ldb, X beta, X* c) {
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        const X* row = b + size_t(n) * ldb;
-        X part[lanes] = {}, sum = 0;
-        int k = 0;
-        for (; k + lanes <= K; k += lanes)
-            for (int lane = 0; lane < lanes; lane++) part[lane] += row[k + lane] * a[k + lane];
-        for (; k < K; k++) sum += row[k] * a[k];
-        for (int lane = 0; lane < lanes; lane++) sum += part[lane];
-        c[n] = alpha * sum + (beta == 0 ? X(0) : beta * c[n]);
-    }
-}
-
 }   // namespace
 
 void gemm(Transpose ta, Transpose tb, int M, int N, int K, float alpha, const float* a, size_t lda, const float* b, size_t ldb,
@@ -93,12 +78,6 @@ void gemm(Transpose ta, Transpose tb, int M, int N, int K, float alpha, const fl
 void gemm(Transpose ta, Transpose tb, int M, int N, int K, double alpha, const double* a, size_t lda, const double* b, size_t ldb,
           double beta, double* c, size_t ldc) {
     multiply<double>({a, lda, ta}, {b, ldb, tb}, M, N, K, alpha, beta, c, ldc);
-}
-void gemv(int N, int K, float alpha, const float* a, const float* b, size_t ldb, float beta, float* c) {
-    multiply_vector(N, K, alpha, a, b, ldb, beta, c);
-}
-void gemv(int N, int K, double alpha, const double* a, const double* b, size_t ldb, double beta, double* c) {
-    multiply_vector(N, K, alpha, a, b, ldb, beta, c);
 }
 
 void choose_blas_kernels(char**) {}

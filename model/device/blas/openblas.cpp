@@ -20,12 +20,6 @@ void gemm(Transpose ta, Transpose tb, int M, int N, int K, double alpha, const d
           double beta, double* c, size_t ldc) {
     cblas_dgemm(CblasRowMajor, of(ta), of(tb), M, N, K, alpha, a, int(lda), b, int(ldb), beta, c, int(ldc));
 }
-void gemv(int N, int K, float alpha, const float* a, const float* b, size_t ldb, float beta, float* c) {
-    cblas_sgemv(CblasRowMajor, CblasNoTrans, N, K, alpha, b, int(ldb), a, 1, beta, c, 1);
-}
-void gemv(int N, int K, double alpha, const double* a, const double* b, size_t ldb, double beta, double* c) {
-    cblas_dgemv(CblasRowMajor, CblasNoTrans, N, K, alpha, b, int(ldb), a, 1, beta, c, 1);
-}
 
 /// The fastest kernel family that this processor supports; null: let OpenBLAS choose.
 static const char* best_core() {
