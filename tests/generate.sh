@@ -34,7 +34,6 @@ expect "a sparsity that leaves nothing" 2 "from 0 to 0.999" $greedy --attention 
 expect "blocks that are no tiles" 2 "multiple of 64" $greedy --attention adaspa --adaspa-block 96
 expect "no keys per block" 2 "1 to 65536" $greedy --attention psa --psa-block 0
 command -v nvidia-smi > /dev/null || expect "--device cuda without a GPU" 2 "--device cuda" $greedy --device cuda
-expect "bf16 is for GPUs" 2 "--device cuda" $greedy --device cpu --weights bf16
 expect "an unknown mechanism" 2 "adaspa" $greedy --attention pas
 expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
 
