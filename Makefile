@@ -171,11 +171,21 @@ endif
 tokenize: build/data/tokenize.o $(ENGINE)
 	$(LINK) $(LIBS)
 
+# Text from checkpoints of all variants, or of one, which is built sooner.
+ifeq ($(WITH_CUDA),1)
+generate: build/model/generate/generate.o build/gpu/model/generate/generate_gpu.o $(GPU_VARIANTS) $(GPU_ENGINE)
+	$(LINK) $(LIBS) $(GPU_LIBS)
+$(VARIANTS:%=build/generate_%): build/generate_%: build/model/generate/generate.o build/gpu/model/generate/generate_gpu.o build/gpu/attention/%.o \
+        build/gpu/attention/only_%.o build/attention/%.o build/attention/only_%.o $(GPU_ENGINE)
+	$(LINK) $(LIBS) $(GPU_LIBS)
+else
 generate: build/model/generate/generate.o $(CPU_VARIANTS) $(ENGINE)
 	$(LINK) $(LIBS)
-
-# The same for checkpoints of one variant, which is built sooner.
 $(VARIANTS:%=build/generate_%): build/generate_%: build/model/generate/generate.o build/attention/%.o build/attention/only_%.o $(ENGINE)
+	$(LINK) $(LIBS)
+endif
+$(VARIANTS:%=build/emulated/generate_%): build/emulated/generate_%: build/model/generate/generate.o \
+        build/emulated/model/generate/generate_gpu.o build/emulated/attention/%.o build/gpu/attention/only_%.o build/attention/%.o build/attention/only_%.o $(EMULATED_ENGINE)
 	$(LINK) $(LIBS)
 
 build/tests/run_tests build/emulated/run_tests build/gpu/run_tests build/emulated/operation_tests: build/units

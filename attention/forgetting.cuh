@@ -29,7 +29,7 @@ struct ForgetForward {
 
     constexpr double term(int b, int h, int t) const { return -softplus(-u[(size_t(b) * T + t) * NH + h]); }
     template <class Keys>
-    double before(const Keys& keys, int h) const {
+    constexpr double before(const Keys& keys, int h) const {
         return double(keys.last_feature(h, 0)) + double(keys.last_feature(h, 1));
     }
     constexpr void store(int b, int h, int t, double c) const {

@@ -6,6 +6,7 @@
 
 #include "attention/kernel/decode.h"
 #include "attention/kernel/layer.h"
+#include "attention/kernel/next_rows.cuh"
 #include "attention/variant.h"
 #include "model/base/error.h"
 
@@ -14,6 +15,11 @@ constexpr bool reports_pairs = requires(const A& policy, const LayerInputs<float
     policy.sees(in, state, 0, 0, 0);
 };
 
+/// Whether a text needs nothing on a GPU but keys and gates, or A keeps there what else it needs, as A::Texts<X>.
+template <class A>
+constexpr bool writes_rows_on_gpu =
+    A::writes_row_by_row && (!requires { typename A::template Text<float>; } || requires { typename A::template Texts<float>; });
+
 template <class A>
 LayerFacts facts_of(const A& policy) {
     LayerFacts f{};
@@ -21,7 +27,8 @@ LayerFacts facts_of(const A& policy) {
     f.gated = policy.gates_output(), f.rotates = policy.rotates();
     f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
     f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
-    f.writes_row_by_row = A::writes_row_by_row && policy.is_causal(), f.reads_keys_only = reads_keys_only(policy);
+    f.writes_row_by_row = A::writes_row_by_row && policy.is_causal();
+    f.writes_rows_on_gpu = f.writes_row_by_row && writes_rows_on_gpu<A>, f.reads_keys_only = reads_keys_only(policy);
     f.reports_pairs = reports_pairs<A>;
     f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
     f.keeps_documents_apart = policy.is_causal() && policy.keeps_documents_apart();
@@ -141,10 +148,58 @@ struct CpuLayer final : LayerOf<A>, CpuPassesOf<A, float>, CpuPassesOf<A, double
         : LayerOf<A>(config, layer), CpuPassesOf<A, float>(LayerOf<A>::policy), CpuPassesOf<A, double>(LayerOf<A>::policy) {}
 };
 #ifdef WITH_GPU
+/// What A keeps of texts on a GPU besides keys: A::Texts<X>, where there is one.
+template <class A, class X>
+struct TextsOf {
+    using type = NothingMore;
+};
+template <class A, class X>
+    requires requires { typename A::template Texts<X>; }
+struct TextsOf<A, X> {
+    using type = typename A::template Texts<X>;
+};
+
+template <class A, class X>
+class LayerTextsOf final : public LayerTexts<X> {
+public:
+    LayerTextsOf(const A& policy, const LayerShape& room) : policy_(policy), room_(room) { lay_out(); }
+
+    void begin(GPU device, int text, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
+        keep_prompt(device, *keys_, kernel_arguments(in, state, Statistics<X>{}), text);
+        more_->begin(device, text, policy_, in, weights, state);
+    }
+    void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
+        std::byte* const no_workspace = nullptr;
+        attention_layer_forward(NextRows<X, More>{device, *keys_, rows, &*more_}, policy_, in, weights, state, no_workspace);
+    }
+
+private:
+    using More = typename TextsOf<A, X>::type;
+    void lay_out() override {
+        keys_.emplace(this->memory_, room_, policy_.features().column, policy_.kept_keys());
+        more_.emplace(policy_, this->memory_, room_);
+    }
+
+    const A& policy_;
+    LayerShape room_;
+    std::optional<TextKeys<X>> keys_;
+    std::optional<More> more_;
+};
+
+template <class A, class X>
+struct GpuPassesOf : PassesOf<A, GPU, X, GpuPasses<X>> {
+    using PassesOf<A, GPU, X, GpuPasses<X>>::PassesOf;
+
+    std::unique_ptr<LayerTexts<X>> start_texts(const LayerShape& room) const override {
+        if constexpr (writes_rows_on_gpu<A>) return std::make_unique<LayerTextsOf<A, X>>(this->policy, room);
+        else fail(Exit::usage, A::name, " has no rows on a GPU without the whole text");
+    }
+};
+
 template <class A>
-struct GpuLayer final : LayerOf<A>, PassesOf<A, GPU, float>, PassesOf<A, GPU, bf16> {
+struct GpuLayer final : LayerOf<A>, GpuPassesOf<A, float>, GpuPassesOf<A, bf16> {
     GpuLayer(const Config& config, int layer)
-        : LayerOf<A>(config, layer), PassesOf<A, GPU, float>(LayerOf<A>::policy), PassesOf<A, GPU, bf16>(LayerOf<A>::policy) {}
+        : LayerOf<A>(config, layer), GpuPassesOf<A, float>(LayerOf<A>::policy), GpuPassesOf<A, bf16>(LayerOf<A>::policy) {}
 };
 #endif
 

@@ -14,6 +14,7 @@
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/kernel/decode.h"
+#include "attention/kernel/next_rows.cuh"
 #include "attention/masks/pattern.h"
 
 /// Row n of head h is token 2^k n + (h mod 2^k).
@@ -195,6 +196,17 @@ struct longnet : Policy {
             for (int n = 0; n < branches; n++) row.visit(in_text(n), query_of(a, {}, h, position), keys);
         });
     }
+#ifdef WITH_GPU
+    template <class X, class More>
+    void forward(const NextRows<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        keep_rows(device, device.keys, a, device.rows);
+        RowsSoftmax<X> softmax(device, device.keys, device.rows, a, branches);
+        for (int n = 0; n < branches; n++) softmax.add(in_text(n), a.q);
+        softmax.finish();
+    }
+#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,

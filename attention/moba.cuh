@@ -30,7 +30,7 @@ struct moba : Policy {
 
     ForcedBlocks own_block() const { return {*this, block, 0, 1}; }
     BlockChoice block_choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, s.T, s.NH, s.NH, block, std::min(top - 1, (s.T - 1) / block)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NH, block, slots_of(s)};
         require_countable(c, "--moba-top-k", "moba_top_k", "lower it, or raise --moba-block");
         return c;
     }
@@ -110,6 +110,29 @@ struct moba : Policy {
             row.visit(ChosenAndForced(own_block(), chosen.data() + size_t(h) * slots, slots), query_of(a, {}, h, position), keys);
         });
     }
+#ifdef WITH_GPU
+    /// The same of texts on a GPU, and what their last rows have chosen.
+    template <class X>
+    struct Texts {
+        BlockSums<X> sums;
+        int* chosen;   // (texts, NH, top - 1)
+        Texts(const moba& policy, BumpAllocator& memory, const LayerShape& s)
+            : sums(memory, s, policy.block), chosen(memory.take<int>(size_t(s.B) * s.NH * policy.slots_of(s))) {}
+        void begin(GPU device, int text, const moba&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) {
+            sums.begin(device, text, in);
+        }
+    };
+
+    template <class X>
+    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const Texts<X>& text = *device.more;
+        const int slots = slots_of(text.sums.room);
+        text.sums.add(device, in, device.rows);
+        if (slots > 0) text.sums.choose(device, text.chosen, slots, in, device.rows);
+        attention_forward(device, ChosenByTexts(own_block(), text.chosen, NH, slots), arguments(in, state, {}));
+    }
+#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
@@ -151,6 +174,9 @@ struct moba : Policy {
     }
 
 private:
+    /// Blocks that a token of a text of up to s.T tokens chooses at most.
+    int slots_of(const LayerShape& s) const { return std::min(top - 1, (s.T - 1) / block); }
+
     template <class X>
     static AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
         statistics.tile_max = nullptr;   // calls have different tiles

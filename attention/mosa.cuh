@@ -20,8 +20,23 @@
 #include "attention/gates/row_gate.cuh"
 #include "attention/gates/token_linear.cuh"
 #include "attention/kernel/decode.h"
+#include "attention/kernel/next_rows.cuh"
 #include "attention/masks/choose_tokens.cuh"
 #include "attention/masks/chosen_tokens.h"
+
+#ifdef WITH_GPU
+/// chosen (texts, NH, room): whether each token has a row in rows (B, NH, T).
+struct NoteChosen {
+    char* chosen;
+    const int* rows;
+    int NH, T, room;
+    NewKeys where;
+    constexpr void operator()(unsigned row, int t) const {
+        const int b = int(row) / NH, h = int(row) % NH;
+        chosen[(size_t(where.text_of(b)) * NH + h) * room + where.position(b, t)] = rows[size_t(row) * T + t] >= 0;
+    }
+};
+#endif
 
 struct mosa : Policy {
     static constexpr const char* name = "mosa";
@@ -169,6 +184,39 @@ struct mosa : Policy {
         });
         gate_rows_forward(CPU{}, state.gated_out, state.out, state.score_inputs.gate, NH, in.HS);
     }
+#ifdef WITH_GPU
+    /// The same of texts on a GPU.
+    template <class X>
+    struct Texts {
+        int room;
+        char* chosen;   // (texts, NH, room)
+        float* u;       // (texts, NH) of the rows
+        Texts(const mosa&, BumpAllocator& memory, const LayerShape& s)
+            : room(s.T), chosen(memory.take<char>(size_t(s.B) * s.NH * s.T)), u(memory.take<float>(size_t(s.B) * s.NH)) {}
+        void begin(GPU device, int text, const mosa&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
+            note(device, Kept<X>(state.kept, in).rows, in, {{}, text});
+        }
+        void note(GPU device, const int* rows, const LayerShape& s, const NewKeys& where) {
+            each_element(device, size_t(s.B) * s.NH, s.T, NoteChosen{chosen, rows, s.NH, s.T, room, where});
+        }
+    };
+
+    /// The next rows of texts: a head that does not choose a row's token sees nothing.
+    template <class X>
+    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const Kept<X> kept(state.kept, in);
+        Texts<X>& text = *device.more;
+        TokenChoice c = choice(in);
+        c.first = 1;   // none of the rows is a text's first token, which every head chooses
+        if (sparse_heads()) token_linear_forward(device, text.u, router_of(in, weights));
+        choose_tokens(device, state.score_inputs.gate, kept.tokens, kept.rows, text.u, weights + tau.offset, c);
+        text.note(device, kept.rows, in, {device.rows});
+        const AttentionForward<X> a = ungated_arguments(in, state, Statistics<X>{});
+        attention_forward(device, ChosenByHeads(*this, text.chosen, NH, text.room), a);
+        gate_rows_forward(device, state.gated_out, state.out, state.score_inputs.gate, size_t(in.B) * NH, in.HS);
+    }
+#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,

@@ -22,6 +22,7 @@
 #include "attention/branches/repeated_rows.cuh"
 #include "attention/kernel/decode.h"
 #include "attention/masks/balanced_clusters.cuh"
+#include "attention/masks/cluster_texts.cuh"
 #include "attention/scores/each_element.cuh"
 
 /// Judges rows by position: the token in local heads, cluster T + index in the cluster in the others.
@@ -227,6 +228,27 @@ struct routing : Policy {
                       keys);
         });
     }
+#ifdef WITH_GPU
+    template <class X>
+    struct Texts : ClusterTexts<X> {
+        Texts(const routing& policy, BumpAllocator& memory, const LayerShape& room) : ClusterTexts<X>(memory, room, policy.shape(room)) {}
+        void begin(GPU device, int text, const routing& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
+            this->keep(device, in, weights + policy.mu.offset, {{}, text});
+        }
+    };
+
+    template <class X>
+    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const Texts<X>& text = *device.more;
+        text.keep(device, in, weights + mu.offset, {device.rows});
+        AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        a.NKV = NH;   // every query head has keys of its own
+        RowsSoftmax<X> softmax(device, text.content, device.rows, a, 1);
+        softmax.add(ClustersOfTexts(*this, text.cluster, text.members, text.s, left), {text.q, size_t(NH) * HS});
+        softmax.finish();
+    }
+#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,

@@ -10,6 +10,7 @@
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/kernel/decode.h"
+#include "attention/kernel/next_rows.cuh"
 #include "attention/masks/pattern.h"
 #include "attention/scores/rotate_heads.cuh"
 #include "attention/sinks.cuh"
@@ -96,6 +97,30 @@ struct sinks_cache : sinks {
             row.visit(SinkBranch(leading, left), {&q[size_t(h) * in.HS], h, position}, keys);
         });
     }
+#ifdef WITH_GPU
+    /// What it needs on a GPU besides keys: room for q' of the rows.
+    template <class X>
+    struct Texts : NothingMore {
+        X* q;   // (texts, NH, HS)
+        Texts(const sinks_cache& policy, BumpAllocator& memory, const LayerShape& room)
+            : NothingMore(policy, memory, room), q(memory.take<X>(size_t(room.B) * room.NH * room.HS)) {}
+    };
+
+    template <class X>
+    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        const size_t q_row = size_t(in.NH) * in.HS;
+        X* const q = device.more->q;
+        rotate_heads(device, Heads<X>{q, q_row}, Heads<const X>{in.q_pre, in.qk_row}, {in.cosine, in.sine}, in.B, 1, in.NH, in.HS, 1,
+                     {.last = last_position(), .of_token = device.rows.position});
+        keep_rows(device, device.keys, a, device.rows);
+        RowsSoftmax<X> softmax(device, device.keys, device.rows, a, 2);
+        softmax.add(WindowBranch(left), a.q);
+        softmax.add(SinkBranch(leading, left), {q, q_row});
+        softmax.finish();
+    }
+#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,

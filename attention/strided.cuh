@@ -121,9 +121,9 @@ struct strided : Policy {
         branches.finish(device, in, state, statistics);
     }
 
-    /// The next row of a text: the union, in one walk over the keys.
-    template <class X, class More>
-    void forward(const NextRow<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+    /// The next row of a text, or rows of several: the union, in one walk over the keys.
+    template <template <class, class> class Next, class X, class More>
+    void forward(const Next<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
                  const Statistics<X>&) const {
         attention_forward(device, *this, kernel_arguments(in, state, Statistics<X>{}));
     }

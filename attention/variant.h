@@ -13,8 +13,10 @@
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/count.h"
 #include "attention/kernel/policy.h"
+#include "attention/kernel/text_keys.cuh"
 #include "model/base/error.h"
 #include "model/config.h"
+#include "model/device/memory.cuh"
 #include "model/tensors.h"
 
 /// Properties of a layer's policy, explained in attention/kernel/policy.h.
@@ -22,6 +24,7 @@ struct LayerFacts {
     Features features;
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
     bool writes_row_by_row;      // whether CpuPasses::start_text() may be called
+    bool writes_rows_on_gpu;     // whether GpuPasses::start_texts() may be called
     bool reads_keys_only;        // reads_keys_only() in decode.h
     bool reports_pairs;          // whether CpuPasses::sees() may be called
     bool is_causal, needs_known_text, keeps_documents_apart, expects_at_most;
@@ -73,6 +76,40 @@ protected:
     Arena<CPU> memory_;
 };
 
+#ifdef WITH_GPU
+/// What a layer keeps of several texts while they are written on a GPU, and its attention of the next tokens of some of them.
+template <class X>
+class LayerTexts {
+public:
+    virtual ~LayerTexts() = default;
+
+    /// Memory of as many texts and tokens as it was made for; nothing else may be called before allocate().
+    size_t bytes() const { return memory_.bytes(); }
+    void allocate() {
+        memory_.allocate();
+        lay_out();
+    }
+
+    /// The first in.T tokens of a text, whose forward() has left `state`; in.B is 1. What was kept of a text of that number is gone.
+    virtual void begin(GPU device, int text, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
+
+    /// One token more of in.B texts, in.T == 1: writes state.gated_out (B, NH, HS), the rows that forward() of the texts so far would
+    /// write for them. Launches that depend on in.B alone. RoPE's table is that of position 0 on, as for whole texts.
+    virtual void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
+
+protected:
+    virtual void lay_out() = 0;
+    Arena<GPU> memory_;
+};
+
+/// What only a GPU can do.
+template <class X>
+struct GpuPasses : LayerPasses<GPU, X> {
+    /// room.B texts of at most room.T tokens each. For layers with writes_rows_on_gpu.
+    virtual std::unique_ptr<LayerTexts<X>> start_texts(const LayerShape& room) const = 0;
+};
+#endif
+
 /// What only the CPU can do.
 template <class X>
 struct CpuPasses : LayerPasses<CPU, X> {
@@ -114,6 +151,13 @@ template <class X>
 const CpuPasses<X>& cpu_passes_of(const AttentionLayer& layer) {
     return dynamic_cast<const CpuPasses<X>&>(layer);
 }
+
+#ifdef WITH_GPU
+template <class X>
+const GpuPasses<X>& gpu_passes_of(const AttentionLayer& layer) {
+    return dynamic_cast<const GpuPasses<X>&>(layer);
+}
+#endif
 
 /// An attention variant, for one device.
 struct Variant {

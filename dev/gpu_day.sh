@@ -5,9 +5,9 @@
 # Each step has a limit, and what fails stops nothing. After each, gpu_day.py judges what was reached (gpu_day.json, gpu_day.md),
 # and where the environment names a folder whose files are brought back, OUT, these two and results.tar.gz, with everything, go
 # there. Called again with the same RESULTS, or with that archive beside this script as before.tar.gz, it goes on with what was not
-# reached: all tests, PyTorch beside it, kernels of others judged, all packed variants, several ranks on the GPU, paired training runs. The last line is
-# `N passed, N failed`; the exit code is 1 when something failed, 2 where nothing can run. ONLY=WORD: the steps with that in their
-# names.
+# reached: all tests, PyTorch beside it, kernels of others judged, all packed variants, several ranks on the GPU, paired training
+# runs. The last line is `N passed, N failed`; the exit code is 1 when something failed, 2 where nothing can run. ONLY=WORD: the
+# steps with that in their names.
 set -uo pipefail
 pack=${PACK:-$(cd "$(dirname "$0")" && pwd)}
 results=${1:-${TMPDIR:-/tmp}/gpu_day}

@@ -45,7 +45,8 @@ spare='lib(mpi|open-rte|open-pal|hwloc|udev|event[a-z_-]*)'
 mkdir -p "$folder"/{bin,lib,spare,data/bundled,cpu}
 cd "$tree"
 for program in "${programs[@]}"; do strip -o "$folder/bin/$(basename "$program")" "$program"; done
-libraries=$(for program in "${programs[@]}"; do ldd "$program" | awk '$3 ~ /^\// { print $3 }'; done | sort -u | grep -vE "/$there[-.0-9]*\.so")
+libraries=$(for program in "${programs[@]}"; do ldd "$program" | awk '$3 ~ /^\// { print $3 }'; done | sort -u |
+    grep -vE "/$there[-.0-9]*\.so")
 grep -vE "/$spare[-.0-9]*\.so" <<< "$libraries" | xargs -r cp -L -t "$folder/lib"
 grep -E "/$spare[-.0-9]*\.so" <<< "$libraries" | xargs -r cp -L -t "$folder/spare"
 cp data/bundled/*.bin data/bundled/*manifest.json "$folder/data/bundled"

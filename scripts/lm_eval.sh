@@ -83,5 +83,5 @@ done
 # checkpoint's tokenizer.json says.
 mkdir "$work/tokenizer"
 cp "$checkpoint"/tokenizer*.json "$work/tokenizer/" || stop 7 "$checkpoint: holds no tokenizer.json"
-"$python" -m lm_eval --model hf --model_args "pretrained=$checkpoint,tokenizer=$work/tokenizer,dtype=float32$trust" --tasks "$(IFS=,; echo "${tasks[*]}")" \
-    --include_path "$work" "$@"
+"$python" -m lm_eval --model hf --model_args "pretrained=$checkpoint,tokenizer=$work/tokenizer,dtype=float32$trust" \
+    --tasks "$(IFS=,; echo "${tasks[*]}")" --include_path "$work" "$@"

@@ -48,7 +48,7 @@ changed_variants() {
 run_all() {
     stage "build the programs" build all build/reference_qwen || return
     stage "build the tests" build build/tests/run_tests build/dev/{attention_layer,logits,token_ids} || return
-    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga} \
+    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate_causal} \
         build/emulated/dev/{bench_constants,count_step,tune_matmul} || return
     stage "tests on the CPU" run_cases build/tests/run_tests
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM                          # noqa: E
 
 sys.path.insert(0, 'scripts')
 from attention_torch import qwen                                       # noqa: E402
+from attention_torch.variants import TABLE                             # noqa: E402
 from fixture_forms import FORMS                                        # noqa: E402
 
 LENGTHS = (1, 9, 70, 200)
@@ -43,6 +44,10 @@ FURTHER = (
     ('windows that differ', QWEN3, 'sliding_window', '--layers sliding_window:window=5,sliding_window:window=19,causal'),
     ('hybrid of dsa and causal', QWEN2, 'dsa', '--layers dsa:window=3,causal,dsa --window 11 --dense-until 8'),
     ('hybrid of asga and causal', QWEN3, 'asga', '--layers causal,asga:asga-hidden=3,asga'),
+    ('mosa, all heads dense', QWEN3, 'mosa', '--mosa-dense-heads 4'),
+    ('routing, all heads local', QWEN3, 'routing', '--routing-local-heads 4 --window 9'),
+    ('moh, no shared heads', QWEN3, 'moh', '--moh-shared 0'),
+    *((f'{variant}, default settings', QWEN3, variant, '') for variant in TABLE),
 )
 
 
@@ -141,6 +146,7 @@ def check_refusals(dsa, sinks):
     refused('tensors of another variant', dsa, ('does not ask for', 'dsa.gate'),
             {'attention_variant': 'dsa_no_gate', 'layer_types': ['dsa_no_gate'] * 2})
     refused('tensors of another shape', dsa, ('another shape', 'mlp'), {'intermediate_size': 60})
+    check_old_transformers(sinks)
     try:
         AutoModelForCausalLM.from_pretrained(sinks)
         said = 'nothing'
@@ -149,6 +155,29 @@ def check_refusals(dsa, sinks):
     good = 'layer_types' in said
     print(f'{"ok" if good else "FAIL"} modeling: without trust_remote_code transformers does not compute plain attention instead'
           + ('' if good else f': {said}'))
+
+
+def check_old_transformers(folder):
+    """A version before the oldest is refused in a sentence, and what version 4 copies of a folder is enough."""
+    text = (folder / 'modeling_attention_variants.py').read_text()
+    named = {f'{name}.py' for name in re.findall(r'^from \.(\w+) import', text, re.MULTILINE)}
+    good = named | {'modeling_attention_variants.py'} == {file.name for file in folder.glob('*.py')}
+    print(f'{"ok" if good else "FAIL"} modeling: the file that is loaded names all the others, which transformers 4 asks for')
+    copy = work / 'old_transformers'      # whose files nobody has imported yet
+    shutil.copytree(folder, copy)
+    (copy / 'parts.py').write_text((copy / 'parts.py').read_text() + '# another hash\n')
+    of_today = sys.modules['transformers']      # which transformers itself has exchanged by now
+    version = of_today.__version__
+    try:
+        of_today.__version__ = '4.40.2'
+        AutoModelForCausalLM.from_pretrained(copy, trust_remote_code=True)
+        said = 'nothing'
+    except ImportError as error:
+        said = str(error)
+    finally:
+        of_today.__version__ = version
+    good = 'needs transformers 4.46 or newer, and this is 4.40.2: pip install --upgrade transformers' in said and '\n' not in said
+    print(f'{"ok" if good else "FAIL"} modeling: refused, old transformers' + ('' if good else f': {said}'))
 
 
 @torch.no_grad()

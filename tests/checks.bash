@@ -17,11 +17,11 @@ bad() { echo "FAIL $1: $2"; }
 skip() { echo "skip $1: $2"; }
 check() { if eval "$2"; then ok "$1"; else bad "$1" "not true: $2"; fi; }
 
-# expect NAME CODE WORD COMMAND...: the command ends with the code, and its stderr contains the word.
+# expect NAME CODE WORD COMMAND...: the command ends with the code, within LIMIT seconds, and its stderr contains the word.
 expect() {
     local name=$1 code=$2 word=$3 status
     shift 3
-    timeout 120 "$@" > "$work/stdout" 2> "$work/stderr"
+    timeout "${LIMIT:-120}" "$@" > "$work/stdout" 2> "$work/stderr"
     status=$?
     if [ "$status" -ne "$code" ]; then bad "$name" "exit code $status instead of $code: $(tail -n 1 "$work/stderr")"
     elif [ -n "$word" ] && ! grep -qF -- "$word" "$work/stderr"; then bad "$name" "stderr does not say '$word': $(tail -n 1 "$work/stderr")"

@@ -295,7 +295,8 @@ expect "no layers of a kind" 2 "1 to 2" ./train_asga $small --out "$work/x" --la
 expect "more layers than the model has" 2 "has 3 layers, and the model only 2" ./train_asga $small --out "$work/x" --layers asga:2,causal
 expect "a layer that the model lacks" 2 "layers are 0 to 1" ./train_asga $small --out "$work/x" --dense-layers 2
 expect "both options" 2 "give one" ./train_asga $small --out "$work/x" --dense-layers 0 --layers asga
-expect "a layer's window out of range" 2 "must be a whole number from 0 to 32" ./train_asga_fixed $small --out "$work/x" --layers asga_fixed:window=33,causal
+expect "a layer's window out of range" 2 "layer 1: --window is 33, but with --seq-len 32 must be a whole number from 0 to 32" \
+    ./train_asga_fixed $small --out "$work/x" --layers causal,asga_fixed:window=33
 cp -r "$work/causal/step_00000012" "$work/mixed"
 sed '/attention_variant/d; s/"use_sliding_window": false/"use_sliding_window": true/; s/"sliding_window": null/"sliding_window": 9/; s/"max_window_layers": 2/"max_window_layers": 1/' \
     "$work/causal/step_00000012/config.json" > "$work/mixed/config.json"

@@ -28,11 +28,12 @@ expect "and certifies with an upper bound" 0 "certified" $greedy --attention psa
 expect "generate with adaspa" 0 "adaspa: read 100.0%" $greedy --attention adaspa --adaspa-sparsity 0
 check "and without sparsity writes the same" 'cmp -s "$work/stdout" "$work/dense"'
 expect "psa on another variant" 2 "asga" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65,66 --attention psa
-expect "psa past the model's positions" 2 "max_position_embeddings" $greedy --tokens 20000 --attention psa
+expect "psa past the model's positions" 2 "max_position_embeddings" $greedy --tokens 40000 --attention psa
 expect "a share that is none" 2 "from 0 to 1" $greedy --attention psa --psa-eps 1.5
 expect "a sparsity that leaves nothing" 2 "from 0 to 0.999" $greedy --attention adaspa --adaspa-sparsity 1
 expect "blocks that are no tiles" 2 "multiple of 64" $greedy --attention adaspa --adaspa-block 96
 expect "no keys per block" 2 "1 to 65536" $greedy --attention psa --psa-block 0
+command -v nvidia-smi > /dev/null || expect "--device cuda without a GPU" 2 "--device cuda" $greedy --device cuda
 expect "an unknown mechanism" 2 "adaspa" $greedy --attention pas
 expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
 
@@ -67,6 +68,7 @@ expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$w
 
 # ---- Ctrl-C
 for _ in $(seq 4000); do echo '{"prompt": "The people"}'; done > "$work/prompts.jsonl"
+rm -f "$work/texts.jsonl"   # the signal is for a program that writes
 ./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr" &
 job=$!
 for _ in $(seq 600); do [ -s "$work/texts.jsonl" ] && break; sleep 0.1; done

@@ -82,6 +82,23 @@ check "and its mean the validation loss" 'awk -v loss="$(grep -o "val_loss.:[0-9
 expect "psa is not on the GPU, and says where" 2 "give --device cpu" "$programs/train_causal" $small --device cuda --evaluate --checkpoint "$work/causal-cpu/step_0000000$steps" --attention psa
 likelihoods() { grep -o 'log_likelihoods.*' "$1" | grep -oE -- '-[0-9.]+'; }
 check "--evaluate: log-likelihoods of the GPU are the CPU's within 1e-4" 'paste <(likelihoods "$work/cpu.jsonl") <(likelihoods "$work/cuda.jsonl") | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-8)) bad = 1; n++ } END { exit bad || n != 4 }" && grep -q "validation: loss" "$work/evaluated-cuda.txt"'
+# Text from a checkpoint, where the programs that write it are there.
+writes="$programs/generate_causal --checkpoint $work/causal-cpu/step_0000000$steps --seed 3 --tokens 12 --threads 1 --print-ids --ignore-eos"
+if [ -x "$programs/generate_causal" ]; then
+    printf '%s\n' '{"prompt_ids": [87, 101, 32, 116]}' '{"prompt_ids": [84]}' '{"prompt_ids": [65, 32, 110, 101, 119]}' > "$work/prompts.jsonl"
+    for device in cpu cuda; do
+        expect "texts of three prompts, two side by side, with --device $device" 0 "kept of the text: " \
+            $writes --device $device --weights fp32 --prompts "$work/prompts.jsonl" --batch 2 --out "$work/texts-$device.jsonl"
+    done
+    check "are the same" 'cmp "$work/texts-cpu.jsonl" "$work/texts-cuda.jsonl" && [ "$(wc -l < "$work/texts-cpu.jsonl")" = 3 ]'
+    expect "a text in bf16" 0 "kept of the text: " $writes --device cuda --prompt-ids 87,101
+    check "has the tokens that were asked for" '[ "$(wc -w < "$work/stdout")" = 12 ]'
+    kept() { # kept OPTIONS...: KiB of the plan's line
+        $writes --device cuda --dry-run --prompt-ids 87,101 --tokens 500 "$@" | sed -nE 's/.*kept of the text *\| *([0-9.]+) KiB.*/\1/p'
+    }
+    check "the plan counts what is kept: of bf16 half of float32" 'awk -v a="$(kept --weights fp32)" -v b="$(kept)" "BEGIN { exit !(a + 0 > 1.98 * b && a + 0 < 2.02 * b && b > 0) }"'
+    expect "psa writes on the CPU" 2 "give --device cpu" $writes --device cuda --prompt-ids 65 --attention psa
+else skip "text on a GPU" "there is no $programs/generate_causal"; fi
 train asga "$work/cheap" --recompute 1
 train asga "$work/layers" --recompute 2
 check "recomputation changes no bit" 'same_weights "$work/asga" "$work/cheap" && same_weights "$work/asga" "$work/layers"'

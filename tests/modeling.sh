@@ -45,7 +45,8 @@ import json
 words = 'the people of this nation have made their choice and the union is strong in every state'.split()
 for n in range(24):
     turn = words[n % 7:] + words[:n % 7]
-    print(json.dumps({'query': ' '.join(turn[:4 + n % 5]), 'choices': [' '.join(turn[k:k + 2 + k % 3]) for k in (5, 8, 11)], 'gold': n % 3}))
+    choices = [' '.join(turn[k:k + 2 + k % 3]) for k in (5, 8, 11)]
+    print(json.dumps({'query': ' '.join(turn[:4 + n % 5]), 'choices': choices, 'gold': n % 3}))
 END
 export HF_MODULES_CACHE=$work/modules HF_HUB_OFFLINE=1 HF_HOME=$work/home
 for variant in sinks asga moba; do
@@ -53,8 +54,8 @@ for variant in sinks asga moba; do
     folder=$work/scored_$variant/step_00000030
     ./train_$variant --device cpu --threads 1 --evaluate --checkpoint "$folder" --val-batches 0 --eval-data "$work/items.jsonl" \
         --eval-out "$work/ours_$variant.jsonl" --batch-size 4 --seq-len 128 > "$work/log" 2>&1
-    PYTHON=$python expect "modeling: lm-evaluation-harness scores $variant" 0 "" scripts/lm_eval.sh "$folder" "$work/items.jsonl" -- \
-        --batch_size 1 --device cpu --log_samples --output_path "$work/theirs_$variant"
+    LIMIT=900 PYTHON=$python expect "modeling: lm-evaluation-harness scores $variant" 0 "" \
+        scripts/lm_eval.sh "$folder" "$work/items.jsonl" -- --batch_size 1 --device cpu --log_samples --output_path "$work/theirs_$variant"
     $python - "$work/ours_$variant.jsonl" "$work/theirs_$variant" > "$work/difference" 2> "$work/stderr" << 'END'
 import json, sys
 from pathlib import Path

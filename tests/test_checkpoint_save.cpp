@@ -68,14 +68,17 @@ TEST_CASE("a model card says what was trained, on what, to which loss, and how i
     CHECK(contains(said, "| weights hash | " + hexadecimal(weights_hash(run.list, run.weights.data())) + " |"));
     CHECK(contains(said, "attention/dsa.cuh describes it:\n\n```\nDynamic Sparse Attention"));
     CHECK(contains(said, "attention/causal.cuh describes it"));
-    CHECK(contains(said, "from_pretrained(FOLDER, trust_remote_code=True)"));
+    CHECK(contains(said, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n"));
+    CHECK(contains(said, "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"));
+    run.config.tokenizer = "";   // and none in the folder
+    CHECK(card().find("AutoTokenizer.from_pretrained") == std::string::npos);
 
     write_text(folder / "step_00000007/README.md", "mine");   // which is no damage
     CHECK_NOTHROW(verify_checkpoint(folder / "step_00000007"));
 
     run.config.variant = "causal", run.config.layers.clear(), run.config.settings.clear();
     const std::string plain = card();
-    CHECK((contains(plain, "from_pretrained(FOLDER)") && plain.find("trust_remote_code") == std::string::npos));
+    CHECK((contains(plain, "model = AutoModelForCausalLM.from_pretrained(FOLDER)\n") && plain.find("trust_remote_code") == std::string::npos));
     CHECK(contains(plain, "attention/causal.cuh describes it"));
     CHECK(plain.find("| settings |") == std::string::npos);
 }

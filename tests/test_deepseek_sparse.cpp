@@ -122,6 +122,9 @@ TEST_CASE("deepseek_sparse: the greatest scores are chosen, ties go to the earli
     const ChoiceOf choice({{1}, {1, 1}, {0, 2, 1}, {0, 0, 0, 0}, {3, 1, 2, 3, 1}, {0, -1, -0.0, 5, 0, -2}}, 2);
     const std::vector<std::vector<int>> expected{{0}, {0, 1}, {1, 2}, {0, 1}, {0, 3}, {0, 3}};
     for (int t = 0; t < 6; t++) CHECK(choice.keys(t) == expected[t]);
+    const ChoiceOf near({{1}, {1, 1}, {NAN, 1, 2}, {1, 1.01, 1, 1}, {1.02, 1, 1.01, 1.03, 1.01}}, 2);   // no number is no great one
+    const std::vector<std::vector<int>> of_near{{0}, {0, 1}, {1, 2}, {0, 1}, {0, 3}};
+    for (int t = 0; t < 5; t++) CHECK(near.keys(t) == of_near[t]);
     CHECK(std::fabs(choice.lse[4] - (3 + std::log(2))) < 1e-15);
     CHECK(std::fabs(choice.lse[5] - std::log(std::exp(5) + 1)) < 1e-14);
 
@@ -131,23 +134,26 @@ TEST_CASE("deepseek_sparse: the greatest scores are chosen, ties go to the earli
 }
 
 TEST_CASE("deepseek_sparse: every query sees as many keys as it may, and tiles are listed that some query needs", "[attention][indexer]") {
-    const int T = 300, top = 3;
-    std::vector<std::vector<double>> scores(T);
+    const int T = 300, top = 3, tiles = tiles_of(T), NH = 2;
+    std::vector<std::vector<std::vector<double>>> scores(2, std::vector<std::vector<double>>(T));
     for (int t = 0; t < T; t++)
-        for (int j = 0; j <= t; j++) scores[t].push_back(j / 64 == 1 || j == t ? 1 - j : -1000);   // tile 1, and what is near
-    ChoiceOf choice(scores, top);
-    for (int t = 0; t < T; t++) CHECK(int(choice.keys(t).size()) == std::min(t + 1, top));
-    const int tiles = tiles_of(T), NH = 2;
-    std::vector<int> touched(tiles * tiles, 9), count(NH * tiles, 9), list(NH * tiles * tiles, 9);
-    list_chosen_tiles(CPU{}, ChosenKeys<double>{choice.bits, count.data(), list.data(), touched.data(), choice.lse.data()}, 1, NH);
-    const std::vector<std::vector<int>> expected{{0}, {0, 1}, {1}, {1}, {1}};   // query 64 has one key of tile 1 yet
-    for (int h = 0; h < NH; h++)
-        for (int q = 0; q < tiles; q++) {
-            const int* const mine = &list[(h * tiles + q) * tiles];
-            CHECK(std::vector<int>(mine, mine + count[h * tiles + q]) == expected[q]);
-            for (int k = 0; k < tiles; k++)
-                CHECK(touched[q * tiles + k] == int(std::count(expected[q].begin(), expected[q].end(), k)));
-        }
+        for (int j = 0; j <= t; j++)
+            for (int b : {0, 1}) scores[b][t].push_back(j / 64 == 1 - b || j == t ? 1 - j : -1000);   // tile 1 or 0, and what is near
+    std::vector<uint64_t> words;
+    for (int b : {0, 1}) {
+        const ChoiceOf choice(scores[b], top);
+        for (int t = 0; t < T; t++) CHECK(int(choice.keys(t).size()) == std::min(t + 1, top));
+        words.insert(words.end(), choice.words.begin(), choice.words.end());
+    }
+    std::vector<int> touched(2 * tiles * tiles, 9), count(2 * NH * tiles, 9), list(2 * NH * tiles * tiles, 9);
+    list_chosen_tiles(CPU{}, ChosenKeys<double>{{words.data(), T}, count.data(), list.data(), touched.data(), nullptr}, 2, NH);
+    const std::vector<std::vector<int>> expected[] = {{{0}, {0, 1}, {1}, {1}, {1}},   // query 64 has one key of tile 1 yet
+                                                      {{0}, {0}, {0}, {0}, {0}}};
+    for (int n = 0; n < 2 * NH * tiles; n++) {
+        const int b = n / (NH * tiles), q = n % tiles, *const mine = &list[n * tiles], *const flags = &touched[(b * tiles + q) * tiles];
+        CHECK(std::vector<int>(mine, mine + count[n]) == expected[b][q]);
+        for (int k = 0; k < tiles; k++) CHECK(flags[k] == int(std::count(expected[b][q].begin(), expected[b][q].end(), k)));
+    }
 }
 
 TEST_CASE("deepseek_sparse: its loss is how far it is from attention, over chosen keys or over all", "[attention][indexer]") {
@@ -210,6 +216,8 @@ TEST_CASE("deepseek_sparse: pieces of any size learn the same", "[attention][ind
     const IndexShape s = p.index_shape(in);
     auto learn = [&](int at_once) {
         const size_t tiles = tiles_of(in.T), BT = s.tokens();
+        std::vector<int> starts(BT);   // of documents: no query of the second looks at the tiles of the first
+        for (size_t n = 0; n < BT; n++) starts[n] = int(n) % in.T < 2 * TILE ? 0 : 2 * TILE;
         std::vector<std::byte> memory(deepseek_sparse::ForwardScratch<double>(p, nullptr, in).allocator.bytes());
         const deepseek_sparse::ForwardScratch<double> scratch(p, memory.data(), in);
         const deepseek_sparse::Kept<double> kept(p, layer.kept_state().kept, in);
@@ -217,7 +225,7 @@ TEST_CASE("deepseek_sparse: pieces of any size learn the same", "[attention][ind
         index_forward(CPU{}, scratch.index, in, layer.weights.data(), p.tensors);
         IndexPiece<double>::each(in.B, in.T, at_once, scratch.pairs, [&](const IndexPiece<double>& piece) {
             index_scores(CPU{}, piece, scratch.index, TouchedTiles{});
-            choose_keys(CPU{}, chosen, piece, {}, p.most());
+            choose_keys(CPU{}, chosen, piece, Documents{starts.data(), in.T}, p.most());
         });
         list_chosen_tiles(CPU{}, chosen, in.B, in.NH);
         std::vector<double> results(size_t(in.B) * in.NH), divergences(8 * TILE * tiles, NAN), of(BT, NAN);

@@ -6,6 +6,7 @@
 // and optionally a second, dense call whose pooled map the gate learns from (distil.cuh).
 #pragma once
 #include "attention/blocks/block_text.cuh"
+#include "attention/blocks/block_texts.cuh"
 #include "attention/blocks/block_tiles.cuh"
 #include "attention/blocks/distil.cuh"
 #include "attention/gates/head_gate.cuh"
@@ -142,6 +143,25 @@ struct BlockSparse : Policy {
             row.visit(BiasedTiles(*this), query_of(a, {}, h, position), keys);
         });
     }
+#ifdef WITH_GPU
+    template <class X>
+    struct Texts : BlockTexts {
+        Texts(const BlockSparse& policy, BumpAllocator& memory, const LayerShape& room) : BlockTexts(memory, policy.gate_shape(room)) {}
+        void begin(GPU device, int text, const BlockSparse& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
+            if (policy.distil_mode != Distil::alone) block_texts::begin(device, *this, in, policy.gate_use(weights), text);
+        }
+    };
+
+    template <class X>
+    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        if (distil_mode == Distil::alone) return attention_forward(device, PlainTiles(*this), a);
+        if (gates_output()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
+        block_texts::add(device, *device.more, in, gate_use(weights), device.rows);
+        attention_forward(device, BlocksOfTexts(*this, *device.more, dense(), mask != BlockMask::hard), a);
+    }
+#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,

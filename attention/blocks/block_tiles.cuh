@@ -6,7 +6,7 @@
 
 /// For the kernel: causal attention with z = a + the tile's bias.
 struct BiasedTiles : Policy {
-    explicit BiasedTiles(const Policy& p) : Policy(p) {}
+    explicit constexpr BiasedTiles(const Policy& p) : Policy(p) {}
     bool gates_output() const { return true; }   // where there is a head gate
     constexpr Features features() const { return {0, 0, 0, true}; }
     template <class N>

@@ -11,11 +11,12 @@
 #include "attention/blocks/merge_rows.cuh"
 #include "attention/branches/branches.cuh"
 #include "attention/kernel/decode.h"
+#include "attention/kernel/next_rows.cuh"
 
 /// The blocks that every token sees: the first `leading`, and the last `local` up to its own.
 struct ForcedBlocks : Policy {
     int block, leading, local;
-    ForcedBlocks(const Policy& p, int block_, int leading_, int local_)
+    constexpr ForcedBlocks(const Policy& p, int block_, int leading_, int local_)
         : Policy(p), block(block_), leading(leading_), local(local_) {}
     constexpr bool forced(int r, int c) const { return c < leading || c > r - local; }
 
@@ -33,17 +34,32 @@ struct ChosenAndForced : Policy {
     ForcedBlocks forced;
     const int* chosen;
     int slots;
-    ChosenAndForced(const ForcedBlocks& forced_, const int* chosen_, int slots_)
+    constexpr ChosenAndForced(const ForcedBlocks& forced_, const int* chosen_, int slots_)
         : Policy(forced_), forced(forced_), chosen(chosen_), slots(slots_) {}
 
-    bool sees(int i, int c) const {
-        return forced.forced(i / forced.block, c) || std::find(chosen, chosen + slots, c) != chosen + slots;
+    constexpr bool sees(int i, int c) const {
+        bool seen = forced.forced(i / forced.block, c);
+        for (int n = 0; n < slots && !seen; n++) seen = chosen[n] == c;
+        return seen;
     }
-    Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
+    constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
         if (j0 / forced.block != (j1 - 1) / forced.block) return Tile::mixed;
         return sees(i0, j0 / forced.block) ? causal_tile(i0, i1, j0, j1) : Tile::hidden;
     }
-    bool visible(int /*h*/, int i, int j) const { return j <= i && sees(i, j / forced.block); }
+    constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && sees(i, j / forced.block); }
+};
+
+/// The same of rows of several texts on a GPU, in which every head chooses.
+struct ChosenByTexts : Policy {
+    ForcedBlocks forced;
+    const int* chosen;   // (texts, heads, slots)
+    int heads, slots;
+    constexpr ChosenByTexts(const ForcedBlocks& forced_, const int* chosen_, int heads_, int slots_)
+        : Policy(forced_), forced(forced_), chosen(chosen_), heads(heads_), slots(slots_) {}
+    constexpr ChosenByTexts of_row(int text) const { return {forced, chosen + size_t(text) * heads * slots, heads, slots}; }
+    constexpr ChosenAndForced of_head(int h) const { return {forced, chosen + size_t(h) * slots, slots}; }
+    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const { return of_head(h).tile(h, i0, i1, j0, j1); }
+    constexpr bool visible(int h, int i, int j) const { return of_head(h).visible(h, i, j); }
 };
 
 /// Rows of tokens that chose the block whose tiles they visit: all of its keys are in their past. P is the text's policy.

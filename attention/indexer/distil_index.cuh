@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
         __syncthreads();   // the tiles are no longer read
     }
     float sums[2] = {};
-    for_each(weights, [&](float& weight, int r, int c) {
+    for_each_in_warp_rows(weights[0], [&](float& weight, int r, int c) {
         if (r >= rows) return;
         float& score = piece.row(n, r)[tile * TILE + c];
         if (d.chosen.bits.word(b, i0 + r, tile) >> c & 1)
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
         __syncthreads();
         float a[1][TILE / 8][4] = {};
         rows_times_rows(a, shared.q, warp_row(), shared.k, 0);
-        for_each(a, [&](float& value, int r, int c) {
+        for_each_in_warp_rows(a[0], [&](float& value, int r, int c) {
             const float dI = r < rows ? piece.row(n, r)[tile * TILE + c] : 0;
             dw[r / 8 % 2] += fmaxf(value, 0) * dI;
             value = value > 0 ? w[r / 8 % 2] * dI : 0;
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
             __syncthreads();
             float a[1][TILE / 8][4] = {};   // rows are keys
             rows_times_rows(a, shared.k, warp_row(), shared.q, 0);
-            for_each(a, [&](float& value, int c, int r) {
+            for_each_in_warp_rows(a[0], [&](float& value, int c, int r) {
                 value = r < rows && value > 0 ? x.weight(b, i0 + r, h, d.scale) * piece.row(n, r)[tile * TILE + c] : 0;
             });
 #pragma unroll

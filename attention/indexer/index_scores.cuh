@@ -8,7 +8,7 @@
 #include "attention/kernel/cpu_rows.h"
 #include "model/device/blas.h"
 #ifdef WITH_GPU
-#include "attention/kernel/features.cuh"
+#include "attention/kernel/warp_rows.cuh"
 #endif
 
 /// Query tiles `first` to `first + count` - 1, of all sequences one after the other, and numbers for each of their pairs.
@@ -97,17 +97,6 @@ void index_scores(CPU, const IndexPiece<X>& piece, const Index<X>& x, const Touc
 
 namespace indexing {
 inline constexpr int WARPS = 4, THREADS = WARPS * WARP;
-
-/// A thread's elements of a (TILE, TILE) result: calls use(x, row, column).
-template <class Use>
-__device__ __forceinline__ void for_each(float (&x)[1][TILE / 8][4], Use use) {
-#pragma unroll
-    for (int n = 0; n < TILE / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            use(x[0][n][e], int(threadIdx.x) / WARP * 16 + lane_row() + e / 2 * 8, 8 * n + lane_column() + e % 2);
-}
-inline __device__ int warp_row() { return int(threadIdx.x) / WARP * 16; }
 }   // namespace indexing
 
 template <class X, int D>
@@ -142,7 +131,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
             for (int e = 0; e < 4; e++) sums[0][m][e] += w[e / 2] * fmaxf(products[0][m][e], 0);
         __syncthreads();   // the queries are no longer read
     }
-    for_each(sums, [&](float& sum, int r, int c) {
+    for_each_in_warp_rows(sums[0], [&](float& sum, int r, int c) {
         if (r < rows) piece.row(n, r)[key_tile * TILE + c] = sum;
     });
 }

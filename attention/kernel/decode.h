@@ -102,6 +102,10 @@ struct NothingMore {
     NothingMore(const P&, BumpAllocator&, const LayerShape&) {}
     template <class P, class X>
     void begin(const P&, const LayerInputs<X>&, const X* /*weights*/, const LayerState<X>&) {}
+#ifdef WITH_GPU
+    template <class P, class X>
+    void begin(const GPU&, int /*text*/, const P&, const LayerInputs<X>&, const X* /*weights*/, const LayerState<X>&) {}
+#endif
 };
 
 /// The CPU while it computes the next row of a text, B = T = 1. A layer's forward() with it in place of CPU is that layer's row of the

@@ -1,4 +1,5 @@
-// The keys that a layer keeps of a text that is being written, token by token: on the CPU, for one text.
+// The keys that a layer keeps of a text that is being written, token by token: on the CPU, for one text. (On a GPU, for several:
+// text_keys.cuh.)
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -7,6 +8,40 @@
 #include "attention/kernel/policy.h"
 #include "model/device/math.h"
 #include "model/operations/matrix.h"
+
+/// Where a token's key is kept: every token of a text has a slot of its own, or where later rows see no others, the first `leading`
+/// have one and the last `recent`. The recent ones are a ring, in which a new token takes the place of the oldest.
+struct KeySlots {
+    int leading, recent;
+
+    /// For texts of at most `room` tokens.
+    constexpr KeySlots(const KeptKeys& kept, int room)
+        : leading(std::min(kept.leading, room)), recent(std::max(1, std::min(kept.recent, room - leading))) {}
+
+    constexpr int count() const { return leading + recent; }
+    constexpr int slot(int token) const { return token < leading ? token : leading + (token - leading) % recent; }
+
+    /// The token in a slot once the text has `tokens` tokens. Precondition: slot < min(count(), tokens).
+    constexpr int token(int slot, int tokens) const {
+        if (slot < leading) return slot;
+        const int newest = tokens - 1 - leading;   // counted in the ring
+        return leading + newest - (newest - (slot - leading)) % recent;
+    }
+    /// The oldest token that has a slot, but for the leading ones.
+    constexpr int oldest(int tokens) const { return std::max(std::min(leading, tokens), tokens - recent); }
+
+    /// The tokens in slots from .. from + n - 1, first to last: in this order, or where the ring begins anew among them, all others
+    /// of the ring, too.
+    struct Range {
+        int first, last;
+    };
+    constexpr Range range(int from, int n, int tokens) const {
+        const int first = token(from, tokens), turn = slot(oldest(tokens));
+        const bool in_order = tokens <= count() || from + n <= leading || (from >= leading && (from >= turn || from + n <= turn));
+        if (in_order) return {first, first + n - 1};
+        return {std::min(first, oldest(tokens)), tokens - 1};
+    }
+};
 
 /// Keys of one head that lie one behind the other: row n is that of key first + n of the text.
 template <class X>
@@ -18,16 +53,13 @@ struct KeySpan {
     Wide<X> tile_bias = 0;
 };
 
-/// Keys, values and features of columns: of all tokens, or where later rows see no others, of the first `leading` and the last
-/// `recent`. The recent ones are a ring, in which a new token takes the place of the oldest.
+/// Keys, values and features of columns.
 template <class X>
 class KeyCache {
 public:
     KeyCache(BumpAllocator& memory, const TextRoom& room, int column_features, const KeptKeys& kept)
-        : kept_(kept), stored_(room.keys), NH_(room.NH), NKV_(room.NKV), HS_(room.HS), features_(column_features) {
-        kept_.leading = std::min(kept.leading, room.T);
-        kept_.recent = std::max(1, std::min(kept.recent, room.T - kept_.leading));
-        const size_t slots = size_t(kept_.leading) + kept_.recent;
+        : slots_(kept, room.T), stored_(room.keys), NH_(room.NH), NKV_(room.NKV), HS_(room.HS), features_(column_features) {
+        const size_t slots = size_t(slots_.count());
         const bool rounds = stored_ == Stored::as_bf16;
         k_ = memory.take<X>(rounds ? 0 : slots * row()), v_ = memory.take<X>(rounds ? 0 : slots * row());
         bf16_k_ = memory.take<StoredBf16>(rounds ? slots * row() : 0), bf16_v_ = memory.take<StoredBf16>(rounds ? slots * row() : 0);
@@ -41,7 +73,7 @@ public:
     /// The a.S tokens of a.k, a.v and a.column follow.
     void append(const AttentionForward<X>& a) {
         for (int j = 0; j < a.S; j++, tokens_++) {
-            const size_t to = slot(tokens_);
+            const size_t to = slots_.slot(tokens_);
             keep(a.k.data + j * a.k.row, k_, bf16_k_, to);
             keep(a.v.data + j * a.v.row, v_, bf16_v_, to);
             for (int n = 0; n < NH_ * features_; n++) columns_[n * column_stride_ + to] = a.column[size_t(n) * padded(a.S) + j];
@@ -49,15 +81,15 @@ public:
     }
 
     /// Feature f of head h of the last token.
-    Wide<X> last_feature(int h, int f) const { return columns_[(size_t(h) * features_ + f) * column_stride_ + slot(tokens_ - 1)]; }
+    Wide<X> last_feature(int h, int f) const { return columns_[(size_t(h) * features_ + f) * column_stride_ + slots_.slot(tokens_ - 1)]; }
 
     /// Calls use(span) for all that is kept of query head h's keys, in the order of the text.
     template <class Use>
     void each_span(int h, Use use) const {
-        const int leading = std::min(tokens_, kept_.leading);
+        const int leading = std::min(tokens_, slots_.leading);
         if (leading) use(span(h, 0, leading));
-        for (int j = std::max(leading, tokens_ - kept_.recent), count; j < tokens_; j += count) {
-            count = std::min(tokens_ - j, kept_.recent - (j - leading) % kept_.recent);   // up to the ring's end
+        for (int j = slots_.oldest(tokens_), count; j < tokens_; j += count) {
+            count = std::min(tokens_ - j, slots_.count() - slots_.slot(j));   // up to the ring's end
             use(span(h, j, count));
         }
     }
@@ -69,7 +101,7 @@ public:
     KeySpan<X> tile(int h, int j, int count, X* memory) const {
         KeySpan<X> keys = span(h, j, count);
         if (stored_ == Stored::as_computed) return keys;
-        const size_t from = slot(j) * row() + size_t(h / (NH_ / NKV_)) * HS_;
+        const size_t from = slots_.slot(j) * row() + size_t(h / (NH_ / NKV_)) * HS_;
         X* const values = memory + size_t(TILE) * HS_;
         for (int n = 0; n < count; n++) {
             widen(memory + size_t(n) * HS_, bf16_k_ + from + n * row(), HS_);
@@ -82,8 +114,9 @@ public:
     /// Keys j .. j + count - 1 of query head h; those that are stored as bf16 without k and v. Precondition: they are kept, and lie one
     /// behind the other.
     KeySpan<X> span(int h, int j, int count) const {
-        const size_t at = stored_ == Stored::as_bf16 ? 0 : slot(j) * row() + size_t(h / (NH_ / NKV_)) * HS_;
-        return {j, count, {k_ + at, row()}, {v_ + at, row()}, columns_ + size_t(h) * features_ * column_stride_ + slot(j), column_stride_};
+        const int slot = slots_.slot(j);
+        const size_t at = stored_ == Stored::as_bf16 ? 0 : slot * row() + size_t(h / (NH_ / NKV_)) * HS_;
+        return {j, count, {k_ + at, row()}, {v_ + at, row()}, columns_ + size_t(h) * features_ * column_stride_ + slot, column_stride_};
     }
 
 private:
@@ -92,9 +125,8 @@ private:
         if (stored_ == Stored::as_computed) std::copy_n(from, row(), exact + slot * row());
         else std::transform(from, from + row(), rounded + slot * row(), [](X x) { return StoredBf16(x); });
     }
-    size_t slot(int j) const { return j < kept_.leading ? j : kept_.leading + (j - kept_.leading) % kept_.recent; }
 
-    KeptKeys kept_;
+    KeySlots slots_;
     Stored stored_;
     int NH_, NKV_, HS_, features_, tokens_ = 0;
     X *k_, *v_;            // (slots, NKV, HS), or

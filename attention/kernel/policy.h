@@ -103,7 +103,7 @@ inline constexpr int MOST_FEATURES = 264;
 /// Kernels receive a copy as an argument: the methods that they call (score, mask) are constexpr, so that nvcc compiles them for
 /// the GPU, and the struct holds plain values only, no pointers into host memory.
 struct Policy {
-    Policy(const Config&, int /*layer*/) {}
+    constexpr Policy(const Config&, int /*layer*/) {}
 
     static std::vector<Setting> settings() { return {}; }
 
@@ -205,7 +205,8 @@ struct Policy {
     /// by its own forward() of one row (NextRow, decode.h), of which a policy with own_passes may have an overload
     ///     void forward(NextRow<X, Text<X>>, const LayerInputs<X>&, const X* weights, LayerState<X>&, std::byte*, const Statistics<X>&)
     /// and what it keeps besides keys is a nested `template <class X> struct Text` with the members of NothingMore. Without, and in a
-    /// form that is not causal, every row costs a pass over the whole text.
+    /// form that is not causal, every row costs a pass over the whole text. On a GPU rows of several texts are computed side by side,
+    /// by forward() with NextRows (next_rows.cuh) as its device, and a policy with a Text needs a `Texts` that keeps the same there.
     static constexpr bool writes_row_by_row = true;
     constexpr KeptKeys kept_keys() const { return {}; }
 

@@ -12,7 +12,7 @@
 #include "attention/nsa/compress.cuh"
 #include "model/device/blas.h"
 #ifdef WITH_GPU
-#include "attention/kernel/features.cuh"
+#include "attention/kernel/warp_rows.cuh"
 #endif
 
 /// Every `every`-th token chooses: row n of a choice is that of token n * every.
@@ -189,7 +189,7 @@ private:
         __syncthreads();   // the tile of keys before is no longer read
         copy_rows<importance::THREADS>(shared.k, s.key(b, kv, 0), size_t(s.NKV) * HS, c0, s.grid.rows(s.T) - c0);
         for (int h = kv * s.group(); h < (kv + 1) * s.group(); h++) add_head(share, h, c0);
-        for_each(share, [&](float& p, int r, int c) { shared.shares[r][c] = p; });
+        for_each_in_warp_rows(share, [&](float& p, int r, int c) { shared.shares[r][c] = p; });
         __syncthreads();
         const int first = s.first_block(c0), past = min(last, s.last_block(c0 + TILE - 1)) + 1;
         for (int n = threadIdx.x; n < rows * (past - first); n += importance::THREADS) {
@@ -220,16 +220,6 @@ private:
             for (int e = 0; e < 4; e++)
                 if (8 * n + lane_column() + e % 2 < visible[e / 2]) share[n][e] += exp2_of(z[0][n][e] * to_base_2 - lse[e / 2]);
     }
-
-    /// Calls use(x, row, column) for the thread's elements of a (TILE, TILE) result.
-    template <class Use>
-    static __device__ void for_each(float (&x)[TILE / 8][4], Use use) {
-#pragma unroll
-        for (int n = 0; n < TILE / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) use(x[n][e], warp_row() + lane_row() + e / 2 * 8, 8 * n + lane_column() + e % 2);
-    }
-    static __device__ int warp_row() { return int(threadIdx.x) / WARP * 16; }
 };
 
 /// Blocks take one tile of rows after the other, those that see the most keys first.

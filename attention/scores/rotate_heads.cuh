@@ -3,14 +3,16 @@
 #pragma once
 #include <algorithm>
 #include <climits>
+#include <cstdint>
 
 #include "attention/scores/each_element.cuh"
 #include "model/operations/qk_rope.cuh"
 
-/// The position that row t of a sequence is rotated to: min(stride t, last).
+/// The position that row t of a sequence is rotated to: min(stride t, last), or min(of_token, last).
 struct RowPositions {
     int stride = 1, last = INT_MAX;
-    constexpr int operator()(int t) const { return std::min(stride * t, last); }
+    const int32_t* of_token = nullptr;   // (B, T)
+    constexpr int operator()(unsigned token, int T) const { return std::min(of_token ? of_token[token] : stride * int(token % T), last); }
 };
 
 template <class Y, class X>
@@ -24,7 +26,7 @@ struct RotateHeads {
 
     constexpr void operator()(unsigned row, int d) const {
         const unsigned token = row / heads, h = row % heads;
-        const size_t angle = size_t(position(token % T)) * (HS / 2) + d;
+        const size_t angle = size_t(position(token, T)) * (HS / 2) + d;
         const size_t first = size_t(h) * HS + d, second = first + HS / 2;
         const X* x = from.data + token * from.row;
         Y* y = to.data + token * to.row;

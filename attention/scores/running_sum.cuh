@@ -9,6 +9,7 @@
 #pragma once
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/decode.h"
+#include "attention/kernel/next_rows.cuh"
 
 template <class Task>
 void running_sum(CPU, const Task& task, int B, int NH, int T) {
@@ -43,6 +44,19 @@ __global__ void running_sum_kernel(const Task task, int T) {
     sum = 0;
     for (int before = 0; before < int(threadIdx.x); before++) sum += pieces[before];
     for (int n = first; n < end; n++) sum += task.term(b, h, n), task.store(b, h, n, sum);
+}
+
+/// The next rows of texts: block b, a thread for each head.
+template <class Task, class X>
+__global__ void running_sum_of_rows_kernel(const Task task, const TextKeys<X> keys, const TextRows rows) {
+    const int b = blockIdx.x;
+    const LastFeatures<X> last{keys, rows.text[b], rows.position[b] - 1};
+    for (int h = threadIdx.x; h < keys.NH; h += blockDim.x) task.store(b, h, 0, task.before(last, h) + task.term(b, h, 0));
+}
+
+template <class X, class More, class Task>
+void running_sum(const NextRows<X, More>& device, const Task& task, int B, int /*NH*/, int /*T*/) {
+    launch(device, running_sum_of_rows_kernel<Task, X>, B, 2 * WARP, 0, task, device.keys, device.rows);
 }
 
 template <class Task>

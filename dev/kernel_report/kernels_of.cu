@@ -3,6 +3,7 @@
 // calls kernels with policies of its own, it has all kernels of a layer.
 #include "attention/attention.h"
 #include "attention/kernel/layer.h"
+#include "attention/kernel/next_rows.cuh"
 
 // What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, how often the loop over the
 // parts of a tile runs for each tile, and how often a loop inside of that for each part. The report reads them from the
@@ -19,6 +20,12 @@ __global__ void attention_backward_kernel_facts(const __grid_constant__ P policy
     __nanosleep(Shape::QUERIES / Shape::STEP);
     __nanosleep(BY_UNITS<Shape, P> ? Shape::STEP / 8 : 1);
 }
+template <class Shape, class P>
+__global__ void next_rows_kernel_facts(const __grid_constant__ P /*policy*/) {
+    __nanosleep(sizeof(NextRowShared<Shape>));
+    __nanosleep(TILE / (Shape::AHEAD * Shape::ROWS));
+    __nanosleep(1);
+}
 
 /// asga's general form, for numbers of hidden units that are not the default. It would take longer than all others together.
 template <class P>
@@ -33,8 +40,11 @@ void instantiate() {
     using Backward = BackwardShape<bf16, HS, MODIFIES_SCORES<P>>;
     static void* volatile kernel;
     kernel = (void*)attention_forward_kernel_facts<Forward, false, P>, kernel = (void*)attention_backward_kernel_facts<Backward, P>;
-    if constexpr (WITH_KERNELS)
+    if constexpr (WITH_KERNELS) {
+        using Rows = NextRowShape<bf16, HS>;
         kernel = (void*)attention_forward_kernel<Forward, false, P>, kernel = (void*)attention_backward_kernel<Backward, P>;
+        kernel = (void*)next_rows_kernel_facts<Rows, P>, kernel = (void*)next_rows_kernel<Rows, P>;
+    }
 }
 
 template <class X, class P>

@@ -30,8 +30,9 @@ std::string facts_table(const Config& c, const TensorList& list, const float* we
     table += row("attention", facts.pattern.empty() ? c.variant : facts.pattern);
     if (!settings.empty()) table += row("settings", settings);
     table += row("form", text("%s%s; %d layers, %d channels, width %d, %d query heads and %d of keys, head size %d, vocabulary %d, %s "
-                              "head", c.qk_norm ? "QK-norm" : "no QK-norm", c.qkv_bias ? ", QKV bias" : "", c.L, c.C, c.F, c.NH, c.NKV, c.HS, c.V,
-                              c.tied ? "tied" : "untied"));
+                              "head",
+                              c.qk_norm ? "QK-norm" : "no QK-norm", c.qkv_bias ? ", QKV bias" : "", c.L, c.C, c.F, c.NH, c.NKV, c.HS,
+                              c.V, c.tied ? "tied" : "untied"));
     table += row("parameters", std::to_string(list.parameters()));
     table += row("trained", text("%lld steps, %lld tokens", static_cast<long long>(state.step), static_cast<long long>(state.tokens)));
     if (!facts.train_data.empty()) table += row("training data", facts.train_data);
@@ -56,11 +57,16 @@ std::string mechanism(const Config& config) {
 std::string how_to_load(const Config& config) {
     const bool plain = transformers_computes(config);
     const std::string trust = plain ? "" : ", trust_remote_code=True";
-    std::string all = "    from transformers import AutoModelForCausalLM\n"
-                      "    model = AutoModelForCausalLM.from_pretrained(FOLDER" + trust + ")\n\n";
-    all += plain ? "transformers computes this model itself.\n"
-                 : "transformers does not know this attention: it is computed by the *.py files in this folder, plain PyTorch with dense "
-                   "matrices and\nwithout a cache of keys and values. Without `trust_remote_code` transformers refuses the folder.\n";
+    std::string all = "FOLDER is the path of this folder.\n\n    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+                      "    model = AutoModelForCausalLM.from_pretrained(FOLDER" + trust + ")\n";
+    if (!config.tokenizer.empty())
+        all += "    tokenizer = AutoTokenizer.from_pretrained(FOLDER" + trust + ")\n"
+               "    text = tokenizer(\"We the people\", return_tensors=\"pt\").input_ids\n"
+               "    print(tokenizer.decode(model.generate(text, max_new_tokens=50)[0]))\n";
+    all += plain ? "\ntransformers computes this model itself.\n"
+                 : "\ntransformers does not know this attention: it is computed by the *.py files in this folder, plain PyTorch with dense "
+                   "matrices and\nwithout a cache of keys and values. Without `trust_remote_code` transformers refuses the folder. "
+                   "The files need transformers\n4.46 or newer.\n";
     all += "\n    lm_eval --model hf --model_args pretrained=FOLDER,dtype=float32" + std::string(plain ? "" : ",trust_remote_code=True") +
            " --tasks hellaswag\n    ./generate --checkpoint FOLDER --prompt \"...\" --tokens 100\n";
     return all;
@@ -70,8 +76,9 @@ std::string how_to_load(const Config& config) {
 
 std::string model_card(const Config& config, const TensorList& list, const float* weights, const TrainerState& state,
                        const RunFacts& facts) {
-    return "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- sparse-attention\n- " + config.variant + "\n---\n\n# " +
-           config.variant + ", " + std::to_string(list.parameters()) + " parameters, step " + std::to_string(state.step) + "\n\n" +
+    return "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- sparse-attention\n- " + config.variant +
+           "\n---\n\n# " + config.variant + ", " + std::to_string(list.parameters()) + " parameters, step " +
+           std::to_string(state.step) + "\n\n" +
            facts_table(config, list, weights, state, facts) + "\n## Attention\n" + mechanism(config) + "\n## How to load\n\n" +
            how_to_load(config);
 }

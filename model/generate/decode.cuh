@@ -84,6 +84,9 @@ public:
         return bytes * places_.size();
     }
 
+    /// What a step takes besides is among the program's own.
+    size_t row_bytes() const { return 0; }
+
     void allocate() { feed_.allocate(CPU{}); }
 
     /// A text begins in `place`, and what was there is forgotten. Precondition: `ids` is not empty. Logits (V) of the token after them;

@@ -1,4 +1,4 @@
-// ./generate: text from a checkpoint of any variant that the program is linked with, on the CPU.
+// ./generate: text from a checkpoint of any variant that the program is linked with.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -15,14 +15,14 @@
 #include "model/generate/decode.cuh"
 #include "model/generate/output.h"
 #include "model/generate/prompts.h"
-#include "model/generate/write_texts.h"
+#include "model/generate/write_prompts.cuh"
 #include "model/run/inference_options.h"
 #include "model/run/machine.cuh"
 #include "model/run/summary.h"
 
 namespace {
 struct Options {
-    std::string checkpoint, prompt, prompts, out, weights = "float32";
+    std::string checkpoint, prompt, prompts, out, device = "auto", weights = "auto";
     std::vector<int32_t> prompt_ids;
     std::vector<std::string> settings;   // KEY=VALUE
     int tokens = 200, batch = 8, threads = 0;
@@ -53,10 +53,11 @@ static bool parse(int argc, char** argv, Options& o) {
     app.add_option("--top-p", o.sampling.top_p, "sample from the likeliest tokens whose probabilities sum to this")
         ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of sampling");
+    app.add_option("--device", o.device, "where to write")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+    app.add_option("--weights", o.weights, "how the matrices, and keys and values of the text, are stored: bf16 takes half the memory of fp32, and of "
+                   "reading it; the CPU computes in fp32 all the same. auto: bf16 on a GPU, fp32 on the CPU")
+        ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
-    app.add_option("--weights", o.weights, "bf16: the model's matrices, and keys and values of the text, are kept rounded, in half the memory; "
-                   "every token reads half as many bytes, and arithmetic stays in float32")
-        ->check(CLI::IsMember({"float32", "bf16"}));
     add_inference_options(app, o.inference);
     app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -117,84 +118,13 @@ static Variants complete(Config& config, const Variant& own, const std::string& 
     return variants;
 }
 
-/// For people, on stderr: stdout is for the text.
-static void tell(const WritingTimes& times, size_t kept_bytes) {
-    const auto rate = [](size_t tokens, double seconds) { return text("%.1f tokens/s", double(tokens) / seconds); };
-    std::string told = times.texts == 1 ? text("prompt: %zu tokens, the first written after %.3f s", times.prompt_tokens, times.reading)
-                                        : text("%zu prompts: %zu tokens, read in %.3f s", times.texts, times.prompt_tokens, times.reading);
-    told += " (" + rate(times.prompt_tokens, times.reading) + "); ";
-    if (const size_t later = times.later_tokens())
-        told += text("%zu more in %.3f s, %s; ", later, times.writing, rate(later, times.writing).c_str());
-    told += kept_bytes ? "kept of the text: " + human_bytes(double(kept_bytes))
-                       : "nothing is kept of the text: each token took a pass over all of it";
-    std::fprintf(stderr, "%s\n", told.c_str());
-}
-
-/// Positions for the longest of the prompts and what is to be written behind it, as far as the model has them.
-static int positions_for(const std::vector<Prompt>& prompts, const Options& o, const Config& config) {
-    size_t longest = 0;
-    for (const Prompt& prompt : prompts) longest = std::max(longest, prompt.ids.size());
-    return int(std::min<int64_t>(config.max_positions, int64_t(longest) + o.tokens));
-}
-
-static void require_no_look_ahead(const Qwen& net, const Options& o, const char* variant) {
-    if (!net.all(&LayerFacts::is_causal) && !net.any(&LayerFacts::needs_known_text))
-        fail(Exit::usage, o.checkpoint, ": with its settings ", variant, " looks at later tokens, which a text that is being ",
-             "written does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variant, " --help)");
-}
-
-/// Exit::out_of_memory if the plan does not fit.
-static void require_memory(const std::vector<MemoryUse>& plan, int places, int T) {
-    const size_t needed = total_bytes(plan), available = available_memory();
-    if (needed > available)
-        fail(Exit::out_of_memory, places, places == 1 ? " text" : " texts side by side", " of ", T, " tokens need ", human_bytes(double(needed)),
-             " and the machine has ", human_bytes(double(available)), " left: lower --tokens", places == 1 ? "" : " or --batch");
-}
-
-/// Writes behind the prompts with the weights of the checkpoint, and hands each token to `output`. Exit::signal if a signal came before
-/// the last.
-static void generate_from(const Variants& variants, const Options& o, const Config& config, const std::vector<Prompt>& prompts,
-                          int32_t end_of_text, TextOutput& output) {
-    GPT<CPU, float> gpt(variants, config, 1, positions_for(prompts, o, config),
-                        o.weights == "bf16" ? Stored::as_bf16 : Stored::as_computed);
-    require_no_look_ahead(gpt.net, o, variants.own.name);
-    const int places = std::min({o.batch, int(prompts.size()), gpt.T});
-    Decoder<float> decoder(gpt, o.inference.how, places);
-    std::vector<MemoryUse> plan = gpt.memory_plan();
-    plan.push_back({"kept of the text", decoder.cache_bytes()});
-    add_overheads(CPU{}, plan, 0, false);
-    if (o.dry_run) return print_memory(plan);
-    require_memory(plan, places, gpt.T);
-    gpt.allocate(CPU{});
-    load_for_inference(CPU{}, gpt, o.checkpoint);
-    if (gpt.net.any(&LayerFacts::needs_known_text))
-        std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variants.own.name);
-    decoder.allocate();
-
-    size_t begun = 0, done = 0;
-    const auto begin = [&](Text& text) {
-        if (begun == prompts.size() || stop_requested()) return false;
-        const Prompt& prompt = prompts[begun];
-        text = {begun++, prompt.ids, prompt.ids.size(), o.sampling};
-        text.sampling.seed = prompt.seed.value_or(o.sampling.seed);
-        return true;
-    };
-    const auto wrote = [&](const Text& text) {
-        output.add(text);
-        const bool ended = text.ids.back() == end_of_text;
-        if (!ended && text.written() < size_t(o.tokens)) return !stop_requested();
-        output.end(text, ended);
-        done++;
-        return false;
-    };
-    const WritingTimes times = write_texts(decoder, begin, wrote);
-    output.finish();
-    tell(times, decoder.cache_bytes());
-    const std::string read = described(decoder.read(), o.inference.how.psa.bound);
-    if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());
-    if (done == prompts.size()) return;
-    if (prompts.size() == 1) fail(Exit::signal, "stopped by a signal after ", times.tokens, " of ", o.tokens, " tokens");
-    fail(Exit::signal, "stopped by a signal after ", done, " of ", prompts.size(), " texts");
+/// Writes on the device and with the weights that the options select.
+static void write(const Variants& variants, const Options& o, const WritingJob& job) {
+    if (o.device != "cpu" && write_on_gpu(job, o.device, o.weights)) return;
+    const Stored stored = o.weights == "bf16" ? Stored::as_bf16 : Stored::as_computed;
+    write_prompts<CPU, float>(CPU{}, variants, job, stored, [&](GPT<CPU, float>& gpt, int places) {
+        return Decoder<float>(gpt, job.inference, places);
+    });
 }
 
 static void run(const Options& o) {
@@ -221,7 +151,7 @@ static void run(const Options& o) {
     else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
     const int32_t end_of_text = o.ignore_eos ? -1 : tokenizer ? int32_t(tokenizer->end_of_text()) : config.end_of_text;
     try {
-        generate_from(variants, o, config, prompts, end_of_text, *output);
+        write(variants, o, {o.checkpoint, config, prompts, o.inference.how, o.sampling, o.tokens, o.batch, end_of_text, o.dry_run, *output});
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");

@@ -173,8 +173,12 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
     for (int l = 0; l < chosen.L; l++) {
         Config layer = chosen.of_layer(l);
         const std::vector<Setting> settings = settings_of(*variants.find(layer.variant));
-        complete_settings(layer, settings);
-        require_within_sequence(settings, chosen.layers[size_t(l)].settings, layer, o.seq_len);
+        try {
+            complete_settings(layer, settings);
+            require_within_sequence(settings, chosen.layers[size_t(l)].settings, layer, o.seq_len);
+        } catch (const Error& error) {
+            fail(error.code, "layer ", l, ": ", error.what());
+        }
     }
     complete_layers(chosen, variants);
     if (origin.folder() && origin.config.names_variant && chosen.layers != origin.config.layers)

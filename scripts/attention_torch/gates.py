@@ -36,9 +36,10 @@ def gated_tensors(form, s):
 def moh(a, w, s, notes):
     """Shared heads, K of the routed ones for every token, and a loss that asks for even use of them. The released code scales them
     so that the gates' mean is 1; as printed, all gates of a token add up to at most 1."""
-    NS, K = s['moh_shared'], s['moh_active']
+    NS, K = moh_heads(a.NH, s)
     NR = a.NH - NS
-    p_s, p_r = F.linear(a.x, w['w_s']).softmax(-1), F.linear(a.x, w['w_r']).softmax(-1)
+    p_s = F.linear(a.x, w['w_s']).softmax(-1) if NS else a.x[..., :0]
+    p_r = F.linear(a.x, w['w_r']).softmax(-1)
     shared, routed = F.linear(a.x, w['w_h']).softmax(-1).split(1, -1)      # (B, T, 1) each
     best = p_r.topk(min(K + 1, NR), -1)
     if K < NR:
@@ -55,6 +56,13 @@ def moh(a, w, s, notes):
     return attend(scores(a.q, a.k), a.causal, a.v) * per_token(gates)
 
 
+def moh_heads(NH, s):
+    """Shared heads, and how many of the others a token chooses."""
+    shared = NH // 4 if s['moh_shared'] < 0 else s['moh_shared']
+    return shared, s['moh_active'] or (NH - shared + 1) // 2
+
+
 def moh_tensors(form, s):
-    NS = s['moh_shared']
-    return {'w_s': Tensor((NS, form.C), 0.25), 'w_r': Tensor((form.NH - NS, form.C), 0.25), 'w_h': Tensor((2, form.C), 0.25)}
+    NS, _ = moh_heads(form.NH, s)
+    of_shared = {'w_s': Tensor((NS, form.C), 0.25)} if NS else {}
+    return of_shared | {'w_r': Tensor((form.NH - NS, form.C), 0.25), 'w_h': Tensor((2, form.C), 0.25)}

@@ -10,11 +10,25 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, __version__
 from transformers.modeling_outputs import CausalLMOutput
 
+# transformers 4 copies beside this file only those that it names itself, and so the ones behind variants.py are named here, too.
+from .blocks import seer as _
+from .gates import moh as _
+from .indexer import deepseek_sparse as _
+from .learned_scores import asga as _
+from .nsa import nsa as _
+from .parts import Notes as _
+from .patterns import sinks_cache as _
 from .qwen import forward, tensors
+from .tokens import mosa as _
 from .variants import SETTINGS, TABLE, looks_ahead
+
+OLDEST = 4, 46      # of transformers, that these files have been tried with
+if tuple(map(int, __version__.split('.')[:2])) < OLDEST:
+    raise ImportError(f'this checkpoint needs transformers {OLDEST[0]}.{OLDEST[1]} or newer, and this is {__version__}: '
+                      'pip install --upgrade transformers')
 
 OF_HUGGING_FACE = {'full_attention': 'causal', 'sliding_attention': 'sliding_window'}
 FORMS = {'qwen3': (True, False), 'qwen2': (False, True), 'llama': (False, False)}      # QK-norm, biases of q, k and v
@@ -38,10 +52,13 @@ class AttentionVariantsConfig(PretrainedConfig):
         return found, rest
 
     def to_dict(self):
-        return super().to_dict() | {'model_type': getattr(self, 'form', self.model_type)}
+        """With the names of the plain model, so that what transformers saves is a folder for other programs, too."""
+        form = getattr(self, 'form', None)
+        names = {'model_type': form, 'architectures': [f'{form.capitalize()}ForCausalLM']} if form in FORMS else {}
+        return super().to_dict() | names
 
-    def validate_layer_type(self):
-        """transformers knows only its own; Form judges ours."""
+    def validate(self):
+        """transformers, which asks before it saves, knows no layer types but its own; form_of() judges ours."""
 
 
 @dataclass

@@ -8,7 +8,9 @@ from .parts import Tensor, attend, for_query_heads, per_token, scores, window
 def mosa(a, w, s, notes):
     """Dense heads first; a sparse head works on the tokens with r > tau and the first one, and weighs them by r. As published it
     works on the T / rho tokens of each sequence with the greatest r, at least two, of which the first one is one in any case."""
-    dense = s['mosa_dense_heads']
+    dense = mosa_dense_heads(a.NH, s)
+    if dense == a.NH:
+        return attend(scores(a.q, a.k), a.causal, a.v)
     r = torch.sigmoid(F.linear(a.x, w['w_r']))                             # (B, T, sparse heads)
     if s.get('mosa_choice'):
         others = max(2, int(a.T / s['mosa_rho'])) - 1
@@ -27,17 +29,25 @@ def mosa(a, w, s, notes):
     return out * per_token(torch.cat((everywhere, r), -1))
 
 
+def mosa_dense_heads(NH, s):
+    return min(4, NH // 2) if s['mosa_dense_heads'] < 0 else s['mosa_dense_heads']
+
+
 def mosa_tensors(form, s):
-    sparse = form.NH - s['mosa_dense_heads']
+    sparse = form.NH - mosa_dense_heads(form.NH, s)
+    if sparse == 0:
+        return {}
     return {'w_r': Tensor((sparse, form.C), 0.25), 'tau': Tensor((sparse,), 0.05, mean=0.6, rate=s['mosa_rate'])}
 
 
 def routing(a, w, s, notes):
     """Local heads first; in the others a token attends to the earlier ones of its clusters: the one with the nearest centroid, or,
     in the balanced form, all those whose centroids it is among the T / K nearest of; what it finds in them is averaged."""
-    local, K = s['routing_local_heads'], s['routing_clusters']
+    local, K = routing_local_heads(a.NH, s), s['routing_clusters']
     here = attend(scores(a.q[:, :local], for_query_heads(a.k, a.NH)[:, :local]), a.causal & window(a, s),
                   for_query_heads(a.v, a.NH)[:, :local])
+    if local == a.NH:
+        return here
     n = F.layer_norm(a.q_pre[:, local:], (a.HS,), eps=1e-12)               # (B, NH - local, T, HS)
     centroids = F.normalize(w['mu'], dim=-1)                               # (NH - local, K, HS)
     nearness = torch.einsum('bhtd,hkd->bhtk', F.normalize(n, dim=-1), centroids).detach()
@@ -62,5 +72,12 @@ def routing(a, w, s, notes):
     return torch.cat((here, found / members.sum(-1, keepdim=True).clamp(min=1)), 1)
 
 
+def routing_local_heads(NH, s):
+    return NH // 2 if s['routing_local_heads'] < 0 else s['routing_local_heads']
+
+
 def routing_tensors(form, s):
-    return {'mu': Tensor((form.NH - s['routing_local_heads'], s['routing_clusters'], form.HS), form.HS ** -0.5, rate=s['routing_rate'])}
+    routed = form.NH - routing_local_heads(form.NH, s)
+    if routed == 0:
+        return {}
+    return {'mu': Tensor((routed, s['routing_clusters'], form.HS), form.HS ** -0.5, rate=s['routing_rate'])}

@@ -1,0 +1,347 @@
+// The next rows of texts that are being written, on a GPU: one query row per head and text against the keys that a layer keeps.
+// (On the CPU, for one text: decode.h.) A row needs a few multiplications for every number that it reads, so that reading is what counts:
+// there are no tiles of queries and no tensor cores, query heads that share keys share the read (four at a time), and the keys of a
+// text are divided among blocks, as its heads alone would be too few for a GPU.
+//     NextRows      a device for a layer's own forward(): with it a call of the kernel keeps the rows' keys and reads all that are kept
+//     RowsSoftmax   what such a call does: add() leaves a part of the softmax for each block, finish() merges the parts in their order
+// Which slots a warp reads follows from the number of slots alone: results are the same in every run, whatever texts stand beside.
+#pragma once
+#include "attention/kernel/text_keys.cuh"
+
+#ifdef WITH_GPU
+#include "attention/kernel/features.cuh"
+
+/// The GPU while it computes the next rows of texts, one of each of in.B texts, in.T = 1. A layer's forward() with it in place of GPU
+/// is that layer's rows of the whole texts. RoPE's table begins at position 0.
+template <class X, class More>
+struct NextRows : GPU {
+    TextKeys<X> keys;   // of the rows before
+    TextRows rows;
+    More* more;
+};
+
+/// Partial softmaxes of `count` blocks for every row and head.
+struct RowParts {
+    float* out;       // (B, NH, count, HS) sum of exp(z - largest) v
+    float* largest;   // (B, NH, count)
+    float* sum;       // (B, NH, count) of exp(z - largest)
+    int count;
+};
+
+template <class X_, int HS_>
+struct NextRowShape {
+    using X = X_;
+    static constexpr int HS = HS_, WARPS = 4, THREADS = WARPS * WARP;
+    static constexpr int HEADS = 4;                 // that a block computes at most, of those that share keys
+    static constexpr int PIECE = Packed<X>::size;   // numbers of a row that a lane holds
+    static constexpr int LANES = HS / PIECE;        // that share a row
+    static constexpr int ROWS = WARP / LANES;       // that a warp reads at once
+    static constexpr int AHEAD = 8;                 // loads of a lane that are in flight together
+    static_assert(LANES >= HEADS && TILE % (AHEAD * ROWS) == 0);
+};
+
+template <class Shape>
+struct NextRowShared {
+    float z[Shape::WARPS][Shape::HEADS][TILE];   // q.k of a warp's tile, then the weights exp(z - largest)
+    float out[Shape::WARPS][Shape::HEADS][Shape::HS];
+    float largest[Shape::WARPS][Shape::HEADS], sum[Shape::WARPS][Shape::HEADS];
+};
+
+/// A tile of slots as one warp sees it, and bit g of a verdict for head g of the block.
+struct SlotTile {
+    int slot, count;
+    unsigned visited, full;
+};
+
+/// The sums over the lanes that share a row of s[g], g < 4; a lane gets that of head_of_lane(). With every exchange a lane passes on
+/// half of its heads, where head by head each would take all of the exchanges.
+template <class Shape>
+__device__ __forceinline__ float sum_of_row(const float (&s)[Shape::HEADS]) {
+    static_assert(Shape::HEADS == 4);
+    const bool upper = lane_of() & Shape::LANES / 2, odd = lane_of() & Shape::LANES / 4;
+    const float even_head = (upper ? s[2] : s[0]) + __shfl_xor_sync(ALL_LANES, upper ? s[0] : s[2], Shape::LANES / 2);
+    const float odd_head = (upper ? s[3] : s[1]) + __shfl_xor_sync(ALL_LANES, upper ? s[1] : s[3], Shape::LANES / 2);
+    float sum = (odd ? odd_head : even_head) + __shfl_xor_sync(ALL_LANES, odd ? even_head : odd_head, Shape::LANES / 4);
+    for (int distance = Shape::LANES / 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    return sum;
+}
+template <class Shape>
+__device__ __forceinline__ int head_of_lane() {
+    return (lane_of() & Shape::LANES / 2 ? 2 : 0) + (lane_of() & Shape::LANES / 4 ? 1 : 0);
+}
+
+/// The query heads h0 .. h0 + heads - 1 of row b, as one warp computes them: a lane holds PIECE numbers of each head's query and of
+/// the sums of every ROWS-th key; lane g holds the softmax of head g.
+template <class Shape, class P>
+class WarpOfRow {
+public:
+    using X = typename Shape::X;
+    static constexpr int HEADS = Shape::HEADS, PIECE = Shape::PIECE, ROWS = Shape::ROWS, AHEAD = Shape::AHEAD;
+
+    __device__ WarpOfRow(const P& policy, const AttentionForward<X>& a, const TextKeys<X>& keys, int b, int text, int position, int h0,
+                         int heads, float (&z)[HEADS][TILE])
+        : policy_(policy), a_(a), keys_(keys), b_(b), text_(text), i_(position), h0_(h0), heads_(heads), z_(z),
+          slots_(min(keys.slots.count(), position + 1)) {
+        for (int g = 0; g < HEADS; g++) {
+            const X* q = a.q.data + b * a.q.row + size_t(h0 + min(g, heads - 1)) * Shape::HS + dim();
+            const Packed<X> piece = load_packed(q);
+            for (int e = 0; e < PIECE; e++) q_[g][e] = piece[e];
+        }
+    }
+
+    /// All keys in tiles first, first + step, ... of the slots.
+    __device__ void visit(int first, int step) {
+        const size_t head = keys_.head_at(text_, h0_ / (keys_.NH / keys_.NKV));
+        for (int tile = first; tile * TILE < slots_; tile += step) {
+            const SlotTile at = judge(tile * TILE);
+            if (!at.visited) continue;
+            multiply_keys(keys_.k + head + size_t(at.slot) * Shape::HS, at.count);
+            __syncwarp();
+            const float rescale = weigh(at);
+            __syncwarp();
+            add_values(keys_.v + head + size_t(at.slot) * Shape::HS, at.count, rescale);
+            __syncwarp();   // the weights have been read
+        }
+    }
+
+    /// Row `warp` of each array.
+    __device__ void write(NextRowShared<Shape>& shared, int warp) {
+        for (int g = 0; g < HEADS; g++)
+            for (int e = 0; e < PIECE; e++) {
+                for (int distance = Shape::LANES; distance < WARP; distance *= 2)
+                    out_[g][e] += __shfl_xor_sync(ALL_LANES, out_[g][e], distance);
+                if (lane_of() < Shape::LANES) shared.out[warp][g][dim() + e] = out_[g][e];
+            }
+        if (lane_of() < HEADS) shared.largest[warp][lane_of()] = largest_, shared.sum[warp][lane_of()] = sum_;
+    }
+
+private:
+    __device__ static int dim() { return lane_of() % Shape::LANES * PIECE; }
+
+    /// Lane g judges head g, by the tokens that the slots hold.
+    __device__ SlotTile judge(int slot) const {
+        const int count = min(TILE, slots_ - slot);
+        const KeySlots::Range tokens = keys_.slots.range(slot, count, i_ + 1);
+        Tile verdict = Tile::hidden;
+        if (lane_of() < heads_) verdict = policy_.tile(h0_ + lane_of(), i_, i_ + 1, tokens.first, tokens.last + 1);
+        return {slot, count, __ballot_sync(ALL_LANES, verdict != Tile::hidden), __ballot_sync(ALL_LANES, verdict == Tile::full)};
+    }
+
+    /// Reads `count` rows of keys or values, AHEAD at once, and calls use(piece, row) for each, or for zeros past the last.
+    template <class Use>
+    __device__ __forceinline__ void each_row(const X* rows, int count, Use use) const {
+        const int mine = lane_of() / Shape::LANES;
+#pragma unroll 1
+        for (int r0 = 0; r0 < count; r0 += AHEAD * ROWS) {
+            Packed<X> piece[AHEAD];
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++) {
+                const int r = r0 + n * ROWS + mine;
+                piece[n] = load_packed_if(r < count, rows + size_t(r) * Shape::HS + dim());
+            }
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++) use(piece[n], r0 + n * ROWS + mine);
+        }
+    }
+
+    /// z = q.k
+    __device__ __forceinline__ void multiply_keys(const X* keys, int count) {
+        each_row(keys, count, [&](const Packed<X>& k, int r) {
+            float s[HEADS] = {};
+#pragma unroll
+            for (int g = 0; g < HEADS; g++)
+#pragma unroll
+                for (int e = 0; e < PIECE; e++) s[g] += q_[g][e] * k[e];
+            const float sum = sum_of_row<Shape>(s);
+            if (lane_of() % (Shape::LANES / HEADS) == 0) z_[head_of_lane<Shape>()][r] = sum;
+        });
+    }
+
+    /// From q.k to exp(z - largest), 0 where hidden. Lane g returns what head g's sums so far are to be multiplied by.
+    __device__ __forceinline__ float weigh(const SlotTile& at) {
+        constexpr int MINE = TILE / WARP;   // keys of a lane
+        float rescale = 1;
+#pragma unroll 1
+        for (int g = 0; g < heads_; g++) {
+            float z[MINE], peak = -INFINITY, sum = 0;
+            for (int n = 0; n < MINE; n++) peak = fmaxf(peak, z[n] = score(at, g, n * WARP + lane_of()));
+            peak = warp_max(peak);
+            const float before = __shfl_sync(ALL_LANES, largest_, g), largest = fmaxf(before, peak);
+            const float base = largest == -INFINITY ? 0.0f : largest;   // -inf - -inf would be NaN
+            for (int n = 0; n < MINE; n++) {
+                const float weight = exp2_of((z[n] - base) * LOG2_E);
+                z_[g][n * WARP + lane_of()] = weight;
+                sum += weight;
+            }
+            sum = warp_sum(sum);
+            if (lane_of() != g) continue;
+            rescale = before == largest ? 1.0f : exp2_of((before - largest) * LOG2_E);
+            largest_ = largest, sum_ = sum_ * rescale + sum;
+        }
+        return rescale;
+    }
+
+    /// z of head g's key in slot at.slot + n; -infinity where it is hidden.
+    __device__ __forceinline__ float score(const SlotTile& at, int g, int n) const {
+        if (n >= at.count || !(at.visited >> g & 1)) return -INFINITY;
+        const int h = h0_ + g, slot = at.slot + n, j = keys_.slots.token(slot, i_ + 1);
+        if (!(at.full >> g & 1) && !policy_.visible(h, i_, j)) return -INFINITY;
+        const float scaled = z_[g][n] * rsqrtf(float(Shape::HS));
+        if constexpr (MODIFIES_SCORES<P>) {
+            const Features f = policy_.features();
+            Pair<ScoreNumber<X>> pair{a_.head + size_t(h) * f.head, a_.row + (size_t(b_) * a_.NH + h) * f.row,
+                                            keys_.head_columns(text_, h) + slot, size_t(keys_.slots.count()), float(i_), float(j)};
+            if constexpr (requires { policy_.tile_bias(h, i_, j); }) pair.tile_bias = policy_.tile_bias(h, i_, j);
+            return float(policy_.score(ScoreNumber<X>(scaled), pair));
+        }
+        return scaled;
+    }
+
+    /// out += the weighted values. A lane adds up every ROWS-th key.
+    __device__ __forceinline__ void add_values(const X* values, int count, float rescale) {
+#pragma unroll
+        for (int g = 0; g < HEADS; g++) {
+            const float factor = __shfl_sync(ALL_LANES, rescale, g);
+            for (int e = 0; e < PIECE; e++) out_[g][e] *= factor;
+        }
+        each_row(values, count, [&](const Packed<X>& v, int r) {
+#pragma unroll
+            for (int g = 0; g < HEADS; g++)
+#pragma unroll
+                for (int e = 0; e < PIECE; e++) out_[g][e] += z_[g][r] * v[e];
+        });
+    }
+
+    const P& policy_;
+    const AttentionForward<X>& a_;
+    const TextKeys<X>& keys_;
+    int b_, text_, i_, h0_, heads_;
+    float (&z_)[HEADS][TILE];
+    int slots_;   // that hold a token
+    float q_[HEADS][PIECE], out_[HEADS][PIECE] = {};
+    float largest_ = -INFINITY, sum_ = 0;
+};
+
+/// A policy for the rows of one text: of_row(text), where the mask depends on the text, or the biases of tiles, tile_bias(h, i, j).
+template <class P>
+__device__ __forceinline__ auto policy_of_row(const P& policy, int text) {
+    if constexpr (requires { policy.of_row(text); }) return policy.of_row(text);
+    else return policy;
+}
+
+/// The parts of the block's warps become one, in the order of the warps.
+template <class Shape>
+__device__ __forceinline__ void write_part(const RowParts& parts, const NextRowShared<Shape>& shared, size_t head, int heads, int part) {
+    for (int n = threadIdx.x; n < heads * Shape::HS; n += Shape::THREADS) {
+        const int g = n / Shape::HS, d = n % Shape::HS;
+        float largest = -INFINITY, out = 0, sum = 0;
+        for (int w = 0; w < Shape::WARPS; w++) largest = fmaxf(largest, shared.largest[w][g]);
+        for (int w = 0; w < Shape::WARPS; w++) {
+            if (shared.sum[w][g] == 0) continue;
+            const float factor = exp2_of((shared.largest[w][g] - largest) * LOG2_E);
+            out += factor * shared.out[w][g][d], sum += factor * shared.sum[w][g];
+        }
+        const size_t at = (head + g) * parts.count + part;
+        parts.out[at * Shape::HS + d] = out;
+        if (d == 0) parts.largest[at] = largest, parts.sum[at] = sum;
+    }
+}
+
+/// Block (n, heads, b): part first_part + n of the softmaxes of row b, whose warps take every (4 x blocks)-th tile of slots.
+template <class Shape, class P>
+__global__ void __launch_bounds__(Shape::THREADS, 4)
+    next_rows_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
+                     const __grid_constant__ TextKeys<typename Shape::X> keys, const TextRows rows, const RowParts parts, int first_part) {
+    auto& shared = dynamic_shared<NextRowShared<Shape>>();
+    const int group = a.NH / a.NKV, pieces = (group + Shape::HEADS - 1) / Shape::HEADS, warp = int(threadIdx.x) / WARP;
+    const int b = blockIdx.z, from = int(blockIdx.y) % pieces * Shape::HEADS, h0 = int(blockIdx.y) / pieces * group + from;
+    const int heads = min(Shape::HEADS, group - from);
+    const auto of_row = policy_of_row(policy, rows.text[b]);
+    WarpOfRow<Shape, std::decay_t<decltype(of_row)>> mine(of_row, a, keys, b, rows.text[b], rows.position[b], h0, heads, shared.z[warp]);
+    mine.visit(int(blockIdx.x) * Shape::WARPS + warp, int(gridDim.x) * Shape::WARPS);
+    mine.write(shared, warp);
+    __syncthreads();
+    write_part(parts, shared, size_t(b) * a.NH + h0, heads, first_part + int(blockIdx.x));
+}
+
+/// One warp for each head of each row: out, lse, and with a gate gated_out.
+template <class X>
+__global__ void merge_parts_kernel(const AttentionForward<X> a, const RowParts parts, int rows) {
+    const int row = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP;   // b NH + h
+    if (row >= rows) return;
+    const float *largest_of = parts.largest + size_t(row) * parts.count, *sum_of = parts.sum + size_t(row) * parts.count;
+    float largest = -INFINITY, sum = 0;
+    for (int n = 0; n < parts.count; n++) largest = fmaxf(largest, largest_of[n]);
+    for (int n = 0; n < parts.count; n++)
+        if (sum_of[n] > 0) sum += sum_of[n] * exp2_of((largest_of[n] - largest) * LOG2_E);
+    for (int d = lane_of(); d < a.HS; d += WARP) {
+        float out = 0;
+        for (int n = 0; n < parts.count; n++)
+            if (sum_of[n] > 0)
+                out += parts.out[(size_t(row) * parts.count + n) * a.HS + d] * exp2_of((largest_of[n] - largest) * LOG2_E);
+        const X stored = from_float<X>(sum > 0 ? out / sum : 0.0f);
+        a.out[size_t(row) * a.HS + d] = stored;
+        if (a.gate) a.gated_out[size_t(row) * a.HS + d] = from_float<X>(a.gate[row] * to_float(stored));
+    }
+    if (lane_of() == 0) a.lse[row] = sum > 0 ? largest + logf(sum) : -INFINITY;
+}
+
+/// The softmaxes of the rows in `a` while kept keys join them, by `calls` policies one after the other.
+template <class X>
+class RowsSoftmax {
+public:
+    RowsSoftmax(const GPU& device, const TextKeys<X>& keys, const TextRows& rows, const AttentionForward<X>& a, int calls)
+        : device_(device), keys_(keys), rows_(rows), a_(a),
+          blocks_(std::min(int(blocks_for(tiles_of(keys.slots.count()), WARPS)), MOST_BLOCKS)) {
+        const size_t parts = size_t(a.B) * a.NH * calls * blocks_;
+        float* memory = take_workspace<float>(device, "attention of the next rows", parts * (a.HS + 2));
+        parts_ = {memory, memory + parts * a.HS, memory + parts * (a.HS + 1), calls * blocks_};
+    }
+
+    /// Adds those of the keys that `policy` lets the rows' queries q (B, 1, NH, HS) see.
+    template <class P>
+    void add(const P& policy, const Heads<const X>& q) {
+        require_aligned(q, "q");
+        AttentionForward<X> a = a_;
+        a.q = q;
+        specialise(policy, [&](const auto& special) {
+            for_head_size(a.HS, [&](auto HS) {
+                using Shape = NextRowShape<X, HS>;
+                static_assert(Shape::WARPS == WARPS);
+                const int pieces = int(blocks_for(a.NH / a.NKV, Shape::HEADS));
+                launch(device_, next_rows_kernel<Shape, std::decay_t<decltype(special)>>, Grid(blocks_, a.NKV * pieces, a.B),
+                       Shape::THREADS, sizeof(NextRowShared<Shape>), special, a, keys_, rows_, parts_, calls_ * blocks_);
+            });
+        });
+        calls_++;
+    }
+
+    /// Needs `calls` calls of add().
+    void finish() {
+        const int rows = a_.B * a_.NH;
+        launch(device_, merge_parts_kernel<X>, blocks_for(rows, WARPS), WARPS * WARP, 0, a_, parts_, rows);
+    }
+
+private:
+    static constexpr int WARPS = 4;           // of a block
+    static constexpr int MOST_BLOCKS = 32;   // for one key head and text: with 8 key heads 256, two for each multiprocessor of a large GPU
+
+    GPU device_;
+    TextKeys<X> keys_;
+    TextRows rows_;
+    AttentionForward<X> a_;
+    int blocks_;   // that the keys of a key head and text are divided among
+    int calls_ = 0;
+    RowParts parts_;
+};
+
+/// The kernel's call for the next rows: their keys join those that are kept, and each attends to all of its text.
+template <class X, class More, class P>
+void attention_forward(const NextRows<X, More>& device, const P& policy, const AttentionForward<X>& a) {
+    keep_rows(device, device.keys, a, device.rows);
+    RowsSoftmax<X> softmax(device, device.keys, device.rows, a, 1);
+    softmax.add(policy, a.q);
+    softmax.finish();
+}
+
+#endif

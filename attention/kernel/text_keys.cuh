@@ -1,0 +1,105 @@
+// The keys that a layer keeps of several texts that are being written on a GPU, and which of these texts the rows of a step are of.
+// (On the CPU, for one text: key_cache.h.) All that changes from step to step is in the GPU's memory, so that steps of as many rows
+// are the same launches.
+#pragma once
+#include "attention/kernel/key_cache.h"
+#include "model/device/device.h"
+
+#ifdef WITH_GPU
+
+/// Where the B rows of a step stand, in the GPU's memory: row b is the token at position[b] of text text[b]. No two are of one text.
+struct TextRows {
+    const int32_t *text, *position;   // (B)
+};
+
+/// Keys, values and features of columns, as kernels see them.
+template <class X>
+struct TextKeys {
+    KeySlots slots;   // of each text
+    int NH, NKV, HS, features;
+    X *k, *v;         // (texts, NKV, slots, HS)
+    float* columns;   // (texts, NH, features, slots)
+
+    /// For room.B texts of at most room.T tokens each.
+    TextKeys(BumpAllocator& memory, const LayerShape& room, int column_features, const KeptKeys& kept)
+        : slots(kept, room.T), NH(room.NH), NKV(room.NKV), HS(room.HS), features(column_features) {
+        const size_t rows = size_t(room.B) * slots.count();
+        k = memory.take<X>(rows * NKV * HS), v = memory.take<X>(rows * NKV * HS);
+        columns = memory.take<float>(rows * NH * features);
+    }
+
+    /// Key head kv's rows of k or v in a text.
+    constexpr size_t head_at(int text, int kv) const { return (size_t(text) * NKV + kv) * slots.count() * HS; }
+    /// Query head h's features in a text: feature f of slot s at [f * slots.count() + s].
+    constexpr float* head_columns(int text, int h) const {
+        return columns + (size_t(text) * NH + h) * features * slots.count();
+    }
+};
+
+/// What is kept of the token before a row, as KeyCache has it.
+template <class X>
+struct LastFeatures {
+    const TextKeys<X>& keys;
+    int text, token;
+    constexpr float last_feature(int h, int f) const {
+        return keys.head_columns(text, h)[size_t(f) * keys.slots.count() + keys.slots.slot(token)];
+    }
+};
+
+/// Keys that are about to be kept: `count` tokens of a text from `first` on, or of every row the only one.
+struct NewKeys {
+    TextRows rows = {};   // null: the tokens are those of `text`
+    int text = 0, first = 0, count = 1;
+
+    constexpr int text_of(int b) const { return rows.text ? rows.text[b] : text; }
+    constexpr int position(int b, int t) const { return rows.text ? rows.position[b] : t; }
+};
+
+/// Block (n, b): token to.first + n of sequence b, keys and values of all heads.
+template <class X>
+__global__ void append_keys_kernel(const TextKeys<X> keys, const AttentionForward<X> a, const NewKeys to) {
+    constexpr int PIECE = Packed<X>::size;
+    const int b = blockIdx.y, t = to.first + int(blockIdx.x), pieces = keys.NKV * keys.HS / PIECE;
+    const int text = to.text_of(b), slot = keys.slots.slot(to.position(b, t));
+    const size_t token = size_t(b) * a.S + t;
+    for (int n = threadIdx.x; n < pieces; n += blockDim.x) {
+        const int d = n * PIECE;
+        const size_t at = keys.head_at(text, d / keys.HS) + size_t(slot) * keys.HS + d % keys.HS;
+        store_packed(keys.k + at, load_packed(a.k.data + token * a.k.row + d));
+        store_packed(keys.v + at, load_packed(a.v.data + token * a.v.row + d));
+    }
+}
+
+/// The same for the features: a thread for each token, head and feature of sequence b.
+template <class X>
+__global__ void append_columns_kernel(const TextKeys<X> keys, const AttentionForward<X> a, const NewKeys to) {
+    const int b = blockIdx.y, n = int(blockIdx.x * blockDim.x + threadIdx.x);
+    const int t = to.first + n % to.count, row = n / to.count;   // of (NH, features)
+    if (row >= keys.NH * keys.features) return;
+    const int slot = keys.slots.slot(to.position(b, t));
+    keys.head_columns(to.text_of(b), 0)[size_t(row) * keys.slots.count() + slot] =
+        a.column[(size_t(b) * keys.NH * keys.features + row) * padded(a.S) + t];
+}
+
+template <class X>
+void append(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X>& a, const NewKeys& to) {
+    const size_t columns = size_t(to.count) * keys.NH * keys.features;
+    if (to.count) launch(device, append_keys_kernel<X>, Grid(to.count, a.B), 4 * WARP, 0, keys, a, to);
+    if (columns) launch(device, append_columns_kernel<X>, Grid(blocks_for(columns, 256), a.B), 256, 0, keys, a, to);
+}
+
+/// The first a.S tokens of a text, of which no two may take one slot: those whose slot a later one will have are left out.
+template <class X>
+void keep_prompt(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X>& a, int text) {
+    const int leading = std::min(keys.slots.leading, a.S), oldest = keys.slots.oldest(a.S);
+    append(device, keys, a, {{}, text, 0, leading});
+    append(device, keys, a, {{}, text, oldest, a.S - oldest});
+}
+
+/// The B rows of a step.
+template <class X>
+void keep_rows(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X>& a, const TextRows& rows) {
+    append(device, keys, a, {rows});
+}
+
+#endif

@@ -1,0 +1,28 @@
+// The GPU half of ./generate. A unit of its own: nvcc need not compile what only the CPU has (decode.cuh), which some of its versions do
+// not survive.
+#include "model/generate/gpu_decoder.cuh"
+#include "model/generate/write_prompts.cuh"
+
+bool write_on_gpu(const WritingJob& job, const std::string& device, const std::string& weights) {
+    const bool may_not = device == "auto", trained = job.inference.attention == InferenceAttention::trained;
+    if (!trained && may_not) return false;
+    if (!trained) fail(Exit::usage, "--attention psa and --attention adaspa are computed on the CPU; give --device cpu");
+    const GpuCount found = count_gpus();
+    if (found.count == 0 && may_not) {
+        std::fprintf(stderr, "note: using the CPU: %s\n", found.why_none.c_str());
+        return false;
+    }
+    if (found.count == 0 && !job.dry_run) fail(Exit::usage, "--device cuda: ", found.why_none, "; use --device cpu");
+    const OpenGpu gpu(0, job.dry_run);
+    if (may_not) std::fprintf(stderr, "note: using the GPU: %s\n", describe(gpu.device(), 0).c_str());
+    Variants variants(named(job.config.variant, all_variants_on_gpu()), all_variants_on_gpu());
+    variants.others.push_back(&on_gpu::causal);   // a program of one variant has it, too
+    const auto write = [&]<class X>(X) {
+        write_prompts<GPU, X>(gpu.device(), variants, job, Stored::as_computed, [&](GPT<GPU, X>& gpt, int places) {
+            return GpuDecoder<X>(gpu.device(), gpt, places);
+        });
+    };
+    if (weights == "fp32") write(float{});
+    else write(bf16{});
+    return true;
+}

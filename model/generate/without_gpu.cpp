@@ -1,0 +1,7 @@
+// ./generate without a GPU half. A program that has one is linked with generate_gpu.cu, which then takes the place of this.
+#include "model/generate/write_prompts.cuh"
+
+bool write_on_gpu(const WritingJob&, const std::string& device, const std::string&) {
+    if (device == "auto") return false;
+    fail(Exit::usage, "--device cuda: this program was built without CUDA; install nvcc, then make configure and build again");
+}

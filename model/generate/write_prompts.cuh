@@ -1,0 +1,116 @@
+// What ./generate does once its options are known, the same on every device: a model with a checkpoint's weights writes behind prompts.
+#pragma once
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "attention/inference/reader.h"
+#include "model/base/process.h"
+#include "model/checkpoint/load.cuh"
+#include "model/generate/output.h"
+#include "model/generate/prompts.h"
+#include "model/generate/write_texts.h"
+#include "model/run/machine.cuh"
+#include "model/run/summary.h"
+
+struct WritingJob {
+    const std::string& checkpoint;
+    const Config& config;
+    const std::vector<Prompt>& prompts;
+    const Inference& inference;
+    Sampling sampling;
+    int tokens, batch;     // most tokens of a text, texts side by side
+    int32_t end_of_text;   // -1: none
+    bool dry_run;
+    TextOutput& output;
+};
+
+/// The whole of it on a GPU, `weights` in "fp32", "bf16" or "auto". False if `device` is "auto" and this is for the CPU; Exit::usage if it
+/// is "cuda" and there is no GPU, or no GPU half in the program (without_gpu.cpp).
+bool write_on_gpu(const WritingJob& job, const std::string& device, const std::string& weights);
+
+/// For people, on stderr: stdout is for the text. `why_nothing`: why nothing is kept, where it is not the mechanism's nature.
+inline void tell(const WritingTimes& times, size_t kept_bytes, const std::string& why_nothing) {
+    const auto rate = [](size_t tokens, double seconds) { return text("%.1f tokens/s", double(tokens) / seconds); };
+    std::string told = times.texts == 1 ? text("prompt: %zu tokens, the first written after %.3f s", times.prompt_tokens, times.reading)
+                                        : text("%zu prompts: %zu tokens, read in %.3f s", times.texts, times.prompt_tokens, times.reading);
+    told += " (" + rate(times.prompt_tokens, times.reading) + "); ";
+    if (const size_t later = times.later_tokens())
+        told += text("%zu more in %.3f s, %s; ", later, times.writing, rate(later, times.writing).c_str());
+    told += kept_bytes ? "kept of the text: " + human_bytes(double(kept_bytes))
+                       : "nothing is kept of the text" + why_nothing + ": each token took a pass over all of it";
+    std::fprintf(stderr, "%s\n", told.c_str());
+}
+
+/// Positions for the longest of the prompts and what is to be written behind it, as far as the model has them.
+inline int positions_for(const WritingJob& job) {
+    size_t longest = 0;
+    for (const Prompt& prompt : job.prompts) longest = std::max(longest, prompt.ids.size());
+    return int(std::min<int64_t>(job.config.max_positions, int64_t(longest) + job.tokens));
+}
+
+inline void require_no_look_ahead(const Qwen& net, const std::string& checkpoint) {
+    const char* const variant = net.variant.name;
+    if (!net.all(&LayerFacts::is_causal) && !net.any(&LayerFacts::needs_known_text))
+        fail(Exit::usage, checkpoint, ": with its settings ", variant, " looks at later tokens, which a text that is being ",
+             "written does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variant, " --help)");
+}
+
+/// Exit::out_of_memory if the plan does not fit.
+template <class Device>
+void require_memory_for_texts(Device device, const std::vector<MemoryUse>& plan, int places, int T) {
+    const size_t needed = total_bytes(plan), available = available_memory(device);
+    if (needed > available)
+        fail(Exit::out_of_memory, places, places == 1 ? " text" : " texts side by side", " of ", T, " tokens need ",
+             human_bytes(double(needed)), " and the ", std::is_same_v<Device, CPU> ? "machine" : "GPU", " has ",
+             human_bytes(double(available)), " left: lower --tokens", places == 1 ? "" : " or --batch");
+}
+
+/// Hands each token to job.output. The matrices are `stored` so (GPT), and make_decoder(gpt, places) is the device's decoder.
+/// Exit::signal if a signal came before the last.
+template <class Device, class X, class MakeDecoder>
+void write_prompts(Device device, const Variants& variants, const WritingJob& job, Stored stored, MakeDecoder make_decoder) {
+    require_sizes(device, job.config);
+    GPT<Device, X> gpt(variants, job.config, 1, positions_for(job), stored);
+    require_no_look_ahead(gpt.net, job.checkpoint);
+    const int places = std::min({job.batch, int(job.prompts.size()), gpt.T});
+    auto decoder = make_decoder(gpt, places);
+    std::vector<MemoryUse> plan = gpt.memory_plan();
+    plan.push_back({"kept of the text", decoder.cache_bytes()});
+    if (const size_t bytes = decoder.row_bytes()) plan.push_back({"tokens and rows of a step", bytes});
+    add_overheads(device, plan, 0, false);
+    if (job.dry_run) return print_memory(plan);
+    require_memory_for_texts(device, plan, places, gpt.T);
+    gpt.allocate(device);
+    load_for_inference(device, gpt, job.checkpoint);
+    if (gpt.net.any(&LayerFacts::needs_known_text))
+        std::fprintf(stderr, "warning: with these settings of %s, tokens of the text read later ones\n", variants.own.name);
+    decoder.allocate();
+
+    size_t begun = 0, done = 0;
+    const auto begin = [&](Text& text) {
+        if (begun == job.prompts.size() || stop_requested()) return false;
+        const Prompt& prompt = job.prompts[begun];
+        text = {begun++, prompt.ids, prompt.ids.size(), job.sampling};
+        text.sampling.seed = prompt.seed.value_or(job.sampling.seed);
+        return true;
+    };
+    const auto wrote = [&](const Text& text) {
+        job.output.add(text);
+        const bool ended = text.ids.back() == job.end_of_text;
+        if (!ended && text.written() < size_t(job.tokens)) return !stop_requested();
+        job.output.end(text, ended);
+        done++;
+        return false;
+    };
+    const WritingTimes times = write_texts(decoder, begin, wrote);
+    job.output.finish();
+    const bool only_here = !std::is_same_v<Device, CPU> && gpt.net.all(&LayerFacts::writes_row_by_row);
+    tell(times, decoder.cache_bytes(), only_here ? " on a GPU, other than on the CPU" : "");
+    const std::string read = described(decoder.read(), job.inference.psa.bound);
+    if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());
+    if (done == job.prompts.size()) return;
+    if (job.prompts.size() == 1) fail(Exit::signal, "stopped by a signal after ", times.tokens, " of ", job.tokens, " tokens");
+    fail(Exit::signal, "stopped by a signal after ", done, " of ", job.prompts.size(), " texts");
+}

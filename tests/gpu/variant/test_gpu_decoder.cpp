@@ -1,0 +1,102 @@
+// Texts that a whole model writes on the GPU, token by token, against passes of the CPU, in double, over each text so far. On a machine
+// without a GPU it runs on the emulator.
+#include "model/generate/gpu_decoder.cuh"
+#include "tests/gpu/gpu_trial.h"
+#include "tests/threads.h"
+
+namespace {
+
+/// A text of the trial's tokens from `first` on.
+struct WrittenText {
+    int place, first, length;
+};
+
+template <class X>
+class DecoderTrial {
+public:
+    static constexpr int ROOM = 67;
+
+    DecoderTrial(const Variant& variant, const Config& config)
+        : exact_(Variants(named(variant.name), {&on_cpu::causal}), config, 1, 2 * ROOM, 1, 2 * ROOM),
+          gpt_(Variants(variant, {&on_gpu::causal}), config, 1, ROOM, Mode::inference), decoder_(test_gpu(), gpt_, 3) {
+        gpt_.allocate(test_gpu());
+        const std::vector<float> weights = round_weights<X>(exact_);
+        std::vector<X> narrow;
+        for (float weight : weights) narrow.push_back(narrowed<X>(weight));
+        to_device(test_gpu(), gpt_.weights, narrow.data(), narrow.size());
+        decoder_.allocate();
+    }
+
+    void begin(const WrittenText& text, Tolerance tolerance) {
+        INFO("prompt of " << text.length);
+        check_logits(decoder_.begin(text.place, ids(text)), text, tolerance);
+    }
+    /// Each has become one token longer.
+    void step(const std::vector<WrittenText>& texts, Tolerance tolerance) {
+        std::vector<std::vector<int32_t>> all;
+        for (const WrittenText& text : texts) all.push_back(ids(text));
+        std::vector<PlacedText> placed;
+        for (size_t n = 0; n < texts.size(); n++) placed.push_back({texts[n].place, &all[n]});
+        const float* logits = decoder_.next(placed);
+        for (size_t n = 0; n < texts.size(); n++) {
+            INFO("text of " << texts[n].length << " tokens, one of " << texts.size());
+            check_logits(logits + n * exact_.gpt.net.config.V, texts[n], tolerance);
+        }
+    }
+
+private:
+    std::vector<int32_t> ids(const WrittenText& text) const {
+        return {exact_.tokens.begin() + text.first, exact_.tokens.begin() + text.first + text.length};
+    }
+    void check_logits(const float* logits, const WrittenText& text, Tolerance tolerance) {
+        const int V = exact_.gpt.net.config.V, T = std::min(text.length, ROOM);
+        const int32_t* const last = exact_.tokens.data() + text.first + text.length - T;
+        gpt_forward(CPU{}, exact_.gpt, exact_.feed.put(CPU{}, last, nullptr, 1, T));
+        const double* should = gpt_logits(CPU{}, exact_.gpt, T - 1, 1);
+        CHECK(difference(std::vector<float>(logits, logits + V), std::vector<double>(should, should + V), tolerance) == "");
+    }
+
+    Trial<double> exact_;
+    GPT<GPU, X> gpt_;
+    GpuDecoder<X> decoder_;
+};
+
+template <class X>
+void check_texts(const Variant& variant, const Config& config, Tolerance tolerance) {
+    const Threads one(1);
+    DecoderTrial<X> trial(variant, config);
+    std::vector<WrittenText> texts{{2, 0, 1}, {0, 5, 63}, {1, 30, 20}};
+    for (const WrittenText& text : texts) trial.begin(text, tolerance);
+    for (int step = 0; step < 5; step++) {   // a graph is recorded in the second; in the last the longest text has outgrown the model
+        for (WrittenText& text : texts) text.length++;
+        trial.step(texts, tolerance);
+    }
+    texts = {{0, 40, 10}, texts[2]};   // the first two have ended, and another takes a place
+    trial.begin(texts[0], tolerance);
+    for (int step = 0; step < 3; step++) {
+        for (WrittenText& text : texts) text.length++;
+        trial.step(texts, tolerance);
+    }
+}
+
+/// One with nothing but keys, one with features, one with a gate and an auxiliary loss, two that keep more than keys, and one that takes
+/// whole passes.
+bool writes_here(const Variant& variant) {
+    const auto names = {"causal", "asga", "moh", "sinks_cache", "seer", "nsa"};
+    return std::any_of(names.begin(), names.end(), [&](const char* name) { return name == std::string(variant.name); });
+}
+
+}   // namespace
+
+GPU_VARIANT_CASE(" decoder on the GPU: texts side by side have the logits of whole passes", "[gpu][decode][variant]") {
+    if (!writes_here(variant)) return;
+    check_texts<float>(variant, small_config(false), {2e-4, 1e-5});
+}
+
+GPU_VARIANT_CASE(" decoder on the GPU: bf16, and a hybrid with a causal layer", "[gpu][decode][variant][hybrid]") {
+    if (std::string(variant.name) != "asga") return;
+    Config config = small_config(true);
+    config.layers.assign(size_t(config.L), {variant.name});
+    config.layers.back().variant = "causal";
+    check_texts<bf16>(variant, config, {5e-2, 1e-2});
+}
