@@ -29,7 +29,7 @@ Qwen::Qwen(const Variants& variants, const Config& c, Stored matrices) : variant
     });
     if (matrices == Stored::as_bf16 && !sigma.empty())
         fail(Exit::usage, "a model with sigma_reparam computes with matrices made of those that are stored, which must not be rounded: "
-             "--weights float32");
+             "--weights fp32");
     for (size_t k = 0; k < sigma.size(); k++) sigma[k].moves = tensors.find(sigma_names[k] + ".sigma_u")->role == Role::state;
 }
 

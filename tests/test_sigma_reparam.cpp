@@ -173,6 +173,6 @@ TEST_CASE("sigma: matrices that are kept as bf16 are refused", "[sigma]") {
         FAIL("nothing was thrown");
     } catch (const Error& error) {
         CHECK(error.code == Exit::usage);
-        CHECK(std::string(error.what()).find("--weights float32") != std::string::npos);
+        CHECK(std::string(error.what()).find("--weights fp32") != std::string::npos);
     }
 }
