@@ -73,11 +73,13 @@ VARIANT_CASE(" bf16: a text from rounded keys and values, and half the memory fo
         a = rounded.next({{0, &text}}), e = whole.next({{0, &text}});
         actual.insert(actual.end(), a, a + V), expected.insert(expected.end(), e, e + V);
     }
-    double squares = 0, errors = 0;   // single logits of a mechanism that chooses may differ more: another choice is another row
+    double squares = 0, errors = 0;
     for (size_t n = 0; n < expected.size(); n++) {
         REQUIRE(std::isfinite(actual[n]));
         squares += double(expected[n]) * expected[n], errors += std::pow(double(actual[n]) - expected[n], 2);
     }
-    CHECK(errors < 0.01 * 0.01 * squares);   // a number is rounded by up to 1 / 256 of it
+    // A number is rounded by up to 1 / 256 of it. Where tokens choose their keys, another choice is another row.
+    const double allowed = twins.rounded.net.layers[0].attention->facts.tokens_choose ? 0.05 : 0.01;
+    CHECK(errors < allowed * allowed * squares);
     CHECK(errors > 0);
 }
