@@ -5,7 +5,7 @@
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/device/machine.h"
-#include "model/generate/generate.cuh"
+#include "model/generate/sample.h"
 #include "model/run/evaluate.cuh"
 #include "model/run/mask.cuh"
 #include "model/run/report.h"
@@ -45,7 +45,7 @@ std::string sample(Run<Device, X>& run) {
     tokenizer.encode(run.o.prompt, prompt);
     if (prompt.empty()) prompt.push_back(tokenizer.end_of_text());
     std::vector<int32_t> ids(prompt.begin(), prompt.end());
-    generate(run.device, run.gpt, ids, run.o.sample_tokens, {0.8, 0, 0.95, run.o.seed + uint64_t(run.state.step)});
+    sample_text(run.device, run.gpt, ids, run.o.sample_tokens, {0.8, 0, 0.95, run.o.seed + uint64_t(run.state.step)});
     return replace_invalid_utf8(tokenizer.decode(ids));
 }
 
@@ -131,7 +131,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     const bool last = step == run.data.steps;
     if (run.data.val && run.due(o.val_every, last)) validate_and_report(run);
     if (run.evaluation_due(last)) evaluate_tasks(run);
-    if (ranks.first() && run.data.tokenizer && !stop_requested() && run.due(o.sample_every, last))
+    if (run.samples() && !stop_requested() && run.due(o.sample_every, last))
         run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
     if (ranks.first() && !stop_requested() && run.due(o.monitor_every, last)) observe_attention(run);
     const bool stopped = ranks.any(stop_requested());

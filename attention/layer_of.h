@@ -93,31 +93,38 @@ struct TextOf<A, X> {
     using type = typename A::template Text<X>;
 };
 
-template <class A, class X>
-class LayerTextOf final : public LayerText<X> {
+/// A Base (LayerText or LayerTexts) that keeps Keys, and More beside them.
+template <class Base, class A, class Room, class Keys, class More>
+class KeysAndMore : public Base {
 public:
-    LayerTextOf(const A& policy, const TextRoom& room) : policy_(policy), room_(room) { lay_out(); }
+    KeysAndMore(const A& policy, const Room& room) : policy_(policy), room_(room) { lay_out(); }
 
-    void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
-        keys_->append(kernel_arguments(in, state, Statistics<X>{}));
-        more_->begin(policy_, in, weights, state);
-    }
-    void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
-        std::byte* const no_workspace = nullptr;
-        attention_layer_forward(NextRow<X, More>{{}, &*keys_, &*more_}, policy_, in, weights, state, no_workspace);
-    }
-
-private:
-    using More = typename TextOf<A, X>::type;
-    void lay_out() override {
+protected:
+    void lay_out() final {
         keys_.emplace(this->memory_, room_, policy_.features().column, policy_.kept_keys());
         more_.emplace(policy_, this->memory_, room_);
     }
 
     const A& policy_;
-    TextRoom room_;
-    std::optional<KeyCache<X>> keys_;
+    Room room_;
+    std::optional<Keys> keys_;
     std::optional<More> more_;
+};
+
+template <class A, class X, class More = typename TextOf<A, X>::type>
+class LayerTextOf final : public KeysAndMore<LayerText<X>, A, TextRoom, KeyCache<X>, More> {
+public:
+    using LayerTextOf::KeysAndMore::KeysAndMore;
+
+    void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
+        this->forget();
+        this->keys_->append(kernel_arguments(in, state, Statistics<X>{}));
+        this->more_->begin(this->policy_, in, weights, state);
+    }
+    void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
+        std::byte* const no_workspace = nullptr;
+        attention_layer_forward(NextRow<X, More>{{}, &*this->keys_, &*this->more_}, this->policy_, in, weights, state, no_workspace);
+    }
 };
 
 template <class A, class X>
@@ -147,6 +154,7 @@ struct CpuLayer final : LayerOf<A>, CpuPassesOf<A, float>, CpuPassesOf<A, double
     CpuLayer(const Config& config, int layer)
         : LayerOf<A>(config, layer), CpuPassesOf<A, float>(LayerOf<A>::policy), CpuPassesOf<A, double>(LayerOf<A>::policy) {}
 };
+
 #ifdef WITH_GPU
 /// What A keeps of texts on a GPU besides keys: A::Texts<X>, where there is one.
 template <class A, class X>
@@ -159,31 +167,20 @@ struct TextsOf<A, X> {
     using type = typename A::template Texts<X>;
 };
 
-template <class A, class X>
-class LayerTextsOf final : public LayerTexts<X> {
+template <class A, class X, class More = typename TextsOf<A, X>::type>
+class LayerTextsOf final : public KeysAndMore<LayerTexts<X>, A, LayerShape, TextKeys<X>, More> {
 public:
-    LayerTextsOf(const A& policy, const LayerShape& room) : policy_(policy), room_(room) { lay_out(); }
+    using LayerTextsOf::KeysAndMore::KeysAndMore;
 
     void begin(GPU device, int text, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
-        keep_prompt(device, *keys_, kernel_arguments(in, state, Statistics<X>{}), text);
-        more_->begin(device, text, policy_, in, weights, state);
+        keep_prompt(device, *this->keys_, kernel_arguments(in, state, Statistics<X>{}), text);
+        this->more_->begin(device, text, this->policy_, in, weights, state);
     }
     void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
         std::byte* const no_workspace = nullptr;
-        attention_layer_forward(NextRows<X, More>{device, *keys_, rows, &*more_}, policy_, in, weights, state, no_workspace);
+        const NextRows<X, More> on{device, *this->keys_, rows, &*this->more_};
+        attention_layer_forward(on, this->policy_, in, weights, state, no_workspace);
     }
-
-private:
-    using More = typename TextsOf<A, X>::type;
-    void lay_out() override {
-        keys_.emplace(this->memory_, room_, policy_.features().column, policy_.kept_keys());
-        more_.emplace(policy_, this->memory_, room_);
-    }
-
-    const A& policy_;
-    LayerShape room_;
-    std::optional<TextKeys<X>> keys_;
-    std::optional<More> more_;
 };
 
 template <class A, class X>

@@ -85,8 +85,9 @@ struct moba : Policy {
             for (int t = 0; t < in.T; t++) add(in.k + t * in.qk_row);
         }
         void add(const X* k) {
-            X* const sum = sums + tokens++ / block * row;
-            for (size_t d = 0; d < row; d++) sum[d] += k[d];
+            X* const sum = sums + tokens / block * row;
+            const bool first = tokens++ % block == 0;
+            for (size_t d = 0; d < row; d++) sum[d] = first ? k[d] : sum[d] + k[d];
         }
     };
 
@@ -130,7 +131,7 @@ struct moba : Policy {
         const int slots = slots_of(text.sums.room);
         text.sums.add(device, in, device.rows);
         if (slots > 0) text.sums.choose(device, text.chosen, slots, in, device.rows);
-        attention_forward(device, ChosenByTexts(own_block(), text.chosen, NH, slots), arguments(in, state, {}));
+        attention_forward(device, ChosenByTexts(own_block(), text.chosen, NH, NH, slots), arguments(in, state, {}));
     }
 #endif
 

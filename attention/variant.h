@@ -51,55 +51,53 @@ struct LayerPasses {
     virtual std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const = 0;
 };
 
-/// What a layer keeps of one text while it is written, and its attention of the next token. B is 1 in all arguments.
-template <class X>
-class LayerText {
+/// Memory of what a layer keeps of texts: as long as they were said to become when it was made, as many as were said.
+template <class Device>
+class TextMemory {
 public:
-    virtual ~LayerText() = default;
+    virtual ~TextMemory() = default;
 
-    /// Memory of a text of as many tokens as it was made for; nothing else may be called before allocate().
     size_t bytes() const { return memory_.bytes(); }
+
+    /// Before anything is kept.
     void allocate() {
         memory_.allocate();
         lay_out();
     }
 
-    /// The first in.T tokens, whose forward() has left `state`.
+protected:
+    /// Takes everything from memory_, and starts with nothing kept. The memory is as a text before has left it.
+    virtual void lay_out() = 0;
+    void forget() {
+        memory_.rewind(0);
+        lay_out();
+    }
+    Arena<Device> memory_;
+};
+
+/// What a layer keeps of one text while it is written, and its attention of the next token. B is 1 in all arguments.
+template <class X>
+class LayerText : public TextMemory<CPU> {
+public:
+    /// The first in.T tokens, whose forward() has left `state`. What was kept of a text before is gone.
     virtual void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
 
     /// One token more, in.T == 1: writes state.gated_out (NH, HS), the row that forward() of the text so far would write for it. RoPE's
     /// table is that of position 0 on, as for a whole text.
     virtual void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
-
-protected:
-    virtual void lay_out() = 0;
-    Arena<CPU> memory_;
 };
 
 #ifdef WITH_GPU
 /// What a layer keeps of several texts while they are written on a GPU, and its attention of the next tokens of some of them.
 template <class X>
-class LayerTexts {
+class LayerTexts : public TextMemory<GPU> {
 public:
-    virtual ~LayerTexts() = default;
-
-    /// Memory of as many texts and tokens as it was made for; nothing else may be called before allocate().
-    size_t bytes() const { return memory_.bytes(); }
-    void allocate() {
-        memory_.allocate();
-        lay_out();
-    }
-
     /// The first in.T tokens of a text, whose forward() has left `state`; in.B is 1. What was kept of a text of that number is gone.
     virtual void begin(GPU device, int text, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
 
     /// One token more of in.B texts, in.T == 1: writes state.gated_out (B, NH, HS), the rows that forward() of the texts so far would
     /// write for them. Launches that depend on in.B alone. RoPE's table is that of position 0 on, as for whole texts.
     virtual void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
-
-protected:
-    virtual void lay_out() = 0;
-    Arena<GPU> memory_;
 };
 
 /// What only a GPU can do.

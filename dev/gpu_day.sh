@@ -111,6 +111,7 @@ quiet=(--val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0)
 bundled=(--train-data 'data/bundled/sotu_train_*.bin' --val-data "")
 read -ra size < size
 read -ra quick < quick
+read -ra writer < writer
 small=("${size[@]}" --steps 20 "${bundled[@]}" "${quiet[@]}")
 train() { step "train_$1" 60 "bin/train_$2" --device cuda "${small[@]}" "${@:3}" --out "$results/runs/$1"; }
 # under TOOL VARIANT: a step under one of compute-sanitizer's tools. Races are looked for in our kernels, whose names end so: those
@@ -148,6 +149,16 @@ train causal_tuned causal --matmul-table "$results/$table"
 train causal_tuned_again causal --matmul-table "$results/$table"
 step bench_attention 60 bin/bench_gpu --parts attention --repeats 10
 step bench_steps 90 bin/bench_gpu --parts kernels steps --repeats 10
+# Text from checkpoints that have learnt nothing, so large that they stay out of what is brought back.
+for program in bin/generate_*; do
+    variant=${program##*generate_}
+    step "checkpoint_$variant" 60 "bin/train_$variant" --device cuda "${writer[@]}" --batch-size 1 --seq-len 70 --steps 1 "${bundled[@]}" \
+        "${quiet[@]}" --checkpoint-every 1 --out "written/$variant"
+    for batch in 1 8 64; do
+        says='^[0-9]+ prompts: .* more in ' step "write_${variant}_$batch" 60 "$program" --device cuda \
+            --checkpoint "written/$variant/step_00000001" --prompts prompts.jsonl --batch $batch --tokens 64 --ignore-eos --print-ids --out /dev/null
+    done
+done
 step ladder 30 bin/ladder
 under memcheck causal
 under racecheck causal

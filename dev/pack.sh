@@ -10,11 +10,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-.gpu} variants=${VARIANTS:-causal asga dsa sliding_window}
 [ "$variants" != all ] || variants=$(cd attention && printf '%s\n' *.cuh | sed 's/\.cuh$//')
-tests=build/gpu/run_tests trainers=. quick=""
+tests=build/gpu/run_tests trainers=. generators=build quick=""
 tools="build/dev/bench_constants build/dev/tune_matmul build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"
 size="--model qwen-2m --batch-size 2 --seq-len 160"   # of the runs that the GPU repeats
+writes="causal asga" writer="--model qwen-134m" prompts=64   # what writes text there, and behind how many prompts
 if [ -n "${EMULATED:-}" ]; then
-    tests=build/emulated/run_tests trainers=build/emulated quick="--quick"
+    tests=build/emulated/run_tests trainers=build/emulated generators=build/emulated quick="--quick"
+    writes=causal writer="--model qwen-tiny" prompts=3
     tools="build/emulated/dev/bench_constants build/emulated/dev/tune_matmul" size="--model qwen-tiny --batch-size 1 --seq-len 70"
 fi
 mkdir -p "$folder"
@@ -23,6 +25,7 @@ folder=$(cd "$folder" && pwd)
 
 programs=("$tests")
 for variant in $variants; do programs+=("$trainers/train_$variant"); done
+for variant in $writes; do [[ " $variants " != *" $variant "* ]] || programs+=("$generators/generate_$variant"); done
 # shellcheck disable=SC2206  # words
 programs+=($tools)
 tree=$PWD
@@ -75,6 +78,14 @@ for variant in $variants; do
 done
 echo "$size" > "$folder/size"
 echo "$quick" > "$folder/quick"   # where times mean nothing anyway
+echo "$writer" > "$folder/writer"
+awk -v count=$prompts 'BEGIN {   # of 8, 16, ... bytes
+    for (n = 1; n <= count; n++) {
+        printf "{\"prompt_ids\": [65"
+        for (t = 1; t < 8 * n; t++) printf ",%d", (7 * t + n) % 256
+        print "]}"
+    }
+}' > "$folder/prompts.jsonl"
 
 # One archive, a third as large: how much may be carried is limited.
 cd "$folder"

@@ -62,12 +62,31 @@ echo '{"prompt": "We' >> "$work/prompts.jsonl"
 expect "a line that is cut off" 3 "prompts.jsonl:6: is not JSON" $many --prompts "$work/prompts.jsonl"
 expect "prompts of two kinds" 2 "excludes" $many --prompts "$work/prompts.jsonl" --prompt a
 expect "a file of texts without prompts" 2 "requires --prompts" $many --out "$work/texts.jsonl"
+sed -i '$d' "$work/prompts.jsonl"
+expect "texts over their prompts" 2 "is the file of --prompts" $many --prompts "$work/prompts.jsonl" --out "$work/../${work##*/}/prompts.jsonl"
+expect "a file of texts without a name" 2 "--out: is empty" $many --prompts "$work/prompts.jsonl" --out ""
+expect "a file of prompts without a name" 2 "--prompts: is empty" $many --prompts ""
+expect "no ids" 2 "--prompt-ids: is empty" $many --prompt-ids "" --print-ids
+cp -r "$last" "$work/cut" && truncate -s 5000 "$work/cut/model.safetensors"
+cp "$work/texts.jsonl" "$work/before"
+expect "a checkpoint that is cut off" 4 "model.safetensors" ./generate --threads 1 --checkpoint "$work/cut" --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
+check "leaves the texts of an earlier run" 'cmp -s "$work/texts.jsonl" "$work/before"'
+mkdir "$work/small"
+if mount -t tmpfs -o size=4k none "$work/small" 2> /dev/null; then
+    mounted="$work/small"
+    for _ in $(seq 60); do echo '{"prompt": "The people"}'; done > "$work/sixty.jsonl"
+    expect "a disk that becomes full" 3 "small/texts.jsonl: cannot be written: No space left" $many --prompts "$work/sixty.jsonl" --out "$work/small/texts.jsonl"
+    check "keeps whole lines" '[ -s "$work/small/texts.jsonl" ] && [ -z "$(tail -c 1 "$work/small/texts.jsonl" | tr -d "\n")" ]'
+    umount "$mounted" && mounted=""
+else
+    skip "a disk that becomes full" "only root may mount one"
+fi
 cp -r "$last" "$work/short" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
 expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
 expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
 
 # ---- Ctrl-C
-for _ in $(seq 4000); do echo '{"prompt": "The people"}'; done > "$work/prompts.jsonl"
+for n in $(seq 4000); do echo "{\"prompt\": \"The people\", \"id\": $n}"; done > "$work/prompts.jsonl"
 rm -f "$work/texts.jsonl"   # the signal is for a program that writes
 ./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr" &
 job=$!
@@ -76,4 +95,12 @@ kill -INT $job
 wait $job
 status=$?
 check "Ctrl-C ends with 75 (was $status) and says how far it came" '[ $status -eq 75 ] && grep -Eq "stopped by a signal after [0-9]+ of 4000 texts" "$work/stderr"'
-check "and the lines before are whole" 'python3 -c "import json, sys; lines = [json.loads(line) for line in open(sys.argv[1])]; sys.exit(not 0 < len(lines) < 4000 or any(line[\"tokens\"] != 300 for line in lines))" "$work/texts.jsonl"'
+cat > "$work/whole.py" << 'end'
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+assert 0 < len(lines) < 4000
+assert [line['id'] for line in lines] == list(range(1, len(lines) + 1))
+assert all(line['tokens'] == 300 or line['stopped'] and line['tokens'] > 0 for line in lines)
+assert any('stopped' in line for line in lines)
+end
+check "and its lines are those of the first prompts, whole texts and those that were being written" 'python3 "$work/whole.py" "$work/texts.jsonl"'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # dev/pack.sh and dev/gpu_day.sh without a GPU: the package is made of the programs that emulate theirs, and run in another folder.
-# Needs: make tokenize build/emulated/run_tests build/emulated/train_causal build/emulated/train_asga build/emulated/dev/tune_matmul build/emulated/dev/bench_constants
+# Needs: make tokenize build/emulated/run_tests build/emulated/train_causal build/emulated/train_asga build/emulated/generate_causal build/emulated/dev/tune_matmul build/emulated/dev/bench_constants
 # Prints lines `ok NAME` or `FAIL NAME: why`.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -59,6 +59,9 @@ ONLY=none gpu_day
 check "gpu day: a curve that is not the CPU's fails" 'grep -q "^14 passed, 3 failed" "$work/said" && grep -q "^- FAILED: causal: bf16" "$results/gpu_day.md"'
 cp "$work/log.jsonl" "$pack/cpu/causal/log.jsonl"
 check "gpu day: and names no speed that was not measured" 'summary "d[\"tables\"] == {} and d[\"paired\"] == {}"'
+ONLY=checkpoint_causal gpu_day
+ONLY=write_causal_8 gpu_day
+check "gpu day: writes text from a checkpoint" '[ "$(status_of checkpoint_causal)" = 0 ] && [ "$(status_of write_causal_8)" = 0 ] && grep -q "write_causal_8 .*kept of the text" "$work/said"'
 ONLY=constants gpu_day
 check "gpu day: measures what predictions stand on" '[ "$(status_of constants)" = 0 ] && summary "len(d[\"tables\"][\"constants\"]) == 13"'
 

@@ -68,7 +68,8 @@ TEST_CASE("prompts: what is wrong with a line is told with its number", "[genera
     CHECK(refusal("{\"prompt_ids\": 5}\n", "not a list") == "");
     CHECK(refusal("{\"prompt_ids\": [1, 2.5]}\n", "2.5") == "");
     CHECK(refusal("{\"prompt_ids\": [1, 512]}\n", "512 is not in the model's vocabulary 0..511") == "");
-    CHECK(refusal("{\"prompt_ids\": [4294967297]}\n", "vocabulary") == "");
+    CHECK(refusal("{\"prompt_ids\": [4294967297]}\n", ":1: 4294967297 is not in") == "");
+    CHECK(refusal("{\"prompt\": \"a\", \"x\": " + std::string(200000, '[') + std::string(200000, ']') + "}\n", "levels deep") == "");
     CHECK(refusal("{\"prompt\": \"123456789\"}\n", "has 9 tokens, and the model reads 8") == "");
     CHECK(refusal("{\"prompt\": \"a\", \"seed\": -1}\n", "\"seed\" is -1") == "");
     CHECK(refusal("{\"prompt\": \"a\"}\n", "tokenizer is not known", nullptr) == "");
@@ -80,9 +81,10 @@ TEST_CASE("prompts: texts are written in the order of the prompts, with all that
     const std::string path = (folder / "texts.jsonl").string();
     const auto prompts = prompts_of("{\"prompt\": \"a\", \"id\": \"x\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n{\"prompt\": \"d\"}\n");
     TextLines lines(path, prompts, bytes.get(), 5);
-    lines.end(text_of(prompts, 1, {'B', 0xff}), false);
-    CHECK(lines_of(path).empty());   // that of the first is to come
-    lines.end(text_of(prompts, 0, {'A', 256}), true);
+    std::ofstream(path) << "of an earlier run\n";
+    lines.end(text_of(prompts, 1, {'B', 0xff}), TextEnd::length);
+    CHECK(lines_of(path) == std::vector<std::string>{"of an earlier run"});   // the line of the first prompt is to come
+    lines.end(text_of(prompts, 0, {'A', 256}), TextEnd::end_of_text);
     REQUIRE(lines_of(path).size() == 2);
     const auto first = parse_json(lines_of(path)[0]), second = parse_json(lines_of(path)[1]);
     CHECK(first["id"] == "x");
@@ -91,19 +93,24 @@ TEST_CASE("prompts: texts are written in the order of the prompts, with all that
     CHECK(first["ended"] == true);
     CHECK(second["text"] == "B\xEF\xBF\xBD");
     CHECK(second["ended"] == false);
-    lines.end(text_of(prompts, 3, {'D'}), false);
-    lines.finish();   // stopped: what has ended is not lost
-    REQUIRE(lines_of(path).size() == 3);
-    CHECK(parse_json(lines_of(path)[2])["prompt"] == "d");
+    CHECK(!first.contains("stopped"));
+    lines.end(text_of(prompts, 3, {'D'}), TextEnd::stopped);
+    CHECK(lines_of(path).size() == 2);
+    lines.end(text_of(prompts, 2, {'C'}), TextEnd::stopped);
+    REQUIRE(lines_of(path).size() == 4);
+    const auto last = parse_json(lines_of(path)[3]);
+    CHECK(last["prompt"] == "d");
+    CHECK(last["stopped"] == true);
+    CHECK(last["ended"] == false);
 }
 
 TEST_CASE("prompts: without a tokenizer their texts are ids; a file that cannot be written is named", "[generate]") {
     const auto prompts = prompts_of("{\"prompt_ids\": [5]}\n", nullptr);
     const TemporaryFolder folder;
     TextLines lines((folder / "ids").string(), prompts, nullptr, 5);
-    lines.end(text_of(prompts, 0, {6, 7}), false);
+    lines.end(text_of(prompts, 0, {6, 7}), TextEnd::length);
     CHECK(parse_json(lines_of((folder / "ids").string()).at(0))["ids"] == std::vector<int>{6, 7});
     CHECK(unless_failed("/nowhere/texts", [&] { TextLines("/nowhere/texts", prompts, nullptr, 5); }) == "");
     TextLines full("/dev/full", prompts, nullptr, 5);
-    CHECK(unless_failed("/dev/full", [&] { full.end(text_of(prompts, 0, {6}), false); }) == "");
+    CHECK(unless_failed("/dev/full", [&] { full.end(text_of(prompts, 0, {6}), TextEnd::length); }) == "");
 }

@@ -204,9 +204,10 @@ struct Policy {
     /// Writing text. Which keys a layer keeps, and whether it can compute the rows of a text one after the other, from what it has kept:
     /// by its own forward() of one row (NextRow, decode.h), of which a policy with own_passes may have an overload
     ///     void forward(NextRow<X, Text<X>>, const LayerInputs<X>&, const X* weights, LayerState<X>&, std::byte*, const Statistics<X>&)
-    /// and what it keeps besides keys is a nested `template <class X> struct Text` with the members of NothingMore. Without, and in a
-    /// form that is not causal, every row costs a pass over the whole text. On a GPU rows of several texts are computed side by side,
-    /// by forward() with NextRows (next_rows.cuh) as its device, and a policy with a Text needs a `Texts` that keeps the same there.
+    /// and what it keeps besides keys is a nested `template <class X> struct Text` with the members of NothingMore, in memory that is as
+    /// the text before has left it. Without, and in a form that is not causal, every row costs a pass over the whole text. On a GPU rows of
+    /// several texts are computed side by side, by forward() with NextRows (next_rows.cuh) as its device, and a policy with a Text needs a
+    /// `Texts` that keeps the same there.
     static constexpr bool writes_row_by_row = true;
     constexpr KeptKeys kept_keys() const { return {}; }
 

@@ -15,11 +15,19 @@ std::string written(const nlohmann::ordered_json& value, int indent, NotUtf8 oth
     return value.dump(indent, ' ', false, otherwise);
 }
 
+/// Exit::data for what is too deep for functions that call themselves for each level, the library's among them.
+static json::parser_callback_t require_depth(const std::string& where) {
+    return [&where](int depth, json::parse_event_t, json&) {
+        if (depth > 100) fail(Exit::data, where, ": is nested more than 100 levels deep");
+        return true;
+    };
+}
+
 static json parse_json_line(const std::string& line, const std::string& where) {
     if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // where the parser would stop
     json object;
     try {
-        object = parse_json(line);
+        object = parse_json(line, require_depth(where));
     } catch (const json::exception& error) {
         fail(Exit::data, where, ": is not JSON: ", error.what());
     }

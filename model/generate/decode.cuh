@@ -20,6 +20,7 @@ public:
     PsaText(const PsaOptions& how, const LayerShape& room, PsaCount& count) : how_(how), room_(room), count_(count) { lay_out(); }
 
     void begin(const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
+        this->forget();
         keep(kernel_arguments(in, state, Statistics<X>{}));
     }
     void next(const LayerInputs<X>& in, const X*, LayerState<X>& state) override {
@@ -73,30 +74,33 @@ public:
     /// Precondition: places <= gpt.T, since a row of each is computed at once. allocate() comes next.
     Decoder(GPT<CPU, X>& gpt, const Inference& how, int places = 1)
         : gpt_(gpt), how_(how), reader_(gpt.net.config, how), feed_(1, gpt.T, gpt.net.config.V), places_(places), origin_(gpt.T),
-          logits_(size_t(places) * gpt.net.config.V) {}
+          logits_(size_t(places) * gpt.net.config.V) {
+        for (Layers& layers : places_) layers = text_of_layers();
+    }
 
     /// Bytes of what the layers keep of texts of gpt.T tokens in all places; PSA's metadata, up to two more rows for each of its
     /// blocks, among them.
-    size_t cache_bytes() {
+    size_t cache_bytes() const {
         const Config& c = gpt_.net.config;
         size_t bytes = how_.attention == InferenceAttention::psa ? c.L * reader_.bytes(c, gpt_.T, how_) : 0;
-        for (const auto& layer : new_text()) bytes += layer->bytes();
+        for (const auto& layer : places_.front()) bytes += layer->bytes();
         return bytes * places_.size();
     }
 
-    /// What a step takes besides is among the program's own.
-    size_t row_bytes() const { return 0; }
+    /// Besides these.
+    size_t row_bytes() const { return feed_.bytes(); }
 
-    void allocate() { feed_.allocate(CPU{}); }
+    void allocate() {
+        feed_.allocate(CPU{});
+        for (const Layers& layers : places_)
+            for (const auto& layer : layers) layer->allocate();
+    }
 
     /// A text begins in `place`, and what was there is forgotten. Precondition: `ids` is not empty. Logits (V) of the token after them;
     /// valid until the next call.
     const X* begin(int place, const std::vector<int32_t>& ids) {
-        std::vector<std::unique_ptr<LayerText<X>>>& layers = places_[place];
-        layers.clear();   // before memory for the next is asked for
         if (ids.size() > size_t(gpt_.T)) return whole_pass(ids);
-        layers = new_text();
-        for (const auto& layer : layers) layer->allocate();
+        const Layers& layers = places_[place];
         const RowsOfTexts prompt{nullptr, [&](int l) { return read_prompt(l, int(ids.size()), layers), int(ids.size()); }};
         gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, ids.data(), nullptr, 1, int(ids.size())), nullptr, layers.empty() ? nullptr : &prompt);
         return gpt_logits(CPU{}, gpt_, int(ids.size()) - 1, 1);
@@ -110,7 +114,7 @@ public:
         std::vector<int> index;   // in `texts`
         for (size_t n = 0; n < texts.size(); n++) {
             const std::vector<int32_t>& ids = *texts[n].ids;
-            if (!places_[texts[n].place].empty() && ids.size() <= size_t(gpt_.T)) rows.push_back(texts[n]), index.push_back(int(n));
+            if (!places_.front().empty() && ids.size() <= size_t(gpt_.T)) rows.push_back(texts[n]), index.push_back(int(n));
             else std::copy_n(whole_pass(ids), V, &logits_[n * V]);
         }
         const X* const logits = rows.empty() ? nullptr : pass_over_rows(rows);
@@ -127,7 +131,8 @@ public:
 private:
     using Layers = std::vector<std::unique_ptr<LayerText<X>>>;   // one for each layer; none: whole passes
 
-    Layers new_text() {
+    /// One place's.
+    Layers text_of_layers() {
         const Config& c = gpt_.net.config;
         const TextRoom room{{1, gpt_.T, c.C, c.NH, c.NKV, c.HS}, gpt_.net.tensors.matrices()};
         Layers layers;

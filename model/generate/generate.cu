@@ -2,28 +2,25 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "attention/layers.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/command_line.h"
 #include "model/base/error.h"
 #include "model/base/process.h"
-#include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/load.cuh"
 #include "model/device/machine.h"
 #include "model/generate/decode.cuh"
 #include "model/generate/output.h"
 #include "model/generate/prompts.h"
 #include "model/generate/write_prompts.cuh"
 #include "model/run/inference_options.h"
-#include "model/run/machine.cuh"
-#include "model/run/summary.h"
 
 namespace {
 struct Options {
     std::string checkpoint, prompt, prompts, out, device = "auto", weights = "auto";
-    std::vector<int32_t> prompt_ids;
+    std::vector<int64_t> prompt_ids;
     std::vector<std::string> settings;   // KEY=VALUE
     int tokens = 200, batch = 8, threads = 0;
     Sampling sampling;
@@ -32,20 +29,32 @@ struct Options {
 };
 }   // namespace
 
+/// Exit::usage if texts would be written over their prompts.
+static void require_two_files(const std::string& prompts, const std::string& out) {
+    std::error_code no_file;   // then they are two
+    if (std::filesystem::equivalent(prompts, out, no_file)) fail(Exit::usage, "--out ", out, " is the file of --prompts; give another");
+}
+
 /// False if --help was given.
 static bool parse(int argc, char** argv, Options& o) {
     CLI::App app("Writes text from a checkpoint of any attention variant.");
+    const CLI::Validator not_empty([](const std::string& word) { return std::string(word.empty() ? "is empty" : ""); }, "");
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_option("--checkpoint", o.checkpoint, "a Hugging Face folder, as training writes them")->required();
     auto* prompt = app.add_option("--prompt", o.prompt, "start of the text");
     app.add_option("--prompt-ids", o.prompt_ids, "the same as token ids: 1,2,3")
         ->delimiter(',')
+        ->check(not_empty)
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw)
         ->excludes(prompt);
-    auto* prompts = app.add_option("--prompts", o.prompts, "FILE.jsonl, a prompt in each line: {\"prompt\": TEXT} or {\"prompt_ids\": [1,2]}")
+    auto* prompts = app.add_option("--prompts", o.prompts,
+                                   "FILE.jsonl, a prompt in each line: {\"prompt\": TEXT} or {\"prompt_ids\": [1,2]}")
+                        ->check(not_empty)
                         ->excludes("--prompt")
                         ->excludes("--prompt-ids");
-    app.add_option("--out", o.out, "FILE.jsonl for the texts of --prompts, in their order; without it, standard output")->needs(prompts);
+    app.add_option("--out", o.out, "FILE.jsonl for the texts of --prompts, in their order; without it, standard output")
+        ->needs(prompts)
+        ->check(not_empty);
     app.add_option("--batch", o.batch, "how many texts of --prompts are written side by side")->needs(prompts)->check(CLI::Range(1, 128));
     app.add_option("--tokens", o.tokens, "how many tokens to write, if no end of text comes before")->check(CLI::Range(1, 1 << 30));
     app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(number_from(0, 1e6));
@@ -54,8 +63,9 @@ static bool parse(int argc, char** argv, Options& o) {
         ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of sampling");
     app.add_option("--device", o.device, "where to write")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-    app.add_option("--weights", o.weights, "how the matrices, and keys and values of the text, are stored: bf16 takes half the memory of fp32, and of "
-                   "reading it; the CPU computes in fp32 all the same. auto: bf16 on a GPU, fp32 on the CPU")
+    app.add_option("--weights", o.weights,
+                   "how the matrices, and keys and values of the text, are stored: bf16 takes half the memory of fp32, and of reading it; "
+                   "the CPU computes in fp32 all the same. auto: bf16 on a GPU, fp32 on the CPU")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
     app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
     add_inference_options(app, o.inference);
@@ -135,7 +145,8 @@ static void run(const Options& o) {
     const bool has_text = !o.print_ids || o.prompt_ids.empty();   // otherwise no tokenizer is needed
     if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
-        fail(Exit::usage, o.checkpoint, ": its tokenizer is not known to this program; use --prompt-ids and --print-ids");
+        fail(Exit::usage, o.checkpoint,
+             ": its tokenizer is not known to this program; use --print-ids, and --prompt-ids or \"prompt_ids\"");
 
     std::vector<Prompt> prompts;
     if (o.prompts.empty())
@@ -147,11 +158,13 @@ static void run(const Options& o) {
     catch_stop_signals();
     const Tokenizer* const shows = o.print_ids ? nullptr : tokenizer.get();
     std::unique_ptr<TextOutput> output;
+    require_two_files(o.prompts, o.out);
     if (o.prompts.empty()) output = std::make_unique<StreamedText>(shows, o.prompt);
     else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
     const int32_t end_of_text = o.ignore_eos ? -1 : tokenizer ? int32_t(tokenizer->end_of_text()) : config.end_of_text;
     try {
-        write(variants, o, {o.checkpoint, config, prompts, o.inference.how, o.sampling, o.tokens, o.batch, end_of_text, o.dry_run, *output});
+        write(variants, o,
+              {o.checkpoint, config, prompts, o.inference.how, o.sampling, o.tokens, o.batch, end_of_text, o.dry_run, *output});
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");

@@ -17,23 +17,30 @@ void StreamedText::finish() {
     stream_.add("\n");
 }
 
+/// Leaves in it what it has, and keeps no part of a line back.
 static std::FILE* open_to_write(const std::string& path) {
-    std::FILE* const file = std::fopen(path.c_str(), "w");
+    std::FILE* const file = std::fopen(path.c_str(), "a");
     if (!file) fail(Exit::data, path, ": cannot be written: ", last_os_error());
+    std::setvbuf(file, nullptr, _IONBF, 0);
     return file;
 }
 
 TextLines::TextLines(const std::string& path, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer, int most_tokens)
     : path_(path.empty() ? "standard output" : path), file_(path.empty() ? stdout : open_to_write(path)), prompts_(prompts),
-      tokenizer_(tokenizer), most_tokens_(most_tokens), shows_progress_(isatty(STDERR_FILENO) != 0) {}
+      tokenizer_(tokenizer), most_tokens_(most_tokens), shows_progress_(isatty(STDERR_FILENO) && !isatty(fileno(file_))) {}
 
 TextLines::~TextLines() {
-    if (file_ != stdout) std::fclose(file_);   // every line was flushed
+    if (file_ != stdout) std::fclose(file_);
 }
 
 void TextLines::write(const std::string& line) {
-    if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0)
-        fail(Exit::data, path_, ": cannot be written: ", last_os_error(), "; the lines before are whole");
+    const auto cut = [&] { return file_ != stdout && ftruncate(fileno(file_), off_t(whole_)) == 0; };   // false: no regular file
+    if (whole_ == 0) cut();
+    if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) {
+        const std::string why = last_os_error();
+        fail(Exit::data, path_, ": cannot be written: ", why, cut() ? "; the lines before are whole" : "");
+    }
+    whole_ += line.size() + 1;
 }
 
 void TextLines::add(const Text&) {
@@ -41,10 +48,10 @@ void TextLines::add(const Text&) {
     if (shows_progress_) show_progress();
 }
 
-void TextLines::end(const Text& text, bool ended) {
+void TextLines::end(const Text& text, TextEnd end) {
     ended_++;
     const std::vector<int32_t> ids(text.ids.begin() + ptrdiff_t(text.prompt), text.ids.end());
-    waiting_[text.number] = line_with_text(prompts_[text.number], ids, tokenizer_, ended);
+    waiting_[text.number] = line_with_text(prompts_[text.number], ids, tokenizer_, end);
     for (auto first = waiting_.begin(); first != waiting_.end() && first->first == next_; next_++) {
         write(first->second);
         first = waiting_.erase(first);
@@ -53,12 +60,13 @@ void TextLines::end(const Text& text, bool ended) {
 
 void TextLines::finish() {
     if (shows_progress_) std::fprintf(stderr, "\r\033[K");
-    for (const auto& [number, line] : waiting_) write(line);
-    waiting_.clear();
 }
 
-void TextLines::show_progress() const {
-    const double rate = double(tokens_) / std::max(1e-9, clock_.seconds()), most = double(prompts_.size()) * most_tokens_;
+void TextLines::show_progress() {
+    const double now = clock_.seconds();
+    if (now < shown_ + 0.1) return;
+    shown_ = now;
+    const double rate = double(tokens_) / now, most = double(prompts_.size()) * most_tokens_;
     std::fprintf(stderr, "\r\033[K%zu of %zu texts | %zu tokens | %.1f tok/s | at most %s left", ended_, prompts_.size(), tokens_, rate,
                  human_seconds((most - double(tokens_)) / rate).c_str());
 }

@@ -14,9 +14,9 @@ public:
     virtual ~TextOutput() = default;
     /// The last token of text.ids is new.
     virtual void add(const Text& text) = 0;
-    /// No more will follow; `ended`: the last token ends a text.
-    virtual void end(const Text& text, bool ended) = 0;
-    /// After the last text, or when writing was stopped before that.
+    /// No more will follow.
+    virtual void end(const Text& text, TextEnd end) = 0;
+    /// After all texts that were begun.
     virtual void finish() = 0;
 };
 
@@ -27,7 +27,7 @@ public:
     StreamedText(const Tokenizer* tokenizer, std::string prompt) : tokenizer_(tokenizer), prompt_(std::move(prompt)), stream_(stdout) {}
 
     void add(const Text& text) override;
-    void end(const Text&, bool) override {}
+    void end(const Text&, TextEnd) override {}
     void finish() override;
 
 private:
@@ -36,7 +36,9 @@ private:
     TextStream stream_;
 };
 
-/// A file of line_with_text() for each prompt, in the prompts' order, or stdout; how far it has come on stderr, if that is a terminal.
+/// line_with_text() for each prompt, in the prompts' order: a file, or stdout. How far it has come on stderr, if that is a terminal and
+/// the lines do not go there. What the file had before is there until the first line is; a line that the disk has no room for leaves
+/// nothing of itself behind.
 class TextLines final : public TextOutput {
 public:
     /// `path` empty: stdout. Exit::data if the file cannot be written. At most `most_tokens` are written for each prompt.
@@ -45,12 +47,12 @@ public:
     TextLines(const TextLines&) = delete;
 
     void add(const Text& text) override;
-    void end(const Text& text, bool ended) override;
+    void end(const Text& text, TextEnd end) override;
     void finish() override;
 
 private:
     void write(const std::string& line);
-    void show_progress() const;
+    void show_progress();
 
     std::string path_;
     std::FILE* file_;
@@ -60,6 +62,8 @@ private:
     bool shows_progress_;
     std::map<size_t, std::string> waiting_;   // lines of texts that ended before one of an earlier prompt
     size_t next_ = 0;                         // the first prompt whose line has not been written
-    size_t ended_ = 0, tokens_ = 0;           // of texts that have ended; of all
+    size_t whole_ = 0;                        // bytes of the lines so far
+    size_t ended_ = 0, tokens_ = 0;           // texts that have ended; tokens of all
+    double shown_ = 0;                        // when progress was, in seconds
     Stopwatch clock_;
 };

@@ -6,32 +6,32 @@
 
 using nlohmann::json;
 
-Prompt make_prompt(const std::string& text, std::vector<int32_t> ids, const Tokenizer* tokenizer, int V, int64_t positions,
+Prompt make_prompt(const std::string& text, const std::vector<int64_t>& ids, const Tokenizer* tokenizer, int V, int64_t positions,
                    const std::string& what) {
-    if (!text.empty()) {
-        std::vector<uint32_t> encoded;
-        tokenizer->encode(text, encoded);
-        ids.assign(encoded.begin(), encoded.end());
-    }
-    if (ids.empty() && tokenizer) ids.push_back(int32_t(tokenizer->end_of_text()));
-    if (ids.empty()) fail(Exit::usage, what, ": nothing to start from: give ids");
-    for (int32_t id : ids)
+    std::vector<uint32_t> encoded;
+    if (!text.empty()) tokenizer->encode(text, encoded);
+    Prompt prompt;
+    prompt.ids.assign(encoded.begin(), encoded.end());
+    for (int64_t id : ids) {
         if (id < 0 || id >= V) fail(Exit::usage, what, ": ", id, " is not in the model's vocabulary 0..", V - 1);
-    if (int64_t(ids.size()) > positions)
-        fail(Exit::usage, what, ": the prompt has ", ids.size(), " tokens, and the model reads ", positions,
+        prompt.ids.push_back(int32_t(id));
+    }
+    if (prompt.ids.empty() && tokenizer) prompt.ids.push_back(int32_t(tokenizer->end_of_text()));
+    if (prompt.ids.empty()) fail(Exit::usage, what, ": nothing to start from: give ids");
+    if (int64_t(prompt.ids.size()) > positions)
+        fail(Exit::usage, what, ": the prompt has ", prompt.ids.size(), " tokens, and the model reads ", positions,
              " (max_position_embeddings): shorten it");
-    return {std::move(ids), {}, ""};
+    return prompt;
 }
 
-/// The ids under "prompt_ids", and "seed". Exit::data if they are something else.
-static std::vector<int32_t> ids_of(const json& object, const std::string& where) {
-    std::vector<int32_t> ids;
+/// The ids under "prompt_ids". Exit::data if they are something else.
+static std::vector<int64_t> ids_of(const json& object, const std::string& where) {
+    std::vector<int64_t> ids;
     const json& list = object["prompt_ids"];
     if (!list.is_array()) fail(Exit::data, where, ": \"prompt_ids\" is not a list of ids");
     for (const json& id : list) {
         if (!id.is_number_integer()) fail(Exit::data, where, ": \"prompt_ids\" has ", shown(id), ", which is not an id");
-        const int64_t value = id.get<int64_t>();
-        ids.push_back(value == int32_t(value) ? int32_t(value) : -1);
+        ids.push_back(id.get<int64_t>());
     }
     return ids;
 }
@@ -67,10 +67,11 @@ std::vector<Prompt> read_prompts(const std::string& path, const Tokenizer* token
     return prompts;
 }
 
-std::string line_with_text(const Prompt& prompt, const std::vector<int32_t>& written_ids, const Tokenizer* tokenizer, bool ended) {
+std::string line_with_text(const Prompt& prompt, const std::vector<int32_t>& written_ids, const Tokenizer* tokenizer, TextEnd end) {
     json object = parse_json(prompt.line);
     if (tokenizer) object["text"] = replace_invalid_utf8(tokenizer->decode(written_ids));
     else object["ids"] = written_ids;
-    object["tokens"] = written_ids.size(), object["ended"] = ended;
+    object["tokens"] = written_ids.size(), object["ended"] = end == TextEnd::end_of_text;
+    if (end == TextEnd::stopped) object["stopped"] = true;
     return written(object);
 }

@@ -16,13 +16,16 @@ struct Prompt {
 /// A prompt of text or, if that is empty, of ids, or without either the token that begins a document. `tokenizer` may be null.
 /// Exit::usage for ids outside the model's vocabulary 0 .. V - 1, for none at all and for more than `positions` tokens; `what` is
 /// named in errors.
-Prompt make_prompt(const std::string& text, std::vector<int32_t> ids, const Tokenizer* tokenizer, int V, int64_t positions,
+Prompt make_prompt(const std::string& text, const std::vector<int64_t>& ids, const Tokenizer* tokenizer, int V, int64_t positions,
                    const std::string& what);
 
-/// One prompt from each line: {"prompt": TEXT} or {"prompt_ids": [1, 2, 3]}, and optionally "seed"; other keys are the user's. Exit::data for
-/// lines that are something else, and for a file without any.
+/// One prompt from each line: {"prompt": TEXT} or {"prompt_ids": [1, 2, 3]}, and optionally "seed"; other keys are the user's.
+/// Exit::data for lines that are something else, and for a file without any.
 std::vector<Prompt> read_prompts(const std::string& path, const Tokenizer* tokenizer, int V, int64_t positions);
 
-/// The prompt's line with what was written behind it, as text or ids: "text" or "ids", the number of "tokens", and whether it "ended" by
-/// itself.
-std::string line_with_text(const Prompt& prompt, const std::vector<int32_t>& written_ids, const Tokenizer* tokenizer, bool ended);
+/// Why a text goes no further: its last token ends it, it has as many tokens as were asked for, or a signal came.
+enum class TextEnd { end_of_text, length, stopped };
+
+/// The prompt's line with what was written behind it, as text or ids: "text" or "ids", the number of "tokens", whether it "ended" by
+/// itself and, if a signal did, "stopped".
+std::string line_with_text(const Prompt& prompt, const std::vector<int32_t>& written_ids, const Tokenizer* tokenizer, TextEnd end);

@@ -98,13 +98,14 @@ void write_prompts(Device device, const Variants& variants, const WritingJob& jo
     };
     const auto wrote = [&](const Text& text) {
         job.output.add(text);
-        const bool ended = text.ids.back() == job.end_of_text;
-        if (!ended && text.written() < size_t(job.tokens)) return !stop_requested();
-        job.output.end(text, ended);
-        done++;
+        const bool ended = text.ids.back() == job.end_of_text, has_all = text.written() == size_t(job.tokens);
+        if (!ended && !has_all && !stop_requested()) return true;
+        job.output.end(text, ended ? TextEnd::end_of_text : has_all ? TextEnd::length : TextEnd::stopped);
+        done += ended || has_all;
         return false;
     };
     const WritingTimes times = write_texts(decoder, begin, wrote);
+    if (times.texts == 0) fail(Exit::signal, "stopped by a signal before the first token");
     job.output.finish();
     const bool only_here = !std::is_same_v<Device, CPU> && gpt.net.all(&LayerFacts::writes_row_by_row);
     tell(times, decoder.cache_bytes(), only_here ? " on a GPU, other than on the CPU" : "");

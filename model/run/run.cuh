@@ -18,6 +18,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/device/graphs.cuh"
 #include "model/device/machine.h"
+#include "model/generate/sample.h"
 #include "model/gpt.h"
 #include "model/ranks/collectives.cuh"
 #include "model/ranks/ranks.h"
@@ -139,9 +140,10 @@ struct Run {
     }
 
     /// The model's plan and what this run needs besides.
-    std::vector<MemoryUse> memory_plan() const {
+    std::vector<MemoryUse> memory_plan() {
         std::vector<MemoryUse> plan = gpt.memory_plan();
         plan.push_back({"batches", feed.bytes()});
+        if (samples()) plan.push_back({"kept of a sampled text", sample_bytes(device, gpt)});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
         if (shares_contexts()) plan.push_back({"contexts of answers", SharedContexts<X>::bytes(gpt.net.config, gpt.B, gpt.T)});
         if (reader)
@@ -154,6 +156,8 @@ struct Run {
     bool shares_contexts() const {
         return std::is_same_v<Device, CPU> && !data.tasks.empty() && !o.document_mask && gpt.net.all(&LayerFacts::reads_keys_only);
     }
+
+    bool samples() const { return ranks.first() && data.tokenizer && o.sample_every; }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
@@ -375,7 +379,7 @@ void print_training(const Run<Device, X>& run, int threads) {
 
 /// Prints the tables at the start.
 template <class Device, class X>
-void print_set_up(const Run<Device, X>& run, int threads) {
+void print_set_up(Run<Device, X>& run, int threads) {
     print_tensors(run.gpt.net.tensors);
     print_table("model", model_rows(run.gpt.net, run.flops));
     if (!run.gpt.net.config.layers.empty()) print_table("each layer of a kind", kind_rows(run.gpt));

@@ -1,5 +1,5 @@
 // Text written with a cache against text computed anew for every token, for each attention variant.
-#include "model/generate/generate.cuh"
+#include "model/generate/sample.h"
 #include "tests/whole_text.h"
 
 namespace {
@@ -66,10 +66,23 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
         text.push_back(sample_token(expected.data(), V, GREEDY, n));
     }
 
-    std::vector<int32_t> without = trial.tokens;
-    generate(CPU{}, gpt, without, count, GREEDY);
-    CHECK(without == text);
     CHECK(written(decoder, {trial.tokens}, {count}).front() == text);
+}
+
+/// A model in training, with what its passes have left in memory, against passes of another over the whole text.
+template <class X>
+void check_sample(const Variant& variant, Recompute recompute) {
+    const Threads one(1);
+    Trial<X> training(variant, config_of(Form{}), 2, 80, 2, 80, recompute), plain(variant, config_of(Form{}), 1, 80, 1, 80);
+    training.loss_and_gradients();   // a sample is written behind a step
+    std::vector<int32_t> text(plain.tokens.begin(), plain.tokens.begin() + 70), expected = text;
+    sample_text(CPU{}, training.gpt, text, 14, GREEDY);   // longer than the model's positions
+    for (int n = 0; n < 14; n++) {
+        const int T = std::min(int(expected.size()), 80);
+        gpt_forward(CPU{}, plain.gpt, plain.feed.put(CPU{}, expected.data() + expected.size() - T, nullptr, 1, T));
+        expected.push_back(sample_token(gpt_logits(CPU{}, plain.gpt, T - 1, 1), plain.gpt.net.config.V, GREEDY, n));
+    }
+    CHECK(text == expected);
 }
 
 }   // namespace
@@ -96,4 +109,9 @@ VARIANT_CASE(" decode: texts side by side are what each is alone, in whatever pl
 VARIANT_CASE(" decode: a text longer than the model's positions goes on as without a cache", "[decode][variant]") {
     check_same_text<double>(variant, Form{}, 20, 8, 24, 1e-11);
     check_same_text<double>(variant, Form{}, 30, 3, 24, 1e-11);
+}
+
+VARIANT_CASE(" decode: samples during training are the text that passes over the whole write", "[decode][variant]") {
+    check_sample<double>(variant, Recompute::nothing);
+    check_sample<double>(variant, Recompute::layers);
 }

@@ -1,6 +1,7 @@
 // Texts that a whole model writes on the GPU, token by token, against passes of the CPU, in double, over each text so far. On a machine
 // without a GPU it runs on the emulator.
 #include "model/generate/gpu_decoder.cuh"
+#include "model/generate/sample.h"
 #include "tests/gpu/gpu_trial.h"
 #include "tests/threads.h"
 
@@ -86,6 +87,28 @@ bool writes_here(const Variant& variant) {
     return std::any_of(names.begin(), names.end(), [&](const char* name) { return name == std::string(variant.name); });
 }
 
+/// What a model in training writes behind a step, greedily, against passes of the same model over the whole text.
+void check_sample(const Variant& variant) {
+    const int T = 40, count = 6;
+    Trial<double> exact(Variants(named(variant.name)), small_config(false), 2, T, 2, T);
+    GpuTrial<float> trial(Variants(variant), small_config(false), 2, T, Recompute::layers);
+    trial.set_weights(round_weights<float>(exact));
+    trial.loss_and_gradients(exact);
+    std::vector<int32_t> text(exact.tokens.begin(), exact.tokens.begin() + 37), expected = text;   // becomes longer than T
+    const Sampling greedy{0, 0, 1, 1};
+    sample_text(trial.device, trial.gpt, text, count, greedy);
+    const int V = trial.gpt.net.config.V;
+    std::vector<float> logits(V);
+    for (int n = 0; n < count; n++) {
+        const int here = std::min(int(expected.size()), T);
+        const Batch batch = trial.feed.put(trial.device, expected.data() + expected.size() - here, nullptr, 1, here);
+        gpt_forward(trial.device, trial.gpt, batch);
+        to_host(trial.device, logits.data(), gpt_logits(trial.device, trial.gpt, here - 1, 1), logits.size());
+        expected.push_back(sample_token(logits.data(), V, greedy, n));
+    }
+    CHECK(text == expected);
+}
+
 }   // namespace
 
 GPU_VARIANT_CASE(" decoder on the GPU: texts side by side have the logits of whole passes", "[gpu][decode][variant]") {
@@ -99,4 +122,8 @@ GPU_VARIANT_CASE(" decoder on the GPU: bf16, and a hybrid with a causal layer", 
     config.layers.assign(size_t(config.L), {variant.name});
     config.layers.back().variant = "causal";
     check_texts<bf16>(variant, config, {5e-2, 1e-2});
+}
+
+GPU_VARIANT_CASE(" decoder on the GPU: samples during training", "[gpu][decode][variant]") {
+    if (writes_here(variant)) check_sample(variant);
 }

@@ -1,0 +1,46 @@
+// A unit of its own for each device: nvcc need not compile what only the CPU has (decode.cuh), which some of its versions do not survive.
+#include "model/generate/sample.h"
+
+#ifdef WITH_GPU
+#include "model/generate/gpu_decoder.cuh"
+
+template <class X>
+static GpuDecoder<X> decoder_of(GPU device, GPT<GPU, X>& gpt) {
+    return GpuDecoder<X>(device, gpt, 1);
+}
+#else
+#include "model/generate/decode.cuh"
+
+template <class X>
+static Decoder<X> decoder_of(CPU, GPT<CPU, X>& gpt) {
+    return Decoder<X>(gpt, {});
+}
+#endif
+
+template <class Device, class X>
+void sample_text(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
+    auto decoder = decoder_of(device, gpt);
+    decoder.allocate();
+    const auto* logits = decoder.begin(0, ids);
+    for (int n = 0; n < count; n++) {
+        if (n > 0) logits = decoder.next({{0, &ids}});
+        ids.push_back(sample_token(logits, decoder.vocabulary(), how, n));
+    }
+}
+
+template <class Device, class X>
+size_t sample_bytes(Device device, GPT<Device, X>& gpt) {
+    const auto decoder = decoder_of(device, gpt);
+    return decoder.cache_bytes() + decoder.row_bytes();
+}
+
+#define INSTANTIATE(Device, X)                                                                                       \
+    template void sample_text(Device, GPT<Device, X>&, std::vector<int32_t>&, int, const Sampling&);                 \
+    template size_t sample_bytes(Device, GPT<Device, X>&);
+#ifdef WITH_GPU
+INSTANTIATE(GPU, float)
+INSTANTIATE(GPU, bf16)
+#else
+INSTANTIATE(CPU, float)
+INSTANTIATE(CPU, double)
+#endif
