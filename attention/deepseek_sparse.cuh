@@ -27,6 +27,7 @@
 // gradients of the indexer's projections, as the forward pass computes them beside the loss.
 #pragma once
 #include "attention/indexer/distil_index.cuh"
+#include "attention/indexer/index_texts.cuh"
 #include "attention/indexer/naive_index.h"
 #include "attention/kernel/decode.h"
 #include "attention/kernel/layer.h"
@@ -245,6 +246,24 @@ struct deepseek_sparse : Policy {
             row.visit(ChosenTokens(*this, device.more->chosen), query_of(a, {}, h, position), keys);
         });
     }
+#ifdef WITH_GPU
+    /// The same of texts on a GPU.
+    template <class X>
+    struct Texts : IndexTexts<X> {
+        Texts(const deepseek_sparse& p, BumpAllocator& memory, const LayerShape& room) : IndexTexts<X>(memory, room, p.index_shape(room)) {}
+        void begin(GPU device, int text, const deepseek_sparse& p, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
+            IndexTexts<X>::begin(device, text, in, weights, p.tensors);
+        }
+    };
+
+    template <class X>
+    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const Texts<X>& text = *device.more;
+        text.choose(device, in, weights, tensors, device.rows, most());
+        attention_forward(device, ChosenTogether(*this, text.chosen(), text.room()), kernel_arguments(in, state, Statistics<X>{}));
+    }
+#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,

@@ -27,6 +27,7 @@
 #include "attention/nsa/naive_nsa.h"
 #include "attention/nsa/nsa_memory.cuh"
 #include "attention/nsa/nsa_text.cuh"
+#include "attention/nsa/nsa_texts.cuh"
 #include "attention/scores/rotate_heads.cuh"
 
 /// The mask of cmp and win: key j covers tokens j stride .. j stride + last, and is visible when all of them are in the past and
@@ -56,7 +57,8 @@ struct nsa : Policy {
 
     nsa(const Config& config, int layer)
         : Policy(config, layer), grid{int(config.setting("nsa_block")), int(config.setting("nsa_stride"))},
-          selection{int(config.setting("nsa_selected")), config.setting("nsa_choice") == 1 ? TILE : 1}, left(int(config.setting("attention_window"))),
+          selection{int(config.setting("nsa_selected")), config.setting("nsa_choice") == 1 ? TILE : 1},
+          left(int(config.setting("attention_window"))),
           shared(config.setting("nsa_shared_kv") != 0), C(config.C), NH(config.NH), NKV(config.NKV), HS(config.HS) {}
 
     static std::vector<Setting> settings() {
@@ -152,7 +154,7 @@ struct nsa : Policy {
                  const Statistics<X>& statistics) const {
         const NsaKept<X> kept = kept_in(state, in);
         const NsaWork<X, Device> work = work_in<X>(device, workspace, in);
-        project(device, in, weights, kept, work.logits, {in.cosine, in.sine});
+        project(device, in, weights, kept, work.logits);
 
         compress_forward(device, kept.k, kept.k_hidden, keys(in, kept), weights, phi_k, blocks(in), work.compress);
         compress_forward(device, kept.v, kept.v_hidden, values(in, kept), weights, phi_v, blocks(in), work.compress);
@@ -162,16 +164,16 @@ struct nsa : Policy {
         gated_sum(device, state.out, kept.branches, size_t(in.B) * in.T * NH, HS);
     }
 
-    /// Keys and values of cmp and slc, where they have their own, and the gates; `logits` (B, T, 3, NH) is memory. `angles` are the rows'.
+    /// Keys and values of cmp and slc, where they have their own, and the gates; `logits` (B, T, 3, NH) is memory.
     template <class Device, class X>
     void project(Device device, const LayerInputs<X>& in, const X* weights, const NsaKept<X>& kept, X* logits,
-                 const Angles<Wide<X>>& angles) const {
+                 const RowPositions& position = {}) const {
         const X* const no_bias = nullptr;
         const int BT = in.B * in.T;
         if (!shared) {
             projection_forward(device, kept.projected, in.x, weights + projections.offset, no_bias, BT, C, int(4 * kv()));
             const Heads<X> k = projected(kept.projected, 2);
-            rotate_heads(device, k, Heads<const X>{k.data, k.row}, angles, in.B, in.T, NKV, HS, 1);
+            rotate_heads(device, k, Heads<const X>{k.data, k.row}, {in.cosine, in.sine}, in.B, in.T, NKV, HS, 1, position);
         }
         projection_forward(device, logits, in.x, weights + w_g.offset, no_bias, BT, C, BRANCHES * NH);
         each_element(device, BT, BRANCHES * NH, OpenGates<X>{kept.branches, logits, NH});
@@ -181,17 +183,17 @@ struct nsa : Policy {
 
     template <class X>
     struct Text : NsaText<X> {
-        int slots;
         Text(const nsa& policy, BumpAllocator& memory, const TextRoom& room)
-            : NsaText<X>(memory, room, policy.grid, policy.shared, policy.selection.slots(room.T)), slots(policy.selection.slots(room.T)) {}
+            : NsaText<X>(memory, room, policy.grid, policy.shared, policy.selection.slots(room.T)) {}
         void begin(const nsa& policy, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
             const NsaKept<X> kept = policy.kept_in(state, in);
             this->k.begin(policy.keys(in, kept), kept.k, in.T), this->v.begin(policy.values(in, kept), kept.v, in.T);
             if (this->selected) this->selected->append(policy.arguments(SLC, in, kept, state));
             const Selection& s = policy.selection;
             for (int kv = 0; kv < in.NKV; kv++) {
-                std::fill_n(this->choice + kv * slots, slots, -1);
-                std::copy_n(kept.choice + s.choice(in).of_token(0, kv, (in.T - 1) / s.every), s.slots(in.T), this->choice + kv * slots);
+                int* const choice = this->choice + kv * this->slots;
+                std::fill_n(choice, this->slots, -1);
+                std::copy_n(kept.choice + s.choice(in).of_token(0, kv, (in.T - 1) / s.every), s.slots(in.T), choice);
             }
         }
     };
@@ -202,10 +204,10 @@ struct nsa : Policy {
     void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
                  const Statistics<X>&) const {
         const NsaKept<X> kept = kept_in(state, in);
-        const int t = device.keys->tokens();
+        const int32_t t = device.keys->tokens();
         Text<X>& text = *device.more;
         std::vector<X> logits(BRANCHES * NH);
-        project(CPU{}, in, weights, kept, logits.data(), Angles<Wide<X>>{in.cosine, in.sine}.from(t, HS));
+        project(CPU{}, in, weights, kept, logits.data(), {.of_token = &t});
         if (text.selected) text.selected->append(arguments(SLC, in, kept, state));
 
         attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
@@ -214,7 +216,7 @@ struct nsa : Policy {
         attend_next_row(cmp, text.compressed(grid.complete(t + 1), in), [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
             row.visit(branch(CMP), query_of(cmp, {}, h, t), keys);
         });
-        if (text.slots > 0 && t % selection.every == 0) choose_for_row(text, cmp, t);
+        if (text.slots > 0 && t % selection.every == 0) text.choose(cmp, t);
         attend_next_row(slc, text.selected ? *text.selected : *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
             const ChosenAndForced mask({*this, TILE, 1, 2}, text.choice + h / (NH / NKV) * text.slots, text.slots);
             row.visit(mask, query_of(slc, {}, h, t), keys);
@@ -222,25 +224,36 @@ struct nsa : Policy {
         gated_sum(CPU{}, state.out, kept.branches, NH, HS);
     }
 
-    /// The choice of token t, from its attention to the compressed keys.
+#ifdef WITH_GPU
+    /// The same of texts on a GPU.
     template <class X>
-    void choose_for_row(Text<X>& text, const AttentionForward<X>& cmp, int t) const {
-        const int own = t / TILE, complete = grid.complete(t + 1);
-        const TileChoice rule{.top = text.slots, .leading = 1, .local = 2};
-        Importance<X> importance{};
-        importance.T = t + 1, importance.grid = grid;
-        std::vector<int> order;
-        for (int kv_head = 0; kv_head < NKV; kv_head++) {
-            std::vector<X> shares(complete), scores(own + 1);
-            for (int h = kv_head * (NH / NKV); h < (kv_head + 1) * (NH / NKV); h++)
-                for (int c = 0; c < complete; c++) {
-                    const X* const key = text.k.compressed() + c * kv() + size_t(kv_head) * HS;
-                    shares[c] += exp_of(inner_product(cmp.q.data + size_t(h) * HS, key, HS) / std::sqrt(X(HS)) - cmp.lse[h]);
-                }
-            for (int j = 0; j <= own; j++) scores[j] = importance.score(shares.data(), 0, complete, j);
-            ::choose_blocks(CPU{}, text.choice + kv_head * text.slots, scores.data(), rule, own, order);
+    struct Texts : NsaTexts<X> {
+        Texts(const nsa& p, BumpAllocator& memory, const LayerShape& s) : NsaTexts<X>(memory, s, p.grid, p.shared, p.selection) {}
+        void begin(GPU device, int text, const nsa& p, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
+            const NsaKept<X> kept = p.kept_in(state, in);
+            NsaTexts<X>::begin(device, text, in.T, p.keys(in, kept), p.values(in, kept), p.arguments(CMP, in, kept, state),
+                               p.arguments(SLC, in, kept, state), kept.choice, p.selection.choice(in));
         }
+    };
+
+    template <class X>
+    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+                 const Statistics<X>&) const {
+        const NsaKept<X> kept = kept_in(state, in);
+        const Texts<X>& text = *device.more;
+        const TextRows& rows = device.rows;
+        project(GPU(device), in, weights, kept, text.logits, {.of_token = rows.position});
+        attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
+        const AttentionForward<X> cmp = arguments(CMP, in, kept, state), slc = arguments(SLC, in, kept, state);
+        text.add(device, rows, in.B, keys(in, kept), values(in, kept), kept, weights, phi_k, phi_v);
+        attend_next_rows(device, text.compressed, text.among_blocks(rows), cmp, NsaBranch{*this, 1, 0, INT_MAX});   // all there are
+        text.choose(device, cmp, rows);
+        if (text.selected) keep_rows(device, *text.selected, slc, rows);
+        attend_next_rows(device, text.selected ? *text.selected : device.keys, rows, slc,
+                         ChosenByTexts({*this, TILE, 1, 2}, text.choice, NH, NKV, text.slots));
+        gated_sum(device, state.out, kept.branches, size_t(in.B) * NH, HS);
     }
+#endif
 
     template <class Device, class X>
     void choose_blocks(Device device, const LayerInputs<X>& in, const NsaKept<X>& kept, Wide<X>* scores) const {

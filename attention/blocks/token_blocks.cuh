@@ -49,15 +49,17 @@ struct ChosenAndForced : Policy {
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && sees(i, j / forced.block); }
 };
 
-/// The same of rows of several texts on a GPU, in which every head chooses.
+/// The same of rows of several texts on a GPU, in which every head chooses, or a group of heads together.
 struct ChosenByTexts : Policy {
     ForcedBlocks forced;
-    const int* chosen;   // (texts, heads, slots)
-    int heads, slots;
-    constexpr ChosenByTexts(const ForcedBlocks& forced_, const int* chosen_, int heads_, int slots_)
-        : Policy(forced_), forced(forced_), chosen(chosen_), heads(heads_), slots(slots_) {}
-    constexpr ChosenByTexts of_row(int text) const { return {forced, chosen + size_t(text) * heads * slots, heads, slots}; }
-    constexpr ChosenAndForced of_head(int h) const { return {forced, chosen + size_t(h) * slots, slots}; }
+    const int* chosen;   // (texts, choosers, slots)
+    int heads, choosers, slots;
+    constexpr ChosenByTexts(const ForcedBlocks& forced_, const int* chosen_, int heads_, int choosers_, int slots_)
+        : Policy(forced_), forced(forced_), chosen(chosen_), heads(heads_), choosers(choosers_), slots(slots_) {}
+    constexpr ChosenByTexts of_row(int text) const {
+        return {forced, chosen + size_t(text) * choosers * slots, heads, choosers, slots};
+    }
+    constexpr ChosenAndForced of_head(int h) const { return {forced, chosen + size_t(h / (heads / choosers)) * slots, slots}; }
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const { return of_head(h).tile(h, i0, i1, j0, j1); }
     constexpr bool visible(int h, int i, int j) const { return of_head(h).visible(h, i, j); }
 };

@@ -10,6 +10,7 @@
 #include "attention/kernel/arguments.h"
 #include "attention/scores/each_element.cuh"
 #include "attention/scores/projection.cuh"
+#include "attention/scores/rotate_heads.cuh"
 #include "model/operations/qk_rope.cuh"
 #include "model/tensors.h"
 
@@ -67,6 +68,7 @@ struct RotateIndex {
     Index<X> x;
     const X* norm;   // LayerNorm's weight and bias
     const Wide<X>*cosine, *sine;   // (T, HS / 2)
+    RowPositions position;         // in that table
 
     constexpr void operator()(unsigned row, int d) const {
         const unsigned token = row / (x.s.heads + 1), h = row % (x.s.heads + 1);
@@ -74,7 +76,7 @@ struct RotateIndex {
         const int half = x.s.rotated() / 2;
         const int first = d < half ? d : 2 * d, second = d < half ? d + half : 2 * d + 1;
         Wide<X> x1 = value(head, first, token, h), x2 = value(head, second, token, h);
-        const size_t angle = size_t(token % x.s.T) * (x.s.HS / 2) + d * (x.s.HS / x.s.rotated());
+        const size_t angle = size_t(position(token, x.s.T)) * (x.s.HS / 2) + d * (x.s.HS / x.s.rotated());
         if (d < half) rotate_pair(x1, x2, cosine[angle], sine[angle]);
         x.qk[head + first] = narrowed<X>(x1), x.qk[head + second] = narrowed<X>(x2);
     }
@@ -85,14 +87,16 @@ struct RotateIndex {
     }
 };
 
+/// `position`: where each token stands in RoPE's table, if not as in the sequence.
 template <class Device, class X>
-void index_forward(Device device, const Index<X>& x, const LayerInputs<X>& in, const X* weights, const IndexTensors& at) {
+void index_forward(Device device, const Index<X>& x, const LayerInputs<X>& in, const X* weights, const IndexTensors& at,
+                   const RowPositions& position = {}) {
     const X* const no_bias = nullptr;
     const int BT = in.B * in.T;
     projection_forward(device, x.raw, in.x, weights + at.wqk, no_bias, BT, in.C, int(x.s.row()));
     projection_forward(device, x.w, in.x, weights + at.ww, no_bias, BT, in.C, x.s.heads);
     each_element(device, BT, 1, KeyMoments<X>{x});
-    each_element(device, size_t(BT) * (x.s.heads + 1), x.s.D / 2, RotateIndex<X>{x, weights + at.norm, in.cosine, in.sine});
+    each_element(device, size_t(BT) * (x.s.heads + 1), x.s.D / 2, RotateIndex<X>{x, weights + at.norm, in.cosine, in.sine, position});
 }
 
 // ---- backward, up to the projections' outputs

@@ -24,3 +24,11 @@ struct ChosenByHeads : Policy {
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const { return of_head(h).tile(h, i0, i1, j0, j1); }
     constexpr bool visible(int h, int i, int j) const { return of_head(h).visible(h, i, j); }
 };
+
+/// The same where a row's heads have chosen together.
+struct ChosenTogether : Policy {
+    const char* chosen;   // (texts, room)
+    int room;
+    constexpr ChosenTogether(const Policy& p, const char* chosen_, int room_) : Policy(p), chosen(chosen_), room(room_) {}
+    constexpr ChosenTokens of_row(int text) const { return {*this, chosen + size_t(text) * room}; }
+};

@@ -71,13 +71,34 @@ template <class X>
 struct NsaText {
     CompressedText<X> k, v;
     std::optional<KeyCache<X>> selected;   // slc's keys where they are not the model's
-    int* choice;                           // (NKV, slots) of the last token that chose
+    BlockGrid grid;
+    int slots;
+    int* choice;   // (NKV, slots) of the last token that chose
+
+    NsaText(BumpAllocator& memory, const TextRoom& room, const BlockGrid& grid_, bool shared, int slots_)
+        : k(memory, room, grid_), v(memory, room, grid_), grid(grid_), slots(slots_) {
+        if (!shared) selected.emplace(memory, room, 0, KeptKeys{});
+        choice = memory.take<int>(size_t(room.NKV) * slots);
+    }
 
     CompressedKeys<X> compressed(int complete, const LayerShape& s) const { return {complete, k.compressed(), v.compressed(), s}; }
 
-    NsaText(BumpAllocator& memory, const TextRoom& room, const BlockGrid& grid, bool shared, int slots)
-        : k(memory, room, grid), v(memory, room, grid) {
-        if (!shared) selected.emplace(memory, room, 0, KeptKeys{});
-        choice = memory.take<int>(size_t(room.NKV) * slots);
+    /// The choice of token t, after its attention to the compressed keys, `cmp`.
+    void choose(const AttentionForward<X>& cmp, int t) const {
+        const int own = t / TILE, complete = grid.complete(t + 1), group = cmp.NH / cmp.NKV;
+        const TileChoice rule{.top = slots, .leading = 1, .local = 2};
+        Importance<X> importance{};
+        importance.T = t + 1, importance.grid = grid;
+        std::vector<int> order;
+        for (int kv = 0; kv < cmp.NKV; kv++) {
+            std::vector<X> shares(complete), scores(own + 1);
+            for (int h = kv * group; h < (kv + 1) * group; h++)
+                for (int c = 0; c < complete; c++) {
+                    const X* const key = k.compressed() + (size_t(c) * cmp.NKV + kv) * cmp.HS;
+                    shares[c] += exp_of(inner_product(cmp.q.data + size_t(h) * cmp.HS, key, cmp.HS) / std::sqrt(X(cmp.HS)) - cmp.lse[h]);
+                }
+            for (int j = 0; j <= own; j++) scores[j] = importance.score(shares.data(), 0, complete, j);
+            choose_blocks(CPU{}, choice + kv * slots, scores.data(), rule, own, order);
+        }
     }
 };

@@ -80,8 +80,8 @@ void check_texts(const Variant& variant, const Config& config, Tolerance toleran
     }
 }
 
-/// One with nothing but keys, one with features, one with a gate and an auxiliary loss, two that keep more than keys, and one that takes
-/// whole passes.
+/// One with nothing but keys, one with features, one with a gate and an auxiliary loss, and three that keep
+/// more than keys.
 bool writes_here(const Variant& variant) {
     const auto names = {"causal", "asga", "moh", "sinks_cache", "seer", "nsa"};
     return std::any_of(names.begin(), names.end(), [&](const char* name) { return name == std::string(variant.name); });
