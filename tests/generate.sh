@@ -69,13 +69,13 @@ expect "a file of prompts without a name" 2 "--prompts: is empty" $many --prompt
 expect "no ids" 2 "--prompt-ids: is empty" $many --prompt-ids "" --print-ids
 cp -r "$last" "$work/cut" && truncate -s 5000 "$work/cut/model.safetensors"
 cp "$work/texts.jsonl" "$work/before"
-expect "a checkpoint that is cut off" 4 "model.safetensors" ./generate --threads 1 --checkpoint "$work/cut" --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
+expect "a checkpoint that is cut off" 7 "model.safetensors" ./generate --threads 1 --checkpoint "$work/cut" --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
 check "leaves the texts of an earlier run" 'cmp -s "$work/texts.jsonl" "$work/before"'
 mkdir "$work/small"
 if mount -t tmpfs -o size=4k none "$work/small" 2> /dev/null; then
     mounted="$work/small"
-    for _ in $(seq 60); do echo '{"prompt": "The people"}'; done > "$work/sixty.jsonl"
-    expect "a disk that becomes full" 3 "small/texts.jsonl: cannot be written: No space left" $many --prompts "$work/sixty.jsonl" --out "$work/small/texts.jsonl"
+    for _ in $(seq 300); do echo '{"prompt": "The people"}'; done > "$work/many.jsonl"
+    expect "a disk that becomes full" 3 "small/texts.jsonl: cannot be written: No space left" $many --prompts "$work/many.jsonl" --out "$work/small/texts.jsonl"
     check "keeps whole lines" '[ -s "$work/small/texts.jsonl" ] && [ -z "$(tail -c 1 "$work/small/texts.jsonl" | tr -d "\n")" ]'
     umount "$mounted" && mounted=""
 else
