@@ -2,7 +2,7 @@
 
 import io
 import re
-from statistics import median
+from statistics import mean, median
 
 from packages import require
 
@@ -12,7 +12,7 @@ import matplotlib  # noqa: E402
 matplotlib.use('Agg')
 from matplotlib import pyplot  # noqa: E402
 
-from analysis import sweep_means  # noqa: E402
+from analysis import cache_ratio, sweep_means  # noqa: E402
 
 COLORS = [
     '#0072B2',
@@ -28,6 +28,7 @@ COLORS = [
     '#BCBD22',
     '#9467BD',
 ]
+MARKERS = 'osD^v'   # of the first twelve arms, the next twelve, ...
 pyplot.rcParams.update(
     {
         'font.size': 9,
@@ -223,6 +224,26 @@ def times(timings):
         ax.set(xlabel='tokens of a row', ylabel=label, xscale='log', yscale='log')
     both[0].legend(fontsize=7)
     return svg(figure, f'{timings[0].experiment.name}: time and memory against the length of a row')
+
+
+def cache(writing, reading):
+    """Loss and accuracy of what arms read, against the bytes that ./generate keeps of a text and the tokens that it writes in a second.
+    Both are ratios to the baseline's on the same device, as not all arms write on all devices. Arms that keep nothing have no bytes."""
+    figure, panels = pyplot.subplots(2, 2, figsize=(8.4, 8.4), layout='constrained', sharex='col', sharey='row')
+    base = reading.experiment.baseline
+    costs = {name: (cache_ratio(writing, name), median(1 / r for r in writing.values(name, 'ratio'))) for name in writing.arms}
+    for row, (ylabel, of) in zip(panels, (('validation loss, nats', lambda arm: arm.sound),
+                                          ('accuracy', lambda arm: list(arm.accuracies.values())))):
+        row[0].set(ylabel=ylabel)
+        for n, name in enumerate(costs):
+            values = of(reading.arms[name]) if name in reading.arms else []
+            for ax, cost in zip(row, costs[name]):
+                if values and cost: ax.plot(cost, mean(values), marker=MARKERS[n // len(COLORS)], linestyle='', markersize=5,
+                                            color=COLORS[n % len(COLORS)], label=name)
+    for ax, what in zip(panels[1], ('bytes of the cache', 'tokens/s')):
+        ax.set(xlabel=f'{what}, of {base}\'s', xscale='log')
+    figure.legend(*panels[0][1].get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=7)
+    return svg(figure, f'{writing.title}: loss and accuracy against bytes of the cache and tokens per second')
 
 
 def series(table, key, label, x='optimiser steps'):

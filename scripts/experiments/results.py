@@ -70,7 +70,7 @@ def result_of(folder, printed=''):
         'validation': [[r['step'], tokens_at.get(r['step']), r['val_loss'], seconds_at.get(r['step'])] for r in validations],
         'training': thinned([[r['step'], r['loss']] for r in steps if finite(r.get('loss'))]),
     }
-    result |= said(printed) | provenance(config) | evaluations(records) | attention(records) | turns(records)
+    result |= said(printed) | provenance(config) | evaluations(records) | attention(records) | turns(records) | writes(records)
     result |= by_position(records) | sparse_reading(records)
     if why := diverged(result, steps, config): result['diverged'] = why
     return result
@@ -119,6 +119,12 @@ def turns(records):
     """What turns.py measured of a round."""
     found = next((r for r in records if r.get('event') == 'turns'), {})
     return {key: found[key] for key in ('ms', 'baseline_ms', 'ratio', 'baseline_peak_bytes', 'load') if key in found}
+
+
+def writes(records):
+    """What writing.py measured of a round."""
+    found = next((r for r in records if r.get('event') == 'writes'), {})
+    return {key: value for key, value in found.items() if key not in ('event', 'step')}
 
 
 def by_position(records):
