@@ -160,8 +160,8 @@ def report(work):
     check('what was written is no step time', not of.timings and len(of.writings) == 1 and reading.setting == 'read')
     head, rows = tables.cache_table(writing, reading)
     check('the smallest cache first', [row[0] for row in rows] == ['sinks', 'causal', 'seer'], rows)
-    check('bytes, tokens a second and what they cost', rows[0] == ['sinks', 'cpu, fp32', '3', '1.0', '0.250', '50.0', '1.500', '1.500', '1.500',
-                                                                   '40.00', '1.000', '-', '1.6000', '0.100'], rows[0])
+    cheap = ['sinks', 'cpu, fp32', '3', '1.0', '0.250', '50.0', '1.500', '1.500', '1.500', '40.00', '1.000', '-', '1.6000', '0.100']
+    check('bytes, tokens a second and what they cost', rows[0] == cheap, rows[0])
     check('what keeps nothing says so, and has no ratio', rows[2][3].startswith('nothing kept') and rows[2][4] == '-' and
           rows[2][5] == '11.1', rows[2])
     drawn = figures.cache(writing, reading)
