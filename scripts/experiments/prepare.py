@@ -121,14 +121,21 @@ class Data:
         return options | ({'eval-data': self._task_options(run.mixed)['eval-data']} if run.kind == 'evaluate' else {})
 
     def _mixed(self, run, text):
-        """A glob of the text's training shards and the task's, in a folder of their own, under one name."""
-        folder, name = self.out / 'data' / f'{run.data}-{self.hash_of(run)}', text[0].name.rsplit('_', 1)[0]
+        """A glob of the text's training shards and, as one more of them, the task's, in a folder of their own."""
+        folder, task = self.out / 'data' / f'{run.data}-{self.hash_of(run)}', Path(self._task_options(run.mixed)['train-data'])
         if not folder.exists():
             made = Path(f'{folder}.{os.getpid()}.tmp')
             made.mkdir(parents=True)
-            for number, shard in enumerate([*text, self._task_options(run.mixed)['train-data']], 1):
-                (made / f'{name}_{number:06d}.bin').symlink_to(Path(shard).resolve())
+            name, number = text[-1].stem.rsplit('_', 1)
+            more = f'{name}_{int(number) + 1:06d}.bin'
+            for shard in text: (made / shard.name).symlink_to(shard.resolve())
+            (made / more).symlink_to(task.resolve())
             copy_manifest(text[0].parent, made)
+            for path in made.glob('*_manifest.json'):   # trainers mix shards of one tokenizer alone
+                manifest = json.loads(path.read_text())
+                manifest['shards'].append({'file': more, 'tokens': struct.unpack('<3i', task.read_bytes()[:12])[2],
+                                           'bytes': task.stat().st_size, 'xxh64': ''})
+                write_whole(path, json.dumps(manifest).encode())
             try:
                 made.rename(folder)
             except OSError:   # another run.py was faster
