@@ -216,7 +216,7 @@ if $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then
         'grep -q "OUT/runs/" "$work/killed/ledger-smoke.jsonl" && ! grep -qF -e "$work" -e "$PWD" "$work/killed/ledger-smoke.jsonl"'
     expect "experiments: what a smaller cache costs" 0 "" \
         "${run[@]}" e9_cache --scale smoke --seeds 1 --arms dsa psa_50 adaspa --out "$work/cache"
-    wrote='"event":"done".*"kind":"writes".*"device":"cpu".*"cache_bytes":[1-9]'
+    wrote='"event":"done".*"kind":"writes".*"cache_bytes":[1-9].*"device":"cpu","weights":"fp32"'
     check "experiments: every arm has its bytes, and what it reads its accuracy" \
         '[ "$(grep -c "$wrote" "$work/cache/ledger-smoke.jsonl")" -eq 4 ] &&
             [ "$(grep -c "\"setting\":\"read\".*\"accuracy\":{\"items\":[01]" "$work/cache/ledger-smoke.jsonl")" -eq 4 ]'

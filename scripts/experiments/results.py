@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 
 CURVE_POINTS = 60          # of the training loss, so that a ledger stays small
+FLOPS = 'FLOPs per token of training'   # a row of the trainer's tables
 WORSE_THAN_GUESSING = 0.5  # nats above the loss of a uniform guess
 
 
@@ -98,8 +99,13 @@ def said(printed):
     """The rows of the trainer's tables that a report wants."""
     rows = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', printed, re.MULTILINE))
     found = {'machine': rows.get('device', '')}
-    if 'FLOPs per token of training' in rows: found['flops_per_token'] = float(rows['FLOPs per token of training'])
+    if FLOPS in rows: found['flops_per_token'] = flops_of(rows)
     return found
+
+
+def flops_of(rows):
+    """Of a token, or the bound of it that the trainer gives where the data decides."""
+    return float(rows[FLOPS].removeprefix('at most '))
 
 
 def provenance(config):

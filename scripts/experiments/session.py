@@ -10,6 +10,7 @@ from ledger import Ledger, key_of
 from packages import EXIT_DATA, Refused
 from plan import TIMED
 from prepare import ROOT
+from results import flops_of
 
 
 class Session:
@@ -95,7 +96,7 @@ class Session:
     def flops(self, run):
         """FLOPs of a token as the trainer counts them, None where it is not built yet."""
         said = self.said(run)
-        return said and float(said['FLOPs per token of training'])
+        return said and flops_of(said)
 
 
 def shape_of(variant, options):
