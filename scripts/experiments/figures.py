@@ -1,6 +1,7 @@
 """Pictures of a report, as SVG text that needs nothing from outside."""
 
 import io
+import math
 import re
 from statistics import mean, median
 
@@ -60,6 +61,18 @@ def axes(width=6.4, height=3.6, **labels):
     return figure, ax
 
 
+def style(n):
+    """Of the n-th arm."""
+    return {'color': COLORS[n % len(COLORS)], 'marker': MARKERS[n // len(COLORS)]}
+
+
+def legend_below(figure, ax):
+    """Of more arms than there is room for beside the lines; the figure grows by it."""
+    handles, names = ax.get_legend_handles_labels()
+    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(names) / 5))
+    figure.legend(handles, names, loc='outside lower center', ncols=5, fontsize=7)
+
+
 def forest(said):
     """Our interval of every comparison, and the paper's number beside it."""
     figure, ax = axes(7, 0.9 + 0.34 * len(said), xlabel='difference of validation loss, nats (negative: better)')
@@ -100,11 +113,12 @@ def line_of_each_arm(table, points_of, xlabel, ylabel, what):
     figure, ax = axes(xlabel=xlabel, ylabel=ylabel)
     for n, arm in enumerate(table.arms.values()):
         if points := points_of(arm):
-            ax.plot(*zip(*points), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm.name)
+            ax.plot(*zip(*points), **style(n), markersize=3, label=arm.name)
     if not ax.lines:
         pyplot.close(figure)
         return ''
-    ax.legend(fontsize=8)
+    if len(ax.lines) > len(COLORS): legend_below(figure, ax)
+    else: ax.legend(fontsize=8)
     return svg(figure, f'{table.title}: {what}')
 
 
@@ -229,7 +243,7 @@ def times(timings):
 def cache(writing, reading):
     """Loss and accuracy of what arms read, against the bytes that ./generate keeps of a text and the tokens that it writes in a second.
     Both are ratios to the baseline's on the same device, as not all arms write on all devices. Arms that keep nothing have no bytes."""
-    figure, panels = pyplot.subplots(2, 2, figsize=(8.4, 8.4), layout='constrained', sharex='col', sharey='row')
+    figure, panels = pyplot.subplots(2, 2, figsize=(8.4, 6.8), layout='constrained', sharex='col', sharey='row')
     base = reading.experiment.baseline
     costs = {name: (cache_ratio(writing, name), median(1 / r for r in writing.values(name, 'ratio'))) for name in writing.arms}
     for row, (ylabel, of) in zip(panels, (('validation loss, nats', lambda arm: arm.sound),
@@ -238,11 +252,12 @@ def cache(writing, reading):
         for n, name in enumerate(costs):
             values = of(reading.arms[name]) if name in reading.arms else []
             for ax, cost in zip(row, costs[name]):
-                if values and cost: ax.plot(cost, mean(values), marker=MARKERS[n // len(COLORS)], linestyle='', markersize=5,
-                                            color=COLORS[n % len(COLORS)], label=name)
+                if values and cost: ax.plot(cost, mean(values), **style(n), linestyle='', markersize=5, label=name)
     for ax, what in zip(panels[1], ('bytes of the cache', 'tokens/s')):
-        ax.set(xlabel=f'{what}, of {base}\'s', xscale='log')
-    figure.legend(*panels[0][1].get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=7)
+        ax.set_xlabel(f'{what}, of {base}\'s')
+        ax.set_xscale('log', base=2)
+        ax.xaxis.set_major_formatter(lambda x, _: f'{x:g}')
+    legend_below(figure, panels[0][1])   # arms that keep nothing are there too
     return svg(figure, f'{writing.title}: loss and accuracy against bytes of the cache and tokens per second')
 
 
