@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# scripts/experiments: statistics, ledger, plans and tasks (tests/check_experiments.py, check_phases.py, check_tasks.py), bad input,
-# experiments really run at scale smoke, killed and resumed, and their report; compare.py, turns.py and scripts/variant_table.py.
+# scripts/experiments: statistics, ledger, plans, tasks and writing (tests/check_experiments.py, check_phases.py, check_tasks.py,
+# check_cache.py), bad input, experiments really run at scale smoke, killed and resumed, and their report; compare.py, turns.py and
+# scripts/variant_table.py.
 # Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another).
 # Takes a minute.
-# Needs: make train_causal train_dsa train_sliding_window tokenize
+# Needs: make train_causal train_dsa train_sliding_window tokenize generate
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
@@ -23,8 +24,6 @@ expect "experiments: an experiment that does not exist" 2 "unknown experiment e9
 expect "experiments: a scale that does not exist" 2 "unknown scale huge; there are: smoke, reduced, medium, paper" \
     "${run[@]}" e2_dsa --scale huge
 expect "experiments: an arm that does not exist" 2 "unknown arm flash; there are: causal, dsa" "${run[@]}" e2_dsa --arms flash
-expect "experiments: a setting that the engine cannot do" 0 "" "${run[@]}" e9_cache --dry-run --out "$work/a"
-check "experiments: is left out, with what it needs" 'grep -q "left out: bytes needs decode_timer" "$work/stdout"'
 expect "experiments: labelled examples that are not there" 3 "has no digits.csv.gz; give a folder that has it with --data" \
     "${run[@]}" e12_tasks --arms dsa --seeds 1 --out "$work/a" --ledger "$work/a.jsonl"
 expect "experiments: a second phase before the first" 2 "2 runs whose weights later ones start from are not finished" \
@@ -55,6 +54,7 @@ else
     $python tests/check_experiments.py 2> "$work/stderr" || bad "check_experiments.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_phases.py 2> "$work/stderr" || bad "check_phases.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_tasks.py 2> "$work/stderr" || bad "check_tasks.py" "$(tail -n 1 "$work/stderr")"
+    $python tests/check_cache.py 2> "$work/stderr" || bad "check_cache.py" "$(tail -n 1 "$work/stderr")"
 fi
 
 # ---- real runs
@@ -214,6 +214,17 @@ if $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then
         '[ "$(grep -c "\"setting\":\"mqar_tiny\".*\"accuracy\":{\"items\":0*[01]" "$work/tasks/ledger-smoke.jsonl")" -eq 4 ]'
     check "experiments: a ledger names no folder of the machine" \
         'grep -q "OUT/runs/" "$work/killed/ledger-smoke.jsonl" && ! grep -qF -e "$work" -e "$PWD" "$work/killed/ledger-smoke.jsonl"'
+    expect "experiments: what a smaller cache costs" 0 "" \
+        "${run[@]}" e9_cache --scale smoke --seeds 1 --arms dsa psa_50 adaspa --out "$work/cache"
+    wrote='"event":"done".*"kind":"writes".*"cache_bytes":[1-9].*"device":"cpu","weights":"fp32"'
+    check "experiments: every arm has its bytes, and what it reads its accuracy" \
+        '[ "$(grep -c "$wrote" "$work/cache/ledger-smoke.jsonl")" -eq 4 ] &&
+            [ "$(grep -c "\"setting\":\"read\".*\"accuracy\":{\"items\":[01]" "$work/cache/ledger-smoke.jsonl")" -eq 4 ]'
+    expect "experiments: their report" 0 "" $python $here/report.py --ledger "$work/cache/ledger-smoke.jsonl" --out "$work/cache"
+    check "experiments: a row for each, psa with more than causal keeps, and a picture" \
+        '[ "$(grep -cE "^\| [a-z0-9_]+ \| cpu, fp32 \| 1 \| [0-9.]+ \| [0-9.]+ \| .* \| [0-9.]+ \| [01][0-9.]+ \|$" \
+            "$work/cache/report.md")" -eq 4 ] && grep -qE "^\| psa_50 \| cpu, fp32 \| 1 \| [0-9.]+ \| 1\.[0-9]+ \|" "$work/cache/report.md" &&
+            grep -q "bytes of the cache, of causal" "$work/cache/report.html"'
     expect "experiments: a report" 0 "" $python $here/report.py --ledger "$work/killed/ledger-smoke.jsonl" --out "$work/report"
     check "experiments: a line for each claim that has runs" \
         'grep -q "^002 says dsa -0.023 nats; ours .* (2 paired seeds, each arm at its best rate): .* at scale smoke" "$work/stdout"'

@@ -47,6 +47,22 @@ for what in weights "kept of the text"; do
 done
 expect "a way to keep them that is none" 2 "bf16" $greedy --weights fp16
 
+# ---- what was measured, for programs
+# logged WORD: whether the line of --log has it.
+logged() { grep -q "$1" "$work/measured.jsonl"; }
+expect "a log of writing" 0 "" $greedy --log "$work/measured.jsonl"
+check "is one line with times and tokens" '[ "$(wc -l < "$work/measured.jsonl")" -eq 1 ] && logged "\"texts\":1,\"prompt_tokens\":2,\"reading_seconds\":[0-9.e-]*,\"later_tokens\":6,\"writing_seconds\":[0-9]"'
+check "with device and weights" 'logged "\"variant\":\"causal\",\"device\":\"c[a-z]*\",\"machine\":\"[^\"].*\"weights\":\"[a-z0-9]*\""'
+kept() { grep -o '"cache_bytes":[0-9]*' "$work/measured.jsonl" | cut -d: -f2; }
+check "and the bytes of the plan" '[ "$(kept)" -gt 0 ] && awk "BEGIN { r = $(kept) / 1024 / $(of_plan "kept of the text" --tokens 7); exit !(r > 0.99 && r < 1.01) }"'
+expect "of psa" 0 "" $greedy --device cpu --weights bf16 --attention psa --psa-eps 0.5 --psa-block 2 --log "$work/measured.jsonl"
+check "with what it read" 'logged "\"device\":\"cpu\".*\"weights\":\"bf16\",\"pairs_read\":0.[0-9]*,\"mass_kept\":0."'
+rm "$work/measured.jsonl"
+expect "a plan" 0 "" $greedy --dry-run --log "$work/measured.jsonl"
+check "measures nothing" '[ ! -e "$work/measured.jsonl" ]'
+expect "a log that cannot be written, told before writing" 7 "cannot be written" $greedy --log "$work/nowhere/measured.jsonl"
+check "no token was" '[ ! -s "$work/stdout" ]'
+
 # ---- many prompts
 printf '%s\n' '{"prompt": "We the people", "id": 7}' '{"prompt_ids": [65, 66, 67], "seed": 3}' '' '{"prompt": "The state of the union"}' '{"prompt": ""}' > "$work/prompts.jsonl"
 many="./generate --threads 1 --checkpoint $last --tokens 9 --temperature 0.7 --ignore-eos"
@@ -88,7 +104,8 @@ expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$w
 # ---- Ctrl-C
 for n in $(seq 4000); do echo "{\"prompt\": \"The people\", \"id\": $n}"; done > "$work/prompts.jsonl"
 rm -f "$work/texts.jsonl"   # the signal is for a program that writes
-./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr" &
+./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" \
+    --log "$work/measured.jsonl" 2> "$work/stderr" &
 job=$!
 for _ in $(seq 600); do [ -s "$work/texts.jsonl" ] && break; sleep 0.1; done
 kill -INT $job
@@ -104,3 +121,4 @@ assert all(line['tokens'] == 300 or line['stopped'] and line['tokens'] > 0 for l
 assert any('stopped' in line for line in lines)
 end
 check "and its lines are those of the first prompts, whole texts and those that were being written" 'python3 "$work/whole.py" "$work/texts.jsonl"'
+check "and the log has what was written until then" 'logged "\"texts\":[1-9][0-9]*,.*\"later_tokens\":[1-9]"'

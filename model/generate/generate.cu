@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "attention/layers.h"
 #include "data/tokenizers/tokenizer.h"
@@ -19,7 +20,7 @@
 
 namespace {
 struct Options {
-    std::string checkpoint, prompt, prompts, out, device = "auto", weights = "auto";
+    std::string checkpoint, prompt, prompts, out, log, device = "auto", weights = "auto";
     std::vector<int64_t> prompt_ids;
     std::vector<std::string> settings;   // KEY=VALUE
     int tokens = 200, batch = 8, threads = 0;
@@ -55,6 +56,7 @@ static bool parse(int argc, char** argv, Options& o) {
     app.add_option("--out", o.out, "FILE.jsonl for the texts of --prompts, in their order; without it, standard output")
         ->needs(prompts)
         ->check(not_empty);
+    app.add_option("--log", o.log, "FILE for what writing has measured, as one line of JSON: times, bytes of the cache, device, weights");
     app.add_option("--batch", o.batch, "how many texts of --prompts are written side by side")->needs(prompts)->check(CLI::Range(1, 128));
     app.add_option("--tokens", o.tokens, "how many tokens to write, if no end of text comes before")->check(CLI::Range(1, 1 << 30));
     app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(number_from(0, 1e6));
@@ -161,10 +163,12 @@ static void run(const Options& o) {
     require_two_files(o.prompts, o.out);
     if (o.prompts.empty()) output = std::make_unique<StreamedText>(shows, o.prompt);
     else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
+    std::optional<JsonLines> log;
+    if (!o.log.empty() && !o.dry_run) log = JsonLines::whole(o.log);
     const int32_t end_of_text = o.ignore_eos ? -1 : tokenizer ? int32_t(tokenizer->end_of_text()) : config.end_of_text;
     try {
-        write(variants, o,
-              {o.checkpoint, config, prompts, o.inference.how, o.sampling, o.tokens, o.batch, end_of_text, o.dry_run, *output});
+        write(variants, o, {o.checkpoint, config, prompts, o.inference.how, o.sampling, o.tokens, o.batch, end_of_text, o.dry_run, *output,
+                            log ? &*log : nullptr});
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;
         fail(error.code, error.what(), "; if the checkpoint is sound, --set requires tensors that it lacks");

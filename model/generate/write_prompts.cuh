@@ -5,12 +5,15 @@
 #include <string>
 #include <vector>
 
+#include <omp.h>
+
 #include "attention/inference/reader.h"
 #include "model/base/process.h"
 #include "model/checkpoint/load.cuh"
 #include "model/generate/output.h"
 #include "model/generate/prompts.h"
 #include "model/generate/write_texts.h"
+#include "model/generate/writing_log.h"
 #include "model/run/machine.cuh"
 #include "model/run/summary.h"
 
@@ -24,6 +27,7 @@ struct WritingJob {
     int32_t end_of_text;   // -1: none
     bool dry_run;
     TextOutput& output;
+    JsonLines* log;        // of --log; null: none is asked for
 };
 
 /// The whole of it on a GPU, `weights` in "fp32", "bf16" or "auto". False if `device` is "auto" and this is for the CPU; Exit::usage if it
@@ -109,6 +113,13 @@ void write_prompts(Device device, const Variants& variants, const WritingJob& jo
     job.output.finish();
     const bool only_here = !std::is_same_v<Device, CPU> && gpt.net.all(&LayerFacts::writes_row_by_row);
     tell(times, decoder.cache_bytes(), only_here ? " on a GPU, other than on the CPU" : "");
+    if (job.log)
+        log_writing(*job.log,
+                    {{"variant", variants.own.name},
+                     {"device", std::is_same_v<Device, CPU> ? "cpu" : "cuda"},
+                     {"machine", describe(device, omp_get_max_threads())},
+                     {"weights", sizeof(X) == 2 || stored == Stored::as_bf16 ? "bf16" : "fp32"}},
+                    times, decoder.cache_bytes(), decoder.read());
     const std::string read = described(decoder.read(), job.inference.psa.bound);
     if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());
     if (done == job.prompts.size()) return;

@@ -10,7 +10,7 @@ from pathlib import Path
 import stats
 from ledger import FINISHED, Ledger
 from packages import EXIT_DATA, Refused
-from plan import HERE, SCALES, Experiment, known_experiments
+from plan import HERE, SCALES, TIMED, Experiment, known_experiments
 
 CLAIM_KEYS = {
     'id',
@@ -93,7 +93,7 @@ class Table:
 
 @dataclass
 class Timing:
-    """Step times of one experiment at one scale in one setting."""
+    """What was timed by turns of one experiment at one scale in one setting: steps of training, or writing."""
 
     experiment: Experiment
     scale: str
@@ -117,6 +117,23 @@ class Timing:
         return (e.scales[self.scale].get('options', {}) | e.settings[self.setting].get('options', {})).get('seq-len')
 
 
+def cache_bytes(writing, arm):
+    """Bytes that ./generate keeps of a text; None where it keeps nothing."""
+    found = writing.values(arm, 'cache_bytes')
+    return statistics.median(found) if found else None
+
+
+def cache_ratio(writing, arm):
+    """To the baseline's on the same device, None where one of them keeps nothing."""
+    own, base = cache_bytes(writing, arm), writing.values(arm, 'baseline_cache_bytes')
+    return own / statistics.median(base) if own and base else None
+
+
+def where_written(writing, arm):
+    """(device, weights), the same in all rounds."""
+    return next((result['device'], result['weights']) for result in writing.arms[arm].values())
+
+
 @dataclass
 class Said:
     """A claim, and what the runs of one scale say about it."""
@@ -133,7 +150,7 @@ class Report:
     """All that ledgers hold, ordered."""
 
     def __init__(self, paths, only=None, scale=None):
-        self.runs, self.tables, self.timings, self.verdicts = [], [], [], []
+        self.runs, self.tables, self.timings, self.writings, self.verdicts = [], [], [], [], []
         self.sweeps = defaultdict(lambda: defaultdict(dict))  # (experiment, scale) -> arm -> factor -> [records]
         self.analysis, self.claims = read_claims()
         finished, labels, self.attempts, self.commands = {}, {}, defaultdict(int), {}
@@ -169,8 +186,8 @@ class Report:
             self.runs.append((place, record))
             if stage == 'sweep':
                 self.sweeps[experiment, scale][arm].setdefault(factor, []).append(record)
-            elif stage in ('timing', 'turns'):
-                timed[experiment, scale, setting][arm][seed] = record['result']
+            elif stage in ('timing', *TIMED):
+                if record['event'] == 'done': timed[stage, experiment, scale, setting][arm][seed] = record['result']
             else:
                 newest[experiment, scale, setting, arm, seed] = (record, factor)
         for (experiment, scale, setting, arm, seed), (record, factor) in newest.items():
@@ -182,11 +199,11 @@ class Report:
         for (name, scale, setting), found in arms.items():
             e = self.experiments[name]
             self.tables.append(Table(e, scale, setting, {a: found[a] for a in e.arms if a in found}))
-        for (name, scale, setting), found in timed.items():
-            e = self.experiments[name]
-            self.timings.append(Timing(e, scale, setting, {a: found[a] for a in e.arms if a in found}))
+        for (stage, name, scale, setting), found in timed.items():
+            e, kind = self.experiments[name], self.writings if stage == 'writes' else self.timings
+            kind.append(Timing(e, scale, setting, {a: found[a] for a in e.arms if a in found}))
         number = {name: n for n, name in enumerate(self.experiments)}
-        for kind in (self.tables, self.timings):
+        for kind in (self.tables, self.timings, self.writings):
             kind.sort(
                 key=lambda t: (
                     number[t.experiment.name],
@@ -233,6 +250,15 @@ class Report:
                         stats.line(published, name, comparison, table.scale, rates),
                     )
                 )
+
+    def writings_of(self, experiment, scale):
+        return [t for t in self.writings if t.experiment.name == experiment and t.scale == scale]
+
+    def reading_of(self, writing):
+        """The table of what the arms of a Timing of writing read, of the setting that does nothing else: their loss and accuracy;
+        None where there is none."""
+        of = [t for t in self.tables if (t.experiment, t.scale) == (writing.experiment, writing.scale)]
+        return next((t for t in of if t.experiment.settings[t.setting].get('evaluate')), None)
 
     def end_points(self, experiment, scale):
         """Arms whose best rate is the lowest or the highest of the sweep."""

@@ -1,8 +1,9 @@
 """Pictures of a report, as SVG text that needs nothing from outside."""
 
 import io
+import math
 import re
-from statistics import median
+from statistics import mean, median
 
 from packages import require
 
@@ -12,7 +13,7 @@ import matplotlib  # noqa: E402
 matplotlib.use('Agg')
 from matplotlib import pyplot  # noqa: E402
 
-from analysis import sweep_means  # noqa: E402
+from analysis import cache_ratio, sweep_means  # noqa: E402
 
 COLORS = [
     '#0072B2',
@@ -28,6 +29,7 @@ COLORS = [
     '#BCBD22',
     '#9467BD',
 ]
+MARKERS = 'osD^v'   # of the first twelve arms, the next twelve, ...
 pyplot.rcParams.update(
     {
         'font.size': 9,
@@ -57,6 +59,18 @@ def axes(width=6.4, height=3.6, **labels):
     figure, ax = pyplot.subplots(figsize=(width, height), layout='constrained')
     ax.set(**labels)
     return figure, ax
+
+
+def style(n):
+    """Of the n-th arm."""
+    return {'color': COLORS[n % len(COLORS)], 'marker': MARKERS[n // len(COLORS)]}
+
+
+def legend_below(figure, ax):
+    """Of more arms than there is room for beside the lines; the figure grows by it."""
+    handles, names = ax.get_legend_handles_labels()
+    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(names) / 5))
+    figure.legend(handles, names, loc='outside lower center', ncols=5, fontsize=7)
 
 
 def forest(said):
@@ -99,11 +113,12 @@ def line_of_each_arm(table, points_of, xlabel, ylabel, what):
     figure, ax = axes(xlabel=xlabel, ylabel=ylabel)
     for n, arm in enumerate(table.arms.values()):
         if points := points_of(arm):
-            ax.plot(*zip(*points), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm.name)
+            ax.plot(*zip(*points), **style(n), markersize=3, label=arm.name)
     if not ax.lines:
         pyplot.close(figure)
         return ''
-    ax.legend(fontsize=8)
+    if len(ax.lines) > len(COLORS): legend_below(figure, ax)
+    else: ax.legend(fontsize=8)
     return svg(figure, f'{table.title}: {what}')
 
 
@@ -223,6 +238,27 @@ def times(timings):
         ax.set(xlabel='tokens of a row', ylabel=label, xscale='log', yscale='log')
     both[0].legend(fontsize=7)
     return svg(figure, f'{timings[0].experiment.name}: time and memory against the length of a row')
+
+
+def cache(writing, reading):
+    """Loss and accuracy of what arms read, against the bytes that ./generate keeps of a text and the tokens that it writes in a second.
+    Both are ratios to the baseline's on the same device, as not all arms write on all devices. Arms that keep nothing have no bytes."""
+    figure, panels = pyplot.subplots(2, 2, figsize=(8.4, 6.8), layout='constrained', sharex='col', sharey='row')
+    base = reading.experiment.baseline
+    costs = {name: (cache_ratio(writing, name), median(1 / r for r in writing.values(name, 'ratio'))) for name in writing.arms}
+    for row, (ylabel, of) in zip(panels, (('validation loss, nats', lambda arm: arm.sound),
+                                          ('accuracy', lambda arm: list(arm.accuracies.values())))):
+        row[0].set(ylabel=ylabel)
+        for n, name in enumerate(costs):
+            values = of(reading.arms[name]) if name in reading.arms else []
+            for ax, cost in zip(row, costs[name]):
+                if values and cost: ax.plot(cost, mean(values), **style(n), linestyle='', markersize=5, label=name)
+    for ax, what in zip(panels[1], ('bytes of the cache', 'tokens/s')):
+        ax.set_xlabel(f'{what}, of {base}\'s')
+        ax.set_xscale('log', base=2)
+        ax.xaxis.set_major_formatter(lambda x, _: f'{x:g}')
+    legend_below(figure, panels[0][1])   # arms that keep nothing are there too
+    return svg(figure, f'{writing.title}: loss and accuracy against bytes of the cache and tokens per second')
 
 
 def series(table, key, label, x='optimiser steps'):

@@ -20,7 +20,8 @@ from prepare import ROOT
 from results import is_finished, last_step, read_log, result_of
 
 EXIT_NOT_FINITE = 5
-TURNS = Path(__file__).resolve().parent / 'turns.py'
+HERE = Path(__file__).resolve().parent
+TURNS, WRITING = HERE / 'turns.py', HERE / 'writing.py'   # what takes times: of trainers, and of ./generate
 
 
 @dataclass
@@ -176,10 +177,10 @@ class Jobs:
     def _harvest(self, run):
         """A trainer that outlived its run.py has finished without a line in the ledger; a run whose origin diverged has no result
         to wait for."""
-        if run.origin and self.ledger.finished[run.origin.key]['event'] == 'diverged':
-            why = f'the run that it starts from diverged ({run.origin.name})'
-            self._enter(run, result_of(self.folder(run)), why)
-            return True
+        for origin in run.origins:
+            if self.ledger.finished[origin.key]['event'] == 'diverged':
+                self._enter(run, result_of(self.folder(run)), f'the run that it starts from diverged ({origin.name})')
+                return True
         if self.again or run.kind != 'train' or not is_finished(read_log(self.folder(run) / 'log.jsonl')):
             return False
         self._finish(run, self.folder(run), 0)
@@ -187,7 +188,11 @@ class Jobs:
 
     def _words(self, run, folder, place):
         """The command of a run."""
-        where = self.command(run) | {'out': str(folder)} | ({'threads': place.threads} if place.threads else {})
+        at = ({'threads': place.threads} if place.threads else {}) | ({} if place.devices else {'device': 'cpu'})
+        if run.kind == 'writes':
+            return [sys.executable, str(WRITING), '--log', str(folder / 'log.jsonl'),
+                    *(shlex.join(self._generator(one, at)) for one in (run.against, run))]
+        where = self.command(run) | {'out': str(folder)} | at
         if run.kind == 'turns':
             return [sys.executable, str(TURNS), '--log', str(folder / 'log.jsonl'),
                     *(shlex.join(self._trainer(one, one.options | where)) for one in (run.against, run))]
@@ -196,9 +201,16 @@ class Jobs:
         return ['mpirun', '-np', str(place.ranks), *command] if place.ranks > 1 else command
 
     def _trainer(self, run, options):
-        program = self.programs / f'train_{run.variant}'
+        return self._program(f'train_{run.variant}', options)
+
+    def _generator(self, run, at):
+        of_run = {name: value for name, value in run.options.items() if name != 'prompt'}   # the prompt is a file
+        return self._program('generate', self.command(run) | of_run | at | {'ignore-eos': 'true', 'print-ids': 'true'})
+
+    def _program(self, name, options):
+        program = self.programs / name
         if not program.exists():
-            raise Refused(f'{program} is not there; make train_{run.variant} builds it')
+            raise Refused(f'{program} is not there; make {name} builds it')
         return [str(program), *(f'--{name}={value}' for name, value in options.items())]
 
     def _spawn(self, run, lock, place):

@@ -7,6 +7,7 @@
     phase2    settings that come after one of `seeds`: runs that start from its weights, training on or only reading a text
     phase3    settings that come after one of phase2; and so on
     turns     settings with turns = N: step times as in `timing`, in N rounds
+    writes    settings with `writes`: times of ./generate by turns, with the weights of an earlier setting, and bytes of its cache
 
 Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for. README.md beside this file describes the keys.
 """
@@ -22,6 +23,7 @@ from packages import Refused
 HERE = Path(__file__).resolve().parent
 SCALES = ('smoke', 'reduced', 'medium', 'paper')
 EQUAL = ('tokens', 'flops', 'seconds')
+TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
 TURN_STEPS = 9            # of a program when it is its turn, three of them to warm up
 TIMING_ROUNDS = 3         # 1 at scale smoke
 KEYS = {
@@ -29,21 +31,24 @@ KEYS = {
                    'needs', 'left_open'},
     'arm': {'variant', 'label', 'options', 'ignore', 'needs', 'from'},
     'setting': {'label', 'options', 'equal', 'needs', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
-                'evaluate', 'turns'},
+                'evaluate', 'turns', 'writes'},
+    'writes': {'rounds', 'prompt', 'tokens'},
     'sweep': {'rates', 'seeds'},
     'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'needs', 'arms', 'rates',
-              'arm_options', 'relative_seconds'},
+              'arm_options', 'relative_seconds', 'mixed'},
 }
 
 
 # What changes nothing where a text is only read.
 OF_TRAINING = ('steps', 'lr', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2', 'val-every', 'checkpoint-every',
                'keep-checkpoints', 'sample-every', 'monitor-every', 'plot', 'total-batch-tokens', 'shuffle', 'eval-every')
+# What ./generate has of them; the variant's settings are in the checkpoint.
+OF_WRITING = ('seed', 'device', 'weights', 'attention', 'psa-eps', 'psa-block', 'psa-bound', 'adaspa-sparsity', 'adaspa-block')
 
 
 @dataclass
 class Run:
-    """One call of a trainer. `options` decide the result; where this machine has what they mean, others say."""
+    """One call of a program. `options` decide the result; where this machine has what they mean, others say."""
     experiment: str
     scale: str
     stage: str
@@ -57,10 +62,11 @@ class Run:
     half: str                     # of the validation tokens: tune or report
     task: dict = field(default_factory=dict)
     shape: dict = field(default_factory=dict)    # of a model without a preset: keys of config.json
+    mixed: dict = field(default_factory=dict)    # a task whose rows stand among those of the text
     key: str = ''
     seconds: float = 0.0          # expected
     measured: bool = False        # expected from runs in the ledger
-    kind: str = 'train'           # or evaluate: reads the validation tokens and trains nothing; turns: step times
+    kind: str = 'train'           # or evaluate: reads the validation tokens and trains nothing; turns, writes: times by turns
     origin: 'Run | None' = None   # whose weights it starts from
     against: 'Run | None' = None  # the baseline's, with which it takes turns
 
@@ -78,6 +84,11 @@ class Run:
     @property
     def steps(self):
         return int(self.options.get('steps', 1))
+
+    @property
+    def origins(self):
+        """Runs whose weights it needs."""
+        return [run for run in (self.origin, self.against and self.against.origin) if run]
 
 
 def known_experiments(folder=HERE):
@@ -153,11 +164,19 @@ class Experiment:
             for arm in table.get('arms', []): choose('arm', arm, self.arms)
             for scale in table.get('scales', []): choose('scale', scale, SCALES)
             if 'after' in table: choose('setting', table['after'], self.settings)
+            if 'writes' in table: self._check_writes(name, table)
             self.depth(name)
         for arm in self.relative_seconds: choose('arm', arm, self.arms)
         everything = [('', {'needs': self.needs}), *self.arms.items(), *self.settings.items(), *self.scales.items()]
         for _, table in everything:
             for feature in table.get('needs', []): choose('feature', feature, self._features)
+
+    def _check_writes(self, name, table):
+        self._check(table['writes'], 'writes', f'settings.{name}.writes')
+        if lacks := [key for key in sorted(KEYS['writes']) if key not in table['writes']]:
+            raise Refused(f'{self.path}: lacks the key {lacks[0]} in [settings.{name}.writes]')
+        if 'after' not in table:
+            raise Refused(f'{self.path}: [settings.{name}] writes with the weights of no setting; give it an `after`')
 
     # ---- what comes after what
 
@@ -257,7 +276,8 @@ class Planner:
     def stage_of(self, setting):
         """The stage that does a setting."""
         table, depth = self.experiment.settings[setting], self.experiment.depth(setting)
-        if 'turns' in table: return 'turns'
+        for kind in TIMED:
+            if kind in table: return kind
         if depth: return f'phase{depth + 1}'
         return 'seconds' if table.get('equal') == 'seconds' else 'seeds'
 
@@ -273,7 +293,7 @@ class Planner:
         if self.seeds:
             deepest = max(map(self.experiment.depth, self.experiment.settings))
             phases = [f'phase{depth + 1}' for depth in range(1, deepest + 1)]
-            names += [stage for stage in ('seeds', 'timing', 'seconds', *phases, 'turns') if self.settings(stage)]
+            names += [stage for stage in ('seeds', 'timing', 'seconds', *phases, *TIMED) if self.settings(stage)]
         return names
 
     def runs(self, stage):
@@ -285,14 +305,14 @@ class Planner:
             return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in arms]
         settings = self.settings(stage)
         rounds = self.seeds
-        if stage == 'turns': rounds = max((table['turns'] for table in settings.values()), default=0)
+        if stage in TIMED: rounds = max(map(rounds_of, settings.values()), default=0)
         if stage == 'timing': rounds = 1 if self.scale == 'smoke' else TIMING_ROUNDS
         return [
             self._run(stage, arm, setting, seed, self.rate_of(arm))
             for seed in range(1, rounds + 1)
             for setting, table in settings.items()
             for arm in self.arms
-            if arm in self.experiment.arms_of(setting) and seed <= table.get('turns', seed) and self._can_start(setting, arm)
+            if arm in self.experiment.arms_of(setting) and seed <= (rounds_of(table) or seed) and self._can_start(setting, arm)
         ]
 
     def _can_start(self, setting, arm):
@@ -304,6 +324,7 @@ class Planner:
         """A run with what its stage and setting make of it."""
         e, table = self.experiment, self.experiment.settings[setting]
         run = self._plain(stage, arm, setting, seed, factor)
+        if stage == 'writes': return self._writing(run, table['writes'])
         if 'after' in table:
             of, name = e.origin(setting, arm)
             run.origin = self._run(self.stage_of(of), name, of, seed, self.rate_of(name))
@@ -323,6 +344,19 @@ class Planner:
         run.seconds *= run.steps
         return run
 
+    def _writing(self, run, how):
+        """A round of ./generate with an arm's weights, by turns with the baseline's on the same device. Whatever the round, they are
+        those of the first seed."""
+        run.against = self._plain(run.stage, self.experiment.baseline, run.setting, run.seed, run.factor)
+        for one in (run, run.against):
+            of, name = self.experiment.origin(one.setting, one.arm)
+            one.kind, one.origin = 'writes', self._run(self.stage_of(of), name, of, 1, self.rate_of(name))
+            one.options = {key: value for key, value in one.options.items() if key in OF_WRITING}
+            one.options |= {'prompt': how['prompt'], 'tokens': how['tokens']}
+        if 'device' in run.options: run.against.options['device'] = run.options['device']
+        run.seconds += 2 * run.against.seconds
+        return run
+
     def _plain(self, stage, arm, setting, seed, factor):
         """The same from the tables alone. Its `seconds` are those of a step, or of a whole reading of the text."""
         e, scale = self.experiment, self.table
@@ -336,10 +370,15 @@ class Planner:
         data = 'labelled' if 'labelled' in of_setting else scale.get('data', 'bundled')
         run = Run(e.name, self.scale, stage, arm, setting, seed, of_arm.get('variant', arm), factor, options, data,
                   'tune' if stage == 'sweep' else 'report', of_setting.get('labelled') or of_setting.get('task', {}),
-                  of_setting.get('model') or scale.get('model', {}))
+                  of_setting.get('model') or scale.get('model', {}), scale.get('mixed', {}))
         if run.shape: options['model'] = shape_name(run.shape)
         run.seconds = of_setting.get('seconds_per_step', scale['seconds_per_step']) * self.relative_seconds(arm)
         return run
+
+
+def rounds_of(setting):
+    """Of a setting whose runs take turns; None for others."""
+    return setting.get('turns') or setting.get('writes', {}).get('rounds')
 
 
 def shape_name(shape):

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -74,7 +75,7 @@ class Data:
             return self._labelled_name(run.task)
         if not self.there(run):
             return 'unknown'
-        return self._hash(run.data)
+        return self._hash(run.data) + (f'+{task_name(run.mixed)}' if run.mixed else '')
 
     def globs(self, name):
         """(training, validation) shards."""
@@ -114,7 +115,44 @@ class Data:
         if not self.there(run):
             raise Refused(f'{run.experiment} at scale {run.scale} reads the text "{run.data}"; {HOW_TO_TOKENIZE}', EXIT_DATA)
         train, _ = self.globs(run.data)
-        return {'train-data': str(train[0].parent / common_glob(train)), 'val-data': str(self._split(run.data)[run.half])}
+        options = {'train-data': str(train[0].parent / common_glob(train)), 'val-data': str(self._split(run.data)[run.half])}
+        if not run.mixed: return options
+        options |= {'train-data': str(self._mixed(run, train))}
+        return options | ({'eval-data': self._task_options(run.mixed)['eval-data']} if run.kind == 'evaluate' else {})
+
+    def _mixed(self, run, text):
+        """A glob of the text's training shards and, as one more of them, the task's, in a folder of their own."""
+        folder, task = self.out / 'data' / f'{run.data}-{self.hash_of(run)}', Path(self._task_options(run.mixed)['train-data'])
+        if not folder.exists():
+            made = Path(f'{folder}.{os.getpid()}.tmp')
+            made.mkdir(parents=True)
+            name, number = text[-1].stem.rsplit('_', 1)
+            more = f'{name}_{int(number) + 1:06d}.bin'
+            for shard in text: (made / shard.name).symlink_to(shard.resolve())
+            (made / more).symlink_to(task.resolve())
+            copy_manifest(text[0].parent, made)
+            for path in made.glob('*_manifest.json'):   # trainers mix shards of one tokenizer alone
+                manifest = json.loads(path.read_text())
+                manifest['shards'].append({'file': more, 'tokens': struct.unpack('<3i', task.read_bytes()[:12])[2],
+                                           'bytes': task.stat().st_size, 'xxh64': ''})
+                write_whole(path, json.dumps(manifest).encode())
+            try:
+                made.rename(folder)
+            except OSError:   # another run.py was faster
+                shutil.rmtree(made)
+        return folder / common_glob(sorted(folder.glob('*_train_*.bin')))
+
+    def prompt(self, run):
+        """A file for --prompts: so many tokens of a text that no run was trained on, its ids alone."""
+        path, count = self._split(run.data)[run.half], run.options['prompt']
+        content = path.read_bytes()
+        magic, _, tokens = struct.unpack('<3i', content[:12])
+        if tokens < count:
+            raise Refused(f'{path}: has {tokens} tokens, and the prompt of {run.experiment} at scale {run.scale} {count}', EXIT_DATA)
+        ids = struct.unpack_from(f'<{count}{"H" if magic == MAGIC_16 else "I"}', content, HEADER)
+        prompt = path.parent / f'prompt_{count}.jsonl'
+        write_whole(prompt, json.dumps({'prompt_ids': ids}).encode())
+        return prompt
 
     @functools.cache
     def _split(self, name):
@@ -137,9 +175,7 @@ class Data:
         folder.mkdir(parents=True, exist_ok=True)
         for half, part in (('tune', tokens[:middle]), ('report', tokens[middle:])):
             write_whole(halves[half], shard_header(magic, 1 if size == 2 else 7, len(part) // size) + part)
-        for manifest in files[0].parent.glob('*_manifest.json'):   # names the tokenizer, for bits per byte
-            write_whole(folder / manifest.name, manifest.read_bytes())
-            for tokenizer in files[0].parent.glob('*_tokenizer.json'): write_whole(folder / tokenizer.name, tokenizer.read_bytes())
+        copy_manifest(files[0].parent, folder)
         return halves
 
     def _task_options(self, task):
@@ -193,6 +229,12 @@ def task_name(task):
     """A generated task's folder: its kind, and a hash of all that decides its bytes."""
     text = json.dumps([GENERATOR, task], sort_keys=True)
     return f'{task["kind"]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}'
+
+
+def copy_manifest(folder, to):
+    """What stands beside shards: the manifest, which names the tokenizer, and the tokenizer."""
+    for manifest in folder.glob('*_manifest.json'):
+        for path in (manifest, *folder.glob('*_tokenizer.json')): write_whole(to / path.name, path.read_bytes())
 
 
 def shard_header(magic, version, count):

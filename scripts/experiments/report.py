@@ -19,7 +19,7 @@ import figures                                                      # noqa: E402
 from analysis import Report                                         # noqa: E402
 from plan import HERE, SCALES, choose, known_experiments            # noqa: E402
 from prepare import ROOT, write_whole                               # noqa: E402
-from tables import arm_table, as_csv, as_latex, as_markdown, run_table, time_table, verdict_table   # noqa: E402
+from tables import arm_table, as_csv, as_latex, as_markdown, cache_table, run_table, time_table, verdict_table   # noqa: E402
 
 
 # --------------------------------------------------------------------------------------------------------------- the page
@@ -42,6 +42,9 @@ def pictures(report, experiment, scale):
         found.append(('Loss against FLOPs and seconds', figures.pareto(tables[0], report.tables, timings)))
     if e.picture == 'density' and tables and (drawn := figures.density(tables)): found.append(('Loss against density', drawn))
     if e.picture == 'distance' and tables: found.append(('Accuracy against the distance of the answer', figures.distance(tables)))
+    for writing in report.writings_of(experiment, scale):
+        if reading := report.reading_of(writing):
+            found.append((f'{writing.title}: what it costs in loss and accuracy', figures.cache(writing, reading)))
     if len({t.seq_len for t in timings}) > 1: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
     for table in tables:
         if curves := figures.curves(table): found.append((f'{table.title}: loss curves, mean over seeds', curves))
@@ -63,9 +66,10 @@ def sections(report):
             if not any(place[0] == name and place[1] == scale for place, _ in report.runs): continue
             tables = [t for t in report.tables if t.experiment.name == name and t.scale == scale]
             timings = [t for t in report.timings if t.experiment.name == name and t.scale == scale]
+            written = [(t.title, *cache_table(t, report.reading_of(t))) for t in report.writings_of(name, scale)]
             yield {'name': name, 'scale': scale, 'title': e.title, 'question': e.question, 'left_open': e.left_open,
                    'lines': [s.line for s in report.verdicts if s.claim['experiment'] == name and s.scale == scale],
-                   'tables': [(t.title, *arm_table(t)) for t in tables] + [(t.title, *time_table(t)) for t in timings],
+                   'tables': [(t.title, *arm_table(t)) for t in tables] + [(t.title, *time_table(t)) for t in timings] + written,
                    'pictures': pictures(report, name, scale),
                    'end_points': report.end_points(name, scale),
                    'left_out': e.left_out(scale), 'pilot_sd': report.pilot_sd(scale)}

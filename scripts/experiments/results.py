@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 
 CURVE_POINTS = 60          # of the training loss, so that a ledger stays small
+FLOPS = 'FLOPs per token of training'   # a row of the trainer's tables
 WORSE_THAN_GUESSING = 0.5  # nats above the loss of a uniform guess
 
 
@@ -70,7 +71,7 @@ def result_of(folder, printed=''):
         'validation': [[r['step'], tokens_at.get(r['step']), r['val_loss'], seconds_at.get(r['step'])] for r in validations],
         'training': thinned([[r['step'], r['loss']] for r in steps if finite(r.get('loss'))]),
     }
-    result |= said(printed) | provenance(config) | evaluations(records) | attention(records) | turns(records)
+    result |= said(printed) | provenance(config) | evaluations(records) | attention(records) | turns(records) | writes(records)
     result |= by_position(records) | sparse_reading(records)
     if why := diverged(result, steps, config): result['diverged'] = why
     return result
@@ -98,8 +99,13 @@ def said(printed):
     """The rows of the trainer's tables that a report wants."""
     rows = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', printed, re.MULTILINE))
     found = {'machine': rows.get('device', '')}
-    if 'FLOPs per token of training' in rows: found['flops_per_token'] = float(rows['FLOPs per token of training'])
+    if FLOPS in rows: found['flops_per_token'] = flops_of(rows)
     return found
+
+
+def flops_of(rows):
+    """Of a token, or the bound of it that the trainer gives where the data decides."""
+    return float(rows[FLOPS].removeprefix('at most '))
 
 
 def provenance(config):
@@ -119,6 +125,12 @@ def turns(records):
     """What turns.py measured of a round."""
     found = next((r for r in records if r.get('event') == 'turns'), {})
     return {key: found[key] for key in ('ms', 'baseline_ms', 'ratio', 'baseline_peak_bytes', 'load') if key in found}
+
+
+def writes(records):
+    """What writing.py measured of a round."""
+    found = next((r for r in records if r.get('event') == 'writes'), {})
+    return {key: value for key, value in found.items() if key not in ('event', 'step')}
 
 
 def by_position(records):

@@ -45,7 +45,7 @@ def parse(arguments):
     parser.add_argument('--arms', nargs='+', help='these and the baseline')
     parser.add_argument('--jobs', type=int, default=0, help='runs at once (default: one per GPU; on a CPU one)')
     parser.add_argument('--ranks', type=int, default=1, help='ranks of a run, a GPU each')
-    parser.add_argument('--cpu', action='store_true', help='leave GPUs alone')
+    parser.add_argument('--cpu', action='store_true', help='leave GPUs alone: --device cpu for every program')
     parser.add_argument(
         '--data', help='folder with NAME_train_*.bin and NAME_val_*.bin, for plans that do not read the bundled text'
     )
@@ -56,7 +56,7 @@ def parse(arguments):
     parser.add_argument('--no-build', action='store_true', help='take the trainers as they are')
     parser.add_argument('--dry-run', action='store_true', help='the plan and its hours; run nothing')
     parser.add_argument('--slurm', action='store_true', help='write sbatch scripts of the plan into OUT/slurm; run nothing')
-    parser.add_argument('--stage', help='this stage alone: sweep, seeds, seconds, phase2, turns, ...')
+    parser.add_argument('--stage', help='this stage alone: sweep, seeds, seconds, phase2, turns, writes, ...')
     parser.add_argument('--run', type=int, help='the N-th run of --stage alone (for arrays of Slurm)')
     options = parser.parse_args(arguments)
     if min(options.ranks, 1) < 1 or options.jobs < 0 or (options.seeds or 0) < 0:
@@ -86,7 +86,8 @@ def main(arguments=None):
                     f'{", ".join(one.planner.stages())}'
                 )
     if not options.no_build and not options.dry_run and not options.slurm:
-        build(sorted({f'train_{one.experiment.arms[arm].get("variant", arm)}' for one in work for arm in one.planner.arms}))
+        programs = {f'train_{one.experiment.arms[arm].get("variant", arm)}' for one in work for arm in one.planner.arms}
+        build(sorted(programs | {'generate' for one in work if 'writes' in one.planner.stages()}))
     todo = [one.describe() for one in work]
     print(
         f'together: {sum(runs for runs, _ in todo)} runs, {sum(hours for _, hours in todo):.2f} hours of runs left; '

@@ -8,7 +8,9 @@ import prepare
 from jobs import has_weights, places, weights_of
 from ledger import Ledger, key_of
 from packages import EXIT_DATA, Refused
+from plan import TIMED
 from prepare import ROOT
+from results import flops_of
 
 
 class Session:
@@ -34,6 +36,7 @@ class Session:
         if run.kind != 'train': identity['kind'] = run.kind
         if run.origin: identity['origin'] = self.identify(run.origin).key
         if run.against: identity['against'] = [run.against.variant, {k: str(v) for k, v in run.against.options.items()}]
+        if run.against and run.against.origin: identity['against'].append(self.identify(run.against.origin).key)
         run.key = key_of(run.variant, identity, self.commit, self.data.hash_of(run))
         if (measured := self.seconds(run)) is not None:
             run.seconds, run.measured = measured, True
@@ -52,19 +55,21 @@ class Session:
 
     def place(self, run):
         """What step times depend on beside the run."""
-        at = self.alone if run.kind == 'turns' else self.at
+        at = self.alone if run.kind in TIMED else self.at
         kind = 'gpu' if at[0].devices else f'{at[0].threads} threads'
         return f'{self.options.machine}, {len(at)} x {kind}' + (f', {at[0].ranks} ranks' if at[0].ranks > 1 else '')
 
     def command(self, run):
         """Options that say where this machine has what a run reads."""
+        if run.origin and not has_weights(self.out, run.origin):
+            raise Refused(f'{run.name}: the weights of {run.origin.name} are not in {self.out}; run.py without --stage makes them',
+                          EXIT_DATA)
+        if run.kind == 'writes':
+            return {'checkpoint': str(weights_of(self.out, run.origin)), 'prompts': str(self.data.prompt(run))}
         options = self.data.options(run)
         if run.shape:
             options['model'] = self.data.model(run)
         if run.origin:
-            if not has_weights(self.out, run.origin):
-                raise Refused(f'{run.name}: the weights of {run.origin.name} are not in {self.out}; run.py without --stage makes '
-                              'them', EXIT_DATA)
             options |= {'model': str(weights_of(self.out, run.origin)), 'allow-new-tensors': 'true'}
         return options
 
@@ -91,7 +96,7 @@ class Session:
     def flops(self, run):
         """FLOPs of a token as the trainer counts them, None where it is not built yet."""
         said = self.said(run)
-        return said and float(said['FLOPs per token of training'])
+        return said and flops_of(said)
 
 
 def shape_of(variant, options):

@@ -2,6 +2,7 @@
 import shlex
 import sys
 
+from plan import TIMED
 from prepare import ROOT
 
 
@@ -42,7 +43,7 @@ def write_slurm(work, folder):
             f'#SBATCH --time={minutes}',
             '#SBATCH --signal=B:INT@120',
             '#SBATCH --requeue',
-            *(['#SBATCH --exclusive'] if stage in ('timing', 'turns') else []),
+            *(['#SBATCH --exclusive'] if stage in ('timing', *TIMED) else []),
             f'# {len(runs)} runs; the estimate: {work.planner.table["estimate"]}',
             f'cd {shlex.quote(str(ROOT))}',
             'trap \'kill -INT $child; wait $child\' INT',

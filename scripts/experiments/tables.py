@@ -5,6 +5,7 @@ import math
 import statistics
 
 import stats
+from analysis import cache_bytes, cache_ratio, where_written
 from turns import median_interval
 
 
@@ -123,6 +124,28 @@ def time_table(timing):
         rows.append([name, str(len(times)), f'{statistics.median(times):.2f}', f'{middle:.3f}', f'{low:.3f}', f'{high:.3f}',
                      f'{100 * coverage:.0f}%', f'{statistics.median(peaks) / 2**20:.1f}' if peaks else '-',
                      number(timing.peak_ratio(name), '.3f')])
+    return head, rows
+
+
+def cache_table(writing, reading):
+    """What ./generate keeps of a text and how fast it writes, beside what the same weights lose, the smallest cache first. Times are
+    ratios to the baseline's on the same device; `reading` is a table or None."""
+    head = ['arm', 'on', 'rounds', 'cache, KiB', 'of the baseline\'s', 'tokens/s', 'of the baseline\'s', 'from', 'to', 'first token, ms',
+            'of the baseline\'s', 'keys read', 'validation loss', 'accuracy']
+    rows = []
+    for name in sorted(writing.arms, key=lambda arm: cache_bytes(writing, arm) or math.inf):
+        [device, weights], kept = where_written(writing, name), cache_bytes(writing, name)
+        middle, low, high, _ = median_interval([1 / ratio for ratio in writing.values(name, 'ratio')])
+        arm = reading.arms.get(name) if reading else None
+        accuracies, read = list(arm.accuracies.values()) if arm else [], writing.values(name, 'pairs_read')
+        rows.append([
+            name, f'{device}, {weights}', str(len(writing.arms[name])),
+            f'{kept / 2**10:.1f}' if kept else 'nothing kept: each token is a pass over all of the text',
+            number(cache_ratio(writing, name), '.3f'),
+            f'{1e3 / statistics.median(writing.values(name, "ms")):.1f}', f'{middle:.3f}', f'{low:.3f}', f'{high:.3f}',
+            f'{statistics.median(writing.values(name, "first_ms")):.2f}', f'{statistics.median(writing.values(name, "first_ratio")):.3f}',
+            f'{statistics.mean(read):.1%}' if read else '-',
+            mean_loss(arm) if arm else '-', f'{statistics.mean(accuracies):.3f}' if accuracies else '-'])
     return head, rows
 
 

@@ -46,12 +46,14 @@ def steps_of(command, steps=STEPS):
     return {'ms': median(times[min(TO_WARM_UP, len(times) - 1):]), 'peak_bytes': end.get('peak_bytes'), 'config': records[0]}
 
 
-def one_round(baseline, others, steps=STEPS):
-    """[(of the other, of the baseline: ms is the mean of before and after)], with the baseline's run between two others shared."""
-    found, before = [], steps_of(baseline, steps)
+def one_round(baseline, others, measure=steps_of):
+    """[(of the other, of the baseline: times are means of before and after)], with the baseline's run between two others shared.
+    `measure` runs a command; its times are called ms and first_ms."""
+    found, before = [], measure(baseline)
     for other in others:
-        own, after = steps_of(other, steps), steps_of(baseline, steps)
-        found.append((own, after | {'ms': mean([before['ms'], after['ms']])}))
+        own, after = measure(other), measure(baseline)
+        times = {name: mean([before[name], after[name]]) for name in ('ms', 'first_ms') if name in after}
+        found.append((own, after | times))
         before = after
     return found
 

@@ -4,7 +4,7 @@ from statistics import median
 from jobs import Jobs, has_weights, human_time
 from ledger import key_of
 from packages import EXIT_FAILED, EXIT_SIGNAL, Refused
-from plan import Planner
+from plan import TIMED, Planner
 
 
 class Work:
@@ -93,7 +93,7 @@ class Work:
             if stage == 'seconds':
                 self.require_finished('timing')
             runs = s_runs = self.runs(stage)
-            if any(run.origin for run in runs):
+            if any(run.origins for run in runs):
                 self.require_origins(runs)
             if s.options.run is not None:
                 if not 0 <= s.options.run < len(runs):
@@ -111,7 +111,7 @@ class Work:
 
     def run_all(self, runs, again=False):
         """The exit code."""
-        s, alone = self.session, any(run.kind == 'turns' for run in runs)
+        s, alone = self.session, any(run.kind in TIMED for run in runs)
         jobs = Jobs(s.ledger, s.out, s.alone if alone else s.at, s.command, s.programs, s.record, self.experiment.keeps_weights,
                     self.say, again=again, machine=s.options.machine, alone=alone)
         complete = jobs.perform(runs)
@@ -119,7 +119,7 @@ class Work:
 
     def require_origins(self, runs):
         """Refuses runs that start from others which are not finished."""
-        missing = {run.origin.key for run in runs} - set(self.session.ledger.finished)
+        missing = {origin.key for run in runs for origin in run.origins} - set(self.session.ledger.finished)
         if missing:
             raise Refused(f'{self.experiment.name}: {len(missing)} runs whose weights later ones start from are not finished; '
                           'run.py without --stage does them first')
@@ -130,7 +130,7 @@ class Work:
         finished, levels = self.session.ledger.finished, []
         waiting = [run for run in runs if run.key not in finished]
         while waiting:
-            origins = {run.origin.key: run.origin for run in waiting if run.origin}
+            origins = {origin.key: origin for run in waiting for origin in run.origins}
             waiting = [run for run in origins.values() if not has_weights(self.session.out, run)
                        and finished.get(run.key, {}).get('event') == 'done']
             if waiting: levels.insert(0, waiting)
