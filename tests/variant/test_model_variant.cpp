@@ -71,13 +71,14 @@ VARIANT_CASE(" model: loss and gradients are the same bits in a second run, afte
 }
 
 VARIANT_CASE(" model: documents packed into a row get the losses and gradients that they get alone", "[model][variant][documents]") {
-    const int T = 150, border = 0;
+    const int T = 480, border = 0;
     Config config = config_of({});
     config.settings["moh_balance"] = 0;   // a loss of whole rows
     config.settings["deepseek_sparse_top_k"] = 7;   // fewer than a document has
+    config.settings.insert({{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"nsa_selected", 4.0}});   // of 336 tokens, five whole blocks
     Double packed(variant, config, 1, T, 1, T);
     if (!packed.gpt.net.all(&LayerFacts::keeps_documents_apart)) return;   // the trainer refuses (tests/end_to_end.sh)
-    const std::vector<int> begins = {0, 40, 110, 111};   // the first continues from an earlier row
+    const std::vector<int> begins = {0, 40, 376, 377};   // the first continues from an earlier row
     for (int32_t& token : packed.tokens) token = 1 + token % (config.V - 1);
     for (size_t n = 1; n < begins.size(); n++) packed.tokens[begins[n]] = border;
     std::vector<double> losses, gradients(packed.gpt.net.tensors.size(), 0.0);
