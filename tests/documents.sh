@@ -32,7 +32,7 @@ check "is far from the causal one" 'awk "{ share = \$0 + 0 } END { exit !(NR == 
 
 # ---- mechanisms with blocks, segments, strides and caches of their own
 for variant in nsa moba strided longnet sinks_cache; do
-    expect "$variant trains on packed documents" 0 "" ./train_$variant $many --out "$work/$variant" --document-mask 1
+    expect "$variant trains on packed documents" 0 "" ./train_$variant $many --monitor-every 2 --out "$work/$variant" --document-mask 1
     expect "and draws its mask" 0 "" ./train_$variant $many --out "$work/x" --show-mask "$work/mask.pgm" --document-mask 1
     check "$variant: few pairs are left" 'awk "{ share = \$0 + 0 } END { exit !(NR == 1 && share > 0 && share < 60) }" <(grep -o "[0-9.]*% of causal pairs" "$work/stdout")'
 done
