@@ -36,7 +36,7 @@ struct ColumnRows {
 };
 
 /// Mask over rows: two tokens of a column more than one row apart (the window has the others). Padding is at the end of a column:
-/// its keys have no queries after them, its queries have to be hidden.
+/// its keys have no queries after them, its queries have to be hidden. Rows of a document's part are judged as if it were column 0.
 struct ColumnBranch : Policy {
     ColumnRows rows;
     explicit ColumnBranch(const ColumnRows& rows_) : Policy(Config{}, 0), rows(rows_) {}
@@ -135,7 +135,7 @@ struct strided : Policy {
         memory.branches.begin(device, WindowBranch(l), in_order, in, state, statistics);
         AttentionForward<X> a = branch_arguments(in, columns, state, statistics);
         a.documents = in_columns(device, in, columns, memory.starts);
-        memory.branches.add(device, column_branch(in, columns), columns, a);
+        memory.branches.add(device, ColumnBranch(columns), columns, a);
         memory.branches.finish(device, in, state, statistics);
     }
 
@@ -154,7 +154,7 @@ struct strided : Policy {
         attention_layer_backward(device, WindowBranch(l), in, weights, state, dout, to, more, memory.branches.kernel_workspace());
         AttentionForward<X> a = branch_arguments(in, columns, state);
         a.documents = in_columns(device, in, columns, memory.starts);
-        memory.branches.add(device, column_branch(in, columns), columns, a, branch_gradients(dout, to));
+        memory.branches.add(device, ColumnBranch(columns), columns, a, branch_gradients(dout, to));
     }
 
     template <class X>
@@ -171,10 +171,5 @@ private:
         if (!in.documents) return {};
         each_element(device, in.B, columns.count, ColumnStarts{starts, columns, in.documents});
         return {starts, columns.count};
-    }
-    /// With documents the kernel judges each part of a column by itself: rows of a single column.
-    template <class X>
-    static ColumnBranch column_branch(const LayerInputs<X>& in, const ColumnRows& columns) {
-        return ColumnBranch(in.documents ? ColumnRows(1, columns.count) : columns);
     }
 };

@@ -7,7 +7,8 @@
 #pragma once
 #include "model/batch.h"
 
-/// Blocks of `length` tokens, one every `stride` of them, that are whole within their document. Precondition: length >= stride.
+/// Blocks of `length` tokens, one every `stride` of them, that are whole within their document. A row that is one text has further numbers
+/// at its end, of blocks that reach over it. Precondition, with documents: length >= stride.
 struct DocumentBlocks {
     int length, stride, T;
     Documents documents = {};
@@ -18,11 +19,11 @@ struct DocumentBlocks {
 
     /// The first token of block n; -1: no block has this number. As blocks are a stride long, block n holds token (n + 1) stride - 1.
     constexpr int begin(int b, int n) const {
-        if (!documents) return n * stride + length <= T ? n * stride : -1;
+        if (!documents) return n * stride;
         const int last = (n + 1) * stride - 1;
         if (last >= T) return -1;
         const int t = last - inside(b, last) % stride;
-        return t + length <= T && start(b, t + length - 1) == start(b, last) ? t : -1;
+        return t + length <= T && start(b, t + length - 1) == start(b, t) ? t : -1;
     }
 
 private:

@@ -7,7 +7,7 @@
 #include "attention/scores/each_element.cuh"
 #include "model/device/blas.h"
 
-/// means (B, NKV, blocks, HS) of the keys of whole blocks, by their number; 0 where there is none.
+/// means (B, NKV, blocks, HS) of the keys of blocks, by their number; 0 where there is none. One that is not whole is nobody's past.
 template <class X>
 struct BlockMeans {
     Wide<X>* means;
@@ -23,7 +23,7 @@ struct BlockMeans {
     constexpr void average(int b, int kv, int n, int d) const {
         Wide<X> sum = 0;
         const int begin = grid().begin(b, n);
-        for (int t = begin; begin >= 0 && t < begin + block; t++)
+        for (int t = begin; begin >= 0 && t < std::min(s.T, begin + block); t++)
             sum += widened(k[(size_t(b) * s.T + t) * row + size_t(kv) * s.HS + d]);
         means[of(b, kv, n) + d] = sum / Wide<X>(block);
     }

@@ -64,7 +64,7 @@ struct CompressWork {
     }
 };
 
-/// Rows are (b, block, key/value head, token of the block); zero where there is no block.
+/// Rows are (b, block, key/value head, token of the block); zero past the end of the sequence, and where there is no block.
 template <class X>
 struct CopyBlocks {
     X* blocks;
@@ -75,9 +75,9 @@ struct CopyBlocks {
     constexpr void operator()(unsigned row, int n) const {
         const unsigned place = row % s.grid.l, key = row / s.grid.l, kv = key % s.NKV, block = key / s.NKV;
         const unsigned b = block / s.grid.rows(s.T);
-        const int begin = s.blocks().begin(b, block % s.grid.rows(s.T));
+        const int begin = s.blocks().begin(b, block % s.grid.rows(s.T)), t = begin + int(place);
         Wide<X> x = 0;
-        if (begin >= 0) x = widened(inp.data[(size_t(b) * s.T + begin + place) * inp.row + kv * s.HS + n]);
+        if (begin >= 0 && t < s.T) x = widened(inp.data[(size_t(b) * s.T + t) * inp.row + kv * s.HS + n]);
         blocks[size_t(row) * s.HS + n] = narrowed<X>(x + widened(pe[place * s.HS + n]));
     }
 };
