@@ -11,6 +11,9 @@
 // another order of heads, and with more no order makes them equal.
 // A branch's rows are the tokens that it keeps (merged branches, branches/branches.cuh): it is dense causal attention in segments
 // of w rows, whatever r_n, and costs 1 / r_n of the first. In text order nearly every tile would have a pair.
+// Documents of a packed row have segments and kept tokens of their own, counted from their first tokens. How many rows a branch then has
+// the data decide, while memory and launches are planned: all branches are computed in text order, and a document costs N times
+// what dense attention does, up to the longest segment.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/kernel/decode.h"
@@ -53,6 +56,7 @@ struct SegmentBranch : Policy {
 
 /// The same branch in the order of a text: pairs of tokens that it keeps in one segment. `rows` has no end.
 struct BranchInText : Policy {
+    static constexpr bool long_visible = true;
     SegmentBranch branch;
     explicit constexpr BranchInText(const SegmentBranch& branch_) : Policy(branch_), branch(branch_) {}
 
@@ -87,7 +91,6 @@ struct longnet : Policy {
     }
     /// With constant weights backward() computes what the released code trains with, which is not the derivative of the loss.
     bool has_exact_gradients() const { return !detach; }
-    bool keeps_documents_apart() const { return false; }   // segments are those of the row
 
     // ---- the union of all branches in text order: for pictures and tests, and branch by branch for writing text
 
@@ -99,6 +102,8 @@ struct longnet : Policy {
         for (int n = 1; n < branches; n++) rows.push_back(DilatedRows(T, n));
         return rows;
     }
+    /// The same with documents, in text order.
+    std::vector<RowsInOrder> all_tokens(int T) const { return std::vector<RowsInOrder>(branches - 1, RowsInOrder{T}); }
 
     BranchInText in_text(int n) const { return BranchInText(branch(n, FOR_EVER)); }
 
@@ -149,34 +154,38 @@ struct longnet : Policy {
 
     // ---- the branches
 
-    template <class X, class Device>
+    template <class X, class Device, class Rows = DilatedRows>
     struct ForwardScratch {
         BumpAllocator allocator;
-        BranchesForward<Device, X, DilatedRows> branches;
-        ForwardScratch(const longnet& policy, std::byte* block, X* out, const LayerShape& s)
-            : allocator(block), branches(allocator, s, out, policy.thinned(s.T)) {}
+        BranchesForward<Device, X, Rows> branches;
+        ForwardScratch(std::byte* block, X* out, const LayerShape& s, const std::vector<Rows>& added)
+            : allocator(block), branches(allocator, s, out, added) {}
     };
-    template <class X, class Device>
+    template <class X, class Device, class Rows = DilatedRows>
     struct BackwardScratch {
         BumpAllocator allocator;
         OwnResult<X> own;
-        BranchesBackward<Device, X, DilatedRows> branches;
-        BackwardScratch(Device device, const longnet& policy, std::byte* block, const LayerShape& s)
+        BranchesBackward<Device, X, Rows> branches;
+        BackwardScratch(Device device, const longnet& policy, std::byte* block, const LayerShape& s, const Rows& longest)
             : allocator(block), own(policy.detach ? OwnResult<X>(allocator, s) : OwnResult<X>()),
-              branches(allocator, s, DilatedRows(s.T, 1),
-                       attention_workspace(device, policy.branch(0, s.T), s.B, s.T, s.T, s.NH)) {}
+              branches(allocator, s, longest,
+                       std::max(attention_workspace(device, policy.branch(0, s.T), s.B, s.T, s.T, s.NH),
+                                attention_workspace(device, policy.in_text(0), s.B, s.T, s.T, s.NH))) {}
     };
 
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X, Device>(*this, nullptr, nullptr, s).allocator.bytes(),
-                        BackwardScratch<X, Device>(device, *this, nullptr, s).allocator.bytes());
+        return std::max({ForwardScratch<X, Device>(nullptr, nullptr, s, thinned(s.T)).allocator.bytes(),
+                         ForwardScratch<X, Device, RowsInOrder>(nullptr, nullptr, s, all_tokens(s.T)).allocator.bytes(),
+                         BackwardScratch<X, Device>(device, *this, nullptr, s, DilatedRows(s.T, 1)).allocator.bytes(),
+                         BackwardScratch<X, Device, RowsInOrder>(device, *this, nullptr, s, {s.T}).allocator.bytes()});
     }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        auto all = ForwardScratch<X, Device>(*this, workspace, state.out, in).branches;
+        if (in.documents) return forward_in_text(device, in, state, workspace, statistics);
+        auto all = ForwardScratch<X, Device>(workspace, state.out, in, thinned(in.T)).branches;
         all.begin(device, branch(0, in.T), DilatedRows(in.T, 0), in, state, statistics);   // branch 1 keeps every token
         for (int n = 1; n < branches; n++) {
             const DilatedRows rows(in.T, n);
@@ -211,14 +220,9 @@ struct longnet : Policy {
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
-        const BackwardScratch<X, Device> memory(device, *this, workspace, in);
-        LayerState<X> first = state;
-        if (detach) {
-            first.out = memory.own.out, first.lse = memory.own.lse;
-            attention_forward(device, branch(0, in.T), kernel_arguments(in, first, Statistics<X>{}));
-            first.lse = state.lse;
-        }
-        attention_layer_backward(device, branch(0, in.T), in, weights, first, dout, to, more, memory.branches.kernel_workspace());
+        if (in.documents) return backward_in_text(device, in, weights, state, dout, to, more, workspace);
+        const BackwardScratch<X, Device> memory(device, *this, workspace, in, DilatedRows(in.T, 1));
+        first_backward(device, in, weights, state, dout, to, more, memory);
         for (int n = 1; n < branches; n++) {
             const DilatedRows rows(in.T, n);
             memory.branches.add(device, branch(n, in.T), rows, branch_arguments(in, rows, state), branch_gradients(dout, to),
@@ -237,5 +241,41 @@ struct longnet : Policy {
         dense_softmax(
             in, out, [&](int, int h, int i, int j, X a) { return a + std::log(X(times(h, i, j))); },
             [&](int h, int i, int j) { return times(h, i, j) > 0; });
+    }
+
+private:
+    /// Overwrites the gradients with those of branch 1.
+    template <class Device, class X, class Scratch>
+    void first_backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                        const QkvGradients<X>& to, ScoreInputGradients<X>& more, const Scratch& memory) const {
+        LayerState<X> first = state;
+        if (detach) {
+            first.out = memory.own.out, first.lse = memory.own.lse;
+            attention_forward(device, branch(0, in.T), kernel_arguments(in, first, Statistics<X>{}));
+            first.lse = state.lse;
+        }
+        attention_layer_backward(device, branch(0, in.T), in, weights, first, dout, to, more, memory.branches.kernel_workspace());
+    }
+
+    // ---- the same with documents
+
+    template <class Device, class X>
+    void forward_in_text(Device device, const LayerInputs<X>& in, LayerState<X>& state, std::byte* workspace,
+                         const Statistics<X>& statistics) const {
+        const RowsInOrder rows{in.T};
+        auto all = ForwardScratch<X, Device, RowsInOrder>(workspace, state.out, in, all_tokens(in.T)).branches;
+        all.begin(device, branch(0, in.T), rows, in, state, statistics);
+        for (int n = 1; n < branches; n++) all.add(device, in_text(n), rows, branch_arguments(in, rows, state, statistics));
+        all.finish(device, in, state, statistics);
+    }
+    template <class Device, class X>
+    void backward_in_text(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
+                          const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
+        const RowsInOrder rows{in.T};
+        const BackwardScratch<X, Device, RowsInOrder> memory(device, *this, workspace, in, rows);
+        first_backward(device, in, weights, state, dout, to, more, memory);
+        for (int n = 1; n < branches; n++)
+            memory.branches.add(device, in_text(n), rows, branch_arguments(in, rows, state), branch_gradients(dout, to), Write::add,
+                                memory.own);
     }
 };

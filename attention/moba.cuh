@@ -7,9 +7,11 @@
 // is one of the k, as in the paper's experiments; ties go to earlier blocks. The paper trains with blocks of 512 and k = 3 at 8192
 // tokens, and with 4096 and 12 for long texts; the default keeps the share of the first, 3 blocks of 16, at 2048 tokens. Models in which
 // some layers stay dense: --dense-layers.
+// A document of a packed row has blocks of its own, counted from its first token (blocks/document_blocks.h).
 // Kept per token, head and layer: k - 1 integers, the choice.
 #pragma once
 #include "attention/blocks/mean_gate.cuh"
+#include "attention/blocks/mean_text.cuh"
 #include "attention/blocks/token_blocks.cuh"
 
 struct moba : Policy {
@@ -26,9 +28,9 @@ struct moba : Policy {
                  "moba_block"}};
     }
 
-    bool keeps_documents_apart() const { return false; }   // the mean of a block lies across their borders
-
     ForcedBlocks own_block() const { return {*this, block, 0, 1}; }
+    /// Blocks that a token of a text of up to s.T tokens chooses at most.
+    int slots_of(const LayerShape& s) const { return std::min(top - 1, (s.T - 1) / block); }
     BlockChoice block_choice(const LayerShape& s) const {
         const BlockChoice c{s.B, s.T, s.NH, s.NH, block, slots_of(s)};
         require_countable(c, "--moba-top-k", "moba_top_k", "lower it, or raise --moba-block");
@@ -69,69 +71,35 @@ struct moba : Policy {
         const Scratch<X, Device> scratch(device, *this, workspace, in);
         int* const choice = reinterpret_cast<int*>(state.kept);
         if (block_choice(in).slots > 0)
-            choose_by_means(device, choice, {scratch.means, in.k, in.qk_row, in, block}, in, block_choice(in));
+            choose_by_means(device, choice, {scratch.means, in.k, in.qk_row, in, block, in.documents}, in, block_choice(in));
         scratch.blocks.forward(device, own_block(), arguments(in, state, statistics), choice);
     }
 
-    /// Sums of the keys of each block of a text that is being written.
     template <class X>
-    struct Text {
-        int block, tokens = 0;
-        size_t row;   // NKV * HS
-        X* sums;      // (blocks, NKV, HS)
-        Text(const moba& policy, BumpAllocator& memory, const LayerShape& s)
-            : block(policy.block), row(size_t(s.NKV) * s.HS), sums(memory.take<X>((s.T / block + 1) * row)) {}
-        void begin(const moba&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) {
-            for (int t = 0; t < in.T; t++) add(in.k + t * in.qk_row);
-        }
-        void add(const X* k) {
-            X* const sum = sums + tokens / block * row;
-            const bool first = tokens++ % block == 0;
-            for (size_t d = 0; d < row; d++) sum[d] = first ? k[d] : sum[d] + k[d];
-        }
-    };
+    using Text = MeanText<X>;
 
     template <class X>
-    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+    void forward(const NextRow<X, MeanText<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
                  const Statistics<X>&) const {
-        const int position = device.keys->tokens(), r = position / block;
+        const int position = device.keys->tokens(), past = position / block, slots = std::min(top - 1, past);
         const AttentionForward<X> a = arguments(in, state, {});
         device.keys->append(a);
         device.more->add(in.k);
-        const int slots = std::min(top - 1, r);
-        std::vector<int> chosen(size_t(NH) * slots), order;
-        std::vector<X> scores(r + 1);
-        for (int h = 0; h < NH; h++) {
-            const size_t head = size_t(h / (NH / in.NKV)) * in.HS;
-            for (int n = 0; n < r; n++)
-                scores[n] = inner_product(in.q + size_t(h) * in.HS, device.more->sums + n * device.more->row + head, in.HS);
-            choose_blocks(CPU{}, chosen.data() + size_t(h) * slots, scores.data(), TileChoice{.top = slots}, r, order);
-        }
+        const std::vector<int> chosen = device.more->choose(in, slots, past);
         attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
             row.visit(ChosenAndForced(own_block(), chosen.data() + size_t(h) * slots, slots), query_of(a, {}, h, position), keys);
         });
     }
 #ifdef WITH_GPU
-    /// The same of texts on a GPU, and what their last rows have chosen.
     template <class X>
-    struct Texts {
-        BlockSums<X> sums;
-        int* chosen;   // (texts, NH, top - 1)
-        Texts(const moba& policy, BumpAllocator& memory, const LayerShape& s)
-            : sums(memory, s, policy.block), chosen(memory.take<int>(size_t(s.B) * s.NH * policy.slots_of(s))) {}
-        void begin(GPU device, int text, const moba&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) {
-            sums.begin(device, text, in);
-        }
-    };
+    using Texts = MeanTexts<X>;
 
     template <class X>
-    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const Texts<X>& text = *device.more;
-        const int slots = slots_of(text.sums.room);
-        text.sums.add(device, in, device.rows);
-        if (slots > 0) text.sums.choose(device, text.chosen, slots, in, device.rows);
-        attention_forward(device, ChosenByTexts(own_block(), text.chosen, NH, NH, slots), arguments(in, state, {}));
+    void forward(const NextRows<X, MeanTexts<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state,
+                 std::byte*, const Statistics<X>&) const {
+        const MeanTexts<X>& text = *device.more;
+        text.choose(device, in, device.rows);
+        attention_forward(device, ChosenByTexts(own_block(), text.chosen, NH, NH, text.slots), arguments(in, state, {}));
     }
 #endif
 
@@ -155,10 +123,7 @@ struct moba : Policy {
             };
             int better = 0;
             const X mine = score(n);
-            for (int m = 0; m < i / block; m++) {
-                const X other = score(m);
-                better += other > mine || (other == mine && m < n);
-            }
+            for (int m = 0; m < i / block; m++) better += score(m) > mine || (score(m) == mine && m < n);
             return better < top - 1;
         };
         for (int b = 0; b < in.B; b++) {
@@ -175,9 +140,6 @@ struct moba : Policy {
     }
 
 private:
-    /// Blocks that a token of a text of up to s.T tokens chooses at most.
-    int slots_of(const LayerShape& s) const { return std::min(top - 1, (s.T - 1) / block); }
-
     template <class X>
     static AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
         statistics.tile_max = nullptr;   // calls have different tiles

@@ -16,6 +16,9 @@
 //     nsa_shared_kv = 1: all three use the model's, as some implementations do; cmp then takes k after QK-norm.
 //   - --window N reaches N keys back and includes the query's own: the paper's w = 512 keys are the default 511 here.
 //   - A query that sees no complete block gets 0 from cmp. A sequence may be shorter than l.
+// Documents of packed rows: all blocks are those of a document, counted from its first token (blocks/document_blocks.h). For that
+// compressed blocks have to reach as far as the next one begins (l >= d), and every token has to choose, as tiles of 64 queries are those
+// of the row.
 // state.lse is slc's; a monitor sees the statistics and the gate of each branch.
 // Kept per token and layer, in elements: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and hidden
 // units; in float32 5 NH gates and log-sum-exps; n - 3 integers for each of NKV heads, the choice.
@@ -88,24 +91,27 @@ struct nsa : Policy {
         w_g = list.add(prefix + "nsa.w_g", {BRANCHES * NH, C}, matrix, Decay::yes);
     }
 
+    bool keeps_documents_apart() const { return grid.l >= grid.d && selection.every == 1; }
     std::vector<std::string> branch_names() const { return {"cmp", "slc", "win"}; }   // in the order of CMP, SLC, WIN
 
     // ---- arguments of the three calls
 
-    NsaBranch branch(int which) const {
-        if (which == CMP) return {*this, grid.d, grid.l - 1, INT_MAX};
+    /// Compressed keys of packed documents have positions, those of their first tokens.
+    NsaBranch branch(int which, const Documents& documents = {}) const {
+        if (which == CMP) return {*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX};
         return {*this, 1, 0, left};
     }
 
     template <class X>
     AttentionForward<X> arguments(int which, const LayerInputs<X>& in, const NsaKept<X>& kept, const LayerState<X>& state,
-                                  const Statistics<X>& statistics = {}) const {
+                                  const Statistics<X>& statistics = {}, const int* compressed_positions = nullptr) const {
         AttentionForward<X> a{};
+        a.documents = in.documents;
         a.B = in.B, a.T = in.T, a.S = which == CMP ? grid.rows(in.T) : in.T;
         a.NH = NH, a.NKV = NKV, a.HS = HS;
         a.q = {which == CMP ? in.q_pre : in.q, in.qk_row};
         a.k = {in.k, in.qk_row}, a.v = {in.v, in.v_row};
-        if (which == CMP) a.k = {kept.k, kv()}, a.v = {kept.v, kv()};
+        if (which == CMP) a.k = {kept.k, kv()}, a.v = {kept.v, kv()}, a.k_position = in.documents ? compressed_positions : nullptr;
         if (which == SLC && !shared) a.k = projected<const X>(kept.projected, 2), a.v = projected<const X>(kept.projected, 3);
         a.out = kept.branches.out[which];
         a.lse = which == SLC ? state.lse : kept.lse[which];
@@ -127,7 +133,7 @@ struct nsa : Policy {
     Heads<const X> values(const LayerInputs<X>& in, const NsaKept<X>& kept) const {
         return shared ? Heads<const X>{in.v, in.v_row} : projected<const X>(kept.projected, 1);
     }
-    CompressShape blocks(const LayerShape& s) const { return {s.B, s.T, NKV, HS, HS, grid}; }
+    CompressShape blocks(const LayerShape& s, const Documents& documents = {}) const { return {s.B, s.T, NKV, HS, HS, grid, documents}; }
 
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
@@ -154,20 +160,24 @@ struct nsa : Policy {
                  const Statistics<X>& statistics) const {
         const NsaKept<X> kept = kept_in(state, in);
         const NsaWork<X, Device> work = work_in<X>(device, workspace, in);
-        project(device, in, weights, kept, work.logits);
+        project(device, in, weights, kept, work.logits, {.documents = in.documents});
 
-        compress_forward(device, kept.k, kept.k_hidden, keys(in, kept), weights, phi_k, blocks(in), work.compress);
-        compress_forward(device, kept.v, kept.v_hidden, values(in, kept), weights, phi_v, blocks(in), work.compress);
-        for (int which : {CMP, WIN}) attention_forward(device, branch(which), arguments(which, in, kept, state, statistics));
+        const CompressShape shape = blocks(in, in.documents);
+        compress_forward(device, kept.k, kept.k_hidden, keys(in, kept), weights, phi_k, shape, work.compress);
+        compress_forward(device, kept.v, kept.v_hidden, values(in, kept), weights, phi_v, shape, work.compress);
+        place_compressed(device, work.positions, shape, NH);
+        for (int which : {CMP, WIN})
+            attention_forward(device, branch(which, in.documents), arguments(which, in, kept, state, statistics, work.positions));
         choose_blocks(device, in, kept, work.scores);
         work.selected.forward(device, arguments(SLC, in, kept, state, statistics), kept.choice);
         gated_sum(device, state.out, kept.branches, size_t(in.B) * in.T * NH, HS);
     }
 
-    /// Keys and values of cmp and slc, where they have their own, and the gates; `logits` (B, T, 3, NH) is memory.
+    /// Keys and values of cmp and slc, where they have their own, and the gates; `logits` (B, T, 3, NH) is memory. Keys of slc are
+    /// rotated to `position`.
     template <class Device, class X>
     void project(Device device, const LayerInputs<X>& in, const X* weights, const NsaKept<X>& kept, X* logits,
-                 const RowPositions& position = {}) const {
+                 const RowPositions& position) const {
         const X* const no_bias = nullptr;
         const int BT = in.B * in.T;
         if (!shared) {
@@ -225,22 +235,14 @@ struct nsa : Policy {
     }
 
 #ifdef WITH_GPU
-    /// The same of texts on a GPU.
     template <class X>
-    struct Texts : NsaTexts<X> {
-        Texts(const nsa& p, BumpAllocator& memory, const LayerShape& s) : NsaTexts<X>(memory, s, p.grid, p.shared, p.selection) {}
-        void begin(GPU device, int text, const nsa& p, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
-            const NsaKept<X> kept = p.kept_in(state, in);
-            NsaTexts<X>::begin(device, text, in.T, p.keys(in, kept), p.values(in, kept), p.arguments(CMP, in, kept, state),
-                               p.arguments(SLC, in, kept, state), kept.choice, p.selection.choice(in));
-        }
-    };
+    using Texts = NsaTexts<X>;
 
     template <class X>
-    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
+    void forward(const NextRows<X, NsaTexts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
                  const Statistics<X>&) const {
         const NsaKept<X> kept = kept_in(state, in);
-        const Texts<X>& text = *device.more;
+        const NsaTexts<X>& text = *device.more;
         const TextRows& rows = device.rows;
         project(GPU(device), in, weights, kept, text.logits, {.of_token = rows.position});
         attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
@@ -258,7 +260,7 @@ struct nsa : Policy {
     template <class Device, class X>
     void choose_blocks(Device device, const LayerInputs<X>& in, const NsaKept<X>& kept, Wide<X>* scores) const {
         const Importance<X> importance{in.B,   in.T,           NH, NKV, HS, grid, selection.every, {in.q_pre, in.qk_row},
-                                       kept.k, kept.lse[CMP], scores};
+                                       kept.k, kept.lse[CMP], scores, in.documents};
         if (selection.slots(in.T) > 0)
             choose_by_importance(device, kept.choice, importance, selection.choice(in), selection.rule(in.T));
     }
@@ -269,14 +271,15 @@ struct nsa : Policy {
         const NsaKept<X> kept = kept_in(state, in);
         const NsaWork<X, Device> work = work_in<X>(device, workspace, in);
         const int BT = in.B * in.T;
+        place_compressed(device, work.positions, blocks(in, in.documents), NH);
         auto branch_backward = [&](int which, Heads<Wide<X>> dq, Heads<Wide<X>> dk, Heads<X> dv) {
-            AttentionForward<X> a = arguments(which, in, kept, state);
+            AttentionForward<X> a = arguments(which, in, kept, state, {}, work.positions);
             a.gate = kept.branches.gate[which];
             AttentionBackward<X> g{};
             g.dout = dout, g.dq = dq, g.dk = dk, g.dv = dv;
             g.dgate = work.dgate[which], g.workspace = work.attention;
             if (which == SLC) work.selected.backward(device, a, g, kept.choice);
-            else attention_backward(device, branch(which), a, g);
+            else attention_backward(device, branch(which, in.documents), a, g);
         };
         branch_backward(WIN, to.q, to.k, to.v);
         branch_backward(SLC, {work.dq, size_t(NH) * HS}, {work.dk, kv()},
@@ -290,7 +293,7 @@ struct nsa : Policy {
             phi_backward(device, Heads<Wide<X>>{more.dk_pre, in.qk_row}, to.v, Write::add, in, weights, kept, more, work);
         } else {
             rotate_heads(device, projected(work.dprojected, 2), Heads<const Wide<X>>{work.dk, kv()}, {in.cosine, in.sine}, in.B,
-                         in.T, NKV, HS, -1);
+                         in.T, NKV, HS, -1, {.documents = in.documents});
             phi_backward(device, projected(work.dprojected, 0), projected(work.dprojected, 1), Write::overwrite, in, weights, kept,
                          more, work);
             clear_heads(device, Heads<Wide<X>>{more.dk_pre, in.qk_row}, BT, NKV, HS);
@@ -325,7 +328,6 @@ struct nsa : Policy {
 
     /// Keys (with values) of one key/value head for generating token T + 1: all of slc's, the window's, the compressed ones, and
     /// those of the incomplete block. Shared keys include the window's, but not those before RoPE.
-    bool keeps_documents_apart() const { return false; }   // compressed keys lie across their borders
     double cached_keys(int T) const {
         const int window = shared ? 0 : std::min(T, left), open = std::min(T, grid.l);
         return double(T) + window + grid.complete(T) + open;
@@ -336,7 +338,10 @@ struct nsa : Policy {
     template <class X>
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const {
         const int* chosen = kept_in(state, in).choice + selection.choice(in).of_token(0, h / (NH / NKV), i / selection.every);
-        return j <= i && (i - j <= left || selection.sees(chosen, in.T, i / TILE, j / TILE));
+        const DocumentBlocks blocks{TILE, TILE, in.T, in.documents};
+        const int inside = blocks.inside(0, i), of_key = j - (i - inside);
+        return j <= i && of_key >= 0 &&
+               (i - j <= left || selection.sees(chosen, in.T, blocks.first(0, i), inside / TILE, of_key / TILE));
     }
 
     // ---- the paper's formulas in dense loops
@@ -376,9 +381,9 @@ private:
         each_element(device, size_t(in.B) * grid.rows(in.T), int(row),
                     AddHeads<X, Wide<X>>{{work.dk_narrow, row}, {work.dk_compressed, row}, false});
         compress_backward(device, dk, more.dweights, work.dk_narrow, kept.k_hidden, keys(in, kept), weights, phi_k,
-                          blocks(in), work.compress, Write::overwrite);
+                          blocks(in, in.documents), work.compress, Write::overwrite);
         compress_backward(device, dv, more.dweights, work.dv_compressed, kept.v_hidden, values(in, kept), weights, phi_v,
-                          blocks(in), work.compress, write_v);
+                          blocks(in, in.documents), work.compress, write_v);
     }
 
     /// From the gradient of `rows` projections of x to those of their weights and of x.

@@ -6,7 +6,8 @@
 //     z_ij = q'_i.k_j / sqrt(HS)    for j < s, j < i - left,    q'_i = RoPE(q_pre_i, min(i, s + w - 1)), k_j = RoPE(k_pre_j, j)
 // The published models were trained with positions in the text and used these in generation only; a model trained with them
 // sees the same in both. Two branches without a common key, the window with q and the sinks with q', are merged into one
-// softmax (branches/branches.cuh).
+// softmax (branches/branches.cuh). Each document of a packed row has a cache of its own: sinks and positions in the cache count from
+// its first token.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/kernel/decode.h"
@@ -29,7 +30,6 @@ struct SinkBranch : Policy {
 struct sinks_cache : sinks {
     static constexpr const char* name = "sinks_cache";
     static constexpr bool own_passes = true, reads_qk_pre = true;
-    bool keeps_documents_apart() const { return false; }   // the cache, whose positions count, is the row's
     using sinks::sinks;
 
     PairCount expected_pairs(int NH, int T) const {
@@ -163,10 +163,11 @@ private:
     /// s + w - 1, the last position in the cache.
     int last_position() const { return int(std::min(int64_t(leading) + left, int64_t(END))); }
 
-    /// Queries at min(t, last_position()); direction is 1, or -1 for the gradient.
+    /// Queries at min(t, last_position()), t counted from the document's beginning; direction is 1, or -1 for the gradient.
     template <class Device, class Y, class X>
     void rotate_queries(Device device, Heads<Y> to, Heads<const Y> from, const LayerInputs<X>& in, int direction) const {
-        rotate_heads(device, to, from, {in.cosine, in.sine}, in.B, in.T, in.NH, in.HS, direction, {.last = last_position()});
+        rotate_heads(device, to, from, {in.cosine, in.sine}, in.B, in.T, in.NH, in.HS, direction,
+                     {.last = last_position(), .documents = in.documents});
     }
     /// q' (B, T, NH, HS).
     template <class Device, class X>

@@ -6,6 +6,8 @@
 // In text order every tile has a few keys of A2, and nothing can be skipped. So two branches without a common key are merged
 // (branches/branches.cuh): the window in text order, and what A2 adds in an order in which it is dense, sorted by (t mod l, t div
 // l), as if the text were written in rows of l tokens and read in columns.
+// Distances alone decide, so that a document of a packed row has the same pairs in the row's columns as in its own; its part of a
+// column is to the columns' branch what a document is to the window (ColumnStarts).
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/kernel/decode.h"
@@ -34,7 +36,7 @@ struct ColumnRows {
 };
 
 /// Mask over rows: two tokens of a column more than one row apart (the window has the others). Padding is at the end of a column:
-/// its keys have no queries after them, its queries have to be hidden.
+/// its keys have no queries after them, its queries have to be hidden. Rows of a document's part are judged as if it were column 0.
 struct ColumnBranch : Policy {
     ColumnRows rows;
     explicit ColumnBranch(const ColumnRows& rows_) : Policy(Config{}, 0), rows(rows_) {}
@@ -56,10 +58,21 @@ struct ColumnBranch : Policy {
     }
 };
 
+/// Where documents begin in the order of columns: start (B, rows.count) as Documents has it, each part of a document in a column
+/// being one, and each row of padding.
+struct ColumnStarts {
+    int32_t* start;
+    ColumnRows rows;
+    Documents of_text;
+    constexpr void operator()(unsigned b, int row) const {
+        const int token = rows.token(0, 0, row), begin = token < 0 ? 0 : of_text.at(b, token);
+        start[size_t(b) * rows.count + row] = token < 0 ? row : rows.row(0, 0, begin + rows.stride.remainder(token - begin));
+    }
+};
+
 struct strided : Policy {
     static constexpr const char* name = "strided";
     static constexpr bool own_passes = true;
-    bool keeps_documents_apart() const { return false; }   // columns are those of the row
     int l;
 
     strided(const Config& config, int layer) : Policy(config, layer), l(int(config.setting("strided_stride"))) {}
@@ -90,18 +103,21 @@ struct strided : Policy {
     struct ForwardScratch {
         BumpAllocator allocator;
         BranchesForward<Device, X, ColumnRows> branches;
+        int32_t* starts;   // (B, columns.count), of packed documents
         ForwardScratch(std::byte* block, X* out, const LayerShape& s, const ColumnRows& columns)
-            : allocator(block), branches(allocator, s, out, {columns}) {}
+            : allocator(block), branches(allocator, s, out, {columns}), starts(allocator.take<int32_t>(size_t(s.B) * columns.count)) {}
     };
     template <class X, class Device>
     struct BackwardScratch {
         BumpAllocator allocator;
         BranchesBackward<Device, X, ColumnRows> branches;
+        int32_t* starts;
         BackwardScratch(Device device, std::byte* block, const LayerShape& s, const ColumnRows& columns)
             : allocator(block), branches(allocator, s, columns,
                                      std::max(attention_workspace(device, WindowBranch(0), s.B, s.T, s.T, s.NH),
                                               attention_workspace(device, ColumnBranch(columns), s.B, columns.count, columns.count,
-                                                                  s.NH))) {}
+                                                                  s.NH))),
+              starts(allocator.take<int32_t>(size_t(s.B) * columns.count)) {}
     };
 
     template <class X, class Device>
@@ -115,10 +131,12 @@ struct strided : Policy {
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         const ColumnRows columns(l, in.T), in_order(1, in.T);
-        auto branches = ForwardScratch<X, Device>(workspace, state.out, in, columns).branches;
-        branches.begin(device, WindowBranch(l), in_order, in, state, statistics);
-        branches.add(device, ColumnBranch(columns), columns, branch_arguments(in, columns, state, statistics));
-        branches.finish(device, in, state, statistics);
+        ForwardScratch<X, Device> memory(workspace, state.out, in, columns);
+        memory.branches.begin(device, WindowBranch(l), in_order, in, state, statistics);
+        AttentionForward<X> a = branch_arguments(in, columns, state, statistics);
+        a.documents = in_columns(device, in, columns, memory.starts);
+        memory.branches.add(device, ColumnBranch(columns), columns, a);
+        memory.branches.finish(device, in, state, statistics);
     }
 
     /// The next row of a text, or rows of several: the union, in one walk over the keys.
@@ -132,9 +150,11 @@ struct strided : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const ColumnRows columns(l, in.T);
-        const auto branches = BackwardScratch<X, Device>(device, workspace, in, columns).branches;
-        attention_layer_backward(device, WindowBranch(l), in, weights, state, dout, to, more, branches.kernel_workspace());
-        branches.add(device, ColumnBranch(columns), columns, branch_arguments(in, columns, state), branch_gradients(dout, to));
+        const BackwardScratch<X, Device> memory(device, workspace, in, columns);
+        attention_layer_backward(device, WindowBranch(l), in, weights, state, dout, to, more, memory.branches.kernel_workspace());
+        AttentionForward<X> a = branch_arguments(in, columns, state);
+        a.documents = in_columns(device, in, columns, memory.starts);
+        memory.branches.add(device, ColumnBranch(columns), columns, a, branch_gradients(dout, to));
     }
 
     template <class X>
@@ -142,5 +162,14 @@ struct strided : Policy {
         dense_softmax(
             in, out, [](int, int, int, int, X a) { return a; },
             [&](int, int i, int j) { return j <= i && (j >= i - l || (i - j) % l == 0); });
+    }
+
+private:
+    /// The documents of `in` in the order of columns, written to `starts`.
+    template <class Device, class X>
+    static Documents in_columns(Device device, const LayerInputs<X>& in, const ColumnRows& columns, int32_t* starts) {
+        if (!in.documents) return {};
+        each_element(device, in.B, columns.count, ColumnStarts{starts, columns, in.documents});
+        return {starts, columns.count};
     }
 };

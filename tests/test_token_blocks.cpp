@@ -44,6 +44,32 @@ std::vector<LayerSizes> moba_sizes() {
 
 }   // namespace
 
+TEST_CASE("blocks of packed documents: whole ones have numbers of their own, keys by block are their tokens", "[attention][blocks]") {
+    const int B = 2, T = 700;
+    std::vector<int32_t> start(B * T);   // from 0, 3, 200, 201, 409 and 600; and one text
+    for (int t = 0; t < T; t++) start[t] = t < 3 ? 0 : t < 200 ? 3 : t < 201 ? 200 : t < 409 ? 201 : t < 600 ? 409 : 600;
+    for (auto [length, stride] : {std::pair{64, 64}, {32, 16}, {5, 5}, {7, 3}, {1, 1}, {128, 128}}) {
+        const DocumentBlocks blocks{length, stride, T, {start.data(), T}};
+        std::vector<int> expected(B * T, -1);   // by number
+        for (int n = 0; n < B * T; n++) {
+            const int b = n / T, t = n % T, begin = start[n];
+            if ((t - begin) % stride || t + length > T || start[n + length - 1] != begin) continue;
+            int& first_token = expected[b * T + blocks.first(b, t) + blocks.inside(b, t) / stride];
+            CHECK(first_token == -1);
+            first_token = t;
+        }
+        int wrong = 0;
+        for (int n = 0; n < B * T; n++) wrong += blocks.begin(n / T, n % T) != expected[n];
+        const BlockKeys keys(blocks);
+        for (int n = 0; n < B * T && length == stride; n++) {
+            const int row = keys.row(n / T, 0, n % T), token = keys.token(n / T, 0, n % T);
+            wrong += (row >= 0 && keys.token(n / T, 0, row) != n % T) || (token >= 0 && keys.row(n / T, 0, token) != n % T);
+        }
+        INFO("length " << length << ", stride " << stride);
+        CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("moba: computes what its naive() prints where blocks have to be chosen", "[attention][blocks]") {
     for (const LayerSizes& sizes : moba_sizes()) {
         PolicyCase<double, moba> layer(sizes);

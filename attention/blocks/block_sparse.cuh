@@ -55,7 +55,9 @@ struct BlockSparse : Policy {
     /// With `own` and `oracle`, a row's blocks are chosen by later queries too.
     bool needs_known_text() const { return query >= GateQuery::own && chooses() && (choice.threshold >= 0 || choice.top > 0); }
     bool is_causal() const { return !needs_known_text(); }
-    bool keeps_documents_apart() const { return false; }   // pooled blocks lie across their borders
+    /// The queries of a block share their choice, and a bias for each block of keys, and the kernel reads both by tile. Tiles begin with
+    /// the row; blocks would have to begin with a document.
+    bool keeps_documents_apart() const { return false; }
 
     /// With top_k, exact. What a threshold keeps depends on the data; it counts as dense, an upper bound.
     PairCount expected_pairs(int heads, int T) const {

@@ -2,12 +2,12 @@
 #pragma once
 #include "attention/blocks/block_rows.cuh"
 #include "attention/blocks/choose_blocks.cuh"
+#include "attention/blocks/document_blocks.h"
 #include "attention/kernel/layer.h"
-#include "attention/kernel/next_rows.cuh"
 #include "attention/scores/each_element.cuh"
 #include "model/device/blas.h"
 
-/// means (B, NKV, blocks, HS) of the keys of whole blocks; the last one, if it is not whole, is nobody's past.
+/// means (B, NKV, blocks, HS) of the keys of blocks, by their number; 0 where there is none. One that is not whole is nobody's past.
 template <class X>
 struct BlockMeans {
     Wide<X>* means;
@@ -15,12 +15,15 @@ struct BlockMeans {
     size_t row;
     LayerShape s;
     int block;
+    Documents documents = {};
     constexpr int blocks() const { return (s.T + block - 1) / block; }
+    constexpr DocumentBlocks grid() const { return {block, block, s.T, documents}; }
     constexpr size_t of(int b, int kv, int n) const { return ((size_t(b) * s.NKV + kv) * blocks() + n) * s.HS; }
 
     constexpr void average(int b, int kv, int n, int d) const {
         Wide<X> sum = 0;
-        for (int t = n * block; t < std::min(s.T, (n + 1) * block); t++)
+        const int begin = grid().begin(b, n);
+        for (int t = begin; begin >= 0 && t < std::min(s.T, begin + block); t++)
             sum += widened(k[(size_t(b) * s.T + t) * row + size_t(kv) * s.HS + d]);
         means[of(b, kv, n) + d] = sum / Wide<X>(block);
     }
@@ -41,13 +44,17 @@ void choose_by_means(CPU, int* choice, const BlockMeans<X>& m, const LayerInputs
         for (int h = 0; h < c.NH; h++)
             for (int tile = 0; tile < tiles; tile++) {
                 const int t0 = tile * TILE, r = t0 / c.block, rows = std::min(TILE, c.T - t0);
-                std::vector<X> scores(size_t(TILE) * (r + 1));
+                std::vector<X> scores(size_t(TILE) * (r + 1));   // of the numbers before r, some of other documents' blocks
                 std::vector<int> order;
                 if (r > 0)
                     gemm(Transpose::no, Transpose::yes, rows, r, in.HS, X(1), in.query(in.q, b, t0, h), in.qk_row,
                          m.means + m.of(b, h / (in.NH / in.NKV), 0), in.HS, X(0), scores.data(), r + 1);
-                for (int t = t0; t < t0 + rows; t++)
-                    choose_blocks(CPU{}, choice + c.of_token(b, h, t), &scores[size_t(t - t0) * (r + 1)], rule, r, order);
+                for (int t = t0; t < t0 + rows; t++) {
+                    const int first = m.grid().first(b, t), own = m.grid().inside(b, t) / c.block;
+                    int* const to = choice + c.of_token(b, h, t);
+                    choose_blocks(CPU{}, to, &scores[size_t(t - t0) * (r + 1) + first], rule, own, order);
+                    number_in_row(to, c.slots, first);
+                }
             }
 }
 
@@ -63,16 +70,20 @@ __global__ void block_means_kernel(const BlockMeans<X> m) {
 template <class X>
 __global__ void choose_by_means_kernel(int* choice, const BlockMeans<X> m, const X* q, const BlockChoice c) {
     float* scores = &dynamic_shared<float>();
-    const int t = blockIdx.x, h = blockIdx.y, b = blockIdx.z, r = t / c.block, HS = m.s.HS;
+    const int t = blockIdx.x, h = blockIdx.y, b = blockIdx.z, HS = m.s.HS;
+    const int first = m.grid().first(b, t), own = m.grid().inside(b, t) / c.block;
     const X* query = q + (size_t(b) * c.T + t) * m.row + size_t(h) * HS;
-    for (int n = threadIdx.x; n < r; n += WARP) {
-        const float* mean = m.means + m.of(b, h / (c.NH / m.s.NKV), n);
+    for (int n = threadIdx.x; n < own; n += WARP) {
+        const float* mean = m.means + m.of(b, h / (c.NH / m.s.NKV), first + n);
         float score = 0;
         for (int d = 0; d < HS; d++) score += to_float(query[d]) * mean[d];
         scores[n] = score;
     }
     __syncwarp();
-    choose_blocks(choice + c.of_token(b, h, t), scores, TileChoice{.top = c.slots}, r);
+    int* const to = choice + c.of_token(b, h, t);
+    choose_blocks(to, scores, TileChoice{.top = c.slots}, own);
+    __syncwarp();
+    if (threadIdx.x == 0) number_in_row(to, c.slots, first);
 }
 
 template <class X>
@@ -80,79 +91,5 @@ void choose_by_means(GPU device, int* choice, const BlockMeans<X>& m, const Laye
     launch(device, block_means_kernel<X>, Grid(m.blocks(), in.NKV, c.B), 64, 0, m);
     launch(device, choose_by_means_kernel<X>, Grid(c.T, c.NH, c.B), WARP, sizeof(float) * m.blocks(), choice, m, in.q, c);
 }
-
-// ---- the next rows of texts: sums of blocks instead of means, which choose the same
-
-/// Block n of a text of T tokens.
-template <class X>
-struct SumBlocks {
-    float* sums;   // (blocks, NKV, HS) of the text
-    const X* k;
-    size_t row;
-    int T, block, width;
-    constexpr void operator()(unsigned n, int d) const {
-        float sum = 0;
-        for (int t = int(n) * block; t < std::min(T, (int(n) + 1) * block); t++) sum += widened(k[t * row + d]);
-        sums[size_t(n) * width + d] = sum;
-    }
-};
-
-/// The tokens of rows join their blocks.
-template <class X>
-struct AddToBlocks {
-    float* sums;   // (texts, blocks, NKV, HS)
-    const X* k;
-    size_t row;
-    TextRows rows;
-    int blocks, block, width;
-    constexpr void operator()(unsigned b, int d) const {
-        const int position = rows.position[b];
-        float& sum = sums[(size_t(rows.text[b]) * blocks + position / block) * width + d];
-        sum = (position % block ? sum : 0.0f) + widened(k[b * row + d]);
-    }
-};
-
-/// One warp per (query head, row), with the scores of past blocks in shared memory.
-template <class X>
-__global__ void choose_for_rows_kernel(int* choice, const float* sums, const LayerInputs<X> in, const TextRows rows, int blocks,
-                                       int block, int slots) {
-    float* scores = &dynamic_shared<float>();
-    const int h = blockIdx.x, b = blockIdx.y, text = rows.text[b], r = rows.position[b] / block, HS = in.HS;
-    const X* query = in.query(in.q, b, 0, h);
-    for (int n = threadIdx.x; n < r; n += WARP) {
-        const float* sum = sums + ((size_t(text) * blocks + n) * in.NKV + h / (in.NH / in.NKV)) * HS;
-        float score = 0;
-        for (int d = 0; d < HS; d++) score += to_float(query[d]) * sum[d];
-        scores[n] = score;
-    }
-    __syncwarp();
-    choose_blocks(choice + (size_t(text) * in.NH + h) * slots, scores, TileChoice{.top = slots}, r);
-}
-
-/// Sums of the keys of each block of texts that are being written.
-template <class X>
-struct BlockSums {
-    LayerShape room;
-    int block, blocks;
-    float* sums;   // (texts, blocks, NKV, HS)
-    BlockSums(BumpAllocator& memory, const LayerShape& room_, int block_)
-        : room(room_), block(block_), blocks((room.T + block - 1) / block), sums(memory.take<float>(size_t(room.B) * blocks * width())) {}
-
-    void begin(GPU device, int text, const LayerInputs<X>& in) const {
-        each_element(device, (in.T + block - 1) / block, width(),
-                     SumBlocks<X>{sums + size_t(text) * blocks * width(), in.k, in.qk_row, in.T, block, width()});
-    }
-    void add(GPU device, const LayerInputs<X>& in, const TextRows& rows) const {
-        each_element(device, in.B, width(), AddToBlocks<X>{sums, in.k, in.qk_row, rows, blocks, block, width()});
-    }
-    /// choice (texts, NH, slots): the greatest products of queries and sums among past blocks, and then -1.
-    void choose(GPU device, int* choice, int slots, const LayerInputs<X>& in, const TextRows& rows) const {
-        launch(device, choose_for_rows_kernel<X>, Grid(in.NH, in.B), WARP, sizeof(float) * blocks, choice, sums, in, rows, blocks, block,
-               slots);
-    }
-
-private:
-    int width() const { return room.NKV * room.HS; }
-};
 
 #endif

@@ -5,9 +5,12 @@
 // Backward every call gets the lse and D of the whole softmax; dq is summed over the rows of a token, dk and dv come out in place.
 // The CPU's kernel reads rows in place and goes on from the result that is there, all slots at once. On a GPU queries are copied,
 // and so a few slots at a time, whose results are merged into out.
+// Blocks of packed documents begin anywhere (document_blocks.h): the keys of chosen ones are read by block, as BlockKeys has them, in
+// place on the CPU and from a copy on a GPU.
 #pragma once
 #include "attention/blocks/block_rows.cuh"
 #include "attention/blocks/choose_blocks.cuh"
+#include "attention/blocks/document_blocks.h"
 #include "attention/blocks/merge_rows.cuh"
 #include "attention/branches/branches.cuh"
 #include "attention/kernel/decode.h"
@@ -72,10 +75,10 @@ struct ChosenBlock : P {
     constexpr bool visible(int /*h*/, int /*i*/, int /*j*/) const { return true; }
 };
 
-/// Arguments of the chosen rows' call from those of the text's.
+/// Arguments of the chosen rows' call from those of the text's. Its keys are in the order of BlockKeys.
 template <class X>
 AttentionForward<X> chosen_arguments(AttentionForward<X> a, const BlockRows& rows) {
-    a.T = rows.count, a.list = rows.tile_list();
+    a.T = rows.count, a.list = rows.tile_list(), a.documents = {};
     a.statistics.tile_max = nullptr;
     return a;
 }
@@ -91,6 +94,11 @@ inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int
         count.pairs += tokens * keys, count.tiles += tokens * keys / (TILE * TILE);
     }
     return {count.pairs * heads, count.tiles * heads};
+}
+
+template <class X>
+BlockKeys block_keys(const BlockChoice& choice, const AttentionForward<X>& a) {
+    return BlockKeys({choice.block, choice.block, a.S, a.documents});
 }
 
 template <class Device, class X>
@@ -111,7 +119,9 @@ public:
         attention_forward(device, forced, a);
         if (rows_.slots == 0) return;
         list_block_rows(device, rows_, choice);
-        attention_forward_queries(device, ChosenBlock(forced), chosen_arguments(a, rows_), rows_);
+        with_keys(a, [&](const auto& keys) {
+            attention_forward_queries(device, ChosenBlock(forced), chosen_arguments(a, rows_), rows_, keys);
+        });
     }
     /// Overwrites g.dq, g.dk, g.dv and g.dgate.
     template <class P>
@@ -120,10 +130,18 @@ public:
         attention_backward(device, forced, a, g);
         if (rows_.slots == 0) return;
         list_block_rows(device, rows_, choice);
-        attention_backward_queries(device, ChosenBlock(forced), chosen_arguments(a, rows_), g, rows_);
+        with_keys(a, [&](const auto& keys) {
+            attention_backward_queries(device, ChosenBlock(forced), chosen_arguments(a, rows_), g, rows_, keys);
+        });
     }
 
 private:
+    /// Calls use(rows of the keys).
+    template <class Use>
+    void with_keys(const AttentionForward<X>& a, Use use) const {
+        if (a.documents) use(block_keys(rows_.choice, a));
+        else use(RowsInOrder());   // where neighbours are neighbours in memory
+    }
     BlockRows rows_;
 };
 
@@ -152,13 +170,15 @@ public:
         q_ = allocator.take<X>(rows), results_.out = allocator.take<X>(rows), dout_ = allocator.take<X>(rows);
         gate_ = allocator.take<float>(rows / s.HS);
         dq_ = allocator.take<float>(rows), dk_ = allocator.take<float>(keys), dv_ = allocator.take<X>(keys);
+        k_ = allocator.take<X>(keys), v_ = allocator.take<X>(keys);
         kernel_ = allocator.take<std::byte>(attention_workspace(device, policy, s.B, std::max(s.T, rows_.count), s.T, s.NH));
     }
     template <class P>
     void forward(GPU device, const P& forced, const AttentionForward<X>& a, const int* choice) const {
         attention_forward(device, forced, a);
+        const AttentionForward<X> by_block = with_keys_by_block(device, a);
         each_pass(device, choice, [&](const BlockRows& rows) {
-            AttentionForward<X> chosen = gathered(device, a, rows);
+            AttentionForward<X> chosen = gathered(device, by_block, rows);
             chosen.statistics = results_.statistics_for(a.statistics);
             attention_forward(device, ChosenBlock(forced), chosen);
             merge_rows(device, RowMerge<X, BlockRows>{shape(a), results_.branch(rows), a.out, a.lse, a.statistics});
@@ -171,8 +191,9 @@ public:
         g.workspace = kernel_;
         attention_backward(device, forced, a, g);
         const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(a.NKV) * a.HS;
+        const AttentionForward<X> by_block = with_keys_by_block(device, a);
         each_pass(device, choice, [&](const BlockRows& rows) {
-            AttentionForward<X> chosen = gathered(device, a, rows);
+            AttentionForward<X> chosen = gathered(device, by_block, rows);
             gather_rows(device, chosen.out, Heads<const X>{a.out, q_row}, rows, shape(a));
             gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, shape(a));
             gather_scalars(device, chosen.lse, static_cast<const float*>(a.lse), rows, a.B, a.T, a.NH, float(-INFINITY));
@@ -183,6 +204,12 @@ public:
             of_rows.dq = {dq_, q_row}, of_rows.dk = {dk_, k_row}, of_rows.dv = {dv_, k_row};
             attention_backward(device, ChosenBlock(forced), chosen, of_rows);
             send_rows_back(device, g.dq, static_cast<const float*>(dq_), rows, shape(a), Write::add);
+            if (a.documents) {
+                const BlockKeys keys = block_keys(rows_.choice, a);
+                send_rows_back(device, g.dk, static_cast<const float*>(dk_), keys, key_shape(a), Write::add);
+                send_rows_back(device, g.dv, static_cast<const X*>(dv_), keys, key_shape(a), Write::add);
+                return;
+            }
             add_heads(device, g.dk, Heads<const float>{dk_, k_row}, a.B * a.T, a.NKV, a.HS);
             add_heads(device, g.dv, Heads<const X>{dv_, k_row}, a.B * a.T, a.NKV, a.HS);
         });
@@ -190,6 +217,16 @@ public:
 
 private:
     static RowShape shape(const AttentionForward<X>& a) { return {a.B, a.T, a.NH, a.NH, a.HS}; }
+    static RowShape key_shape(const AttentionForward<X>& a) { return {a.B, a.S, a.NKV, a.NKV, a.HS}; }
+
+    /// `a` with keys and values in the order of BlockKeys, which in a row of one text is that of the text.
+    AttentionForward<X> with_keys_by_block(GPU device, AttentionForward<X> a) const {
+        if (!a.documents) return a;
+        const BlockKeys keys = block_keys(rows_.choice, a);
+        gather_rows(device, k_, a.k, keys, key_shape(a)), gather_rows(device, v_, a.v, keys, key_shape(a));
+        a.k = {k_, size_t(a.NKV) * a.HS}, a.v = {v_, size_t(a.NKV) * a.HS};
+        return a;
+    }
 
     template <class Use>
     void each_pass(GPU device, const int* choice, Use use) const {
@@ -213,6 +250,7 @@ private:
     BlockRows rows_;
     BranchResults<X> results_;
     X *q_, *dout_;   // (B, R, NH, HS)
+    X *k_, *v_;      // (B, T, NKV, HS) by block, of packed documents
     float* gate_;    // (B, R, NH)
     float *dq_, *dk_;
     X* dv_;

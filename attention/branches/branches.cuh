@@ -225,12 +225,13 @@ private:
 template <class X, class Rows>
 class BranchesBackward<GPU, X, Rows> {
     using W = Wide<X>;
+    static constexpr bool gathers = !std::is_same_v<Rows, RowsInOrder>;
 
 public:
     BranchesBackward(BumpAllocator& allocator, const LayerShape& s, const Rows& longest, size_t kernel_bytes)
-        : inputs_(allocator, s, longest.count, Rows::per_head ? s.NH : s.NKV) {
+        : inputs_(allocator, s, gathers ? longest.count : 0, Rows::per_head ? s.NH : s.NKV) {
         const size_t rows = size_t(s.B) * longest.count, queries = rows * s.NH * s.HS, keys = rows * inputs_.KV * s.HS;
-        out_ = allocator.take<X>(queries), dout_ = allocator.take<X>(queries), lse_ = allocator.take<W>(rows * s.NH);
+        if (gathers) out_ = allocator.take<X>(queries), dout_ = allocator.take<X>(queries), lse_ = allocator.take<W>(rows * s.NH);
         dq_ = allocator.take<W>(queries), dk_ = allocator.take<W>(keys), dv_ = allocator.take<X>(keys);
         kernel_ = allocator.take<std::byte>(kernel_bytes);
     }
@@ -243,13 +244,19 @@ public:
         AttentionForward<X> a = gathered(device, inputs_, rows, of_text);
         const RowShape queries{a.B, rows.T, a.NH, a.NH, a.HS}, keys{a.B, rows.T, a.NKV, of_text.NKV, a.HS};
         const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(a.NKV) * a.HS;
-        a.out = out_, a.lse = lse_;
-        if (own.out) attention_forward(device, policy, a);
-        else gather_rows(device, out_, Heads<const X>{of_text.out, q_row}, rows, queries);
-        gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, queries);
-        gather_scalars(device, lse_, static_cast<const W*>(of_text.lse), rows, a.B, rows.T, a.NH, W(-INFINITY));
         AttentionBackward<X> in_branch{};
-        in_branch.dout = dout_, in_branch.workspace = kernel_;
+        if constexpr (gathers) {
+            a.out = out_, a.lse = lse_;
+            if (own.out) attention_forward(device, policy, a);
+            else gather_rows(device, out_, Heads<const X>{of_text.out, q_row}, rows, queries);
+            gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, queries);
+            gather_scalars(device, lse_, static_cast<const W*>(of_text.lse), rows, a.B, rows.T, a.NH, W(-INFINITY));
+        } else if (own.out) {
+            a.out = own.out, a.lse = own.lse;
+            attention_forward(device, policy, a);
+            a.lse = of_text.lse;
+        }
+        in_branch.dout = gathers ? dout_ : g.dout, in_branch.workspace = kernel_;
         in_branch.dq = {dq_, q_row}, in_branch.dk = {dk_, k_row}, in_branch.dv = {dv_, k_row};
         attention_backward(device, policy, a, in_branch);
         send_rows_back(device, g.dq, static_cast<const W*>(dq_), rows, queries, write);
@@ -259,8 +266,8 @@ public:
 
 private:
     BranchInputs<X> inputs_;
-    X *out_, *dout_;     // (B, R, NH, HS)
-    W* lse_;             // (B, NH, R)
+    X *out_ = nullptr, *dout_ = nullptr;   // (B, R, NH, HS), where rows are gathered
+    W* lse_ = nullptr;                     // (B, NH, R)
     W *dq_, *dk_;        // as q and k
     X* dv_;
     std::byte* kernel_;

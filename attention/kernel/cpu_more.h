@@ -11,10 +11,10 @@ void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, 
     attention_rows_forward(policy, a, rows, rows, Write::add);
 }
 
-/// The same where the rows are of queries alone, and a token may have several; the S keys are in the order of the text.
-template <class X, class P, class Rows>
-void attention_forward_queries(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
-    attention_rows_forward(policy, a, rows, RowsInOrder(), Write::add);
+/// The same where the rows are of queries alone, and a token may have several; the S keys have rows of their own.
+template <class X, class P, class Rows, class KeyRows>
+void attention_forward_queries(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows, const KeyRows& keys) {
+    attention_rows_forward(policy, a, rows, keys, Write::add);
 }
 
 /// Gradients of attention_forward_more(): out and lse are the results over all keys; adds to dq, dk and dv.
@@ -24,8 +24,8 @@ void attention_backward_more(CPU, const P& policy, const AttentionForward<X>& a,
 }
 
 /// The same of attention_forward_queries().
-template <class X, class P, class Rows>
-void attention_backward_queries(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
-                                const Rows& rows) {
-    attention_rows_backward(policy, a, g, rows, RowsInOrder(), Write::add);
+template <class X, class P, class Rows, class KeyRows>
+void attention_backward_queries(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows,
+                                const KeyRows& keys) {
+    attention_rows_backward(policy, a, g, rows, keys, Write::add);
 }

@@ -230,7 +230,7 @@ struct Policy {
 
     /// Whether nothing that a token gets depends on other documents of its row, where LayerInputs::documents tells them apart. Through
     /// one call of the kernel it does not. A policy says no if it hands other positions than tokens to the kernel, or if tokens reach
-    /// each other in other ways too (pooled keys, choices over a row).
+    /// each other in other ways too (pooled keys, choices over a row), unless all that counts from a document's first token.
     bool keeps_documents_apart() const { return true; }
 
     /// Whether this form is not causal and meant for texts that are complete in advance, such as a prompt. Training with it is

@@ -3,12 +3,14 @@
 // A block (l, HS) is consecutive tokens of one key/value head; pe (l, HS) encodes their positions; W1 is (dh, l HS), W2 (HS, dh).
 // Blocks are copied, so that both products are of plain matrices; where d < l a token is in several blocks, and its gradient is
 // the sum over them in their order.
+// With packed documents blocks are numbered by document_blocks.h, and numbers without a block have a key that no query sees.
 #pragma once
+#include "attention/blocks/document_blocks.h"
 #include "attention/kernel/policy.h"
 #include "attention/scores/each_element.cuh"
 #include "attention/scores/projection.cuh"
 
-/// Compressed key c covers tokens c d .. c d + l - 1.
+/// Compressed key c covers tokens c d .. c d + l - 1, of a document.
 struct BlockGrid {
     int l, d;
 
@@ -29,9 +31,27 @@ struct Compressor {
 struct CompressShape {
     int B, T, NKV, HS, hidden;
     BlockGrid grid;
+    Documents documents = {};
+    constexpr DocumentBlocks blocks() const { return {grid.l, grid.d, T, documents}; }
     constexpr size_t keys() const { return size_t(B) * grid.rows(T) * NKV; }
     constexpr int width() const { return grid.l * HS; }
 };
+
+/// Rows are (b, h).
+struct PlaceBlocks {
+    int* positions;
+    CompressShape s;
+    int NH;
+    constexpr void operator()(unsigned bh, int n) const {
+        positions[size_t(bh) * s.grid.rows(s.T) + n] = s.blocks().begin(int(bh) / NH, n);
+    }
+};
+
+/// positions (B, NH, R) of the blocks of packed documents: their first tokens, or -1.
+template <class Device>
+void place_compressed(Device device, int* positions, const CompressShape& s, int NH) {
+    if (s.documents) each_element(device, size_t(s.B) * NH, s.grid.rows(s.T), PlaceBlocks{positions, s, NH});
+}
 
 /// Scratch memory of one call.
 template <class X>
@@ -44,7 +64,7 @@ struct CompressWork {
     }
 };
 
-/// Rows are (b, block, key/value head, token of the block); zero past the end of the sequence.
+/// Rows are (b, block, key/value head, token of the block); zero past the end of the sequence, and where there is no block.
 template <class X>
 struct CopyBlocks {
     X* blocks;
@@ -54,9 +74,10 @@ struct CopyBlocks {
 
     constexpr void operator()(unsigned row, int n) const {
         const unsigned place = row % s.grid.l, key = row / s.grid.l, kv = key % s.NKV, block = key / s.NKV;
-        const unsigned b = block / s.grid.rows(s.T), t = block % s.grid.rows(s.T) * s.grid.d + place;
+        const unsigned b = block / s.grid.rows(s.T);
+        const int begin = s.blocks().begin(b, block % s.grid.rows(s.T)), t = begin + int(place);
         Wide<X> x = 0;
-        if (t < unsigned(s.T)) x = widened(inp.data[(size_t(b) * s.T + t) * inp.row + kv * s.HS + n]);
+        if (begin >= 0 && t < s.T) x = widened(inp.data[(size_t(b) * s.T + t) * inp.row + kv * s.HS + n]);
         blocks[size_t(row) * s.HS + n] = narrowed<X>(x + widened(pe[place * s.HS + n]));
     }
 };
@@ -71,11 +92,16 @@ struct SumBlocks {
 
     constexpr void operator()(unsigned row, int n) const {
         const unsigned kv = row % s.NKV, token = row / s.NKV, b = token / s.T;
-        const int t = int(token % s.T), l = s.grid.l, d = s.grid.d, rows = s.grid.rows(s.T);
+        const int l = s.grid.l, d = s.grid.d, rows = s.grid.rows(s.T), t = int(token % s.T);
+        const DocumentBlocks blocks = s.blocks();
+        const int inside = blocks.inside(b, t), first = blocks.first(b, t);
         Y& to = dinp.data[token * dinp.row + kv * s.HS + n];
         Wide<Y> sum = add ? widened(to) : Wide<Y>(0);
-        for (int c = t < l ? 0 : (t - l) / d + 1; c < rows && c * d <= t; c++)
-            sum += widened(dblocks[(((size_t(b) * rows + c) * s.NKV + kv) * l + (t - c * d)) * s.HS + n]);
+        for (int c = inside < l ? 0 : (inside - l) / d + 1; first + c < rows && c * d <= inside; c++) {
+            const int place = inside - c * d;
+            if (blocks.begin(b, first + c) != t - place) continue;   // it would reach over the document's end
+            sum += widened(dblocks[(((size_t(b) * rows + first + c) * s.NKV + kv) * l + place) * s.HS + n]);
+        }
         to = narrowed<Y>(sum);
     }
 };

@@ -2,7 +2,7 @@
 // summed over the query heads of a group, which choose together (equation 10):
 //     score_j = sum_h sum_c p_hc |block j and compressed block c| / d,   p_hc = exp(q_h.Kc_c / sqrt(HS) - LSE_h)
 // |..| counts the tokens in both, of blocks of TILE tokens. Where d divides TILE and l this is the paper's sum over p of the strips
-// of d tokens that they share; this form holds for any l and d.
+// of d tokens that they share; this form holds for any l and d. Blocks of packed documents are numbered by document_blocks.h.
 #pragma once
 #include <vector>
 
@@ -25,30 +25,41 @@ struct Importance {
     const X* keys;        // (B, R, NKV, HS) compressed, R = grid.rows(T)
     const Wide<X>* lse;   // (B, NH, T) of the attention to them
     Wide<X>* scores;      // importance_scratch() numbers
+    Documents documents = {};
 
     constexpr int group() const { return NH / NKV; }
     constexpr int rows() const { return (T + every - 1) / every; }
     constexpr int token(int row) const { return row * every; }
-    constexpr int visible(int row) const { return grid.complete(token(row) + 1); }
+    constexpr DocumentBlocks compressed() const { return {grid.l, grid.d, T, documents}; }
+    constexpr DocumentBlocks blocks() const { return {TILE, TILE, T, documents}; }
+    /// The row's own block, counted from its document's first.
+    constexpr int own(int b, int row) const { return blocks().inside(b, token(row)) / TILE; }
+    /// It sees compressed keys first_key() to past_key() - 1. Those before say nothing of its blocks; their p may be infinite.
+    constexpr int first_key(int b, int row) const { return compressed().first(b, token(row)); }
+    constexpr int past_key(int b, int row) const {
+        return first_key(b, row) + grid.complete(compressed().inside(b, token(row)) + 1);
+    }
     constexpr const X* query(int b, int h, int row) const {
         return q.data + (size_t(b) * T + token(row)) * q.row + size_t(h) * HS;
     }
     constexpr const X* key(int b, int kv, int c) const { return keys + ((size_t(b) * grid.rows(T) + c) * NKV + kv) * HS; }
     constexpr Wide<X> lse_of(int b, int h, int row) const { return lse[(size_t(b) * NH + h) * T + token(row)]; }
 
-    /// |block j and compressed block c| / d.
-    constexpr Wide<X> overlap(int c, int j) const {
-        const int begin = std::max(j * TILE, c * grid.d), past = std::min((j + 1) * TILE, c * grid.d + grid.l);
-        return Wide<X>(past - begin) / Wide<X>(grid.d);
+    /// |block j and compressed block c| / d; 0 where a number is of no block.
+    constexpr Wide<X> overlap(int b, int c, int j) const {
+        const int of_j = blocks().begin(b, j), of_c = compressed().begin(b, c);
+        const int begin = std::max(of_j, of_c), past = std::min(of_j + TILE, of_c + grid.l);
+        return of_j < 0 || of_c < 0 || past <= begin ? Wide<X>(0) : Wide<X>(past - begin) / Wide<X>(grid.d);
     }
-    /// The blocks that compressed block c has tokens of.
-    constexpr int first_block(int c) const { return c * grid.d / TILE; }
-    constexpr int last_block(int c) const { return (c * grid.d + grid.l - 1) / TILE; }
+    /// The blocks that compressed block c, which begins in [c d, c d + d), can have tokens of.
+    constexpr int first_block(int c) const { return std::max(0, c * grid.d - (documents ? TILE - 1 : 0)) / TILE; }
+    constexpr int last_block(int c) const { return (c * grid.d + (documents ? grid.d - 1 : 0) + grid.l - 1) / TILE; }
     /// What compressed blocks `first` to `end` - 1 add to the score of block j; `shares` begins at the first of them.
-    constexpr Wide<X> score(const Wide<X>* shares, int first, int end, int j) const {
-        const int begin = j * TILE < grid.l ? 0 : (j * TILE - grid.l) / grid.d + 1;
+    constexpr Wide<X> score(const Wide<X>* shares, int b, int first, int end, int j) const {
+        const int begin = blocks().begin(b, j), lowest = std::max(0, begin - grid.l + 1) / grid.d;
         Wide<X> sum = 0;
-        for (int c = std::max(first, begin); c < end && first_block(c) <= j; c++) sum += shares[c - first] * overlap(c, j);
+        for (int c = std::max(first, lowest); begin >= 0 && c < end && c * grid.d < begin + TILE; c++)
+            sum += shares[c - first] * overlap(b, c, j);
         return sum;
     }
 };
@@ -61,16 +72,20 @@ class ScoresOfRows {
 
 public:
     explicit ScoresOfRows(const Importance<X>& s)
-        : s_(s), rows_of_q_(size_t(TILE) * s.HS), q_(size_t(s.group()) * s.HS * TILE), lse_(size_t(s.group()) * TILE), visible_(TILE),
-          z_(KEYS * TILE), shares_(KEYS * TILE), scores_(size_t(tiles_of(s.T)) * TILE) {}
+        : s_(s), rows_of_q_(size_t(TILE) * s.HS), q_(size_t(s.group()) * s.HS * TILE), lse_(size_t(s.group()) * TILE), first_(TILE),
+          past_(TILE), z_(KEYS * TILE), shares_(KEYS * TILE), scores_(size_t(tiles_of(s.T)) * TILE) {}
 
     /// `past`: one past the last block that any of them sees.
     void compute(int b, int kv, int row0, int rows, int past) {
         std::fill_n(scores_.begin(), size_t(past) * TILE, X(0));
-        for (int r = 0; r < TILE; r++) visible_[r] = r < rows ? X(s_.visible(row0 + r)) : X(0);
+        for (int r = 0; r < TILE; r++) {
+            first_[r] = r < rows ? X(s_.first_key(b, row0 + r)) : X(0);
+            past_[r] = r < rows ? X(s_.past_key(b, row0 + r)) : X(0);
+        }
         for (int h = 0; h < s_.group(); h++) bring_queries(b, kv * s_.group() + h, h, row0, rows);
-        const int visible = s_.visible(row0 + rows - 1);
-        for (int c0 = 0; c0 < visible; c0 += KEYS) add_keys(b, kv, c0, std::min(KEYS, visible - c0));
+        const int past_keys = s_.past_key(b, row0 + rows - 1);   // of all rows
+        for (int c0 = s_.first_key(b, row0) / KEYS * KEYS; c0 < past_keys; c0 += KEYS)
+            add_keys(b, kv, c0, std::min(KEYS, past_keys - c0));
     }
     /// Of blocks `first` to `past` - 1, by block.
     void copy_row(X* to, int r, int first, int past) const {
@@ -96,12 +111,13 @@ private:
                 for (int r = 0; r < TILE; r += LANES<X>) {
                     const N p = exp_of(load<N>(&z_[c * TILE + r]) - load<N>(&lse_[h * TILE + r]));
                     X* const to = &shares_[c * TILE + r];
-                    store(to, load<N>(to) + (load<N>(&visible_[r]) > X(c0 + c) ? p : N{}));
+                    const N seen = load<N>(&past_[r]) > X(c0 + c) ? p : N{};
+                    store(to, load<N>(to) + (load<N>(&first_[r]) > X(c0 + c) ? N{} : seen));
                 }
         }
         for (int c = c0; c < c0 + keys; c++)
             for (int j = s_.first_block(c); j <= s_.last_block(c) && j < tiles_of(s_.T); j++) {
-                const X share = s_.overlap(c, j);
+                const X share = s_.overlap(b, c, j);
                 for (int r = 0; r < TILE; r += LANES<X>) {
                     X* const to = &scores_[size_t(j) * TILE + r];
                     store(to, load<N>(to) + share * load<N>(&shares_[(c - c0) * TILE + r]));
@@ -111,7 +127,7 @@ private:
 
     const Importance<X>& s_;
     std::vector<X> rows_of_q_, q_;        // (TILE, HS) and transposed (group, HS, TILE)
-    std::vector<X> lse_, visible_;        // (group, TILE), (TILE)
+    std::vector<X> lse_, first_, past_;   // (group, TILE), and (TILE) which keys a row sees
     std::vector<X> z_, shares_, scores_;  // (KEYS, TILE) twice and (blocks, TILE)
 };
 
@@ -132,9 +148,11 @@ void choose_by_importance(CPU, int* choice, const Importance<X>& s, const BlockC
                     const bool compare = candidates_of(rule, last) > rule.top;   // else all are taken
                     if (compare) of_rows.compute(b, kv, row0, rows, last + 1);
                     for (int r = 0; r < rows; r++) {
-                        const int own = s.token(row0 + r) / TILE;
-                        if (compare) of_rows.copy_row(scores.data(), r, rule.leading, own - rule.local + 1);
-                        choose_blocks(CPU{}, choice + c.of_token(b, kv, row0 + r), scores.data(), rule, own, order);
+                        const int own = s.own(b, row0 + r), first = s.blocks().first(b, s.token(row0 + r));
+                        int* const to = choice + c.of_token(b, kv, row0 + r);
+                        if (compare) of_rows.copy_row(scores.data(), r, first + rule.leading, first + own - rule.local + 1);
+                        choose_blocks(CPU{}, to, scores.data() + first, rule, own, order);
+                        number_in_row(to, c.slots, first);
                     }
                 }
     }
@@ -174,11 +192,16 @@ struct ImportanceTile {
         const int last = s.token(row0 + rows - 1) / TILE;
         for (int n = threadIdx.x; n < rows * (last + 1); n += importance::THREADS)
             scores[size_t(n / (last + 1)) * width() + n % (last + 1)] = 0;
-        const int visible = candidates_of(rule, last) > rule.top ? s.visible(row0 + rows - 1) : 0;   // else all are taken
-        for (int c0 = 0; c0 < visible; c0 += TILE) add_keys(c0, last);
+        const int past = candidates_of(rule, last) > rule.top ? s.past_key(b, row0 + rows - 1) : 0;   // else all are taken
+        for (int c0 = s.first_key(b, row0) / TILE * TILE; c0 < past; c0 += TILE) add_keys(c0, last);
         __syncthreads();
-        for (int r = int(threadIdx.x) / WARP; r < rows; r += importance::WARPS)
-            choose_blocks(choice + c.of_token(b, kv, row0 + r), scores + size_t(r) * width(), rule, s.token(row0 + r) / TILE);
+        for (int r = int(threadIdx.x) / WARP; r < rows; r += importance::WARPS) {
+            const int first = s.blocks().first(b, s.token(row0 + r));
+            int* const to = choice + c.of_token(b, kv, row0 + r);
+            choose_blocks(to, scores + size_t(r) * width() + first, rule, s.own(b, row0 + r));
+            __syncwarp();
+            if (threadIdx.x % WARP == 0) number_in_row(to, c.slots, first);
+        }
         __syncthreads();
     }
 
@@ -194,7 +217,7 @@ private:
         const int first = s.first_block(c0), past = min(last, s.last_block(c0 + TILE - 1)) + 1;
         for (int n = threadIdx.x; n < rows * (past - first); n += importance::THREADS) {
             const int r = n / (past - first), j = first + n % (past - first);
-            scores[size_t(r) * width() + j] += s.score(shared.shares[r], c0, c0 + TILE, j);
+            scores[size_t(r) * width() + j] += s.score(shared.shares[r], b, c0, c0 + TILE, j);
         }
     }
 
@@ -207,18 +230,21 @@ private:
         float z[1][TILE / 8][4] = {};
         rows_times_rows(z, shared.q, warp_row(), shared.k, 0);
         float lse[2];
-        int visible[2];
+        int first[2], past[2];
         for (int half = 0; half < 2; half++) {
             const int r = warp_row() + lane_row() + 8 * half;
-            visible[half] = r < rows ? s.visible(row0 + r) - c0 : 0;
+            first[half] = r < rows ? s.first_key(b, row0 + r) - c0 : 0;
+            past[half] = r < rows ? s.past_key(b, row0 + r) - c0 : 0;
             lse[half] = r < rows ? s.lse_of(b, h, row0 + r) * LOG2_E : 0;
         }
         const float to_base_2 = rsqrtf(float(HS)) * LOG2_E;
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (8 * n + lane_column() + e % 2 < visible[e / 2]) share[n][e] += exp2_of(z[0][n][e] * to_base_2 - lse[e / 2]);
+            for (int e = 0; e < 4; e++) {
+                const int c = 8 * n + lane_column() + e % 2;
+                if (c >= first[e / 2] && c < past[e / 2]) share[n][e] += exp2_of(z[0][n][e] * to_base_2 - lse[e / 2]);
+            }
     }
 };
 

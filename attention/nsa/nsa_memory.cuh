@@ -47,6 +47,7 @@ struct NsaWork {
     Wide<X>* dgate[BRANCHES];   // (B, T, NH)
     SelectedAttention<Device, X> selected;
     std::byte* attention;
+    int* positions;             // (B, NH, R) of the compressed keys of packed documents
 
     NsaWork(Device device, std::byte* memory, const LayerShape& s, const CompressShape& blocks, const Selection& selection,
             const Policy& policy, size_t score_numbers, size_t attention_bytes)
@@ -60,5 +61,6 @@ struct NsaWork {
         dk_narrow = allocator.take<X>(compressed), dv_compressed = allocator.take<X>(compressed);
         for (auto& part : dgate) part = allocator.take<Wide<X>>(BT * s.NH);
         attention = allocator.take<std::byte>(attention_bytes);
+        positions = allocator.take<int>(size_t(s.B) * s.NH * blocks.grid.rows(s.T));
     }
 };

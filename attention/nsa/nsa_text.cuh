@@ -97,7 +97,7 @@ struct NsaText {
                     const X* const key = k.compressed() + (size_t(c) * cmp.NKV + kv) * cmp.HS;
                     shares[c] += exp_of(inner_product(cmp.q.data + size_t(h) * cmp.HS, key, cmp.HS) / std::sqrt(X(cmp.HS)) - cmp.lse[h]);
                 }
-            for (int j = 0; j <= own; j++) scores[j] = importance.score(shares.data(), 0, complete, j);
+            for (int j = 0; j <= own; j++) scores[j] = importance.score(shares.data(), 0, 0, complete, j);
             choose_blocks(CPU{}, choice + kv * slots, scores.data(), rule, own, order);
         }
     }

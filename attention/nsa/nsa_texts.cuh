@@ -103,7 +103,7 @@ __global__ void choose_for_texts_kernel(int* choice, const float* shares, const 
     const int kv = blockIdx.x, b = blockIdx.y, NKV = gridDim.x, position = rows.position[b], own = position / TILE;
     if (position % importance.every) return;
     const int complete = importance.grid.complete(position + 1);
-    for (int j = lane_of(); j <= own; j += WARP) scores[j] = importance.score(shares + (size_t(b) * NKV + kv) * room, 0, complete, j);
+    for (int j = lane_of(); j <= own; j += WARP) scores[j] = importance.score(shares + (size_t(b) * NKV + kv) * room, 0, 0, complete, j);
     __syncwarp();
     choose_blocks(choice + (size_t(rows.text[b]) * NKV + kv) * slots, scores, TileChoice{.top = slots, .leading = 1, .local = 2}, own);
 }
@@ -125,28 +125,30 @@ struct NsaTexts {
     int32_t* last_block;   // (B)
 
     /// For s.B texts of at most s.T tokens each.
-    NsaTexts(BumpAllocator& memory, const LayerShape& s, const BlockGrid& grid_, bool shared, const Selection& selection)
-        : grid(grid_), every(selection.every), slots(selection.slots(s.T)), room(s.T), k(latest(memory, s)), v(latest(memory, s)),
-          compressed(memory, {s.B, grid.rows(s.T), s.C, s.NH, s.NKV, s.HS}, 0, KeptKeys{}),
+    template <class P>
+    NsaTexts(const P& policy, BumpAllocator& memory, const LayerShape& s)
+        : grid(policy.grid), every(policy.selection.every), slots(policy.selection.slots(s.T)), room(s.T), k(latest(memory, s)),
+          v(latest(memory, s)), compressed(memory, {s.B, grid.rows(s.T), s.C, s.NH, s.NKV, s.HS}, 0, KeptKeys{}),
           shape{s.B, grid.l, s.NKV, s.HS, s.HS, grid}, work(memory, shape) {
-        if (!shared) selected.emplace(memory, s, 0, KeptKeys{});
+        if (!policy.shared) selected.emplace(memory, s, 0, KeptKeys{});
         choice = memory.take<int>(size_t(s.B) * s.NKV * slots);
         ordered = memory.take<X>(size_t(s.B) * grid.l * k.width), logits = memory.take<X>(size_t(s.B) * BRANCHES * s.NH);
         shares = memory.take<float>(size_t(s.B) * s.NKV * compressed.slots.count());
         last_block = memory.take<int32_t>(s.B);
     }
 
-    /// The first T tokens of a text: those of cmp, the calls of cmp and slc, and what has been chosen.
-    void begin(GPU device, int text, int T, const Heads<const X>& keys, const Heads<const X>& values, const AttentionForward<X>& cmp,
-               const AttentionForward<X>& slc, const int* chosen, const BlockChoice& c) const {
-        const NewKeys last{{}, text, std::max(0, T - grid.l), std::min(T, grid.l)};
-        for (auto [latest, all] : {std::pair(k, keys), std::pair(v, values)})
+    /// The first in.T tokens of a text.
+    template <class P>
+    void begin(GPU device, int text, const P& policy, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) const {
+        const NsaKept<X> kept = policy.kept_in(state, in);
+        const NewKeys last{{}, text, std::max(0, in.T - grid.l), std::min(in.T, grid.l)};
+        for (auto [latest, all] : {std::pair(k, policy.keys(in, kept)), std::pair(v, policy.values(in, kept))})
             each_element(device, last.count, k.width,
                          KeepLatest<X>{latest, {all.data + size_t(last.first) * all.row, all.row}, last});
-        append(device, compressed, cmp, {{}, text, 0, grid.complete(T)});
-        if (selected) keep_prompt(device, *selected, slc, text);
-        const size_t of_text = size_t(compressed.NKV) * slots;
-        if (slots > 0) each_element(device, compressed.NKV, slots, CopyChoice{choice + text * of_text, chosen, c, slots});
+        append(device, compressed, policy.arguments(CMP, in, kept, state), {{}, text, 0, grid.complete(in.T)});
+        if (selected) keep_prompt(device, *selected, policy.arguments(SLC, in, kept, state), text);
+        int* const of_text = choice + size_t(text) * in.NKV * slots;
+        if (slots > 0) each_element(device, in.NKV, slots, CopyChoice{of_text, kept.choice, policy.selection.choice(in), slots});
     }
 
     /// Tokens of rows (B, NKV, HS), and the blocks that they complete; `kept` is memory of a forward pass over them.

@@ -30,9 +30,9 @@ struct Selection {
         require_countable(c, "--nsa-selected", "nsa_selected", "lower it");
         return c;
     }
-    /// Whether a query in block r sees block n, by its row of a choice.
-    bool sees(const int* chosen, int T, int r, int n) const {
-        return rule(T).forced(r, n) || std::find(chosen, chosen + slots(T), n) != chosen + slots(T);
+    /// Whether a query in block r of its document sees block n, by its row of a choice; `first` is the number of the document's first.
+    bool sees(const int* chosen, int T, int first, int r, int n) const {
+        return rule(T).forced(r, n) || std::find(chosen, chosen + slots(T), first + n) != chosen + slots(T);
     }
     /// Of one head and sequence.
     PairCount expected_pairs(const Policy& p, int T) const {

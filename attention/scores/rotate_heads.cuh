@@ -8,11 +8,17 @@
 #include "attention/scores/each_element.cuh"
 #include "model/operations/qk_rope.cuh"
 
-/// The position that row t of a sequence is rotated to: min(stride t, last), or min(of_token, last).
+/// The position that row t of a sequence is rotated to: min(stride t, last), or min(of_token, last). With `documents` t and `last` count
+/// from the first token of t's document, which is where the model's own RoPE has it.
 struct RowPositions {
     int stride = 1, last = INT_MAX;
     const int32_t* of_token = nullptr;   // (B, T)
-    constexpr int operator()(unsigned token, int T) const { return std::min(of_token ? of_token[token] : stride * int(token % T), last); }
+    Documents documents = {};
+    constexpr int operator()(unsigned token, int T) const {
+        if (of_token) return std::min(of_token[token], last);
+        const int begin = documents ? documents.start[token] : 0, inside = std::min(stride * (int(token % T) - begin), last);
+        return documents.restart_positions ? inside : begin + inside;
+    }
 };
 
 template <class Y, class X>

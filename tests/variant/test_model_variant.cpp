@@ -14,6 +14,36 @@ void require_same_bits(const Trial<X>& a, const Trial<X>& b) {
     }
 }
 
+/// Checks that documents packed into a row get the losses and gradients that they get alone.
+void check_packed(const Variant& variant, const Config& config) {
+    const int B = 2, T = 480, border = 0;
+    Double packed(variant, config, B, T, B, T);
+    if (!packed.gpt.net.all(&LayerFacts::keeps_documents_apart)) return;   // the trainer refuses (tests/end_to_end.sh)
+    const std::vector<int> begins = {0, 40, 376, 377, T, T + 100, B * T};   // the first of a row continues from an earlier one
+    for (int32_t& token : packed.tokens) token = 1 + token % (config.V - 1);
+    for (const int begin : begins)
+        if (begin % T > 0) packed.tokens[begin] = border;
+    std::vector<double> losses, gradients(packed.gpt.net.tensors.size(), 0.0);
+    for (size_t n = 0; n + 1 < begins.size(); n++) {
+        const int begin = begins[n], length = begins[n + 1] - begin;
+        Double alone(variant, config, 1, length, 1, length);
+        alone.tokens.assign(&packed.tokens[begin], &packed.tokens[begin] + length);
+        alone.targets.assign(&packed.targets[begin], &packed.targets[begin] + length);
+        alone.loss_and_gradients();
+        losses.insert(losses.end(), alone.gpt.scratch.losses, alone.gpt.scratch.losses + length);
+        for (size_t k = 0; k < gradients.size(); k++) gradients[k] += alone.gpt.gradients[k] * length / (B * T);
+    }
+    for (const bool restart : {false, true}) {
+        packed.feed = BatchFeed<CPU>(B, T, config.V, {border, restart});
+        packed.loss_and_gradients();
+        CHECK(difference(std::vector<double>(packed.gpt.scratch.losses, packed.gpt.scratch.losses + B * T), losses, {1e-9, 0}) == "");
+        for (const Tensor& t : packed.gpt.net.tensors) {
+            INFO(t.name);
+            CHECK(difference(packed.of(packed.gpt.gradients, t), packed.of(gradients.data(), t), {1e-9, 1e-14}) == "");
+        }
+    }
+}
+
 }   // namespace
 
 VARIANT_CASE(" model: gradient of the whole model, head groups of 2, a full and a partial tile", "[model][variant]") {
@@ -71,34 +101,13 @@ VARIANT_CASE(" model: loss and gradients are the same bits in a second run, afte
 }
 
 VARIANT_CASE(" model: documents packed into a row get the losses and gradients that they get alone", "[model][variant][documents]") {
-    const int T = 150, border = 0;
     Config config = config_of({});
     config.settings["moh_balance"] = 0;   // a loss of whole rows
     config.settings["deepseek_sparse_top_k"] = 7;   // fewer than a document has
-    Double packed(variant, config, 1, T, 1, T);
-    if (!packed.gpt.net.all(&LayerFacts::keeps_documents_apart)) return;   // the trainer refuses (tests/end_to_end.sh)
-    const std::vector<int> begins = {0, 40, 110, 111};   // the first continues from an earlier row
-    for (int32_t& token : packed.tokens) token = 1 + token % (config.V - 1);
-    for (size_t n = 1; n < begins.size(); n++) packed.tokens[begins[n]] = border;
-    std::vector<double> losses, gradients(packed.gpt.net.tensors.size(), 0.0);
-    for (size_t n = 0; n < begins.size(); n++) {
-        const int begin = begins[n], length = (n + 1 < begins.size() ? begins[n + 1] : T) - begin;
-        Double alone(variant, config, 1, length, 1, length);
-        alone.tokens.assign(&packed.tokens[begin], &packed.tokens[begin] + length);
-        alone.targets.assign(&packed.targets[begin], &packed.targets[begin] + length);
-        alone.loss_and_gradients();
-        losses.insert(losses.end(), alone.gpt.scratch.losses, alone.gpt.scratch.losses + length);
-        for (size_t k = 0; k < gradients.size(); k++) gradients[k] += alone.gpt.gradients[k] * length / T;
-    }
-    for (const bool restart : {false, true}) {
-        packed.feed = BatchFeed<CPU>(1, T, config.V, {border, restart});
-        packed.loss_and_gradients();
-        CHECK(difference(std::vector<double>(packed.gpt.scratch.losses, packed.gpt.scratch.losses + T), losses, {1e-9, 0}) == "");
-        for (const Tensor& t : packed.gpt.net.tensors) {
-            INFO(t.name);
-            CHECK(difference(packed.of(packed.gpt.gradients, t), packed.of(gradients.data(), t), {1e-9, 1e-14}) == "");
-        }
-    }
+    config.settings.insert({{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"nsa_selected", 4.0}});   // of 336 tokens, five whole blocks
+    check_packed(variant, config);
+    config.settings["longnet_detach"] = config.settings["nsa_shared_kv"] = 1;
+    check_packed(variant, config);
 }
 
 VARIANT_CASE(" model: being watched changes no bit; entropy is between 0 and that of uniform weights", "[model][variant]") {

@@ -24,14 +24,17 @@ double of_curve(const LayerFacts& facts) { return facts.sorts_tokens ? 2e-1 : fa
 const Variant& twin_of(const Variant& variant) { return named(variant.name); }
 const LayerFacts& facts_of(const Trial<double>& trial) { return trial.gpt.net.layers[0].attention->facts; }
 
-/// With `borders`, of packed rows whose documents attention keeps apart.
+/// With `borders`, of packed rows whose documents attention keeps apart; of a row in which they begin at `begins`, where that is given.
 template <class X>
-void check_gradients(const Variant& variant, const Config& config, int B, int T, DocumentBorders borders = {}) {
+void check_gradients(const Variant& variant, const Config& config, int B, int T, DocumentBorders borders = {},
+                     const std::vector<int>& begins = {}) {
     INFO((config.qk_norm ? "QK-norm" : "no QK-norm") << (config.qkv_bias ? ", biases" : "") << ", B " << B << ", T " << T << ", "
                                                      << sizeof(X) << " bytes");
     Trial<double> exact(Variants(twin_of(variant), {&on_cpu::causal}), config, B, T, B, T);
     GpuTrial<X> gpu(Variants(variant, {&on_gpu::causal}), config, B, T, Recompute::nothing, borders);
     exact.feed = BatchFeed<CPU>(B, T, config.V, borders);
+    for (int32_t& token : exact.tokens) token = begins.empty() || token != borders.end_of_text ? token : token + 1;
+    for (const int begin : begins) exact.tokens[begin] = borders.end_of_text;
     if (borders) REQUIRE(std::count(exact.tokens.begin() + 1, exact.tokens.end(), borders.end_of_text) > 0);
     gpu.set_weights(round_weights<X>(exact));
     const double expected = exact.loss_and_gradients();
@@ -57,6 +60,11 @@ GPU_VARIANT_CASE(" model on the GPU: gradients of rows of several documents are 
     const DocumentBorders borders{17, true};   // a token that the rows below have between others
     check_gradients<float>(variant, small_config(false), 2, 90, borders);
     check_gradients<bf16>(variant, small_config(true), 1, 150, borders);
+    if (!facts_of(one).tokens_choose) return;
+    Config few = small_config(false);   // blocks to choose from take long documents
+    few.settings.insert_or_assign("moba_block", 64), few.settings.insert_or_assign("moba_top_k", 2);
+    few.L = 1, few.settings.insert_or_assign("nsa_selected", 4);
+    check_gradients<float>(variant, few, 2, 300, borders, {10, 275});
 }
 
 GPU_VARIANT_CASE(" model on the GPU: float32 gradients of a hybrid with a causal layer are those of the CPU", "[gpu][model][variant][hybrid]") {
