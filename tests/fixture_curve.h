@@ -25,6 +25,8 @@
 /// What float32 may differ from float64 by: of a logit (absolute), and of losses, norms and learning rates (relative). A few times
 /// what rounding was seen to do over twenty steps.
 inline constexpr double LOGIT_TOLERANCE = 5e-5, RELATIVE_TOLERANCE = 3e-5;
+/// Of a mechanism's own loss over twenty steps: seer's has been off by 3.2e-5, and in float64 it is the reference's to 2e-15.
+inline constexpr double AUXILIARY_TOLERANCE = 1e-4;
 
 struct Fixture {
     std::filesystem::path folder;
@@ -92,7 +94,7 @@ inline Curve train_as_the_program_does(GPT<CPU, float>& gpt, BatchFeed<CPU>& fee
 /// "" when a number is the one that `expected` has under `key`, up to the tolerance of norms and losses.
 inline std::string number_difference(double number, const nlohmann::json& expected, const std::string& key) {
     const std::vector<double> actual{number}, wanted{expected.value(key, double(NAN))};
-    return difference(actual, wanted, Tolerance{RELATIVE_TOLERANCE, 0});
+    return difference(actual, wanted, Tolerance{key == "auxiliary_loss" ? AUXILIARY_TOLERANCE : RELATIVE_TOLERANCE, 0});
 }
 
 /// "" when the L2 norm of every tensor of a flat buffer is the one that `expected` names, which must name them all.
