@@ -158,8 +158,8 @@ $(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
 # make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in its GPU's half.
 ifneq ($(SANITIZER),)
 SANITIZED := $(SANITIZER:%=build/%)
-$(VARIANTS:%=$(SANITIZED)/train_%): $(SANITIZED)/train_%: $(SANITIZED)/train_gpt.o $(SANITIZED)/attention/%.o $(SANITIZED)/model/gpt.o \
-        $(SANITIZED)/model/gpt_memory.o $(SANITIZED)/attention/causal.o build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(ENGINE) \
+$(VARIANTS:%=$(SANITIZED)/train_%): $(SANITIZED)/train_%: $(SANITIZED)/train_gpt.o $(SANITIZED)/attention/%.o \
+        $(DEVICE_UNITS:%=$(SANITIZED)/%.o) build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(ENGINE) \
         | $(BUNDLED) $(SANITIZED)/data
 	$(LINK) $(LIBS) -fsanitize=$(SANITIZER)
 $(VARIANTS:%=$(SANITIZED)/attention/%.o): $(SANITIZED)/attention/%.o: attention/variant.cu build/flags
