@@ -10,30 +10,16 @@ import tempfile
 from argparse import Namespace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / 'scripts/experiments'))
-import analysis  # noqa: E402
-import figures  # noqa: E402
-import jobs  # noqa: E402
-import ledger  # noqa: E402
-import plan  # noqa: E402
-import results  # noqa: E402
-import tables  # noqa: E402
-from packages import Refused  # noqa: E402
-from prepare import shard_header  # noqa: E402
-from session import Session  # noqa: E402
-
-
-def check(name, holds, why=''):
-    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}')
-
-
-def refused(what, words, call):
-    try:
-        call()
-        check(what, False, 'accepted')
-    except Refused as said:
-        check(what, words in str(said), said)
+from experiment_checks import ROOT, check, refused
+import analysis
+import figures
+import jobs
+import ledger
+import plan
+import results
+import tables
+from prepare import shard_header
+from session import Session
 
 
 COPY = {'kind': 'copy', 'T': 32, 'length': 4, 'distance': 8, 'rows': 8, 'items': 4}

@@ -8,22 +8,16 @@ import math
 import random
 import resource
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / 'scripts/experiments'))
-import ledger  # noqa: E402
-import plan  # noqa: E402
-import results  # noqa: E402
-import stats  # noqa: E402
-from packages import Refused  # noqa: E402
-from scipy import stats as reference  # noqa: E402
-
-
-def check(name, holds, why=''):
-    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}')
+from experiment_checks import ROOT, check
+import ledger
+import plan
+import results
+import stats
+from packages import Refused
+from scipy import stats as reference
 
 
 def close(a, b, tolerance=1e-9):

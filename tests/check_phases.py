@@ -8,34 +8,20 @@ import tempfile
 from argparse import Namespace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / 'scripts/experiments'))
-import analysis  # noqa: E402
-import compare  # noqa: E402
-import jobs  # noqa: E402
-import labelled  # noqa: E402
-import ledger  # noqa: E402
-import plan  # noqa: E402
-import prepare  # noqa: E402
-import results  # noqa: E402
-import stats  # noqa: E402
-import tables  # noqa: E402
-from packages import Refused  # noqa: E402
-from scipy import stats as reference  # noqa: E402
-from session import Session  # noqa: E402
-from turns import median_interval  # noqa: E402
-
-
-def check(name, holds, why=''):
-    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}')
-
-
-def refused(what, words, call):
-    try:
-        call()
-        check(what, False, 'accepted')
-    except Refused as said:
-        check(what, words in str(said), said)
+from experiment_checks import ROOT, check, refused
+import analysis
+import compare
+import jobs
+import labelled
+import ledger
+import plan
+import prepare
+import results
+import stats
+import tables
+from scipy import stats as reference
+from session import Session
+from turns import median_interval
 
 
 def planned(**settings):

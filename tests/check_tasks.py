@@ -3,15 +3,14 @@ Prints `ok NAME` or `FAIL NAME: why` per check. tests/experiments.sh runs it."""
 
 import re
 import struct
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'scripts/experiments'))
-import numpy as np  # noqa: E402
-import tasks  # noqa: E402
-from packages import Refused  # noqa: E402
+from experiment_checks import check
+import numpy as np
+import tasks
+from packages import Refused
 
 ROWS = 1500
 TASKS = {
@@ -26,10 +25,6 @@ TASKS = {
     'multi_hop': {'T': 128},
     'modular': {'T': 96},
 }
-
-
-def check(name, holds, why=''):
-    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}')
 
 
 def behind_colon(words, region):
