@@ -25,7 +25,8 @@ override CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI 
 FLAGS    := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
 LIBS     := $(BLAS_LIBS) $(TEXT_LIBS) $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -lpthread
 USE_NCCL ?= $(HAVE_NCCL)
-NVCCFLAGS := $(NVCC_FLAGS) -O3 $(CUDA_ARCH) $(CUDAFLAGS) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
+# 20050: a kernel's `inline` does what it should, one definition in several units, though nvcc says that it ignores it.
+NVCCFLAGS := $(NVCC_FLAGS) -O3 -diag-suppress=20050 $(CUDA_ARCH) $(CUDAFLAGS) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
              $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
 GPU_LIBS := $(CUDA_LIBS) $(if $(filter 1,$(USE_NCCL)),$(NCCL_LIBS))
 EMULATED := -DEMULATED_GPU -DUSE_NCCL -Idev/emulator/include -O1 -fno-strict-aliasing -Wno-unknown-pragmas
@@ -155,11 +156,11 @@ $(VARIANTS:%=build/one_unit/cuda_%): build/one_unit/cuda_%: FORCE $(GPU_ENGINE)
 	@mkdir -p $(@D) && echo "nvcc    $@" && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) -DATTENTION=$* -c -o $@.unit train_gpt.cu
 	@$(CXX) $(FLAGS) $(LDFLAGS) -o $@ -x none $@.unit $(filter %.a,$^) $(LIBS) $(GPU_LIBS)
 
-# make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in its GPU's half.
+# make SANITIZER=thread build/thread/train_asga: the emulated program with the sanitizer in what launches a training step's kernels.
 ifneq ($(SANITIZER),)
 SANITIZED := $(SANITIZER:%=build/%)
 $(VARIANTS:%=$(SANITIZED)/train_%): $(SANITIZED)/train_%: $(SANITIZED)/train_gpt.o $(SANITIZED)/attention/%.o \
-        $(DEVICE_UNITS:%=$(SANITIZED)/%.o) build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(ENGINE) \
+        $(SANITIZED)/model/gpt.o build/gpu/attention/selected_%.o build/attention/%.o build/attention/selected_%.o $(EMULATED_ENGINE) \
         | $(BUNDLED) $(SANITIZED)/data
 	$(LINK) $(LIBS) -fsanitize=$(SANITIZER)
 $(VARIANTS:%=$(SANITIZED)/attention/%.o): $(SANITIZED)/attention/%.o: attention/variant.cu build/flags
