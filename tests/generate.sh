@@ -35,6 +35,8 @@ expect "blocks that are no tiles" 2 "multiple of 64" $greedy --attention adaspa 
 expect "no keys per block" 2 "1 to 65536" $greedy --attention psa --psa-block 0
 command -v nvidia-smi > /dev/null || expect "--device cuda without a GPU" 2 "--device cuda" $greedy --device cuda
 expect "an unknown mechanism" 2 "adaspa" $greedy --attention pas
+expect "a seed below 0" 2 "--seed" $greedy --seed -1
+expect "help on a full disk" 3 "cannot be written" bash -c './generate --help > /dev/full'
 expect "an option of psa without psa" 2 "--attention psa" $greedy --psa-eps 0.5
 
 # ---- matrices, keys and values in bf16

@@ -3,6 +3,7 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <iostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -31,7 +32,7 @@ inline std::string unknown_option(const CLI::App& app) {
 }
 
 /// Parses the command line (and the configuration file, if `app` has one). False if --help or --version was given and printed: the
-/// program then ends with code 0. Exit::usage, with a hint, for anything that cannot be parsed.
+/// program then ends with code 0. Exit::usage, with a hint, for anything that cannot be parsed; Exit::data where it cannot be printed.
 inline bool parse_options(CLI::App& app, int argc, const char* const* argv) {
     app.allow_config_extras(CLI::config_extras_mode::error);
     try {
@@ -39,6 +40,7 @@ inline bool parse_options(CLI::App& app, int argc, const char* const* argv) {
         return true;
     } catch (const CLI::Success& help) {
         app.exit(help);   // prints it
+        if (!std::cout.flush()) fail(Exit::data, "standard output cannot be written: ", last_os_error());
         return false;
     } catch (const CLI::ConfigError& error) {
         const std::string sentence = error.what();

@@ -63,7 +63,7 @@ static bool parse(int argc, char** argv, Options& o) {
     app.add_option("--top-k", o.sampling.top_k, "sample from the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));
     app.add_option("--top-p", o.sampling.top_p, "sample from the likeliest tokens whose probabilities sum to this")
         ->check(number_from(0, 1));
-    app.add_option("--seed", o.sampling.seed, "of sampling");
+    app.add_option("--seed", o.sampling.seed, "of sampling")->check(CLI::NonNegativeNumber);
     app.add_option("--device", o.device, "where to write")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--weights", o.weights,
                    "how the matrices, and keys and values of the text, are stored: bf16 takes half the memory of fp32, and of reading it; "
