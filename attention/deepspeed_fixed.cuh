@@ -47,6 +47,10 @@ struct deepspeed_fixed : Policy {
         return chunks.visible(first, first + globals * block, i, j);
     }
 
+    /// With a layout per head, heads between them see all of a chunk.
+    constexpr KeptKeys kept_keys() const { return chunks.kept_keys(seen_later()); }
+    double cached_keys(int T) const { return chunks.cached_keys(seen_later(), T); }
+
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
         auto sees = [&](int h, int i, int j) {
@@ -60,6 +64,8 @@ struct deepspeed_fixed : Policy {
     }
 
 private:
+    /// Tokens at the end of a chunk, some head's.
+    constexpr int seen_later() const { return patterns.divisor() * globals * block; }
     /// The first token of a chunk's global blocks, counted from the chunk's start.
     constexpr int first_global(int h) const {
         return (local - (patterns.remainder(h) + 1) * globals) * block;

@@ -111,5 +111,7 @@ TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, 
     CHECK(bytes(named("sliding_window"), {}, 1000) == bytes(named("sliding_window"), {}, 2000));
     CHECK(bytes(named("sliding_window"), {}, 1000, 1e9) == bytes(named("causal"), {}, 1000));
     CHECK(bytes(named("dsa"), {}, 1000) == bytes(named("dsa"), {}, 2000));
+    CHECK(std::abs(bytes(named("fixed_factorized"), {}, 1024) / ((13 + 64 * 3) * keys) - 1) < 0.02);   // 3 of each 16, and a chunk
+    CHECK(bytes(named("deepspeed_fixed"), {}, 1024) == bytes(named("causal"), {}, 1024));   // heads of different layouts see all
     CHECK(bytes(named("longformer"), {}, 1000) == bytes(named("longformer"), {}, 2000));
 }

@@ -10,37 +10,90 @@
 #include "model/operations/matrix.h"
 
 /// Where a token's key is kept: every token of a text has a slot of its own, or where later rows see no others, the first `leading`
-/// have one and the last `recent`. The recent ones are a ring, in which a new token takes the place of the oldest.
-struct KeySlots {
-    int leading, recent;
-
+/// have one and the last `recent`. The recent ones are a ring, in which a new token takes the place of the oldest. Of a text in
+/// chunks the ring comes first, for the first `recent` tokens of the newest chunk, and behind it lie the last `of_chunk` of all chunks:
+///
+///     chunk 6, of_chunk 2, after 10 tokens    slot    0 1 2 3   4 5
+///                                             token   6 7 8 9   4 5
+///
+/// While the newest chunk is shorter than the ring, the rest of the ring has tokens of the chunk before, which no row sees any more.
+class KeySlots {
+public:
     /// For texts of at most `room` tokens.
     constexpr KeySlots(const KeptKeys& kept, int room)
-        : leading(std::min(kept.leading, room)), recent(std::max(1, std::min(kept.recent, room - leading))) {}
-
-    constexpr int count() const { return leading + recent; }
-    constexpr int slot(int token) const { return token < leading ? token : leading + (token - leading) % recent; }
-
-    /// The token in a slot once the text has `tokens` tokens. Precondition: slot < min(count(), tokens).
-    constexpr int token(int slot, int tokens) const {
-        if (slot < leading) return slot;
-        const int newest = tokens - 1 - leading;   // counted in the ring
-        return leading + newest - (newest - (slot - leading)) % recent;
+        : leading_(kept.chunk ? 0 : std::min(kept.leading, room)), recent_(std::max(1, std::min(kept.recent, room - leading_))),
+          chunk_(kept.chunk), of_chunk_(kept.of_chunk) {
+        if (chunk_) recent_ = chunk_ - of_chunk_;
+        count_ = used(room);
     }
-    /// The oldest token that has a slot, but for the leading ones.
-    constexpr int oldest(int tokens) const { return std::max(std::min(leading, tokens), tokens - recent); }
 
-    /// The tokens in slots from .. from + n - 1, first to last: in this order, or where the ring begins anew among them, all others
-    /// of the ring, too.
+    constexpr int count() const { return count_; }
+    /// How many slots hold a token of a text of `tokens` tokens: the first ones.
+    constexpr int used(int tokens) const {
+        if (!chunk_) return std::min(tokens, leading_ + recent_);
+        return std::min(tokens, recent_) + tokens / chunk_ * of_chunk_ + std::max(0, tokens % chunk_ - recent_);
+    }
+    constexpr int slot(int token) const {
+        if (!chunk_) return token < leading_ ? token : leading_ + (token - leading_) % recent_;
+        const int inside = token % chunk_;
+        return inside < recent_ ? inside : token / chunk_ * of_chunk_ + inside;
+    }
+
+    /// The token in a slot once the text has `tokens` tokens. Precondition: slot < used(tokens).
+    constexpr int token(int slot, int tokens) const {
+        if (chunk_) {
+            const int newest = newest_chunk(tokens), later = slot - recent_;
+            if (later >= 0) return later / of_chunk_ * chunk_ + recent_ + later % of_chunk_;
+            return newest + slot < tokens ? newest + slot : newest - chunk_ + slot;
+        }
+        if (slot < leading_) return slot;
+        const int newest = tokens - 1 - leading_;   // counted in the ring
+        return leading_ + newest - (newest - (slot - leading_)) % recent_;
+    }
+    /// Whether a token still has its slot.
+    constexpr bool has(int token, int tokens) const { return this->token(slot(token), tokens) == token; }
+
+    /// `count` tokens from `first` on, in slots one behind the other.
+    struct Run {
+        int first, count;
+    };
+    /// The first such tokens from `from` on that a row to come may see, as many as there are; with a count of 0 past the last.
+    constexpr Run run(int from, int tokens) const {
+        if (chunk_) {
+            const int newest = newest_chunk(tokens), inside = from % chunk_;
+            if (from < newest && inside < recent_) from = of_chunk_ ? from - inside + recent_ : newest;
+            const int start = from - from % chunk_, end = from - start < recent_ ? start + recent_ : start + chunk_;
+            return {from, std::max(0, std::min(end, tokens) - from)};
+        }
+        if (from < std::min(leading_, tokens)) return {from, std::min(leading_, tokens) - from};
+        from = std::max(from, oldest(tokens));
+        return {from, from < tokens ? std::min(tokens - from, leading_ + recent_ - slot(from)) : 0};   // up to the ring's end
+    }
+
+    /// The tokens in slots from .. from + n - 1, first to last: in this order, or where a ring begins anew among them, all that have
+    /// slots, but for the leading ones before.
     struct Range {
         int first, last;
     };
     constexpr Range range(int from, int n, int tokens) const {
-        const int first = token(from, tokens), turn = slot(oldest(tokens));
-        const bool in_order = tokens <= count() || from + n <= leading || (from >= leading && (from >= turn || from + n <= turn));
+        const int first = token(from, tokens);
+        if (chunk_) {
+            const bool in_order = from >= recent_ || from + n <= std::min(recent_, tokens - newest_chunk(tokens));
+            return in_order ? Range{first, token(from + n - 1, tokens)} : Range{0, tokens - 1};
+        }
+        const int turn = slot(oldest(tokens));
+        const bool in_order = tokens <= count_ || from + n <= leading_ || (from >= leading_ && (from >= turn || from + n <= turn));
         if (in_order) return {first, first + n - 1};
         return {std::min(first, oldest(tokens)), tokens - 1};
     }
+
+private:
+    /// The first token of the newest chunk.
+    constexpr int newest_chunk(int tokens) const { return (tokens - 1) / chunk_ * chunk_; }
+    /// The oldest token in the ring of a text that is not in chunks.
+    constexpr int oldest(int tokens) const { return std::max(std::min(leading_, tokens), tokens - recent_); }
+
+    int leading_, recent_, chunk_, of_chunk_, count_;
 };
 
 /// Keys of one head that lie one behind the other: row n is that of key first + n of the text.
@@ -86,12 +139,8 @@ public:
     /// Calls use(span) for all that is kept of query head h's keys, in the order of the text.
     template <class Use>
     void each_span(int h, Use use) const {
-        const int leading = std::min(tokens_, slots_.leading);
-        if (leading) use(span(h, 0, leading));
-        for (int j = slots_.oldest(tokens_), count; j < tokens_; j += count) {
-            count = std::min(tokens_ - j, slots_.count() - slots_.slot(j));   // up to the ring's end
-            use(span(h, j, count));
-        }
+        for (KeySlots::Run run = slots_.run(0, tokens_); run.count; run = slots_.run(run.first + run.count, tokens_))
+            use(span(h, run.first, run.count));
     }
 
     /// Numbers of memory that tile() needs.

@@ -81,7 +81,7 @@ public:
     __device__ WarpOfRow(const P& policy, const AttentionForward<X>& a, const TextKeys<X>& keys, int b, int text, int position, int h0,
                          int heads, float (&z)[HEADS][TILE])
         : policy_(policy), a_(a), keys_(keys), b_(b), text_(text), i_(position), h0_(h0), heads_(heads), z_(z),
-          slots_(min(keys.slots.count(), position + 1)) {
+          slots_(keys.slots.used(position + 1)) {
         for (int g = 0; g < HEADS; g++) {
             const X* q = a.q.data + b * a.q.row + size_t(h0 + min(g, heads - 1)) * Shape::HS + dim();
             const Packed<X> piece = load_packed(q);

@@ -90,9 +90,11 @@ private:
     }
 };
 
-/// The keys that rows to come can see: the first `leading` of the text and the last `recent`, the newest row's own among them.
+/// The keys that rows to come can see: the first `leading` of the text and the last `recent`, the newest row's own among them. Or, of
+/// a text that is cut into chunks of `chunk` tokens, the last `of_chunk` < chunk of each chunk and what there is of the newest.
 struct KeptKeys {
     int leading = 0, recent = std::numeric_limits<int>::max();
+    int chunk = 0, of_chunk = 0;   // 0: not in chunks
 };
 
 /// The most features of one kind that score() can read: what the GPU's backward pass has room for,

@@ -46,20 +46,23 @@ struct LastFeatures {
     }
 };
 
-/// Keys that are about to be kept: `count` tokens of a text from `first` on, or of every row the only one.
+/// Keys that are about to be kept: the first `count` tokens of a text, or of every row the only one.
 struct NewKeys {
     TextRows rows = {};   // null: the tokens are those of `text`
-    int text = 0, first = 0, count = 1;
+    int text = 0, count = 1;
 
     constexpr int text_of(int b) const { return rows.text ? rows.text[b] : text; }
     constexpr int position(int b, int t) const { return rows.text ? rows.position[b] : t; }
+    /// Of the tokens of a prompt that take one slot, in no order, only the last may write to it.
+    constexpr bool takes_slot(const KeySlots& slots, int t) const { return rows.text || slots.has(t, count); }
 };
 
-/// Block (n, b): token to.first + n of sequence b, keys and values of all heads.
+/// Block (t, b): token t of sequence b, keys and values of all heads.
 template <class X>
 __global__ void append_keys_kernel(const TextKeys<X> keys, const AttentionForward<X> a, const NewKeys to) {
     constexpr int PIECE = Packed<X>::size;
-    const int b = blockIdx.y, t = to.first + int(blockIdx.x), pieces = keys.NKV * keys.HS / PIECE;
+    const int b = blockIdx.y, t = int(blockIdx.x), pieces = keys.NKV * keys.HS / PIECE;
+    if (!to.takes_slot(keys.slots, t)) return;
     const int text = to.text_of(b), slot = keys.slots.slot(to.position(b, t));
     const size_t token = size_t(b) * a.S + t;
     for (int n = threadIdx.x; n < pieces; n += blockDim.x) {
@@ -74,8 +77,8 @@ __global__ void append_keys_kernel(const TextKeys<X> keys, const AttentionForwar
 template <class X>
 __global__ void append_columns_kernel(const TextKeys<X> keys, const AttentionForward<X> a, const NewKeys to) {
     const int b = blockIdx.y, n = int(blockIdx.x * blockDim.x + threadIdx.x);
-    const int t = to.first + n % to.count, row = n / to.count;   // of (NH, features)
-    if (row >= keys.NH * keys.features) return;
+    const int t = n % to.count, row = n / to.count;   // of (NH, features)
+    if (row >= keys.NH * keys.features || !to.takes_slot(keys.slots, t)) return;
     const int slot = keys.slots.slot(to.position(b, t));
     keys.head_columns(to.text_of(b), 0)[size_t(row) * keys.slots.count() + slot] =
         a.column[(size_t(b) * keys.NH * keys.features + row) * padded(a.S) + t];
@@ -88,12 +91,10 @@ void append(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X
     if (columns) launch(device, append_columns_kernel<X>, Grid(blocks_for(columns, 256), a.B), 256, 0, keys, a, to);
 }
 
-/// The first a.S tokens of a text, of which no two may take one slot: those whose slot a later one will have are left out.
+/// The first a.S tokens of a text.
 template <class X>
 void keep_prompt(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X>& a, int text) {
-    const int leading = std::min(keys.slots.leading, a.S), oldest = keys.slots.oldest(a.S);
-    append(device, keys, a, {{}, text, 0, leading});
-    append(device, keys, a, {{}, text, oldest, a.S - oldest});
+    append(device, keys, a, {{}, text, a.S});
 }
 
 /// The B rows of a step.

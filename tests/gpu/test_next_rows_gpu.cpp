@@ -2,6 +2,7 @@
 // in double. Whole layers: variant/test_layer_texts_gpu.cpp. On a machine without a GPU it runs on the emulator.
 #include <memory>
 
+#include "attention/fixed_factorized.cuh"
 #include "attention/kernel/decode.h"
 #include "attention/kernel/next_rows.cuh"
 #include "attention/masks/pattern.h"
@@ -108,6 +109,18 @@ void check_rows(TwoTexts texts, const P& policy) {
 
 const Policy causal(Config{}, 0);
 
+KeptKeys in_chunks(int chunk, int of_chunk) {
+    KeptKeys kept;
+    kept.chunk = chunk, kept.of_chunk = of_chunk;
+    return kept;
+}
+
+/// Whether the last of `tokens` tokens or a later one may see token j.
+bool is_needed(const KeptKeys& kept, int j, int tokens) {
+    if (!kept.chunk) return j < kept.leading || j >= tokens - kept.recent;
+    return j / kept.chunk == (tokens - 1) / kept.chunk || j % kept.chunk >= kept.chunk - kept.of_chunk;
+}
+
 }   // namespace
 
 TEST_CASE("next rows on the GPU: several tiles of keys for a warp, beside a text of less than one", "[gpu][attention][decode]") {
@@ -120,19 +133,41 @@ TEST_CASE("next rows on the GPU: rings, before they are full and at every place 
     check_rows<bf16>({2, 65}, LeadingAndWindow(Config{}, 0, 0, 0));   // each sees itself alone
 }
 
+TEST_CASE("next rows on the GPU: chunks of which the end is kept, at every place of the newest token", "[gpu][attention][decode]") {
+    Config config;
+    config.settings = {{"fixed_factorized_chunk", 100}, {"fixed_factorized_summary", 30}};
+    const fixed_factorized policy(config, 0);
+    for (int length : {1, 69, 71, 99, 100, 101, 150, 170, 171, 200, 230, 299}) check_rows<float>({length, 330}, policy);
+}
+
 TEST_CASE("slots of a text: each token has one while a later row may see it, and ranges of slots hold all of their tokens", "[decode]") {
-    for (const KeptKeys kept : {KeptKeys{}, KeptKeys{0, 5}, KeptKeys{3, 4}, KeptKeys{9, 1}}) {
-        const KeySlots slots(kept, 12);
-        for (int tokens = 1; tokens <= 12; tokens++)
-            for (int slot = 0; slot < std::min(tokens, slots.count()); slot++) {
+    const int ROOM = 23;
+    for (const KeptKeys& kept : {KeptKeys{}, KeptKeys{0, 5}, KeptKeys{3, 4}, KeptKeys{9, 1}, in_chunks(6, 2), in_chunks(6, 0), in_chunks(4, 3),
+                                 in_chunks(1, 0), in_chunks(30, 10), in_chunks(20, 5)}) {
+        INFO("leading " << kept.leading << ", recent " << kept.recent << ", " << kept.of_chunk << " of chunks of " << kept.chunk);
+        const KeySlots slots(kept, ROOM);
+        REQUIRE(slots.count() == slots.used(ROOM));
+        for (int tokens = 1; tokens <= ROOM; tokens++) {
+            REQUIRE(slots.used(tokens) <= slots.count());
+            std::vector<int> needed, found;
+            for (int j = 0; j < tokens; j++)
+                if (is_needed(kept, j, tokens)) needed.push_back(j);
+            for (KeySlots::Run run = slots.run(0, tokens); run.count; run = slots.run(run.first + run.count, tokens))
+                for (int n = 0; n < run.count; n++) {
+                    found.push_back(run.first + n);
+                    REQUIRE(slots.slot(run.first + n) == slots.slot(run.first) + n);
+                }
+            REQUIRE(found == needed);
+            for (int j : needed) REQUIRE((slots.slot(j) < slots.used(tokens) && slots.has(j, tokens)));
+            for (int slot = 0; slot < slots.used(tokens); slot++) {
                 const int token = slots.token(slot, tokens);
-                REQUIRE(slots.slot(token) == slot);
-                REQUIRE((token < tokens && (token < slots.leading || token >= slots.oldest(tokens))));
-                for (int n = 1; slot + n <= std::min(tokens, slots.count()); n++) {
+                REQUIRE((slots.slot(token) == slot && token >= 0 && token < tokens));
+                for (int n = 1; slot + n <= slots.used(tokens); n++) {
                     const KeySlots::Range range = slots.range(slot, n, tokens);
                     for (int s = slot; s < slot + n; s++)
                         REQUIRE((slots.token(s, tokens) >= range.first && slots.token(s, tokens) <= range.last));
                 }
             }
+        }
     }
 }
