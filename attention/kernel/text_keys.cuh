@@ -46,22 +46,22 @@ struct LastFeatures {
     }
 };
 
-/// Keys that are about to be kept: the first `count` tokens of a text, or of every row the only one.
+/// Keys that are about to be kept: `count` tokens of a text from `first` on, or of every row the only one.
 struct NewKeys {
     TextRows rows = {};   // null: the tokens are those of `text`
-    int text = 0, count = 1;
+    int text = 0, first = 0, count = 1;
 
     constexpr int text_of(int b) const { return rows.text ? rows.text[b] : text; }
     constexpr int position(int b, int t) const { return rows.text ? rows.position[b] : t; }
     /// Of the tokens of a prompt that take one slot, in no order, only the last may write to it.
-    constexpr bool takes_slot(const KeySlots& slots, int t) const { return rows.text || slots.has(t, count); }
+    constexpr bool takes_slot(const KeySlots& slots, int t) const { return rows.text || slots.has(t, first + count); }
 };
 
-/// Block (t, b): token t of sequence b, keys and values of all heads.
+/// Block (n, b): token to.first + n of sequence b, keys and values of all heads.
 template <class X>
 __global__ void append_keys_kernel(const TextKeys<X> keys, const AttentionForward<X> a, const NewKeys to) {
     constexpr int PIECE = Packed<X>::size;
-    const int b = blockIdx.y, t = int(blockIdx.x), pieces = keys.NKV * keys.HS / PIECE;
+    const int b = blockIdx.y, t = to.first + int(blockIdx.x), pieces = keys.NKV * keys.HS / PIECE;
     if (!to.takes_slot(keys.slots, t)) return;
     const int text = to.text_of(b), slot = keys.slots.slot(to.position(b, t));
     const size_t token = size_t(b) * a.S + t;
@@ -77,7 +77,7 @@ __global__ void append_keys_kernel(const TextKeys<X> keys, const AttentionForwar
 template <class X>
 __global__ void append_columns_kernel(const TextKeys<X> keys, const AttentionForward<X> a, const NewKeys to) {
     const int b = blockIdx.y, n = int(blockIdx.x * blockDim.x + threadIdx.x);
-    const int t = n % to.count, row = n / to.count;   // of (NH, features)
+    const int t = to.first + n % to.count, row = n / to.count;   // of (NH, features)
     if (row >= keys.NH * keys.features || !to.takes_slot(keys.slots, t)) return;
     const int slot = keys.slots.slot(to.position(b, t));
     keys.head_columns(to.text_of(b), 0)[size_t(row) * keys.slots.count() + slot] =
@@ -94,7 +94,7 @@ void append(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X
 /// The first a.S tokens of a text.
 template <class X>
 void keep_prompt(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X>& a, int text) {
-    append(device, keys, a, {{}, text, a.S});
+    append(device, keys, a, {{}, text, 0, a.S});
 }
 
 /// The B rows of a step.
