@@ -21,11 +21,9 @@ class KeySlots {
 public:
     /// For texts of at most `room` tokens.
     constexpr KeySlots(const KeptKeys& kept, int room)
-        : leading_(kept.chunk ? 0 : std::min(kept.leading, room)), recent_(std::max(1, std::min(kept.recent, room - leading_))),
-          chunk_(kept.chunk), of_chunk_(kept.of_chunk) {
-        if (chunk_) recent_ = chunk_ - of_chunk_;
-        count_ = used(room);
-    }
+        : leading_(std::min(kept.leading, room)),
+          recent_(kept.chunk ? kept.chunk - kept.of_chunk : std::max(1, std::min(kept.recent, room - leading_))), chunk_(kept.chunk),
+          of_chunk_(kept.of_chunk), count_(used(room)) {}
 
     constexpr int count() const { return count_; }
     /// How many slots hold a token of a text of `tokens` tokens: the first ones.

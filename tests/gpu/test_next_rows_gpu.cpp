@@ -109,12 +109,6 @@ void check_rows(TwoTexts texts, const P& policy) {
 
 const Policy causal(Config{}, 0);
 
-KeptKeys in_chunks(int chunk, int of_chunk) {
-    KeptKeys kept;
-    kept.chunk = chunk, kept.of_chunk = of_chunk;
-    return kept;
-}
-
 /// Whether the last of `tokens` tokens or a later one may see token j.
 bool is_needed(const KeptKeys& kept, int j, int tokens) {
     if (!kept.chunk) return j < kept.leading || j >= tokens - kept.recent;
@@ -142,8 +136,8 @@ TEST_CASE("next rows on the GPU: chunks of which the end is kept, at every place
 
 TEST_CASE("slots of a text: each token has one while a later row may see it, and ranges of slots hold all of their tokens", "[decode]") {
     const int ROOM = 23;
-    for (const KeptKeys& kept : {KeptKeys{}, KeptKeys{0, 5}, KeptKeys{3, 4}, KeptKeys{9, 1}, in_chunks(6, 2), in_chunks(6, 0), in_chunks(4, 3),
-                                 in_chunks(1, 0), in_chunks(30, 10), in_chunks(20, 5)}) {
+    for (const KeptKeys& kept : {KeptKeys{}, KeptKeys{0, 5}, KeptKeys{3, 4}, KeptKeys{9, 1}, Chunks(6).kept_keys(2), Chunks(6).kept_keys(0),
+                                 Chunks(4).kept_keys(3), Chunks(1).kept_keys(0), Chunks(30).kept_keys(10), Chunks(20).kept_keys(5)}) {
         INFO("leading " << kept.leading << ", recent " << kept.recent << ", " << kept.of_chunk << " of chunks of " << kept.chunk);
         const KeySlots slots(kept, ROOM);
         REQUIRE(slots.count() == slots.used(ROOM));
