@@ -48,7 +48,7 @@ struct deepspeed_fixed : Policy {
     }
 
     /// With a layout per head, heads between them see all of a chunk.
-    constexpr KeptKeys kept_keys() const { return chunks.kept_keys(seen_later()); }
+    constexpr KeptChunks kept_keys() const { return chunks.kept_keys(seen_later()); }
     double cached_keys(int T) const { return chunks.cached_keys(seen_later(), T); }
 
     template <class X>

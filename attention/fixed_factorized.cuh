@@ -34,7 +34,7 @@ struct fixed_factorized : Policy {
         return chunks.tile(length - summary, length, {i0, i1, j0, j1});
     }
     constexpr bool visible(int, int i, int j) const { return chunks.visible(length - summary, length, i, j); }
-    constexpr KeptKeys kept_keys() const { return chunks.kept_keys(summary); }
+    constexpr KeptChunks kept_keys() const { return chunks.kept_keys(summary); }
     double cached_keys(int T) const { return chunks.cached_keys(summary, T); }
 
     template <class X>

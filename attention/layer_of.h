@@ -112,7 +112,7 @@ protected:
 };
 
 template <class A, class X, class More = typename TextOf<A, X>::type>
-class LayerTextOf final : public KeysAndMore<LayerText<X>, A, TextRoom, KeyCache<X>, More> {
+class LayerTextOf final : public KeysAndMore<LayerText<X>, A, TextRoom, KeyCache<X, SlotsOf<A>>, More> {
 public:
     using LayerTextOf::KeysAndMore::KeysAndMore;
 
@@ -123,7 +123,8 @@ public:
     }
     void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
         std::byte* const no_workspace = nullptr;
-        attention_layer_forward(NextRow<X, More>{{}, &*this->keys_, &*this->more_}, this->policy_, in, weights, state, no_workspace);
+        attention_layer_forward(NextRow<X, More, SlotsOf<A>>{{}, &*this->keys_, &*this->more_}, this->policy_, in, weights, state,
+                                no_workspace);
     }
 };
 
@@ -168,7 +169,7 @@ struct TextsOf<A, X> {
 };
 
 template <class A, class X, class More = typename TextsOf<A, X>::type>
-class LayerTextsOf final : public KeysAndMore<LayerTexts<X>, A, LayerShape, TextKeys<X>, More> {
+class LayerTextsOf final : public KeysAndMore<LayerTexts<X>, A, LayerShape, TextKeys<X, SlotsOf<A>>, More> {
 public:
     using LayerTextsOf::KeysAndMore::KeysAndMore;
 
@@ -178,7 +179,7 @@ public:
     }
     void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
         std::byte* const no_workspace = nullptr;
-        const NextRows<X, More> on{device, *this->keys_, rows, &*this->more_};
+        const NextRows<X, More, SlotsOf<A>> on{device, *this->keys_, rows, &*this->more_};
         attention_layer_forward(on, this->policy_, in, weights, state, no_workspace);
     }
 };

@@ -110,9 +110,9 @@ struct NothingMore {
 
 /// The CPU while it computes the next row of a text, B = T = 1. A layer's forward() with it in place of CPU is that layer's row of the
 /// whole text. RoPE's table begins at position 0, whatever the row's.
-template <class X, class More = NothingMore>
+template <class X, class More = NothingMore, class Slots = RingSlots>
 struct NextRow : CPU {
-    KeyCache<X>* keys;   // of the rows before
+    KeyCache<X, Slots>* keys;   // of the rows before
     More* more;
 };
 
@@ -151,8 +151,8 @@ void attend_next_row(const AttentionForward<X>& a, const Keys& keys, Attend atte
 }
 
 /// The kernel's call for the next row: its keys join those that are kept, and it attends to all of them.
-template <class X, class More, class P>
-void attention_forward(const NextRow<X, More>& device, const P& policy, const AttentionForward<X>& a) {
+template <class X, class More, class Slots, class P>
+void attention_forward(const NextRow<X, More, Slots>& device, const P& policy, const AttentionForward<X>& a) {
     const int position = device.keys->tokens();
     device.keys->append(a);
     attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {

@@ -3,96 +3,117 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/policy.h"
 #include "model/device/math.h"
 #include "model/operations/matrix.h"
 
+/// `count` tokens from `first` on, in slots one behind the other.
+struct SlotRun {
+    int first, count;
+};
+/// The first and the last of tokens in slots.
+struct SlotRange {
+    int first, last;
+};
+
 /// Where a token's key is kept: every token of a text has a slot of its own, or where later rows see no others, the first `leading`
-/// have one and the last `recent`. The recent ones are a ring, in which a new token takes the place of the oldest. Of a text in
-/// chunks the ring comes first, for the first `recent` tokens of the newest chunk, and behind it lie the last `of_chunk` of all chunks:
-///
-///     chunk 6, of_chunk 2, after 10 tokens    slot    0 1 2 3   4 5
-///                                             token   6 7 8 9   4 5
-///
-/// While the newest chunk is shorter than the ring, the rest of the ring has tokens of the chunk before, which no row sees any more.
-class KeySlots {
+/// have one and the last `recent`. The recent ones are a ring, in which a new token takes the place of the oldest.
+class RingSlots {
 public:
     /// For texts of at most `room` tokens.
-    constexpr KeySlots(const KeptKeys& kept, int room)
-        : leading_(std::min(kept.leading, room)),
-          recent_(kept.chunk ? kept.chunk - kept.of_chunk : std::max(1, std::min(kept.recent, room - leading_))), chunk_(kept.chunk),
-          of_chunk_(kept.of_chunk), count_(used(room)) {}
+    constexpr RingSlots(const KeptKeys& kept, int room)
+        : leading_(std::min(kept.leading, room)), recent_(std::max(1, std::min(kept.recent, room - leading_))) {}
 
-    constexpr int count() const { return count_; }
+    constexpr int count() const { return leading_ + recent_; }
     /// How many slots hold a token of a text of `tokens` tokens: the first ones.
-    constexpr int used(int tokens) const {
-        if (!chunk_) return std::min(tokens, leading_ + recent_);
-        return std::min(tokens, recent_) + tokens / chunk_ * of_chunk_ + std::max(0, tokens % chunk_ - recent_);
-    }
-    constexpr int slot(int token) const {
-        if (!chunk_) return token < leading_ ? token : leading_ + (token - leading_) % recent_;
-        const int inside = token % chunk_;
-        return inside < recent_ ? inside : token / chunk_ * of_chunk_ + inside;
-    }
+    constexpr int used(int tokens) const { return std::min(tokens, count()); }
+    constexpr int slot(int token) const { return token < leading_ ? token : leading_ + (token - leading_) % recent_; }
 
     /// The token in a slot once the text has `tokens` tokens. Precondition: slot < used(tokens).
     constexpr int token(int slot, int tokens) const {
-        if (chunk_) {
-            const int newest = newest_chunk(tokens), later = slot - recent_;
-            if (later >= 0) return later / of_chunk_ * chunk_ + recent_ + later % of_chunk_;
-            return newest + slot < tokens ? newest + slot : newest - chunk_ + slot;
-        }
         if (slot < leading_) return slot;
         const int newest = tokens - 1 - leading_;   // counted in the ring
         return leading_ + newest - (newest - (slot - leading_)) % recent_;
     }
-    /// Whether a token still has its slot.
-    constexpr bool has(int token, int tokens) const { return this->token(slot(token), tokens) == token; }
 
-    /// `count` tokens from `first` on, in slots one behind the other.
-    struct Run {
-        int first, count;
-    };
-    /// The first such tokens from `from` on that a row to come may see, as many as there are; with a count of 0 past the last.
-    constexpr Run run(int from, int tokens) const {
-        if (chunk_) {
-            const int newest = newest_chunk(tokens), inside = from % chunk_;
-            if (from < newest && inside < recent_) from = of_chunk_ ? from - inside + recent_ : newest;
-            const int start = from - from % chunk_, end = from - start < recent_ ? start + recent_ : start + chunk_;
-            return {from, std::max(0, std::min(end, tokens) - from)};
-        }
+    /// The first tokens from `from` on that a row to come may see and whose slots lie one behind the other, as many as there are; with
+    /// a count of 0 past the last.
+    constexpr SlotRun run(int from, int tokens) const {
         if (from < std::min(leading_, tokens)) return {from, std::min(leading_, tokens) - from};
         from = std::max(from, oldest(tokens));
-        return {from, from < tokens ? std::min(tokens - from, leading_ + recent_ - slot(from)) : 0};   // up to the ring's end
+        return {from, from < tokens ? std::min(tokens - from, count() - slot(from)) : 0};   // up to the ring's end
     }
 
-    /// The tokens in slots from .. from + n - 1, first to last: in this order, or where a ring begins anew among them, all that have
+    /// The tokens in slots from .. from + n - 1, first to last: in this order, or where the ring begins anew among them, all that have
     /// slots, but for the leading ones before.
-    struct Range {
-        int first, last;
-    };
-    constexpr Range range(int from, int n, int tokens) const {
-        const int first = token(from, tokens);
-        if (chunk_) {
-            const bool in_order = from >= recent_ || from + n <= std::min(recent_, tokens - newest_chunk(tokens));
-            return in_order ? Range{first, token(from + n - 1, tokens)} : Range{0, tokens - 1};
-        }
-        const int turn = slot(oldest(tokens));
-        const bool in_order = tokens <= count_ || from + n <= leading_ || (from >= leading_ && (from >= turn || from + n <= turn));
+    constexpr SlotRange range(int from, int n, int tokens) const {
+        const int first = token(from, tokens), turn = slot(oldest(tokens));
+        const bool in_order = tokens <= count() || from + n <= leading_ || (from >= leading_ && (from >= turn || from + n <= turn));
         if (in_order) return {first, first + n - 1};
         return {std::min(first, oldest(tokens)), tokens - 1};
     }
 
 private:
-    /// The first token of the newest chunk.
-    constexpr int newest_chunk(int tokens) const { return (tokens - 1) / chunk_ * chunk_; }
-    /// The oldest token in the ring of a text that is not in chunks.
+    /// The oldest token in the ring.
     constexpr int oldest(int tokens) const { return std::max(std::min(leading_, tokens), tokens - recent_); }
 
-    int leading_, recent_, chunk_, of_chunk_, count_;
+    int leading_, recent_;
 };
+
+/// The same for a text in chunks, of which later rows see the last `of_chunk` tokens. The first slots are for the other tokens of the
+/// newest chunk, and behind them lie the last ones of all chunks:
+///
+///     chunk 6, of_chunk 2, after 10 tokens    slot    0 1 2 3   4 5
+///                                             token   6 7 8 9   4 5
+///
+/// At the beginning of a chunk the rest of the first slots has tokens of the chunk before, which no row sees any more.
+class ChunkSlots {
+public:
+    constexpr ChunkSlots(const KeptChunks& kept, int room)
+        : chunk_(kept.chunk), of_chunk_(kept.of_chunk), others_(chunk_ - of_chunk_), count_(used(room)) {}
+
+    constexpr int count() const { return count_; }
+    constexpr int used(int tokens) const {
+        return std::min(tokens, others_) + tokens / chunk_ * of_chunk_ + std::max(0, tokens % chunk_ - others_);
+    }
+    constexpr int slot(int token) const {
+        const int inside = token % chunk_;
+        return inside < others_ ? inside : token / chunk_ * of_chunk_ + inside;
+    }
+
+    constexpr int token(int slot, int tokens) const {
+        const int newest = newest_chunk(tokens), later = slot - others_;
+        if (later >= 0) return later / of_chunk_ * chunk_ + others_ + later % of_chunk_;
+        return newest + slot < tokens ? newest + slot : newest - chunk_ + slot;
+    }
+
+    constexpr SlotRun run(int from, int tokens) const {
+        const int newest = newest_chunk(tokens), inside = from % chunk_;
+        if (from < newest && inside < others_) from = of_chunk_ ? from - inside + others_ : newest;
+        const int start = from - from % chunk_, end = from - start < others_ ? start + others_ : start + chunk_;
+        return {from, std::max(0, std::min(end, tokens) - from)};
+    }
+
+    constexpr SlotRange range(int from, int n, int tokens) const {
+        const bool in_order = from >= others_ || from + n <= std::min(others_, tokens - newest_chunk(tokens));
+        return in_order ? SlotRange{token(from, tokens), token(from + n - 1, tokens)} : SlotRange{0, tokens - 1};
+    }
+
+private:
+    constexpr int newest_chunk(int tokens) const { return (tokens - 1) / chunk_ * chunk_; }   // its first token
+
+    int chunk_, of_chunk_, others_, count_;
+};
+
+constexpr RingSlots slots_for(const KeptKeys& kept, int room) { return {kept, room}; }
+constexpr ChunkSlots slots_for(const KeptChunks& kept, int room) { return {kept, room}; }
+
+/// Where the keys of policy P are kept.
+template <class P>
+using SlotsOf = decltype(slots_for(std::declval<P>().kept_keys(), 0));
 
 /// Keys of one head that lie one behind the other: row n is that of key first + n of the text.
 template <class X>
@@ -105,10 +126,11 @@ struct KeySpan {
 };
 
 /// Keys, values and features of columns.
-template <class X>
+template <class X, class Slots = RingSlots>
 class KeyCache {
 public:
-    KeyCache(BumpAllocator& memory, const TextRoom& room, int column_features, const KeptKeys& kept)
+    /// `kept` is KeptKeys, or with ChunkSlots KeptChunks.
+    KeyCache(BumpAllocator& memory, const TextRoom& room, int column_features, const auto& kept)
         : slots_(kept, room.T), stored_(room.keys), NH_(room.NH), NKV_(room.NKV), HS_(room.HS), features_(column_features) {
         const size_t slots = size_t(slots_.count());
         const bool rounds = stored_ == Stored::as_bf16;
@@ -137,7 +159,7 @@ public:
     /// Calls use(span) for all that is kept of query head h's keys, in the order of the text.
     template <class Use>
     void each_span(int h, Use use) const {
-        for (KeySlots::Run run = slots_.run(0, tokens_); run.count; run = slots_.run(run.first + run.count, tokens_))
+        for (SlotRun run = slots_.run(0, tokens_); run.count; run = slots_.run(run.first + run.count, tokens_))
             use(span(h, run.first, run.count));
     }
 
@@ -173,7 +195,7 @@ private:
         else std::transform(from, from + row(), rounded + slot * row(), [](X x) { return StoredBf16(x); });
     }
 
-    KeySlots slots_;
+    Slots slots_;
     Stored stored_;
     int NH_, NKV_, HS_, features_, tokens_ = 0;
     X *k_, *v_;            // (slots, NKV, HS), or

@@ -13,9 +13,9 @@
 
 /// The GPU while it computes the next rows of texts, one of each of in.B texts, in.T = 1. A layer's forward() with it in place of GPU
 /// is that layer's rows of the whole texts. RoPE's table begins at position 0.
-template <class X, class More>
+template <class X, class More, class Slots = RingSlots>
 struct NextRows : GPU {
-    TextKeys<X> keys;   // of the rows before
+    TextKeys<X, Slots> keys;   // of the rows before
     TextRows rows;
     More* more;
 };
@@ -72,14 +72,14 @@ __device__ __forceinline__ int head_of_lane() {
 
 /// The query heads h0 .. h0 + heads - 1 of row b, as one warp computes them: a lane holds PIECE numbers of each head's query and of
 /// the sums of every ROWS-th key; lane g holds the softmax of head g.
-template <class Shape, class P>
+template <class Shape, class P, class Slots>
 class WarpOfRow {
 public:
     using X = typename Shape::X;
     static constexpr int HEADS = Shape::HEADS, PIECE = Shape::PIECE, ROWS = Shape::ROWS, AHEAD = Shape::AHEAD;
 
-    __device__ WarpOfRow(const P& policy, const AttentionForward<X>& a, const TextKeys<X>& keys, int b, int text, int position, int h0,
-                         int heads, float (&z)[HEADS][TILE])
+    __device__ WarpOfRow(const P& policy, const AttentionForward<X>& a, const TextKeys<X, Slots>& keys, int b, int text, int position,
+                         int h0, int heads, float (&z)[HEADS][TILE])
         : policy_(policy), a_(a), keys_(keys), b_(b), text_(text), i_(position), h0_(h0), heads_(heads), z_(z),
           slots_(keys.slots.used(position + 1)) {
         for (int g = 0; g < HEADS; g++) {
@@ -121,7 +121,7 @@ private:
     /// Lane g judges head g, by the tokens that the slots hold.
     __device__ SlotTile judge(int slot) const {
         const int count = min(TILE, slots_ - slot);
-        const KeySlots::Range tokens = keys_.slots.range(slot, count, i_ + 1);
+        const SlotRange tokens = keys_.slots.range(slot, count, i_ + 1);
         Tile verdict = Tile::hidden;
         if (lane_of() < heads_) verdict = policy_.tile(h0_ + lane_of(), i_, i_ + 1, tokens.first, tokens.last + 1);
         return {slot, count, __ballot_sync(ALL_LANES, verdict != Tile::hidden), __ballot_sync(ALL_LANES, verdict == Tile::full)};
@@ -214,7 +214,7 @@ private:
 
     const P& policy_;
     const AttentionForward<X>& a_;
-    const TextKeys<X>& keys_;
+    const TextKeys<X, Slots>& keys_;
     int b_, text_, i_, h0_, heads_;
     float (&z_)[HEADS][TILE];
     int slots_;   // that hold a token
@@ -248,16 +248,18 @@ __device__ __forceinline__ void write_part(const RowParts& parts, const NextRowS
 }
 
 /// Block (n, heads, b): part first_part + n of the softmaxes of row b, whose warps take every (4 x blocks)-th tile of slots.
-template <class Shape, class P>
+template <class Shape, class P, class Slots>
 __global__ void __launch_bounds__(Shape::THREADS, 4)
     next_rows_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
-                     const __grid_constant__ TextKeys<typename Shape::X> keys, const TextRows rows, const RowParts parts, int first_part) {
+                     const __grid_constant__ TextKeys<typename Shape::X, Slots> keys, const TextRows rows, const RowParts parts,
+                     int first_part) {
     auto& shared = dynamic_shared<NextRowShared<Shape>>();
     const int group = a.NH / a.NKV, pieces = (group + Shape::HEADS - 1) / Shape::HEADS, warp = int(threadIdx.x) / WARP;
     const int b = blockIdx.z, from = int(blockIdx.y) % pieces * Shape::HEADS, h0 = int(blockIdx.y) / pieces * group + from;
     const int heads = min(Shape::HEADS, group - from);
     const auto of_row = policy_of_row(policy, rows.text[b]);
-    WarpOfRow<Shape, std::decay_t<decltype(of_row)>> mine(of_row, a, keys, b, rows.text[b], rows.position[b], h0, heads, shared.z[warp]);
+    WarpOfRow<Shape, std::decay_t<decltype(of_row)>, Slots> mine(of_row, a, keys, b, rows.text[b], rows.position[b], h0, heads,
+                                                                 shared.z[warp]);
     mine.visit(int(blockIdx.x) * Shape::WARPS + warp, int(gridDim.x) * Shape::WARPS);
     mine.write(shared, warp);
     __syncthreads();
@@ -287,10 +289,10 @@ __global__ void merge_parts_kernel(const AttentionForward<X> a, const RowParts p
 }
 
 /// The softmaxes of the rows in `a` while kept keys join them, by `calls` policies one after the other.
-template <class X>
+template <class X, class Slots = RingSlots>
 class RowsSoftmax {
 public:
-    RowsSoftmax(const GPU& device, const TextKeys<X>& keys, const TextRows& rows, const AttentionForward<X>& a, int calls)
+    RowsSoftmax(const GPU& device, const TextKeys<X, Slots>& keys, const TextRows& rows, const AttentionForward<X>& a, int calls)
         : device_(device), keys_(keys), rows_(rows), a_(a),
           blocks_(std::min(int(blocks_for(tiles_of(keys.slots.count()), WARPS)), MOST_BLOCKS)) {
         const size_t parts = size_t(a.B) * a.NH * calls * blocks_;
@@ -309,7 +311,7 @@ public:
                 using Shape = NextRowShape<X, HS>;
                 static_assert(Shape::WARPS == WARPS);
                 const int pieces = int(blocks_for(a.NH / a.NKV, Shape::HEADS));
-                launch(device_, next_rows_kernel<Shape, std::decay_t<decltype(special)>>, Grid(blocks_, a.NKV * pieces, a.B),
+                launch(device_, next_rows_kernel<Shape, std::decay_t<decltype(special)>, Slots>, Grid(blocks_, a.NKV * pieces, a.B),
                        Shape::THREADS, sizeof(NextRowShared<Shape>), special, a, keys_, rows_, parts_, calls_ * blocks_);
             });
         });
@@ -327,7 +329,7 @@ private:
     static constexpr int MOST_BLOCKS = 32;   // for one key head and text: with 8 key heads 256, two for each multiprocessor of a large GPU
 
     GPU device_;
-    TextKeys<X> keys_;
+    TextKeys<X, Slots> keys_;
     TextRows rows_;
     AttentionForward<X> a_;
     int blocks_;   // that the keys of a key head and text are divided among
@@ -336,10 +338,10 @@ private:
 };
 
 /// The kernel's call for the next rows: their keys join those that are kept, and each attends to all of its text.
-template <class X, class More, class P>
-void attention_forward(const NextRows<X, More>& device, const P& policy, const AttentionForward<X>& a) {
+template <class X, class More, class Slots, class P>
+void attention_forward(const NextRows<X, More, Slots>& device, const P& policy, const AttentionForward<X>& a) {
     keep_rows(device, device.keys, a, device.rows);
-    RowsSoftmax<X> softmax(device, device.keys, device.rows, a, 1);
+    RowsSoftmax<X, Slots> softmax(device, device.keys, device.rows, a, 1);
     softmax.add(policy, a.q);
     softmax.finish();
 }

@@ -90,11 +90,13 @@ private:
     }
 };
 
-/// The keys that rows to come can see: the first `leading` of the text and the last `recent`, the newest row's own among them. Or, of
-/// a text that is cut into chunks of `chunk` tokens, the last `of_chunk` < chunk of each chunk and what there is of the newest.
+/// The keys that rows to come can see: the first `leading` of the text and the last `recent`, the newest row's own among them.
 struct KeptKeys {
     int leading = 0, recent = std::numeric_limits<int>::max();
-    int chunk = 0, of_chunk = 0;   // 0: not in chunks
+};
+/// Or, of a text that is cut into chunks of `chunk` tokens, the last `of_chunk` <= chunk of each chunk and what there is of the newest.
+struct KeptChunks {
+    int chunk, of_chunk;
 };
 
 /// The most features of one kind that score() can read: what the GPU's backward pass has room for,

@@ -13,15 +13,15 @@ struct TextRows {
 };
 
 /// Keys, values and features of columns, as kernels see them.
-template <class X>
+template <class X, class Slots = RingSlots>
 struct TextKeys {
-    KeySlots slots;   // of each text
+    Slots slots;   // of each text
     int NH, NKV, HS, features;
     X *k, *v;         // (texts, NKV, slots, HS)
     float* columns;   // (texts, NH, features, slots)
 
-    /// For room.B texts of at most room.T tokens each.
-    TextKeys(BumpAllocator& memory, const LayerShape& room, int column_features, const KeptKeys& kept)
+    /// For room.B texts of at most room.T tokens each. `kept` is KeptKeys, or with ChunkSlots KeptChunks.
+    TextKeys(BumpAllocator& memory, const LayerShape& room, int column_features, const auto& kept)
         : slots(kept, room.T), NH(room.NH), NKV(room.NKV), HS(room.HS), features(column_features) {
         const size_t rows = size_t(room.B) * slots.count();
         k = memory.take<X>(rows * NKV * HS), v = memory.take<X>(rows * NKV * HS);
@@ -54,12 +54,15 @@ struct NewKeys {
     constexpr int text_of(int b) const { return rows.text ? rows.text[b] : text; }
     constexpr int position(int b, int t) const { return rows.text ? rows.position[b] : t; }
     /// Of the tokens of a prompt that take one slot, in no order, only the last may write to it.
-    constexpr bool takes_slot(const KeySlots& slots, int t) const { return rows.text || slots.has(t, first + count); }
+    template <class Slots>
+    constexpr bool takes_slot(const Slots& slots, int t) const {
+        return rows.text || slots.token(slots.slot(t), first + count) == t;
+    }
 };
 
 /// Block (n, b): token to.first + n of sequence b, keys and values of all heads.
-template <class X>
-__global__ void append_keys_kernel(const TextKeys<X> keys, const AttentionForward<X> a, const NewKeys to) {
+template <class X, class Slots>
+__global__ void append_keys_kernel(const TextKeys<X, Slots> keys, const AttentionForward<X> a, const NewKeys to) {
     constexpr int PIECE = Packed<X>::size;
     const int b = blockIdx.y, t = to.first + int(blockIdx.x), pieces = keys.NKV * keys.HS / PIECE;
     if (!to.takes_slot(keys.slots, t)) return;
@@ -74,8 +77,8 @@ __global__ void append_keys_kernel(const TextKeys<X> keys, const AttentionForwar
 }
 
 /// The same for the features: a thread for each token, head and feature of sequence b.
-template <class X>
-__global__ void append_columns_kernel(const TextKeys<X> keys, const AttentionForward<X> a, const NewKeys to) {
+template <class X, class Slots>
+__global__ void append_columns_kernel(const TextKeys<X, Slots> keys, const AttentionForward<X> a, const NewKeys to) {
     const int b = blockIdx.y, n = int(blockIdx.x * blockDim.x + threadIdx.x);
     const int t = to.first + n % to.count, row = n / to.count;   // of (NH, features)
     if (row >= keys.NH * keys.features || !to.takes_slot(keys.slots, t)) return;
@@ -84,22 +87,22 @@ __global__ void append_columns_kernel(const TextKeys<X> keys, const AttentionFor
         a.column[(size_t(b) * keys.NH * keys.features + row) * padded(a.S) + t];
 }
 
-template <class X>
-void append(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X>& a, const NewKeys& to) {
+template <class X, class Slots>
+void append(const GPU& device, const TextKeys<X, Slots>& keys, const AttentionForward<X>& a, const NewKeys& to) {
     const size_t columns = size_t(to.count) * keys.NH * keys.features;
-    if (to.count) launch(device, append_keys_kernel<X>, Grid(to.count, a.B), 4 * WARP, 0, keys, a, to);
-    if (columns) launch(device, append_columns_kernel<X>, Grid(blocks_for(columns, 256), a.B), 256, 0, keys, a, to);
+    if (to.count) launch(device, append_keys_kernel<X, Slots>, Grid(to.count, a.B), 4 * WARP, 0, keys, a, to);
+    if (columns) launch(device, append_columns_kernel<X, Slots>, Grid(blocks_for(columns, 256), a.B), 256, 0, keys, a, to);
 }
 
 /// The first a.S tokens of a text.
-template <class X>
-void keep_prompt(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X>& a, int text) {
+template <class X, class Slots>
+void keep_prompt(const GPU& device, const TextKeys<X, Slots>& keys, const AttentionForward<X>& a, int text) {
     append(device, keys, a, {{}, text, 0, a.S});
 }
 
 /// The B rows of a step.
-template <class X>
-void keep_rows(const GPU& device, const TextKeys<X>& keys, const AttentionForward<X>& a, const TextRows& rows) {
+template <class X, class Slots>
+void keep_rows(const GPU& device, const TextKeys<X, Slots>& keys, const AttentionForward<X>& a, const TextRows& rows) {
     append(device, keys, a, {rows});
 }
 

@@ -103,11 +103,7 @@ public:
     }
 
     /// What is kept of a text whose chunks leave their last `shared` tokens to all later rows.
-    constexpr KeptKeys kept_keys(int shared) const {
-        KeptKeys kept;
-        if (shared < length_.divisor()) kept.chunk = length_.divisor(), kept.of_chunk = shared;
-        return kept;
-    }
+    constexpr KeptChunks kept_keys(int shared) const { return {length_.divisor(), shared}; }
     /// How many keys the row after T - 1 others needs then.
     constexpr double cached_keys(int shared, int T) const { return double(length_.quotient(T - 1)) * shared + length_.remainder(T - 1) + 1; }
 

@@ -20,7 +20,7 @@ __global__ void attention_backward_kernel_facts(const __grid_constant__ P policy
     __nanosleep(Shape::QUERIES / Shape::STEP);
     __nanosleep(BY_UNITS<Shape, P> ? Shape::STEP / 8 : 1);
 }
-template <class Shape, class P>
+template <class Shape, class P, class Slots>
 __global__ void next_rows_kernel_facts(const __grid_constant__ P /*policy*/) {
     __nanosleep(sizeof(NextRowShared<Shape>));
     __nanosleep(TILE / (Shape::AHEAD * Shape::ROWS));
@@ -43,7 +43,7 @@ void instantiate() {
     if constexpr (WITH_KERNELS) {
         using Rows = NextRowShape<bf16, HS>;
         kernel = (void*)attention_forward_kernel<Forward, false, P>, kernel = (void*)attention_backward_kernel<Backward, P>;
-        kernel = (void*)next_rows_kernel_facts<Rows, P>, kernel = (void*)next_rows_kernel<Rows, P>;
+        kernel = (void*)next_rows_kernel_facts<Rows, P, SlotsOf<P>>, kernel = (void*)next_rows_kernel<Rows, P, SlotsOf<P>>;
     }
 }
 

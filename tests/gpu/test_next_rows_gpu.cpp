@@ -57,9 +57,9 @@ template <class X, class P>
 RowResults on_gpu(const TwoTexts& texts, const P& policy) {
     const GPU device = test_gpu();
     Arena<GPU> memory;
-    std::unique_ptr<TextKeys<X>> keys;
+    std::unique_ptr<TextKeys<X, SlotsOf<P>>> keys;
     for (int pass = 0; pass < 2; pass++) {   // the first learns the size
-        keys = std::make_unique<TextKeys<X>>(memory, LayerShape{2, texts.room, 0, NH, NKV, HS}, 0, policy.kept_keys());
+        keys = std::make_unique<TextKeys<X, SlotsOf<P>>>(memory, LayerShape{2, texts.room, 0, NH, NKV, HS}, 0, policy.kept_keys());
         if (pass == 0) memory.allocate();
     }
     const DeviceArray<X> k(texts.k), v(texts.v);
@@ -82,7 +82,7 @@ RowResults on_gpu(const TwoTexts& texts, const P& policy) {
     a.B = 2, a.T = a.S = 1, a.NH = NH, a.NKV = NKV, a.HS = HS;
     a.q = {q.data(), NH * HS}, a.k = {row_k.data(), HS}, a.v = {row_v.data(), HS};
     a.gate = gate.data(), a.out = out.data(), a.gated_out = gated_out.data(), a.lse = lse.data();
-    attention_forward(NextRows<X, NothingMore>{device, *keys, {text.data(), position.data()}, nullptr}, policy, a);
+    attention_forward(NextRows<X, NothingMore, SlotsOf<P>>{device, *keys, {text.data(), position.data()}, nullptr}, policy, a);
 
     const auto in_order = [](const Numbers& rows) {
         Numbers both(rows.begin() + rows.size() / 2, rows.end());
@@ -111,8 +111,40 @@ const Policy causal(Config{}, 0);
 
 /// Whether the last of `tokens` tokens or a later one may see token j.
 bool is_needed(const KeptKeys& kept, int j, int tokens) {
-    if (!kept.chunk) return j < kept.leading || j >= tokens - kept.recent;
+    return j < kept.leading || j >= tokens - kept.recent;
+}
+bool is_needed(const KeptChunks& kept, int j, int tokens) {
     return j / kept.chunk == (tokens - 1) / kept.chunk || j % kept.chunk >= kept.chunk - kept.of_chunk;
+}
+
+/// Whether each token has a slot while a later row may see it, and ranges of slots hold all of their tokens.
+template <class Kept>
+void check_slots(const Kept& kept) {
+    const int ROOM = 23;
+    const auto slots = slots_for(kept, ROOM);
+    REQUIRE(slots.count() == slots.used(ROOM));
+    for (int tokens = 1; tokens <= ROOM; tokens++) {
+        REQUIRE(slots.used(tokens) <= slots.count());
+        std::vector<int> needed, found;
+        for (int j = 0; j < tokens; j++)
+            if (is_needed(kept, j, tokens)) needed.push_back(j);
+        for (SlotRun run = slots.run(0, tokens); run.count; run = slots.run(run.first + run.count, tokens))
+            for (int n = 0; n < run.count; n++) {
+                found.push_back(run.first + n);
+                REQUIRE(slots.slot(run.first + n) == slots.slot(run.first) + n);
+            }
+        REQUIRE(found == needed);
+        for (int j : needed) REQUIRE((slots.slot(j) < slots.used(tokens) && slots.token(slots.slot(j), tokens) == j));
+        for (int slot = 0; slot < slots.used(tokens); slot++) {
+            const int token = slots.token(slot, tokens);
+            REQUIRE((slots.slot(token) == slot && token >= 0 && token < tokens));
+            for (int n = 1; slot + n <= slots.used(tokens); n++) {
+                const SlotRange range = slots.range(slot, n, tokens);
+                for (int s = slot; s < slot + n; s++)
+                    REQUIRE((slots.token(s, tokens) >= range.first && slots.token(s, tokens) <= range.last));
+            }
+        }
+    }
 }
 
 }   // namespace
@@ -135,33 +167,13 @@ TEST_CASE("next rows on the GPU: chunks of which the end is kept, at every place
 }
 
 TEST_CASE("slots of a text: each token has one while a later row may see it, and ranges of slots hold all of their tokens", "[decode]") {
-    const int ROOM = 23;
-    for (const KeptKeys& kept : {KeptKeys{}, KeptKeys{0, 5}, KeptKeys{3, 4}, KeptKeys{9, 1}, Chunks(6).kept_keys(2), Chunks(6).kept_keys(0),
-                                 Chunks(4).kept_keys(3), Chunks(1).kept_keys(0), Chunks(30).kept_keys(10), Chunks(20).kept_keys(5)}) {
-        INFO("leading " << kept.leading << ", recent " << kept.recent << ", " << kept.of_chunk << " of chunks of " << kept.chunk);
-        const KeySlots slots(kept, ROOM);
-        REQUIRE(slots.count() == slots.used(ROOM));
-        for (int tokens = 1; tokens <= ROOM; tokens++) {
-            REQUIRE(slots.used(tokens) <= slots.count());
-            std::vector<int> needed, found;
-            for (int j = 0; j < tokens; j++)
-                if (is_needed(kept, j, tokens)) needed.push_back(j);
-            for (KeySlots::Run run = slots.run(0, tokens); run.count; run = slots.run(run.first + run.count, tokens))
-                for (int n = 0; n < run.count; n++) {
-                    found.push_back(run.first + n);
-                    REQUIRE(slots.slot(run.first + n) == slots.slot(run.first) + n);
-                }
-            REQUIRE(found == needed);
-            for (int j : needed) REQUIRE((slots.slot(j) < slots.used(tokens) && slots.has(j, tokens)));
-            for (int slot = 0; slot < slots.used(tokens); slot++) {
-                const int token = slots.token(slot, tokens);
-                REQUIRE((slots.slot(token) == slot && token >= 0 && token < tokens));
-                for (int n = 1; slot + n <= slots.used(tokens); n++) {
-                    const KeySlots::Range range = slots.range(slot, n, tokens);
-                    for (int s = slot; s < slot + n; s++)
-                        REQUIRE((slots.token(s, tokens) >= range.first && slots.token(s, tokens) <= range.last));
-                }
-            }
-        }
+    for (const KeptKeys& kept : {KeptKeys{}, KeptKeys{0, 5}, KeptKeys{3, 4}, KeptKeys{9, 1}}) {
+        INFO("leading " << kept.leading << ", recent " << kept.recent);
+        check_slots(kept);
+    }
+    for (const KeptChunks& kept : {KeptChunks{6, 2}, KeptChunks{6, 0}, KeptChunks{4, 3}, KeptChunks{4, 4}, KeptChunks{1, 0}, KeptChunks{30, 10},
+                                   KeptChunks{20, 5}}) {
+        INFO(kept.of_chunk << " of chunks of " << kept.chunk);
+        check_slots(kept);
     }
 }
