@@ -6,6 +6,7 @@
 #include "model/base/text.h"
 #include "model/device/machine.h"
 #include "model/generate/sample.h"
+#include "model/run/begin.cuh"
 #include "model/run/evaluate.cuh"
 #include "model/run/mask.cuh"
 #include "model/run/report.h"
@@ -125,7 +126,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     require_finite(run, totals, loss, norm, step);
 
     const int64_t tokens = step * run.data.tokens_per_step;
-    run.state = {step, tokens, o.seed, tokens / o.seq_len, o.resolved, loss, run.validation.loss};
+    run.state = {step, tokens, o.seed, tokens / o.seq_len, run.state.train_data, o.resolved, loss, run.validation.loss};
     report_step(run, norm, adamw.lr, totals.auxiliary / double(run.data.tokens_per_step));
     if (step == run.first_step) report_matmuls(run);
     const bool last = step == run.data.steps;
@@ -210,6 +211,7 @@ int main(int argc, char** argv) {
         Options options;
         if (!parse_train_options(argc, argv, the_attention, options)) return;
         result = train(options);
+        if (options.evaluate || options.dry_run || !options.show_mask.empty()) require_printed();   // nothing else comes of these
     });
     return failed ? failed : int(result);
 }

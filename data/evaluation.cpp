@@ -67,7 +67,7 @@ public:
         const std::string shared = string(by_context ? "continuation" : "query");
         EvaluationItem item;
         for (const std::string& one : strings(by_context ? "context_options" : "choices"))
-            item.answers.push_back(encode_pair(tokenizer, by_context ? one : shared, by_context ? shared : one));
+            item.answers.push_back(answer(tokenizer, by_context ? one : shared, by_context ? shared : one));
         const json& gold = field("gold");
         const int64_t right = gold.is_number_integer() ? gold.get<int64_t>() : -1;
         if (right < 0 || right >= int64_t(item.answers.size()))
@@ -81,6 +81,10 @@ public:
     }
 
 private:
+    Answer answer(const Tokenizer& tokenizer, const std::string& context, const std::string& text) const {
+        if (text.empty()) fail(Exit::data, where_, ": an answer is empty: there is nothing to score");
+        return encode_pair(tokenizer, context, text);
+    }
     const json& field(const char* key) const {
         const auto found = object_.find(key);
         if (found == object_.end())

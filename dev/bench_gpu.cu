@@ -33,8 +33,8 @@ bool parse(int argc, char** argv, Options& o) {
     CLI::App app("Times the kernels of a training step, attention and whole steps on a GPU.");
     app.option_defaults()->always_capture_default();
     o.add_to(app);
-    app.add_option("--attention-seq-len", o.attention_T, "T of the table of attention alone")->check(CLI::Range(1, 1 << 28));
-    app.add_option("--repeats", o.repeats, "runs of which the median is printed")->check(CLI::Range(1, 10000));
+    app.add_option("--attention-seq-len", o.attention_T, "T of the table of attention alone")->transform(whole_number_from(1, 1 << 28));
+    app.add_option("--repeats", o.repeats, "runs of which the median is printed")->transform(whole_number_from(1, 10000));
     app.add_option("--matmul-table", o.matmul_table, "a file of dev/tune_matmul, auto or none, as for training");
     app.add_option("--parts", o.parts, "tables to print")->check(CLI::IsMember({"kernels", "attention", "steps"}));
     app.add_flag("--quick", o.quick, "run everything once to see that it runs; the times mean nothing");

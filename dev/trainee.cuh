@@ -43,10 +43,10 @@ struct StepOptions {
     int B = 64, T = 1024;
 
     void add_to(CLI::App& app) {
-        const auto positive = CLI::Range(1, 1 << 28);
+        const auto positive = whole_number_from(1, 1 << 28);
         app.add_option("--model", model, "124m, a preset, or a Hugging Face folder with a config.json");
-        app.add_option("--batch-size", B, "sequences of a micro-step")->check(positive);
-        app.add_option("--seq-len", T, "tokens per sequence, T")->check(positive);
+        app.add_option("--batch-size", B, "sequences of a micro-step")->transform(positive);
+        app.add_option("--seq-len", T, "tokens per sequence, T")->transform(positive);
     }
 };
 

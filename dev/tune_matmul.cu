@@ -23,8 +23,8 @@ bool parse(int argc, char** argv, Options& o) {
     app.option_defaults()->always_capture_default();
     o.add_to(app);
     app.add_option("--variants", o.variants, "whose products");
-    app.add_option("--candidates", o.candidates, "algorithms to time for each product, at most")->check(CLI::Range(1, 1000));
-    app.add_option("--repeats", o.repeats, "runs of which the median counts")->check(CLI::Range(1, 10000));
+    app.add_option("--candidates", o.candidates, "algorithms to time for each product, at most")->transform(whole_number_from(1, 1000));
+    app.add_option("--repeats", o.repeats, "runs of which the median counts")->transform(whole_number_from(1, 10000));
     app.add_option("--out", o.out, "the table; without it the one that training finds, in model/matmul_tables");
     app.add_flag("--quick", o.quick, "time everything once to see that it runs; the table means nothing");
     return parse_options(app, argc, argv);

@@ -59,6 +59,8 @@ kept() { grep -o '"cache_bytes":[0-9]*' "$work/measured.jsonl" | cut -d: -f2; }
 check "and the bytes of the plan" '[ "$(kept)" -gt 0 ] && awk "BEGIN { r = $(kept) / 1024 / $(of_plan "kept of the text" --tokens 7); exit !(r > 0.99 && r < 1.01) }"'
 expect "of psa" 0 "" $greedy --device cpu --weights bf16 --attention psa --psa-eps 0.5 --psa-block 2 --log "$work/measured.jsonl"
 check "with what it read" 'logged "\"device\":\"cpu\".*\"weights\":\"bf16\",\"pairs_read\":0.[0-9]*,\"mass_kept\":0."'
+expect "texts without standard streams" 0 "" bash -c "echo '{\"prompt\": \"We\"}' > $work/one.jsonl; ./generate --threads 1 --checkpoint $last --tokens 3 --prompts $work/one.jsonl --out $work/closed.jsonl 0>&- 1>&- 2>&-"
+check "are in their file alone" '[ "$(wc -l < "$work/closed.jsonl")" -eq 1 ] && grep -q "^{.*}$" "$work/closed.jsonl"'
 rm "$work/measured.jsonl"
 expect "a plan" 0 "" $greedy --dry-run --log "$work/measured.jsonl"
 check "measures nothing" '[ ! -e "$work/measured.jsonl" ]'
@@ -82,10 +84,14 @@ expect "prompts of two kinds" 2 "excludes" $many --prompts "$work/prompts.jsonl"
 expect "a file of texts without prompts" 2 "requires --prompts" $many --out "$work/texts.jsonl"
 sed -i '$d' "$work/prompts.jsonl"
 expect "texts over their prompts" 2 "is the file of --prompts" $many --prompts "$work/prompts.jsonl" --out "$work/../${work##*/}/prompts.jsonl"
+expect "a log over the texts" 2 "--log $work/new.jsonl is the file of --out" $many --prompts "$work/prompts.jsonl" --out "$work/new.jsonl" --log "$work/new.jsonl"
+expect "a log over the prompts" 2 "is the file of --prompts" $many --prompts "$work/prompts.jsonl" --log "$work/prompts.jsonl"
 expect "a file of texts without a name" 2 "--out: is empty" $many --prompts "$work/prompts.jsonl" --out ""
 expect "a file of prompts without a name" 2 "--prompts: is empty" $many --prompts ""
 expect "no ids" 2 "--prompt-ids: is empty" $many --prompt-ids "" --print-ids
 cp -r "$last" "$work/cut" && truncate -s 5000 "$work/cut/model.safetensors"
+cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
+expect "a checkpoint with a byte changed" 7 'tensor "model.' ./generate --threads 1 --checkpoint "$work/changed" --prompt-ids 65 --print-ids
 cp "$work/texts.jsonl" "$work/before"
 expect "a checkpoint that is cut off" 7 "model.safetensors" ./generate --threads 1 --checkpoint "$work/cut" --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
 check "leaves the texts of an earlier run" 'cmp -s "$work/texts.jsonl" "$work/before"'

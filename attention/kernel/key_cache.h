@@ -23,6 +23,7 @@ struct SlotRange {
 /// have one and the last `recent`. The recent ones are a ring, in which a new token takes the place of the oldest.
 class RingSlots {
 public:
+    using Kept = KeptKeys;
     /// For texts of at most `room` tokens.
     constexpr RingSlots(const KeptKeys& kept, int room)
         : leading_(std::min(kept.leading, room)), recent_(std::max(1, std::min(kept.recent, room - leading_))) {}
@@ -72,6 +73,7 @@ private:
 /// At the beginning of a chunk the rest of the first slots has tokens of the chunk before, which no row sees any more.
 class ChunkSlots {
 public:
+    using Kept = KeptChunks;
     constexpr ChunkSlots(const KeptChunks& kept, int room)
         : chunk_(kept.chunk), of_chunk_(kept.of_chunk), others_(chunk_ - of_chunk_), count_(used(room)) {}
 
@@ -129,8 +131,7 @@ struct KeySpan {
 template <class X, class Slots = RingSlots>
 class KeyCache {
 public:
-    /// `kept` is KeptKeys, or with ChunkSlots KeptChunks.
-    KeyCache(BumpAllocator& memory, const TextRoom& room, int column_features, const auto& kept)
+    KeyCache(BumpAllocator& memory, const TextRoom& room, int column_features, const typename Slots::Kept& kept)
         : slots_(kept, room.T), stored_(room.keys), NH_(room.NH), NKV_(room.NKV), HS_(room.HS), features_(column_features) {
         const size_t slots = size_t(slots_.count());
         const bool rounds = stored_ == Stored::as_bf16;

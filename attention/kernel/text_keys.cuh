@@ -20,8 +20,8 @@ struct TextKeys {
     X *k, *v;         // (texts, NKV, slots, HS)
     float* columns;   // (texts, NH, features, slots)
 
-    /// For room.B texts of at most room.T tokens each. `kept` is KeptKeys, or with ChunkSlots KeptChunks.
-    TextKeys(BumpAllocator& memory, const LayerShape& room, int column_features, const auto& kept)
+    /// For room.B texts of at most room.T tokens each.
+    TextKeys(BumpAllocator& memory, const LayerShape& room, int column_features, const typename Slots::Kept& kept)
         : slots(kept, room.T), NH(room.NH), NKV(room.NKV), HS(room.HS), features(column_features) {
         const size_t rows = size_t(room.B) * slots.count();
         k = memory.take<X>(rows * NKV * HS), v = memory.take<X>(rows * NKV * HS);

@@ -2,6 +2,7 @@
 // be parsed is one sentence and Exit::usage. Header-only like CLI11, which is compiled wherever options are declared anyway.
 #pragma once
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
@@ -10,6 +11,7 @@
 
 #include "model/base/error.h"
 #include "model/base/options.h"
+#include "model/base/process.h"
 
 inline std::vector<std::string> option_names(const CLI::App& app) {
     std::vector<std::string> names;
@@ -40,7 +42,7 @@ inline bool parse_options(CLI::App& app, int argc, const char* const* argv) {
         return true;
     } catch (const CLI::Success& help) {
         app.exit(help);   // prints it
-        if (!std::cout.flush()) fail(Exit::data, "standard output cannot be written: ", last_os_error());
+        require_printed();
         return false;
     } catch (const CLI::ConfigError& error) {
         const std::string sentence = error.what();
@@ -62,10 +64,27 @@ inline CLI::Validator number_from(double lowest, double highest) {
         const double value = std::strtod(text.c_str(), &end);
         const bool good = end != text.c_str() && *end == '\0' && value >= lowest && value <= highest;
         std::ostringstream complaint;
+        complaint.precision(10);
         if (!good) complaint << text << " is not a number from " << lowest << " to " << highest;
         return complaint.str();
     };
     std::ostringstream range;
+    range.precision(10);
     range << "from " << lowest << " to " << highest;
     return CLI::Validator(check, range.str());
+}
+
+/// The same for whole numbers, for transform() in place of check(): without zeros in front, which would make them octal.
+template <class Number>
+CLI::Validator whole_number_from(Number lowest, Number highest) {
+    const std::string range = "from " + std::to_string(lowest) + " to " + std::to_string(highest);
+    auto transform = [=](std::string& text) {
+        Number value{};
+        const char* const end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, value);
+        if (error != std::errc() || stop != end || value < lowest || value > highest) return text + " is not a whole number " + range;
+        text = std::to_string(value);
+        return std::string();
+    };
+    return CLI::Validator(transform, range);
 }

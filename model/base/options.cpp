@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "model/base/error.h"
+#include "model/base/process.h"
 
 namespace {
 
@@ -41,6 +42,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 
 int run_program(const std::string& program, const std::function<void()>& body) {
     const auto complain = [&](const std::string& sentence) { std::cerr << program << ": error: " << sentence << std::endl; };
+    reserve_standard_streams();
     try {
         body();
         return static_cast<int>(Exit::done);

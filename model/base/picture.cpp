@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 
 #include "model/base/error.h"
@@ -65,7 +66,11 @@ void write_picture(const std::string& path, const Picture& picture) {
     const std::string bytes = path.ends_with(".pgm") ? pgm(picture) : png(picture);
     std::ofstream file(path, std::ios::binary);
     file.write(bytes.data(), std::streamsize(bytes.size()));
-    if (!file.flush()) fail(Exit::usage, path, ": the picture cannot be written there");
+    if (file.flush()) return;
+    const std::string reason = last_os_error();
+    std::error_code ignored;
+    if (std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);   // half of it is no picture
+    fail(Exit::data, path, ": the picture cannot be written there (", reason, ")");
 }
 
 Picture side_by_side(const std::vector<Picture>& pictures) {

@@ -1,9 +1,16 @@
-// This process: signals, standard output, and the location of its program.
+// This process: signals, standard streams, and the location of its program.
 #pragma once
 #include <string>
 
 /// From now on the run survives a closed standard output (`| head`): SIGPIPE is ignored.
 void outlive_readers();
+
+/// Call before files are opened: where one of the standard streams is closed (`>&-`), no file takes its place. To use it stays an
+/// error.
+void reserve_standard_streams();
+
+/// Exit::data if some of standard output could not be written. That its reader has ended is no error.
+void require_printed();
 
 /// From now on SIGINT, SIGTERM and SIGUSR1 only set a flag; a second SIGINT ends the process at once.
 void catch_stop_signals();

@@ -66,6 +66,18 @@ std::map<std::string, std::vector<std::string>> read_index(const fs::path& path)
     return parts;
 }
 
+/// The name of a file that looks like weights in another form or under another name; "" if there is none.
+std::string other_weights(const fs::path& folder) {
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+        const std::string name = entry->path().filename().string();
+        if (name.starts_with("pytorch_model")) return name;
+        for (const char* ending : {".safetensors", ".pt", ".pth", ".gguf"})
+            if (name.ends_with(ending)) return name;
+    }
+    return "";
+}
+
 std::deque<SafetensorsFile> open_weights(const fs::path& folder) {
     std::deque<SafetensorsFile> files;
     const fs::path whole = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
@@ -78,9 +90,9 @@ std::deque<SafetensorsFile> open_weights(const fs::path& folder) {
                 if (!part.find(tensor))
                     fail(Exit::checkpoint, index.string(), ": tensor \"", tensor, "\" should be in ", name, ", which lacks it");
         }
-    } else if (path_exists(folder / "pytorch_model.bin") || path_exists(folder / "pytorch_model.bin.index.json")) {
-        fail(Exit::checkpoint, folder.string(), ": the weights are in pytorch_model.bin; convert them to model.safetensors first "
-             "(transformers: model.save_pretrained(folder))");
+    } else if (const std::string other = other_weights(folder); !other.empty()) {
+        fail(Exit::checkpoint, folder.string(), ": has no model.safetensors, but ", other, "; convert that to it "
+             "(transformers: model.save_pretrained(folder)), or give a folder with config.json alone to start from scratch");
     }
     return files;
 }
@@ -114,6 +126,7 @@ Config load_config(const fs::path& folder) {
 
 LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t seed, float* weights, StoredBf16* matrices) {
     const std::deque<SafetensorsFile> files = open_weights(folder);
+    for (const SafetensorsFile& file : files) verify_files(folder, {fs::path(file.where()).filename().string()});
     std::fill(weights, weights + list.size(), 0.0f);   // padding included
     std::set<std::string> loaded;
     for (const SafetensorsFile& file : files) {
@@ -150,6 +163,7 @@ static TrainerState load_trainer_state(const fs::path& folder) {
     if (!seed.is_number_unsigned()) fail(Exit::checkpoint, where, ": \"seed\" is ", shown(seed), ", expected a whole number from 0");
     state.seed = seed.get<uint64_t>();
     state.data_rows = integer_field(object, "data_rows", 0, INT64_MAX, where);
+    if (has_field(object, "train_data")) state.train_data = string_field(object, "train_data", where);
     state.options_json = string_field(object, "options", where);
     state.last_loss = number_or_nan(object, "last_loss", where);
     state.last_val_loss = number_or_nan(object, "last_val_loss", where);

@@ -20,6 +20,7 @@ struct TrainerState {
     int64_t tokens = 0;          // tokens trained on
     uint64_t seed = 0;           // of initialisation and shuffling: the random state is a function of (seed, step)
     int64_t data_rows = 0;       // rows of T tokens consumed by all ranks: the position in the data
+    std::string train_data;      // TokenStream::fingerprint() of the data; "" in checkpoints of before this was kept
     std::string options_json;    // the run's resolved options, verbatim
     double last_loss = 0;        // NaN if there was none
     double last_val_loss = 0;    // NaN if there was none
@@ -35,9 +36,7 @@ struct RunFacts {
 
 /// Precondition: `weights` and both moments are flat buffers laid out by `list`.
 /// Writes out_dir/step_<state.step> and returns its path. Free space is checked first. An existing checkpoint of the same step is
-/// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of LATER steps
-/// belong to an abandoned run (this one started afresh, or from an earlier step); they are renamed to step_<N>.superseded, which
-/// resuming ignores.
+/// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. set_later_ones_aside().
 /// Tokenizer files: those of `tokenizer`, which config.json then refers to by name, so that the folder can be moved; and those of
 /// `tokenizer_from` (the folder the model came from) that belong to the same tokenizer, or all if `tokenizer` is null.
 /// README.md is a model card, for people to edit: the manifest does not list it. Models that transformers does not compute itself carry
@@ -47,6 +46,10 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, cons
                                       const float* weights, const float* exp_avg, const float* exp_avg_sq,
                                       const TrainerState& state, const Tokenizer* tokenizer,
                                       const std::filesystem::path& tokenizer_from = {}, const RunFacts& facts = {});
+
+/// Renames the checkpoints of steps after `step` to step_<N>.superseded, which resuming ignores: they belong to a run that has been
+/// abandoned, by one that starts afresh, or from an earlier step. Returns how many there were.
+int set_later_ones_aside(const std::filesystem::path& out_dir, int64_t step);
 
 /// Call after save_checkpoint() has returned. Deletes all but the `keep` checkpoints with the highest steps; keep < 1 keeps all.
 /// Folders are renamed before they are deleted, so that a half-deleted one is never taken for a checkpoint. Failures are ignored:
@@ -58,12 +61,15 @@ void prune_checkpoints(const std::filesystem::path& out_dir, int keep);
 /// Verifies every byte against the manifest; errors name the damaged file and, in safetensors files, the tensor.
 void verify_checkpoint(const std::filesystem::path& folder);
 
+/// The same for some files of a folder, where it has a manifest and that lists them.
+void verify_files(const std::filesystem::path& folder, const std::vector<std::string>& names);
+
 /// The checkpoint with the highest step that verify_checkpoint() accepts, or nothing if there is none. For each refused one, a
 /// sentence is appended to `complaints` and the previous one is tried.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& out_dir, std::vector<std::string>& complaints);
 
 // ----------------------------------------------------------------------------------------------------------------- loading
-// Loading checks names, shapes and values, but not hashes, which other programs' folders lack; verify ours first.
+// Loading checks names, shapes and values; hashes of weights in our own folders only, since others lack them.
 
 Config load_config(const std::filesystem::path& folder);
 
@@ -74,8 +80,8 @@ struct LoadReport {
     std::vector<std::string> initialised;   // tensors that the folder lacks
 };
 
-/// Fills `weights` (list.size()), and `matrices` (list.bf16_size()) with what is stored as bf16, from model.safetensors, or from the parts named by model.safetensors.index.json, in F32, BF16, F16
-/// or F64. Missing tensors are initialised from `seed`; a folder with only config.json gives a fresh model. Refuses unknown
+/// Fills `weights` (list.size()), and `matrices` (list.bf16_size()) with what is stored as bf16, from model.safetensors, or from the
+/// parts named by model.safetensors.index.json, in F32, BF16, F16 or F64. Missing tensors are initialised from `seed`; a folder with only config.json gives a fresh model. Refuses unknown
 /// tensors, other shapes, NaN and infinity, also those that rounding makes.
 LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights,
                         StoredBf16* matrices = nullptr);

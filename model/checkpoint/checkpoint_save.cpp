@@ -151,6 +151,7 @@ std::string trainer_state_to_json(const TrainerState& state) {
     object["tokens"] = state.tokens;
     object["seed"] = state.seed;
     object["data_rows"] = state.data_rows;
+    object["train_data"] = state.train_data;
     object["last_loss"] = state.last_loss;   // NaN becomes null
     object["last_val_loss"] = state.last_val_loss;
     object["options"] = state.options_json;
@@ -236,17 +237,6 @@ void take_final_name(const fs::path& temporary, const fs::path& final_path) {
     rename_or_fail(temporary, final_path);
 }
 
-/// Checkpoints of later steps are from an abandoned run; resuming must not pick them up.
-void set_later_ones_aside(const fs::path& out_dir, int64_t step) {
-    for (const Found& found : list_checkpoints(out_dir)) {
-        if (found.step <= step) return;
-        const fs::path aside = found.path.string() + ".superseded";
-        std::error_code ignored;   // if the removal fails, so does the rename, which reports it
-        fs::remove_all(aside, ignored);
-        rename_or_fail(found.path, aside);
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------- verifying
 
 /// Precondition: the file's size or hash is wrong. Reports where, as precisely as possible.
@@ -314,6 +304,19 @@ fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const Te
     return final_path;
 }
 
+int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
+    int count = 0;
+    for (const Found& found : list_checkpoints(out_dir)) {
+        if (found.step <= step) break;
+        const fs::path aside = found.path.string() + ".superseded";
+        std::error_code ignored;   // if the removal fails, so does the rename, which reports it
+        fs::remove_all(aside, ignored);
+        rename_or_fail(found.path, aside);
+        count++;
+    }
+    return count;
+}
+
 void prune_checkpoints(const fs::path& out_dir, int keep) {
     if (keep < 1) return;
     std::vector<Found> found = list_checkpoints(out_dir);
@@ -324,12 +327,23 @@ void prune_checkpoints(const fs::path& out_dir, int keep) {
     remove_leftovers(out_dir);
 }
 
-void verify_checkpoint(const fs::path& folder) {
+static FileManifest read_manifest(const fs::path& folder) {
     const fs::path path = folder / "manifest.json";
-    const FileManifest manifest = file_manifest_from_json(read_text(path), path.string());
+    return file_manifest_from_json(read_text(path), path.string());
+}
+
+void verify_checkpoint(const fs::path& folder) {
+    const FileManifest manifest = read_manifest(folder);
     for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"})
-        if (!manifest.count(name)) fail(Exit::checkpoint, path.string(), ": does not list ", name);
+        if (!manifest.count(name)) fail(Exit::checkpoint, (folder / "manifest.json").string(), ": does not list ", name);
     for (const auto& [name, expected] : manifest) verify_file(folder / name, expected);
+}
+
+void verify_files(const fs::path& folder, const std::vector<std::string>& names) {
+    if (!path_exists(folder / "manifest.json")) return;
+    const FileManifest manifest = read_manifest(folder);
+    for (const std::string& name : names)
+        if (const auto entry = manifest.find(name); entry != manifest.end()) verify_file(folder / name, entry->second);
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {

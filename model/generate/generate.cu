@@ -30,10 +30,13 @@ struct Options {
 };
 }   // namespace
 
-/// Exit::usage if texts would be written over their prompts.
-static void require_two_files(const std::string& prompts, const std::string& out) {
-    std::error_code no_file;   // then they are two
-    if (std::filesystem::equivalent(prompts, out, no_file)) fail(Exit::usage, "--out ", out, " is the file of --prompts; give another");
+/// Exit::usage if two options name one file, as `option` would write over what is in it.
+static void require_two_files(const char* option, const std::string& file, const char* other_option, const std::string& other) {
+    if (file.empty() || other.empty()) return;
+    std::error_code no_file;
+    const bool same = std::filesystem::equivalent(file, other, no_file) ||
+                      std::filesystem::weakly_canonical(file, no_file) == std::filesystem::weakly_canonical(other, no_file);
+    if (same) fail(Exit::usage, option, " ", file, " is the file of ", other_option, "; give another");
 }
 
 /// False if --help was given.
@@ -57,19 +60,19 @@ static bool parse(int argc, char** argv, Options& o) {
         ->needs(prompts)
         ->check(not_empty);
     app.add_option("--log", o.log, "FILE for what writing has measured, as one line of JSON: times, bytes of the cache, device, weights");
-    app.add_option("--batch", o.batch, "how many texts of --prompts are written side by side")->needs(prompts)->check(CLI::Range(1, 128));
-    app.add_option("--tokens", o.tokens, "how many tokens to write, if no end of text comes before")->check(CLI::Range(1, 1 << 30));
+    app.add_option("--batch", o.batch, "how many texts of --prompts are written side by side")->needs(prompts)->transform(whole_number_from(1, 128));
+    app.add_option("--tokens", o.tokens, "how many tokens to write, if no end of text comes before")->transform(whole_number_from(1, 1 << 30));
     app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(number_from(0, 1e6));
-    app.add_option("--top-k", o.sampling.top_k, "sample from the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 30));
+    app.add_option("--top-k", o.sampling.top_k, "sample from the k likeliest tokens; 0: all")->transform(whole_number_from(0, 1 << 30));
     app.add_option("--top-p", o.sampling.top_p, "sample from the likeliest tokens whose probabilities sum to this")
         ->check(number_from(0, 1));
-    app.add_option("--seed", o.sampling.seed, "of sampling")->check(CLI::NonNegativeNumber);
+    app.add_option("--seed", o.sampling.seed, "of sampling")->transform(whole_number_from(uint64_t(0), UINT64_MAX));
     app.add_option("--device", o.device, "where to write")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--weights", o.weights,
                    "how the matrices, and keys and values of the text, are stored: bf16 takes half the memory of fp32, and of reading it; "
                    "the CPU computes in fp32 all the same. auto: bf16 on a GPU, fp32 on the CPU")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
-    app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->check(CLI::Range(0, 4096));
+    app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->transform(whole_number_from(0, 4096));
     add_inference_options(app, o.inference);
     app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -160,7 +163,9 @@ static void run(const Options& o) {
     catch_stop_signals();
     const Tokenizer* const shows = o.print_ids ? nullptr : tokenizer.get();
     std::unique_ptr<TextOutput> output;
-    require_two_files(o.prompts, o.out);
+    require_two_files("--out", o.out, "--prompts", o.prompts);
+    require_two_files("--log", o.log, "--prompts", o.prompts);
+    require_two_files("--log", o.log, "--out", o.out);
     if (o.prompts.empty()) output = std::make_unique<StreamedText>(shows, o.prompt);
     else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
     std::optional<JsonLines> log;

@@ -1,6 +1,8 @@
 // A unit of its own for each device: nvcc need not compile what only the CPU has (decode.cuh), which some of its versions do not survive.
 #include "model/generate/sample.h"
 
+#include "model/base/process.h"
+
 #ifdef WITH_GPU
 #include "model/generate/gpu_decoder.cuh"
 
@@ -22,7 +24,7 @@ void sample_text(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, 
     auto decoder = decoder_of(device, gpt);
     decoder.allocate();
     const auto* logits = decoder.begin(0, ids);
-    for (int n = 0; n < count; n++) {
+    for (int n = 0; n < count && !stop_requested(); n++) {
         if (n > 0) logits = decoder.next({{0, &ids}});
         ids.push_back(sample_token(logits, decoder.vocabulary(), how, n));
     }

@@ -11,7 +11,7 @@
 #include "model/device/machine.h"
 #include "model/run/loss_by_position.h"
 #include "model/run/report.h"
-#include "model/run/run.cuh"
+#include "model/run/begin.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------ validation
 

@@ -11,14 +11,14 @@ void add_inference_options(CLI::App& app, InferenceOptions& o) {
                    "most of the mass, which is NOT CAUSAL: earlier rows depend on later ones")
         ->check(CLI::IsMember({"trained", "psa", "adaspa"}));
     auto* eps = app.add_option("--psa-eps", how.psa.eps, "psa: share of the attention mass to retain")->check(number_from(0, 1));
-    auto* keys = app.add_option("--psa-block", how.psa.block, "psa: keys per block")->check(CLI::Range(1, 65536));
+    auto* keys = app.add_option("--psa-block", how.psa.block, "psa: keys per block")->transform(whole_number_from(1, 65536));
     auto* bound = app.add_option("--psa-bound", o.psa_bound,
                                  "psa: a block's mass is estimated from its mean key (may stop early) or bounded (certified)")
                       ->check(CLI::IsMember({"mean", "upper"}));
     auto* sparsity = app.add_option("--adaspa-sparsity", how.adaspa.sparsity, "adaspa: share of the prompt's blocks left out")
                          ->check(number_from(0, 0.999));
     auto* block = app.add_option("--adaspa-block", how.adaspa.block, "adaspa: tokens per block, a multiple of 64")
-                      ->check(CLI::Range(64, 65536));
+                      ->transform(whole_number_from(64, 65536));
     app.callback([=, &o] {
         o.how.attention = o.attention == "psa"      ? InferenceAttention::psa
                           : o.attention == "adaspa" ? InferenceAttention::adaspa

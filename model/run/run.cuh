@@ -1,11 +1,9 @@
-// A training run around the loop of train_gpt.cu: its weights, its checkpoints and its log.
+// A training run around the loop of train_gpt.cu: what it has, its reports, its checkpoints and its end. (How it begins: begin.cuh.)
 #pragma once
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <optional>
-#include <set>
 
 #include <omp.h>
 
@@ -41,59 +39,6 @@ inline void require_documents_apart(const Qwen& net, const Options& o) {
     fail(Exit::usage, "--document-mask 1: in ", net.variant.name,
          ", with these settings, what a token sees depends on other documents of its row; leave it out");
 }
-
-/// Loads or initialises the weights and, if the run is resumed, this rank's shard of the moments; returns the run's state. Whole
-/// tensors are staged in the gradients' memory, which so far holds only zero padding. Exit::checkpoint if a checkpoint lacks
-/// tensors, Exit::usage if --seed differs from its seed.
-template <class Device, class X>
-TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin& origin, const Options& o, bool speaks) {
-    const TensorList& list = gpt.net.tensors;
-    const Shards& shards = gpt.shards;
-    HostView<Device> whole(device, gpt.gradients, list.size());
-    auto take_owned = [&](Wide<X>* to) {
-        whole.push();
-        for (size_t k = 0; k < shards.buckets(); k++)
-            convert(device, to + shards.held(k), gpt.gradients + shards.own(k).begin, shards.part_size(k));
-    };
-    auto take_weights = [&] {
-        if (gpt.keeps_master()) take_owned(gpt.master);
-        else whole.push();
-        convert(device, gpt.weights, gpt.gradients, shards.size());
-        gpt_weights_loaded(device, gpt);
-    };
-    TrainerState state;
-    state.seed = o.seed;
-    state.last_val_loss = NAN;
-    if (!origin.folder()) {
-        initialise(list, o.seed, whole.data());
-        start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [](const std::string&) { return true; });
-        take_weights();
-        return state;
-    }
-    const std::string folder = origin.folder()->string();
-    const LoadReport report = load_weights(folder, list, o.seed, whole.data());
-    const std::set<std::string> fresh(report.initialised.begin(), report.initialised.end());
-    start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
-    take_weights();
-    if (speaks && !report.initialised.empty())
-        std::cout << folder << " lacks " << report.initialised.size()
-                  << " tensors, initialised from the seed: " << report.initialised.front()
-                  << (report.initialised.size() > 1 ? ", ...\n" : "\n");
-    if (!origin.resume_from) return state;
-    if (!report.initialised.empty())
-        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(),
-             "; the run cannot be resumed from it; start from it with --model");
-    state = load_state(folder, list, whole.data(), nullptr);
-    take_owned(gpt.m);
-    load_state(folder, list, nullptr, whole.data());
-    take_owned(gpt.v);
-    if (state.seed != o.seed)
-        fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
-             " was made with; the data would come in another order");
-    return state;
-}
-
-// ------------------------------------------------------------------------------------------------------------------- the run
 
 /// The state of a run, carried from step to step.
 template <class Device, class X>
@@ -162,66 +107,6 @@ struct Run {
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
-
-/// The first record of a log: what is computed, from which data, by which program and where.
-template <class Device, class X>
-void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more = {}) {
-    std::vector<JsonLines::Field> fields = {{"event", "config"},
-                                            {"step", run.state.step},
-                                            {"variant", run.gpt.net.variant.name},
-                                            {"parameters", int64_t(run.gpt.net.tensors.parameters())},
-                                            {"flops_per_token", run.flops.per_token},
-                                            {"ranks", int64_t(run.ranks.size())},
-                                            {"machine", describe(run.device, omp_get_max_threads())},
-                                            {"commit", source_commit()},
-                                            {"program", program_path().empty() ? "" : file_hash(program_path())},
-                                            {"train_data", run.data.train ? run.data.train->fingerprint() : ""},
-                                            {"val_data", run.data.val ? run.data.val->fingerprint() : ""},
-                                            {"options", run.o.resolved}};
-    if (!run.gpt.net.config.layers.empty()) fields.push_back({"layers", run.gpt.net.pattern});
-    fields.insert(fields.end(), more.begin(), more.end());
-    run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
-}
-
-/// Allocates memory, loads weights, and creates the output folder with the run's options and its log, whose first record says what
-/// is computed (log_config()). Exit::usage if options and checkpoint disagree, Exit::out_of_memory, Exit::checkpoint.
-template <class Device, class X>
-void begin(Run<Device, X>& run, const Origin& origin) {
-    const Options& o = run.o;
-    const Variant& variant = run.gpt.net.variant;
-    if (run.gpt.net.any(&LayerFacts::needs_known_text))
-        fail(Exit::usage, "with these settings ", variant.name, " reads tokens after a row, so it needs the whole text in advance "
-             "(--evaluate, --show-mask, ./generate); to train, give ", variant.options_to_train);
-    require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
-    run.collectives.emplace(run.device, run.ranks);   // first, since NCCL allocates memory
-    run.gpt.allocate(run.device);
-    run.feed.allocate(run.device);
-    run.monitor.allocate();
-    run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
-    fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // gradients that no backward pass writes stay zero
-    run.validation.loss = run.state.last_val_loss;
-    run.first_step = run.state.step + 1;
-    if (run.state.step > run.data.steps)
-        fail(Exit::usage, origin.resume_from->string(), ": has already done ", run.state.step, " steps, more than --steps ",
-             run.data.steps);
-    const int64_t rows = run.state.step * (run.data.tokens_per_step / o.seq_len);
-    if (run.state.data_rows != rows)
-        fail(Exit::usage, origin.resume_from->string(), ": has read ", run.state.data_rows, " rows of data in ", run.state.step,
-             " steps, but with these options it would have been ", rows,
-             "; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
-    run.ceiling = measure_matmul(run.device) * run.ranks.size();
-    if (!run.ranks.first()) return;
-    std::error_code error;
-    std::filesystem::create_directories(o.out, error);
-    if (error) fail(Exit::checkpoint, o.out, ": cannot be made (", error.message(), "); choose another --out");
-    run.lock = FolderLock(o.out);
-    const bool same_run =
-        origin.resume_from &&
-        std::filesystem::equivalent(std::filesystem::absolute(*origin.resume_from).lexically_normal().parent_path(), o.out, error);
-    run.log = JsonLines(o.out + "/log.jsonl", same_run ? run.state.step : -1);
-    std::ofstream(o.out + "/options.toml") << o.resolved;
-    log_config(run);
-}
 
 /// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy.
 template <class Device, class X>
@@ -347,47 +232,4 @@ Exit finish(Run<Device, X>& run, bool stopped) {
                           validation.c_str(), human_bytes(double(peak_memory(run.device))).c_str(), human_seconds(seconds).c_str(),
                           hash.c_str()));
     return result;
-}
-
-/// Prints the tables of a training run.
-template <class Device, class X>
-void print_training(const Run<Device, X>& run, int threads) {
-    const Options& o = run.o;
-    const Data& data = run.data;
-    print_table(
-        "data",
-        {{"training", tokens_of(*data.train)},
-         {"validation", data.val ? tokens_of(*data.val) : "none"},
-         {"tokenizer", data.tokenizer ? data.tokenizer->name() : "unknown: no samples, no bits per byte"},
-         {"tokens per step", text("%lld = %d micro-steps x %d ranks x %d x %d", static_cast<long long>(data.tokens_per_step),
-                                  data.micro_steps, run.ranks.size(), o.batch_size, o.seq_len)},
-         {"steps",
-          text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.warmup_steps))},
-         {"passes over the data", text("%.3g", double(data.steps) * double(data.tokens_per_step) / double(data.train->size()))}});
-    const AdamW& a = o.adamw;
-    print_table(
-        "training",
-        {{"device", describe(run.device, threads)},
-         {"precision", GPT<Device, X>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
-         {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
-         {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
-         {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
-         {"gradient clip", text("%g", a.grad_clip)},
-         {"seed", std::to_string(o.seed)},
-         {"output", o.out}});
-}
-
-/// Prints the tables at the start.
-template <class Device, class X>
-void print_set_up(Run<Device, X>& run, int threads) {
-    print_tensors(run.gpt.net.tensors);
-    print_table("model", model_rows(run.gpt.net, run.flops));
-    if (!run.gpt.net.config.layers.empty()) print_table("each layer of a kind", kind_rows(run.gpt));
-    if (run.data.train) print_training(run, threads);
-    print_memory(run.memory_plan());
-    if (!run.gpt.net.all(&LayerFacts::is_causal))
-        std::cout << "warning: outputs depend on LATER TOKENS here: losses and multiple-choice scores come from a model that has\n"
-                     "         seen part of the solution, and cannot be compared with those of causal models\n";
-    std::fflush(stdout);
-    warn(run.device);
 }

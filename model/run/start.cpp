@@ -1,6 +1,7 @@
 #include "model/run/start.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <iostream>
 
@@ -90,6 +91,8 @@ void cut_into_steps(Data& data, const Options& o, int ranks) {
         fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step,
              " is not a multiple of batch-size x seq-len x ranks = ", o.batch_size, " x ", o.seq_len, " x ", ranks, " = ",
              micro_batch);
+    if (data.tokens_per_step / micro_batch > INT_MAX)
+        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step, " is more than 2^31 micro-steps of ", micro_batch, " tokens");
     data.micro_steps = int(data.tokens_per_step / micro_batch);
     const double steps_of_epochs = std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step));
     data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(steps_of_epochs)) : o.steps;

@@ -1,5 +1,7 @@
 // The command line of the training programs.
 #include <iostream>
+#include <memory>
+#include <sstream>
 
 #include "attention/variant.h"
 #include "model/base/command_line.h"
@@ -22,11 +24,11 @@ static void add_settings(CLI::App& app, const Variant& variant, Options& o) {
                 ->group("Attention");
 }
 
-static CLI::Range any_count() { return CLI::Range(int64_t(0), int64_t(1) << 50); }
+static CLI::Validator any_count() { return whole_number_from(int64_t(0), int64_t(1) << 50); }
 
 /// Model, data, optimiser and precision.
 static void add_training_options(CLI::App& app, Options& o) {
-    const auto positive = CLI::Range(1, 1 << 30);
+    const auto positive = whole_number_from(1, 1 << 30);
     const auto share = number_from(0, 1);
     app.add_option("--device", o.device, "where to train")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--model", o.model, "preset, or a Hugging Face folder to start from; its config.json alone starts from scratch");
@@ -40,12 +42,12 @@ static void add_training_options(CLI::App& app, Options& o) {
     app.add_option("--train-data", o.train_data, "token shards (glob); without it the bundled text");
     app.add_option("--val-data", o.val_data, "token shards for validation (glob)");
     app.add_option("--out", o.out, "folder for log, checkpoints and options");
-    app.add_option("--batch-size", o.batch_size, "sequences per rank and micro-step")->check(positive);
-    app.add_option("--seq-len", o.seq_len, "tokens per sequence, T")->check(positive);
+    app.add_option("--batch-size", o.batch_size, "sequences per rank and micro-step")->transform(positive);
+    app.add_option("--seq-len", o.seq_len, "tokens per sequence, T")->transform(positive);
     app.add_option("--total-batch-tokens", o.total_batch_tokens,
                    "tokens per optimiser step over all ranks; 0: batch-size x seq-len x ranks")
-        ->check(any_count());
-    app.add_option("--steps", o.steps, "optimiser steps")->check(CLI::Range(int64_t(1), int64_t(1) << 50));
+        ->transform(any_count());
+    app.add_option("--steps", o.steps, "optimiser steps")->transform(whole_number_from(int64_t(1), int64_t(1) << 50));
     app.add_option("--epochs", o.epochs, "passes over the data, instead of --steps; 0: use --steps")
         ->check(number_from(0, 1e6));
     app.add_option("--shuffle", o.shuffle, "0 reads the shards in order")->check(CLI::IsMember({"0", "1", "true", "false"}));
@@ -56,7 +58,7 @@ static void add_training_options(CLI::App& app, Options& o) {
         ->check(CLI::IsMember({"0", "1", "true", "false"}));
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
-        ->check(CLI::Range(int64_t(-1), int64_t(1) << 50));
+        ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
     app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr")->check(share);
     app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled, on matrices only")->check(number_from(0, 1e3));
     app.add_option("--beta1", o.adamw.beta1, "AdamW")->check(number_from(0, 0.999999));
@@ -75,9 +77,9 @@ static void add_training_options(CLI::App& app, Options& o) {
 
 /// Validation, evaluation, samples, checkpoints, ranks and memory.
 static void add_run_options(CLI::App& app, Options& o) {
-    app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->check(any_count());
+    app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->transform(any_count());
     app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")
-        ->check(CLI::Range(0, 1 << 30));
+        ->transform(whole_number_from(0, 1 << 30));
     app.add_flag("--evaluate", o.evaluate,
                  "train nothing: validation loss (all of --val-data, unless --val-batches is given, here or in --config) and --eval-data "
                  "of --checkpoint or of a folder given as --model");
@@ -85,43 +87,43 @@ static void add_run_options(CLI::App& app, Options& o) {
         ->expected(1, -1)
         ->default_str("");
     app.add_option("--eval-every", o.eval_every, "steps between evaluations on --eval-data; 0: only at the end")
-        ->check(any_count());
-    app.add_option("--eval-items", o.eval_items, "only the first items of each file; 0: all")->check(any_count());
+        ->transform(any_count());
+    app.add_option("--eval-items", o.eval_items, "only the first items of each file; 0: all")->transform(any_count());
     app.add_option("--eval-out", o.eval_out, "with --evaluate: what each item's answers scored, as JSON Lines");
     app.add_option("--eval-log", o.eval_log,
                    "with --evaluate: a log of its own for what was found, in the form of a run's log.jsonl");
     app.add_option("--position-bins", o.position_bins,
                    "with --evaluate: the validation loss by position, in so many equal parts of a row; 0: not")
-        ->check(CLI::Range(0, 1 << 30));
-    app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->check(any_count());
-    app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->check(CLI::Range(0, 1 << 30));
+        ->transform(whole_number_from(0, 1 << 30));
+    app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->transform(any_count());
+    app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->transform(whole_number_from(0, 1 << 30));
     app.add_option("--prompt", o.prompt, "start of samples; without it they begin as documents do")->expected(0, 1);
     app.add_option("--monitor-every", o.monitor_every,
                    "steps between reports on attention (entropy, concentration, pairs, tiles, gates per layer and head); 0: never")
-        ->check(any_count());
+        ->transform(any_count());
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, with one more at the end; 0: none")
-        ->check(any_count());
-    app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many to keep; 0: all")->check(CLI::Range(0, 1 << 30));
+        ->transform(any_count());
+    app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many to keep; 0: all")->transform(whole_number_from(0, 1 << 30));
     app.add_flag("--resume", o.resume, "resume from the newest sound checkpoint in --out");
     app.add_option("--checkpoint", o.checkpoint, "resume from this checkpoint");
     app.add_flag("--allow-new-tensors", o.allow_new_tensors,
                  "start from the weights of another variant's folder; tensors that it lacks are initialised");
-    app.add_option("--seed", o.seed, "of initialisation, data order and samples")->check(CLI::NonNegativeNumber);
-    app.add_option("--threads", o.threads, "OpenMP threads; 0: this rank's share of the processors")->check(CLI::Range(0, 4096));
+    app.add_option("--seed", o.seed, "of initialisation, data order and samples")->transform(whole_number_from(uint64_t(0), UINT64_MAX));
+    app.add_option("--threads", o.threads, "OpenMP threads; 0: this rank's share of the processors")->transform(whole_number_from(0, 4096));
     app.add_option("--zero-stage", o.zero_stage, "1: each rank keeps only the moments of its own part of the weights")
-        ->check(CLI::Range(0, 1));
+        ->transform(whole_number_from(0, 1));
     app.add_option("--recompute", o.recompute,
                    "trade time for memory: 1 recomputes norms and SwiGLU in the backward pass, 2 keeps only each layer's input")
-        ->check(CLI::Range(0, 2));
+        ->transform(whole_number_from(0, 2));
     app.add_option("--ranks-from", o.ranks_from,
                    "how ranks find each other: auto (mpirun, or torchrun's variables), mpi, tcp:HOST:PORT, file:PATH");
     app.add_option("--watchdog-seconds", o.watchdog_seconds, "end the job if a rank makes no progress for this long; 0: off")
-        ->check(CLI::Range(0, 1 << 20));
+        ->transform(whole_number_from(0, 1 << 20));
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
     app.add_option("--show-mask", o.show_mask,
                    "draw which keys every row of --seq-len tokens sees into this .png or .pgm; train nothing");
     app.add_option("--mask-layer", o.mask_layer, "with --show-mask: of which layer, from 0; -1: the last of this program's own mechanism")
-        ->check(CLI::Range(-1, 1 << 12));
+        ->transform(whole_number_from(-1, 1 << 12));
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
 }
 
@@ -136,12 +138,36 @@ static void require_plain_attention(const Variant& variant, const Options& o) {
              variant.name);
 }
 
+namespace {
+/// Configuration files in which a # between quotes begins no comment. (CLI11 up to 2.3 cuts there.)
+class ConfigFile : public CLI::ConfigTOML {
+public:
+    ConfigFile() { comment('\0'); }
+    std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+        std::stringstream without_comments;
+        for (std::string line; std::getline(input, line);) without_comments << line.substr(0, comment_in(line)) << "\n";
+        return CLI::ConfigTOML::from_config(without_comments);
+    }
+
+private:
+    static size_t comment_in(const std::string& line) {
+        char quote = 0;
+        for (size_t at = 0; at < line.size(); at++) {
+            if (line[at] == '#' && !quote) return at;
+            if (quote ? line[at] == quote : line[at] == '"' || line[at] == '\'') quote = quote ? 0 : line[at];
+        }
+        return std::string::npos;
+    }
+};
+}   // namespace
+
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
     o.out = std::string("out/") + variant.name;
     CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
                  " attention.\nStop it with Ctrl-C: it saves and exits with code 75, and --resume continues. Under mpirun send "
                  "SIGUSR1 to mpirun\n"
                  "(Open MPI kills its ranks soon after SIGTERM, often before they could save).");
+    app.config_formatter(std::make_shared<ConfigFile>());
     app.set_config("--config", "", "a file of key = value lines, as options.toml in the output folder");
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     add_training_options(app, o);
@@ -157,6 +183,7 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     std::erase(o.eval_data, "");   // options.toml has "" if none was given
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
     if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
+    if (!o.evaluate && o.position_bins) fail(Exit::usage, "--position-bins is for --evaluate");
     require_plain_attention(variant, o);
     if (o.mask_layer >= 0 && o.show_mask.empty()) fail(Exit::usage, "--mask-layer is for --show-mask");
     if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions is for --document-mask 1");
