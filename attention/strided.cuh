@@ -140,8 +140,8 @@ struct strided : Policy {
     }
 
     /// The next row of a text, or rows of several: the union, in one walk over the keys.
-    template <template <class, class> class Next, class X, class More>
-    void forward(const Next<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
+    template <template <class, class, class> class Next, class X, class More, class Slots>
+    void forward(const Next<X, More, Slots>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
                  const Statistics<X>&) const {
         attention_forward(device, *this, kernel_arguments(in, state, Statistics<X>{}));
     }
