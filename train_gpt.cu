@@ -211,7 +211,8 @@ int main(int argc, char** argv) {
         Options options;
         if (!parse_train_options(argc, argv, the_attention, options)) return;
         result = train(options);
-        if (options.evaluate || options.dry_run || !options.show_mask.empty()) require_printed();   // nothing else comes of these
+        const bool into_files = !options.eval_out.empty() || !options.eval_log.empty() || !options.show_mask.empty();
+        if ((options.evaluate || options.dry_run) && !into_files) require_printed();   // nothing else has come of it
     });
     return failed ? failed : int(result);
 }

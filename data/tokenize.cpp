@@ -75,6 +75,7 @@ private:
 };
 
 void declare(CLI::App& app, TokenizeOptions& options) {
+    const auto any_count = whole_number_from(int64_t(0), INT64_MAX);
     app.add_option("--tokenizer", options.tokenizer,
                    "bytes: one id per byte; or a tokenizer.json of Hugging Face, or a folder with one")
         ->capture_default_str();
@@ -86,8 +87,9 @@ void declare(CLI::App& app, TokenizeOptions& options) {
             ->capture_default_str();
     app.add_option("--val-tokens", options.val_tokens,
                    "instead: the first documents, up to this many tokens; adding inputs later does not change them")
+        ->transform(any_count)
         ->excludes(fraction);
-    app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")->capture_default_str();
+    app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")->transform(any_count)->capture_default_str();
     CLI::Option* field =
         app.add_option("--text-field", options.rules.text_field, "key of the text in a JSON Lines file")->capture_default_str();
     app.add_flag("--mask-prompts", options.rules.mask_prompts,
@@ -101,8 +103,10 @@ void declare(CLI::App& app, TokenizeOptions& options) {
         ->check(CLI::IsMember({"txt", "jsonl"}))
         ->default_str("txt");
     app.add_option("--documents", options.documents,
-                   "expected number, else nothing is written: standard input also ends when the program that writes it fails");
+                   "expected number, else nothing is written: standard input also ends when the program that writes it fails")
+        ->transform(any_count);
     app.add_option("--threads", options.threads, "encoding threads; 0: one per processor. The shards do not depend on it")
+        ->transform(whole_number_from(0, 4096))
         ->capture_default_str();
     app.add_option("INPUT", options.inputs,
                    ".txt (one document), .jsonl (one per line), each also .gz, .xz or .zst; - for standard input (the default)");

@@ -171,7 +171,9 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
     index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-2.safetensors"}});
     CHECK(contains(sentence_of(load), "in another part too"));
 
-    fs::remove(folder / "model.safetensors.index.json");
+    for (const char* name : {"model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"}) fs::remove(folder / name);
+    write_text(folder / "optimizer.pt", "x");
+    CHECK(load().initialised.size() == 3);
     write_text(folder / "pytorch_model.bin", "x");
     CHECK(contains(sentence_of(load), "pytorch_model.bin"));
 }

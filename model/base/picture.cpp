@@ -69,7 +69,7 @@ void write_picture(const std::string& path, const Picture& picture) {
     if (file.flush()) return;
     const std::string reason = last_os_error();
     std::error_code ignored;
-    if (std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);   // half of it is no picture
+    if (file.is_open() && std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);   // half of it is no picture
     fail(Exit::data, path, ": the picture cannot be written there (", reason, ")");
 }
 

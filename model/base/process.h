@@ -5,7 +5,7 @@
 /// From now on the run survives a closed standard output (`| head`): SIGPIPE is ignored.
 void outlive_readers();
 
-/// Call before files are opened: where one of the standard streams is closed (`>&-`), no file takes its place. To use it stays an
+/// Call before files are opened: where one of the standard streams is closed (`>&-`), no file takes its place. Using it is still an
 /// error.
 void reserve_standard_streams();
 

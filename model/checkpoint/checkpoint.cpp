@@ -66,16 +66,22 @@ std::map<std::string, std::vector<std::string>> read_index(const fs::path& path)
     return parts;
 }
 
-/// The name of a file that looks like weights in another form or under another name; "" if there is none.
+/// Whether a file's name is one of weights in another form or under another name, and not of what a trainer keeps beside them.
+bool may_be_weights(const std::string& name) {
+    for (const char* start : {"optimizer", "scheduler", "scaler", "rng_state"})
+        if (name.starts_with(start)) return false;
+    for (const char* ending : {".safetensors", ".pt", ".pth", ".gguf"})
+        if (name.ends_with(ending)) return true;
+    return name.starts_with("pytorch_model");
+}
+
+/// The name of such a file; "" if there is none.
 std::string other_weights(const fs::path& folder) {
+    std::set<std::string> names;
     std::error_code error;
-    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-        const std::string name = entry->path().filename().string();
-        if (name.starts_with("pytorch_model")) return name;
-        for (const char* ending : {".safetensors", ".pt", ".pth", ".gguf"})
-            if (name.ends_with(ending)) return name;
-    }
-    return "";
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+        if (const std::string name = entry->path().filename().string(); may_be_weights(name)) names.insert(name);
+    return names.empty() ? "" : *names.begin();
 }
 
 std::deque<SafetensorsFile> open_weights(const fs::path& folder) {
@@ -126,7 +132,8 @@ Config load_config(const fs::path& folder) {
 
 LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t seed, float* weights, StoredBf16* matrices) {
     const std::deque<SafetensorsFile> files = open_weights(folder);
-    for (const SafetensorsFile& file : files) verify_files(folder, {fs::path(file.where()).filename().string()});
+    for (const SafetensorsFile& file : files) verify_file(folder, fs::path(file.where()).filename());
+    if (files.empty()) verify_file(folder, "model.safetensors");   // of our own, it has to be there
     std::fill(weights, weights + list.size(), 0.0f);   // padding included
     std::set<std::string> loaded;
     for (const SafetensorsFile& file : files) {

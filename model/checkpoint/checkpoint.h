@@ -20,7 +20,7 @@ struct TrainerState {
     int64_t tokens = 0;          // tokens trained on
     uint64_t seed = 0;           // of initialisation and shuffling: the random state is a function of (seed, step)
     int64_t data_rows = 0;       // rows of T tokens consumed by all ranks: the position in the data
-    std::string train_data;      // TokenStream::fingerprint() of the data; "" in checkpoints of before this was kept
+    std::string train_data;      // which data, in which order (described_data()); older checkpoints lack it
     std::string options_json;    // the run's resolved options, verbatim
     double last_loss = 0;        // NaN if there was none
     double last_val_loss = 0;    // NaN if there was none
@@ -36,7 +36,8 @@ struct RunFacts {
 
 /// Precondition: `weights` and both moments are flat buffers laid out by `list`.
 /// Writes out_dir/step_<state.step> and returns its path. Free space is checked first. An existing checkpoint of the same step is
-/// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. set_later_ones_aside().
+/// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of later steps are
+/// set aside.
 /// Tokenizer files: those of `tokenizer`, which config.json then refers to by name, so that the folder can be moved; and those of
 /// `tokenizer_from` (the folder the model came from) that belong to the same tokenizer, or all if `tokenizer` is null.
 /// README.md is a model card, for people to edit: the manifest does not list it. Models that transformers does not compute itself carry
@@ -48,7 +49,8 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, cons
                                       const std::filesystem::path& tokenizer_from = {}, const RunFacts& facts = {});
 
 /// Renames the checkpoints of steps after `step` to step_<N>.superseded, which resuming ignores: they belong to a run that has been
-/// abandoned, by one that starts afresh, or from an earlier step. Returns how many there were.
+/// abandoned, by one that starts afresh, or from an earlier step. Those that were renamed so before are deleted if there are any. Returns
+/// how many there were.
 int set_later_ones_aside(const std::filesystem::path& out_dir, int64_t step);
 
 /// Call after save_checkpoint() has returned. Deletes all but the `keep` checkpoints with the highest steps; keep < 1 keeps all.
@@ -61,8 +63,8 @@ void prune_checkpoints(const std::filesystem::path& out_dir, int keep);
 /// Verifies every byte against the manifest; errors name the damaged file and, in safetensors files, the tensor.
 void verify_checkpoint(const std::filesystem::path& folder);
 
-/// The same for some files of a folder, where it has a manifest and that lists them.
-void verify_files(const std::filesystem::path& folder, const std::vector<std::string>& names);
+/// The same for one file of a folder, where it has a manifest of ours and that lists the file.
+void verify_file(const std::filesystem::path& folder, const std::filesystem::path& name);
 
 /// The checkpoint with the highest step that verify_checkpoint() accepts, or nothing if there is none. For each refused one, a
 /// sentence is appended to `complaints` and the previous one is tried.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <functional>
 #include <map>
 
 #include <fcntl.h>
@@ -57,14 +58,15 @@ std::vector<Found> list_checkpoints(const fs::path& out_dir) {
     return found;
 }
 
-/// Best effort: readers ignore what remains.
-void remove_leftovers(const fs::path& out_dir) {
-    std::vector<fs::path> leftovers;   // collected first: deleting while iterating is unspecified
+/// Removes the folders whose names are_doomed(). Best effort: readers ignore what remains.
+void remove_folders(const fs::path& out_dir, const std::function<bool(const std::string&)>& are_doomed) {
+    std::vector<fs::path> doomed;   // collected first: deleting while iterating is unspecified
     std::error_code error;
     for (fs::directory_iterator entry(out_dir, error), end; !error && entry != end; entry.increment(error))
-        if (is_leftover(entry->path().filename().string())) leftovers.push_back(entry->path());
-    for (const fs::path& path : leftovers) fs::remove_all(path, error);
+        if (are_doomed(entry->path().filename().string())) doomed.push_back(entry->path());
+    for (const fs::path& path : doomed) fs::remove_all(path, error);
 }
+void remove_leftovers(const fs::path& out_dir) { remove_folders(out_dir, is_leftover); }
 
 void rename_or_fail(const fs::path& from, const fs::path& to) {
     std::error_code error;
@@ -255,7 +257,7 @@ void take_final_name(const fs::path& temporary, const fs::path& final_path) {
          hexadecimal(expected.file.hash), ")");
 }
 
-void verify_file(const fs::path& path, const ManifestFile& expected) {
+void verify(const fs::path& path, const ManifestFile& expected) {
     const MappedFile file(path);
     const size_t piece = size_t(16) << 20, size = file.bytes().size();
     Hasher hasher;
@@ -285,7 +287,8 @@ fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const Te
     remove_leftovers(out_dir);
     const uint64_t need = space_needed(texts, tensor_files), available = free_bytes(out_dir);
     if (need > available)
-        fail(Exit::checkpoint, out_dir.string(), ": no room for a checkpoint: ", need, " bytes are needed, ", available, " are free");
+        fail(Exit::checkpoint, out_dir.string(), ": no room for a checkpoint: ", need, " bytes are needed, ", available,
+             " are free; step_*.superseded are of earlier runs, and may go");
 
     const fs::path final_path = out_dir / folder_name(state.step), temporary = final_path.string() + ".tmp";
     try {
@@ -305,16 +308,13 @@ fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const Te
 }
 
 int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
-    int count = 0;
-    for (const Found& found : list_checkpoints(out_dir)) {
-        if (found.step <= step) break;
-        const fs::path aside = found.path.string() + ".superseded";
-        std::error_code ignored;   // if the removal fails, so does the rename, which reports it
-        fs::remove_all(aside, ignored);
-        rename_or_fail(found.path, aside);
-        count++;
-    }
-    return count;
+    std::vector<Found> later = list_checkpoints(out_dir);
+    std::erase_if(later, [&](const Found& found) { return found.step <= step; });
+    if (later.empty()) return 0;
+    const auto is_superseded = [](const std::string& name) { return name.starts_with("step_") && name.ends_with(".superseded"); };
+    remove_folders(out_dir, is_superseded);
+    for (const Found& found : later) rename_or_fail(found.path, found.path.string() + ".superseded");
+    return int(later.size());
 }
 
 void prune_checkpoints(const fs::path& out_dir, int keep) {
@@ -336,14 +336,20 @@ void verify_checkpoint(const fs::path& folder) {
     const FileManifest manifest = read_manifest(folder);
     for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"})
         if (!manifest.count(name)) fail(Exit::checkpoint, (folder / "manifest.json").string(), ": does not list ", name);
-    for (const auto& [name, expected] : manifest) verify_file(folder / name, expected);
+    for (const auto& [name, expected] : manifest) verify(folder / name, expected);
 }
 
-void verify_files(const fs::path& folder, const std::vector<std::string>& names) {
-    if (!path_exists(folder / "manifest.json")) return;
+void verify_file(const fs::path& folder, const fs::path& name) {
+    const fs::path path = folder / "manifest.json";
+    if (!path_exists(path) || !has_field(parse_json_object(read_text(path), path.string()), "files_xxh3")) return;   // somebody else's
     const FileManifest manifest = read_manifest(folder);
-    for (const std::string& name : names)
-        if (const auto entry = manifest.find(name); entry != manifest.end()) verify_file(folder / name, entry->second);
+    const auto entry = manifest.find(name.string());
+    if (entry == manifest.end()) return;
+    try {
+        verify(folder / name, entry->second);
+    } catch (const Error& error) {
+        fail(error.code, error.what(), "; if it was changed on purpose, remove the folder's manifest.json");
+    }
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {

@@ -34,8 +34,8 @@ struct Options {
 static void require_two_files(const char* option, const std::string& file, const char* other_option, const std::string& other) {
     if (file.empty() || other.empty()) return;
     std::error_code no_file;
-    const bool same = std::filesystem::equivalent(file, other, no_file) ||
-                      std::filesystem::weakly_canonical(file, no_file) == std::filesystem::weakly_canonical(other, no_file);
+    const auto whole = [](const std::string& path) { return std::filesystem::absolute(path).lexically_normal(); };
+    const bool same = std::filesystem::equivalent(file, other, no_file) || whole(file) == whole(other);
     if (same) fail(Exit::usage, option, " ", file, " is the file of ", other_option, "; give another");
 }
 

@@ -7,7 +7,10 @@
 #include <iostream>
 #include <set>
 
+#include <omp.h>
+
 #include "model/base/disk.h"
+#include "model/base/hash.h"
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
@@ -127,7 +130,13 @@ void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more =
     run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
 }
 
-/// Exit::usage unless the steps that run.state has done, of the checkpoint origin.resume_from, are the first ones of this run.
+/// What a checkpoint says of the training data: which it is, and in which order it comes, but for the seed.
+template <class Device, class X>
+std::string described_data(const Run<Device, X>& run) {
+    return run.data.train->fingerprint() + (run.o.shuffle ? "" : ", in order");
+}
+
+/// Exit::usage if this run would not have taken the checkpoint's steps, or not on the same rows.
 template <class Device, class X>
 void require_same_data(const Run<Device, X>& run, const Origin& origin) {
     const TrainerState& state = run.state;
@@ -138,10 +147,10 @@ void require_same_data(const Run<Device, X>& run, const Origin& origin) {
         fail(Exit::usage, origin.resume_from->string(), ": has read ", state.data_rows, " rows of data in ", state.step,
              " steps, but with these options it would have been ", rows,
              "; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
-    if (!state.train_data.empty() && state.train_data != run.data.train->fingerprint())
+    if (!state.train_data.empty() && state.train_data != described_data(run))
         fail(Exit::usage, run.data.train->name(), ": is other data than ", origin.resume_from->string(),
-             " has been trained on (its shards differ in size or content); give --train-data as before, or start from the checkpoint "
-             "with --model and another --out");
+             " has been trained on, or in another order (", described_data(run), ", not ", state.train_data,
+             "); give --train-data and --shuffle as before, or start from the checkpoint with --model and another --out");
 }
 
 /// The output folder, locked, with the run's options and its log. What another run has left there is renamed.
@@ -152,17 +161,15 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     std::filesystem::create_directories(out, error);
     if (error) fail(Exit::checkpoint, out, ": cannot be made (", error.message(), "); choose another --out");
     run.lock = FolderLock(out);
-    const bool same_run =
-        origin.resume_from &&
-        std::filesystem::equivalent(std::filesystem::absolute(*origin.resume_from).lexically_normal().parent_path(), out, error);
-    const int64_t resumed = same_run ? run.state.step : -1;
+    const int64_t resumed = origin.resume_from && is_of_run(*origin.resume_from, out) ? run.state.step : -1;
+    if (const int later = set_later_ones_aside(out, resumed))   // at once, or --resume would go on from them after an early end
+        std::cout << "note: " << out << ": renamed " << later << (later > 1 ? " checkpoints" : " checkpoint")
+                  << " to step_*.superseded, which --resume passes over" << std::endl;
+    const std::string options = out + "/options.toml";
+    std::ofstream file(options + ".tmp");
+    if (file << run.o.resolved; !file.flush() || std::rename((options + ".tmp").c_str(), options.c_str()) != 0)
+        fail(Exit::checkpoint, options, ": cannot be written (", last_os_error(), ")");
     run.log = JsonLines(out + "/log.jsonl", resumed);
-    std::ofstream options(out + "/options.toml");
-    if (!(options << run.o.resolved).flush())
-        fail(Exit::checkpoint, out, "/options.toml: cannot be written (", last_os_error(), ")");
-    if (const int others = set_later_ones_aside(out, resumed))   // at once, or --resume would go on from them after an early end
-        std::cout << "note: " << out << ": " << others << (others > 1 ? " checkpoints of another run were" : " checkpoint of another run was")
-                  << " renamed to step_*.superseded" << std::endl;
 }
 
 /// Allocates memory, loads weights, and opens the output folder; the first record of the log says what is computed (log_config()).
@@ -184,8 +191,10 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
     require_same_data(run, origin);
-    run.state.train_data = run.data.train->fingerprint();
+    run.state.train_data = described_data(run);
     run.ceiling = measure_matmul(run.device) * run.ranks.size();
+    run.ranks.at("opening the output folder", run.state.step);
+    run.ranks.barrier();   // all have read what may be renamed now
     if (!run.ranks.first()) return;
     open_output(run, origin);
     log_config(run);

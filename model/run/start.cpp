@@ -92,7 +92,7 @@ void cut_into_steps(Data& data, const Options& o, int ranks) {
              " is not a multiple of batch-size x seq-len x ranks = ", o.batch_size, " x ", o.seq_len, " x ", ranks, " = ",
              micro_batch);
     if (data.tokens_per_step / micro_batch > INT_MAX)
-        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step, " is more than 2^31 micro-steps of ", micro_batch, " tokens");
+        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step, " is more than ", INT_MAX, " micro-steps of ", micro_batch, " tokens");
     data.micro_steps = int(data.tokens_per_step / micro_batch);
     const double steps_of_epochs = std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step));
     data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(steps_of_epochs)) : o.steps;
@@ -133,8 +133,7 @@ void take_weights_only(Origin& origin, const std::string& has, const std::string
     if (!o.allow_new_tensors)
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and this program trains ", wants, "; ", way_out,
              "give --allow-new-tensors to start ", wants, " from its weights");
-    std::error_code none;   // --out need not exist yet
-    if (std::filesystem::equivalent(std::filesystem::absolute(folder).lexically_normal().parent_path(), o.out, none))
+    if (is_of_run(folder, o.out))
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and ", wants,
              " would take its place; start from it with --model ",
              folder, " and another --out");
@@ -250,6 +249,11 @@ DocumentBorders borders(const Options& o, const Config& config) {
     return {o.document_mask ? config.end_of_text : -1, o.document_positions};
 }
 
+bool is_of_run(const std::filesystem::path& folder, const std::string& out) {
+    std::error_code none;   // --out need not exist yet
+    return std::filesystem::equivalent(std::filesystem::canonical(folder, none).parent_path(), out, none);
+}
+
 Origin find_origin(const Options& o, const Variants& variants, bool speaks) {
     Origin origin;
     if (!o.checkpoint.empty()) {
@@ -257,11 +261,16 @@ Origin find_origin(const Options& o, const Variants& variants, bool speaks) {
             fail(Exit::checkpoint, o.checkpoint,
                  ": is not a checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start "
                  "from it with --model");
+        if (!o.evaluate && o.checkpoint.find(".superseded") != std::string::npos && is_of_run(o.checkpoint, o.out))
+            fail(Exit::usage, "--checkpoint ", o.checkpoint, " has been set aside by another run in --out; give another --out, or rename it");
         verify_checkpoint(o.checkpoint);
         origin.resume_from = o.checkpoint;
     }
     if (o.resume) origin.resume_from = find_checkpoint(o.out, speaks);
     if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
+    if (origin.weights_from && !o.evaluate && is_of_run(*origin.weights_from, o.out))
+        fail(Exit::usage, "--model ", o.model, " lies in --out, where a new run sets the checkpoints of others aside; give another --out, or "
+             "go on with it: --checkpoint ", o.model);
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
     if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
         require_shape(origin, preset(o.model), o.model);

@@ -67,6 +67,9 @@ std::string tokens_of(const TokenStream& stream);
 /// What a checkpoint's model card says of the data, and of the layers.
 RunFacts facts_of(const Data& data, const std::string& pattern);
 
+/// Whether a checkpoint lies in the output folder `out`.
+bool is_of_run(const std::filesystem::path& folder, const std::string& out);
+
 /// How --document-mask and --document-positions have batches told apart. Precondition: open_data() has completed `config`.
 DocumentBorders borders(const Options& o, const Config& config);
 

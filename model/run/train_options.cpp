@@ -150,11 +150,15 @@ public:
     }
 
 private:
+    /// A quote is one where a value or an element of a list begins with it.
     static size_t comment_in(const std::string& line) {
-        char quote = 0;
+        char quote = 0, before = 0;   // the last character but spaces
         for (size_t at = 0; at < line.size(); at++) {
-            if (line[at] == '#' && !quote) return at;
-            if (quote ? line[at] == quote : line[at] == '"' || line[at] == '\'') quote = quote ? 0 : line[at];
+            const char c = line[at];
+            if (c == '#' && !quote) return at;
+            const bool opens = (c == '"' || c == '\'') && (before == '=' || before == '[' || before == ',');
+            if (quote ? c == quote : opens) quote = quote ? 0 : c;
+            if (c != ' ') before = c;
         }
         return std::string::npos;
     }
@@ -179,11 +183,13 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     o.adamw.seed = o.seed;
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both select a checkpoint; give one");
     if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
+    if (o.prompt.find('"') != std::string::npos && o.prompt.find('\'') != std::string::npos)
+        fail(Exit::usage, "--prompt has both \" and ', which a file for --config cannot hold; leave out one of them");
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
     std::erase(o.eval_data, "");   // options.toml has "" if none was given
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
     if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
-    if (!o.evaluate && o.position_bins) fail(Exit::usage, "--position-bins is for --evaluate");
+    if (!o.evaluate && o.position_bins != Options{}.position_bins) fail(Exit::usage, "--position-bins is for --evaluate");
     require_plain_attention(variant, o);
     if (o.mask_layer >= 0 && o.show_mask.empty()) fail(Exit::usage, "--mask-layer is for --show-mask");
     if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions is for --document-mask 1");

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# What a run does with its folder, its options and its output where something is in the way: another run's checkpoints, other data, a
+# full disk, numbers out of range, a reader that has gone. Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why`. Takes some
+# seconds.
+# Needs: make train_causal tokenize
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+. tests/checks.bash
+
+head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text.txt"
+./tokenize --tokenizer bytes --out "$work/data" --name small "$work/text.txt" > /dev/null 2>&1
+causal=(./train_causal --device cpu --model qwen-tiny --train-data "$work/data/small_train_*.bin" --val-data "$work/data/small_val_*.bin"
+        --seq-len 32 --batch-size 8 --steps 12 --val-every 6 --val-batches 4 --sample-every 0 --checkpoint-every 4 --keep-checkpoints 0
+        --threads 1 --plot 0 --lr 3e-3)
+losses() { grep -c '"loss":[0-9.]*,"grad_norm"' "$1/log.jsonl"; }
+steps() { (cd "$1" && echo step_*); }
+expect "a run" 0 "" "${causal[@]}" --out "$work/run"
+last="$work/run/step_00000012"
+
+# ---- the folder of another run
+cp -r "$work/run" "$work/reused"
+expect "a run that begins there, and saves nothing" 0 "" "${causal[@]}" --out "$work/reused" --seed 2 --steps 1 --checkpoint-every 0
+check "sets the checkpoints aside" 'grep -q "renamed 3 checkpoints" "$work/stdout" && [ "$(steps "$work/reused")" = "step_00000004.superseded step_00000008.superseded step_00000012.superseded" ]'
+expect "and is not gone on with from them" 0 "starting at step 0" "${causal[@]}" --out "$work/reused" --seed 2 --steps 4 --resume
+expect "the next run there" 0 "" "${causal[@]}" --out "$work/reused" --seed 3 --steps 2 --checkpoint-every 0
+check "keeps those of the last one only" '[ "$(steps "$work/reused")" = step_00000004.superseded ]'
+expect "what was set aside is not gone on with in its folder" 2 "has been set aside" "${causal[@]}" --out "$work/reused" --checkpoint "$work/reused/step_00000004.superseded"
+for slash in "" /; do
+    rm -rf "$work/earlier" && cp -r "$work/run" "$work/earlier"
+    expect "a run that goes on from step_00000004$slash" 0 "" "${causal[@]}" --out "$work/earlier" --checkpoint "$work/earlier/step_00000004$slash" --steps 5 --checkpoint-every 0
+    check "leaves that one, and its own log" '[ "$(steps "$work/earlier")" = "step_00000004 step_00000008.superseded step_00000012.superseded" ] && [ "$(losses "$work/earlier")" -eq 5 ]'
+done
+expect "a run from the weights in its own folder" 2 "lies in --out" "${causal[@]}" --out "$work/run" --model "$last"
+expect "resuming with other data" 2 "is other data than" "${causal[@]}" --out "$work/run" --resume --steps 20 --train-data "$work/data/small_val_*.bin"
+expect "or in another order" 2 "in order" "${causal[@]}" --out "$work/run" --resume --steps 20 --shuffle 0
+cp -r "$work/run" "$work/old" && rm -r "$work/old/step_00000004" "$work/old/step_00000008"
+sed -i '/"train_data"/d' "$work/old/step_00000012/trainer_state.json" && rm "$work/old/step_00000012/manifest.json"
+check "the data is in the checkpoint" '! cmp -s "$work/old/step_00000012/trainer_state.json" "$last/trainer_state.json"'
+if mkdir "$work/full" && mount -t tmpfs -o size=8k none "$work/full" 2> /dev/null; then
+    mounted="$work/full"
+    head -c 8192 /dev/zero > "$work/full/filler" 2> /dev/null
+    expect "options that cannot be written" 7 "options.toml: cannot be written" "${causal[@]}" --out "$work/full" --checkpoint-every 0
+    umount "$mounted" && mounted=""
+else
+    skip "options that cannot be written" "only root may mount a full disk"
+fi
+
+# ---- weights
+cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
+expect "weights with a byte changed are no start" 7 "remove the folder's manifest.json" "${causal[@]}" --out "$work/x" --model "$work/changed"
+rm "$work/changed/manifest.json"
+expect "but where nobody promised them" 0 "" "${causal[@]}" --out "$work/x" --model "$work/changed" --steps 1
+cp -r "$last" "$work/lost" && rm "$work/lost/model.safetensors"
+expect "weights that are lost" 7 "model.safetensors: cannot be opened" "${causal[@]}" --out "$work/x" --model "$work/lost"
+mkdir "$work/shape" && cp "$last/config.json" "$work/shape/"
+expect "a shape alone is a start from scratch" 0 "" "${causal[@]}" --out "$work/x" --model "$work/shape" --steps 1
+cp "$last/model.safetensors" "$work/shape/weights.safetensors"
+expect "weights under another name are not passed over" 7 "has no model.safetensors, but weights.safetensors" "${causal[@]}" --out "$work/x" --model "$work/shape"
+
+# ---- numbers and texts
+expect "a zero in front makes no number octal" 0 "" "${causal[@]}" --out "$work/decimal" --steps 010
+check "ten steps" '[ "$(losses "$work/decimal")" -eq 10 ]'
+expect "a seed that does not fit" 2 "not a whole number from 0 to 18446744073709551615" "${causal[@]}" --out "$work/x" --seed 18446744073709551616
+expect "steps that are no whole number" 2 "1.5 is not a whole number" "${causal[@]}" --out "$work/x" --steps 1.5
+expect "a bound that is nearly 1" 2 "from 0 to 0.9999999" "${causal[@]}" --out "$work/x" --beta2 1
+expect "more micro-steps than can be counted" 2 "--total-batch-tokens 1099511627776" "${causal[@]}" --out "$work/x" --total-batch-tokens 1099511627776
+expect "loss by position without evaluation" 2 "--position-bins is for --evaluate" "${causal[@]}" --out "$work/x" --position-bins 4
+for prompt in '# We "the people"' "it's {}" ' a  #b, [c]' "o'brien # and"; do
+    expect "a prompt: $prompt" 0 "" "${causal[@]}" --prompt "$prompt" --steps 1 --checkpoint-every 0 --out "$work/prompted"
+    expect "with --config" 0 "" ./train_causal --config "$work/prompted/options.toml" --out "$work/prompted2"
+    check "comes back" 'grep -q "^prompt=." "$work/prompted/options.toml" && [ "$(grep "^prompt=" "$work/prompted/options.toml")" = "$(grep "^prompt=" "$work/prompted2/options.toml")" ]'
+done
+printf "out=%s/o'brien # my folder\nsteps = 2 # few\n" "$work" > "$work/own.toml"
+expect "comments behind values" 0 "" "${causal[@]/--steps/--warmup-steps}" --config "$work/own.toml"
+check "are none of them" '[ "$(losses "$work/o'"'"'brien")" -eq 2 ]'
+expect "a prompt with both quotes" 2 "leave out one of them" "${causal[@]}" --out "$work/x" --prompt "it's \"so\""
+echo '{"context_options": ["We ", "I "], "continuation": "", "gold": 0}' > "$work/nothing.jsonl"
+expect "an answer that is nothing" 3 "nothing.jsonl:1: an answer is empty" "${causal[@]}" --evaluate --checkpoint "$last" --eval-data "$work/nothing.jsonl"
+
+# ---- output and signals
+into_full() { "$@" > /dev/full; }
+for what in "--dry-run" "--evaluate --checkpoint $last"; do
+    # shellcheck disable=SC2086  # words
+    into_full "${causal[@]}" $what 2> "$work/stderr"
+    status=$?
+    check "$what for a full disk ends with 3 (was $status)" '[ $status -eq 3 ] && grep -q "standard output cannot be written" "$work/stderr"'
+done
+"${causal[@]}" --dry-run 2> "$work/stderr" | true
+statuses=${PIPESTATUS[*]}
+check "a table for a reader that stops early" '[ "$statuses" = "0 0" ] && [ ! -s "$work/stderr" ]'
+timeout -s KILL 30 "${causal[@]}" --sample-every 1 --sample-tokens 10000000 --out "$work/sampling" > "$work/sampling.txt" 2>&1 &
+job=$!
+for _ in $(seq 200); do grep -q 'step  *1/' "$work/sampling.txt" && break; sleep 0.05; done
+sleep 0.3   # into the sample
+kill -TERM $job   # timeout passes it on
+wait $job
+status=$?
+check "SIGTERM ends a sample, too (status $status)" '[ $status -eq 75 ] && [ "$(losses "$work/sampling")" -eq 1 ]'
