@@ -41,7 +41,7 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary) {
     // All headers first: a problem with the last path should not wait for a scan of gigabytes.
     for (const std::string& path : paths) shards_.emplace_back(path);
     tokenizer_ = tokenizer_of(paths[0]);
-    uint64_t start = 0;
+    uint64_t start = 0, hash = 0;
     for (const Shard& shard : shards_) {
         const std::string tokenizer = tokenizer_of(shard.path());
         if (!same_tokenizer(tokenizer, tokenizer_))
@@ -50,8 +50,10 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary) {
         shard.check_range(vocabulary);
         starts_.push_back(start);
         start += shard.size();
+        hash = shard.fingerprint(hash);
     }
     starts_.push_back(start);
+    fingerprint_ = hexadecimal(hash);
 }
 
 template <class Visit>
@@ -74,12 +76,6 @@ void TokenStream::copy(uint64_t start, size_t count, int32_t* out) const {
         shard.copy(offset, part, out);
         out += part;
     });
-}
-
-std::string TokenStream::fingerprint() const {
-    uint64_t hash = 0;
-    for (const Shard& shard : shards_) hash = shard.fingerprint(hash);
-    return hexadecimal(hash);
 }
 
 bool TokenStream::masked() const {

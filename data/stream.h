@@ -25,7 +25,7 @@ public:
     const std::string& tokenizer() const { return tokenizer_; }
 
     /// 16 hexadecimal digits of the shards' sizes and of their first and last 64 KiB, in order: other data, another fingerprint.
-    std::string fingerprint() const;
+    const std::string& fingerprint() const { return fingerprint_; }
 
     /// Copies tokens [start, start + count), across shards. Exit::data beyond the end.
     void copy(uint64_t start, size_t count, int32_t* out) const;
@@ -48,6 +48,7 @@ private:
 
     std::string name_;
     std::string tokenizer_;
+    std::string fingerprint_;
     std::vector<Shard> shards_;
     std::vector<uint64_t> starts_;   // (shards + 1) index of each shard's first token, and the total
 };

@@ -327,22 +327,20 @@ void prune_checkpoints(const fs::path& out_dir, int keep) {
     remove_leftovers(out_dir);
 }
 
-static FileManifest read_manifest(const fs::path& folder) {
-    const fs::path path = folder / "manifest.json";
-    return file_manifest_from_json(read_text(path), path.string());
-}
-
 void verify_checkpoint(const fs::path& folder) {
-    const FileManifest manifest = read_manifest(folder);
+    const fs::path path = folder / "manifest.json";
+    const FileManifest manifest = file_manifest_from_json(read_text(path), path.string());
     for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"})
-        if (!manifest.count(name)) fail(Exit::checkpoint, (folder / "manifest.json").string(), ": does not list ", name);
+        if (!manifest.count(name)) fail(Exit::checkpoint, path.string(), ": does not list ", name);
     for (const auto& [name, expected] : manifest) verify(folder / name, expected);
 }
 
 void verify_file(const fs::path& folder, const fs::path& name) {
     const fs::path path = folder / "manifest.json";
-    if (!path_exists(path) || !has_field(parse_json_object(read_text(path), path.string()), "files_xxh3")) return;   // somebody else's
-    const FileManifest manifest = read_manifest(folder);
+    if (!path_exists(path)) return;
+    const std::string text = read_text(path);
+    if (!has_field(parse_json_object(text, path.string()), "files_xxh3")) return;   // somebody else's
+    const FileManifest manifest = file_manifest_from_json(text, path.string());
     const auto entry = manifest.find(name.string());
     if (entry == manifest.end()) return;
     try {

@@ -9,9 +9,9 @@
 #include "model/base/text.h"
 #include "model/checkpoint/load.cuh"
 #include "model/device/machine.h"
+#include "model/run/begin.cuh"
 #include "model/run/loss_by_position.h"
 #include "model/run/report.h"
-#include "model/run/begin.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------ validation
 
