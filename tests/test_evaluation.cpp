@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "data/evaluation.h"
-#include "model/run/log_likelihoods.cuh"
+#include "model/run/shared_contexts.cuh"
 #include "tests/catch.h"
 #include "tests/shards.h"
 #include "tests/whole_model.h"
@@ -250,47 +250,11 @@ TEST_CASE("evaluation: a batch of answers scores what each scores alone, token b
     }
 }
 
-TEST_CASE("evaluation: contexts that are computed once give the scores of contexts computed for every answer") {
-    const auto same = [](const Variant& variant, const Form& form) {
-        Trial<double> trial(variant, config_of(form), 2, 67, 6, 67);
-        std::mt19937 generator(7);
-        const auto more = [&](std::vector<int32_t> ids, int count) {
-            for (int n = 0; n < count; n++) ids.push_back(int32_t(generator() % trial.gpt.net.config.V));
-            return ids;
-        };
-        SharedContexts<double> shared(trial.gpt, trial.feed);
-        std::vector<EvaluationItem> items;
-        std::vector<double> expected;
-        for (const auto& [context, lengths] :
-             std::vector<std::pair<int, std::vector<int>>>{{13, {1, 3}}, {64, {2, 1, 4}}, {1, {1, 1}}, {1, {5, 67}}}) {
-            const std::vector<int32_t> before = more({}, context);
-            items.push_back({});
-            for (const int length : lengths) items.back().answers.push_back({more(before, length), context, 1});
-        }
-        std::vector<const EvaluationItem*> all;
-        for (const EvaluationItem& item : items) {
-            CHECK(shares_context(item));
-            all.push_back(&item);
-            for (const Answer& answer : item.answers)
-                expected.push_back(log_likelihoods(CPU{}, trial.gpt, trial.feed, {&answer}).front());
-        }
-        CHECK(difference(shared.log_likelihoods(all), expected, rounding<double>(1000)) == "");
-        const std::vector<double> turned = {expected[2], expected[3], expected[4], expected[0], expected[1]};
-        CHECK(difference(shared.log_likelihoods({all[1], all[0]}), turned, rounding<double>(1000)) == "");
-        CHECK(shared.rows_of(items[1]) == 64 + 1 + 0 + 3);   // of the model
-        CHECK(shared.rows_of(items[2]) == 2);                // of the head: its one token of context predicts both answers
-        std::vector<const EvaluationItem*> full(6 * 67 / 2, &items[2]);   // many answers behind few tokens
-        const std::vector<double> many = shared.log_likelihoods(full);
-        REQUIRE(many.size() == 2 * full.size());
-        const std::vector<double> last(many.end() - 2, many.end()), alone = {expected[5], expected[6]};
-        CHECK(difference(last, alone, rounding<double>(1000)) == "");
-        CHECK(shared.fit(6 * 67));
-        CHECK_FALSE(shared.fit(6 * 67 + 1));
-    };
-    same(named("causal"), {});
-    same(named("sliding_window"), {true, false, 4, 1});
+TEST_CASE("evaluation: which items share their context") {
     EvaluationItem item;
-    item.answers = {{{1, 2, 3}, 2, 1}, {{1, 4, 3}, 2, 1}};
+    item.answers = {{{1, 2, 3}, 2, 1}, {{1, 2, 4, 3}, 2, 1}};
+    CHECK(shares_context(item));
+    item.answers[1] = {{1, 4, 3}, 2, 1};
     CHECK_FALSE(shares_context(item));
     item.answers[1] = {{1, 2, 3, 4}, 3, 1};
     CHECK_FALSE(shares_context(item));

@@ -185,6 +185,7 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     run.collectives.emplace(run.device, run.ranks);   // first, since NCCL allocates memory
     run.gpt.allocate(run.device);
     run.feed.allocate(run.device);
+    if (run.shared_contexts) run.shared_contexts->allocate();
     run.monitor.allocate();
     run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
     fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // gradients that no backward pass writes stay zero

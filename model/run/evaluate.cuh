@@ -114,8 +114,8 @@ struct EvaluationBatch {
 };
 
 /// Precondition: each item fits alone. Packs as many items as fit into each batch. first[n]: index of item n's first answer.
-template <class X>
-void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<X>& shared, const EvaluationTask& task,
+template <class Device, class X>
+void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<Device, X>& shared, const EvaluationTask& task,
                 const std::vector<size_t>& first, const std::vector<size_t>& items) {
     int64_t rows = 0;
     for (size_t n : items) {
@@ -141,13 +141,11 @@ inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<
 /// The log-likelihoods of a batch's answers; `all` are the task's answers.
 template <class Device, class X>
 std::vector<double> scores_of(Run<Device, X>& run, const EvaluationBatch& batch, const std::vector<const Answer*>& all) {
-    if constexpr (std::is_same_v<Device, CPU>)
-        if (!batch.items.empty()) {
-            SharedContexts<X> shared(run.gpt, run.feed, run.reader ? &*run.reader : nullptr);
-            const std::vector<double> found = shared.log_likelihoods(batch.items);
-            run.read.add(shared.read());
-            return found;
-        }
+    if (!batch.items.empty()) {
+        const std::vector<double> found = run.shared_contexts->log_likelihoods(batch.items);
+        run.read.add(run.shared_contexts->read());
+        return found;
+    }
     std::vector<const Answer*> answers;
     for (size_t n : batch.answers) answers.push_back(all[n]);
     return log_likelihoods(run.device, run.gpt, run.feed, answers);
@@ -158,25 +156,17 @@ std::vector<double> scores_of(Run<Device, X>& run, const EvaluationBatch& batch,
 template <class Device, class X>
 std::vector<EvaluationBatch> divide(Run<Device, X>& run, const EvaluationTask& task, const std::vector<const Answer*>& all) {
     std::vector<size_t> first, shared_items, single;
+    size_t answer = 0;
+    for (const EvaluationItem& item : task.items) {
+        first.push_back(answer);
+        if (run.shared_contexts && run.shared_contexts->can_share(item)) shared_items.push_back(first.size() - 1);
+        else
+            for (size_t n = 0; n < item.answers.size(); n++) single.push_back(answer + n);
+        answer += item.answers.size();
+    }
     std::vector<EvaluationBatch> batches;
-    const auto add = [&](auto shares) {
-        size_t answer = 0;
-        for (const EvaluationItem& item : task.items) {
-            first.push_back(answer);
-            if (shares(item)) shared_items.push_back(first.size() - 1);
-            else
-                for (size_t n = 0; n < item.answers.size(); n++) single.push_back(answer + n);
-            answer += item.answers.size();
-        }
-        add_single(batches, all, single, run.gpt.net.all(&LayerFacts::is_causal) ? size_t(run.gpt.B) : 1);
-    };
-    if constexpr (std::is_same_v<Device, CPU>) {
-        const SharedContexts<X> shared(run.gpt, run.feed);
-        add([&](const EvaluationItem& item) {
-            return run.shares_contexts() && shares_context(item) && shared.fit(shared.rows_of(item));
-        });
-        add_shared(batches, shared, task, first, shared_items);
-    } else add([](const EvaluationItem&) { return false; });
+    add_single(batches, all, single, run.gpt.net.all(&LayerFacts::is_causal) ? size_t(run.gpt.B) : 1);
+    if (!shared_items.empty()) add_shared(batches, *run.shared_contexts, task, first, shared_items);
     return batches;
 }
 
@@ -200,12 +190,12 @@ std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& ta
 
 /// The same answers in the same order, so that every item has one context and fits: an answer becomes an item of its own where
 /// contexts differ or the item is too large. Only items with one context can be read as a prompt and what continues it.
-template <class X>
-EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedContexts<X>& shared) {
+template <class Device, class X>
+EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedContexts<Device, X>& shared) {
     EvaluationTask divided = task;
     divided.items.clear();
     for (const EvaluationItem& item : task.items) {
-        if (shares_context(item) && shared.fit(shared.rows_of(item))) {
+        if (shared.can_share(item)) {
             divided.items.push_back(item);
             continue;
         }
@@ -221,9 +211,7 @@ EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedCon
 /// log_likelihoods(), with attention as --attention says.
 template <class Device, class X>
 std::vector<float> log_likelihoods_for_evaluation(Run<Device, X>& run, const EvaluationTask& task) {
-    if constexpr (std::is_same_v<Device, CPU>)
-        if (run.reader) return log_likelihoods(run, with_one_context_each(task, SharedContexts<X>(run.gpt, run.feed)));
-    return log_likelihoods(run, task);
+    return log_likelihoods(run, run.reader ? with_one_context_each(task, *run.shared_contexts) : task);
 }
 
 inline std::string described(const EvaluationScores& s) {
@@ -343,6 +331,7 @@ Exit evaluate(Run<Device, X>& run, const Origin& origin) {
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
     run.gpt.allocate(run.device);
     run.feed.allocate(run.device);
+    if (run.shared_contexts) run.shared_contexts->allocate();
     const std::string weights = origin.folder()->string();
     load_for_inference(run.device, run.gpt, weights);
     if (origin.resume_from) run.state.step = load_state(weights, run.gpt.net.tensors, nullptr, nullptr).step;

@@ -21,9 +21,9 @@
 #include "model/ranks/collectives.cuh"
 #include "model/ranks/ranks.h"
 #include "model/run/feed.cuh"
-#include "model/run/log_likelihoods.cuh"
 #include "model/run/machine.cuh"
 #include "model/run/report.h"
+#include "model/run/shared_contexts.cuh"
 #include "model/run/start.h"
 #include "model/run/summary.h"
 
@@ -60,6 +60,7 @@ struct Run {
     CollapseWatch collapse;
     std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
     InferenceCount read;                        // by it, on this rank, since it was last reported
+    std::optional<SharedContexts<Device, X>> shared_contexts;   // where the answers to an item can share one computation of its context
     Flops flops;               // of a step
     double ceiling = 0;        // measured FLOP/s of all ranks
     int64_t first_step = 0;    // first step of this process, from 1
@@ -78,10 +79,13 @@ struct Run {
           flops(count_flops(gpt.net, o.seq_len)) {
         require_sizes(device, config);
         require_documents_apart(gpt.net, o);
-        if (o.inference.how.attention == InferenceAttention::trained) return;
-        if (!std::is_same_v<Device, CPU>)
-            fail(Exit::usage, "--attention ", o.inference.attention, " is computed on the CPU; give --device cpu");
-        reader.emplace(config, o.inference.how);
+        if (o.inference.how.attention != InferenceAttention::trained) {
+            if (!std::is_same_v<Device, CPU>)
+                fail(Exit::usage, "--attention ", o.inference.attention, " is computed on the CPU in --evaluate; give --device cpu");
+            reader.emplace(config, o.inference.how);
+        }
+        if (!data.tasks.empty() && !o.document_mask && gpt.net.all(&LayerFacts::is_causal))
+            shared_contexts.emplace(device, gpt, feed, reader ? &*reader : nullptr);
     }
 
     /// The model's plan and what this run needs besides.
@@ -90,16 +94,11 @@ struct Run {
         plan.push_back({"batches", feed.bytes()});
         if (samples()) plan.push_back({"kept of a sampled text", sample_bytes(device, gpt)});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
-        if (shares_contexts()) plan.push_back({"contexts of answers", SharedContexts<X>::bytes(gpt.net.config, gpt.B, gpt.T)});
+        if (shared_contexts) plan.push_back({"answers with their contexts", shared_contexts->bytes()});
         if (reader)
             plan.push_back({"blocks of keys", omp_get_max_threads() * reader->bytes(gpt.net.config, gpt.T, reader->how())});
         add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.shards.size() : 0, ranks.launched());
         return plan;
-    }
-
-    /// Whether the answers to an item can share one computation of its context.
-    bool shares_contexts() const {
-        return std::is_same_v<Device, CPU> && !data.tasks.empty() && !o.document_mask && gpt.net.all(&LayerFacts::reads_keys_only);
     }
 
     bool samples() const { return ranks.first() && data.tokenizer && o.sample_every; }
