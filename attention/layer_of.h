@@ -28,7 +28,7 @@ LayerFacts facts_of(const A& policy) {
     f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
     f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
     f.writes_row_by_row = A::writes_row_by_row && policy.is_causal();
-    f.writes_rows_on_gpu = f.writes_row_by_row && writes_rows_on_gpu<A>;
+    f.writes_rows_on_gpu = f.writes_row_by_row && writes_rows_on_gpu<A>, f.reads_keys_only = reads_keys_only(policy);
     f.reports_pairs = reports_pairs<A>;
     f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
     f.keeps_documents_apart = policy.is_causal() && policy.keeps_documents_apart();
@@ -132,6 +132,10 @@ template <class A, class X>
 struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
     using PassesOf<A, CPU, X, CpuPasses<X>>::PassesOf;
 
+    void attend(const AttentionForward<X>& a) const override {
+        if constexpr (may_read_keys_only<A>) attention_forward(CPU{}, this->policy, a);
+        else fail(Exit::usage, A::name, " needs more than keys and values");
+    }
     std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const override {
         if constexpr (A::writes_row_by_row) return std::make_unique<LayerTextOf<A, X>>(this->policy, room);
         else fail(Exit::usage, A::name, " has no rows without the whole text");

@@ -25,6 +25,7 @@ struct LayerFacts {
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
     bool writes_row_by_row;      // whether CpuPasses::start_text() may be called
     bool writes_rows_on_gpu;     // whether GpuPasses::start_texts() may be called
+    bool reads_keys_only;        // reads_keys_only() in decode.h
     bool reports_pairs;          // whether CpuPasses::sees() may be called
     bool is_causal, needs_known_text, keeps_documents_apart, expects_at_most;
     bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, own_passes;   // for the tests
@@ -110,6 +111,9 @@ struct GpuPasses : LayerPasses<GPU, X> {
 /// What only the CPU can do.
 template <class X>
 struct CpuPasses : LayerPasses<CPU, X> {
+    /// The kernel alone on the rows and keys of `a`. For layers with reads_keys_only.
+    virtual void attend(const AttentionForward<X>& a) const = 0;
+
     /// A text of at most room.T tokens. For layers with writes_row_by_row.
     virtual std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const = 0;
 

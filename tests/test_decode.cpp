@@ -42,7 +42,28 @@ Run run(const Inference& how, int prompt, int T) {
 Inference psa(double eps, int block, PsaBound bound) { return {InferenceAttention::psa, {eps, block, bound}, {}}; }
 Inference adaspa(double sparsity) { return {InferenceAttention::adaspa, {}, {sparsity, 64}}; }
 
+struct Gated : Policy {
+    using Policy::Policy;
+    bool gates_output() const { return true; }
+};
+struct WithFeatures : Policy {
+    using Policy::Policy;
+    constexpr Features features() const { return {1, 0, 0}; }
+};
+struct OfSeveralCalls : Policy {
+    using Policy::Policy;
+    static constexpr bool own_passes = true;
+};
+
 }   // namespace
+
+TEST_CASE("decode: what reads more of a text than its keys and values", "[decode]") {
+    const Config config;
+    CHECK(reads_keys_only(causal(config, 0)));
+    CHECK(!reads_keys_only(Gated(config, 0)));
+    CHECK(!reads_keys_only(WithFeatures(config, 0)));
+    CHECK(!reads_keys_only(OfSeveralCalls(config, 0)));
+}
 
 TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "[decode][psa][adaspa]") {
     const Run dense = run({}, 90, 140);

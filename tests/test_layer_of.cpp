@@ -35,6 +35,7 @@ void check_odd_fact() {
     expected[n] = !expected[n];
     CHECK(facts_in_order(facts) == expected);
     CHECK(facts.branch_names == std::vector<std::string>{""});
+    CHECK(facts.reads_keys_only == (n != 0 && n != 1 && n != 2 && n != 3 && n != 6));
     CHECK(facts.writes_row_by_row == (n != 7));
     CHECK_FALSE(facts.reports_pairs);
 }
@@ -83,7 +84,7 @@ TEST_CASE("layers: questions and answers pass as they are", "[layers]") {
     CHECK((asked.trains("this") && !asked.trains("that")));
     CHECK((asked.facts.reports_pairs && asked.facts.features.head == 1 && asked.facts.features.row == 2));
     CHECK(asked.facts.branch_names == std::vector<std::string>{"near", "far"});
-    CHECK((asked.facts.features.column == 3 && asked.facts.features.tile));
+    CHECK((asked.facts.features.column == 3 && asked.facts.features.tile && !asked.facts.reads_keys_only));
     const CpuPasses<float>& passes = cpu_passes_of<float>(asked);
     CHECK((passes.sees({}, {}, 1, 2, 3) && !passes.sees({}, {}, 1, 3, 2)));
 }

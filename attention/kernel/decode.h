@@ -11,6 +11,16 @@
 #include "attention/kernel/cpu.h"
 #include "attention/kernel/key_cache.h"
 
+/// Whether rows that follow a text need nothing of it but its keys and values, rotated by their positions: the policy reads nothing
+/// else, and makes one call of the kernel.
+template <class P>
+constexpr bool may_read_keys_only = !P::own_passes && !P::reads_qk_pre && !P::reads_x;
+template <class P>
+bool reads_keys_only(const P& policy) {
+    const Features f = policy.features();
+    return may_read_keys_only<P> && policy.rotates() && !policy.gates_output() && f.head + f.row + f.column == 0;
+}
+
 /// A row of head h at position i of its text, and what score() reads of it.
 template <class X>
 struct Query {

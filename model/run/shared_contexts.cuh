@@ -1,5 +1,6 @@
-// Log-likelihoods of answers to items, each context computed once for all answers behind it: in all layers but attention, where a
-// context is a part of every text (shared_texts.cuh), as what attention keeps of one is different in every mechanism.
+// Log-likelihoods of answers to items, each context computed once for all answers behind it. Attention alone is given whole texts
+// (shared_texts.cuh), contexts and all, as what follows a context needs something else of it in every mechanism; where that is its keys
+// (LayerFacts::reads_keys_only), the CPU's attention computes contexts once, too.
 #pragma once
 #include <vector>
 
@@ -118,7 +119,7 @@ private:
             int T = 0;
             for (int b = 0; b < B; b++) T = std::max(T, host_texts_[first + b].tokens());
             const LayerInputs<X> in = gather(l, texts_ + first, B, T);
-            if (reader_) read_texts(l, in, host_texts_.data() + first);
+            if (reads_contexts_once(l)) read_texts(l, in, host_texts_.data() + first);
             else gpt_.attention(l).forward(device_, in, gpt_.weights, gpt_.layers[l].attention, gpt_.scratch.attention, {});
             scatter_texts(device_, moved_, gpt_.layers[l].attention.gated_out, texts_ + first, B, T, c.NH * c.HS);
         }
@@ -142,28 +143,37 @@ private:
         return in;
     }
 
-    /// In place of forward(): contexts as prompts, and what continues them.
+    /// Whether what continues a context needs nothing of it but its keys, so that attention, too, computes it once.
+    bool reads_contexts_once(int l) const {
+        return std::is_same_v<Device, CPU> && (reader_ || gpt_.net.layers[l].attention->facts.reads_keys_only);
+    }
+
+    /// In place of forward(): contexts, and what continues them.
     void read_texts(int l, const LayerInputs<X>& in, const SharedText* texts) {
         if constexpr (std::is_same_v<Device, CPU>) {
             const AttentionForward<X> all = kernel_arguments(in, gpt_.layers[l].attention, Statistics<X>{});
+            const CpuPasses<X>& passes = cpu_passes_of<X>(*gpt_.net.layers[l].attention);
             std::vector<InferenceCount> counts(in.B);
 #pragma omp parallel for schedule(dynamic)
-            for (int b = 0; b < in.B; b++) counts[b] = read_text(all, b * in.T, texts[b]);
+            for (int b = 0; b < in.B; b++) counts[b] = read_text(passes, all, b * in.T, texts[b]);
             for (const InferenceCount& count : counts) read_.add(count);
         }
     }
 
     /// The text whose rows in `all` begin at `row`.
-    InferenceCount read_text(const AttentionForward<X>& all, int row, const SharedText& text) const {
+    InferenceCount read_text(const CpuPasses<X>& passes, const AttentionForward<X>& all, int row, const SharedText& text) const {
         InferenceCount read;
-        if (text.first) read.add(reader_->prompt(part_of(all, row, text.shared)));
+        const AttentionForward<X> context = part_of(all, row, text.shared);
+        if (text.first && reader_) read.add(reader_->prompt(context));
+        else if (text.first) passes.attend(context);
         if (!text.own) return read;
         const AttentionForward<X> whole = part_of(all, row, text.tokens());
         AttentionForward<X> answer = part_of(all, row + text.shared, text.own);
         std::vector<int> positions;   // (NH, own)
         for (int n = 0; n < all.NH * text.own; n++) positions.push_back(text.shared + n % text.own);
         answer.S = text.tokens(), answer.k = whole.k, answer.v = whole.v, answer.q_position = positions.data();
-        read.add(reader_->continuation(answer));
+        if (reader_) read.add(reader_->continuation(answer));
+        else passes.attend(answer);
         return read;
     }
 
