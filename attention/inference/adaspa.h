@@ -129,30 +129,40 @@ struct AdaSpaTiles {
     TileList list() const { return {count.data(), tiles.data(), stride}; }
 };
 
+/// What all heads read.
+struct AdaSpaChoice {
+    AdaSpaTiles tiles;
+    AdaSpaCount count;
+};
+
+/// From the mass (N, N) of every head of a prompt of T tokens.
+inline AdaSpaChoice adaspa_choose(const std::vector<std::vector<double>>& mass, int T, const AdaSpaOptions& how) {
+    const int NH = int(mass.size()), blocks = (T + how.block - 1) / how.block;
+    std::vector<double> recall(NH);
+#pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < NH; h++) recall[h] = adaspa_recall(mass[h], adaspa_select(mass[h], blocks, how.sparsity), T);
+    const std::vector<double> sparsities = adaspa_sparsities(recall, how.sparsity);
+    AdaSpaChoice chosen;
+    for (int h = 0; h < NH; h++) {
+        const KeptBlocks rows = adaspa_select(mass[h], blocks, sparsities[h]);
+        chosen.tiles.append(rows, T, how.block);
+        for (const std::vector<int>& row : rows) chosen.count.kept += double(row.size());
+        chosen.count.candidates += blocks * (blocks + 1) / 2.0;
+        chosen.count.recall += adaspa_recall(mass[h], rows, T);
+        chosen.count.heads++;
+    }
+    return chosen;
+}
+
 /// out and lse from the chosen blocks, for one sequence. Precondition: the policy hides no more than the future.
 template <class X, class P>
 AdaSpaCount adaspa_forward(CPU device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how) {
     attention_forward(device, policy, a);
-    const int blocks = (a.T + how.block - 1) / how.block;
     std::vector<std::vector<double>> mass(a.NH);
-    std::vector<double> recall(a.NH);
 #pragma omp parallel for schedule(dynamic)
-    for (int h = 0; h < a.NH; h++) {
-        mass[h] = adaspa_block_mass(policy, a, h, how.block);
-        recall[h] = adaspa_recall(mass[h], adaspa_select(mass[h], blocks, how.sparsity), a.T);
-    }
-    const std::vector<double> sparsities = adaspa_sparsities(recall, how.sparsity);
-    AdaSpaTiles chosen;
-    AdaSpaCount count;
-    for (int h = 0; h < a.NH; h++) {
-        const KeptBlocks rows = adaspa_select(mass[h], blocks, sparsities[h]);
-        chosen.append(rows, a.T, how.block);
-        for (const std::vector<int>& row : rows) count.kept += double(row.size());
-        count.candidates += blocks * (blocks + 1) / 2.0;
-        count.recall += adaspa_recall(mass[h], rows, a.T);
-        count.heads++;
-    }
-    a.list = chosen.list();
+    for (int h = 0; h < a.NH; h++) mass[h] = adaspa_block_mass(policy, a, h, how.block);
+    const AdaSpaChoice chosen = adaspa_choose(mass, a.T, how);
+    a.list = chosen.tiles.list();
     attention_forward(device, policy, a);
-    return count;
+    return chosen.count;
 }

@@ -70,7 +70,7 @@ struct PsaCount {
     double rows = 0, retained = 0;        // sum over rows of V / (V + R): certified by `upper`, a guess by `mean`
     double least_retained = 1;
 
-    void add(const PsaCount& other) {
+    constexpr void add(const PsaCount& other) {
         visited += other.visited, cached += other.cached, rows += other.rows, retained += other.retained;
         least_retained = std::min(least_retained, other.least_retained);
     }

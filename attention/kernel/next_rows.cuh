@@ -91,17 +91,20 @@ public:
 
     /// All keys in tiles first, first + step, ... of the slots.
     __device__ void visit(int first, int step) {
-        const size_t head = keys_.head_at(text_, h0_ / (keys_.NH / keys_.NKV));
-        for (int tile = first; tile * TILE < slots_; tile += step) {
-            const SlotTile at = judge(tile * TILE);
-            if (!at.visited) continue;
-            multiply_keys(keys_.k + head + size_t(at.slot) * Shape::HS, at.count);
-            __syncwarp();
-            const float rescale = weigh(at);
-            __syncwarp();
-            add_values(keys_.v + head + size_t(at.slot) * Shape::HS, at.count, rescale);
-            __syncwarp();   // the weights have been read
-        }
+        for (int tile = first; tile * TILE < slots_; tile += step) visit_slots(tile * TILE, min(TILE, slots_ - tile * TILE));
+    }
+
+    /// The keys in `count` slots from `slot` on, TILE at most.
+    __device__ void visit_slots(int slot, int count) {
+        const SlotTile at = judge(slot, count);
+        if (!at.visited) return;
+        const size_t first = keys_.head_at(text_, h0_ / (keys_.NH / keys_.NKV)) + size_t(slot) * Shape::HS;
+        multiply_keys(keys_.k + first, count);
+        __syncwarp();
+        const float rescale = weigh(at);
+        __syncwarp();
+        add_values(keys_.v + first, count, rescale);
+        __syncwarp();   // the weights have been read
     }
 
     /// Row `warp` of each array.
@@ -112,6 +115,10 @@ public:
                     out_[g][e] += __shfl_xor_sync(ALL_LANES, out_[g][e], distance);
                 if (lane_of() < Shape::LANES) shared.out[warp][g][dim() + e] = out_[g][e];
             }
+        write_sums(shared, warp);
+    }
+    /// The softmaxes' sums so far alone.
+    __device__ void write_sums(NextRowShared<Shape>& shared, int warp) const {
         if (lane_of() < HEADS) shared.largest[warp][lane_of()] = largest_, shared.sum[warp][lane_of()] = sum_;
     }
 
@@ -119,8 +126,7 @@ private:
     __device__ static int dim() { return lane_of() % Shape::LANES * PIECE; }
 
     /// Lane g judges head g, by the tokens that the slots hold.
-    __device__ SlotTile judge(int slot) const {
-        const int count = min(TILE, slots_ - slot);
+    __device__ SlotTile judge(int slot, int count) const {
         const SlotRange tokens = keys_.slots.range(slot, count, i_ + 1);
         Tile verdict = Tile::hidden;
         if (lane_of() < heads_) verdict = policy_.tile(h0_ + lane_of(), i_, i_ + 1, tokens.first, tokens.last + 1);
@@ -229,10 +235,10 @@ __device__ __forceinline__ auto policy_of_row(const P& policy, int text) {
     else return policy;
 }
 
-/// The parts of the block's warps become one, in the order of the warps.
+/// The parts of Shape::WARPS warps, whose threads call it, become one, in the order of the warps.
 template <class Shape>
 __device__ __forceinline__ void write_part(const RowParts& parts, const NextRowShared<Shape>& shared, size_t head, int heads, int part) {
-    for (int n = threadIdx.x; n < heads * Shape::HS; n += Shape::THREADS) {
+    for (int n = int(threadIdx.x) % Shape::THREADS; n < heads * Shape::HS; n += Shape::THREADS) {
         const int g = n / Shape::HS, d = n % Shape::HS;
         float largest = -INFINITY, out = 0, sum = 0;
         for (int w = 0; w < Shape::WARPS; w++) largest = fmaxf(largest, shared.largest[w][g]);

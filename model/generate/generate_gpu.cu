@@ -1,12 +1,10 @@
 // The GPU half of ./generate. A unit of its own: nvcc need not compile what only the CPU has (decode.cuh), which some of its versions do
 // not survive.
-#include "model/generate/gpu_decoder.cuh"
+#include "model/generate/gpu_mechanisms.cuh"
 #include "model/generate/write_prompts.cuh"
 
 bool write_on_gpu(const WritingJob& job, const std::string& device, const std::string& weights) {
-    const bool may_not = device == "auto", trained = job.inference.attention == InferenceAttention::trained;
-    if (!trained && may_not) return false;
-    if (!trained) fail(Exit::usage, "--attention psa and --attention adaspa are computed on the CPU; give --device cpu");
+    const bool may_not = device == "auto";
     const GpuCount found = count_gpus();
     if (found.count == 0 && may_not) {
         std::fprintf(stderr, "note: using the CPU: %s\n", found.why_none.c_str());
@@ -19,7 +17,7 @@ bool write_on_gpu(const WritingJob& job, const std::string& device, const std::s
     variants.others.push_back(&on_gpu::causal);   // a program of one variant has it, too
     const auto write = [&]<class X>(X) {
         write_prompts<GPU, X>(gpu.device(), variants, job, Stored::as_computed, [&](GPT<GPU, X>& gpt, int places) {
-            return GpuDecoder<X>(gpu.device(), gpt, places);
+            return GpuDecoder<X>(gpu.device(), gpt, places, mechanism_on_gpu<X>(job.inference, job.config, places, gpt.T));
         });
     };
     if (weights == "fp32") write(float{});

@@ -46,14 +46,32 @@ private:
     std::vector<LayerState<X>> states_;
 };
 
+/// A mechanism for inference only (attention/inference/), in place of what the model's layers would do: gpu_mechanisms.cuh.
+template <class X>
+struct GpuMechanism {
+    virtual ~GpuMechanism() = default;
+
+    /// Takes what it needs besides what layers keep: once from nothing and once from the memory.
+    virtual void lay_out(BumpAllocator& memory) = 0;
+    /// Nothing has been read. The memory is there.
+    virtual void start(GPU device) = 0;
+
+    /// out and lse of a prompt; false if it leaves that to the layer.
+    virtual bool read_prompt(GPU device, const AttentionForward<X>& a) = 0;
+    /// What a layer keeps of texts; null if it leaves that to the layer.
+    virtual std::unique_ptr<LayerTexts<X>> start_texts() = 0;
+    /// So far, of all layers.
+    virtual InferenceCount read(GPU device) const = 0;
+};
+
 /// A model on a GPU that continues texts side by side: what Decoder (decode.cuh) is on the CPU.
 template <class X>
 class GpuDecoder {
 public:
-    /// Precondition: places <= gpt.T. allocate() comes next.
-    GpuDecoder(GPU device, GPT<GPU, X>& gpt, int places)
-        : device_(device), gpt_(gpt), feed_(1, gpt.T, gpt.net.config.V), places_(places), layers_(layers_of(gpt, places)),
-          logits_(size_t(places) * gpt.net.config.V) { lay_out(); }
+    /// Precondition: places <= gpt.T; `mechanism` is for as many texts, or null for the layers' own attention. allocate() comes next.
+    GpuDecoder(GPU device, GPT<GPU, X>& gpt, int places, std::unique_ptr<GpuMechanism<X>> mechanism = nullptr)
+        : device_(device), gpt_(gpt), feed_(1, gpt.T, gpt.net.config.V), places_(places), mechanism_(std::move(mechanism)),
+          layers_(make_layers()), logits_(size_t(places) * gpt.net.config.V) { lay_out(); }
 
     /// Bytes of what the layers keep of texts of gpt.T tokens in all places.
     size_t cache_bytes() const {
@@ -69,6 +87,7 @@ public:
         for (const auto& layer : layers_) layer->allocate();
         memory_.allocate();
         lay_out();
+        if (mechanism_) mechanism_->start(device_);
     }
 
     /// Decoder::begin().
@@ -95,22 +114,27 @@ public:
 
     int places() const { return places_; }
     int vocabulary() const { return gpt_.net.config.V; }
-    InferenceCount read() const { return {}; }   // a GPU has no mechanism for inference alone
+    /// What a mechanism for inference has read so far.
+    InferenceCount read() const { return mechanism_ ? mechanism_->read(device_) : InferenceCount{}; }
 
 private:
     using Layers = std::vector<std::unique_ptr<LayerTexts<X>>>;   // none: whole passes
 
-    static Layers layers_of(const GPT<GPU, X>& gpt, int places) {
-        const Config& c = gpt.net.config;
+    Layers make_layers() const {
+        const Config& c = gpt_.net.config;
         Layers layers;
-        for (int l = 0; l < c.L && gpt.net.all(&LayerFacts::writes_rows_on_gpu); l++)
-            layers.push_back(gpu_passes_of<X>(*gpt.net.layers[l].attention).start_texts({places, gpt.T, c.C, c.NH, c.NKV, c.HS}));
+        for (int l = 0; l < c.L && gpt_.net.all(&LayerFacts::writes_rows_on_gpu); l++) {
+            std::unique_ptr<LayerTexts<X>> texts = mechanism_ ? mechanism_->start_texts() : nullptr;
+            if (!texts) texts = gpu_passes_of<X>(*gpt_.net.layers[l].attention).start_texts({places_, gpt_.T, c.C, c.NH, c.NKV, c.HS});
+            layers.push_back(std::move(texts));
+        }
         return layers;
     }
 
     void lay_out() {
         tokens_ = memory_.take<int32_t>(4 * size_t(places_));
         if (!layers_.empty()) rows_.take(memory_, gpt_, places_);
+        if (mechanism_) mechanism_->lay_out(memory_);
     }
 
     /// stored_ (rows, V) = logits, in the host's memory.
@@ -134,7 +158,8 @@ private:
     void read_prompt(int l, int place, int T) {
         LayerState<X>& state = gpt_.layers[l].attention;
         const LayerInputs<X> in = attention_inputs(gpt_, l, 1, T);
-        gpt_.attention(l).forward(device_, in, gpt_.weights, state, gpt_.scratch.attention, {});
+        if (!mechanism_ || !mechanism_->read_prompt(device_, kernel_arguments(in, state, Statistics<X>{})))
+            gpt_.attention(l).forward(device_, in, gpt_.weights, state, gpt_.scratch.attention, {});
         layers_[l]->begin(device_, place, in, gpt_.weights, state);
     }
 
@@ -166,6 +191,7 @@ private:
     GPT<GPU, X>& gpt_;
     BatchFeed<GPU> feed_;
     int places_;
+    std::unique_ptr<GpuMechanism<X>> mechanism_;
     Layers layers_;
     Arena<GPU> memory_;
     int32_t* tokens_;           // (4, places) of a step's rows: token, place, position, and RowsOfTexts::origin

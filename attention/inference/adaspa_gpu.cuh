@@ -1,0 +1,101 @@
+// AdaSpa's prefill (adaspa.h) on a GPU: both passes over all pairs and the attention are kernels, the choice between them is the host's,
+// as a prompt is no graph. The mass of a pair of blocks is a float32 sum there, where the CPU adds doubles: blocks whose mass is equal to
+// rounding may be chosen otherwise.
+#pragma once
+#include "attention/inference/adaspa.h"
+#include "model/device/memory.cuh"
+
+#ifdef WITH_GPU
+#include "attention/kernel/forward.cuh"
+#include "attention/kernel/warp_rows.cuh"
+
+/// The masses of all heads and the kernel's list.
+struct AdaSpaMemory {
+    float* mass;         // (NH, N, N)
+    int *count, *tiles;  // (NH, tiles), (NH, tiles, tiles)
+
+    /// For prompts of at most T tokens.
+    static AdaSpaMemory take(BumpAllocator& memory, const AdaSpaOptions& how, int NH, int T) {
+        const size_t blocks = (T + how.block - 1) / how.block, query_tiles = size_t(NH) * tiles_of(T);
+        AdaSpaMemory all;
+        all.mass = memory.take<float>(NH * blocks * blocks);
+        all.count = memory.take<int>(query_tiles), all.tiles = memory.take<int>(query_tiles * tiles_of(T));
+        return all;
+    }
+};
+
+namespace adaspa {
+
+inline constexpr int WARPS = 4, THREADS = WARPS * WARP;
+
+template <class X, int HS>
+struct Shared {
+    SharedTile<X, TILE, HS> q, k;
+    float parts[WARPS];
+};
+
+/// A thread's part of sum exp(z_ij - LSE_i) over the visible pairs of the query tile at i0 and the key tile at j0.
+template <class X, int HS, class P>
+__device__ float tile_mass(Shared<X, HS>& shared, const P& policy, const AttentionForward<X>& a, int h, int i0, int j0) {
+    __syncthreads();   // the tiles before are no longer read
+    copy_rows<THREADS>(shared.q, a.q.data + size_t(h) * HS, int(a.q.row), i0, a.T - i0);
+    copy_rows<THREADS>(shared.k, a.k.data + size_t(h / (a.NH / a.NKV)) * HS, int(a.k.row), j0, a.T - j0);
+    wait_for_copies();
+    __syncthreads();
+    float z[1][TILE / 8][4] = {};
+    rows_times_rows(z, shared.q, warp_row(), shared.k, 0);
+    const float to_base_2 = rsqrtf(float(HS)) * LOG2_E;
+    float mass = 0;
+    for_each_in_warp_rows(z[0], [&](float& product, int r, int c) {
+        const int i = i0 + r, j = j0 + c;
+        if (i >= a.T || !policy.visible(h, i, j)) return;
+        mass += exp2_of(product * to_base_2 - a.lse[size_t(h) * a.T + i] * LOG2_E);
+    });
+    return mass;
+}
+
+/// Block (c, p, h): W_pc of head h, 0 where c > p.
+template <class X, int HS, class P>
+__global__ void __launch_bounds__(THREADS) block_mass_kernel(float* mass, const P policy, const AttentionForward<X> a, int block) {
+    auto& shared = dynamic_shared<Shared<X, HS>>();
+    const int c = blockIdx.x, p = blockIdx.y, h = blockIdx.z, blocks = gridDim.x;
+    float sum = 0;
+    for (int i0 = p * block; c <= p && i0 < min(a.T, (p + 1) * block); i0 += TILE)
+        for (int j0 = c * block; j0 < min(i0 + TILE, (c + 1) * block); j0 += TILE) sum += tile_mass(shared, policy, a, h, i0, j0);
+    sum = block_sum<WARPS>(sum, shared.parts);
+    if (threadIdx.x == 0) mass[(size_t(h) * blocks + p) * blocks + c] = sum;
+}
+
+}   // namespace adaspa
+
+/// mass (NH, N, N) in the GPU's memory: adaspa_block_mass() of every head, after attention_forward() has left its LSE in a.lse.
+template <class X, class P>
+void adaspa_block_masses(GPU device, float* mass, const P& policy, const AttentionForward<X>& a, int block) {
+    const int blocks = (a.T + block - 1) / block;
+    for_head_size(a.HS, [&](auto HS) {
+        launch(device, adaspa::block_mass_kernel<X, HS, P>, Grid(blocks, blocks, a.NH), adaspa::THREADS, sizeof(adaspa::Shared<X, HS>),
+               mass, policy, a, block);
+    });
+}
+
+/// out and lse from the chosen blocks, for one sequence: `memory` is for as many tokens. Precondition: the policy hides the future and no
+/// more.
+template <class X, class P>
+AdaSpaCount adaspa_forward(GPU device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how, const AdaSpaMemory& memory) {
+    attention_forward(device, policy, a);
+    adaspa_block_masses(device, memory.mass, policy, a, how.block);
+    const int blocks = (a.T + how.block - 1) / how.block;
+    const size_t of_head = size_t(blocks) * blocks;
+    std::vector<float> masses(a.NH * of_head);
+    to_host(device, masses.data(), memory.mass, masses.size());
+    std::vector<std::vector<double>> mass;
+    for (int h = 0; h < a.NH; h++) mass.emplace_back(masses.begin() + h * of_head, masses.begin() + (h + 1) * of_head);
+    const AdaSpaChoice chosen = adaspa_choose(mass, a.T, how);
+    to_device(device, memory.count, chosen.tiles.count.data(), chosen.tiles.count.size());
+    to_device(device, memory.tiles, chosen.tiles.tiles.data(), chosen.tiles.tiles.size());
+    a.list = {memory.count, memory.tiles, chosen.tiles.stride};
+    attention_forward(device, policy, a);
+    return chosen.count;
+}
+
+#endif

@@ -1,0 +1,296 @@
+// Progressive sparse attention (psa.h) of the next rows of several texts, on a GPU. Estimates are computed for all blocks side by side;
+// then one thread block for each row and key head takes one block of keys after the other, as which is next, and whether there is a next,
+// is known only then. Four of its warps share the keys of a block, for four query heads; more heads have more warps.
+// Estimates and shares are float32 where the CPU has doubles: blocks whose shares are equal to rounding may come in another order, and
+// the certified share of `upper` is so to rounding. Which warp reads a key follows from the block alone: results are the same in every
+// run, whatever texts stand beside.
+#pragma once
+#include "attention/inference/psa.h"
+#include "attention/kernel/next_rows.cuh"
+#include "attention/scores/each_element.cuh"
+
+#ifdef WITH_GPU
+
+/// Metadata of the blocks of one layer's kept keys: PsaBlocks of several texts.
+struct PsaTextBlocks {
+    PsaBound bound;
+    int block, NKV, HS, most;   // keys of a block; blocks of a text
+    float *first, *second;      // (texts, NKV, most, HS): `mean` the sum of the keys; `upper` their minima and maxima
+
+    /// For room.B texts of at most room.T tokens each.
+    PsaTextBlocks(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room)
+        : bound(how.bound), block(how.block), NKV(room.NKV), HS(room.HS), most(count(room.T)) {
+        const size_t numbers = size_t(room.B) * NKV * most * HS;
+        first = memory.take<float>(numbers), second = memory.take<float>(bound == PsaBound::upper ? numbers : 0);
+    }
+
+    constexpr int count(int tokens) const { return (tokens + block - 1) / block; }
+    /// Keys in block c of a text of `tokens` tokens.
+    constexpr int keys(int c, int tokens) const { return std::min(block, tokens - c * block); }
+    constexpr size_t at(int text, int kv, int c) const { return ((size_t(text) * NKV + kv) * most + c) * HS; }
+
+    /// Number n of (NKV, HS) of token t's key.
+    constexpr void add(int text, int t, int n, float k) const {
+        const size_t to = at(text, n / HS, t / block) + n % HS;
+        const bool begins = t % block == 0;
+        if (bound == PsaBound::mean) first[to] = begins ? k : first[to] + k;
+        else first[to] = begins ? k : std::min(first[to], k), second[to] = begins ? k : std::max(second[to], k);
+    }
+
+    /// One number's part of q.mean(k), or of the upper bound of q.k.
+    constexpr float product(float q, size_t number, int keys) const {
+        return bound == PsaBound::mean ? q * first[number] / float(keys) : std::max(q * first[number], q * second[number]);
+    }
+};
+
+/// Block c of the first T tokens of a text.
+template <class X>
+struct AddPromptBlock {
+    PsaTextBlocks to;
+    Heads<const X> k;
+    int text, T;
+    constexpr void operator()(unsigned c, int n) const {
+        const int begin = int(c) * to.block;
+        for (int t = begin; t < begin + to.keys(int(c), T); t++) to.add(text, t, n, widened(k.data[t * k.row + n]));
+    }
+};
+
+/// Row b's token.
+template <class X>
+struct AddNextKey {
+    PsaTextBlocks to;
+    Heads<const X> k;
+    TextRows rows;
+    constexpr void operator()(unsigned b, int n) const { to.add(rows.text[b], rows.position[b], n, widened(k.data[b * k.row + n])); }
+};
+
+/// What a step needs besides, in memory that all layers share, and what the rows have read so far.
+struct PsaStep {
+    static constexpr float VISITED = -1;   // in place of a share
+
+    int NH, NKV, most;
+    float* log_mass;     // (rows, NH, most) log E
+    float* shares;       // (rows, NKV, most) of the estimated mass, summed over the query heads that share keys, or VISITED
+    PsaCount* counts;    // (rows, NKV)
+
+    constexpr float* log_mass_of(int b, int h) const { return log_mass + (size_t(b) * NH + h) * most; }
+    constexpr float* shares_of(int b, int kv) const { return shares + (size_t(b) * NKV + kv) * most; }
+
+    static constexpr int MOST_HEADS = 16;   // that share keys: a thread block has warps for as many
+
+    /// For room.B rows of texts of at most room.T tokens. Exit::usage where more query heads share a key head than that.
+    static PsaStep take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
+        const int group = room.NH / room.NKV;
+        if (group > MOST_HEADS)
+            fail(Exit::usage, "psa on the GPU takes up to ", MOST_HEADS, " query heads that share a key head, and this model has ", group,
+                 "; give --device cpu");
+        const int most = (room.T + how.block - 1) / how.block;
+        PsaStep step{room.NH, room.NKV, most, nullptr, nullptr, nullptr};
+        step.log_mass = memory.take<float>(size_t(room.B) * room.NH * most);
+        step.shares = memory.take<float>(size_t(room.B) * room.NKV * most);
+        step.counts = memory.take<PsaCount>(size_t(room.B) * room.NKV);
+        return step;
+    }
+};
+
+namespace psa_visits {
+
+inline constexpr int MOST_HEADS = PsaStep::MOST_HEADS;
+inline constexpr int ESTIMATES = 4;   // warps of a block
+
+/// Warp w of block (n, kv, b): log E of block 4 n + w for row b's query heads of key head kv; no block has been visited.
+template <class X>
+__global__ void estimates_kernel(const PsaStep step, const PsaTextBlocks blocks, const AttentionForward<X> a, const TextRows rows) {
+    const int kv = blockIdx.y, b = blockIdx.z, tokens = rows.position[b] + 1, group = a.NH / a.NKV;
+    const int c = int(blockIdx.x) * ESTIMATES + int(threadIdx.x) / WARP;
+    if (c >= blocks.count(tokens)) return;
+    const int keys = blocks.keys(c, tokens);
+    const size_t at = blocks.at(rows.text[b], kv, c);
+    for (int h = kv * group; h < (kv + 1) * group; h++) {
+        const X* const q = a.q.data + b * a.q.row + size_t(h) * a.HS;
+        float product = 0;
+        for (int d = lane_of(); d < a.HS; d += WARP) product += blocks.product(to_float(q[d]), at + d, keys);
+        product = warp_sum(product);
+        if (lane_of() == 0) step.log_mass_of(b, h)[c] = product * rsqrtf(float(a.HS)) + logf(float(keys));
+    }
+    if (lane_of() == 0) step.shares_of(b, kv)[c] = 0;
+}
+
+/// log of the sum of E over the blocks that have not been visited, -infinity when all have; on every lane of the warp. In logarithms
+/// throughout, so that it is finite however small what is left.
+__device__ __forceinline__ float log_rest(const float* log_mass, const float* shares, int blocks) {
+    float largest = -INFINITY, sum = 0;
+    for (int c = lane_of(); c < blocks; c += WARP) {
+        if (shares[c] == PsaStep::VISITED) continue;
+        const float before = largest;
+        largest = fmaxf(largest, log_mass[c]);
+        sum = sum * expf(before - largest) + expf(log_mass[c] - largest);
+    }
+    const float peak = warp_max(largest);
+    if (peak == -INFINITY) return peak;
+    return peak + logf(warp_sum(sum * expf(largest - peak)));
+}
+
+/// When a head has enough: psa_satisfied().
+struct Stop {
+    float log_eps, log_rest_allowed;   // log(eps), log(1 - eps)
+    explicit Stop(double eps) : log_eps(float(std::log(eps))), log_rest_allowed(float(std::log(1 - eps))) {}
+    constexpr bool satisfied(float log_visited, float log_rest) const { return log_rest_allowed + log_visited >= log_eps + log_rest; }
+};
+
+/// A candidate for the next visit.
+struct Best {
+    int block = -1;   // none is left
+    float share = PsaStep::VISITED;
+    /// Of equal shares the lower block's.
+    __device__ void take(const Best& other) {
+        if (other.share > share || (other.share == share && other.block < block)) *this = other;
+    }
+};
+
+template <class Shape>
+struct Shared {
+    NextRowShared<Shape> pieces[MOST_HEADS / Shape::HEADS];   // of the query heads
+    float log_total[MOST_HEADS];                              // of the estimated mass of all blocks
+    float retained[MOST_HEADS];                               // V / (V + R)
+    bool satisfied[MOST_HEADS];
+    Best best[MOST_HEADS / Shape::HEADS * Shape::WARPS];      // of each warp
+};
+
+/// The choice of blocks for one row's query heads that share a key head: every thread of the block calls each function.
+template <class Shape>
+struct Search {
+    Shared<Shape>& shared;
+    const float* log_mass;   // (group, most)
+    float* shares;
+    int group, blocks, most;
+
+    __device__ static int warp() { return int(threadIdx.x) / WARP; }
+    __device__ static int warps() { return int(blockDim.x) / WARP; }
+    __device__ const float* log_mass_of(int g) const { return log_mass + size_t(g) * most; }
+
+    __device__ void share_out() {
+        for (int g = warp(); g < group; g += warps()) {
+            const float total = log_rest(log_mass_of(g), shares, blocks);
+            if (lane_of() == 0) shared.log_total[g] = total;
+        }
+        __syncthreads();   // and the shares have been read
+        for (int c = threadIdx.x; c < blocks; c += int(blockDim.x)) {
+            float share = 0;
+            for (int g = 0; g < group; g++) share += expf(log_mass_of(g)[c] - shared.log_total[g]);
+            shares[c] = share;
+        }
+        __syncthreads();
+    }
+
+    /// The block with the greatest share, of equal ones the first; negative when all have been visited.
+    __device__ int next() {
+        Best mine;
+        for (int c = threadIdx.x; c < blocks; c += int(blockDim.x))
+            if (shares[c] > mine.share) mine = {c, shares[c]};
+        for (int distance = WARP / 2; distance > 0; distance /= 2)
+            mine.take({__shfl_xor_sync(ALL_LANES, mine.block, distance), __shfl_xor_sync(ALL_LANES, mine.share, distance)});
+        if (lane_of() == 0) shared.best[warp()] = mine;
+        __syncthreads();
+        Best best = shared.best[0];
+        for (int w = 1; w < warps(); w++) best.take(shared.best[w]);
+        return best.block;
+    }
+
+    /// After the warps' sums have been written: what each head has, of what it is estimated to lack. Known after the next barrier.
+    __device__ void judge(const Stop& stop) {
+        for (int g = warp(); g < group; g += warps()) {
+            const float visited = log_visited(g), rest = log_rest(log_mass_of(g), shares, blocks);
+            if (lane_of() != 0) continue;
+            shared.satisfied[g] = stop.satisfied(visited, rest);
+            shared.retained[g] = 1 / (1 + expf(rest - visited));
+        }
+    }
+    __device__ bool all_satisfied() const {
+        bool all = true;
+        for (int g = 0; g < group; g++) all = all && shared.satisfied[g];
+        return all;
+    }
+
+private:
+    /// log V of head g, from the parts of the warps that compute it.
+    __device__ float log_visited(int g) const {
+        const auto& piece = shared.pieces[g / Shape::HEADS];
+        float largest = -INFINITY, sum = 0;
+        for (int w = 0; w < Shape::WARPS; w++) largest = fmaxf(largest, piece.largest[w][g % Shape::HEADS]);
+        for (int w = 0; w < Shape::WARPS; w++)
+            sum += piece.sum[w][g % Shape::HEADS] * expf(piece.largest[w][g % Shape::HEADS] - largest);
+        return largest + logf(sum);
+    }
+};
+
+/// Block (kv, b): row b's query heads that read key head kv. Warps 4 p .. 4 p + 3 compute heads 4 p .. 4 p + 3 of them, and divide the
+/// keys of a block among themselves.
+template <class Shape, class P>
+__global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
+    visits_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
+                  const __grid_constant__ TextKeys<typename Shape::X> keys, const TextRows rows, const PsaTextBlocks blocks,
+                  const PsaStep step, const RowParts parts, const Stop stop) {
+    constexpr int WARPS = Shape::WARPS;
+    auto& shared = dynamic_shared<Shared<Shape>>();
+    const int kv = blockIdx.x, b = blockIdx.y, group = a.NH / a.NKV, tokens = rows.position[b] + 1;
+    const int warp = int(threadIdx.x) / WARP % WARPS, piece = int(threadIdx.x) / WARP / WARPS;
+    const int h0 = kv * group + piece * Shape::HEADS, heads = min(Shape::HEADS, group - piece * Shape::HEADS);
+    Search<Shape> search{shared, step.log_mass_of(b, kv * group), step.shares_of(b, kv), group, blocks.count(tokens), step.most};
+    WarpOfRow<Shape, P, RingSlots> mine(policy, a, keys, b, rows.text[b], tokens - 1, h0, heads, shared.pieces[piece].z[warp]);
+
+    int visited = 0;
+    search.share_out();
+    int c = search.next();
+    for (bool enough = false; c >= 0 && !enough;) {
+        const int count = blocks.keys(c, tokens), of_warp = (count + WARPS - 1) / WARPS, begin = min(count, warp * of_warp);
+        const int end = min(count, begin + of_warp);
+        for (int n = begin; n < end; n += TILE) mine.visit_slots(c * blocks.block + n, min(TILE, end - n));
+        mine.write_sums(shared.pieces[piece], warp);
+        if (threadIdx.x == 0) search.shares[c] = PsaStep::VISITED;
+        visited += count;
+        __syncthreads();
+        search.judge(stop);
+        c = search.next();
+        enough = search.all_satisfied();
+    }
+    mine.write(shared.pieces[piece], warp);
+    __syncthreads();
+    write_part(parts, shared.pieces[piece], size_t(b) * a.NH + h0, heads, 0);
+    if (threadIdx.x != 0) return;
+    PsaCount count;
+    count.visited = double(group) * visited, count.cached = double(group) * tokens, count.rows = group;
+    for (int g = 0; g < group; g++)
+        count.retained += shared.retained[g], count.least_retained = std::min(count.least_retained, double(shared.retained[g]));
+    step.counts[size_t(b) * a.NKV + kv].add(count);
+}
+
+}   // namespace psa_visits
+
+/// The first a.S tokens of a text: what was there is forgotten.
+template <class X>
+void psa_begin(const GPU& device, const PsaTextBlocks& blocks, const AttentionForward<X>& a, int text) {
+    each_element(device, blocks.count(a.S), a.NKV * a.HS, AddPromptBlock<X>{blocks, a.k, text, a.S});
+}
+
+/// out and lse of the next rows in `a` from the blocks of kept keys that they need; their keys join those that are kept. Adds to
+/// step.counts of the rows.
+template <class X>
+void psa_next(const GPU& device, const Policy& causal, const TextKeys<X>& keys, const PsaTextBlocks& blocks, const PsaStep& step,
+              const TextRows& rows, const AttentionForward<X>& a, double eps) {
+    using namespace psa_visits;
+    keep_rows(device, keys, a, rows);
+    each_element(device, a.B, a.NKV * a.HS, AddNextKey<X>{blocks, a.k, rows});
+    launch(device, estimates_kernel<X>, Grid(blocks_for(step.most, ESTIMATES), a.NKV, a.B), ESTIMATES * WARP, 0, step, blocks, a, rows);
+    const size_t heads = size_t(a.B) * a.NH;
+    float* const memory = take_workspace<float>(device, "attention of the next rows", heads * (a.HS + 2));
+    const RowParts parts{memory, memory + heads * a.HS, memory + heads * (a.HS + 1), 1};
+    for_head_size(a.HS, [&](auto HS) {
+        using Shape = NextRowShape<X, HS>;
+        launch(device, visits_kernel<Shape, Policy>, Grid(a.NKV, a.B), int(blocks_for(a.NH / a.NKV, Shape::HEADS)) * Shape::THREADS,
+               sizeof(Shared<Shape>), causal, a, keys, rows, blocks, step, parts, Stop(eps));
+    });
+    launch(device, merge_parts_kernel<X>, blocks_for(heads, 4), 4 * WARP, 0, a, parts, int(heads));
+}
+
+#endif
