@@ -97,7 +97,18 @@ if [ -x "$programs/generate_causal" ]; then
         $writes --device cuda --dry-run --prompt-ids 87,101 --tokens 500 "$@" | sed -nE 's/.*kept of the text *\| *([0-9.]+) KiB.*/\1/p'
     }
     check "the plan counts what is kept: of bf16 half of float32" 'awk -v a="$(kept --weights fp32)" -v b="$(kept)" "BEGIN { exit !(a + 0 > 1.98 * b && a + 0 < 2.02 * b && b > 0) }"'
-    expect "psa writes on the CPU" 2 "give --device cpu" $writes --device cuda --prompt-ids 65 --attention psa
+    long=$(seq -s, 40 239)   # a prompt of four blocks of adaspa's
+    for mechanism in "psa --psa-eps 0.6 --psa-block 8" "psa --psa-eps 0.9 --psa-block 1 --psa-bound upper" "adaspa --adaspa-sparsity 0.6"; do
+        for device in cpu cuda; do
+            expect "$mechanism with --device $device" 0 "${mechanism%% *}: read " \
+                $writes --device $device --weights fp32 --temperature 0 --prompt-ids $long --log "$work/$device.json" --attention $mechanism
+            cp "$work/stdout" "$work/ids-$device" && grep ": read" "$work/stderr" > "$work/read-$device"
+        done
+        check "writes the same and says that it read the same: $(cat "$work/read-cuda")" \
+            'cmp "$work/ids-cpu" "$work/ids-cuda" && cmp "$work/read-cpu" "$work/read-cuda" && ! grep -q "read 100" "$work/read-cuda" && grep -q "\"device\":\"cuda\".*\"pairs_read\":0" "$work/cuda.json"'
+    done
+    check "the plan counts what psa keeps of blocks: a sum of keys in float32 beside every four keys and values in bf16" \
+        'awk -v psa="$(kept --attention psa --psa-block 4)" -v dense="$(kept)" "BEGIN { exit !(psa > 1.24 * dense && psa < 1.28 * dense) }"'
 else skip "text on a GPU" "there is no $programs/generate_causal"; fi
 train asga "$work/cheap" --recompute 1
 train asga "$work/layers" --recompute 2

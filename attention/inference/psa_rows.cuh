@@ -18,10 +18,13 @@ struct PsaTextBlocks {
     float *first, *second;      // (texts, NKV, most, HS): `mean` the sum of the keys; `upper` their minima and maxima
 
     /// For room.B texts of at most room.T tokens each.
-    PsaTextBlocks(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room)
-        : bound(how.bound), block(how.block), NKV(room.NKV), HS(room.HS), most(count(room.T)) {
-        const size_t numbers = size_t(room.B) * NKV * most * HS;
-        first = memory.take<float>(numbers), second = memory.take<float>(bound == PsaBound::upper ? numbers : 0);
+    static PsaTextBlocks take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
+        PsaTextBlocks all{how.bound, how.block, room.NKV, room.HS, 0, nullptr, nullptr};
+        all.most = all.count(room.T);
+        const size_t numbers = size_t(room.B) * room.NKV * all.most * room.HS;
+        all.first = memory.take<float>(numbers);
+        if (how.bound == PsaBound::upper) all.second = memory.take<float>(numbers);
+        return all;
     }
 
     constexpr int count(int tokens) const { return (tokens + block - 1) / block; }

@@ -18,17 +18,17 @@ public:
     void begin(GPU device, int text, const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
         keep_prompt(device, *keys_, a, text);
-        psa_begin(device, *blocks_, a, text);
+        psa_begin(device, blocks_, a, text);
     }
     void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X*, LayerState<X>& state) override {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        psa_next(device, causal_, *keys_, *blocks_, step_, rows, a, how_.eps);
+        psa_next(device, causal_, *keys_, blocks_, step_, rows, a, how_.eps);
     }
 
 private:
     void lay_out() override {
         keys_.emplace(this->memory_, room_, 0, KeptKeys{});
-        blocks_.emplace(this->memory_, how_, room_);
+        blocks_ = PsaTextBlocks::take(this->memory_, how_, room_);
     }
 
     PsaOptions how_;
@@ -36,7 +36,7 @@ private:
     const PsaStep& step_;
     Policy causal_{Config{}, 0};
     std::optional<TextKeys<X>> keys_;
-    std::optional<PsaTextBlocks> blocks_;
+    PsaTextBlocks blocks_{};
 };
 
 /// Prompts are dense, and what is written behind them reads by PSA.

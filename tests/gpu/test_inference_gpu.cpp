@@ -14,7 +14,7 @@ using Numbers = std::vector<double>;
 
 const Policy causal(Config{}, 0);
 
-struct Heads4 {
+struct HeadSizes {
     int NH, NKV, HS;
     int q_row() const { return NH * HS; }
     int k_row() const { return NKV * HS; }
@@ -23,10 +23,10 @@ struct Heads4 {
 /// A text of T tokens whose keys come in runs of neighbours that are alike, and whose queries look for some of them.
 struct Tokens {
     int T;
-    Heads4 heads;
+    HeadSizes heads;
     Numbers q, k, v;   // (T, NH, HS), (T, NKV, HS) twice
 
-    Tokens(int T_, const Heads4& heads_, uint64_t seed)
+    Tokens(int T_, const HeadSizes& heads_, uint64_t seed)
         : T(T_), heads(heads_), q(normal_numbers(size_t(T) * heads.q_row(), seed)), k(normal_numbers(size_t(T) * heads.k_row(), seed + 1)),
           v(normal_numbers(k.size(), seed + 2)) {
         const Numbers themes = normal_numbers(size_t(5) * heads.HS, seed + 3, 1.5);
@@ -38,7 +38,7 @@ struct Tokens {
 };
 
 template <class Y>
-AttentionForward<Y> arguments(const Heads4& heads, int B, int T, int S, const Y* q, const Y* k, const Y* v, Y* out, Wide<Y>* lse) {
+AttentionForward<Y> arguments(const HeadSizes& heads, int B, int T, int S, const Y* q, const Y* k, const Y* v, Y* out, Wide<Y>* lse) {
     AttentionForward<Y> a{};
     a.B = B, a.T = T, a.S = S, a.NH = heads.NH, a.NKV = heads.NKV, a.HS = heads.HS;
     a.q = {q, size_t(heads.q_row())}, a.k = {k, size_t(heads.k_row())}, a.v = {v, size_t(heads.k_row())};
@@ -58,10 +58,11 @@ struct Rows {
 template <class X>
 class PsaTrial {
 public:
-    PsaTrial(const Heads4& heads, const PsaOptions& how, int texts, int room) : heads_(heads), how_(how) {
+    PsaTrial(const HeadSizes& heads, const PsaOptions& how, int texts, int room) : heads_(heads), how_(how) {
         const LayerShape shape{texts, room, 0, heads.NH, heads.NKV, heads.HS};
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size
-            keys_.emplace(memory_, shape, 0, KeptKeys{}), blocks_.emplace(memory_, how, shape), step_ = PsaStep::take(memory_, how, shape);
+            keys_.emplace(memory_, shape, 0, KeptKeys{});
+            blocks_ = PsaTextBlocks::take(memory_, how, shape), step_ = PsaStep::take(memory_, how, shape);
             if (pass == 0) memory_.allocate();
         }
         const std::vector<PsaCount> nothing(size_t(texts) * heads.NKV);
@@ -72,7 +73,7 @@ public:
         const DeviceArray<X> k(of.k), v(of.v);
         const auto a = arguments<X>(heads_, 1, prompt, prompt, nullptr, k.data(), v.data(), nullptr, nullptr);
         keep_prompt(test_gpu(), *keys_, a, text);
-        psa_begin(test_gpu(), *blocks_, a, text);
+        psa_begin(test_gpu(), blocks_, a, text);
         check(cudaDeviceSynchronize());   // before the arrays go
     }
 
@@ -91,7 +92,7 @@ public:
         const DeviceArray<X> on_q(q), on_k(k), on_v(v), out(q.size(), NAN);
         const DeviceArray<float> lse(size_t(B) * heads_.NH, NAN);
         const DeviceMemory<int32_t> where(number), at(position);
-        psa_next(test_gpu(), causal, *keys_, *blocks_, step_, {where.data(), at.data()},
+        psa_next(test_gpu(), causal, *keys_, blocks_, step_, {where.data(), at.data()},
                  arguments<X>(heads_, B, 1, 1, on_q.data(), on_k.data(), on_v.data(), out.data(), lse.data()), how_.eps);
         return {out.numbers(), lse.numbers(), {}};
     }
@@ -105,17 +106,17 @@ public:
     }
 
 private:
-    Heads4 heads_;
+    HeadSizes heads_;
     PsaOptions how_;
     Arena<GPU> memory_;
     std::optional<TextKeys<X>> keys_;
-    std::optional<PsaTextBlocks> blocks_;
+    PsaTextBlocks blocks_{};
     PsaStep step_{};
 };
 
 /// Row `position` of a text by the CPU.
 Rows expected(const Tokens& text, int position, const PsaOptions& how) {
-    const Heads4& heads = text.heads;
+    const HeadSizes& heads = text.heads;
     const std::vector<float> q = as_floats(text.q), k = as_floats(text.k), v = as_floats(text.v);
     std::vector<float> out(heads.q_row()), lse(heads.NH);
     const PsaCount count = psa_rows(causal, arguments<float>(heads, 1, 1, position + 1, &q[size_t(position) * heads.q_row()], k.data(),
@@ -125,7 +126,7 @@ Rows expected(const Tokens& text, int position, const PsaOptions& how) {
 
 /// Texts of these lengths are written from `steps` tokens before their ends; then others begin in their places. All rows.
 template <class X>
-Rows check_psa(const Heads4& heads, const PsaOptions& how, const std::vector<int>& lengths, int steps) {
+Rows check_psa(const HeadSizes& heads, const PsaOptions& how, const std::vector<int>& lengths, int steps) {
     INFO(heads.NH << " heads on " << heads.NKV << " of " << heads.HS << ", eps " << how.eps << ", block " << how.block << ", upper "
                   << (how.bound == PsaBound::upper));
     const int texts = int(lengths.size());
