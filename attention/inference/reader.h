@@ -1,5 +1,5 @@
 // A plain causal layer read by a mechanism for inference only: a text is a prompt that is known in advance, and what continues it
-// token by token. AdaSpa reads prompts and leaves the rest dense; PSA reads the rest and leaves prompts dense.
+// token by token, on the CPU (on a GPU: psa_rows.cuh, adaspa_gpu.cuh). AdaSpa reads prompts and leaves the rest dense; PSA reads the rest and leaves prompts dense.
 #pragma once
 #include <string>
 #include <vector>
