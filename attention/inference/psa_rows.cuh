@@ -242,13 +242,14 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
     Search<Shape> search{shared, step.log_mass_of(b, kv * group), step.shares_of(b, kv), group, blocks.count(tokens), step.most};
     WarpOfRow<Shape, P, RingSlots> mine(policy, a, keys, b, rows.text[b], tokens - 1, h0, heads, shared.pieces[piece].z[warp]);
 
+    const size_t head = mine.head_at();
     int visited = 0;
     search.share_out();
     int c = search.next();
     for (bool enough = false; c >= 0 && !enough;) {
         const int count = blocks.keys(c, tokens), of_warp = (count + WARPS - 1) / WARPS, begin = min(count, warp * of_warp);
         const int end = min(count, begin + of_warp);
-        for (int n = begin; n < end; n += TILE) mine.visit_slots(c * blocks.block + n, min(TILE, end - n));
+        for (int n = begin; n < end; n += TILE) mine.visit_slots(head, c * blocks.block + n, min(TILE, end - n));
         mine.write_sums(shared.pieces[piece], warp);
         if (threadIdx.x == 0) search.shares[c] = PsaStep::VISITED;
         visited += count;
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
     }
     mine.write(shared.pieces[piece], warp);
     __syncthreads();
-    write_part(parts, shared.pieces[piece], size_t(b) * a.NH + h0, heads, 0);
+    write_part(parts, shared.pieces[piece], size_t(b) * a.NH + h0, heads, 0, int(threadIdx.x) % Shape::THREADS);
     if (threadIdx.x != 0) return;
     PsaCount count;
     count.visited = double(group) * visited, count.cached = double(group) * tokens, count.rows = group;

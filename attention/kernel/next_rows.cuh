@@ -91,21 +91,24 @@ public:
 
     /// All keys in tiles first, first + step, ... of the slots.
     __device__ void visit(int first, int step) {
-        for (int tile = first; tile * TILE < slots_; tile += step) visit_slots(tile * TILE, min(TILE, slots_ - tile * TILE));
+        const size_t head = head_at();
+        for (int tile = first; tile * TILE < slots_; tile += step) visit_slots(head, tile * TILE, min(TILE, slots_ - tile * TILE));
     }
 
-    /// The keys in `count` slots from `slot` on, TILE at most.
-    __device__ void visit_slots(int slot, int count) {
+    /// The keys in `count` slots from `slot` on, TILE at most. `head` is head_at().
+    __device__ __forceinline__ void visit_slots(size_t head, int slot, int count) {
         const SlotTile at = judge(slot, count);
         if (!at.visited) return;
-        const size_t first = keys_.head_at(text_, h0_ / (keys_.NH / keys_.NKV)) + size_t(slot) * Shape::HS;
-        multiply_keys(keys_.k + first, count);
+        multiply_keys(keys_.k + head + size_t(at.slot) * Shape::HS, at.count);
         __syncwarp();
         const float rescale = weigh(at);
         __syncwarp();
-        add_values(keys_.v + first, count, rescale);
+        add_values(keys_.v + head + size_t(at.slot) * Shape::HS, at.count, rescale);
         __syncwarp();   // the weights have been read
     }
+
+    /// Where the kept rows of the heads' keys and values begin.
+    __device__ size_t head_at() const { return keys_.head_at(text_, h0_ / (keys_.NH / keys_.NKV)); }
 
     /// Row `warp` of each array.
     __device__ void write(NextRowShared<Shape>& shared, int warp) {
@@ -235,10 +238,11 @@ __device__ __forceinline__ auto policy_of_row(const P& policy, int text) {
     else return policy;
 }
 
-/// The parts of Shape::WARPS warps, whose threads call it, become one, in the order of the warps.
+/// The parts of Shape::WARPS warps become one, in the order of the warps. `thread` of Shape::THREADS.
 template <class Shape>
-__device__ __forceinline__ void write_part(const RowParts& parts, const NextRowShared<Shape>& shared, size_t head, int heads, int part) {
-    for (int n = int(threadIdx.x) % Shape::THREADS; n < heads * Shape::HS; n += Shape::THREADS) {
+__device__ __forceinline__ void write_part(const RowParts& parts, const NextRowShared<Shape>& shared, size_t head, int heads, int part,
+                                           int thread) {
+    for (int n = thread; n < heads * Shape::HS; n += Shape::THREADS) {
         const int g = n / Shape::HS, d = n % Shape::HS;
         float largest = -INFINITY, out = 0, sum = 0;
         for (int w = 0; w < Shape::WARPS; w++) largest = fmaxf(largest, shared.largest[w][g]);
@@ -269,7 +273,7 @@ __global__ void __launch_bounds__(Shape::THREADS, 4)
     mine.visit(int(blockIdx.x) * Shape::WARPS + warp, int(gridDim.x) * Shape::WARPS);
     mine.write(shared, warp);
     __syncthreads();
-    write_part(parts, shared, size_t(b) * a.NH + h0, heads, first_part + int(blockIdx.x));
+    write_part(parts, shared, size_t(b) * a.NH + h0, heads, first_part + int(blockIdx.x), int(threadIdx.x));
 }
 
 /// One warp for each head of each row: out, lse, and with a gate gated_out.
