@@ -1,9 +1,11 @@
-// Items of multiple choice with random tokens, whose answers share their contexts.
+// Items of multiple choice with random tokens, whose answers share their contexts, and what each answer scores by itself.
 #pragma once
 #include <random>
 #include <vector>
 
 #include "data/evaluation.h"
+#include "model/run/log_likelihoods.cuh"
+#include "tests/whole_model.h"
 
 /// A context of so many tokens, and answers of so many each.
 struct ItemLengths {
@@ -27,6 +29,15 @@ inline std::vector<EvaluationItem> random_items(const std::vector<ItemLengths>& 
         for (const int length : item.answers) items.back().answers.push_back({more(context, length), item.context, 1});
     }
     return items;
+}
+
+/// One log-likelihood per answer, each by a pass of its own.
+template <class X>
+std::vector<double> one_by_one(Trial<X>& trial, const std::vector<EvaluationItem>& items) {
+    std::vector<double> found;
+    for (const EvaluationItem& item : items)
+        for (const Answer& answer : item.answers) found.push_back(log_likelihoods(CPU{}, trial.gpt, trial.feed, {&answer}).front());
+    return found;
 }
 
 inline std::vector<const EvaluationItem*> addresses(const std::vector<EvaluationItem>& items) {

@@ -286,15 +286,13 @@ void psa_next(const GPU& device, const Policy& causal, const TextKeys<X>& keys, 
     keep_rows(device, keys, a, rows);
     each_element(device, a.B, a.NKV * a.HS, AddNextKey<X>{blocks, a.k, rows});
     launch(device, estimates_kernel<X>, Grid(blocks_for(step.most, ESTIMATES), a.NKV, a.B), ESTIMATES * WARP, 0, step, blocks, a, rows);
-    const size_t heads = size_t(a.B) * a.NH;
-    float* const memory = take_workspace<float>(device, "attention of the next rows", heads * (a.HS + 2));
-    const RowParts parts{memory, memory + heads * a.HS, memory + heads * (a.HS + 1), 1};
+    const RowParts parts = take_parts(device, a, 1);
     for_head_size(a.HS, [&](auto HS) {
         using Shape = NextRowShape<X, HS>;
         launch(device, visits_kernel<Shape, Policy>, Grid(a.NKV, a.B), int(blocks_for(a.NH / a.NKV, Shape::HEADS)) * Shape::THREADS,
                sizeof(Shared<Shape>), causal, a, keys, rows, blocks, step, parts, Stop(eps));
     });
-    launch(device, merge_parts_kernel<X>, blocks_for(heads, 4), 4 * WARP, 0, a, parts, int(heads));
+    merge_parts(device, a, parts);
 }
 
 #endif

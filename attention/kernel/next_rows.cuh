@@ -298,17 +298,30 @@ __global__ void merge_parts_kernel(const AttentionForward<X> a, const RowParts p
     if (lane_of() == 0) a.lse[row] = sum > 0 ? largest + logf(sum) : -INFINITY;
 }
 
+/// For `count` parts of the softmaxes of the rows in `a`, in device.workspace.
+template <class X>
+RowParts take_parts(const GPU& device, const AttentionForward<X>& a, int count) {
+    const size_t parts = size_t(a.B) * a.NH * count;
+    float* const memory = take_workspace<float>(device, "attention of the next rows", parts * (a.HS + 2));
+    return {memory, memory + parts * a.HS, memory + parts * (a.HS + 1), count};
+}
+
+/// out, lse, and with a gate gated_out of the rows in `a`, from all their parts.
+template <class X>
+void merge_parts(const GPU& device, const AttentionForward<X>& a, const RowParts& parts) {
+    constexpr int WARPS = 4;
+    const int rows = a.B * a.NH;
+    launch(device, merge_parts_kernel<X>, blocks_for(rows, WARPS), WARPS * WARP, 0, a, parts, rows);
+}
+
 /// The softmaxes of the rows in `a` while kept keys join them, by `calls` policies one after the other.
 template <class X, class Slots = RingSlots>
 class RowsSoftmax {
 public:
     RowsSoftmax(const GPU& device, const TextKeys<X, Slots>& keys, const TextRows& rows, const AttentionForward<X>& a, int calls)
         : device_(device), keys_(keys), rows_(rows), a_(a),
-          blocks_(std::min(int(blocks_for(tiles_of(keys.slots.count()), WARPS)), MOST_BLOCKS)) {
-        const size_t parts = size_t(a.B) * a.NH * calls * blocks_;
-        float* memory = take_workspace<float>(device, "attention of the next rows", parts * (a.HS + 2));
-        parts_ = {memory, memory + parts * a.HS, memory + parts * (a.HS + 1), calls * blocks_};
-    }
+          blocks_(std::min(int(blocks_for(tiles_of(keys.slots.count()), WARPS)), MOST_BLOCKS)),
+          parts_(take_parts(device, a, calls * blocks_)) {}
 
     /// Adds those of the keys that `policy` lets the rows' queries q (B, 1, NH, HS) see.
     template <class P>
@@ -329,10 +342,7 @@ public:
     }
 
     /// Needs `calls` calls of add().
-    void finish() {
-        const int rows = a_.B * a_.NH;
-        launch(device_, merge_parts_kernel<X>, blocks_for(rows, WARPS), WARPS * WARP, 0, a_, parts_, rows);
-    }
+    void finish() { merge_parts(device_, a_, parts_); }
 
 private:
     static constexpr int WARPS = 4;           // of a block
@@ -343,8 +353,8 @@ private:
     TextRows rows_;
     AttentionForward<X> a_;
     int blocks_;   // that the keys of a key head and text are divided among
-    int calls_ = 0;
     RowParts parts_;
+    int calls_ = 0;
 };
 
 /// The kernel's call for the next rows: their keys join those that are kept, and each attends to all of its text.

@@ -7,15 +7,6 @@
 
 namespace {
 
-/// One log-likelihood per answer, each by a pass of its own.
-template <class X>
-std::vector<double> one_by_one(Trial<X>& trial, const std::vector<EvaluationItem>& items) {
-    std::vector<double> found;
-    for (const EvaluationItem& item : items)
-        for (const Answer& answer : item.answers) found.push_back(log_likelihoods(CPU{}, trial.gpt, trial.feed, {&answer}).front());
-    return found;
-}
-
 /// A model of room_B x 67 tokens.
 template <class X>
 void check_scores(const Variant& variant, const Form& form, int room_B, Tolerance tolerance) {
@@ -23,12 +14,23 @@ void check_scores(const Variant& variant, const Form& form, int room_B, Toleranc
     Trial<X> trial(variant, config_of(form), 2, 67, room_B, 67, Recompute::nothing, 0, 1, Mode::inference);
     if (!trial.gpt.net.all(&LayerFacts::is_causal)) return;
     const std::vector<EvaluationItem> items = random_items(MIXED_ITEMS, trial.gpt.net.config.V);
+    for (const EvaluationItem& item : items) CHECK(shares_context(item));
     const std::vector<double> alone = one_by_one(trial, items);
     SharedContexts<CPU, X> shared(CPU{}, trial.gpt, trial.feed);
     shared.allocate();
     CHECK(difference(shared.log_likelihoods(addresses(items)), alone, tolerance) == "");
     const std::vector<double> turned = {alone[2], alone[3], alone[4], alone[0], alone[1]};
     CHECK(difference(shared.log_likelihoods({&items[1], &items[0]}), turned, tolerance) == "");
+
+    CHECK(shared.rows_of(items[1]) == 64 + 1 + 0 + 3);   // of the model
+    CHECK(shared.rows_of(items[2]) == 2);                // of the head: its one token of context predicts both answers
+    CHECK(shared.fit(room_B * 67));
+    CHECK_FALSE(shared.fit(room_B * 67 + 1));
+    const std::vector<const EvaluationItem*> full(room_B * 67 / 2, &items[2]);   // many answers behind few tokens
+    const std::vector<double> many = shared.log_likelihoods(full);
+    REQUIRE(many.size() == 2 * full.size());
+    const std::vector<double> last(many.end() - 2, many.end()), of_one = {alone[5], alone[6]};
+    CHECK(difference(last, of_one, tolerance) == "");
 }
 
 }   // namespace
@@ -49,20 +51,4 @@ VARIANT_CASE(" evaluation: and so in a hybrid", "[evaluation][variant][hybrid]")
     SharedContexts<CPU, double> shared(CPU{}, trial.gpt, trial.feed);
     shared.allocate();
     CHECK(difference(shared.log_likelihoods(addresses(items)), one_by_one(trial, items), rounding<double>(1000)) == "");
-}
-
-TEST_CASE("evaluation: rows that an item needs, and how many fit", "[evaluation]") {
-    Trial<double> trial(*all_variants().front(), config_of({}), 2, 67, 6, 67);
-    const std::vector<EvaluationItem> items = random_items(MIXED_ITEMS, trial.gpt.net.config.V);
-    SharedContexts<CPU, double> shared(CPU{}, trial.gpt, trial.feed);
-    shared.allocate();
-    CHECK(shared.rows_of(items[1]) == 64 + 1 + 0 + 3);   // of the model
-    CHECK(shared.rows_of(items[2]) == 2);                // of the head: its one token of context predicts both answers
-    CHECK(shared.fit(6 * 67));
-    CHECK_FALSE(shared.fit(6 * 67 + 1));
-    const std::vector<double> alone = shared.log_likelihoods({&items[2]});
-    const std::vector<const EvaluationItem*> full(6 * 67 / 2, &items[2]);   // many answers behind few tokens
-    const std::vector<double> many = shared.log_likelihoods(full);
-    REQUIRE(many.size() == 2 * full.size());
-    CHECK(difference(std::vector<double>(many.end() - 2, many.end()), alone, rounding<double>(1000)) == "");
 }
