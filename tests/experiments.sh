@@ -5,6 +5,7 @@
 # Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another).
 # Takes a minute.
 # Needs: make train_causal train_dsa train_sliding_window tokenize generate
+# Options of plans are tried with the trainers that are there: all of them in `make test`.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
@@ -36,7 +37,15 @@ expect "experiments: a trainer that is not there" 2 "make train_causal builds it
     "${run[@]}" e2_dsa --scale smoke --programs "$work" --out "$work/a"
 expect "experiments: a ledger that cannot be written" 3 "give another --ledger" \
     "${run[@]}" e2_dsa --scale smoke --arms dsa --out "$work/a" --ledger /dev/null/x
-expect "experiments: every plan has its hours" 0 "" "${run[@]}" all --scale paper --dry-run --out "$work/a"
+mkdir "$work/other" && printf '#!/bin/sh\necho "train_causal: error: unknown option --window" >&2\nexit 2\n' > "$work/other/train_causal"
+chmod +x "$work/other/train_causal"
+expect "experiments: a trainer that does not take the plan's options" 2 \
+    "e2_dsa, arm causal at scale smoke: train_causal cannot be run as planned: train_causal: error: unknown option --window" \
+    "${run[@]}" e2_dsa --scale smoke --programs "$work/other" --out "$work/a"
+for scale in reduced medium paper; do
+    expect "experiments: every plan at scale $scale has its hours, and options that the trainers take" 0 "" \
+        "${run[@]}" all --scale $scale --dry-run --out "$work/a"
+done
 check "experiments: and says where they come from" \
     'grep -q "0 runs measured, .* estimated (" "$work/stdout" && grep -q "^together: [0-9]* runs" "$work/stdout"'
 check "experiments: planning leaves no ledger" \

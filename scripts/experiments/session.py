@@ -89,7 +89,8 @@ class Session:
                 [str(program), '--dry-run', '--val-every=0', f'--model={model}', *words], capture_output=True, text=True, cwd=ROOT
             )
             if done.returncode:
-                raise Refused(f'{program} --dry-run: {(done.stderr.strip().splitlines() or ["no output"])[-1]}')
+                why = (done.stderr.strip().splitlines() or ['no output'])[-1]
+                raise Refused(f'{run.experiment}, arm {run.arm} at scale {run.scale}: {program.name} cannot be run as planned: {why}')
             self._said[asked] = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', done.stdout, re.MULTILINE))
         return self._said[asked]
 
