@@ -33,18 +33,16 @@ template <class W>
 __device__ void choose_blocks(int* to, const W* scores, const TileChoice& choice, int r) {
     using namespace choosing;
     const int lane = int(threadIdx.x) % WARP;
-    const Cut cut = cut_of_greatest(scores, choice, r);
+    ChosenByCut by_cut(cut_of_greatest(scores, choice, r));
     const unsigned before = (1u << lane) - 1;
-    int n = 0, equal = 0;
+    int n = 0;
     for (int first = 0; first <= r; first += WARP) {
         const int c = first + lane;
         const bool candidate = c <= r && !choice.forced(r, c);
-        const unsigned key = candidate ? ordered(scores[c]) : 0;
-        const unsigned equals = __ballot_sync(ALL_LANES, candidate && key == cut.key);
-        const bool take = candidate && (key > cut.key || (key == cut.key && equal + __popc(equals & before) < cut.equal));
+        const bool take = by_cut.has(candidate, candidate ? ordered(scores[c]) : 0);
         const unsigned taken = __ballot_sync(ALL_LANES, take);
         if (take) to[n + __popc(taken & before)] = c;
-        n += __popc(taken), equal += __popc(equals);
+        n += __popc(taken);
     }
     for (n += lane; n < choice.top; n += WARP) to[n] = -1;
 }

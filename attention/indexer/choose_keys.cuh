@@ -161,17 +161,13 @@ __global__ void choose_keys_kernel(const ChosenKeys<W> to, const IndexPiece<W> p
     float largest = -INFINITY, sum = 0;
     for (int j = first + lane; j <= t; j += WARP) largest = fmaxf(largest, scores[j]);
     for (int distance = WARP / 2; distance > 0; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
-    const unsigned before = (1u << lane) - 1;
-    int equal = 0;
+    ChosenByCut by_cut(cut);
     uint64_t word = 0;
     for (int j0 = 0; j0 <= t / TILE * TILE + WARP; j0 += WARP) {
         const int j = j0 + lane;
         const bool candidate = j >= first && j <= t;
-        const unsigned key = candidate ? ordered(scores[j]) : 0;
-        const unsigned equals = __ballot_sync(ALL_LANES, candidate && key == cut.key);
-        const bool take = candidate && (key > cut.key || (key == cut.key && equal + __popc(equals & before) < cut.equal));
+        const bool take = by_cut.has(candidate, candidate ? ordered(scores[j]) : 0);
         const uint64_t taken = __ballot_sync(ALL_LANES, take);
-        equal += __popc(equals);
         if (take) sum += exp_of(scores[j] - largest);
         word = j0 % TILE ? word | taken << WARP : taken;
         if (lane == 0 && j0 % TILE) to.bits.word(b, t, j0 / TILE) = word;

@@ -44,13 +44,11 @@ inline __global__ void choose_for_text_kernel(char* chosen, const float* scores,
     char* const to = chosen + size_t(rows.text[b]) * room;
     Cut cut{0, count};   // below the key of any score
     if (count > top) cut = cut_of_greatest(mine, TileChoice{.top = top, .local = 0}, count - 1);
-    int equal = 0;
+    ChosenByCut by_cut(cut);
     for (int first = 0; first < count; first += WARP) {
         const int j = first + lane;
-        const unsigned key = j < count ? ordered(mine[j]) : 0;
-        const unsigned equals = __ballot_sync(ALL_LANES, j < count && key == cut.key);
-        if (j < count) to[j] = key > cut.key || (key == cut.key && equal + __popc(equals & ((1u << lane) - 1)) < cut.equal);
-        equal += __popc(equals);
+        const bool take = by_cut.has(j < count, j < count ? ordered(mine[j]) : 0);
+        if (j < count) to[j] = take;
     }
 }
 

@@ -89,10 +89,29 @@ constexpr unsigned ordered(float x) {
 
 namespace choosing {
 
-/// Which candidates of one query tile are chosen: those above `key`, and the first `equal` of those equal to it.
+/// Which candidates are chosen: those whose ordered() score is above `key`, and the first `equal` of those equal to it.
 struct Cut {
     unsigned key;
     int equal;
+};
+
+/// Finds them, by one warp: a candidate for each lane at a time, from the first to the last.
+class ChosenByCut {
+public:
+    __device__ explicit ChosenByCut(Cut cut) : cut_(cut) {}
+
+    /// Whether this lane's is chosen. All lanes call it, those without a candidate too.
+    __device__ bool has(bool candidate, unsigned key) {
+        const unsigned before = (1u << threadIdx.x % WARP) - 1;
+        const unsigned equals = __ballot_sync(ALL_LANES, candidate && key == cut_.key);
+        const bool fits = key > cut_.key || (key == cut_.key && equal_ + __popc(equals & before) < cut_.equal);
+        equal_ += __popc(equals);
+        return candidate && fits;
+    }
+
+private:
+    Cut cut_;
+    int equal_ = 0;   // candidates at the cut so far
 };
 
 /// For the `top` largest scores: the largest key that at least `top` candidates reach, found bit by bit.
@@ -132,21 +151,17 @@ __global__ void choose_tiles_kernel(int* count, int* tiles, const W* scores, con
     const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
     const W* mine = scores + s.row(b, h, r);
     using namespace choosing;
-    const Cut cut = choice.threshold < 0 ? cut_of_greatest(mine, choice, r) : cut_of_shares(mine, choice, r);
+    ChosenByCut by_cut(choice.threshold < 0 ? cut_of_greatest(mine, choice, r) : cut_of_shares(mine, choice, r));
     const unsigned before = (1u << lane) - 1;
     int* list = tiles + s.list(b, h, r) * s.N;
-    int n = 0, equal = 0;
+    int n = 0;
     for (int first = 0; first <= r; first += WARP) {
         const int c = first + lane;
         const bool always = c <= r && (h < choice.dense_heads || choice.forced(r, c)), candidate = c <= r && !choice.forced(r, c);
-        const unsigned key = candidate ? ordered(mine[c]) : 0;
-        const unsigned equals = __ballot_sync(ALL_LANES, candidate && key == cut.key);
-        const bool fits = key > cut.key || (key == cut.key && equal + __popc(equals & before) < cut.equal);
-        const bool take = always || (candidate && fits);
+        const bool above = by_cut.has(candidate, candidate ? ordered(mine[c]) : 0), take = always || above;
         const unsigned taken = __ballot_sync(ALL_LANES, take);
         if (take) list[n + __popc(taken & before)] = c;
         n += __popc(taken);
-        equal += __popc(equals);
     }
     if (lane == 0) count[s.list(b, h, r)] = n;
 }
