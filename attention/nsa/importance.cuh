@@ -15,6 +15,9 @@
 #include "attention/kernel/warp_rows.cuh"
 #endif
 
+/// Of blocks of TILE tokens: `slots` are chosen, and every token sees the first, its own and the one before it.
+constexpr TileChoice choice_of_blocks(int slots) { return {.top = slots, .leading = 1, .local = 2}; }
+
 /// Every `every`-th token chooses: row n of a choice is that of token n * every.
 template <class X>
 struct Importance {

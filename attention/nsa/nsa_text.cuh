@@ -86,7 +86,6 @@ struct NsaText {
     /// The choice of token t, after its attention to the compressed keys, `cmp`.
     void choose(const AttentionForward<X>& cmp, int t) const {
         const int own = t / TILE, complete = grid.complete(t + 1), group = cmp.NH / cmp.NKV;
-        const TileChoice rule{.top = slots, .leading = 1, .local = 2};
         Importance<X> importance{};
         importance.T = t + 1, importance.grid = grid;
         std::vector<int> order;
@@ -98,7 +97,7 @@ struct NsaText {
                     shares[c] += exp_of(inner_product(cmp.q.data + size_t(h) * cmp.HS, key, cmp.HS) / std::sqrt(X(cmp.HS)) - cmp.lse[h]);
                 }
             for (int j = 0; j <= own; j++) scores[j] = importance.score(shares.data(), 0, 0, complete, j);
-            choose_blocks(CPU{}, choice + kv * slots, scores.data(), rule, own, order);
+            choose_blocks(CPU{}, choice + kv * slots, scores.data(), choice_of_blocks(slots), own, order);
         }
     }
 };

@@ -105,7 +105,7 @@ __global__ void choose_for_texts_kernel(int* choice, const float* shares, const 
     const int complete = importance.grid.complete(position + 1);
     for (int j = lane_of(); j <= own; j += WARP) scores[j] = importance.score(shares + (size_t(b) * NKV + kv) * room, 0, 0, complete, j);
     __syncwarp();
-    choose_blocks(choice + (size_t(rows.text[b]) * NKV + kv) * slots, scores, TileChoice{.top = slots, .leading = 1, .local = 2}, own);
+    choose_blocks(choice + (size_t(rows.text[b]) * NKV + kv) * slots, scores, choice_of_blocks(slots), own);
 }
 
 template <class X>

@@ -21,7 +21,7 @@ struct Selection {
 
     constexpr int rows(int T) const { return (T + every - 1) / every; }
     constexpr int slots(int T) const { return std::min(blocks - 3, std::max(tiles_of(T) - 3, 0)); }
-    constexpr TileChoice rule(int T) const { return {.top = slots(T), .leading = 1, .local = 2}; }
+    constexpr TileChoice rule(int T) const { return choice_of_blocks(slots(T)); }
     SelectedBlocks policy(const Policy& p) const { return {p, TILE, every == 1 ? 1 : INT_MAX, 2}; }
 
     /// Row n of a choice is that of token n * every.
