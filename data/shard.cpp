@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/hash.h"
 
@@ -197,10 +198,7 @@ void CheckedShard::remember(uint32_t largest_token) const {
     if (file_.empty()) return;
     std::error_code ignored;
     fs::create_directories(fs::path(file_).parent_path(), ignored);
-    const std::string temporary = file_ + "." + std::to_string(::getpid());   // ranks may check the same shard at once
-    const bool written = bool(std::ofstream(temporary) << identity_ << '\n' << largest_token << std::endl);
-    if (written) fs::rename(temporary, file_, ignored);
-    if (!written || ignored) fs::remove(temporary, ignored);
+    replace_file(file_, identity_ + "\n" + std::to_string(largest_token) + "\n");   // without it the shard is checked again
 }
 
 }  // namespace

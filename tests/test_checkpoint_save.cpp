@@ -1,13 +1,11 @@
 // Saving checkpoints: runs that died meanwhile, steps that are replaced or pruned, full and unwritable disks.
-#include <csignal>
-
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "model/base/disk.h"
 #include "model/base/hash.h"
 #include "model/checkpoint/carried_texts.h"
+#include "tests/file_size_limit.h"
 #include "tests/tiny_run.h"
 #include "tests/temporary_folder.h"
 
@@ -144,16 +142,12 @@ TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing 
     TemporaryFolder folder;
     TinyRun run;
     const fs::path good = run.save(folder.path(), 1);
-    // Files may not grow beyond 400 bytes: the first ones fit, the weights do not.
-    rlimit before{};
-    REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
-    const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit small{400, before.rlim_max};
-    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
-    const std::string sentence = sentence_of([&] { run.save(folder.path(), 2); });
-    const std::string replacing = sentence_of([&] { run.save(folder.path(), 1); });
-    setrlimit(RLIMIT_FSIZE, &before);
-    std::signal(SIGXFSZ, old_handler);
+    std::string sentence, replacing;
+    {
+        const FileSizeLimit limit(400);   // the first files fit, the weights do not
+        sentence = sentence_of([&] { run.save(folder.path(), 2); });
+        replacing = sentence_of([&] { run.save(folder.path(), 1); });
+    }
     CHECK((contains(sentence, "step_00000002.tmp") && contains(sentence, "writing stopped at byte 400")));
     CHECK_FALSE(replacing.empty());
     CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000001"});

@@ -1,14 +1,13 @@
 // Tokenizer, shards and streams: round trips, and every way in which a shard can be wrong.
-#include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "data/shard.h"
 #include "data/stream.h"
 #include "data/tokenizers/tokenizer.h"
 #include "tests/catch.h"
+#include "tests/file_size_limit.h"
 #include "tests/shards.h"
 
 namespace {
@@ -18,24 +17,6 @@ std::string shard_bytes(int32_t magic, int32_t version, int32_t tokens, const st
     int32_t header[256] = {magic, version, tokens};
     return std::string(reinterpret_cast<const char*>(header), sizeof header) + payload;
 }
-
-// Files cannot grow beyond `bytes` while it lives: as good as a full disk.
-class FileSizeLimit {
-public:
-    explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-        getrlimit(RLIMIT_FSIZE, &before_);
-        const rlimit limit = {bytes, before_.rlim_max};
-        setrlimit(RLIMIT_FSIZE, &limit);
-    }
-    ~FileSizeLimit() {
-        setrlimit(RLIMIT_FSIZE, &before_);
-        std::signal(SIGXFSZ, handler_);
-    }
-
-private:
-    rlimit before_ = {};
-    void (*handler_)(int);
-};
 
 std::vector<int32_t> read_all(const Shard& shard) {
     std::vector<int32_t> tokens(shard.size());

@@ -1,6 +1,8 @@
 #include "model/base/disk.h"
 
 #include <cerrno>
+#include <cstdio>
+#include <fstream>
 #include <utility>
 
 #include <fcntl.h>
@@ -38,6 +40,18 @@ void MappedFile::release(std::span<const std::byte> part) const {
     const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE)), first = reinterpret_cast<uintptr_t>(part.data());
     const uintptr_t begin = (first + page - 1) / page * page, end = (first + part.size()) / page * page;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+std::string replace_file(const fs::path& path, const std::string& text) {
+    const fs::path unfinished = path.string() + "." + std::to_string(getpid()) + ".tmp";
+    std::ofstream file(unfinished, std::ios::binary);
+    file << text;
+    file.close();
+    if (file && std::rename(unfinished.c_str(), path.c_str()) == 0) return "";
+    const std::string reason = last_os_error();
+    std::error_code ignored;
+    fs::remove(unfinished, ignored);
+    return reason;
 }
 
 FileWriter::FileWriter(const fs::path& path) : path_(path) {

@@ -26,6 +26,10 @@ private:
     size_t size_ = 0;
 };
 
+/// Makes `text` the contents of a small file: it is written beside `path`, under a name that has this process's number, and renamed,
+/// so that others read the old file or the new one, and the old one stays if this fails. Returns why it failed, "" if it has not.
+std::string replace_file(const std::filesystem::path& path, const std::string& text);
+
 /// Writes a new file sequentially and hashes it on the way.
 class FileWriter {
 public:

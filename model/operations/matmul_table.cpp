@@ -2,7 +2,7 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 
 #include "model/base/disk.h"
 #include "model/base/error.h"
@@ -68,9 +68,8 @@ MatmulTable read_matmul_table(const std::string& path) {
 }
 
 void write_matmul_table(const MatmulTable& table) {
-    const std::string unfinished = table.path + ".new";
-    std::ofstream file(unfinished);
     nlohmann::ordered_json gpu = table.gpu;
+    std::ostringstream file;
     file << "{\"gpu\": " << written(gpu) << ", \"cublaslt\": " << table.cublaslt << ", \"products\": [";
     const char* between = "\n";
     for (const auto& [product, choice] : table.choices) {
@@ -83,12 +82,8 @@ void write_matmul_table(const MatmulTable& table) {
         between = ",\n";
     }
     file << "]}\n";
-    file.close();
-    std::error_code error;
-    if (file) std::filesystem::rename(unfinished, table.path, error);
-    if (!file || error)
-        fail(Exit::usage, table.path, ": cannot be written (", error ? error.message() : last_os_error(),
-             "); choose another --out");
+    if (const std::string why = replace_file(table.path, file.str()); !why.empty())
+        fail(Exit::usage, table.path, ": cannot be written (", why, "); choose another --out");
 }
 
 MatmulTable find_matmul_table(const std::string& wanted, const std::string& gpu, int64_t cublaslt, std::string& note) {

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <thread>
 
+#include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/ranks/sockets.h"
 
@@ -33,16 +34,11 @@ constexpr size_t PIECE = size_t(1) << 20;   // bytes summed at a time, which bou
 
 void copy_text(char* to, size_t room, const std::string& text) { std::snprintf(to, room, "%s", text.c_str()); }
 
-/// Writes the file under another name and renames it, so that no rank reads a partial one.
 void write_address(const std::string& file, int port, uint64_t token) {
-    const std::string unfinished = file + ".new";
-    std::ofstream out(unfinished, std::ios::trunc);
-    out << machine_id() << ' ' << port << ' ' << token;
-    for (const std::string& address : own_addresses()) out << ' ' << address;
-    out << '\n';
-    out.close();
-    if (!out || std::rename(unfinished.c_str(), file.c_str()) != 0)
-        fail(Exit::usage, file, ": rank 0 cannot write its address there (", last_os_error(),
+    std::string line = machine_id() + " " + std::to_string(port) + " " + std::to_string(token);
+    for (const std::string& address : own_addresses()) line += " " + address;
+    if (const std::string why = replace_file(file, line + "\n"); !why.empty())
+        fail(Exit::usage, file, ": rank 0 cannot write its address there (", why,
              "); --ranks-from file:PATH needs a path in a folder that every rank can read and rank 0 can write");
 }
 

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <set>
 
@@ -166,9 +165,8 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
         std::cout << "note: " << out << ": renamed " << later << (later > 1 ? " checkpoints" : " checkpoint")
                   << " to step_*.superseded, which --resume passes over" << std::endl;
     const std::string options = out + "/options.toml";
-    std::ofstream file(options + ".tmp");
-    if (file << run.o.resolved; !file.flush() || std::rename((options + ".tmp").c_str(), options.c_str()) != 0)
-        fail(Exit::checkpoint, options, ": cannot be written (", last_os_error(), ")");
+    if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
+        fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
     run.log = JsonLines(out + "/log.jsonl", resumed);
 }
 
