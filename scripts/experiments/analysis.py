@@ -144,6 +144,7 @@ class Said:
     comparison: stats.Comparison
     verdict: stats.Verdict
     line: str
+    seeds: int    # of the plan at this scale
 
 
 class Report:
@@ -248,6 +249,7 @@ class Report:
                         comparison,
                         stats.verdict(comparison, published, table.scale),
                         stats.line(published, name, comparison, table.scale, rates),
+                        table.experiment.scales[table.scale]['seeds'],
                     )
                 )
 

@@ -197,6 +197,11 @@ def margin_of(claim):
     return abs(claim.number) / 4 if claim.number else claim.tolerance
 
 
+def why_not_different(comparison):
+    if comparison.mean == comparison.sd == 0: return 'the two compute the same numbers'
+    return 'the interval contains 0' if comparison.p >= ALPHA else "after Holm's correction"
+
+
 def verdict(comparison, claim, scale):
     """What this comparison says about the claim at this scale. Call adjust() over the table's comparisons before."""
     if comparison.pairs < 2:
@@ -207,7 +212,7 @@ def verdict(comparison, claim, scale):
         if claim.number == 0:
             return Verdict(UNRESOLVED, 'the claim is 0 and has no sign')
         if not different:
-            return Verdict(UNRESOLVED, 'the interval contains 0' if comparison.p >= ALPHA else "after Holm's correction")
+            return Verdict(UNRESOLVED, why_not_different(comparison))
         return Verdict(SAME if comparison.mean * claim.number > 0 else OPPOSITE)
     small = tost_p(comparison.mean, comparison.sd, comparison.pairs, margin_of(claim)) < ALPHA
     if claim.number == 0:
@@ -218,7 +223,7 @@ def verdict(comparison, claim, scale):
     if small:
         return Verdict(CONTRADICTED, 'within a quarter of the claim')
     if not different:
-        return Verdict(UNRESOLVED, 'the interval contains 0' if comparison.p >= ALPHA else "after Holm's correction")
+        return Verdict(UNRESOLVED, why_not_different(comparison))
     if comparison.mean * claim.number < 0:
         return Verdict(CONTRADICTED, 'the other sign')
     if comparison.low - claim.tolerance <= claim.number <= comparison.high + claim.tolerance:

@@ -58,7 +58,7 @@ def verdict_table(report):
                 one.verdict.word,
                 one.verdict.reason + stats.lost_pairs(c),
                 number(seen, '.3f'),
-                f'{claim["seeds"]} seeds see {claim["smallest_detectable"]:.3f}',
+                f'{one.seeds} seeds see {stats.smallest_detectable(one.seeds, report.analysis["pilot_sd"]):.3f}',
             ]
         )
     return head, rows
