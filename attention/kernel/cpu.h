@@ -224,7 +224,7 @@ void backward_pairs(const P& policy, const AttentionForward<X>& a, const Attenti
         for (int j = 0; j < at.columns; j += LANES<X>) {
             const int n = r * TILE + j;
             const auto dz_of = [&](N z) {
-                const N p = load<N>(&tile.hidden[n]) > X(HIDDEN / 2) ? exp_of(z - lse) : N{};
+                const N p = load<N>(&tile.hidden[n]) > X(HIDDEN / 2) ? exp_of(z - lse) : broadcast<N>(0);   // nvcc fails at N{} here
                 store(&tile.p[n], p);
                 return p * (load<N>(&tile.dz[n]) - D);
             };
