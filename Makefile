@@ -299,6 +299,17 @@ build/emulated/%.o: %.cpp build/flags
 	$(call COMPILE_EMULATED,$<)
 build/emulated/%.o: %.cu build/flags
 	$(call COMPILE_EMULATED,-x c++ $<)
+# Whether nvcc takes the tests and benchmarks of GPUs, and what of their host code it takes for device code: to PTX, in seconds each.
+PTX := $(GPU_TESTS:%.o=build/ptx/%.ptx) $(addprefix build/ptx/,tests/gpu/collectives_program.ptx dev/bench_constants.ptx dev/bench_gpu.ptx \
+         dev/bench_patterns_gpu.ptx dev/ladder/ladder.ptx dev/tune_matmul.ptx)
+TO_PTX = $(call SAY,nvcc   ) && $(NVCC) -x cu -ptx $(CPPFLAGS) $(NVCC_FLAGS) -arch=compute_80 $(CUDAFLAGS) -diag-suppress=20050 \
+         -Xcompiler=-fopenmp,-Wno-psabi -MMD -MP -MT $@ -MF $(NEW).d -o $(NEW) $< && mv -f $(NEW).d $(@:.ptx=.d) && mv -f $(NEW) $@
+.PHONY: ptx
+ptx: $(if $(WITH_CUDA),$(PTX))
+build/ptx/%.ptx: %.cpp build/gpu/flags
+	$(TO_PTX)
+build/ptx/%.ptx: %.cu build/gpu/flags
+	$(TO_PTX)
 build/gpu/%.o: %.cpp build/gpu/flags
 	$(call COMPILE_CUDA,$<)
 build/gpu/%.o: %.cu build/gpu/flags
@@ -334,5 +345,5 @@ flags: build/flags build/units build/linked $(if $(WITH_CUDA),build/gpu/flags)  
 FORCE:
 
 # Dependency lists of the objects that exist.
-OBJECTS := $(shell find build -name '*.o' 2> /dev/null)
--include $(wildcard $(OBJECTS:.o=.d))
+OBJECTS := $(shell find build -name '*.o' -o -name '*.ptx' 2> /dev/null)
+-include $(wildcard $(addsuffix .d,$(basename $(OBJECTS))))

@@ -36,10 +36,21 @@ struct AdaSpaCount {
 /// Which key blocks each block row reads: [row] in ascending order.
 using KeptBlocks = std::vector<std::vector<int>>;
 
+/// sum_j exp(z_j - lse) of a row's `width` keys, the hidden ones left out. (In the lambda below nvcc would compile it for the GPU.)
+template <class X>
+X mass_of_row(const X* z, int width, X lse) {
+    using N = Pack<X>;
+    N sums{};
+    for (int j = 0; j < width; j += LANES<X>) {
+        const N value = load<N>(z + j);
+        sums += value > X(HIDDEN / 2) ? exp_of(value - lse) : N{};
+    }
+    return sum<X>(sums);
+}
+
 /// W (N, N) of head h, zero above the diagonal, after attention_forward() has left its LSE in a.lse. One sequence, T == S.
 template <class X, class P>
 std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>& a, int h, int block) {
-    using N = Pack<X>;
     const int blocks = (a.T + block - 1) / block;
     std::vector<double> mass(size_t(blocks) * blocks);
     std::vector<X> z(TILE * TILE);
@@ -52,15 +63,7 @@ std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>
             const X* q = a.q.data + i0 * a.q.row + size_t(h) * a.HS;
             band_scores(z.data(), policy, a, walk, at, verdict, q, a.q.row, keys.tile(at.j0 / TILE).k_transposed);
             double& total = mass[size_t(i0 / block) * blocks + at.j0 / block];
-            for (int r = 0; r < at.rows; r++) {
-                const X lse = a.lse[size_t(h) * a.T + i0 + r];
-                N sums{};
-                for (int j = 0; j < width; j += LANES<X>) {
-                    const N value = load<N>(&z[r * TILE + j]);
-                    sums += value > X(HIDDEN / 2) ? exp_of(value - lse) : N{};
-                }
-                total += sum<X>(sums);
-            }
+            for (int r = 0; r < at.rows; r++) total += mass_of_row(&z[r * TILE], width, a.lse[size_t(h) * a.T + i0 + r]);
         });
     return mass;
 }
