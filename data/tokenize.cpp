@@ -86,7 +86,7 @@ void declare(CLI::App& app, TokenizeOptions& options) {
                            "last part of the documents, or of the bytes of a single text, for validation; reads the inputs twice")
             ->capture_default_str();
     app.add_option("--val-tokens", options.val_tokens,
-                   "instead: the first documents, up to this many tokens; adding inputs later does not change them")
+                   "instead: the first documents, up to this many tokens (0: none); adding inputs later does not change them")
         ->transform(any_count)
         ->excludes(fraction);
     app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")->transform(any_count)->capture_default_str();
@@ -129,6 +129,7 @@ int main(int argc, char** argv) {
         TokenizeOptions options;
         declare(app, options);
         if (!parse_options(app, argc, argv)) return;
+        if (app.count("--val-tokens") && options.val_tokens == 0) options.val_fraction = 0;   // none
         outlive_readers();
         stop_on_signals();
         const TokenizeReport report = [&] {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -238,7 +239,11 @@ private:
 std::vector<Input> open_inputs(const TokenizeOptions& options, const Tick& tick) {
     std::vector<Input> inputs;
     const std::vector<std::string> paths = options.inputs.empty() ? std::vector<std::string>{"-"} : options.inputs;
+    std::set<std::filesystem::path> files_found;   // canonical: a.txt is ./a.txt
     for (const std::string& path : paths) {
+        std::error_code unknown;   // opening it reports what cannot be read
+        if (path != "-" && !files_found.insert(std::filesystem::weakly_canonical(path, unknown)).second)
+            fail(Exit::usage, path, ": is named twice; its documents would be there twice, in training and validation perhaps");
         inputs.push_back(Input::open(path, options.rules));
         if (options.rules.mask_prompts && !inputs.back().json_lines())
             fail(Exit::usage, inputs.back().name(), ": is text, and --mask-prompts reads JSON Lines",

@@ -18,8 +18,8 @@ if [ -n "${OUT:-}" ]; then
     [[ $results/ != "$OUT"/* ]] || refuse "$results is in $OUT, where its archive goes; name a folder outside"
 fi
 cd "$pack" || exit 2
-if [ -e package.tar.gz ] && [ "$(cksum package.tar.gz)" != "$(cat unpacked 2> /dev/null)" ]; then
-    tar xzf package.tar.gz && cksum package.tar.gz > unpacked || exit 2
+if [ -e package.tar.xz ] && [ "$(cksum package.tar.xz)" != "$(cat unpacked 2> /dev/null)" ]; then
+    { tar xf package.tar.xz 2> /dev/null || python3 -m tarfile -e package.tar.xz .; } && cksum package.tar.xz > unpacked || exit 2
 fi
 [ -x bin/run_tests ] || refuse "$pack has no bin/run_tests; dev/pack.sh makes such a folder"
 if [ -e before.tar.gz ] && [ ! -e "$results/steps.jsonl" ]; then tar xzf before.tar.gz -C "$results" || exit 2; fi

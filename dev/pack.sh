@@ -87,10 +87,14 @@ awk -v count=$prompts 'BEGIN {   # of 8, 16, ... bytes
     }
 }' > "$folder/prompts.jsonl"
 
-# One archive, a third as large: how much may be carried is limited.
+# One archive, a fifth as large: how much may be carried is limited.
 cd "$folder"
 [ -z "${HERE:-}" ] || exit 0
 mapfile -t packed < <(ls -A | grep -vxE 'gpu_day\.(sh|py)')
-tar czf package.tar.gz "${packed[@]}"
+python3 - "${packed[@]}" << 'END'
+import sys, tarfile
+with tarfile.open("package.tar.xz", "w:xz") as archive:
+    for name in sys.argv[1:]: archive.add(name)
+END
 rm -r "${packed[@]}"
 du -sh "$folder"

@@ -12,10 +12,17 @@ head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text
 causal=(./train_causal --device cpu --model qwen-tiny --train-data "$work/data/small_train_*.bin" --val-data "$work/data/small_val_*.bin"
         --seq-len 32 --batch-size 8 --steps 12 --val-every 6 --val-batches 4 --sample-every 0 --checkpoint-every 4 --keep-checkpoints 0
         --threads 1 --plot 0 --lr 3e-3)
+expect "a text that is named twice" 2 "is named twice" ./tokenize --out "$work/twice" "$work/text.txt" "$work/../${work##*/}/text.txt"
+expect "a text of which nothing is for validation" 0 "" ./tokenize --out "$work/none" --name small --val-tokens 0 "$work/text.txt"
+check "has shards for training alone" '[ -e "$work/none/small_train_000001.bin" ] && ! ls "$work/none" | grep -q _val_'
 losses() { grep -c '"loss":[0-9.]*,"grad_norm"' "$1/log.jsonl"; }
 steps() { (cd "$1" && echo step_*); }
 expect "a run" 0 "" "${causal[@]}" --out "$work/run"
 last="$work/run/step_00000012"
+
+expect "an evaluation of a run without validations" 0 "" "${causal[@]}" --evaluate --checkpoint "$last" --val-every 0
+check "validates" 'grep -q "^validation" "$work/stdout"'
+expect "one file for scores and log" 2 "the same file" "${causal[@]}" --evaluate --checkpoint "$last" --eval-out "$work/x" --eval-log "$work/x"
 
 # ---- the folder of another run
 cp -r "$work/run" "$work/reused"
@@ -32,6 +39,7 @@ for slash in "" /; do
 done
 expect "a run from the weights in its own folder" 2 "lies in --out" "${causal[@]}" --out "$work/run" --model "$last"
 expect "resuming with other data" 2 "is other data than" "${causal[@]}" --out "$work/run" --resume --steps 20 --train-data "$work/data/small_val_*.bin"
+expect "or with rows of another length" 2 "6144 tokens" "${causal[@]}" --out "$work/run" --resume --steps 20 --seq-len 64
 expect "or in another order" 2 "in order" "${causal[@]}" --out "$work/run" --resume --steps 20 --shuffle 0
 cp -r "$work/run" "$work/old" && rm -r "$work/old/step_00000004" "$work/old/step_00000008"
 sed -i '/"train_data"/d' "$work/old/step_00000012/trainer_state.json" && rm "$work/old/step_00000012/manifest.json"

@@ -142,10 +142,10 @@ void require_same_data(const Run<Device, X>& run, const Origin& origin) {
     if (state.step > run.data.steps)
         fail(Exit::usage, origin.resume_from->string(), ": has already done ", state.step, " steps, more than --steps ", run.data.steps);
     const int64_t rows = state.step * (run.data.tokens_per_step / run.o.seq_len);
-    if (state.data_rows != rows)
-        fail(Exit::usage, origin.resume_from->string(), ": has read ", state.data_rows, " rows of data in ", state.step,
-             " steps, but with these options it would have been ", rows,
-             "; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
+    if (state.data_rows != rows || state.tokens != state.step * run.data.tokens_per_step)
+        fail(Exit::usage, origin.resume_from->string(), ": has read ", state.data_rows, " rows of data, ", state.tokens, " tokens, in ",
+             state.step, " steps, but with these options it would have been ", rows, " rows, ", state.step * run.data.tokens_per_step,
+             " tokens; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
     if (!state.train_data.empty() && state.train_data != described_data(run))
         fail(Exit::usage, run.data.train->name(), ": is other data than ", origin.resume_from->string(),
              " has been trained on, or in another order (", described_data(run), ", not ", state.train_data,

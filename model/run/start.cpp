@@ -44,7 +44,7 @@ Data open_shards(const Options& o, const Config& config) {
     const std::string val = own_text ? bundled + "val_*.bin" : o.val_data;
     if (!o.evaluate)
         data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
-    if (!val.empty() && o.val_every) data.val = std::make_unique<TokenStream>(val, config.V);
+    if (!val.empty() && (o.evaluate ? o.val_batches : o.val_every)) data.val = std::make_unique<TokenStream>(val, config.V);
     return data;
 }
 

@@ -188,6 +188,7 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
     std::erase(o.eval_data, "");   // options.toml has "" if none was given
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
+    if (!o.eval_out.empty() && o.eval_out == o.eval_log) fail(Exit::usage, "--eval-out and --eval-log name the same file; give two");
     if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
     if (!o.evaluate && o.position_bins != Options{}.position_bins) fail(Exit::usage, "--position-bins is for --evaluate");
     require_plain_attention(variant, o);
