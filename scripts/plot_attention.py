@@ -17,7 +17,7 @@ import math
 import sys
 from pathlib import Path
 
-from plot_loss import load_matplotlib
+from plot_loss import load_matplotlib, save
 
 # key in the log: title, lowest and highest value of the colours (None: as the data has it)
 MAPS = {
@@ -110,7 +110,7 @@ def draw(looks, options):
             draw_map(pyplot, axes, looks, step, name, branch)
     if options.title:
         figure.suptitle(options.title)
-    figure.savefig(options.out, dpi=min(130, LARGEST_PICTURE / max(figure.get_size_inches())))
+    save(figure, options.out, min(130, LARGEST_PICTURE / max(figure.get_size_inches())))
 
 
 def main():
@@ -128,7 +128,9 @@ def main():
         sys.exit(f'{options.log}: {error.strerror}')
     steps = [step for step in looks if options.step is None or step <= options.step]
     if not steps:
-        print(f'{options.log}: no look at attention to plot; train with --monitor-every N', file=sys.stderr)
+        why = (f'up to step {options.step}; of {len(looks)} the first is of step {min(looks)}, the last of step {max(looks)}'
+               if looks else 'to plot; train with --monitor-every N')
+        print(f'{options.log}: no look at attention {why}', file=sys.stderr)
         sys.exit(1)
     if not options.all:
         steps = steps[-1:]

@@ -180,7 +180,16 @@ def draw(runs, options):
     axes.legend(handles=legend_handles, loc='upper right', frameon=True, framealpha=0.9, edgecolor='none')
     if options.title:
         axes.set_title(options.title)
-    figure.savefig(options.out, dpi=150)
+    save(figure, options.out, 150)
+
+
+def save(figure, path, dpi):
+    """Writes the picture; its name says the format."""
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in ['', *formats]:
+        print(f'{path}: no format {path.suffix}; there are: {", ".join(sorted(formats))}', file=sys.stderr)
+        sys.exit(2)
+    figure.savefig(path, dpi=dpi)
 
 
 def labels_of(paths, given):
