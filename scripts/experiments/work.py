@@ -51,7 +51,7 @@ class Work:
     # ---- planning in words
 
     def describe(self):
-        """Prints number of runs and hours per stage, and what is left out; returns (runs, hours) that are not done yet, nor counted
+        """Prints number of runs and hours per stage, or of --stage alone, and what is left out; returns (runs, hours) that are not done yet, nor counted
         by an experiment before. Refuses a plan with options that a trainer which is there does not take: now, not after hours."""
         total, o = [0, 0.0], self.session.options
         print(f'== {self.experiment.name}, scale {o.scale}: {self.experiment.title}')
@@ -59,7 +59,9 @@ class Work:
         for name, why in self.experiment.left_out(o.scale):
             print(f'   left out: {name} needs {why}')
         for stage in self.planner.stages():
-            runs = self.runs(stage)
+            if o.stage not in (None, stage):
+                continue
+            runs = self.asked(stage, self.runs(stage))
             shared = sum(run.key in self.session.planned for run in runs)
             todo = [run for run in runs if run.key not in self.session.ledger.finished and run.key not in self.session.planned]
             self.session.planned.update(run.key for run in todo)
@@ -82,6 +84,14 @@ class Work:
             total[1] += seconds / 3600
         return total
 
+    def asked(self, stage, runs):
+        """Those of a stage that this call is for: all, or the one of --run."""
+        number = self.session.options.run
+        if number is None: return runs
+        if not 0 <= number < len(runs):
+            raise Refused(f'--run {number}: stage {stage} has runs 0 to {len(runs) - 1}')
+        return [runs[number]]
+
     # ---- doing it
 
     def perform(self):
@@ -94,18 +104,15 @@ class Work:
                 self.require_finished('sweep')
             if stage == 'seconds':
                 self.require_finished('timing')
-            runs = s_runs = self.runs(stage)
+            runs = self.runs(stage)
             if any(run.origins for run in runs):
                 self.require_origins(runs)
-            if s.options.run is not None:
-                if not 0 <= s.options.run < len(runs):
-                    raise Refused(f'--run {s.options.run}: stage {stage} has runs 0 to {len(runs) - 1}')
-                s_runs = [runs[s.options.run]]
-            self.label(s_runs)
-            for again in self.lost_origins(s_runs):
+            runs = self.asked(stage, runs)
+            self.label(runs)
+            for again in self.lost_origins(runs):
                 if code := self.run_all(again, again=True):
                     return code
-            if code := self.run_all(s_runs):
+            if code := self.run_all(runs):
                 return code
             if stage == 'sweep' and s.options.run is None:
                 self.tell_rates()
