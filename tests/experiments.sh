@@ -48,6 +48,12 @@ for scale in reduced medium paper; do
 done
 check "experiments: and says where they come from" \
     'grep -q "0 runs measured, .* estimated (" "$work/stdout" && grep -q "^together: [0-9]* runs" "$work/stdout"'
+stage=("${run[@]}" e2_dsa --scale smoke --stage sweep --dry-run --out "$work/a")
+expect "experiments: a stage alone, planned" 0 "" "${stage[@]}"
+check "experiments: is the only one that counts" \
+    '[ "$(grep -cE "^   [a-z0-9]+: [0-9]+ runs, " "$work/stdout")" -eq 1 ] && grep -q "^   sweep: 18 runs" "$work/stdout" &&
+        grep -q "^together: 18 runs" "$work/stdout"'
+expect "experiments: a run that the stage does not have, planned" 2 "--run 1000: stage sweep has runs 0 to 17" "${stage[@]}" --run 1000
 check "experiments: planning leaves no ledger" \
     '[ ! -e $here/results/"$(uname -n)".jsonl ] || git ls-files --error-unmatch $here/results/"$(uname -n)".jsonl > /dev/null'
 expect "experiments: scripts for Slurm" 0 "" "${run[@]}" e2_dsa --scale paper --slurm --out "$work/a"
@@ -212,7 +218,47 @@ if $python -c 'import numpy, scipy' 2> /dev/null; then
             grep -qE "^dsa - causal: [+-][0-9.]+ \+- [0-9.]+ nats \(2 paired seeds, 95%\): .*Smallest difference" "$work/stdout"'
     printf 'Another text.\n' > "$work/other.txt"
     expect "experiments: of another text in the same folder" 2 "is of other texts" "${compare[@]}" dsa --text "$work/other.txt"
+    sed -i 's/quick/quack/' "$work/fox.txt"
+    expect "experiments: of a text that changed, not in size" 2 "or of these before they changed" \
+        "${compare[@]}" dsa --text "$work/fox.txt"
     expect "experiments: a comparison with a variant that is not there" 2 "there is no attention/flash.cuh" "${compare[@]}" flash
+    # None of these may train anything: the ledger stays as it is.
+    cp "$work/compare/ledger.jsonl" "$work/compared.jsonl"
+    for name in lr lr-times seed out threads device resume checkpoint train-data val-data config evaluate; do
+        expect "experiments: an arm's own --$name" 2 "--$name in the arm \"causal --$name=5\": compare.py decides that itself" \
+            "${compare[@]}" "causal --$name=5"
+        [ $name = lr ] || expect "experiments: --$name for all arms" 2 "--$name behind --: compare.py decides that itself" \
+            "${compare[@]}" dsa -- --$name 5
+    done
+    for name in val-every val-batches; do
+        expect "experiments: --$name 0" 2 "--$name 0 behind --: without validations" "${compare[@]}" dsa -- --$name 0
+        expect "experiments: an arm's own --$name 0" 2 "without validations" "${compare[@]}" "dsa --$name 0"
+    done
+    for rate in nan inf 0 -1; do
+        expect "experiments: --rates $rate" 2 "--rates are positive numbers" "${compare[@]}" dsa --rates=$rate
+        expect "experiments: --lr $rate for all arms" 2 "--lr $rate: is no number above 0" "${compare[@]}" dsa -- --lr $rate
+    done
+    expect "experiments: steps that are no number" 2 "--steps many: is no whole number" "${compare[@]}" dsa -- --steps many
+    expect "experiments: an arm without a variant" 2 "an arm is empty" "${compare[@]}" ''
+    expect "experiments: an arm with a quote that is not closed" 2 "No closing quotation" "${compare[@]}" "dsa --window '4"
+    expect "experiments: an arm twice, written in two ways" 2 '"causal  --window=32" is the same as "causal"' \
+        "${compare[@]}" 'causal  --window=32'
+    expect "experiments: an option of the second arm that its trainer does not have" 2 \
+        "compare, arm dsa --wnidow 4 at scale reduced: train_dsa cannot be run as planned" "${compare[@]}" 'dsa --wnidow 4' -- "${tiny[@]}"
+    check "experiments: what is refused trains nothing" 'cmp -s "$work/compared.jsonl" "$work/compare/ledger.jsonl"'
+fi
+
+# ---- pictures of attention
+if $python -c 'import matplotlib' 2> /dev/null; then
+    printf '{"event":"attention","step":%s,"entropy":[[1.5,0.5]]}\n' 10 20 > "$work/looks.jsonl"
+    picture=($python scripts/plot_attention.py "$work/looks.jsonl")
+    expect "experiments: a picture of attention" 0 "" "${picture[@]}" --out "$work/looks.png"
+    expect "experiments: in a format that does not exist" 2 "looks.xyz: no format .xyz; there are: " "${picture[@]}" --out "$work/looks.xyz"
+    expect "experiments: of a step before the first look" 1 \
+        "no look at attention up to step 0; of 2 the first is of step 10, the last of step 20" "${picture[@]}" --step 0 --out "$work/x.png"
+    printf '{"step":1,"loss":2.5}\n' > "$work/steps.jsonl"
+    expect "experiments: a loss curve in a format that does not exist" 2 "loss.xyz: no format .xyz" \
+        $python scripts/plot_loss.py "$work/steps.jsonl" --out "$work/loss.xyz"
 fi
 
 # ---- the report
