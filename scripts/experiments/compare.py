@@ -184,7 +184,8 @@ def main(arguments=None):
     if not all(0 < rate < math.inf for rate in options.rates): parser.error('--rates are positive numbers')
     require('scipy', 'numpy')   # before hours of runs, not after them
     plan, out = experiment(options.arms, options_of(shared), options.seeds, options.rates), Path(options.out).resolve()
-    if not options.no_build: runner.build(sorted({f'train_{table["variant"]}' for table in plan.arms.values()} | {'tokenize', BUNDLED}))
+    if not options.no_build:
+        runner.build(sorted({f'train_{table["variant"]}' for table in plan.arms.values()} | {'tokenize', BUNDLED}))
     for path in options.text or []:
         if not path.is_file(): raise Refused(f'{path}: is no file', EXIT_DATA)
     data = tokenized([path.resolve() for path in options.text], out) if options.text else options.data

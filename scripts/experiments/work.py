@@ -51,8 +51,9 @@ class Work:
     # ---- planning in words
 
     def describe(self):
-        """Prints number of runs and hours per stage, or of --stage alone, and what is left out; returns (runs, hours) that are not done yet, nor counted
-        by an experiment before. Refuses a plan with options that a trainer which is there does not take: now, not after hours."""
+        """Prints number of runs and hours per stage, or of --stage alone, and what is left out; returns (runs, hours) that are not done
+        yet, nor counted by an experiment before. Refuses a plan with options that a trainer which is there does not take: now, not
+        after hours."""
         total, o = [0, 0.0], self.session.options
         print(f'== {self.experiment.name}, scale {o.scale}: {self.experiment.title}')
         print(f'   arms: {", ".join(self.planner.arms)}; baseline {self.experiment.baseline}')
