@@ -222,7 +222,7 @@ if command -v mpirun > /dev/null; then
     $launch -np 2 ./train_causal $small --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --eval-out "$work/shared.jsonl" > /dev/null
     check "two ranks give every item the score of one" 'cmp "$work/alone.jsonl" "$work/shared.jsonl"'
 fi
-./train_causal $small --evaluate --checkpoint "$last" --batch-size 1 --val-every 0 --eval-data "$work/items.jsonl" --eval-out "$work/narrow.jsonl" > /dev/null
+./train_causal $small --evaluate --checkpoint "$last" --batch-size 1 --val-batches 0 --eval-data "$work/items.jsonl" --eval-out "$work/narrow.jsonl" > /dev/null
 likelihoods() { grep -o 'log_likelihoods.*' "$1" | grep -oE -- '-[0-9.]+'; }
 check "items that have no room in a batch get the same scores" 'paste <(likelihoods "$work/alone.jsonl") <(likelihoods "$work/narrow.jsonl") | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-10)) bad = 1; n++ } END { exit bad || n != 6 }"'
 expect "nothing to evaluate" 2 "--evaluate needs weights" ./train_causal $small --evaluate
@@ -234,7 +234,7 @@ expect "items of a checkpoint of another variant" 7 "asga" ./train_asga $small -
 cp -r "$last" "$work/huge"   # its last number, a weight of the final norm, is the greatest that float32 has
 rm "$work/huge/manifest.json"   # which would notice
 printf '\377\377\177\177' | dd of="$work/huge/model.safetensors" bs=1 seek=$(($(stat -c %s "$work/huge/model.safetensors") - 4)) conv=notrunc 2> /dev/null
-expect "scores that are not finite" 5 "item 0 scores" ./train_causal $small --evaluate --model "$work/huge" --val-every 0 --eval-data "$work/items.jsonl" --eval-out "$work/none.jsonl"
+expect "scores that are not finite" 5 "item 0 scores" ./train_causal $small --evaluate --model "$work/huge" --val-batches 0 --eval-data "$work/items.jsonl" --eval-out "$work/none.jsonl"
 check "are not left as a file of scores" '[ ! -e "$work/none.jsonl" ] && [ ! -e "$work/none.jsonl.tmp" ]'
 expect "a validation loss that is not finite" 5 "validation loss" ./train_causal $small --evaluate --model "$work/huge"
 

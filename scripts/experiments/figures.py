@@ -68,9 +68,9 @@ def style(n):
 
 def legend_below(figure, ax):
     """Of more arms than there is room for beside the lines; the figure grows by it."""
-    handles, names = ax.get_legend_handles_labels()
-    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(names) / 5))
-    figure.legend(handles, names, loc='outside lower center', ncols=5, fontsize=7)
+    rows = math.ceil(len(ax.get_legend_handles_labels()[1]) / 5)
+    figure.set_figheight(figure.get_figheight() + 0.2 * rows)
+    ax.legend(loc='upper center', bbox_to_anchor=(0.5, -0.16), ncols=5, fontsize=7)   # loc='outside ...' needs matplotlib 3.7
 
 
 def forest(said):
