@@ -24,7 +24,11 @@ struct IndexPiece {
     }
     constexpr int b(int n) const { return (first + n) / tiles_of(T); }
     constexpr int tile(int n) const { return (first + n) % tiles_of(T); }
-    constexpr int rows(int n) const { return std::min(TILE, T - tile(n) * TILE); }
+    /// Not std::min(), which takes TILE's address: that is one of the host, and nvcc then makes a trap of the whole kernel.
+    constexpr int rows(int n) const {
+        const int left = T - tile(n) * TILE;
+        return left < TILE ? left : TILE;
+    }
     constexpr W* row(int n, int r) const { return pairs + (size_t(n) * TILE + r) * padded(T); }
 
     /// Calls use(piece) for every piece of `at_once` tiles, in the order of the tiles.

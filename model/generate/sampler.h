@@ -21,24 +21,43 @@ inline double uniform(uint64_t seed, uint64_t index) {
     return double((z ^ (z >> 31)) >> 11) / double(1ull << 53);
 }
 
-/// A token sampled from softmax(logits (vocabulary) / temperature) after top-k and top-p; `index` counts the samples.
+/// A token sampled from softmax(logits (vocabulary) / temperature) after top-k and top-p, of which ties keep the tokens that come first;
+/// `index` counts the samples. Only what top-p asks for is put in order: a sort of 50,000 logits takes longer than a GPU's pass.
 template <class X>
 int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint64_t index) {
-    std::vector<int32_t> order(vocabulary);
-    std::iota(order.begin(), order.end(), 0);
-    auto likelier = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
-    if (how.temperature <= 0) return *std::min_element(order.begin(), order.end(), likelier);
-    std::sort(order.begin(), order.end(), likelier);
-    if (how.top_k > 0 && how.top_k < vocabulary) order.resize(how.top_k);
-    std::vector<double> weight(order.size());
-    for (size_t n = 0; n < order.size(); n++)
-        weight[n] = std::exp((double(logits[order[n]]) - double(logits[order[0]])) / how.temperature);
-    const double total = std::accumulate(weight.begin(), weight.end(), 0.0);
-    size_t kept = 0;
-    double mass = 0;
-    while (kept < weight.size() && (kept == 0 || mass < how.top_p * total)) mass += weight[kept++];
+    const int32_t likeliest = int32_t(std::max_element(logits, logits + vocabulary) - logits);
+    if (how.temperature <= 0) return likeliest;
+    std::vector<int32_t> kept(vocabulary);
+    std::iota(kept.begin(), kept.end(), 0);
+    const auto likelier = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+    size_t in_order = 0;   // tokens at the front of `kept` that are the likeliest, in order
+    const auto put_in_order = [&](size_t count) {
+        std::partial_sort(kept.begin() + ptrdiff_t(in_order), kept.begin() + ptrdiff_t(count), kept.end(), likelier);
+        in_order = count;
+    };
+    if (how.top_k > 0 && how.top_k < vocabulary) {
+        put_in_order(size_t(how.top_k));
+        kept.resize(size_t(how.top_k));
+    }
+    std::vector<double> weight(kept.size());
+    const auto weigh = [&](size_t from) {
+        for (size_t n = from; n < kept.size(); n++)
+            weight[n] = std::exp((double(logits[kept[n]]) - double(logits[likeliest])) / how.temperature);
+    };
+    weigh(0);
+    double mass = std::accumulate(weight.begin(), weight.end(), 0.0);
+    if (how.top_p < 1) {
+        const double enough = how.top_p * mass;
+        size_t count = 0;
+        for (mass = 0; count < kept.size() && (count == 0 || mass < enough); mass += weight[count++])
+            if (count == in_order) {
+                put_in_order(std::min(kept.size(), std::max<size_t>(64, 4 * count)));
+                weigh(count);
+            }
+        kept.resize(count);
+    }
     double left = uniform(how.seed, index) * mass;
-    for (size_t n = 0; n < kept; n++)
-        if ((left -= weight[n]) < 0) return order[n];
-    return order[kept - 1];
+    for (size_t n = 0; n < kept.size(); n++)
+        if ((left -= weight[n]) < 0) return kept[n];
+    return kept.back();
 }

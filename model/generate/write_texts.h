@@ -40,9 +40,12 @@ WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
     std::vector<int> free, places;   // places without a text, and those of the texts that go on
     for (int place = decoder.places() - 1; place >= 0; place--) free.push_back(place);
 
-    const auto add_token = [&](int place, const auto* logits, double& seconds) {
+    const auto sampled = [&](int place, const auto* logits) {
+        return sample_token(logits, decoder.vocabulary(), texts[place].sampling, texts[place].written());
+    };
+    const auto add_token = [&](int place, int32_t token, double& seconds) {
         Text& text = texts[place];
-        text.ids.push_back(sample_token(logits, decoder.vocabulary(), text.sampling, text.written()));
+        text.ids.push_back(token);
         times.tokens++;
         seconds += clock.lap();
         const bool goes_on = wrote(text);
@@ -57,16 +60,19 @@ WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
             if (!(more = begin(texts[place]))) break;
             clock.lap();
             times.texts++, times.prompt_tokens += texts[place].prompt;
-            if (add_token(place, decoder.begin(place, texts[place].ids), times.reading)) free.pop_back(), places.push_back(place);
+            if (add_token(place, sampled(place, decoder.begin(place, texts[place].ids)), times.reading)) free.pop_back(), places.push_back(place);
         }
         if (places.empty()) return times;
         std::vector<PlacedText> rows;
         for (int place : places) rows.push_back({place, &texts[place].ids});
         clock.lap();
         const auto* logits = decoder.next(rows);
+        std::vector<int32_t> tokens(places.size());
+#pragma omp parallel for
+        for (size_t r = 0; r < places.size(); r++) tokens[r] = sampled(places[r], logits + r * decoder.vocabulary());
         std::vector<int> going_on;
         for (size_t r = 0; r < places.size(); r++)
-            (add_token(places[r], logits + r * decoder.vocabulary(), times.writing) ? going_on : free).push_back(places[r]);
+            (add_token(places[r], tokens[r], times.writing) ? going_on : free).push_back(places[r]);
         places = going_on;
     }
 }

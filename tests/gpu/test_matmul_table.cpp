@@ -86,6 +86,7 @@ TEST_CASE("matmul table: an algorithm that the library refuses is left to it, an
     too_much_workspace[3] = 2;
     for (const MatmulAlgorithm& bad : {no_such_tile, no_such_id, too_much_workspace}) {
         const WithTable with_it({{describe(PRODUCT), {bad, 1, 1}}});
+        INFO("algorithm " << bad[0] << ", tile " << bad[1] << ", split " << bad[2] << ", reduction " << bad[3]);
         CHECK(bit_difference(compute(), as_proposed) == "");
         CHECK(Matmuls::of_process().origins().refused == std::vector<std::string>{describe(PRODUCT)});
         CHECK(Matmuls::of_process().origins().tuned.empty());
