@@ -304,8 +304,12 @@ PTX := $(GPU_TESTS:%.o=build/ptx/%.ptx) $(addprefix build/ptx/,tests/gpu/collect
          dev/bench_patterns_gpu.ptx dev/ladder/ladder.ptx dev/tune_matmul.ptx)
 TO_PTX = $(call SAY,nvcc   ) && $(NVCC) -x cu -ptx $(CPPFLAGS) $(NVCC_FLAGS) -arch=compute_80 $(CUDAFLAGS) -diag-suppress=20050 \
          -Xcompiler=-fopenmp,-Wno-psabi -MMD -MP -MT $@ -MF $(NEW).d -o $(NEW) $< && mv -f $(NEW).d $(@:.ptx=.d) && mv -f $(NEW) $@
+# A function that nvcc cannot make for the GPU, for want of a host constant's address, say, becomes a trap without a word.
+TRAPS := awk '/\.(entry|func)/ { inside = $$NF } /trap;/ && last !~ /begin inline asm/ { n++; print FILENAME ": nvcc made a trap in " inside } \
+              { last = $$0 } END { exit n > 0 }'
 .PHONY: ptx
 ptx: $(if $(WITH_CUDA),$(PTX))
+	@$(if $^,$(TRAPS) $^)
 build/ptx/%.ptx: %.cpp build/gpu/flags
 	$(TO_PTX)
 build/ptx/%.ptx: %.cu build/gpu/flags

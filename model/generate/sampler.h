@@ -30,28 +30,29 @@ int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint6
     std::vector<int32_t> kept(vocabulary);
     std::iota(kept.begin(), kept.end(), 0);
     const auto likelier = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
-    size_t in_order = 0;   // tokens at the front of `kept` that are the likeliest, in order
-    const auto put_in_order = [&](size_t count) {
-        std::partial_sort(kept.begin() + ptrdiff_t(in_order), kept.begin() + ptrdiff_t(count), kept.end(), likelier);
+    int in_order = 0;   // tokens at the front of `kept` that are the likeliest, in order
+    const auto put_in_order = [&](int count) {
+        std::nth_element(kept.begin() + in_order, kept.begin() + count - 1, kept.end(), likelier);
+        std::sort(kept.begin() + in_order, kept.begin() + count, likelier);
         in_order = count;
     };
     if (how.top_k > 0 && how.top_k < vocabulary) {
-        put_in_order(size_t(how.top_k));
-        kept.resize(size_t(how.top_k));
+        put_in_order(how.top_k);
+        kept.resize(how.top_k);
     }
     std::vector<double> weight(kept.size());
-    const auto weigh = [&](size_t from) {
-        for (size_t n = from; n < kept.size(); n++)
+    const auto weigh = [&](int from) {
+        for (int n = from; n < int(kept.size()); n++)
             weight[n] = std::exp((double(logits[kept[n]]) - double(logits[likeliest])) / how.temperature);
     };
     weigh(0);
     double mass = std::accumulate(weight.begin(), weight.end(), 0.0);
     if (how.top_p < 1) {
         const double enough = how.top_p * mass;
-        size_t count = 0;
-        for (mass = 0; count < kept.size() && (count == 0 || mass < enough); mass += weight[count++])
+        int count = 0;
+        for (mass = 0; count < int(kept.size()) && (count == 0 || mass < enough); mass += weight[count++])
             if (count == in_order) {
-                put_in_order(std::min(kept.size(), std::max<size_t>(64, 4 * count)));
+                put_in_order(std::min(int(kept.size()), std::max(64, 4 * count)));
                 weigh(count);
             }
         kept.resize(count);
