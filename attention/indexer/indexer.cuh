@@ -5,7 +5,6 @@
 // which are those of heads of that size.
 #pragma once
 #include <cmath>
-#include <numeric>
 
 #include "attention/kernel/arguments.h"
 #include "attention/scores/each_element.cuh"
@@ -16,7 +15,15 @@
 
 struct IndexShape {
     int B, T, heads, D, HS;
-    constexpr int rotated() const { return std::gcd(D / 2, HS); }
+    /// The greatest common divisor of D / 2 and HS, by Euclid: in device code nvcc makes 0 of std::gcd() of GCC 12's library.
+    constexpr int rotated() const {
+        int a = D / 2, b = HS;
+        while (b) {
+            const int rest = a % b;
+            a = b, b = rest;
+        }
+        return a;
+    }
     constexpr size_t tokens() const { return size_t(B) * T; }
     constexpr size_t row() const { return size_t(heads + 1) * D; }   // of a token: its queries, then its key
 };

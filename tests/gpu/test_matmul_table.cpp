@@ -80,13 +80,11 @@ TEST_CASE("matmul table: an algorithm that the library refuses is left to it, an
     const WithTable none({});
     const std::vector<double> as_proposed = compute();
     const MatmulAlgorithm good = attributes_of(proposals().front().found.algo);
-    MatmulAlgorithm no_such_tile = good, no_such_id = good, too_much_workspace = good;
+    MatmulAlgorithm no_such_tile = good, no_such_id = good;
     no_such_tile[1] = 60000, no_such_id[0] = 60000;
-    too_much_workspace[2] = 2 + uint32_t(Matmuls::of_process().workspace().bytes / (sizeof(float) * M * N));
-    too_much_workspace[3] = 2;
-    for (const MatmulAlgorithm& bad : {no_such_tile, no_such_id, too_much_workspace}) {
+    for (const MatmulAlgorithm& bad : {no_such_tile, no_such_id}) {
         const WithTable with_it({{describe(PRODUCT), {bad, 1, 1}}});
-        INFO("algorithm " << bad[0] << ", tile " << bad[1] << ", split " << bad[2] << ", reduction " << bad[3]);
+        INFO("algorithm " << bad[0] << ", tile " << bad[1]);
         CHECK(bit_difference(compute(), as_proposed) == "");
         CHECK(Matmuls::of_process().origins().refused == std::vector<std::string>{describe(PRODUCT)});
         CHECK(Matmuls::of_process().origins().tuned.empty());
