@@ -92,11 +92,35 @@ def paired(results):
     for log in sorted((results / "runs").glob("paired_*/log.jsonl")):
         records = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
         validations = [r for r in records if r.get("val_loss") is not None]   # null: not finite, or not validated yet
-        rates = sorted(r["tok_s"] for r in records if r.get("tok_s") is not None)
+        rate = middle([r["tok_s"] for r in records if r.get("tok_s") is not None])
         if validations:
             found[log.parent.name.removeprefix("paired_")] = {
                 "step": validations[-1]["step"], "val_loss": validations[-1]["val_loss"],
-                "tokens_per_second": rates[len(rates) // 2] if rates else None}
+                "tokens_per_second": rate}
+    return found
+
+
+def middle(numbers):
+    return sorted(numbers)[len(numbers) // 2] if numbers else None
+
+
+def whole_steps(results):
+    """Tokens per second of training, the median of a run's steps, by variant."""
+    found = {}
+    for log in sorted((results / "runs").glob("speed_*/log.jsonl")):
+        records = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+        rate = middle([r["tok_s"] for r in records if r.get("tok_s") is not None])
+        if rate: found[log.parent.name.removeprefix("speed_")] = rate
+    return found
+
+
+def writing(results):
+    """Tokens per second behind the prompts' first ones, by variant and number of texts side by side."""
+    found = {}
+    for path in sorted(results.glob("write_*_*.txt")):
+        variant, batch = path.stem.removeprefix("write_").rsplit("_", 1)
+        rate = re.search(r"more in [\d.]+ s, ([\d.]+) tokens/s", path.read_text())
+        if rate: found.setdefault(variant, {})[batch] = float(rate[1])
     return found
 
 
@@ -169,7 +193,8 @@ def main():
     results, pack = map(pathlib.Path, sys.argv[1:])
     steps = [json.loads(line) for line in (results / "steps.jsonl").read_text().splitlines() if line.endswith("}")]
     found = {"machine": machine(results, pack), "steps": steps, "curves": curves(results, pack), "memory": memory(results),
-             "paired": paired(results), "speeds": speeds(results), "tables": tables(results)}
+             "paired": paired(results), "speeds": speeds(results), "whole_steps": whole_steps(results), "writing": writing(results),
+             "tables": tables(results)}
     found["verdicts"] = verdicts(steps, results, found)
     (results / "gpu_day.json").write_text(json.dumps(found, indent=1) + "\n")
     (results / "gpu_day.md").write_text(markdown(found))

@@ -14,10 +14,11 @@ tests=build/gpu/run_tests trainers=. generators=build quick=""
 tools="build/dev/bench_constants build/dev/tune_matmul build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"
 size="--model qwen-2m --batch-size 2 --seq-len 160"   # of the runs that the GPU repeats
 writes="causal asga" writer="--model qwen-134m" prompts=64   # what writes text there, and behind how many prompts
+whole="$writer --batch-size 32 --seq-len 1024"   # of steps that are timed, for each variant
 if [ -n "${EMULATED:-}" ]; then
     tests=build/emulated/run_tests trainers=build/emulated generators=build/emulated quick="--quick"
-    writes=causal writer="--model qwen-tiny" prompts=3
     tools="build/emulated/dev/bench_constants build/emulated/dev/tune_matmul" size="--model qwen-tiny --batch-size 1 --seq-len 70"
+    writes=causal writer="--model qwen-tiny" prompts=3 whole=$size
 fi
 mkdir -p "$folder"
 rm -rf "${folder:?}"/*
@@ -79,6 +80,7 @@ done
 echo "$size" > "$folder/size"
 echo "$quick" > "$folder/quick"   # where times mean nothing anyway
 echo "$writer" > "$folder/writer"
+echo "$whole" > "$folder/whole"
 awk -v count=$prompts 'BEGIN {   # of 8, 16, ... bytes
     for (n = 1; n <= count; n++) {
         printf "{\"prompt_ids\": [65"
@@ -87,13 +89,14 @@ awk -v count=$prompts 'BEGIN {   # of 8, 16, ... bytes
     }
 }' > "$folder/prompts.jsonl"
 
-# One archive, a fifth as large: how much may be carried is limited.
+# One archive, a tenth as large: how much may be carried is limited. The dictionary holds all programs, which have much in common.
 cd "$folder"
 [ -z "${HERE:-}" ] || exit 0
 mapfile -t packed < <(ls -A | grep -vxE 'gpu_day\.(sh|py)')
 python3 - "${packed[@]}" << 'END'
-import sys, tarfile
-with tarfile.open("package.tar.xz", "w:xz") as archive:
+import lzma, sys, tarfile
+filters = [{"id": lzma.FILTER_LZMA2, "preset": 4, "dict_size": 2 ** 29}]
+with lzma.open("package.tar.xz", "wb", filters=filters) as file, tarfile.open(fileobj=file, mode="w|") as archive:
     for name in sys.argv[1:]: archive.add(name)
 END
 rm -r "${packed[@]}"

@@ -62,6 +62,9 @@ check "gpu day: and names no speed that was not measured" 'summary "d[\"tables\"
 ONLY=checkpoint_causal gpu_day
 ONLY=write_causal_8 gpu_day
 check "gpu day: writes text from a checkpoint" '[ "$(status_of checkpoint_causal)" = 0 ] && [ "$(status_of write_causal_8)" = 0 ] && grep -q "write_causal_8 .*kept of the text" "$work/said"'
+ONLY=speed_ gpu_day
+check "gpu day: times whole steps of every variant, and what is written" \
+    'summary "d[\"whole_steps\"].keys() == {\"asga\", \"causal\"} and d[\"writing\"][\"causal\"][\"8\"] > 0"'
 ONLY=constants gpu_day
 check "gpu day: measures what predictions stand on" '[ "$(status_of constants)" = 0 ] && summary "len(d[\"tables\"][\"constants\"]) == 13"'
 

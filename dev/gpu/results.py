@@ -69,6 +69,27 @@ def speeds_table(runs):
     return "".join("| " + " | ".join(row) + " |\n" for row in [head, ["---"] * len(head)] + rows)
 
 
+def whole_steps_table(run):
+    """Every variant that a run has trained, the fastest first."""
+    rates = run.get("whole_steps", {})
+    if not rates: return []
+    causal = rates.get("causal")
+    rows = [f"| {variant} | {rate:,.0f} | {number(causal and rate / causal, '.2f')} |"
+            for variant, rate in sorted(rates.items(), key=lambda item: -item[1])]
+    return ["### Whole steps", "", "A model of 124M parameters, B 32, T 1024, bf16, its mechanism's defaults: medians of 12 steps.", "",
+            "| variant | tokens/s | of causal's |", "| --- | --- | --- |", *rows, ""]
+
+
+def writing_table(run):
+    rates = run.get("writing", {})
+    batches = sorted({batch for rate in rates.values() for batch in rate}, key=int)
+    if not batches: return []
+    rows = [f"| {variant} | " + " | ".join(number(rate.get(batch), ",.0f") for batch in batches) + " |" for variant, rate in rates.items()]
+    return ["### Writing", "", "Tokens per second of `generate`, a model of 124M parameters that has learnt nothing, behind 64 prompts of 8 to",
+            "512 tokens.", "", "| variant | " + " | ".join(f"{batch} side by side" for batch in batches) + " |",
+            "| --- |" + " --- |" * len(batches), *rows, ""]
+
+
 def results_page(runs):
     lines = ["# What GPUs have measured", "",
              "Written by dev/gpu/results.py from the files beside it, one per run of dev/gpu_day.sh: GPU, date, commit. Steps are of the",
@@ -80,6 +101,7 @@ def results_page(runs):
                   + ", ".join([":"] * (passed < len(run["verdicts"])) + [name for name, good in run["verdicts"] if not good]) + ".", ""]
         lines += [f"- {name}: {curve['is']}" + (f" (at most {curve['most']:g})" if "most" in curve else "")
                   for name, curve in run["curves"].items()] + [""]
+        lines += whole_steps_table(run) + writing_table(run)
         for step, table in run["tables"].items(): lines += [f"### {step}", ""] + table + [""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
