@@ -89,13 +89,14 @@ awk -v count=$prompts 'BEGIN {   # of 8, 16, ... bytes
     }
 }' > "$folder/prompts.jsonl"
 
-# One archive, a tenth as large: how much may be carried is limited. The dictionary holds all programs, which have much in common.
+# One archive, a tenth as large: how much may be carried is limited. The dictionary (3 GB of memory here, 256 MB there) reaches from one
+# program to the next, which have much in common.
 cd "$folder"
 [ -z "${HERE:-}" ] || exit 0
 mapfile -t packed < <(ls -A | grep -vxE 'gpu_day\.(sh|py)')
 python3 - "${packed[@]}" << 'END'
 import lzma, sys, tarfile
-filters = [{"id": lzma.FILTER_LZMA2, "preset": 4, "dict_size": 2 ** 29}]
+filters = [{"id": lzma.FILTER_LZMA2, "preset": 4, "dict_size": 2 ** 28}]
 with lzma.open("package.tar.xz", "wb", filters=filters) as file, tarfile.open(fileobj=file, mode="w|") as archive:
     for name in sys.argv[1:]: archive.add(name)
 END
