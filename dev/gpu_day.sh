@@ -127,10 +127,15 @@ memcheck() {
         --out "$results/runs/memcheck_$1"
 }
 # profile HS LAUNCH: attention forward and backward, as ncu sees them, at head size HS: the measured launch of forward, number LAUNCH
-# of these kernels in bench_gpu (three before each are warm-ups), and the one after it, backward's first. Clocks as they are.
+# of these kernels in bench_gpu (three before each are warm-ups), and the one after it, backward's first. Clocks as they are. Then all that
+# was measured, what warps wait for among it, and the same for each instruction.
 profile() {
+    local report=$results/profile_$1
     says=attention_backward_kernel step "profile_$1" 60 ncu --set full --clock-control none --launch-skip "$2" --launch-count 2 \
-        --kernel-name 'regex:attention_(forward|backward)_kernel' bin/bench_gpu --parts attention --repeats 1
+        --kernel-name 'regex:attention_(forward|backward)_kernel' --page details --force-overwrite --export "$report" \
+        bin/bench_gpu --parts attention --repeats 1
+    step "profile_$1_raw" 30 ncu --import "$report.ncu-rep" --page raw
+    step "profile_$1_instructions" 30 ncu --import "$report.ncu-rep" --page source --csv
 }
 
 step machine 20 bash -c 'cat COMMIT; nproc; free -g; ldd bin/*; nvidia-smi'
