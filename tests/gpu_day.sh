@@ -136,7 +136,7 @@ for peak in 1100000000 1200000000; do   # 2.4 and 11.8% more
     python3 dev/gpu_day.py "$results" "$pack" > "$work/said-$peak"
 done
 check "gpu day: memory is held against the prediction" \
-    'grep -q "^21 passed, 0 failed" "$work/said-1100000000" && grep -q "^20 passed, 1 failed" "$work/said-1200000000"'
+    'grep -q "^23 passed, 0 failed" "$work/said-1100000000" && grep -q "^22 passed, 1 failed" "$work/said-1200000000"'
 check "gpu day: a paired run has a loss and a speed" 'grep -q "^| causal | 2 | 1.2500 | 300 |" "$results/gpu_day.md"'
 export ROOT=$work/tree
 expect "gpu results: a run that found no GPU is not kept" 1 "names no GPU" dev/gpu/results.py "$results"
