@@ -90,7 +90,7 @@ def paired(results):
     """The last validation loss, tokens per second and seconds of each paired run."""
     found = {}
     for log in sorted((results / "runs").glob("paired_*/log.jsonl")):
-        records = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+        records = records_of(log)
         validations = [r for r in records if r.get("val_loss") is not None]   # null: not finite, or not validated yet
         rate = middle([r["tok_s"] for r in records if r.get("tok_s") is not None])
         if validations:
@@ -98,6 +98,11 @@ def paired(results):
                 "step": validations[-1]["step"], "val_loss": validations[-1]["val_loss"],
                 "tokens_per_second": rate}
     return found
+
+
+def records_of(log):
+    """A run's records from its log.jsonl, without a last one that was cut short."""
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
 
 
 def middle(numbers):
@@ -108,8 +113,7 @@ def whole_steps(results):
     """Tokens per second of training, the median of a run's steps, by variant."""
     found = {}
     for log in sorted((results / "runs").glob("speed_*/log.jsonl")):
-        records = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-        rate = middle([r["tok_s"] for r in records if r.get("tok_s") is not None])
+        rate = middle([r["tok_s"] for r in records_of(log) if r.get("tok_s") is not None])
         if rate: found[log.parent.name.removeprefix("speed_")] = rate
     return found
 
