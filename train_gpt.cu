@@ -95,8 +95,8 @@ void step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double ta
 template <class Device, class X>
 void require_finite(Run<Device, X>& run, const StepTotals& totals, double loss, double norm, int64_t step) {
     if (totals.finite()) return;
-    const bool losses = std::isfinite(loss) && std::isfinite(totals.auxiliary);
-    std::string where = std::isfinite(loss) ? "the auxiliary loss" : "the loss";
+    const bool losses = std::isfinite(totals.loss) && std::isfinite(totals.auxiliary);
+    std::string where = std::isfinite(totals.loss) ? "the auxiliary loss" : "the loss";
     for (const Tensor& t : run.gpt.net.tensors) {
         if (!losses) break;
         if (t.role == Role::frozen || !run.ranks.any(!gpt_gradient_is_finite(run.device, run.gpt, t.slot))) continue;
@@ -114,20 +114,20 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     Device device = run.device;
     const Options& o = run.o;
     Ranks& ranks = run.ranks;
-    const double targets = double(std::max<int64_t>(1, loader.targets_of_step(step - 1)));   // a mask may hide all
-    step_gradients(run, loader, step, targets);
+    const int64_t targets = loader.targets_of_step(step - 1);   // a mask may hide all: then there is no loss, and no gradient
+    step_gradients(run, loader, step, double(std::max<int64_t>(1, targets)));
     AdamW adamw = o.adamw;
     adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
     gpt_update(device, run.gpt, adamw, step);
     if (run.gpt.sharded()) run.collectives->all_gather(device, run.gpt.weights, run.gpt.shards);
     ranks.at("waiting for the device", step);
     const StepTotals totals = read_totals(device, run.gpt);
-    const double loss = totals.loss / targets, norm = std::sqrt(totals.squares);
+    const double loss = targets ? totals.loss / double(targets) : NAN, norm = std::sqrt(totals.squares);
     require_finite(run, totals, loss, norm, step);
 
     const int64_t tokens = step * run.data.tokens_per_step;
     run.state = {step, tokens, o.seed, tokens / o.seq_len, run.state.train_data, o.resolved, loss, run.validation.loss};
-    report_step(run, norm, adamw.lr, totals.auxiliary / double(run.data.tokens_per_step));
+    report_step(run, norm, adamw.lr, totals.auxiliary / double(run.data.tokens_per_step), targets);
     if (step == run.first_step) report_matmuls(run);
     const bool last = step == run.data.steps;
     if (run.data.val && run.due(o.val_every, last)) validate_and_report(run);

@@ -100,7 +100,7 @@ for split in ("train", "val"):
     with open(glob.glob(f"{sys.argv[1]}/small_{split}_*.bin")[0], "rb") as file:
         shard = file.read()
     count = struct.unpack_from("<3i", shard)[2]
-    for name, mask in (("whole", b"\1" * count), ("masked", bytes(i * i % 7 == 1 for i in range(count)))):
+    for name, mask in (("whole", b"\1" * count), ("hidden", bytes(count)), ("masked", bytes(i * i % 7 == 1 for i in range(count)))):
         with open(f"{sys.argv[1]}/{name}_{split}_000000.bin", "wb") as file:
             file.write(shard[:4] + struct.pack("<i", 2) + shard[8:] + mask)
 END
@@ -110,6 +110,8 @@ check "a loss mask that hides nothing changes no bit" '[ -n "$(hash_of "$work/wh
 train causal "$work/masked" $(masks masked)
 train causal "$work/masked4" $(masks masked) --batch-size 2 --total-batch-tokens 256
 check "one that hides targets changes the curve" '! below $(curve_difference "$work/masked" "$work/causal") 1e-3'
+train causal "$work/hidden" --train-data "$work/data/hidden_train_*.bin" --steps 2
+check "one that hides all has no loss" 'grep -q "\"loss\":null,\"grad_norm\":0.0,.*\"targets\":0}" "$work/hidden/log.jsonl"'
 check "and micro-steps share it within 1e-5" 'below $(curve_difference "$work/masked" "$work/masked4") 1e-5'
 
 # ---- interruption and resuming

@@ -56,10 +56,15 @@ check "experiments: is the only one that counts" \
 expect "experiments: a run that the stage does not have, planned" 2 "--run 1000: stage sweep has runs 0 to 17" "${stage[@]}" --run 1000
 check "experiments: planning leaves no ledger" \
     '[ ! -e $here/results/"$(uname -n)".jsonl ] || git ls-files --error-unmatch $here/results/"$(uname -n)".jsonl > /dev/null'
+expect "experiments: a plan on a full disk" 3 "standard output: No space left" bash -c '"$@" > /dev/full' - "${stage[@]}"
+expect "experiments: a plan of which one line is read" 0 "" bash -c '{ "$@" || [ $? -eq 1 ]; } | head -1' - "${stage[@]}"
+check "experiments: says nothing else" '[ ! -s "$work/stderr" ]'
 expect "experiments: scripts for Slurm" 0 "" "${run[@]}" e2_dsa --scale paper --slurm --out "$work/a"
 check "experiments: an array element for every run" \
     'grep -q "^#SBATCH --array=0-29$" "$work/a/slurm/e2_dsa_paper_seeds.sbatch" &&
         bash -n "$work/a/slurm/e2_dsa_paper_seeds.sbatch"'
+expect "experiments: of one stage" 0 "" "${run[@]}" e2_dsa --scale paper --slurm --stage sweep --out "$work/one"
+check "alone" '[ "$(ls "$work/one/slurm")" = e2_dsa_paper_sweep.sbatch ]'
 expect "experiments: a stage before the one that it stands on" 2 "6 runs that are not finished" \
     "${run[@]}" e2_dsa --scale smoke --arms dsa --out "$work/a" --stage seeds --run 0
 

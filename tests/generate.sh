@@ -63,6 +63,7 @@ echo '{"prompt": "We"}' > "$work/one.jsonl"
 ./generate --threads 1 --checkpoint "$last" --tokens 3 --prompts "$work/one.jsonl" --out "$work/closed.jsonl" 2>&-
 check "where standard error is closed, texts are in their file alone" '[ "$(wc -l < "$work/closed.jsonl")" -eq 1 ] && grep -q "^{.*}$" "$work/closed.jsonl"'
 rm "$work/measured.jsonl"
+expect "a plan on a full disk" 3 "cannot be written" bash -c "$greedy --dry-run > /dev/full"
 expect "a plan" 0 "" $greedy --dry-run --log "$work/measured.jsonl"
 check "measures nothing" '[ ! -e "$work/measured.jsonl" ]'
 expect "a log that cannot be written, told before writing" 7 "cannot be written" $greedy --log "$work/nowhere/measured.jsonl"
@@ -89,10 +90,22 @@ expect "a log over the texts" 2 "--log $work/new.jsonl is the file of --out" $ma
 expect "a log over the prompts" 2 "is the file of --prompts" $many --prompts "$work/prompts.jsonl" --log "$work/prompts.jsonl"
 expect "a file of texts without a name" 2 "--out: is empty" $many --prompts "$work/prompts.jsonl" --out ""
 expect "a file of prompts without a name" 2 "--prompts: is empty" $many --prompts ""
-expect "no ids" 2 "--prompt-ids: is empty" $many --prompt-ids "" --print-ids
+for ids in "" "1,,2" "1,2," "1 2" "a"; do
+    expect "ids that are none: '$ids'" 2 "--prompt-ids $ids: is not a list of ids" $many --prompt-ids "$ids" --print-ids
+done
+cp "$last/config.json" "$work/config.before"
+expect "texts over a checkpoint" 2 "lies among the files of" $many --prompts "$work/prompts.jsonl" --out "$last/config.json"
+expect "a log over its run's" 2 "lies among the files of" $many --prompt-ids 65 --log "$last/../log.jsonl"
+check "which stay" 'cmp -s "$last/config.json" "$work/config.before" && grep -q "\"event\":\"done\"" "$last/../log.jsonl"'
 cp -r "$last" "$work/cut" && truncate -s 5000 "$work/cut/model.safetensors"
 cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
 expect "a checkpoint with a byte changed" 7 'tensor "model.' ./generate --threads 1 --checkpoint "$work/changed" --prompt-ids 65 --print-ids
+cp -r "$last" "$work/other"
+sed 's/"engine_tokenizer": *"bytes"/"engine_tokenizer": "tokenizer.json"/' "$last/config.json" > "$work/other/config.json"
+echo >> "$work/other/tokenizer.json"
+expect "a checkpoint with another's tokenizer" 7 "other/tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
+rm "$work/other/tokenizer.json" "$work/other/manifest.json"
+expect "a folder without a tokenizer" 2 "$work/other: has no tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
 cp "$work/texts.jsonl" "$work/before"
 expect "a checkpoint that is cut off" 7 "model.safetensors" ./generate --threads 1 --checkpoint "$work/cut" --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
 check "leaves the texts of an earlier run" 'cmp -s "$work/texts.jsonl" "$work/before"'

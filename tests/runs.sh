@@ -22,7 +22,7 @@ last="$work/run/step_00000012"
 
 expect "an evaluation of a run without validations" 0 "" "${causal[@]}" --evaluate --checkpoint "$last" --val-every 0
 check "validates" 'grep -q "^validation" "$work/stdout"'
-expect "one file for scores and log" 2 "the same file" "${causal[@]}" --evaluate --checkpoint "$last" --eval-out "$work/x" --eval-log "$work/x"
+expect "one file for scores and log" 2 "is the file of --eval-log" "${causal[@]}" --evaluate --checkpoint "$last" --eval-out "$work/x" --eval-log "$work/./x"
 
 # ---- the folder of another run
 cp -r "$work/run" "$work/reused"
@@ -81,7 +81,9 @@ done
 printf "out=%s/o'brien # my folder\nsteps = 2 # few\n" "$work" > "$work/own.toml"
 expect "comments behind values" 0 "" "${causal[@]/--steps/--warmup-steps}" --config "$work/own.toml"
 check "are none of them" '[ "$(losses "$work/o'"'"'brien")" -eq 2 ]'
-expect "a prompt with both quotes" 2 "leave out one of them" "${causal[@]}" --out "$work/x" --prompt "it's \"so\""
+for prompt in "it's \"so\"" '"a","b"' '{}'; do
+    expect "a prompt that a file for --config cannot hold: $prompt" 2 "cannot be kept in options.toml" "${causal[@]}" --out "$work/x" --prompt "$prompt"
+done
 echo '{"context_options": ["We ", "I "], "continuation": "", "gold": 0}' > "$work/nothing.jsonl"
 expect "an answer that is nothing" 3 "nothing.jsonl:1: an answer is empty" "${causal[@]}" --evaluate --checkpoint "$last" --eval-data "$work/nothing.jsonl"
 

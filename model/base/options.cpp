@@ -1,6 +1,7 @@
 #include "model/base/options.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <new>
 #include <numeric>
@@ -38,6 +39,14 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
         best = candidate;
     }
     return best;
+}
+
+void require_two_files(const char* option, const std::string& file, const char* other_option, const std::string& other) {
+    if (file.empty() || other.empty()) return;
+    std::error_code no_file;
+    const auto whole = [](const std::string& path) { return std::filesystem::absolute(path).lexically_normal(); };
+    const bool same = std::filesystem::equivalent(file, other, no_file) || whole(file) == whole(other);
+    if (same) fail(Exit::usage, option, " ", file, " is the file of ", other_option, "; give another");
 }
 
 int run_program(const std::string& program, const std::function<void()>& body) {

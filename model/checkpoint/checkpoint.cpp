@@ -126,7 +126,9 @@ bool has_weights(const fs::path& folder) { return !open_weights(folder).empty();
 Config load_config(const fs::path& folder) {
     const fs::path path = folder / "config.json", tokenizer = folder / "tokenizer.json";
     Config config = config_from_json(read_text(path), path.string());
-    if (config.tokenizer != "bytes") config.tokenizer = path_exists(tokenizer) ? tokenizer.string() : "";
+    if (config.tokenizer == "bytes") return config;
+    verify_file(folder, tokenizer.filename());
+    config.tokenizer = path_exists(tokenizer) ? tokenizer.string() : "";
     return config;
 }
 

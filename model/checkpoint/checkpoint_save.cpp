@@ -350,6 +350,14 @@ void verify_file(const fs::path& folder, const fs::path& name) {
     }
 }
 
+void require_outside(const char* option, const fs::path& file, const fs::path& checkpoint) {
+    if (file.empty()) return;
+    std::error_code none;
+    const fs::path folder = fs::weakly_canonical(file, none).parent_path(), own = fs::canonical(checkpoint, none), name = file.filename();
+    const bool of_run = folder == own.parent_path() && (name == "log.jsonl" || name == "options.toml");
+    if (folder == own || of_run) fail(Exit::usage, option, " ", file.string(), " lies among the files of ", checkpoint.string(), "; give another place");
+}
+
 std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {
     for (const Found& found : list_checkpoints(out_dir)) {
         try {

@@ -1,8 +1,8 @@
 // ./generate: text from a checkpoint of any variant that the program is linked with.
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <optional>
 
 #include "attention/layers.h"
@@ -21,23 +21,13 @@
 namespace {
 struct Options {
     std::string checkpoint, prompt, prompts, out, log, device = "auto", weights = "auto";
-    std::vector<int64_t> prompt_ids;
-    std::vector<std::string> settings;   // KEY=VALUE
+    std::vector<std::string> id_lists, settings;   // "1,2,3", KEY=VALUE
     int tokens = 200, batch = 8, threads = 0;
     Sampling sampling;
     InferenceOptions inference;
     bool print_ids = false, ignore_eos = false, dry_run = false;
 };
 }   // namespace
-
-/// Exit::usage if two options name one file, as `option` would write over what is in it.
-static void require_two_files(const char* option, const std::string& file, const char* other_option, const std::string& other) {
-    if (file.empty() || other.empty()) return;
-    std::error_code no_file;
-    const auto whole = [](const std::string& path) { return std::filesystem::absolute(path).lexically_normal(); };
-    const bool same = std::filesystem::equivalent(file, other, no_file) || whole(file) == whole(other);
-    if (same) fail(Exit::usage, option, " ", file, " is the file of ", other_option, "; give another");
-}
 
 /// False if --help was given.
 static bool parse(int argc, char** argv, Options& o) {
@@ -46,9 +36,7 @@ static bool parse(int argc, char** argv, Options& o) {
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_option("--checkpoint", o.checkpoint, "a Hugging Face folder, as training writes them")->required();
     auto* prompt = app.add_option("--prompt", o.prompt, "start of the text");
-    app.add_option("--prompt-ids", o.prompt_ids, "the same as token ids: 1,2,3")
-        ->delimiter(',')
-        ->check(not_empty)
+    app.add_option("--prompt-ids", o.id_lists, "the same as token ids: 1,2,3")
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw)
         ->excludes(prompt);
     auto* prompts = app.add_option("--prompts", o.prompts,
@@ -80,6 +68,19 @@ static bool parse(int argc, char** argv, Options& o) {
     app.add_flag("--ignore-eos", o.ignore_eos, "go on behind the token that ends a text");
     app.add_flag("--dry-run", o.dry_run, "print the memory that it takes, and write nothing");
     return parse_options(app, argc, argv);
+}
+
+/// Appends the ids of a list, "1,2,3". Exit::usage for anything else.
+static void append_ids(const std::string& list, std::vector<int64_t>& ids) {
+    for (const char *at = list.data(), *const end = at + list.size();; at++) {
+        int64_t id = 0;
+        const auto [stop, error] = std::from_chars(at, end, id);
+        if (error != std::errc() || (stop != end && *stop != ','))
+            fail(Exit::usage, "--prompt-ids ", list, ": is not a list of ids; an example is 1,2,3");
+        ids.push_back(id);
+        if (stop == end) return;
+        at = stop;
+    }
 }
 
 /// Exit::usage unless an inference-time mechanism supports the checkpoint and the text; `positions` is how many tokens the model
@@ -147,16 +148,19 @@ static void run(const Options& o) {
     const Variants variants = complete(config, variant_of_checkpoint(config, o.checkpoint), o.checkpoint);
     change_settings(config, o);
     std::unique_ptr<Tokenizer> tokenizer;
-    const bool has_text = !o.print_ids || o.prompt_ids.empty();   // otherwise no tokenizer is needed
+    std::vector<int64_t> ids;
+    for (const std::string& list : o.id_lists) append_ids(list, ids);
+    const bool has_text = !o.print_ids || ids.empty();   // otherwise no tokenizer is needed
     if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
         fail(Exit::usage, o.checkpoint,
-             ": its tokenizer is not known to this program; use --print-ids, and --prompt-ids or \"prompt_ids\"");
+             ": has no tokenizer.json, and config.json does not name the tokenizer of bytes; use --print-ids, and --prompt-ids or "
+             "\"prompt_ids\"");
 
     std::vector<Prompt> prompts;
     if (o.prompts.empty())
-        prompts.push_back(make_prompt(o.prompt, o.prompt_ids, tokenizer.get(), config.V, config.max_positions,
-                                      o.prompt_ids.empty() ? "--prompt" : "--prompt-ids"));
+        prompts.push_back(make_prompt(o.prompt, ids, tokenizer.get(), config.V, config.max_positions,
+                                      ids.empty() ? "--prompt" : "--prompt-ids"));
     else prompts = read_prompts(o.prompts, tokenizer.get(), config.V, config.max_positions);
     for (const Prompt& prompt : prompts) require_plain_attention(o, config, prompt.ids.size() + size_t(o.tokens) - 1);
     use_threads(o.threads, 1);
@@ -166,6 +170,8 @@ static void run(const Options& o) {
     require_two_files("--out", o.out, "--prompts", o.prompts);
     require_two_files("--log", o.log, "--prompts", o.prompts);
     require_two_files("--log", o.log, "--out", o.out);
+    require_outside("--out", o.out, o.checkpoint);
+    require_outside("--log", o.log, o.checkpoint);
     if (o.prompts.empty()) output = std::make_unique<StreamedText>(shows, o.prompt);
     else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
     std::optional<JsonLines> log;
@@ -184,6 +190,8 @@ int main(int argc, char** argv) {
     choose_blas_kernels(argv);
     return run_program("generate", [&] {
         Options options;
-        if (parse(argc, argv, options)) run(options);
+        if (!parse(argc, argv, options)) return;
+        run(options);
+        if (options.dry_run) require_printed();   // nothing else has come of it
     });
 }

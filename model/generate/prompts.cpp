@@ -41,7 +41,7 @@ static Prompt prompt_of(const json& object, const std::string& where, const Toke
     if (as_text == as_ids) fail(Exit::data, where, ": expected either \"prompt\" or \"prompt_ids\"");
     if (as_text && !object["prompt"].is_string()) fail(Exit::data, where, ": \"prompt\" is ", shown(object["prompt"]), ", expected text");
     if (as_text && !tokenizer)
-        fail(Exit::data, where, ": has a \"prompt\", but the checkpoint's tokenizer is not known to this program: give \"prompt_ids\"");
+        fail(Exit::data, where, ": has a \"prompt\", but the checkpoint has no tokenizer.json: give \"prompt_ids\"");
     Prompt prompt;
     try {
         prompt = as_text ? make_prompt(object["prompt"].get<std::string>(), {}, tokenizer, V, positions, where)

@@ -328,6 +328,8 @@ Exit evaluate(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;
     if (!origin.folder()) fail(Exit::usage, "--evaluate needs weights: give --checkpoint, --resume, or a folder as --model");
     if (!run.data.val && run.data.tasks.empty()) fail(Exit::usage, "nothing to evaluate: give --val-data or --eval-data");
+    require_outside("--eval-out", o.eval_out, *origin.folder());
+    require_outside("--eval-log", o.eval_log, *origin.folder());
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
     run.gpt.allocate(run.device);
     run.feed.allocate(run.device);

@@ -1,5 +1,6 @@
 #include "model/run/report.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -108,6 +109,8 @@ void JsonLines::write(const std::vector<Field>& fields, const char* key, const s
 
 // ---- the step line
 
+std::string shown_loss(double loss) { return std::isnan(loss) ? "-" : text("%.4f", loss); }
+
 Progress::Progress(bool speaks, bool launched)
     : speaks_(speaks), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
 
@@ -121,9 +124,9 @@ void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
     average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // ignores the first step, which warms up
     if (!speaks_ || (launched_ && !writable())) return;
     const std::string line =
-        text("step %5lld/%lld %5.1f%% | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
-             static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps), r.loss,
-             r.grad_norm, r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second,
+        text("step %5lld/%lld %5.1f%% | loss %s | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
+             static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps),
+             shown_loss(r.loss).c_str(), r.grad_norm, r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second,
              human_seconds(average_ * double(r.steps - r.step)).c_str());
     std::printf(in_place_ ? "\r\033[K%s" : "%s\n", line.c_str());
     std::fflush(stdout);

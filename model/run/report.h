@@ -51,12 +51,16 @@ private:
 struct StepReport {
     int64_t step, steps;   // from 1; of how many
     int64_t tokens;        // trained on so far
-    double loss, grad_norm, lr;
+    double loss;   // NaN where the loss mask hides every target of the step
+    double grad_norm, lr;
     double seconds;   // of this step
     double tokens_per_second;
     double flops_per_second;
     double mfu;   // relative to the measured ceiling of all ranks
 };
+
+/// "2.3456", or "-" where there is none.
+std::string shown_loss(double loss);
 
 /// The step line: rewritten in place on a terminal, one line per step when piped, nothing on ranks other than the first. If a
 /// launcher stops reading its pipe (mpirun after SIGTERM), step lines are dropped rather than blocking the run.

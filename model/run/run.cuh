@@ -107,9 +107,10 @@ struct Run {
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
 
-/// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy.
+/// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy,
+/// `targets` how many tokens the loss is of.
 template <class Device, class X>
-void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary) {
+void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary, int64_t targets) {
     const TrainerState& s = run.state;
     const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds,
                  flops = rate * run.flops.per_token;
@@ -124,6 +125,7 @@ void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary) 
                                             {"tok_s", rate},
                                             {"mfu", flops / run.ceiling}};
     if (run.gpt.auxiliary) fields.push_back({"aux_loss", auxiliary});
+    if (run.data.train->masked()) fields.push_back({"targets", targets});
     run.log.write(fields);
 }
 
@@ -227,8 +229,8 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     if (run.o.plot) plot("plot_loss.py", run.o.out + "/log.jsonl", run.o.out + "/loss.png");
     if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
-    run.progress.say(text("done: step %lld, loss %.4f%s, peak memory %s, %s, weights hash %s", step, run.state.last_loss,
-                          validation.c_str(), human_bytes(double(peak_memory(run.device))).c_str(), human_seconds(seconds).c_str(),
-                          hash.c_str()));
+    const std::string loss = shown_loss(run.state.last_loss), memory = human_bytes(double(peak_memory(run.device)));
+    run.progress.say(text("done: step %lld, loss %s%s, peak memory %s, %s, weights hash %s", step, loss.c_str(), validation.c_str(),
+                          memory.c_str(), human_seconds(seconds).c_str(), hash.c_str()));
     return result;
 }

@@ -52,7 +52,8 @@ void require_rows(const Data& data, const Options& o, int ranks) {
     const int64_t fewest = o.evaluate ? 1 : int64_t(o.batch_size) * ranks;   // rows; --evaluate may leave ranks without any
     if (data.val && windows(*data.val, o.seq_len) < fewest)
         fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are fewer than one validation batch of ",
-             fewest * o.seq_len, " tokens plus the one after it; lower --batch-size or --seq-len, or set --val-every 0");
+             fewest * o.seq_len, " tokens plus the one after it; lower ",
+             o.evaluate ? "--seq-len, or set --val-batches 0" : "--batch-size or --seq-len, or set --val-every 0");
 }
 
 // The tokenizer that made the shards, "" if unknown. Exit::data if it is not the model's.

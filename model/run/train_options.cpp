@@ -165,6 +165,22 @@ private:
 };
 }   // namespace
 
+/// The --prompt that comes back from the text of a file for --config; "" if it cannot be read.
+static std::string prompt_in(const std::string& options) {
+    const size_t at = options.find("\nprompt=") + 1;
+    CLI::App reader;
+    std::string prompt;
+    reader.config_formatter(std::make_shared<ConfigFile>());
+    reader.add_option("--prompt", prompt)->expected(0, 1);
+    std::istringstream line(options.substr(at, options.find('\n', at) - at));
+    try {
+        reader.parse_from_stream(line);
+    } catch (const CLI::ParseError&) {
+        return "";
+    }
+    return prompt;
+}
+
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
     o.out = std::string("out/") + variant.name;
     CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
@@ -183,12 +199,10 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     o.adamw.seed = o.seed;
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both select a checkpoint; give one");
     if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
-    if (o.prompt.find('"') != std::string::npos && o.prompt.find('\'') != std::string::npos)
-        fail(Exit::usage, "--prompt has both \" and ', which a file for --config cannot hold; leave out one of them");
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
     std::erase(o.eval_data, "");   // options.toml has "" if none was given
     if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
-    if (!o.eval_out.empty() && o.eval_out == o.eval_log) fail(Exit::usage, "--eval-out and --eval-log name the same file; give two");
+    require_two_files("--eval-out", o.eval_out, "--eval-log", o.eval_log);
     if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
     if (!o.evaluate && o.position_bins != Options{}.position_bins) fail(Exit::usage, "--position-bins is for --evaluate");
     require_plain_attention(variant, o);
@@ -200,5 +214,8 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     o.resolved = app.config_to_str(true);
     if (!app.count("--prompt"))   // CLI11 writes it like a flag that was not given
         if (const size_t at = o.resolved.find("prompt=false\n"); at != std::string::npos) o.resolved.replace(at, 12, "prompt=\"\"");
+    if (prompt_in(o.resolved) != o.prompt)
+        fail(Exit::usage, "--prompt ", o.prompt, " cannot be kept in options.toml, where quotes, brackets and commas have a meaning of their "
+             "own; leave some out");
     return true;
 }

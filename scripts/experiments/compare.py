@@ -129,6 +129,7 @@ def tokenized(texts, out):
 
 def try_options(work):
     """Refuses an arm that its trainer does not take: now, not when the baseline has trained."""
+    if not (ROOT / BUNDLED).exists(): raise Refused(f'{BUNDLED} is not there, on which options are tried; make {BUNDLED}', EXIT_DATA)
     for run in work.runs(work.planner.stages()[0]):
         if work.session.said(run) is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
 

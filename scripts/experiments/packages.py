@@ -1,5 +1,6 @@
 """The packages that these programs stand on, or one sentence with the line that installs them."""
 import importlib
+import os
 import sys
 
 EXIT_USAGE, EXIT_DATA, EXIT_FAILED, EXIT_SIGNAL = 2, 3, 1, 75
@@ -35,9 +36,16 @@ def before_and_behind_dashes(arguments):
 
 
 def guarded(main):
-    """Runs main() and turns a refusal into its sentence and exit code."""
+    """Runs main() and turns a refusal, or a file or disk that fails, into its sentence and exit code."""
     try:
-        sys.exit(main())
+        code = main()
+        sys.stdout.flush()   # here, where a full disk can still be told
+        sys.exit(code)
     except Refused as refused:
         print(refused, file=sys.stderr)
         sys.exit(refused.code)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())   # else the interpreter writes what is left at its end
+        if isinstance(error, BrokenPipeError): sys.exit(EXIT_FAILED)     # as of | head: nobody reads on
+        print(f'{error.filename or "standard output"}: {error.strerror}', file=sys.stderr)
+        sys.exit(EXIT_DATA)

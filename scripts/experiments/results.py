@@ -86,7 +86,8 @@ def thinned(curve):
 
 def diverged(result, steps, config):
     """Why a finished run counts as diverged: a loss that is no number, or one worse than guessing; '' for a sound run."""
-    if any(not finite(r.get('loss')) for r in steps) or (result['validation'] and not finite(result['validation'][-1][2])):
+    lost = [r for r in steps if not finite(r.get('loss')) and r.get('targets') != 0]   # a loss mask may hide all of a step's targets
+    if lost or (result['validation'] and not finite(result['validation'][-1][2])):
         return 'a loss is not finite'
     guess = math.log(config.get('model', {}).get('vocab_size', 1 << 30))
     last = result['training'][-1][1] if result['training'] else None

@@ -30,7 +30,7 @@ def write_slurm(work, folder):
     if o.arms:
         words += ['--arms', *o.arms]
     before = ''
-    for stage in work.planner.stages():
+    for stage in [o.stage] if o.stage else work.planner.stages():
         runs = work.runs(stage)
         minutes = max(10, int(1.5 * max(run.seconds for run in runs) / 60) + 10)
         path = folder / f'{work.experiment.name}_{o.scale}_{stage}.sbatch'
