@@ -109,21 +109,22 @@ def middle(numbers):
     return sorted(numbers)[len(numbers) // 2] if numbers else None
 
 
-def whole_steps(results):
-    """Tokens per second of training, the median of a run's steps, by variant."""
+def whole_steps(steps, results):
+    """Tokens per second of training, the median of a run's steps, by variant; of runs that were done."""
+    done = {s["step"] for s in steps if s.get("status") == 0}
     found = {}
     for log in sorted((results / "runs").glob("speed_*/log.jsonl")):
         rate = middle([r["tok_s"] for r in records_of(log) if r.get("tok_s") is not None])
-        if rate: found[log.parent.name.removeprefix("speed_")] = rate
+        if rate and log.parent.name in done: found[log.parent.name.removeprefix("speed_")] = rate
     return found
 
 
-def writing(results):
-    """Tokens per second behind the prompts' first ones, by variant and number of texts side by side."""
+def writing(steps, results):
+    """Tokens per second behind the prompts' first ones, by variant and number of texts side by side; of steps that were done."""
     found = {}
-    for path in sorted(results.glob("write_*_*.txt")):
-        variant, batch = path.stem.removeprefix("write_").rsplit("_", 1)
-        rate = re.search(r"more in [\d.]+ s, ([\d.]+) tokens/s", path.read_text())
+    for step in (s["step"] for s in steps if s["step"].startswith("write_") and s.get("status") == 0):
+        variant, batch = step.removeprefix("write_").rsplit("_", 1)
+        rate = re.search(r"more in [\d.]+ s, ([\d.]+) tokens/s", text_of(results, step))
         if rate: found.setdefault(variant, {})[batch] = float(rate[1])
     return found
 
@@ -134,7 +135,8 @@ def machine(results, pack):
     driver, cuda = re.search(r"Driver Version: ([\d.]+)", told), re.search(r"CUDA Version: ([\d.]+)", told)
     commit = pack / "COMMIT"
     return {"gpu": gpu[1] if gpu else None, "driver": driver[1] if driver else None, "cuda": cuda[1] if cuda else None,
-            "commit": commit.read_text().strip() if commit.exists() else None, "date": datetime.date.today().isoformat()}
+            "commit": commit.read_text().strip() if commit.exists() else None, "date": datetime.date.today().isoformat(),
+            "time": datetime.datetime.now().isoformat(timespec="minutes")[11:]}
 
 
 def tables(results):
@@ -197,7 +199,7 @@ def main():
     results, pack = map(pathlib.Path, sys.argv[1:])
     steps = [json.loads(line) for line in (results / "steps.jsonl").read_text().splitlines() if line.endswith("}")]
     found = {"machine": machine(results, pack), "steps": steps, "curves": curves(results, pack), "memory": memory(results),
-             "paired": paired(results), "speeds": speeds(results), "whole_steps": whole_steps(results), "writing": writing(results),
+             "paired": paired(results), "speeds": speeds(results), "whole_steps": whole_steps(steps, results), "writing": writing(steps, results),
              "tables": tables(results)}
     found["verdicts"] = verdicts(steps, results, found)
     (results / "gpu_day.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -19,7 +19,8 @@ if [ -n "${OUT:-}" ]; then
 fi
 cd "$pack" || exit 2
 if [ -e package.tar.xz ] && [ "$(cksum package.tar.xz)" != "$(cat unpacked 2> /dev/null)" ]; then
-    { tar xf package.tar.xz 2> /dev/null || python3 -m tarfile -e package.tar.xz .; } && cksum package.tar.xz > unpacked || exit 2
+    { tar xf package.tar.xz 2> unpacking.txt || python3 -m tarfile -e package.tar.xz .; } && cksum package.tar.xz > unpacked ||
+        { cat unpacking.txt >&2; exit 2; }   # tar needs xz, Python none: what tar says matters where both fail
 fi
 [ -x bin/run_tests ] || refuse "$pack has no bin/run_tests; dev/pack.sh makes such a folder"
 if [ -e before.tar.gz ] && [ ! -e "$results/steps.jsonl" ]; then tar xzf before.tar.gz -C "$results" || exit 2; fi
@@ -118,7 +119,7 @@ train() { step "train_$1" 60 "bin/train_$2" --device cuda "${small[@]}" "${@:3}"
 # memcheck VARIANT, racecheck VARIANT: a step under one of compute-sanitizer's tools. Races are looked for in a test: in a whole step
 # the tool of CUDA 13.0 ends with an internal error, whichever kernels it is to watch (on an H200; dev/LOG.md).
 racecheck() {
-    says='RACECHECK SUMMARY' step "racecheck_$1" 120 compute-sanitizer --tool racecheck --error-exitcode 9 \
+    says='^All tests passed' step "racecheck_$1" 120 compute-sanitizer --tool racecheck --error-exitcode 9 \
         bin/run_tests "$1 attention on the GPU: the same bits again"
 }
 memcheck() {
@@ -190,7 +191,7 @@ for program in bin/train_*; do
     memcheck "$variant"
     racecheck "$variant"
 done
-for program in bin/train_*; do   # whole steps of a model of 124M parameters
+for program in bin/train_*; do   # whole steps of a model of 134M parameters
     variant=${program##*train_}
     step "speed_$variant" 30 "$program" --device cuda "${whole[@]}" --steps 12 "${bundled[@]}" "${quiet[@]}" --out "$results/runs/speed_$variant"
 done

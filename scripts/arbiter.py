@@ -130,6 +130,8 @@ def report(options):
         if why: say(f'- left out: {kernel.name}: {why}')
         else: kernels.append(kernel)
     planted, found = [], []
+    head = ['kernel', 'version', 'numbers', 'cases', *NAMES, 'same bits', 'what is wrong']
+    print(table(head, []), file=sys.stderr)   # its rows as they come, where time ends before the whole table
     for name in options.types:
         dtype = TYPES[name]
         limits, of_plain = limits_of(cases, dtype, options.device)
@@ -142,7 +144,7 @@ def report(options):
             if dtype in kernel.types:
                 found.append([kernel.name, kernel.version(), name, *judge(kernel, cases, limits, dtype, options.device, options.runs)])
                 print(line(found[-1]), file=sys.stderr, flush=True)
-    say('\n' + table(['kernel', 'version', 'numbers', 'cases', *NAMES, 'same bits', 'what is wrong'], found))
+    say('\n' + table(head, found))
     say('\n' + table(['planted error', 'numbers', 'what was said of it', 'named'], planted))
     return '\n'.join(text) + '\n', good
 

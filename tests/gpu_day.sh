@@ -45,6 +45,8 @@ cases() { "$pack/bin/run_tests" --list-tests "$@" | sed -n 's/^\([0-9]*\) \(matc
 fewest() { while read -r filter; do cases "$filter"; done <<< "$filters" | sort -n | head -n 1; }
 check "gpu day: every filter of tests fits some, and together they fit all" \
     '[ "$(fewest)" -gt 0 ] && [ "$(cases "$(paste -sd, <<< "$filters")")" -eq "$(cases)" ]'
+raced=$(sed -n 's/^ *bin\/run_tests "\$1 \(.*\)"$/\1/p' dev/gpu_day.sh)
+check "gpu day: and what races are looked for in is a test" '[ -n "$raced" ] && [ "$(cases "causal $raced")" -gt 0 ]'
 summary() { # summary EXPRESSION: of gpu_day.json, as d
     python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); sys.exit(not eval(sys.argv[2]))' "$results/gpu_day.json" "$1"
 }
@@ -65,6 +67,9 @@ check "gpu day: writes text from a checkpoint" '[ "$(status_of checkpoint_causal
 ONLY=speed_ gpu_day
 check "gpu day: times whole steps of every variant, and what is written" \
     'summary "d[\"whole_steps\"].keys() == {\"asga\", \"causal\"} and d[\"writing\"][\"causal\"][\"8\"] > 0"'
+sed -i 's/{"step":"\(speed_asga\|write_causal_8\)","status":0/{"step":"\1","status":124/' "$results/steps.jsonl"
+ONLY=none gpu_day
+check "gpu day: steps that were cut short give no speed" 'summary "d[\"whole_steps\"].keys() == {\"causal\"} and d[\"writing\"] == {}"'
 ONLY=constants gpu_day
 check "gpu day: measures what predictions stand on" '[ "$(status_of constants)" = 0 ] && summary "len(d[\"tables\"][\"constants\"]) == 13"'
 

@@ -34,7 +34,7 @@ std::vector<float> logits_of(int vocabulary, double spread, int values) {
 TEST_CASE("sampling: the tokens of the definition, as often as it says", "[generate]") {
     const int count = 20000;
     for (const Sampling& how : {Sampling{}, Sampling{0.7}, Sampling{1, 5}, Sampling{1.3, 400}, Sampling{1, 0, 0.9}, Sampling{2, 0, 0.99},
-                                Sampling{1, 20, 0.5}, Sampling{1, 1}, Sampling{1, 0, 0}})
+                                Sampling{1, 20, 0.5}, Sampling{1, 1}, Sampling{1, 699}, Sampling{1, 0, 0}})
         for (int values : {0, 2}) {   // 2: of halves, with ties
             const std::vector<float> logits = logits_of(700, 1.5, values);
             const std::vector<double> p = by_definition(logits, how);
@@ -61,5 +61,21 @@ TEST_CASE("sampling: the likeliest token, the first of equals; the same for the 
         CHECK(sample_token(logits.data(), 5, {}, n) != 2);
         CHECK(sample_token(logits.data(), 5, {}, n) == sample_token(logits.data(), 5, {}, n));
     }
+    CHECK(sample_token(std::vector<float>{1, 2, 4, 3}.data(), 4, {0}, 0) == 2);
     CHECK(sample_token(std::vector<double>{7}.data(), 1, {1, 3, 0.5}, 0) == 0);
+}
+
+TEST_CASE("sampling: another seed gives other tokens", "[generate]") {
+    const std::vector<float> logits = logits_of(700, 0.5, 0);
+    int same = 0;
+    for (int n = 0; n < 50; n++)
+        same += sample_token(logits.data(), 700, {1, 0, 1, 1}, n) == sample_token(logits.data(), 700, {1, 0, 1, 2}, n);
+    CHECK(same < 10);
+}
+
+TEST_CASE("sampling: logits that are no numbers give no token", "[generate]") {
+    const float inf = INFINITY;
+    for (const std::vector<float>& logits : {std::vector<float>{1, NAN, 2}, {NAN, NAN, NAN}, {1, inf, 2}, {-inf, -inf, -inf}})
+        for (const Sampling& how : {Sampling{0}, Sampling{}, Sampling{1, 2}, Sampling{1, 0, 0.9}})
+            CHECK(sample_token(logits.data(), 3, how, 0) == NO_TOKEN);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Keeps what GPUs have measured, and writes the tables that speak of it: dev/gpu/RESULTS.md and the one in README.md.
 
-    python3 dev/gpu/results.py RESULTS    keeps RESULTS/gpu_day.json (of dev/gpu_day.sh) as dev/gpu/GPU_DATE_COMMIT.json, writes tables
+    python3 dev/gpu/results.py RESULTS    keeps RESULTS/gpu_day.json (of dev/gpu_day.sh) as dev/gpu/GPU_DATE_TIME_COMMIT.json, writes tables
     python3 dev/gpu/results.py            writes the tables again
     python3 dev/gpu/results.py --check    exits 1 where they are not what the kept files say
 
@@ -26,7 +26,8 @@ def keep(root, folder):
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"results.py: {source} is not what dev/gpu_day.sh writes: {error}")
     if not machine["gpu"]: sys.exit(f"results.py: {source} names no GPU: such a run has measured nothing")
-    name = "_".join([machine["gpu"], machine["date"], machine["commit"] or "unknown"])
+    time = machine.get("time", "").replace(":", "")   # several runs a day
+    name = "_".join([machine["gpu"], machine["date"], *([time] if time else []), machine["commit"] or "unknown"])
     kept = root / "dev/gpu" / (re.sub(r"[^A-Za-z0-9_-]+", "_", name) + ".json")
     shutil.copy(source, kept)
     return kept
@@ -35,12 +36,12 @@ def keep(root, folder):
 def kept_runs(root):
     """All summaries, newest first."""
     runs = [json.loads(path.read_text()) for path in sorted((root / "dev/gpu").glob("*.json"))]
-    return sorted(runs, key=lambda run: run["machine"]["date"], reverse=True)
+    return sorted(runs, key=lambda run: (run["machine"]["date"], run["machine"].get("time", "")), reverse=True)
 
 
 def newest(runs, of):
-    """of(run) of the newest run that has it, else None."""
-    return next((value for value in map(of, runs) if value is not None), None)
+    """of(run) of the newest run that has it, and that run; None, None if there is none."""
+    return next(((of(run), run) for run in runs if of(run) is not None), (None, None))
 
 
 def number(value, form):
@@ -60,11 +61,13 @@ def speeds_table(runs):
     rows = []
     for gpu in gpus:
         of_gpu = [run for run in runs if run["machine"]["gpu"] == gpu]
-        row = [gpu] + [number(newest(of_gpu, lambda run: run["speeds"]["steps"].get(variant)), ",.0f") for variant in ("causal", "asga")]
-        for variant, HS in ATTENTION:
-            row.append(", ".join(number(newest(of_gpu, lambda run: attention_speed(run, variant, HS, direction)), ".0f")
-                                 for direction in ("forward", "backward")))
-        rows.append(row + [f"{of_gpu[0]['machine']['date']}, {of_gpu[0]['machine']['commit']}"])
+        steps = [newest(of_gpu, lambda run: run["speeds"]["steps"].get(variant)) for variant in ("causal", "asga")]
+        attention = [[newest(of_gpu, lambda run: attention_speed(run, variant, HS, direction)) for direction in ("forward", "backward")]
+                     for variant, HS in ATTENTION]
+        row = [gpu] + [number(value, ",.0f") for value, _ in steps]
+        row += [", ".join(number(value, ".0f") for value, _ in both) for both in attention]
+        measured = [run["machine"] for _, run in sum(attention, steps) if run]
+        rows.append(row + ["; ".join(dict.fromkeys(f"{of['date']}, {of['commit']}" for of in measured))])
     if not rows: rows = [["none so far"] + ["not measured yet"] * (len(head) - 2) + [""]]
     return "".join("| " + " | ".join(row) + " |\n" for row in [head, ["---"] * len(head)] + rows)
 
@@ -76,7 +79,7 @@ def whole_steps_table(run):
     causal = rates.get("causal")
     rows = [f"| {variant} | {rate:,.0f} | {number(causal and rate / causal, '.2f')} |"
             for variant, rate in sorted(rates.items(), key=lambda item: -item[1])]
-    return ["### Whole steps", "", "A model of 124M parameters, B 32, T 1024, bf16, its mechanism's defaults: medians of 12 steps.", "",
+    return ["### Whole steps", "", "A model of 134M parameters (qwen-134m), B 32, T 1024, bf16, its mechanism's defaults: medians of 12 steps.", "",
             "| variant | tokens/s | of causal's |", "| --- | --- | --- |", *rows, ""]
 
 
@@ -85,24 +88,30 @@ def writing_table(run):
     batches = sorted({batch for rate in rates.values() for batch in rate}, key=int)
     if not batches: return []
     rows = [f"| {variant} | " + " | ".join(number(rate.get(batch), ",.0f") for batch in batches) + " |" for variant, rate in rates.items()]
-    return ["### Writing", "", "Tokens per second of `generate`, a model of 124M parameters that has learnt nothing, behind 64 prompts of 8 to",
-            "512 tokens.", "", "| variant | " + " | ".join(f"{batch} side by side" for batch in batches) + " |",
+    return ["### Writing", "", "Tokens per second of `generate`, a model of 134M parameters (qwen-134m) that has learnt nothing, behind 64 prompts",
+            "of 8 to 512 tokens.", "", "| variant | " + " | ".join(f"{batch} side by side" for batch in batches) + " |",
             "| --- |" + " --- |" * len(batches), *rows, ""]
+
+
+def apart(table):
+    """The lines of a step that prints several tables, an empty one before each."""
+    starts = [n for n, line in enumerate(table) if n and re.fullmatch(r"\|[\s|:-]+\|", line)]
+    return [line for n, row in enumerate(table) for line in ([""] if n and n + 1 in starts else []) + [row]]
 
 
 def results_page(runs):
     lines = ["# What GPUs have measured", "",
-             "Written by dev/gpu/results.py from the files beside it, one per run of dev/gpu_day.sh: GPU, date, commit. Steps are of the",
-             "124M-parameter model (B 64, T 1024, bf16), attention alone at T 8192 counts visible pairs only.", "", speeds_table(runs)]
+             "Written by dev/gpu/results.py from the files beside it, one per run of dev/gpu_day.sh: GPU, date, commit. Steps of the",
+             "first table are of dev/bench_gpu's model of 124M parameters (B 64, T 1024, bf16), attention alone at T 8192 counts visible pairs only.", "", speeds_table(runs)]
     for run in runs:
-        machine, passed = run["machine"], sum(good for _, good in run["verdicts"])
+        machine, failed = run["machine"], [name for name, good in run["verdicts"] if not good]
+        said = f"{len(run['verdicts']) - len(failed)} passed, {len(failed)} failed" + (": " + ", ".join(failed) if failed else "")
         lines += [f"## {machine['gpu']}, {machine['date']}, commit {machine['commit']}", "",
-                  f"Driver {machine['driver']}, CUDA {machine['cuda']}. {passed} passed, {len(run['verdicts']) - passed} failed"
-                  + ", ".join([":"] * (passed < len(run["verdicts"])) + [name for name, good in run["verdicts"] if not good]) + ".", ""]
+                  f"Driver {machine['driver']}, CUDA {machine['cuda']}. {said}." + (f" {run['note']}" if "note" in run else ""), ""]
         lines += [f"- {name}: {curve['is']}" + (f" (at most {curve['most']:g})" if "most" in curve else "")
                   for name, curve in run["curves"].items()] + [""]
         lines += whole_steps_table(run) + writing_table(run)
-        for step, table in run["tables"].items(): lines += [f"### {step}", ""] + table + [""]
+        for step, table in run["tables"].items(): lines += [f"### {step}", ""] + apart(table) + [""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

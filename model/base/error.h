@@ -12,7 +12,7 @@ enum class Exit : int {
     usage = 2,          // an invalid option or value
     data = 3,           // shards, text, tokenizer files
     out_of_memory = 4,
-    not_finite = 5,     // a loss or gradient is NaN or infinite
+    not_finite = 5,     // a loss, gradient or logit is NaN or infinite
     rank = 6,           // another rank hung or died, or a GPU failed
     checkpoint = 7,     // model folders, config.json, safetensors, disk full while saving
     signal = 75,        // stopped by a signal after saving

@@ -26,7 +26,9 @@ void sample_text(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, 
     const auto* logits = decoder.begin(0, ids);
     for (int n = 0; n < count && !stop_requested(); n++) {
         if (n > 0) logits = decoder.next({{0, &ids}});
-        ids.push_back(sample_token(logits, decoder.vocabulary(), how, n));
+        const int32_t token = sample_token(logits, decoder.vocabulary(), how, n);
+        if (token == NO_TOKEN) return;   // what has become of the weights is for the next step to tell
+        ids.push_back(token);
     }
 }
 

@@ -21,31 +21,39 @@ inline double uniform(uint64_t seed, uint64_t index) {
     return double((z ^ (z >> 31)) >> 11) / double(1ull << 53);
 }
 
+inline constexpr int32_t NO_TOKEN = -1;
+
 /// A token sampled from softmax(logits (vocabulary) / temperature) after top-k and top-p, of which ties keep the tokens that come first;
-/// `index` counts the samples. Only what top-p asks for is put in order: a sort of 50,000 logits takes longer than a GPU's pass.
+/// `index` counts the samples. NO_TOKEN if a logit is NaN or the largest is infinite. Only what top-p asks for is put in order: a sort of
+/// 50,000 logits takes longer than a GPU's pass.
 template <class X>
 int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint64_t index) {
     const int32_t likeliest = int32_t(std::max_element(logits, logits + vocabulary) - logits);
+    const bool numbers = std::none_of(logits, logits + vocabulary, [](X logit) { return std::isnan(logit); });
+    if (!numbers || std::isinf(logits[likeliest])) return NO_TOKEN;
     if (how.temperature <= 0) return likeliest;
     std::vector<int32_t> kept(vocabulary);
     std::iota(kept.begin(), kept.end(), 0);
     const auto likelier = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
     int in_order = 0;   // tokens at the front of `kept` that are the likeliest, in order
     const auto put_in_order = [&](int count) {
-        std::nth_element(kept.begin() + in_order, kept.begin() + count - 1, kept.end(), likelier);
+        const int all = int(kept.size());
+        if (count > all / 8) count = all;   // parts that grow take longer
+        if (count < all) std::nth_element(kept.begin() + in_order, kept.begin() + count - 1, kept.end(), likelier);
         std::sort(kept.begin() + in_order, kept.begin() + count, likelier);
         in_order = count;
     };
     if (how.top_k > 0 && how.top_k < vocabulary) {
         put_in_order(how.top_k);
         kept.resize(how.top_k);
+        in_order = how.top_k;
     }
     std::vector<double> weight(kept.size());
-    const auto weigh = [&](int from) {
-        for (int n = from; n < int(kept.size()); n++)
+    const auto weigh = [&](int from, int to) {
+        for (int n = from; n < to; n++)
             weight[n] = std::exp((double(logits[kept[n]]) - double(logits[likeliest])) / how.temperature);
     };
-    weigh(0);
+    weigh(0, int(kept.size()));
     double mass = std::accumulate(weight.begin(), weight.end(), 0.0);
     if (how.top_p < 1) {
         const double enough = how.top_p * mass;
@@ -53,7 +61,7 @@ int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint6
         for (mass = 0; count < int(kept.size()) && (count == 0 || mass < enough); mass += weight[count++])
             if (count == in_order) {
                 put_in_order(std::min(int(kept.size()), std::max(64, 4 * count)));
-                weigh(count);
+                weigh(count, in_order);
             }
         kept.resize(count);
     }

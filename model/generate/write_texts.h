@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/base/error.h"
 #include "model/base/text.h"
 #include "model/generate/sampler.h"
 
@@ -31,7 +32,7 @@ struct WritingTimes {
 
 /// Writes texts until there are no more of them, as many at once as the decoder has places. `begin(text)` fills in the next prompt, or
 /// returns false if there is none; `wrote(text)` takes note of a new token, the last of text.ids, and returns whether another is to
-/// follow. A text does not depend on those beside it, up to the rounding of sums.
+/// follow. A text does not depend on those beside it, up to the rounding of sums. Exit::not_finite where logits are not.
 template <class Decoder, class Begin, class Wrote>
 WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
     WritingTimes times;
@@ -45,6 +46,9 @@ WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
     };
     const auto add_token = [&](int place, int32_t token, double& seconds) {
         Text& text = texts[place];
+        if (token == NO_TOKEN)
+            fail(Exit::not_finite, "the logits behind token ", text.ids.size(), " of text ", text.number + 1,
+                 " are not finite: the weights are damaged, or too large");
         text.ids.push_back(token);
         times.tokens++;
         seconds += clock.lap();

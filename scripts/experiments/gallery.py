@@ -89,7 +89,8 @@ def found(report, variant):
         arm = table.arms.get(variant)
         if arm is None: continue
         if arm.accuracies:
-            lines.append(f'- {table.title}: {mean(arm.accuracies.values()):.0%} right')
+            count = len(arm.accuracies)
+            lines.append(f'- {table.title}: {mean(arm.accuracies.values()):.0%} right, {count} run{"s" * (count > 1)}')
         elif comparison := table.comparisons.get((variant, table.experiment.baseline)):
             lines.append(f'- {table.title}: {interval(comparison)} nats against {table.experiment.baseline}, '
                          f'{comparison.pairs} pairs')
