@@ -46,7 +46,6 @@ int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint6
     if (how.top_k > 0 && how.top_k < vocabulary) {
         put_in_order(how.top_k);
         kept.resize(how.top_k);
-        in_order = how.top_k;
     }
     std::vector<double> weight(kept.size());
     const auto weigh = [&](int from, int to) {
