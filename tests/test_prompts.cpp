@@ -72,7 +72,7 @@ TEST_CASE("prompts: what is wrong with a line is told with its number", "[genera
     CHECK(refusal("{\"prompt\": \"a\", \"x\": " + std::string(200000, '[') + std::string(200000, ']') + "}\n", "levels deep") == "");
     CHECK(refusal("{\"prompt\": \"123456789\"}\n", "has 9 tokens, and the model reads 8") == "");
     CHECK(refusal("{\"prompt\": \"a\", \"seed\": -1}\n", "\"seed\" is -1") == "");
-    CHECK(refusal("{\"prompt\": \"a\"}\n", "tokenizer is not known", nullptr) == "");
+    CHECK(refusal("{\"prompt\": \"a\"}\n", "has no tokenizer.json", nullptr) == "");
     CHECK(refusal("{\"prompt_ids\": []}\n", "nothing to start from", nullptr) == "");
 }
 
