@@ -67,9 +67,11 @@ check "gpu day: writes text from a checkpoint" '[ "$(status_of checkpoint_causal
 ONLY=speed_ gpu_day
 check "gpu day: times whole steps of every variant, and what is written" \
     'summary "d[\"whole_steps\"].keys() == {\"asga\", \"causal\"} and d[\"writing\"][\"causal\"][\"8\"] > 0"'
+cp "$results/steps.jsonl" "$work/steps.jsonl"
 sed -i 's/{"step":"\(speed_asga\|write_causal_8\)","status":0/{"step":"\1","status":124/' "$results/steps.jsonl"
 ONLY=none gpu_day
 check "gpu day: steps that were cut short give no speed" 'summary "d[\"whole_steps\"].keys() == {\"causal\"} and d[\"writing\"] == {}"'
+cp "$work/steps.jsonl" "$results"
 ONLY=constants gpu_day
 check "gpu day: measures what predictions stand on" '[ "$(status_of constants)" = 0 ] && summary "len(d[\"tables\"][\"constants\"]) == 13"'
 
