@@ -122,6 +122,12 @@ struct longnet : Policy {
         return some ? Tile::mixed : Tile::hidden;
     }
 
+    /// A row sees no further back than the longest segment that it can be in.
+    constexpr KeptKeys kept_keys() const {
+        const int64_t longest = int64_t(segment.divisor()) << (branches - 1);
+        return {0, longest < FOR_EVER ? int(longest) : FOR_EVER};
+    }
+
     /// How many of the first T keys a row from T - 1 on sees in a segment that has not ended, per key/value head.
     double cached_keys(int T) const {
         auto needed = [&](int h, int j) {

@@ -16,6 +16,7 @@
 //     nsa_shared_kv = 1: all three use the model's, as some implementations do; cmp then takes k after QK-norm.
 //   - --window N reaches N keys back and includes the query's own: the paper's w = 512 keys are the default 511 here.
 //   - A query that sees no complete block gets 0 from cmp. A sequence may be shorter than l.
+// flash-linear-attention's form of nsa compresses by a mean; its choice, given these compressed keys, and its branches agree (README.md).
 // Documents of packed rows: all blocks are those of a document, counted from its first token (blocks/document_blocks.h). For that
 // compressed blocks have to reach as far as the next one begins (l >= d), and every token has to choose, as tiles of 64 queries are those
 // of the row.

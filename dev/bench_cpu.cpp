@@ -72,6 +72,7 @@ void bench_operations(GPT<CPU, float>& gpt, const Ceilings& top) {
         row(name, fastest(work), bytes, flops, top);
     };
     BatchFeed<CPU> feed(gpt.B, gpt.T, c.V);
+    feed.allocate(cpu);
     const Batch batch = feed.put(cpu, tokens.data(), nullptr, gpt.B, gpt.T);
     time("embedding_forward", f * 2 * c.C, 0, [&] { embedding_forward(cpu, gpt.residual, tokens.data(), w, BT, c.C); });
     time("embedding_backward", f * 3 * c.C, 0, [&] { embedding_backward(cpu, g, s.dresidual, batch.by_token, c.C); });
@@ -124,6 +125,7 @@ double bench_variant(const std::string& variant, int B, int T, const Ceilings& t
     for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int(n * 7919 % 512), targets[n] = int(n * 31 % 512);
     const CPU cpu;
     BatchFeed<CPU> feed(B, T, c.V);
+    feed.allocate(cpu);
     const Batch batch = feed.put(cpu, tokens.data(), targets.data(), B, T);
     auto step = [&] {
         gpt_forward(cpu, gpt, batch);

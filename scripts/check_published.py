@@ -124,6 +124,13 @@ def markdown(rows):
     return '\n'.join([line(HEAD), line(['---'] * len(HEAD)), *map(line, rows)])
 
 
+def rows_written(text):
+    """{(variant, published code): cells} of the table that is there."""
+    lines = text.split(BEGIN + '\n')[1].split(END)[0].splitlines()[2:]
+    cells = [line.strip('| ').split(' | ') for line in lines]
+    return {tuple(row[:2]): row + [''] * (len(HEAD) - len(row)) for row in cells}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('variants', nargs='*', metavar='VARIANT', help='default: all')
@@ -133,8 +140,9 @@ def main():
     if unknown := set(options.variants) - {check.variant for check in CHECKS}:
         parser.error(f'nothing is compared for {", ".join(sorted(unknown))}; there is {", ".join(sorted({c.variant for c in CHECKS}))}')
     if not PROGRAM.exists(): sys.exit(f'{PROGRAM.relative_to(ROOT)} is not there; make build/dev/attention_layer')
-    rows, failed = [], False
+    rows, failed, before = [], False, rows_written(README.read_text())
     for check in CHECKS:
+        rows.append(before.get((check.variant, check.source)))   # stays where the check cannot be made, or is not asked for
         if options.variants and check.variant not in options.variants: continue
         try:
             check.load(options.code)
@@ -144,12 +152,12 @@ def main():
         worst = compare(check)
         good = agrees(check, worst)
         failed = failed or not good
-        rows.append(row(check, worst))
+        rows[-1] = row(check, worst)
         print(f'{"ok" if good else "DIFFERS"} {check.name}: ' + ', '.join(f'{what} {d:.1e}' for what, d in worst.items()), flush=True)
     if options.table:
         text = README.read_text()
         before, rest = text.split(BEGIN + '\n')
-        README.write_text(before + BEGIN + '\n' + markdown(rows) + '\n' + END + rest.split(END)[1])
+        README.write_text(before + BEGIN + '\n' + markdown(filter(None, rows)) + '\n' + END + rest.split(END)[1])
     return 1 if failed else 0
 
 

@@ -44,6 +44,7 @@ done
 for variant in mosa routing seer adaptive_sparse; do
     expect "$variant looks across documents" 2 "in $variant, with these settings, what a token sees depends on other documents" ./train_$variant $many --out "$work/x" --document-mask 1
 done
+expect "shards of a single document for validation" 3 "are of one document (none is 256" ./train_causal $options --val-data "$work/data/one_train_*.bin" --val-every 1 --out "$work/x" --document-mask 1
 expect "shards of a single document" 3 "are of one document (none is 256" ./train_causal $options --train-data "$work/data/one_train_*.bin" --val-every 0 --out "$work/x" --document-mask 1
 expect "positions without a mask" 2 "is for --document-mask 1" ./train_causal $many --out "$work/x" --document-positions 1
 expect "a mask and psa" 2 "leave out --document-mask" ./train_causal $many --evaluate --attention psa --checkpoint "$work/run/step_00000004" --document-mask 1

@@ -105,6 +105,7 @@ sed 's/"engine_tokenizer": *"bytes"/"engine_tokenizer": "tokenizer.json"/' "$las
 echo >> "$work/other/tokenizer.json"
 expect "a checkpoint with another's tokenizer" 7 "other/tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
 rm "$work/other/tokenizer.json" "$work/other/manifest.json"
+expect "a run's folder" 7 "its newest checkpoint is $work/causal/step_00000012" ./generate --threads 1 --checkpoint "$work/causal" --prompt-ids 65
 expect "a folder without a tokenizer" 2 "$work/other: has no tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
 cp "$work/texts.jsonl" "$work/before"
 expect "a checkpoint that is cut off" 7 "model.safetensors" ./generate --threads 1 --checkpoint "$work/cut" --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
@@ -122,6 +123,39 @@ fi
 cp -r "$last" "$work/short" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
 expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
 expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
+
+# ---- how long quickstart's model takes for 400 bytes
+timeout 120 ./train_asga --device cpu --model qwen-2m --train-data "$work/data/small_train_*.bin" --seq-len 32 --batch-size 1 --steps 1 \
+    --val-every 0 --sample-every 0 --checkpoint-every 1 --plot 0 --out "$work/quick" > /dev/null 2>&1
+before=${EPOCHREALTIME/./}
+expect "400 bytes of asga, as quickstart has it" 0 "399 more" ./generate --device cpu --checkpoint "$work/quick/step_00000001" --prompt "We" --tokens 400 --ignore-eos
+took=$(((${EPOCHREALTIME/./} - before) / 1000))
+check "take less than 3 s ($took ms)" '[ $took -lt 3000 ]'
+
+# ---- texts that end by themselves, side by side
+for id in 65 66 67 68; do echo "{\"prompt_ids\": [$id]}"; done > "$work/ending.jsonl"
+ending="./generate --threads 1 --device cpu --checkpoint $last --temperature 3 --tokens 2000 --prompts $work/ending.jsonl"
+expect "texts that may end" 0 "4 prompts" $ending --batch 1 --out "$work/ended_1.jsonl"
+expect "three side by side" 0 "4 prompts" $ending --batch 3 --out "$work/ended_3.jsonl"
+check "end at the same tokens, before the last" 'cmp -s "$work/ended_1.jsonl" "$work/ended_3.jsonl" && [ "$(grep -c "\"ended\":true" "$work/ended_1.jsonl")" -ge 2 ] &&
+    ! grep "\"ended\":true" "$work/ended_1.jsonl" | grep -q "\"tokens\":2000"'
+
+# ---- eight prompts of different lengths, and each alone
+for n in 1 2 3 5 8 13 21 34; do printf '{"prompt": "%s", "seed": %d}\n' "$(head -c $n "$work/text.txt")" $n; done > "$work/eight.jsonl"
+expect "eight prompts" 0 "8 prompts" $many --prompts "$work/eight.jsonl" --batch 8 --out "$work/eight_out.jsonl"
+while read -r line; do
+    echo "$line" > "$work/one.jsonl" && $many --prompts "$work/one.jsonl" 2> /dev/null
+done < "$work/eight.jsonl" > "$work/each_alone.jsonl"
+check "give what each gives alone" '[ "$(wc -l < "$work/each_alone.jsonl")" -eq 8 ] && cmp -s "$work/eight_out.jsonl" "$work/each_alone.jsonl"'
+
+# ---- a text that is longer than memory: told before any is taken
+cp -r "$last" "$work/endless" && rm "$work/endless/manifest.json"
+sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 1000000000/' "$work/endless/config.json"
+cp "$work/texts.jsonl" "$work/before"
+echo '{"prompt_ids": [65]}' > "$work/endless.jsonl"
+expect "no memory for what is kept of a text" 4 "lower --tokens" bash -c 'ulimit -v 8000000; exec "$@"' - \
+    ./generate --threads 1 --device cpu --checkpoint "$work/endless" --tokens 900000000 --prompts "$work/endless.jsonl" --out "$work/texts.jsonl"
+check "and the texts of before stay" 'cmp -s "$work/texts.jsonl" "$work/before"'
 
 # ---- Ctrl-C
 for n in $(seq 4000); do echo "{\"prompt\": \"The people\", \"id\": $n}"; done > "$work/prompts.jsonl"

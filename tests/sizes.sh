@@ -32,6 +32,8 @@ long_functions . > "$work/functions"
 check "no function has more than 80 lines: $(tr '\n' ';' < "$work/functions")" '[ ! -s "$work/functions" ]'
 lines=$(wc -l < README.md)
 check "README.md has at most 150 lines ($lines)" '[ "$lines" -le 150 ]'
+lines=$(wc -l < attention/moba.cuh)   # the measure of what the interface of policies is worth
+check "attention/moba.cuh has at most 150 lines ($lines)" '[ "$lines" -le 150 ]'
 
 # What is too long is seen.
 mkdir -p "$work/tree"/{attention,model,data,dev,tests,scripts} && touch "$work/tree/train_gpt.cu"

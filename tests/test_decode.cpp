@@ -98,9 +98,9 @@ TEST_CASE("decode: adaspa changes the prompt's pass and nothing of psa's", "[dec
 }
 
 TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, of PSA's blocks, and in a window no more than that", "[decode]") {
-    auto bytes = [](const Variants& variants, const Inference& how, int T, double window = 9) {
+    auto bytes = [](const Variants& variants, const Inference& how, int T, double window = 9, double dense_until = 5) {
         Config c = config_of(Form{});   // 2 layers, 2 key heads of 6
-        c.settings["attention_window"] = window;
+        c.settings["attention_window"] = window, c.settings["attention_dense_until"] = dense_until;
         GPT<CPU, double> gpt(variants, c, 1, T, Mode::inference);
         return double(Decoder<double>(gpt, how).cache_bytes());
     };
@@ -111,7 +111,15 @@ TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, 
     CHECK(bytes(named("sliding_window"), {}, 1000) == bytes(named("sliding_window"), {}, 2000));
     CHECK(bytes(named("sliding_window"), {}, 1000, 1e9) == bytes(named("causal"), {}, 1000));
     CHECK(bytes(named("dsa"), {}, 1000) == bytes(named("dsa"), {}, 2000));
+    CHECK(bytes(named("dsa"), {}, 257, 256, 0) == bytes(named("dsa"), {}, 2000, 256, 0));
+    CHECK(bytes(named("dsa"), {}, 512, 256, 512) == bytes(named("dsa"), {}, 2000, 256, 512));   // the first 512 rows see everything
     CHECK(std::abs(bytes(named("fixed_factorized"), {}, 1024) / ((13 + 64 * 3) * keys) - 1) < 0.02);   // 3 of each 16, and a chunk
     CHECK(bytes(named("deepspeed_fixed"), {}, 1024) == bytes(named("causal"), {}, 1024));   // heads of different layouts see all
-    CHECK(bytes(named("longformer"), {}, 1000) == bytes(named("longformer"), {}, 2000));
+    for (const char* name : {"longformer", "sinks", "sinks_cache", "dsa_fixed_window", "asga_fixed"}) {
+        INFO(name);
+        CHECK(bytes(named(name), {}, 1000) == bytes(named(name), {}, 2000));
+        CHECK(bytes(named(name), {}, 1000) < 0.1 * 1000 * keys);
+    }
+    CHECK(bytes(named("longnet"), {}, 4096) == bytes(named("longnet"), {}, 2048));   // its longest segment
+    CHECK(bytes(named("longnet"), {}, 2048) == bytes(named("causal"), {}, 2048));
 }

@@ -75,7 +75,7 @@ struct Trial {
           size_t bucket = Shards::BUCKET)
         : gpt(variants, config, room_B, room_T, mode, recompute, shard, shards, bucket), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
           targets(tokens.size()) {
-        gpt.allocate(CPU{});
+        gpt.allocate(CPU{}), feed.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
         converge_sigma();
         weights_set();

@@ -71,15 +71,18 @@ void each_band(const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict, Us
     if (band.columns > 0) use(band);
 }
 
-/// mask() where bits say what is visible: SQUARE columns at a time, the last of which may lie past the end.
+/// mask() where bits say what is visible: SQUARE columns at a time, the last of which may lie past the end. A row's bits are loaded
+/// once, as compilers cannot know that what is written to z does not change them, and would not vectorise the loop.
 template <class X, class P>
 void mask_by_bits(X* z, const TileWalk<X, P>& walk, const TilePlace& at) {
-    for (int r = 0; r < at.rows; r++)
+    for (int r = 0; r < at.rows; r++) {
+        const uint64_t of_row = walk.bits(at.i0 + r, at.j0);
         for (int c0 = 0; c0 < at.columns; c0 += SQUARE) {
             X* const row = z + r * TILE + c0;
-            const uint32_t bits = walk.bits(at.i0 + r, at.j0 + c0);
+            const auto bits = uint32_t(of_row >> c0);
             for (int c = 0; c < SQUARE; c++) row[c] = bits >> c & 1 ? row[c] : X(HIDDEN);
         }
+    }
 }
 
 /// Writes HIDDEN over the pairs of a mixed tile that the policy hides: it judges squares first, and single pairs only in mixed

@@ -86,7 +86,7 @@ public:
     };
 
     /// Bits of row i, which exists: the lowest of column j, then those to the right of it in its tile.
-    constexpr uint32_t bits(int i, int j) const { return uint32_t(a_.bits.word(b_, i, j / TILE) >> (j % TILE)); }
+    constexpr uint64_t bits(int i, int j) const { return a_.bits.word(b_, i, j / TILE) >> (j % TILE); }
 
     /// Whether a function that with_visible() passes on is long: it loads from arrays, or the policy has a long_visible.
     template <class Visible>

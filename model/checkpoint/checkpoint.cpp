@@ -125,6 +125,7 @@ bool has_weights(const fs::path& folder) { return !open_weights(folder).empty();
 
 Config load_config(const fs::path& folder) {
     const fs::path path = folder / "config.json", tokenizer = folder / "tokenizer.json";
+    require_no_run(folder);
     Config config = config_from_json(read_text(path), path.string());
     if (config.tokenizer == "bytes") return config;
     verify_file(folder, tokenizer.filename());

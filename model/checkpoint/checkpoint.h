@@ -69,6 +69,9 @@ void verify_file(const std::filesystem::path& folder, const std::filesystem::pat
 /// Exit::usage if `option` names a file to write, "" for none, that lies in a checkpoint's folder, or is the log or the options of its run.
 void require_outside(const char* option, const std::filesystem::path& file, const std::filesystem::path& checkpoint);
 
+/// Exit::checkpoint, naming its newest checkpoint, if `folder` is not one itself but that of a run.
+void require_no_run(const std::filesystem::path& folder);
+
 /// The checkpoint with the highest step that verify_checkpoint() accepts, or nothing if there is none. For each refused one, a
 /// sentence is appended to `complaints` and the previous one is tried.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& out_dir, std::vector<std::string>& complaints);

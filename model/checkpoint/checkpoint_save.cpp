@@ -358,6 +358,12 @@ void require_outside(const char* option, const fs::path& file, const fs::path& c
     if (folder == own || of_run) fail(Exit::usage, option, " ", file.string(), " lies among the files of ", checkpoint.string(), "; give another place");
 }
 
+void require_no_run(const fs::path& folder) {
+    const std::vector<Found> checkpoints = list_checkpoints(folder);
+    if (!checkpoints.empty() && !path_exists(folder / "config.json"))
+        fail(Exit::checkpoint, folder.string(), ": is the folder of a run; its newest checkpoint is ", checkpoints.front().path.string());
+}
+
 std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {
     for (const Found& found : list_checkpoints(out_dir)) {
         try {

@@ -73,7 +73,7 @@ class Decoder {
 public:
     /// Precondition: places <= gpt.T, since a row of each is computed at once. allocate() comes next.
     Decoder(GPT<CPU, X>& gpt, const Inference& how, int places = 1)
-        : gpt_(gpt), how_(how), reader_(gpt.net.config, how), feed_(1, gpt.T, gpt.net.config.V), places_(places), origin_(gpt.T),
+        : gpt_(gpt), how_(how), reader_(gpt.net.config, how), feed_(1, gpt.T, gpt.net.config.V), places_(places), origin_(places),
           logits_(size_t(places) * gpt.net.config.V) {
         for (Layers& layers : places_) layers = text_of_layers();
     }

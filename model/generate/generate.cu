@@ -1,4 +1,5 @@
 // ./generate: text from a checkpoint of any variant that the program is linked with.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -60,7 +61,7 @@ static bool parse(int argc, char** argv, Options& o) {
                    "how the matrices, and keys and values of the text, are stored: bf16 takes half the memory of fp32, and of reading it; "
                    "the CPU computes in fp32 all the same. auto: bf16 on a GPU, fp32 on the CPU")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
-    app.add_option("--threads", o.threads, "OpenMP threads; 0: all processors")->transform(whole_number_from(0, 4096));
+    app.add_option("--threads", o.threads, "OpenMP threads; 0: one for every four million parameters, at most all processors")->transform(whole_number_from(0, 4096));
     add_inference_options(app, o.inference);
     app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -143,6 +144,14 @@ static void write(const Variants& variants, const Options& o, const WritingJob& 
     });
 }
 
+/// --threads 0: a thread for every four million parameters, as far as there are processors. A step reads these in less than a
+/// millisecond; what is shorter gains little from a second processor, and waits for it where that one is busy.
+static void use_enough_threads(const Options& o, const Variants& variants, const Config& config) {
+    const int most = use_threads(o.threads, 1);
+    const size_t enough = Qwen(variants, config).tensors.parameters() / 4'000'000;
+    if (o.threads == 0) use_threads(int(std::clamp<size_t>(enough, 1, size_t(most))), 1);
+}
+
 static void run(const Options& o) {
     Config config = load_config(o.checkpoint);
     const Variants variants = complete(config, variant_of_checkpoint(config, o.checkpoint), o.checkpoint);
@@ -163,7 +172,7 @@ static void run(const Options& o) {
                                       ids.empty() ? "--prompt" : "--prompt-ids"));
     else prompts = read_prompts(o.prompts, tokenizer.get(), config.V, config.max_positions);
     for (const Prompt& prompt : prompts) require_plain_attention(o, config, prompt.ids.size() + size_t(o.tokens) - 1);
-    use_threads(o.threads, 1);
+    use_enough_threads(o, variants, config);
     catch_stop_signals();
     const Tokenizer* const shows = o.print_ids ? nullptr : tokenizer.get();
     std::unique_ptr<TextOutput> output;

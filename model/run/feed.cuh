@@ -23,16 +23,14 @@ class BatchFeed<CPU> {
 public:
     /// For batches of at most B x T tokens of a vocabulary of V.
     BatchFeed(int B, int T, int V, DocumentBorders borders = {})
-        : V_(V),
-          borders_(borders),
-          tokens_(size_t(B) * T),
-          targets_(tokens_.size()),
-          rows_(tokens_.size()),
-          starts_(borders ? tokens_.size() : 0),
-          runs_(RowsByToken::capacity_for(B * T, V)) {}
+        : V_(V), borders_(borders), count_(size_t(B) * T), capacity_(RowsByToken::capacity_for(B * T, V)) {}
 
-    /// Allocates device memory. Call once, before anything else.
-    void allocate(CPU) {}
+    /// Allocates device memory. Call once, before anything else but bytes().
+    void allocate(CPU) {
+        for (auto* of_tokens : {&tokens_, &targets_, &rows_}) of_tokens->resize(count_);
+        if (borders_) starts_.resize(count_);
+        runs_.resize(capacity_);
+    }
 
     /// The loader's next micro-batch of B x T tokens; valid until the next call.
     Batch next(CPU, Loader& loader, int B, int T) {
@@ -46,7 +44,7 @@ public:
     /// Precondition: the batch fits (std::logic_error). Tokens (B, T) from the host, and targets (B, T) unless null, in which case
     /// the batch cannot be trained on. Valid until the next call.
     Batch put(CPU, const int32_t* tokens, const int32_t* targets, int B, int T) {
-        require_room(B, T, tokens_.size());
+        require_room(B, T, count_);
         std::copy_n(tokens, size_t(B) * T, tokens_.data());
         if (!targets) return {B, T, tokens_.data(), nullptr, {}, documents(B, T)};
         std::copy_n(targets, size_t(B) * T, targets_.data());
@@ -54,7 +52,7 @@ public:
     }
 
     size_t bytes() const {
-        return sizeof(int32_t) * (3 * tokens_.size() + starts_.size()) + sizeof(TokenRun) * runs_.size();
+        return sizeof(int32_t) * (borders_ ? 4 : 3) * count_ + sizeof(TokenRun) * size_t(capacity_);
     }
 
 private:
@@ -71,6 +69,8 @@ private:
 
     int V_;
     DocumentBorders borders_;
+    size_t count_;   // of tokens
+    int capacity_;   // runs
     std::vector<int32_t> tokens_, targets_, rows_, starts_;
     std::vector<TokenRun> runs_;
 };

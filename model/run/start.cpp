@@ -228,6 +228,7 @@ Data open_data(const Options& o, int ranks, Config& config) {
         fail(Exit::usage, "--document-mask needs the token between documents, and the data's tokenizer is unknown; make shards with "
              "./tokenize, or give --model a folder whose config.json has eos_token_id");
     require_borders(data.train.get(), o, config);
+    require_borders(data.val.get(), o, config);
     if (data.tokenizer && o.sample_every) require_prompt(*data.tokenizer, o.prompt);
     for (const EvaluationFile& file : tasks)
         data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));

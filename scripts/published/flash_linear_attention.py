@@ -11,6 +11,8 @@ CMP, SLC = 0, 1
 WINDOW = 12
 NSA = {'nsa_block': 8, 'nsa_stride': 8, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 1, 'nsa_choice': 0}
 NSA_SIZES = ((1, 340, 4, 2), (2, 290, 4, 1), (1, 65, 2, 2))
+NSA_BY_TILES = NSA | {'nsa_block': NSA_TILE, 'nsa_stride': NSA_TILE}   # compressed blocks are those that are chosen
+TILES_SIZES = ((1, 640, 4, 2), (2, 500, 4, 1), (1, 65, 2, 2))
 
 
 def tokens_first(*heads):
@@ -53,6 +55,15 @@ def nsa_selected(a, w):
     return naive_nsa_selection(*tokens_first(a.q, a.k, a.v), numbers.transpose(1, 2), NSA_TILE).transpose(1, 2)
 
 
+def nsa_chosen(a, w):
+    from fla.ops.nsa.naive import naive_nsa_selection, naive_nsa_topk
+    with torch.no_grad():
+        q, keys = tokens_first(a.q_pre, compress(a.k_pre, own(w), 'phi_k', NSA_BY_TILES))
+        if a.T % NSA_TILE: keys = torch.cat([keys, torch.zeros_like(keys[:, :1])], 1)   # the last, incomplete block has a number, too
+        numbers = naive_nsa_topk(q, keys, NSA_BY_TILES['nsa_selected'], NSA_TILE, a.HS ** -0.5)
+    return naive_nsa_selection(*tokens_first(a.q, a.k, a.v), numbers, NSA_TILE).transpose(1, 2)
+
+
 def nsa_compressed(a, w):
     from fla.ops.nsa.naive import naive_nsa_compression
     keys, values = compress(a.k_pre, own(w), 'phi_k', NSA), compress(a.v, own(w), 'phi_v', NSA)
@@ -71,6 +82,8 @@ CHECKS = [
     Check('nsa', 'flash-linear-attention, naive_nsa_selection', nsa_selected, NSA, NSA_SIZES, prepare=only(SLC),
           imports=('fla.ops.nsa.naive',), **HERE,
           remark='selected blocks alone, the choice by scripts/attention_torch: its own compression is a mean, ours the paper\'s network'),
+    Check('nsa', 'flash-linear-attention, naive_nsa_topk and naive_nsa_selection', nsa_chosen, NSA_BY_TILES, TILES_SIZES, prepare=only(SLC),
+          imports=('fla.ops.nsa.naive',), **HERE, remark='selected blocks alone, the choice by theirs, by compressed keys that do not overlap'),
     Check('nsa', 'flash-linear-attention, naive_nsa_compression', nsa_compressed, NSA, NSA_SIZES, prepare=only(CMP),
           imports=('fla.ops.nsa.naive',), **HERE, remark='compressed keys alone, blocks that do not overlap'),
 ]

@@ -35,6 +35,7 @@ void check_packed(const Variant& variant, const Config& config) {
     }
     for (const bool restart : {false, true}) {
         packed.feed = BatchFeed<CPU>(B, T, config.V, {border, restart});
+        packed.feed.allocate(CPU{});
         packed.loss_and_gradients();
         CHECK(difference(std::vector<double>(packed.gpt.scratch.losses, packed.gpt.scratch.losses + B * T), losses, {1e-9, 0}) == "");
         for (const Tensor& t : packed.gpt.net.tensors) {

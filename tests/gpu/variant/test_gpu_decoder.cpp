@@ -1,6 +1,7 @@
 // Texts that a whole model writes on the GPU, token by token, against passes of the CPU, in double, over each text so far. On a machine
 // without a GPU it runs on the emulator.
 #include "model/generate/gpu_decoder.cuh"
+#include "model/operations/matmul.cuh"
 #include "model/generate/sample.h"
 #include "tests/gpu/gpu_trial.h"
 #include "tests/threads.h"
@@ -107,6 +108,15 @@ void check_sample(const Variant& variant) {
         expected.push_back(sample_token(logits.data(), V, greedy, n));
     }
     CHECK(text == expected);
+
+    // A longer text has no products that a shorter one has not.
+    const auto write = [&](int tokens) {
+        std::vector<int32_t> ids(exact.tokens.begin(), exact.tokens.begin() + 30);
+        sample_text(trial.device, trial.gpt, ids, tokens, greedy);
+        return Matmuls::of_process().plans_made();
+    };
+    const size_t plans = write(2);
+    CHECK(write(9) == plans);
 }
 
 }   // namespace

@@ -33,6 +33,7 @@ void check_gradients(const Variant& variant, const Config& config, int B, int T,
     Trial<double> exact(Variants(twin_of(variant), {&on_cpu::causal}), config, B, T, B, T);
     GpuTrial<X> gpu(Variants(variant, {&on_gpu::causal}), config, B, T, Recompute::nothing, borders);
     exact.feed = BatchFeed<CPU>(B, T, config.V, borders);
+    exact.feed.allocate(CPU{});
     for (int32_t& token : exact.tokens) token = begins.empty() || token != borders.end_of_text ? token : token + 1;
     for (const int begin : begins) exact.tokens[begin] = borders.end_of_text;
     if (borders) REQUIRE(std::count(exact.tokens.begin() + 1, exact.tokens.end(), borders.end_of_text) > 0);
