@@ -57,6 +57,8 @@ check "experiments: planning leaves no ledger" '[ -d "$work/planned" ] && [ ! -e
 expect "experiments: a plan on a full disk" 3 "standard output: No space left" bash -c '"$@" > /dev/full' - "${stage[@]}"
 expect "experiments: a plan of which one line is read" 0 "" bash -c '{ "$@" || [ $? -eq 1 ]; } | head -1' - "${stage[@]}"
 check "experiments: says nothing else" '[ ! -s "$work/stderr" ]'
+check "experiments: make has the names of the contract" 'make -n experiments SCALE=smoke ONLY=e2_dsa 2>&1 | tr -s "\\\\\n " " " |
+    grep -q "run.py e2_dsa --scale smoke --out out/experiments .*report.py --ledger out/experiments/ledger.jsonl --out out/experiments --scale smoke e2_dsa"'
 expect "experiments: scripts for Slurm" 0 "" "${run[@]}" e2_dsa --scale paper --slurm --out "$work/a"
 check "experiments: an array element for every run" \
     'grep -q "^#SBATCH --array=0-29$" "$work/a/slurm/e2_dsa_paper_seeds.sbatch" &&
