@@ -114,9 +114,11 @@ lab-check: ## whether the error of lab N is gone: hidden tests on the sources in
 kernel-report: build/config.mk ## what the GPU kernels cost on paper: their machine code, counted (KERNEL_REPORT=OPTIONS)
 	@$(or $(PYTHON),python3) dev/kernel_report/report.py $(KERNEL_REPORT)
 
-experiments: ## published claims run again, report in out/report (EXPERIMENTS="e1_asga e2_dsa", SCALE=smoke, EXPERIMENT_OPTIONS=...)
-	@$(or $(PYTHON),python3) scripts/experiments/run.py $(or $(EXPERIMENTS),all) --scale $(or $(SCALE),reduced) $(EXPERIMENT_OPTIONS)
-	@$(or $(PYTHON),python3) scripts/experiments/report.py --scale $(or $(SCALE),reduced) $(EXPERIMENTS)
+experiments: ## published claims run again, out/experiments/report.html (SCALE=smoke, ONLY="e1_asga e2_dsa", EXPERIMENT_OPTIONS=...)
+	@$(or $(PYTHON),python3) scripts/experiments/run.py $(or $(ONLY),all) --scale $(or $(SCALE),reduced) --out out/experiments \
+	    $(EXPERIMENT_OPTIONS)
+	@$(or $(PYTHON),python3) scripts/experiments/report.py --ledger out/experiments/ledger.jsonl --out out/experiments \
+	    --scale $(or $(SCALE),reduced) $(ONLY)
 
 configure: ## look again for compilers and libraries; the next make takes what there is
 	@CXX="$(CXX)" scripts/probe.sh build/config.mk
@@ -244,10 +246,12 @@ build/emulated/engine.a: $(DEVICE_UNITS:%=build/emulated/%.o)
 build/engine.a build/gpu/engine.a build/emulated/engine.a:
 	@rm -f $@ && ar rcs $@ $(filter %.o,$^)
 
-# The commit that is built, for a run's log; "-dirty" behind it says that files differ from it.
+# The commit that is built, and whether files differ from it ("-dirty" behind it), for a run's log.
 COMMIT ?= $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2> /dev/null),unknown)
 build/commit.cpp: $(FORCED)
-	@mkdir -p $(@D) && printf '%s\n' '#include "model/base/process.h"' 'const char* source_commit() { return "$(COMMIT)"; }' $(IF_CHANGED)
+	@mkdir -p $(@D) && printf '%s\n' '#include "model/base/process.h"' \
+	    'const char* source_commit() { return "$(COMMIT:%-dirty=%)"; }' \
+	    'bool source_is_dirty() { return $(if $(filter %-dirty,$(COMMIT)),true,false); }' $(IF_CHANGED)
 # What checkpoints carry of the tree: a program may run where there is none.
 CARRIED := $(wildcard scripts/attention_torch/*.py) $(VARIANTS:%=attention/%.cuh)
 build/carried_texts.cpp: $(FORCED)

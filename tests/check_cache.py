@@ -32,7 +32,7 @@ later, kept, device, code, log = sys.argv[1:]
 once = pathlib.Path(sys.argv[0] + '.once')
 seconds = float(later) * (1 if once.exists() else 1 / 3)
 once.touch()
-pathlib.Path(log[6:]).write_text(json.dumps({'event': 'writing', 'machine': 'm', 'program': 'p', 'device': device, 'weights': 'fp32',
+pathlib.Path(log[6:]).write_text(json.dumps({'event': 'writing', 'machine': 'm', 'commit': 'c', 'dirty': 0, 'binary_hash': 'p', 'device': device, 'weights': 'fp32',
     'prompt_tokens': 5, 'reading_seconds': 0.5, 'later_tokens': 2, 'writing_seconds': seconds, 'cache_bytes': int(kept)}))
 sys.exit(print('no room', file=sys.stderr) or int(code))
 """

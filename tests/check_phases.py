@@ -168,7 +168,32 @@ def comparisons():
           [('causal', 32), ('dsa', 32), ('dsa --window 8', '8')] and len(runs) == 9, runs[:3])
 
 
+RESULT = {'val_loss': 1.5, 'val_bpb': 2.25, 'weights_hash': 'w', 'steps': 20, 'tokens': 640, 'seconds': 3.5, 'machine': 'cpu: m',
+          'flops_per_token': 10.0, 'validation': [[10, 320, 1.75, 2], [20, 640, 1.5, 3.5]], 'ms': 150.0}
+FLAT = {'status': 'done', 'steps': 20, 'tokens': 640, 'lr': 0.004, 'val_loss': 1.5, 'bits_per_byte': 2.25, 'seconds': 3.5, 'flops': 6400.0,
+        'weights_hash': 'w', 'commit': 'a24b83046f78', 'dirty': True, 'machine': 'cpu: m', 'command': 'train'}
+
+
+def lines_of_ledgers(work):
+    run = {'key': 'k', 'experiment': 'e2_dsa', 'arm': 'a', 'seed': 1, 'options': {'lr': 0.004}}
+    path, old = work / 'lines.jsonl', {name: value for name, value in RESULT.items() if name != 'tokens'}
+    lines = [{'event': 'start', 'key': 'k', 'command': 'train'},
+             {'event': 'done', 'time': '2026-11-24T01:00:00Z', **run, 'commit': 'a24b83046f78+01234567', 'result': old}]
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    read = ledger.Ledger(path).finished['k']
+    check('an old line has flat fields when it is read, and its result', {name: read.get(name) for name in FLAT} == FLAT and
+          read['result'] == RESULT and read['date'] == '2026-11-24T01:00:00Z', read)
+    fields, rest = ledger.flat('done', run['options'], RESULT)
+    book = ledger.Ledger(work / 'new.jsonl')
+    book.append('done', **run, **fields, commit='a24b83046f78', dirty=True, command='train', result=rest)
+    written = json.loads((work / 'new.jsonl').read_text())
+    check('a new one has them in the file, once', {name: written.get(name) for name in FLAT} == FLAT and written['date'] and
+          set(written['result']) == {'flops_per_token', 'validation', 'ms'}, written)
+    check('and its whole result when it is read', book.finished['k']['result'] == RESULT, book.finished['k'])
+
+
 with tempfile.TemporaryDirectory() as folder:
+    lines_of_ledgers(Path(folder))
     phases(Path(folder))
     step_times(Path(folder))
     classes(Path(folder))

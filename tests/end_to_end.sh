@@ -85,13 +85,17 @@ else
 fi
 
 # ---- where a run comes from, in its log
-provenance() { grep -m 1 -o "\"$2\":\"[^\"]*\"" "$1/log.jsonl"; }
-check "the log names commit, machine and program" 'provenance "$work/causal" commit | grep -qE "\"([0-9a-f]{12}(-dirty)?|unknown)\"" &&
-    provenance "$work/causal" machine | grep -q "cpu: .* thread" && provenance "$work/causal" program | grep -qE "[0-9a-f]{16}" &&
-    [ "$(provenance "$work/causal" program)" != "$(provenance "$work/asga" program)" ]'
-check "and the same data by the same fingerprint" '[ "$(provenance "$work/causal" train_data)" = "$(provenance "$work/asga" train_data)" ] &&
-    provenance "$work/causal" train_data | grep -qE "[0-9a-f]{16}" &&
-    [ "$(provenance "$work/causal" train_data | cut -d: -f2)" != "$(provenance "$work/causal" val_data | cut -d: -f2)" ]'
+# provenance FOLDER FIELD: its value in the first record.
+provenance() { grep -m 1 '"event":"config"' "$1/log.jsonl" | grep -oE "\"$2\":(\"[^\"]*\"|[0-9.e+]+)" | cut -d: -f2-; }
+check "the log names commit, machine, BLAS and program" 'provenance "$work/causal" commit | grep -qE "^\"([0-9a-f]{12}|unknown)\"$" &&
+    provenance "$work/causal" dirty | grep -qx "[01]" && provenance "$work/causal" machine | grep -q "cpu: .* thread" &&
+    provenance "$work/causal" blas | grep -q "BLAS" && provenance "$work/causal" flops_per_token | grep -qE "^[1-9]" &&
+    provenance "$work/causal" binary_hash | grep -qE "^\"[0-9a-f]{16}\"$" &&
+    [ "$(provenance "$work/causal" binary_hash)" != "$(provenance "$work/asga" binary_hash)" ]'
+train causal "$work/elsewhere" --steps 1 --val-data "$work/data/small_train_*.bin"
+check "and the same data by the same hash" 'provenance "$work/causal" data_hash | grep -qE "^\"[0-9a-f]{16}\"$" &&
+    [ "$(provenance "$work/causal" data_hash)" = "$(provenance "$work/asga" data_hash)" ] &&
+    [ "$(provenance "$work/causal" data_hash)" != "$(provenance "$work/elsewhere" data_hash)" ]'
 
 # ---- a loss mask: one that hides nothing changes no bit; ranks and micro-steps divide its targets without changing their mean
 python3 - "$work/data" << 'END'

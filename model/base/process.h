@@ -16,9 +16,10 @@ void require_printed();
 void catch_stop_signals();
 bool stop_requested();
 
-/// The commit that the program was built from, "1a2b3c4d5e6f", with "-dirty" appended if files differed from it; "unknown" outside
-/// of git. (The Makefile writes it.)
+/// The commit that the program was built from, "1a2b3c4d5e6f", "unknown" outside of git; and whether files differed from it. (The
+/// Makefile writes both.)
 const char* source_commit();
+bool source_is_dirty();
 
 /// The path of the running program; empty if /proc does not provide it.
 std::string program_path();

@@ -41,7 +41,7 @@ std::string facts_table(const Config& c, const TensorList& list, const float* we
     table += row("validation loss", loss_text(state.last_val_loss));
     table += row("weights hash", hexadecimal(weights_hash(list, weights)));
     table += row("seed", std::to_string(state.seed));
-    table += row("made by commit", source_commit());
+    table += row("made by commit", std::string(source_commit()) + (source_is_dirty() ? "-dirty" : ""));
     return table + "\nA validation loss is the last one that was measured up to this step. All options are in trainer_state.json.\n";
 }
 

@@ -16,5 +16,5 @@ void gemm(Transpose ta, Transpose tb, int M, int N, int K, double alpha, const d
 /// Number of threads of a product outside of parallel regions.
 void use_blas_threads(int threads);
 
-/// "OpenBLAS SkylakeX"
+/// The library and its kernels: "OpenBLAS SkylakeX".
 std::string describe_blas();

@@ -3,9 +3,7 @@
 #include <vector>
 
 #include "attention/inference/reader.h"
-#include "data/documents/files.h"
 #include "model/base/error.h"
-#include "model/base/process.h"
 #include "model/generate/write_texts.h"
 #include "model/run/report.h"
 
@@ -14,17 +12,16 @@
 inline void log_writing(JsonLines& log, const std::vector<JsonLines::Field>& where, const WritingTimes& times, size_t kept_bytes,
                         const InferenceCount& read) {
     std::vector<JsonLines::Field> fields = {{"event", "writing"},
-                                            {"commit", source_commit()},
-                                            {"program", program_path().empty() ? "" : file_hash(program_path())},
                                             {"texts", int64_t(times.texts)},
                                             {"prompt_tokens", int64_t(times.prompt_tokens)},
                                             {"reading_seconds", times.reading},
                                             {"later_tokens", int64_t(times.later_tokens())},
                                             {"writing_seconds", times.writing},
                                             {"cache_bytes", int64_t(kept_bytes)}};
-    fields.insert(fields.end(), where.begin(), where.end());
+    append(fields, of_program());
+    append(fields, where);
     if (read.psa.rows > 0 || read.adaspa.heads > 0)
-        fields.insert(fields.end(), {{"pairs_read", read.pairs_read()}, {"mass_kept", read.mass_kept()}});
+        append(fields, {{"pairs_read", read.pairs_read()}, {"mass_kept", read.mass_kept()}});
     log.write(fields);
     log.finish();
     if (log.failed()) fail(Exit::data, "--log: could not be written completely");

@@ -10,7 +10,6 @@
 
 #include "model/base/disk.h"
 #include "model/base/hash.h"
-#include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/run/run.cuh"
@@ -109,6 +108,16 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
     return state;
 }
 
+/// Of the shards that are read, training before validation: 16 hexadecimal digits.
+inline std::string data_hash(const Data& data) {
+    Hasher all;
+    for (const auto* stream : {data.train.get(), data.val.get()}) {
+        const std::string part = (stream ? stream->fingerprint() : "none") + "\n";
+        all.add(part.data(), part.size());
+    }
+    return hexadecimal(all.digest());
+}
+
 /// The first record of a log: what is computed, from which data, by which program and where.
 template <class Device, class X>
 void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more = {}) {
@@ -119,13 +128,12 @@ void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more =
                                             {"flops_per_token", run.flops.per_token},
                                             {"ranks", int64_t(run.ranks.size())},
                                             {"machine", describe(run.device, omp_get_max_threads())},
-                                            {"commit", source_commit()},
-                                            {"program", program_path().empty() ? "" : file_hash(program_path())},
-                                            {"train_data", run.data.train ? run.data.train->fingerprint() : ""},
-                                            {"val_data", run.data.val ? run.data.val->fingerprint() : ""},
+                                            {"blas", describe_blas(run.device)},
+                                            {"data_hash", data_hash(run.data)},
                                             {"options", run.o.resolved}};
+    append(fields, of_program());
     if (!run.gpt.net.config.layers.empty()) fields.push_back({"layers", run.gpt.net.pattern});
-    fields.insert(fields.end(), more.begin(), more.end());
+    append(fields, more);
     run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
 }
 

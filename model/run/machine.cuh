@@ -6,6 +6,7 @@
 
 #include "model/base/text.h"
 #include "model/config.h"
+#include "model/device/blas.h"
 #include "model/device/machine.h"
 #include "model/device/memory.cuh"
 #include "model/operations/linear.cuh"
@@ -27,6 +28,7 @@ inline size_t available_memory(CPU) { return available_memory(); }
 inline size_t peak_memory(CPU) { return peak_memory(); }
 inline int ranks_per_device(CPU, int local_ranks) { return local_ranks; }
 inline std::string describe(CPU, int threads) { return "cpu: " + describe_cpu(threads); }
+inline std::string describe_blas(CPU) { return describe_blas(); }
 inline void require_sizes(CPU, const Config&) {}
 inline MatmulOrigins matmul_origins(CPU) { return {}; }
 inline void warn(CPU) { warn_about_blas(); }

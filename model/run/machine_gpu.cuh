@@ -194,6 +194,7 @@ inline std::string describe(GPU device, int) {
     if (!device.stream) return "cuda: none here, a plan only";
     return "cuda: " + own_gpu_kind().text();
 }
+inline std::string describe_blas(GPU) { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }
 inline void warn(GPU) {}
 
 /// Exit::usage, before anything is allocated, for a model that the kernels would refuse in the first step.

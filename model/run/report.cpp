@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "data/documents/files.h"
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/process.h"
@@ -105,6 +106,11 @@ void JsonLines::write(const std::vector<Field>& fields, const char* key, const s
     std::string line = line_of(object_of(fields));
     line.insert(line.rfind('}'), text(",\"%s\":%s", key, json.c_str()));
     put(line);
+}
+
+std::vector<JsonLines::Field> of_program() {
+    const std::string path = program_path();
+    return {{"commit", source_commit()}, {"dirty", int64_t(source_is_dirty())}, {"binary_hash", path.empty() ? "" : file_hash(path)}};
 }
 
 // ---- the step line

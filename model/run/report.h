@@ -47,6 +47,14 @@ private:
     bool failed_ = false;
 };
 
+/// What a record says of the program that writes it: `commit`, `dirty` (1: built of files that differ from the commit) and
+/// `binary_hash`.
+std::vector<JsonLines::Field> of_program();
+
+inline void append(std::vector<JsonLines::Field>& fields, const std::vector<JsonLines::Field>& more) {
+    fields.insert(fields.end(), more.begin(), more.end());
+}
+
 /// One optimiser step, as printed and logged.
 struct StepReport {
     int64_t step, steps;   // from 1; of how many

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger import MachineLock, RunLock
+from ledger import MachineLock, RunLock, flat
 from packages import EXIT_SIGNAL, Refused
 from prepare import ROOT
 from results import is_finished, last_step, read_log, result_of
@@ -179,7 +179,7 @@ class Jobs:
         to wait for."""
         for origin in run.origins:
             if self.ledger.finished[origin.key]['event'] == 'diverged':
-                self._enter(run, result_of(self.folder(run)), f'the run that it starts from diverged ({origin.name})')
+                self._enter(run, 'diverged', result_of(self.folder(run)), f'the run that it starts from diverged ({origin.name})')
                 return True
         if self.again or run.kind != 'train' or not is_finished(read_log(self.folder(run) / 'log.jsonl')):
             return False
@@ -246,34 +246,31 @@ class Jobs:
                 child.lock.release()
                 self.free.insert(0, child.place)
 
-    def _enter(self, run, result, why=''):
-        """The ledger's line for a run that has its result, or that diverged, and why."""
-        fields = {
-            'key': run.key,
-            **run.labels,
-            'variant': run.variant,
-            'kind': run.kind,
-            'options': run.options,
-            **self.record(run),
-            'result': result,
-        }
+    def _enter(self, run, status, result, why='', **more):
+        """The ledger's line for a run that ended, and why where it is not done."""
+        fields, rest = flat(status, run.options, result)
+        fields = {'key': run.key, **run.labels, 'variant': run.variant, 'kind': run.kind, **fields, **self.record(run),
+                  'command': self.ledger.commands.get(run.key, ''), 'options': run.options, **more, 'result': rest}
         if run.origin: fields['origin'] = run.origin.key
-        if self.again:
-            before = self.ledger.finished[run.key]['result'].get('weights_hash')
-            self.ledger.append('again', key=run.key, weights_hash=result['weights_hash'])
-            if before != result['weights_hash']:
-                self.say(f'{run.name}: has other weights than the ledger says ({before}): another machine or number of threads')
-        else:
-            self.ledger.append('diverged' if why else 'done', **fields, **({'why': why} if why else {}))
+        self.ledger.append(status, **fields, **({'why': why} if why else {}))
+
+    def _enter_again(self, run, result):
+        """The line for a run whose result is in the ledger already."""
+        before = self.ledger.finished[run.key]['weights_hash']
+        self.ledger.append('again', key=run.key, weights_hash=result['weights_hash'])
+        if before != result['weights_hash']:
+            self.say(f'{run.name}: has other weights than the ledger says ({before}): another machine or number of threads')
 
     def _finish(self, run, folder, code, told=False, seconds=0.0):
         """The ledger's line for a trainer that has ended."""
         printed = (folder / 'stdout.txt').read_text(errors='replace') if (folder / 'stdout.txt').exists() else ''
         result = result_of(folder, printed)
         if run.kind != 'train': result['seconds'] = round(seconds, 3)
+        diverged = result.pop('diverged', '')
         if code == 0 or code == EXIT_NOT_FINITE:
-            why = result.pop('diverged', '') or ('a loss is not finite' if code else '')
-            self._enter(run, result, why)
+            why = diverged or ('a loss is not finite' if code else '')
+            if self.again: self._enter_again(run, result)
+            else: self._enter(run, 'diverged' if why else 'done', result, why)
             self.done_here += 1
             loss = (
                 'diverged: ' + why if why else f'validation {result["val_loss"]:.4f}' if result['val_loss'] is not None else 'done'
@@ -291,7 +288,7 @@ class Jobs:
             )
             why = lines[-1] if lines else f'ended by signal {-code}' if code < 0 else f'ended with code {code}'
             self.failed.append(run.key)
-            self.ledger.append('failed', key=run.key, code=code, why=why)
+            self._enter(run, 'failed', result, why, code=code)
             self.say(f'FAILED: {run.name}: {why} ({folder}/stderr.txt)')
 
     # ---- progress

@@ -8,6 +8,10 @@ it is written, threads, whether it is resumed) are left out. Records:
     {"event": "done" | "diverged", "key": ..., ...}            a finished run with its results: never run again
     {"event": "fixed", "name": ..., "value": ...}              a choice that later runs stand on, such as an arm's best rate
 
+Lines of runs that ended (done, diverged, failed) have flat what every run has: experiment, arm, variant, seed, scale, status (which
+of the three), steps, tokens, lr, val_loss, bits_per_byte, seconds, flops, weights_hash, commit, dirty, machine, data_hash, command,
+date; `result` is the rest, such as curves. flat() makes such a line, filled() is what reads it, and older ones.
+
 Whatever kills a writer, the lines before stay as they were: a line cut in half is passed over with a sentence, and its run
 repeated.
 """
@@ -24,6 +28,8 @@ from pathlib import Path
 from packages import EXIT_DATA, Refused
 
 FINISHED = ('done', 'diverged')
+FLAT = {'steps': 'steps', 'tokens': 'tokens', 'val_loss': 'val_loss', 'bits_per_byte': 'val_bpb', 'seconds': 'seconds',
+        'weights_hash': 'weights_hash', 'machine': 'machine'}   # name in a line: name in a result
 WITHOUT_EFFECT = ('out', 'threads', 'resume', 'device', 'plot', 'sample-every', 'checkpoint-every', 'keep-checkpoints')
 
 
@@ -34,12 +40,35 @@ def key_of(variant, options, commit, data):
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def flat(status, options, result):
+    """What stands flat in the line of a run that ended, and the rest of its result."""
+    per_token, tokens = result.get('flops_per_token'), result.get('tokens')
+    fields = {'status': status, 'lr': options.get('lr'), 'flops': per_token * tokens if per_token and tokens else None}
+    fields |= {name: result.get(inner) for name, inner in FLAT.items()}
+    return fields, {name: value for name, value in result.items() if name not in FLAT.values()}
+
+
+def filled(record, command):
+    """The record of a finished run with all flat fields and its whole result. Lines from before 2026-11-26 have the result alone, a
+    commit with "+" and a hash behind it where files differed, and the command in the line of the start, given here."""
+    result = record.setdefault('result', {})
+    if 'status' in record:
+        result |= {inner: record.get(name) for name, inner in FLAT.items()}
+        return record
+    last = (result.get('validation') or [[None, None]])[-1]
+    if last[0] == result.get('steps'): result.setdefault('tokens', last[1])
+    fields, _ = flat(record['event'], record.get('options', {}), result)
+    commit, _, changes = record.get('commit', '').partition('+')
+    return record | fields | {'commit': commit, 'dirty': bool(changes), 'command': command, 'date': record.get('time')}
+
+
 class Ledger:
     """The file's records, read again by refresh(), and what is known of each key."""
 
     def __init__(self, path):
         self.path = Path(path)
         self.records, self.finished, self.fixed = [], {}, {}
+        self.commands = {}   # of the runs that were started, by key
         self._reported = set()
         self.refresh()
 
@@ -66,9 +95,11 @@ class Ledger:
                 print(f'{self.path}:{number}: is cut short or no record; passed over, and its run is repeated', file=sys.stderr)
                 self._reported.add(number)
             return
-        self.records.append(record)
+        if record['event'] == 'start': self.commands[record.get('key')] = record.get('command', '')
         if record['event'] in FINISHED and 'key' in record:
+            record = filled(record, self.commands.get(record['key'], ''))
             self.finished.setdefault(record['key'], record)
+        self.records.append(record)
         if record['event'] == 'fixed' and 'name' in record:
             self.fixed.setdefault(record['name'], record.get('value'))
 
@@ -79,7 +110,7 @@ class Ledger:
     def append_all(self, events):
         """Adds lines (event, fields) in one write."""
         now = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())
-        line = b''.join(json.dumps({'event': event, 'time': now, **fields}, separators=(',', ':'), allow_nan=False).encode() + b'\n'
+        line = b''.join(json.dumps({'event': event, 'date': now, **fields}, separators=(',', ':'), allow_nan=False).encode() + b'\n'
                         for event, fields in events)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ def result_of(folder, printed=''):
         'train_loss': done.get('loss') if finite(done.get('loss')) else None,
         'val_bpb': validations[-1].get('val_bpb') if validations else None,
         'weights_hash': done.get('weights_hash'), 'peak_bytes': done.get('peak_bytes'), 'parameters': config.get('parameters'),
-        'steps': steps[-1]['step'] if steps else 0, 'seconds': round(total, 3),
+        'steps': steps[-1]['step'] if steps else 0, 'tokens': steps[-1].get('tokens') if steps else 0, 'seconds': round(total, 3),
         'ms': round(statistics.median(times), 3) if times else None,
         'validation': [[r['step'], tokens_at.get(r['step']), r['val_loss'], seconds_at.get(r['step'])] for r in validations],
         'training': thinned([[r['step'], r['loss']] for r in steps if finite(r.get('loss'))]),
@@ -110,8 +110,9 @@ def flops_of(rows):
 
 
 def provenance(config):
-    """What the trainer itself says of where a run comes from."""
-    return {key: config[key] for key in ('machine', 'flops_per_token', 'program', 'train_data', 'val_data') if config.get(key)}
+    """What the trainer itself says of where a run comes from; its hash of the shards that it read is other than the plan's of files."""
+    found = {key: config[key] for key in ('machine', 'blas', 'flops_per_token', 'binary_hash') if config.get(key)}
+    return found | ({'data_read': config['data_hash']} if config.get('data_hash') else {})
 
 
 def evaluations(records):

@@ -43,14 +43,14 @@ def parse(arguments):
     parser.add_argument('--scale', default='reduced', help=f'{", ".join(SCALES)} (default reduced)')
     parser.add_argument('--seeds', type=int, help='instead of those of the plan; 0: the sweep alone')
     parser.add_argument('--arms', nargs='+', help='these and the baseline')
-    parser.add_argument('--jobs', type=int, default=0, help='runs at once (default: one per GPU; on a CPU one)')
+    parser.add_argument('--jobs', type=int, default=0, help='runs at once (default: one per GPU; on a CPU one, at scale smoke one per processor)')
     parser.add_argument('--ranks', type=int, default=1, help='ranks of a run, a GPU each')
     parser.add_argument('--cpu', action='store_true', help='leave GPUs alone: --device cpu for every program')
     parser.add_argument(
         '--data', help='folder with NAME_train_*.bin and NAME_val_*.bin, for plans that do not read the bundled text'
     )
-    parser.add_argument('--out', default=str(ROOT / 'out/experiments'), help='runs, locks, prepared data')
-    parser.add_argument('--ledger', help='default: results/MACHINE.jsonl; at scale smoke OUT/ledger-smoke.jsonl')
+    parser.add_argument('--out', default=str(ROOT / 'out/experiments'), help='runs, locks, prepared data, the ledger')
+    parser.add_argument('--ledger', help='file of all runs (default OUT/ledger.jsonl)')
     parser.add_argument('--machine', default=re.sub(r'[^\w.-]', '_', platform.node()) or 'machine', help='its name in the ledger')
     parser.add_argument('--programs', help='folder of the trainers (default: the tree\'s root)')
     parser.add_argument('--no-build', action='store_true', help='take the trainers as they are')

@@ -1,4 +1,5 @@
 """What all experiments of a call share: ledger, data, programs, places to run in, and what a run is expected to take."""
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -19,11 +20,11 @@ class Session:
     def __init__(self, options):
         self.options = options
         self.out = Path(options.out).resolve()
-        self.ledger = Ledger(options.ledger or default_ledger(options.scale, self.out, options.machine))
+        self.ledger = Ledger(options.ledger or self.out / 'ledger.jsonl')
         self.data = prepare.Data(self.out, options.data)
         self.commit = prepare.engine_commit()
         self.programs = Path(options.programs or ROOT)
-        self.at = places(options.jobs, options.ranks, options.cpu)
+        self.at = places(options.jobs or jobs_at(options.scale, options.ranks), options.ranks, options.cpu)
         self.alone = places(1, options.ranks, options.cpu)[:1]   # for what is timed: all processors, or the first GPU
         self._said = {}                # by programs with --dry-run
         self.planned = set()           # keys that describe() has counted
@@ -75,7 +76,8 @@ class Session:
 
     def record(self, run):
         """What a report wants to know of every run."""
-        return {'commit': self.commit, 'data_hash': self.data.hash_of(run), 'place': self.place(run)}
+        commit, _, changes = self.commit.partition('+')
+        return {'commit': commit, 'dirty': bool(changes), 'data_hash': self.data.hash_of(run), 'place': self.place(run)}
 
     def said(self, run):
         """What the trainer prints with --dry-run, {row: value}; None where it is not built yet."""
@@ -106,6 +108,7 @@ def shape_of(variant, options):
     return variant, {k: str(v) for k, v in options.items() if k not in without}
 
 
-def default_ledger(scale, out, machine):
-    """Smoke runs leave nothing in the tree."""
-    return out / 'ledger-smoke.jsonl' if scale == 'smoke' else Path(__file__).resolve().parent / 'results' / f'{machine}.jsonl'
+def jobs_at(scale, ranks):
+    """Runs at once where nobody says how many: as many as this machine's processors for those that take a second, else what places()
+    takes, a run per GPU or one on the CPU."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks) if scale == 'smoke' else 0

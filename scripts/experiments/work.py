@@ -53,7 +53,7 @@ class Work:
     def describe(self):
         """Prints number of runs and hours per stage, or of --stage alone, and what is left out; returns (runs, hours) that are not done
         yet, nor counted by an experiment before. Refuses a plan with options that a trainer which is there does not take: now, not
-        after hours."""
+        after hours (at scale smoke the runs themselves say so as soon)."""
         total, o = [0, 0.0], self.session.options
         print(f'== {self.experiment.name}, scale {o.scale}: {self.experiment.title}')
         print(f'   arms: {", ".join(self.planner.arms)}; baseline {self.experiment.baseline}')
@@ -67,7 +67,7 @@ class Work:
             todo = [run for run in runs if run.key not in self.session.ledger.finished and run.key not in self.session.planned]
             self.session.planned.update(run.key for run in todo)
             for run in todo:
-                if run.kind in ('train', 'turns'): self.session.said(run)
+                if run.kind in ('train', 'turns') and o.scale != 'smoke': self.session.said(run)
             seconds, measured = sum(run.seconds for run in todo), sum(run.measured for run in todo)
             source = (
                 'all step times measured'

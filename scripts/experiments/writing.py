@@ -22,6 +22,7 @@ from results import read_log
 from turns import one_round
 
 WHERE = ('device', 'weights')   # what two calls must have in common
+OF_PROGRAM = ('machine', 'commit', 'dirty', 'binary_hash')
 
 
 def written_by(command):
@@ -49,7 +50,7 @@ def write_log(path, own, base):
     for name in ('ms', 'first_ms'):
         measured |= {name: round(own[name], 4), f'baseline_{name}': round(base[name], 4)}
     measured |= {'ratio': own['ms'] / base['ms'], 'first_ratio': own['first_ms'] / base['first_ms'], 'load': round(os.getloadavg()[0], 2)}
-    records = [{'event': 'config'} | {key: own[key] for key in ('machine', 'program')}, {'event': 'writes', 'step': 0} | measured,
+    records = [{'event': 'config'} | {key: own[key] for key in OF_PROGRAM}, {'event': 'writes', 'step': 0} | measured,
                {'event': 'done', 'step': 0}]
     Path(path).write_text(''.join(json.dumps(record) + '\n' for record in records))
 
