@@ -6,8 +6,8 @@
     python3 scripts/experiments/gallery.py --check              # whether GALLERY.md and the table of variants say what is so now
 
 A picture is of a fresh model, 512 tokens of the bundled text and windows and blocks so small that a pattern shows: rows are
-queries, columns keys, a panel for each kind of head. Exit codes: 0 done, 1 a program is missing or failed, or --check finds another text, 2 usage,
-3 data.
+queries, columns keys, a panel for each kind of head. Exit codes: 0 done, 1 a program is missing or failed, or --check finds another
+text, 2 usage, 3 data.
 """
 import argparse
 import json

@@ -308,7 +308,8 @@ class Planner:
             for seed in range(1, rounds + 1)
             for setting, table in settings.items()
             for arm in self.arms
-            if arm in self.experiment.arms_of(setting) and seed <= (rounds_of(table) or table.get('seeds', seed)) and self._can_start(setting, arm)
+            if seed <= (rounds_of(table) or table.get('seeds', seed))
+            and arm in self.experiment.arms_of(setting) and self._can_start(setting, arm)
         ]
 
     def _can_start(self, setting, arm):

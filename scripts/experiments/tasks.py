@@ -337,7 +337,8 @@ def write(task, folder):
             write_whole(folder / name, shard(rows, task['mask']))
         write_whole(
             folder / 'task_manifest.json',
-            json.dumps({'tokenizer': 'bytes', 'vocabulary': task['vocabulary'] or BYTES, 'documents': 0, 'tokens': tokens, 'shards': []}).encode(),
+            json.dumps({'tokenizer': 'bytes', 'vocabulary': task['vocabulary'] or BYTES, 'documents': 0, 'tokens': tokens,
+                        'shards': []}).encode(),
         )
         write_whole(folder / 'items.bin', items(make(task, 'items', task['items']), np.random.default_rng([task['seed'], 3])))
     except OSError as error:
