@@ -11,6 +11,7 @@ that selects by the data expects to visit. Exit codes: 0 done, 1 a program is mi
 """
 import argparse
 import datetime
+import functools
 import re
 import subprocess
 import sys
@@ -68,11 +69,12 @@ def run(variant, *options):
     return done.stdout
 
 
-def facts(variant, form, options):
+@functools.cache
+def facts(variant, form, model):
     """parameters, causal or not, {T: (pairs, tiles)} in percent of causal."""
     shares = {}
     for T in LENGTHS:
-        said = run(variant, *form, '--device', 'cpu', '--model', options.model, '--seq-len', T, '--batch-size', 1, '--val-every', 0,
+        said = run(variant, *form, '--device', 'cpu', '--model', model, '--seq-len', T, '--batch-size', 1, '--val-every', 0,
                    '--dry-run')
         said_of = dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', said, re.MULTILINE))
         counted = (said_of['visible pairs per sequence'], said_of['visited tiles per sequence'])
@@ -119,7 +121,7 @@ def table(options, before):
              '| --- | --- | --- | --- | --- | --- | --- |']
     baseline = None
     for variant, form in rows(options.variants):
-        parameters, causal, shares = facts(variant, form, options)
+        parameters, causal, shares = facts(variant, form, options.model)
         baseline = baseline or parameters
         pairs, tiles = (', '.join(percent(shares[T][n]) for T in LENGTHS) for n in (0, 1))
         time = 'not trained' if form == UNTRAINED else times.get(title(variant, form), UNKNOWN)
@@ -131,6 +133,14 @@ def table(options, before):
               'other setting at its default. Causal and prefix-consistent: no output depends on a later token, nor on whether there is one.',
               'Step time against train_causal; train_asga_neither computes the same, so that its distance from 1 is the noise.']
     return '\n'.join(lines + ([note] if note else []))
+
+
+def place(text):
+    """Where the table stands in the text of README: its first and behind its last character."""
+    begin, end = text.find(BEGIN), text.find(END)
+    if not 0 <= begin < end:
+        sys.exit(f'{README}: lacks the lines "{BEGIN}" and "{END}"')
+    return begin + len(BEGIN) + 1, end - 1
 
 
 def main():
@@ -146,15 +156,12 @@ def main():
     if options.rounds < 1 or (options.variants and not options.print):
         parser.error('--rounds must be at least 1, and --variants needs --print')
     text = README.read_text(encoding='utf-8')
-    begin, end = text.find(BEGIN), text.find(END)
-    if not 0 <= begin < end:
-        sys.exit(f'{README}: lacks the lines "{BEGIN}" and "{END}"')
-    begin += len(BEGIN)
+    begin, end = place(text)
     made = table(options, text[begin:end])
     if options.print:
         print(made)
     else:
-        README.write_text(text[:begin] + '\n' + made + '\n' + text[end:], encoding='utf-8')
+        README.write_text(text[:begin] + made + text[end:], encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,5 @@
-"""scripts/experiments: runs that start from the weights of others, step times by turns, labelled examples, the scale `reduced`.
+"""scripts/experiments: runs that start from the weights of others or of released models, what settings have of their own, step times
+by turns, labelled examples, the scale `reduced`.
 Prints `ok NAME` or `FAIL NAME: why` per check. tests/experiments.sh runs it."""
 
 import json
@@ -64,6 +65,52 @@ def phases(work):
     refused('weights that nobody has trained', 'has no weights to start from', lambda: plan.Planner(
         planned(first={'arms': ['b']}, second={'after': 'first', 'arms': ['gate']}), 'smoke').runs('phase2'))
     refused('a setting after one that is not there', 'unknown setting', lambda: planned(x={'after': 'nowhere'}))
+
+
+def own_of_settings():
+    """Seeds, step times and layers of a setting."""
+    shape = {'num_hidden_layers': 4, 'hidden_size': 8}
+    cost = {'a': lambda layers: 100 + 50 * layers, 'b': lambda layers: 100 + 30 * layers}
+    settings = {'all': {}, 'few': {'seeds': 1, 'relative_seconds': {'b': 3}}, 'deep': {'equal': 'layers', 'model': shape}}
+    planner = plan.Planner(planned(**settings), 'smoke',
+                           flops=lambda run: cost[run.arm](run.shape['num_hidden_layers']) if run.arm in cost else None)
+    runs = {(run.setting, run.arm, run.seed): run for run in planner.runs('seeds')}
+    check('a setting with fewer seeds', ('all', 'b', 2) in runs and ('few', 'b', 2) not in runs, list(runs))
+    check('and with step times of its own', runs['all', 'b', 1].seconds == 10 and runs['few', 'b', 1].seconds == 30)
+    base, deep = runs['deep', 'a', 1], runs['deep', 'b', 1]
+    check('as many layers as the budget pays for', (base.shape, deep.shape) == (shape, shape | {'num_hidden_layers': 7}) and
+          base.options['model'] != deep.options['model'] == plan.shape_name(deep.shape) and deep.seconds == 17.5, deep)
+    blind = plan.Planner(planned(**settings), 'smoke').runs('seeds')
+    check('the same number where programs are not built', all(run.shape in ({}, shape) for run in blind))
+    preset = plan.Planner(planned(deep={'equal': 'layers'}), 'smoke', flops=lambda run: 1)
+    refused('layers of a preset', 'give it a `model`', lambda: preset.runs('seeds'))
+
+
+def released(work):
+    """A model that --data brings: its weights first, its tokens in every phase."""
+    settings = {'as_it_is': {'released': 'Tiny', 'arms': ['a']},
+                'read': {'released': 'Tiny', 'after': 'as_it_is', 'arms': ['a'], 'evaluate': True}}
+    planner = plan.Planner(planned(**settings), 'smoke')
+    options = Namespace(out=str(work / 'out'), ledger=str(work / 'none.jsonl'), data=None, programs=None, jobs=1, ranks=1, cpu=True,
+                        scale='smoke', machine='m')
+    first, read = planner.runs('seeds')[0], planner.runs('phase2')[0]
+    check('is planned without it', Session(options).identify(read).key != '')
+    options.data = str(work / 'given')
+    (work / 'given/Tiny').mkdir(parents=True)
+    refused('is refused in the plan where it is not', 'has no config.json and *.safetensors of the released Tiny',
+            lambda: Session(options).identify(read))
+    for name, content in (('config.json', b'{}'), ('model.safetensors', b'1'), ('text_train_000001.bin', b'2')):
+        (work / 'given/Tiny' / name).write_bytes(content)
+    (work / 'given/Tiny/text_val_000000.bin').write_bytes(prepare.shard_header(prepare.MAGIC_16, 1, 4) + bytes(8))
+    command = Session(options).command(first)
+    check('its weights and its text', (command['model'], command['train-data']) ==
+          (f'{work}/given/Tiny', f'{work}/given/Tiny/text_train_*.bin'), command)
+    weights = jobs.weights_of(work / 'out', Session(options).identify(read).origin)
+    weights.mkdir(parents=True)
+    (weights / 'manifest.json').touch()
+    check('then those of the run before', Session(options).command(read)['model'] == str(weights))
+    (work / 'given/Tiny/model.safetensors').write_bytes(b'other')
+    check('other weights are another run', Session(options).identify(read).origin.key != weights.parent.name)
 
 
 def step_times(work):
@@ -137,6 +184,10 @@ def classes(work):
     found = data.options(run)
     check('and with one, shards for a run', Path(found['eval-data']).exists() and
           all(list(Path(found[k]).parent.glob(Path(found[k]).name)) for k in ('train-data', 'val-data')), found)
+    (work / 'ag_news.csv').write_text('"3","Title, one","Words  here"\n"1","Two","More"\n', encoding='utf-8')
+    check('topics of news', list(labelled.topics(work / 'ag_news.csv')) == [('Title, one Words here', 'Business'), ('Two More', 'World')])
+    (work / 'ag_news.csv').write_text('"5","Title","Words"\n', encoding='utf-8')
+    refused('a topic that there is not', 'ag_news.csv:1: is no class from 1 to 4', lambda: list(labelled.topics(work / 'ag_news.csv')))
     refused('digits without their file', 'has no digits.csv.gz', lambda: labelled.write({'kind': 'digits'}, work, work / 'digits'))
     record = {'event': 'evaluation', 'step': 1, 'task': 'items', 'acc_sum': 0.5, 'macro_f1': 0.4}
     check('accuracy and F1 are kept', results.evaluations([record]) == {'accuracy': {'items': 0.5}, 'macro_f1': {'items': 0.4}})
@@ -195,6 +246,8 @@ def lines_of_ledgers(work):
 with tempfile.TemporaryDirectory() as folder:
     lines_of_ledgers(Path(folder))
     phases(Path(folder))
+    own_of_settings()
+    released(Path(folder))
     step_times(Path(folder))
     classes(Path(folder))
     scale_reduced()

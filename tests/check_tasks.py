@@ -175,7 +175,19 @@ with tempfile.TemporaryDirectory() as work:
         and set(mask.ravel()) == {0, 1}
         and (tokens[:, 17:25][mask[:, 17:25] == 1].reshape(40, -1) == tokens[:, 1:9]).all(),
     )
+large = tasks.complete({'kind': 'mqar', 'T': 64, 'pairs': 4, 'queries': 4, 'vocabulary': 8192})
+rows = tasks.make(large, 'train', 50)
+keys, values = rows.tokens[:, 1:9:2], rows.tokens[:, 2:10:2]
+check('a vocabulary has keys in its lower half and values in its upper one', keys.min() >= 512 and keys.max() < 4096 <= values.min() and
+      values.max() < 8192 and all(len(set(row)) == 4 for row in keys))
+check('and answers stand where their sources say', (np.take_along_axis(rows.tokens, rows.answers, 1) ==
+      np.take_along_axis(rows.tokens, rows.sources, 1)).all())
+words = np.frombuffer(tasks.items(rows, np.random.default_rng(1))[1024:], '<u2')
+offered = words[6 + words[5]:words[1] // 2].reshape(-1, 2)[:, 1]
+check('an item offers 16 of them, the right one among these', words[4] == 16 == len(set(offered)) and
+      offered[words[3]] == rows.tokens[0, words[5]], offered)
 for wrong, word in (
+    ({'kind': 'mqar', 'vocabulary': 1000}, '--vocabulary 1000 must be above 1024'),
     ({'kind': 'riddle'}, 'unknown task riddle; there are: copy'),
     ({'kind': 'copy', 'reach': 3}, 'unknown key reach'),
     ({'kind': 'copy', 'T': 20, 'length': 16, 'distance': 64}, 'needs rows of 81 tokens'),

@@ -61,7 +61,7 @@ check "experiments: make has the names of the contract" 'make -n experiments SCA
     grep -q "run.py e2_dsa --scale smoke --out out/experiments .*report.py --ledger out/experiments/ledger.jsonl --out out/experiments --scale smoke e2_dsa"'
 expect "experiments: scripts for Slurm" 0 "" "${run[@]}" e2_dsa --scale paper --slurm --out "$work/a"
 check "experiments: an array element for every run" \
-    'grep -q "^#SBATCH --array=0-29$" "$work/a/slurm/e2_dsa_paper_seeds.sbatch" &&
+    'grep -q "^#SBATCH --array=0-65$" "$work/a/slurm/e2_dsa_paper_seeds.sbatch" &&
         bash -n "$work/a/slurm/e2_dsa_paper_seeds.sbatch"'
 expect "experiments: of one stage" 0 "" "${run[@]}" e2_dsa --scale paper --slurm --stage sweep --out "$work/one"
 check "alone" '[ "$(ls "$work/one/slurm")" = e2_dsa_paper_sweep.sbatch ]'

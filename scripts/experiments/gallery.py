@@ -3,19 +3,22 @@
 
     python3 scripts/experiments/gallery.py                      # make all first; ledgers of results/; pictures in dev/pictures
     python3 scripts/experiments/gallery.py --print --variants causal dsa       # to standard output, without pictures
+    python3 scripts/experiments/gallery.py --check              # whether GALLERY.md and the table of variants say what is so now
 
 A picture is of a fresh model, 512 tokens of the bundled text and windows and blocks so small that a pattern shows: rows are
-queries, columns keys, a panel for each kind of head. Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
+queries, columns keys, a panel for each kind of head. Exit codes: 0 done, 1 a program is missing or failed, or --check finds another
+text, 2 usage, 3 data.
 """
 import argparse
+import json
 import struct
 import sys
 import tempfile
 import zlib
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
-from packages import EXIT_DATA, Refused, guarded, require
+from packages import EXIT_DATA, EXIT_FAILED, Refused, guarded, require
 
 require('scipy')
 from analysis import Report                                                  # noqa: E402
@@ -24,7 +27,11 @@ from prepare import ROOT, write_whole                                        # n
 from tables import interval                                                  # noqa: E402
 
 sys.path.insert(0, str(ROOT / 'scripts'))
-from variant_table import LENGTHS, facts, percent, rows, run, source         # noqa: E402
+from variant_table import LENGTHS, README, facts, percent, place, rows, run, source, table as table_of_variants   # noqa: E402
+
+GALLERY = ROOT / 'attention/GALLERY.md'
+TOO_FEW = ('e10_stability',)   # two pairs a setting: intervals of up to 2 nats
+WHOLE_STEPS = 'whole steps of 134M, B 32, T 1024'   # what dev/gpu_day.sh trains
 
 WINDOW = ('--window', 96)
 FORMS = {  # what shows a variant's pattern in 512 tokens
@@ -82,62 +89,101 @@ def text(variant):
     return '\n'.join(lines)
 
 
-def found(report, variant):
-    """What the ledgers have of it, a line for every setting."""
+def whole_steps(variant):
+    """Lines of the GPUs that have trained it, from the newest of the files that dev/gpu/results.py keeps."""
+    lines = {}
+    kept = [json.loads(path.read_text(encoding='utf-8')) for path in (ROOT / 'dev/gpu').glob('*.json')]
+    for measured in sorted(kept, key=lambda one: (one['machine']['date'], one['machine'].get('time', ''))):
+        rates, machine = measured.get('whole_steps', {}), measured['machine']
+        if variant not in rates or 'causal' not in rates: continue
+        ratio = '' if variant == 'causal' else f' {rates["causal"] / rates[variant]:.2f} of causal\'s,'
+        lines[machine['gpu']] = f'- step time, {machine["gpu"]}:{ratio} {rates[variant]:,.0f} tokens/s ({WHOLE_STEPS}, {machine["date"]})'
+    return list(lines.values())
+
+
+def speed(report, variant):
+    """Step times against causal's: by turns as ledgers have them, and whole steps on GPUs."""
     lines = []
+    for timing in report.timings if report else []:
+        ratios = timing.values(variant, 'ratio') if variant in timing.arms and variant != timing.experiment.baseline else []
+        if not ratios: continue
+        machine = timing.values(variant, 'machine')[-1]
+        lines.append(f'- step time, {timing.title}: {median(ratios):.2f} of causal\'s ({len(ratios)} rounds, {machine})')
+    return lines + whole_steps(variant)
+
+
+def found(report, variant):
+    """What the ledgers have of it, a line for every setting: accuracies, then losses."""
+    accuracies, losses = [], []
     for table in report.tables if report else []:
         arm = table.arms.get(variant)
-        if arm is None: continue
+        if arm is None or table.experiment.name in TOO_FEW: continue
         if arm.accuracies:
             count = len(arm.accuracies)
-            lines.append(f'- {table.title}: {mean(arm.accuracies.values()):.0%} right, {count} run{"s" * (count > 1)}')
+            accuracies.append(f'- {table.title}: {mean(arm.accuracies.values()):.0%} right, {count} run{"s" * (count > 1)}')
         elif comparison := table.comparisons.get((variant, table.experiment.baseline)):
-            lines.append(f'- {table.title}: {interval(comparison)} nats against {table.experiment.baseline}, '
-                         f'{comparison.pairs} pairs')
+            losses.append(f'- {table.title}: {interval(comparison)} nats against {table.experiment.baseline}, '
+                          f'{comparison.pairs} pairs')
         elif arm.sound and variant == table.experiment.baseline:
-            lines.append(f'- {table.title}: {mean(arm.sound):.4f} nats, {len(arm.sound)} runs')
-    return lines or ['- no run so far']
+            losses.append(f'- {table.title}: {mean(arm.sound):.4f} nats, {len(arm.sound)} runs')
+    return accuracies + losses or ['- no run so far']
 
 
 def entry(variant, report, options):
-    parameters, causal, shares = facts(variant, (), options)
+    parameters, causal, shares = facts(variant, (), options.model)
     cost = ', '.join(f'{percent(shares[T][0])} of the pairs and {percent(shares[T][1])} of the tiles at {T}' for T in LENGTHS)
     form = ' '.join(map(str, FORMS.get(variant, ())))
     return '\n'.join([
         f'## {variant}', '', f'<img src="../dev/pictures/{variant}.png" width="320" alt="{source(variant)}">', '',
         f'`./train_{variant} {form}`'.replace(' `', '`') + f', {parameters:,} parameters with qwen-7m; at its defaults {cost}.', '',
-        '```text', text(variant), '```', '', *found(report, variant), ''])
+        '```text', text(variant), '```', '', *speed(report, variant), *found(report, variant), ''])
 
 
 def page(report, variants, options):
     head = ['# The survey in pictures', '',
             'Made by `python3 scripts/experiments/gallery.py` from the programs, their sources and the ledgers of',
             '`scripts/experiments/results`. Rows of a picture are queries, columns keys, black is seen; a fresh model reads 512',
-            'tokens of the bundled text with the options that stand below it. Accuracies and losses are of the scales they name:',
-            '[Published claims, run again](../scripts/experiments/README.md).', '']
+            'tokens of the bundled text with the options that stand below it. Below the text are step times against causal\'s, accuracies',
+            'and losses, of the scales they name: [Published claims, run again](../scripts/experiments/README.md). Of e10_stability nothing',
+            'is here: its two pairs a setting have intervals of up to 2 nats.', '']
     return '\n'.join(head + [entry(variant, report, options) for variant in variants])
+
+
+def check(report, variants, options):
+    """Refuses a GALLERY.md or a table of variants that has another text; of --variants their entries alone are looked for."""
+    kept, readme = GALLERY.read_text(encoding='utf-8'), README.read_text(encoding='utf-8')
+    begin, end = place(readme)
+    if options.variants: same = all(entry(variant, report, options) in kept for variant in variants)
+    else: same = kept == page(report, variants, options)
+    if not same: raise Refused(f'{GALLERY}: is not what ledgers, sources and programs say; gallery.py writes it', EXIT_FAILED)
+    if not options.variants and readme[begin:end] != table_of_variants(options, readme[begin:end]):
+        raise Refused(f'{README}: its table of variants is not what the programs say; variant_table.py writes it', EXIT_FAILED)
+    return 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--print', action='store_true', help='to standard output, and draw nothing')
-    parser.add_argument('--variants', nargs='+', help='these alone, with --print')
+    parser.add_argument('--check', action='store_true', help='end with 1 where GALLERY.md or the table of variants has another text')
+    parser.add_argument('--variants', nargs='+', help='these alone, with --print or --check')
     parser.add_argument('--ledger', nargs='+', help='default: all of scripts/experiments/results')
     options = parser.parse_args()
-    options.model = 'qwen-7m'
-    if options.variants and not options.print: parser.error('--variants needs --print')
+    options.model, options.time = 'qwen-7m', False
+    if options.variants and not (options.print or options.check): parser.error('--variants needs --print or --check')
     ledgers = options.ledger or sorted(map(str, (HERE / 'results').glob('*.jsonl')))
     variants = [variant for variant, form in rows(None) if not form]
     for unknown in set(options.variants or []) - set(variants):
         raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
     asked = [variant for variant in variants if variant in (options.variants or variants)]
-    made = page(Report(ledgers) if ledgers else None, asked, options)
+    report = Report(ledgers) if ledgers else None
+    if options.check: return check(report, asked, options)
+    made = page(report, asked, options)
     if options.print:
         print(made, end='')
         return 0
     try:
         for variant in variants: picture(variant, ROOT / 'dev/pictures')
-        write_whole(ROOT / 'attention/GALLERY.md', made.encode())
+        write_whole(GALLERY, made.encode())
     except OSError as error:
         raise Refused(f'{error.filename}: cannot be written ({error.strerror})', EXIT_DATA) from error
     return 0

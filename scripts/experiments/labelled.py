@@ -6,6 +6,8 @@
                lines; the file that scikit-learn's load_digits() reads)
     polarity   rt-polarity.pos and rt-polarity.neg in FOLDER/sentence_polarity.zip, a sentence of a film review in each line (10,662
                lines; Pang and Lee's sentence polarity dataset 1.0, in UTF-8 or, as first published, in Latin-1)
+    topics     a class from 1 to 4, a title and a description in each line of FOLDER/ag_news.csv (AG's news, train.csv of 120,000
+               lines as Zhang et al. 2015, arXiv 1509.01626, published it)
     bars       8x8 images with a bar across or down, made here: what tests learn in no time
 
 A document is an example: a ">", the text or the image, a new line, the label. Written are labelled_train_000001.bin and
@@ -40,6 +42,7 @@ from prepare import MAGIC_16, ROOT, shard_header, write_whole
 
 END_OF_TEXT = 256
 LEVELS = '0123456789abcdefg'   # one character for each of the 17 grey levels
+TOPICS = ['World', 'Sports', 'Business', 'Sci/Tech']
 SIDE = 8
 HELD_OUT = 10                  # every tenth
 
@@ -84,6 +87,15 @@ def polarity(path):
                     yield line.strip(), label
 
 
+def topics(path):
+    """(text, label) of every line of a .csv file."""
+    with open(path, encoding='utf-8', newline='') as file:
+        for number, row in enumerate(csv.reader(file), 1):
+            if len(row) != 3 or row[0] not in ('1', '2', '3', '4'):
+                raise Refused(f'{path}:{number}: is no class from 1 to 4, title and description', EXIT_DATA)
+            yield ' '.join(' '.join(row[1:]).split()), TOPICS[int(row[0]) - 1]
+
+
 def bars(_):
     """(text, label) of images with one bar of two grey levels, at every place."""
     for level in range(1, len(LEVELS)):
@@ -96,6 +108,7 @@ def bars(_):
 KINDS = {
     'digits': (digits, 'digits.csv.gz', [str(n) for n in range(10)]),
     'polarity': (polarity, 'sentence_polarity.zip', ['negative', 'positive']),
+    'topics': (topics, 'ag_news.csv', TOPICS),
     'bars': (bars, '', ['across', 'down']),
 }
 

@@ -9,20 +9,20 @@
     turns     settings with turns = N: step times as in `timing`, in N rounds
     writes    settings with `writes`: times of ./generate by turns, with the weights of an earlier setting, and bytes of its cache
 
-Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for. README.md beside this file describes the keys.
+Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for, "layers" as many layers. README.md describes the keys.
 """
 import hashlib
 import json
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packages import Refused
 
 HERE = Path(__file__).resolve().parent
 SCALES = ('smoke', 'reduced', 'medium', 'paper')
-EQUAL = ('tokens', 'flops', 'seconds')
+EQUAL = ('tokens', 'flops', 'seconds', 'layers')
 TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
 TURN_STEPS = 9            # of a program when it is its turn, three of them to warm up
 TIMING_ROUNDS = 3         # 1 at scale smoke
@@ -31,13 +31,12 @@ KEYS = {
                    'needs', 'left_open'},
     'arm': {'variant', 'label', 'options', 'ignore', 'needs', 'from'},
     'setting': {'label', 'options', 'equal', 'needs', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
-                'evaluate', 'turns', 'writes'},
+                'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'},
     'writes': {'rounds', 'prompt', 'tokens'},
     'sweep': {'rates', 'seeds'},
     'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'needs', 'arms', 'rates',
-              'arm_options', 'relative_seconds', 'mixed'},
+              'arm_options', 'relative_seconds', 'mixed', 'released'},
 }
-
 
 # What changes nothing where a text is only read.
 OF_TRAINING = ('steps', 'lr', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2', 'val-every', 'checkpoint-every',
@@ -63,6 +62,7 @@ class Run:
     task: dict = field(default_factory=dict)
     shape: dict = field(default_factory=dict)    # of a model without a preset: keys of config.json
     mixed: dict = field(default_factory=dict)    # a task whose rows stand among those of the text
+    released: str = ''            # a published model, whose folder in that of --data has its weights and a text in its tokens
     key: str = ''
     seconds: float = 0.0          # expected
     measured: bool = False        # expected from runs in the ledger
@@ -93,8 +93,7 @@ class Run:
 
 def known_experiments(folder=HERE):
     """Names of the TOML files e1_... to e12_..., in the order of their numbers."""
-    names = [path.stem for path in Path(folder).glob('e*_*.toml')]
-    return sorted(names, key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
+    return sorted((path.stem for path in Path(folder).glob('e*_*.toml')), key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
 
 
 def features(folder=HERE):
@@ -105,8 +104,7 @@ def features(folder=HERE):
 
 def choose(kind, name, known):
     """Refuses a name that is not among the known ones."""
-    if name not in known:
-        raise Refused(f'unknown {kind} {name}; there are: {", ".join(map(str, known))}')
+    if name not in known: raise Refused(f'unknown {kind} {name}; there are: {", ".join(map(str, known))}')
     return name
 
 
@@ -136,8 +134,7 @@ class Experiment:
         self._check_names()
 
     def _checked(self, table, kind, where):
-        if not isinstance(table, dict):
-            raise Refused(f'{self.path}: {where} is no table')
+        if not isinstance(table, dict): raise Refused(f'{self.path}: {where} is no table')
         self._check(table, kind, where)
         return table
 
@@ -161,7 +158,7 @@ class Experiment:
             if 'from' in table: choose('arm', table['from'], self.arms)
         for name, table in self.settings.items():
             choose('equal', table.get('equal', 'tokens'), EQUAL)
-            for arm in table.get('arms', []): choose('arm', arm, self.arms)
+            for arm in [*table.get('arms', []), *table.get('relative_seconds', {})]: choose('arm', arm, self.arms)
             for scale in table.get('scales', []): choose('scale', scale, SCALES)
             if 'after' in table: choose('setting', table['after'], self.settings)
             if 'writes' in table: self._check_writes(name, table)
@@ -224,8 +221,7 @@ class Experiment:
     def scale(self, name):
         """The scale's table; refuses one that is not there or that needs what the engine has not."""
         choose('scale', name, SCALES)
-        if name not in self.scales:
-            raise Refused(f'{self.name} has no scale {name}; it has: {", ".join(self.scales)}')
+        if name not in self.scales: raise Refused(f'{self.name} has no scale {name}; it has: {", ".join(self.scales)}')
         table = self.scales[name]
         if wanted := self.missing({'needs': self.needs}, table):
             raise Refused(f'{self.name} at scale {name} needs what the engine does not have yet: {self.describe(wanted)}')
@@ -269,15 +265,15 @@ class Planner:
         self.steps_of = steps_of or (lambda run: run.steps)   # for equal seconds
         self.flops = flops or (lambda run: None)       # of a token; None: not known, and as many steps as the baseline
 
-    def relative_seconds(self, arm):
-        """Expected time of a step against the baseline's."""
-        return self.table.get('relative_seconds', self.experiment.relative_seconds).get(arm, 1.0)
+    def relative_seconds(self, arm, setting=None):
+        """Expected time of a step against the baseline's; of a setting where it has its own."""
+        of_setting = self.experiment.settings.get(setting, {}).get('relative_seconds')
+        return (of_setting or self.table.get('relative_seconds', self.experiment.relative_seconds)).get(arm, 1.0)
 
     def stage_of(self, setting):
         """The stage that does a setting."""
         table, depth = self.experiment.settings[setting], self.experiment.depth(setting)
-        for kind in TIMED:
-            if kind in table: return kind
+        if kind := next((kind for kind in TIMED if kind in table), None): return kind
         if depth: return f'phase{depth + 1}'
         return 'seconds' if table.get('equal') == 'seconds' else 'seeds'
 
@@ -312,7 +308,8 @@ class Planner:
             for seed in range(1, rounds + 1)
             for setting, table in settings.items()
             for arm in self.arms
-            if arm in self.experiment.arms_of(setting) and seed <= (rounds_of(table) or seed) and self._can_start(setting, arm)
+            if seed <= (rounds_of(table) or table.get('seeds', seed))
+            and arm in self.experiment.arms_of(setting) and self._can_start(setting, arm)
         ]
 
     def _can_start(self, setting, arm):
@@ -339,10 +336,19 @@ class Planner:
         elif stage == 'seeds' and table.get('equal') == 'flops' and arm != e.baseline:
             base, own = self.flops(self._plain(stage, e.baseline, setting, seed, factor)), self.flops(run)
             if base and own: run.options['steps'] = max(1, round(run.steps * base / own))
+        elif stage == 'seeds' and table.get('equal') == 'layers' and arm != e.baseline:
+            run = self._deepened(run, self.flops(self._plain(stage, e.baseline, setting, seed, factor)))
         elif stage == 'seconds' and arm != e.baseline:
             run.options['steps'] = max(1, self.steps_of(run))
         run.seconds *= run.steps
         return run
+
+    def _deepened(self, run, budget):
+        """The run with as many layers as `budget` FLOPs of a token pay for."""
+        if not run.shape: raise Refused(f'{self.experiment.path}: [settings.{run.setting}] is for equal layers; give it a `model`')
+        layers = run.shape['num_hidden_layers']
+        own, more = self.flops(run), self.flops(with_layers(run, layers + 1))
+        return with_layers(run, max(1, layers + round((budget - own) / (more - own)))) if budget and own and more else run
 
     def _writing(self, run, how):
         """A round of ./generate with an arm's weights, by turns with the baseline's on the same device. Whatever the round, they are
@@ -367,18 +373,26 @@ class Planner:
         for option in of_arm.get('ignore', []): options.pop(option, None)   # without effect: settings that differ in it share runs
         multiple = options.pop('lr-times', 1)          # a setting's own factor, as in e10
         options |= {'lr': float(f'{scale["lr"] * factor * multiple:.6g}'), 'seed': seed}
-        data = 'labelled' if 'labelled' in of_setting else scale.get('data', 'bundled')
+        released = of_setting.get('released') or scale.get('released', '')
+        data = released or ('labelled' if 'labelled' in of_setting else scale.get('data', 'bundled'))
         run = Run(e.name, self.scale, stage, arm, setting, seed, of_arm.get('variant', arm), factor, options, data,
                   'tune' if stage == 'sweep' else 'report', of_setting.get('labelled') or of_setting.get('task', {}),
-                  of_setting.get('model') or scale.get('model', {}), scale.get('mixed', {}))
+                  of_setting.get('model') or scale.get('model', {}), scale.get('mixed', {}), released)
         if run.shape: options['model'] = shape_name(run.shape)
-        run.seconds = of_setting.get('seconds_per_step', scale['seconds_per_step']) * self.relative_seconds(arm)
+        run.seconds = of_setting.get('seconds_per_step', scale['seconds_per_step']) * self.relative_seconds(arm, setting)
         return run
 
 
 def rounds_of(setting):
     """Of a setting whose runs take turns; None for others."""
     return setting.get('turns') or setting.get('writes', {}).get('rounds')
+
+
+def with_layers(run, layers):
+    """The same run of a model with another number of layers."""
+    shape = run.shape | {'num_hidden_layers': layers}
+    return replace(run, shape=shape, options=run.options | {'model': shape_name(shape)},
+                   seconds=run.seconds * layers / run.shape['num_hidden_layers'])
 
 
 def shape_name(shape):

@@ -75,11 +75,25 @@ class Data:
             return self._labelled_name(run.task)
         if not self.there(run):
             return 'unknown'
+        if run.released: self.released(run)
         return self._hash(run.data) + (f'+{task_name(run.mixed)}' if run.mixed else '')
+
+    def folder(self, name):
+        """Where the shards of a text are. Those in the tokens of a released model stand beside its weights."""
+        if name == 'bundled': return ROOT / 'data' / 'bundled'
+        return self.given / name if (self.given / name).is_dir() else self.given
+
+    def released(self, run):
+        """The folder of the released model that a run begins with."""
+        folder = self.given / run.released
+        if not (folder / 'config.json').exists() or not list(folder.glob('*.safetensors')):
+            raise Refused(f'{folder}: has no config.json and *.safetensors of the released {run.released}, with which '
+                          f'{run.experiment} at scale {run.scale} begins; put them there, and a text in its tokens', EXIT_DATA)
+        return folder
 
     def globs(self, name):
         """(training, validation) shards."""
-        folder = ROOT / 'data' / 'bundled' if name == 'bundled' else self.given
+        folder = self.folder(name)
         found = sorted(folder.glob('*_train_*.bin')), sorted(folder.glob('*_val_*.bin'))
         if not all(found):
             way = 'run make tokenize && make data/bundled/sotu_manifest.json' if name == 'bundled' else HOW_TO_TOKENIZE
@@ -88,14 +102,14 @@ class Data:
 
     @functools.cache
     def _hash(self, name):
-        """sha256 over all files; a file's own is remembered under its size and time of change."""
+        """sha256 over all files, those of weights too; a file's own is remembered under its size and time of change."""
         cache_path = self.out / 'data' / 'hashes.json'
         try:
             cache = json.loads(cache_path.read_text())
         except (OSError, ValueError):
             cache = {}
         whole = hashlib.sha256()
-        for path in [p for group in self.globs(name) for p in group]:
+        for path in [*(p for group in self.globs(name) for p in group), *sorted(self.folder(name).glob('*.safetensors'))]:
             status = path.stat()
             known = f'{path.resolve()} {status.st_size} {status.st_mtime_ns}'
             if known not in cache:

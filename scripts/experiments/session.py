@@ -70,6 +70,8 @@ class Session:
         options = self.data.options(run)
         if run.shape:
             options['model'] = self.data.model(run)
+        if run.released:
+            options['model'] = str(self.data.released(run))
         if run.origin:
             options |= {'model': str(weights_of(self.out, run.origin)), 'allow-new-tensors': 'true'}
         return options

@@ -6,7 +6,8 @@
 Each row of T tokens begins with the end-of-text token; read the shards in order (--shuffle 0, --seq-len T), so that a row is a row.
 Where nothing else stands there are dots. Written are task_train_000001.bin, task_val_000000.bin (version 2: behind the tokens one
 byte for each, 1 where it counts as a target; --no-mask writes version 1), items.bin for --eval-data (data/README.md): single answer
-tokens with all symbols that it could have been as choices, so that chance is one over their number, and task_manifest.json.
+tokens with all symbols that it could have been as choices (of a large vocabulary 16 of them), so that chance is one over their number, and
+task_manifest.json.
 
 Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (2312.04927), selective copying after MAD, needles and
 variable tracking after RULER (2404.06654), hops over a permutation and modular arithmetic after Physics of Language Models 4.1
@@ -24,12 +25,14 @@ from prepare import MAGIC_16, shard_header
 np = require('numpy')
 
 END_OF_TEXT, DOT, HASH = 256, ord('.'), ord('#')
+BYTES = 512            # the vocabulary of models that read bytes
 LETTERS = np.frombuffer(b'abcdefghijklmnop', np.uint8).astype(np.uint16)       # values: chance is 1/16
 KEYS = np.frombuffer(b'ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!"$%&()*+,-/<=>?@[]^_{|}~`', np.uint8).astype(np.uint16)
 DIGITS = np.frombuffer(b'0123456789', np.uint8).astype(np.uint16)
+CHOICES = 16           # of an item whose answer may be any of more symbols than KEYS has
 MODULUS = 7            # a prime: adding, subtracting and multiplying by 1 to 6 are one-to-one, so no operand can be left out
 DEFAULTS = {'T': 256, 'length': 16, 'distance': 0, 'pairs': 8, 'queries': 3, 'needles': 4, 'hops': 2, 'chains': 3, 'nodes': 12,
-            'operations': 4, 'curriculum': False, 'rows': 8192, 'items': 200, 'mask': True, 'seed': 1}
+            'operations': 4, 'vocabulary': 0, 'curriculum': False, 'rows': 8192, 'items': 200, 'mask': True, 'seed': 1}
 
 
 @dataclass
@@ -120,13 +123,15 @@ def induction(task, n, random):
 
 def mqar(task, n, random):
     """Pairs of a key and a letter, dots, then some of the keys again, each with its letter. With a curriculum rows begin with
-    one pair and have all of them from the middle of the shard on."""
+    one pair and have all of them from the middle of the shard on. With a vocabulary keys are of its lower half and values of its
+    upper one, as in Zoology."""
     pairs, queries, T = task['pairs'], task['queries'], task['T']
-    if not queries <= pairs <= len(KEYS): raise Refused(f'mqar: --pairs {pairs} must be from --queries {queries} to {len(KEYS)}')
+    names, symbols = alphabets(task['vocabulary'])
+    if not queries <= pairs <= len(names): raise Refused(f'mqar: --pairs {pairs} must be from --queries {queries} to {len(names)}')
     need(task, 1 + 2 * (pairs + queries), f'{pairs} pairs and {queries} queries')
     tokens = empty(n, T)
-    keys = KEYS[np.argsort(random.random((n, len(KEYS))), axis=1)[:, :pairs]]
-    values = random.choice(LETTERS, (n, pairs))
+    keys = distinct(names, n, pairs, random)
+    values = random.choice(symbols, (n, pairs))
     asked = np.argsort(random.random((n, pairs)), axis=1)[:, :queries]
     if task['curriculum']:                            # a row shows its first `shown` pairs, and asks for those alone
         shown = np.clip(np.ceil(pairs * np.arange(1, n + 1) / (n / 2)), 1, pairs).astype(int)[:, None]
@@ -139,7 +144,20 @@ def mqar(task, n, random):
     tokens[:, T - 2 * queries::2] = np.take_along_axis(keys, asked, 1)
     answers = np.broadcast_to(np.arange(T - 2 * queries + 1, T, 2), (n, queries))
     np.put_along_axis(tokens, answers, np.take_along_axis(values, asked, 1), 1)
-    return Rows(tokens, answers, 2 + 2 * asked, LETTERS)
+    return Rows(tokens, answers, 2 + 2 * asked, symbols)
+
+
+def alphabets(vocabulary):
+    """(keys, values) of MQAR: characters, or the ids of a vocabulary that no character has."""
+    if not vocabulary: return KEYS, LETTERS
+    if not 2 * BYTES < vocabulary < 65536: raise Refused(f'mqar: --vocabulary {vocabulary} must be above {2 * BYTES} and below 65536')
+    return np.arange(BYTES, vocabulary // 2, dtype=np.uint16), np.arange(vocabulary // 2, vocabulary, dtype=np.uint16)
+
+
+def distinct(symbols, n, count, random):
+    """n rows of `count` symbols, none of them twice in a row."""
+    if len(symbols) <= len(KEYS): return symbols[np.argsort(random.random((n, len(symbols))), axis=1)[:, :count]]
+    return np.stack([random.choice(symbols, count, replace=False) for _ in range(n)])   # a table of all would not fit into memory
 
 
 GRASS = 'the grass is green and the sky is blue. '
@@ -287,13 +305,16 @@ def shard(rows, with_mask):
 
 
 def items(rows, random):
-    """Single answer tokens as multiple choice among all symbols, one for each row."""
-    parts, count = [], len(rows.symbols)
+    """Single answer tokens as multiple choice among all symbols, or CHOICES of many, one for each row."""
+    parts = []
     chosen = random.integers(0, rows.answers.shape[1], len(rows.tokens))
     for number, (row, answers) in enumerate(zip(rows.tokens, rows.answers)):
         at = answers[chosen[number]]
-        gold = int(np.flatnonzero(rows.symbols == row[at])[0])
-        choices = np.stack([np.ones(count, np.uint16), rows.symbols], 1).ravel()
+        symbols = rows.symbols
+        if len(symbols) > len(KEYS):
+            symbols = np.sort(np.append(random.choice(symbols[symbols != row[at]], CHOICES - 1, replace=False), row[at]))
+        gold, count = int(np.flatnonzero(symbols == row[at])[0]), len(symbols)
+        choices = np.stack([np.ones(count, np.uint16), symbols], 1).ravel()
         words = np.concatenate([[65535, 0, number % 65535, gold, count, at], row[:at], choices]).astype('<u2')
         words[1] = min(65535, 2 * len(words))
         parts.append(words.tobytes())
@@ -316,7 +337,8 @@ def write(task, folder):
             write_whole(folder / name, shard(rows, task['mask']))
         write_whole(
             folder / 'task_manifest.json',
-            json.dumps({'tokenizer': 'bytes', 'vocabulary': 512, 'documents': 0, 'tokens': tokens, 'shards': []}).encode(),
+            json.dumps({'tokenizer': 'bytes', 'vocabulary': task['vocabulary'] or BYTES, 'documents': 0, 'tokens': tokens,
+                        'shards': []}).encode(),
         )
         write_whole(folder / 'items.bin', items(make(task, 'items', task['items']), np.random.default_rng([task['seed'], 3])))
     except OSError as error:
