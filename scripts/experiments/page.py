@@ -1,0 +1,171 @@
+"""What a report says about every experiment at every scale, in words, tables and pictures; report.py writes it in its forms."""
+import figures
+import tasks
+from analysis import LEARNT
+from claims import NATS
+from plan import SCALES, TIMED
+from tables import arm_table, cache_table, comparison_table, recall_table, setting_table, sweep_table, time_table
+
+SETTINGS_AS_ONE = 4   # from so many settings on, a table of arms x settings comes first
+RATES = 'e6_lr'       # the experiment whose sweep says which rate is the best
+SHORT = 3             # of commits and machines, so many are named
+
+
+# -------------------------------------------------------------------------------------------------------------- the setup
+
+def span(values, form='{:,}'):
+    """'a' or 'a to b' of numbers; '' without any."""
+    ends = dict.fromkeys(form.format(v) for v in (min(values), max(values))) if values else {}
+    return ' to '.join(ends)
+
+
+def named(values):
+    """Different words, the first few of them."""
+    found = list(dict.fromkeys(value for value in values if value))
+    return '; '.join(found[:SHORT]) + (f' and {len(found) - SHORT} more' if len(found) > SHORT else '')
+
+
+def setup(report, e, scale):
+    """[(what, words)] of the runs of an experiment at a scale."""
+    runs = [(place, record) for place, record in report.runs if place[0] == e.name and place[1] == scale]
+    swept = [record for place, record in runs if place[2] == 'sweep']
+    final = [record for place, record in runs if place[2] not in ('sweep', 'timing', *TIMED)] or [r for _, r in runs]
+    results = [record['result'] for record in final]
+    option = lambda name, of=final: {r['options'][name] for r in of if r.get('options', {}).get(name) is not None}
+    rates = span(option('lr'), '{:g}') + (f', of {span(option("lr", swept), "{:g}")} in the sweep' if swept and final[0] not in swept else '')
+    found = {
+        'model': named(map(model_of(e, scale), sorted(option('model')))),
+        'parameters': span({r['parameters'] for r in results if r.get('parameters')}),
+        'tokens of a run': span({r['validation'][-1][1] for r in results if r.get('validation') and r['validation'][-1][1]}),
+        'optimiser steps': span({r['steps'] for r in results if r.get('steps')}),
+        'T': span(option('seq-len')),
+        'window': span(option('window')) + (f', dense until row {span(until)}' if (until := option('dense-until')) else ''),
+        'learning rate': rates,
+        'data': named([e.scales[scale].get('data', 'bundled'), *sorted({r.get('data_hash', '') for r in final})]),
+        'seeds': span({place[5] for place, r in runs if r in final}),
+        'machines': named(r.get('machine', '') for r in results),
+        'commits': named(r.get('commit', '') for r in final),
+    }
+    return [(what, words) for what, words in found.items() if words]
+
+
+def model_of(e, scale):
+    """The name of a preset, or what a shape without one has."""
+    shapes = [of['model'] for of in [e.scales[scale], *e.settings.values()] if 'model' in of]
+    def words(name):
+        if not name.startswith('shape-') or not shapes: return name
+        shape = shapes[0]
+        return (f'{shape["num_hidden_layers"]} layers of {shape["hidden_size"]}, {shape["num_attention_heads"]} heads and '
+                f'{shape["num_key_value_heads"]} of keys')
+    return words
+
+
+# ------------------------------------------------------------------------------------------------------------ what to mind
+
+def warnings(report, e, scale):
+    """Sentences on what keeps the numbers of a section from saying more."""
+    found = [f'{arm}: the best rate of the sweep is its end point, x {factor:g}; a better one may lie beyond.'
+             for arm, factor in report.end_points(e.name, scale)]
+    found += [f'Not run: {names} needs {why}.' for names, why in e.left_out(scale)]
+    if other := other_rate(report, e, scale): found.append(other)
+    tables = report.of(report.tables, e.name, scale)
+    if tables and all(len(arm.records) == 1 for t in tables for arm in t.arms.values()):
+        if any(arm.accuracies for t in tables for arm in t.arms.values()):
+            found.append(f'One run of each arm: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or '
+                         'has not, and nothing of how far two arms that have learnt it, or have not, are apart.')
+        else: found.append('One run of each arm: differences have no interval.')
+    return found
+
+
+def other_rate(report, e, scale):
+    """That the runs of a section had one rate, where a sweep found others better; '' where they had not."""
+    best = report.best_factors(RATES, scale)
+    if not best or e.sweep or e.name == RATES: return ''
+    used = e.scales[scale]['lr']
+    lr = report.experiments[RATES].scales[scale]['lr']
+    arms = dict.fromkeys(arm for t in report.of(report.tables, e.name, scale) for arm in t.arms if arm in best)
+    better = [arm for arm in arms if best[arm] * lr != used]
+    if not better: return ''
+    rates = sorted({best[arm] * lr for arm in better})
+    return (f'These runs had one rate for all arms, {used:g}, times what a setting says. {RATES} found {" or ".join(f"{r:g}" for r in rates)} '
+            f'the best for {len(better)} of the {len(arms)} arms that it has in common with this section, with its own model and data.')
+
+
+# ------------------------------------------------------------------------------------------------------ tables and pictures
+
+def tables_of(report, e, scale):
+    """(tables, tables to fold away), each [title, head, rows]."""
+    tables, sweeps = report.of(report.tables, e.name, scale), report.sweeps.get((e.name, scale))
+    shown, folded, title = [(t.title, *arm_table(t)) for t in tables], [], f'{e.name}, scale {scale}'
+    if asked := asked_of(tables):
+        folded = shown if any(len(arm.records) > 1 for t in tables for arm in t.arms.values()) else []
+        shown = [(f'{title}: accuracy', *recall_table(asked))]
+    elif len(tables) >= SETTINGS_AS_ONE:
+        folded = shown
+        shown = [(f'{title}: validation loss, mean over seeds, and runs that diverged', *setting_table(tables))]
+    for t in tables:
+        head, rows = comparison_table(t)
+        if rows: shown.append((f'{t.title}: other comparisons', head, rows))
+    if sweeps:
+        shown.append((f'{title}: the sweep; sensitivity is the mean over rates of what they lose against the best (arXiv 2309.14322)',
+                      *sweep_table(sweeps, e.scales[scale]['lr'])))
+    shown += [(t.title, *time_table(t)) for t in report.of(report.timings, e.name, scale)]
+    shown += [(t.title, *cache_table(t, report.reading_of(t))) for t in report.of(report.writings, e.name, scale)]
+    return shown, folded
+
+
+def asked_of(tables):
+    """Those whose runs were asked for the items of a task of tasks.py that they were trained on."""
+    return [t for t in tables if t.experiment.settings.get(t.setting, {}).get('task') and any(a.accuracies for a in t.arms.values())]
+
+
+def chance_of(tables):
+    """In words: of all tasks, or by setting where they differ."""
+    chance = {t.label: 1 / len(tasks.make(t.experiment.settings[t.setting]['task'], 'items', 1).symbols) for t in tables}
+    if len(set(chance.values())) == 1: return f'{next(iter(chance.values())):.2f}'
+    return ', '.join(f'{value:.2f} ({label})' for label, value in chance.items())
+
+
+def pictures(report, e, scale):
+    """[(caption, svg)]."""
+    tables, timings, found = report.of(report.tables, e.name, scale), report.of(report.timings, e.name, scale), []
+    said = [s for s in report.verdicts if s.claim['experiment'] == e.name and s.scale == scale and s.claim['unit'] == NATS and s.found.pairs]
+    if said: found.append(('Differences by seed with 95% intervals, and the published numbers', figures.forest(said)))
+    if sweeps := report.sweeps.get((e.name, scale)):
+        found.append(('The sweep, on the tuning half of the validation tokens',
+                      figures.rates(sweeps, e.scales[scale]['lr'], f'{e.name}: loss against rate')))
+    if asked := asked_of(tables):
+        found.append((f'Accuracy on the items of every task, the best arms at the top; chance is {chance_of(asked)}; blank: not run',
+                      figures.recall(asked)))
+    if e.picture == 'pareto' and tables: found.append(('Loss against FLOPs and seconds', figures.pareto(tables, timings)))
+    if e.picture == 'density' and tables: found.append(('Loss against density', figures.density(tables)))
+    for writing in report.of(report.writings, e.name, scale):
+        if reading := report.reading_of(writing):
+            found.append((f'{writing.title}: what it costs in loss and accuracy', figures.cache(writing, reading)))
+    if len({t.seq_len for t in timings}) > 1: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
+    return [(caption, svg) for caption, svg in found + over_steps(tables) if svg]
+
+
+def over_steps(tables):
+    """The same of what runs and readings keep as curves."""
+    found = [(f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on', figures.curves(tables))]
+    for key, label, x in (('entropy', 'entropy of attention, nats', 'optimiser steps'), ('gate', 'mean gate', 'optimiser steps'),
+                          ('mass_95', 'share of keys with 95% of the mass', 'optimiser steps'),
+                          ('mass_99', 'share of keys with 99% of the mass', 'optimiser steps'),
+                          ('by_position', 'loss, nats', 'position')):
+        found.append((f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds', figures.series(tables, key, label, x)))
+    return found
+
+
+def sections(report):
+    """What the page has about each experiment and scale."""
+    for name, e in report.experiments.items():
+        for scale in SCALES:
+            if not any(place[0] == name and place[1] == scale for place, _ in report.runs): continue
+            shown, folded = tables_of(report, e, scale)
+            yield {'name': name, 'scale': scale, 'title': e.title, 'question': e.question, 'left_open': e.left_open,
+                   'setup': setup(report, e, scale), 'labels': [(arm, of['label']) for arm, of in e.arms.items() if 'label' in of],
+                   'lines': [f'{s.line} As read: {s.claim["read"]}.' for s in report.verdicts
+                             if s.claim['experiment'] == name and s.scale == scale],
+                   'warnings': warnings(report, e, scale), 'tables': shown, 'folded': folded,
+                   'pictures': pictures(report, e, scale), 'pilot_sd': report.pilot_sd(name, scale)}
