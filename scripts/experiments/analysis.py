@@ -275,3 +275,9 @@ def by_accuracy(tables):
     common = set.intersection(*map(set, found.values())) if found else set()
     mean = lambda of: statistics.mean([of[s] for s in common] or of.values())
     return sorted(found, key=lambda name: -mean(found[name]))
+
+
+def learnt(tables, name):
+    """'k of n' runs of an arm that have learnt their task."""
+    runs = [accuracy for t in tables if name in t.arms for accuracy in t.arms[name].accuracies.values()]
+    return f'{sum(accuracy >= LEARNT for accuracy in runs)} of {len(runs)}'

@@ -15,7 +15,7 @@ matplotlib.use('Agg')
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 
-from analysis import by_accuracy, sweep_means  # noqa: E402
+from analysis import by_accuracy, learnt, sweep_means  # noqa: E402
 
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#7F7F7F', '#8C564B', '#17BECF', '#BCBD22',
           '#9467BD']
@@ -61,7 +61,7 @@ def styles(names):
 
 def grid(rows, columns, drawn, width=8.4, height=3.4, **shared):
     """(figure, axes of a row and column) above a legend in a row of its own, so that it covers nothing. `drawn` is name -> style."""
-    across = max(1, min(5, int(width * 12 / (max(map(len, drawn)) + 6))))
+    across = max(1, min(5, int(width / (0.065 * max(map(len, drawn)) + 0.5))))
     legend_height = LEGEND_ROW * (math.ceil(len(drawn) / across) + 1)
     figure = pyplot.figure(figsize=(width, rows * height + legend_height), layout='constrained')
     places = figure.add_gridspec(rows + 1, columns, height_ratios=[height] * rows + [legend_height])
@@ -69,6 +69,7 @@ def grid(rows, columns, drawn, width=8.4, height=3.4, **shared):
     for n in range(rows * columns):
         same = {f'share{x}': panels[0] for x in 'xy' if panels and shared.get(f'share{x}')}
         panels.append(figure.add_subplot(places[n // columns, n % columns], **same))
+        if 'sharey' in same and n % columns: panels[-1].tick_params(labelleft=False)
     below = figure.add_subplot(places[rows, :])
     below.axis('off')
     handles = [Line2D([], [], label=name, **how) for name, how in drawn.items()]
@@ -76,19 +77,18 @@ def grid(rows, columns, drawn, width=8.4, height=3.4, **shared):
     return figure, panels
 
 
-def forest(said):
-    """Our interval of every comparison, and the paper's number beside it."""
+def forest(lines):
+    """Our interval of every comparison, and the paper's number beside it: [(name, comparison, number or None)]."""
     ours, published = ({'color': COLORS[n], 'marker': marker, 'linestyle': ''} for n, marker in enumerate('oD'))
-    figure, [ax] = grid(1, 1, {'ours, 95%': ours, 'published': published}, 7.4, 0.7 + 0.34 * len(said))
-    for row, one in enumerate(reversed(said)):
-        c = one.found
+    drawn = {'ours, 95%': ours} | ({'published': published} if any(number is not None for _, _, number in lines) else {})
+    figure, [ax] = grid(1, 1, drawn, 7.4, 0.7 + 0.34 * len(lines))
+    for row, (_, c, number) in enumerate(reversed(lines)):
         if c.pairs >= 2: ax.errorbar(c.mean, row, xerr=c.half_width, capsize=3, **ours)
         else: ax.plot(c.mean, row, markerfacecolor='white', **ours)
-        ax.plot(one.claim['number'], row, **published)
+        if number is not None: ax.plot(number, row, **published)
     ax.axvline(0, color='#444444', linewidth=0.8)
-    names = [f'{s.claim["document"]}: {s.claim["arm"]} - {s.claim["against"]}' + (f', {s.setting}' if s.setting else '') for s in said]
-    ax.set_yticks(range(len(said)), names[::-1])
-    ax.set(ylim=(-0.7, len(said) - 0.3), xlabel='difference of validation loss, nats (negative: better)')
+    ax.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
+    ax.set(ylim=(-0.7, len(lines) - 0.3), xlabel='difference of validation loss, nats (negative: better)')
     return svg(figure, 'differences with intervals, and the published numbers')
 
 
@@ -98,13 +98,13 @@ def panels(tables, points_of, xlabel, ylabel):
     tables = [t for t in tables if lines[t.setting]]
     drawn = styles(name for t in tables for name in t.arms)
     if not tables or len(drawn) > MOST_LINES: return ''
-    columns = min(3, len(tables))
+    columns = min(4, len(tables))
     rows = math.ceil(len(tables) / columns)
-    figure, places = grid(rows, columns, drawn, *((6.4, 3.4) if columns == 1 else (8.4, 2.6)), sharey=True)
+    figure, places = grid(rows, columns, drawn, *((5.2, 3) if columns == 1 else (2.6 * columns + 0.4, 2.4)), sharey=True)
     for ax, table in zip(places, tables):
         for name, points in lines[table.setting].items():
             ax.plot(*zip(*points), **drawn[name] | ({'marker': ''} if len(points) > 20 else {}))
-        if len(tables) > 1: ax.set_title('\n'.join(textwrap.wrap(table.label, 34)), fontsize=8)
+        if len(tables) > 1: ax.set_title('\n'.join(textwrap.wrap(table.label, 36)), fontsize=8)
     for n, ax in enumerate(places):
         ax.set_visible(n < len(tables))
         if n % columns == 0: ax.set_ylabel(ylabel)
@@ -153,7 +153,8 @@ def pareto(tables, timings):
             if points: ax.plot(*zip(*points), **how)
             everything += points
         if everything: ax.plot(*zip(*hull(everything)), drawstyle='steps-post', **edge)
-        ax.set(xlabel=f'{what} of a run', xscale='log' if everything else 'linear')
+        costs = [x for x, _ in everything]
+        ax.set(xlabel=f'{what} of a run', xscale='log' if costs and max(costs) > 10 * min(costs) else 'linear')
     both[0].set_ylabel('validation loss, nats')
     return svg(figure, f'{tables[0].experiment.name}: loss against FLOPs and seconds')
 
@@ -185,18 +186,19 @@ def rates(by_arm, lr, title):
 
 
 def recall(tables):
-    """Accuracy on the items of tasks: a row for each arm, the best at the top, a column for each setting; blank where nothing ran."""
+    """Accuracy on the items of tasks: a row for each arm, the best at the top, a column for each setting; blank where nothing ran.
+    Beside the name, how many of its runs have learnt their task."""
     names = by_accuracy(tables)
     value = lambda t, name: mean(found) if name in t.arms and (found := t.arms[name].accuracies.values()) else math.nan
     cells = [[value(t, name) for t in tables] for name in names]
-    figure, ax = pyplot.subplots(figsize=(max(4, 2.2 + 0.75 * len(tables)), 1.3 + 0.21 * len(names)), layout='constrained')
+    figure, ax = pyplot.subplots(figsize=(max(4, 2.6 + 0.75 * len(tables)), 1.3 + 0.21 * len(names)), layout='constrained')
     ax.pcolormesh(cells, cmap='Blues', vmin=0, vmax=1, edgecolors='white', linewidth=1)
     for row, of in enumerate(cells):
         for column, accuracy in enumerate(of):
             if math.isnan(accuracy): continue
             ax.text(column + 0.5, row + 0.5, f'{accuracy:.2f}', ha='center', va='center', fontsize=8,
                     color='white' if accuracy > 0.55 else '#222222')
-    ax.set_yticks([n + 0.5 for n in range(len(names))], names)
+    ax.set_yticks([n + 0.5 for n in range(len(names))], [f'{name}, {learnt(tables, name)}' for name in names])
     ax.set_xticks([n + 0.5 for n in range(len(tables))], ['\n'.join(textwrap.wrap(t.label, 14)) for t in tables], fontsize=7)
     ax.grid(False)
     ax.tick_params(length=0)

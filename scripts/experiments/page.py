@@ -87,8 +87,9 @@ def other_rate(report, e, scale):
     better = [arm for arm in arms if best[arm] * lr != used]
     if not better: return ''
     rates = sorted({best[arm] * lr for arm in better})
-    return (f'These runs had one rate for all arms, {used:g}, times what a setting says. {RATES} found {" or ".join(f"{r:g}" for r in rates)} '
-            f'the best for {len(better)} of the {len(arms)} arms that it has in common with this section, with its own model and data.')
+    times = ', times what a setting says' if any('lr-times' in of.get('options', {}) for of in e.settings.values()) else ''
+    return (f'These runs had one rate for all arms, {used:g}{times}. {RATES} found {" or ".join(f"{r:g}" for r in rates)} '
+            f'the best for {len(better)} of {len(arms)} arms that it has in common with this section, with its own model and data.')
 
 
 # ------------------------------------------------------------------------------------------------------ tables and pictures
@@ -97,9 +98,9 @@ def tables_of(report, e, scale):
     """(tables, tables to fold away), each [title, head, rows]."""
     tables, sweeps = report.of(report.tables, e.name, scale), report.sweeps.get((e.name, scale))
     shown, folded, title = [(t.title, *arm_table(t)) for t in tables], [], f'{e.name}, scale {scale}'
-    if asked := asked_of(tables):
+    if asked := asked_of(tables):   # the picture has the same numbers
         folded = shown if any(len(arm.records) > 1 for t in tables for arm in t.arms.values()) else []
-        shown = [(f'{title}: accuracy', *recall_table(asked))]
+        shown, folded = [], [(f'{title}: accuracy', *recall_table(asked)), *folded]
     elif len(tables) >= SETTINGS_AS_ONE:
         folded = shown
         shown = [(f'{title}: validation loss, mean over seeds, and runs that diverged', *setting_table(tables))]
@@ -107,10 +108,11 @@ def tables_of(report, e, scale):
         head, rows = comparison_table(t)
         if rows: shown.append((f'{t.title}: other comparisons', head, rows))
     if sweeps:
-        shown.append((f'{title}: the sweep; sensitivity is the mean over rates of what they lose against the best (arXiv 2309.14322)',
-                      *sweep_table(sweeps, e.scales[scale]['lr'])))
-    shown += [(t.title, *time_table(t)) for t in report.of(report.timings, e.name, scale)]
-    shown += [(t.title, *cache_table(t, report.reading_of(t))) for t in report.of(report.writings, e.name, scale)]
+        (folded if tables else shown).append(
+            (f'{title}: the sweep; sensitivity is the mean over rates of what they lose against the best (arXiv 2309.14322)',
+             *sweep_table(sweeps, e.scales[scale]['lr'])))
+    shown += [(f'{t.title}: step times by turns', *time_table(t)) for t in report.of(report.timings, e.name, scale)]
+    shown += [(f'{t.title}: writing by turns', *cache_table(t, report.reading_of(t))) for t in report.of(report.writings, e.name, scale)]
     return shown, folded
 
 
@@ -129,13 +131,14 @@ def chance_of(tables):
 def pictures(report, e, scale):
     """[(caption, svg)]."""
     tables, timings, found = report.of(report.tables, e.name, scale), report.of(report.timings, e.name, scale), []
-    said = [s for s in report.verdicts if s.claim['experiment'] == e.name and s.scale == scale and s.claim['unit'] == NATS and s.found.pairs]
-    if said: found.append(('Differences by seed with 95% intervals, and the published numbers', figures.forest(said)))
+    if lines := compared(report, e, scale):
+        found.append(('Differences by seed with 95% intervals, and the published numbers', figures.forest(lines)))
     if sweeps := report.sweeps.get((e.name, scale)):
         found.append(('The sweep, on the tuning half of the validation tokens',
                       figures.rates(sweeps, e.scales[scale]['lr'], f'{e.name}: loss against rate')))
     if asked := asked_of(tables):
-        found.append((f'Accuracy on the items of every task, the best arms at the top; chance is {chance_of(asked)}; blank: not run',
+        found.append((f'Accuracy on the items of every task, the best arms at the top; chance is {chance_of(asked)}; blank: not run. Beside the '
+                      f'name, how many runs have learnt their task ({LEARNT:.0%} or more)',
                       figures.recall(asked)))
     if e.picture == 'pareto' and tables: found.append(('Loss against FLOPs and seconds', figures.pareto(tables, timings)))
     if e.picture == 'density' and tables: found.append(('Loss against density', figures.density(tables)))
@@ -144,6 +147,20 @@ def pictures(report, e, scale):
             found.append((f'{writing.title}: what it costs in loss and accuracy', figures.cache(writing, reading)))
     if len({t.seq_len for t in timings}) > 1: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
     return [(caption, svg) for caption, svg in found + over_steps(tables) if svg]
+
+
+def compared(report, e, scale):
+    """[(name, comparison, published number or None)]: claims in nats, and what the experiment itself compares."""
+    named = lambda t, arm, against: f'{arm} - {against}' + (f', {t.label}' if t.label else '')
+    found, claims = [], {(s.claim['arm'], s.claim['against'], s.setting): s.claim for s in report.verdicts
+                         if s.claim['experiment'] == e.name and s.scale == scale and s.claim['unit'] == NATS}
+    for t in report.of(report.tables, e.name, scale):
+        for (arm, against), comparison in t.comparisons.items():
+            claim = claims.get((arm, against, t.setting))
+            if not comparison.pairs or not (claim or (arm, against) in e.compare): continue
+            name = named(t, arm, against)
+            found.append((f'{claim["document"]}: {name}', comparison, claim['number']) if claim else (name, comparison, None))
+    return found
 
 
 def over_steps(tables):

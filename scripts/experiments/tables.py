@@ -5,7 +5,7 @@ import math
 import statistics
 
 import stats
-from analysis import LEARNT, by_accuracy, cache_bytes, sensitivity, sweep_means, where_written
+from analysis import by_accuracy, cache_bytes, learnt, sensitivity, sweep_means, where_written
 from claims import NATS
 from turns import median_interval
 
@@ -125,12 +125,10 @@ def sweep_table(by_arm, lr):
 
 def recall_table(tables):
     """Accuracy of arms x settings, the best arm first; how many of its runs have learnt their task."""
-    head, rows = ['arm', 'learnt', *[t.label for t in tables]], []
-    for name in by_accuracy(tables):
-        of = [list(t.arms[name].accuracies.values()) if name in t.arms else [] for t in tables]
-        runs = [accuracy for accuracies in of for accuracy in accuracies]
-        rows.append([name, f'{sum(a >= LEARNT for a in runs)} of {len(runs)}', *[mean_accuracy(a, '.2f') for a in of]])
-    return head, rows
+    rows = [[name, learnt(tables, name),
+             *[mean_accuracy(list(t.arms[name].accuracies.values()) if name in t.arms else [], '.2f') for t in tables]]
+            for name in by_accuracy(tables)]
+    return ['arm', 'learnt', *[t.label for t in tables]], rows
 
 
 def setting_table(tables):
