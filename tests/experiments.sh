@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/experiments: statistics, ledger, plans, tasks and writing (tests/check_experiments.py, check_phases.py, check_tasks.py,
-# check_cache.py), bad input, experiments really run at scale smoke, killed and resumed, and their report; compare.py, turns.py and
+# check_cache.py, check_report.py), bad input, experiments really run at scale smoke, killed and resumed, and their report; compare.py, turns.py and
 # scripts/variant_table.py.
 # Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another).
 # Takes a minute.
@@ -74,6 +74,7 @@ else
     $python tests/check_experiments.py 2> "$work/stderr" || bad "check_experiments.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_phases.py 2> "$work/stderr" || bad "check_phases.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_tasks.py 2> "$work/stderr" || bad "check_tasks.py" "$(tail -n 1 "$work/stderr")"
+    $python tests/check_report.py 2> "$work/stderr" || bad "check_report.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_cache.py 2> "$work/stderr" || bad "check_cache.py" "$(tail -n 1 "$work/stderr")"
 fi
 

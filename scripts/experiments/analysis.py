@@ -163,6 +163,8 @@ class Report:
         self.experiments = {
             name: Experiment(name) for name in known_experiments() if any(place[0] == name for place, _ in self.runs)
         }
+        for (name, _), by_arm in self.sweeps.items():
+            for arm in [a for a in self.experiments[name].arms if a in by_arm]: by_arm[arm] = by_arm.pop(arm)   # in their order
         for (name, scale, setting), found in arms.items():
             e = self.experiments[name]
             self.tables.append(Table(e, scale, setting, {a: found[a] for a in e.arms if a in found}))

@@ -54,9 +54,10 @@ def style(n):
             'markersize': 3.5}
 
 
-def styles(names):
-    """name -> how it is drawn."""
-    return {name: style(n) for n, name in enumerate(dict.fromkeys(names))}
+def styles(experiment, names):
+    """name -> how it is drawn, in all pictures of an experiment alike."""
+    there = set(names)
+    return {name: style(n) for n, name in enumerate(experiment.arms) if name in there}
 
 
 def grid(rows, columns, drawn, width=8.4, height=3.4, **shared):
@@ -96,7 +97,7 @@ def panels(tables, points_of, xlabel, ylabel):
     """A panel for each table with a line for each arm of points_of(arm), [(x, y)]; '' where no arm has any, or too many have."""
     lines = {t.setting: {name: points for name, arm in t.arms.items() if (points := points_of(arm))} for t in tables}
     tables = [t for t in tables if lines[t.setting]]
-    drawn = styles(name for t in tables for name in t.arms)
+    drawn = styles(tables[0].experiment, (name for t in tables for name in t.arms)) if tables else {}
     if not tables or len(drawn) > MOST_LINES: return ''
     columns = min(4, len(tables))
     rows = math.ceil(len(tables) / columns)
@@ -108,7 +109,7 @@ def panels(tables, points_of, xlabel, ylabel):
     for n, ax in enumerate(places):
         ax.set_visible(n < len(tables))
         if n % columns == 0: ax.set_ylabel(ylabel)
-        if n + columns >= len(tables): ax.set_xlabel(xlabel)
+        if n >= (rows - 1) * columns: ax.set_xlabel(xlabel)
     return svg(figure, f'{tables[0].experiment.name}: {ylabel}')
 
 
@@ -142,7 +143,7 @@ def hull(points):
 def pareto(tables, timings):
     """Loss against FLOPs and against seconds over the settings of one experiment and scale, with the hull. Where step times were
     taken by turns, seconds are steps times these: runs of one table may come from several machines, or from a busy one."""
-    drawn = {name: how | {'linestyle': ''} for name, how in styles(arm for t in tables for arm in t.arms).items()}
+    drawn = {name: how | {'linestyle': ''} for name, how in styles(tables[0].experiment, (arm for t in tables for arm in t.arms)).items()}
     edge = {'color': '#444444', 'linewidth': 1}
     figure, both = grid(1, 2, drawn | {'Pareto hull': edge}, sharey=True)
     times = {arm: median(t.values(arm, 'ms')) for t in timings for arm in t.arms}
@@ -172,9 +173,9 @@ def cost_of(arm, what, step_ms):
             yield cost, r['val_loss']
 
 
-def rates(by_arm, lr, title):
+def rates(experiment, scale, by_arm):
     """Loss on the tuning half against the learning rate."""
-    drawn = styles(by_arm)
+    drawn, lr = styles(experiment, by_arm), experiment.scales[scale]['lr']
     figure, [ax] = grid(1, 1, drawn, 7.4, 3.8)
     ax.set(xlabel='learning rate', ylabel='validation loss (tuning half), nats', xscale='log')
     for arm, by_factor in by_arm.items():
@@ -182,7 +183,7 @@ def rates(by_arm, lr, title):
     tried = sorted({f * lr for by_factor in by_arm.values() for f in by_factor})
     ax.set_xticks(tried, [f'{rate:g}' for rate in tried])
     ax.minorticks_off()
-    return svg(figure, title)
+    return svg(figure, f'{experiment.name}: loss against rate')
 
 
 def recall(tables):
@@ -218,7 +219,7 @@ def density(tables):
                              if chosen[t.setting] and name in t.arms and t.arms[name].sound)
     if not any(lines.values()): return ''
     dense = [loss for t in tables if not chosen[t.setting] and base in t.arms for loss in t.arms[base].sound]
-    drawn, below = styles(lines), {'color': '#888888', 'linestyle': '--', 'linewidth': 1}
+    drawn, below = styles(tables[0].experiment, lines), {'color': '#888888', 'linestyle': '--', 'linewidth': 1}
     figure, [ax] = grid(1, 1, drawn | ({f'{base}, dense': below} if dense else {}), 6.4)
     for name, points in lines.items():
         if points: ax.plot(*zip(*points), **drawn[name])
@@ -230,7 +231,7 @@ def density(tables):
 
 def times(timings):
     """Step time and peak memory of every arm against the length of a row, both on logarithmic axes."""
-    drawn = styles(arm for t in timings for arm in t.arms)
+    drawn = styles(timings[0].experiment, (arm for t in timings for arm in t.arms))
     figure, both = grid(1, 2, drawn)
     for ax, key, label, unit in zip(both, ('ms', 'peak_bytes'), ('ms a step', 'peak memory, MiB'), (1, 2**20)):
         for name, how in drawn.items():
@@ -243,7 +244,7 @@ def times(timings):
 def cache(writing, reading):
     """Loss and accuracy of what arms read, against the bytes that ./generate keeps of a text and the tokens that it writes in a second.
     Both are ratios to the baseline's on the same device, as not all arms write on all devices. Arms that keep nothing have no bytes."""
-    drawn = {name: how | {'linestyle': ''} for name, how in styles(writing.arms).items()}
+    drawn = {name: how | {'linestyle': ''} for name, how in styles(writing.experiment, writing.arms).items()}
     figure, panels = grid(2, 2, drawn, height=3)
     base = reading.experiment.baseline
     for n, (ylabel, of) in enumerate((('validation loss, nats', lambda arm: arm.sound),

@@ -135,7 +135,7 @@ def pictures(report, e, scale):
         found.append(('Differences by seed with 95% intervals, and the published numbers', figures.forest(lines)))
     if sweeps := report.sweeps.get((e.name, scale)):
         found.append(('The sweep, on the tuning half of the validation tokens',
-                      figures.rates(sweeps, e.scales[scale]['lr'], f'{e.name}: loss against rate')))
+                      figures.rates(e, scale, sweeps)))
     if asked := asked_of(tables):
         found.append((f'Accuracy on the items of every task, the best arms at the top; chance is {chance_of(asked)}; blank: not run. Beside the '
                       f'name, how many runs have learnt their task ({LEARNT:.0%} or more)',

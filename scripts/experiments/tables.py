@@ -31,13 +31,12 @@ def mean_loss(arm):
 
 def verdict_table(report):
     """A row for every claim and setting, and one for every claim that nothing has measured."""
-    head = ['document', 'claim', 'published', 'scale', 'ours', 'pairs', 'p (Holm)', 'verdict', 'because', 'smallest detectable',
-            'planned', 'as read']
+    head = ['document', 'claim', 'published', 'scale', 'ours', 'pairs', 'p (Holm)', 'verdict', 'smallest detectable', 'planned', 'as read']
     rows = []
     for one in report.verdicts:
         of = seeds_cells(one, report.analysis['pilot_sd']) if one.claim['unit'] == NATS else rounds_cells(one)
         rows.append([*claim_cells(one.claim), one.scale, *of, one.claim['read']])
-    rows += [[*claim_cells(claim), '-', '-', '-', '-', 'not measured', '-', '-', '-', claim['read']] for claim in report.not_measured]
+    rows += [[*claim_cells(claim), '-', '-', '-', '-', 'not measured', '-', '-', claim['read']] for claim in report.not_measured]
     return head, rows
 
 
@@ -51,15 +50,19 @@ def claim_cells(claim):
 def seeds_cells(said, pilot_sd):
     """What pairs of seeds say of a claim in nats."""
     c = said.found
-    return [interval(c), str(c.pairs), number(c.adjusted, '.3g'), said.verdict.word, said.verdict.reason + stats.lost_pairs(c),
-            number(stats.detectable_of(c), '.3f'),
+    lost = stats.lost_pairs(c) if c.pairs >= 2 else ''   # else they are the reason
+    return [interval(c), str(c.pairs), number(c.adjusted, '.3g'), verdict_cell(said.verdict) + lost, number(stats.detectable_of(c), '.3f'),
             f'{said.seeds} seeds see {stats.smallest_detectable(said.seeds, pilot_sd):.3f}']
+
+
+def verdict_cell(verdict):
+    return verdict.word + (f': {verdict.reason}' if verdict.reason else '')
 
 
 def rounds_cells(said):
     """What rounds by turns say of a ratio."""
     r = said.found
-    return [f'{r.middle:.3f}, from {r.low:.3f} to {r.high:.3f}', f'{r.rounds} rounds', '-', said.verdict.word, said.verdict.reason, '-', '-']
+    return [f'{r.middle:.3f}, from {r.low:.3f} to {r.high:.3f}', f'{r.rounds} rounds', '-', verdict_cell(said.verdict), '-', '-']
 
 
 def arm_table(table):
