@@ -300,6 +300,7 @@ END
         '$python "$work/page.py" "$work/report/report.html"'
     check "experiments: the same as Markdown, CSV and LaTeX" \
         'grep -q "^| 002, table 1 | dsa - causal | -0.023 | smoke |" "$work/report/report.md" &&
+        grep -q "^| 000, table 1 | asga / causal | 1.087, ratio of step time | - |.* not measured |" "$work/report/report.md" &&
         [ "$(wc -l < "$work/report/results.csv")" -eq 11 ] && grep -q "begin{tabular}" "$work/report/tables.tex"'
     expect "experiments: a report of nothing" 3 "is not there; run.py writes it" \
         $python $here/report.py --ledger "$work/none.jsonl" --out "$work/report"
