@@ -226,6 +226,7 @@ def density(tables):
     if dense: ax.axhline(mean(dense), **below)
     ax.set(xlabel='past blocks of keys that are visited', ylabel='validation loss, nats')
     ax.set_xscale('log', base=2)
+    ax.xaxis.set_major_formatter(lambda x, _: f'{x:g}')
     return svg(figure, f'{tables[0].experiment.name}: loss against the blocks that are visited')
 
 

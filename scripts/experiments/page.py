@@ -29,10 +29,11 @@ def setup(report, e, scale):
     """[(what, words)] of the runs of an experiment at a scale."""
     runs = [(place, record) for place, record in report.runs if place[0] == e.name and place[1] == scale]
     swept = [record for place, record in runs if place[2] == 'sweep']
-    final = [record for place, record in runs if place[2] not in ('sweep', 'timing', *TIMED)] or [r for _, r in runs]
+    reported = [(place, record) for place, record in runs if place[2] not in ('sweep', 'timing', *TIMED)]
+    final = [record for _, record in reported or runs]
     results = [record['result'] for record in final]
     option = lambda name, of=final: {r['options'][name] for r in of if r.get('options', {}).get(name) is not None}
-    rates = span(option('lr'), '{:g}') + (f', of {span(option("lr", swept), "{:g}")} in the sweep' if swept and final[0] not in swept else '')
+    rates = span(option('lr'), '{:g}') + (f', of {span(option("lr", swept), "{:g}")} in the sweep' if swept and reported else '')
     found = {
         'model': named(map(model_of(e, scale), sorted(option('model')))),
         'parameters': span({r['parameters'] for r in results if r.get('parameters')}),
@@ -42,7 +43,7 @@ def setup(report, e, scale):
         'window': span(option('window')) + (f', dense until row {span(until)}' if (until := option('dense-until')) else ''),
         'learning rate': rates,
         'data': named([e.scales[scale].get('data', 'bundled'), *sorted({r.get('data_hash', '') for r in final})]),
-        'seeds': span({place[5] for place, r in runs if r in final}),
+        'rounds' if all(place[2] in TIMED for place, _ in runs) else 'seeds': span({place[5] for place, _ in reported or runs}),
         'machines': named(r.get('machine', '') for r in results),
         'commits': named(r.get('commit', '') for r in final),
     }
@@ -174,6 +175,16 @@ def over_steps(tables):
     return found
 
 
+def lines(report, name, scale):
+    """What is said of each claim; with the first line, what the number was read from."""
+    found, before = [], None
+    for said in report.verdicts:
+        if said.claim['experiment'] != name or said.scale != scale: continue
+        found.append(said.line + ('' if said.claim is before else f' As read: {said.claim["read"]}.'))
+        before = said.claim
+    return found
+
+
 def sections(report):
     """What the page has about each experiment and scale."""
     for name, e in report.experiments.items():
@@ -182,7 +193,6 @@ def sections(report):
             shown, folded = tables_of(report, e, scale)
             yield {'name': name, 'scale': scale, 'title': e.title, 'question': e.question, 'left_open': e.left_open,
                    'setup': setup(report, e, scale), 'labels': [(arm, of['label']) for arm, of in e.arms.items() if 'label' in of],
-                   'lines': [f'{s.line} As read: {s.claim["read"]}.' for s in report.verdicts
-                             if s.claim['experiment'] == name and s.scale == scale],
+                   'lines': lines(report, name, scale),
                    'warnings': warnings(report, e, scale), 'tables': shown, 'folded': folded,
                    'pictures': pictures(report, e, scale), 'pilot_sd': report.pilot_sd(name, scale)}

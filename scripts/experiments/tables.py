@@ -35,7 +35,8 @@ def verdict_table(report):
     rows = []
     for one in report.verdicts:
         of = seeds_cells(one, report.analysis['pilot_sd']) if one.claim['unit'] == NATS else rounds_cells(one)
-        rows.append([*claim_cells(one.claim), one.scale, *of, one.claim['read']])
+        setting = report.experiments[one.claim['experiment']].settings.get(one.setting, {}).get('label', one.setting)
+        rows.append([*claim_cells(one.claim), one.scale + (f', {setting}' if setting else ''), *of, one.claim['read']])
     rows += [[*claim_cells(claim), '-', '-', '-', '-', 'not measured', '-', '-', claim['read']] for claim in report.not_measured]
     return head, rows
 
