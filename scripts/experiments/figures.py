@@ -78,6 +78,13 @@ def grid(rows, columns, drawn, width=8.4, height=3.4, **shared):
     return figure, panels
 
 
+def powers_of_two(ax, which):
+    """Logarithmic axes whose ticks are plain numbers."""
+    for name in which:
+        getattr(ax, f'set_{name}scale')('log', base=2)
+        getattr(ax, f'{name}axis').set_major_formatter(lambda value, _: f'{value:g}')
+
+
 def forest(lines):
     """Our interval of every comparison, and the paper's number beside it: [(name, comparison, number or None)]."""
     ours, published = ({'color': COLORS[n], 'marker': marker, 'linestyle': ''} for n, marker in enumerate('oD'))
@@ -225,8 +232,7 @@ def density(tables):
         if points: ax.plot(*zip(*points), **drawn[name])
     if dense: ax.axhline(mean(dense), **below)
     ax.set(xlabel='past blocks of keys that are visited', ylabel='validation loss, nats')
-    ax.set_xscale('log', base=2)
-    ax.xaxis.set_major_formatter(lambda x, _: f'{x:g}')
+    powers_of_two(ax, 'x')
     return svg(figure, f'{tables[0].experiment.name}: loss against the blocks that are visited')
 
 
@@ -238,7 +244,8 @@ def times(timings):
         for name, how in drawn.items():
             points = [(t.seq_len, median(t.values(name, key)) / unit) for t in timings if name in t.arms and t.values(name, key)]
             if points: ax.plot(*zip(*sorted(points)), **how)
-        ax.set(xlabel='tokens of a row', ylabel=label, xscale='log', yscale='log')
+        ax.set(xlabel='tokens of a row', ylabel=label)
+        powers_of_two(ax, 'xy')
     return svg(figure, f'{timings[0].experiment.name}: time and memory against the length of a row')
 
 
@@ -256,6 +263,5 @@ def cache(writing, reading):
                 cost = writing.byte_ratio(name) if what == 'bytes of the cache' else median(1 / r for r in writing.values(name, 'ratio'))
                 if values and cost: ax.plot(cost, mean(values), **how)
             ax.set(xlabel=f'{what}, of {base}\'s', ylabel=ylabel)
-            ax.set_xscale('log', base=2)
-            ax.xaxis.set_major_formatter(lambda x, _: f'{x:g}')
+            powers_of_two(ax, 'x')
     return svg(figure, f'{writing.title}: loss and accuracy against bytes of the cache and tokens per second')

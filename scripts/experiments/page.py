@@ -3,7 +3,7 @@ import figures
 import tasks
 from analysis import LEARNT
 from claims import NATS
-from plan import SCALES, TIMED
+from plan import SCALES, TIMED, shape_name
 from tables import arm_table, cache_table, comparison_table, recall_table, setting_table, sweep_table, time_table
 
 SETTINGS_AS_ONE = 4   # from so many settings on, a table of arms x settings comes first
@@ -51,13 +51,12 @@ def setup(report, e, scale):
 
 
 def model_of(e, scale):
-    """The name of a preset, or what a shape without one has."""
-    shapes = [of['model'] for of in [e.scales[scale], *e.settings.values()] if 'model' in of]
+    """What calls the name of a preset by its name, and says what a shape without one has."""
+    shapes = {shape_name(of['model']): of['model'] for of in [e.scales[scale], *e.settings.values()] if 'model' in of}
     def words(name):
-        if not name.startswith('shape-') or not shapes: return name
-        shape = shapes[0]
-        return (f'{shape["num_hidden_layers"]} layers of {shape["hidden_size"]}, {shape["num_attention_heads"]} heads and '
-                f'{shape["num_key_value_heads"]} of keys')
+        if name not in shapes: return name
+        return ('{num_hidden_layers} layers of {hidden_size}, {num_attention_heads} heads, {num_key_value_heads} of keys and values'
+                .format(**shapes[name]))
     return words
 
 
