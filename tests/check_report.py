@@ -1,7 +1,6 @@
 """scripts/experiments/report.py and what it is made of, from planted ledgers: verdicts on differences and on ratios, best rates,
 tables, pictures, warnings. Prints `ok NAME` or `FAIL NAME: why` per check. tests/experiments.sh runs it."""
 
-import math
 import re
 import tempfile
 import warnings
