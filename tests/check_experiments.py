@@ -16,7 +16,6 @@ import ledger
 import plan
 import results
 import stats
-import tables
 from packages import Refused
 from scipy import stats as reference
 
@@ -305,77 +304,6 @@ def plans(work):
     )
 
 
-def planted_report(work):
-    """A ledger at scale paper whose verdict is known, with a run that diverged, a seed without a partner and rates of a sweep."""
-    import analysis
-    book = ledger.Ledger(work / 'planted.jsonl')
-    noise = [0.001, -0.001, 0.002, -0.002, 0.0]
-
-    def run(arm, seed, loss, stage='seeds', factor=1, event='done', experiment='e2_dsa', scale='paper'):
-        labels = {
-            'experiment': experiment,
-            'scale': scale,
-            'stage': stage,
-            'arm': arm,
-            'setting': '',
-            'seed': seed,
-            'factor': factor,
-        }
-        key = f'{arm}{seed}{stage}{factor}{scale}'
-        curve = [[100, 1, loss and loss + 1, 1.0], [399, 2, loss, 2.0]]
-        book.append_all([('run', {'key': key, **labels}), (event, {'key': key, **labels, 'result': {
-            'val_loss': loss, 'validation': curve, 'ms': 2.0, 'seconds': 2.0, 'steps': 399, 'flops_per_token': 10.0}})])
-
-    for seed, n in enumerate(noise, 1):
-        run('causal', seed, 4.9 + seed / 50)
-        run('dsa', seed, 4.9 + seed / 50 - 0.023 + n)
-    run('causal', 6, 4.9)
-    run('causal', 7, 4.9)
-    run('dsa', 7, None, event='diverged')
-    for factor, loss in ((0.5, 5.3), (1, 5.2), (2, 5.1)): run('dsa', 1, loss, 'sweep', factor)
-    for seed in (1, 2, 3):
-        for arm in ('causal', 'asga'): run(arm, seed, 1.5 + seed / 50, experiment='e1_asga', scale='reduced')
-    report = analysis.Report([work / 'planted.jsonl'])
-    said = next(s for s in report.verdicts if s.claim['id'] == 'dsa_loss')
-    check('a planted ledger: the verdict', said.verdict.word == 'reproduced' and said.comparison.pairs == 5, said.line)
-    check(
-        'its diverged run and the seed without a partner are told',
-        '1 diverged (seed 7), seed 6 has no partner' in said.line,
-        said.line,
-    )
-    check(
-        'a best rate at the end of the sweep is told',
-        report.end_points('e2_dsa', 'paper') == [('dsa', 2)],
-        report.end_points('e2_dsa', 'paper'),
-    )
-    planned = {row[3]: row[-1] for row in tables.verdict_table(report)[1]}
-    check('what the plan of each scale can see', planned == {'paper': '5 seeds see 0.032', 'reduced': '5 seeds see 0.032'}, planned)
-    same = next(s for s in report.verdicts if s.claim['id'] == 'asga_loss')
-    check('two arms that compute the same', same.verdict.reason == 'the two compute the same numbers', same.verdict)
-    table = next(table for table in report.tables if table.scale == 'paper')
-    check("steps to the baseline's loss", table.steps_to_loss['dsa'] == (399, 5, 5), table.steps_to_loss)
-    sd = reference.tstd([-0.023 + n for n in noise])
-    check("the pilot's sd", close(report.pilot_sd('paper'), sd, 1e-6), report.pilot_sd('paper'))
-
-
-def claims():
-    """What claims.toml says about its seeds is what stats.py computes."""
-    import analysis
-    plans_there = plan.known_experiments()
-    written, sd = analysis.read_claims()[1], analysis.read_claims()[0]['pilot_sd']
-    for claim in written:
-        want = (round(stats.smallest_detectable(claim['seeds'], sd), 4), stats.seeds_to_detect(claim['number'], sd) or 0,
-                stats.seeds_to_contradict(claim['number'], sd) or 0)
-        check(
-            f'claim {claim["id"]} has its power written down',
-            want == (claim['smallest_detectable'], claim['seeds_to_detect'], claim['seeds_to_contradict']),
-            want,
-        )
-        experiment = plan.Experiment(claim['experiment']) if claim['experiment'] in plans_there else None
-        check(f'claim {claim["id"]} has a plan', experiment and {claim['arm'], claim['against']} <= set(experiment.arms)
-              and experiment.scales['paper']['seeds'] == claim['seeds'])
-
-
 with tempfile.TemporaryDirectory() as folder:
     against_scipy()
     power()
@@ -383,5 +311,3 @@ with tempfile.TemporaryDirectory() as folder:
     edge_cases(Path(folder))
     ledgers(Path(folder))
     plans(Path(folder))
-    planted_report(Path(folder))
-    claims()

@@ -1,5 +1,5 @@
-"""What tests/check_experiments.py, check_phases.py, check_tasks.py and check_cache.py share. Imported first, it makes the modules of
-scripts/experiments known."""
+"""What tests/check_experiments.py, check_phases.py, check_tasks.py, check_cache.py and check_report.py share. Imported first, it
+makes the modules of scripts/experiments known."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/experiments: statistics, ledger, plans, tasks and writing (tests/check_experiments.py, check_phases.py, check_tasks.py,
-# check_cache.py), bad input, all experiments really run at scale smoke, some killed and resumed, and their report; compare.py, turns.py
+# check_cache.py, check_report.py), bad input, all experiments really run at scale smoke, some killed and resumed, and their report; compare.py, turns.py
 # and scripts/variant_table.py.
 # Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another).
 # Takes a minute.
@@ -74,6 +74,7 @@ else
     $python tests/check_experiments.py 2> "$work/stderr" || bad "check_experiments.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_phases.py 2> "$work/stderr" || bad "check_phases.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_tasks.py 2> "$work/stderr" || bad "check_tasks.py" "$(tail -n 1 "$work/stderr")"
+    $python tests/check_report.py 2> "$work/stderr" || bad "check_report.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_cache.py 2> "$work/stderr" || bad "check_cache.py" "$(tail -n 1 "$work/stderr")"
 fi
 
@@ -337,6 +338,7 @@ END
         '$python "$work/page.py" "$work/report/report.html"'
     check "experiments: the same as Markdown, CSV and LaTeX" \
         'grep -q "^| 002, table 1 | dsa - causal | -0.023 | smoke |" "$work/report/report.md" &&
+        grep -q "^| 000, table 1 | asga / causal | 1.087, ratio of step time | - |.* " "$work/report/report.md" &&
         [ "$(wc -l < "$work/report/results.csv")" -gt 130 ] && grep -q "begin{tabular}" "$work/report/tables.tex"'
     expect "experiments: a report of nothing" 3 "is not there; run.py writes it" \
         $python $here/report.py --ledger "$work/none.jsonl" --out "$work/report"

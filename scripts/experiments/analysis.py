@@ -1,44 +1,18 @@
-"""From ledgers to tables: which run belongs where, comparisons of arms, verdicts on claims."""
+"""From ledgers to tables: which run belongs where, comparisons of arms, best rates."""
 
 import math
 import statistics
-import tomllib
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import stats
+from claims import NATS, judge, read_claims
 from ledger import FINISHED, Ledger
 from packages import EXIT_DATA, Refused
-from plan import HERE, SCALES, TIMED, Experiment, known_experiments
+from plan import SCALES, TIMED, Experiment, known_experiments
 
-CLAIM_KEYS = {
-    'id',
-    'experiment',
-    'arm',
-    'against',
-    'number',
-    'tolerance',
-    'document',
-    'section',
-    'read',
-    'seeds',
-    'smallest_detectable',
-    'seeds_to_detect',
-    'seeds_to_contradict',
-}
-
-
-def read_claims(path=HERE / 'claims.toml'):
-    """(analysis, claims) as they were written down before the runs; refuses unknown and missing keys."""
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding='utf-8'))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise Refused(f'{path}: cannot be read: {error}') from error
-    for claim in table.get('claims', []):
-        if odd := set(claim) ^ CLAIM_KEYS:
-            raise Refused(f'{path}: claim {claim.get("id", "without id")}: unknown or missing: {", ".join(sorted(odd))}')
-    return table['analysis'], table['claims']
+LEARNT = 0.9   # of the items right: the run has learnt the task
 
 
 @dataclass
@@ -86,9 +60,12 @@ class Table:
     steps_to_loss: dict = field(default_factory=dict)
 
     @property
+    def label(self):
+        return self.experiment.settings.get(self.setting, {}).get('label', self.setting)
+
+    @property
     def title(self):
-        label = self.experiment.settings.get(self.setting, {}).get('label', self.setting)
-        return f'{self.experiment.name}, scale {self.scale}' + (f': {label}' if label else '')
+        return f'{self.experiment.name}, scale {self.scale}' + (f': {self.label}' if self.label else '')
 
 
 @dataclass
@@ -99,17 +76,23 @@ class Timing:
     scale: str
     setting: str
     arms: dict      # name -> {round: result}
+    written: bool = False
 
-    title = Table.title
+    label, title = Table.label, Table.title
 
     def values(self, arm, key):
         """Of all rounds that have it."""
         return [result[key] for _, result in sorted(self.arms[arm].items()) if result.get(key)]
 
-    def peak_ratio(self, arm):
-        """Peak memory against the baseline's beside it; None where it is not known."""
-        pairs = [(r.get('peak_bytes'), r.get('baseline_peak_bytes')) for r in self.arms[arm].values()]
-        return statistics.median(own / base for own, base in pairs) if all(own and base for own, base in pairs) else None
+    def byte_ratios(self, arm):
+        """In every round, to the baseline beside it: of what ./generate keeps of a text, or of the peak memory of training steps."""
+        key = 'cache_bytes' if self.written else 'peak_bytes'
+        return [own / base for r in self.arms[arm].values() if (own := r.get(key)) and (base := r.get(f'baseline_{key}'))]
+
+    def byte_ratio(self, arm):
+        """Their median; None where they are not known or one of the two keeps nothing."""
+        ratios = self.byte_ratios(arm)
+        return statistics.median(ratios) if ratios else None
 
     @property
     def seq_len(self):
@@ -123,37 +106,19 @@ def cache_bytes(writing, arm):
     return statistics.median(found) if found else None
 
 
-def cache_ratio(writing, arm):
-    """To the baseline's on the same device, None where one of them keeps nothing."""
-    own, base = cache_bytes(writing, arm), writing.values(arm, 'baseline_cache_bytes')
-    return own / statistics.median(base) if own and base else None
-
-
 def where_written(writing, arm):
     """(device, weights), the same in all rounds."""
     return next((result['device'], result['weights']) for result in writing.arms[arm].values())
-
-
-@dataclass
-class Said:
-    """A claim, and what the runs of one scale say about it."""
-
-    claim: dict
-    scale: str
-    setting: str
-    comparison: stats.Comparison
-    verdict: stats.Verdict
-    line: str
-    seeds: int    # of the plan at this scale
 
 
 class Report:
     """All that ledgers hold, ordered."""
 
     def __init__(self, paths, only=None, scale=None):
-        self.runs, self.tables, self.timings, self.writings, self.verdicts = [], [], [], [], []
+        self.runs, self.tables, self.timings, self.writings = [], [], [], []
         self.sweeps = defaultdict(lambda: defaultdict(dict))  # (experiment, scale) -> arm -> factor -> [records]
-        self.analysis, self.claims = read_claims()
+        self.analysis, claims = read_claims()
+        self.claims = [claim for claim in claims if not only or claim['experiment'] in only]
         finished, labels, self.attempts, self.commands = {}, {}, defaultdict(int), {}
         for path in paths:
             if not Path(path).exists():
@@ -161,7 +126,8 @@ class Report:
             self._read(Ledger(path), finished, labels)
         self._order(finished, labels, only, scale)
         self._compare()
-        self._judge()
+        self.verdicts = judge(self.claims, self.tables, self.timings + self.writings)
+        self.not_measured = [claim for claim in self.claims if all(said.claim is not claim for said in self.verdicts)]
 
     def _read(self, ledger, finished, labels):
         for record in ledger.records:
@@ -197,12 +163,14 @@ class Report:
         self.experiments = {
             name: Experiment(name) for name in known_experiments() if any(place[0] == name for place, _ in self.runs)
         }
+        for (name, _), by_arm in self.sweeps.items():
+            for arm in [a for a in self.experiments[name].arms if a in by_arm]: by_arm[arm] = by_arm.pop(arm)   # in their order
         for (name, scale, setting), found in arms.items():
             e = self.experiments[name]
             self.tables.append(Table(e, scale, setting, {a: found[a] for a in e.arms if a in found}))
         for (stage, name, scale, setting), found in timed.items():
             e, kind = self.experiments[name], self.writings if stage == 'writes' else self.timings
-            kind.append(Timing(e, scale, setting, {a: found[a] for a in e.arms if a in found}))
+            kind.append(Timing(e, scale, setting, {a: found[a] for a in e.arms if a in found}, stage == 'writes'))
         number = {name: n for n, name in enumerate(self.experiments)}
         for kind in (self.tables, self.timings, self.writings):
             kind.sort(
@@ -214,14 +182,11 @@ class Report:
             )
 
     def _compare(self):
-        """Every arm against the baseline, and against what claims compare it with; Holm over all of a table."""
+        """Every arm against the baseline, what the experiment names, and what claims compare; Holm over all of a table."""
         for table in self.tables:
-            wanted = [(arm, table.experiment.baseline) for arm in table.arms if arm != table.experiment.baseline]
-            wanted += [
-                (c['arm'], c['against'])
-                for c in self.claims
-                if c['experiment'] == table.experiment.name and (c['arm'], c['against']) not in wanted
-            ]
+            e = table.experiment
+            wanted = [(arm, e.baseline) for arm in table.arms if arm != e.baseline] + e.compare
+            wanted += [(c['arm'], c['against']) for c in self.claims if c['experiment'] == e.name and c['unit'] == NATS]
             for arm, against in wanted:
                 if arm in table.arms and against in table.arms:
                     table.comparisons[arm, against] = stats.compare(table.arms[arm].losses, table.arms[against].losses)
@@ -230,52 +195,31 @@ class Report:
                 base = table.arms[table.experiment.baseline]
                 table.steps_to_loss = {name: steps_to(arm, base) for name, arm in table.arms.items()}
 
-    def _judge(self):
-        for claim in self.claims:
-            for table in self.tables:
-                comparison = table.comparisons.get((claim['arm'], claim['against']))
-                if table.experiment.name != claim['experiment'] or comparison is None:
-                    continue
-                published = stats.Claim(claim['id'], claim['number'], claim['tolerance'], claim['document'])
-                name = (
-                    claim['arm'] if claim['against'] == table.experiment.baseline else f'{claim["arm"]} against {claim["against"]}'
-                )
-                rates = 'each arm at its best rate' if table.experiment.sweep else 'one rate for all'
-                self.verdicts.append(
-                    Said(
-                        claim,
-                        table.scale,
-                        table.setting,
-                        comparison,
-                        stats.verdict(comparison, published, table.scale),
-                        stats.line(published, name, comparison, table.scale, rates),
-                        table.experiment.scales[table.scale]['seeds'],
-                    )
-                )
-
-    def writings_of(self, experiment, scale):
-        return [t for t in self.writings if t.experiment.name == experiment and t.scale == scale]
+    def of(self, kind, experiment, scale):
+        """Those of `tables`, `timings` or `writings` that are of one experiment at one scale."""
+        return [t for t in kind if t.experiment.name == experiment and t.scale == scale]
 
     def reading_of(self, writing):
         """The table of what the arms of a Timing of writing read, of the setting that does nothing else: their loss and accuracy;
         None where there is none."""
-        of = [t for t in self.tables if (t.experiment, t.scale) == (writing.experiment, writing.scale)]
+        of = self.of(self.tables, writing.experiment.name, writing.scale)
         return next((t for t in of if t.experiment.settings[t.setting].get('evaluate')), None)
+
+    def best_factors(self, experiment, scale):
+        """arm -> the factor of its lowest loss in a sweep; without arms of which all rates diverged."""
+        means = {arm: sweep_means(by_factor) for arm, by_factor in self.sweeps.get((experiment, scale), {}).items()}
+        return {arm: min(losses, key=losses.get) for arm, losses in means.items() if losses}
 
     def end_points(self, experiment, scale):
         """Arms whose best rate is the lowest or the highest of the sweep."""
-        found = []
-        for arm, by_factor in self.sweeps.get((experiment, scale), {}).items():
-            losses = sweep_means(by_factor)
-            best = min(losses, key=losses.get) if losses else None
-            if best is not None and len(by_factor) > 1 and best in (min(by_factor), max(by_factor)):
-                found.append((arm, best))
-        return found
+        tried = self.sweeps.get((experiment, scale), {})
+        return [(arm, best) for arm, best in self.best_factors(experiment, scale).items()
+                if len(tried[arm]) > 1 and best in (min(tried[arm]), max(tried[arm]))]
 
-    def pilot_sd(self, scale):
-        """Pooled sd of paired differences of arms that were trained, at a scale; None before there are two pairs. What weights
-        lose by being read in another way differs by more from seed to seed."""
-        trained = [t for t in self.tables if t.scale == scale and not t.experiment.settings.get(t.setting, {}).get('evaluate')]
+    def pilot_sd(self, experiment, scale):
+        """Pooled sd of paired differences of arms that were trained, of one experiment at one scale; None before there are two pairs.
+        What weights lose by being read in another way differs by more from seed to seed."""
+        trained = [t for t in self.of(self.tables, experiment, scale) if not t.experiment.settings.get(t.setting, {}).get('evaluate')]
         found = [c for t in trained for c in t.comparisons.values() if c.pairs >= 2 and c.sd > 0]
         freedom = sum(c.pairs - 1 for c in found)
         return math.sqrt(sum(c.sd**2 * (c.pairs - 1) for c in found) / freedom) if freedom else None
@@ -290,16 +234,52 @@ def sweep_means(by_factor):
     return means
 
 
+def sensitivity(by_factor):
+    """Of a loss to the rate, as in arXiv 2309.14322: how much worse than the best the rates of the sweep are on average, where what
+    diverged counts as the loss that its run began with."""
+    if not by_factor or any(r['event'] != 'done' and not r['result'].get('training') for rs in by_factor.values() for r in rs):
+        return None
+    loss = lambda r: r['result']['val_loss'] if r['event'] == 'done' else r['result']['training'][0][1]
+    means = [statistics.mean(map(loss, records)) for records in by_factor.values()]
+    return statistics.mean(means) - min(means)
+
+
 def steps_to(arm, base):
-    """Mean of the first validated step at which a run is as good as the baseline's run of its seed ends; with the share that got
-    there."""
+    """Mean of the steps at which a run is as good as the baseline's run of its seed ends; with the share that got there."""
     reached, runs = [], 0
     for seed, record in arm.records.items():
         target = base.losses.get(seed)
-        if target is None or record['event'] != 'done':
-            continue
+        if target is None or record['event'] != 'done': continue
         runs += 1
-        first = next((step for step, _, loss, _ in record['result']['validation'] if loss is not None and loss <= target), None)
-        if first is not None:
-            reached.append(first)
+        if (step := crossing(record['result']['validation'], target)) is not None: reached.append(step)
     return (statistics.mean(reached) if reached else None, len(reached), runs)
+
+
+def crossing(validation, target):
+    """The step at which a curve of validations comes down to a loss, on a straight line between two of them; None where it does
+    not. Before the first validation nothing is known: that one counts."""
+    before = None
+    for step, _, loss, _ in validation:
+        if loss is None: continue
+        if loss <= target:
+            if before is None: return step
+            return before[0] + (step - before[0]) * (before[1] - target) / (before[1] - loss)
+        before = (step, loss)
+    return None
+
+
+def by_accuracy(tables):
+    """Names of arms with accuracies in these tables, the best first: by the mean over settings that all of them have."""
+    found = {}
+    for table in tables:
+        for name, arm in table.arms.items():
+            if arm.accuracies: found.setdefault(name, {})[table.setting] = statistics.mean(arm.accuracies.values())
+    common = set.intersection(*map(set, found.values())) if found else set()
+    mean = lambda of: statistics.mean([of[s] for s in common] or of.values())
+    return sorted(found, key=lambda name: -mean(found[name]))
+
+
+def learnt(tables, name):
+    """'k of n' runs of an arm that have learnt their task."""
+    runs = [accuracy for t in tables if name in t.arms for accuracy in t.arms[name].accuracies.values()]
+    return f'{sum(accuracy >= LEARNT for accuracy in runs)} of {len(runs)}'

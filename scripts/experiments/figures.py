@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import textwrap
 from statistics import mean, median
 
 from packages import require
@@ -12,24 +13,16 @@ import matplotlib  # noqa: E402
 
 matplotlib.use('Agg')
 from matplotlib import pyplot  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
 
-from analysis import cache_ratio, sweep_means  # noqa: E402
+from analysis import by_accuracy, learnt, sweep_means  # noqa: E402
 
-COLORS = [
-    '#0072B2',
-    '#D55E00',
-    '#009E73',
-    '#CC79A7',
-    '#E69F00',
-    '#56B4E9',
-    '#000000',
-    '#7F7F7F',
-    '#8C564B',
-    '#17BECF',
-    '#BCBD22',
-    '#9467BD',
-]
-MARKERS = 'osD^v'   # of the first twelve arms, the next twelve, ...
+COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#7F7F7F', '#8C564B', '#17BECF', '#BCBD22',
+          '#9467BD']
+MARKERS, LINES = 'osD^v', ('-', '--', ':', '-.', '-')   # of the first twelve arms, the next twelve, ...
+MOST_LINES = 16       # more cannot be told apart
+NEAR = 0.2            # curves of training begin after this share of a run: what comes before would flatten the rest
+LEGEND_ROW = 0.2      # inches
 pyplot.rcParams.update(
     {
         'font.size': 9,
@@ -55,79 +48,93 @@ def svg(figure, label):
     return text.replace('<svg ', f'<svg role="img" aria-label="{clean}" ', 1)
 
 
-def axes(width=6.4, height=3.6, **labels):
-    figure, ax = pyplot.subplots(figsize=(width, height), layout='constrained')
-    ax.set(**labels)
-    return figure, ax
-
-
 def style(n):
     """Of the n-th arm."""
-    return {'color': COLORS[n % len(COLORS)], 'marker': MARKERS[n // len(COLORS)]}
+    return {'color': COLORS[n % len(COLORS)], 'marker': MARKERS[n // len(COLORS)], 'linestyle': LINES[n // len(COLORS)],
+            'markersize': 3.5}
 
 
-def legend_below(figure, ax):
-    """Of more arms than there is room for beside the lines; the figure grows by it."""
-    rows = math.ceil(len(ax.get_legend_handles_labels()[1]) / 5)
-    figure.set_figheight(figure.get_figheight() + 0.2 * rows)
-    ax.legend(loc='upper center', bbox_to_anchor=(0.5, -0.16), ncols=5, fontsize=7)   # loc='outside ...' needs matplotlib 3.7
+def styles(experiment, names):
+    """name -> how it is drawn, in all pictures of an experiment alike."""
+    there = set(names)
+    return {name: style(n) for n, name in enumerate(experiment.arms) if name in there}
 
 
-def forest(said):
-    """Our interval of every comparison, and the paper's number beside it."""
-    figure, ax = axes(7, 0.9 + 0.34 * len(said), xlabel='difference of validation loss, nats (negative: better)')
-    for row, one in enumerate(reversed(said)):
-        c = one.comparison
-        if c.pairs >= 2:
-            ax.errorbar(c.mean, row, xerr=c.half_width, fmt='o', color=COLORS[0], capsize=3)
-        elif c.pairs:
-            ax.plot(c.mean, row, 'o', color=COLORS[0], markerfacecolor='white')
-        ax.plot(one.claim['number'], row, 'D', color=COLORS[1], markersize=6)
+def grid(rows, columns, drawn, width=8.4, height=3.4, **shared):
+    """(figure, axes of a row and column) above a legend in a row of its own, so that it covers nothing. `drawn` is name -> style."""
+    across = max(1, min(5, int(width / (0.065 * max(map(len, drawn)) + 0.5))))
+    legend_height = LEGEND_ROW * (math.ceil(len(drawn) / across) + 1)
+    figure = pyplot.figure(figsize=(width, rows * height + legend_height), layout='constrained')
+    places = figure.add_gridspec(rows + 1, columns, height_ratios=[height] * rows + [legend_height])
+    panels = []
+    for n in range(rows * columns):
+        same = {f'share{x}': panels[0] for x in 'xy' if panels and shared.get(f'share{x}')}
+        panels.append(figure.add_subplot(places[n // columns, n % columns], **same))
+        if 'sharey' in same and n % columns: panels[-1].tick_params(labelleft=False)
+    below = figure.add_subplot(places[rows, :])
+    below.axis('off')
+    handles = [Line2D([], [], label=name, **how) for name, how in drawn.items()]
+    below.legend(handles=handles, loc='center', ncols=across, fontsize=8, frameon=False).set_in_layout(False)
+    return figure, panels
+
+
+def powers_of_two(ax, which):
+    """Logarithmic axes whose ticks are plain numbers."""
+    for name in which:
+        getattr(ax, f'set_{name}scale')('log', base=2)
+        getattr(ax, f'{name}axis').set_major_formatter(lambda value, _: f'{value:g}')
+
+
+def forest(lines):
+    """Our interval of every comparison, and the paper's number beside it: [(name, comparison, number or None)]."""
+    ours, published = ({'color': COLORS[n], 'marker': marker, 'linestyle': ''} for n, marker in enumerate('oD'))
+    drawn = {'ours, 95%': ours} | ({'published': published} if any(number is not None for _, _, number in lines) else {})
+    figure, [ax] = grid(1, 1, drawn, 7.4, 0.7 + 0.34 * len(lines))
+    for row, (_, c, number) in enumerate(reversed(lines)):
+        if c.pairs >= 2: ax.errorbar(c.mean, row, xerr=c.half_width, capsize=3, **ours)
+        else: ax.plot(c.mean, row, markerfacecolor='white', **ours)
+        if number is not None: ax.plot(number, row, **published)
     ax.axvline(0, color='#444444', linewidth=0.8)
-    ax.set_yticks(
-        range(len(said)),
-        [
-            f'{s.claim["document"]}: {s.claim["arm"]} - {s.claim["against"]}' + (f', {s.setting}' if s.setting else '')
-            for s in reversed(said)
-        ],
-    )
-    ax.set_ylim(-0.7, len(said) - 0.3)
-    ax.plot([], [], 'o', color=COLORS[0], label='ours, 95%')
-    ax.plot([], [], 'D', color=COLORS[1], label='published')
-    ax.legend(loc='best', fontsize=8)
+    ax.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
+    ax.set(ylim=(-0.7, len(lines) - 0.3), xlabel='difference of validation loss, nats (negative: better)')
     return svg(figure, 'differences with intervals, and the published numbers')
 
 
-def mean_curve(arm, column):
-    """[(x, mean loss)] over seeds, of validations that all sound runs have; x is step (0), tokens (1) or seconds (3)."""
-    curves = [r['result']['validation'] for r in arm.records.values() if r['event'] == 'done']
-    points = []
-    for together in zip(*curves):
-        if all(p[2] is not None and p[column] is not None for p in together):
-            points.append((sum(p[column] for p in together) / len(together), sum(p[2] for p in together) / len(together)))
-    return points
+def panels(tables, points_of, xlabel, ylabel):
+    """A panel for each table with a line for each arm of points_of(arm), [(x, y)]; '' where no arm has any, or too many have."""
+    lines = {t.setting: {name: points for name, arm in t.arms.items() if (points := points_of(arm))} for t in tables}
+    tables = [t for t in tables if lines[t.setting]]
+    drawn = styles(tables[0].experiment, (name for t in tables for name in t.arms)) if tables else {}
+    if not tables or len(drawn) > MOST_LINES: return ''
+    columns = min(4, len(tables))
+    rows = math.ceil(len(tables) / columns)
+    figure, places = grid(rows, columns, drawn, *((5.2, 3) if columns == 1 else (2.6 * columns + 0.4, 2.4)), sharey=True)
+    for ax, table in zip(places, tables):
+        for name, points in lines[table.setting].items():
+            ax.plot(*zip(*points), **drawn[name] | ({'marker': ''} if len(points) > 20 else {}))
+        if len(tables) > 1: ax.set_title('\n'.join(textwrap.wrap(table.label, 36)), fontsize=8)
+    for n, ax in enumerate(places):
+        ax.set_visible(n < len(tables))
+        if n % columns == 0: ax.set_ylabel(ylabel)
+        if n >= (rows - 1) * columns: ax.set_xlabel(xlabel)
+    return svg(figure, f'{tables[0].experiment.name}: {ylabel}')
 
 
-def line_of_each_arm(table, points_of, xlabel, ylabel, what):
-    """Of points_of(arm), [(x, y)]; '' where no arm has any."""
-    figure, ax = axes(xlabel=xlabel, ylabel=ylabel)
-    for n, arm in enumerate(table.arms.values()):
-        if points := points_of(arm):
-            ax.plot(*zip(*points), **style(n), markersize=3, label=arm.name)
-    if not ax.lines:
-        pyplot.close(figure)
-        return ''
-    if len(ax.lines) > len(COLORS): legend_below(figure, ax)
-    else: ax.legend(fontsize=8)
-    return svg(figure, f'{table.title}: {what}')
-
-
-def curves(table):
-    """'' where the runs of a setting have only read a text: their single point is at step 0."""
+def curves(tables):
+    """Training loss over the steps, mean over the sound runs of an arm, which all have the same steps."""
     def points_of(arm):
-        points = mean_curve(arm, 0)
-        return points if points and points[-1][0] > 0 else []
-    return line_of_each_arm(table, points_of, 'optimiser steps', 'validation loss, nats', 'loss curves')
+        kept = [r['result'].get('training', []) for r in arm.records.values() if r['event'] == 'done']
+        steps = [(together[0][0], mean(p[1] for p in together)) for together in zip(*kept)]
+        return [(step, loss) for step, loss in steps if step >= NEAR * steps[-1][0]]
+    return panels(tables, points_of, 'optimiser steps', 'training loss, nats')
+
+
+def series(tables, key, label, x='optimiser steps'):
+    """Anything that results keep as [[x, y], ...], mean over seeds."""
+    def points_of(arm):
+        kept = [r['result'][key] for r in arm.records.values() if r['result'].get(key)]
+        return [(together[0][0], mean(p[1] for p in together)) for together in zip(*kept)]
+    return panels(tables, points_of, x, label)
 
 
 def hull(points):
@@ -140,25 +147,24 @@ def hull(points):
     return kept
 
 
-def pareto(table, tables, timings):
+def pareto(tables, timings):
     """Loss against FLOPs and against seconds over the settings of one experiment and scale, with the hull. Where step times were
     taken by turns, seconds are steps times these: runs of one table may come from several machines, or from a busy one."""
-    figure, both = pyplot.subplots(1, 2, figsize=(8.4, 3.6), layout='constrained')
-    together = [t for t in tables if t.experiment is table.experiment and t.scale == table.scale]
-    names = list(dict.fromkeys(arm for t in together for arm in t.arms))
+    drawn = {name: how | {'linestyle': ''} for name, how in styles(tables[0].experiment, (arm for t in tables for arm in t.arms)).items()}
+    edge = {'color': '#444444', 'linewidth': 1}
+    figure, both = grid(1, 2, drawn | {'Pareto hull': edge}, sharey=True)
     times = {arm: median(t.values(arm, 'ms')) for t in timings for arm in t.arms}
     for ax, what in zip(both, ('FLOPs', 'seconds')):
         everything = []
-        for n, name in enumerate(names):
-            points = [(x, y) for t in together if name in t.arms for x, y in cost_of(t.arms[name], what, times.get(name))]
-            if points:
-                ax.plot(*zip(*points), 'o', markersize=4, color=COLORS[n % len(COLORS)], label=name)
+        for name, how in drawn.items():
+            points = [(x, y) for t in tables if name in t.arms for x, y in cost_of(t.arms[name], what, times.get(name))]
+            if points: ax.plot(*zip(*points), **how)
             everything += points
-        if everything:
-            ax.plot(*zip(*hull(everything)), color='#444444', linewidth=1, drawstyle='steps-post', label='Pareto hull')
-        ax.set(xlabel=f'{what} of a run', ylabel='validation loss, nats', xscale='log' if everything else 'linear')
-    both[0].legend(fontsize=7)
-    return svg(figure, f'{table.experiment.name}: loss against FLOPs and seconds')
+        if everything: ax.plot(*zip(*hull(everything)), drawstyle='steps-post', **edge)
+        costs = [x for x, _ in everything]
+        ax.set(xlabel=f'{what} of a run', xscale='log' if costs and max(costs) > 10 * min(costs) else 'linear')
+    both[0].set_ylabel('validation loss, nats')
+    return svg(figure, f'{tables[0].experiment.name}: loss against FLOPs and seconds')
 
 
 def cost_of(arm, what, step_ms):
@@ -174,96 +180,88 @@ def cost_of(arm, what, step_ms):
             yield cost, r['val_loss']
 
 
-def rates(by_arm, lr, title):
+def rates(experiment, scale, by_arm):
     """Loss on the tuning half against the learning rate."""
-    figure, ax = axes(xlabel='learning rate', ylabel='validation loss (tuning half), nats', xscale='log')
-    for n, (arm, by_factor) in enumerate(by_arm.items()):
-        if means := sweep_means(by_factor):
-            ax.plot(
-                [f * lr for f in means], list(means.values()), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=arm
-            )
-    ax.legend(fontsize=7)
-    return svg(figure, title)
+    drawn, lr = styles(experiment, by_arm), experiment.scales[scale]['lr']
+    figure, [ax] = grid(1, 1, drawn, 7.4, 3.8)
+    ax.set(xlabel='learning rate', ylabel='validation loss (tuning half), nats', xscale='log')
+    for arm, by_factor in by_arm.items():
+        if means := sweep_means(by_factor): ax.plot([f * lr for f in means], list(means.values()), **drawn[arm])
+    tried = sorted({f * lr for by_factor in by_arm.values() for f in by_factor})
+    ax.set_xticks(tried, [f'{rate:g}' for rate in tried])
+    ax.minorticks_off()
+    return svg(figure, f'{experiment.name}: loss against rate')
 
 
-def distance(tables):
-    """Accuracy on the items of tasks against the distance of the answer."""
-    figure, ax = axes(xlabel='distance, tokens', ylabel='accuracy')
-    for n, name in enumerate(dict.fromkeys(arm for t in tables for arm in t.arms)):
-        points = []
-        for t in tables:
-            task = t.experiment.settings[t.setting].get('task', {})
-            found = (
-                [v for r in t.arms[name].records.values() for v in r['result'].get('accuracy', {}).values() if v is not None]
-                if name in t.arms
-                else []
-            )
-            if found and task.get('distance'):
-                points.append((task['distance'], sum(found) / len(found)))
-        if points:
-            ax.plot(*zip(*sorted(points)), marker='o', color=COLORS[n % len(COLORS)], label=name)
-    ax.axhline(1 / 16, color='#888888', linestyle='--', linewidth=1, label='chance')
-    ax.set_ylim(-0.02, 1.02)
-    ax.legend(fontsize=8)
-    return svg(figure, 'accuracy against distance')
+def recall(tables):
+    """Accuracy on the items of tasks: a row for each arm, the best at the top, a column for each setting; blank where nothing ran.
+    Beside the name, how many of its runs have learnt their task."""
+    names = by_accuracy(tables)
+    value = lambda t, name: mean(found) if name in t.arms and (found := t.arms[name].accuracies.values()) else math.nan
+    cells = [[value(t, name) for t in tables] for name in names]
+    figure, ax = pyplot.subplots(figsize=(max(4, 2.6 + 0.75 * len(tables)), 1.3 + 0.21 * len(names)), layout='constrained')
+    ax.pcolormesh(cells, cmap='Blues', vmin=0, vmax=1, edgecolors='white', linewidth=1)
+    for row, of in enumerate(cells):
+        for column, accuracy in enumerate(of):
+            if math.isnan(accuracy): continue
+            ax.text(column + 0.5, row + 0.5, f'{accuracy:.2f}', ha='center', va='center', fontsize=8,
+                    color='white' if accuracy > 0.55 else '#222222')
+    ax.set_yticks([n + 0.5 for n in range(len(names))], [f'{name}, {learnt(tables, name)}' for name in names])
+    ax.set_xticks([n + 0.5 for n in range(len(tables))], ['\n'.join(textwrap.wrap(t.label, 14)) for t in tables], fontsize=7)
+    ax.grid(False)
+    ax.tick_params(length=0)
+    ax.xaxis.tick_top()
+    ax.invert_yaxis()
+    for edge in ax.spines.values(): edge.set_visible(False)
+    return svg(figure, f'{tables[0].experiment.name}: accuracy of every arm in every setting')
 
 
 def density(tables):
     """Loss of gates and of what bounds them against the number of past blocks that a block of queries visits; the dense model's is
     the line below. '' where no setting chooses blocks."""
-    figure, ax = axes(xlabel='past blocks of keys that are visited', ylabel='validation loss, nats')
     chosen = {t.setting: t.experiment.settings[t.setting].get('options', {}).get('seer-top-k') for t in tables}
-    base = tables[0].experiment.baseline
-    for n, name in enumerate(dict.fromkeys(arm for t in tables if chosen[t.setting] for arm in t.arms if arm != base)):
-        points = [(chosen[t.setting], sum(losses) / len(losses)) for t in tables
-                  if chosen[t.setting] and name in t.arms and (losses := list(t.arms[name].losses.values()))]
-        if points: ax.plot(*zip(*sorted(points)), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=name)
-    if not ax.lines:
-        pyplot.close(figure)
-        return ''
-    dense = [loss for t in tables if not chosen[t.setting] and base in t.arms for loss in t.arms[base].losses.values()]
-    if dense: ax.axhline(sum(dense) / len(dense), color='#888888', linestyle='--', linewidth=1, label=f'{base}, dense')
-    ax.set_xscale('log', base=2)
-    ax.legend(fontsize=8)
+    base, lines = tables[0].experiment.baseline, {}
+    for name in dict.fromkeys(arm for t in tables if chosen[t.setting] for arm in t.arms if arm != base):
+        lines[name] = sorted((chosen[t.setting], mean(t.arms[name].sound)) for t in tables
+                             if chosen[t.setting] and name in t.arms and t.arms[name].sound)
+    if not any(lines.values()): return ''
+    dense = [loss for t in tables if not chosen[t.setting] and base in t.arms for loss in t.arms[base].sound]
+    drawn, below = styles(tables[0].experiment, lines), {'color': '#888888', 'linestyle': '--', 'linewidth': 1}
+    figure, [ax] = grid(1, 1, drawn | ({f'{base}, dense': below} if dense else {}), 6.4)
+    for name, points in lines.items():
+        if points: ax.plot(*zip(*points), **drawn[name])
+    if dense: ax.axhline(mean(dense), **below)
+    ax.set(xlabel='past blocks of keys that are visited', ylabel='validation loss, nats')
+    powers_of_two(ax, 'x')
     return svg(figure, f'{tables[0].experiment.name}: loss against the blocks that are visited')
 
 
 def times(timings):
     """Step time and peak memory of every arm against the length of a row, both on logarithmic axes."""
-    figure, both = pyplot.subplots(1, 2, figsize=(8.4, 3.6), layout='constrained')
+    drawn = styles(timings[0].experiment, (arm for t in timings for arm in t.arms))
+    figure, both = grid(1, 2, drawn)
     for ax, key, label, unit in zip(both, ('ms', 'peak_bytes'), ('ms a step', 'peak memory, MiB'), (1, 2**20)):
-        for n, name in enumerate(dict.fromkeys(arm for t in timings for arm in t.arms)):
+        for name, how in drawn.items():
             points = [(t.seq_len, median(t.values(name, key)) / unit) for t in timings if name in t.arms and t.values(name, key)]
-            if points: ax.plot(*zip(*sorted(points)), marker='o', markersize=3, color=COLORS[n % len(COLORS)], label=name)
-        ax.set(xlabel='tokens of a row', ylabel=label, xscale='log', yscale='log')
-    both[0].legend(fontsize=7)
+            if points: ax.plot(*zip(*sorted(points)), **how)
+        ax.set(xlabel='tokens of a row', ylabel=label)
+        powers_of_two(ax, 'xy')
     return svg(figure, f'{timings[0].experiment.name}: time and memory against the length of a row')
 
 
 def cache(writing, reading):
     """Loss and accuracy of what arms read, against the bytes that ./generate keeps of a text and the tokens that it writes in a second.
     Both are ratios to the baseline's on the same device, as not all arms write on all devices. Arms that keep nothing have no bytes."""
-    figure, panels = pyplot.subplots(2, 2, figsize=(8.4, 6.8), layout='constrained', sharex='col', sharey='row')
+    drawn = {name: how | {'linestyle': ''} for name, how in styles(writing.experiment, writing.arms).items()}
+    figure, panels = grid(2, 2, drawn, height=3)
     base = reading.experiment.baseline
-    costs = {name: (cache_ratio(writing, name), median(1 / r for r in writing.values(name, 'ratio'))) for name in writing.arms}
-    for row, (ylabel, of) in zip(panels, (('validation loss, nats', lambda arm: arm.sound),
-                                          ('accuracy', lambda arm: list(arm.accuracies.values())))):
-        row[0].set(ylabel=ylabel)
-        for n, name in enumerate(costs):
-            values = of(reading.arms[name]) if name in reading.arms else []
-            for ax, cost in zip(row, costs[name]):
-                if values and cost: ax.plot(cost, mean(values), **style(n), linestyle='', markersize=5, label=name)
-    for ax, what in zip(panels[1], ('bytes of the cache', 'tokens/s')):
-        ax.set_xlabel(f'{what}, of {base}\'s')
-        ax.set_xscale('log', base=2)
-        ax.xaxis.set_major_formatter(lambda x, _: f'{x:g}')
-    legend_below(figure, panels[0][1])   # arms that keep nothing are there too
+    for n, (ylabel, of) in enumerate((('validation loss, nats', lambda arm: arm.sound),
+                                      ('accuracy', lambda arm: list(arm.accuracies.values())))):
+        for ax, what in zip(panels[2 * n:], ('bytes of the cache', 'tokens/s')):
+            for name, how in drawn.items():
+                values = of(reading.arms[name]) if name in reading.arms else []
+                cost = writing.byte_ratio(name) if what == 'bytes of the cache' else median(1 / r for r in writing.values(name, 'ratio'))
+                if values and cost: ax.plot(cost, mean(values), **how)
+            ax.set(xlabel=f'{what}, of {base}\'s', ylabel=ylabel)
+            powers_of_two(ax, 'x')
     return svg(figure, f'{writing.title}: loss and accuracy against bytes of the cache and tokens per second')
-
-
-def series(table, key, label, x='optimiser steps'):
-    """Anything that results keep as [[x, y], ...], mean over seeds; '' where no run has it."""
-    def points_of(arm):
-        kept = [r['result'][key] for r in arm.records.values() if r['result'].get(key)]
-        return [(row[0][0], sum(p[1] for p in row) / len(row)) for row in zip(*kept)]
-    return line_of_each_arm(table, points_of, x, label, label)

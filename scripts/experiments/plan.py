@@ -28,7 +28,7 @@ TURN_STEPS = 9            # of a program when it is its turn, three of them to w
 TIMING_ROUNDS = 3         # 1 at scale smoke
 KEYS = {
     'experiment': {'title', 'question', 'picture', 'baseline', 'options', 'relative_seconds', 'arms', 'settings', 'sweep', 'scales',
-                   'needs', 'left_open'},
+                   'needs', 'left_open', 'compare'},
     'arm': {'variant', 'label', 'options', 'ignore', 'needs', 'from'},
     'setting': {'label', 'options', 'equal', 'needs', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
                 'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'},
@@ -130,6 +130,7 @@ class Experiment:
         self.scales = {s: self._checked(t, 'scale', f'scales.{s}') for s, t in table['scales'].items()}
         self.relative_seconds = table.get('relative_seconds', {})
         self.needs, self.left_open = table.get('needs', []), table.get('left_open', [])
+        self.compare = [tuple(pair) for pair in table.get('compare', [])]   # (arm, against), beside each arm against the baseline
         self._features = features(folder)
         self._check_names()
 
@@ -150,6 +151,9 @@ class Experiment:
 
     def _check_names(self):
         choose('baseline', self.baseline, self.arms)
+        for pair in self.compare:
+            if len(pair) != 2: raise Refused(f'{self.path}: compare is a list of [arm, against]; there is {list(pair)}')
+            for arm in pair: choose('arm', arm, self.arms)
         for scale, table in self.scales.items():
             choose('scale', scale, SCALES)
             for arm in [*table.get('arms', []), *table.get('arm_options', {}), *table.get('relative_seconds', {})]:

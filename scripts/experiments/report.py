@@ -15,87 +15,48 @@ from packages import EXIT_DATA, Refused, guarded, require
 require('jinja2', 'scipy', 'matplotlib')
 import jinja2                                                       # noqa: E402
 
-import figures                                                      # noqa: E402
 from analysis import Report                                         # noqa: E402
+from page import sections                                           # noqa: E402
 from plan import HERE, SCALES, choose, known_experiments            # noqa: E402
 from prepare import ROOT, write_whole                               # noqa: E402
-from tables import arm_table, as_csv, as_latex, as_markdown, cache_table, run_table, time_table, verdict_table   # noqa: E402
+from tables import as_csv, as_latex, as_markdown, run_table, verdict_table   # noqa: E402
 
 
-# --------------------------------------------------------------------------------------------------------------- the page
-
-def pictures(report, experiment, scale):
-    """The figures of one experiment at one scale, [(caption, svg)]."""
-    tables = [t for t in report.tables if t.experiment.name == experiment and t.scale == scale]
-    found, e = [], report.experiments[experiment]
-    said = [s for s in report.verdicts if s.claim['experiment'] == experiment and s.scale == scale and s.comparison.pairs]
-    if said: found.append(('Differences by seed with 95% intervals, and the published numbers', figures.forest(said)))
-    if sweeps := report.sweeps.get((experiment, scale)):
-        found.append(
-            (
-                'The sweep, on the tuning half of the validation tokens',
-                figures.rates(sweeps, e.scales[scale]['lr'], f'{experiment}: loss against rate'),
-            )
-        )
-    timings = [t for t in report.timings if t.experiment.name == experiment and t.scale == scale]
-    if e.picture == 'pareto' and tables:
-        found.append(('Loss against FLOPs and seconds', figures.pareto(tables[0], report.tables, timings)))
-    if e.picture == 'density' and tables and (drawn := figures.density(tables)): found.append(('Loss against density', drawn))
-    if e.picture == 'distance' and tables: found.append(('Accuracy against the distance of the answer', figures.distance(tables)))
-    for writing in report.writings_of(experiment, scale):
-        if reading := report.reading_of(writing):
-            found.append((f'{writing.title}: what it costs in loss and accuracy', figures.cache(writing, reading)))
-    if len({t.seq_len for t in timings}) > 1: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
-    for table in tables:
-        if curves := figures.curves(table): found.append((f'{table.title}: loss curves, mean over seeds', curves))
-        for key, label, x in (
-            ('entropy', 'entropy of attention, nats', 'optimiser steps'),
-            ('gate', 'mean gate', 'optimiser steps'),
-            ('mass_95', 'share of keys with 95% of the mass', 'optimiser steps'),
-            ('mass_99', 'share of keys with 99% of the mass', 'optimiser steps'),
-            ('by_position', 'loss, nats', 'position'),
-        ):
-            if drawn := figures.series(table, key, label, x): found.append((f'{table.title}: {label}', drawn))
-    return found
+def as_page(report, parts, verdicts, runs):
+    """The HTML."""
+    page = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                              undefined=jinja2.StrictUndefined).get_template('report.html.j2')
+    return page.render(sections=parts, verdicts=verdicts, runs=runs, analysis=report.analysis,
+                       diverged=sum(r['event'] == 'diverged' for _, r in report.runs), count=len(report.runs))
 
 
-def sections(report):
-    """What the page has about each experiment."""
-    for name, e in report.experiments.items():
-        for scale in SCALES:
-            if not any(place[0] == name and place[1] == scale for place, _ in report.runs): continue
-            tables = [t for t in report.tables if t.experiment.name == name and t.scale == scale]
-            timings = [t for t in report.timings if t.experiment.name == name and t.scale == scale]
-            written = [(t.title, *cache_table(t, report.reading_of(t))) for t in report.writings_of(name, scale)]
-            yield {'name': name, 'scale': scale, 'title': e.title, 'question': e.question, 'left_open': e.left_open,
-                   'lines': [s.line for s in report.verdicts if s.claim['experiment'] == name and s.scale == scale],
-                   'tables': [(t.title, *arm_table(t)) for t in tables] + [(t.title, *time_table(t)) for t in timings] + written,
-                   'pictures': pictures(report, name, scale),
-                   'end_points': report.end_points(name, scale),
-                   'left_out': e.left_out(scale), 'pilot_sd': report.pilot_sd(scale)}
+def as_text(report, parts, verdicts, runs):
+    """The same without pictures, in Markdown."""
+    lines = ['# Verdicts\n', as_markdown(*verdicts), '\nHow they are read, written down before the runs:\n',
+             *[f'- {key.replace("_", " ")}: {value}' for key, value in report.analysis.items()]]
+    for part in parts:
+        lines += [f'\n# {part["name"]}, scale {part["scale"]}: {part["title"]}\n', part['question'], '',
+                  *[f'- {what}: {words}' for what, words in part['setup'] + part['labels']], '',
+                  *[f'- {line}' for line in part['lines']], '', *[f'**{warning}**\n' for warning in part['warnings']]]
+        if part['pilot_sd']:
+            lines.append(f'Paired differences have a pooled standard deviation of {part["pilot_sd"]:.4f} nats; planned with '
+                         f'{report.analysis["pilot_sd"]}.\n')
+        for title, head, rows in part['tables'] + part['folded']: lines += [f'\n{title}\n', as_markdown(head, rows)]
+        if part['left_open']: lines += ['What the paper left open:\n', *[f'- {line}' for line in part['left_open']]]
+    return '\n'.join([*lines, '\n# Runs\n', as_markdown(*runs)])
 
 
 def write(report, folder):
     """All files; returns the size of the HTML."""
-    page = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-                              undefined=jinja2.StrictUndefined).get_template('report.html.j2')
-    parts = list(sections(report))
-    verdicts, runs = verdict_table(report), run_table(report)
-    html = page.render(sections=parts, verdicts=verdicts, runs=runs, analysis=report.analysis, claims=report.claims,
-                       diverged=sum(r['event'] == 'diverged' for _, r in report.runs), count=len(report.runs))
-    markdown, latex = ['# Verdicts\n', as_markdown(*verdicts)], [as_latex(*verdicts, 'Verdicts')]
-    for part in parts:
-        markdown += [f'\n# {part["name"]}, scale {part["scale"]}: {part["title"]}\n', *[f'- {line}' for line in part['lines']], '']
-        for title, head, rows in part['tables']:
-            markdown += [f'\n{title}\n', as_markdown(head, rows)]
-            latex.append(as_latex(head, rows, title))
-        if part['left_open']: markdown += ['What the paper left open:\n', *[f'- {line}' for line in part['left_open']]]
-    markdown += ['\n# Runs\n', as_markdown(*runs)]
+    parts, verdicts, runs = list(sections(report)), verdict_table(report), run_table(report)
+    html = as_page(report, parts, verdicts, runs)
+    latex = [as_latex(*verdicts, 'Verdicts')]
+    latex += [as_latex(head, rows, title) for part in parts for title, head, rows in part['tables'] + part['folded']]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (
             ('report.html', html),
-            ('report.md', '\n'.join(markdown)),
+            ('report.md', as_text(report, parts, verdicts, runs)),
             ('verdicts.csv', as_csv(*verdicts)),
             ('results.csv', as_csv(*runs)),
             ('tables.tex', '\n'.join(latex)),

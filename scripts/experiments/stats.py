@@ -11,6 +11,7 @@ are corrected by Holm; that an effect is too small to matter is shown by two one
     unresolved                          none of these
 
 At every other scale the model is not the paper's, and a line says no more than "same sign", "opposite sign" or "unresolved".
+Ratios of times and of bytes come from rounds by turns; their logarithms are judged by the same rules.
 """
 import functools
 import math
@@ -29,11 +30,13 @@ REPRODUCED, WEAKER, STRONGER, CONTRADICTED = 'reproduced', 'weaker', 'stronger',
 
 @dataclass
 class Claim:
-    """A published difference: `number` is arm minus baseline in nats, `tolerance` what rounding in the paper leaves open."""
+    """A published difference: `number` is arm minus baseline in nats or, of other units, arm over baseline; `tolerance` is what
+    rounding in the paper leaves open."""
     id: str
     number: float
     tolerance: float = 0.0
     document: str = ''
+    unit: str = 'nats'
 
 
 @dataclass
@@ -59,6 +62,16 @@ class Comparison:
     @property
     def high(self):
         return self.mean + self.half_width
+
+
+@dataclass
+class Ratios:
+    """Arm over baseline in rounds by turns: their median, and the interval of order statistics that covers it."""
+    middle: float
+    low: float
+    high: float
+    coverage: float
+    rounds: int
 
 
 def compare(arm, baseline):
@@ -148,6 +161,11 @@ def smallest_detectable(n, sd, power=POWER, alpha=ALPHA):
     return float(sd * optimize.brentq(lambda d: power_of_test(d * sd, sd, n, alpha) - power, 1e-9, most))
 
 
+def detectable_of(comparison):
+    """The same for what a comparison found; None where it says nothing: one pair, or two arms that compute the same."""
+    return smallest_detectable(comparison.pairs, comparison.sd) if comparison.pairs >= 2 and comparison.sd > 0 else None
+
+
 def power_of_tost(margin, sd, n, alpha=ALPHA):
     """That TOST shows a true difference of 0 to be within the margin: averaged over what sd may be found."""
     found = found_sds(sd, n)
@@ -207,28 +225,35 @@ def verdict(comparison, claim, scale):
     if comparison.pairs < 2:
         have = 'one pair of seeds' if comparison.pairs else 'no pair of seeds'
         return Verdict(UNRESOLVED, f'{have}{lost_pairs(comparison)}')
-    different = comparison.adjusted < ALPHA
+    return judged(claim, scale, (comparison.low, comparison.mean, comparison.high), comparison.adjusted < ALPHA,
+                  tost_p(comparison.mean, comparison.sd, comparison.pairs, margin_of(claim)) < ALPHA, why_not_different(comparison))
+
+
+def ratio_verdict(ratios, claim, scale):
+    """The same of a ratio, which is 1 where there is no difference."""
+    if ratios.coverage < 1 - ALPHA:
+        return Verdict(UNRESOLVED, f'{ratios.rounds} round{"s" * (ratios.rounds > 1)}, and 95% needs six')
+    of = Claim(claim.id, math.log(claim.number), claim.tolerance / claim.number)
+    low, middle, high = map(math.log, (ratios.low, ratios.middle, ratios.high))
+    return judged(of, scale, (low, middle, high), low > 0 or high < 0, max(-low, high) < margin_of(of), 'the interval contains 1')
+
+
+def judged(claim, scale, interval, different, small, why_not):
+    """The rules at the top of this file. `interval` is (low, middle, high); `different` from 0 and `small`, within a quarter of the
+    claim, are tests' answers."""
+    low, middle, high = interval
     if scale != 'paper':
-        if claim.number == 0:
-            return Verdict(UNRESOLVED, 'the claim is 0 and has no sign')
-        if not different:
-            return Verdict(UNRESOLVED, why_not_different(comparison))
-        return Verdict(SAME if comparison.mean * claim.number > 0 else OPPOSITE)
-    small = tost_p(comparison.mean, comparison.sd, comparison.pairs, margin_of(claim)) < ALPHA
+        if claim.number == 0: return Verdict(UNRESOLVED, 'the claim is 0 and has no sign')
+        if not different: return Verdict(UNRESOLVED, why_not)
+        return Verdict(SAME if middle * claim.number > 0 else OPPOSITE)
     if claim.number == 0:
         if small: return Verdict(REPRODUCED, f'within +-{margin_of(claim):g}')
-        return (
-            Verdict(CONTRADICTED, 'not 0') if different else Verdict(UNRESOLVED, f'not shown to be within +-{margin_of(claim):g}')
-        )
-    if small:
-        return Verdict(CONTRADICTED, 'within a quarter of the claim')
-    if not different:
-        return Verdict(UNRESOLVED, why_not_different(comparison))
-    if comparison.mean * claim.number < 0:
-        return Verdict(CONTRADICTED, 'the other sign')
-    if comparison.low - claim.tolerance <= claim.number <= comparison.high + claim.tolerance:
-        return Verdict(REPRODUCED)
-    return Verdict(WEAKER if abs(comparison.mean) < abs(claim.number) else STRONGER)
+        return Verdict(CONTRADICTED, 'not 0') if different else Verdict(UNRESOLVED, f'not shown to be within +-{margin_of(claim):g}')
+    if small: return Verdict(CONTRADICTED, 'within a quarter of the claim')
+    if not different: return Verdict(UNRESOLVED, why_not)
+    if middle * claim.number < 0: return Verdict(CONTRADICTED, 'the other sign')
+    if low - claim.tolerance <= claim.number <= high + claim.tolerance: return Verdict(REPRODUCED)
+    return Verdict(WEAKER if abs(middle) < abs(claim.number) else STRONGER)
 
 
 def lost_pairs(comparison):
@@ -249,6 +274,16 @@ def line(claim, name, comparison, scale, rates='each arm at its best rate'):
     because = f' ({said.reason})' if said.reason else ''
     if comparison.pairs < 2:
         return f'{begin}unresolved{at_scale}: {said.reason}.'
+    seen = detectable_of(comparison)
     return (f'{begin}ours {comparison.mean:+.3f} +- {comparison.half_width:.3f} ({comparison.pairs} paired seeds, '
-            f'{rates}{lost_pairs(comparison)}): {said.word}{at_scale}{because}. '
-            f'Smallest difference that so many seeds see: {smallest_detectable(comparison.pairs, comparison.sd):.3f}.')
+            f'{rates}{lost_pairs(comparison)}): {said.word}{at_scale}{because}.'
+            + (f' Smallest difference that so many seeds see: {seen:.3f}.' if seen else ''))
+
+
+def ratio_line(claim, name, ratios, scale, where):
+    """The same sentence of a ratio; `where` are the rows or the text that it was measured with."""
+    said = ratio_verdict(ratios, claim, scale)
+    at_scale = '' if scale == 'paper' else f' at scale {scale}'
+    because = f' ({said.reason})' if said.reason else ''
+    return (f'{claim.document} says {name} {claim.number:.3f}, {claim.unit}; ours {ratios.middle:.3f}, from {ratios.low:.3f} to '
+            f'{ratios.high:.3f} ({where}, {ratios.rounds} rounds by turns): {said.word}{at_scale}{because}.')
