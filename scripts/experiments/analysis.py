@@ -200,10 +200,12 @@ class Report:
         return [t for t in kind if t.experiment.name == experiment and t.scale == scale]
 
     def reading_of(self, writing):
-        """The table of what the arms of a Timing of writing read, of the setting that does nothing else: their loss and accuracy;
-        None where there is none."""
+        """The table of what the arms of a Timing of writing read, of the setting that does nothing else with the same weights: their
+        loss and accuracy; None where there is none."""
+        settings = writing.experiment.settings
+        weights = settings[writing.setting].get('after')
         of = self.of(self.tables, writing.experiment.name, writing.scale)
-        return next((t for t in of if t.experiment.settings[t.setting].get('evaluate')), None)
+        return next((t for t in of if settings[t.setting].get('evaluate') and settings[t.setting].get('after') == weights), None)
 
     def best_factors(self, experiment, scale):
         """arm -> the factor of its lowest loss in a sweep; without arms of which all rates diverged."""

@@ -68,7 +68,8 @@ def of_seeds(claim, published, table):
     if comparison is None: return None
     rates = 'each arm at its best rate' if e.sweep else 'one rate for all'
     return Said(claim, table.scale, table.setting, comparison, stats.verdict(comparison, published, table.scale),
-                stats.line(published, name_of(claim, e), comparison, table.scale, rates), e.scales[table.scale]['seeds'])
+                stats.line(published, name_of(claim, e), comparison, table.scale, rates),
+                e.settings[table.setting].get('seeds', e.scales[table.scale]['seeds']))
 
 
 def of_rounds(claim, published, timing):

@@ -32,8 +32,7 @@ KEYS = {
     'arm': {'variant', 'label', 'options', 'ignore', 'needs', 'from'},
     'setting': {'label', 'options', 'equal', 'needs', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
                 'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'},
-    'writes': {'rounds', 'prompt', 'tokens'},
-    'sweep': {'rates', 'seeds'},
+    'writes': {'rounds', 'prompt', 'tokens'}, 'sweep': {'rates', 'seeds'},
     'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'needs', 'arms', 'rates',
               'arm_options', 'relative_seconds', 'mixed', 'released'},
 }
@@ -109,10 +108,9 @@ def choose(kind, name, known):
 
 
 class Experiment:
-    """A TOML file, with every key checked."""
+    """A TOML file, or `table` in its place, with every key checked."""
 
     def __init__(self, name, folder=HERE, table=None):
-        """Without `table` from the folder's file."""
         self.name, self.path = name, Path(folder) / f'{name}.toml'
         if table is None:
             choose('experiment', name, known_experiments(folder))
@@ -121,8 +119,7 @@ class Experiment:
             except (OSError, tomllib.TOMLDecodeError) as error:
                 raise Refused(f'{self.path}: cannot be read: {error}') from error
         self._check(table, 'experiment', '')
-        self.title, self.question = table['title'], table.get('question', '')
-        self.picture = table.get('picture', 'forest')
+        self.title, self.question, self.picture = table['title'], table.get('question', ''), table.get('picture', 'forest')
         self.baseline, self.options = table['baseline'], table.get('options', {})
         self.arms = {arm: self._checked(t, 'arm', f'arms.{arm}') for arm, t in table['arms'].items()}
         self.settings = {s: self._checked(t, 'setting', f'settings.{s}') for s, t in table.get('settings', {'': {}}).items()}
@@ -156,8 +153,7 @@ class Experiment:
             for arm in pair: choose('arm', arm, self.arms)
         for scale, table in self.scales.items():
             choose('scale', scale, SCALES)
-            for arm in [*table.get('arms', []), *table.get('arm_options', {}), *table.get('relative_seconds', {})]:
-                choose('arm', arm, self.arms)
+            for arm in [*table.get('arms', []), *table.get('arm_options', {}), *table.get('relative_seconds', {})]: choose('arm', arm, self.arms)
         for arm, table in self.arms.items():
             if 'from' in table: choose('arm', table['from'], self.arms)
         for name, table in self.settings.items():

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A report of what ledgers hold: one self-contained HTML file, and its tables as Markdown, CSV and LaTeX.
 
-    report.py --out out/report                              # every ledger of results/
-    report.py --ledger out/experiments/ledger-smoke.jsonl --out out/report e2_dsa
+    report.py                                               # every ledger of results/
+    report.py --ledger out/experiments/ledger.jsonl e2_dsa
 
 Writes report.html, report.md, verdicts.csv, results.csv and tables.tex. Exit codes: 0 done, 2 usage, 3 data.
 """
@@ -74,11 +74,11 @@ def main(arguments=None):
         '--ledger', nargs='+', help='default: all of scripts/experiments/results; at --scale smoke that of out/experiments'
     )
     parser.add_argument('--scale', help='this scale alone')
-    parser.add_argument('--out', default='out/report', help='folder (default out/report)')
+    parser.add_argument('--out', default='out/experiments', help='folder (default out/experiments)')
     options = parser.parse_args(arguments)
     for name in options.experiments: choose('experiment', name, known_experiments())
     if options.scale: choose('scale', options.scale, SCALES)
-    smoke = [str(ROOT / 'out/experiments/ledger-smoke.jsonl')] if options.scale == 'smoke' else []
+    smoke = [str(ROOT / 'out/experiments/ledger.jsonl')] if options.scale == 'smoke' else []
     ledgers = options.ledger or smoke or sorted(map(str, (HERE / 'results').glob('*.jsonl')))
     if not ledgers: raise Refused(f'{HERE / "results"}: has no ledger; run.py makes one, and --ledger names another', EXIT_DATA)
     report = Report(ledgers, options.experiments, options.scale)
