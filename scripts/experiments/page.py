@@ -69,11 +69,13 @@ def warnings(report, e, scale):
     found += [f'Not run: {names} needs {why}.' for names, why in e.left_out(scale)]
     if other := other_rate(report, e, scale): found.append(other)
     tables = report.of(report.tables, e.name, scale)
-    if tables and all(len(arm.records) == 1 for t in tables for arm in t.arms.values()):
+    alone = {arm.name for t in tables for arm in t.arms.values() if len(arm.records) == 1}
+    if alone:
+        who = 'One run of each arm' if alone == {name for t in tables for name in t.arms} else f'One run of each of {len(alone)} arms'
         if any(arm.accuracies for t in tables for arm in t.arms.values()):
-            found.append(f'One run of each arm: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or '
+            found.append(f'{who}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or '
                          'has not, and nothing of how far two arms that have learnt it, or have not, are apart.')
-        else: found.append('One run of each arm: differences have no interval.')
+        else: found.append(f'{who}: differences have no interval.')
     return found
 
 
