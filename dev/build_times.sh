@@ -2,6 +2,7 @@
 # What building costs: a trainer from nothing, after a change of its variant, and after a change of the model; wall-clock seconds and
 # seconds of processor time. Each TREE is a checkout, of which a clean copy is built; several are built by turns.
 #   dev/build_times.sh [TREE...]        default: this one; MAKEFLAGS and variables such as USE_CUDA=0 come from the environment
+# VARIANTS="moba nsa" adds what each of these takes for the CPU, attention/NAME.cuh alone.
 # TESTS=1 adds `make check` from nothing and after a change of a variant, which takes some minutes more.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -36,6 +37,7 @@ for tree in "$@"; do
     touch "$copy/$model"
     took "train_asga after $model" make -C "$copy" -j"$(nproc)" train_asga
     took "another trainer: train_causal" make -C "$copy" -j"$(nproc)" train_causal
+    for variant in ${VARIANTS:-}; do took "attention/$variant.cuh, for the CPU" make -C "$copy" "build/attention/$variant.o"; done
     if [ -n "${TESTS:-}" ]; then
         make -C "$copy" -s clean && make -C "$copy" -s configure > /dev/null
         took "make check from nothing" make -C "$copy" check
