@@ -117,6 +117,7 @@ inline void check_fixture(const Variant& variant, const std::filesystem::path& f
     GPT<CPU, float> gpt(variant, load_config(folder), f.B, f.T, Mode::training, recompute);
     gpt.allocate(CPU{});
     BatchFeed<CPU> feed(f.B, f.T, gpt.net.config.V);
+    feed.allocate(CPU{});
     const TensorList& list = gpt.net.tensors;
     CHECK(load_weights(folder, list, 1, gpt.weights).initialised.empty());
     if (gpt.keeps_master()) std::copy_n(gpt.weights, list.size(), gpt.master);   // otherwise they are the same memory

@@ -44,7 +44,7 @@ public:
     /// Precondition: the batch fits (std::logic_error). Tokens (B, T) from the host, and targets (B, T) unless null, in which case
     /// the batch cannot be trained on. Valid until the next call.
     Batch put(CPU, const int32_t* tokens, const int32_t* targets, int B, int T) {
-        require_room(B, T, count_);
+        require_room(B, T, tokens_.size());   // none before allocate()
         std::copy_n(tokens, size_t(B) * T, tokens_.data());
         if (!targets) return {B, T, tokens_.data(), nullptr, {}, documents(B, T)};
         std::copy_n(targets, size_t(B) * T, targets_.data());
