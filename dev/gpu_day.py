@@ -60,6 +60,8 @@ def curves(results, pack):
                                 ("bf16 with tuned products", losses(log(f"{variant}_tuned")), bf16_band)):
             far = farthest(run, cpu)
             if far is not None: found[f"{variant}: {name} and the CPU, largest relative difference"] = {"is": far, "most": most}
+    far = farthest(losses(log("ranks_2")), losses(log("causal")))   # a row each, and both rows
+    if far is not None: found["causal: two ranks and one, bf16, largest relative difference"] = {"is": far, "most": BF16_BAND}
     for run, name in (("causal", "causal"), ("causal_tuned", "causal with tuned products")):
         hashes = [last_record(log(log_of)).get("weights_hash") for log_of in (run, f"{run}_again")]
         if all(hashes): found[f"{name}: the same command gives the same weights"] = {"is": hashes[0] == hashes[1]}

@@ -6,8 +6,8 @@
 # and where the environment names a folder whose files are brought back, OUT, these two and results.tar.gz, with everything, go
 # there. Called again with the same RESULTS, or with that archive beside this script as before.tar.gz, it goes on with what was not
 # reached: all tests, PyTorch beside it, kernels of others judged, all packed variants, several ranks on the GPU, paired training
-# runs. The last line is `N passed, N failed`; the exit code is 1 when something failed, 2 where nothing can run. ONLY=WORD: the
-# steps with that in their names.
+# runs. The last line is `N passed, N failed`; the exit code is 1 when something failed, 2 where nothing can run. ONLY=PATTERN: the
+# steps whose names match it, as in ONLY='^paired_(causal|asga|dsa)$'.
 set -uo pipefail
 pack=${PACK:-$(cd "$(dirname "$0")" && pwd)}
 results=${1:-${TMPDIR:-/tmp}/gpu_day}
@@ -77,7 +77,7 @@ lacks() {
         if [[ $word == bin/* || $word == $PWD/bin/* ]] && [ ! -e "$word" ]; then echo "${word#"$PWD/"}"; return; fi
     done
 }
-wanted() { [[ $1 == *${ONLY:-}* ]] && ! grep -q "\"step\":\"$1\"" "$steps"; }
+wanted() { [[ $1 =~ ${ONLY:-.} ]] && ! grep -q "\"step\":\"$1\"" "$steps"; }
 skip() { if wanted "$1"; then note "$1" "\"skipped\":\"$2\"" "skipped: $2"; fi; }
 
 # step NAME LIMIT COMMAND...: runs it unless it was run before, for LIMIT seconds at most, and notes how it ended. With says=PATTERN
@@ -196,10 +196,14 @@ for program in bin/train_*; do   # whole steps of a model of 134M parameters
     step "speed_$variant" 30 "$program" --device cuda "${whole[@]}" --steps 12 "${bundled[@]}" "${quiet[@]}" --out "$results/runs/speed_$variant"
 done
 step patterns 60 bin/bench_patterns_gpu
+launcher() {   # COUNT: what starts so many ranks here; nothing where there is neither MPI, but the spare library, nor PyTorch
+    if [ ! -e lib/libmpi.so.40 ] && command -v mpirun > /dev/null; then echo mpirun --oversubscribe -np "$1"
+    elif python3 -c 'import torch' 2> /dev/null; then echo python3 -m torch.distributed.run --no-python --nproc-per-node "$1"; fi
+}
 for ranks in 2 8; do   # on one GPU: their sums go through the host's memory
-    if [ -e lib/libmpi.so.40 ]; then skip ranks_$ranks "no MPI"; continue; fi
-    step ranks_$ranks 60 mpirun --oversubscribe -np $ranks bin/train_causal --device cuda "${small[@]}" --batch-size 1 \
-        --out "$results/runs/ranks_$ranks"
+    read -ra launch <<< "$(launcher $ranks)"
+    if [ ${#launch[@]} -eq 0 ]; then skip ranks_$ranks "no MPI, no PyTorch"; continue; fi
+    step ranks_$ranks 60 "${launch[@]}" bin/train_causal --device cuda "${small[@]}" --batch-size 1 --out "$results/runs/ranks_$ranks"
 done
 step memory_predicted 20 bin/train_causal --device cuda --dry-run --model qwen-7m --batch-size 64 --seq-len 256 "${bundled[@]}"
 step memory 40 bin/train_causal --device cuda --model qwen-7m --batch-size 64 --seq-len 256 --steps 2 "${bundled[@]}" "${quiet[@]}" \

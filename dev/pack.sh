@@ -17,7 +17,7 @@ writes="causal asga" writer="--model qwen-134m" prompts=64   # what writes text 
 whole="$writer --batch-size 32 --seq-len 1024"   # of steps that are timed, for each variant
 if [ -n "${EMULATED:-}" ]; then
     tests=build/emulated/run_tests trainers=build/emulated generators=build/emulated quick="--quick"
-    tools="build/emulated/dev/bench_constants build/emulated/dev/tune_matmul" size="--model qwen-tiny --batch-size 1 --seq-len 70"
+    tools="build/emulated/dev/bench_constants build/emulated/dev/tune_matmul" size="--model qwen-tiny --batch-size 2 --seq-len 70"
     writes=causal writer="--model qwen-tiny" prompts=3 whole=$size
 fi
 mkdir -p "$folder"

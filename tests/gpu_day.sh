@@ -72,7 +72,10 @@ sed -i 's/{"step":"\(speed_asga\|write_causal_8\)","status":0/{"step":"\1","stat
 ONLY=none gpu_day
 check "gpu day: steps that were cut short give no speed" 'summary "d[\"whole_steps\"].keys() == {\"causal\"} and d[\"writing\"] == {}"'
 cp "$work/steps.jsonl" "$results"
-ONLY=constants gpu_day
+ONLY=ranks_2 gpu_day
+check "gpu day: two ranks do the steps of one" \
+    '[ "$(status_of ranks_2)" = 0 ] && summary "0 <= d[\"curves\"][\"causal: two ranks and one, bf16, largest relative difference\"][\"is\"] < 1e-2"'
+ONLY='^constants$' gpu_day
 check "gpu day: measures what predictions stand on" '[ "$(status_of constants)" = 0 ] && summary "len(d[\"tables\"][\"constants\"]) == 13"'
 
 # What comes back is one archive and the summary, after every step: a program stands in for bench_gpu that looks into the archive.
