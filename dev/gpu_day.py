@@ -3,6 +3,7 @@
 
 Every number comes from a file of that folder; what did not run is left out. Standard library only.
 """
+import csv
 import datetime
 import json
 import pathlib
@@ -142,12 +143,41 @@ def machine(results, pack):
 
 
 def tables(results):
-    """The Markdown tables that benchmarks printed, by step."""
+    """The Markdown tables that benchmarks printed, and those of profiles, by step."""
     found = {}
     for step in ("constants", "bench_attention", "bench_steps", "tune_steps", "bench_steps_tuned", "pytorch", "arbiter", "ladder", "patterns"):
         lines = [line for line in text_of(results, step).splitlines() if line.startswith(("|", "###"))]
         if lines: found[step] = lines
+    for step in ("profile_64", "profile_128"):
+        if lines := waits(results, step): found[step] = lines
     return found
+
+
+def waits(results, step):
+    """What ncu sampled of each kernel's warps, as a Markdown table: the reasons for which they waited, as shares of all samples, and
+    the instructions that most waited at, numbered from the kernel's first one; [] where nothing was profiled."""
+    lines = text_of(results, f"{step}_instructions").splitlines()
+    begins = [n for n, line in enumerate(lines) if line.startswith('"Kernel Name"')] + [len(lines)]
+    found = {}
+    for begin, end in zip(begins, begins[1:]):
+        name = next(csv.reader([lines[begin]]))[1].removeprefix("void ").split("(T")[0]
+        rows = list(csv.DictReader(lines[begin + 1:end]))
+        if name not in found and rows and "# Samples" in rows[0]: found[name] = sampled(name, rows)
+    head = ["| kernel | samples | waits for | waits longest at |", "| --- | --- | --- | --- |"]
+    return head + list(found.values()) if found else []
+
+
+def sampled(name, rows):
+    """A line of waits()."""
+    count = lambda row, column: int(row[column]) if (row.get(column) or "").isdigit() else 0
+    total = sum(count(row, "# Samples") for row in rows) or 1
+    reasons = [column for column in rows[0] if column.startswith("stall_") and not column.endswith("(Not Issued)")]
+    shares = sorted(((sum(count(row, reason) for row in rows) / total, reason[6:]) for reason in reasons), reverse=True)
+    longest = sorted(range(len(rows)), key=lambda n: -count(rows[n], "# Samples"))[:6]
+    operation = lambda row: next(word for word in row["Source"].split() if not word.startswith("@"))   # but its predicate
+    why = lambda row: max(reasons, key=lambda reason: count(row, reason))[6:]
+    places = [f"{n} {operation(rows[n])} ({why(rows[n])} {count(rows[n], '# Samples') / total:.1%})" for n in longest]
+    return f"| {name} | {total} | {', '.join(f'{reason} {share:.1%}' for share, reason in shares[:8])} | {', '.join(places)} |"
 
 
 def rows_of(lines):

@@ -93,6 +93,13 @@ def writing_table(run):
             "| --- |" + " --- |" * len(batches), *rows, ""]
 
 
+def paired_table(run):
+    rows = [f"| {variant} | {p['step']} | {p['val_loss']:.4f} | {number(p['tokens_per_second'], ',.0f')} |" for variant, p in run.get("paired", {}).items()]
+    if not rows: return []
+    return ["### Paired runs", "", "A model of 25.9M parameters, bytes of the bundled text, B 32, T 1024, the same rows and first weights; one seed.", "",
+            "| variant | steps | validation loss | tokens/s |", "| --- | --- | --- | --- |", *rows, ""]
+
+
 def apart(table):
     """The lines of a step that prints several tables, an empty one before each."""
     starts = [n for n, line in enumerate(table) if n and re.fullmatch(r"\|[\s|:-]+\|", line)]
@@ -109,8 +116,10 @@ def results_page(runs):
         lines += [f"## {machine['gpu']}, {machine['date']}, commit {machine['commit']}", "",
                   f"Driver {machine['driver']}, CUDA {machine['cuda']}. {said}." + (f" {run['note']}" if "note" in run else ""), ""]
         lines += [f"- {name}: {curve['is']}" + (f" (at most {curve['most']:g})" if "most" in curve else "")
-                  for name, curve in run["curves"].items()] + [""]
-        lines += whole_steps_table(run) + writing_table(run)
+                  for name, curve in run["curves"].items()]
+        if m := run["memory"]: lines.append(f"- peak memory: {m['peak']:,} bytes where --dry-run predicts {m['predicted']:,.0f}")
+        lines.append("")
+        lines += whole_steps_table(run) + writing_table(run) + paired_table(run)
         for step, table in run["tables"].items(): lines += [f"### {step}", ""] + apart(table) + [""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
