@@ -86,8 +86,8 @@ class Jobs:
     `again`, runs that are finished are done once more for their weights. With `alone`, nothing else runs on `machine` meanwhile."""
 
     def __init__(self, ledger, out, at, command, programs, record, keep_weights=False, say=print, again=False, machine='',
-                 alone=False):
-        self.ledger, self.out, self.free = ledger, Path(out), list(at)
+                 alone=False, data=None):
+        self.ledger, self.out, self.data, self.free = ledger, Path(out), data, list(at)
         self.command, self.programs, self.record = command, Path(programs), record
         self.keep_weights, self.say, self.again = keep_weights, say, again
         self.machine = MachineLock(self.out / 'locks', machine, alone)
@@ -218,7 +218,7 @@ class Jobs:
         folder.mkdir(parents=True, exist_ok=True)
         command = self._words(run, folder, place)
         environment = os.environ | ({'CUDA_VISIBLE_DEVICES': place.devices} if place.devices else {'OMP_WAIT_POLICY': 'passive'})
-        self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(anywhere(word, self.out) for word in command))
+        self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(anywhere(word, self.out, self.data) for word in command))
         with open(folder / 'stdout.txt', 'ab' if run.kind == 'train' else 'wb') as out, open(folder / 'stderr.txt', 'wb') as err:
             process = subprocess.Popen(
                 command,
@@ -309,10 +309,11 @@ class Jobs:
             self.say(words)
 
 
-def anywhere(word, out):
-    """A word of a command with paths as seen from the tree, OUT for the folder of runs, and python3 for the interpreter wherever it is: a
-    ledger names no machine's folders."""
+def anywhere(word, out, data=None):
+    """A word of a command with paths as seen from the tree, OUT for the folder of runs, DATA for that of --data, and python3 for the
+    interpreter wherever it is: a ledger names no machine's folders."""
     if word == sys.executable: return 'python3'
+    if data: word = str(word).replace(f'{data}/', 'DATA/')
     return str(word).replace(f'{ROOT}/', './').replace(f'{out.absolute()}/', 'OUT/')
 
 

@@ -123,7 +123,7 @@ class Work:
         """The exit code."""
         s, alone = self.session, any(run.kind in TIMED for run in runs)
         jobs = Jobs(s.ledger, s.out, s.alone if alone else s.at, s.command, s.programs, s.record, self.experiment.keeps_weights,
-                    self.say, again=again, machine=s.options.machine, alone=alone)
+                    self.say, again=again, machine=s.options.machine, alone=alone, data=s.data.given)
         complete = jobs.perform(runs)
         return EXIT_SIGNAL if jobs.stopping else 0 if complete else EXIT_FAILED
 
