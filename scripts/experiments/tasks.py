@@ -276,33 +276,7 @@ def modular(task, n, random):
     return Rows(tokens, np.full((n, 1), T - 1), np.full((n, 1), 1), DIGITS[:MODULUS])
 
 
-# --------------------------------------------------------------------------------------------------------- idle attention
-
-TRIGGERS, WALKERS = LETTERS[:3], LETTERS[3:]
-STEPS = (0.6, 0.25, 0.15)   # of a walker: how often it goes on by each of three permutations of the walkers
-
-
-def backcopy(task, n, random):
-    """Letters that walk at random, each to one of three others; one in five steps is a trigger, and behind a trigger the letter before it
-    comes again. Attention has something to do at triggers alone: everywhere else the token itself says what may come next. Walkers are
-    equally frequent everywhere, so that a trigger alone says nothing of what comes behind it."""
-    T = task['T']
-    need(task, 32, 'a row')
-    ways = np.random.default_rng([task['seed'], 4]).permuted(np.tile(np.arange(len(WALKERS)), (3, 1)), axis=1)   # the same in every part
-    tokens, walker, behind = empty(n, T), random.integers(0, len(WALKERS), n), np.zeros(n, bool)
-    copies = np.zeros((n, T), bool)
-    for at in range(1, T):
-        triggers = ~behind & (random.random(n) < 0.2) & (at > 1)
-        goes_on = ~triggers & ~behind & (at > 1)
-        walker = np.where(goes_on, ways[random.choice(3, n, p=STEPS), walker], walker)
-        tokens[:, at] = np.where(triggers, random.choice(TRIGGERS, n), WALKERS[walker])
-        copies[:, at], behind = behind, triggers
-    last = copies.sum(1).min()
-    answers = np.sort(np.argsort(copies, axis=1, kind='stable')[:, -last:], axis=1)
-    return Rows(tokens, answers, answers - 2, WALKERS)
-
-
-KINDS = {f.__name__: f for f in (copy, gap_copy, selective_copy, induction, mqar, passkey, needles, variables, multi_hop, modular, backcopy)}
+KINDS = {f.__name__: f for f in (copy, gap_copy, selective_copy, induction, mqar, passkey, needles, variables, multi_hop, modular)}
 
 
 # ------------------------------------------------------------------------------------------------------------------ files
