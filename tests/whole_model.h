@@ -33,6 +33,15 @@ inline Config config_of(const Form& form) {
     return c;
 }
 
+/// With settings by which 200 tokens have something to choose, and something that nobody sees any more.
+inline Config with_choices(Config c) {
+    for (auto [key, value] : {std::pair{"attention_dense_until", 30.0}, {"moba_block", 64.0}, {"moba_top_k", 2.0}, {"seer_top_k", 1.0},
+                              {"seer_distil", 0.0}, {"adaptive_sparse_top_k", 1.0}, {"nsa_selected", 4.0},
+                              {"deepseek_sparse_top_k", 20.0}, {"deepseek_sparse_dim", 32.0}})
+        c.settings[key] = value;
+    return c;
+}
+
 /// A made-up variant whose layer l is one of NAMES[l modulo their number] from the TABLE; it has the settings of all.
 template <const auto& NAMES, const std::vector<const Variant*>& (*TABLE)() = all_variants>
 Variant in_turn() {

@@ -8,13 +8,8 @@
 
 inline const Sampling GREEDY{0, 0, 1, 1};
 
-/// Settings with which 300 tokens have something to choose, and something that nobody sees any more.
 inline Config config_of_long_text(const Form& form, const std::map<std::string, double>& settings) {
-    Config c = config_of(form);
-    for (auto [key, value] : {std::pair{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"seer_top_k", 1.0}, {"seer_distil", 0.0},
-                              {"adaptive_sparse_top_k", 1.0}, {"nsa_selected", 4.0}, {"deepseek_sparse_top_k", 20.0},
-                              {"deepseek_sparse_dim", 32.0}})
-        c.settings[key] = value;
+    Config c = with_choices(config_of(form));
     for (const auto& [key, value] : settings) c.settings[key] = value;
     return c;
 }
