@@ -190,6 +190,8 @@ endif
 $(VARIANTS:%=build/emulated/generate_%): build/emulated/generate_%: build/model/generate/generate.o \
         build/emulated/model/generate/generate_gpu.o build/emulated/attention/%.o build/gpu/attention/only_%.o build/attention/%.o build/attention/only_%.o $(EMULATED_ENGINE)
 	$(LINK) $(LIBS)
+build/emulated/generate: build/model/generate/generate.o build/emulated/model/generate/generate_gpu.o $(EMULATED_VARIANTS) $(EMULATED_ENGINE)
+	$(LINK) $(LIBS)
 
 build/tests/run_tests build/emulated/run_tests build/gpu/run_tests build/emulated/operation_tests: build/units
 build/tests/run_tests: $(TESTS) $(CPU_VARIANTS) $(ENGINE)

@@ -39,35 +39,12 @@ if ! $python -c 'import lm_eval, accelerate' 2> /dev/null; then
     skip "modeling: lm-evaluation-harness" "$python lacks lm_eval[hf]"
     exit 0
 fi
-# The harness on our folder against --evaluate, on items whose answers have several tokens.
-$python - > "$work/items.jsonl" << 'END'
-import json
-words = 'the people of this nation have made their choice and the union is strong in every state'.split()
-for n in range(24):
-    turn = words[n % 7:] + words[:n % 7]
-    choices = [' '.join(turn[k:k + 2 + k % 3]) for k in (5, 8, 11)]
-    print(json.dumps({'query': ' '.join(turn[:4 + n % 5]), 'choices': choices, 'gold': n % 3}))
-END
-export HF_MODULES_CACHE=$work/modules HF_HUB_OFFLINE=1 HF_HOME=$work/home
-for variant in sinks asga moba; do
-    ./train_$variant $small --steps 30 --checkpoint-every 30 --lr 1e-2 --out "$work/scored_$variant" > "$work/log" 2>&1
-    folder=$work/scored_$variant/step_00000030
-    ./train_$variant --device cpu --threads 1 --evaluate --checkpoint "$folder" --val-batches 0 --eval-data "$work/items.jsonl" \
-        --eval-out "$work/ours_$variant.jsonl" --batch-size 4 --seq-len 128 > "$work/log" 2>&1
-    LIMIT=900 PYTHON=$python expect "modeling: lm-evaluation-harness scores $variant" 0 "" \
-        scripts/lm_eval.sh "$folder" "$work/items.jsonl" -- --batch_size 1 --device cpu --log_samples --output_path "$work/theirs_$variant"
-    $python - "$work/ours_$variant.jsonl" "$work/theirs_$variant" > "$work/difference" 2> "$work/stderr" << 'END'
-import json, sys
-from pathlib import Path
-ours = [json.loads(line)['log_likelihoods'] for line in open(sys.argv[1])]
-samples, = Path(sys.argv[2]).rglob('samples_*.jsonl')
-theirs = {row['doc_id']: [float(answer[0]) for answer in row['filtered_resps']] for row in map(json.loads, open(samples))}
-worst = max(abs(a - b) / max(1, abs(b)) for n, item in enumerate(ours) for a, b in zip(item, theirs[n], strict=True))
-spread = max(max(item) - min(item) for item in ours)
-assert len(ours) == len(theirs) == 24 and worst < 1e-4 and spread > 0.5, f'{len(ours)} items, worst {worst}, spread {spread}'
-print(f'{worst:.1e}')
-END
-    status=$?
-    check "modeling: $variant, every answer as --evaluate has it, log-likelihoods to $(cat "$work/difference")$(tail -n 1 "$work/stderr")" \
-        '[ $status -eq 0 ]'
-done
+# The harness on folders of all variants against --evaluate, then as the script for people calls it.
+$python -W ignore tests/check_harness.py 2> "$work/stderr"
+status=$?
+check "modeling: every variant was scored by lm-evaluation-harness" '[ $status -eq 0 ] || { tail -n 1 "$work/stderr"; false; }'
+echo '{"query": "the people of this nation", "choices": ["have made their choice", "is strong"], "gold": 0}' > "$work/items.jsonl"
+./train_asga $small --steps 30 --checkpoint-every 30 --lr 1e-2 --out "$work/asga" > "$work/log" 2>&1
+HF_MODULES_CACHE=$work/modules HF_HOME=$work/home LIMIT=900 PYTHON=$python expect "modeling: scripts/lm_eval.sh scores a checkpoint" 0 "" \
+    scripts/lm_eval.sh "$work/asga/step_00000030" "$work/items.jsonl" -- --batch_size 1 --device cpu
+check "and prints its accuracy" 'grep -q "^|own_0_items *|.*|acc  *|" "$work/stdout"'

@@ -115,14 +115,15 @@ private:
 
 /// What a model in training writes behind a step, greedily, against passes of the same model over the whole text.
 void check_sample(const Variant& variant) {
+    const Threads one(1);
     const int T = 40, count = 6;
-    Trial<double> exact(Variants(named(variant.name)), small_config(false), 2, T, 2, T);
-    GpuTrial<float> trial(Variants(variant), small_config(false), 2, T, Recompute::layers);
+    const Config config = with_choices(small_config(false));
+    Trial<double> exact(Variants(named(variant.name)), config, 2, T, 2, T);
+    GpuTrial<float> trial(Variants(variant), config, 2, T, Recompute::layers);
     trial.set_weights(round_weights<float>(exact));
     trial.loss_and_gradients(exact);
     std::vector<int32_t> text(exact.tokens.begin(), exact.tokens.begin() + 37), expected = text;   // becomes longer than T
-    const Sampling greedy{0, 0, 1, 1};
-    sample_text(trial.device, trial.gpt, text, count, greedy);
+    sample_text(trial.device, trial.gpt, text, count, GREEDY);
     const int V = trial.gpt.net.config.V;
     std::vector<float> logits(V);
     for (int n = 0; n < count; n++) {
@@ -130,14 +131,14 @@ void check_sample(const Variant& variant) {
         const Batch batch = trial.feed.put(trial.device, expected.data() + expected.size() - here, nullptr, 1, here);
         gpt_forward(trial.device, trial.gpt, batch);
         to_host(trial.device, logits.data(), gpt_logits(trial.device, trial.gpt, here - 1, 1), logits.size());
-        expected.push_back(sample_token(logits.data(), V, greedy, n));
+        expected.push_back(sample_token(logits.data(), V, GREEDY, n));
     }
     CHECK(text == expected);
 
     // A longer text has no products that a shorter one has not.
     const auto write = [&](int tokens) {
         std::vector<int32_t> ids(exact.tokens.begin(), exact.tokens.begin() + 30);
-        sample_text(trial.device, trial.gpt, ids, tokens, greedy);
+        sample_text(trial.device, trial.gpt, ids, tokens, GREEDY);
         return Matmuls::of_process().plans_made();
     };
     const size_t plans = write(2);

@@ -1,0 +1,136 @@
+"""Scores checkpoints of every attention variant with lm-evaluation-harness, through transformers and the Python files that they carry, and
+with ./train_VARIANT --evaluate, on the same items, and compares all log-likelihoods and accuracies. The settings are those of the
+fixtures (scripts/fixture_forms.py), by which contexts of up to 330 tokens have something to leave out. No network. From the
+repository's root, after `make all`:
+
+    python3 tests/check_harness.py [--table] [VARIANT ...]
+"""
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+folder_of_all = tempfile.TemporaryDirectory()
+work = Path(folder_of_all.name)
+os.environ |= {'HF_MODULES_CACHE': str(work / 'modules'), 'HF_HOME': str(work / 'home'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '2',
+               'TOKENIZERS_PARALLELISM': 'false'}
+import lm_eval                                                         # noqa: E402
+import numpy                                                           # noqa: E402
+from lm_eval.models.huggingface import HFLM                            # noqa: E402
+from lm_eval.tasks import TaskManager                                  # noqa: E402
+
+sys.path.insert(0, 'scripts')
+from attention_torch.variants import TABLE                             # noqa: E402
+from fixture_forms import FORMS                                        # noqa: E402
+
+WORDS = ('the people of this nation have made their choice and the union is strong in every state so that we may go on with the work '
+         'that our fathers began and leave to those who come after us a country of free men').split()
+SHAPE = {'architectures': ['Qwen3ForCausalLM'], 'vocab_size': 512, 'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 4,
+         'num_key_value_heads': 2, 'head_dim': 16, 'intermediate_size': 64, 'rope_theta': 1e4, 'tie_word_embeddings': True,
+         'max_position_embeddings': 512, 'initializer_range': 0.3}
+
+
+def items():
+    """24 of three answers of two to four words behind 4 to 60 words."""
+    for n in range(24):
+        turn = WORDS[5 * n % len(WORDS):] + WORDS[:5 * n % len(WORDS)]
+        query = (turn * 2)[:4 + n * 56 // 23]
+        yield {'query': ' '.join(query), 'choices': [' '.join(turn[k:k + 2 + k % 3]) for k in (5, 8, 11)], 'gold': n % 3}
+
+
+def run(variant, *options):
+    command = [f'./train_{variant}', '--device', 'cpu', '--threads', '1', *options]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, f'{" ".join(map(str, command))}: {done.stderr}'
+    return done.stdout
+
+
+def checkpoint(variant):
+    """What ./train_VARIANT saves after 40 steps on the bundled text."""
+    form = FORMS['qwen3_gqa_tied' if variant == 'causal' else variant]
+    origin, out = work / f'{variant}.origin', work / variant
+    origin.mkdir()
+    (origin / 'config.json').write_text(json.dumps(SHAPE | {'attention_variant': variant} | form.settings))
+    run(variant, '--model', origin, '--out', out, '--batch-size', 2, '--seq-len', 128, '--steps', 40, '--checkpoint-every', 40, '--lr', '3e-3',
+        '--val-every', 0, '--sample-every', 0, '--plot', 0)
+    return out / 'step_00000040'
+
+
+def ours(variant, folder, path):
+    """Log-likelihoods of all answers, and the accuracies by sum and by character mean."""
+    scores, log = work / f'{variant}.scores', work / f'{variant}.log'
+    run(variant, '--evaluate', '--checkpoint', folder, '--val-batches', 0, '--eval-data', path, '--eval-out', scores, '--eval-log', log,
+        '--batch-size', 4, '--seq-len', 512)
+    found = next(record for record in map(json.loads, open(log)) if record['event'] == 'evaluation')
+    return [json.loads(line)['log_likelihoods'] for line in open(scores)], [found['acc_sum'], found['acc_character_mean']]
+
+
+def theirs(folder, path, tasks):
+    """The same. The tokenizer from a folder of its own, as scripts/lm_eval.sh says."""
+    tokenizer = folder / 'tokenizer'
+    tokenizer.mkdir(exist_ok=True)
+    for file in folder.glob('tokenizer*.json'):
+        (tokenizer / file.name).write_bytes(file.read_bytes())
+    trust = 'auto_map' in json.loads((folder / 'config.json').read_text())
+    model = HFLM(pretrained=str(folder), tokenizer=str(tokenizer), dtype='float32', device='cpu', batch_size=1, trust_remote_code=trust)
+    done = lm_eval.simple_evaluate(model=model, tasks=['own'], task_manager=tasks, log_samples=True, bootstrap_iters=0)
+    rows = {row['doc_id']: [float(answer[0]) for answer in row['filtered_resps']] for row in done['samples']['own']}
+    found = done['results']['own']
+    return [rows[n] for n in range(len(rows))], [found['acc,none'], found['acc_norm,none']]
+
+
+def worst_difference(ours, theirs):
+    """Of log-likelihoods, relative where they are above 1."""
+    return max(abs(a - b) / max(1, abs(b)) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def compare(variant, path, tasks, as_table):
+    """Prints a check, or a row of the table; whether all is the same."""
+    folder = checkpoint(variant)
+    (mine, accuracies), (other, their_accuracies) = ours(variant, folder, path), theirs(folder, path, tasks)
+    worst, spread = worst_difference(mine, other), max(max(row) - min(row) for row in mine)
+    good = len(mine) == 24 and worst < 1e-4 and spread > 0.5 and numpy.allclose(accuracies, their_accuracies, rtol=0, atol=1e-9)
+    as_words = [', '.join(f'{100 * accuracy:.2f}%' for accuracy in pair) for pair in (accuracies, their_accuracies)]
+    if as_table:
+        print(f'| {variant} | {as_words[0]} | {as_words[1]} | {worst:.0e} |', flush=True)
+    else:
+        print(f'{"ok" if good else "FAIL"} modeling: {variant}, scored by lm-evaluation-harness: acc and acc_norm {as_words[1]}, by --evaluate '
+              f'{as_words[0]}, log-likelihoods to {worst:.1e}', flush=True)
+    return good
+
+
+def check_control(folder, path, tasks):
+    """That scores tell of the mechanism at all: a window one token longer has others."""
+    config = json.loads((folder / 'config.json').read_text())
+    before = ours('sinks', folder, path)[0]
+    (folder / 'config.json').write_text(json.dumps(config | {'attention_window': config['attention_window'] + 1}))
+    worst = worst_difference(before, theirs(folder, path, tasks)[0])
+    print(f'{"ok" if worst > 1e-3 else "FAIL"} modeling: lm-evaluation-harness notices a window that is one token longer, by {worst:.1e}')
+    return worst > 1e-3
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--table', action='store_true', help='print a table in Markdown instead')
+    parser.add_argument('variants', nargs='*', default=sorted(TABLE))
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    path = work / 'own.jsonl'
+    path.write_text(''.join(json.dumps(item) + '\n' for item in items()))
+    template = Path('scripts/lm_eval/own_items.yaml').read_text()
+    (work / 'own.yaml').write_text(template.replace('NAME', 'own').replace('FILE', str(path)).replace('DELIMITER', '" "'))
+    tasks = TaskManager(include_path=str(work), include_defaults=False)
+    if arguments.table:
+        print('| variant | --evaluate: by sum, by character mean | lm-evaluation-harness: acc, acc_norm | log-likelihoods differ by |\n'
+              '| --- | --- | --- | --- |')
+    good = [compare(variant, path, tasks, arguments.table) for variant in arguments.variants]
+    if not arguments.table and 'sinks' in arguments.variants:
+        good.append(check_control(work / 'sinks/step_00000040', path, tasks))
+    return 0 if all(good) else 1
+
+
+sys.exit(main())
