@@ -48,7 +48,7 @@ changed_variants() {
 run_all() {
     stage "build the programs" build all build/reference_qwen || return
     stage "build the tests" build build/tests/run_tests build/dev/{attention_layer,logits,token_ids} || return
-    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate_causal} \
+    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate,generate_causal} \
         build/emulated/dev/{bench_constants,count_step,tune_matmul} || return
     if [ -x "$nvcc" ]; then stage "GPU tests through nvcc" build ptx; fi
     stage "tests on the CPU" run_cases build/tests/run_tests
@@ -57,7 +57,7 @@ run_all() {
     # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
     local building build_nothing=(tests/{arbiter,collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items}.sh
         tests/experiments.sh
-        tests/{figures,fineweb,gallery}.sh
+        tests/{figures,fineweb,gallery,generate_gpu}.sh
         tests/{gpu_day,gpu_end_to_end,kernel_report,labs,modeling,published,reference_qwen,runs}.sh
         tests/{score_generation,tokenize_restart,train_tokenizer}.sh)
     mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxFf <(printf '%s\n' "${build_nothing[@]}"))
