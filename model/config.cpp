@@ -10,6 +10,7 @@
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/options.h"
+#include "model/gemma.h"
 #include "model/layer_types.h"
 
 using nlohmann::json;
@@ -89,13 +90,13 @@ int64_t matrix_parameters(const Config& c) {
 /// Numeric keys that transformers writes to config.json: not settings of an attention variant.
 const std::set<std::string>& hugging_face_numbers() {
     static const std::set<std::string> keys = {
-        "attention_dropout", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
+        "_sliding_window_pattern", "attention_dropout", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
         "diversity_penalty", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
         "forced_bos_token_id", "forced_eos_token_id", "head_dim", "hidden_size", "initializer_range", "intermediate_size",
         "length_penalty", "max_length", "max_position_embeddings", "max_window_layers", "min_length", "no_repeat_ngram_size",
         "num_attention_heads", "num_beam_groups", "num_beams", "num_hidden_layers", "num_key_value_heads", "num_return_sequences",
-        "pad_token_id", "pretraining_tp", "repetition_penalty", "rms_norm_eps", "rope_theta", "sep_token_id", "sliding_window",
-        "temperature", "top_k", "top_p", "typical_p", "vocab_size"};
+        "pad_token_id", "pretraining_tp", "query_pre_attn_scalar", "repetition_penalty", "rms_norm_eps", "rope_local_base_freq",
+        "rope_theta", "sep_token_id", "sliding_window", "sliding_window_pattern", "temperature", "top_k", "top_p", "typical_p", "vocab_size"};
     return keys;
 }
 
@@ -103,11 +104,12 @@ const std::set<std::string>& hugging_face_numbers() {
 struct ModelForm {
     const char* architecture;
     const char* model_type;
-    bool qk_norm, qkv_bias;
+    bool qk_norm, qkv_bias, gemma = false;
 };
 constexpr ModelForm FORMS[] = {{"Qwen3ForCausalLM", "qwen3", true, false},
                                {"Qwen2ForCausalLM", "qwen2", false, true},
-                               {"LlamaForCausalLM", "llama", false, false}};
+                               {"LlamaForCausalLM", "llama", false, false},
+                               {"Gemma3ForCausalLM", "gemma3_text", true, false, true}};
 
 /// By `architectures` or, if that is missing, by `model_type`.
 const ModelForm& form_of(const json& object, const std::string& where) {
@@ -125,14 +127,15 @@ const ModelForm& form_of(const json& object, const std::string& where) {
         if (name == form.architecture || name == form.model_type) return form;
     const bool gemma = name.starts_with("Gemma") || name.starts_with("gemma");
     fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80),
-         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM and LlamaForCausalLM are supported",
-         gemma ? "; of Gemma only the mixed windows are, not its scaled embeddings, further norms and other activation" : "");
+         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM and Gemma3ForCausalLM are supported",
+         gemma ? "; of Gemma only the text models of its third generation, with a config.json of their own" : "");
 }
 
 /// Precondition: check_config().
 const ModelForm& form_of(const Config& config) {
     return *std::find_if(std::begin(FORMS), std::end(FORMS), [&](const ModelForm& form) {
-        return form.qk_norm == config.qk_norm && form.qkv_bias == config.qkv_bias;
+        return form.qk_norm == config.qk_norm && form.qkv_bias == config.qkv_bias &&
+               form.gemma == config.gemma.has_value();
     });
 }
 
@@ -166,7 +169,7 @@ double read_rope(const json& object, const std::string& where) {
 
 /// Keys of which only the usual value is supported: any other would silently make a different model.
 void refuse_other_mathematics(const json& object, const ModelForm& form, const std::string& where) {
-    if (has_field(object, "hidden_act") && object["hidden_act"] != "silu")
+    if (!form.gemma && has_field(object, "hidden_act") && object["hidden_act"] != "silu")
         fail(Exit::checkpoint, where, ": \"hidden_act\" is ", shown(object["hidden_act"]), "; only \"silu\" is supported");
     if (has_field(object, "attention_dropout") && object["attention_dropout"] != 0)
         fail(Exit::checkpoint, where, ": \"attention_dropout\" is ", shown(object["attention_dropout"]), "; only 0 is supported");
@@ -244,6 +247,7 @@ void check_config(const Config& config, const std::string& where, int exit_code)
         fail(code, where, ": rope_theta is ", config.rope_theta, ", expected 1 to 1e12");
     if (!(config.init_std >= 0 && config.init_std <= 10))
         fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
+    if (config.gemma) check_gemma(config, where, exit_code);
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
     if (!config.layers.empty() && config.layers.size() != size_t(config.L))
         fail(code, where, ": the attention of ", config.layers.size(), " layers is given, and num_hidden_layers is ", config.L);
@@ -252,6 +256,12 @@ void check_config(const Config& config, const std::string& where, int exit_code)
 }
 
 // ---------------------------------------------------------------------------------------------------------------- writing
+
+static void write_rope(const Config& config, ordered_json& object) {
+    object["rope_theta"] = config.rope_theta;   // read by transformers 4 ...
+    object["rope_scaling"] = nullptr;
+    object["rope_parameters"] = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};   // ... and by transformers 5
+}
 
 static ordered_json object_of(const Config& config) {
     check_config(config, "config.json to be written", int(Exit::checkpoint));
@@ -269,12 +279,11 @@ static ordered_json object_of(const Config& config) {
     object["num_key_value_heads"] = config.NKV;
     object["head_dim"] = config.HS;
     object["intermediate_size"] = config.F;
-    object["hidden_act"] = "silu";
+    if (!form.gemma) object["hidden_act"] = "silu";
     object["rms_norm_eps"] = config.norm_eps;
     object["max_position_embeddings"] = config.max_positions;
-    object["rope_theta"] = config.rope_theta;   // read by transformers 4 ...
-    object["rope_scaling"] = nullptr;
-    object["rope_parameters"] = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};   // ... and by transformers 5
+    if (form.gemma) write_gemma(config, object);
+    else write_rope(config, object);
     if (!form.qkv_bias) object["attention_bias"] = false;   // Qwen2 has no such key: it always has QKV bias
     object["attention_dropout"] = 0.0;
     object["tie_word_embeddings"] = config.tied;
@@ -321,8 +330,9 @@ Config config_from_json(const std::string& text, const std::string& where) {
     config.qkv_bias = form.qkv_bias;
     config.qk_norm = form.qk_norm;
     // Optional keys default to what transformers uses.
-    config.tied = has_field(object, "tie_word_embeddings") && bool_field(object, "tie_word_embeddings", where);
-    config.rope_theta = read_rope(object, where);
+    config.tied = has_field(object, "tie_word_embeddings") ? bool_field(object, "tie_word_embeddings", where) : form.gemma;
+    if (form.gemma) read_gemma(object, config, where);
+    else config.rope_theta = read_rope(object, where);
     if (has_field(object, "rms_norm_eps")) config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
     if (has_field(object, "initializer_range")) config.init_std = number_field(object, "initializer_range", 0, 10, where);
     if (has_field(object, "max_position_embeddings")) config.max_positions = size("max_position_embeddings");

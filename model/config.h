@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,25 @@ struct LayerAttention {
     bool operator==(const LayerAttention&) const = default;
 };
 
-/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in
-/// dev/HACKING.md, "Names".
+/// How positions turn the queries and keys of a layer: position / factor * theta^(-2d/HS) is the angle of pair d.
+struct Rope {
+    double theta;
+    bool rotates = true;   // false: all angles are 0
+    double factor = 1;
+    double length = 1;     // what queries and keys are multiplied with besides, so that their products are by its square
+    bool operator==(const Rope&) const = default;
+};
+
+/// What only models of Gemma 3's form have. Besides: embeddings times sqrt(C), a gated feed-forward network with GELU in place of SiLU,
+/// norms of what both halves of a layer add to the residual stream, and norm weights that a folder holds less 1.
+struct Gemma {
+    double query_scalar = 256;   // logits are q.k / sqrt(query_scalar)                   (query_pre_attn_scalar)
+    double local_theta = 1e4;    // RoPE's base in layers that slide, the others' is rope_theta  (rope_local_base_freq)
+    double rope_factor = 1;      // of the other layers' positions                        (rope_scaling "linear")
+};
+
+/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form; or one of Gemma 3. Sizes are
+/// named as in dev/HACKING.md, "Names".
 struct Config {
     int V = 512;        // vocabulary
     int C = 256;        // channels of the residual stream         (hidden_size)
@@ -46,9 +64,11 @@ struct Config {
     bool tied = true;        // the output head is the embedding
     double norm_eps = 1e-6;
     double rope_theta = 1e6;
+    std::optional<Gemma> gemma;   // Gemma 3's form
     double init_std = 0.02;       // initializer_range
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" if unknown
+    std::string why_no_tokenizer; // the folder has one that is not supported, a sentence
     int end_of_text = -1;         // id of the token between documents, -1 if unknown
     std::string variant = "causal";             // attention_variant; in a hybrid that of the layers whose settings these are
     bool names_variant = false;                 // whether config.json has attention_variant: other programs' folders do not
@@ -58,6 +78,12 @@ struct Config {
 
     /// The config as the attention of layer l sees it: that of a model with this layer's variant and settings in every layer.
     Config of_layer(int l) const;
+
+    /// RoPE of layer l.
+    Rope rope(int l) const;
+
+    /// What embeddings are multiplied with, as float32 has it.
+    double embedding_scale() const;
 
     /// The value of a setting. Exit::usage if the variant does not declare it (a programming error).
     double setting(const std::string& key) const;
@@ -84,8 +110,8 @@ std::vector<std::string> preset_names();
 /// Fails with `exit_code` (Exit::usage or Exit::checkpoint) if the sizes are not valid; `where` names their source in the message.
 void check_config(const Config& config, const std::string& where, int exit_code);
 
-/// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, or with neither biases nor QK-norm LlamaForCausalLM, which
-/// transformers computes so) plus the variant's keys. A hybrid of causal layers and equal sliding windows is one of transformers, too.
+/// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM, or with neither biases nor QK-norm
+/// LlamaForCausalLM, which transformers computes so) plus the variant's keys. A hybrid of causal layers and equal sliding windows is one of transformers, too.
 std::string config_to_json(const Config& config);
 
 /// The same on one line, without a newline.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/base/error.h"
+#include "model/gemma.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -14,10 +15,16 @@ constexpr int64_t largest_window = 1 << 30;
 
 constexpr const char *FULL = "full_attention", *SLIDING = "sliding_attention";   // Hugging Face's names
 
-/// The variant of every layer as layer_types has them or, where other programs leave that out, max_window_layers; empty if the file
-/// says nothing of single layers. transformers writes a list of "full_attention" into every folder, whatever its variant.
+/// The variant of every layer as layer_types has them or, where other programs leave that out, max_window_layers or Gemma's
+/// sliding_window_pattern; empty if the file says nothing of single layers. transformers writes a list of "full_attention" into every
+/// folder, whatever its variant.
 std::vector<std::string> read_layer_types(const json& object, bool slides, const Config& config, const std::string& where) {
     std::vector<std::string> variants;
+    if (!has_field(object, "layer_types") && config.gemma) {
+        const int every = full_attention_every(object, where);
+        for (int l = 0; l < config.L; l++) variants.push_back((l + 1) % every ? "sliding_window" : "causal");
+        return variants;
+    }
     if (!has_field(object, "layer_types")) {
         if (!slides || config.names_variant) return {};
         const int64_t first =
@@ -81,7 +88,8 @@ void read_layer_settings(const json& object, Config& config, const std::string& 
 /// causal ones.
 void read_layers(const json& object, Config& config, const std::string& where) {
     const bool off = object.contains("sliding_window") && object["sliding_window"].is_null();
-    const bool slides = has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where) && !off;
+    const bool asked = config.gemma || (has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where));
+    const bool slides = asked && !off;
     const bool ours = config.names_variant;
     const std::vector<std::string> variants = read_layer_types(object, slides, config, where);
     const auto all_are = [&](const char* name) {
@@ -105,6 +113,12 @@ void read_layers(const json& object, Config& config, const std::string& where) {
 }
 
 namespace {
+
+std::vector<bool> sliding_layers(const Config& config) {
+    std::vector<bool> slides;
+    for (int l = 0; l < config.L; l++) slides.push_back(config.of_layer(l).variant == "sliding_window");
+    return slides;
+}
 
 /// The window that all layers of sliding_window have, -1 if there are none or if they differ; and the first of them.
 struct SharedWindow {
@@ -143,11 +157,14 @@ bool transformers_computes(const Config& config) {
 void write_layers(const Config& config, ordered_json& object) {
     const auto [window, first] = shared_window(config);
     const bool slides = window >= 0;
-    object["use_sliding_window"] = slides;
-    object["sliding_window"] = slides ? ordered_json(int64_t(window) + 1) : nullptr;
-    object["max_window_layers"] = slides ? first : config.L;   // the first layer with a sliding window
+    if (!config.gemma) object["use_sliding_window"] = slides;
+    const ordered_json none = config.gemma ? ordered_json(config.max_positions) : nullptr;   // Gemma's code makes that mask in any case
+    object["sliding_window"] = slides ? ordered_json(int64_t(window) + 1) : none;
+    if (!config.gemma) object["max_window_layers"] = slides ? first : config.L;   // the first layer with a sliding window
+    else if (const int every = full_attention_every(sliding_layers(config)))
+        object["sliding_window_pattern"] = every;   // transformers before 4.53 reads no layer_types
     const bool theirs = transformers_computes(config);
-    if (theirs && !slides && config.layers.empty()) return;
+    if (theirs && !slides && config.layers.empty() && !config.gemma) return;
     bool differ = false;   // in their settings
     ordered_json types, settings;
     for (int l = 0; l < config.L; l++) {

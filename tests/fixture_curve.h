@@ -114,7 +114,7 @@ inline std::string norm_difference(const TensorList& list, const float* flat, co
 inline void check_fixture(const Variant& variant, const std::filesystem::path& folder, Recompute recompute) {
     const Threads one(1);   // steps too small for several threads
     const Fixture f = load_fixture(folder);
-    GPT<CPU, float> gpt(variant, load_config(folder), f.B, f.T, Mode::training, recompute);
+    GPT<CPU, float> gpt({variant, {&on_cpu::causal}}, load_config(folder), f.B, f.T, Mode::training, recompute);
     gpt.allocate(CPU{});
     BatchFeed<CPU> feed(f.B, f.T, gpt.net.config.V);
     feed.allocate(CPU{});

@@ -1,0 +1,22 @@
+// The part of config.json that only models of Gemma 3's form have (Gemma3ForCausalLM, the text models).
+#pragma once
+#include <string>
+
+#include "model/base/json.h"
+#include "model/config.h"
+
+/// Fills in config.gemma and config.rope_theta, from keys as transformers 4 writes them or as transformers 5 does; missing ones have the
+/// defaults of transformers. Exit::checkpoint for keys that would change the mathematics.
+void read_gemma(const nlohmann::json& object, Config& config, const std::string& where);
+
+/// Precondition: config.gemma. The same keys, as both read them.
+void write_gemma(const Config& config, nlohmann::ordered_json& object);
+
+/// Fails with `exit_code`, naming `where`, if a number of config.gemma is not valid or the rest of the form is another one's.
+void check_gemma(const Config& config, const std::string& where, int exit_code);
+
+/// Every how many layers of a folder that has no layer_types one is of full attention: sliding_window_pattern.
+int full_attention_every(const nlohmann::json& object, const std::string& where);
+
+/// The same of layers of which each `slides` or not; 0 if they have no such pattern.
+int full_attention_every(const std::vector<bool>& slides);

@@ -1,0 +1,158 @@
+// config.json of Gemma 3: as transformers 4 and 5 write it, as it is written here, and what is refused.
+#include "catch.h"
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "model/base/error.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/gemma.h"
+
+using nlohmann::json;
+
+namespace {
+
+/// The text of google/gemma-3-1b-pt, as transformers 4.50 wrote it.
+json published() {
+    return json::parse(R"({"architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+        "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+        "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512,
+        "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "use_cache": true,
+        "vocab_size": 262144})");
+}
+
+Config read(const json& object) { return config_from_json(object.dump(), "here/config.json"); }
+
+void refused(json object, const std::string& key, const json& value, const std::string& expected = "") {
+    object[key] = value;
+    std::string sentence = "accepted";
+    try {
+        read(object);
+    } catch (const Error& error) {
+        CHECK(error.code == Exit::checkpoint);
+        sentence = error.what();
+    }
+    INFO(sentence);
+    CHECK(sentence.find("here/config.json") != std::string::npos);
+    CHECK(sentence.find(expected.empty() ? key : expected) != std::string::npos);
+}
+
+json rope_parameters(const json& full, const json& sliding) { return {{"full_attention", full}, {"sliding_attention", sliding}}; }
+
+}   // namespace
+
+TEST_CASE("Gemma's config.json as transformers 4 writes it", "[gemma][config]") {
+    const Config c = read(published());
+    REQUIRE(c.gemma);
+    CHECK((c.qk_norm && !c.qkv_bias && c.tied));   // tied by default, where Qwen is not
+    CHECK((c.V == 262144 && c.HS == 256 && c.NKV == 1 && c.end_of_text == 1));
+    CHECK((c.gemma->query_scalar == 256 && c.gemma->local_theta == 1e4 && c.gemma->rope_factor == 1 && c.rope_theta == 1e6));
+    CHECK(c.variant == "sliding_window");
+    CHECK(c.setting("attention_window") == 511);
+    CHECK(c.settings.size() == 1);
+    for (int l = 0; l < c.L; l++) {
+        CHECK(c.of_layer(l).variant == (l % 6 == 5 ? "causal" : "sliding_window"));
+        CHECK(c.rope(l) == (l % 6 == 5 ? Rope{1e6} : Rope{1e4}));
+    }
+    CHECK(c.embedding_scale() == double(std::sqrt(1152.0f)));
+    CHECK(Config{}.embedding_scale() == 1);
+}
+
+TEST_CASE("Gemma's config.json as transformers 5 writes it", "[gemma][config]") {
+    json object = published();
+    for (const char* key : {"rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"}) object.erase(key);
+    object["query_pre_attn_scalar"] = 168;
+    object["rope_parameters"] = rope_parameters({{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2e6}},
+                                                {{"rope_type", "default"}, {"rope_theta", 3e4}});
+    Config c = read(object);
+    const double length = std::pow(256 / 168.0, 0.25);
+    CHECK(c.rope(5) == Rope{2e6, true, 8, length});
+    CHECK(c.rope(0) == Rope{3e4, true, 1, length});
+    object["rope_parameters"] = rope_parameters({{"rope_type", "default"}}, nullptr);   // defaults of transformers
+    c = read(object);
+    CHECK((c.rope_theta == 1e6 && c.gemma->local_theta == 1e4));
+    object["layer_types"] = json::array();
+    for (int l = 0; l < c.L; l++) object["layer_types"].push_back(l < 20 ? "full_attention" : "sliding_attention");
+    c = read(object);
+    CHECK((c.of_layer(5).variant == "causal" && c.of_layer(20).variant == "sliding_window"));
+}
+
+TEST_CASE("Gemma's config.json without what has a default", "[gemma][config]") {
+    json object = published();
+    for (const char* key : {"rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "sliding_window", "sliding_window_pattern",
+                            "hidden_activation", "architectures"})
+        object.erase(key);
+    Config c = read(object);
+    CHECK((c.setting("attention_window") == 4095 && c.of_layer(5).variant == "causal" && c.of_layer(11).variant == "causal"));
+    CHECK((c.gemma->query_scalar == 256 && c.rope_theta == 1e6 && c.gemma->local_theta == 1e4));
+    object["_sliding_window_pattern"] = 2;
+    c = read(object);
+    CHECK((c.of_layer(0).variant == "sliding_window" && c.of_layer(1).variant == "causal"));
+    object["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+    CHECK(read(object).gemma->rope_factor == 8);
+    object["_sliding_window_pattern"] = 1;   // no layer slides
+    CHECK((read(object).variant == "causal" && read(object).layers.empty()));
+}
+
+TEST_CASE("Gemma's config.json is written as both versions of transformers read it", "[gemma][config]") {
+    json object = published();
+    object["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+    object["query_pre_attn_scalar"] = 168;
+    const std::string text = config_to_json(read(object));
+    const json written = json::parse(text);
+    for (const char* key : {"architectures", "model_type", "hidden_activation", "query_pre_attn_scalar", "rope_theta", "rope_local_base_freq",
+                            "rope_scaling", "sliding_window", "sliding_window_pattern", "attn_logit_softcapping", "final_logit_softcapping",
+                            "attention_bias", "vocab_size", "head_dim"}) {
+        INFO(key);
+        CHECK(written[key] == object[key]);
+    }
+    CHECK(written["rope_parameters"] == rope_parameters({{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}},
+                                                        {{"rope_type", "default"}, {"rope_theta", 1e4}}));
+    CHECK((written["layer_types"].size() == 26 && written["layer_types"][5] == "full_attention" && written["layer_types"][6] == "sliding_attention"));
+    CHECK(written["tie_word_embeddings"] == true);
+    for (const char* key : {"hidden_act", "use_sliding_window", "max_window_layers", "auto_map"}) CHECK_FALSE(written.contains(key));
+    CHECK(config_to_json(read(written)) == text);
+}
+
+TEST_CASE("Gemma's config.json of layers that are all alike, or have no pattern", "[gemma][config]") {
+    json object = published();
+    object["sliding_window_pattern"] = 1;
+    json written = json::parse(config_to_json(read(object)));
+    CHECK((written["sliding_window_pattern"] == 1 && written["sliding_window"] == 32768 && written["layer_types"][0] == "full_attention"));
+    object["sliding_window_pattern"] = 27;
+    written = json::parse(config_to_json(read(object)));
+    CHECK((written["sliding_window_pattern"] == 27 && written["layer_types"] == json(std::vector<std::string>(26, "sliding_attention"))));
+    CHECK(read(written).layers.empty());
+    CHECK(full_attention_every({true, false, true, true}) == 0);
+    CHECK(full_attention_every({true, false, true}) == 2);
+    CHECK(full_attention_every({false, true}) == 0);
+}
+
+TEST_CASE("what Gemma's config.json must not say is refused by name", "[gemma][config]") {
+    const json object = published();
+    refused(object, "hidden_activation", "silu");
+    refused(object, "attn_logit_softcapping", 50.0);
+    refused(object, "final_logit_softcapping", 30.0);
+    refused(object, "use_bidirectional_attention", true);
+    refused(object, "attention_bias", true);
+    refused(object, "attention_dropout", 0.1);
+    refused(object, "query_pre_attn_scalar", 0);
+    refused(object, "rope_local_base_freq", 0.5);
+    refused(object, "rope_scaling", {{"rope_type", "yarn"}, {"factor", 8.0}}, "yarn");
+    refused(object, "rope_scaling", {{"rope_type", "linear"}}, "factor");
+    refused(object, "rope_scaling", "linear");
+    refused(object, "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}});
+    refused(object, "rope_parameters", rope_parameters({{"rope_theta", 2e6}}, nullptr), "make them agree");
+    refused(object, "rope_parameters", rope_parameters(nullptr, {{"rope_type", "linear"}, {"factor", 8.0}}), "sliding_attention");
+    refused(object, "sliding_window", nullptr);
+    refused(object, "sliding_window_pattern", 0);
+    refused(object, "architectures", {"Gemma2ForCausalLM"}, "third generation");
+    refused(object, "architectures", {"Gemma3ForConditionalGeneration"}, "third generation");
+    Config config = read(object);
+    config.qk_norm = false;
+    CHECK_THROWS_AS(config_to_json(config), Error);
+}
