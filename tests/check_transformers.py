@@ -19,6 +19,7 @@ def check(folder):
         assert not info[kind], f"{folder}: {kind} {info[kind]}"
     config = json.loads((folder / "config.json").read_text())
     rope = getattr(model.config, "rope_parameters", None) or {"rope_theta": model.config.rope_theta}
+    rope = rope.get("full_attention", rope)     # Gemma has one for each type of layers
     assert rope["rope_theta"] == config["rope_theta"], f"{folder}: rope_theta became {rope['rope_theta']}"
     assert model.config.tie_word_embeddings == config["tie_word_embeddings"], f"{folder}: the head is tied differently"
     if config["engine_tokenizer"] == "bytes":
