@@ -289,9 +289,9 @@ static ordered_json object_of(const Config& config) {
     object["tie_word_embeddings"] = config.tied;
     object["initializer_range"] = config.init_std;
     write_layers(config, object);
-    const bool knows_end = config.end_of_text >= 0;
-    object["bos_token_id"] = knows_end ? ordered_json(config.end_of_text) : nullptr;
-    object["eos_token_id"] = object["bos_token_id"];
+    const auto id = [](int token) { return token >= 0 ? ordered_json(token) : ordered_json(nullptr); };
+    object["bos_token_id"] = id(config.begin_of_text());
+    object["eos_token_id"] = id(config.end_of_text);
     object["use_cache"] = true;
     object["torch_dtype"] = "float32";   // transformers 4
     object["dtype"] = "float32";         // transformers 5

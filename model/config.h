@@ -47,6 +47,7 @@ struct Gemma {
     double query_scalar = 256;   // logits are q.k / sqrt(query_scalar)                   (query_pre_attn_scalar)
     double local_theta = 1e4;    // RoPE's base in layers that slide, the others' is rope_theta  (rope_local_base_freq)
     double rope_factor = 1;      // of the other layers' positions                        (rope_scaling "linear")
+    int begin_of_text = -1;      // id of the token that begins a text, -1 if unknown      (bos_token_id)
 };
 
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form; or one of Gemma 3. Sizes are
@@ -78,6 +79,9 @@ struct Config {
 
     /// The config as the attention of layer l sees it: that of a model with this layer's variant and settings in every layer.
     Config of_layer(int l) const;
+
+    /// The token that begins a text, -1 if unknown: Qwen's is that between documents.
+    int begin_of_text() const { return gemma && gemma->begin_of_text >= 0 ? gemma->begin_of_text : end_of_text; }
 
     /// RoPE of layer l.
     Rope rope(int l) const;

@@ -86,6 +86,7 @@ void read_gemma(const json& object, Config& config, const std::string& where) {
                  "; make them agree");
         gemma.rope_factor = factor;
     }
+    if (has_field(object, "bos_token_id")) gemma.begin_of_text = int(integer_field(object, "bos_token_id", 0, config.V - 1, where));
     config.gemma = gemma;
 }
 

@@ -106,7 +106,7 @@ TEST_CASE("Gemma's config.json is written as both versions of transformers read 
     const json written = json::parse(text);
     for (const char* key : {"architectures", "model_type", "hidden_activation", "query_pre_attn_scalar", "rope_theta", "rope_local_base_freq",
                             "rope_scaling", "sliding_window", "sliding_window_pattern", "attn_logit_softcapping", "final_logit_softcapping",
-                            "attention_bias", "vocab_size", "head_dim"}) {
+                            "attention_bias", "vocab_size", "head_dim", "bos_token_id", "eos_token_id"}) {
         INFO(key);
         CHECK(written[key] == object[key]);
     }
@@ -148,6 +148,7 @@ TEST_CASE("what Gemma's config.json must not say is refused by name", "[gemma][c
     refused(object, "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}});
     refused(object, "rope_parameters", rope_parameters({{"rope_theta", 2e6}}, nullptr), "make them agree");
     refused(object, "rope_parameters", rope_parameters(nullptr, {{"rope_type", "linear"}, {"factor", 8.0}}), "sliding_attention");
+    refused(object, "bos_token_id", 262144);
     refused(object, "sliding_window", nullptr);
     refused(object, "sliding_window_pattern", 0);
     refused(object, "architectures", {"Gemma2ForCausalLM"}, "third generation");

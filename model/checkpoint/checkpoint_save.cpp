@@ -165,7 +165,8 @@ std::string trainer_state_to_json(const TrainerState& state) {
 std::string generation_config_to_json(const Config& config) {
     ordered_json object;
     object["_from_model_config"] = true;
-    if (config.end_of_text >= 0) object["bos_token_id"] = object["eos_token_id"] = config.end_of_text;
+    if (config.end_of_text >= 0) object["eos_token_id"] = config.end_of_text;
+    if (config.begin_of_text() >= 0) object["bos_token_id"] = config.begin_of_text();
     object["transformers_version"] = "4.51.0";
     return written(object, 2) + "\n";
 }
