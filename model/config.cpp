@@ -320,6 +320,8 @@ Config config_from_json(const std::string& text, const std::string& where) {
     config.F = size("intermediate_size");
     if (has_field(object, "head_dim")) {
         config.HS = size("head_dim");
+    } else if (form.gemma) {
+        config.HS = 256;   // whatever C / NH
     } else {
         if (config.C % config.NH != 0)
             fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C,

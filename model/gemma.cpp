@@ -88,6 +88,7 @@ void read_gemma(const json& object, Config& config, const std::string& where) {
     }
     if (has_field(object, "bos_token_id")) gemma.begin_of_text = int(integer_field(object, "bos_token_id", 0, config.V - 1, where));
     config.gemma = gemma;
+    config.max_positions = 131072;
 }
 
 void write_gemma(const Config& config, ordered_json& object) {

@@ -84,11 +84,12 @@ TEST_CASE("Gemma's config.json as transformers 5 writes it", "[gemma][config]") 
 TEST_CASE("Gemma's config.json without what has a default", "[gemma][config]") {
     json object = published();
     for (const char* key : {"rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "sliding_window", "sliding_window_pattern",
-                            "hidden_activation", "architectures"})
+                            "hidden_activation", "architectures", "head_dim", "max_position_embeddings"})
         object.erase(key);
     Config c = read(object);
     CHECK((c.setting("attention_window") == 4095 && c.of_layer(5).variant == "causal" && c.of_layer(11).variant == "causal"));
     CHECK((c.gemma->query_scalar == 256 && c.rope_theta == 1e6 && c.gemma->local_theta == 1e4));
+    CHECK((c.HS == 256 && c.max_positions == 131072));
     object["_sliding_window_pattern"] = 2;
     c = read(object);
     CHECK((c.of_layer(0).variant == "sliding_window" && c.of_layer(1).variant == "causal"));
