@@ -44,10 +44,10 @@ struct Rope {
 /// What only models of Gemma 3's form have. Besides: embeddings times sqrt(C), a gated feed-forward network with GELU in place of SiLU,
 /// norms of what both halves of a layer add to the residual stream, and norm weights that a folder holds less 1.
 struct Gemma {
-    double query_scalar = 256;   // logits are q.k / sqrt(query_scalar)                   (query_pre_attn_scalar)
-    double local_theta = 1e4;    // RoPE's base in layers that slide, the others' is rope_theta  (rope_local_base_freq)
-    double rope_factor = 1;      // of the other layers' positions                        (rope_scaling "linear")
-    int begin_of_text = -1;      // id of the token that begins a text, -1 if unknown      (bos_token_id)
+    double query_scalar = 256;   // logits are q.k / sqrt(query_scalar)                              (query_pre_attn_scalar)
+    double local_theta = 1e4;    // RoPE's base in layers that slide; the others' is rope_theta      (rope_local_base_freq)
+    double rope_factor = 1;      // of the other layers' positions                                   (rope_scaling "linear")
+    int begin_of_text = -1;      // id of the token that begins a text, -1 if unknown                (bos_token_id)
 };
 
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form; or one of Gemma 3. Sizes are
@@ -115,7 +115,8 @@ std::vector<std::string> preset_names();
 void check_config(const Config& config, const std::string& where, int exit_code);
 
 /// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM, or with neither biases nor QK-norm
-/// LlamaForCausalLM, which transformers computes so) plus the variant's keys. A hybrid of causal layers and equal sliding windows is one of transformers, too.
+/// LlamaForCausalLM, which transformers computes so) plus the variant's keys. A hybrid of causal layers and equal sliding windows is one of
+/// transformers, too.
 std::string config_to_json(const Config& config);
 
 /// The same on one line, without a newline.
