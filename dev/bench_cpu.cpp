@@ -17,6 +17,7 @@
 #include "model/operations/residual.cuh"
 #include "model/operations/swiglu.cuh"
 #include "model/run/feed.cuh"
+#include "model/run/machine.cuh"
 #include "model/run/summary.h"
 
 namespace {

@@ -47,7 +47,8 @@ changed_variants() {
 
 run_all() {
     stage "build the programs" build all build/reference_qwen || return
-    stage "build the tests" build build/tests/run_tests build/dev/{attention_layer,logits,token_ids} || return
+    stage "build the tests" build build/tests/run_tests build/dev/{attention_layer,logits,token_ids} \
+        build/dev/bench_{cpu,data,decode,patterns,tokenizer,writing}.o || return
     stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate,generate_causal} \
         build/emulated/dev/{bench_constants,count_step,tune_matmul} || return
     if [ -x "$nvcc" ]; then stage "GPU tests through nvcc" build ptx; fi
