@@ -28,6 +28,7 @@ if [ -e "$results/COMMIT" ] && ! cmp -s COMMIT "$results/COMMIT"; then
     refuse "$results is of commit $(cat "$results/COMMIT"), this is $(cat COMMIT); give another folder, remove before.tar.gz"
 fi
 cp COMMIT "$results"
+[[ '' =~ ${ONLY:-.} ]]; [ $? -lt 2 ] || refuse "ONLY='$ONLY' is no regular expression"
 end=$((SECONDS + ${SECONDS_ALLOWED:-570}))
 steps=$results/steps.jsonl
 touch "$steps"
@@ -196,8 +197,9 @@ for program in bin/train_*; do   # whole steps of a model of 134M parameters
     step "speed_$variant" 30 "$program" --device cuda "${whole[@]}" --steps 12 "${bundled[@]}" "${quiet[@]}" --out "$results/runs/speed_$variant"
 done
 step patterns 60 bin/bench_patterns_gpu
-launcher() {   # COUNT: what starts so many ranks here; nothing where there is neither MPI, but the spare library, nor PyTorch
-    if [ ! -e lib/libmpi.so.40 ] && command -v mpirun > /dev/null; then echo mpirun --oversubscribe -np "$1"
+# launcher COUNT: what starts so many ranks; nothing where the machine has neither MPI of its own nor PyTorch.
+launcher() {
+    if [ ! -e lib/libmpi.so.40 ] && command -v mpirun > /dev/null && ldd bin/train_causal | grep -q libmpi; then echo mpirun --oversubscribe -np "$1"
     elif python3 -c 'import torch' 2> /dev/null; then echo python3 -m torch.distributed.run --no-python --nproc-per-node "$1"; fi
 }
 for ranks in 2 8; do   # on one GPU: their sums go through the host's memory

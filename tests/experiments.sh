@@ -3,7 +3,7 @@
 # check_cache.py, check_report.py), bad input, all experiments really run at scale smoke, some killed and resumed, and their report; compare.py, turns.py
 # and scripts/variant_table.py.
 # Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another).
-# Takes a minute.
+# Takes about two minutes.
 # Needs: make all
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit

@@ -123,7 +123,10 @@ class Report:
         for path in paths:
             if not Path(path).exists():
                 raise Refused(f'{path}: is not there; run.py writes it', EXIT_DATA)
-            self._read(Ledger(path), finished, labels)
+            try:
+                self._read(Ledger(path), finished, labels)
+            except KeyError as lacking:
+                raise Refused(f'{path}: a record lacks the key {lacking}; run.py writes ledgers', EXIT_DATA) from lacking
         self._order(finished, labels, only, scale)
         self._compare()
         self.verdicts = judge(self.claims, self.tables, self.timings + self.writings)

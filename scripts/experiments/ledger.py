@@ -92,7 +92,7 @@ class Ledger:
                 raise ValueError
         except ValueError:
             if number not in self._reported:
-                print(f'{self.path}:{number}: is cut short or no record; passed over, and its run is repeated', file=sys.stderr)
+                print(f'{self.path}:{number}: is cut short or no record, and passed over; run.py repeats its run', file=sys.stderr)
                 self._reported.add(number)
             return
         if record['event'] == 'start': self.commands[record.get('key')] = record.get('command', '')

@@ -44,6 +44,8 @@ def guarded(main):
     except Refused as refused:
         print(refused, file=sys.stderr)
         sys.exit(refused.code)
+    except KeyboardInterrupt:   # where nothing runs that would have to be saved
+        sys.exit(EXIT_SIGNAL)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())   # else the interpreter writes what is left at its end
         if isinstance(error, BrokenPipeError): sys.exit(EXIT_FAILED)     # as of | head: nobody reads on

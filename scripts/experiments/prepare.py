@@ -61,7 +61,7 @@ class Data:
     """Shards for runs, and their hashes. `given` is the folder of --data, for plans that do not read the bundled text."""
 
     def __init__(self, out, given=None):
-        self.out, self.given = Path(out), Path(given) if given else None
+        self.out, self.given = Path(out), Path(given).resolve() if given else None
 
     def there(self, run):
         """Whether the data of a run is on this machine."""

@@ -60,7 +60,7 @@ def parse(arguments):
     parser.add_argument('--run', type=int, help='the N-th run of --stage alone (for arrays of Slurm)')
     options = parser.parse_args(arguments)
     if min(options.ranks, 1) < 1 or options.jobs < 0 or (options.seeds or 0) < 0:
-        parser.error('--ranks, --jobs and --seeds are not negative')
+        parser.error('--ranks is 1 or more, and --jobs and --seeds are not negative')
     if options.run is not None and not options.stage:
         parser.error('--run counts the runs of a --stage')
     return options

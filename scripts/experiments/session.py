@@ -23,7 +23,7 @@ class Session:
         self.ledger = Ledger(options.ledger or self.out / 'ledger.jsonl')
         self.data = prepare.Data(self.out, options.data)
         self.commit = prepare.engine_commit()
-        self.programs = Path(options.programs or ROOT)
+        self.programs = Path(options.programs or ROOT).resolve()
         self.at = places(options.jobs or jobs_at(options.scale, options.ranks), options.ranks, options.cpu)
         self.alone = places(1, options.ranks, options.cpu)[:1]   # for what is timed: all processors, or the first GPU
         self._said = {}                # by programs with --dry-run
