@@ -67,7 +67,7 @@ class Work:
             todo = [run for run in runs if run.key not in self.session.ledger.finished and run.key not in self.session.planned]
             self.session.planned.update(run.key for run in todo)
             for run in todo:
-                if run.kind in ('train', 'turns', 'evaluate') and o.scale != 'smoke': self.session.said(run)
+                if run.kind in ('train', 'turns') and o.scale != 'smoke': self.session.said(run)
             seconds, measured = sum(run.seconds for run in todo), sum(run.measured for run in todo)
             source = (
                 'all step times measured'
