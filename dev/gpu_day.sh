@@ -39,6 +39,7 @@ PATH=$PATH:/usr/local/cuda/bin
 
 # The programs look into lib/ before they look where the machine has its libraries. What they miss is put there, from the first of
 # these folders that has it; what is missing still is said before anything runs.
+[ ! -e emulated ] || export LD_LIBRARY_PATH=$PWD/lib   # those of the tree, which know nothing of it
 missing() { ldd bin/* 2>&1 | grep "not found" | sort -u; }
 packages=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2> /dev/null)
 find_libraries() {
