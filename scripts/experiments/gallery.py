@@ -112,6 +112,10 @@ def speed(report, variant):
     return lines + whole_steps(variant)
 
 
+def counted(count, what):
+    return f'{count} {what}{"s" * (count > 1)}'
+
+
 def found(report, variant):
     """What the ledgers have of it, a line for every setting: accuracies, then losses."""
     accuracies, losses = [], []
@@ -119,13 +123,12 @@ def found(report, variant):
         arm = table.arms.get(variant)
         if arm is None or table.experiment.name in TOO_FEW: continue
         if arm.accuracies:
-            count = len(arm.accuracies)
-            accuracies.append(f'- {table.title}: {mean(arm.accuracies.values()):.0%} right, {count} run{"s" * (count > 1)}')
+            accuracies.append(f'- {table.title}: {mean(arm.accuracies.values()):.0%} right, {counted(len(arm.accuracies), "run")}')
         elif comparison := table.comparisons.get((variant, table.experiment.baseline)):
             losses.append(f'- {table.title}: {interval(comparison)} nats against {table.experiment.baseline}, '
-                          f'{comparison.pairs} pairs')
+                          f'{counted(comparison.pairs, "pair")}')
         elif arm.sound and variant == table.experiment.baseline:
-            losses.append(f'- {table.title}: {mean(arm.sound):.4f} nats, {len(arm.sound)} runs')
+            losses.append(f'- {table.title}: {mean(arm.sound):.4f} nats, {counted(len(arm.sound), "run")}')
     return accuracies + losses or ['- no run so far']
 
 
