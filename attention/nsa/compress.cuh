@@ -72,14 +72,20 @@ struct CopyBlocks {
     const X* pe;
     CompressShape s;
 
-    constexpr void operator()(unsigned row, int n) const {
+    /// One row's elements; `from` is null for a row of zeros.
+    struct OfRow {
+        X* to;
+        const X *from, *pe;
+        constexpr void operator()(int n) const { to[n] = narrowed<X>((from ? widened(from[n]) : Wide<X>(0)) + widened(pe[n])); }
+    };
+    constexpr OfRow of_row(unsigned row) const {
         const unsigned place = row % s.grid.l, key = row / s.grid.l, kv = key % s.NKV, block = key / s.NKV;
         const unsigned b = block / s.grid.rows(s.T);
         const int begin = s.blocks().begin(b, block % s.grid.rows(s.T)), t = begin + int(place);
-        Wide<X> x = 0;
-        if (begin >= 0 && t < s.T) x = widened(inp.data[(size_t(b) * s.T + t) * inp.row + kv * s.HS + n]);
-        blocks[size_t(row) * s.HS + n] = narrowed<X>(x + widened(pe[place * s.HS + n]));
+        const X* const from = begin >= 0 && t < s.T ? inp.data + (size_t(b) * s.T + t) * inp.row + kv * s.HS : nullptr;
+        return {blocks + size_t(row) * s.HS, from, pe + place * s.HS};
     }
+    constexpr void operator()(unsigned row, int n) const { of_row(row)(n); }
 };
 
 /// Rows are (b, token, key/value head): the sum over the blocks that the token is in.

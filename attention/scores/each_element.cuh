@@ -5,13 +5,19 @@
 
 #include "attention/kernel/arguments.h"
 
-/// Calls task(row, n) for every n < width of every row. A task is a struct of pointers and values with a constexpr operator().
+/// Calls task(row, n) for every n < width of every row. A task is a struct of pointers and values with a constexpr operator(), and
+/// perhaps of_row(row), which gives what calls for each n: compilers do not take the sums of a row's place out of the loop by themselves.
 /// Precondition: no call reads what another one writes, and each sums in a fixed order.
 template <class Task>
 void each_element(CPU, size_t rows, int width, const Task& task) {
 #pragma omp parallel for
     for (size_t row = 0; row < rows; row++)
-        for (int n = 0; n < width; n++) task(unsigned(row), n);
+        if constexpr (requires { task.of_row(0u); }) {   // what a row's elements have in common is computed once
+            const auto element = task.of_row(unsigned(row));
+            for (int n = 0; n < width; n++) element(n);
+        } else {
+            for (int n = 0; n < width; n++) task(unsigned(row), n);
+        }
 }
 
 #ifdef WITH_GPU
