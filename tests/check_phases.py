@@ -126,9 +126,9 @@ def step_times(work):
     runs = planner.runs('turns')
     check('rounds of every setting, each with the baseline', planner.stages() == ['turns'] and len(runs) == 2 * 2 + 3 * 2 and
           all(run.against.variant == 'causal' and run.kind == 'turns' for run in runs), len(runs))
-    words = [sys.executable, str(jobs.TURNS), f'--out={work}/out/runs/1', f'--train-data={work}/text/a_*.bin', '--steps=9']
-    found = [jobs.anywhere(word, work / 'out', work / 'text') for word in words]
-    check('a ledger names no folder of this machine', found == ['python3', './scripts/experiments/turns.py', '--out=OUT/runs/1', '--train-data=DATA/a_*.bin', '--steps=9'], found)
+    words = [sys.executable, str(jobs.TURNS), f'{work}/bin/train_causal', f'--out={work}/out/runs/1', f'--train-data={work}/text/a_*.bin', '--steps=9']
+    found = [jobs.anywhere(word, work / 'out', work / 'text', work / 'bin') for word in words]
+    check('a ledger names no folder of this machine', found == ['python3', './scripts/experiments/turns.py', './train_causal', '--out=OUT/runs/1', '--train-data=DATA/a_*.bin', '--steps=9'], found)
     equal = plan.Planner(planned(one={'equal': 'flops'}, two={'equal': 'seconds', 'arms': ['a', 'b']}), 'reduced',
                          steps_of=lambda run: {'b': 7}[run.arm])
     timing, seconds = (equal.runs(stage) for stage in ('timing', 'seconds'))

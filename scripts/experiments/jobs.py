@@ -218,7 +218,7 @@ class Jobs:
         folder.mkdir(parents=True, exist_ok=True)
         command = self._words(run, folder, place)
         environment = os.environ | ({'CUDA_VISIBLE_DEVICES': place.devices} if place.devices else {'OMP_WAIT_POLICY': 'passive'})
-        self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(anywhere(word, self.out, self.data) for word in command))
+        self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(anywhere(word, self.out, self.data, self.programs) for word in command))
         with open(folder / 'stdout.txt', 'ab' if run.kind == 'train' else 'wb') as out, open(folder / 'stderr.txt', 'wb') as err:
             process = subprocess.Popen(
                 command,
@@ -309,11 +309,12 @@ class Jobs:
             self.say(words)
 
 
-def anywhere(word, out, data=None):
-    """A word of a command with paths as seen from the tree, OUT for the folder of runs, DATA for that of --data, and python3 for the
-    interpreter wherever it is: a ledger names no machine's folders."""
+def anywhere(word, out, data=None, programs=ROOT):
+    """A word of a command with paths as seen from the tree, where programs are, OUT for the folder of runs, DATA for that of --data, and
+    python3 for the interpreter wherever it is: a ledger names no machine's folders."""
     if word == sys.executable: return 'python3'
     if data: word = str(word).replace(f'{data}/', 'DATA/')
+    word = str(word).replace(f'{programs}/', './')
     return str(word).replace(f'{ROOT}/', './').replace(f'{out.absolute()}/', 'OUT/')
 
 
