@@ -5,8 +5,8 @@
 
 #include "attention/kernel/arguments.h"
 
-/// Calls task(row, n) for every n < width of every row. A task is a struct of pointers and values with a constexpr operator(), and
-/// perhaps of_row(row), which gives what calls for each n: compilers do not take the sums of a row's place out of the loop by themselves.
+/// Calls task(row, n) for every n < width of every row. A task is a struct of pointers and values with a constexpr operator().
+/// It may have of_row(row), whose result is called with each n: for what all elements of a row share and compilers leave in the loop.
 /// Precondition: no call reads what another one writes, and each sums in a fixed order.
 template <class Task>
 void each_element(CPU, size_t rows, int width, const Task& task) {
