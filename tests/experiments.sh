@@ -107,7 +107,7 @@ cp "$work/all/ledger.jsonl" "$work/before.jsonl"
 expect "experiments: one of them once more" 0 "" "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/all"
 check "experiments: repeats nothing" 'cmp -s "$work/before.jsonl" "$work/all/ledger.jsonl"'
 sed -i '$ s/.\{20\}$//' "$work/all/ledger.jsonl"
-expect "experiments: with a line that was cut in half" 0 "is cut short or no record; passed over, and its run is repeated" \
+expect "experiments: with a line that was cut in half" 0 "is cut short or no record, and passed over; run.py repeats its run" \
     "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/all"
 expect "experiments: the run of that line is repeated" 0 "" "${run[@]}" e12_tasks --scale smoke --out "$work/all"
 results "$work/all" 2> /dev/null > "$work/whole"
