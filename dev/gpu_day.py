@@ -161,8 +161,9 @@ def waits(results, step):
     found = {}
     for begin, end in zip(begins, begins[1:]):
         name = next(csv.reader([lines[begin]]))[1].removeprefix("void ").split("(T")[0]
+        if name in found: continue   # ncu prints each kernel twice
         rows = list(csv.DictReader(lines[begin + 1:end]))
-        if name not in found and rows and "# Samples" in rows[0]: found[name] = sampled(name, rows)
+        if rows and "# Samples" in rows[0]: found[name] = sampled(name, rows)
     head = ["| kernel | samples | waits for | waits longest at |", "| --- | --- | --- | --- |"]
     return head + list(found.values()) if found else []
 

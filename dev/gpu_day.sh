@@ -200,8 +200,11 @@ done
 step patterns 60 bin/bench_patterns_gpu
 # launcher COUNT: what starts so many ranks; nothing where the machine has neither MPI of its own nor PyTorch.
 launcher() {
-    if [ ! -e lib/libmpi.so.40 ] && command -v mpirun > /dev/null && ldd bin/train_causal | grep -q libmpi; then echo mpirun --oversubscribe -np "$1"
-    elif python3 -c 'import torch' 2> /dev/null; then echo python3 -m torch.distributed.run --no-python --nproc-per-node "$1"; fi
+    if [ ! -e lib/libmpi.so.40 ] && command -v mpirun > /dev/null && grep -q libmpi <(ldd bin/train_causal); then
+        echo mpirun --oversubscribe -np "$1"
+    elif python3 -c 'import torch' 2> /dev/null; then
+        echo python3 -m torch.distributed.run --no-python --nproc-per-node "$1"
+    fi
 }
 for ranks in 2 8; do   # on one GPU: their sums go through the host's memory
     read -ra launch <<< "$(launcher $ranks)"

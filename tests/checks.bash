@@ -12,6 +12,9 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_va
 launch=mpirun   # more ranks than processors need Open MPI's word
 grep -q 'Open MPI' <(mpirun --version 2> /dev/null) && launch="mpirun --oversubscribe"
 
+# has_mpi PROGRAM: whether ranks of it can be started with $launch.
+has_mpi() { command -v mpirun > /dev/null && grep -q libmpi <(ldd "$1"); }
+
 ok() { echo "ok $1"; }
 bad() { echo "FAIL $1: $2"; }
 skip() { echo "skip $1: $2"; }

@@ -42,7 +42,7 @@ alone() {
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'; }
 
 # ---- MPI
-if ! command -v mpirun > /dev/null || ! grep -q libmpi <(ldd "$program"); then
+if ! has_mpi "$program"; then
     skip "collectives under mpirun" "no MPI on this machine"
 else
     for ranks in 1 2 3; do

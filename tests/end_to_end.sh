@@ -47,7 +47,7 @@ mpi() { # mpi RANKS OUT OPTIONS...
     shift 2
     timeout 120 $launch -np "$ranks" ./train_asga $small --out "$out" --batch-size $((8 / ranks)) "$@" > "$out.txt" 2>&1
 }
-if ! command -v mpirun > /dev/null || ! grep -q libmpi <(ldd ./train_asga); then
+if ! has_mpi ./train_asga; then
     skip "ranks" "no MPI on this machine"
 else
     for ranks in 1 2 4; do

@@ -119,7 +119,7 @@ expect "and no other variant read" 2 "use ./train_causal" ./train_asga $data $ro
 expect "an option of a mechanism that is not selected" 2 "is for --attention psa" ./train_causal $data $rows --evaluate --checkpoint "$last" --psa-eps 0.5
 
 # ---- ranks
-if ! command -v mpirun > /dev/null || ! grep -q libmpi <(ldd ./train_causal); then
+if ! has_mpi ./train_causal; then
     skip "--evaluate on two ranks" "no MPI on this machine"
 else
     LAUNCH="$launch -np 2"

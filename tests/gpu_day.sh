@@ -73,7 +73,7 @@ ONLY=none gpu_day
 check "gpu day: steps that were cut short give no speed" 'summary "d[\"whole_steps\"].keys() == {\"causal\"} and d[\"writing\"] == {}"'
 cp "$work/steps.jsonl" "$results"
 of_ranks=0   # what they add to the count
-if command -v mpirun > /dev/null && ldd "$pack/bin/train_causal" | grep -q libmpi; then
+if has_mpi "$pack/bin/train_causal"; then
     of_ranks=2
     ONLY=ranks_2 gpu_day
     check "gpu day: two ranks do the steps of one" \

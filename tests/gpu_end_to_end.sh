@@ -132,7 +132,7 @@ predicted=$(awk '/predicted peak/ { print int($7 * ($8 == "GiB" ? 1073741824 : 1
 peak=$(number "$work/asga$big" peak_bytes)
 check "the GPU's memory in the end, $peak bytes, is within 5% of the $predicted predicted" 'awk -v a="$peak" -v b="$predicted" "BEGIN { d = a - b; if (d < 0) d = -d; exit !(b > 0 && d <= 0.05 * b) }"'
 
-if ! command -v mpirun > /dev/null || ! grep -q libmpi <(ldd "$programs/train_asga"); then
+if ! has_mpi "$programs/train_asga"; then
     skip "ranks on the GPU" "no MPI on this machine"
 else
     for ranks in 1 2; do
@@ -172,7 +172,7 @@ expect "a table that is broken" 2 "--matmul-table none" "$programs/train_asga" $
 
 explodes="--lr 1000 --grad-clip 0 --adam-eps 1e-30 --warmup-steps 0 --steps 100 --val-every 0 --checkpoint-every 0"
 expect "a loss that is not finite ends the run" 5 "weights were not changed" "$programs/train_causal" $small --device cuda $explodes --out "$work/nan"
-if command -v mpirun > /dev/null && grep -q libmpi <(ldd "$programs/train_asga"); then
+if has_mpi "$programs/train_asga"; then
     expect "the same on two ranks" 5 "weights were not changed" timeout 100 $launch -np 2 "$programs/train_asga" $small --device cuda $explodes --out "$work/nan2"
 fi
 if emulated; then

@@ -313,9 +313,9 @@ def anywhere(word, out, data=None, programs=ROOT):
     """A word of a command with paths as seen from the tree, where programs are, OUT for the folder of runs, DATA for that of --data, and
     python3 for the interpreter wherever it is: a ledger names no machine's folders."""
     if word == sys.executable: return 'python3'
-    if data: word = str(word).replace(f'{data}/', 'DATA/')
-    word = str(word).replace(f'{programs}/', './')
-    return str(word).replace(f'{ROOT}/', './').replace(f'{out.absolute()}/', 'OUT/')
+    for folder, name in ((data, 'DATA'), (programs, '.'), (ROOT, '.'), (out.absolute(), 'OUT')):
+        if folder: word = str(word).replace(f'{folder}/', f'{name}/')
+    return word
 
 
 def human_time(seconds):
