@@ -106,10 +106,7 @@ static __global__ void chase_kernel(long long* cycles, Address* end, Address fir
 static __global__ void relay_kernel(int* flags, int* ticket, Stuck* stuck, int lap) {
     if (threadIdx.x > 0) return;
     const int mine = atomicAdd(ticket, 1) % int(gridDim.x);
-    if (mine > 0) {
-        wait_for_flag(flags + mine - 1, lap, poll_flag(flags + mine - 1), stuck, mine);
-        acquire_fence();
-    }
+    if (mine > 0) wait_for_flag(flags + mine - 1, lap, stuck, mine);
     raise_flag(flags + mine, lap);
 }
 

@@ -2,11 +2,12 @@
 // its key tile in shared memory and their gradients in registers. For each query tile that sees the key tile it does, in
 // this order (backward_block.cuh):
 //     loads       wait for this tile's Q, dO and row values; barrier; start to copy the next tile's
-//     semaphore   poll the query tile's semaphore; the answer arrives during the products
 //     products    S^T = K Q^T and dP^T = V dO^T, from them P^T and dS^T;  dV += P^T dO, dK += dS^T Q;  dS^T to shared memory
-//     semaphore   wait until the next higher key tile has added to this query tile; barrier
+//     barrier     dS^T is complete
 //     release     the previous query tile's semaphore: its dQ has reached memory by now
-//     adds        dQ += dS K in global memory
+//     product     dS K
+//     semaphore   each warp waits until the next higher key tile has added to this query tile
+//     adds        dQ += dS K in global memory, where the L2 cache does the sum
 #pragma once
 #include "attention/kernel/backward_block.cuh"
 

@@ -5,9 +5,10 @@
 //
 // dQ = dS K is a sum over key tiles whose order must not depend on how fast blocks run: blocks add to a query tile's dQ in memory
 // one after the other, from the highest key tile to the lowest. A semaphore per query tile holds the key tile that has added last.
-// Blocks take their work in the same order, so a block only waits for blocks that have started. In a causal pass the block of the
-// next higher key tile visited the same query tile a step earlier (tiles of 128 keys, two query tiles each: no waits) or visits it
-// now (tiles of 64: a pipeline in which each block runs slightly behind the next).
+// Blocks take their work in the same order (BackwardWork), so a block only waits for blocks that have started. In a causal pass the
+// block of the next higher key tile visited the same query tile a step earlier (tiles of 128 keys, two query tiles each: no waits)
+// or visits it now (tiles of 64: a pipeline in which each block runs slightly behind the next). A warp asks for its turn when its
+// part of dQ is computed, and the memory adds: no sum is loaded.
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
 #include "attention/kernel/backward_features.cuh"
@@ -36,7 +37,7 @@ public:
         : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared), f_(policy.features()),
           features_(f_, reinterpret_cast<float*>(&shared + 1)),
           gradients_(f_, a, g, memory, reinterpret_cast<float*>(&shared + 1) + FeatureTiles::bytes(f_) / sizeof(float)),
-          tile_(key_tiles() - 1 - work % key_tiles()), b_(work / key_tiles() / a.NKV), scale_(rsqrtf(float(HS))),
+          tile_(of_blocks().tile(work)), b_(of_blocks().pair(work) / a.NKV), scale_(rsqrtf(float(HS))),
           warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
 
     static constexpr size_t shared_bytes(const Features& f) {
@@ -69,10 +70,9 @@ public:
             next.columns = next.h == now.h ? now.columns : 1 - now.columns;
             new_head = next.h != now.h;
             if (Shape::BUFFERS > 1 && next) fetch(next, new_head);
-            const int polled = poll_semaphore(now);   // arrives while the block computes
             add_keys(keys, sums, now);
-            if (warp_ == 0) wait_for_semaphore(now, polled);
-            __syncthreads();   // ds is complete, and the block holds the semaphore
+            if (warp_ == 0) find_previous(now);
+            __syncthreads();   // ds is complete
             if (held >= 0) release_semaphore(held);
             if (Shape::BUFFERS == 1 && next) fetch(next, new_head);
             add_queries(now);
@@ -88,7 +88,8 @@ public:
 private:
     __device__ int key_tiles() const { return (a_.S + KEYS - 1) / KEYS; }
     /// The head of K and V. Needed at the beginning and at the end only: no register holds it in between.
-    __device__ int kv() const { return shared_.work / key_tiles() % a_.NKV; }
+    __device__ int kv() const { return of_blocks().pair(shared_.work) % a_.NKV; }
+    __device__ BackwardWork of_blocks() const { return {key_tiles(), a_.B * a_.NKV}; }
 
     // ---- the tiles to visit, and their copies to shared memory
 
@@ -281,44 +282,33 @@ private:
     // ---- dQ and drow, in the order of the semaphores
 
     __device__ int semaphore_of(const QueryTileVisit& visit) const { return (b_ * a_.NH + visit.h) * tiles_of(a_.T) + visit.tile; }
-    __device__ __forceinline__ int poll_semaphore(const QueryTileVisit& visit) const {
-        return threadIdx.x == 0 ? poll_flag(memory_.semaphore + semaphore_of(visit)) : 0;
-    }
-    /// Called by warp 0 with the value that thread 0 has polled. What the previous block has written is visible to all warps
-    /// after the next __syncthreads().
-    __device__ __forceinline__ void wait_for_semaphore(const QueryTileVisit& visit, int polled) {
+    /// Called by warp 0, for all warps after the next __syncthreads().
+    __device__ __forceinline__ void find_previous(const QueryTileVisit& visit) {
         const int previous = tiles(visit.h).first_key_tile(visit.tile, tile_ + 1);
-        if (lane_of() != 0) return;
-        const bool first = previous >= key_tiles();
-        shared_.previous = first ? BackwardMemory::NOBODY : previous;
-        if (first) return;   // no block comes before this one, and nothing is read
+        if (lane_of() == 0) shared_.previous = previous < key_tiles() ? previous : BackwardMemory::NOBODY;
+    }
+    /// Called by each warp before it adds: all that `previous` has added precedes what the warp adds from then on.
+    __device__ __forceinline__ void wait_for_semaphore(const QueryTileVisit& visit, int previous) const {
         const int query_tile = visit.h * tiles_of(a_.T) + visit.tile;
-        wait_for_flag(memory_.semaphore + semaphore_of(visit), previous, polled, memory_.stuck, query_tile);
-        acquire_fence();
+        if (lane_of() == 0) wait_for_flag(memory_.semaphore + semaphore_of(visit), previous, memory_.stuck, query_tile);
+        __syncwarp();
     }
     /// Called after a __syncthreads(), and one query tile late: the writes have completed by then, and the release does not wait.
     __device__ __forceinline__ void release_semaphore(int semaphore) {
         if (threadIdx.x == 0) raise_flag(memory_.semaphore + semaphore, tile_);
     }
 
-    /// dQ += dS K: a warp has 32 rows and DQ_COLUMNS columns of the query tile. The first block overwrites. The accumulators start
-    /// from the old dQ, so that its loads are issued together and arrive while fragments are loaded. Added to the finished
-    /// products, each old value would wait behind the store before it: 16 to 32 round trips to the L2 cache.
+    /// dQ += dS K: a warp has 32 rows and DQ_COLUMNS columns of the query tile. The first block overwrites.
     __device__ __forceinline__ void add_queries(const QueryTileVisit& visit) {
-        const bool first = shared_.previous == BackwardMemory::NOBODY;
+        const int previous = shared_.previous;
+        const bool first = previous == BackwardMemory::NOBODY;
         const int i0 = visit.tile * QUERIES, row0 = warp_ % 2 * 32, rows = a_.T - i0 - row0;
         float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS +
                           warp_ / 2 * Shape::DQ_COLUMNS + lane_column();
-        auto old_rows = gradients_.old_rows(b_, visit.h, i0, first);
 #pragma unroll
         for (int d0 = 0; d0 < Shape::DQ_COLUMNS; d0 += Shape::DQ_STEP) {
             const int column = warp_ / 2 * Shape::DQ_COLUMNS + d0;
             float dq[2][Shape::DQ_STEP / 8][4] = {};
-            if (!first)
-                for_query_pairs(to + d0, rows, [&](int m, int n, int half, const float* at) {
-                    const float2 old = __ldcg(reinterpret_cast<const float2*>(at));
-                    dq[m][n][2 * half] = old.x, dq[m][n][2 * half + 1] = old.y;
-                });
 #pragma unroll UNROLL<X>
             for (int key = 0; key < KEYS; key += 16) {
                 FragmentA<X> ds[2];
@@ -326,11 +316,12 @@ private:
                 load_a_transposed(ds[1], shared_.ds, key, row0 + 16);
                 registers_times_rows(dq, ds, shared_.k, key, column);
             }
+            if (d0 == 0 && !first) wait_for_semaphore(visit, previous);
             for_query_pairs(to + d0, rows, [&](int m, int n, int half, float* at) {
-                __stcg(reinterpret_cast<float2*>(at), make_float2(dq[m][n][2 * half], dq[m][n][2 * half + 1]));
+                add_part(reinterpret_cast<float2*>(at), make_float2(dq[m][n][2 * half], dq[m][n][2 * half + 1]), first);
             });
         }
-        if constexpr (Shape::MODIFIED) gradients_.add_rows(b_, visit.h, i0, first, old_rows);
+        if constexpr (Shape::MODIFIED) gradients_.add_rows(b_, visit.h, i0, first);
     }
 
     /// Calls body(m, n, half, at) for each pair of dQ elements that the thread holds, `to` being the address of the first of its

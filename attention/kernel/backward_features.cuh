@@ -29,6 +29,13 @@ __device__ __forceinline__ float scattered_sums(float (&values)[8]) {
     return values[0];
 }
 
+/// A block's part of a sum over key tiles, in the semaphores' order: the first block overwrites what the memory holds.
+template <class Number>
+__device__ __forceinline__ void add_part(Number* to, const Number& part, bool first) {
+    if (first) __stcg(to, part);
+    else add_in_memory(to, part);
+}
+
 template <class Shape, class P>
 class FeatureGradients {
     using X = typename Shape::X;
@@ -105,57 +112,30 @@ public:
         __syncthreads();
     }
 
-    /// drow so far of the query tile from i0 on, where hidden units leave registers for it: loaded together with dQ.
-    struct OldRows {
-        float4 fours[UNITS ? QUERIES * UnitGate::UNITS / (4 * THREADS) : 1];
-    };
-    __device__ __forceinline__ OldRows old_rows(int b, int h, int i0, bool first) const {
-        OldRows old{};
-        if constexpr (UNITS) {
-            const float4* from = reinterpret_cast<const float4*>(g_.drow + ((size_t(b) * a_.NH + h) * a_.T + i0) * UnitGate::UNITS);
-            for (int k = 0; k < int(std::size(old.fours)); k++) {
-                const int n = threadIdx.x + k * THREADS;
-                if (!first && i0 + n / 4 < a_.T) old.fours[k] = __ldcg(from + n);
-            }
-        }
-        return old;
-    }
-
-    /// drow of the query tile from i0 on += the warps' sums. Without old_rows() old values are loaded eight at a time, as dQ's are.
-    __device__ __forceinline__ void add_rows(int b, int h, int i0, bool first, OldRows& old) const {
+    /// drow of the query tile from i0 on += the warps' sums. The first block overwrites.
+    __device__ __forceinline__ void add_rows(int b, int h, int i0, bool first) const {
         float* const to = g_.drow + ((size_t(b) * a_.NH + h) * a_.T + i0) * f_.row;
-        if constexpr (UNITS) add_rows_to(reinterpret_cast<float4*>(to), old, i0);
+        if constexpr (UNITS) add_rows_to(reinterpret_cast<float4*>(to), i0, first);
         else add_rows_to(to, min(QUERIES, a_.T - i0) * f_.row, first);
     }
 
 private:
-    __device__ __forceinline__ void add_rows_to(float4* to, OldRows& old, int i0) const {
-        for (int k = 0; k < int(std::size(old.fours)); k++) {
-            const int n = threadIdx.x + k * THREADS;
-            float4& sum = old.fours[k];
+    __device__ __forceinline__ void add_rows_to(float4* to, int i0, bool first) const {
+        for (int n = threadIdx.x; n < QUERIES * UnitGate::UNITS / 4; n += THREADS) {
+            float4 sum{};
             for (int slab = 0; slab < WARPS; slab++) {
                 const float4 more = reinterpret_cast<const float4*>(row_slabs_)[slab * QUERIES * UnitGate::UNITS / 4 + n];
                 sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
             }
-            if (i0 + n / 4 < a_.T) __stcg(to + n, sum);
+            if (i0 + n / 4 < a_.T) add_part(to + n, sum, first);
         }
     }
     __device__ __forceinline__ void add_rows_to(float* to, int count, bool first) const {
-        constexpr int AT_ONCE = 8;
-        for (int n0 = threadIdx.x; n0 < count; n0 += AT_ONCE * THREADS) {
-            float sums[AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const int n = n0 + k * THREADS;
-                sums[k] = first || n >= count ? 0 : __ldcg(to + n);
-            }
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const int n = n0 + k * THREADS, r = n / f_.row, f = n % f_.row;
-                if (n >= count) continue;
-                for (int slab = 0; slab < slabs(f_); slab++) sums[k] += row_slabs_[(slab * QUERIES + r) * slab_row(f_) + f];
-                __stcg(to + n, sums[k]);
-            }
+        for (int n = threadIdx.x; n < count; n += THREADS) {
+            const int r = n / f_.row, f = n % f_.row;
+            float sum = 0;
+            for (int slab = 0; slab < slabs(f_); slab++) sum += row_slabs_[(slab * QUERIES + r) * slab_row(f_) + f];
+            add_part(to + n, sum, first);
         }
     }
 

@@ -36,7 +36,7 @@ struct BackwardShared {
     alignas(16) float rows[Shape::BUFFERS][ROW_VALUES][Shape::QUERIES];
     float tile_parts[Shape::WARPS];   // each warp's sum for the gradient of the tile's bias
     int work;       // index of the block's work, from work_counter
-    int previous;   // the key tile that added to the query tile's dQ before this one, or NOBODY
+    int previous;   // the key tile that adds to the query tile's dQ before this one, or NOBODY
 };
 
 /// A thread's sums over the queries of all heads of the group. They must stay registers, hence variables of run(): a single index
@@ -44,6 +44,23 @@ struct BackwardShared {
 template <class Shape>
 struct KeySums {
     float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};
+};
+
+/// What the blocks work on, in the order in which they start. Of a pair (b, kv) the highest key tile comes first, as dQ's order asks.
+/// The tiles of a few pairs alternate: a block has then started well before the next of its pair, which waits for it, and the L2
+/// cache still holds what both read.
+struct BackwardWork {
+    static constexpr int TOGETHER = 4;
+    int key_tiles, pairs;   // pairs: B NKV
+    constexpr int tile(int work) const { return key_tiles - 1 - (work - first_pair(work) * key_tiles) / together(work); }
+    constexpr int pair(int work) const { return first_pair(work) + (work - first_pair(work) * key_tiles) % together(work); }
+
+private:
+    constexpr int first_pair(int work) const { return work / (TOGETHER * key_tiles) * TOGETHER; }
+    constexpr int together(int work) const {
+        const int left = pairs - first_pair(work);
+        return left < TOGETHER ? left : TOGETHER;
+    }
 };
 
 /// The backward kernel's global memory. Query tiles have TILE rows, key tiles TILE columns or more.

@@ -324,44 +324,56 @@ __device__ __forceinline__ void raise_flag(int* flag, int value) {
     __stcg(flag, value);
 #endif
 }
-/// Relaxed load: says nothing about other memory until acquire_fence(). It can therefore be issued long before its value is needed.
-__device__ __forceinline__ int poll_flag(const int* flag) {
-#if defined(__CUDACC__)
+/// Acquire load: where it gives the value of a raise_flag(), what was written before that comes before all that this thread does
+/// from then on, and its warp after a __syncwarp(). It costs less than a relaxed load and a fence, which waits for all the thread's
+/// own memory operations.
+__device__ __forceinline__ int read_flag(const int* flag) {
     int value;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
-    return value;
-#else
-    return __ldcg(flag);
-#endif
-}
-/// After poll_flag() has returned the awaited value: what was written before that flag was raised is visible to this thread's
-/// later loads, and after a __syncthreads() to the block's. A relaxed load followed by this fence is an acquire pattern, which
-/// synchronises with the release in raise_flag() (PTX ISA, "Release and Acquire Patterns"); without the fence a later load could
-/// be satisfied before the flag's.
-__device__ __forceinline__ void acquire_fence() {
 #if defined(__CUDACC__)
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
 #else
+    value = __ldcg(flag);
     __threadfence();
 #endif
+    return value;
 }
 
 /// Polls before a wait is given up: about ten seconds (a poll takes 0.7 us; a semaphore is held for microseconds, under a
 /// debugger's tools for milliseconds).
 inline constexpr int PATIENCE = 1 << 24;
 
-/// Waits until the flag has that value; `seen` is an earlier poll_flag(). Blocks wait only for blocks that have started, and only
-/// for what those do independently of this one, so a wait that does not end is a bug in this program: after `patience` polls the
-/// kernel reports in `stuck` and traps, which ends the program. `who` is the index of what is waited for. No printf here: any call
-/// in a kernel costs registers in all of it.
-__device__ __forceinline__ void wait_for_flag(const int* flag, int value, int seen, Stuck* stuck, int who,
-                                              int patience = PATIENCE) {
+/// Waits until the flag has that value (see read_flag()). Blocks wait only for blocks that have started, and only for what those do
+/// independently of this one, so a wait that does not end is a bug in this program: after `patience` polls the kernel reports in
+/// `stuck` and traps, which ends the program. `who` is the index of what is waited for. No printf here: any call in a kernel costs
+/// registers in all of it.
+__device__ __forceinline__ void wait_for_flag(const int* flag, int value, Stuck* stuck, int who, int patience = PATIENCE) {
+    int seen = read_flag(flag);
 #pragma unroll 1
-    for (int asked = 0; seen != value; seen = poll_flag(flag)) {
+    for (int asked = 0; seen != value; seen = read_flag(flag)) {
         __nanosleep(40);
         if (++asked <= patience) continue;
         *stuck = {true, int(blockIdx.x), who, seen, value};
         __threadfence_system();
         __trap();
     }
+}
+
+/// to += x. The L2 cache does the sum: nothing is loaded, and the thread does not wait. Sums that have to be the same every time
+/// need an order of blocks.
+__device__ __forceinline__ void add_in_memory(float* to, float x) { atomicAdd(to, x); }
+__device__ __forceinline__ void add_in_memory(float2* to, float2 x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x.x), "f"(x.y) : "memory");
+#else
+    add_in_memory(&to->x, x.x), add_in_memory(&to->y, x.y);
+#endif
+}
+__device__ __forceinline__ void add_in_memory(float4* to, float4 x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
+#else
+    float2* const pairs = reinterpret_cast<float2*>(to);
+    add_in_memory(pairs, {x.x, x.y}), add_in_memory(pairs + 1, {x.z, x.w});
+#endif
 }

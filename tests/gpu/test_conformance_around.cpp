@@ -138,8 +138,7 @@ __global__ void turns_kernel(int* x, int* ticket, int* flag, Stuck* stuck, Fault
     int& mine = dynamic_shared<int>();
     if (threadIdx.x == 0) {
         mine = atomicAdd(ticket, 1);
-        wait_for_flag(flag, mine - 1, poll_flag(flag), stuck, mine);
-        acquire_fence();
+        wait_for_flag(flag, mine - 1, stuck, mine);
     }
     __syncthreads();
     int* const at = x + threadIdx.x;
@@ -323,7 +322,7 @@ TEST_CASE("conformance: blocks take turns, and each sees what the one before it 
 }
 
 #ifdef EMULATED_GPU   // a GPU takes nothing more from a program whose kernel has stopped
-__global__ void vain_kernel(const int* flag, Stuck* stuck) { wait_for_flag(flag, 5, poll_flag(flag), stuck, 7, 100); }
+__global__ void vain_kernel(const int* flag, Stuck* stuck) { wait_for_flag(flag, 5, stuck, 7, 100); }
 
 template <class Call>
 std::string complaint_of(Call call) {
