@@ -17,7 +17,8 @@
 // number of clusters that it averages over. Left open, and read here: routed heads see no positions (the local heads do); values
 // are shared in groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by
 // cluster, so that tiles of two different clusters are never visited.
-// A document of a packed row has clusters of its own: what is said of a cluster's tokens holds for those of one document.
+// A document of a packed row has groups of its own, its tokens in each cluster, the first of which sees itself alone; centroids are
+// those of all documents.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/branches/repeated_rows.cuh"
