@@ -13,6 +13,7 @@
 // token's position in the text. The choice has no gradient; the router learns through r. A chosen row costs at most T / rho keys: a
 // head's rows are its chosen tokens, so that tiles without any are never visited. The released code (piotrpiekos/MoSA) rotates half of
 // each head and takes any tokens unless told rotate_fraction and include_first.
+// A document of a packed row has its first token chosen too; thresholds follow the share of all tokens.
 #pragma once
 #include <algorithm>
 
@@ -74,7 +75,6 @@ struct mosa : Policy {
 
     int sparse_heads() const { return NH - dense_heads; }
     bool gates_output() const { return true; }
-    bool keeps_documents_apart() const { return false; }   // a head's tokens are chosen from the whole row
     bool is_causal() const { return !expert_choice || rho == 1 || sparse_heads() == 0; }
 
     /// Dense heads see all pairs, sparse heads those of T / rho chosen tokens.
@@ -140,7 +140,8 @@ struct mosa : Policy {
         const ListedRows rows = kept.listed(in);
         ForwardScratch<X, Device> scratch(workspace, state.out, in, rows);
         if (sparse_heads()) token_linear_forward(device, scratch.u, router_of(in, weights));
-        choose_tokens(device, state.score_inputs.gate, kept.tokens, kept.rows, scratch.u, weights + tau.offset, choice(in));
+        choose_tokens(device, state.score_inputs.gate, kept.tokens, kept.rows, scratch.u, weights + tau.offset,
+                      choice(in, in.documents));
         scratch.branches.begin_with_none(device, in, state, statistics);
         scratch.branches.add(device, static_cast<const Policy&>(*this), rows,
                              branch_arguments(in, rows, state, statistics, kept.tokens));
@@ -271,8 +272,9 @@ struct mosa : Policy {
     }
 
 private:
-    TokenChoice choice(const LayerShape& s) const {
-        return {s.B, s.T, NH, dense_heads, expert_choice, std::min(s.T, std::max(2, int(s.T / rho))), float(1 / rho)};
+    TokenChoice choice(const LayerShape& s, const Documents& documents = {}) const {
+        const int count = std::min(s.T, std::max(2, int(s.T / rho)));
+        return {s.B, s.T, NH, dense_heads, expert_choice, count, float(1 / rho), 0, documents};
     }
     template <class Device>
     size_t kernel_bytes(Device device, const LayerShape& s) const {

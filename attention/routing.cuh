@@ -17,6 +17,8 @@
 // number of clusters that it averages over. Left open, and read here: routed heads see no positions (the local heads do); values
 // are shared in groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by
 // cluster, so that tiles of two different clusters are never visited.
+// A document of a packed row has groups of its own, its tokens in each cluster, the first of which sees itself alone; centroids are
+// those of all documents.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/branches/repeated_rows.cuh"
@@ -25,19 +27,19 @@
 #include "attention/masks/cluster_texts.cuh"
 #include "attention/scores/each_element.cuh"
 
-/// Judges rows by position: the token in local heads, cluster T + index in the cluster in the others.
+/// Judges rows by their index in their group (ClusterRows): of a document in local heads, in the others of its tokens in a cluster.
 struct ClusterPolicy : Policy {
-    int local, left, T;
-    ClusterPolicy(int local_, int left_, int T_) : Policy(Config{}, 0), local(local_), left(left_), T(T_) {}
+    int local, left;
+    ClusterPolicy(int local_, int left_) : Policy(Config{}, 0), local(local_), left(left_) {}
 
     constexpr bool visible(int h, int i, int j) const {
         if (h < local) return j <= i && i - j <= left;
-        return i / T == j / T && (j < i || (j == i && i % T == 0));
+        return j < i || (i == 0 && j == 0);
     }
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
         if (h < local) return window_tile(left, i0, i1, j0, j1);
-        if (j0 > i1 - 1 || (j1 - 1) / T < i0 / T) return Tile::hidden;
-        return i0 / T == (i1 - 1) / T && j0 / T == i0 / T && j1 - 1 < i0 ? Tile::full : Tile::mixed;
+        if (j0 > i1 - 1) return Tile::hidden;
+        return j1 - 1 < i0 ? Tile::full : Tile::mixed;
     }
 };
 
@@ -101,7 +103,6 @@ struct routing : Policy {
     }
 
     /// With a single cluster there is nothing to choose.
-    bool keeps_documents_apart() const { return false; }   // tokens are sorted by cluster, all documents together
     bool is_causal() const { return !balanced || clusters == 1 || local == NH; }
 
     /// A window in local heads; T / K tokens in each cluster of the others, as if they were of equal size.
@@ -120,19 +121,15 @@ struct routing : Policy {
     template <class X>
     struct Kept {
         BumpAllocator allocator;
-        int* positions;   // (B, NH, R)
-        RepeatedRows rows;
+        ClusterRows sorted;
+        RepeatedRows rows;   // the same tokens
         BranchResults<X> results;
         Kept(std::byte* block, const LayerShape& s, const ClusterShape& c)
-            : allocator(block), rows(take_rows(c)), results(allocator, s, c.rows()) {}
+            : allocator(block), sorted{take(c.rows_of(c.B, 0)), take(c.rows_of(c.B, 0)), take(c.rows_of(c.B, 0)), take(c.ends_of(c.B, 0))},
+              rows{c.rows(), c.T, c.NH, sorted.tokens, take(c.rows_of(c.B, 0)), take(c.list(c.B, 0))}, results(allocator, s, c.rows()) {}
 
     private:
-        RepeatedRows take_rows(const ClusterShape& c) {
-            const size_t all = size_t(c.B) * c.NH * c.rows();
-            positions = allocator.take<int>(all);
-            int *tokens = allocator.take<int>(all), *following = allocator.take<int>(all);
-            return {c.rows(), c.T, c.NH, tokens, following, allocator.take<int>(size_t(c.B) * c.NH * c.T)};
-        }
+        int* take(size_t count) { return allocator.take<int>(count); }
     };
     template <class X>
     struct ForwardScratch {
@@ -185,7 +182,7 @@ struct routing : Policy {
         form_clusters(device, kept, scratch, in, weights, s);
         AttentionForward<X> a = sorted_inputs(device, scratch.inputs, kept, in);
         a.statistics = kept.results.statistics_for(statistics);
-        attention_forward(device, ClusterPolicy(local, left, in.T), a);
+        attention_forward(device, ClusterPolicy(local, left), a);
         average_rows(device, state.out, state.lse, kept.results.branch(kept.rows), {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
     }
 
@@ -265,7 +262,7 @@ struct routing : Policy {
         g.dout = scratch.dout;
         g.dq = {scratch.dq, row}, g.dk = {scratch.dk, row}, g.dv = {scratch.dv, row};
         g.workspace = scratch.kernel;
-        attention_backward(device, ClusterPolicy(local, left, in.T), a, g);
+        attention_backward(device, ClusterPolicy(local, left), a, g);
 
         const RepeatedRows& all = kept.rows;
         const RowsOfHeads of_local{all.count, all, 0, local}, of_routed{all.count, all, local, NH};
@@ -278,7 +275,7 @@ struct routing : Policy {
         content_vectors_backward(device, more.dq_pre, in.qk_row, scratch.dn, in, s);
         clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, in.NKV, in.HS);
         if (local < NH)
-            pull_centroids(device, more.dweights + mu.offset, static_cast<const X*>(scratch.inputs.q), kept.positions,
+            pull_centroids(device, more.dweights + mu.offset, static_cast<const X*>(scratch.inputs.q), kept.sorted.ends,
                            weights + mu.offset, s, more.dloss);
     }
 
@@ -324,7 +321,7 @@ private:
     template <class Device>
     size_t kernel_bytes(Device device, const LayerShape& s) const {
         const int R = shape(s).rows();
-        return attention_workspace(device, ClusterPolicy(local, left, s.T), s.B, R, R, s.NH);
+        return attention_workspace(device, ClusterPolicy(local, left), s.B, R, R, s.NH);
     }
 
     /// Assigns tokens to rows.
@@ -332,11 +329,12 @@ private:
     void form_clusters(Device device, const Kept<X>& kept, const ForwardScratch<X>& scratch, const LayerInputs<X>& in,
                        const X* weights, const ClusterShape& s) const {
         if (local < NH && !balanced) nearest_centroids(device, scratch.nearest, in, weights + mu.offset, s);
-        sort_by_cluster(device, kept.rows.tokens, kept.positions, scratch.nearest, s);
+        sort_by_cluster(device, kept.sorted, scratch.nearest, s);
         if (local < NH && balanced) {
             centroid_cosines(device, scratch.cosines, in, weights + mu.offset, s);
-            take_greatest(device, kept.rows.tokens, kept.positions, scratch.cosines, s);
+            take_greatest(device, kept.sorted, scratch.cosines, s);
         }
+        if (in.documents) each_element(device, size_t(s.B) * s.NH, s.rows(), DivideByDocument{kept.sorted, s, in.documents});
         link_rows(device, kept.rows, s.B, balanced ? s.size : s.rows());
     }
 
@@ -350,7 +348,7 @@ private:
         AttentionForward<X> a{};
         a.B = in.B, a.T = a.S = kept.rows.count, a.NH = a.NKV = NH, a.HS = HS;
         a.q = Heads<const X>{to.q, row}, a.k = Heads<const X>{to.k, row}, a.v = Heads<const X>{to.v, row};
-        a.q_position = a.k_position = kept.positions;
+        a.q_position = a.k_position = kept.sorted.positions, a.documents = kept.sorted.of_kernel(shape(in));
         a.out = kept.results.out, a.lse = kept.results.lse;
         return a;
     }

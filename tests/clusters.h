@@ -1,9 +1,12 @@
-// Descriptions (operation.h) of what clusters of tokens are made with, for every device: repeated_rows.cuh, balanced_clusters.cuh.
+// Descriptions (operation.h) of what clusters of tokens are made with, for every device: repeated_rows.cuh, clusters.cuh,
+// balanced_clusters.cuh.
 #pragma once
+#include <algorithm>
 #include <cmath>
 
 #include "attention/branches/repeated_rows.cuh"
 #include "attention/masks/balanced_clusters.cuh"
+#include "attention/scores/each_element.cuh"
 #include "tests/operation.h"
 
 /// Rows in runs of `distinct` different tokens, some of them padding: some tokens stand in several rows, some in none.
@@ -93,6 +96,73 @@ private:
     };
 };
 
+/// Rows (B, NH, R) that somebody has used before, on a device.
+template <class Device>
+struct UsedRows {
+    On<Device, int> tokens, positions, groups, ends;
+    explicit UsedRows(const ClusterShape& s)
+        : tokens(std::vector<int>(s.rows_of(s.B, 0), 99)), positions(tokens.numbers()), groups(tokens.numbers()),
+          ends(std::vector<int>(s.ends_of(s.B, 0), 99)) {}
+    ClusterRows rows() { return {tokens.data(), positions.data(), groups.data(), ends.data()}; }
+    std::vector<int> numbers() const {
+        return joined(joined(tokens.numbers(), positions.numbers()), joined(groups.numbers(), ends.numbers()));
+    }
+};
+
+/// The same by definition, where rows have these tokens and clusters (B, NH, R), -1 in padding, and a token's document this start (B, T).
+inline std::vector<int> numbers_of_rows(const ClusterShape& s, const std::vector<int>& tokens, const std::vector<int>& clusters,
+                                        const std::vector<int>& start) {
+    std::vector<int> positions(tokens.size(), -1), groups = positions, ends(s.ends_of(s.B, 0), 99);
+    for (int b = 0; b < s.B; b++)
+        for (int h = 0; h < s.NH; h++) {
+            const int *token = &tokens[s.rows_of(b, h)], *cluster = &clusters[s.rows_of(b, h)];
+            for (int r = 0; r < s.rows(); r++) {
+                if (token[r] < 0) continue;
+                int first = 0;
+                while (cluster[first] != cluster[r] || start[b * s.T + token[first]] != start[b * s.T + token[r]]) first++;
+                positions[s.rows_of(b, h) + r] = h * s.rows() + r, groups[s.rows_of(b, h) + r] = h * s.rows() + first;
+            }
+            for (int c = 0; h >= s.local && c < s.clusters; c++)
+                ends[s.ends_of(b, h) + c] = int(std::count_if(cluster, cluster + s.rows(), [&](int of) { return of >= 0 && of <= c; }));
+        }
+    return joined(joined(tokens, positions), joined(groups, ends));
+}
+
+/// Rows of tokens that have chosen their cluster, of packed documents: a token begins one if its hash is divisible by `every`; 0: none.
+struct SortByCluster {
+    ClusterShape s;
+    int every = 0;
+
+    static unsigned hash(unsigned n) { return (n + 7) * 2654435761u >> 8; }
+    int nearest(int b, int h, int t) const { return int(hash(s.list(b, h) + t) % (s.clusters + 1)) % s.clusters; }
+    std::vector<int> starts() const {
+        std::vector<int> all(size_t(s.B) * s.T, 0);
+        for (int b = 0; b < s.B; b++)
+            for (int t = 1; every && t < s.T; t++) all[b * s.T + t] = hash(b * s.T + t) % every ? all[b * s.T + t - 1] : t;
+        return all;
+    }
+    std::vector<int> formula() const {
+        std::vector<int> tokens, clusters;
+        for (int b = 0; b < s.B; b++)
+            for (int h = 0; h < s.NH; h++)
+                for (int c = 0; c < (h < s.local ? 1 : s.clusters); c++)
+                    for (int t = 0; t < s.T; t++)
+                        if (h < s.local || nearest(b, h, t) == c) tokens.push_back(t), clusters.push_back(c);
+        return numbers_of_rows(s, tokens, clusters, starts());
+    }
+    template <class Device>
+    std::vector<int> rows(Device device) const {
+        std::vector<int> chosen;
+        for (int n = 0; n < s.B * s.NH; n++)
+            for (int t = 0; t < s.T; t++) chosen.push_back(nearest(n / s.NH, n % s.NH, t));
+        On<Device, int> clusters(chosen), begins(starts());
+        UsedRows<Device> used(s);
+        sort_by_cluster(device, used.rows(), clusters.data(), s);
+        if (every) each_element(device, size_t(s.B) * s.NH, s.rows(), DivideByDocument{used.rows(), s, {begins.data(), s.T}});
+        return used.numbers();
+    }
+};
+
 /// Rows of clusters of one size from cosines, of which many are equal.
 struct TakeGreatest {
     ClusterShape s;
@@ -102,32 +172,31 @@ struct TakeGreatest {
         return all;
     }
 
-    /// Tokens, then positions, both (B, NH, R).
     std::vector<int> formula() const {
         const std::vector<float> all = cosines();
-        std::vector<int> tokens(s.rows_of(s.B, 0), -1), positions = tokens;
+        std::vector<int> tokens(s.rows_of(s.B, 0), -1), clusters = tokens;
         for (int b = 0; b < s.B; b++)
             for (int h = 0; h < s.NH; h++) {
-                for (int t = 0; h < s.local && t < s.T; t++) tokens[s.rows_of(b, h) + t] = positions[s.rows_of(b, h) + t] = t;
+                for (int t = 0; h < s.local && t < s.T; t++) tokens[s.rows_of(b, h) + t] = t, clusters[s.rows_of(b, h) + t] = 0;
                 for (int c = 0; h >= s.local && c < s.clusters; c++) {
                     const float* mine = &all[s.cosines(b, h, c)];
                     for (int t = 0, place = 0; t < s.T; t++) {
                         int nearer = 0;
                         for (int u = 0; u < s.T; u++) nearer += mine[u] > mine[t] || (mine[u] == mine[t] && u < t);
                         if (nearer >= s.size) continue;
-                        const size_t row = s.rows_of(b, h) + c * s.size + place;
-                        tokens[row] = t, positions[row] = c * s.T + place++;
+                        const size_t row = s.rows_of(b, h) + c * s.size + place++;
+                        tokens[row] = t, clusters[row] = c;
                     }
                 }
             }
-        return joined(tokens, positions);
+        return numbers_of_rows(s, tokens, clusters, std::vector<int>(size_t(s.B) * s.T, 0));
     }
     template <class Device>
     std::vector<int> rows(Device device) const {
         On<Device, float> scores(cosines());
-        On<Device, int> tokens(std::vector<int>(s.rows_of(s.B, 0), 99)), positions(tokens.numbers());
-        sort_by_cluster(device, tokens.data(), positions.data(), nullptr, s);
-        take_greatest(device, tokens.data(), positions.data(), scores.data(), s);
-        return joined(tokens.numbers(), positions.numbers());
+        UsedRows<Device> used(s);
+        sort_by_cluster(device, used.rows(), nullptr, s);
+        take_greatest(device, used.rows(), scores.data(), s);
+        return used.numbers();
     }
 };

@@ -23,6 +23,15 @@ TEST_CASE("clusters: log-sum-exps and entropies are averaged, pairs and tiles ad
     CHECK(difference(repeated.statistics<double>(numbers), expected, {1e-14}) == "");
 }
 
+TEST_CASE("clusters: rows are sorted by cluster, and those of a document in a cluster are a group", "[attention][clusters][documents]") {
+    for (const int every : {0, 1, 3, 40})
+        for (const ClusterShape& s : {ClusterShape{2, 65, 3, 8, 1, 4, 0}, {1, 300, 2, 8, 0, 7, 0}, {1, 200, 2, 8, 2, 5, 0}, {2, 1, 2, 8, 1, 3, 0}}) {
+            INFO("T " << s.T << ", clusters " << s.clusters << ", documents of " << every);
+            const SortByCluster sort{s, every};
+            CHECK(sort.rows(CPU{}) == sort.formula());
+        }
+}
+
 TEST_CASE("clusters: every centroid takes the tokens with the greatest cosines, of equals the first", "[attention][clusters]") {
     for (const ClusterShape& s : {ClusterShape{2, 65, 3, 8, 1, 4, 16}, {1, 300, 2, 8, 0, 7, 42}, {1, 40, 1, 8, 0, 1, 40},
                                   {2, 3, 2, 8, 1, 5, 1}, {1, 1, 2, 8, 1, 3, 1}}) {
@@ -43,7 +52,7 @@ TEST_CASE("clusters: a centroid without length and a diverged run still give row
     cosines[4] = 0;
     CHECK(difference(cosines, std::vector<double>{0, 0, 0, std::sqrt(2.0), 0, -std::sqrt(2.0)}, {1e-10}) == "");
     cosines[4] = -1e30f;
-    std::vector<int> tokens(4), positions(4);
-    take_greatest(CPU{}, tokens.data(), positions.data(), cosines.data(), s);
-    CHECK(tokens == std::vector<int>{0, 1, 0, 2});
+    UsedRows<CPU> used(s);
+    take_greatest(CPU{}, used.rows(), cosines.data(), s);
+    CHECK(used.tokens.numbers() == std::vector<int>{0, 1, 0, 2});
 }

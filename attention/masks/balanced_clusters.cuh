@@ -24,9 +24,9 @@ void centroid_cosines(CPU, X* cosines, const LayerInputs<X>& in, const X* centro
 }
 
 /// Rows c size .. (c + 1) size - 1 of a routed head get the tokens with the largest cosines to centroid c, ties going to earlier
-/// tokens, in ascending order. tokens and positions are those of sort_by_cluster(), which must run first.
+/// tokens, in ascending order. sort_by_cluster() must run first.
 template <class X>
-void take_greatest(CPU, int* tokens, int* positions, const X* cosines, const ClusterShape& s) {
+void take_greatest(CPU, const ClusterRows& rows, const X* cosines, const ClusterShape& s) {
 #pragma omp parallel for collapse(3)
     for (int b = 0; b < s.B; b++)
         for (int h = s.local; h < s.NH; h++)
@@ -37,9 +37,9 @@ void take_greatest(CPU, int* tokens, int* positions, const X* cosines, const Clu
                 std::nth_element(order.begin(), order.begin() + s.size - 1, order.end(),
                                  [&](int t, int u) { return mine[t] > mine[u] || (mine[t] == mine[u] && t < u); });
                 std::sort(order.begin(), order.begin() + s.size);
-                const size_t first = s.rows_of(b, h) + size_t(c) * s.size;
-                for (int place = 0; place < s.size; place++)
-                    tokens[first + place] = order[place], positions[first + place] = c * s.T + place;
+                const int first = c * s.size;
+                for (int place = 0; place < s.size; place++) rows.put(s, b, h, first + place, order[place], first);
+                rows.ends[s.ends_of(b, h) + c] = first + s.size;
             }
 }
 
@@ -56,7 +56,7 @@ __global__ void centroid_cosines_kernel(float* cosines, const __grid_constant__ 
 /// cosines reach, found bit by bit.
 template <class W>
 __global__ void __launch_bounds__(clustering::THREADS)
-    take_greatest_kernel(int* tokens, int* positions, const W* cosines, const ClusterShape s) {
+    take_greatest_kernel(const ClusterRows rows, const W* cosines, const ClusterShape s) {
     auto& shared = dynamic_shared<clustering::Shared>();
     const int c = blockIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
     const W* mine = cosines + s.cosines(b, h, c);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(clustering::THREADS)
     for (unsigned bit = 1u << 31; bit; bit >>= 1)
         if (reach(least | bit) >= s.size) least |= bit;
     const int of_equals = s.size - reach(least + 1);
-    const size_t first = s.rows_of(b, h) + size_t(c) * s.size;
+    const int first = c * s.size;
     __syncthreads();   // the counts have been read
     for (int t0 = 0, equals = 0, taken = 0; t0 < s.T; t0 += clustering::THREADS) {
         const int t = t0 + int(threadIdx.x);
@@ -78,17 +78,18 @@ __global__ void __launch_bounds__(clustering::THREADS)
         equal += clustering::place_among(key == least, equals, shared);
         const bool take = key > least || (key == least && equal < of_equals);
         place += clustering::place_among(take, taken, shared);
-        if (take) tokens[first + place] = t, positions[first + place] = c * s.T + place;
+        if (take) rows.put(s, b, h, first + place, t, first);
     }
+    if (threadIdx.x == 0) rows.ends[s.ends_of(b, h) + c] = first + s.size;
 }
 
 template <class X>
 void centroid_cosines(GPU device, float* cosines, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
     launch(device, centroid_cosines_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, cosines, in, centroids, s);
 }
-inline void take_greatest(GPU device, int* tokens, int* positions, const float* cosines, const ClusterShape& s) {
+inline void take_greatest(GPU device, const ClusterRows& rows, const float* cosines, const ClusterShape& s) {
     launch(device, take_greatest_kernel<float>, Grid(s.clusters, s.NH - s.local, s.B), clustering::THREADS,
-           sizeof(clustering::Shared), tokens, positions, cosines, s);
+           sizeof(clustering::Shared), rows, cosines, s);
 }
 
 #endif

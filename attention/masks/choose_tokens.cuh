@@ -1,6 +1,7 @@
 // Which tokens a head works on (MoSA), as rows (ListedRows in rows.cuh), and the gradients of the router and its thresholds.
 // u (B, T, E) are the router's logits, E = NH - dense_heads per token; r = sigmoid(u).
 #pragma once
+#include "model/batch.h"
 #include "model/device/device.h"
 #include "model/device/math.h"
 
@@ -8,10 +9,11 @@ struct TokenChoice {
     int B, T, NH;
     int dense_heads;      // the first heads choose every token
     bool expert_choice;   // the `count` tokens with the largest r, else those with r above the head's threshold; the first token
-                          // always
+                          // always, and the first of every document
     int count;
     float share;          // of the tokens, which a threshold aims at
     int first = 0;        // position of the first of them in its text
+    Documents documents = {};   // of packed rows
 
     constexpr int routed() const { return NH - dense_heads; }
     template <class W>
@@ -19,10 +21,11 @@ struct TokenChoice {
         return u[(size_t(b) * T + t) * routed() + h - dense_heads];
     }
     constexpr size_t row(int b, int h) const { return (size_t(b) * NH + h) * T; }   // of (B, NH, T)
+    constexpr bool begins(int b, int t) const { return first + t == (documents ? documents.at(b, t) : 0); }
 
     template <class W>
     constexpr bool takes(const W* u, W threshold, int b, int h, int t) const {
-        if (first + t == 0 || h < dense_heads) return true;
+        if (h < dense_heads || begins(b, t)) return true;
         if (!expert_choice) return sigmoid(router(u, b, h, t)) > threshold;
         int rank = 1;   // after the first token; ties go to the earlier one
         for (int other = 1; other < T && rank < count; other++) {

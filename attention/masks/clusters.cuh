@@ -21,12 +21,33 @@ struct ClusterShape {
 
     constexpr size_t list(int b, int h) const { return (size_t(b) * NH + h) * T; }                          // of (B, NH, T)
     constexpr size_t rows_of(int b, int h) const { return (size_t(b) * NH + h) * rows(); }                  // of (B, NH, R)
+    constexpr size_t ends_of(int b, int h) const { return (size_t(b) * NH + h) * clusters; }                // of (B, NH, K)
     constexpr size_t cosines(int b, int h, int c) const {                                     // of (B, NH - local, K, T)
         return ((size_t(b) * (NH - local) + h - local) * clusters + c) * T;
     }
     constexpr size_t vector(int b, int t, int h) const { return ((size_t(b) * T + t) * NH + h) * HS; }      // of (B, T, NH, HS)
     constexpr size_t row(int b, int r, int h) const { return ((size_t(b) * rows() + r) * NH + h) * HS; }    // of (B, R, NH, HS)
     constexpr size_t centroid(int h, int c) const { return (size_t(h - local) * clusters + c) * HS; }   // of (NH - local, K, HS)
+};
+
+/// Tokens sorted by (cluster, token), and which of them attend to each other: groups, the tokens of a cluster or, of packed rows, those
+/// of one document in a cluster. A local head is one cluster. The kernel takes groups for documents (Documents), which it looks up by
+/// position; so that every head has groups of its own, positions go on from head to head.
+struct ClusterRows {
+    int* tokens;      // (B, NH, R) the token of each row
+    int* positions;   // (B, NH, R) h R + row; both are -1 in padding
+    int* groups;      // (B, NH, R) the position of the first row of its group
+    int* ends;        // (B, NH, K) of routed heads: the row behind the last of each cluster
+    Documents of_kernel(const ClusterShape& s) const { return {groups, s.NH * s.rows()}; }
+
+    constexpr void put(const ClusterShape& s, int b, int h, int row, int token, int first_of_cluster) const {
+        const size_t at = s.rows_of(b, h) + row;
+        tokens[at] = token, positions[at] = h * s.rows() + row, groups[at] = h * s.rows() + first_of_cluster;
+    }
+    constexpr void put_padding(const ClusterShape& s, int b, int h, int row) const {
+        const size_t at = s.rows_of(b, h) + row;
+        tokens[at] = positions[at] = groups[at] = -1;
+    }
 };
 
 /// The variance of q is about 1 after QK-norm: this only prevents a division by zero for constant vectors.
@@ -109,23 +130,21 @@ constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int
     return best;
 }
 
-/// Tokens sorted by (cluster, token): tokens (B, NH, R) of each row, positions (B, NH, R) = cluster T + index in the cluster; in
-/// local heads both are the token. Both are -1 in padding. `nearest` (B, NH, T) has the clusters; where it is null, only the
-/// padding of routed heads is written, and take_greatest() writes their rows.
-inline void sort_by_cluster(CPU, int* tokens, int* positions, const int* nearest, const ClusterShape& s) {
+/// `nearest` (B, NH, T) has the clusters; where it is null, only local heads and the padding of routed ones are written, and
+/// take_greatest() writes the rest.
+inline void sort_by_cluster(CPU, const ClusterRows& rows, const int* nearest, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++) {
-            const size_t list = s.list(b, h), rows = s.rows_of(b, h);
             const bool left_out = h >= s.local && !nearest;
             int row = left_out ? s.filled() : 0;
-            for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++)
-                for (int t = 0, place = 0; t < s.T; t++) {
-                    if (h >= s.local && nearest[list + t] != c) continue;
-                    tokens[rows + row] = t, positions[rows + row] = c * s.T + place++;
-                    row++;
-                }
-            for (; row < s.rows(); row++) tokens[rows + row] = positions[rows + row] = -1;
+            for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++) {
+                const int first = row;
+                for (int t = 0; t < s.T; t++)
+                    if (h < s.local || nearest[s.list(b, h) + t] == c) rows.put(s, b, h, row++, t, first);
+                if (h >= s.local) rows.ends[s.ends_of(b, h) + c] = row;
+            }
+            for (; row < s.rows(); row++) rows.put_padding(s, b, h, row);
         }
 }
 
@@ -140,39 +159,53 @@ void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* cen
                     nearest_centroid<X>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
-/// The first row of one sequence and head whose position is at least `position`.
-constexpr int first_row_from(const int* positions, int rows, int position) {
-    int first = 0, last = rows;
+/// How many of n ascending numbers are less than `bound`.
+constexpr int count_less(const int* ascending, int n, int bound) {
+    int first = 0, last = n;
     while (first < last) {
         const int middle = (first + last) / 2;
-        if (positions[middle] < position) first = middle + 1;
+        if (ascending[middle] < bound) first = middle + 1;
         else last = middle;
     }
     return first;
 }
 
+/// Divides groups that are clusters by document.
+struct DivideByDocument {
+    ClusterRows rows;
+    ClusterShape s;
+    Documents documents;
+    constexpr void operator()(unsigned bh, int row) const {
+        const int b = int(bh) / s.NH, h = int(bh) % s.NH;
+        const int* const tokens = rows.tokens + s.rows_of(b, h);
+        if (tokens[row] < 0) return;
+        int& group = rows.groups[s.rows_of(b, h) + row];
+        const int first = group - h * s.rows();
+        group += count_less(tokens + first, row - first, documents.at(b, tokens[row]));
+    }
+};
+
 /// Element d of the gradient of centroid c of head h: K times the sum over its members of mu - r, r = n / sqrt(HS) on the unit
 /// sphere. With clusters of equal size the step's K / tokens makes that a mean. `sorted` (B, R, NH, HS) has n in the order of rows.
 template <class W, class X, class M>
-constexpr W centroid_pull(const X* sorted, const int* positions, const M* mu, const ClusterShape& s, int h, int c, int d) {
+constexpr W centroid_pull(const X* sorted, const int* ends, const M* mu, const ClusterShape& s, int h, int c, int d) {
     const W own = widened(mu[d]), scale = W(1) / std::sqrt(W(s.HS));
     W sum = 0;
     for (int b = 0; b < s.B; b++) {
-        const int* of_head = positions + s.rows_of(b, h);
-        const int begin = first_row_from(of_head, s.filled(), c * s.T), end = first_row_from(of_head, s.filled(), (c + 1) * s.T);
-        for (int row = begin; row < end; row++) sum += own - scale * widened(sorted[s.row(b, row, h) + d]);
+        const int* const end = ends + s.ends_of(b, h) + c;
+        for (int row = c > 0 ? end[-1] : 0; row < *end; row++) sum += own - scale * widened(sorted[s.row(b, row, h) + d]);
     }
     return sum * W(s.clusters);
 }
 
 /// dmu (NH - local, K, HS) += dloss times centroid_pull().
 template <class X>
-void pull_centroids(CPU, X* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s, X dloss) {
+void pull_centroids(CPU, X* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape& s, X dloss) {
 #pragma omp parallel for
     for (int h = s.local; h < s.NH; h++)
         for (int c = 0; c < s.clusters; c++)
             for (int d = 0; d < s.HS; d++)
-                dmu[s.centroid(h, c) + d] += dloss * centroid_pull<X>(sorted, positions, mu + s.centroid(h, c), s, h, c, d);
+                dmu[s.centroid(h, c) + d] += dloss * centroid_pull<X>(sorted, ends, mu + s.centroid(h, c), s, h, c, d);
 }
 
 #ifdef WITH_GPU
@@ -269,34 +302,32 @@ __global__ void nearest_centroids_kernel(int* nearest, const __grid_constant__ L
 }
 
 /// One block per head and sequence; one cluster after the other, THREADS tokens at a time.
-template <class Index>
-__global__ void __launch_bounds__(clustering::THREADS)
-    sort_by_cluster_kernel(Index* tokens, Index* positions, const Index* nearest, const ClusterShape s) {
+template <class Rows>
+__global__ void __launch_bounds__(clustering::THREADS) sort_by_cluster_kernel(const Rows rows, const int* nearest, const ClusterShape s) {
     auto& shared = dynamic_shared<clustering::Shared>();
     const int h = blockIdx.x, b = blockIdx.y;
-    const size_t list = s.list(b, h), rows = s.rows_of(b, h);
     const bool left_out = h >= s.local && !nearest;
     int taken = left_out ? s.filled() : 0;
     for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++) {
         const int first = taken;
         for (int t0 = 0; t0 < s.T; t0 += clustering::THREADS) {
             const int t = t0 + int(threadIdx.x);
-            const bool take = t < s.T && (h < s.local || nearest[list + t] == c);
+            const bool take = t < s.T && (h < s.local || nearest[s.list(b, h) + t] == c);
             int row = taken;
             row += clustering::place_among(take, taken, shared);
-            if (take) tokens[rows + row] = t, positions[rows + row] = c * s.T + row - first;
+            if (take) rows.put(s, b, h, row, t, first);
         }
+        if (h >= s.local && threadIdx.x == 0) rows.ends[s.ends_of(b, h) + c] = taken;
     }
-    for (int row = taken + int(threadIdx.x); row < s.rows(); row += clustering::THREADS)
-        tokens[rows + row] = positions[rows + row] = -1;
+    for (int row = taken + int(threadIdx.x); row < s.rows(); row += clustering::THREADS) rows.put_padding(s, b, h, row);
 }
 
 /// One block per centroid, one thread per element.
 template <class X>
-__global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape s,
+__global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape s,
                                       float dloss) {
     const int c = blockIdx.x, h = s.local + blockIdx.y, d = threadIdx.x;
-    if (d < s.HS) dmu[s.centroid(h, c) + d] += dloss * centroid_pull<float>(sorted, positions, mu + s.centroid(h, c), s, h, c, d);
+    if (d < s.HS) dmu[s.centroid(h, c) + d] += dloss * centroid_pull<float>(sorted, ends, mu + s.centroid(h, c), s, h, c, d);
 }
 
 template <class X>
@@ -313,14 +344,13 @@ template <class X>
 void nearest_centroids(GPU device, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
     launch(device, nearest_centroids_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, nearest, in, centroids, s);
 }
-inline void sort_by_cluster(GPU device, int* tokens, int* positions, const int* nearest, const ClusterShape& s) {
-    launch(device, sort_by_cluster_kernel<int>, Grid(s.NH, s.B), clustering::THREADS, sizeof(clustering::Shared), tokens, positions,
-           nearest, s);
+inline void sort_by_cluster(GPU device, const ClusterRows& rows, const int* nearest, const ClusterShape& s) {
+    launch(device, sort_by_cluster_kernel<ClusterRows>, Grid(s.NH, s.B), clustering::THREADS, sizeof(clustering::Shared), rows, nearest,
+           s);
 }
 template <class X>
-void pull_centroids(GPU device, float* dmu, const X* sorted, const int* positions, const X* mu, const ClusterShape& s,
-                    float dloss) {
-    launch(device, pull_centroids_kernel<X>, Grid(s.clusters, s.NH - s.local), 128, 0, dmu, sorted, positions, mu, s, dloss);
+void pull_centroids(GPU device, float* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape& s, float dloss) {
+    launch(device, pull_centroids_kernel<X>, Grid(s.clusters, s.NH - s.local), 128, 0, dmu, sorted, ends, mu, s, dloss);
 }
 
 #endif

@@ -27,6 +27,18 @@ TEST_CASE("GPU clusters: log-sum-exps and entropies are averaged, pairs and tile
     }
 }
 
+TEST_CASE("GPU clusters: rows are sorted by cluster, and those of a document in a cluster are a group", "[gpu][attention][clusters][documents]") {
+    for (int order = 0; order <= 4; order++) {
+        const Order chosen(order);
+        for (const int every : {0, 1, 3, 40})
+            for (const ClusterShape& s : {ClusterShape{2, 65, 3, 8, 1, 4, 0}, {1, 600, 2, 8, 0, 7, 0}, {2, 1, 2, 8, 1, 3, 0}}) {
+                INFO("T " << s.T << ", clusters " << s.clusters << ", documents of " << every);
+                const SortByCluster sort{s, every};
+                CHECK(sort.rows(test_gpu()) == sort.formula());
+            }
+    }
+}
+
 TEST_CASE("GPU clusters: every centroid takes the tokens with the greatest cosines, of equals the first",
           "[gpu][attention][clusters]") {
     for (int order = 0; order <= 4; order++) {

@@ -14,12 +14,21 @@ void require_same_bits(const Trial<X>& a, const Trial<X>& b) {
     }
 }
 
-/// Checks that documents packed into a row get the losses and gradients that they get alone.
-void check_packed(const Variant& variant, const Config& config) {
-    const int B = 2, T = 480, border = 0;
+/// What documents of up to 336 tokens, five whole blocks, have something to choose from with.
+Config config_of_packed() {
+    Config config = config_of({});
+    config.settings["moh_balance"] = 0;   // a loss of whole rows
+    config.settings["deepseek_sparse_top_k"] = 7;
+    config.settings.insert({{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"nsa_selected", 4.0}});
+    return config;
+}
+
+/// Checks that documents packed into two rows of T tokens get the losses and gradients that they get alone; begins: their first tokens
+/// and the end, of which the first of a row continues from an earlier one.
+void check_packed(const Variant& variant, const Config& config, int T, const std::vector<int>& begins) {
+    const int B = 2, border = 0;
     Double packed(variant, config, B, T, B, T);
     if (!packed.gpt.net.all(&LayerFacts::keeps_documents_apart)) return;   // the trainer refuses (tests/end_to_end.sh)
-    const std::vector<int> begins = {0, 40, 376, 377, T, T + 100, B * T};   // the first of a row continues from an earlier one
     for (int32_t& token : packed.tokens) token = 1 + token % (config.V - 1);
     for (const int begin : begins)
         if (begin % T > 0) packed.tokens[begin] = border;
@@ -102,13 +111,21 @@ VARIANT_CASE(" model: loss and gradients are the same bits in a second run, afte
 }
 
 VARIANT_CASE(" model: documents packed into a row get the losses and gradients that they get alone", "[model][variant][documents]") {
-    Config config = config_of({});
-    config.settings["moh_balance"] = 0;   // a loss of whole rows
-    config.settings["deepseek_sparse_top_k"] = 7;   // fewer than a document has
-    config.settings.insert({{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"nsa_selected", 4.0}});   // of 336 tokens, five whole blocks
-    check_packed(variant, config);
+    Config config = config_of_packed();
+    const std::vector<int> begins = {0, 40, 376, 377, 480, 580, 960};
+    check_packed(variant, config, 480, begins);
     config.settings["longnet_detach"] = config.settings["nsa_shared_kv"] = 1;
-    check_packed(variant, config);
+    config.settings["mosa_choice"] = config.settings["mosa_rho"] = config.settings["routing_balanced"] = config.settings["routing_clusters"] = 1;
+    check_packed(variant, config, 480, begins);   // choices of whole rows that leave out nobody
+}
+
+VARIANT_CASE(" model: many short documents in a row get what they get alone", "[model][variant][documents]") {
+    std::vector<int> begins = {0, 140};
+    for (const int row : {0, 140})
+        for (int t = 1, n = 0; t < 140; t += 1 + n++ * 5 % 17) begins.push_back(row + t);
+    begins.push_back(280);
+    std::sort(begins.begin(), begins.end());
+    check_packed(variant, config_of_packed(), 140, begins);
 }
 
 VARIANT_CASE(" model: being watched changes no bit; entropy is between 0 and that of uniform weights", "[model][variant]") {
