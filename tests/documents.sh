@@ -31,7 +31,7 @@ expect "a mask in which documents stand apart" 0 "" ./train_causal $many --out "
 check "is far from the causal one" 'awk "{ share = \$0 + 0 } END { exit !(NR == 1 && share > 0 && share < 60) }" <(grep -o "[0-9.]*% of causal pairs" "$work/stdout")'
 
 # ---- mechanisms with blocks, segments, strides and caches of their own
-for variant in nsa moba strided longnet sinks_cache; do
+for variant in nsa moba strided longnet sinks_cache seer adaptive_sparse; do
     expect "$variant trains on packed documents" 0 "" ./train_$variant $many --monitor-every 2 --out "$work/$variant" --document-mask 1
     expect "and draws its mask" 0 "" ./train_$variant $many --out "$work/x" --show-mask "$work/mask.pgm" --document-mask 1
     check "$variant: few pairs are left" 'awk "{ share = \$0 + 0 } END { exit !(NR == 1 && share > 0 && share < 60) }" <(grep -o "[0-9.]*% of causal pairs" "$work/stdout")'
@@ -41,9 +41,10 @@ done
 for options_of in "nsa --nsa-choice 1" "nsa --nsa-block 8 --nsa-stride 16"; do
     expect "$options_of has no blocks of documents" 2 "in nsa, with these settings, what a token sees depends on other documents" ./train_$options_of $many --out "$work/x" --document-mask 1
 done
-for variant in mosa routing seer adaptive_sparse; do
+for variant in mosa routing; do
     expect "$variant looks across documents" 2 "in $variant, with these settings, what a token sees depends on other documents" ./train_$variant $many --out "$work/x" --document-mask 1
 done
+expect "a seer whose blocks look ahead draws no documents" 2 "in seer, with these settings, what a token sees depends on other documents" ./train_seer $many --out "$work/x" --show-mask "$work/mask.pgm" --seer-query 3 --seer-distil 0 --document-mask 1
 expect "shards of a single document for validation" 3 "are of one document (none is 256" ./train_causal $options --val-data "$work/data/one_train_*.bin" --val-every 1 --out "$work/x" --document-mask 1
 expect "shards of a single document" 3 "are of one document (none is 256" ./train_causal $options --train-data "$work/data/one_train_*.bin" --val-every 0 --out "$work/x" --document-mask 1
 expect "positions without a mask" 2 "is for --document-mask 1" ./train_causal $many --out "$work/x" --document-positions 1

@@ -106,6 +106,7 @@ VARIANT_CASE(" model: documents packed into a row get the losses and gradients t
     config.settings["moh_balance"] = 0;   // a loss of whole rows
     config.settings["deepseek_sparse_top_k"] = 7;   // fewer than a document has
     config.settings.insert({{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"nsa_selected", 4.0}});   // of 336 tokens, five whole blocks
+    config.settings.insert({{"seer_top_k", 1.0}, {"adaptive_sparse_top_k", 1.0}});
     check_packed(variant, config);
     config.settings["longnet_detach"] = config.settings["nsa_shared_kv"] = 1;
     check_packed(variant, config);
