@@ -33,20 +33,20 @@ struct PlainTiles : Policy {
 };
 
 /// From blocks to tiles, for query tile `tile` of a head: block c of the choice has m = block / TILE tiles. With documents tiles are of
-/// the rows of blocks (BlockQueries, BlockKeys), and own blocks are not listed.
+/// the rows of blocks (BlockQueries, BlockKeys), own blocks are not listed, and what is between documents is for tiles that none visits.
 struct BlockTiles {
     GateShape s;
     int dense;   // the first heads, without a gate
     constexpr int tiles() const { return tiles_of(s.T); }
     constexpr int of_block() const { return s.block / TILE; }
     constexpr size_t row(int b, int h, int tile) const { return (size_t(b) * s.NH + h) * tiles() + tile; }
-    constexpr bool gated(int b, int h, int r, int c) const { return h >= dense && c < r && c >= s.first(b, r); }
+    constexpr bool gated(int h, int r, int c) const { return h >= dense && c < r; }
 
     /// The bias of a query tile and key tile.
     template <class W>
     constexpr W bias(const W* scores, int b, int h, int q_tile, int k_tile) const {
         const int r = q_tile / of_block(), c = k_tile / of_block();
-        return gated(b, h, r, c) ? -softplus(-scores[s.of_query(b, h, r) * s.blocks() + c]) : W(0);
+        return gated(h, r, c) ? -softplus(-scores[s.of_query(b, h, r) * s.blocks() + c]) : W(0);
     }
 
     /// Entry n of the list of a query tile whose block visits `blocks` (count of them, ascending, its own last).
@@ -59,7 +59,7 @@ struct BlockTiles {
     /// dL/dscore of (r, c) from the gradients of its tiles' biases, whose derivative is sigmoid(-score).
     template <class W>
     constexpr W dscore(const W* dbiases, const W* scores, int b, int h, int r, int c) const {
-        if (!gated(b, h, r, c)) return 0;
+        if (!gated(h, r, c)) return 0;
         W sum = 0;
         for (int q = r * of_block(); q < (r + 1) * of_block() && q < tiles(); q++)
             for (int k = c * of_block(); k < (c + 1) * of_block(); k++) sum += dbiases[row(b, h, q) * tiles() + k];
