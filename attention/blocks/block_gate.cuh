@@ -227,7 +227,8 @@ Factor<X> head_weights(const X* data, int out, int in) {
     return {data, 0, size_t(out) * in, 0, size_t(in), 1};
 }
 
-/// RoPE in place of rows (B, heads, N, HS), block n at position n block, of a text its first token's; direction is 1, or -1 for the gradient.
+/// RoPE in place of rows (B, heads, N, HS), block n at position n block, in a text its first token's; direction is 1, or -1 for the
+/// gradient.
 template <class Device, class X>
 void rotate_blocks(Device device, Wide<X>* rows, int heads, const LayerInputs<X>& in, const GateShape& s, int direction) {
     const size_t row = s.HS;
