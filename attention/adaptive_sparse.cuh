@@ -21,6 +21,8 @@
 //   imported one head_threshold -1, or its heads start out halved when the mask is switched on.
 // - The model's linear layers are divided by their spectral norms on request (--sigma-reparam, a setting of every model;
 //   model/operations/sigma_reparam.cuh); those of the gates never.
+// A document of a packed row has blocks of its own, counted from its first token (blocks/block_documents.cuh), and what the gate learns is
+// what each teaches it alone.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
 #include "attention/blocks/naive_blocks.h"

@@ -18,6 +18,8 @@
 // - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
 // - The published loss skips the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about 1/N
 //   of the mean over rows used here: learning rates differ by that factor.
+// A document of a packed row has blocks of its own, counted from its first token (blocks/block_documents.cuh), and what the gate learns is
+// what each teaches it alone. Forms that look ahead do not keep documents apart.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
 #include "attention/blocks/naive_blocks.h"

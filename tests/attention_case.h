@@ -104,6 +104,7 @@ public:
     std::vector<X> weights;   // the variant's tensors
     std::vector<X> x;         // (B, T, C)
     std::vector<X> qkv;       // (B, T, NH + 2 NKV, HS), the fused projection of the model; q and k enter without a norm
+    Documents documents = {};
 
     // Results of forward() and backward().
     std::vector<X> out, gated_out, lse;
@@ -192,7 +193,7 @@ public:
     LayerInputs<X> inputs() const {
         const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS;
         return {{B, T, config.C, config.NH, config.NKV, config.HS}, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(),
-                qk.data() + k_at, qkv.data() + v_at, v_at, v_at + config.NKV * HS, cosine.data(), sine.data()};
+                qk.data() + k_at, qkv.data() + v_at, v_at, v_at + config.NKV * HS, cosine.data(), sine.data(), documents};
     }
 
     const CpuPasses<X>& passes() const { return cpu_passes_of<X>(*attention); }

@@ -31,7 +31,7 @@ expect "a mask in which documents stand apart" 0 "" ./train_causal $many --out "
 check "is far from the causal one" 'awk "{ share = \$0 + 0 } END { exit !(NR == 1 && share > 0 && share < 60) }" <(grep -o "[0-9.]*% of causal pairs" "$work/stdout")'
 
 # ---- mechanisms with blocks, choices, clusters, segments, strides and caches of their own
-for variant in nsa moba mosa routing strided longnet sinks_cache; do
+for variant in nsa moba mosa routing seer adaptive_sparse strided longnet sinks_cache; do
     expect "$variant trains on packed documents" 0 "" ./train_$variant $many --monitor-every 2 --out "$work/$variant" --document-mask 1
     expect "and draws its mask" 0 "" ./train_$variant $many --out "$work/x" --show-mask "$work/mask.pgm" --document-mask 1
     check "$variant: few pairs are left" 'awk "{ share = \$0 + 0 } END { exit !(NR == 1 && share > 0 && share < 60) }" <(grep -o "[0-9.]*% of causal pairs" "$work/stdout")'
@@ -47,9 +47,7 @@ done
 for options_of in "mosa --mosa-choice 1 --mosa-rho 1" "routing --routing-balanced 1 --routing-clusters 1"; do
     expect "$options_of leaves nothing to choose" 0 "" ./train_$options_of $many --out "$work/${options_of%% *}_all" --document-mask 1
 done
-for variant in seer adaptive_sparse; do
-    expect "$variant looks across documents" 2 "in $variant, with these settings, what a token sees depends on other documents" ./train_$variant $many --out "$work/x" --document-mask 1
-done
+expect "a seer whose blocks look ahead draws no documents" 2 "in seer, with these settings, what a token sees depends on other documents" ./train_seer $many --out "$work/x" --show-mask "$work/mask.pgm" --seer-query 3 --seer-distil 0 --document-mask 1
 expect "shards of a single document for validation" 3 "are of one document (none is 256" ./train_causal $options --val-data "$work/data/one_train_*.bin" --val-every 1 --out "$work/x" --document-mask 1
 expect "shards of a single document" 3 "are of one document (none is 256" ./train_causal $options --train-data "$work/data/one_train_*.bin" --val-every 0 --out "$work/x" --document-mask 1
 expect "positions without a mask" 2 "is for --document-mask 1" ./train_causal $many --out "$work/x" --document-positions 1

@@ -5,7 +5,10 @@
 //     score_rc = HS^-1/2 qg_r.kg_c
 // Scores are for c < r only: block r itself holds keys that its first rows must not see. Everything is computed in Wide<X>; among
 // equal keys the first counts as maximum and as minimum.
+// Packed documents have blocks of their own, by numbers that are those of a text (document_blocks.h): score_rc is for blocks c of r's
+// document, and r is not its first block. RoPE turns block n by n blocks, and so scores are as far apart as in the document alone.
 #pragma once
+#include "attention/blocks/document_blocks.h"
 #include "attention/kernel/naive.h"
 #include "attention/scores/rotate_heads.cuh"
 #include "attention/scores/small_products.cuh"
@@ -14,24 +17,57 @@
 /// scores are not the gate's but the logarithms of the pooled dense map (distil.cuh), which looks ahead likewise.
 enum class GateQuery { first, previous, own, oracle };
 
-/// Sizes, for both devices: N blocks of `block` tokens, the last of which may be shorter.
+/// Sizes, for both devices: N blocks of `block` tokens, the last of which may be shorter, and which tokens are in them.
 struct GateShape {
     int B, T, NH, NKV, HS;
     int block;
     GateQuery query;
+    Documents documents = {};
     constexpr int blocks() const { return (T + block - 1) / block; }
-    constexpr bool complete(int c) const { return (c + 1) * block <= T; }
-    constexpr int tokens(int r) const { return complete(r) ? block : T - r * block; }
     constexpr size_t of_query(int b, int h, int r) const { return (size_t(b) * NH + h) * blocks() + r; }
     constexpr size_t of_key(int b, int kv, int c) const { return (size_t(b) * NKV + kv) * blocks() + c; }
 
-    /// The tokens whose mean represents the queries of block r; none for `previous` in the first block.
-    constexpr int first_token(int r) const { return query == GateQuery::previous ? (r > 0 ? r - 1 : 0) * block : r * block; }
-    constexpr int tokens_pooled(int r) const {
-        if (query == GateQuery::first) return 1;
-        if (query == GateQuery::previous) return r > 0 ? block : 0;
-        return tokens(r);
+    constexpr DocumentBlocks in_row() const { return {block, block, T, documents}; }
+    /// The number of token t's block.
+    constexpr int number(int b, int t) const { return in_row().first(b, t) + in_row().inside(b, t) / block; }
+
+    /// The first token of block c of keys; -1: it is not whole, or none has this number.
+    constexpr int keys_begin(int b, int c) const {
+        return !documents && (c + 1) * block > T ? -1 : in_row().begin(b, c);
     }
+    /// The first token of block r of queries. With documents -1: none that has past blocks has this number.
+    constexpr int queries_begin(int b, int r) const { return documents ? in_row().following(b, r) : r * block; }
+    /// The first block of its text: blocks first(b, r) to r - 1 are in its past. None are where no block has the number.
+    constexpr int first(int b, int r) const {
+        if (!documents) return 0;
+        const int begin = queries_begin(b, r);
+        return begin < 0 ? r + 1 : in_row().first(b, begin);
+    }
+    constexpr int tokens_of_text(int b, int r) const {
+        const int begin = queries_begin(b, r);
+        return begin < 0 ? 0 : in_row().tokens(b, begin);
+    }
+    /// Queries of block r.
+    constexpr int tokens(int b, int r) const { return std::min(block, tokens_of_text(b, r) - (r - first(b, r)) * block); }
+
+    /// The tokens whose mean represents the queries of block r; none for `previous` in the first block.
+    struct Span {
+        int first, count;
+        constexpr bool has(int t) const { return t >= first && t < first + count; }
+    };
+    constexpr Span pooled(int b, int r) const {
+        const int begin = queries_begin(b, r);
+        if (begin < 0) return {0, 0};
+        if (query == GateQuery::first) return {begin, 1};
+        if (query == GateQuery::previous) return r > first(b, r) ? Span{begin - block, block} : Span{0, 0};
+        return {begin, tokens(b, r)};
+    }
+};
+
+/// GateShape::first() as choose_tiles() asks for it.
+struct FirstBlock {
+    GateShape s;
+    constexpr int operator()(int b, int r) const { return s.first(b, r); }
 };
 
 /// Kept from the forward pass for the backward pass, in W = Wide<X>.
@@ -42,7 +78,7 @@ struct GateMemory {
     int* extremes;     // (B, NKV, N, 2, HS) the tokens with the largest and the smallest k
     W* queries;        // (B, NH, N, HS) qg
     W* keys;           // (B, NKV, N, HS) kg
-    W* scores;         // (B, NH, N, N); undefined for c >= r
+    W* scores;         // (B, NH, N, N); undefined for c >= r and for other documents
 
     GateMemory(BumpAllocator& allocator, const GateShape& s) {
         const size_t q = size_t(s.B) * s.NH * s.blocks(), k = size_t(s.B) * s.NKV * s.blocks();
@@ -67,10 +103,10 @@ struct GateGradients {
 template <class X, class W>
 constexpr void pool_key(const GateMemory<W>& to, const X* k_pre, size_t row, const GateShape& s, int b, int kv, int c, int d) {
     const size_t at = s.of_key(b, kv, c);
-    const int first = c * s.block;
+    const int first = s.keys_begin(b, c);
     W greatest = 0, smallest = 0, sum = 0;
     int of_greatest = -1, of_smallest = -1;
-    for (int t = first; s.complete(c) && t < first + s.block; t++) {
+    for (int t = first; first >= 0 && t < first + s.block; t++) {
         const W k = widened(k_pre[(size_t(b) * s.T + t) * row + size_t(kv) * s.HS + d]);
         if (of_greatest < 0 || k > greatest) greatest = k, of_greatest = t;
         if (of_smallest < 0 || k < smallest) smallest = k, of_smallest = t;
@@ -85,24 +121,25 @@ constexpr void pool_key(const GateMemory<W>& to, const X* k_pre, size_t row, con
 
 template <class X, class W>
 constexpr void pool_query(const GateMemory<W>& to, const X* q_pre, size_t row, const GateShape& s, int b, int h, int r, int d) {
-    const int first = s.first_token(r), count = s.tokens_pooled(r);
+    const GateShape::Span of = s.pooled(b, r);
     W sum = 0;
-    for (int t = first; t < first + count; t++) sum += widened(q_pre[(size_t(b) * s.T + t) * row + size_t(h) * s.HS + d]);
-    to.query_inputs[s.of_query(b, h, r) * s.HS + d] = count ? sum / W(count) : W(0);
+    for (int t = of.first; t < of.first + of.count; t++)
+        sum += widened(q_pre[(size_t(b) * s.T + t) * row + size_t(h) * s.HS + d]);
+    to.query_inputs[s.of_query(b, h, r) * s.HS + d] = of.count ? sum / W(of.count) : W(0);
 }
 
 /// The gradient of element d of one token's query, from the pooled queries that it is part of.
 template <class W>
 constexpr W dquery(const GateGradients<W>& g, const GateShape& s, int b, int t, int h, int d) {
-    const int r = t / s.block + (s.query == GateQuery::previous);
-    if (r >= s.blocks() || t - s.first_token(r) >= s.tokens_pooled(r)) return 0;
-    return g.query_inputs[s.of_query(b, h, r) * s.HS + d] / W(s.tokens_pooled(r));
+    const int r = s.number(b, t) + (s.query == GateQuery::previous);
+    const GateShape::Span of = r < s.blocks() ? s.pooled(b, r) : GateShape::Span{0, 0};
+    return of.has(t) ? g.query_inputs[s.of_query(b, h, r) * s.HS + d] / W(of.count) : W(0);
 }
 
 template <class W>
 constexpr W dkey(const GateGradients<W>& g, const GateMemory<W>& of, const GateShape& s, int b, int t, int kv, int d) {
-    const int c = t / s.block;
-    if (!s.complete(c)) return 0;
+    const int c = s.number(b, t), first = s.keys_begin(b, c);
+    if (first < 0 || !GateShape::Span{first, s.block}.has(t)) return 0;
     const size_t at = s.of_key(b, kv, c);
     W sum = g.key_inputs[(at * 3 + 2) * s.HS + d] / W(s.block);
     for (int n = 0; n < 2; n++)
@@ -190,7 +227,8 @@ Factor<X> head_weights(const X* data, int out, int in) {
     return {data, 0, size_t(out) * in, 0, size_t(in), 1};
 }
 
-/// RoPE in place of rows (B, heads, N, HS), block n at the position of its first token; direction is 1, or -1 for the gradient.
+/// RoPE in place of rows (B, heads, N, HS), block n at position n block, in a text its first token's; direction is 1, or -1 for the
+/// gradient.
 template <class Device, class X>
 void rotate_blocks(Device device, Wide<X>* rows, int heads, const LayerInputs<X>& in, const GateShape& s, int direction) {
     const size_t row = s.HS;

@@ -3,13 +3,16 @@
 //     mask          scores (block_gate.cuh)  ->  blocks that each block of queries visits (select.cuh)  ->  lists of tiles
 //     score         the bias of each tile, log sigmoid(score), is added to its pairs' scores
 //     output gate   per head and token
-// and optionally a second, dense call whose pooled map the gate learns from (distil.cuh).
+// and optionally a second, dense call whose pooled map the gate learns from (distil.cuh). In rows of packed documents each of these
+// calls is two (block_documents.cuh).
 #pragma once
+#include "attention/blocks/block_documents.cuh"
 #include "attention/blocks/block_text.cuh"
 #include "attention/blocks/block_texts.cuh"
 #include "attention/blocks/block_tiles.cuh"
 #include "attention/blocks/distil.cuh"
 #include "attention/gates/head_gate.cuh"
+#include "attention/gates/row_gate.cuh"
 #include "attention/kernel/layer.h"
 #include "attention/masks/distil_mode.h"
 #include "attention/masks/select.cuh"
@@ -55,9 +58,6 @@ struct BlockSparse : Policy {
     /// With `own` and `oracle`, a row's blocks are chosen by later queries too.
     bool needs_known_text() const { return query >= GateQuery::own && chooses() && (choice.threshold >= 0 || choice.top > 0); }
     bool is_causal() const { return !needs_known_text(); }
-    /// The queries of a block share their choice, and a bias for each block of keys, and the kernel reads both by tile. Tiles begin with
-    /// the row; blocks would have to begin with a document.
-    bool keeps_documents_apart() const { return false; }
 
     /// With top_k, exact. What a threshold keeps depends on the data; it counts as dense, an upper bound.
     PairCount expected_pairs(int heads, int T) const {
@@ -66,7 +66,7 @@ struct BlockSparse : Policy {
         PairCount count;
         for (int h = 0; h < heads; h++)
             for (int r = 0; r < s.blocks(); r++) {
-                const double rows = s.tokens(r), tiles = tiles_of(s.tokens(r));
+                const double rows = s.tokens(0, r), tiles = tiles_of(s.tokens(0, r));
                 const int forced = std::min(choice.leading, r);
                 const int past = sparse && h >= dense() ? forced + std::min(choice.top, r - forced) : r;
                 count.pairs += rows * past * block + rows * (rows + 1) / 2;
@@ -90,8 +90,8 @@ struct BlockSparse : Policy {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& shape) const {
-        return std::max(ForwardScratch<X>(*this, nullptr, shape).bytes,
-                        BackwardScratch<Wide<X>>(device, *this, nullptr, shape).bytes);
+        return std::max(ForwardScratch<X, Device>(device, *this, nullptr, shape).bytes,
+                        BackwardScratch<X, Device>(device, *this, nullptr, shape).bytes);
     }
 
     template <class Device, class X>
@@ -99,23 +99,21 @@ struct BlockSparse : Policy {
                  const Statistics<X>& statistics) const {
         const GateShape s = gate_shape(in);
         const Kept<Wide<X>> kept(*this, state.kept, in);
-        const ForwardScratch<X> scratch(*this, workspace, in);
+        const ForwardScratch<X, Device> scratch(device, *this, workspace, in);
         gate_scores(device, kept.gate, in, weights + wq.offset, weights + wk.offset, s);
         if (query == GateQuery::oracle)
-            scores_of_map(device, kept.gate.scores, dense_map(device, in, state, scratch, Statistics<X>{}), s);
+            scores_of_map(device, kept.gate.scores, dense_map(device, in, state, kept, scratch, Statistics<X>{}), s);
         if (distils()) learn_from_dense(device, in, state, kept, scratch, statistics);
         else if (state.score_inputs.auxiliary)
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, in.B * in.NH, 0);
         if (distil_mode == Distil::alone) return;   // the layer's output is the dense call's
 
         if (gates_output()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
-        if (kept.list)
-            choose_tiles(device, scratch.block_count, scratch.blocks, kept.gate.scores, {s.B, s.NH, s.NH, s.blocks()}, choice);
-        spread_blocks(device, kept.count, kept.list, kept.biases, scratch.block_count, scratch.blocks, kept.gate.scores,
-                      {s, dense()});
+        if (lists(in)) list_tiles(device, kept, scratch, mask == BlockMask::soft ? everything() : choice, kept.biases, s);
+        else spread_blocks(device, nullptr, nullptr, kept.biases, nullptr, nullptr, kept.gate.scores, {s, dense()});
         const AttentionForward<X> a = sparse_arguments(in, state, kept, statistics);
-        if (kept.biases) attention_forward(device, BiasedTiles(*this), a);
-        else attention_forward(device, PlainTiles(*this), a);
+        if (kept.biases) attend(device, BiasedTiles(*this), a, scratch);
+        else attend(device, PlainTiles(*this), a, scratch);
     }
 
     // ---- the next row of a text
@@ -171,14 +169,14 @@ struct BlockSparse : Policy {
         using W = Wide<X>;
         const GateShape s = gate_shape(in);
         const Kept<W> kept(*this, state.kept, in);
-        const BackwardScratch<W> scratch(device, *this, workspace, in);
+        const BackwardScratch<X, Device> scratch(device, *this, workspace, in);
         AttentionBackward<X> g{};
         g.dout = dout, g.dq = to.q, g.dk = to.k, g.dv = to.v;
         g.dgate = more.of.gate, g.dtile = scratch.dbiases, g.workspace = scratch.kernel;
         if (scratch.dbiases) fill(device, scratch.dbiases, tile_pairs(in), W(0));   // unvisited tiles stay 0
         const AttentionForward<X> a = sparse_arguments(in, state, kept, Statistics<X>{});
-        if (kept.biases) attention_backward(device, BiasedTiles(*this), a, g);
-        else attention_backward(device, PlainTiles(*this), a, g);
+        if (kept.biases) attend_backward(device, BiasedTiles(*this), a, g, scratch);
+        else attend_backward(device, PlainTiles(*this), a, g, scratch);
 
         gather_dscores(device, scratch.dscores, scratch.dbiases, kept.gate.scores, kept.distilled, more.dloss, {s, dense()});
         gate_scores_backward(device, scratch.gate, more.dq_pre, more.dk_pre, more.dweights + wq.offset, more.dweights + wk.offset,
@@ -195,6 +193,10 @@ protected:
     int dense() const { return choice.dense_heads; }
     bool distils() const { return distil_mode != Distil::nobody; }
     GateShape gate_shape(const LayerShape& s) const { return {s.B, s.T, NH, NKV, HS, block, query}; }
+    template <class X>
+    GateShape gate_shape(const LayerInputs<X>& in) const {
+        return {in.B, in.T, NH, NKV, HS, block, query, in.documents};
+    }
     HeadGate head_gate_options() const { return {head_weight.offset, head_bias.offset, head_threshold, straight_through, dense()}; }
 
 private:
@@ -208,6 +210,13 @@ private:
         return size_t(s.B) * s.NH * gate_shape(s).blocks() * gate_shape(s).blocks();
     }
 
+    /// Whether the sparse call has lists of tiles. With documents, where it is two, the second visits past blocks of the document alone.
+    template <class X>
+    bool lists(const LayerInputs<X>& in) const {
+        return chooses() || (in.documents && distil_mode != Distil::alone);
+    }
+    TileChoice everything() const { return {.dense_heads = NH}; }
+
     /// Kept from the forward to the backward pass. Null where the options do not need it.
     template <class W>
     struct Kept {
@@ -216,28 +225,28 @@ private:
         GateMemory<W> gate;
         W* distilled = nullptr;                 // (B, NH, N, N) gradient of the distillation loss by the scores
         W* biases = nullptr;                    // (B, NH, tiles, tiles) log sigmoid(score)
-        int *count = nullptr, *list = nullptr;  // (B, NH, tiles), (B, NH, tiles, tiles)
+        int *count, *list;                      // (B, NH, tiles), (B, NH, tiles, tiles)
 
         Kept(const BlockSparse& p, std::byte* memory, const LayerShape& s) : allocator(memory), gate(allocator, p.gate_shape(s)) {
             if (p.distils()) distilled = allocator.take<W>(p.block_pairs(s));
-            const bool sparse = p.distil_mode != Distil::alone;
-            if (sparse && p.mask != BlockMask::hard) biases = allocator.take<W>(tile_pairs(s));
-            if (sparse && p.mask != BlockMask::soft)
-                count = allocator.take<int>(size_t(s.B) * s.NH * tiles_of(s.T)), list = allocator.take<int>(tile_pairs(s));
+            if (p.distil_mode != Distil::alone && p.mask != BlockMask::hard) biases = allocator.take<W>(tile_pairs(s));
+            count = allocator.take<int>(size_t(s.B) * s.NH * tiles_of(s.T)), list = allocator.take<int>(tile_pairs(s));
             bytes = allocator.bytes();
         }
     };
 
-    template <class X>
+    template <class X, class Device>
     struct ForwardScratch {
         size_t bytes;
+        BumpAllocator allocator;
+        BlocksOfDocuments<Device, X> of_documents;
         int *block_count, *blocks;         // (B, NH, N), (B, NH, N, N)
         Wide<X>*tile_max, *divergences;    // (B, NH, T, tiles), (B, NH, N)
         X* out;                            // (B, T, NH, HS), the teacher's where it is not the layer's output
         Wide<X>* lse;                      // (B, NH, T)
 
-        ForwardScratch(const BlockSparse& p, std::byte* memory, const LayerShape& s) {
-            BumpAllocator allocator(memory);
+        ForwardScratch(Device device, const BlockSparse& p, std::byte* memory, const LayerShape& s)
+            : allocator(memory), of_documents(device, allocator, s, BiasedTiles(p)) {
             const bool oracle = p.query == GateQuery::oracle, second = p.distil_mode == Distil::jointly || oracle;
             const size_t rows = size_t(s.B) * s.NH * s.T, d = p.distils() || oracle;
             block_count = allocator.take<int>(size_t(s.B) * s.NH * p.gate_shape(s).blocks());
@@ -249,18 +258,19 @@ private:
         }
     };
 
-    template <class W>
+    template <class X, class Device>
     struct BackwardScratch {
+        using W = Wide<X>;
         size_t bytes;
+        BumpAllocator allocator;
+        BlocksOfDocuments<Device, X> of_documents;
+        GateGradients<W> gate;
         W* dbiases = nullptr;   // (B, NH, tiles, tiles)
         W* dscores;              // (B, NH, N, N)
         std::byte *kernel, *heads;
-        BumpAllocator allocator;
-        GateGradients<W> gate;
 
-        template <class Device>
         BackwardScratch(Device device, const BlockSparse& p, std::byte* memory, const LayerShape& s)
-            : allocator(memory), gate(allocator, p.gate_shape(s)) {
+            : allocator(memory), of_documents(device, allocator, s, BiasedTiles(p)), gate(allocator, p.gate_shape(s)) {
             if (p.distil_mode != Distil::alone && p.mask != BlockMask::hard) dbiases = allocator.take<W>(tile_pairs(s));
             dscores = allocator.take<W>(p.block_pairs(s));
             kernel = allocator.take<std::byte>(attention_workspace(device, BiasedTiles(p), s.B, s.T, s.T, s.NH));
@@ -269,37 +279,64 @@ private:
         }
     };
 
+    /// kept.count and kept.list: the tiles of the blocks that `visited` says; and the biases of tiles, where they are not null.
+    template <class Device, class X>
+    void list_tiles(Device device, const Kept<Wide<X>>& kept, const ForwardScratch<X, Device>& scratch, const TileChoice& visited,
+                    Wide<X>* biases, const GateShape& s) const {
+        choose_tiles(device, scratch.block_count, scratch.blocks, kept.gate.scores, {s.B, s.NH, s.NH, s.blocks()}, visited,
+                     FirstBlock{s});
+        spread_blocks(device, kept.count, kept.list, biases, scratch.block_count, scratch.blocks, kept.gate.scores, {s, dense()});
+    }
+
     template <class X>
     AttentionForward<X> sparse_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Kept<Wide<X>>& kept,
                                          const Statistics<X>& statistics) const {
         AttentionForward<X> a = kernel_arguments(in, state, statistics);
         a.tile = kept.biases;
-        a.list = {kept.count, kept.list, tiles_of(in.T)};
+        if (lists(in)) a.list = {kept.count, kept.list, tiles_of(in.T)};
+        if (in.documents) a.statistics.tile_max = nullptr;   // the two calls have different tiles
         return a;
+    }
+
+    template <class Device, class X, class P>
+    void attend(Device device, const P& policy, AttentionForward<X> a, const ForwardScratch<X, Device>& scratch) const {
+        if (!a.documents) return attention_forward(device, policy, a);
+        const Wide<X>* const gate = std::exchange(a.gate, nullptr);
+        scratch.of_documents.forward(device, policy, a, {block, block, a.T, a.documents});
+        if (gate) gate_rows_forward(device, a.gated_out, a.out, gate, size_t(a.B) * a.T * a.NH, a.HS);
+    }
+    template <class Device, class X, class P>
+    void attend_backward(Device device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                         const BackwardScratch<X, Device>& scratch) const {
+        if (!a.documents || !a.list) return attention_backward(device, policy, a, g);   // without lists it is dense, and one call
+        scratch.of_documents.backward(device, policy, a, g, {block, block, a.T, a.documents});
     }
 
     /// The map of a dense call, which is the layer's output while the gate alone is distilled; `statistics` are then of that call.
     template <class Device, class X>
-    DenseMap<Wide<X>> dense_map(Device device, const LayerInputs<X>& in, LayerState<X>& state, const ForwardScratch<X>& scratch,
-                                const Statistics<X>& statistics) const {
+    DenseMap<Wide<X>> dense_map(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
+                                const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
         const bool is_output = distil_mode == Distil::alone;
         AttentionForward<X> a = kernel_arguments(in, state, is_output ? statistics : Statistics<X>{});
         a.gate = nullptr, a.gated_out = nullptr;
         if (!is_output) a.out = scratch.out, a.lse = scratch.lse;
-        if (!a.statistics.tile_max) a.statistics.tile_max = scratch.tile_max;
-        attention_forward(device, PlainTiles(*this), a);
+        if (in.documents || !a.statistics.tile_max) a.statistics.tile_max = scratch.tile_max;
+        if (in.documents) {
+            list_tiles(device, kept, scratch, everything(), nullptr, gate_shape(in));
+            a.list = {kept.count, kept.list, tiles_of(in.T)};
+        }
+        attend(device, PlainTiles(*this), a, scratch);
         return {a.statistics.tile_max, a.lse};
     }
 
     /// The dense call and the distillation from it: fills kept.distilled and state.score_inputs.auxiliary.
     template <class Device, class X>
     void learn_from_dense(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
-                          const ForwardScratch<X>& scratch, const Statistics<X>& statistics) const {
+                          const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
         const GateShape s = gate_shape(in);
-        const DenseMap<Wide<X>> map = dense_map(device, in, state, scratch, statistics);
-        const int skipped = int(distil_skip * float(s.blocks()));
+        const DenseMap<Wide<X>> map = dense_map(device, in, state, kept, scratch, statistics);
         distil(device, kept.distilled, scratch.divergences, kept.gate.scores, map, s,
-               Distillation{distil_weight, dense(), std::max(1, skipped)});
+               Distillation{distil_weight, dense(), distil_skip});
         if (state.score_inputs.auxiliary)
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, s.B * s.NH, s.blocks());
     }

@@ -32,7 +32,8 @@ struct PlainTiles : Policy {
     bool gates_output() const { return true; }
 };
 
-/// From blocks to tiles, for query tile `tile` of a head: block c of the choice has m = block / TILE tiles.
+/// From blocks to tiles, for query tile `tile` of a head: block c of the choice has m = block / TILE tiles. With documents tiles are of
+/// the rows of blocks (BlockQueries, BlockKeys), own blocks are not listed, and what is between documents is for tiles that none visits.
 struct BlockTiles {
     GateShape s;
     int dense;   // the first heads, without a gate
@@ -50,7 +51,10 @@ struct BlockTiles {
 
     /// Entry n of the list of a query tile whose block visits `blocks` (count of them, ascending, its own last).
     constexpr int listed(const int* blocks, int n) const { return blocks[n / of_block()] * of_block() + n % of_block(); }
-    constexpr int count(int blocks, int q_tile) const { return (blocks - 1) * of_block() + q_tile % of_block() + 1; }
+    constexpr int count(int blocks, int q_tile) const {
+        if (s.documents) return std::max(0, blocks - 1) * of_block();
+        return (blocks - 1) * of_block() + q_tile % of_block() + 1;
+    }
 
     /// dL/dscore of (r, c) from the gradients of its tiles' biases, whose derivative is sigmoid(-score).
     template <class W>

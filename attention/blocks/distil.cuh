@@ -5,37 +5,47 @@
 //     L = lambda (mean over the rows r of all gated heads of KL(t_r || p_r))              dL/dscore = lambda (p - t) / rows
 // R is computed as exp(max over i of (largest z of row i in the block's tiles - LSE_i)) from two outputs of the attention kernel,
 // statistics.tile_max and the log-sum-exp; t is a softmax of these exponents, which is defined however small R is.
-// A token's weight in the objective is 1 / tokens, so each sequence counts T times.
+// A token's weight in the objective is 1 / tokens, so each sequence counts T times; of packed documents each is a sequence.
 #pragma once
 #include "attention/blocks/block_gate.cuh"
 #include "attention/kernel/walk.h"
 
-/// What is distilled: heads from `dense` on, rows from first_row on (row 0 has no block to choose).
+/// What is distilled: heads from `dense` on, and of each text the rows behind a share of them, `skip`, and behind the first, which has
+/// no block to choose.
 struct Distillation {
     float lambda;
-    int dense, first_row;
+    int dense;
+    float skip;
 
-    /// The weight of one row's divergence: lambda times T over the sequence's number of rows.
-    constexpr float row_weight(const GateShape& s) const {
-        const int rows = (s.NH - dense) * (s.blocks() - first_row);
-        return rows > 0 ? lambda * float(s.T) / float(rows) : 0;
+    /// The blocks past which row (b, h, r) is distilled: s.first() to r - 1, or none; and the weight of its divergence, lambda times
+    /// the tokens of its text over the number of rows.
+    struct Row {
+        int first, end;
+        float weight;
+        constexpr int count() const { return end - first; }
+    };
+    constexpr Row row(const GateShape& s, int b, int h, int r) const {
+        const int first = s.first(b, r), tokens = s.tokens_of_text(b, r), blocks = (tokens + s.block - 1) / s.block;
+        const int first_row = std::max(1, int(skip * float(blocks))), rows = (s.NH - dense) * (blocks - first_row);
+        if (h < dense || r - first < first_row) return {first, first, 0};
+        return {first, r, lambda * float(tokens) / float(rows)};
     }
-    constexpr bool counts(int h, int r) const { return h >= dense && r >= first_row; }
 };
 
-/// The maxima (B, NH, T, tiles) and the log-sum-exp (B, NH, T) of dense causal attention.
+/// The maxima (B, NH, T, tiles) and the log-sum-exp (B, NH, T) of dense causal attention. With documents the maxima are by the rows of
+/// blocks (BlockQueries, BlockKeys).
 template <class W>
 struct DenseMap {
     const W *tile_max, *lse;
 
     /// log R_rc.
     constexpr W exponent(const GateShape& s, int b, int h, int r, int c) const {
-        const int tiles = tiles_of(s.T), of_block = s.block / TILE;
-        const size_t bh = size_t(b) * s.NH + h;
+        const int tiles = tiles_of(s.T), of_block = s.block / TILE, begin = s.queries_begin(b, r), count = s.tokens(b, r);
+        const size_t rows = (size_t(b) * s.NH + h) * s.T;
         W largest = -1e30f;
-        for (int i = r * s.block; i < r * s.block + s.tokens(r); i++)
+        for (int i = 0; i < count; i++)
             for (int tile = c * of_block; tile < (c + 1) * of_block; tile++) {
-                const W here = tile_max[(bh * s.T + i) * tiles + tile] - lse[bh * s.T + i];
+                const W here = tile_max[(rows + r * s.block + i) * tiles + tile] - lse[rows + begin + i];
                 if (here > largest) largest = here;
             }
         return largest;
@@ -58,21 +68,23 @@ void distil(CPU, X* dscores, X* divergences, const X* scores, const DenseMap<X>&
         for (int h = 0; h < s.NH; h++)
             for (int r = 0; r < N; r++) {
                 const size_t row = s.of_query(b, h, r);
+                const X* mine = scores + row * N;
                 X* to = dscores + row * N;
                 std::fill_n(to, N, X(0));
                 divergences[row] = 0;
-                if (!d.counts(h, r)) continue;
-                for (int c = 0; c < r; c++) to[c] = map.exponent(s, b, h, r, c);
-                const X of_teacher = log_sum(to, r), of_student = log_sum(scores + row * N, r), weight = d.row_weight(s);
-                for (int c = 0; c < r; c++) {
-                    const X log_t = to[c] - of_teacher, log_p = scores[row * N + c] - of_student, t = std::exp(log_t);
-                    divergences[row] += weight * t * (log_t - log_p);
-                    to[c] = weight * (std::exp(log_p) - t);
+                const Distillation::Row of = d.row(s, b, h, r);
+                if (of.count() == 0) continue;
+                for (int c = of.first; c < of.end; c++) to[c] = map.exponent(s, b, h, r, c);
+                const X of_teacher = log_sum(to + of.first, of.count()), of_student = log_sum(mine + of.first, of.count());
+                for (int c = of.first; c < of.end; c++) {
+                    const X log_t = to[c] - of_teacher, log_p = mine[c] - of_student, t = std::exp(log_t);
+                    divergences[row] += of.weight * t * (log_t - log_p);
+                    to[c] = of.weight * (std::exp(log_p) - t);
                 }
             }
 }
 
-/// scores (B, NH, N, N) = log R_rc for c < r: what a perfect gate would say.
+/// scores (B, NH, N, N) = log R_rc for past blocks c: what a perfect gate would say.
 template <class X>
 void scores_of_map(CPU, X* scores, const DenseMap<X>& map, const GateShape& s) {
     const int N = s.blocks();
@@ -80,7 +92,7 @@ void scores_of_map(CPU, X* scores, const DenseMap<X>& map, const GateShape& s) {
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++)
             for (int r = 0; r < N; r++)
-                for (int c = 0; c < r; c++) scores[s.of_query(b, h, r) * N + c] = map.exponent(s, b, h, r, c);
+                for (int c = s.first(b, r); c < r; c++) scores[s.of_query(b, h, r) * N + c] = map.exponent(s, b, h, r, c);
 }
 
 /// auxiliary (heads) = sums over the rows of divergences (heads, rows); zero where rows is 0.
@@ -116,27 +128,31 @@ __global__ void distil_kernel(W* dscores, W* divergences, const W* scores, const
                               const Distillation d) {
     using namespace distillation;
     auto& shared = dynamic_shared<Shared>();
-    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, N = s.blocks(), end = d.counts(h, r) ? r : 0;
+    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, N = s.blocks(), lane = threadIdx.x;
+    const Distillation::Row of = d.row(s, b, h, r);
     const size_t row = s.of_query(b, h, r);
-    const W* mine = scores + row * N;
-    W* to = dscores + row * N;
-    for (int c = threadIdx.x; c < N; c += THREADS) to[c] = c < end ? map.exponent(s, b, h, r, c) : 0;
-    const float of_teacher = log_sum(to, end, shared), of_student = log_sum(mine, end, shared), weight = d.row_weight(s);
+    for (int c = lane; c < N; c += THREADS)
+        if (c < of.first || c >= of.end) dscores[row * N + c] = 0;
+    const W* mine = scores + row * N + of.first;   // from here on c counts from there
+    W* to = dscores + row * N + of.first;
+    for (int c = lane; c < of.count(); c += THREADS) to[c] = map.exponent(s, b, h, r, of.first + c);
+    const float of_teacher = log_sum(to, of.count(), shared), of_student = log_sum(mine, of.count(), shared);
     float sum = 0;
-    for (int c = threadIdx.x; c < end; c += THREADS) {
+    for (int c = lane; c < of.count(); c += THREADS) {
         const float log_t = to[c] - of_teacher, log_p = mine[c] - of_student, t = expf(log_t);
         sum += t * (log_t - log_p);
-        to[c] = weight * (expf(log_p) - t);
+        to[c] = of.weight * (expf(log_p) - t);
     }
     sum = block_sum<WARPS>(sum, shared.parts);
-    if (threadIdx.x == 0) divergences[row] = end > 0 ? weight * sum : 0;
+    if (lane == 0) divergences[row] = of.count() > 0 ? of.weight * sum : 0;
 }
 
 /// Block (r, h, b).
 template <class W>
 __global__ void scores_of_map_kernel(W* scores, const DenseMap<W> map, const GateShape s) {
     const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
-    for (int c = threadIdx.x; c < r; c += blockDim.x) scores[s.of_query(b, h, r) * s.blocks() + c] = map.exponent(s, b, h, r, c);
+    for (int c = s.first(b, r) + threadIdx.x; c < r; c += blockDim.x)
+        scores[s.of_query(b, h, r) * s.blocks() + c] = map.exponent(s, b, h, r, c);
 }
 inline void scores_of_map(GPU device, float* scores, const DenseMap<float>& map, const GateShape& s) {
     launch(device, scores_of_map_kernel<float>, Grid(s.blocks(), s.NH, s.B), 64, 0, scores, map, s);

@@ -4,6 +4,8 @@
 //     n = (its first token) / stride
 // No two have the same where blocks are at least a stride long and lie in one document; numbers end where those of a single text of T
 // tokens end; and those of a document are consecutive. Some numbers are of no block. In a row that is one text block n begins at n stride.
+// Where queries go by blocks too, those of a document's end are cut short. Of these and the whole ones, all but the first of each
+// document follow a whole block, and so have numbers that no two of them share: one more than that of the block before.
 #pragma once
 #include "model/batch.h"
 
@@ -24,6 +26,24 @@ struct DocumentBlocks {
         if (last >= T) return -1;
         const int t = last - inside(b, last) % stride;
         return t + length <= T && start(b, t + length - 1) == start(b, t) ? t : -1;
+    }
+
+    /// The first token of the block behind block n - 1, whole or not; -1: its document has no tokens there. For length == stride.
+    constexpr int following(int b, int n) const {
+        const int before = n > 0 ? begin(b, n - 1) : -1, t = before + length;
+        return before >= 0 && t < T && start(b, t) == start(b, before) ? t : -1;
+    }
+
+    /// Tokens of token t's document in the row.
+    constexpr int tokens(int b, int t) const {
+        if (!documents) return T;
+        int first = t + 1, last = T;   // the next document's first token is among these
+        while (first < last) {
+            const int middle = (first + last) / 2;
+            if (start(b, middle) == start(b, t)) first = middle + 1;
+            else last = middle;
+        }
+        return first - start(b, t);
     }
 
 private:
@@ -51,5 +71,23 @@ struct BlockKeys {
     constexpr int row(int b, int /*h*/, int token) const {
         const int inside = blocks.inside(b, token), n = blocks.first(b, token) + inside / blocks.length;
         return blocks.begin(b, n) == token - inside % blocks.length ? n * blocks.length + inside % blocks.length : -1;
+    }
+};
+
+/// A `Rows` of queries: row n length + m is token m of following(n), so that rows of a tile are of one block of queries. Tokens of the
+/// first blocks of documents are in no row.
+struct BlockQueries {
+    static constexpr bool per_head = false;
+    int count, T;
+    DocumentBlocks blocks;
+    explicit constexpr BlockQueries(const DocumentBlocks& of) : count(of.T), T(of.T), blocks(of) {}
+
+    constexpr int token(int b, int /*h*/, int row) const {
+        const int begin = blocks.following(b, row / blocks.length), m = row % blocks.length;
+        return begin >= 0 && begin + m < T && blocks.inside(b, begin + m) == blocks.inside(b, begin) + m ? begin + m : -1;
+    }
+    constexpr int row(int b, int /*h*/, int token) const {
+        const int inside = blocks.inside(b, token);
+        return inside < blocks.length ? -1 : blocks.first(b, token) * blocks.length + inside;
     }
 };

@@ -12,7 +12,7 @@ struct RowMerge {
     Branch<X, Rows> rows;
     X* out;             // (B, T, NH, HS)
     W* lse;             // (B, NH, T)
-    Statistics<X> to;   // entropy, pairs and tiles, or null
+    Statistics<X> to;   // entropy, pairs, tiles and gates on pairs, or null
 
     constexpr size_t text(int b, int h, int t) const { return (size_t(b) * s.NH + h) * s.T + t; }
     constexpr size_t row(int b, int h, int r) const { return (size_t(b) * s.NH + h) * rows.rows.count + r; }
@@ -40,6 +40,7 @@ struct RowMerge {
         each_row(b, h, t, [&](int r, W of_row) {
             if (to.entropy) to.entropy[at] += part(rows.statistics.entropy[row(b, h, r)], of_row);
             if (to.pairs) to.pairs[at] += rows.statistics.pairs[row(b, h, r)];
+            if (rows.statistics.pair_gate) to.pair_gate[at] += rows.statistics.pair_gate[row(b, h, r)];
         });
         const size_t bh = size_t(b) * s.NH + h;
         if (to.tiles && t % TILE == 0)

@@ -129,7 +129,8 @@ private:
             if (token < 0) continue;
             const size_t bht = at.at_BHT(b, h, token);
             finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.at_BTH(b, h, token), bht);
-            if (P::gates_pairs && a.statistics.pair_gate) a.statistics.pair_gate[bht] = tile.rows[r].pair_gates;
+            if (!P::gates_pairs || !a.statistics.pair_gate) continue;
+            a.statistics.pair_gate[bht] = tile.rows[r].pair_gates + (write == Write::add ? a.statistics.pair_gate[bht] : X(0));
         }
         if (a.statistics.tiles) add_visited(b, h, i0 / TILE, X(tile.visited));
     }

@@ -5,7 +5,7 @@
 /// Adds keys to a softmax: out, lse and the statistics hold the result over other keys and are updated. They and q, k,
 /// v are over the rows.T tokens of a sequence; positions and lists are over the T == S == rows.count rows, each of
 /// which reads and writes its token.
-/// Preconditions: no two rows of a head hold the same token; no tile_max, no features, and so no gates on pairs.
+/// Preconditions: no two rows of a head hold the same token; no features but biases of tiles, which are by rows, as tile_max is.
 template <class X, class P, class Rows>
 void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
     attention_rows_forward(policy, a, rows, rows, Write::add);

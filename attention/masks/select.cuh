@@ -28,6 +28,12 @@ struct TileScores {
     constexpr size_t list(int b, int h, int r) const { return (size_t(b) * NH + h) * N + r; }
 };
 
+/// Says that tile 0 is the first of every tile's text. Where rows hold several texts, another function of (b, r) does, whose answer of
+/// r + 1 leaves tile r without a list.
+struct FirstTile {
+    constexpr int operator()(int /*b*/, int /*r*/) const { return 0; }
+};
+
 /// Whether candidate c is chosen: its rank is the number of better candidates.
 template <class W>
 constexpr bool chosen_by_rank(const W* scores, const TileChoice& choice, int r, int c) {
@@ -58,20 +64,21 @@ constexpr bool chosen(const W* scores, const TileChoice& choice, const Candidate
     return exp_of(scores[c] - softmax.largest) > W(choice.threshold) * softmax.sum;
 }
 
-/// count (B, NH, N) and tiles (B, NH, N, N), ascending.
-template <class W>
-void choose_tiles(CPU, int* count, int* tiles, const W* scores, const TileScores& s, const TileChoice& choice) {
+/// count (B, NH, N) and tiles (B, NH, N, N), ascending. Tiles of a text count from its first.
+template <class W, class First = FirstTile>
+void choose_tiles(CPU, int* count, int* tiles, const W* scores, const TileScores& s, const TileChoice& choice, First first_of = {}) {
 #pragma omp parallel for collapse(3)
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++)
-            for (int r = 0; r < s.N; r++) {
-                const W* mine = scores + s.row(b, h, r);
+            for (int tile = 0; tile < s.N; tile++) {
+                const int first = first_of(b, tile), r = tile - first;
+                const W* mine = scores + s.row(b, h, tile) + first;
                 const CandidateSoftmax<W> softmax(mine, choice, r);
-                int* list = tiles + s.list(b, h, r) * s.N;
+                int* list = tiles + s.list(b, h, tile) * s.N;
                 int n = 0;
                 for (int c = 0; c <= r; c++)
-                    if (chosen(mine, choice, softmax, h, r, c)) list[n++] = c;
-                count[s.list(b, h, r)] = n;
+                    if (chosen(mine, choice, softmax, h, r, c)) list[n++] = first + c;
+                count[s.list(b, h, tile)] = n;
             }
 }
 
@@ -146,29 +153,32 @@ __device__ Cut cut_of_shares(const W* scores, const TileChoice& choice, int r) {
 }   // namespace choosing
 
 /// One warp per query tile; 32 key tiles at a time.
-template <class W>
-__global__ void choose_tiles_kernel(int* count, int* tiles, const W* scores, const TileScores s, const TileChoice choice) {
-    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
-    const W* mine = scores + s.row(b, h, r);
+template <class W, class First>
+__global__ void choose_tiles_kernel(int* count, int* tiles, const W* scores, const TileScores s, const TileChoice choice,
+                                    const First first_of) {
+    const int tile = blockIdx.x, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
+    const int begin = first_of(b, tile), r = tile - begin;
+    const W* mine = scores + s.row(b, h, tile) + begin;
     using namespace choosing;
     ChosenByCut by_cut(choice.threshold < 0 ? cut_of_greatest(mine, choice, r) : cut_of_shares(mine, choice, r));
     const unsigned before = (1u << lane) - 1;
-    int* list = tiles + s.list(b, h, r) * s.N;
+    int* list = tiles + s.list(b, h, tile) * s.N;
     int n = 0;
     for (int first = 0; first <= r; first += WARP) {
         const int c = first + lane;
         const bool always = c <= r && (h < choice.dense_heads || choice.forced(r, c)), candidate = c <= r && !choice.forced(r, c);
         const bool above = by_cut.has(candidate, candidate ? ordered(mine[c]) : 0), take = always || above;
         const unsigned taken = __ballot_sync(ALL_LANES, take);
-        if (take) list[n + __popc(taken & before)] = c;
+        if (take) list[n + __popc(taken & before)] = begin + c;
         n += __popc(taken);
     }
-    if (lane == 0) count[s.list(b, h, r)] = n;
+    if (lane == 0) count[s.list(b, h, tile)] = n;
 }
 
-template <class W>
-void choose_tiles(GPU device, int* count, int* tiles, const W* scores, const TileScores& s, const TileChoice& choice) {
-    launch(device, choose_tiles_kernel<W>, Grid(s.N, s.NH, s.B), WARP, 0, count, tiles, scores, s, choice);
+template <class W, class First = FirstTile>
+void choose_tiles(GPU device, int* count, int* tiles, const W* scores, const TileScores& s, const TileChoice& choice,
+                  First first_of = {}) {
+    launch(device, choose_tiles_kernel<W, First>, Grid(s.N, s.NH, s.B), WARP, 0, count, tiles, scores, s, choice, first_of);
 }
 
 #endif

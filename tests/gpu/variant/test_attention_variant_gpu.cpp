@@ -41,6 +41,7 @@ LayerNumbers numbers_for(AttentionCase<double>& layer) {
 struct LayerResults {
     Numbers out, lse;
     Numbers dqk, dv, dqk_pre, dweights, dx, auxiliary;
+    Numbers entropy, pairs, tiles, pair_gate;   // of packed documents
 };
 
 /// Forward and backward pass of one layer. What has to be overwritten starts as NaN.
@@ -88,9 +89,17 @@ LayerResults run_layer(const Variant& variant, const AttentionCase<double>& laye
     Array<Device, W> auxiliary(B * NH, facts.has_auxiliary_loss ? NAN : 0);
     if (facts.has_auxiliary_loss) state.score_inputs.auxiliary = auxiliary.data();
     const ScoreInputs<X> dscore_inputs = extras_of(dhead, drow, dcolumn, dtoken, dgate);
-    const LayerInputs<X> in{shape, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(), qk.data() + k_at,
-                            qkv.data() + qk_row, qk_row, v_row, cosine.data(), sine.data()};
-    passes.forward(device, in, weights.data(), state, scratch, {});
+    LayerInputs<X> in{shape, x.data(), qk_pre.data(), qk_pre.data() + k_at, qk.data(), qk.data() + k_at,
+                      qkv.data() + qk_row, qk_row, v_row, cosine.data(), sine.data()};
+    Array<Device, int32_t> starts(layer.documents ? Numbers(layer.documents.start, layer.documents.start + B * T) : Numbers{0});
+    Array<Device, W> entropy(B * NH * T, 0), pairs(B * NH * T, 0), tiles(B * NH * tiles_of(int(T)), 0), pair_gate(B * NH * T, 0);
+    Statistics<X> statistics;
+    if (layer.documents) {
+        in.documents = {starts.data(), int(T)};
+        statistics.entropy = entropy.data(), statistics.pairs = pairs.data();
+        statistics.tiles = tiles.data(), statistics.pair_gate = pair_gate.data();
+    }
+    passes.forward(device, in, weights.data(), state, scratch, statistics);
     ScoreInputGradients<X> gradients{dscore_inputs, facts.reads_qk_pre ? dqk_pre.data() : nullptr,
                                 facts.reads_qk_pre ? dqk_pre.data() + k_at : nullptr,
                                 facts.reads_x ? dx.data() : nullptr, dweights.data()};
@@ -98,7 +107,8 @@ LayerResults run_layer(const Variant& variant, const AttentionCase<double>& laye
     passes.backward(device, in, weights.data(), state, dout.data(), to, gradients, scratch);
 
     LayerResults r{facts.gated ? gated_out.numbers() : out.numbers(), lse.numbers(), dqk.numbers(), dqkv.numbers(),
-                   dqk_pre.numbers(), dweights.numbers(), dx.numbers(), auxiliary.numbers()};
+                   dqk_pre.numbers(), dweights.numbers(), dx.numbers(), auxiliary.numbers(),
+                   entropy.numbers(), pairs.numbers(), tiles.numbers(), pair_gate.numbers()};
     r.dweights.resize(numbers.weights.size());
     if (!facts.reads_qk_pre) r.dqk_pre.clear();
     return r;
@@ -113,13 +123,15 @@ Numbers no_infinity(Numbers numbers) {
     return numbers;
 }
 
+/// With the first token of each token's document (B, T), where a row has several.
 template <class X>
-void check_layer(const Variant& variant, const LayerSizes& sizes) {
+void check_layer(const Variant& variant, const LayerSizes& sizes, const std::vector<int32_t>& starts = {}) {
     INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
     INFO("B " << sizes.B << ", T " << sizes.T << ", NH " << sizes.NH << ", NKV " << sizes.NKV << ", HS " << sizes.HS);
     for (const auto& [key, value] : sizes.settings) INFO(key << " " << value);
     const Variant& twin = named(variant.name);   // the CPU's
     AttentionCase<double> layer(twin, sizes);
+    if (!starts.empty()) layer.documents = {starts.data(), sizes.T};
     const LayerNumbers numbers = numbers_for<X>(layer);
     const LayerResults gpu = run_layer<GPU, X>(variant, layer, numbers);
     const LayerResults cpu = run_layer<CPU, double>(twin, layer, numbers);
@@ -133,6 +145,9 @@ void check_layer(const Variant& variant, const LayerSizes& sizes) {
     CHECK(difference(gpu.out, cpu.out, of_result) == "");
     CHECK(difference(no_infinity(gpu.lse), no_infinity(cpu.lse), of_result) == "");
     CHECK(difference(gpu.auxiliary, cpu.auxiliary, of_result) == "");
+    CHECK((gpu.pairs == cpu.pairs && gpu.tiles == cpu.tiles));
+    CHECK(difference(gpu.entropy, cpu.entropy, of_result) == "");
+    CHECK(difference(gpu.pair_gate, cpu.pair_gate, of_result) == "");
     for (const auto& [which, name] : GRADIENTS) {
         INFO("gradient of " << name);
         if (!(cpu.*which).empty()) CHECK(difference(gpu.*which, cpu.*which, of_gradient) == "");
@@ -200,5 +215,25 @@ GPU_VARIANT_CASE(" attention on the GPU: sequences so long that a mechanism whic
         const LayerSizes sizes{1, 340, 2, 1, 32, {{setting.key, few}}};
         if (setting.step != REAL && few != setting.value && few >= setting.lowest && few <= setting.highest && AttentionCase<double>::accepts(named(variant.name), sizes))
             check_layer<float>(variant, sizes);
+    }
+}
+
+// adaptive_sparse and seer, and what moba has of it: short documents, several that begin within 64 tokens, few blocks of many.
+GPU_VARIANT_CASE(" attention on the GPU: packed documents with blocks of queries that choose among their own, float32", "[gpu][attention][variant][documents]") {
+    std::vector<int32_t> starts;   // rows of 330
+    for (const auto& [begin, end] : {std::pair{0, 30}, {30, 31}, {31, 230}, {230, 233}, {233, 330}, {0, 330}})
+        starts.insert(starts.end(), end - begin, begin);
+    using Settings = std::map<std::string, double>;
+    for (const Settings& modes : {Settings{{"top_k", 2}}, {{"top_k", 2}, {"block", 128}, {"query", 1}}, {{"mask", 0}, {"query", 1}},
+                                  {{"mask", 1}, {"distil", 1}, {"top_k", 1}, {"sink", 1}}, {{"distil", 1}, {"distil_skip", 0.4}},
+                                  {{"threshold", 0.3}}, {{"distil", 2}}}) {
+        LayerSizes sizes{2, 330, 2, 1, 32};
+        bool has_blocks = false;
+        for (const Setting& setting : variant.settings()) {
+            has_blocks = has_blocks || setting.key == std::string(variant.name) + "_block";
+            for (const auto& [mode, value] : modes)
+                if (setting.key == variant.name + ("_" + mode)) sizes.settings[setting.key] = value;
+        }
+        if (has_blocks && sizes.settings.size() == modes.size()) check_layer<float>(variant, sizes, starts);
     }
 }

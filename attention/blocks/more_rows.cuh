@@ -1,0 +1,149 @@
+// Calls of the kernel that join the softmax of an earlier one: rows of queries in an order of their own (rows.cuh), a token in several
+// of them or in none, whose keys are in the order of another `Rows`. Backward they get the log-sum-exp and out of the whole softmax, as
+// in merge.cuh, and add to dq, dk and dv.
+// The CPU's kernel reads rows in place and goes on from the result that is there. On a GPU queries are copied, and keys and values
+// that are not in the text's order too, and results are merged into what is there.
+#pragma once
+#include "attention/blocks/merge_rows.cuh"
+#include "attention/branches/branches.cuh"
+
+/// The policy of rows that visit whole blocks in their past and nothing else. P is the text's policy.
+template <class P>
+struct ChosenBlock : P {
+    explicit ChosenBlock(const P& text) : P(text) {}
+    constexpr Tile tile(int /*h*/, int /*i0*/, int /*i1*/, int /*j0*/, int /*j1*/) const { return Tile::full; }
+    constexpr bool visible(int /*h*/, int /*i*/, int /*j*/) const { return true; }
+};
+
+/// Arguments of such a call from those of the text's. Biases and maxima of tiles, where there are any, are by rows.
+template <class X, class Rows>
+AttentionForward<X> more_arguments(AttentionForward<X> a, const Rows& rows, const TileList& list) {
+    a.T = rows.count, a.list = list, a.documents = {};
+    return a;
+}
+
+/// The passes of such calls, with their memory; `a` is of more_arguments().
+template <class Device, class X>
+class MoreRows;
+
+template <class X>
+class MoreRows<CPU, X> {
+public:
+    MoreRows(CPU, BumpAllocator&, const LayerShape&, int /*most*/, const Policy&) {}
+
+    template <class Keys>
+    void bring_keys(CPU, const AttentionForward<X>&, const Keys&) const {}
+
+    template <class P, class Rows, class Keys>
+    void forward(CPU device, const P& policy, const AttentionForward<X>& a, const Rows& rows, const Keys& keys) const {
+        attention_forward_queries(device, policy, a, rows, keys);
+    }
+    template <class P, class Rows, class Keys>
+    void backward(CPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows,
+                  const Keys& keys) const {
+        attention_backward_queries(device, policy, a, g, rows, keys);
+    }
+};
+
+#ifdef WITH_GPU
+
+/// to (B, R, NH) = from (B, T, NH) in the order of the rows, 0 for padding.
+template <class Rows>
+struct GatherGates {
+    float* to;
+    const float* from;
+    Rows rows;
+    int NH;
+    constexpr void operator()(unsigned row, int h) const {
+        const int b = int(row) / rows.count, token = rows.token(b, h, int(row) % rows.count);
+        to[size_t(row) * NH + h] = token < 0 ? 0 : from[(size_t(b) * rows.T + token) * NH + h];
+    }
+};
+
+template <class X>
+class MoreRows<GPU, X> {
+    template <class Keys>
+    static constexpr bool in_place = std::is_same_v<Keys, RowsInOrder>;
+
+public:
+    /// For calls of up to `most` rows under policies that gate pairs only if P does.
+    template <class P>
+    MoreRows(GPU, BumpAllocator& allocator, const LayerShape& s, int most, const P&)
+        : results_(static_cast<X*>(nullptr), allocator, s, most) {
+        const size_t rows = size_t(s.B) * most * s.NH * s.HS, keys = size_t(s.B) * s.T * s.NKV * s.HS;
+        if (P::gates_pairs) results_.statistics.pair_gate = allocator.take<float>(rows / s.HS);
+        q_ = allocator.take<X>(rows), results_.out = allocator.take<X>(rows), dout_ = allocator.take<X>(rows);
+        gate_ = allocator.take<float>(rows / s.HS);
+        dq_ = allocator.take<float>(rows), dk_ = allocator.take<float>(keys), dv_ = allocator.take<X>(keys);
+        k_ = allocator.take<X>(keys), v_ = allocator.take<X>(keys);
+    }
+
+    /// Before calls whose keys are `keys` of the text's call `a`.
+    template <class Keys>
+    void bring_keys(GPU device, const AttentionForward<X>& a, const Keys& keys) const {
+        if constexpr (!in_place<Keys>)
+            gather_rows(device, k_, a.k, keys, key_shape(a)), gather_rows(device, v_, a.v, keys, key_shape(a));
+    }
+
+    template <class P, class Rows, class Keys>
+    void forward(GPU device, const P& policy, const AttentionForward<X>& a, const Rows& rows, const Keys& keys) const {
+        AttentionForward<X> mine = gathered(device, a, rows, keys);
+        mine.statistics = results_.statistics_for(a.statistics);
+        mine.statistics.tile_max = a.statistics.tile_max;
+        if (P::gates_pairs && a.statistics.pair_gate) mine.statistics.pair_gate = results_.statistics.pair_gate;
+        attention_forward(device, policy, mine);
+        const Branch<X, Rows> found{rows, mine.out, mine.lse, mine.statistics};
+        merge_rows(device, RowMerge<X, Rows>{shape(a, rows), found, a.out, a.lse, a.statistics});
+    }
+
+    template <class P, class Rows, class Keys>
+    void backward(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows,
+                  const Keys& keys) const {
+        const RowShape of_rows = shape(a, rows);
+        const size_t q_row = size_t(a.NH) * a.HS, k_row = size_t(a.NKV) * a.HS;
+        AttentionForward<X> mine = gathered(device, a, rows, keys);
+        gather_rows(device, mine.out, Heads<const X>{a.out, q_row}, rows, of_rows);
+        gather_rows(device, dout_, Heads<const X>{g.dout, q_row}, rows, of_rows);
+        gather_scalars(device, mine.lse, static_cast<const float*>(a.lse), rows, a.B, rows.T, a.NH, float(-INFINITY));
+        if (a.gate) each_element(device, size_t(a.B) * rows.count, a.NH, GatherGates<Rows>{gate_, a.gate, rows, a.NH});
+        mine.gate = a.gate ? gate_ : nullptr;
+        AttentionBackward<X> to{};
+        to.dout = dout_, to.dtile = g.dtile, to.workspace = g.workspace;
+        to.dq = {dq_, q_row}, to.dk = {dk_, k_row}, to.dv = {dv_, k_row};
+        attention_backward(device, policy, mine, to);
+        send_rows_back(device, g.dq, static_cast<const float*>(dq_), rows, of_rows, Write::add);
+        if constexpr (in_place<Keys>) {
+            add_heads(device, g.dk, Heads<const float>{dk_, k_row}, a.B * a.S, a.NKV, a.HS);
+            add_heads(device, g.dv, Heads<const X>{dv_, k_row}, a.B * a.S, a.NKV, a.HS);
+        } else {
+            send_rows_back(device, g.dk, static_cast<const float*>(dk_), keys, key_shape(a), Write::add);
+            send_rows_back(device, g.dv, static_cast<const X*>(dv_), keys, key_shape(a), Write::add);
+        }
+    }
+
+private:
+    template <class Rows>
+    static RowShape shape(const AttentionForward<X>& a, const Rows& rows) {
+        return {a.B, rows.T, a.NH, a.NH, a.HS};
+    }
+    static RowShape key_shape(const AttentionForward<X>& a) { return {a.B, a.S, a.NKV, a.NKV, a.HS}; }
+
+    /// The arguments of a call with q in the order of its rows, k and v as bring_keys() has left them.
+    template <class Rows, class Keys>
+    AttentionForward<X> gathered(GPU device, AttentionForward<X> a, const Rows& rows, const Keys&) const {
+        gather_rows(device, q_, a.q, rows, shape(a, rows));
+        a.q = {q_, size_t(a.NH) * a.HS};
+        if (!in_place<Keys>) a.k = {k_, size_t(a.NKV) * a.HS}, a.v = {v_, size_t(a.NKV) * a.HS};
+        a.out = results_.out, a.lse = results_.lse, a.gate = nullptr, a.gated_out = nullptr, a.statistics = {};
+        return a;
+    }
+
+    BranchResults<X> results_;
+    X *q_, *dout_;   // (B, R, NH, HS)
+    X *k_, *v_;      // (B, T, NKV, HS) in the order of the keys, where that is not the text's
+    float* gate_;    // (B, R, NH)
+    float *dq_, *dk_;
+    X* dv_;
+};
+
+#endif
