@@ -37,12 +37,12 @@ struct Rope {
     double theta;
     bool rotates = true;   // false: all angles are 0
     double factor = 1;
-    double length = 1;     // what queries and keys are multiplied with besides, so that their products are by its square
+    double attention_scaling = 1;   // what queries and keys are multiplied with besides, so that their products are by its square
     bool operator==(const Rope&) const = default;
 };
 
 /// What only models of Gemma 3's form have. Besides: embeddings times sqrt(C), a gated feed-forward network with GELU in place of SiLU,
-/// norms of what both halves of a layer add to the residual stream, and norm weights that a folder holds less 1.
+/// norms of what both halves of a layer add to the residual stream, and norm weights of which a folder holds weight - 1.
 struct Gemma {
     double query_scalar = 256;   // logits are q.k / sqrt(query_scalar)                              (query_pre_attn_scalar)
     double local_theta = 1e4;    // RoPE's base in layers that slide; the others' is rope_theta      (rope_local_base_freq)

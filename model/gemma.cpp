@@ -120,13 +120,13 @@ void check_gemma(const Config& config, const std::string& where, int exit_code) 
         fail(code, where, ": rope_scaling has the factor ", gemma.rope_factor, ", expected 1 to ", LARGEST_FACTOR);
 }
 
-int full_attention_every(const json& object, const std::string& where) {
+int read_pattern(const json& object, const std::string& where) {
     for (const char* key : {"sliding_window_pattern", "_sliding_window_pattern"})   // transformers 4 writes one or the other
         if (has_field(object, key)) return int(integer_field(object, key, 1, 1 << 30, where));
     return 6;
 }
 
-int full_attention_every(const std::vector<bool>& slides) {
+int pattern_of_layers(const std::vector<bool>& slides) {
     size_t every = 1;
     while (every <= slides.size() && slides[every - 1]) every++;   // up to the first layer of full attention
     for (size_t l = 0; l < slides.size(); l++)
@@ -137,8 +137,8 @@ int full_attention_every(const std::vector<bool>& slides) {
 Rope Config::rope(int l) const {
     if (!gemma) return {rope_theta};
     const bool slides = of_layer(l).variant == "sliding_window";
-    const double length = std::pow(HS / gemma->query_scalar, 0.25);
-    return slides ? Rope{gemma->local_theta, true, 1, length} : Rope{rope_theta, true, gemma->rope_factor, length};
+    const double scaling = std::pow(HS / gemma->query_scalar, 0.25);
+    return slides ? Rope{gemma->local_theta, true, 1, scaling} : Rope{rope_theta, true, gemma->rope_factor, scaling};
 }
 
 double Config::embedding_scale() const { return gemma ? double(float(std::sqrt(double(C)))) : 1; }

@@ -69,9 +69,9 @@ TEST_CASE("Gemma's config.json as transformers 5 writes it", "[gemma][config]") 
     object["rope_parameters"] = rope_parameters({{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2e6}},
                                                 {{"rope_type", "default"}, {"rope_theta", 3e4}});
     Config c = read(object);
-    const double length = std::pow(256 / 168.0, 0.25);
-    CHECK(c.rope(5) == Rope{2e6, true, 8, length});
-    CHECK(c.rope(0) == Rope{3e4, true, 1, length});
+    const double scaling = std::pow(256 / 168.0, 0.25);
+    CHECK(c.rope(5) == Rope{2e6, true, 8, scaling});
+    CHECK(c.rope(0) == Rope{3e4, true, 1, scaling});
     object["rope_parameters"] = rope_parameters({{"rope_type", "default"}}, nullptr);   // defaults of transformers
     c = read(object);
     CHECK((c.rope_theta == 1e6 && c.gemma->local_theta == 1e4));
@@ -128,9 +128,9 @@ TEST_CASE("Gemma's config.json of layers that are all alike, or have no pattern"
     written = json::parse(config_to_json(read(object)));
     CHECK((written["sliding_window_pattern"] == 27 && written["layer_types"] == json(std::vector<std::string>(26, "sliding_attention"))));
     CHECK(read(written).layers.empty());
-    CHECK(full_attention_every({true, false, true, true}) == 0);
-    CHECK(full_attention_every({true, false, true}) == 2);
-    CHECK(full_attention_every({false, true}) == 0);
+    CHECK(pattern_of_layers({true, false, true, true}) == 0);
+    CHECK(pattern_of_layers({true, false, true}) == 2);
+    CHECK(pattern_of_layers({false, true}) == 0);
 }
 
 TEST_CASE("what Gemma's config.json must not say is refused by name", "[gemma][config]") {
