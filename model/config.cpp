@@ -12,6 +12,7 @@
 #include "model/base/options.h"
 #include "model/gemma.h"
 #include "model/layer_types.h"
+#include "model/rope_keys.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -111,6 +112,14 @@ constexpr ModelForm FORMS[] = {{"Qwen3ForCausalLM", "qwen3", true, false},
                                {"LlamaForCausalLM", "llama", false, false},
                                {"Gemma3ForCausalLM", "gemma3_text", true, false, true}};
 
+/// "Qwen3ForCausalLM, ... or Gemma3ForCausalLM"
+std::string all_architectures() {
+    std::string all;
+    for (const ModelForm& form : FORMS)
+        all += std::string(all.empty() ? "" : &form == std::end(FORMS) - 1 ? " or " : ", ") + form.architecture;
+    return all;
+}
+
 /// By `architectures` or, if that is missing, by `model_type`.
 const ModelForm& form_of(const json& object, const std::string& where) {
     std::string name;
@@ -119,15 +128,14 @@ const ModelForm& form_of(const json& object, const std::string& where) {
     } else {
         const json& list = object["architectures"];
         if (!list.is_array() || list.size() != 1 || !list[0].is_string())
-            fail(Exit::checkpoint, where,
-                 ": \"architectures\" must be a list of one name, [\"Qwen3ForCausalLM\"] or [\"Qwen2ForCausalLM\"]");
+            fail(Exit::checkpoint, where, ": \"architectures\" is ", list.is_array() ? written(list).substr(0, 80) : shown(list),
+                 ", expected a list of one name: ", all_architectures());
         name = list[0].get<std::string>();
     }
     for (const ModelForm& form : FORMS)
         if (name == form.architecture || name == form.model_type) return form;
     const bool gemma = name.starts_with("Gemma") || name.starts_with("gemma");
-    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80),
-         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM and Gemma3ForCausalLM are supported",
+    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\", expected ", all_architectures(),
          gemma ? "; of Gemma only the text models of its third generation, with a config.json of their own" : "");
 }
 
@@ -154,9 +162,7 @@ double read_rope(const json& object, const std::string& where) {
             if (has_field(rope, type_key) && rope[type_key] != "default")
                 fail(Exit::checkpoint, where, ": \"", key, "\" has \"", type_key, "\" ", shown(rope[type_key]),
                      "; only \"default\" is supported, RoPE is not scaled here");
-        if (has_field(rope, "partial_rotary_factor") && rope["partial_rotary_factor"] != 1.0)
-            fail(Exit::checkpoint, where, ": \"", key, "\" has \"partial_rotary_factor\" ", shown(rope["partial_rotary_factor"]),
-                 "; only 1 is supported, every channel of a head rotates");
+        require_whole_rotation(rope, key, where);
         if (!has_field(rope, "rope_theta")) continue;
         const double inner = rope_theta_of(rope, "rope_theta", where);
         if (theta != 0 && theta != inner)
@@ -177,6 +183,7 @@ void refuse_other_mathematics(const json& object, const ModelForm& form, const s
         if (!form.qkv_bias && has_field(object, key) && object[key] != false)
             fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(object[key]), "; ", form.architecture,
                  " is supported with false only");
+    require_whole_rotation(object, "", where);
     if (has_field(object, "use_mrope") && object["use_mrope"] != false)
         fail(Exit::checkpoint, where, ": \"use_mrope\" is ", shown(object["use_mrope"]), "; only false is supported");
     if (has_field(object, "quantization_config"))
@@ -228,8 +235,7 @@ std::vector<std::string> preset_names() {
     return names;
 }
 
-void check_config(const Config& config, const std::string& where, int exit_code) {
-    const Exit code = Exit(exit_code);
+static void check_sizes(const Config& config, const std::string& where, Exit code) {
     for (const Size& size : sizes(config))
         if (size.value < 1 || size.value > size.highest)
             fail(code, where, ": ", size.key, " is ", size.value, ", expected 1 to ", size.highest);
@@ -248,6 +254,11 @@ void check_config(const Config& config, const std::string& where, int exit_code)
     if (!(config.init_std >= 0 && config.init_std <= 10))
         fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
     if (config.gemma) check_gemma(config, where, exit_code);
+}
+
+void check_config(const Config& config, const std::string& where, int exit_code) {
+    const Exit code = Exit(exit_code);
+    check_sizes(config, where, code);
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
     if (!config.layers.empty() && config.layers.size() != size_t(config.L))
         fail(code, where, ": the attention of ", config.layers.size(), " layers is given, and num_hidden_layers is ", config.L);
@@ -347,3 +358,4 @@ Config config_from_json(const std::string& text, const std::string& where) {
     check_config(config, where, int(Exit::checkpoint));
     return config;
 }
+    check_sizes(config, where, Exit::checkpoint);   // before there is anything for each layer

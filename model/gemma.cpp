@@ -5,6 +5,7 @@
 #include "model/base/error.h"
 #include "model/layer_types.h"
 
+#include "model/rope_keys.h"
 using nlohmann::json;
 using nlohmann::ordered_json;
 
@@ -32,10 +33,13 @@ const json& rope_of(const json& object, const char* type, const std::string& whe
     static const json none;
     if (!has_field(object, "rope_parameters")) return none;
     const json& all = object["rope_parameters"];
-    for (const auto& [name, rope] : all.items())
-        if (!all.is_object() || (name != "full_attention" && name != "sliding_attention") || !(rope.is_object() || rope.is_null()))
-            fail(Exit::checkpoint, where, ": \"rope_parameters\" of Gemma3ForCausalLM must hold an object for \"full_attention\" and one "
-                 "for \"sliding_attention\"");
+    bool is_known = all.is_object();
+    if (is_known)
+        for (const auto& [name, rope] : all.items())
+            is_known = is_known && (name == "full_attention" || name == "sliding_attention") && (rope.is_object() || rope.is_null());
+    if (!is_known)
+        fail(Exit::checkpoint, where, ": \"rope_parameters\" of Gemma3ForCausalLM is ", shown(all),
+             ", expected an object for \"full_attention\" and one for \"sliding_attention\" in it");
     return has_field(all, type) ? all[type] : none;
 }
 
@@ -53,6 +57,7 @@ double read_theta(const json& object, const json& rope, const char* key, double 
 /// What positions are divided by, as `rope` has it: rope_scaling, or one type's part of rope_parameters.
 double read_factor(const json& rope, const char* key, const std::string& where) {
     double factor = 1;
+    require_whole_rotation(rope, key, where);
     for (const char* type_key : {"rope_type", "type"}) {
         if (!has_field(rope, type_key) || rope[type_key] == "default") continue;
         if (rope[type_key] != "linear")
@@ -111,7 +116,7 @@ void check_gemma(const Config& config, const std::string& where, int exit_code) 
     const Gemma& gemma = *config.gemma;
     const Exit code = Exit(exit_code);
     if (!config.qk_norm || config.qkv_bias)
-        fail(code, where, ": a model of Gemma 3's form has QK-norm and no biases, unlike this one; leave --qk-norm out");
+        fail(code, where, ": a model of Gemma 3's form has QK-norm and no biases, unlike this one");
     if (!(gemma.query_scalar >= 1 && gemma.query_scalar <= LARGEST_FACTOR))
         fail(code, where, ": query_pre_attn_scalar is ", gemma.query_scalar, ", expected 1 to ", LARGEST_FACTOR);
     if (!(gemma.local_theta >= 1 && gemma.local_theta <= 1e12))
