@@ -190,12 +190,16 @@ void refuse_other_mathematics(const json& object, const ModelForm& form, const s
         fail(Exit::checkpoint, where, ": \"quantization_config\" is set; only weights in float32, bfloat16, float16 or float64 are supported");
 }
 
-/// -1 if the file names none or several.
-int read_end_of_text(const json& object, const Config& config) {
-    if (config.tokenizer == "bytes") return 256;
-    if (!object.contains("eos_token_id") || !object["eos_token_id"].is_number_integer()) return -1;
-    const auto id = object["eos_token_id"].get<int64_t>();
-    return id >= 0 && id < config.V ? int(id) : -1;
+/// config.end_of_text and, where the file has several, config.listed_ends. Ids beyond the vocabulary are left out.
+void read_ends_of_text(const json& object, Config& config) {
+    constexpr int of_gemma = 1;   // what transformers takes if the key is missing, as it is for most models of that form
+    const json held = object.contains("eos_token_id") ? object["eos_token_id"] : config.gemma ? json(of_gemma) : json();
+    std::vector<int> ends;
+    for (const json& id : held.is_array() ? held : json::array({held}))
+        if (id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < config.V) ends.push_back(id.get<int>());
+    if (ends.size() == 1) config.end_of_text = ends[0];
+    else config.listed_ends = ends;
+    if (config.tokenizer == "bytes") config.end_of_text = 256;
 }
 
 void read_settings(const json& object, Config& config, const std::string& where) {
@@ -212,6 +216,17 @@ double Config::setting(const std::string& key) const {
     const auto entry = settings.find(key);
     if (entry == settings.end()) fail(Exit::usage, "the variant ", variant, " reads the setting \"", key, "\" but does not declare it");
     return entry->second;
+}
+
+std::vector<int> Config::ends_of_text() const {
+    const auto listed = std::find(listed_ends.begin(), listed_ends.end(), end_of_text);
+    if (end_of_text < 0 || listed != listed_ends.end()) return listed_ends;
+    return {end_of_text};
+}
+
+std::string form_in_words(const Config& config) {
+    const std::string form = std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "");
+    return config.gemma ? "Gemma 3, " + form + ", " + gemma_in_words(config) : form;
 }
 
 bool is_preset(const std::string& name) {
@@ -239,6 +254,11 @@ static void check_sizes(const Config& config, const std::string& where, Exit cod
     for (const Size& size : sizes(config))
         if (size.value < 1 || size.value > size.highest)
             fail(code, where, ": ", size.key, " is ", size.value, ", expected 1 to ", size.highest);
+}
+
+void check_config(const Config& config, const std::string& where, int exit_code) {
+    const Exit code = Exit(exit_code);
+    check_sizes(config, where, code);
     if (config.V < 2) fail(code, where, ": vocab_size is ", config.V, ", expected at least 2 tokens to choose from");
     if (config.tokenizer == "bytes" && config.V < 257)
         fail(code, where, ": vocab_size is ", config.V, ", the bytes tokenizer needs at least 257 (256 bytes and end-of-text)");
@@ -254,11 +274,6 @@ static void check_sizes(const Config& config, const std::string& where, Exit cod
     if (!(config.init_std >= 0 && config.init_std <= 10))
         fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
     if (config.gemma) check_gemma(config, where, exit_code);
-}
-
-void check_config(const Config& config, const std::string& where, int exit_code) {
-    const Exit code = Exit(exit_code);
-    check_sizes(config, where, code);
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
     if (!config.layers.empty() && config.layers.size() != size_t(config.L))
         fail(code, where, ": the attention of ", config.layers.size(), " layers is given, and num_hidden_layers is ", config.L);
@@ -302,7 +317,8 @@ static ordered_json object_of(const Config& config) {
     write_layers(config, object);
     const auto id = [](int token) { return token >= 0 ? ordered_json(token) : ordered_json(nullptr); };
     object["bos_token_id"] = id(config.begin_of_text());
-    object["eos_token_id"] = id(config.end_of_text);
+    const std::vector<int> ends = config.ends_of_text();
+    object["eos_token_id"] = ends.size() > 1 ? ordered_json(ends) : ends.empty() ? ordered_json(nullptr) : ordered_json(ends[0]);
     object["use_cache"] = true;
     object["torch_dtype"] = "float32";   // transformers 4
     object["dtype"] = "float32";         // transformers 5
@@ -349,13 +365,13 @@ Config config_from_json(const std::string& text, const std::string& where) {
     if (has_field(object, "rms_norm_eps")) config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
     if (has_field(object, "initializer_range")) config.init_std = number_field(object, "initializer_range", 0, 10, where);
     if (has_field(object, "max_position_embeddings")) config.max_positions = size("max_position_embeddings");
+    check_sizes(config, where, Exit::checkpoint);   // before there is anything for each layer
     config.names_variant = has_field(object, "attention_variant");
     if (config.names_variant) config.variant = string_field(object, "attention_variant", where);
     if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
-    config.end_of_text = read_end_of_text(object, config);
+    read_ends_of_text(object, config);
     read_settings(object, config, where);
     read_layers(object, config, where);
     check_config(config, where, int(Exit::checkpoint));
     return config;
 }
-    check_sizes(config, where, Exit::checkpoint);   // before there is anything for each layer

@@ -3,9 +3,10 @@
 #include <cmath>
 
 #include "model/base/error.h"
+#include "model/base/text.h"
 #include "model/layer_types.h"
-
 #include "model/rope_keys.h"
+
 using nlohmann::json;
 using nlohmann::ordered_json;
 
@@ -56,8 +57,8 @@ double read_theta(const json& object, const json& rope, const char* key, double 
 
 /// What positions are divided by, as `rope` has it: rope_scaling, or one type's part of rope_parameters.
 double read_factor(const json& rope, const char* key, const std::string& where) {
-    double factor = 1;
     require_whole_rotation(rope, key, where);
+    double factor = 1;
     for (const char* type_key : {"rope_type", "type"}) {
         if (!has_field(rope, type_key) || rope[type_key] == "default") continue;
         if (rope[type_key] != "linear")
@@ -91,7 +92,9 @@ void read_gemma(const json& object, Config& config, const std::string& where) {
                  "; make them agree");
         gemma.rope_factor = factor;
     }
+    constexpr int usual_begin = 2;   // what transformers takes if the key is missing
     if (has_field(object, "bos_token_id")) gemma.begin_of_text = int(integer_field(object, "bos_token_id", 0, config.V - 1, where));
+    else if (!object.contains("bos_token_id") && usual_begin < config.V) gemma.begin_of_text = usual_begin;
     config.gemma = gemma;
     config.max_positions = 131072;
 }
@@ -110,6 +113,13 @@ void write_gemma(const Config& config, ordered_json& object) {
     full["rope_theta"] = config.rope_theta;   // ... and by transformers 5
     object["rope_parameters"] = {{"full_attention", full},
                                  {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", gemma.local_theta}}}};
+}
+
+std::string gemma_in_words(const Config& config) {
+    const Gemma& gemma = *config.gemma;
+    const std::string factor = gemma.rope_factor != 1 ? text(" and positions / %g", gemma.rope_factor) : "";
+    return text("logits q.k / sqrt(%g), RoPE's base %g in layers that slide and %g%s in the others", gemma.query_scalar,
+                gemma.local_theta, config.rope_theta, factor.c_str());
 }
 
 void check_gemma(const Config& config, const std::string& where, int exit_code) {

@@ -13,6 +13,9 @@ void read_gemma(const nlohmann::json& object, Config& config, const std::string&
 /// Precondition: config.gemma. The same keys, as both read them.
 void write_gemma(const Config& config, nlohmann::ordered_json& object);
 
+/// Precondition: config.gemma. What its numbers make of attention's formula and of RoPE, for people.
+std::string gemma_in_words(const Config& config);
+
 /// Fails with `exit_code`, naming `where`, if a number of config.gemma is not valid or the rest of the form is another one's.
 void check_gemma(const Config& config, const std::string& where, int exit_code);
 
