@@ -192,7 +192,7 @@ void refuse_other_mathematics(const json& object, const ModelForm& form, const s
 
 /// config.end_of_text and, where the file has several, config.listed_ends. Ids beyond the vocabulary are left out.
 void read_ends_of_text(const json& object, Config& config) {
-    constexpr int of_gemma = 1;   // what transformers takes if the key is missing, as it is for most models of that form
+    constexpr int of_gemma = 1;   // what transformers takes if the key is missing
     const json held = object.contains("eos_token_id") ? object["eos_token_id"] : config.gemma ? json(of_gemma) : json();
     std::vector<int> ends;
     for (const json& id : held.is_array() ? held : json::array({held}))

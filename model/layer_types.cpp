@@ -101,7 +101,7 @@ void read_layers(const json& object, Config& config, const std::string& where) {
     const bool says_nothing = all_are("causal");
     if (ours && !variants.empty() && says_nothing && config.variant == "sliding_window")
         fail(Exit::checkpoint, where, ": \"attention_variant\" is \"sliding_window\", but \"layer_types\" holds \"", FULL, "\" alone");
-    if (!ours && (!says_nothing || config.gemma))   // of Gemma "full_attention" alone says that no layer slides, as most do
+    if (!ours && (!says_nothing || config.gemma))   // a list of "full_attention" alone says of Gemma that no layer slides
         config.names_variant = true, config.variant = all_are(variants.front().c_str()) ? variants.front() : "sliding_window";
     if (!says_nothing && (!all_are(config.variant.c_str()) || has_field(object, "attention_layer_settings"))) {
         for (const std::string& variant : variants) config.layers.push_back({variant});
