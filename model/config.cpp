@@ -12,6 +12,7 @@
 #include "model/base/options.h"
 #include "model/gemma.h"
 #include "model/layer_types.h"
+#include "model/rope_keys.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -111,6 +112,14 @@ constexpr ModelForm FORMS[] = {{"Qwen3ForCausalLM", "qwen3", true, false},
                                {"LlamaForCausalLM", "llama", false, false},
                                {"Gemma3ForCausalLM", "gemma3_text", true, false, true}};
 
+/// "Qwen3ForCausalLM, ... or Gemma3ForCausalLM"
+std::string all_architectures() {
+    std::string all;
+    for (const ModelForm& form : FORMS)
+        all += std::string(all.empty() ? "" : &form == std::end(FORMS) - 1 ? " or " : ", ") + form.architecture;
+    return all;
+}
+
 /// By `architectures` or, if that is missing, by `model_type`.
 const ModelForm& form_of(const json& object, const std::string& where) {
     std::string name;
@@ -119,15 +128,14 @@ const ModelForm& form_of(const json& object, const std::string& where) {
     } else {
         const json& list = object["architectures"];
         if (!list.is_array() || list.size() != 1 || !list[0].is_string())
-            fail(Exit::checkpoint, where,
-                 ": \"architectures\" must be a list of one name, [\"Qwen3ForCausalLM\"] or [\"Qwen2ForCausalLM\"]");
+            fail(Exit::checkpoint, where, ": \"architectures\" is ", list.is_array() ? written(list).substr(0, 80) : shown(list),
+                 ", expected a list of one name: ", all_architectures());
         name = list[0].get<std::string>();
     }
     for (const ModelForm& form : FORMS)
         if (name == form.architecture || name == form.model_type) return form;
     const bool gemma = name.starts_with("Gemma") || name.starts_with("gemma");
-    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80),
-         "\"; Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM and Gemma3ForCausalLM are supported",
+    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\", expected ", all_architectures(),
          gemma ? "; of Gemma only the text models of its third generation, with a config.json of their own" : "");
 }
 
@@ -154,9 +162,7 @@ double read_rope(const json& object, const std::string& where) {
             if (has_field(rope, type_key) && rope[type_key] != "default")
                 fail(Exit::checkpoint, where, ": \"", key, "\" has \"", type_key, "\" ", shown(rope[type_key]),
                      "; only \"default\" is supported, RoPE is not scaled here");
-        if (has_field(rope, "partial_rotary_factor") && rope["partial_rotary_factor"] != 1.0)
-            fail(Exit::checkpoint, where, ": \"", key, "\" has \"partial_rotary_factor\" ", shown(rope["partial_rotary_factor"]),
-                 "; only 1 is supported, every channel of a head rotates");
+        require_whole_rotation(rope, key, where);
         if (!has_field(rope, "rope_theta")) continue;
         const double inner = rope_theta_of(rope, "rope_theta", where);
         if (theta != 0 && theta != inner)
@@ -177,18 +183,23 @@ void refuse_other_mathematics(const json& object, const ModelForm& form, const s
         if (!form.qkv_bias && has_field(object, key) && object[key] != false)
             fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(object[key]), "; ", form.architecture,
                  " is supported with false only");
+    require_whole_rotation(object, "", where);
     if (has_field(object, "use_mrope") && object["use_mrope"] != false)
         fail(Exit::checkpoint, where, ": \"use_mrope\" is ", shown(object["use_mrope"]), "; only false is supported");
     if (has_field(object, "quantization_config"))
         fail(Exit::checkpoint, where, ": \"quantization_config\" is set; only weights in float32, bfloat16, float16 or float64 are supported");
 }
 
-/// -1 if the file names none or several.
-int read_end_of_text(const json& object, const Config& config) {
-    if (config.tokenizer == "bytes") return 256;
-    if (!object.contains("eos_token_id") || !object["eos_token_id"].is_number_integer()) return -1;
-    const auto id = object["eos_token_id"].get<int64_t>();
-    return id >= 0 && id < config.V ? int(id) : -1;
+/// config.end_of_text and, where the file has several, config.listed_ends. Ids beyond the vocabulary are left out.
+void read_ends_of_text(const json& object, Config& config) {
+    constexpr int of_gemma = 1;   // what transformers takes if the key is missing
+    const json held = object.contains("eos_token_id") ? object["eos_token_id"] : config.gemma ? json(of_gemma) : json();
+    std::vector<int> ends;
+    for (const json& id : held.is_array() ? held : json::array({held}))
+        if (id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < config.V) ends.push_back(id.get<int>());
+    if (ends.size() == 1) config.end_of_text = ends[0];
+    else config.listed_ends = ends;
+    if (config.tokenizer == "bytes") config.end_of_text = 256;
 }
 
 void read_settings(const json& object, Config& config, const std::string& where) {
@@ -205,6 +216,17 @@ double Config::setting(const std::string& key) const {
     const auto entry = settings.find(key);
     if (entry == settings.end()) fail(Exit::usage, "the variant ", variant, " reads the setting \"", key, "\" but does not declare it");
     return entry->second;
+}
+
+std::vector<int> Config::ends_of_text() const {
+    const auto listed = std::find(listed_ends.begin(), listed_ends.end(), end_of_text);
+    if (end_of_text < 0 || listed != listed_ends.end()) return listed_ends;
+    return {end_of_text};
+}
+
+std::string form_in_words(const Config& config) {
+    const std::string form = std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "");
+    return config.gemma ? "Gemma 3, " + form + ", " + gemma_in_words(config) : form;
 }
 
 bool is_preset(const std::string& name) {
@@ -228,11 +250,15 @@ std::vector<std::string> preset_names() {
     return names;
 }
 
-void check_config(const Config& config, const std::string& where, int exit_code) {
-    const Exit code = Exit(exit_code);
+static void check_sizes(const Config& config, const std::string& where, Exit code) {
     for (const Size& size : sizes(config))
         if (size.value < 1 || size.value > size.highest)
             fail(code, where, ": ", size.key, " is ", size.value, ", expected 1 to ", size.highest);
+}
+
+void check_config(const Config& config, const std::string& where, int exit_code) {
+    const Exit code = Exit(exit_code);
+    check_sizes(config, where, code);
     if (config.V < 2) fail(code, where, ": vocab_size is ", config.V, ", expected at least 2 tokens to choose from");
     if (config.tokenizer == "bytes" && config.V < 257)
         fail(code, where, ": vocab_size is ", config.V, ", the bytes tokenizer needs at least 257 (256 bytes and end-of-text)");
@@ -291,7 +317,8 @@ static ordered_json object_of(const Config& config) {
     write_layers(config, object);
     const auto id = [](int token) { return token >= 0 ? ordered_json(token) : ordered_json(nullptr); };
     object["bos_token_id"] = id(config.begin_of_text());
-    object["eos_token_id"] = id(config.end_of_text);
+    const std::vector<int> ends = config.ends_of_text();
+    object["eos_token_id"] = ends.size() > 1 ? ordered_json(ends) : ends.empty() ? ordered_json(nullptr) : ordered_json(ends[0]);
     object["use_cache"] = true;
     object["torch_dtype"] = "float32";   // transformers 4
     object["dtype"] = "float32";         // transformers 5
@@ -338,10 +365,11 @@ Config config_from_json(const std::string& text, const std::string& where) {
     if (has_field(object, "rms_norm_eps")) config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
     if (has_field(object, "initializer_range")) config.init_std = number_field(object, "initializer_range", 0, 10, where);
     if (has_field(object, "max_position_embeddings")) config.max_positions = size("max_position_embeddings");
+    check_sizes(config, where, Exit::checkpoint);   // before there is anything for each layer
     config.names_variant = has_field(object, "attention_variant");
     if (config.names_variant) config.variant = string_field(object, "attention_variant", where);
     if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
-    config.end_of_text = read_end_of_text(object, config);
+    read_ends_of_text(object, config);
     read_settings(object, config, where);
     read_layers(object, config, where);
     check_config(config, where, int(Exit::checkpoint));

@@ -37,17 +37,17 @@ struct Rope {
     double theta;
     bool rotates = true;   // false: all angles are 0
     double factor = 1;
-    double length = 1;     // what queries and keys are multiplied with besides, so that their products are by its square
+    double attention_scaling = 1;   // what queries and keys are multiplied with besides, so that their products are by its square
     bool operator==(const Rope&) const = default;
 };
 
 /// What only models of Gemma 3's form have. Besides: embeddings times sqrt(C), a gated feed-forward network with GELU in place of SiLU,
-/// norms of what both halves of a layer add to the residual stream, and norm weights that a folder holds less 1.
+/// norms of what both halves of a layer add to the residual stream, and norm weights of which a folder holds weight - 1.
 struct Gemma {
     double query_scalar = 256;   // logits are q.k / sqrt(query_scalar)                              (query_pre_attn_scalar)
     double local_theta = 1e4;    // RoPE's base in layers that slide; the others' is rope_theta      (rope_local_base_freq)
     double rope_factor = 1;      // of the other layers' positions                                   (rope_scaling "linear")
-    int begin_of_text = -1;      // id of the token that begins a text, -1 if unknown                (bos_token_id)
+    int begin_of_text = -1;      // id of the token that begins a text, -1 if there is none          (bos_token_id)
 };
 
 /// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form; or one of Gemma 3. Sizes are
@@ -70,7 +70,8 @@ struct Config {
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" if unknown
     std::string why_no_tokenizer; // the folder has one that is not supported, a sentence
-    int end_of_text = -1;         // id of the token between documents, -1 if unknown
+    int end_of_text = -1;         // id of the token between documents, -1 if unknown       (eos_token_id)
+    std::vector<int> listed_ends; // of an eos_token_id that is a list of several; which of them is between documents is unknown
     std::string variant = "causal";             // attention_variant; in a hybrid that of the layers whose settings these are
     bool names_variant = false;                 // whether config.json has attention_variant: other programs' folders do not
     std::map<std::string, double> settings;     // the variant's and the model's by config.json key, e.g. {"asga_hidden", 16}
@@ -81,7 +82,11 @@ struct Config {
     Config of_layer(int l) const;
 
     /// The token that begins a text, -1 if unknown: Qwen's is that between documents.
-    int begin_of_text() const { return gemma && gemma->begin_of_text >= 0 ? gemma->begin_of_text : end_of_text; }
+    int begin_of_text() const { return gemma ? gemma->begin_of_text : end_of_text; }
+
+    /// The tokens of which each ends a text: those of the list, unless the data have come with another one since; or that between
+    /// documents; or none, if none is known.
+    std::vector<int> ends_of_text() const;
 
     /// RoPE of layer l.
     Rope rope(int l) const;
@@ -110,6 +115,9 @@ void require_within_sequence(const std::vector<Setting>& settings, const std::ma
 bool is_preset(const std::string& name);
 Config preset(const std::string& name);
 std::vector<std::string> preset_names();
+
+/// For people: whose form the model has and what of its numbers is in no other line, "QK-norm, QKV bias".
+std::string form_in_words(const Config& config);
 
 /// Fails with `exit_code` (Exit::usage or Exit::checkpoint) if the sizes are not valid; `where` names their source in the message.
 void check_config(const Config& config, const std::string& where, int exit_code);

@@ -3,7 +3,9 @@
 #include <cmath>
 
 #include "model/base/error.h"
+#include "model/base/text.h"
 #include "model/layer_types.h"
+#include "model/rope_keys.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -32,10 +34,13 @@ const json& rope_of(const json& object, const char* type, const std::string& whe
     static const json none;
     if (!has_field(object, "rope_parameters")) return none;
     const json& all = object["rope_parameters"];
-    for (const auto& [name, rope] : all.items())
-        if (!all.is_object() || (name != "full_attention" && name != "sliding_attention") || !(rope.is_object() || rope.is_null()))
-            fail(Exit::checkpoint, where, ": \"rope_parameters\" of Gemma3ForCausalLM must hold an object for \"full_attention\" and one "
-                 "for \"sliding_attention\"");
+    bool is_known = all.is_object();
+    if (is_known)
+        for (const auto& [name, rope] : all.items())
+            is_known = is_known && (name == "full_attention" || name == "sliding_attention") && (rope.is_object() || rope.is_null());
+    if (!is_known)
+        fail(Exit::checkpoint, where, ": \"rope_parameters\" of Gemma3ForCausalLM is ", shown(all),
+             ", expected an object for \"full_attention\" and one for \"sliding_attention\" in it");
     return has_field(all, type) ? all[type] : none;
 }
 
@@ -52,6 +57,7 @@ double read_theta(const json& object, const json& rope, const char* key, double 
 
 /// What positions are divided by, as `rope` has it: rope_scaling, or one type's part of rope_parameters.
 double read_factor(const json& rope, const char* key, const std::string& where) {
+    require_whole_rotation(rope, key, where);
     double factor = 1;
     for (const char* type_key : {"rope_type", "type"}) {
         if (!has_field(rope, type_key) || rope[type_key] == "default") continue;
@@ -86,7 +92,9 @@ void read_gemma(const json& object, Config& config, const std::string& where) {
                  "; make them agree");
         gemma.rope_factor = factor;
     }
+    constexpr int usual_begin = 2;   // what transformers takes if the key is missing
     if (has_field(object, "bos_token_id")) gemma.begin_of_text = int(integer_field(object, "bos_token_id", 0, config.V - 1, where));
+    else if (!object.contains("bos_token_id") && usual_begin < config.V) gemma.begin_of_text = usual_begin;
     config.gemma = gemma;
     config.max_positions = 131072;
 }
@@ -107,11 +115,18 @@ void write_gemma(const Config& config, ordered_json& object) {
                                  {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", gemma.local_theta}}}};
 }
 
+std::string gemma_in_words(const Config& config) {
+    const Gemma& gemma = *config.gemma;
+    const std::string factor = gemma.rope_factor != 1 ? text(" and positions / %g", gemma.rope_factor) : "";
+    return text("logits q.k / sqrt(%g), RoPE's base %g in layers that slide and %g%s in the others", gemma.query_scalar,
+                gemma.local_theta, config.rope_theta, factor.c_str());
+}
+
 void check_gemma(const Config& config, const std::string& where, int exit_code) {
     const Gemma& gemma = *config.gemma;
     const Exit code = Exit(exit_code);
     if (!config.qk_norm || config.qkv_bias)
-        fail(code, where, ": a model of Gemma 3's form has QK-norm and no biases, unlike this one; leave --qk-norm out");
+        fail(code, where, ": a model of Gemma 3's form has QK-norm and no biases, unlike this one");
     if (!(gemma.query_scalar >= 1 && gemma.query_scalar <= LARGEST_FACTOR))
         fail(code, where, ": query_pre_attn_scalar is ", gemma.query_scalar, ", expected 1 to ", LARGEST_FACTOR);
     if (!(gemma.local_theta >= 1 && gemma.local_theta <= 1e12))
@@ -120,13 +135,13 @@ void check_gemma(const Config& config, const std::string& where, int exit_code) 
         fail(code, where, ": rope_scaling has the factor ", gemma.rope_factor, ", expected 1 to ", LARGEST_FACTOR);
 }
 
-int full_attention_every(const json& object, const std::string& where) {
+int read_pattern(const json& object, const std::string& where) {
     for (const char* key : {"sliding_window_pattern", "_sliding_window_pattern"})   // transformers 4 writes one or the other
         if (has_field(object, key)) return int(integer_field(object, key, 1, 1 << 30, where));
     return 6;
 }
 
-int full_attention_every(const std::vector<bool>& slides) {
+int pattern_of_layers(const std::vector<bool>& slides) {
     size_t every = 1;
     while (every <= slides.size() && slides[every - 1]) every++;   // up to the first layer of full attention
     for (size_t l = 0; l < slides.size(); l++)
@@ -137,8 +152,8 @@ int full_attention_every(const std::vector<bool>& slides) {
 Rope Config::rope(int l) const {
     if (!gemma) return {rope_theta};
     const bool slides = of_layer(l).variant == "sliding_window";
-    const double length = std::pow(HS / gemma->query_scalar, 0.25);
-    return slides ? Rope{gemma->local_theta, true, 1, length} : Rope{rope_theta, true, gemma->rope_factor, length};
+    const double scaling = std::pow(HS / gemma->query_scalar, 0.25);
+    return slides ? Rope{gemma->local_theta, true, 1, scaling} : Rope{rope_theta, true, gemma->rope_factor, scaling};
 }
 
 double Config::embedding_scale() const { return gemma ? double(float(std::sqrt(double(C)))) : 1; }

@@ -26,12 +26,6 @@ static void activate(Device device, const GPT<Device, X>& gpt, int l, int rows) 
     else swiglu_forward(device, a.activated, a.gate_up, rows, F);
 }
 
-/// The factor of embeddings, rounded to X: 1 but for Gemma.
-template <class Device, class X>
-static Wide<X> embedding_scale(const GPT<Device, X>& gpt) {
-    return widened(narrowed<X>(Wide<X>(gpt.net.config.embedding_scale())));
-}
-
 /// Layer l from its normed input to `activated`: everything that the backward pass reads. Returns the number of rows left: B * T
 /// unless texts->attend() dropped some.
 template <class Device, class X>
@@ -82,7 +76,7 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
     X* x = gpt.residual;
     LayerActivations<X>* a = &gpt.layers[0];
     embedding_forward(device, x, batch.tokens, gpt.matrix(gpt.net.embedding), BT, c.C);
-    if (c.gemma) scale_embeddings(device, x, stream, embedding_scale(gpt));
+    if (c.gemma) scale_embeddings(device, x, stream, embedding_scale<X>(c));
     rmsnorm_forward(device, a->normed1, a->rstd1, x, w + gpt.net.layers[0].input_norm.offset, BT, c.C, c.norm_eps);
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
@@ -227,7 +221,7 @@ void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write 
         if (ready) ready(gpt.net.layer_begin(l), gpt.net.layer_begin(l + 1));
     }
     if (!c.tied && write == Write::overwrite) fill(device, g + gpt.net.embedding.offset, gpt.net.embedding.size, Wide<X>{});
-    if (c.gemma) scale_embeddings(device, gpt.scratch.dresidual, stream, embedding_scale(gpt));
+    if (c.gemma) scale_embeddings(device, gpt.scratch.dresidual, stream, embedding_scale<X>(c));
     embedding_backward(device, g + gpt.net.embedding.offset, gpt.scratch.dresidual, batch.by_token, c.C);
     if (ready) ready(0, gpt.net.layer_begin(0));
 }

@@ -156,6 +156,12 @@ private:
     void lay_out_scratch();
 };
 
+/// What embeddings are multiplied with, rounded to X as transformers rounds it: 1 but for Gemma.
+template <class X>
+Wide<X> embedding_scale(const Config& config) {
+    return widened(narrowed<X>(Wide<X>(config.embedding_scale())));
+}
+
 /// The inputs of layer l's attention for B rows of T tokens.
 template <class Device, class X>
 LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, const Documents& documents = {}) {

@@ -21,7 +21,10 @@ constexpr const char *FULL = "full_attention", *SLIDING = "sliding_attention";  
 std::vector<std::string> read_layer_types(const json& object, bool slides, const Config& config, const std::string& where) {
     std::vector<std::string> variants;
     if (!has_field(object, "layer_types") && config.gemma) {
-        const int every = full_attention_every(object, where);
+        if (config.names_variant && config.variant != "sliding_window")
+            fail(Exit::checkpoint, where, ": \"attention_variant\" is \"", config.variant, "\", but without \"layer_types\" all layers of ",
+                 "Gemma3ForCausalLM slide that \"sliding_window_pattern\" does not except; \"layer_types\" has to say which do");
+        const int every = read_pattern(object, where);
         for (int l = 0; l < config.L; l++) variants.push_back((l + 1) % every ? "sliding_window" : "causal");
         return variants;
     }
@@ -98,7 +101,7 @@ void read_layers(const json& object, Config& config, const std::string& where) {
     const bool says_nothing = all_are("causal");
     if (ours && !variants.empty() && says_nothing && config.variant == "sliding_window")
         fail(Exit::checkpoint, where, ": \"attention_variant\" is \"sliding_window\", but \"layer_types\" holds \"", FULL, "\" alone");
-    if (!ours && !says_nothing)
+    if (!ours && (!says_nothing || config.gemma))   // a list of "full_attention" alone says of Gemma that no layer slides
         config.names_variant = true, config.variant = all_are(variants.front().c_str()) ? variants.front() : "sliding_window";
     if (!says_nothing && (!all_are(config.variant.c_str()) || has_field(object, "attention_layer_settings"))) {
         for (const std::string& variant : variants) config.layers.push_back({variant});
@@ -161,7 +164,7 @@ void write_layers(const Config& config, ordered_json& object) {
     const ordered_json none = config.gemma ? ordered_json(config.max_positions) : nullptr;   // Gemma's code makes that mask in any case
     object["sliding_window"] = slides ? ordered_json(int64_t(window) + 1) : none;
     if (!config.gemma) object["max_window_layers"] = slides ? first : config.L;   // the first layer with a sliding window
-    else if (const int every = full_attention_every(sliding_layers(config)))
+    else if (const int every = pattern_of_layers(sliding_layers(config)))
         object["sliding_window_pattern"] = every;   // transformers before 4.53 reads no layer_types
     const bool theirs = transformers_computes(config);
     if (theirs && !slides && config.layers.empty() && !config.gemma) return;

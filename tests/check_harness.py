@@ -8,18 +8,18 @@ repository's root, after `make all`:
 import argparse
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-folder_of_all = tempfile.TemporaryDirectory()
-work = Path(folder_of_all.name)
+temporary = tempfile.TemporaryDirectory()   # goes when the program ends
+work = Path(temporary.name)
 os.environ |= {'HF_MODULES_CACHE': str(work / 'modules'), 'HF_HOME': str(work / 'home'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '2',
                'TOKENIZERS_PARALLELISM': 'false'}
 import lm_eval                                                         # noqa: E402
-import numpy                                                           # noqa: E402
 from lm_eval.models.huggingface import HFLM                            # noqa: E402
 from lm_eval.tasks import TaskManager                                  # noqa: E402
 
@@ -32,13 +32,14 @@ WORDS = ('the people of this nation have made their choice and the union is stro
 SHAPE = {'architectures': ['Qwen3ForCausalLM'], 'vocab_size': 512, 'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 4,
          'num_key_value_heads': 2, 'head_dim': 16, 'intermediate_size': 64, 'rope_theta': 1e4, 'tie_word_embeddings': True,
          'max_position_embeddings': 512, 'initializer_range': 0.3}
+ITEMS = 24
 
 
 def items():
-    """24 of three answers of two to four words behind 4 to 60 words."""
-    for n in range(24):
+    """Three answers of two to four words behind 4 to 60 words."""
+    for n in range(ITEMS):
         turn = WORDS[5 * n % len(WORDS):] + WORDS[:5 * n % len(WORDS)]
-        query = (turn * 2)[:4 + n * 56 // 23]
+        query = (turn * 2)[:4 + n * 56 // (ITEMS - 1)]
         yield {'query': ' '.join(query), 'choices': [' '.join(turn[k:k + 2 + k % 3]) for k in (5, 8, 11)], 'gold': n % 3}
 
 
@@ -93,7 +94,8 @@ def compare(variant, path, tasks, as_table):
     folder = checkpoint(variant)
     (mine, accuracies), (other, their_accuracies) = ours(variant, folder, path), theirs(folder, path, tasks)
     worst, spread = worst_difference(mine, other), max(max(row) - min(row) for row in mine)
-    good = len(mine) == 24 and worst < 1e-4 and spread > 0.5 and numpy.allclose(accuracies, their_accuracies, rtol=0, atol=1e-9)
+    same_accuracies = all(math.isclose(a, b, rel_tol=0, abs_tol=1e-9) for a, b in zip(accuracies, their_accuracies, strict=True))
+    good = len(mine) == ITEMS and worst < 1e-4 and spread > 0.5 and same_accuracies
     as_words = [', '.join(f'{100 * accuracy:.2f}%' for accuracy in pair) for pair in (accuracies, their_accuracies)]
     if as_table:
         print(f'| {variant} | {as_words[0]} | {as_words[1]} | {worst:.0e} |', flush=True)

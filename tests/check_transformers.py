@@ -1,4 +1,4 @@
-"""Loads checkpoints of the causal variant in Hugging Face transformers, fails on anything that does not fit, and compares the logits
+"""Loads checkpoints that Hugging Face transformers computes itself (causal ones, Gemma 3 of ./train_sliding_window), fails on anything that does not fit, and compares the logits
 of random tokens, and greedy text with that of ./generate (run from the repository's root, after `make generate build/dev/logits`).
 
     python3 tests/check_transformers.py out/causal/step_00000100 ...

@@ -180,7 +180,7 @@ struct QkNormRope {
     Write write = Write::overwrite;
     double theta = 1e4;
     int document = 0;   // tokens after which positions count anew; 0: never
-    double factor = 1, longer = 1;   // Rope::factor and length
+    double factor = 1, attention_scaling = 1;   // of Rope
     bool any_threads = !weights;
     int heads() const { return NH + NKV; }
     int position(int row) const { return document ? row % T % document : row % T; }
@@ -202,7 +202,7 @@ struct QkNormRope {
         for (int d = 0; d < HS; d++) {
             const int half = HS / 2;
             const double angle = t / factor / std::pow(theta, 2.0 * (d % half) / HS);
-            out[d] = longer * (x[d] * std::cos(angle) + (d < half ? -x[d + half] : x[d - half]) * std::sin(angle));
+            out[d] = attention_scaling * (x[d] * std::cos(angle) + (d < half ? -x[d + half] : x[d - half]) * std::sin(angle));
         }
         return out;
     }
@@ -234,7 +234,7 @@ struct QkNormRope {
               rstd(buffer<W>(size_t(op.B) * op.T * op.heads(), Write::overwrite)), origins(op.origins()),
               shape{op.B, op.T, op.NH, op.NKV, op.HS, op.weights ? q_weight.data() : nullptr,
                     op.weights ? k_weight.data() : nullptr, cosine.data(), sine.data(), op.document ? origins.data() : nullptr} {
-            rope_table(device, cosine.data(), sine.data(), op.T, op.HS, {op.theta, true, op.factor, op.longer});
+            rope_table(device, cosine.data(), sine.data(), op.T, op.HS, {op.theta, true, op.factor, op.attention_scaling});
             qk_norm_rope_forward(device, op.rotated ? after.data() : nullptr, op.pre ? before.data() : nullptr, rstd.data(),
                                  qkv.data(), shape, NORM_EPS);
         }

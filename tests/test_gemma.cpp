@@ -130,6 +130,15 @@ TEST_CASE("Gemma: a checkpoint has norms less 1, and comes back to the bit", "[g
     load_state(path, net.tensors, moment.data(), nullptr);
     CHECK(bit_difference(moment, weights) == "");
     CHECK(config_to_json(load_config(path)) == config_to_json(net.config));
+    const auto generation = [](const fs::path& path) {
+        std::ifstream file(path / "generation_config.json");
+        return nlohmann::json::parse(file);
+    };
+    CHECK_FALSE((generation(path).contains("eos_token_id") || generation(path).contains("bos_token_id")));
+    Qwen ending(gemma_variants(), net.config);
+    ending.config.listed_ends = {1, 6}, ending.config.gemma->begin_of_text = 2;
+    const nlohmann::json written = generation(save(folder, ending, weights));
+    CHECK((written["eos_token_id"] == nlohmann::json{1, 6} && written["bos_token_id"] == 2));
 
     fs::remove(path / "manifest.json"), fs::remove(path / "optimizer.safetensors");   // somebody else's folder
     load_weights(path, net.tensors, 1, back.data());

@@ -8,6 +8,7 @@
 #include "model/base/error.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/gemma.h"
+#include "model/layer_types.h"
 
 using nlohmann::json;
 
@@ -49,7 +50,7 @@ TEST_CASE("Gemma's config.json as transformers 4 writes it", "[gemma][config]") 
     const Config c = read(published());
     REQUIRE(c.gemma);
     CHECK((c.qk_norm && !c.qkv_bias && c.tied));   // tied by default, where Qwen is not
-    CHECK((c.V == 262144 && c.HS == 256 && c.NKV == 1 && c.end_of_text == 1));
+    CHECK((c.V == 262144 && c.HS == 256 && c.NKV == 1 && c.end_of_text == 1 && c.begin_of_text() == 2));
     CHECK((c.gemma->query_scalar == 256 && c.gemma->local_theta == 1e4 && c.gemma->rope_factor == 1 && c.rope_theta == 1e6));
     CHECK(c.variant == "sliding_window");
     CHECK(c.setting("attention_window") == 511);
@@ -69,9 +70,9 @@ TEST_CASE("Gemma's config.json as transformers 5 writes it", "[gemma][config]") 
     object["rope_parameters"] = rope_parameters({{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2e6}},
                                                 {{"rope_type", "default"}, {"rope_theta", 3e4}});
     Config c = read(object);
-    const double length = std::pow(256 / 168.0, 0.25);
-    CHECK(c.rope(5) == Rope{2e6, true, 8, length});
-    CHECK(c.rope(0) == Rope{3e4, true, 1, length});
+    const double scaling = std::pow(256 / 168.0, 0.25);
+    CHECK(c.rope(5) == Rope{2e6, true, 8, scaling});
+    CHECK(c.rope(0) == Rope{3e4, true, 1, scaling});
     object["rope_parameters"] = rope_parameters({{"rope_type", "default"}}, nullptr);   // defaults of transformers
     c = read(object);
     CHECK((c.rope_theta == 1e6 && c.gemma->local_theta == 1e4));
@@ -97,6 +98,67 @@ TEST_CASE("Gemma's config.json without what has a default", "[gemma][config]") {
     CHECK(read(object).gemma->rope_factor == 8);
     object["_sliding_window_pattern"] = 1;   // no layer slides
     CHECK((read(object).variant == "causal" && read(object).layers.empty()));
+}
+
+TEST_CASE("Gemma's ids of what begins and ends a text come back: missing, null, one and several", "[gemma][config]") {
+    const auto again = [](const json& object) { return json::parse(config_to_json(read(object))); };
+    json object = published();
+    for (const char* key : {"bos_token_id", "eos_token_id"}) object.erase(key);
+    json written = again(object);   // what transformers takes
+    CHECK((written["bos_token_id"] == 2 && written["eos_token_id"] == 1));
+    object["vocab_size"] = 2;   // too few for that
+    CHECK((again(object)["bos_token_id"].is_null() && again(object)["eos_token_id"] == 1));
+    object = published();
+    object["bos_token_id"] = object["eos_token_id"] = nullptr;
+    written = again(object);
+    CHECK((written["bos_token_id"].is_null() && written["eos_token_id"].is_null()));
+    object["eos_token_id"] = 256;
+    CHECK((again(object)["bos_token_id"].is_null() && again(object)["eos_token_id"] == 256));
+
+    object["eos_token_id"] = {1, 106};
+    Config c = read(object);
+    CHECK((c.end_of_text == -1 && c.ends_of_text() == std::vector<int>{1, 106}));
+    CHECK(again(object)["eos_token_id"] == json{1, 106});
+    CHECK(again(again(object)) == again(object));
+    c.end_of_text = 106;   // as the tokenizer of the data says
+    CHECK(json::parse(config_to_json(c))["eos_token_id"] == json{1, 106});
+    c.end_of_text = 7;
+    CHECK(json::parse(config_to_json(c))["eos_token_id"] == 7);
+    object["eos_token_id"] = {106, 1 << 20};   // beyond the vocabulary
+    CHECK((read(object).end_of_text == 106 && again(object)["eos_token_id"] == 106));
+}
+
+TEST_CASE("Gemma's config.json says of every folder which trainer it is for", "[gemma][config]") {
+    json object = published();
+    object["layer_types"] = std::vector<std::string>(26, "full_attention");
+    CHECK((read(object).names_variant && read(object).variant == "causal" && transformers_computes(read(object))));
+    object["layer_types"] = std::vector<std::string>(26, "sliding_attention");
+    CHECK((read(object).names_variant && read(object).variant == "sliding_window"));
+    object.erase("layer_types");
+    CHECK((read(object).names_variant && read(object).variant == "sliding_window"));
+    refused(object, "attention_variant", "causal", "\"attention_variant\" is \"causal\", but without \"layer_types\"");
+    object["attention_variant"] = "sliding_window";
+    CHECK(read(object).of_layer(5).variant == "causal");
+}
+
+TEST_CASE("Gemma's numbers are in the words for people", "[gemma][config]") {
+    json object = published();
+    CHECK(form_in_words(read(object)) ==
+          "Gemma 3, QK-norm, logits q.k / sqrt(256), RoPE's base 10000 in layers that slide and 1e+06 in the others");
+    object["query_pre_attn_scalar"] = 168, object["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+    CHECK(form_in_words(read(object)).ends_with("sqrt(168), RoPE's base 10000 in layers that slide and 1e+06 and positions / 8 in the others"));
+    CHECK((form_in_words(preset("qwen-tiny")) == "QK-norm" && form_in_words(preset("qwen2.5-0.5b")) == "no QK-norm, QKV bias"));
+}
+
+TEST_CASE("more layers than any model has are refused before there is anything for each of them", "[gemma][config]") {
+    json gemma = published(), qwen = json::parse(config_to_json(preset("qwen-tiny")));   // with something amiss in what layers have
+    gemma["sliding_window_pattern"] = 0;
+    qwen.erase("attention_variant"), qwen["use_sliding_window"] = true, qwen["sliding_window"] = 8, qwen["max_window_layers"] = -1;
+    for (const json& object : {gemma, qwen}) {
+        refused(object, "num_hidden_layers", 4096, object == qwen ? "max_window_layers" : "sliding_window_pattern");
+        for (int layers : {4097, 2147483647})
+            refused(object, "num_hidden_layers", layers, "num_hidden_layers is " + std::to_string(layers) + ", expected 1 to 4096");
+    }
 }
 
 TEST_CASE("Gemma's config.json is written as both versions of transformers read it", "[gemma][config]") {
@@ -128,9 +190,9 @@ TEST_CASE("Gemma's config.json of layers that are all alike, or have no pattern"
     written = json::parse(config_to_json(read(object)));
     CHECK((written["sliding_window_pattern"] == 27 && written["layer_types"] == json(std::vector<std::string>(26, "sliding_attention"))));
     CHECK(read(written).layers.empty());
-    CHECK(full_attention_every({true, false, true, true}) == 0);
-    CHECK(full_attention_every({true, false, true}) == 2);
-    CHECK(full_attention_every({false, true}) == 0);
+    CHECK(pattern_of_layers({true, false, true, true}) == 0);
+    CHECK(pattern_of_layers({true, false, true}) == 2);
+    CHECK(pattern_of_layers({false, true}) == 0);
 }
 
 TEST_CASE("what Gemma's config.json must not say is refused by name", "[gemma][config]") {
@@ -147,6 +209,12 @@ TEST_CASE("what Gemma's config.json must not say is refused by name", "[gemma][c
     refused(object, "rope_scaling", {{"rope_type", "linear"}}, "factor");
     refused(object, "rope_scaling", "linear");
     refused(object, "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}});
+    refused(object, "rope_parameters", json::array());
+    refused(object, "partial_rotary_factor", 0.5, "only 1 is supported, every channel of a head rotates");
+    refused(object, "rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}, {"partial_rotary_factor", 0.5}}, "every channel");
+    for (const bool slides : {false, true})
+        refused(object, "rope_parameters", rope_parameters(slides ? json() : json{{"partial_rotary_factor", 0.5}},
+                                                           slides ? json{{"partial_rotary_factor", 0.5}} : json()), "every channel");
     refused(object, "rope_parameters", rope_parameters({{"rope_theta", 2e6}}, nullptr), "make them agree");
     refused(object, "rope_parameters", rope_parameters(nullptr, {{"rope_type", "linear"}, {"factor", 8.0}}), "sliding_attention");
     refused(object, "bos_token_id", 262144);
@@ -157,4 +225,7 @@ TEST_CASE("what Gemma's config.json must not say is refused by name", "[gemma][c
     Config config = read(object);
     config.qk_norm = false;
     CHECK_THROWS_AS(config_to_json(config), Error);
+    refused(object, "architectures", {"Gemma3ForCausalLM", "Qwen3ForCausalLM"},
+            "\"architectures\" is [\"Gemma3ForCausalLM\",\"Qwen3ForCausalLM\"], expected a list of one name: Qwen3ForCausalLM, Qwen2ForCausalLM, "
+            "LlamaForCausalLM or Gemma3ForCausalLM");
 }

@@ -122,7 +122,7 @@ TEST_CASE("qk_norm and rope in one pass: positions that count anew in every docu
 
 TEST_CASE("rope: positions that are divided, and queries and keys that become longer", "[ops]") {
     QkNormRope op{2, 7, 4, 2, 6, true, false};
-    op.factor = 4, op.longer = 1.3;
+    op.factor = 4, op.attention_scaling = 1.3;
     check_operation(op);
 }
 

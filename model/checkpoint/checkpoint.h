@@ -34,7 +34,8 @@ struct RunFacts {
 
 // ------------------------------------------------------------------------------------------------------------------ saving
 
-/// A number of a tensor that is less_one, as model.safetensors has it; and the name under which optimizer.safetensors has the tensor itself.
+/// A number of a tensor that is stored as weight - 1 (Tensor::less_one), as model.safetensors has it; and the name under which
+/// optimizer.safetensors has the tensor itself.
 inline float less_one(float number) { return float(double(number) - 1); }
 inline std::string exact_name(const Tensor& tensor) { return "exact." + tensor.name; }
 

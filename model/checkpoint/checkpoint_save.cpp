@@ -162,11 +162,11 @@ std::string trainer_state_to_json(const TrainerState& state) {
     return written(object, 2, NotUtf8::replace) + "\n";   // replace: paths need not be UTF-8
 }
 
-std::string generation_config_to_json(const Config& config) {
+std::string generation_config_to_json(const json& model) {
     ordered_json object;
     object["_from_model_config"] = true;
-    if (config.end_of_text >= 0) object["eos_token_id"] = config.end_of_text;
-    if (config.begin_of_text() >= 0) object["bos_token_id"] = config.begin_of_text();
+    for (const char* key : {"eos_token_id", "bos_token_id"})
+        if (has_field(model, key)) object[key] = model[key];
     object["transformers_version"] = "4.51.0";
     return written(object, 2) + "\n";
 }
@@ -189,8 +189,9 @@ void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* token
 std::vector<TextFile> text_files(Config config, const TrainerState& state, const Tokenizer* tokenizer,
                                  const fs::path& tokenizer_from) {
     if (tokenizer && tokenizer->name() != "bytes") config.tokenizer = "tokenizer.json";   // the folder may be moved
-    std::vector<TextFile> files = {{"config.json", config_to_json(config)},
-                                   {"generation_config.json", generation_config_to_json(config)},
+    const std::string model = config_to_json(config);
+    std::vector<TextFile> files = {{"config.json", model},
+                                   {"generation_config.json", generation_config_to_json(parse_json(model))},
                                    {"trainer_state.json", trainer_state_to_json(state)}};
     if (!transformers_computes(config))
         for (const CarriedText& file : modeling_files()) files.push_back({file.name, file.text});

@@ -29,10 +29,8 @@ std::string facts_table(const Config& c, const TensorList& list, const float* we
     std::string table = "| | |\n| --- | --- |\n";
     table += row("attention", facts.pattern.empty() ? c.variant : facts.pattern);
     if (!settings.empty()) table += row("settings", settings);
-    table += row("form", text("%s%s%s; %d layers, %d channels, width %d, %d query heads and %d of keys, head size %d, vocabulary %d, %s "
-                              "head",
-                              c.gemma ? "Gemma 3, " : "", c.qk_norm ? "QK-norm" : "no QK-norm", c.qkv_bias ? ", QKV bias" : "", c.L, c.C, c.F, c.NH, c.NKV, c.HS,
-                              c.V, c.tied ? "tied" : "untied"));
+    table += row("form", text("%s; %d layers, %d channels, width %d, %d query heads and %d of keys, head size %d, vocabulary %d, %s head",
+                              form_in_words(c).c_str(), c.L, c.C, c.F, c.NH, c.NKV, c.HS, c.V, c.tied ? "tied" : "untied"));
     table += row("parameters", std::to_string(list.parameters()));
     table += row("trained", text("%lld steps, %lld tokens", static_cast<long long>(state.step), static_cast<long long>(state.tokens)));
     if (!facts.train_data.empty()) table += row("training data", facts.train_data);

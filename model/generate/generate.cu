@@ -186,9 +186,11 @@ static void run(const Options& o) {
     else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
     std::optional<JsonLines> log;
     if (!o.log.empty() && !o.dry_run) log = JsonLines::whole(o.log);
-    const int32_t end_of_text = o.ignore_eos ? -1 : tokenizer ? int32_t(tokenizer->end_of_text()) : config.end_of_text;
+    std::vector<int> ends_of_text = config.ends_of_text();
+    if (tokenizer) ends_of_text.push_back(int(tokenizer->end_of_text()));
+    if (o.ignore_eos) ends_of_text.clear();
     try {
-        write(variants, o, {o.checkpoint, config, prompts, o.inference.how, o.sampling, o.tokens, o.batch, end_of_text, o.dry_run, *output,
+        write(variants, o, {o.checkpoint, config, prompts, o.inference.how, o.sampling, o.tokens, o.batch, ends_of_text, o.dry_run, *output,
                             log ? &*log : nullptr});
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;

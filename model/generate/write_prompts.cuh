@@ -23,11 +23,11 @@ struct WritingJob {
     const std::vector<Prompt>& prompts;
     const Inference& inference;
     Sampling sampling;
-    int tokens, batch;     // most tokens of a text, texts side by side
-    int32_t end_of_text;   // -1: none
+    int tokens, batch;                // most tokens of a text, texts side by side
+    std::vector<int> ends_of_text;    // each ends one
     bool dry_run;
     TextOutput& output;
-    JsonLines* log;        // of --log; null: none is asked for
+    JsonLines* log;                   // of --log; null: none is asked for
 };
 
 /// The whole of it on a GPU, `weights` in "fp32", "bf16" or "auto". False if `device` is "auto" and this is for the CPU; Exit::usage if it
@@ -102,7 +102,9 @@ void write_prompts(Device device, const Variants& variants, const WritingJob& jo
     };
     const auto wrote = [&](const Text& text) {
         job.output.add(text);
-        const bool ended = text.ids.back() == job.end_of_text, has_all = text.written() == size_t(job.tokens);
+        const auto& ends = job.ends_of_text;
+        const bool ended = std::find(ends.begin(), ends.end(), text.ids.back()) != ends.end();
+        const bool has_all = text.written() == size_t(job.tokens);
         if (!ended && !has_all && !stop_requested()) return true;
         job.output.end(text, ended ? TextEnd::end_of_text : has_all ? TextEnd::length : TextEnd::stopped);
         done += ended || has_all;

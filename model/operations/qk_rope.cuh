@@ -18,8 +18,8 @@ void rope_table(CPU, X* cosine, X* sine, int T, int HS, Rope rope) {
     for (int t = 0; t < T; t++)
         for (int d = 0; d < HS / 2; d++) {
             const double angle = rope.rotates ? t / rope.factor * std::pow(rope.theta, -2.0 * d / HS) : 0;
-            cosine[size_t(t) * (HS / 2) + d] = X(rope.length * std::cos(angle));
-            sine[size_t(t) * (HS / 2) + d] = X(rope.length * std::sin(angle));
+            cosine[size_t(t) * (HS / 2) + d] = X(rope.attention_scaling * std::cos(angle));
+            sine[size_t(t) * (HS / 2) + d] = X(rope.attention_scaling * std::sin(angle));
         }
 }
 
@@ -121,8 +121,8 @@ __global__ void rope_table_kernel(X* cosine, X* sine, int T, int HS, Rope rope) 
     const int i = blockIdx.x * blockDim.x + threadIdx.x, t = i / (HS / 2), d = i % (HS / 2);
     if (t >= T) return;
     const double angle = rope.rotates ? t / rope.factor * pow(rope.theta, -2.0 * d / HS) : 0;
-    cosine[i] = X(rope.length * cos(angle));
-    sine[i] = X(rope.length * sin(angle));
+    cosine[i] = X(rope.attention_scaling * cos(angle));
+    sine[i] = X(rope.attention_scaling * sin(angle));
 }
 
 template <class X>

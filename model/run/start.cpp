@@ -227,7 +227,7 @@ Data open_data(const Options& o, int ranks, Config& config) {
     if (data.tokenizer) config.end_of_text = int(data.tokenizer->end_of_text());
     if (o.document_mask && config.end_of_text < 0)
         fail(Exit::usage, "--document-mask needs the token between documents, and the data's tokenizer is unknown; make shards with "
-             "./tokenize, or give --model a folder whose config.json has eos_token_id");
+             "./tokenize, or give --model a folder whose config.json has one eos_token_id");
     require_borders(data.train.get(), o, config);
     require_borders(data.val.get(), o, config);
     if (data.tokenizer && o.sample_every) require_prompt(*data.tokenizer, o.prompt);

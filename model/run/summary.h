@@ -90,8 +90,7 @@ inline std::vector<std::pair<std::string, std::string>> model_rows(const Qwen& n
     const char* const bound = net.any(&LayerFacts::expects_at_most) ? "at most " : "";
     std::vector<std::pair<std::string, std::string>> rows = {
         {"attention", net.pattern},
-        {"form", std::string(c.gemma ? "Gemma 3, " : "") + (c.qk_norm ? "QK-norm" : "no QK-norm") + (c.qkv_bias ? ", QKV bias" : "") +
-                     (c.tied ? ", tied head" : ", untied head")},
+        {"form", form_in_words(c) + (c.tied ? ", tied head" : ", untied head")},
         {"layers L, channels C, width F", text("%d, %d, %d", c.L, c.C, c.F)},
         {"heads NH, NKV, head size HS", text("%d, %d, %d", c.NH, c.NKV, c.HS)},
         {"vocabulary V", std::to_string(c.V)},

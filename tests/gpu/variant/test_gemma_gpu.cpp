@@ -28,6 +28,15 @@ void check_gradients(const Variant& sliding, int B, int T, Tolerance tolerance) 
 
 }   // namespace
 
+TEST_CASE("Gemma on the GPU: what embeddings are multiplied with is rounded as they are", "[gpu][gemma]") {
+    Config c = small();
+    c.C = 1152;
+    CHECK(embedding_scale<float>(c) == std::sqrt(1152.0f));
+    CHECK(embedding_scale<bf16>(c) == 34);   // 33.94 has more bits
+    c.gemma.reset();
+    CHECK(embedding_scale<bf16>(c) == 1);
+}
+
 TEST_CASE("Gemma on the GPU: gradients are those of the CPU", "[gpu][gemma]") {
     const Variant* const sliding = sliding_window_on_gpu();
     if (!sliding) return;

@@ -98,6 +98,7 @@ private:
             const double* const logits = gpt_logits(CPU{}, exact_.gpt, T - 1, 1);
             should.insert(should.end(), logits, logits + V);
         }
+        REQUIRE(rows.size() == should.size());
         for (int n = 0; n * V < int(should.size()); n++) {
             INFO("text " << text.number << ", row " << prompt + n);
             const std::vector<float> is(rows.begin() + n * V, rows.begin() + (n + 1) * V);
