@@ -27,19 +27,16 @@
 #include "attention/masks/cluster_texts.cuh"
 #include "attention/scores/each_element.cuh"
 
-/// Judges rows by their index in their group (ClusterRows): of a document in local heads, in the others of its tokens in a cluster.
+/// Judges rows by the positions of ClusterRows, of groups of up to R rows.
 struct ClusterPolicy : Policy {
-    int local, left;
-    ClusterPolicy(int local_, int left_) : Policy(Config{}, 0), local(local_), left(left_) {}
+    int local, left, R;
+    ClusterPolicy(int local_, int left_, int R_) : Policy(Config{}, 0), local(local_), left(std::min(left_, R_)), R(R_) {}
 
-    constexpr bool visible(int h, int i, int j) const {
-        if (h < local) return j <= i && i - j <= left;
-        return j < i || (i == 0 && j == 0);
-    }
+    constexpr bool visible(int h, int i, int j) const { return h < local ? j <= i && i - j <= left : j < i && i - j <= R; }
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
         if (h < local) return window_tile(left, i0, i1, j0, j1);
-        if (j0 > i1 - 1) return Tile::hidden;
-        return j1 - 1 < i0 ? Tile::full : Tile::mixed;
+        if (j0 >= i1 - 1 || i0 - (j1 - 1) > R) return Tile::hidden;
+        return j1 - 1 < i0 && i1 - 1 - j0 <= R ? Tile::full : Tile::mixed;
     }
 };
 
@@ -182,7 +179,7 @@ struct routing : Policy {
         form_clusters(device, kept, scratch, in, weights, s);
         AttentionForward<X> a = sorted_inputs(device, scratch.inputs, kept, in);
         a.statistics = kept.results.statistics_for(statistics);
-        attention_forward(device, ClusterPolicy(local, left), a);
+        attention_forward(device, ClusterPolicy(local, left, a.T), a);
         average_rows(device, state.out, state.lse, kept.results.branch(kept.rows), {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
     }
 
@@ -262,7 +259,7 @@ struct routing : Policy {
         g.dout = scratch.dout;
         g.dq = {scratch.dq, row}, g.dk = {scratch.dk, row}, g.dv = {scratch.dv, row};
         g.workspace = scratch.kernel;
-        attention_backward(device, ClusterPolicy(local, left), a, g);
+        attention_backward(device, ClusterPolicy(local, left, a.T), a, g);
 
         const RepeatedRows& all = kept.rows;
         const RowsOfHeads of_local{all.count, all, 0, local}, of_routed{all.count, all, local, NH};
@@ -321,7 +318,7 @@ private:
     template <class Device>
     size_t kernel_bytes(Device device, const LayerShape& s) const {
         const int R = shape(s).rows();
-        return attention_workspace(device, ClusterPolicy(local, left), s.B, R, R, s.NH);
+        return attention_workspace(device, ClusterPolicy(local, left, R), s.B, R, R, s.NH);
     }
 
     /// Assigns tokens to rows.
@@ -334,8 +331,11 @@ private:
             centroid_cosines(device, scratch.cosines, in, weights + mu.offset, s);
             take_greatest(device, kept.sorted, scratch.cosines, s);
         }
-        if (in.documents) each_element(device, size_t(s.B) * s.NH, s.rows(), DivideByDocument{kept.sorted, s, in.documents});
         link_rows(device, kept.rows, s.B, balanced ? s.size : s.rows());
+        if (!in.documents) return;
+        if (!DivideByDocument::fits(s))
+            fail(Exit::usage, "--seq-len ", s.T, " is too long for routing with --document-mask 1, which takes up to some 46,000 tokens a row");
+        each_element(device, size_t(s.B) * s.NH, s.rows(), DivideByDocument{kept.sorted, s, in.documents});
     }
 
     /// q, k and v in the order of the clusters: the arguments of a kernel call.
@@ -348,7 +348,7 @@ private:
         AttentionForward<X> a{};
         a.B = in.B, a.T = a.S = kept.rows.count, a.NH = a.NKV = NH, a.HS = HS;
         a.q = Heads<const X>{to.q, row}, a.k = Heads<const X>{to.k, row}, a.v = Heads<const X>{to.v, row};
-        a.q_position = a.k_position = kept.sorted.positions, a.documents = kept.sorted.of_kernel(shape(in));
+        a.q_position = kept.sorted.queries, a.k_position = kept.sorted.keys;
         a.out = kept.results.out, a.lse = kept.results.lse;
         return a;
     }

@@ -99,20 +99,21 @@ private:
 /// Rows (B, NH, R) that somebody has used before, on a device.
 template <class Device>
 struct UsedRows {
-    On<Device, int> tokens, positions, groups, ends;
+    On<Device, int> tokens, queries, keys, ends;
     explicit UsedRows(const ClusterShape& s)
-        : tokens(std::vector<int>(s.rows_of(s.B, 0), 99)), positions(tokens.numbers()), groups(tokens.numbers()),
+        : tokens(std::vector<int>(s.rows_of(s.B, 0), 99)), queries(tokens.numbers()), keys(tokens.numbers()),
           ends(std::vector<int>(s.ends_of(s.B, 0), 99)) {}
-    ClusterRows rows() { return {tokens.data(), positions.data(), groups.data(), ends.data()}; }
+    ClusterRows rows() { return {tokens.data(), queries.data(), keys.data(), ends.data()}; }
     std::vector<int> numbers() const {
-        return joined(joined(tokens.numbers(), positions.numbers()), joined(groups.numbers(), ends.numbers()));
+        return joined(joined(tokens.numbers(), queries.numbers()), joined(keys.numbers(), ends.numbers()));
     }
 };
 
 /// The same by definition, where rows have these tokens and clusters (B, NH, R), -1 in padding, and a token's document this start (B, T).
 inline std::vector<int> numbers_of_rows(const ClusterShape& s, const std::vector<int>& tokens, const std::vector<int>& clusters,
                                         const std::vector<int>& start) {
-    std::vector<int> positions(tokens.size(), -1), groups = positions, ends(s.ends_of(s.B, 0), 99);
+    std::vector<int> queries(tokens.size(), -1), keys = queries, ends(s.ends_of(s.B, 0), 99);
+    const bool packed = std::count(start.begin(), start.end(), 0) < int(start.size());
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++) {
             const int *token = &tokens[s.rows_of(b, h)], *cluster = &clusters[s.rows_of(b, h)];
@@ -120,12 +121,13 @@ inline std::vector<int> numbers_of_rows(const ClusterShape& s, const std::vector
                 if (token[r] < 0) continue;
                 int first = 0;
                 while (cluster[first] != cluster[r] || start[b * s.T + token[first]] != start[b * s.T + token[r]]) first++;
-                positions[s.rows_of(b, h) + r] = h * s.rows() + r, groups[s.rows_of(b, h) + r] = h * s.rows() + first;
+                keys[s.rows_of(b, h) + r] = r + s.rows() * (packed ? cluster[r] + first : cluster[r]);
+                queries[s.rows_of(b, h) + r] = keys[s.rows_of(b, h) + r] + (h >= s.local && first == r ? 1 : 0);
             }
             for (int c = 0; h >= s.local && c < s.clusters; c++)
                 ends[s.ends_of(b, h) + c] = int(std::count_if(cluster, cluster + s.rows(), [&](int of) { return of >= 0 && of <= c; }));
         }
-    return joined(joined(tokens, positions), joined(groups, ends));
+    return joined(joined(tokens, queries), joined(keys, ends));
 }
 
 /// Rows of tokens that have chosen their cluster, of packed documents: a token begins one if its hash is divisible by `every`; 0: none.

@@ -38,7 +38,7 @@ void take_greatest(CPU, const ClusterRows& rows, const X* cosines, const Cluster
                                  [&](int t, int u) { return mine[t] > mine[u] || (mine[t] == mine[u] && t < u); });
                 std::sort(order.begin(), order.begin() + s.size);
                 const int first = c * s.size;
-                for (int place = 0; place < s.size; place++) rows.put(s, b, h, first + place, order[place], first);
+                for (int place = 0; place < s.size; place++) rows.put(s, b, h, first + place, order[place], c, first);
                 rows.ends[s.ends_of(b, h) + c] = first + s.size;
             }
 }
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(clustering::THREADS)
         equal += clustering::place_among(key == least, equals, shared);
         const bool take = key > least || (key == least && equal < of_equals);
         place += clustering::place_among(take, taken, shared);
-        if (take) rows.put(s, b, h, first + place, t, first);
+        if (take) rows.put(s, b, h, first + place, t, c, first);
     }
     if (threadIdx.x == 0) rows.ends[s.ends_of(b, h) + c] = first + s.size;
 }

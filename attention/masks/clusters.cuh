@@ -3,6 +3,7 @@
 // head; the first `local` heads have no clusters. Clusters of equal size are formed in balanced_clusters.cuh.
 #pragma once
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <vector>
 
@@ -31,22 +32,26 @@ struct ClusterShape {
 };
 
 /// Tokens sorted by (cluster, token), and which of them attend to each other: groups, the tokens of a cluster or, of packed rows, those
-/// of one document in a cluster. A local head is one cluster. The kernel takes groups for documents (Documents), which it looks up by
-/// position; so that every head has groups of its own, positions go on from head to head.
+/// of one document in a cluster. A local head is one cluster. Groups have ascending numbers, and positions say all that the mask has to
+/// know (ClusterPolicy), without a division: those of different groups differ by more than R, those of one by at most R. The first
+/// row of a routed group asks from one further on, and so sees itself, which no other does.
 struct ClusterRows {
-    int* tokens;      // (B, NH, R) the token of each row
-    int* positions;   // (B, NH, R) h R + row; both are -1 in padding
-    int* groups;      // (B, NH, R) the position of the first row of its group
-    int* ends;        // (B, NH, K) of routed heads: the row behind the last of each cluster
-    Documents of_kernel(const ClusterShape& s) const { return {groups, s.NH * s.rows()}; }
+    int* tokens;    // (B, NH, R) the token of each row
+    int* queries;   // (B, NH, R) its position as a query: as a key, or one more
+    int* keys;      // (B, NH, R) row + R x the number of its group; all are -1 in padding
+    int* ends;      // (B, NH, K) of routed heads: the row behind the last of each cluster
 
-    constexpr void put(const ClusterShape& s, int b, int h, int row, int token, int first_of_cluster) const {
+    constexpr void put(const ClusterShape& s, int b, int h, int row, int token, int group, int first) const {
+        tokens[s.rows_of(b, h) + row] = token;
+        join(s, b, h, row, group, first);
+    }
+    constexpr void join(const ClusterShape& s, int b, int h, int row, int group, int first) const {
         const size_t at = s.rows_of(b, h) + row;
-        tokens[at] = token, positions[at] = h * s.rows() + row, groups[at] = h * s.rows() + first_of_cluster;
+        keys[at] = row + group * s.rows(), queries[at] = keys[at] + (h >= s.local && row == first);
     }
     constexpr void put_padding(const ClusterShape& s, int b, int h, int row) const {
         const size_t at = s.rows_of(b, h) + row;
-        tokens[at] = positions[at] = groups[at] = -1;
+        tokens[at] = queries[at] = keys[at] = -1;
     }
 };
 
@@ -141,7 +146,7 @@ inline void sort_by_cluster(CPU, const ClusterRows& rows, const int* nearest, co
             for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++) {
                 const int first = row;
                 for (int t = 0; t < s.T; t++)
-                    if (h < s.local || nearest[s.list(b, h) + t] == c) rows.put(s, b, h, row++, t, first);
+                    if (h < s.local || nearest[s.list(b, h) + t] == c) rows.put(s, b, h, row++, t, c, first);
                 if (h >= s.local) rows.ends[s.ends_of(b, h) + c] = row;
             }
             for (; row < s.rows(); row++) rows.put_padding(s, b, h, row);
@@ -170,18 +175,22 @@ constexpr int count_less(const int* ascending, int n, int bound) {
     return first;
 }
 
-/// Divides groups that are clusters by document.
+/// Divides groups that are clusters by document. The number of one in cluster c that begins with row r is then c + r.
 struct DivideByDocument {
     ClusterRows rows;
     ClusterShape s;
     Documents documents;
+    /// Positions are ints.
+    static constexpr bool fits(const ClusterShape& s) { return int64_t(s.clusters + s.rows() + 1) * s.rows() <= INT_MAX; }
+
     constexpr void operator()(unsigned bh, int row) const {
         const int b = int(bh) / s.NH, h = int(bh) % s.NH;
         const int* const tokens = rows.tokens + s.rows_of(b, h);
         if (tokens[row] < 0) return;
-        int& group = rows.groups[s.rows_of(b, h) + row];
-        const int first = group - h * s.rows();
-        group += count_less(tokens + first, row - first, documents.at(b, tokens[row]));
+        const int cluster = rows.keys[s.rows_of(b, h) + row] / s.rows();
+        const int begin = cluster > 0 ? rows.ends[s.ends_of(b, h) + cluster - 1] : 0;
+        const int first = begin + count_less(tokens + begin, row - begin, documents.at(b, tokens[row]));
+        rows.join(s, b, h, row, cluster + first, first);
     }
 };
 
@@ -315,7 +324,7 @@ __global__ void __launch_bounds__(clustering::THREADS) sort_by_cluster_kernel(co
             const bool take = t < s.T && (h < s.local || nearest[s.list(b, h) + t] == c);
             int row = taken;
             row += clustering::place_among(take, taken, shared);
-            if (take) rows.put(s, b, h, row, t, first);
+            if (take) rows.put(s, b, h, row, t, c, first);
         }
         if (h >= s.local && threadIdx.x == 0) rows.ends[s.ends_of(b, h) + c] = taken;
     }
