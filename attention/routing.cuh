@@ -334,7 +334,7 @@ private:
         link_rows(device, kept.rows, s.B, balanced ? s.size : s.rows());
         if (!in.documents) return;
         if (!DivideByDocument::fits(s))
-            fail(Exit::usage, "--seq-len ", s.T, " is too long for routing with --document-mask 1, which takes up to some 46,000 tokens a row");
+            fail(Exit::usage, "--seq-len ", s.T, " is too long for routing with --document-mask 1, which takes rows of up to some 46,000 tokens");
         each_element(device, size_t(s.B) * s.NH, s.rows(), DivideByDocument{kept.sorted, s, in.documents});
     }
 

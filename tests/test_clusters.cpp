@@ -56,3 +56,14 @@ TEST_CASE("clusters: a centroid without length and a diverged run still give row
     take_greatest(CPU{}, used.rows(), cosines.data(), s);
     CHECK(used.tokens.numbers() == std::vector<int>{0, 1, 0, 2});
 }
+
+TEST_CASE("clusters: positions of packed documents fit into an int, or the row is too long", "[clusters]") {
+    const auto positions_end = [](const ClusterShape& s) {   // a document of one token at the end, in the last cluster
+        return int64_t(s.rows()) + int64_t(s.clusters - 1 + s.rows() - 1) * s.rows() + 1;
+    };
+    for (const int T : {64, 46000, 46300, 46340, 65536}) {
+        const ClusterShape s{.B = 1, .T = T, .NH = 2, .HS = 64, .local = 1, .clusters = 32, .size = 0};
+        if (DivideByDocument::fits(s)) CHECK(positions_end(s) <= INT_MAX);
+        CHECK(DivideByDocument::fits(s) == (T <= 46300));
+    }
+}
