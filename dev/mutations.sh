@@ -40,7 +40,7 @@ build() {
     fi
     local arguments=(-o build/flags -o build/units CXXFLAGS=-O1 LDFLAGS=-Wl,-t,-t EMULATOR_TESTS=)
     arguments+=("TESTS=build/tests/main.o build/tests/$1.o" "GPU_TESTS=tests/${1#emulated/}.o")
-    [ "$2" == all ] || arguments+=("VARIANTS=$2")
+    [ "$2" == all ] || arguments+=("VARIANTS=${2:-causal}")   # the engine has causal in any case, and no rule for it without
     rm -f "$program"
     # shellcheck disable=SC2046  # a list of words
     make "${arguments[@]}" $(sed 's/^/-o /' "$(note unlinked "$1" "$2")" 2> /dev/null) "$program" > build.log 2>&1
