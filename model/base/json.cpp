@@ -6,8 +6,54 @@
 
 using nlohmann::json;
 
-json parse_json(std::string_view text, const json::parser_callback_t& on_value, bool throws) {
-    return json::parse(text, on_value, throws);
+namespace {
+
+class BeyondLimits : public json::exception {
+public:
+    explicit BeyondLimits(const std::string& what) : json::exception(599, what.c_str()) {}
+};
+
+/// The position behind the string whose opening quote is at `quote`.
+size_t end_of_string(std::string_view text, size_t quote) {
+    size_t at = quote + 1;
+    while (at < text.size() && text[at] != '"') at += text[at] == '\\' ? 2 : 1;
+    if (at - quote > longest_json_line) throw BeyondLimits("a string is longer than " + std::to_string(longest_json_line) + " bytes");
+    return at + 1;
+}
+
+/// Throws BeyondLimits; in one pass before the parser, which would first make the values. The parser finds all other errors.
+void require_within_limits(std::string_view text, size_t most_values) {
+    int depth = 0;
+    size_t values = 0;   // commas, brackets and braces: at least as many as values
+    for (size_t at = 0; at < text.size(); at++) {
+        const char c = text[at];
+        if (c == '"') at = end_of_string(text, at) - 1;
+        depth += (c == '[' || c == '{') - (c == ']' || c == '}');
+        values += c == '[' || c == '{' || c == ',';
+        if (depth > deepest_json) throw BeyondLimits("it is nested more than " + std::to_string(deepest_json) + " levels deep");
+        if (values > most_values) throw BeyondLimits("it has more than " + std::to_string(most_values) + " values");
+    }
+}
+
+}   // namespace
+
+json parse_json(std::string_view text, bool throws) {
+    try {
+        require_within_limits(text, most_json_values);
+    } catch (const BeyondLimits&) {
+        if (throws) throw;
+        return json(json::value_t::discarded);
+    }
+    return json::parse(text, nullptr, throws);
+}
+
+void walk_json(std::string_view text, nlohmann::json_sax<json>& events) {
+    try {
+        require_within_limits(text, SIZE_MAX);
+        json::sax_parse(text, &events);
+    } catch (const BeyondLimits& error) {
+        events.parse_error(0, "", error);
+    }
 }
 
 std::string written(const json& value, int indent, NotUtf8 otherwise) { return value.dump(indent, ' ', false, otherwise); }
@@ -15,19 +61,11 @@ std::string written(const nlohmann::ordered_json& value, int indent, NotUtf8 oth
     return value.dump(indent, ' ', false, otherwise);
 }
 
-/// Exit::data for what is too deep for functions that call themselves for each level, the library's among them.
-static json::parser_callback_t require_depth(const std::string& where) {
-    return [&where](int depth, json::parse_event_t, json&) {
-        if (depth > 100) fail(Exit::data, where, ": is nested more than 100 levels deep");
-        return true;
-    };
-}
-
 static json parse_json_line(const std::string& line, const std::string& where) {
     if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // where the parser would stop
     json object;
     try {
-        object = parse_json(line, require_depth(where));
+        object = parse_json(line);
     } catch (const json::exception& error) {
         fail(Exit::data, where, ": is not JSON: ", error.what());
     }
@@ -35,13 +73,26 @@ static json parse_json_line(const std::string& line, const std::string& where) {
     return object;
 }
 
+/// The next line, without its end; false at the end of the file.
+static bool read_line(std::istream& file, std::string& line, const std::string& where) {
+    line.clear();
+    char c;
+    while (file.get(c) && c != '\n') {
+        if (line.size() == longest_json_line)
+            fail(Exit::data, where, ": the line is longer than ", longest_json_line, " bytes; is this a JSON Lines file?");
+        line.push_back(c);
+    }
+    return file || !line.empty();
+}
+
 void each_json_line(const std::string& path, const std::function<bool(const json&, const std::string&, int64_t)>& use) {
     std::ifstream file(path);
     if (!file) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     std::string line;
-    for (int64_t number = 1; std::getline(file, line); number++) {
-        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    for (int64_t number = 1;; number++) {
         const std::string where = path + ":" + std::to_string(number);
+        if (!read_line(file, line, where)) break;
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
         if (!use(parse_json_line(line, where), where, number)) return;
     }
     if (file.bad()) fail(Exit::data, path, ": cannot be read: ", last_os_error());

@@ -9,8 +9,18 @@
 
 #include <nlohmann/json.hpp>
 
-/// nlohmann::json::parse(): on invalid JSON the library's exception, or, unless `throws`, a discarded value.
-nlohmann::json parse_json(std::string_view text, const nlohmann::json::parser_callback_t& on_value = nullptr, bool throws = true);
+/// Limits of all JSON that is parsed: foreign text of a few megabytes must take neither gigabytes nor the whole stack.
+constexpr int deepest_json = 100;                          // levels of objects and lists
+constexpr size_t most_json_values = size_t{1} << 22;       // more than twice those of Gemma's tokenizer.json
+constexpr size_t longest_json_line = size_t{1} << 26;      // bytes; also of a string
+
+/// nlohmann::json::parse() within these limits: on invalid JSON or beyond them a json::exception, or, unless `throws`, a discarded
+/// value.
+nlohmann::json parse_json(std::string_view text, bool throws = true);
+
+/// Calls `events` for the parts of a text in order and keeps none, so that the number of values is not limited. Invalid JSON, nesting
+/// or a string beyond the limits go to events.parse_error().
+void walk_json(std::string_view text, nlohmann::json_sax<nlohmann::json>& events);
 
 using NotUtf8 = nlohmann::json::error_handler_t;
 
@@ -20,7 +30,7 @@ std::string written(const nlohmann::json& value, int indent = -1, NotUtf8 otherw
 std::string written(const nlohmann::ordered_json& value, int indent = -1, NotUtf8 otherwise = NotUtf8::strict);
 
 /// Calls use(object, "path:line", line) for every line of a JSON Lines file that is not blank, in order, until it returns false.
-/// Exit::data for a file that cannot be read and for a line that is not a JSON object.
+/// Exit::data for a file that cannot be read and for a line that is not a JSON object or is longer than longest_json_line.
 void each_json_line(const std::string& path, const std::function<bool(const nlohmann::json&, const std::string&, int64_t)>& use);
 
 // ---- fields; every failure is Exit::checkpoint

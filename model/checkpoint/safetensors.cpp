@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <set>
+#include <optional>
 
 #include "model/base/error.h"
 #include "model/base/json.h"
@@ -37,71 +37,132 @@ uint64_t header_length(std::span<const std::byte> file, const std::string& where
     return length;
 }
 
-/// The header as a JSON object. Duplicate names must be caught while parsing: the object keeps only the last.
-json parse_header(std::span<const std::byte> text, const std::string& where) {
-    const char* begin = reinterpret_cast<const char*>(text.data());
-    if (text.empty() || *begin != '{') fail(Exit::checkpoint, where, ": the header does not start with {");
-    std::set<std::string> seen;
-    const auto check_key = [&](int depth, json::parse_event_t event, json& key) {
-        if (event != json::parse_event_t::key || depth != 1) return true;
-        if (!seen.insert(key.get<std::string>()).second)
-            fail(Exit::checkpoint, where, ": the tensor ", shown(key), " is in the header twice");
+/// Reads a header in one pass, without keeping more of it than the tensors, and stops at the first part that is not of the format:
+/// {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}}. Other fields are passed over.
+class HeaderReader : public nlohmann::json_sax<json> {
+public:
+    HeaderReader(std::span<const std::byte> data, const std::string& file) : data_(data), file_(file) {}
+
+    std::vector<StoredTensor> tensors;
+
+    bool null() override { return scalar(nullptr); }
+    bool boolean(bool value) override { return scalar(value); }
+    bool number_integer(int64_t value) override { return scalar(value); }
+    bool number_unsigned(uint64_t value) override { return scalar(value); }
+    bool number_float(double value, const std::string&) override { return scalar(value); }
+    bool string(std::string& value) override { return scalar(std::move(value)); }
+    bool binary(json::binary_t&) override { return true; }   // not in text
+    bool start_object(size_t) override { return open(false); }
+    bool start_array(size_t) override { return open(true); }
+    bool end_array() override { return depth_-- > 0; }
+
+    bool key(std::string& name) override {
+        if (depth_ == 1) metadata_ = name == "__metadata__", tensor_.name = std::move(name);
+        else if (depth_ == 2) field_ = std::move(name);
         return true;
-    };
-    try {
-        return parse_json({begin, text.size()}, check_key);
-    } catch (const json::exception& e) {
-        fail(Exit::checkpoint, where, ": the header is not valid JSON (", e.what(), ")");
     }
-}
 
-std::vector<int64_t> read_shape(const json& entry, const std::string& where) {
-    const json& list = required_field(entry, "shape", where);
-    if (!list.is_array()) fail(Exit::checkpoint, where, ": \"shape\" is ", shown(list), ", expected a list");
-    std::vector<int64_t> shape;
-    for (const json& dimension : list) {
-        const bool valid = dimension.is_number_unsigned() && dimension.get<uint64_t>() <= uint64_t(INT64_MAX);
-        if (!valid) fail(Exit::checkpoint, where, ": \"shape\" holds ", shown(dimension), ", expected whole numbers from 0");
-        shape.push_back(dimension.get<int64_t>());
+    bool end_object() override {
+        if (--depth_ == 1 && !metadata_) finish_tensor();
+        return true;
     }
-    return shape;
-}
 
-/// The range [begin, end) of the tensor's bytes within the data after the header.
-std::pair<uint64_t, uint64_t> read_offsets(const json& entry, uint64_t data_bytes, const std::string& where) {
-    const json& list = required_field(entry, "data_offsets", where);
-    if (!list.is_array() || list.size() != 2 || !list[0].is_number_unsigned() || !list[1].is_number_unsigned())
-        fail(Exit::checkpoint, where, ": \"data_offsets\" must be [begin, end], two whole numbers from 0");
-    const auto begin = list[0].get<uint64_t>(), end = list[1].get<uint64_t>();
-    if (begin > end || end > data_bytes)
-        fail(Exit::checkpoint, where, ": \"data_offsets\" are [", begin, ", ", end, "], expected a range within the ", data_bytes,
-             " bytes of data in the file");
-    return {begin, end};
-}
+    bool parse_error(size_t, const std::string&, const json::exception& error) override {
+        fail(Exit::checkpoint, file_, ": the header is not valid JSON (", error.what(), ")");
+    }
 
-StoredTensor read_tensor(const std::string& name, const json& entry, std::span<const std::byte> data, const std::string& file) {
-    const std::string where = file + ": tensor \"" + name + "\"";
-    if (!entry.is_object()) fail(Exit::checkpoint, where, " is ", shown(entry), " in the header, expected an object");
-    StoredTensor tensor;
-    tensor.name = name;
-    tensor.dtype = string_field(entry, "dtype", where);
-    tensor.shape = read_shape(entry, where);
-    size_t bytes = dtype_size(tensor.dtype);
+private:
+    std::string where() const { return file_ + ": tensor \"" + tensor_.name + "\""; }
+    bool is_list() const { return field_ == "shape" || field_ == "data_offsets"; }
+
+    bool open(bool list) {
+        if (depth_ == 1 && !metadata_) {
+            if (list) fail(Exit::checkpoint, where(), " is a list in the header, expected an object");
+            tensor_.dtype.clear();
+            shape_.reset(), offsets_.reset();
+        }
+        if (depth_ == 2 && !metadata_) open_field(list);
+        if (depth_ == 3 && !metadata_ && is_list()) refuse(list ? "a list" : "an object");
+        depth_++;
+        return true;
+    }
+
+    void open_field(bool list) {
+        if (field_ == "dtype" || (is_list() && !list))
+            fail(Exit::checkpoint, where(), ": \"", field_, "\" is ", list ? "a list" : "an object", ", expected a ",
+                 is_list() ? "list" : "string");
+        if (field_ == "shape") shape_.emplace();
+        if (field_ == "data_offsets") offsets_.emplace();
+    }
+
+    bool scalar(json value) {
+        if (metadata_) return true;
+        if (depth_ == 1) fail(Exit::checkpoint, where(), " is ", shown(value), " in the header, expected an object");
+        if (depth_ == 2 && field_ == "dtype" && value.is_string()) tensor_.dtype = std::move(value.get_ref<std::string&>());
+        else if (depth_ == 2 && (field_ == "dtype" || is_list()))
+            fail(Exit::checkpoint, where(), ": \"", field_, "\" is ", shown(value), ", expected a ", is_list() ? "list" : "string");
+        if (depth_ == 3 && is_list()) add_number(value);
+        return true;
+    }
+
+    void add_number(const json& value) {
+        if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t(INT64_MAX)) refuse(shown(value));
+        std::vector<int64_t>& list = field_ == "shape" ? *shape_ : *offsets_;
+        if (list.size() == most_dimensions) fail(Exit::checkpoint, where(), ": \"", field_, "\" holds more than ", most_dimensions, " numbers");
+        list.push_back(value.get<int64_t>());
+    }
+
+    [[noreturn]] void refuse(const std::string& found) const {
+        fail(Exit::checkpoint, where(), ": \"", field_, "\" holds ", found, ", expected whole numbers from 0");
+    }
+
+    void finish_tensor();
+
+    static constexpr size_t most_dimensions = 64;
+    const std::span<const std::byte> data_;
+    const std::string& file_;
+    int depth_ = 0;              // objects and lists that are open
+    bool metadata_ = false;      // the parts belong to __metadata__
+    std::string field_;          // of the tensor
+    StoredTensor tensor_;
+    std::optional<std::vector<int64_t>> shape_, offsets_;
+};
+
+/// Exit::checkpoint unless the fields fit each other and the data.
+void HeaderReader::finish_tensor() {
+    const char* missing = tensor_.dtype.empty() ? "dtype" : !shape_ ? "shape" : !offsets_ ? "data_offsets" : nullptr;
+    if (missing) fail(Exit::checkpoint, where(), ": the key \"", missing, "\" is missing");
+    tensor_.shape = std::move(*shape_);
+    size_t bytes = dtype_size(tensor_.dtype);
     if (bytes == 0)
-        fail(Exit::checkpoint, where, ": the dtype ", shown(entry["dtype"]),
-             " is unknown; expected F32, BF16, F16, F64 or an integer type");
+        fail(Exit::checkpoint, where(), ": the dtype ", shown(tensor_.dtype), " is unknown; expected F32, BF16, F16, F64 or an integer type");
+    tensor_.count = 1;
     bool overflow = false;
-    for (int64_t dimension : tensor.shape) {
-        overflow |= __builtin_mul_overflow(tensor.count, size_t(dimension), &tensor.count);
+    for (int64_t dimension : tensor_.shape) {
+        overflow |= __builtin_mul_overflow(tensor_.count, size_t(dimension), &tensor_.count);
         overflow |= __builtin_mul_overflow(bytes, size_t(dimension), &bytes);
     }
-    if (overflow) fail(Exit::checkpoint, where, ": the shape ", shape_text(tensor.shape), " has more numbers than 64 bits can count");
-    const auto [begin, end] = read_offsets(entry, data.size(), where);
+    if (overflow) fail(Exit::checkpoint, where(), ": the shape ", shape_text(tensor_.shape), " has more numbers than 64 bits can count");
+    if (offsets_->size() != 2)
+        fail(Exit::checkpoint, where(), ": \"data_offsets\" must be [begin, end], two whole numbers from 0");
+    const uint64_t begin = uint64_t((*offsets_)[0]), end = uint64_t((*offsets_)[1]);
+    if (begin > end || end > data_.size())
+        fail(Exit::checkpoint, where(), ": \"data_offsets\" are [", begin, ", ", end, "], expected a range within the ", data_.size(),
+             " bytes of data in the file");
     if (end - begin != bytes)
-        fail(Exit::checkpoint, where, ": \"data_offsets\" span ", end - begin, " bytes, the shape ", shape_text(tensor.shape), " in ",
-             tensor.dtype, " needs ", bytes);
-    tensor.bytes = data.subspan(begin, bytes);
-    return tensor;
+        fail(Exit::checkpoint, where(), ": \"data_offsets\" span ", end - begin, " bytes, the shape ", shape_text(tensor_.shape), " in ",
+             tensor_.dtype, " needs ", bytes);
+    tensor_.bytes = data_.subspan(begin, bytes);
+    tensors.push_back(std::move(tensor_));
+}
+
+/// Exit::checkpoint if two tensors have the same name.
+void check_names(const std::vector<StoredTensor>& tensors, const std::string& where) {
+    std::vector<std::string_view> names;
+    for (const StoredTensor& tensor : tensors) names.push_back(tensor.name);
+    std::sort(names.begin(), names.end());
+    const auto twice = std::adjacent_find(names.begin(), names.end());
+    if (twice != names.end()) fail(Exit::checkpoint, where, ": the tensor ", shown(std::string(*twice)), " is in the header twice");
 }
 
 /// Exit::checkpoint unless the tensors are contiguous from the first byte of data to the last.
@@ -152,18 +213,15 @@ void convert(const StoredTensor& tensor, Out* out, const std::string& where) {
 }
 
 std::string header_text(const std::vector<TensorToWrite>& tensors) {
-    nlohmann::ordered_json header;
-    header["__metadata__"]["format"] = "pt";   // transformers refuses files without it
+    std::string text = R"({"__metadata__":{"format":"pt"})";   // transformers refuses files without it
     uint64_t offset = 0;
     for (const TensorToWrite& tensor : tensors) {
-        const uint64_t bytes = tensor_bytes(tensor);
-        nlohmann::ordered_json& entry = header[tensor.name];
-        entry["dtype"] = "F32";
-        entry["shape"] = tensor.shape;
-        entry["data_offsets"] = {offset, offset + bytes};
-        offset += bytes;
+        const uint64_t end = offset + tensor_bytes(tensor);
+        text += "," + written(json(tensor.name)) + R"(:{"dtype":"F32","shape":)" + written(json(tensor.shape)) + R"(,"data_offsets":[)" +
+                std::to_string(offset) + "," + std::to_string(end) + "]}";
+        offset = end;
     }
-    std::string text = written(header);
+    text += "}";
     text.resize((text.size() + 7) / 8 * 8, ' ');   // aligns the data to 8 bytes
     return text;
 }
@@ -172,11 +230,13 @@ std::string header_text(const std::vector<TensorToWrite>& tensors) {
 
 std::vector<StoredTensor> parse_safetensors(std::span<const std::byte> file, const std::string& where) {
     const uint64_t length = header_length(file, where);
-    const json header = parse_header(file.subspan(8, length), where);
+    const std::string_view header(reinterpret_cast<const char*>(file.data()) + 8, length);
+    if (!header.starts_with('{')) fail(Exit::checkpoint, where, ": the header does not start with {");
     const auto data = file.subspan(8 + length);
-    std::vector<StoredTensor> tensors;
-    for (const auto& [name, entry] : header.items())
-        if (name != "__metadata__") tensors.push_back(read_tensor(name, entry, data, where));
+    HeaderReader reader(data, where);
+    walk_json(header, reader);
+    std::vector<StoredTensor> tensors = std::move(reader.tensors);
+    check_names(tensors, where);
     // By byte range: an empty tensor comes before the one that begins at the same byte.
     std::sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
         return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());

@@ -21,7 +21,7 @@ static std::string kept_lines(const std::string& path, int64_t step) {
     std::ifstream file(path);
     std::string line, kept;
     while (std::getline(file, line)) {
-        const auto record = parse_json(line, nullptr, false);
+        const auto record = parse_json(line, false);
         if (!record.is_object()) continue;
         const auto event = record.find("event"), at = record.find("step");
         if (event != record.end() && event->is_string() && event->get_ref<const std::string&>() == "done") continue;
