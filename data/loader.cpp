@@ -54,6 +54,21 @@ uint64_t RowOrder::start(uint64_t row) const {
     return permute(window, rows_per_epoch_, key) * T_ + phase;
 }
 
+void require_targets(const TokenStream& stream, int T, bool shuffle, uint64_t seed, uint64_t rows) {
+    if (!stream.masked()) return;
+    const RowOrder order(stream, T, shuffle, seed);
+    const auto has_targets = [&](uint64_t row) { return stream.count_targets(order.start(row) + 1, static_cast<uint64_t>(T)) > 0; };
+    for (uint64_t row = 0; row < rows; ++row) {
+        if (has_targets(row)) return;
+        const bool epoch_ends = row + 1 == order.rows_per_epoch();   // later ones are the same rows in order, or no row has any
+        if (epoch_ends && (!shuffle || stream.count_targets(1, stream.size() - 1) == 0)) break;
+    }
+    if (rows > 0)
+        fail(Exit::data, stream.name(), ": its loss mask hides all targets of the ", rows, " rows of ", T,
+             " tokens of this run, so nothing would be learnt; make shards with completions (./tokenize --mask-prompts), or take another "
+             "--seq-len or more --steps");
+}
+
 Loader::Loader(const TokenStream& stream, const LoaderConfig& config)
     : stream_(stream), config_((check_sizes(config), config)), order_(stream, config.T, config.shuffle, config.seed) {}
 

@@ -35,6 +35,9 @@ private:
     bool shuffle_;
 };
 
+/// Exit::data if a loss mask hides every target of the run's first `rows` rows of T tokens.
+void require_targets(const TokenStream& stream, int T, bool shuffle, uint64_t seed, uint64_t rows);
+
 class Loader {
 public:
     /// Precondition: the stream outlives the loader. Exit::usage for invalid sizes, Exit::data for too few tokens.

@@ -55,6 +55,8 @@ Manifest manifest_from_json(const std::string& text, const std::string& where) {
         file.at("documents").get_to(manifest.documents);
         file.at("tokens").get_to(manifest.tokens);
         file.at("shards").get_to(manifest.shards);
+        for (const ShardInfo& shard : manifest.shards)
+            if (!is_plain_name(shard.file)) fail(Exit::data, where, ": names the shard '", shard.file, "', which is not in its folder");
         return manifest;
     } catch (const nlohmann::json::exception& error) {
         fail(Exit::data, where, ": is not a manifest of token shards (", error.what(), "); remove it or run ./tokenize again");

@@ -45,6 +45,7 @@ using Header = std::array<int32_t, shard_header_bytes / sizeof(int32_t)>;   // [
 // The scan for bad tokens maps and releases this much of a file at a time, so that checking a large shard does not inflate the
 // process's resident memory. A multiple of every page size.
 constexpr uint64_t scan_bytes = uint64_t{64} << 20;
+constexpr uint64_t block_bytes = uint64_t{1} << 18;   // is in the processor's cache for both the largest token and the hash
 
 const Format& format_of(const std::string& path, int32_t magic) {
     if (magic == narrow_format.magic) return narrow_format;
@@ -103,40 +104,47 @@ size_t first_outside(const Token* tokens, size_t count, uint32_t vocabulary) {
     return std::find_if(tokens, tokens + count, [&](Token token) { return token >= vocabulary; }) - tokens;
 }
 
+// Calls use(begin, end) for blocks of bytes [begin, end) of the mapping, in order, and releases their pages.
+template <class Use>
+void for_blocks(char* map, uint64_t begin, uint64_t end, uint64_t file_bytes, Use use) {
+    for (uint64_t piece = begin; piece < end; piece += scan_bytes) {
+        const uint64_t piece_end = std::min(piece + scan_bytes, end);
+        const uint64_t page = piece / 65536 * 65536;   // where an advised range has to begin: a multiple of every page size
+        madvise(map + page, piece_end - page, MADV_WILLNEED);
+        for (uint64_t at = piece; at < piece_end; at += block_bytes) use(at, std::min(at + block_bytes, piece_end));
+        release(map, piece, piece_end, file_bytes);
+    }
+}
+
 // The largest token of a shard, whose tokens end at byte tokens_end of the file. Exit::data if any is not below `vocabulary`.
 template <class Token>
-uint32_t scan(const std::string& path, char* map, uint64_t tokens_end, uint64_t file_bytes, uint32_t vocabulary) {
+uint32_t scan(const std::string& path, char* map, uint64_t tokens_end, uint64_t file_bytes, uint32_t vocabulary, FileHasher* hasher) {
     uint32_t largest = 0;
-    for (uint64_t piece = 0; piece < tokens_end; piece += scan_bytes) {
-        const uint64_t begin = std::max<uint64_t>(piece, shard_header_bytes);
-        const uint64_t end = std::min(piece + scan_bytes, tokens_end);
-        madvise(map + piece, end - piece, MADV_WILLNEED);
+    if (hasher) hasher->add(map, shard_header_bytes);
+    for_blocks(map, shard_header_bytes, tokens_end, file_bytes, [&](uint64_t begin, uint64_t end) {
         const Token* tokens = reinterpret_cast<const Token*>(map + begin);
         const size_t count = (end - begin) / sizeof(Token);
+        if (hasher) hasher->add(tokens, end - begin);
         largest = std::max(largest, largest_of(tokens, count));
-        if (largest >= vocabulary) {
-            const size_t bad = first_outside(tokens, count, vocabulary);
-            fail(Exit::data, path, ": token ", (begin - shard_header_bytes) / sizeof(Token) + bad, " at byte ", begin + bad * sizeof(Token),
-                 " is ", uint64_t{tokens[bad]}, ", but the vocabulary has ", vocabulary, " ids (0 to ", vocabulary - 1,
-                 "); was it written with the tokenizer of this model?");
-        }
-        release(map, piece, end, file_bytes);
-    }
+        if (largest < vocabulary) return;
+        const size_t bad = first_outside(tokens, count, vocabulary);
+        fail(Exit::data, path, ": token ", (begin - shard_header_bytes) / sizeof(Token) + bad, " at byte ", begin + bad * sizeof(Token),
+             " is ", uint64_t{tokens[bad]}, ", but the vocabulary has ", vocabulary, " ids (0 to ", vocabulary - 1,
+             "); was it written with the tokenizer of this model?");
+    });
     return largest;
 }
 
 // Exit::data unless every byte of a mask, from byte mask_begin to the end of the file, is 0 or 1.
-void scan_mask(const std::string& path, char* map, uint64_t mask_begin, uint64_t file_bytes) {
-    for (uint64_t begin = mask_begin; begin < file_bytes; begin += scan_bytes) {
-        const uint64_t end = std::min(begin + scan_bytes, file_bytes);
+void scan_mask(const std::string& path, char* map, uint64_t mask_begin, uint64_t file_bytes, FileHasher* hasher) {
+    for_blocks(map, mask_begin, file_bytes, file_bytes, [&](uint64_t begin, uint64_t end) {
         const auto* first = reinterpret_cast<const uint8_t*>(map + begin);
-        if (largest_of(first, end - begin) > 1) {
-            const uint64_t bad = begin + first_outside(first, end - begin, 2);
-            fail(Exit::data, path, ": the loss mask has ", int{static_cast<uint8_t>(map[bad])}, " at byte ", bad, ", for token ",
-                 bad - mask_begin, "; 1 is a token that counts as a target, 0 one that does not");
-        }
-        release(map, begin, end, file_bytes);
-    }
+        if (hasher) hasher->add(first, end - begin);
+        if (largest_of(first, end - begin) <= 1) return;
+        const uint64_t bad = begin + first_outside(first, end - begin, 2);
+        fail(Exit::data, path, ": the loss mask has ", int{static_cast<uint8_t>(map[bad])}, " at byte ", bad, ", for token ",
+             bad - mask_begin, "; 1 is a token that counts as a target, 0 one that does not");
+    });
 }
 
 // ---- A cache of check results for large shards, so that runs need not read them all again. One small file per shard in
@@ -159,14 +167,16 @@ uint64_t hash_of_both_ends(const void* data, uint64_t bytes, uint64_t seed = 0) 
 /// first and last 64 KiB.
 class CheckedShard {
 public:
+    CheckedShard() = default;   // has not passed
+
     /// Of the file `path`, mapped at `data` (bytes).
     CheckedShard(const std::string& path, const void* data, uint64_t bytes);
 
-    /// The largest token found by an earlier check of this exact file; nothing if there is no record.
-    std::optional<uint32_t> largest_token() const;
+    /// Whether an earlier check of this exact file found all tokens below `vocabulary` and, unless `xxh64` is "", that hash.
+    bool has_passed(uint32_t vocabulary, const std::string& xxh64) const;
 
-    /// Records it. Write errors are ignored.
-    void remember(uint32_t largest_token) const;
+    /// Records a check. Write errors are ignored.
+    void remember(uint32_t largest_token, const std::string& xxh64) const;
 
 private:
     std::string file_;        // path of the record; "" if there is no place for it
@@ -186,19 +196,19 @@ CheckedShard::CheckedShard(const std::string& path, const void* data, uint64_t b
     file_ = folder + "/" + hexadecimal(xxh3(absolute.data(), absolute.size()));
 }
 
-std::optional<uint32_t> CheckedShard::largest_token() const {
+bool CheckedShard::has_passed(uint32_t vocabulary, const std::string& xxh64) const {
     std::ifstream record(file_);
-    std::string identity;
+    std::string identity, hash;
     uint32_t largest;
-    if (!std::getline(record, identity) || identity != identity_ || !(record >> largest)) return std::nullopt;
-    return largest;
+    if (!std::getline(record, identity) || identity != identity_ || !(record >> largest)) return false;
+    return largest < vocabulary && (xxh64.empty() || (record >> hash && hash == xxh64));
 }
 
-void CheckedShard::remember(uint32_t largest_token) const {
+void CheckedShard::remember(uint32_t largest_token, const std::string& xxh64) const {
     if (file_.empty()) return;
     std::error_code ignored;
     fs::create_directories(fs::path(file_).parent_path(), ignored);
-    replace_file(file_, identity_ + "\n" + std::to_string(largest_token) + "\n");   // without it the shard is checked again
+    replace_file(file_, identity_ + "\n" + std::to_string(largest_token) + " " + xxh64 + "\n");   // without it: another check
 }
 
 }  // namespace
@@ -288,21 +298,30 @@ uint64_t Shard::count_targets(uint64_t start, uint64_t count) const {
     return counted;
 }
 
-void Shard::check_range(int vocabulary) const {
+// The largest token; all bytes of the file are added to the hasher, if there is one.
+uint32_t Shard::scan_all(uint32_t vocabulary, FileHasher* hasher) const {
+    char* const map = static_cast<char*>(map_);
+    const auto scan_tokens = bytes_per_token_ == narrow_format.bytes_per_token ? scan<uint16_t> : scan<uint32_t>;
+    const uint32_t largest = scan_tokens(path_, map, mask_begin(), file_bytes_, vocabulary, hasher);
+    if (masked_) scan_mask(path_, map, mask_begin(), file_bytes_, hasher);
+    return largest;
+}
+
+void Shard::check_content(int vocabulary, const std::string& xxh64, bool again) const {
     const bool narrow = bytes_per_token_ == narrow_format.bytes_per_token;
     const auto limit = static_cast<uint32_t>(vocabulary);
-    char* const map = static_cast<char*>(map_);
     const bool any_token = narrow && vocabulary > std::numeric_limits<uint16_t>::max();
-    if (any_token && !masked_) return;
-    const auto scanned = [&] {
-        if (masked_) scan_mask(path_, map, mask_begin(), file_bytes_);
-        return narrow ? scan<uint16_t>(path_, map, mask_begin(), file_bytes_, limit)
-                      : scan<uint32_t>(path_, map, mask_begin(), file_bytes_, limit);
-    };
-    if (file_bytes_ < smallest_remembered_shard) return void(scanned());
-    const CheckedShard known(path_, map_, file_bytes_);
-    if (const std::optional<uint32_t> largest = known.largest_token(); largest && *largest < limit) return;
-    known.remember(scanned());
+    if (any_token && !masked_ && xxh64.empty()) return;
+    const bool remembered = file_bytes_ >= smallest_remembered_shard;
+    const CheckedShard known = remembered ? CheckedShard(path_, map_, file_bytes_) : CheckedShard();
+    if (remembered && !again && known.has_passed(limit, xxh64)) return;
+    std::optional<FileHasher> hasher;
+    if (!xxh64.empty()) hasher.emplace();
+    const uint32_t largest = scan_all(limit, hasher ? &*hasher : nullptr);
+    if (hasher && hasher->digest() != xxh64)
+        fail(Exit::data, path_, ": is damaged or was changed: the hash of its bytes is ", hasher->digest(), ", its manifest says ", xxh64,
+             "; copy it again from where it was made, or run ./tokenize again");
+    if (remembered) known.remember(largest, xxh64);
 }
 
 ShardWriter::ShardWriter(const std::string& path, int vocabulary) : file_(path), vocabulary_(vocabulary) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "data/manifest.h"
 #include "data/tokenizers/tokenizer.h"
@@ -10,44 +11,67 @@
 
 namespace {
 
-// The tokenizer recorded in the manifest next to a shard, for open_tokenizer() ("bytes", or a file next to the manifest); "" if no
-// manifest lists this shard.
-std::string tokenizer_of(const std::string& shard_path) {
-    const std::string path = manifest_path(shard_path);
-    if (path.empty() || !std::filesystem::exists(path)) return "";
-    const Manifest manifest = manifest_from_json(read_small_file(path), path);
-    const std::string file = std::filesystem::path(shard_path).filename().string();
-    const auto is_this = [&](const ShardInfo& shard) { return shard.file == file; };
-    const bool listed = std::any_of(manifest.shards.begin(), manifest.shards.end(), is_this);
-    if (!listed || manifest.tokenizer == "bytes") return listed ? manifest.tokenizer : "";
-    const std::string tokenizer = (std::filesystem::path(path).parent_path() / manifest.tokenizer).string();
-    if (!std::filesystem::exists(tokenizer))
-        fail(Exit::data, path, ": names the tokenizer ", manifest.tokenizer,
-             ", which is not in the same folder; copy it there from where the shards were made");
-    return tokenizer;
+namespace fs = std::filesystem;
+
+// The tokenizer that a manifest names, for open_tokenizer(): "bytes", or the path of a file next to the manifest.
+std::string tokenizer_of(const Manifest& manifest, const std::string& manifest_path) {
+    const std::string& name = manifest.tokenizer;
+    if (name == "bytes") return name;
+    const fs::path folder = fs::path(manifest_path).parent_path(), path = folder / name;
+    const std::string names = manifest_path + ": names the tokenizer " + name;
+    if (!is_plain_name(name)) fail(Exit::data, names, ", which is not the name of a file; it has to be one in the same folder");
+    if (!fs::exists(path))
+        fail(Exit::data, names, ", which is not in the same folder; copy it there from where the shards were made");
+    if (fs::canonical(path).parent_path() != fs::canonical(folder.empty() ? "." : folder))
+        fail(Exit::data, names, ", which is a symbolic link to another folder; put a copy of the file in its place");
+    return path.string();
 }
+
+// What the manifests next to shards say of them.
+class Manifests {
+public:
+    struct Entry {
+        std::string tokenizer, xxh64;   // "" if no manifest lists the shard
+    };
+
+    Entry find(const std::string& shard_path) {
+        const std::string path = manifest_path(shard_path), file = fs::path(shard_path).filename().string();
+        if (path.empty() || !fs::exists(path)) return {};
+        auto known = by_path_.find(path);
+        if (known == by_path_.end()) known = by_path_.emplace(path, manifest_from_json(read_small_file(path), path)).first;
+        for (const ShardInfo& shard : known->second.shards)
+            if (shard.file == file) return {tokenizer_of(known->second, path), shard.xxh64};
+        return {};
+    }
+
+private:
+    std::map<std::string, Manifest> by_path_;
+};
 
 }  // namespace
 
-TokenStream::TokenStream(const std::string& glob, int vocabulary) : name_(glob) { open(expand_glob(glob), vocabulary); }
-
-TokenStream::TokenStream(const std::vector<std::string>& paths, int vocabulary) {
-    if (paths.empty()) fail(Exit::data, "the list of token shards is empty");
-    name_ = paths[0];
-    open(paths, vocabulary);
+TokenStream::TokenStream(const std::string& glob, int vocabulary, bool check_again) : name_(glob) {
+    open(expand_glob(glob), vocabulary, check_again);
 }
 
-void TokenStream::open(const std::vector<std::string>& paths, int vocabulary) {
+TokenStream::TokenStream(const std::vector<std::string>& paths, int vocabulary, bool check_again) {
+    if (paths.empty()) fail(Exit::data, "the list of token shards is empty");
+    name_ = paths[0];
+    open(paths, vocabulary, check_again);
+}
+
+void TokenStream::open(const std::vector<std::string>& paths, int vocabulary, bool check_again) {
     // All headers first: a problem with the last path should not wait for a scan of gigabytes.
     for (const std::string& path : paths) shards_.emplace_back(path);
-    tokenizer_ = tokenizer_of(paths[0]);
+    Manifests manifests;
+    tokenizer_ = manifests.find(paths[0]).tokenizer;
     uint64_t start = 0, hash = 0;
     for (const Shard& shard : shards_) {
-        const std::string tokenizer = tokenizer_of(shard.path());
+        const auto [tokenizer, xxh64] = manifests.find(shard.path());
         if (!same_tokenizer(tokenizer, tokenizer_))
             fail(Exit::data, shard.path(), ": its tokenizer is '", tokenizer, "', that of ", paths[0], " is '", tokenizer_,
                  "' ('' is unknown); tokens of different tokenizers cannot be mixed");
-        shard.check_range(vocabulary);
+        shard.check_content(vocabulary, xxh64, check_again);
         starts_.push_back(start);
         start += shard.size();
         hash = shard.fingerprint(hash);

@@ -7,12 +7,13 @@
 
 #include "data/shard.h"
 
-/// The concatenated tokens of the shards, in the order of their names. Opening checks every header, every file size and every token
-/// against the vocabulary (Exit::data). Reading is thread-safe. Move-only.
+/// The concatenated tokens of the shards, in the order of their names. Opening checks every header, every file size, every token
+/// against the vocabulary and every file against the hash in its manifest (Exit::data). Reading is thread-safe. Move-only.
 class TokenStream {
 public:
-    TokenStream(const std::string& glob, int vocabulary);
-    TokenStream(const std::vector<std::string>& paths, int vocabulary);
+    /// With `check_again`, large shards that have been checked before are read again.
+    TokenStream(const std::string& glob, int vocabulary, bool check_again = false);
+    TokenStream(const std::vector<std::string>& paths, int vocabulary, bool check_again = false);
 
     uint64_t size() const { return starts_.empty() ? 0 : starts_.back(); }
     size_t shards() const { return shards_.size(); }
@@ -44,7 +45,7 @@ private:
     template <class Visit>
     void for_parts(uint64_t start, uint64_t count, Visit visit) const;
 
-    void open(const std::vector<std::string>& paths, int vocabulary);
+    void open(const std::vector<std::string>& paths, int vocabulary, bool check_again);
 
     std::string name_;
     std::string tokenizer_;

@@ -182,6 +182,7 @@ private:
     std::string first_damaged(const SavedRun& run, const Tick& tick) const {
         for (const ShardInfo& shard : shards_of(run)) {
             tick();
+            if (shard_series(shard.file) != name_) return "'" + shard.file + "' is not the name of a shard of " + name_;
             const std::string path = place_of(shard);
             if (!fs::exists(path)) return path + " is missing";
             if (fs::file_size(path) != shard.bytes || file_hash(path) != shard.xxh64) return path + " is not what that run wrote";

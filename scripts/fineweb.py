@@ -117,11 +117,25 @@ def read_group(file, path, group, columns):
         raise Problem(f'{path}: group of rows {group} cannot be read: {error}') from error
 
 
+def holds_strings(kind):
+    """Whether an Arrow type is one of strings: plain ones, views, or a dictionary of them, which is how pandas stores categories.
+    Bytes that are not marked as text, as old programs write it, are strings if they are UTF-8."""
+    from pyarrow import types
+    if types.is_dictionary(kind):
+        return holds_strings(kind.value_type)
+    names = ('is_string', 'is_large_string', 'is_string_view', 'is_binary', 'is_large_binary', 'is_binary_view')
+    return any(getattr(types, name)(kind) for name in names if hasattr(types, name))   # old versions have no views
+
+
+def as_text(value):
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def open_texts(path, column):
     """A parquet file, once its column is known to hold strings."""
     file = open_parquet(path)
-    kinds = {field.name: str(field.type) for field in file.schema_arrow}
-    if kinds.get(column) not in ('string', 'large_string'):
+    kinds = {field.name: field.type for field in file.schema_arrow}
+    if column not in kinds or not holds_strings(kinds[column]):
         raise Problem(f'{path}: has no column "{column}" of strings; --column names the one to take. '
                       f'Its columns are: {columns_of(file)}')
     return file
@@ -134,6 +148,10 @@ def write_texts(file, path, column, out):
         for row, text in enumerate(texts):
             if text is None:
                 raise Problem(f'{path}: row {row} of group {group} has no text in column "{column}"')
+            try:
+                texts[row] = as_text(text)
+            except UnicodeDecodeError as error:
+                raise Problem(f'{path}: row {row} of group {group} has bytes in column "{column}" that are not UTF-8: {error}') from error
         out.write(''.join('{"text":' + json.dumps(text, ensure_ascii=False) + '}\n' for text in texts).encode())
 
 

@@ -29,6 +29,14 @@ write('b.parquet', texts[70:], compression='zstd')
 pq.write_table(pa.table({'content': ['a'], 'n': [1]}), folder / 'other.parquet')
 pq.write_table(pa.table({'text': [1]}), folder / 'numbers.parquet')
 pq.write_table(pa.table({'text': ['a', None]}), folder / 'null.parquet')
+plain = pa.array(texts)
+kinds = {'large': plain.cast(pa.large_string()), 'categories': plain.dictionary_encode(), 'bytes': plain.cast(pa.binary())}
+if hasattr(pa, 'string_view'):
+    kinds['view'] = pa.array(texts, pa.string_view())
+for kind, column in kinds.items():
+    pq.write_table(pa.table({'text': column}), folder / f'kind_{kind}.parquet', row_group_size=20)
+pq.write_table(pa.table({'text': [b'a', b'\xff']}), folder / 'no_text.parquet')
+pq.write_table(pa.table({'text': pa.array([1]).dictionary_encode()}), folder / 'number_categories.parquet')
 (folder / 'x.parquet').write_text('text')
 with open(folder / 'x.jsonl', 'w') as file:
     file.writelines(json.dumps({'text': text}) + '\n' for text in texts)
@@ -41,6 +49,13 @@ fineweb="$python scripts/fineweb.py --out $work/out"
 expect "two parquet files" 0 "" $fineweb "$work/a.parquet" "$work/b.parquet" --name x --val-tokens 100000 --shard-tokens 1000000
 ./tokenize --out "$work/same" --name x --val-tokens 100000 --shard-tokens 1000000 "$work/x.jsonl" > /dev/null
 check "give the shards of the same texts as JSON Lines" 'diff -r "$work/out" "$work/same"'
+for kind in "$work"/kind_*.parquet; do
+    expect "$(basename "$kind" .parquet): strings as Arrow has them" 0 "" $fineweb "$kind" --out "$work/kind" --name x --val-tokens 100000 --shard-tokens 1000000
+    check "give the same shards" 'diff -r "$work/kind" "$work/same"'
+    rm -rf "$work/kind"
+done
+expect "bytes that are no text" 3 'row 1 of group 0 has bytes in column "text" that are not UTF-8' $fineweb "$work/no_text.parquet" --val-fraction 0
+expect "categories that are numbers" 3 'has no column "text" of strings' $fineweb "$work/number_categories.parquet"
 expect "parquet of another schema" 3 'other.parquet: has no column "text" of strings' $fineweb "$work/a.parquet" "$work/other.parquet"
 check "is refused with its columns" 'grep -q "Its columns are: content (string), n (int64)" "$work/stderr"'
 expect "a column that holds numbers" 3 "text (int64)" $fineweb "$work/numbers.parquet"

@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "data/manifest.h"
+#include "data/stream.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 
@@ -34,8 +36,16 @@ void falsify_record(const std::filesystem::path& records, uint32_t largest) {
     std::ofstream(record) << identity << '\n' << largest << '\n';
 }
 
+// A shard of these tokens with a manifest beside it.
+std::string write_listed(const TemporaryFolder& folder, const std::vector<uint32_t>& ids) {
+    const std::string name = "x_train_000001.bin", path = write_shard(file_in(folder, name), ids, 500);
+    const Manifest manifest = {"bytes", 512, 1, ids.size(), {{name, ids.size(), std::filesystem::file_size(path), file_hash(path)}}};
+    write_text(file_in(folder, "x_manifest.json"), manifest_to_json(manifest));
+    return path;
+}
+
 bool passes(const std::string& path, int vocabulary) {
-    return error_of([&] { Shard(path).check_range(vocabulary); }).code == Exit::done;
+    return error_of([&] { Shard(path).check_content(vocabulary); }).code == Exit::done;
 }
 
 }   // namespace
@@ -60,6 +70,50 @@ TEST_CASE("a large shard is checked once, and again when it has changed") {
     std::filesystem::rename(path, path + ".other");   // its inode is in use, so the new file has another
     write_shard(path, std::vector<uint32_t>(large, 400), 500);
     CHECK_FALSE(passes(path, 301));
+}
+
+TEST_CASE("a shard whose tokens are not those of its manifest is refused, large or small") {
+    const TemporaryFolder folder;
+    const CacheFolder cache(file_in(folder, "cache"));
+    const std::string path = write_listed(folder, std::vector<uint32_t>(large, 99));
+    const auto error = [&](bool again) { return error_of([&] { TokenStream(path, 70000, again); }); };   // no token is out of range
+    CHECK(error(false).code == Exit::done);
+    const std::string record = (folder / "cache/train_gpt/shards" / names_in(folder / "cache/train_gpt/shards").front()).string();
+    const std::string passed = read_small_file(record);
+    CHECK(passed.ends_with("\n99 " + file_hash(path) + "\n"));
+
+    change_secretly(path, 98);   // its ends, size and greatest token are as before
+    CHECK(says(error(false), {"x_train_000001.bin", file_hash(path), "its manifest says"}));
+    CHECK(error(false).code == Exit::data);
+    write_text(record, "a record of before\n99\n");
+    CHECK(error(false).code == Exit::data);
+
+    write_listed(folder, std::vector<uint32_t>(large, 97));
+    CHECK(error(true).code == Exit::done);
+    std::string manifest = read_small_file(file_in(folder, "x_manifest.json"));
+    manifest.replace(manifest.find(file_hash(path)), 16, "0123456789abcdef");
+    write_text(file_in(folder, "x_manifest.json"), manifest);   // the shard has passed with another hash
+    CHECK(error(false).code == Exit::data);
+    std::filesystem::remove(file_in(folder, "x_manifest.json"));
+    CHECK(error(false).code == Exit::done);
+
+    const std::string small = write_listed(folder, ramp(400));
+    CHECK(error(false).code == Exit::done);
+    write_shard(small, ramp(400, 1), 500);
+    CHECK(error(false).code == Exit::data);
+}
+
+TEST_CASE("what has passed is read again where that is wanted") {
+    const TemporaryFolder folder;
+    const CacheFolder cache(file_in(folder, "cache"));
+    const std::string path = write_listed(folder, std::vector<uint32_t>(large, 99)), hash = file_hash(path);
+    CHECK_NOTHROW(Shard(path).check_content(512, hash));
+    falsify_record(folder / "cache/train_gpt/shards", 600);
+    CHECK_NOTHROW(Shard(path).check_content(512, hash, true));
+    falsify_record(folder / "cache/train_gpt/shards", 50);
+    CHECK(error_of([&] { Shard(path).check_content(60, hash); }).code == Exit::data);       // the record has no hash
+    CHECK(error_of([&] { Shard(path).check_content(60, "", true); }).code == Exit::data);   // nor is it looked at
+    CHECK_NOTHROW(Shard(path).check_content(60));
 }
 
 TEST_CASE("small shards leave no trace, and without a place for records large ones are checked every time") {

@@ -1,4 +1,5 @@
 // Tokenizer, shards and streams: round trips, and every way in which a shard can be wrong.
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
@@ -155,21 +156,21 @@ TEST_CASE("shard: the first token outside the vocabulary is named, over several 
     ids[beyond_one_piece - 10] = 80000;
     ids[beyond_one_piece - 5] = 90000;
     const Shard shard(write_shard(file_in(folder, "wide.bin"), ids, 151936));
-    CHECK_NOTHROW(shard.check_range(151936));
-    CHECK_NOTHROW(shard.check_range(90001));
-    const Error error = error_of([&] { shard.check_range(80000); });
+    CHECK_NOTHROW(shard.check_content(151936));
+    CHECK_NOTHROW(shard.check_content(90001));
+    const Error error = error_of([&] { shard.check_content(80000); });
     CHECK(error.code == Exit::data);
     CHECK(says(error, {"wide.bin", "token 16778206 ", "byte 67113848 ", " 80000,", "80000 ids"}));
 
     const Shard narrow(write_shard(file_in(folder, "narrow.bin"), {1, 2, 600}, 65536));
-    CHECK(says(error_of([&] { narrow.check_range(512); }), {"token 2 ", "byte 1028 ", " 600,", "512 ids"}));
-    CHECK_NOTHROW(narrow.check_range(65536));
+    CHECK(says(error_of([&] { narrow.check_content(512); }), {"token 2 ", "byte 1028 ", " 600,", "512 ids"}));
+    CHECK_NOTHROW(narrow.check_content(65536));
 }
 
 TEST_CASE("shard: ids above 2^31 do not pass as negative tokens") {
     const TemporaryFolder folder;
     write_text(file_in(folder, "a.bin"), shard_bytes(20240801, 7, 1, "\xFF\xFF\xFF\xFF"));
-    CHECK(says(error_of([&] { Shard(file_in(folder, "a.bin")).check_range(151936); }), {"4294967295"}));
+    CHECK(says(error_of([&] { Shard(file_in(folder, "a.bin")).check_content(151936); }), {"4294967295"}));
 }
 
 TEST_CASE("shard: offsets beyond 4 GiB") {
@@ -238,6 +239,26 @@ TEST_CASE("shard writer: a full disk is reported and the old file survives") {
     CHECK(says(error, {"a.bin", "cannot be written"}));
     CHECK(names_in(folder.path()) == std::vector<std::string>{"a.bin"});
     CHECK(Shard(file_in(folder, "a.bin")).size() == 5);
+}
+
+TEST_CASE("output files: what stands under the temporary name is replaced, and no link is followed") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "precious"), "kept");
+    std::filesystem::create_symlink("precious", folder / "a.bin.tmp");
+    write_shard(file_in(folder, "a.bin"), ramp(5), 512);
+    CHECK(read_small_file(file_in(folder, "precious")) == "kept");
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"a.bin", "precious"});
+    write_text(file_in(folder, "a.bin.tmp"), "of a stopped run");
+    write_shard(file_in(folder, "a.bin"), ramp(6), 512);
+    CHECK(Shard(file_in(folder, "a.bin")).size() == 6);
+    std::filesystem::create_directories(folder / "a.bin.tmp/in the way");
+    CHECK(says(error_of([&] { write_shard(file_in(folder, "a.bin"), ramp(7), 512); }), {"a.bin", "a.bin.tmp", "exists"}));
+    CHECK(Shard(file_in(folder, "a.bin")).size() == 6);
+}
+
+TEST_CASE("output files: a file that takes no bytes is an error") {
+    const Descriptor full(::open("/dev/full", O_WRONLY));
+    if (full.is_open()) CHECK_FALSE(write_all(full.get(), "abc", 3));
 }
 
 TEST_CASE("expand_glob sorts, takes plain names and refuses a pattern without files") {

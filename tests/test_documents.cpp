@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "data/documents/documents.h"
+#include "model/base/json.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 
@@ -174,6 +175,20 @@ TEST_CASE("documents: texts of blank lines, of nothing, of one line") {
     CHECK(found(" a\n ") == Texts{" a\n"});
     CHECK(found("a\n\nb") == Texts{"a\n", "b"});
     CHECK(found("\r\na\r\n\r\n b\r\n") == Texts{"a\r\n", " b\r\n"});
+}
+
+TEST_CASE("documents: a line of a JSON Lines file has a limit") {
+    const TemporaryFolder folder;
+    write_text(file_in(folder, "a.jsonl"), "{\"text\":\"a\"}\n" + std::string(longest_json_line + 1, 'a') + "\n");
+    const DocumentRules rules;
+    const Input input = Input::open(file_in(folder, "a.jsonl"), rules);
+    const std::atomic<bool> stop = false;
+    DocumentReader reader(input, rules, stop);
+    Piece piece;
+    CHECK(reader.next(piece));
+    const Error error = error_of([&] { reader.next(piece); });
+    CHECK(error.code == Exit::data);
+    CHECK(says(error, {"a.jsonl:2", "is longer than 67108864 bytes"}));
 }
 
 TEST_CASE("documents: lines of a JSON Lines file know their number, wherever reading goes on") {

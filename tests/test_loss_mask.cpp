@@ -39,7 +39,7 @@ TEST_CASE("loss mask: round-trips behind tokens of 16 and 32 bits, under a versi
     for (const int vocabulary : {512, 100000}) {
         const std::string path = write_masked(file_in(folder, "a.bin"), ramp(10), every_third(10), vocabulary);
         const Shard shard(path);
-        shard.check_range(vocabulary);
+        shard.check_content(vocabulary);
         CHECK(shard.masked());
         CHECK(std::filesystem::file_size(path) == 1024 + 10 * (vocabulary > 65536 ? 4 : 2) + 10);
         std::vector<int32_t> tokens(9);
@@ -61,8 +61,8 @@ TEST_CASE("loss mask: a byte that is neither 0 nor 1 is named, and a file withou
     std::string bytes = read_text(path);
     bytes[1024 + 20 + 7] = 2;
     write_text(path, bytes);
-    CHECK(says(error_of([&] { Shard(path).check_range(512); }), {path, "has 2 at byte 1051", "for token 7"}));
-    CHECK(says(error_of([&] { Shard(path).check_range(1 << 16); }), {"has 2 at byte 1051"}));   // no token can be out of range
+    CHECK(says(error_of([&] { Shard(path).check_content(512); }), {path, "has 2 at byte 1051", "for token 7"}));
+    CHECK(says(error_of([&] { Shard(path).check_content(1 << 16); }), {"has 2 at byte 1051"}));   // no token can be out of range
     write_text(path, bytes.substr(0, bytes.size() - 1));
     CHECK(says(error_of([&] { Shard shard(path); }), {"cut short", "1053 bytes", "and their mask", "1054"}));
     ShardWriter writer(path, 512);
@@ -109,6 +109,30 @@ TEST_CASE("loss mask: rows have -1 where a target does not count, and ranks agre
     validation_rows(stream, 1, T, 1, inputs.data(), targets.data());   // tokens 7 to 13
     CHECK(inputs == std::vector<int32_t>{7, 8, 9, 10, 11, 12, 13});
     CHECK(targets == std::vector<int32_t>{-1, 9, -1, -1, 12, -1, -1});
+}
+
+TEST_CASE("loss mask: a run none of whose targets count is refused") {
+    const TemporaryFolder folder;
+    std::vector<uint8_t> mask(100);
+    const auto refused = [&](bool shuffle, uint64_t rows) {
+        const TokenStream stream(write_masked(file_in(folder, "a.bin"), ramp(100), mask, 512), 512);
+        const Error error = error_of([&] { require_targets(stream, 16, shuffle, 1, rows); });
+        if (error.code != Exit::done) CHECK(says(error, {"a.bin", "hides all targets"}));
+        return error.code == Exit::data;
+    };
+    for (const bool shuffle : {false, true}) CHECK(refused(shuffle, 1 << 30));   // without a look at a thousand million rows
+    mask[0] = 1;   // is never a target
+    CHECK(refused(false, 1 << 30));
+    CHECK(refused(true, 1 << 30));
+    mask[97] = 1;   // 6 rows of 16 in order end at token 96
+    CHECK(refused(false, 1 << 30));
+    CHECK_FALSE(refused(true, 1 << 20));   // another phase in another epoch
+    mask[96] = 1;
+    CHECK(refused(false, 5));
+    CHECK_FALSE(refused(false, 6));   // the steps before have none, which is allowed
+    CHECK_FALSE(refused(false, 0));
+    const TokenStream plain(write_shard(file_in(folder, "plain.bin"), ramp(100), 512), 512);
+    CHECK_NOTHROW(require_targets(plain, 16, true, 1, 1));
 }
 
 TEST_CASE("loss mask: the gradient is that of the mean over the targets that count, and of the policy's own loss per token") {

@@ -1,9 +1,14 @@
 // The safetensors reader and writer, the list of tensors, and their initialisation.
 #include "catch.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 
 #include "model/base/error.h"
@@ -36,6 +41,51 @@ void refused(const std::string& header, size_t data_bytes, const std::string& ex
     INFO(header << " -> " << sentence);
     CHECK(sentence.find("some.safetensors") != std::string::npos);
     CHECK(sentence.find(expected) != std::string::npos);
+}
+
+std::string header_of_empty_tensors(int count) {
+    std::string header = "{";
+    for (int i = 0; i < count; i++)
+        header += (i ? ",\"t" : "\"t") + std::to_string(i) + R"(":{"dtype":"F32","shape":[0,4],"data_offsets":[0,0]})";
+    return header + "}";
+}
+
+/// Seconds of this thread for the fastest of three calls.
+template <class Call>
+double fastest(Call call) {
+    double best = INFINITY;
+    for (int i = 0; i < 3; i++) {
+        timespec before, after;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+        call();
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+        best = std::min(best, double(after.tv_sec - before.tv_sec) + 1e-9 * double(after.tv_nsec - before.tv_nsec));
+    }
+    return best;
+}
+
+long most_kilobytes() {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+}
+
+/// MiB that refusing a header takes besides the file itself, in a process of its own; 255 if it is not refused.
+int memory_to_refuse(const std::string& header) {
+    const auto file = file_of(header, 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        const long before = most_kilobytes();
+        try {
+            parse_safetensors(file, "x");
+        } catch (const Error&) {
+            _exit(int(std::min(254l, (most_kilobytes() - before) / 1024)));
+        }
+        _exit(255);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    return WEXITSTATUS(status);
 }
 
 /// One tensor, its numbers given as raw 16-bit patterns.
@@ -108,6 +158,49 @@ TEST_CASE("broken files are refused by file and tensor", "[safetensors]") {
     refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "tensor \"a\" begins at byte 4");
     refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "tensor \"b\"");
     refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "\"a\" is in the header twice");
+}
+
+TEST_CASE("headers take time in proportion to their tensors, read and written", "[safetensors]") {
+    const auto few = file_of(header_of_empty_tensors(20000), 0), many = file_of(header_of_empty_tensors(80000), 0);
+    REQUIRE(parse_safetensors(many, "x").size() == 80000);
+    CHECK(fastest([&] { parse_safetensors(many, "x"); }) < 9 * fastest([&] { parse_safetensors(few, "x"); }));   // squared: 16
+    const auto to_write = [](int count) {
+        std::vector<TensorToWrite> tensors;
+        for (int i = 0; i < count; i++) tensors.push_back({"t" + std::to_string(i), {0, 4}, nullptr});
+        return tensors;
+    };
+    const auto small = to_write(20000), large = to_write(80000);
+    CHECK(fastest([&] { safetensors_size(large); }) < 9 * fastest([&] { safetensors_size(small); }));
+}
+
+TEST_CASE("a header that is not one is refused at its first wrong part, without memory for the rest", "[safetensors]") {
+    const size_t size = 60'000'000;
+    auto repeated = [](const std::string& start, const std::string& part) {
+        std::string header = start;
+        while (header.size() < size) header += part;
+        return header;
+    };
+    CHECK(memory_to_refuse(repeated("{\"a\":", "[")) < 20);
+    CHECK(memory_to_refuse(repeated("", "{\"a\":")) < 20);
+    CHECK(memory_to_refuse(repeated("{\"a\":{\"shape\":[1", ",1")) < 20);
+    CHECK(memory_to_refuse(repeated("{", "\"abcdefgh\":1,")) < 20);
+    CHECK(memory_to_refuse(repeated("{\"__metadata__\":{\"a\":\"b\"", ",\"a\":\"b\"")) < 20);
+    CHECK(memory_to_refuse("{\"" + std::string(size, 'x')) < 200);   // the longest string that is read
+    refused("{\"a\":" + std::string(1000, '['), 0, "100 levels");
+    refused("{\"" + std::string(70'000'000, 'x') + "\":1}", 0, "a string is longer than");
+    refused(R"({"a":[]})", 0, "tensor \"a\" is a list");
+    refused(R"({"a":null})", 0, "tensor \"a\" is null");
+    refused(R"({"a":{}})", 0, "\"dtype\" is missing");
+    refused(R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", 4, "\"shape\" is missing");
+    refused(R"({"a":{"dtype":"F32","shape":[1]}})", 4, "\"data_offsets\" is missing");
+    refused(R"({"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}})", 4, "\"dtype\" is a list");
+    refused(R"({"a":{"dtype":"F32","shape":{"n":1},"data_offsets":[0,4]}})", 4, "\"shape\" is an object");
+    refused(R"({"a":{"dtype":"F32","shape":[[1]],"data_offsets":[0,4]}})", 4, "\"shape\" holds a list");
+    refused(R"({"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}})", 4, "\"shape\" holds true");
+    refused(R"({"a":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4]}})", 4, "\"shape\" holds 9223372036854775808");
+    refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,2,4]}})", 4, "[begin, end]");
+    CHECK(parse_safetensors(file_of(R"({"__metadata__":{"x":{"shape":[7]}},"a":{"y":[{"shape":"z"}],"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4),
+                            "x").front().shape == std::vector<int64_t>{4});
 }
 
 TEST_CASE("missing files and folders are refused by path", "[safetensors]") {

@@ -116,6 +116,20 @@ TEST_CASE("tokenizers: specials are no text, other added tokens are, the longest
     CHECK(ids_of(*made(file), "<x>ab") == Ids{260, 256});
 }
 
+TEST_CASE("tokenizers: no token is found within a special one or across its end", "[tokenizer]") {
+    json file = small_tokenizer();
+    file["added_tokens"].push_back(added_token(260, "<|s<t>|>", true));
+    file["added_tokens"].push_back(added_token(261, "<t>", false));
+    file["added_tokens"].push_back(added_token(262, ">|>b", false));
+    file["added_tokens"].push_back(added_token(263, "<|s<t>|>!", false));
+    const auto tokenizer = made(file);
+    CHECK(ids_of(*tokenizer, "a<|s<t>|>b<t>") == Ids{97, 60, 124, 115, 60, 116, 62, 124, 62, 98, 261});
+    CHECK(ids_of(*tokenizer, "<t>|>b") == Ids{261, 124, 62, 98});
+    CHECK(ids_of(*tokenizer, "<|s<t>|>!") == Ids{263});   // the longer one
+    file["added_tokens"][2]["normalized"] = true;   // looked for in what the others leave, of which the special one is a part
+    CHECK(ids_of(*made(file), "a<|s<t>|>b") == Ids{97, 60, 124, 115, 261, 124, 62, 98});
+}
+
 TEST_CASE("tokenizers: a special token inside the vocabulary cannot be typed", "[tokenizer]") {
     json file = small_tokenizer();
     file["model"]["vocab"]["<|endoftext|>"] = 259;
@@ -295,4 +309,13 @@ TEST_CASE("stream: the tokenizer that the manifest names lies beside it", "[toke
     CHECK(says(error_of([&] { opened("*_train_*.bin"); }), {"y_tokenizer.json", "x_tokenizer.json", "cannot be mixed"}));
     make("y", "bytes");
     CHECK(opened("y_*.bin") == "bytes");
+    for (const char* name : {"../y_tokenizer.json", "/etc/passwd", "./y_tokenizer.json", "..", ""}) {
+        make("z", name);
+        CHECK(says(error_of([&] { opened("z_*.bin"); }), {"z_manifest.json", name, "in the same folder"}));
+    }
+    const TemporaryFolder elsewhere;
+    write_text(file_in(elsewhere, "t.json"), small_tokenizer().dump());
+    std::filesystem::create_symlink(file_in(elsewhere, "t.json"), folder / "z_tokenizer.json");
+    make("z", "z_tokenizer.json");
+    CHECK(says(error_of([&] { opened("z_*.bin"); }), {"z_manifest.json", "a symbolic link to another folder"}));
 }

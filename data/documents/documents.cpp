@@ -18,7 +18,6 @@ namespace {
 constexpr size_t read_bytes = size_t{1} << 18;
 constexpr size_t part_bytes = size_t{1} << 22;
 constexpr size_t most_part_bytes = size_t{1} << 26;
-constexpr size_t longest_json_line = size_t{1} << 30;      // a longer line cannot be meant as JSON Lines
 
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 bool is_blank(std::string_view line) { return std::all_of(line.begin(), line.end(), is_space); }

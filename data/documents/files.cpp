@@ -14,13 +14,23 @@
 #include <xxhash.h>
 
 #include "model/base/error.h"
+#include "model/base/hash.h"
 
 namespace {
 
 constexpr size_t buffer_bytes = size_t{1} << 20;
+constexpr size_t small_file_bytes = size_t{1} << 26;
+
+// The result of a system call, repeated while a signal interrupts it.
+template <class Call>
+auto uninterrupted(Call call) {
+    auto result = call();
+    while (result < 0 && errno == EINTR) result = call();
+    return result;
+}
 
 Descriptor open_to_read(const std::string& path) {
-    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    Descriptor file(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     return file;
 }
@@ -31,8 +41,7 @@ void read_in_pieces(const std::string& path, Take take) {
     const Descriptor file = open_to_read(path);
     std::vector<char> buffer(buffer_bytes);
     while (true) {
-        const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
-        if (got < 0 && errno == EINTR) continue;
+        const ssize_t got = uninterrupted([&] { return ::read(file.get(), buffer.data(), buffer.size()); });
         if (got < 0) fail(Exit::data, path, ": cannot be read: ", last_os_error());
         if (got == 0) return;
         take(buffer.data(), static_cast<size_t>(got));
@@ -50,26 +59,32 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 
 bool Descriptor::close() {
     const int fd = std::exchange(fd_, -1);
-    return fd < 0 || ::close(fd) == 0;
+    return fd < 0 || ::close(fd) == 0 || errno == EINTR;   // interrupted, it is closed nevertheless
 }
 
-bool write_all(int fd, const char* data, size_t bytes) {
-    while (bytes > 0) {
-        const ssize_t written = ::write(fd, data, bytes);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return false;
-        data += written;
-        bytes -= static_cast<size_t>(written);
+// Calls write_part(done, rest) until all bytes are written. False on failure (reason in errno).
+template <class WritePart>
+static bool write_in_parts(size_t bytes, WritePart write_part) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t written = uninterrupted([&] { return write_part(done, bytes - done); });
+        if (written == 0) errno = EIO;   // it would give 0 for ever
+        if (written <= 0) return false;
+        done += static_cast<size_t>(written);
     }
     return true;
 }
 
+bool write_all(int fd, const char* data, size_t bytes) {
+    return write_in_parts(bytes, [&](size_t done, size_t rest) { return ::write(fd, data + done, rest); });
+}
+
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
-    file_ = Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    ::unlink(temporary_.c_str());   // of a stopped run, or a link; O_EXCL fails if it is still there
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    file_ = Descriptor(uninterrupted([&] { return ::open(temporary_.c_str(), flags, 0666); }));
     if (!file_.is_open()) {
-        const std::string reason = last_os_error();
-        temporary_.clear();   // an existing file is not ours to remove
-        fail(Exit::data, path, ": cannot be created: ", reason);
+        const std::string reason = last_os_error(), unfinished = std::exchange(temporary_, "");   // what exists is not ours to remove
+        fail(Exit::data, path, ": cannot be created: ", unfinished, ", its name until it is complete: ", reason);
     }
     buffer_.reserve(buffer_bytes);
 }
@@ -96,20 +111,23 @@ void OutputFile::flush() {
 
 void OutputFile::overwrite(uint64_t offset, const void* data, size_t bytes) {
     flush();
-    const ssize_t written = ::pwrite(file_.get(), data, bytes, static_cast<off_t>(offset));
-    if (written != static_cast<ssize_t>(bytes)) fail_to_write();
+    const char* from = static_cast<const char*>(data);
+    const auto write_part = [&](size_t done, size_t rest) {
+        return ::pwrite(file_.get(), from + done, rest, static_cast<off_t>(offset + done));
+    };
+    if (!write_in_parts(bytes, write_part)) fail_to_write();
 }
 
 void OutputFile::finish() {
     if (!file_.is_open()) return;
     flush();
-    if (::fsync(file_.get()) != 0) fail_to_write();
+    if (uninterrupted([&] { return ::fsync(file_.get()); }) != 0) fail_to_write();
     if (!file_.close()) fail_to_write();
 }
 
 void OutputFile::publish() {
     finish();
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to_write();
+    if (uninterrupted([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0) fail_to_write();
     temporary_.clear();
 }
 
@@ -127,7 +145,8 @@ void OutputFile::discard() {
 void sync_folder(const std::string& folder) {
     const Descriptor file = open_to_read(folder.empty() ? "." : folder);
     // Some network file systems cannot sync a folder (EINVAL); nothing more can be done.
-    if (::fsync(file.get()) != 0 && errno != EINVAL) fail(Exit::data, folder, ": cannot be synced: ", last_os_error());
+    if (uninterrupted([&] { return ::fsync(file.get()); }) != 0 && errno != EINVAL)
+        fail(Exit::data, folder, ": cannot be synced: ", last_os_error());
 }
 
 void make_folder(const std::string& folder) {
@@ -139,22 +158,37 @@ void make_folder(const std::string& folder) {
 
 Descriptor lock_folder(const std::string& folder) {
     Descriptor file = open_to_read(folder);
-    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    if (uninterrupted([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
         fail(Exit::data, folder, ": another run is writing there; wait for it or choose another folder");
     return file;
 }
 
 std::string read_small_file(const std::string& path) {
     std::string text;
-    read_in_pieces(path, [&](const char* data, size_t bytes) { text.append(data, bytes); });
+    read_in_pieces(path, [&](const char* data, size_t bytes) {
+        if (text.size() + bytes > small_file_bytes) fail(Exit::data, path, ": is larger than ", small_file_bytes, " bytes, the most that is read");
+        text.append(data, bytes);
+    });
     return text;
 }
 
+bool is_plain_name(const std::string& name) {
+    return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
+}
+
+void FileHasher::Free::operator()(void* state) const { XXH64_freeState(static_cast<XXH64_state_t*>(state)); }
+
+FileHasher::FileHasher() : state_(XXH64_createState()) {
+    if (!state_) fail(Exit::out_of_memory, "no memory for the state of a hash");
+    XXH64_reset(static_cast<XXH64_state_t*>(state_.get()), 0);
+}
+
+void FileHasher::add(const void* data, size_t bytes) { XXH64_update(static_cast<XXH64_state_t*>(state_.get()), data, bytes); }
+
+std::string FileHasher::digest() const { return hexadecimal(XXH64_digest(static_cast<const XXH64_state_t*>(state_.get()))); }
+
 std::string file_hash(const std::string& path) {
-    XXH64_state_t state;
-    XXH64_reset(&state, 0);
-    read_in_pieces(path, [&](const char* data, size_t bytes) { XXH64_update(&state, data, bytes); });
-    char text[17];
-    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH64_digest(&state)));
-    return text;
+    FileHasher hasher;
+    read_in_pieces(path, [&](const char* data, size_t bytes) { hasher.add(data, bytes); });
+    return hasher.digest();
 }

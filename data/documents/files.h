@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,8 +23,9 @@ private:
     int fd_;
 };
 
-/// Writes `path` via `path`.tmp. Failures (no permission, disk full) are Exit::data naming the file. If the object is destroyed
-/// before publish(), its temporary is removed and whatever was at `path` is untouched.
+/// Writes `path` via `path`.tmp, which is always a new file: a file or a symbolic link of that name is removed first. Failures (no
+/// permission, disk full) are Exit::data naming the file. If the object is destroyed before publish(), its temporary is removed and
+/// whatever was at `path` is untouched.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path);
@@ -64,8 +66,25 @@ void make_folder(const std::string& folder);
 /// no locks.
 Descriptor lock_folder(const std::string& folder);
 
-/// The contents of a small file. Exit::data if it cannot be read.
+/// The contents of a file of at most 64 MiB. Exit::data if it is larger or cannot be read.
 std::string read_small_file(const std::string& path);
 
-/// XXH64 (seed 0) of a file's bytes as 16 hexadecimal digits: what `xxhsum -H64` prints.
+/// Whether `name` is the name of a file in a folder: not empty, without a slash, neither . nor ..
+bool is_plain_name(const std::string& name);
+
+/// XXH64 (seed 0) of bytes that are added in pieces: what `xxhsum -H64` prints.
+class FileHasher {
+public:
+    FileHasher();
+    void add(const void* data, size_t bytes);
+    std::string digest() const;     // 16 hexadecimal digits
+
+private:
+    struct Free {
+        void operator()(void* state) const;
+    };
+    std::unique_ptr<void, Free> state_;
+};
+
+/// The same of a whole file.
 std::string file_hash(const std::string& path);

@@ -1,4 +1,5 @@
-// Tokens found in a text by their spelling, such as <think>: the leftmost match, and of several there the longest.
+// Tokens found in a text by their spelling, such as <think>: the leftmost match, and of several there the longest. One that is added as
+// text stays text, and no other token is found within it.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -10,6 +11,8 @@
 
 class AddedTokens {
 public:
+    static constexpr uint32_t as_text = UINT32_MAX;   // in place of an id
+
     void add(const std::string& content, uint32_t id) {
         auto& tokens = by_first_byte_[static_cast<unsigned char>(content[0])];
         tokens.emplace_back(content, id);
@@ -27,8 +30,8 @@ public:
         };
         for (size_t at = 0; !empty_ && at < whole.size();) {
             const auto* found = longest_at(whole.substr(at));
-            if (!found) {
-                ++at;
+            if (!found || found->second == as_text) {
+                at += found ? found->first.size() : 1;
                 continue;
             }
             text_until(at);

@@ -111,11 +111,11 @@ private:
 
     void add(const AddedToken& token) {
         set_bytes(token.id, token.special ? "" : token.content);
-        if (token.special) return;
-        if (!token.normalized) return raw_tokens_.add(token.content, token.id);
+        const uint32_t id = token.special ? AddedTokens::as_text : token.id;
+        if (!token.normalized) return raw_tokens_.add(token.content, id);
         if (normalizes_ && !knows_nfc(token.content)) return;   // then encode() refuses any text that contains it
         std::string buffer;
-        normalized_tokens_.add(normalizes_ ? std::string(nfc(token.content, buffer)) : token.content, token.id);
+        normalized_tokens_.add(normalizes_ ? std::string(nfc(token.content, buffer)) : token.content, id);
     }
 
     void encode_text(std::string_view text, EncodeScratch& scratch, std::vector<uint32_t>& ids) const {
@@ -131,7 +131,7 @@ private:
     uint32_t end_of_text_;
     Pretokenizer pretokenizer_;
     BytePairEncoder encoder_;
-    AddedTokens raw_tokens_, normalized_tokens_;   // those that a text can contain; raw ones take precedence, even if shorter
+    AddedTokens raw_tokens_, normalized_tokens_;   // raw ones take precedence, even if shorter; special ones are added as text
     std::vector<std::string> token_bytes_;         // by id
     mutable ScratchPool pool_;
 };

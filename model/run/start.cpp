@@ -43,8 +43,9 @@ Data open_shards(const Options& o, const Config& config) {
     const bool own_text = o.val_data.empty() && o.train_data.empty() && shards_are_wanted;
     const std::string val = own_text ? bundled + "val_*.bin" : o.val_data;
     if (!o.evaluate)
-        data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V);
-    if (!val.empty() && (o.evaluate ? o.val_batches : o.val_every)) data.val = std::make_unique<TokenStream>(val, config.V);
+        data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V, o.verify_data);
+    if (!val.empty() && (o.evaluate ? o.val_batches : o.val_every))
+        data.val = std::make_unique<TokenStream>(val, config.V, o.verify_data);
     return data;
 }
 
@@ -233,7 +234,9 @@ Data open_data(const Options& o, int ranks, Config& config) {
     if (data.tokenizer && o.sample_every) require_prompt(*data.tokenizer, o.prompt);
     for (const EvaluationFile& file : tasks)
         data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
-    if (data.train) cut_into_steps(data, o, ranks);
+    if (!data.train) return data;
+    cut_into_steps(data, o, ranks);
+    require_targets(*data.train, o.seq_len, o.shuffle, o.seed, uint64_t(data.steps) * uint64_t(data.tokens_per_step / o.seq_len));
     return data;
 }
 

@@ -37,7 +37,7 @@ struct Options {
     AdamW adamw;
     InferenceOptions inference;
     bool document_mask = false, document_positions = false;
-    bool shuffle = true, resume = false, dry_run = false, plot = true, allow_new_tensors = false, evaluate = false;
+    bool shuffle = true, resume = false, dry_run = false, plot = true, verify_data = false, allow_new_tensors = false, evaluate = false;
     uint64_t seed = 1;
     std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
     bool model_given = false;                 // whether --model was given

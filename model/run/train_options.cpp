@@ -124,6 +124,8 @@ static void add_run_options(CLI::App& app, Options& o) {
                    "draw which keys every row of --seq-len tokens sees into this .png or .pgm; train nothing");
     app.add_option("--mask-layer", o.mask_layer, "with --show-mask: of which layer, from 0; -1: the last of this program's own mechanism")
         ->transform(whole_number_from(-1, 1 << 12));
+    app.add_flag("--verify-data", o.verify_data,
+                 "read all shards at the start and compare them with their manifests, including those that have passed before");
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
 }
 

@@ -17,7 +17,7 @@ constexpr int vocabulary = 512;
 
 void read_shard(const std::string& path) {
     const Shard shard(path);
-    shard.check_range(vocabulary);
+    shard.check_content(vocabulary);
     std::vector<int32_t> tokens(shard.size());
     shard.copy(0, tokens.size(), tokens.data());
     for (const int32_t token : tokens)
