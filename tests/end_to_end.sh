@@ -244,6 +244,23 @@ expect "scores that are not finite" 5 "item 0 scores" ./train_causal $small --ev
 check "are not left as a file of scores" '[ ! -e "$work/none.jsonl" ] && [ ! -e "$work/none.jsonl.tmp" ]'
 expect "a validation loss that is not finite" 5 "validation loss" ./train_causal $small --evaluate --model "$work/huge"
 
+# ---- shards that are not what their manifest says, and a mask that hides everything
+for _ in {1..160}; do cat "$work/text.txt"; done > "$work/long.txt"
+./tokenize --out "$work/long" --name long "$work/long.txt" > /dev/null 2>&1
+long="$small --val-data $work/long/long_val_*.bin --train-data $work/long/long_train_*.bin --steps 1 --val-every 0 --checkpoint-every 0"
+expect "a shard of 16 MB that is what its manifest says" 0 "" ./train_causal $long --out "$work/x"
+dd if=/dev/zero of="$work/long/long_train_000001.bin" bs=1000000 seek=1 count=14 conv=notrunc 2> /dev/null
+expect "a large shard that changed between its ends" 3 "long_train_000001.bin: is damaged or was changed" ./train_causal $long --out "$work/x"
+cp -r "$work/data" "$work/changed"
+printf 'x' | dd of="$work/changed/small_val_000000.bin" bs=1 seek=4000 conv=notrunc 2> /dev/null
+expect "a changed shard for --evaluate" 3 "small_val_000000.bin: is damaged or was changed" ./train_causal $small --evaluate --model qwen-tiny --val-data "$work/changed/small_val_*.bin"
+expect "--verify-data" 0 "" ./train_causal $small --verify-data --dry-run
+printf '{"prompt": "%0500d", "completion": "a"}\n' 0 1 > "$work/hidden.jsonl"
+./tokenize --mask-prompts --val-fraction 0 --out "$work/data" --name hidden "$work/hidden.jsonl" > /dev/null 2>&1
+expect "a mask that hides all targets of a run" 3 "hides all targets of the 8 rows" ./train_causal $small --train-data "$work/data/hidden_train_*.bin" --shuffle 0 --steps 1 --val-every 0 --out "$work/x"
+head -c 70000000 /dev/zero | tr '\0' a | ./tokenize --format jsonl --val-tokens 1 --out "$work/x" --name x - > /dev/null 2> "$work/line"
+check "a line of 70 MB is refused" '[ "${PIPESTATUS[2]}" = 3 ] || grep -q "the line is longer than 67108864 bytes" "$work/line"'
+
 # ---- a tokenizer of Hugging Face's, from the text to what a moved checkpoint writes
 expect "a tokenizer.json makes shards" 0 "" ./tokenize --tokenizer tests/fixtures/tokenizers/qwen_tokenizer.json --out "$work/bpe" --name bpe "$work/text.txt"
 check "the tokenizer lies beside them" '[ -s "$work/bpe/bpe_tokenizer.json" ] && grep -q "\"tokenizer\": \"bpe_tokenizer.json\"" "$work/bpe/bpe_manifest.json"'

@@ -185,9 +185,15 @@ TEST_CASE("a header that is not one is refused at its first wrong part, without 
     CHECK(memory_to_refuse(repeated("{\"a\":{\"shape\":[1", ",1")) < 20);
     CHECK(memory_to_refuse(repeated("{", "\"abcdefgh\":1,")) < 20);
     CHECK(memory_to_refuse(repeated("{\"__metadata__\":{\"a\":\"b\"", ",\"a\":\"b\"")) < 20);
-    CHECK(memory_to_refuse("{\"" + std::string(size, 'x')) < 200);   // the longest string that is read
+    CHECK(memory_to_refuse("{\"" + std::string(size, 'x')) < 20);
+    CHECK(memory_to_refuse("{\"" + std::string(size, 'x') + "\":{}}") < 20);
+    const std::string longest = "{\"" + std::string(16'777'000, 'x');
+    CHECK(memory_to_refuse(longest + "\":{}}") < 150);
+    CHECK(memory_to_refuse(longest + "\\x\":{}}") < 150);
+    CHECK(refusal(file_of(longest + "\\x\":{}}", 0)).size() < 1000);
+    CHECK(refusal(file_of(longest + "\":{}}", 0)).size() < 1000);
     refused("{\"a\":" + std::string(1000, '['), 0, "100 levels");
-    refused("{\"" + std::string(70'000'000, 'x') + "\":1}", 0, "a string is longer than");
+    refused("{\"" + std::string(17'000'000, 'x') + "\":1}", 0, "a string is longer than");
     refused(R"({"a":[]})", 0, "tensor \"a\" is a list");
     refused(R"({"a":null})", 0, "tensor \"a\" is null");
     refused(R"({"a":{}})", 0, "\"dtype\" is missing");

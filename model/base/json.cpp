@@ -13,21 +13,22 @@ public:
     explicit BeyondLimits(const std::string& what) : json::exception(599, what.c_str()) {}
 };
 
-/// The position behind the string whose opening quote is at `quote`.
-size_t end_of_string(std::string_view text, size_t quote) {
-    size_t at = quote + 1;
+/// The position of the quote that ends the string whose opening quote is at `at`.
+size_t end_of_string(std::string_view text, size_t at, size_t longest) {
+    const size_t begin = ++at;
     while (at < text.size() && text[at] != '"') at += text[at] == '\\' ? 2 : 1;
-    if (at - quote > longest_json_line) throw BeyondLimits("a string is longer than " + std::to_string(longest_json_line) + " bytes");
-    return at + 1;
+    if (at >= text.size()) throw BeyondLimits("the string that begins at byte " + std::to_string(begin - 1) + " has no end");
+    if (at - begin > longest) throw BeyondLimits("a string is longer than " + std::to_string(longest) + " bytes");
+    return at;
 }
 
 /// Throws BeyondLimits; in one pass before the parser, which would first make the values. The parser finds all other errors.
-void require_within_limits(std::string_view text, size_t most_values) {
+void require_within_limits(std::string_view text, size_t most_values, size_t longest_string) {
     int depth = 0;
     size_t values = 0;   // commas, brackets and braces: at least as many as values
     for (size_t at = 0; at < text.size(); at++) {
         const char c = text[at];
-        if (c == '"') at = end_of_string(text, at) - 1;
+        if (c == '"') at = end_of_string(text, at, longest_string);
         depth += (c == '[' || c == '{') - (c == ']' || c == '}');
         values += c == '[' || c == '{' || c == ',';
         if (depth > deepest_json) throw BeyondLimits("it is nested more than " + std::to_string(deepest_json) + " levels deep");
@@ -39,17 +40,19 @@ void require_within_limits(std::string_view text, size_t most_values) {
 
 json parse_json(std::string_view text, bool throws) {
     try {
-        require_within_limits(text, most_json_values);
-    } catch (const BeyondLimits&) {
-        if (throws) throw;
-        return json(json::value_t::discarded);
+        require_within_limits(text, most_json_values, longest_json_line);
+        return json::parse(text);
+    } catch (const json::exception& error) {
+        if (!throws) return json(json::value_t::discarded);
+        const std::string_view what = error.what();
+        if (what.size() <= 400) throw;
+        throw BeyondLimits(std::string(what.substr(0, 400)) + "...");   // the library quotes the whole string that is wrong
     }
-    return json::parse(text, nullptr, throws);
 }
 
 void walk_json(std::string_view text, nlohmann::json_sax<json>& events) {
     try {
-        require_within_limits(text, SIZE_MAX);
+        require_within_limits(text, SIZE_MAX, longest_walked_string);
         json::sax_parse(text, &events);
     } catch (const BeyondLimits& error) {
         events.parse_error(0, "", error);

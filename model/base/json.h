@@ -13,13 +13,14 @@
 constexpr int deepest_json = 100;                          // levels of objects and lists
 constexpr size_t most_json_values = size_t{1} << 22;       // more than twice those of Gemma's tokenizer.json
 constexpr size_t longest_json_line = size_t{1} << 26;      // bytes; also of a string
+constexpr size_t longest_walked_string = size_t{1} << 24;
 
 /// nlohmann::json::parse() within these limits: on invalid JSON or beyond them a json::exception, or, unless `throws`, a discarded
 /// value.
 nlohmann::json parse_json(std::string_view text, bool throws = true);
 
-/// Calls `events` for the parts of a text in order and keeps none, so that the number of values is not limited. Invalid JSON, nesting
-/// or a string beyond the limits go to events.parse_error().
+/// Calls `events` for the parts of a text in order and keeps none, so that the number of values is not limited. Invalid JSON, and
+/// nesting or a string beyond the limits, are reported to events.parse_error().
 void walk_json(std::string_view text, nlohmann::json_sax<nlohmann::json>& events);
 
 using NotUtf8 = nlohmann::json::error_handler_t;

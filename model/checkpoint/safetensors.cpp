@@ -68,11 +68,11 @@ public:
     }
 
     bool parse_error(size_t, const std::string&, const json::exception& error) override {
-        fail(Exit::checkpoint, file_, ": the header is not valid JSON (", error.what(), ")");
+        fail(Exit::checkpoint, file_, ": the header is not valid JSON (", std::string_view(error.what()).substr(0, 400), ")");
     }
 
 private:
-    std::string where() const { return file_ + ": tensor \"" + tensor_.name + "\""; }
+    std::string where() const { return file_ + ": tensor " + shown(tensor_.name); }
     bool is_list() const { return field_ == "shape" || field_ == "data_offsets"; }
 
     bool open(bool list) {
