@@ -245,6 +245,7 @@ check "are not left as a file of scores" '[ ! -e "$work/none.jsonl" ] && [ ! -e 
 expect "a validation loss that is not finite" 5 "validation loss" ./train_causal $small --evaluate --model "$work/huge"
 
 # ---- shards that are not what their manifest says, and a mask that hides everything
+export XDG_CACHE_HOME=$work/cache   # for the records of checked shards
 for _ in {1..160}; do cat "$work/text.txt"; done > "$work/long.txt"
 ./tokenize --out "$work/long" --name long "$work/long.txt" > /dev/null 2>&1
 long="$small --val-data $work/long/long_val_*.bin --train-data $work/long/long_train_*.bin --steps 1 --val-every 0 --checkpoint-every 0"
@@ -259,7 +260,7 @@ printf '{"prompt": "%0500d", "completion": "a"}\n' 0 1 > "$work/hidden.jsonl"
 ./tokenize --mask-prompts --val-fraction 0 --out "$work/data" --name hidden "$work/hidden.jsonl" > /dev/null 2>&1
 expect "a mask that hides all targets of a run" 3 "hides all targets of the 8 rows" ./train_causal $small --train-data "$work/data/hidden_train_*.bin" --shuffle 0 --steps 1 --val-every 0 --out "$work/x"
 head -c 70000000 /dev/zero | tr '\0' a | ./tokenize --format jsonl --val-tokens 1 --out "$work/x" --name x - > /dev/null 2> "$work/line"
-check "a line of 70 MB is refused" '[ "${PIPESTATUS[2]}" = 3 ] || grep -q "the line is longer than 67108864 bytes" "$work/line"'
+check "a line of 70 MB is refused" 'grep -q "standard input:1: the line is longer than 67108864 bytes" "$work/line"'
 
 # ---- a tokenizer of Hugging Face's, from the text to what a moved checkpoint writes
 expect "a tokenizer.json makes shards" 0 "" ./tokenize --tokenizer tests/fixtures/tokenizers/qwen_tokenizer.json --out "$work/bpe" --name bpe "$work/text.txt"
