@@ -166,7 +166,8 @@ Descriptor lock_folder(const std::string& folder) {
 std::string read_small_file(const std::string& path) {
     std::string text;
     read_in_pieces(path, [&](const char* data, size_t bytes) {
-        if (text.size() + bytes > small_file_bytes) fail(Exit::data, path, ": is larger than ", small_file_bytes, " bytes, the most that is read");
+        if (text.size() + bytes > small_file_bytes)
+            fail(Exit::data, path, ": is larger than ", small_file_bytes, " bytes, the most that is read");
         text.append(data, bytes);
     });
     return text;

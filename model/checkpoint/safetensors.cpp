@@ -108,7 +108,8 @@ private:
     void add_number(const json& value) {
         if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t(INT64_MAX)) refuse(shown(value));
         std::vector<int64_t>& list = field_ == "shape" ? *shape_ : *offsets_;
-        if (list.size() == most_dimensions) fail(Exit::checkpoint, where(), ": \"", field_, "\" holds more than ", most_dimensions, " numbers");
+        if (list.size() == most_dimensions)
+            fail(Exit::checkpoint, where(), ": \"", field_, "\" holds more than ", most_dimensions, " numbers");
         list.push_back(value.get<int64_t>());
     }
 
@@ -135,7 +136,8 @@ void HeaderReader::finish_tensor() {
     tensor_.shape = std::move(*shape_);
     size_t bytes = dtype_size(tensor_.dtype);
     if (bytes == 0)
-        fail(Exit::checkpoint, where(), ": the dtype ", shown(tensor_.dtype), " is unknown; expected F32, BF16, F16, F64 or an integer type");
+        fail(Exit::checkpoint, where(), ": the dtype ", shown(tensor_.dtype),
+             " is unknown; expected F32, BF16, F16, F64 or an integer type");
     tensor_.count = 1;
     bool overflow = false;
     for (int64_t dimension : tensor_.shape) {
