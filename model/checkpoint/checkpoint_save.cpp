@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 
+#include "data/documents/files.h"
 #include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/hash.h"
@@ -123,6 +124,7 @@ FileManifest file_manifest_from_json(const std::string& text, const std::string&
         const std::string here = where + ": " + name;
         const bool sound = entry.is_object() && (!entry.contains("tensors") || entry["tensors"].is_object());
         if (!sound) fail(Exit::checkpoint, here, ": the entry is damaged");
+        if (!is_plain_name(name)) fail(Exit::checkpoint, here, ": is not the name of a file in the same folder");
         ManifestFile& file = manifest[name];
         file.file.bytes = uint64_t(integer_field(entry, "bytes", 0, INT64_MAX, here));
         file.file.hash = hash_field(required_field(entry, "xxh3", here), here);

@@ -219,8 +219,9 @@ std::string header_text(const std::vector<TensorToWrite>& tensors) {
     uint64_t offset = 0;
     for (const TensorToWrite& tensor : tensors) {
         const uint64_t end = offset + tensor_bytes(tensor);
-        text += "," + written(json(tensor.name)) + R"(:{"dtype":"F32","shape":)" + written(json(tensor.shape)) + R"(,"data_offsets":[)" +
-                std::to_string(offset) + "," + std::to_string(end) + "]}";
+        text += ',';
+        text += written(json(tensor.name)) + R"(:{"dtype":"F32","shape":)" + written(json(tensor.shape)) + R"(,"data_offsets":[)" +
+                std::to_string(offset) + ',' + std::to_string(end) + "]}";
         offset = end;
     }
     text += "}";
