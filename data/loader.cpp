@@ -60,8 +60,7 @@ void require_targets(const TokenStream& stream, int T, bool shuffle, uint64_t se
     const auto has_targets = [&](uint64_t row) { return stream.count_targets(order.start(row) + 1, static_cast<uint64_t>(T)) > 0; };
     for (uint64_t row = 0; row < rows; ++row) {
         if (has_targets(row)) return;
-        const bool epoch_ends = row + 1 == order.rows_per_epoch();   // later ones are the same rows in order, or no row has any
-        if (epoch_ends && (!shuffle || stream.count_targets(1, stream.size() - 1) == 0)) break;
+        if (row + 1 == order.rows_per_epoch() && stream.count_targets(1, order.last_target()) == 0) break;   // nor has a later one
     }
     if (rows > 0)
         fail(Exit::data, stream.name(), ": its loss mask hides all targets of the ", rows, " rows of ", T,

@@ -27,6 +27,9 @@ public:
     uint64_t start(uint64_t row) const;
     uint64_t rows_per_epoch() const { return rows_per_epoch_; }
 
+    /// The last token that can be a target; the first is token 1.
+    uint64_t last_target() const { return rows_per_epoch_ * T_ + phases_ - 1; }
+
 private:
     uint64_t rows_per_epoch_;
     uint64_t phases_;     // 1 in order; shuffled, an epoch's rows begin at one of this many offsets

@@ -124,12 +124,13 @@ TEST_CASE("loss mask: a run none of whose targets count is refused") {
     mask[0] = 1;   // is never a target
     CHECK(refused(false, 1 << 30));
     CHECK(refused(true, 1 << 30));
-    mask[97] = 1;   // 6 rows of 16 in order end at token 96
+    mask[97] = 1;   // 6 rows of 16 in order end at token 96, 5 shuffled ones at token 95
     CHECK(refused(false, 1 << 30));
-    CHECK_FALSE(refused(true, 1 << 20));   // another phase in another epoch
-    mask[96] = 1;
+    CHECK(refused(true, 1 << 30));
+    mask[95] = 1;
     CHECK(refused(false, 5));
     CHECK_FALSE(refused(false, 6));   // the steps before have none, which is allowed
+    CHECK_FALSE(refused(true, 1 << 20));   // of 16 phases only one gets there
     CHECK_FALSE(refused(false, 0));
     const TokenStream plain(write_shard(file_in(folder, "plain.bin"), ramp(100), 512), 512);
     CHECK_NOTHROW(require_targets(plain, 16, true, 1, 1));
