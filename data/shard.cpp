@@ -22,6 +22,7 @@
 #include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/hash.h"
+#include "model/base/retry.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and mapped without conversion");
 
@@ -215,7 +216,7 @@ void CheckedShard::remember(uint32_t largest_token, const std::string& xxh64) co
 
 Shard::Shard(const std::string& path) : path_(path) {
     // O_NONBLOCK: opening a named pipe must not wait for a writer.
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    const Descriptor file(retried([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     struct stat status;
     if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());
@@ -226,7 +227,8 @@ Shard::Shard(const std::string& path) : path_(path) {
         fail(Exit::data, path, ": has ", file_bytes_, " bytes, the header of a token shard alone has ", shard_header_bytes);
 
     Header header;
-    if (::pread(file.get(), header.data(), sizeof header, 0) != static_cast<ssize_t>(sizeof header))
+    const ssize_t got = retried([&] { return ::pread(file.get(), header.data(), sizeof header, 0); });
+    if (got != static_cast<ssize_t>(sizeof header))
         fail(Exit::data, path, ": its header cannot be read: ", last_os_error());
     const Format& format = check_header(path, header, file_bytes_);
     tokens_ = static_cast<uint64_t>(header[2]);

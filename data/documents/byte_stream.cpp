@@ -12,6 +12,7 @@
 
 #include "data/documents/compressed.h"
 #include "model/base/error.h"
+#include "model/base/retry.h"
 
 namespace {
 
@@ -21,16 +22,12 @@ public:
 
     size_t read(char* out, size_t bytes) override {
         const size_t wanted = std::min<uint64_t>(bytes, size_ - offset_);
-        while (wanted > 0) {
-            const ssize_t got = ::pread(file_, out, wanted, static_cast<off_t>(offset_));
-            if (got < 0 && errno == EINTR) continue;
-            if (got < 0) fail(Exit::data, name_, ": cannot be read at byte ", offset_, ": ", last_os_error());
-            if (got == 0)
-                fail(Exit::data, name_, ": was cut short while it was read: it had ", size_, " bytes, now ", offset_);
-            offset_ += static_cast<uint64_t>(got);
-            return static_cast<size_t>(got);
-        }
-        return 0;
+        if (wanted == 0) return 0;
+        const ssize_t got = retried([&] { return ::pread(file_, out, wanted, static_cast<off_t>(offset_)); });
+        if (got < 0) fail(Exit::data, name_, ": cannot be read at byte ", offset_, ": ", last_os_error());
+        if (got == 0) fail(Exit::data, name_, ": was cut short while it was read: it had ", size_, " bytes, now ", offset_);
+        offset_ += static_cast<uint64_t>(got);
+        return static_cast<size_t>(got);
     }
 
     void skip(uint64_t bytes) override { offset_ += std::min(bytes, size_ - offset_); }
@@ -96,7 +93,7 @@ std::unique_ptr<ByteStream> open_pipe(const std::string& name, int file, const s
 }
 
 std::unique_ptr<ByteStream> open_compressed(const std::string& path, Compression compression) {
-    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    Descriptor file(retried([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     struct stat status;
     if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());

@@ -12,6 +12,7 @@
 
 #include "model/base/error.h"
 #include "model/base/json.h"
+#include "model/base/retry.h"
 
 namespace {
 
@@ -36,7 +37,7 @@ size_t character_boundary(std::string_view text, size_t cut) {
 // An unnamed file in `folder`, deleted when it is closed.
 Descriptor temporary_file(const std::string& folder) {
     std::string name = folder + "/stdin_XXXXXX";
-    Descriptor file(::mkstemp(name.data()));
+    Descriptor file(::mkostemp(name.data(), O_CLOEXEC));
     if (!file.is_open()) fail(Exit::data, folder, ": cannot hold a temporary file: ", last_os_error());
     ::unlink(name.c_str());
     return file;
@@ -147,7 +148,8 @@ Input Input::open(const std::string& path, const DocumentRules& rules) {
     const Compression compression = compression_of(path);
     const std::string plain = compression == Compression::none ? path : path.substr(0, path.rfind('.'));
     if (!plain.ends_with(".jsonl") && !plain.ends_with(".txt")) fail_at_name(path);
-    Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // a named pipe must not make it wait
+    const int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC;   // a named pipe must not make it wait
+    Descriptor file(retried([&] { return ::open(path.c_str(), flags); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     Input input(path, plain.ends_with(".jsonl"), std::move(file));
     input.compression_ = compression;

@@ -15,22 +15,15 @@
 
 #include "model/base/error.h"
 #include "model/base/hash.h"
+#include "model/base/retry.h"
 
 namespace {
 
 constexpr size_t buffer_bytes = size_t{1} << 20;
 constexpr size_t small_file_bytes = size_t{1} << 26;
 
-// The result of a system call, repeated while a signal interrupts it.
-template <class Call>
-auto uninterrupted(Call call) {
-    auto result = call();
-    while (result < 0 && errno == EINTR) result = call();
-    return result;
-}
-
 Descriptor open_to_read(const std::string& path) {
-    Descriptor file(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+    Descriptor file(retried([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     return file;
 }
@@ -41,7 +34,7 @@ void read_in_pieces(const std::string& path, Take take) {
     const Descriptor file = open_to_read(path);
     std::vector<char> buffer(buffer_bytes);
     while (true) {
-        const ssize_t got = uninterrupted([&] { return ::read(file.get(), buffer.data(), buffer.size()); });
+        const ssize_t got = retried([&] { return ::read(file.get(), buffer.data(), buffer.size()); });
         if (got < 0) fail(Exit::data, path, ": cannot be read: ", last_os_error());
         if (got == 0) return;
         take(buffer.data(), static_cast<size_t>(got));
@@ -66,7 +59,7 @@ bool Descriptor::close() {
 template <class WritePart>
 static bool write_in_parts(size_t bytes, WritePart write_part) {
     for (size_t done = 0; done < bytes;) {
-        const ssize_t written = uninterrupted([&] { return write_part(done, bytes - done); });
+        const ssize_t written = retried([&] { return write_part(done, bytes - done); });
         if (written == 0) errno = EIO;   // it would give 0 for ever
         if (written <= 0) return false;
         done += static_cast<size_t>(written);
@@ -81,7 +74,7 @@ bool write_all(int fd, const char* data, size_t bytes) {
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
     ::unlink(temporary_.c_str());   // of a stopped run, or a link; O_EXCL fails if it is still there
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    file_ = Descriptor(uninterrupted([&] { return ::open(temporary_.c_str(), flags, 0666); }));
+    file_ = Descriptor(retried([&] { return ::open(temporary_.c_str(), flags, 0666); }));
     if (!file_.is_open()) {
         const std::string reason = last_os_error(), unfinished = std::exchange(temporary_, "");   // what exists is not ours to remove
         fail(Exit::data, path, ": cannot be created: ", unfinished, ", its name until it is complete: ", reason);
@@ -121,13 +114,13 @@ void OutputFile::overwrite(uint64_t offset, const void* data, size_t bytes) {
 void OutputFile::finish() {
     if (!file_.is_open()) return;
     flush();
-    if (uninterrupted([&] { return ::fsync(file_.get()); }) != 0) fail_to_write();
+    if (retried([&] { return ::fsync(file_.get()); }) != 0) fail_to_write();
     if (!file_.close()) fail_to_write();
 }
 
 void OutputFile::publish() {
     finish();
-    if (uninterrupted([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0) fail_to_write();
+    if (retried([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0) fail_to_write();
     temporary_.clear();
 }
 
@@ -145,7 +138,7 @@ void OutputFile::discard() {
 void sync_folder(const std::string& folder) {
     const Descriptor file = open_to_read(folder.empty() ? "." : folder);
     // Some network file systems cannot sync a folder (EINVAL); nothing more can be done.
-    if (uninterrupted([&] { return ::fsync(file.get()); }) != 0 && errno != EINVAL)
+    if (retried([&] { return ::fsync(file.get()); }) != 0 && errno != EINVAL)
         fail(Exit::data, folder, ": cannot be synced: ", last_os_error());
 }
 
@@ -158,7 +151,7 @@ void make_folder(const std::string& folder) {
 
 Descriptor lock_folder(const std::string& folder) {
     Descriptor file = open_to_read(folder);
-    if (uninterrupted([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
+    if (retried([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
         fail(Exit::data, folder, ": another run is writing there; wait for it or choose another folder");
     return file;
 }
