@@ -15,7 +15,6 @@
 
 #include "model/device/device.h"
 #include "model/ranks/ranks.h"
-#include "model/ranks/sockets.h"
 #include "model/tensors.h"
 
 #if defined(WITH_GPU) && defined(USE_NCCL)
