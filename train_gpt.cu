@@ -119,8 +119,8 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
     if (run.replicas) run.replicas->require_unchanged(device, ranks, step);
     gpt_update(device, run.gpt, adamw, step);
-    if (run.replicas) run.replicas->remember(device);
     if (run.gpt.sharded()) run.collectives->all_gather(device, run.gpt.weights, run.gpt.shards);
+    if (run.replicas) run.replicas->remember(device);
     ranks.at("waiting for the device", step);
     const StepTotals totals = read_totals(device, run.gpt);
     const double loss = targets ? totals.loss / double(targets) : NAN, norm = std::sqrt(totals.squares);
@@ -142,7 +142,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
             if (!stop_requested()) observe_attention(run);
         });
     const bool stopped = ranks.any(stop_requested()), saves = run.due(o.checkpoint_every, last || stopped);
-    if (run.ranks_check_due(saves)) run.replicas->require_equal(device, ranks, step, Exit::rank);
+    if (run.ranks_check_due(saves)) check_ranks(run);
     if (saves) save(run, last || stopped);
     run.since_step.lap();
     return stopped;

@@ -54,12 +54,8 @@ public:
     /// without ZeRO-1 the moments and master weights. Names the tensor, and the rank that is alone with its value.
     void require_equal(Device device, Ranks& ranks, int64_t step, Exit code) const {
         if (ranks.size() == 1) return;
-        std::vector<uint64_t> mine = whole_sums_.of(device, gpt_.weights);
-        if (!gpt_.sharded() && gpt_.m) append(mine, own_sums(device));
-        std::vector<uint64_t> hashes(size_t(ranks.size()));
-        hashes[size_t(ranks.rank())] = xxh3(mine.data(), mine.size() * sizeof mine[0]);
-        ranks.all_gather(hashes.data(), sizeof hashes[0]);
-        const auto [usual, odd] = usual_and_odd(hashes);
+        const std::vector<uint64_t> mine = gpt_.sharded() || !gpt_.m ? whole_sums_.of(device, gpt_.weights) : all_sums(device);
+        const auto [usual, odd] = usual_and_odd(hashes_of_ranks(ranks, mine));
         if (odd < 0) return;
         std::vector<uint64_t> right = mine, wrong = mine;
         ranks.broadcast(right.data(), right.size() * sizeof right[0], usual);
@@ -70,38 +66,67 @@ public:
                                       "of them, or of its GPU, has changed by itself or computes wrongly");
     }
 
-    /// With ZeRO-1: remembers the checksums of this rank's own parts. Call after the update of a step, or loading.
-    void remember(Device device) {
-        if (gpt_.sharded()) remembered_ = own_sums(device);
+    /// Precondition: the gradients are of one micro-step's rows. Their sums, piece by piece.
+    std::vector<uint64_t> gradient_sums(Device device) const { return whole_sums_.of(device, gpt_.gradients); }
+
+    /// Every rank must call it, with the sums for its own rows and for those of the next rank (and rank 0's on the last). Ends the job
+    /// unless both ranks have computed the same bits. Names the tensor.
+    void require_repeated(Ranks& ranks, int64_t step, const std::vector<uint64_t>& own, const std::vector<uint64_t>& of_next) const {
+        const int size = ranks.size();
+        const std::vector<uint64_t> firsts = hashes_of_ranks(ranks, own), seconds = hashes_of_ranks(ranks, of_next);
+        for (int r = 0; r < size; r++) {
+            const int other = (r + 1) % size;
+            if (seconds[size_t(r)] == firsts[size_t(other)]) continue;
+            std::vector<uint64_t> first = own, second = of_next;
+            ranks.broadcast(first.data(), first.size() * sizeof first[0], other);
+            ranks.broadcast(second.data(), second.size() * sizeof second[0], r);
+            const size_t at = size_t(std::mismatch(first.begin(), first.end(), second.begin()).first - first.begin());
+            ranks.fail_together(Exit::rank, "ranks " + std::to_string(other) + " and " + std::to_string(r) +
+                                                " compute different gradients of " + whole_.names[at] + " from the same rows after step " +
+                                                std::to_string(step) + ": the memory or the arithmetic of one of them is faulty");
+        }
     }
 
-    /// With ZeRO-1: Exit::rank, naming rank and tensor, if a part has changed since remember(). Call before the next update.
+    /// With ZeRO-1: remembers the checksums of what this rank keeps. Call after the update of a step, or loading.
+    void remember(Device device) {
+        if (gpt_.sharded()) remembered_ = all_sums(device);
+    }
+
+    /// With ZeRO-1: Exit::rank, naming rank and tensor, if anything has changed since remember(). Call before the next update: it would
+    /// spread the change to all ranks, or hide it.
     void require_unchanged(Device device, const Ranks& ranks, int64_t step) const {
         if (remembered_.empty()) return;
-        const std::vector<uint64_t> now = own_sums(device);
+        const std::vector<uint64_t> now = all_sums(device);
         const auto [was, is] = std::mismatch(remembered_.begin(), remembered_.end(), now.begin());
         if (was == remembered_.end()) return;
-        fail(Exit::rank, "rank ", ranks.rank(), "'s part of ", name_of(whole_.names.size() + size_t(was - remembered_.begin())),
-             " has changed since the update of step ", step - 1, ", in which nothing writes it: the memory of this rank, or of its GPU, has "
-             "changed by itself");
+        fail(Exit::rank, "on rank ", ranks.rank(), ", ", name_of(size_t(was - remembered_.begin())), " have changed since the update of step ",
+             step - 1, ", and nothing writes them in between: the memory of this rank, or of its GPU, has changed by itself");
     }
 
 private:
+    /// (ranks) Every rank's hash of its sums, on every rank.
+    static std::vector<uint64_t> hashes_of_ranks(Ranks& ranks, const std::vector<uint64_t>& sums) {
+        std::vector<uint64_t> hashes(size_t(ranks.size()));
+        hashes[size_t(ranks.rank())] = xxh3(sums.data(), sums.size() * sizeof sums[0]);
+        ranks.all_gather(hashes.data(), sizeof hashes[0]);
+        return hashes;
+    }
     static void append(std::vector<uint64_t>& to, const std::vector<uint64_t>& more) { to.insert(to.end(), more.begin(), more.end()); }
 
-    /// Of both moments and the master weights, if there are any. Without ZeRO-1 the own part is the whole.
-    std::vector<uint64_t> own_sums(Device device) const {
-        std::vector<uint64_t> sums = part_sums_.of(device, gpt_.m);
+    /// Of the weights, this rank's part of both moments and, if there are any, of the master weights. Without ZeRO-1 the part is the whole.
+    std::vector<uint64_t> all_sums(Device device) const {
+        std::vector<uint64_t> sums = whole_sums_.of(device, gpt_.weights);
+        append(sums, part_sums_.of(device, gpt_.m));
         append(sums, part_sums_.of(device, gpt_.v));
         if (gpt_.keeps_master()) append(sums, part_sums_.of(device, gpt_.master));
         return sums;
     }
 
-    /// Of sum number `at` of require_equal(): "the weights of NAME", "the first moment of NAME", ...
+    /// Of sum number `at` of all_sums(): "the weights of NAME", "the first moments of NAME", ...
     std::string name_of(size_t at) const {
         if (at < whole_.names.size()) return "the weights of " + whole_.names[at];
         at -= whole_.names.size();
-        const char* const arrays[] = {"the first moment of ", "the second moment of ", "the master weights of "};
+        const char* const arrays[] = {"the first moments of ", "the second moments of ", "the master weights of "};
         return arrays[at / part_.names.size()] + part_.names[at % part_.names.size()];
     }
 

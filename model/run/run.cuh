@@ -185,6 +185,35 @@ GatheredWeights<Device> whole_weights(Run<Device, X>& run) {
     return {run, run.gpt.master, !run.gpt.sharded()};
 }
 
+/// Checksums of the gradients of the first micro-step after the run's, on the rows of rank `of`. Overwrites the gradients.
+template <class Device, class X>
+std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
+    const int B = run.o.batch_size, T = run.o.seq_len;
+    Loader loader(*run.data.train, {B, T, run.ranks.size(), of, run.data.micro_steps, run.o.seed, run.o.shuffle});
+    loader.seek(run.state.step);
+    std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
+    loader.next(tokens.data(), targets.data());
+    const Batch batch = run.feed.put(run.device, tokens.data(), targets.data(), B, T);
+    gpt_forward(run.device, run.gpt, batch);
+    gpt_loss(run.device, run.gpt, batch, Write::overwrite, float(1.0 / double(run.data.tokens_per_step)));
+    gpt_backward(run.device, run.gpt, batch, Write::overwrite);
+    return run.replicas->gradient_sums(run.device);
+}
+
+/// Every rank must call it, between two steps. Ends the job with Exit::rank, naming rank and tensor, if the ranks' copies of the model
+/// differ. With ZeRO-1, where most of what makes the model has no copy, also if a rank's parts have changed since the update, or if two
+/// ranks compute different gradients from the same rows.
+template <class Device, class X>
+void check_ranks(Run<Device, X>& run) {
+    Ranks& ranks = run.ranks;
+    ranks.at("comparing the ranks", run.state.step);
+    run.replicas->require_equal(run.device, ranks, run.state.step, Exit::rank);
+    if (!run.gpt.sharded()) return;
+    run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
+    const std::vector<uint64_t> own = gradient_sums(run, ranks.rank()), of_next = gradient_sums(run, (ranks.rank() + 1) % ranks.size());
+    run.replicas->require_repeated(ranks, run.state.step, own, of_next);
+}
+
 /// Writes a checkpoint, on rank 0. If that fails: a warning, or, for the last one, Exit::checkpoint.
 template <class Device, class X>
 void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m, const float* v, bool last) {
