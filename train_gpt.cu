@@ -220,7 +220,9 @@ int main(int argc, char** argv) {
         Ranks ranks;
         Options options;
         const bool help = !parse_train_options(argc, argv, the_attention, options);
-        require_agreement(ranks, help ? std::vector<Fact>{{"--help", "given"}} : facts_of_options(options, the_attention.name));
+        std::vector<Fact> facts = {{"--help", help ? "given" : "not given"}};
+        if (!help) append(facts, facts_of_options(options, the_attention.name));
+        require_agreement(ranks, facts);
         if (help) return;
         result = train(options, ranks);
         const bool into_files = !options.eval_out.empty() || !options.eval_log.empty() || !options.show_mask.empty();

@@ -58,6 +58,6 @@ void require_agreement(Ranks& ranks, const std::vector<Fact>& facts) {
     if (!different) fail(Exit::rank, "ranks 0 and ", rank, " list the same facts in another order");
     const Fact* const coded = find(facts, different->name);   // codes do not travel; a fact that this rank lacks is one of options
     ranks.fail_together(coded ? coded->code : Exit::usage,
-                        "rank " + std::to_string(rank) + " has " + different->name + " = " + shown(find(theirs, different->name)) +
-                            ", and rank 0 " + shown(find(firsts, different->name)) + "; all ranks of a job must have the same");
+                        different->name + " is " + shown(find(theirs, different->name)) + " on rank " + std::to_string(rank) + " and " +
+                            shown(find(firsts, different->name)) + " on rank 0; all ranks of a job must have the same");
 }

@@ -13,6 +13,8 @@ struct Fact {
     Exit code = Exit::usage;   // of a job whose ranks differ in it
 };
 
+inline void append(std::vector<Fact>& facts, const std::vector<Fact>& more) { facts.insert(facts.end(), more.begin(), more.end()); }
+
 /// Every rank must call it, with facts of its own. Compares one hash per rank; only if these differ does it look for the first fact in
 /// which the lowest rank that differs does so, and ends the job with one sentence that names rank, fact and both values.
 void require_agreement(Ranks& ranks, const std::vector<Fact>& facts);

@@ -161,7 +161,7 @@ void Ranks::share_signs_of_life() {
         int unit;
         MPI_Win_shared_query(window, 0, &bytes, &unit, &signs_);   // the parts of all ranks are contiguous
         signs_count_ = local_size_;
-        new (mine) SignOfLife{rank_, 0, 0, ""};
+        new (mine) SignOfLife{rank_, 0, 0, 0, ""};
         MPI_Barrier(machine);
     }
     MPI_Comm_free(&machine);   // the window keeps what it needs until MPI_Finalize()
@@ -306,10 +306,10 @@ void Ranks::at(const char* doing, int64_t step) {
     doing_ = doing;
     step_ = step;
     beats_++;
-    SignOfLife& own = signs_[signs_count_ > 1 ? local_rank_ : 0];
+    SignOfLife& own = own_sign();
     std::strncpy(own.doing, doing, sizeof own.doing - 1);
     own.step = step;
-    own.nanoseconds = nanoseconds_now();
+    own.at = nanoseconds_now();
 }
 
 void Ranks::watch_for(std::function<std::string()> problem) {
@@ -329,15 +329,20 @@ void Ranks::give_up(const std::string& why) {
     _exit(static_cast<int>(Exit::rank));
 }
 
-/// The rank of this machine whose last sign of life is oldest: the others wait for it, as every wait begins with a sign. "" if that is
-/// this rank.
+/// Which rank of this machine the others wait for: one that is stopped or dead, or else the one whose last sign is oldest, as every wait
+/// begins with a sign. "" if that is this rank.
 std::string Ranks::slowest() const {
-    const auto older = [](const SignOfLife& a, const SignOfLife& b) { return a.nanoseconds < b.nanoseconds; };
-    const SignOfLife& last = *std::min_element(signs_, signs_ + signs_count_, older);
-    if (signs_count_ == 1 || last.rank == rank_ || last.nanoseconds == 0) return "";
-    const int64_t seconds = (nanoseconds_now() - last.nanoseconds) / 1'000'000'000;
-    return "; of this machine's ranks, rank " + std::to_string(last.rank) + " has stood still longest: for " + std::to_string(seconds) +
-           " s, in step " + std::to_string(last.step) + ", " + last.doing;
+    constexpr int64_t SECOND = 1'000'000'000;
+    const int64_t now = nanoseconds_now();
+    const auto first = [&](const SignOfLife& a, const SignOfLife& b) {
+        const bool a_stopped = now - a.runs > 2 * SECOND, b_stopped = now - b.runs > 2 * SECOND;
+        return a_stopped != b_stopped ? a_stopped : a.at < b.at;
+    };
+    const SignOfLife& last = *std::min_element(signs_, signs_ + signs_count_, first);
+    if (signs_count_ == 1 || last.rank == rank_ || last.at == 0) return "";
+    const bool stopped = now - last.runs > 2 * SECOND;
+    return "; rank " + std::to_string(last.rank) + " is the one that stands still: " + (stopped ? "its process is stopped or dead, " : "") +
+           "its last sign came " + std::to_string((now - last.at) / SECOND) + " s ago, in step " + std::to_string(last.step) + ", " + last.doing;
 }
 
 /// The thread of start_watchdog(); polls ten times a second. Time is counted in polls rather than by the clock, so that a stopped process
@@ -346,6 +351,7 @@ void Ranks::watch(int seconds) {
     const int polls_per_second = 10;
     int64_t seen = -1;
     for (int quiet = 0, wrong = 0; !over_; quiet++) {
+        own_sign().runs = nanoseconds_now();
         const std::string what = problem();
         wrong = what.empty() ? 0 : wrong + 1;
         if (wrong > 3 * polls_per_second) give_up("gives up: " + what);

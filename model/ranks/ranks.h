@@ -26,7 +26,8 @@ std::string ranks_named(const std::vector<int>& ranks);
 /// A rank's last sign of life, in memory that the ranks of a machine share.
 struct SignOfLife {
     int rank;
-    std::atomic<int64_t> nanoseconds;   // on the machine's clock; 0: none yet
+    std::atomic<int64_t> runs;   // when its watchdog last ran, which it does in every process that is not stopped, in nanoseconds
+    std::atomic<int64_t> at;     // when it last called at(), on the same clock of the machine; 0: never
     std::atomic<int64_t> step;
     char doing[64];
 };
@@ -98,6 +99,7 @@ public:
 private:
     void share_signs_of_life();
     void send_signs_until_done(const std::atomic<bool>& done);
+    SignOfLife& own_sign() const { return signs_[signs_count_ > 1 ? local_rank_ : 0]; }
     std::string slowest() const;
     void watch(int seconds);
     std::string problem();

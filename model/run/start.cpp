@@ -331,9 +331,9 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     std::vector<Fact> facts;
     const auto config = parse_json(config_to_json_line(origin.config));
     for (const auto& [key, value] : config.items())
-        if (key != "engine_tokenizer") facts.push_back({key + " of the model", written(value)});   // that may be a path
-    for (const auto& [name, stream] : {std::pair("training data", data.train.get()), {"validation data", data.val.get()}})
-        facts.push_back({std::string(name) + " (fingerprint, tokens)",
+        if (key != "engine_tokenizer") facts.push_back({"the model's " + key, written(value)});   // that may be a path
+    for (const auto& [name, stream] : {std::pair("training", data.train.get()), {"validation", data.val.get()}})
+        facts.push_back({std::string("the fingerprint of the ") + name + " data, and its tokens,",
                          stream ? stream->fingerprint() + ", " + std::to_string(stream->size()) : "none"});
     for (const EvaluationTask& task : data.tasks) {
         Hasher items;
@@ -341,12 +341,12 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
             items.add(&item.gold, sizeof item.gold);
             for (const Answer& answer : item.answers) items.add(answer.tokens.data(), answer.tokens.size() * sizeof answer.tokens[0]);
         }
-        facts.push_back({"items of " + task.name + " (hash)", hexadecimal(items.digest())});
+        facts.push_back({"the hash of the items of " + task.name, hexadecimal(items.digest())});
     }
     const auto number = [](int64_t n) { return std::to_string(n); };
-    facts.push_back({"steps", number(data.steps)});
-    facts.push_back({"tokens per step", number(data.tokens_per_step)});
-    facts.push_back({"warm-up steps", number(data.warmup_steps)});
+    facts.push_back({"the number of steps", number(data.steps)});
+    facts.push_back({"the number of tokens per step", number(data.tokens_per_step)});
+    facts.push_back({"the number of warm-up steps", number(data.warmup_steps)});
     if (!origin.folder()) return facts;
     const std::filesystem::path manifest = *origin.folder() / "manifest.json";
     std::string hash = "none";
@@ -354,7 +354,7 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
         const std::string text = read_text(manifest);
         hash = hexadecimal(xxh3(text.data(), text.size()));
     }
-    facts.push_back({"manifest.json of " + origin.folder()->filename().string() + " (hash)", hash, Exit::checkpoint});
+    facts.push_back({"the hash of the starting folder's manifest.json", hash, Exit::checkpoint});
     return facts;
 }
 
