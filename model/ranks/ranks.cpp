@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "model/base/error.h"
+#include "model/base/process.h"
 #include "model/ranks/rendezvous.h"
 #include "model/tensors.h"
 
@@ -228,6 +229,7 @@ void Ranks::at(const char* doing, int64_t step) {
     doing_ = doing;
     step_ = step;
     beats_++;
+    note_progress();
 }
 
 void Ranks::watch_for(std::function<std::string()> problem) {

@@ -186,6 +186,7 @@ void save(Run<Device, X>& run, bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
     run.ranks.at("saving a checkpoint", run.state.step);
+    const StopDeadlineSuspended saving;
     if (!run.ranks.first() && !gpt.sharded()) return;
     GatheredWeights<Device> weights = whole_weights(run), m(run, gpt.m, !gpt.sharded()), v(run, gpt.v, !gpt.sharded());
     if (!run.ranks.first()) return;
@@ -226,6 +227,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
                    {"weights_hash", hash},
                    {"peak_bytes", int64_t(peak_memory(run.device))},
                    {"seconds", seconds}});
+    catch_stop_signals(SECONDS_TO_STOP);   // everything is on the disk
     if (run.o.plot) plot("plot_loss.py", run.o.out + "/log.jsonl", run.o.out + "/loss.png");
     if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
