@@ -59,7 +59,7 @@ run_all() {
     local building build_nothing=(tests/{arbiter,collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items,gemma}.sh
         tests/experiments.sh
         tests/{figures,fineweb,gallery,generate_gpu}.sh
-        tests/{gpu_day,gpu_end_to_end,kernel_report,labs,modeling,published,reference_qwen,runs}.sh
+        tests/{gpu_day,gpu_end_to_end,kernel_report,labs,modeling,published,ranks,reference_qwen,runs}.sh
         tests/{score_generation,tokenize_restart,train_tokenizer}.sh)
     mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxFf <(printf '%s\n' "${build_nothing[@]}"))
     lanes "${building[*]}" "${build_nothing[*]}"

@@ -115,8 +115,9 @@ static void add_run_options(CLI::App& app, Options& o) {
     app.add_option("--recompute", o.recompute,
                    "trade time for memory: 1 recomputes norms and SwiGLU in the backward pass, 2 keeps only each layer's input")
         ->transform(whole_number_from(0, 2));
-    app.add_option("--ranks-from", o.ranks_from,
-                   "how ranks find each other: auto (mpirun, or torchrun's variables), mpi, tcp:HOST:PORT, file:PATH");
+    app.add_option("--check-ranks-every", o.check_ranks_every,
+                   "steps between comparisons of weights and moments over the ranks; -1: at every checkpoint; 0: never")
+        ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
     app.add_option("--watchdog-seconds", o.watchdog_seconds, "end the job if a rank makes no progress for this long; 0: off")
         ->transform(whole_number_from(0, 1 << 20));
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");

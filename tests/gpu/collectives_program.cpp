@@ -1,6 +1,6 @@
 // One rank of a job that tests collectives; tests/collectives.sh starts several and looks at exit codes and messages.
 //     collectives_program WHAT [RANK]
-// In the environment RANKS_FROM says where ranks meet (as --ranks-from does), WATCHDOG after how many seconds it bites.
+// WATCHDOG in the environment is the watchdog's limit in seconds.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -44,7 +44,8 @@ void require(bool true_, const std::string& what) {
 struct Job {
     Ranks ranks;
     GPU device;
-    Job() : ranks(std::atoi(environment("WATCHDOG", "60")), environment("RANKS_FROM", "auto")) {
+    Job() {
+        ranks.start_watchdog(std::atoi(environment("WATCHDOG", "60")));
         int gpus = 0;
         check(cudaGetDeviceCount(&gpus));
         check(cudaSetDevice(ranks.local_rank() % gpus));

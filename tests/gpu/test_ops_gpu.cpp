@@ -1,6 +1,7 @@
 // The operations of model/ on the GPU, those bound by memory: against the CPU in double (on_gpu.h), and what is special about each.
 // On a machine without a GPU they run on the emulator. Linear layers are in test_linear_gpu.cpp.
 #include "model/device/memory.cuh"
+#include "model/operations/checksum.cuh"
 #include "tests/catch.h"
 
 #include <cmath>
@@ -270,4 +271,19 @@ TEST_CASE("GPU operations refuse sizes that they cannot read 16 bytes at a time,
     device.workspace.bytes = 16;
     CHECK(refusal([&] { rmsnorm_backward(device, p, p, p, p, p, p, 1, 8, {}, {}); }, Exit::out_of_memory) ==
           "the backward of RMSNorm needs 32 bytes of workspace and has 16");
+}
+
+TEST_CASE("GPU checksums: the sums of pieces are the CPU's, of float32 and of bf16", "[gpu][ops]") {
+    const GPU device = test_gpu();
+    const std::vector<Span> pieces = {{0, 1}, {1, 700}, {700, 700}, {700, 4001}};
+    std::vector<float> floats(4001);
+    std::vector<bf16> halves(floats.size());
+    for (size_t i = 0; i < floats.size(); i++) floats[i] = 1 / float(i + 1), halves[i] = from_float<bf16>(floats[i]);
+    const DeviceMemory<float> on_gpu(floats);
+    const DeviceMemory<bf16> halves_on_gpu(halves);
+    const Checksums<GPU> of_gpu(device, pieces);
+    const Checksums<CPU> of_cpu(CPU{}, pieces);
+    CHECK(of_gpu.of(device, on_gpu.data()) == of_cpu.of(CPU{}, floats.data()));
+    CHECK(of_gpu.of(device, halves_on_gpu.data()) == of_cpu.of(CPU{}, halves.data()));
+    CHECK(of_gpu.of(device, on_gpu.data())[2] == 0);
 }
