@@ -170,7 +170,7 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
     begin(run, origin);
     Loader loader(*run.data.train, {o.batch_size, o.seq_len, ranks.size(), ranks.rank(), run.data.micro_steps, o.seed, o.shuffle});
     loader.seek(run.state.step);
-    catch_stop_signals();
+    catch_stop_signals(o.watchdog_seconds);
 
     bool stopped = false;
     run.since_step.lap();
@@ -182,7 +182,10 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
             throw;
         }
     }
-    if (run.data.val && !stopped && std::isnan(run.validation.loss)) validate_and_report(run);   // a signal had aborted it
+    if (run.data.val && !stopped && std::isnan(run.validation.loss)) {   // a signal had aborted it
+        validate_and_report(run);
+        stopped = ranks.any(stop_requested());
+    }
     return finish(run, stopped);
 }
 

@@ -160,9 +160,11 @@ check "and the texts of before stay" 'cmp -s "$work/texts.jsonl" "$work/before"'
 # ---- Ctrl-C
 for n in $(seq 4000); do echo "{\"prompt\": \"The people\", \"id\": $n}"; done > "$work/prompts.jsonl"
 rm -f "$work/texts.jsonl"   # the signal is for a program that writes
+set -m   # else a job in the background ignores Ctrl-C
 ./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" \
     --log "$work/measured.jsonl" 2> "$work/stderr" &
 job=$!
+set +m
 for _ in $(seq 600); do [ -s "$work/texts.jsonl" ] && break; sleep 0.1; done
 kill -INT $job
 wait $job
@@ -178,6 +180,13 @@ assert any('stopped' in line for line in lines)
 end
 check "and its lines are those of the first prompts, whole texts and those that were being written" 'python3 "$work/whole.py" "$work/texts.jsonl"'
 check "and the log has what was written until then" 'logged "\"texts\":[1-9][0-9]*,.*\"later_tokens\":[1-9]"'
+
+for signal in TERM HUP; do
+    timeout -s $signal -k 20 1 ./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr"
+    check "SIG$signal does so, too" 'grep -Eq "stopped by a signal after [0-9]+ of 4000 texts" "$work/stderr"'
+done
+LIMIT=60 expect "fewer threads than requested are noted" 0 "OpenMP gives 1 of 2 threads (OMP_THREAD_LIMIT=1)" \
+    env OMP_THREAD_LIMIT=1 ./generate --threads 2 --checkpoint "$last" --prompt-ids 65,66 --tokens 7 --print-ids
 
 # ---- a terminal
 at_terminal() { timeout 90 python3 tests/check_terminal.py "$@" > "$work/terminal" 2>&1; }

@@ -173,7 +173,7 @@ static void run(const Options& o) {
     else prompts = read_prompts(o.prompts, tokenizer.get(), config.V, config.max_positions);
     for (const Prompt& prompt : prompts) require_plain_attention(o, config, prompt.ids.size() + size_t(o.tokens) - 1);
     use_enough_threads(o, variants, config);
-    catch_stop_signals();
+    catch_stop_signals(SECONDS_TO_STOP);
     const Tokenizer* const shows = o.print_ids ? nullptr : tokenizer.get();
     std::unique_ptr<TextOutput> output;
     require_two_files("--out", o.out, "--prompts", o.prompts);

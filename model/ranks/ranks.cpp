@@ -11,6 +11,7 @@
 
 #include <unistd.h>
 
+#include "model/base/process.h"
 #include "model/tensors.h"
 
 #ifdef USE_MPI
@@ -306,6 +307,7 @@ void Ranks::at(const char* doing, int64_t step) {
     doing_ = doing;
     step_ = step;
     beats_++;
+    note_progress();
     SignOfLife& own = own_sign();
     std::strncpy(own.doing, doing, sizeof own.doing - 1);
     own.step = step;

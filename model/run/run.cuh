@@ -219,6 +219,7 @@ template <class Device, class X>
 void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m, const float* v, bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
+    const StopDeadlineSuspended saving;
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
         const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state,
@@ -271,6 +272,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
                    {"weights_hash", hash},
                    {"peak_bytes", int64_t(peak_memory(run.device))},
                    {"seconds", seconds}});
+    catch_stop_signals(SECONDS_TO_STOP);   // everything is on the disk
     if (run.o.plot) plot("plot_loss.py", run.o.out + "/log.jsonl", run.o.out + "/loss.png");
     if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);

@@ -156,13 +156,13 @@ void gather_doubles(Job& job) {
     for (size_t r = 0; r < ranks; r++) require(x.numbers()[r] == 0.25 + double(r), "gather of doubles");
 }
 
-/// What hosts exchange among themselves, over MPI or TCP.
+/// What hosts exchange among themselves.
 void host(Job& job) {
     Ranks& ranks = job.ranks;
     const int P = ranks.size(), me = ranks.rank();
     require(ranks.sum(0.5 + me) == 0.5 * P + job.sum_of_ranks(), "sum of one number");
     require(ranks.any(me == P - 1) && !ranks.any(false), "any");
-    std::vector<float> many(600001);   // more than one piece of TCP's sum
+    std::vector<float> many(600001);
     for (size_t i = 0; i < many.size(); i++) many[i] = float(i % 1000) + float(me);
     ranks.sum(many.data(), many.size());
     for (size_t i = 0; i < many.size(); i++) require(many[i] == float(P * double(i % 1000) + job.sum_of_ranks()), "sum of many");
@@ -172,7 +172,7 @@ void host(Job& job) {
         require(sent == std::vector<int>(sent.size(), from), "broadcast");
     }
     for (size_t n : {size_t(1), size_t(100), size_t(5000), size_t(700000)}) {
-        const Shards shards(n, me, P, 1000000 / P);   // more than one piece of each network's
+        const Shards shards(n, me, P, 1000000 / P);   // more than one piece of MPI's
         std::vector<float> whole(shards.size(), -1), expected(shards.size()), held(shards.owned());
         std::iota(expected.begin(), expected.end(), 0.0f);
         for (size_t k = 0; k < shards.buckets(); k++)
