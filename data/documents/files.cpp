@@ -13,6 +13,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "model/base/disk.h"
 #include "model/base/error.h"
 
 namespace {
@@ -51,17 +52,6 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 bool Descriptor::close() {
     const int fd = std::exchange(fd_, -1);
     return fd < 0 || ::close(fd) == 0;
-}
-
-bool write_all(int fd, const char* data, size_t bytes) {
-    while (bytes > 0) {
-        const ssize_t written = ::write(fd, data, bytes);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return false;
-        data += written;
-        bytes -= static_cast<size_t>(written);
-    }
-    return true;
 }
 
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {

@@ -222,11 +222,15 @@ void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m,
     const StopDeadlineSuspended saving;
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
-        const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state,
-                                          run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern));
+        run.log.sync();   // no step of a checkpoint may be missing from the log
+        const auto [path, doubt] = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state,
+                                          run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern),
+                                                   [&] { run.ranks.at("saving a checkpoint"); });
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
+        run.log.sync();
         run.progress.say("checkpoint " + path.string());
+        if (!doubt.empty()) std::cerr << "warning: " << path.string() << " is whole, but " << doubt << std::endl;
     } catch (const Error& error) {
         if (last) throw;
         run.progress.say(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));

@@ -124,8 +124,8 @@ std::filesystem::path given_checkpoint(const Options& o) {
     if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
         fail(Exit::checkpoint, o.checkpoint, ": is not a checkpoint of this program (it has no manifest.json); give one of a run's step_* "
              "folders, or start from it with --model");
-    if (!o.evaluate && o.checkpoint.find(".superseded") != std::string::npos && is_of_run(o.checkpoint, o.out))
-        fail(Exit::usage, "--checkpoint ", o.checkpoint, " has been set aside by another run in --out; give another --out, or rename it");
+    if (!o.evaluate && is_set_aside(o.checkpoint, o.out))
+        fail(Exit::usage, "--checkpoint ", o.checkpoint, " has been set aside by another run in --out; give another --out, or move it");
     verify_checkpoint(o.checkpoint);
     return o.checkpoint;
 }
