@@ -10,9 +10,7 @@
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/options.h"
-#include "model/gemma.h"
 #include "model/layer_types.h"
-#include "model/rope_keys.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -91,13 +89,13 @@ int64_t matrix_parameters(const Config& c) {
 /// Numeric keys that transformers writes to config.json: not settings of an attention variant.
 const std::set<std::string>& hugging_face_numbers() {
     static const std::set<std::string> keys = {
-        "_sliding_window_pattern", "attention_dropout", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
+        "attention_dropout", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
         "diversity_penalty", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
         "forced_bos_token_id", "forced_eos_token_id", "head_dim", "hidden_size", "initializer_range", "intermediate_size",
         "length_penalty", "max_length", "max_position_embeddings", "max_window_layers", "min_length", "no_repeat_ngram_size",
         "num_attention_heads", "num_beam_groups", "num_beams", "num_hidden_layers", "num_key_value_heads", "num_return_sequences",
-        "pad_token_id", "pretraining_tp", "query_pre_attn_scalar", "repetition_penalty", "rms_norm_eps", "rope_local_base_freq",
-        "rope_theta", "sep_token_id", "sliding_window", "sliding_window_pattern", "temperature", "top_k", "top_p", "typical_p", "vocab_size"};
+        "pad_token_id", "pretraining_tp", "repetition_penalty", "rms_norm_eps", 
+        "rope_theta", "sep_token_id", "sliding_window", "temperature", "top_k", "top_p", "typical_p", "vocab_size"};
     return keys;
 }
 
@@ -105,14 +103,13 @@ const std::set<std::string>& hugging_face_numbers() {
 struct ModelForm {
     const char* architecture;
     const char* model_type;
-    bool qk_norm, qkv_bias, gemma = false;
+    bool qk_norm, qkv_bias;
 };
 constexpr ModelForm FORMS[] = {{"Qwen3ForCausalLM", "qwen3", true, false},
                                {"Qwen2ForCausalLM", "qwen2", false, true},
-                               {"LlamaForCausalLM", "llama", false, false},
-                               {"Gemma3ForCausalLM", "gemma3_text", true, false, true}};
+                               {"LlamaForCausalLM", "llama", false, false}};
 
-/// "Qwen3ForCausalLM, ... or Gemma3ForCausalLM"
+/// "Qwen3ForCausalLM, Qwen2ForCausalLM or LlamaForCausalLM"
 std::string all_architectures() {
     std::string all;
     for (const ModelForm& form : FORMS)
@@ -134,21 +131,25 @@ const ModelForm& form_of(const json& object, const std::string& where) {
     }
     for (const ModelForm& form : FORMS)
         if (name == form.architecture || name == form.model_type) return form;
-    const bool gemma = name.starts_with("Gemma") || name.starts_with("gemma");
-    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\", expected ", all_architectures(),
-         gemma ? "; of Gemma only the text models of its third generation, with a config.json of their own" : "");
+    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\", expected ", all_architectures());
 }
 
 /// Precondition: check_config().
 const ModelForm& form_of(const Config& config) {
     return *std::find_if(std::begin(FORMS), std::end(FORMS), [&](const ModelForm& form) {
-        return form.qk_norm == config.qk_norm && form.qkv_bias == config.qkv_bias &&
-               form.gemma == config.gemma.has_value();
+        return form.qk_norm == config.qk_norm && form.qkv_bias == config.qkv_bias;
     });
 }
 
 double rope_theta_of(const json& object, const char* key, const std::string& where) {
     return number_field(object, key, 1.0, 1e12, where);
+}
+
+/// Exit::checkpoint if `holder`, the file or its object `name`, lets a part of a head's channels rotate.
+void require_whole_rotation(const json& holder, const std::string& name, const std::string& where) {
+    if (has_field(holder, "partial_rotary_factor") && holder["partial_rotary_factor"] != 1.0)
+        fail(Exit::checkpoint, where, ": ", name.empty() ? "" : "\"" + name + "\" has ", "\"partial_rotary_factor\" ",
+             shown(holder["partial_rotary_factor"]), "; only 1 is supported, every channel of a head rotates");
 }
 
 /// Older files have rope_theta and rope_scaling at the top level; newer ones have both in rope_parameters.
@@ -175,7 +176,7 @@ double read_rope(const json& object, const std::string& where) {
 
 /// Keys of which only the usual value is supported: any other would silently make a different model.
 void refuse_other_mathematics(const json& object, const ModelForm& form, const std::string& where) {
-    if (!form.gemma && has_field(object, "hidden_act") && object["hidden_act"] != "silu")
+    if (has_field(object, "hidden_act") && object["hidden_act"] != "silu")
         fail(Exit::checkpoint, where, ": \"hidden_act\" is ", shown(object["hidden_act"]), "; only \"silu\" is supported");
     if (has_field(object, "attention_dropout") && object["attention_dropout"] != 0)
         fail(Exit::checkpoint, where, ": \"attention_dropout\" is ", shown(object["attention_dropout"]), "; only 0 is supported");
@@ -192,8 +193,7 @@ void refuse_other_mathematics(const json& object, const ModelForm& form, const s
 
 /// config.end_of_text and, where the file has several, config.listed_ends. Ids beyond the vocabulary are left out.
 void read_ends_of_text(const json& object, Config& config) {
-    constexpr int of_gemma = 1;   // what transformers takes if the key is missing
-    const json held = object.contains("eos_token_id") ? object["eos_token_id"] : config.gemma ? json(of_gemma) : json();
+    const json held = object.contains("eos_token_id") ? object["eos_token_id"] : json();
     std::vector<int> ends;
     for (const json& id : held.is_array() ? held : json::array({held}))
         if (id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < config.V) ends.push_back(id.get<int>());
@@ -225,8 +225,7 @@ std::vector<int> Config::ends_of_text() const {
 }
 
 std::string form_in_words(const Config& config) {
-    const std::string form = std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "");
-    return config.gemma ? "Gemma 3, " + form + ", " + gemma_in_words(config) : form;
+    return std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "");
 }
 
 bool is_preset(const std::string& name) {
@@ -273,7 +272,6 @@ void check_config(const Config& config, const std::string& where, int exit_code)
         fail(code, where, ": rope_theta is ", config.rope_theta, ", expected 1 to 1e12");
     if (!(config.init_std >= 0 && config.init_std <= 10))
         fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
-    if (config.gemma) check_gemma(config, where, exit_code);
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
     if (!config.layers.empty() && config.layers.size() != size_t(config.L))
         fail(code, where, ": the attention of ", config.layers.size(), " layers is given, and num_hidden_layers is ", config.L);
@@ -305,18 +303,17 @@ static ordered_json object_of(const Config& config) {
     object["num_key_value_heads"] = config.NKV;
     object["head_dim"] = config.HS;
     object["intermediate_size"] = config.F;
-    if (!form.gemma) object["hidden_act"] = "silu";
+    object["hidden_act"] = "silu";
     object["rms_norm_eps"] = config.norm_eps;
     object["max_position_embeddings"] = config.max_positions;
-    if (form.gemma) write_gemma(config, object);
-    else write_rope(config, object);
+    write_rope(config, object);
     if (!form.qkv_bias) object["attention_bias"] = false;   // Qwen2 has no such key: it always has QKV bias
     object["attention_dropout"] = 0.0;
     object["tie_word_embeddings"] = config.tied;
     object["initializer_range"] = config.init_std;
     write_layers(config, object);
     const auto id = [](int token) { return token >= 0 ? ordered_json(token) : ordered_json(nullptr); };
-    object["bos_token_id"] = id(config.begin_of_text());
+    object["bos_token_id"] = id(config.end_of_text);
     const std::vector<int> ends = config.ends_of_text();
     object["eos_token_id"] = ends.size() > 1 ? ordered_json(ends) : ends.empty() ? ordered_json(nullptr) : ordered_json(ends[0]);
     object["use_cache"] = true;
@@ -347,8 +344,6 @@ Config config_from_json(const std::string& text, const std::string& where) {
     config.F = size("intermediate_size");
     if (has_field(object, "head_dim")) {
         config.HS = size("head_dim");
-    } else if (form.gemma) {
-        config.HS = 256;   // whatever C / NH
     } else {
         if (config.C % config.NH != 0)
             fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C,
@@ -359,9 +354,8 @@ Config config_from_json(const std::string& text, const std::string& where) {
     config.qkv_bias = form.qkv_bias;
     config.qk_norm = form.qk_norm;
     // Optional keys default to what transformers uses.
-    config.tied = has_field(object, "tie_word_embeddings") ? bool_field(object, "tie_word_embeddings", where) : form.gemma;
-    if (form.gemma) read_gemma(object, config, where);
-    else config.rope_theta = read_rope(object, where);
+    config.tied = has_field(object, "tie_word_embeddings") && bool_field(object, "tie_word_embeddings", where);
+    config.rope_theta = read_rope(object, where);
     if (has_field(object, "rms_norm_eps")) config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
     if (has_field(object, "initializer_range")) config.init_std = number_field(object, "initializer_range", 0, 10, where);
     if (has_field(object, "max_position_embeddings")) config.max_positions = size("max_position_embeddings");

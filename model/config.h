@@ -2,7 +2,6 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,26 +31,7 @@ struct LayerAttention {
     bool operator==(const LayerAttention&) const = default;
 };
 
-/// How positions turn the queries and keys of a layer: position / factor * theta^(-2d/HS) is the angle of pair d.
-struct Rope {
-    double theta;
-    bool rotates = true;   // false: all angles are 0
-    double factor = 1;
-    double attention_scaling = 1;   // what queries and keys are multiplied with besides, so that their products are by its square
-    bool operator==(const Rope&) const = default;
-};
-
-/// What only models of Gemma 3's form have. Besides: embeddings times sqrt(C), a gated feed-forward network with GELU in place of SiLU,
-/// norms of what both halves of a layer add to the residual stream, and norm weights of which a folder holds weight - 1.
-struct Gemma {
-    double query_scalar = 256;   // logits are q.k / sqrt(query_scalar)                              (query_pre_attn_scalar)
-    double local_theta = 1e4;    // RoPE's base in layers that slide; the others' is rope_theta      (rope_local_base_freq)
-    double rope_factor = 1;      // of the other layers' positions                                   (rope_scaling "linear")
-    int begin_of_text = -1;      // id of the token that begins a text, -1 if there is none          (bos_token_id)
-};
-
-/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form; or one of Gemma 3. Sizes are
-/// named as in dev/HACKING.md, "Names".
+/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in dev/HACKING.md, "Names".
 struct Config {
     int V = 512;        // vocabulary
     int C = 256;        // channels of the residual stream         (hidden_size)
@@ -65,11 +45,9 @@ struct Config {
     bool tied = true;        // the output head is the embedding
     double norm_eps = 1e-6;
     double rope_theta = 1e6;
-    std::optional<Gemma> gemma;   // Gemma 3's form
     double init_std = 0.02;       // initializer_range
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" if unknown
-    std::string why_no_tokenizer; // the folder has one that is not supported, a sentence
     int end_of_text = -1;         // id of the token between documents, -1 if unknown       (eos_token_id)
     std::vector<int> listed_ends; // of an eos_token_id that is a list of several; which of them is between documents is unknown
     std::string variant = "causal";             // attention_variant; in a hybrid that of the layers whose settings these are
@@ -81,18 +59,9 @@ struct Config {
     /// The config as the attention of layer l sees it: that of a model with this layer's variant and settings in every layer.
     Config of_layer(int l) const;
 
-    /// The token that begins a text, -1 if unknown: Qwen's is that between documents.
-    int begin_of_text() const { return gemma ? gemma->begin_of_text : end_of_text; }
-
     /// The tokens of which each ends a text: those of the list, unless the data have come with another one since; or that between
     /// documents; or none, if none is known.
     std::vector<int> ends_of_text() const;
-
-    /// RoPE of layer l.
-    Rope rope(int l) const;
-
-    /// What embeddings are multiplied with, as float32 has it.
-    double embedding_scale() const;
 
     /// The value of a setting. Exit::usage if the variant does not declare it (a programming error).
     double setting(const std::string& key) const;
@@ -122,7 +91,7 @@ std::string form_in_words(const Config& config);
 /// Fails with `exit_code` (Exit::usage or Exit::checkpoint) if the sizes are not valid; `where` names their source in the message.
 void check_config(const Config& config, const std::string& where, int exit_code);
 
-/// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM, or with neither biases nor QK-norm
+/// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, or with neither biases nor QK-norm
 /// LlamaForCausalLM, which transformers computes so) plus the variant's keys. A hybrid of causal layers and equal sliding windows is one of
 /// transformers, too.
 std::string config_to_json(const Config& config);

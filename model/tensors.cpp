@@ -40,10 +40,6 @@ Slot TensorList::add(const std::string& name, const std::vector<int64_t>& shape,
     return add({name, shape, init, decay == Decay::yes ? Role::decays : Role::plain, 0, {}});
 }
 
-Slot TensorList::add_norm(const std::string& name, int64_t n, bool less_one) {
-    return add({name, {n}, ones(), Role::plain, 0, {}, Stored::as_computed, less_one});
-}
-
 Slot TensorList::add_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init) {
     return add({name, shape, init, Role::decays, 0, {}, matrices_});
 }

@@ -54,7 +54,6 @@ struct Tensor {
     double rate;   // of a statistic
     Slot slot;
     Stored stored = Stored::as_computed;
-    bool less_one = false;   // stored as weight - 1
 
     /// Whether its part of the gradient buffer is the derivative of the loss: a statistic keeps its update there, a state nothing.
     bool has_gradient() const { return role != Role::statistic && role != Role::state; }
@@ -69,9 +68,6 @@ public:
     /// Appends a tensor directly after the previous one, so that consecutive tensors can be read as one matrix (q, k, v).
     /// Exit::usage if the name is taken or the size overflows.
     Slot add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay);
-
-    /// The weight (n) of an RMSNorm of the model, 1 at first. less_one: a folder stores it as weight - 1, as those of Gemma 3's form do.
-    Slot add_norm(const std::string& name, int64_t n, bool less_one);
 
     /// The same for a matrix of the embedding or of a linear layer of the model, which only products and look-ups read. Those that are
     /// stored as bf16 lie in a buffer of their own, directly behind the previous one.

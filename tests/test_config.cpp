@@ -182,7 +182,7 @@ TEST_CASE("layers of Qwen folders with mixed windows are causal or slide as tran
     refused(object, "layer_types", {"sliding_attention", "Mamba-2"}, "Mamba-2");
     refused(object, "use_sliding_window", false, "use_sliding_window");
     refused(object, "sliding_window", 0, "sliding_window");
-    refused(object, "architectures", {"GemmaForCausalLM"}, "of Gemma only the text models of its third generation");
+    refused(object, "architectures", {"Gemma3ForCausalLM"}, "expected Qwen3ForCausalLM, Qwen2ForCausalLM or LlamaForCausalLM");
 }
 
 TEST_CASE("a hybrid comes back from config.json, and has transformers' names where its windows agree", "[config]") {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <deque>
 #include <limits>
-#include <optional>
 #include <set>
 
 #include "model/base/disk.h"
@@ -41,19 +40,6 @@ void load_tensor(const StoredTensor& stored, const Tensor& tensor, const std::st
     if (bad < tensor.slot.size)
         fail(Exit::checkpoint, where, ": tensor \"", stored.name, "\" holds ", float(out[bad]), " at index ", bad,
              std::is_same_v<X, float> ? "" : " when rounded to bf16", ", expected finite numbers");
-}
-
-/// Of a tensor that files have less 1: what `loaded` of it stands for. Of numbers below a half the difference keeps fewer bits, and so
-/// our own folders have the numbers themselves, too (exact_name()); they count unless model.safetensors has been changed since.
-void add_one(const Tensor& tensor, const SafetensorsFile* optimizer, float* flat) {
-    float* const loaded = flat + tensor.slot.offset;
-    const StoredTensor* exact = optimizer ? optimizer->find(exact_name(tensor)) : nullptr;
-    std::vector<float> ours(exact && exact->shape == tensor.shape ? tensor.slot.size : 0);
-    if (!ours.empty()) convert_to_float(*exact, ours.data(), optimizer->where());
-    for (size_t i = 0; i < tensor.slot.size; i++) {
-        const bool same = !ours.empty() && less_one(ours[i]) == loaded[i];
-        loaded[i] = same ? ours[i] : float(double(loaded[i]) + 1);
-    }
 }
 
 /// Redundant tensors that some folders contain: a copy of the tied embedding, and RoPE's table.
@@ -137,16 +123,6 @@ void load_moment(const SafetensorsFile& file, const char* prefix, const TensorLi
 
 bool has_weights(const fs::path& folder) { return !open_weights(folder).empty(); }
 
-/// Gemma's own tokenizer is of a kind that is not read here, which is no reason to refuse the model: shards and prompts can be ids.
-static void try_tokenizer(Config& config) {
-    try {
-        open_tokenizer(config.tokenizer);
-    } catch (const Error& error) {
-        config.tokenizer.clear();
-        config.why_no_tokenizer = error.what();
-    }
-}
-
 Config load_config(const fs::path& folder) {
     const fs::path path = folder / "config.json", tokenizer = folder / "tokenizer.json";
     require_no_run(folder);
@@ -154,7 +130,6 @@ Config load_config(const fs::path& folder) {
     if (config.tokenizer == "bytes") return config;
     verify_file(folder, tokenizer.filename());
     config.tokenizer = path_exists(tokenizer) ? tokenizer.string() : "";
-    if (config.gemma && !config.tokenizer.empty()) try_tokenizer(config);
     return config;
 }
 
@@ -164,9 +139,6 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
     if (files.empty()) verify_file(folder, "model.safetensors");   // of our own, it has to be there
     std::fill(weights, weights + list.size(), 0.0f);   // padding included
     std::set<std::string> loaded;
-    std::optional<SafetensorsFile> optimizer;
-    const bool has_less_one = std::any_of(list.begin(), list.end(), [](const Tensor& tensor) { return tensor.less_one; });
-    if (has_less_one && path_exists(folder / "optimizer.safetensors")) optimizer.emplace(folder / "optimizer.safetensors");
     for (const SafetensorsFile& file : files) {
         for (const StoredTensor& stored : file.tensors()) {
             if (is_redundant(stored.name, list)) continue;
@@ -176,7 +148,6 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
                 fail(Exit::checkpoint, file.where(), ": tensor \"", stored.name, "\" is in another part too");
             if (tensor->stored == Stored::as_bf16) load_tensor(stored, *tensor, file.where(), matrices);
             else load_tensor(stored, *tensor, file.where(), weights);
-            if (tensor->less_one) add_one(*tensor, optimizer ? &*optimizer : nullptr, weights);
             file.release(stored);
         }
     }
@@ -213,9 +184,7 @@ TrainerState load_state(const fs::path& folder, const TensorList& list, float* e
     const SafetensorsFile file(folder / "optimizer.safetensors");
     for (const StoredTensor& stored : file.tensors()) {
         const std::string name = stored.name.substr(stored.name.find('.') + 1);
-        const Tensor* const tensor = list.find(name);
-        const bool known = tensor && (stored.name == "exp_avg." + name || stored.name == "exp_avg_sq." + name ||
-                                      (tensor->less_one && stored.name == exact_name(*tensor)));
+        const bool known = list.find(name) && (stored.name == "exp_avg." + name || stored.name == "exp_avg_sq." + name);
         if (!known) fail(Exit::checkpoint, file.where(), ": the model's optimiser has no tensor \"", stored.name, "\"");
     }
     if (exp_avg) load_moment(file, "exp_avg.", list, exp_avg);

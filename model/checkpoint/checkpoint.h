@@ -34,11 +34,6 @@ struct RunFacts {
 
 // ------------------------------------------------------------------------------------------------------------------ saving
 
-/// A number of a tensor that is stored as weight - 1 (Tensor::less_one), as model.safetensors has it; and the name under which
-/// optimizer.safetensors has the tensor itself.
-inline float less_one(float number) { return float(double(number) - 1); }
-inline std::string exact_name(const Tensor& tensor) { return "exact." + tensor.name; }
-
 /// Precondition: `weights` and both moments are flat buffers laid out by `list`.
 /// Writes out_dir/step_<state.step> and returns its path. Free space is checked first. An existing checkpoint of the same step is
 /// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of later steps are

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <deque>
 #include <functional>
 #include <map>
 
@@ -146,7 +145,6 @@ struct TextFile {
 struct TensorFile {
     std::string name;
     std::vector<TensorToWrite> tensors;
-    std::deque<std::vector<float>> made = {};   // numbers of tensors that are in no buffer
 };
 
 std::string trainer_state_to_json(const TrainerState& state) {
@@ -201,19 +199,6 @@ std::vector<TextFile> text_files(Config config, const TrainerState& state, const
 
 void append_tensors(TensorFile& file, const std::string& prefix, const TensorList& list, const float* flat) {
     for (const Tensor& tensor : list) file.tensors.push_back({prefix + tensor.name, tensor.shape, flat + tensor.slot.offset});
-}
-
-/// The weights as a folder has them. What is less 1 there is as it is in the optimiser's file, or training could not go on to the bit.
-void append_weights(TensorFile& file, TensorFile& optimizer, const TensorList& list, const float* flat) {
-    for (const Tensor& tensor : list) {
-        const float* const numbers = flat + tensor.slot.offset;
-        file.tensors.push_back({tensor.name, tensor.shape, numbers});
-        if (!tensor.less_one) continue;
-        std::vector<float>& made = file.made.emplace_back(tensor.slot.size);
-        std::transform(numbers, numbers + made.size(), made.begin(), less_one);
-        file.tensors.back().data = made.data();
-        optimizer.tensors.push_back({exact_name(tensor), tensor.shape, numbers});
-    }
 }
 
 /// The exact size of all files, in whole blocks; the manifest's is estimated from the names it contains.
@@ -294,9 +279,9 @@ fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const Te
     std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
     texts.push_back({"README.md", model_card(config, list, weights, state, facts), false});
     std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.safetensors", {}}};
+    append_tensors(tensor_files[0], "", list, weights);
     append_tensors(tensor_files[1], "exp_avg.", list, exp_avg);
     append_tensors(tensor_files[1], "exp_avg_sq.", list, exp_avg_sq);
-    append_weights(tensor_files[0], tensor_files[1], list, weights);
 
     std::error_code error;
     fs::create_directories(out_dir, error);

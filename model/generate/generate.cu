@@ -162,10 +162,9 @@ static void run(const Options& o) {
     const bool has_text = !o.print_ids || ids.empty();   // otherwise no tokenizer is needed
     if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
-        fail(Exit::usage, config.why_no_tokenizer.empty()
-                              ? o.checkpoint + ": has no tokenizer.json, and config.json does not name the tokenizer of bytes"
-                              : config.why_no_tokenizer,
-             "; use --print-ids, and --prompt-ids or \"prompt_ids\"");
+        fail(Exit::usage, o.checkpoint,
+             ": has no tokenizer.json, and config.json does not name the tokenizer of bytes; use --print-ids, and --prompt-ids or "
+             "\"prompt_ids\"");
 
     std::vector<Prompt> prompts;
     if (o.prompts.empty())

@@ -209,7 +209,6 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
 void choose_qk_norm(Origin& origin, const Options& o) {
     const bool wanted = o.qk_norm == "auto" ? origin.config.qk_norm : o.qk_norm == "1";
     if (wanted == origin.config.qk_norm) return;
-    if (origin.config.gemma) fail(Exit::usage, "--qk-norm 0: ", o.model, " is of Gemma 3's form, which has QK-norm; leave --qk-norm out");
     if (origin.folder() && has_weights(*origin.folder()))
         fail(Exit::usage, "--qk-norm ", o.qk_norm, ": the weights in ", origin.folder()->string(), " are of a model with",
              wanted ? "out" : "", " QK-norm; leave --qk-norm out, or start from scratch");
