@@ -177,3 +177,12 @@ LIMIT=60 expect "a mask with a thread limit" 0 "" env OMP_THREAD_LIMIT=1 "${caus
 LIMIT=60 expect "a thread limit of three" 0 "gives 3 of 5 threads" env OMP_THREAD_LIMIT=3 "${causal[@]}" --threads 5 --checkpoint-every 0 --out "$work/limited"
 check "pinned to one processor, one thread is the default" \
     '"${causal[@]}" --threads 0 --dry-run > "$work/stdout" 2>&1; GOMP_CPU_AFFINITY=0 "${causal[@]}" --threads 0 --dry-run | grep -q ", 1 thread,"'
+few=(setpriv --reuid 65534 --regid 65534 --clear-groups prlimit --nproc=4)
+chmod 755 "$work" && mkdir -m 777 "$work/few"
+if "${few[@]}" test -x ./train_causal -a -r "$work/data/small_manifest.json" 2> /dev/null; then
+    LIMIT=60 expect "a limit on processes" 0 "of 16 threads (limit on processes)" "${few[@]}" "${causal[@]}" --threads 16 --checkpoint-every 0 --out "$work/few/run"
+    LIMIT=60 expect "fewer threads to tokenize" 0 "of 16 threads" "${few[@]}" ./tokenize --threads 16 --out "$work/few/data" "$work/text.txt"
+    LIMIT=60 expect "too few" 4 "cannot be started" "${few[@]}" prlimit --nproc=1 ./tokenize --out "$work/few/data" "$work/text.txt"
+else
+    skip "a limit on processes" "only root may run programs as another user here"
+fi

@@ -5,7 +5,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <latch>
 #include <limits>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include <malloc.h>
@@ -69,10 +72,23 @@ static int team_size(int wanted) {
     return size;
 }
 
-/// " (OMP_THREAD_LIMIT=1)": the setting that keeps OpenMP's teams smaller than requested, where it is known.
+/// Up to `wanted` threads that the system lets this process start now, where OpenMP would end it.
+static int startable_threads(int wanted) {
+    std::latch counted(1);
+    std::vector<std::thread> threads;
+    try {
+        while (int(threads.size()) < wanted) threads.emplace_back([&] { counted.wait(); });
+    } catch (const std::system_error&) {   // a limit of the user or the container
+    }
+    counted.count_down();
+    for (std::thread& thread : threads) thread.join();
+    return int(threads.size());
+}
+
+/// "OMP_THREAD_LIMIT=1": what keeps OpenMP's teams smaller than requested.
 static std::string team_limit(int wanted) {
-    if (omp_get_max_active_levels() == 0) return " (OMP_MAX_ACTIVE_LEVELS=0)";
-    return omp_get_thread_limit() < wanted ? text(" (OMP_THREAD_LIMIT=%d)", omp_get_thread_limit()) : "";
+    if (omp_get_max_active_levels() == 0) return "OMP_MAX_ACTIVE_LEVELS=0";
+    return omp_get_thread_limit() < wanted ? text("OMP_THREAD_LIMIT=%d", omp_get_thread_limit()) : "limit on processes";
 }
 
 /// Processors on which OpenMP may run this process's threads. (sched_getaffinity() would give one: OMP_PROC_BIND pins each thread.)
@@ -89,9 +105,10 @@ int use_threads(int wanted, int local_ranks) {
     const int requested = wanted > 0 ? wanted : share;
     omp_set_dynamic(0);
     omp_set_max_active_levels(std::min(1, omp_get_max_active_levels()));   // no region starts threads inside another
-    const int threads = team_size(requested);
+    const int others = 2;   // that a run may start besides: loader and watchdog
+    const int threads = team_size(std::clamp(startable_threads(requested - 1 + others) + 1 - others, 1, requested));
     if (threads < requested)
-        std::fprintf(stderr, "note: OpenMP gives %d of %d threads%s\n", threads, requested, team_limit(requested).c_str());
+        std::fprintf(stderr, "note: OpenMP gives %d of %d threads (%s)\n", threads, requested, team_limit(requested).c_str());
     omp_set_num_threads(threads);
     use_blas_threads(threads);
     return threads;
