@@ -212,7 +212,7 @@ TEST_CASE("tokenizer files of the model that was started from go along", "[check
     write_text(folder / "source/tokenizer.json", "{}");
     write_text(folder / "source/merges.txt", "a b");
     const fs::path path = save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(),
-                                          run.exp_avg_sq.data(), run.state, nullptr, folder / "source");
+                                          run.exp_avg_sq.data(), run.state, nullptr, folder / "source").path;
     CHECK(contents(path / "merges.txt") == "a b");
     CHECK(contents(path / "tokenizer.json") == "{}");
     CHECK_FALSE(fs::exists(path / "vocab.json"));
@@ -234,7 +234,7 @@ TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoi
     const auto save = [&](int64_t step) {
         run.state.step = step;
         return save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(), run.exp_avg_sq.data(),
-                               run.state, tokenizer.get(), folder / "source");
+                               run.state, tokenizer.get(), folder / "source").path;
     };
     const fs::path path = save(1);
     CHECK_FALSE(fs::exists(path / "merges.txt"));   // the source's files are of another tokenizer

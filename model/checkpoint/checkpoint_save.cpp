@@ -363,7 +363,8 @@ int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
     if (path_exists(places.aside)) rename_or_fail(places.aside, places.before);
     rename_or_fail(places.moving, places.aside);
     sync_directory(out_dir);
-    remove_leftovers(out_dir);   // places.before
+    std::error_code ignored;
+    fs::remove_all(places.before, ignored);
     return int(later.size());
 }
 
