@@ -150,13 +150,13 @@ double rope_theta_of(const json& object, const char* key, const std::string& whe
 /// Exit::checkpoint for keys of rope_scaling or rope_parameters that would turn positions otherwise.
 void require_plain_rope(const json& rope, const char* key, const std::string& where) {
     if (!rope.is_object()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(rope), ", expected an object or null");
+    for (const char* type_key : {"type", "rope_type"})
+        if (has_field(rope, type_key) && rope[type_key] != "default")
+            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", type_key, "\" ", shown(rope[type_key]),
+                 "; only \"default\" is supported, RoPE is not scaled here");
     for (const auto& [name, value] : rope.items()) {
-        if (name == "rope_theta" || value.is_null()) continue;
-        const bool is_type = name == "type" || name == "rope_type";
-        if (is_type && value != "default")
-            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), "; only \"default\" is supported, RoPE is "
-                 "not scaled here");
-        if (!is_type && (name != "partial_rotary_factor" || value != 1.0))
+        const bool is_read = name == "rope_theta" || name == "type" || name == "rope_type" || value.is_null();
+        if (!is_read && (name != "partial_rotary_factor" || value != 1.0))
             fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), ", and RoPE is not scaled here: every channel of "
                  "a head rotates with \"rope_theta\"; remove what has no effect");
     }

@@ -1,5 +1,6 @@
 #include "model/config_keys.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -82,8 +83,7 @@ void require_known_keys(const json& object, const std::string& where) {
         const auto entry = only().find(key);
         if (entry != only().end()) {
             const auto& [values, otherwise] = entry->second;
-            const bool null_is_usual = value.is_null() && key != "is_causal";   // there null counts as false
-            if (null_is_usual || std::find(values.begin(), values.end(), value) != values.end()) continue;
+            if (value.is_null() || std::find(values.begin(), values.end(), value) != values.end()) continue;
             fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(value), "; only ", values.empty() ? "null" : in_words(values),
                  " is supported: ", otherwise);
         }
