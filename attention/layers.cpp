@@ -97,8 +97,8 @@ void require_known_settings(const Config& config, const Variants& variants, cons
         for (const Setting& s : other->settings()) known.insert(s.key);
     for (const auto& [key, value] : config.settings)
         if (!known.count(key))
-            fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", value, ", is no setting of ", variants.own.name, " and not known "
-                 "otherwise; if it changes nothing that the model computes, remove it");
+            fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", value, ", is no setting of ", variants.own.name, " and not "
+                 "known otherwise; if it changes nothing that the model computes, remove it");
 }
 
 void complete_layers(Config& config, const Variants& variants) {

@@ -157,8 +157,8 @@ void require_plain_rope(const json& rope, const char* key, const std::string& wh
     for (const auto& [name, value] : rope.items()) {
         const bool is_read = name == "rope_theta" || name == "type" || name == "rope_type" || value.is_null();
         if (!is_read && (name != "partial_rotary_factor" || value != 1.0))
-            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), ", and RoPE is not scaled here: every channel of "
-                 "a head rotates with \"rope_theta\"; remove what has no effect");
+            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), ", and RoPE is not scaled here: every channel "
+                 "of a head rotates with \"rope_theta\"; remove what has no effect");
     }
 }
 
@@ -185,8 +185,8 @@ void refuse_for_form(const json& object, const ModelForm& form, const std::strin
              " is supported with false only");
     const bool llama = !form.qkv_bias && !form.qk_norm;
     if (llama && !object.contains("attention_variant") && has_field(object, "use_sliding_window") && object["use_sliding_window"] != false)
-        fail(Exit::checkpoint, where, ": \"use_sliding_window\" is ", shown(object["use_sliding_window"]), ", but LlamaForCausalLM has no sliding "
-             "windows; name an \"attention_variant\", or remove the key");
+        fail(Exit::checkpoint, where, ": \"use_sliding_window\" is ", shown(object["use_sliding_window"]), ", but LlamaForCausalLM has no "
+             "sliding windows; name an \"attention_variant\", or remove the key");
 }
 
 /// The file's keys, and the defaults of those that it lacks.

@@ -12,8 +12,8 @@ namespace {
 
 /// Keys that config_from_json() computes, and checks.
 const std::set<std::string> COMPUTED = {
-    "architectures", "attention_bias", "attention_layer_settings", "attention_variant", "bos_token_id", "engine_tokenizer", "eos_token_id", "head_dim",
-    "hidden_size", "initializer_range", "intermediate_size", "layer_types", "max_position_embeddings", "max_window_layers", "model_type",
+    "architectures", "attention_bias", "attention_layer_settings", "attention_variant", "bos_token_id", "engine_tokenizer", "eos_token_id",
+    "head_dim", "hidden_size", "initializer_range", "intermediate_size", "layer_types", "max_position_embeddings", "max_window_layers", "model_type",
     "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta",
     "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size"};
 
@@ -88,7 +88,7 @@ void require_known_keys(const json& object, const std::string& where) {
                  " is supported: ", otherwise);
         }
         if (is_known_key(key) || is_nothing(value) || value.is_number()) continue;
-        fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", shown(value), ", is not known; if it changes nothing that the model "
-             "computes, remove it");
+        fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", shown(value), ", is not known; if it changes nothing that the "
+             "model computes, remove it");
     }
 }

@@ -11,7 +11,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// Keys that are read, or that do not change which tokens are written: ids without a use here, lengths (--tokens), caches, what is returned.
+/// Keys that are read, or that do not change which tokens are written: ids without a use here, lengths (--tokens), caches, outputs.
 const std::set<std::string> WITHOUT_NOTE = {
     "_from_model_config", "assistant_confidence_threshold", "assistant_lookbehind", "bos_token_id", "cache_config", "cache_implementation",
     "chat_format", "compile_config", "decoder_start_token_id", "do_sample", "eos_token_id", "max_length", "max_matching_ngram_size",
