@@ -157,7 +157,7 @@ void require_plain_rope(const json& rope, const char* key, const std::string& wh
     for (const auto& [name, value] : rope.items()) {
         const bool is_read = name == "rope_theta" || name == "type" || name == "rope_type" || value.is_null();
         if (!is_read && (name != "partial_rotary_factor" || value != 1.0))
-            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), ", and RoPE is not scaled here: every channel "
+            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), ", and RoPE is not scaled: every channel "
                  "of a head rotates with \"rope_theta\"; remove what has no effect");
     }
 }

@@ -12,10 +12,10 @@ namespace {
 
 /// Keys that config_from_json() computes, and checks.
 const std::set<std::string> COMPUTED = {
-    "architectures", "attention_bias", "attention_layer_settings", "attention_variant", "bos_token_id", "engine_tokenizer", "eos_token_id",
-    "head_dim", "hidden_size", "initializer_range", "intermediate_size", "layer_types", "max_position_embeddings", "max_window_layers", "model_type",
-    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta",
-    "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size"};
+    "architectures", "attention_bias", "attention_layer_settings", "attention_variant", "bos_token_id", "engine_tokenizer",
+    "eos_token_id", "head_dim", "hidden_size", "initializer_range", "intermediate_size", "layer_types", "max_position_embeddings",
+    "max_window_layers", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
+    "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size"};
 
 /// Keys without effect on what the model computes: how transformers 4 and 5 store and run it, what it returns, labels of classifiers,
 /// and defaults for writing text, which transformers 4 kept here.
