@@ -113,7 +113,7 @@ TEST_CASE("every key of config.json is computed, known to have no effect, or ref
     object["hidden_act"] = "swish", object["is_decoder"] = true, object["temperature"] = 0.7;
     CHECK(refusal(object.dump()) == "accepted");
     object["some_scale"] = 2.5;   // perhaps a setting: the variant knows
-    CHECK(config_from_json(object.dump(), "text").settings == std::map<std::string, double>{{"sigma_reparam", 0}, {"some_scale", 2.5}});
+    CHECK(config_from_json(object.dump(), "text").settings == std::map<std::string, double>{{"some_scale", 2.5}});
 }
 
 TEST_CASE("ids of what begins and ends a text come back: missing, null, one and several", "[config]") {

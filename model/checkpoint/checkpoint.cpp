@@ -93,10 +93,11 @@ void settle_frequencies(Stock& stock, const fs::path& folder) {
         const Config config = load_config(folder);
         const std::vector<float> held = numbers_of(at->second);
         const double rounding = stored->dtype == "BF16" ? 0x1p-8 : stored->dtype == "F16" ? 0x1p-10 : 1e-5;
+        const double least = stored->dtype == "F16" ? 0x1p-24 : 0;   // its smallest number
         bool same = held.size() == size_t(config.HS / 2);
         for (size_t d = 0; same && d < held.size(); d++) {
             const double expected = std::pow(config.rope_theta, -2.0 * double(d) / config.HS);
-            same = std::abs(held[d] - expected) <= rounding * expected + 1e-7;
+            same = std::abs(held[d] - expected) <= rounding * expected + least;
         }
         if (!same)
             fail(Exit::checkpoint, file->where(), ": tensor \"", stored->name, "\" holds other frequencies than RoPE has with the ",
