@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,10 +50,13 @@ struct Config {
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" if unknown
     int end_of_text = -1;         // id of the token between documents, -1 if unknown       (eos_token_id)
+    std::optional<int> begin_of_text;   // where another token than end_of_text begins a text, or none does: -1   (bos_token_id)
     std::vector<int> listed_ends; // of an eos_token_id that is a list of several; which of them is between documents is unknown
     std::string variant = "causal";             // attention_variant; in a hybrid that of the layers whose settings these are
     bool names_variant = false;                 // whether config.json has attention_variant: other programs' folders do not
     std::map<std::string, double> settings;     // the variant's and the model's by config.json key, e.g. {"asga_hidden", 16}
+
+    std::string generation_config;              // generation_config.json of the folder that the model came from, verbatim; "": none
 
     std::vector<LayerAttention> layers;         // (L) of a hybrid; empty where every layer is `variant` with `settings`
 
@@ -99,6 +103,6 @@ std::string config_to_json(const Config& config);
 /// The same on one line, without a newline.
 std::string config_to_json_line(const Config& config);
 
-/// Parses config.json; `where` (the file's path) is named in errors. Exit::checkpoint on unknown architectures, missing or
-/// ill-typed keys, invalid sizes, and keys that would change the mathematics. Other programs' keys are ignored.
+/// Parses config.json; `where` (the file's path) is named in errors. Exit::checkpoint on unknown architectures, ill-typed keys,
+/// invalid sizes, and keys that would change the mathematics or are not known. Missing keys have the defaults of transformers.
 Config config_from_json(const std::string& text, const std::string& where);

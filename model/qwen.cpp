@@ -71,7 +71,7 @@ Layer Qwen::layer(const Variants& variants, int l) {
     }
     tensors.align();
     s.own.offset = tensors.size();
-    s.attention->declare(tensors, attn);
+    tensors.add_mechanism([&] { s.attention->declare(tensors, attn); });
     s.own.size = tensors.size() - s.own.offset;
     tensors.align();
     s.o_proj = tensors.add_matrix(attn + "o_proj.weight", {C, Q}, matrix);
@@ -83,8 +83,10 @@ Layer Qwen::layer(const Variants& variants, int l) {
     s.down_proj = tensors.add_matrix(mlp + "down_proj.weight", {C, F}, matrix);
     if (config.setting("sigma_reparam") == 0) return s;
     tensors.align();
-    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add_sigma(attn + name);
-    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) add_sigma(mlp + name);
+    tensors.add_mechanism([&] {
+        for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add_sigma(attn + name);
+        for (const char* name : {"gate_proj", "up_proj", "down_proj"}) add_sigma(mlp + name);
+    });
     return s;
 }
 

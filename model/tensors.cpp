@@ -63,10 +63,17 @@ Slot TensorList::add(Tensor tensor) {
     if (!by_name_.emplace(name, tensors_.size()).second) fail(Exit::usage, "the tensor ", name, " was added twice to the model's list");
     size_t& end = tensor.stored == Stored::as_bf16 ? bf16_size_ : size_;
     tensor.slot = {end, size};
+    tensor.of_mechanism = in_mechanism_;
     end += size;
     parameters_ += size;
     tensors_.push_back(std::move(tensor));
     return tensors_.back().slot;
+}
+
+void TensorList::add_mechanism(const std::function<void()>& declare) {
+    in_mechanism_ = true;
+    declare();
+    in_mechanism_ = false;
 }
 
 void TensorList::train_only(const std::function<bool(const std::string&)>& trains) {

@@ -54,6 +54,7 @@ struct Tensor {
     double rate;   // of a statistic
     Slot slot;
     Stored stored = Stored::as_computed;
+    bool of_mechanism = false;   // a folder of weights may lack it: it then starts from `init`
 
     /// Whether its part of the gradient buffer is the derivative of the loss: a statistic keeps its update there, a state nothing.
     bool has_gradient() const { return role != Role::statistic && role != Role::state; }
@@ -82,6 +83,9 @@ public:
     /// The same for state that the model itself carries from step to step; its part of the gradients stays zero.
     Slot add_state(const std::string& name, const std::vector<int64_t>& shape, Init init);
 
+    /// Tensors that `declare` adds belong to a mechanism (Tensor::of_mechanism).
+    void add_mechanism(const std::function<void()>& declare);
+
     /// Freezes every tensor for whose name `trains` returns false.
     void train_only(const std::function<bool(const std::string&)>& trains);
 
@@ -104,6 +108,7 @@ private:
     std::deque<Tensor> tensors_;
     std::unordered_map<std::string, size_t> by_name_;
     Stored matrices_;
+    bool in_mechanism_ = false;
     size_t size_ = 0, bf16_size_ = 0;
     size_t parameters_ = 0;
 };

@@ -102,8 +102,7 @@ cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safeten
 expect "a checkpoint with a byte changed" 7 'tensor "model.' ./generate --threads 1 --checkpoint "$work/changed" --prompt-ids 65 --print-ids
 cp -r "$last" "$work/other"
 sed 's/"engine_tokenizer": *"bytes"/"engine_tokenizer": "tokenizer.json"/' "$last/config.json" > "$work/other/config.json"
-echo >> "$work/other/tokenizer.json"
-expect "a checkpoint with another's tokenizer" 7 "other/tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
+expect "a checkpoint whose config.json was changed" 7 "if it was changed on purpose, remove the folder's manifest.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
 rm "$work/other/tokenizer.json" "$work/other/manifest.json"
 expect "a run's folder" 7 "its newest checkpoint is $work/causal/step_00000012" ./generate --threads 1 --checkpoint "$work/causal" --prompt-ids 65
 expect "a folder without a tokenizer" 2 "$work/other: has no tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
@@ -120,7 +119,7 @@ if mount -t tmpfs -o size=4k none "$work/small" 2> /dev/null; then
 else
     skip "a disk that becomes full" "only root may mount one"
 fi
-cp -r "$last" "$work/short" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
+cp -r "$last" "$work/short" && rm "$work/short/manifest.json" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
 expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
 expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
 

@@ -106,8 +106,9 @@ struct LoadReport {
 };
 
 /// Fills `weights` (list.size()), and `matrices` (list.bf16_size()) with what is stored as bf16, from model.safetensors, or from the
-/// parts named by model.safetensors.index.json, in F32, BF16, F16 or F64. Missing tensors are initialised from `seed`; a folder with only config.json gives a fresh model. Refuses unknown
-/// tensors, other shapes, NaN and infinity, also those that rounding makes.
+/// parts named by model.safetensors.index.json, in F32, BF16, F16 or F64. Missing tensors of a mechanism are initialised from `seed`; in a
+/// folder with only config.json all are. Refuses missing and unknown base tensors, other shapes, NaN and infinity, also those that
+/// rounding makes, and a tied model's head or RoPE's frequencies where they are stored with other numbers.
 LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights,
                         StoredBf16* matrices = nullptr);
 

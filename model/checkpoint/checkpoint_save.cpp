@@ -15,6 +15,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/model_card.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/generation_config.h"
 #include "model/layer_types.h"
 
 namespace fs = std::filesystem;
@@ -115,6 +116,8 @@ FileManifest file_manifest_from_json(const std::string& text, const std::string&
         const std::string here = where + ": " + name;
         const bool sound = entry.is_object() && (!entry.contains("tensors") || entry["tensors"].is_object());
         if (!sound) fail(Exit::checkpoint, here, ": the entry is damaged");
+        if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
+            fail(Exit::checkpoint, here, ": is not the name of a file in the manifest's folder; copy the checkpoint again");
         ManifestFile& file = manifest[name];
         file.file.bytes = uint64_t(integer_field(entry, "bytes", 0, INT64_MAX, here));
         file.file.hash = hash_field(required_field(entry, "xxh3", here), here);
@@ -153,15 +156,6 @@ std::string trainer_state_to_json(const TrainerState& state) {
     return written(object, 2, NotUtf8::replace) + "\n";   // replace: paths need not be UTF-8
 }
 
-std::string generation_config_to_json(const json& model) {
-    ordered_json object;
-    object["_from_model_config"] = true;
-    for (const char* key : {"eos_token_id", "bos_token_id"})
-        if (has_field(model, key)) object[key] = model[key];
-    object["transformers_version"] = "4.51.0";
-    return written(object, 2) + "\n";
-}
-
 void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* tokenizer, const fs::path& from) {
     const fs::path source = from / "tokenizer.json";
     const bool same = tokenizer && !from.empty() && path_exists(source) && read_text(source) == tokenizer->json();
@@ -182,7 +176,8 @@ std::vector<TextFile> text_files(Config config, const TrainerState& state, const
     if (tokenizer && tokenizer->name() != "bytes") config.tokenizer = "tokenizer.json";   // the folder may be moved
     const std::string model = config_to_json(config);
     std::vector<TextFile> files = {{"config.json", model},
-                                   {"generation_config.json", generation_config_to_json(parse_json(model))},
+                                   {"generation_config.json", config.generation_config.empty() ? default_generation_config(parse_json(model))
+                                                                                               : config.generation_config},
                                    {"trainer_state.json", trainer_state_to_json(state)}};
     if (!transformers_computes(config))
         for (const CarriedText& file : modeling_files()) files.push_back({file.name, file.text});
@@ -253,7 +248,17 @@ void take_final_name(const fs::path& temporary, const fs::path& final_path) {
          hexadecimal(expected.file.hash), ")");
 }
 
+/// Exit::checkpoint if a link leads out of the folder that the file is said to be in: what was verified could change there.
+void require_in_folder(const fs::path& path) {
+    std::error_code none;   // opening a file that is not there reports it
+    const fs::path target = fs::weakly_canonical(path, none), folder = fs::weakly_canonical(path.parent_path(), none);
+    if (target.parent_path() != folder)
+        fail(Exit::checkpoint, path.string(), ": is a link to ", target.string(), ", outside the manifest's folder; copy the file itself "
+             "there (cp -L)");
+}
+
 void verify(const fs::path& path, const ManifestFile& expected, const OnPiece& on_piece = {}) {
+    require_in_folder(path);
     const MappedFile file(path);
     const size_t size = file.bytes().size();
     Hasher hasher;
@@ -404,6 +409,8 @@ void verify_file(const fs::path& folder, const fs::path& name) {
     if (!has_field(parse_json_object(text, path.string()), "files_xxh3")) return;   // somebody else's
     const FileManifest manifest = file_manifest_from_json(text, path.string());
     const auto entry = manifest.find(name.string());
+    if (entry == manifest.end() && (name == "config.json" || name == "model.safetensors"))
+        fail(Exit::checkpoint, path.string(), ": does not list ", name.string(), "; remove the manifest if that is on purpose");
     if (entry == manifest.end()) return;
     try {
         verify(folder / name, entry->second);

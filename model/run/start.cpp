@@ -296,6 +296,7 @@ Origin find_origin(const Options& o, const Variants& variants, const std::option
         require_shape(origin, preset(o.model), o.model);
     choose_qk_norm(origin, o);
     require_variant(origin, variants.own.name, o, speaks);
+    if (origin.folder()) require_known_settings(origin.config, variants, (*origin.folder() / "config.json").string());
     try {
         complete_layers(origin.config, variants);
     } catch (const Error& error) {
