@@ -295,7 +295,7 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 # Catch's main(), and what reads command lines and walks over JSON: headers that take long to optimise, in no loop that anybody waits
 # for. Not model/base/json, which alone has the parser, nor model/checkpoint/safetensors, which converts whole models' numbers.
 build/tests/main.o: private FLAGS += $(MAIN_FLAGS)
-COLD := $(addprefix model/,config layer_types operations/matmul_table checkpoint/checkpoint checkpoint/checkpoint_save run/train_options \
+COLD := $(addprefix model/,config config_keys generation_config layer_types operations/matmul_table checkpoint/checkpoint checkpoint/checkpoint_save run/train_options \
                            run/inference_options run/report) \
         $(addprefix data/,tokenize evaluation manifest tokenizers/tokenizer_json documents/documents)
 COLD_FLAGS := -O1

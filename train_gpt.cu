@@ -15,14 +15,13 @@
 // ----------------------------------------------------------------------------------------------------- monitoring and sampling
 
 /// Reports attention statistics on the first rows of the validation shards, or else of the training shards: the same rows every
-/// time. On rank 0 only; the others wait for it in the sums of their next step.
+/// time. On rank 0 only.
 template <class Device, class X>
 void observe_attention(Run<Device, X>& run) {
     const TokenStream& stream = run.data.val ? *run.data.val : *run.data.train;
     const int T = run.o.seq_len, B = int(std::min<int64_t>(run.o.batch_size, windows(stream, T)));
     const int64_t step = run.state.step;
     if (B == 0) return;
-    run.ranks.at("observing attention", step);
     std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
     validation_rows(stream, 0, T, B, tokens.data(), targets.data());
     gpt_forward(run.device, run.gpt, run.feed.put(run.device, tokens.data(), nullptr, B, T), &run.monitor);
@@ -118,8 +117,10 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     step_gradients(run, loader, step, double(std::max<int64_t>(1, targets)));
     AdamW adamw = o.adamw;
     adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
+    if (run.replicas) run.replicas->require_unchanged(device, ranks, step);
     gpt_update(device, run.gpt, adamw, step);
     if (run.gpt.sharded()) run.collectives->all_gather(device, run.gpt.weights, run.gpt.shards);
+    if (run.replicas) run.replicas->remember(device);
     ranks.at("waiting for the device", step);
     const StepTotals totals = read_totals(device, run.gpt);
     const double loss = targets ? totals.loss / double(targets) : NAN, norm = std::sqrt(totals.squares);
@@ -132,17 +133,24 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     const bool last = step == run.data.steps;
     if (run.data.val && run.due(o.val_every, last)) validate_and_report(run);
     if (run.evaluation_due(last)) evaluate_tasks(run);
-    if (run.samples() && !stop_requested() && run.due(o.sample_every, last))
-        run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
-    if (ranks.first() && !stop_requested() && run.due(o.monitor_every, last)) observe_attention(run);
-    const bool stopped = ranks.any(stop_requested());
-    if (run.due(o.checkpoint_every, last || stopped)) save(run, last || stopped);
+    if (run.samples() && run.due(o.sample_every, last))
+        ranks.first_does("sampling", step, [&] {
+            if (!stop_requested()) run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
+        });
+    if (run.due(o.monitor_every, last))
+        ranks.first_does("observing attention", step, [&] {
+            if (!stop_requested()) observe_attention(run);
+        });
+    const bool stopped = ranks.any(stop_requested()), saves = run.due(o.checkpoint_every, last || stopped);
+    if (run.ranks_check_due(saves)) check_ranks(run);
+    if (saves) save(run, last || stopped);
     run.since_step.lap();
     return stopped;
 }
 
 /// A failure of a GPU or another rank ends the run: adds to its message what was lost and how to resume. Exit::rank.
 [[noreturn]] void give_up(const Error& error, const Options& o, int64_t step) {
+    if (!*error.what()) throw error;   // another rank prints the sentence
     fail(Exit::rank, error.what(), "; step ", step, " is lost; ",
          o.checkpoint_every ? "--resume continues from the last checkpoint in " + o.out
                             : "nothing was saved, as --checkpoint-every is 0");
@@ -152,8 +160,9 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
 template <class Device, class X>
 Exit train(Device device, const Variants& variants, const Options& o, Ranks& ranks) {
     const int threads = use_threads(o.threads, ranks.local_size());
-    Origin origin = find_origin(o, variants, ranks.first());
+    Origin origin = find_origin(o, variants, choose_checkpoint(o, ranks), ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
+    require_agreement(ranks, facts_of_start(origin, data));
     Run<Device, X> run(device, variants, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);
     if (o.dry_run) return Exit::done;
@@ -161,7 +170,7 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
     begin(run, origin);
     Loader loader(*run.data.train, {o.batch_size, o.seq_len, ranks.size(), ranks.rank(), run.data.micro_steps, o.seed, o.shuffle});
     loader.seek(run.state.step);
-    catch_stop_signals();
+    catch_stop_signals(o.watchdog_seconds);
 
     bool stopped = false;
     run.since_step.lap();
@@ -173,18 +182,21 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
             throw;
         }
     }
-    if (run.data.val && !stopped && std::isnan(run.validation.loss)) validate_and_report(run);   // a signal had aborted it
+    if (run.data.val && !stopped && std::isnan(run.validation.loss)) {   // a signal had aborted it
+        validate_and_report(run);
+        stopped = ranks.any(stop_requested());
+    }
     return finish(run, stopped);
 }
 
 /// Trains on the device and in the precision that the options select.
-Exit train(const Options& o) {
+Exit train(const Options& o, Ranks& ranks) {
     const Variants variants(the_attention, {&on_cpu::causal});   // layers may be causal whatever the program trains
     if (!o.show_mask.empty()) {
-        show_mask(variants, o);
+        ranks.first_does("drawing a mask", 0, [&] { show_mask(variants, o); });
         return Exit::done;
     }
-    Ranks ranks(o.watchdog_seconds, o.ranks_from);
+    ranks.start_watchdog(o.watchdog_seconds);
 #ifdef WITH_GPU
     if (takes_gpu(o.device, o.dry_run, ranks)) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
@@ -208,9 +220,14 @@ int main(int argc, char** argv) {
     outlive_readers();
     Exit result = Exit::done;
     const int failed = run_program(process_name(std::string("train_") + the_attention.name), [&] {
+        Ranks ranks;
         Options options;
-        if (!parse_train_options(argc, argv, the_attention, options)) return;
-        result = train(options);
+        const bool help = !parse_train_options(argc, argv, the_attention, options);
+        std::vector<Fact> facts = {{"--help", help ? "given" : "not given"}};
+        if (!help) append(facts, facts_of_options(options, the_attention.name));
+        require_agreement(ranks, facts);
+        if (help) return;
+        result = train(options, ranks);
         const bool into_files = !options.eval_out.empty() || !options.eval_log.empty() || !options.show_mask.empty();
         if ((options.evaluate || options.dry_run) && !into_files) require_printed();   // nothing else has come of it
     });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <set>
 #include <sstream>
 
 #include "model/base/error.h"
@@ -87,6 +88,18 @@ void share_settings(Config& config, const Variant& own) {
 }
 
 }   // namespace
+
+void require_known_settings(const Config& config, const Variants& variants, const std::string& where) {
+    if (config.names_variant && config.variant != variants.own.name) return;
+    std::set<std::string> known;
+    for (const Setting& s : settings_of(variants.own)) known.insert(s.key);
+    for (const Variant* other : variants.others)
+        for (const Setting& s : other->settings()) known.insert(s.key);
+    for (const auto& [key, value] : config.settings)
+        if (!known.count(key))
+            fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", value, ", is no setting of ", variants.own.name, " and not "
+                 "known otherwise; if it changes nothing that the model computes, remove it");
+}
 
 void complete_layers(Config& config, const Variants& variants) {
     config.variant = variants.own.name;

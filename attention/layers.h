@@ -6,6 +6,10 @@
 #include "attention/variant.h"
 #include "model/config.h"
 
+/// Precondition: `config` as config_from_json() has read it from `where`. Exit::checkpoint, naming the key, for a number in it that is no
+/// setting of these variants; a checkpoint of another variant has that one's.
+void require_known_settings(const Config& config, const Variants& variants, const std::string& where);
+
 /// Fills in the defaults of the model's settings and of every layer's. What all layers of the own variant have in common becomes the
 /// model's, and where all layers turn out to be alike, config.layers is empty.
 /// Exit::usage if a setting is out of range, Exit::checkpoint if a layer's variant is none of these.

@@ -85,7 +85,9 @@ std::vector<int32_t> Loader::read(uint64_t micro_step) const {
 }
 
 void Loader::next(int32_t* inputs, int32_t* targets) {
-    const auto start_reading = [this] { return std::async(std::launch::async, &Loader::read, this, micro_step_); };
+    const auto start_reading = [this] {   // deferred where the system starts no more threads
+        return std::async(std::launch::async | std::launch::deferred, &Loader::read, this, micro_step_);
+    };
     if (!ahead_.valid()) ahead_ = start_reading();
     const std::vector<int32_t> rows = ahead_.get();
     ++micro_step_;

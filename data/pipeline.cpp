@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
+
+#include "model/base/error.h"
 
 namespace {
 
@@ -79,11 +82,19 @@ void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rul
 
 Pipeline::Pipeline(int threads, size_t room, Read read, Encode encode, std::atomic<bool>& stop)
     : room_(room), read_(std::move(read)), encode_(std::move(encode)), stop_(stop) {
-    threads_.emplace_back([this] { read_all(); });
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { encode_all(); });
+    try {
+        threads_.emplace_back([this] { read_all(); });
+        for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { encode_all(); });
+    } catch (const std::system_error& error) {   // a limit of the user or the container
+        if (encoders() > 0) return;
+        join();
+        fail(Exit::out_of_memory, "two threads cannot be started (", error.what(), "); raise the limit on processes (ulimit -u)");
+    }
 }
 
-Pipeline::~Pipeline() {
+Pipeline::~Pipeline() { join(); }
+
+void Pipeline::join() {
     {
         const std::lock_guard lock(mutex_);
         stop_ = true;

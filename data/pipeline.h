@@ -66,11 +66,13 @@ public:
     using Read = std::function<bool(TextBatch&)>;       // fills a batch, false at the end; called by one thread
     using Encode = std::function<void(TextBatch&)>;     // called by `threads` threads
 
-    /// Precondition: `stop` outlives the pipeline, which sets it on destruction; `read` should then return soon.
+    /// Precondition: `stop` outlives the pipeline, which sets it on destruction; `read` should then return soon. Encodes with fewer threads
+    /// where the system starts no more; Exit::out_of_memory where it does not even start one.
     Pipeline(int threads, size_t room, Read read, Encode encode, std::atomic<bool>& stop);
     ~Pipeline();     // waits for each thread to finish its batch
     Pipeline(const Pipeline&) = delete;
     Pipeline& operator=(const Pipeline&) = delete;
+    int encoders() const { return static_cast<int>(threads_.size()) - 1; }
 
     /// The next batch in order, null at the end. Calls `tick` about ten times a second while waiting. Rethrows what reading or
     /// encoding this batch threw, so the first error does not depend on the number of threads.
@@ -82,6 +84,7 @@ private:
         bool done = false;
     };
 
+    void join();
     void read_all();
     void encode_all();
     bool put(std::unique_ptr<TextBatch> batch, bool done);

@@ -1,5 +1,4 @@
 // ./tokenize: text, JSON Lines or standard input -> token shards. Options and reporting; tokenize_files.cpp does the work.
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,20 +12,11 @@
 
 namespace {
 
-volatile sig_atomic_t stop_requested = 0;
-
-// Without SA_RESTART, so that a blocked read from standard input is interrupted too.
-void stop_on_signals() {
-    struct sigaction action = {};
-    action.sa_handler = [](int) { stop_requested = 1; };
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
-}
-
 // One line on stderr, rewritten in place about ten times a second if stderr is a terminal.
 class ProgressLine {
 public:
     void show(const TokenizeProgress& progress) {
-        if (stop_requested)
+        if (stop_requested())
             fail(Exit::signal, "stopped by a signal; the same command resumes with the first unfinished shard");
         if (!terminal_) return;
         const auto now = std::chrono::steady_clock::now();
@@ -131,7 +121,7 @@ int main(int argc, char** argv) {
         if (!parse_options(app, argc, argv)) return;
         if (app.count("--val-tokens") && options.val_tokens == 0) options.val_fraction = 0;   // none
         outlive_readers();
-        stop_on_signals();
+        catch_stop_signals(SECONDS_TO_STOP, false);
         const TokenizeReport report = [&] {
             ProgressLine line;
             const auto show = [&](const TokenizeProgress& progress) { line.show(progress); };

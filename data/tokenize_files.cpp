@@ -271,7 +271,7 @@ SavedRun new_run(const TokenizeOptions& options, const Fingerprint& made_by, con
 
 // Tokenizes what `run` has not done yet and passes it to `writer`.
 void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inputs, const Tokenizer& tokenizer,
-                   const SavedRun& run, SplitWriter& writer, const OnProgress& on_progress) {
+                   const SavedRun& run, SplitWriter& writer, const OnProgress& on_progress, const OnNote& on_note) {
     const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     std::atomic<bool> stop = false;
     BatchReader reader(inputs, options.rules, stop, run.input, run.place);
@@ -279,6 +279,8 @@ void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inp
         encode_batch(batch, inputs[batch.input], options.rules, tokenizer, run.split.train_bytes);
     };
     Pipeline pipeline(threads, room(threads), [&](TextBatch& batch) { return reader.next(batch); }, encode, stop);
+    if (pipeline.encoders() < threads)
+        on_note("the system starts " + std::to_string(pipeline.encoders()) + " of " + std::to_string(threads) + " threads");
 
     TokenizeProgress progress;
     progress.documents_total = static_cast<uint64_t>(options.documents);
@@ -326,7 +328,7 @@ TokenizeReport tokenize_files(const TokenizeOptions& options, const OnProgress& 
         on_note("resuming where a stopped run ended: " + std::to_string(Output::shards_of(run).size()) + " shards with " +
                 std::to_string(writer.train_tokens() + writer.val_tokens()) + " tokens are finished");
     if (!run.complete) {
-        encode_inputs(options, inputs, *tokenizer, run, writer, on_progress);
+        encode_inputs(options, inputs, *tokenizer, run, writer, on_progress, on_note);
         check_result(writer, options, inputs);
     }
 

@@ -82,7 +82,7 @@ void bench_operations(GPT<CPU, float>& gpt, const Ceilings& top) {
     });
     time("residual_forward", f * (3 * c.C + Q), 2.0 * BT * Q * c.C, [&] {
         residual_forward(cpu, a.middle, a.normed2, a.rstd2, gpt.residual, s.dout, w + layer.o_proj.offset,
-                         w + layer.middle_norm.offset, BT, Q, c.C, 1e-6);
+                         w + layer.post_attention_norm.offset, BT, Q, c.C, 1e-6);
     });
     time("rmsnorm_backward", f * 4 * c.C, 0, [&] {
         rmsnorm_backward(cpu, s.dresidual, g + layer.input_norm.offset, s.dnormed, a.middle, w + layer.input_norm.offset, a.rstd2,

@@ -36,6 +36,7 @@ touch "$steps"
 # Programs must not start themselves again under a profiler; CUDA of a Python package counts as installed.
 export KEEP_OPENBLAS_CORETYPE=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 LC_ALL=C.UTF-8
 PATH=$PATH:/usr/local/cuda/bin
+[ ! -e mpi ] || PATH=$PWD/mpi:$PATH   # the MPI that the programs were linked with
 
 # The programs look into lib/ before they look where the machine has its libraries. What they miss is put there, from the first of
 # these folders that has it; what is missing still is said before anything runs.
@@ -48,7 +49,7 @@ find_libraries() {
         more=""
         for name in $(missing | sed -n 's/^[[:space:]]*\([^ ]*\) => not found$/\1/p'); do
             [ ! -e "lib/$name" ] || continue   # of no use there
-            for folder in /usr/local/cuda/lib64 "$packages"/nvidia/*/lib "$PWD/spare"; do
+            for folder in /usr/local/cuda/lib64 "$packages"/nvidia/*/lib; do
                 if [ -e "$folder/$name" ]; then ln -s "$folder/$name" lib && more=yes; break; fi
             done
         done
@@ -198,18 +199,9 @@ for program in bin/train_*; do   # whole steps of a model of 134M parameters
     step "speed_$variant" 30 "$program" --device cuda "${whole[@]}" --steps 12 "${bundled[@]}" "${quiet[@]}" --out "$results/runs/speed_$variant"
 done
 step patterns 60 bin/bench_patterns_gpu
-# launcher COUNT: what starts so many ranks; nothing where the machine has neither MPI of its own nor PyTorch.
-launcher() {
-    if [ ! -e lib/libmpi.so.40 ] && command -v mpirun > /dev/null && grep -q libmpi <(ldd bin/train_causal); then
-        echo mpirun --oversubscribe -np "$1"
-    elif python3 -c 'import torch' 2> /dev/null; then
-        echo python3 -m torch.distributed.run --no-python --nproc-per-node "$1"
-    fi
-}
 for ranks in 2 8; do   # on one GPU: their sums go through the host's memory
-    read -ra launch <<< "$(launcher $ranks)"
-    if [ ${#launch[@]} -eq 0 ]; then skip ranks_$ranks "no MPI, no PyTorch"; continue; fi
-    step ranks_$ranks 60 "${launch[@]}" bin/train_causal --device cuda "${small[@]}" --batch-size 1 --out "$results/runs/ranks_$ranks"
+    if ! grep -q libmpi <(ldd bin/train_causal); then skip ranks_$ranks "no MPI"; continue; fi
+    step ranks_$ranks 60 mpirun --oversubscribe -np $ranks bin/train_causal --device cuda "${small[@]}" --batch-size 1 --out "$results/runs/ranks_$ranks"
 done
 step memory_predicted 20 bin/train_causal --device cuda --dry-run --model qwen-7m --batch-size 64 --seq-len 256 "${bundled[@]}"
 step memory 40 bin/train_causal --device cuda --model qwen-7m --batch-size 64 --seq-len 256 --steps 2 "${bundled[@]}" "${quiet[@]}" \

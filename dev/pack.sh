@@ -5,7 +5,8 @@
 # CUDA_ARCH="-gencode arch=compute_80,code=sm_80" for another GPU than an H100 or H200; ARCH=-march=... for another processor than one
 # with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*.bin" for shards to train on besides the bundled text;
 # HERE=1 builds for this machine, in this tree; EMULATED=1 takes the programs of build/emulated, to try all this without a GPU.
-# The other machine needs glibc and libstdc++ at least as new as here, and CUDA's and NCCL's libraries as here; several ranks, Open MPI.
+# The other machine needs glibc and libstdc++ at least as new as here, and CUDA's and NCCL's libraries as here. Open MPI is in the
+# package: PATH=FOLDER/mpi:$PATH mpirun -np 2 FOLDER/bin/train_causal starts ranks on a machine without any.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-.gpu} variants=${VARIANTS:-causal asga dsa sliding_window}
@@ -42,17 +43,39 @@ if [ -z "${HERE:-}${EMULATED:-}" ]; then   # in a copy, whose flags are not thos
 fi
 [ -n "${EMULATED:-}" ] || make --no-print-directory -C "$tree" -j"$(nproc)" "VARIANTS=$(echo $variants)" "${programs[@]#./}" tokenize
 
-# Left out: what a machine with CUDA and NCCL has. Spare: what it may have and then should be its own, MPI; a process that no launcher
-# has started loads the library and never calls it.
-there='lib(c|m|dl|pthread|rt|stdc\+\+|gcc_s|cublas|cublasLt|cudart|nccl|ld-linux[a-z0-9-]*)'
-spare='lib(mpi|open-rte|open-pal|hwloc|udev|event[a-z_-]*)'
-mkdir -p "$folder"/{bin,lib,spare,data/bundled,cpu}
+# libraries_of FILE...: the paths of those to pack. A machine with CUDA and NCCL has the others.
+there='/lib(c|m|dl|pthread|rt|stdc[+][+]|gcc_s|cublas|cublasLt|cudart|nccl)[-.0-9]*[.]so'
+libraries_of() { ldd "$@" | awk -v there="$there" '$3 ~ /^\// && $3 !~ there { print $3 }' | sort -u; }
+mkdir -p "$folder"/{bin,lib,data/bundled,cpu}
 cd "$tree"
 for program in "${programs[@]}"; do strip -o "$folder/bin/$(basename "$program")" "$program"; done
-libraries=$(for program in "${programs[@]}"; do ldd "$program" | awk '$3 ~ /^\// { print $3 }'; done | sort -u |
-    grep -vE "/$there[-.0-9]*\.so")
-grep -vE "/$spare[-.0-9]*\.so" <<< "$libraries" | xargs -r cp -L -t "$folder/lib"
-grep -E "/$spare[-.0-9]*\.so" <<< "$libraries" | xargs -r cp -L -t "$folder/spare"
+libraries=$(libraries_of "${programs[@]}")
+
+# Open MPI's launcher, plug-ins and texts. Plug-ins for networks with libraries of their own stay here: ranks share one machine.
+if grep -q 'Open MPI' <(mpirun --version 2> /dev/null) && grep -q libmpi <<< "$libraries"; then
+    of_mpi() { ompi_info --parsable --path "$1" | cut -d : -f 3; }
+    plugins=$(of_mpi pkglibdir)
+    libraries=$(printf '%s\n' "$libraries" "$(libraries_of "$(command -v mpirun)" "$plugins"/mca_pmix_*.so)" | sort -u)
+    mkdir -p "$folder"/mpi/{bin,plugins}
+    cp -L "$(command -v mpirun)" "$folder/mpi/bin"
+    cp -rL "$(of_mpi pkgdatadir)" "$folder/mpi/share" && cp -rL "$(of_mpi sysconfdir)" "$folder/mpi/etc"
+    for plugin in "$plugins"/mca_*.so; do
+        more=$(libraries_of "$plugin" | comm -23 - <(echo "$libraries"))
+        [ -z "$(sed '/\/libmca_common/d' <<< "$more")" ] || continue
+        cp -L "$plugin" "$folder/mpi/plugins" && xargs -r cp -L -t "$folder/lib" <<< "$more"
+    done
+    cat > "$folder/mpi/mpirun" << 'END'
+#!/bin/sh
+# Starts ranks on this machine with the Open MPI of this folder.
+here=$(cd "$(dirname "$0")" && pwd) || exit
+export OPAL_PREFIX="$here" OPAL_BINDIR="$here/bin" OPAL_LIBDIR="$here/../lib" OPAL_PKGLIBDIR="$here/plugins" OPAL_PKGDATADIR="$here/share" \
+    OPAL_SYSCONFDIR="$here/etc" LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" OMPI_MCA_plm=isolated \
+    OMPI_MCA_btl_vader_single_copy_mechanism=none PMIX_MCA_pcompress_base_silence_warning=1
+exec "$here/bin/mpirun" "$@"
+END
+    chmod +x "$folder/mpi/mpirun"
+fi
+xargs -r cp -L -t "$folder/lib" <<< "$libraries"
 cp data/bundled/*.bin data/bundled/*manifest.json "$folder/data/bundled"
 mkdir "$folder/tests" && cp tests/checks.bash tests/gpu_end_to_end.sh "$folder/tests"
 head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$folder/small.txt"   # for tests/gpu_end_to_end.sh

@@ -90,7 +90,7 @@ private:
     void norms() {
         auto& a = gpt_.layers[0];
         auto& s = gpt_.scratch;
-        const Slot norm = layer_.middle_norm;
+        const Slot norm = layer_.post_attention_norm;
         const int heads = c_.NH + c_.NKV, L = c_.L;
         const double qk = double(heads) * c_.HS, extra = A::reads_qk_pre ? 1 : 0;
         add("rmsnorm_forward", Kind::other, 2 * L + 1, rows(2 * c_.C) + wide_rows(1), 0, [this, &a, norm] {

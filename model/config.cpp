@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <set>
 
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/options.h"
-#include "model/gemma.h"
+#include "model/config_keys.h"
 #include "model/layer_types.h"
-#include "model/rope_keys.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -88,31 +87,26 @@ int64_t matrix_parameters(const Config& c) {
 
 // ---------------------------------------------------------------------------------------------------------------- reading
 
-/// Numeric keys that transformers writes to config.json: not settings of an attention variant.
-const std::set<std::string>& hugging_face_numbers() {
-    static const std::set<std::string> keys = {
-        "_sliding_window_pattern", "attention_dropout", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
-        "diversity_penalty", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
-        "forced_bos_token_id", "forced_eos_token_id", "head_dim", "hidden_size", "initializer_range", "intermediate_size",
-        "length_penalty", "max_length", "max_position_embeddings", "max_window_layers", "min_length", "no_repeat_ngram_size",
-        "num_attention_heads", "num_beam_groups", "num_beams", "num_hidden_layers", "num_key_value_heads", "num_return_sequences",
-        "pad_token_id", "pretraining_tp", "query_pre_attn_scalar", "repetition_penalty", "rms_norm_eps", "rope_local_base_freq",
-        "rope_theta", "sep_token_id", "sliding_window", "sliding_window_pattern", "temperature", "top_k", "top_p", "typical_p", "vocab_size"};
-    return keys;
-}
-
-/// What distinguishes the architectures that are read and written.
+/// What distinguishes the architectures that are read and written. `defaults`: of keys that config.json lacks, as transformers has them
+/// for the model type (scripts/config_defaults.json); those of all types are in COMMON_DEFAULTS. A missing rope_theta is 1e4, keys of
+/// windows are in layer_types.cpp, and a num_key_value_heads or head_dim that is in neither follows from the other sizes.
 struct ModelForm {
     const char* architecture;
     const char* model_type;
-    bool qk_norm, qkv_bias, gemma = false;
+    bool qk_norm, qkv_bias;
+    const char* defaults;
 };
-constexpr ModelForm FORMS[] = {{"Qwen3ForCausalLM", "qwen3", true, false},
-                               {"Qwen2ForCausalLM", "qwen2", false, true},
-                               {"LlamaForCausalLM", "llama", false, false},
-                               {"Gemma3ForCausalLM", "gemma3_text", true, false, true}};
+constexpr const char* COMMON_DEFAULTS = R"({"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
+    "initializer_range": 0.02, "tie_word_embeddings": false})";
+constexpr ModelForm FORMS[] = {
+    {"Qwen3ForCausalLM", "qwen3", true, false, R"({"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
+        "head_dim": 128, "max_position_embeddings": 32768})"},
+    {"Qwen2ForCausalLM", "qwen2", false, true, R"({"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
+        "max_position_embeddings": 32768})"},
+    {"LlamaForCausalLM", "llama", false, false, R"({"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048,
+        "bos_token_id": 1, "eos_token_id": 2})"}};
 
-/// "Qwen3ForCausalLM, ... or Gemma3ForCausalLM"
+/// "Qwen3ForCausalLM, Qwen2ForCausalLM or LlamaForCausalLM"
 std::string all_architectures() {
     std::string all;
     for (const ModelForm& form : FORMS)
@@ -132,23 +126,40 @@ const ModelForm& form_of(const json& object, const std::string& where) {
                  ", expected a list of one name: ", all_architectures());
         name = list[0].get<std::string>();
     }
-    for (const ModelForm& form : FORMS)
-        if (name == form.architecture || name == form.model_type) return form;
-    const bool gemma = name.starts_with("Gemma") || name.starts_with("gemma");
-    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\", expected ", all_architectures(),
-         gemma ? "; of Gemma only the text models of its third generation, with a config.json of their own" : "");
+    for (const ModelForm& form : FORMS) {
+        if (name != form.architecture && name != form.model_type) continue;
+        if (has_field(object, "model_type") && object["model_type"] != form.model_type)
+            fail(Exit::checkpoint, where, ": \"model_type\" is ", shown(object["model_type"]), ", but \"architectures\" is ",
+                 form.architecture, ", whose type is \"", form.model_type, "\"; make them agree");
+        return form;
+    }
+    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\", expected ", all_architectures());
 }
 
 /// Precondition: check_config().
 const ModelForm& form_of(const Config& config) {
     return *std::find_if(std::begin(FORMS), std::end(FORMS), [&](const ModelForm& form) {
-        return form.qk_norm == config.qk_norm && form.qkv_bias == config.qkv_bias &&
-               form.gemma == config.gemma.has_value();
+        return form.qk_norm == config.qk_norm && form.qkv_bias == config.qkv_bias;
     });
 }
 
 double rope_theta_of(const json& object, const char* key, const std::string& where) {
     return number_field(object, key, 1.0, 1e12, where);
+}
+
+/// Exit::checkpoint for keys of rope_scaling or rope_parameters that would turn positions otherwise.
+void require_plain_rope(const json& rope, const char* key, const std::string& where) {
+    if (!rope.is_object()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(rope), ", expected an object or null");
+    for (const char* type_key : {"type", "rope_type"})
+        if (has_field(rope, type_key) && rope[type_key] != "default")
+            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", type_key, "\" ", shown(rope[type_key]),
+                 "; only \"default\" is supported, RoPE is not scaled here");
+    for (const auto& [name, value] : rope.items()) {
+        const bool is_read = name == "rope_theta" || name == "type" || name == "rope_type" || value.is_null();
+        if (!is_read && (name != "partial_rotary_factor" || value != 1.0))
+            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), ", and RoPE is not scaled: every channel "
+                 "of a head rotates with \"rope_theta\"; remove what has no effect");
+    }
 }
 
 /// Older files have rope_theta and rope_scaling at the top level; newer ones have both in rope_parameters.
@@ -157,54 +168,55 @@ double read_rope(const json& object, const std::string& where) {
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
         if (!has_field(object, key)) continue;
         const json& rope = object[key];
-        if (!rope.is_object()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(rope), ", expected an object or null");
-        for (const char* type_key : {"type", "rope_type"})
-            if (has_field(rope, type_key) && rope[type_key] != "default")
-                fail(Exit::checkpoint, where, ": \"", key, "\" has \"", type_key, "\" ", shown(rope[type_key]),
-                     "; only \"default\" is supported, RoPE is not scaled here");
-        require_whole_rotation(rope, key, where);
+        require_plain_rope(rope, key, where);
         if (!has_field(rope, "rope_theta")) continue;
         const double inner = rope_theta_of(rope, "rope_theta", where);
         if (theta != 0 && theta != inner)
             fail(Exit::checkpoint, where, ": \"rope_theta\" is ", theta, " but \"", key, "\" says ", inner, "; make them agree");
         theta = inner;
     }
-    if (theta == 0) fail(Exit::checkpoint, where, ": the key \"rope_theta\" is missing, at the top level and in \"rope_parameters\"");
-    return theta;
+    return theta == 0 ? 1e4 : theta;
 }
 
-/// Keys of which only the usual value is supported: any other would silently make a different model.
-void refuse_other_mathematics(const json& object, const ModelForm& form, const std::string& where) {
-    if (!form.gemma && has_field(object, "hidden_act") && object["hidden_act"] != "silu")
-        fail(Exit::checkpoint, where, ": \"hidden_act\" is ", shown(object["hidden_act"]), "; only \"silu\" is supported");
-    if (has_field(object, "attention_dropout") && object["attention_dropout"] != 0)
-        fail(Exit::checkpoint, where, ": \"attention_dropout\" is ", shown(object["attention_dropout"]), "; only 0 is supported");
-    for (const char* key : {"attention_bias", "mlp_bias"})   // Qwen2 has no such keys
-        if (!form.qkv_bias && has_field(object, key) && object[key] != false)
-            fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(object[key]), "; ", form.architecture,
-                 " is supported with false only");
-    require_whole_rotation(object, "", where);
-    if (has_field(object, "use_mrope") && object["use_mrope"] != false)
-        fail(Exit::checkpoint, where, ": \"use_mrope\" is ", shown(object["use_mrope"]), "; only false is supported");
-    if (has_field(object, "quantization_config"))
-        fail(Exit::checkpoint, where, ": \"quantization_config\" is set; only weights in float32, bfloat16, float16 or float64 are supported");
+/// Exit::checkpoint for what transformers would compute otherwise than the key, or the lack of it, has it for other architectures.
+void refuse_for_form(const json& object, const ModelForm& form, const std::string& where) {
+    if (!form.qkv_bias && has_field(object, "attention_bias") && object["attention_bias"] != false)   // Qwen2 has no such key
+        fail(Exit::checkpoint, where, ": \"attention_bias\" is ", shown(object["attention_bias"]), "; ", form.architecture,
+             " is supported with false only");
+    const bool llama = !form.qkv_bias && !form.qk_norm;
+    if (llama && !object.contains("attention_variant") && has_field(object, "use_sliding_window") && object["use_sliding_window"] != false)
+        fail(Exit::checkpoint, where, ": \"use_sliding_window\" is ", shown(object["use_sliding_window"]), ", but LlamaForCausalLM has no "
+             "sliding windows; name an \"attention_variant\", or remove the key");
+}
+
+/// The file's keys, and the defaults of those that it lacks.
+json with_defaults(const json& object, const ModelForm& form) {
+    json all = parse_json(COMMON_DEFAULTS);
+    all.update(parse_json(form.defaults));
+    all.update(object);
+    return all;
 }
 
 /// config.end_of_text and, where the file has several, config.listed_ends. Ids beyond the vocabulary are left out.
-void read_ends_of_text(const json& object, Config& config) {
-    constexpr int of_gemma = 1;   // what transformers takes if the key is missing
-    const json held = object.contains("eos_token_id") ? object["eos_token_id"] : config.gemma ? json(of_gemma) : json();
+void read_ends_of_text(const json& object, Config& config, const std::string& where) {
+    const json held = object.contains("eos_token_id") ? object["eos_token_id"] : json();
+    const bool is_list = held.is_array();
     std::vector<int> ends;
-    for (const json& id : held.is_array() ? held : json::array({held}))
+    for (const json& id : is_list ? held : json::array({held})) {
+        if (!id.is_number_integer() && !(id.is_null() && !is_list))
+            fail(Exit::checkpoint, where, ": \"eos_token_id\" is ", shown(id), ", expected a token's id, a list of ids, or null");
         if (id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < config.V) ends.push_back(id.get<int>());
+    }
     if (ends.size() == 1) config.end_of_text = ends[0];
     else config.listed_ends = ends;
     if (config.tokenizer == "bytes") config.end_of_text = 256;
+    const json begin = object.contains("bos_token_id") ? object["bos_token_id"] : json();
+    if (begin != held) config.begin_of_text = begin.is_null() ? -1 : int(integer_field(object, "bos_token_id", -1, INT_MAX, where));
 }
 
 void read_settings(const json& object, Config& config, const std::string& where) {
     for (const auto& [key, value] : object.items()) {
-        if (!value.is_number() || hugging_face_numbers().count(key)) continue;
+        if (!value.is_number() || is_known_key(key)) continue;
         if (!std::isfinite(value.get<double>())) fail(Exit::checkpoint, where, ": \"", key, "\" is not a finite number");
         config.settings[key] = value.get<double>();
     }
@@ -225,8 +237,7 @@ std::vector<int> Config::ends_of_text() const {
 }
 
 std::string form_in_words(const Config& config) {
-    const std::string form = std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "");
-    return config.gemma ? "Gemma 3, " + form + ", " + gemma_in_words(config) : form;
+    return std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "");
 }
 
 bool is_preset(const std::string& name) {
@@ -273,7 +284,6 @@ void check_config(const Config& config, const std::string& where, int exit_code)
         fail(code, where, ": rope_theta is ", config.rope_theta, ", expected 1 to 1e12");
     if (!(config.init_std >= 0 && config.init_std <= 10))
         fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
-    if (config.gemma) check_gemma(config, where, exit_code);
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
     if (!config.layers.empty() && config.layers.size() != size_t(config.L))
         fail(code, where, ": the attention of ", config.layers.size(), " layers is given, and num_hidden_layers is ", config.L);
@@ -305,18 +315,17 @@ static ordered_json object_of(const Config& config) {
     object["num_key_value_heads"] = config.NKV;
     object["head_dim"] = config.HS;
     object["intermediate_size"] = config.F;
-    if (!form.gemma) object["hidden_act"] = "silu";
+    object["hidden_act"] = "silu";
     object["rms_norm_eps"] = config.norm_eps;
     object["max_position_embeddings"] = config.max_positions;
-    if (form.gemma) write_gemma(config, object);
-    else write_rope(config, object);
+    write_rope(config, object);
     if (!form.qkv_bias) object["attention_bias"] = false;   // Qwen2 has no such key: it always has QKV bias
     object["attention_dropout"] = 0.0;
     object["tie_word_embeddings"] = config.tied;
     object["initializer_range"] = config.init_std;
     write_layers(config, object);
     const auto id = [](int token) { return token >= 0 ? ordered_json(token) : ordered_json(nullptr); };
-    object["bos_token_id"] = id(config.begin_of_text());
+    object["bos_token_id"] = id(config.begin_of_text.value_or(config.end_of_text));
     const std::vector<int> ends = config.ends_of_text();
     object["eos_token_id"] = ends.size() > 1 ? ordered_json(ends) : ends.empty() ? ordered_json(nullptr) : ordered_json(ends[0]);
     object["use_cache"] = true;
@@ -333,9 +342,11 @@ std::string config_to_json(const Config& config) { return written(object_of(conf
 std::string config_to_json_line(const Config& config) { return written(object_of(config)); }
 
 Config config_from_json(const std::string& text, const std::string& where) {
-    const json object = parse_json_object(text, where);
-    const ModelForm& form = form_of(object, where);
-    refuse_other_mathematics(object, form, where);
+    const json given = parse_json_object(text, where);
+    const ModelForm& form = form_of(given, where);
+    require_known_keys(given, where);
+    refuse_for_form(given, form, where);
+    const json object = with_defaults(given, form);
     const auto size = [&](const char* key) { return int(integer_field(object, key, 1, std::numeric_limits<int>::max(), where)); };
 
     Config config;
@@ -343,33 +354,28 @@ Config config_from_json(const std::string& text, const std::string& where) {
     config.C = size("hidden_size");
     config.L = size("num_hidden_layers");
     config.NH = size("num_attention_heads");
-    config.NKV = size("num_key_value_heads");
+    config.NKV = has_field(object, "num_key_value_heads") ? size("num_key_value_heads") : config.NH;
     config.F = size("intermediate_size");
-    if (has_field(object, "head_dim")) {
-        config.HS = size("head_dim");
-    } else if (form.gemma) {
-        config.HS = 256;   // whatever C / NH
-    } else {
+    if (!object.contains("head_dim") || (object["head_dim"].is_null() && !form.qk_norm)) {
         if (config.C % config.NH != 0)
             fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C,
-                 ") is not a multiple of num_attention_heads (",
-                 config.NH, ")");
+                 ") is not a multiple of num_attention_heads (", config.NH, ")");
         config.HS = config.C / config.NH;
+    } else {
+        config.HS = size("head_dim");
     }
     config.qkv_bias = form.qkv_bias;
     config.qk_norm = form.qk_norm;
-    // Optional keys default to what transformers uses.
-    config.tied = has_field(object, "tie_word_embeddings") ? bool_field(object, "tie_word_embeddings", where) : form.gemma;
-    if (form.gemma) read_gemma(object, config, where);
-    else config.rope_theta = read_rope(object, where);
-    if (has_field(object, "rms_norm_eps")) config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
-    if (has_field(object, "initializer_range")) config.init_std = number_field(object, "initializer_range", 0, 10, where);
-    if (has_field(object, "max_position_embeddings")) config.max_positions = size("max_position_embeddings");
+    config.tied = bool_field(object, "tie_word_embeddings", where);
+    config.rope_theta = read_rope(object, where);
+    config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
+    config.init_std = number_field(object, "initializer_range", 0, 10, where);
+    config.max_positions = size("max_position_embeddings");
     check_sizes(config, where, Exit::checkpoint);   // before there is anything for each layer
     config.names_variant = has_field(object, "attention_variant");
     if (config.names_variant) config.variant = string_field(object, "attention_variant", where);
     if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
-    read_ends_of_text(object, config);
+    read_ends_of_text(object, config, where);
     read_settings(object, config, where);
     read_layers(object, config, where);
     check_config(config, where, int(Exit::checkpoint));

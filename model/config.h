@@ -32,26 +32,7 @@ struct LayerAttention {
     bool operator==(const LayerAttention&) const = default;
 };
 
-/// How positions turn the queries and keys of a layer: position / factor * theta^(-2d/HS) is the angle of pair d.
-struct Rope {
-    double theta;
-    bool rotates = true;   // false: all angles are 0
-    double factor = 1;
-    double attention_scaling = 1;   // what queries and keys are multiplied with besides, so that their products are by its square
-    bool operator==(const Rope&) const = default;
-};
-
-/// What only models of Gemma 3's form have. Besides: embeddings times sqrt(C), a gated feed-forward network with GELU in place of SiLU,
-/// norms of what both halves of a layer add to the residual stream, and norm weights of which a folder holds weight - 1.
-struct Gemma {
-    double query_scalar = 256;   // logits are q.k / sqrt(query_scalar)                              (query_pre_attn_scalar)
-    double local_theta = 1e4;    // RoPE's base in layers that slide; the others' is rope_theta      (rope_local_base_freq)
-    double rope_factor = 1;      // of the other layers' positions                                   (rope_scaling "linear")
-    int begin_of_text = -1;      // id of the token that begins a text, -1 if there is none          (bos_token_id)
-};
-
-/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form; or one of Gemma 3. Sizes are
-/// named as in dev/HACKING.md, "Names".
+/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in dev/HACKING.md, "Names".
 struct Config {
     int V = 512;        // vocabulary
     int C = 256;        // channels of the residual stream         (hidden_size)
@@ -65,34 +46,26 @@ struct Config {
     bool tied = true;        // the output head is the embedding
     double norm_eps = 1e-6;
     double rope_theta = 1e6;
-    std::optional<Gemma> gemma;   // Gemma 3's form
     double init_std = 0.02;       // initializer_range
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" if unknown
-    std::string why_no_tokenizer; // the folder has one that is not supported, a sentence
     int end_of_text = -1;         // id of the token between documents, -1 if unknown       (eos_token_id)
+    std::optional<int> begin_of_text;   // where another token than end_of_text begins a text, or none does: -1   (bos_token_id)
     std::vector<int> listed_ends; // of an eos_token_id that is a list of several; which of them is between documents is unknown
     std::string variant = "causal";             // attention_variant; in a hybrid that of the layers whose settings these are
     bool names_variant = false;                 // whether config.json has attention_variant: other programs' folders do not
     std::map<std::string, double> settings;     // the variant's and the model's by config.json key, e.g. {"asga_hidden", 16}
+
+    std::string generation_config;              // generation_config.json of the folder that the model came from, verbatim; "": none
 
     std::vector<LayerAttention> layers;         // (L) of a hybrid; empty where every layer is `variant` with `settings`
 
     /// The config as the attention of layer l sees it: that of a model with this layer's variant and settings in every layer.
     Config of_layer(int l) const;
 
-    /// The token that begins a text, -1 if unknown: Qwen's is that between documents.
-    int begin_of_text() const { return gemma ? gemma->begin_of_text : end_of_text; }
-
     /// The tokens of which each ends a text: those of the list, unless the data have come with another one since; or that between
     /// documents; or none, if none is known.
     std::vector<int> ends_of_text() const;
-
-    /// RoPE of layer l.
-    Rope rope(int l) const;
-
-    /// What embeddings are multiplied with, as float32 has it.
-    double embedding_scale() const;
 
     /// The value of a setting. Exit::usage if the variant does not declare it (a programming error).
     double setting(const std::string& key) const;
@@ -122,7 +95,7 @@ std::string form_in_words(const Config& config);
 /// Fails with `exit_code` (Exit::usage or Exit::checkpoint) if the sizes are not valid; `where` names their source in the message.
 void check_config(const Config& config, const std::string& where, int exit_code);
 
-/// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM, or with neither biases nor QK-norm
+/// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, or with neither biases nor QK-norm
 /// LlamaForCausalLM, which transformers computes so) plus the variant's keys. A hybrid of causal layers and equal sliding windows is one of
 /// transformers, too.
 std::string config_to_json(const Config& config);
@@ -130,6 +103,6 @@ std::string config_to_json(const Config& config);
 /// The same on one line, without a newline.
 std::string config_to_json_line(const Config& config);
 
-/// Parses config.json; `where` (the file's path) is named in errors. Exit::checkpoint on unknown architectures, missing or
-/// ill-typed keys, invalid sizes, and keys that would change the mathematics. Other programs' keys are ignored.
+/// Parses config.json; `where` (the file's path) is named in errors. Exit::checkpoint on unknown architectures, ill-typed keys,
+/// invalid sizes, and keys that would change the mathematics or are not known. Missing keys have the defaults of transformers.
 Config config_from_json(const std::string& text, const std::string& where);

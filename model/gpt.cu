@@ -8,24 +8,6 @@
 #include "model/operations/rmsnorm.cuh"
 #include "model/operations/swiglu.cuh"
 
-/// residual_forward(), or normed_residual_forward() where the branch has a norm of its own.
-template <class Device, class X, class M>
-static void end_half(Device device, X* sum, X* out, Wide<X>* rstd, const NormedBranch<X>& branch, const X* residual, const X* inp,
-                     const M& weight, const X* norm_weight, int rows, int IN, int C, double eps) {
-    if (branch.norm_weight)
-        normed_residual_forward(device, sum, out, rstd, branch, residual, inp, weight, norm_weight, rows, IN, C, eps);
-    else residual_forward(device, sum, out, rstd, residual, inp, weight, norm_weight, rows, IN, C, eps);
-}
-
-/// `activated` of layer l, from gate_up.
-template <class Device, class X>
-static void activate(Device device, const GPT<Device, X>& gpt, int l, int rows) {
-    const LayerActivations<X>& a = gpt.layers[l];
-    const int F = gpt.net.config.F;
-    if (gpt.net.config.gemma) swiglu_forward<GeluTanh>(device, a.activated, a.gate_up, rows, F);
-    else swiglu_forward(device, a.activated, a.gate_up, rows, F);
-}
-
 /// Layer l from its normed input to `activated`: everything that the backward pass reads. Returns the number of rows left: B * T
 /// unless texts->attend() dropped some.
 template <class Device, class X>
@@ -59,10 +41,10 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
                                  monitor ? monitor->start_layer(device) : Statistics<X>{});
     if (monitor)
         monitor->finish_layer(device, layer.attention->facts.branch_names, gpt.attention(l).branch_gates(in, a.attention), B, T);
-    end_half(device, a.middle, a.normed2, a.rstd2, gpt.attended(l), gpt.residual + size_t(l) * BT * c.C, a.attention.gated_out,
-             gpt.matrix(layer.o_proj), w + layer.middle_norm.offset, rows, Q, c.C, c.norm_eps);
+    residual_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, a.attention.gated_out,
+                     gpt.matrix(layer.o_proj), w + layer.post_attention_norm.offset, rows, Q, c.C, c.norm_eps);
     linear_forward(device, a.gate_up, a.normed2, gpt.matrix(layer.gate_up), static_cast<const X*>(nullptr), rows, c.C, 2 * c.F);
-    activate(device, gpt, l, rows);
+    swiglu_forward(device, a.activated, a.gate_up, rows, c.F);
     return rows;
 }
 
@@ -76,7 +58,6 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
     X* x = gpt.residual;
     LayerActivations<X>* a = &gpt.layers[0];
     embedding_forward(device, x, batch.tokens, gpt.matrix(gpt.net.embedding), BT, c.C);
-    if (c.gemma) scale_embeddings(device, x, stream, embedding_scale<X>(c));
     rmsnorm_forward(device, a->normed1, a->rstd1, x, w + gpt.net.layers[0].input_norm.offset, BT, c.C, c.norm_eps);
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
@@ -85,8 +66,8 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
         LayerActivations<X>* next = &gpt.layers[last ? l : l + 1];
         const Slot norm = last ? gpt.net.final_norm : gpt.net.layers[l + 1].input_norm;   // fused with the residual addition
         x += stream;
-        end_half(device, x, last ? gpt.final_normed : next->normed1, last ? gpt.final_rstd : next->rstd1, gpt.fed_forward(l), a->middle,
-                 a->activated, gpt.matrix(layer.down_proj), w + norm.offset, rows, c.F, c.C, c.norm_eps);
+        residual_forward(device, x, last ? gpt.final_normed : next->normed1, last ? gpt.final_rstd : next->rstd1, a->middle,
+                         a->activated, gpt.matrix(layer.down_proj), w + norm.offset, rows, c.F, c.C, c.norm_eps);
         a = next;
     }
 }
@@ -113,16 +94,6 @@ void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write writ
     if (gpt.auxiliary) sum_of_losses(device, &gpt.totals->auxiliary, gpt.auxiliary, c.L * batch.B * c.NH, write);
 }
 
-/// The gradient of what a half has projected, from that of the residual stream that it was added to.
-template <class Device, class X>
-static const X* branch_gradient(Device device, GPT<Device, X>& gpt, const NormedBranch<X>& branch, const Slot& norm, int BT, Write write) {
-    Scratch<X>& s = gpt.scratch;
-    if (!norm) return s.dresidual;
-    rmsnorm_backward(device, s.dnormed, gpt.gradients + norm.offset, s.dresidual, branch.projected, branch.norm_weight, branch.rstd, BT,
-                     gpt.net.config.C, Write::overwrite, write);
-    return s.dnormed;
-}
-
 /// Feed-forward half of layer l: turns scratch.dresidual from the gradient of the layer's output into that of `middle`.
 template <class Device, class X>
 static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int BT, Write write) {
@@ -132,15 +103,13 @@ static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int
     const X* w = gpt.weights;
     Wide<X>*g = gpt.gradients, *const none = nullptr;
     Scratch<X>& s = gpt.scratch;
-    const X* const dprojected = branch_gradient(device, gpt, gpt.fed_forward(l), layer.feed_forward_out_norm, BT, write);
-    linear_backward_input(device, s.dactivated, dprojected, w + layer.down_proj.offset, BT, c.F, c.C, Write::overwrite);
-    linear_backward_weight(device, g + layer.down_proj.offset, none, dprojected, a.activated, BT, c.F, c.C, write);
-    if (c.gemma) swiglu_backward<GeluTanh>(device, s.dgate_up, s.dactivated, a.gate_up, BT, c.F);
-    else swiglu_backward(device, s.dgate_up, s.dactivated, a.gate_up, BT, c.F);
+    linear_backward_input(device, s.dactivated, s.dresidual, w + layer.down_proj.offset, BT, c.F, c.C, Write::overwrite);
+    linear_backward_weight(device, g + layer.down_proj.offset, none, s.dresidual, a.activated, BT, c.F, c.C, write);
+    swiglu_backward(device, s.dgate_up, s.dactivated, a.gate_up, BT, c.F);
     linear_backward_input(device, s.dnormed, s.dgate_up, w + layer.gate_up.offset, BT, c.C, 2 * c.F, Write::overwrite);
     linear_backward_weight(device, g + layer.gate_up.offset, none, s.dgate_up, a.normed2, BT, c.C, 2 * c.F, write);
-    rmsnorm_backward(device, s.dresidual, g + layer.middle_norm.offset, s.dnormed, a.middle,
-                     w + layer.middle_norm.offset, a.rstd2, BT, c.C, Write::add, write);
+    rmsnorm_backward(device, s.dresidual, g + layer.post_attention_norm.offset, s.dnormed, a.middle,
+                     w + layer.post_attention_norm.offset, a.rstd2, BT, c.C, Write::add, write);
 }
 
 /// Attention half of layer l: turns scratch.dresidual from the gradient of `middle` into that of the layer's input.
@@ -156,9 +125,8 @@ static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, c
     const int B = batch.B, T = batch.T, BT = B * T, Q = c.NH * c.HS, heads = c.NH + c.NKV;
     const size_t k_at = Q, v_at = size_t(heads) * c.HS, qkv_row = v_at + size_t(c.NKV) * c.HS;
 
-    const X* const dprojected = branch_gradient(device, gpt, gpt.attended(l), layer.attention_out_norm, BT, write);
-    linear_backward_input(device, s.dout, dprojected, w + layer.o_proj.offset, BT, Q, c.C, Write::overwrite);
-    linear_backward_weight(device, g + layer.o_proj.offset, none, dprojected, a.attention.gated_out, BT, Q, c.C, write);
+    linear_backward_input(device, s.dout, s.dresidual, w + layer.o_proj.offset, BT, Q, c.C, Write::overwrite);
+    linear_backward_weight(device, g + layer.o_proj.offset, none, s.dresidual, a.attention.gated_out, BT, Q, c.C, write);
 
     const QkShape<X> shape = gpt.qk_shape(l, B, T, batch.documents);
     const LayerInputs<X> in = attention_inputs(gpt, l, B, T, batch.documents);
@@ -193,15 +161,10 @@ static void recompute_layer(Device device, GPT<Device, X>& gpt, int l, const Bat
                     c.norm_eps);
     if (gpt.recompute == Recompute::layers) {
         layer_forward(device, gpt, l, batch);
-        const NormedBranch<X> branch = gpt.fed_forward(l);
-        if (!branch.norm_weight) return;
-        linear_forward(device, branch.projected, a.activated, gpt.matrix(layer.down_proj), static_cast<const X*>(nullptr), BT, c.F, c.C);
-        X* const unused = gpt.scratch.dnormed;   // the residual stream has it
-        rmsnorm_forward(device, unused, branch.rstd, branch.projected, branch.norm_weight, BT, c.C, c.norm_eps);
         return;
     }
-    rmsnorm_forward(device, a.normed2, a.rstd2, a.middle, gpt.weights + layer.middle_norm.offset, BT, c.C, c.norm_eps);
-    activate(device, gpt, l, BT);
+    rmsnorm_forward(device, a.normed2, a.rstd2, a.middle, gpt.weights + layer.post_attention_norm.offset, BT, c.C, c.norm_eps);
+    swiglu_forward(device, a.activated, a.gate_up, BT, c.F);
 }
 
 template <class Device, class X>
@@ -221,7 +184,6 @@ void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write 
         if (ready) ready(gpt.net.layer_begin(l), gpt.net.layer_begin(l + 1));
     }
     if (!c.tied && write == Write::overwrite) fill(device, g + gpt.net.embedding.offset, gpt.net.embedding.size, Wide<X>{});
-    if (c.gemma) scale_embeddings(device, gpt.scratch.dresidual, stream, embedding_scale<X>(c));
     embedding_backward(device, g + gpt.net.embedding.offset, gpt.scratch.dresidual, batch.by_token, c.C);
     if (ready) ready(0, gpt.net.layer_begin(0));
 }

@@ -32,8 +32,6 @@ struct LayerActivations {
     Wide<X>* rstd2;            // (B, T)
     X* gate_up;                // (B, T, 2 F)
     X* activated;              // (B, T, F)
-    X *attended = nullptr, *fed_forward = nullptr;                   // (B, T, C) what the halves add, before norms of their own;
-    Wide<X> *attended_rstd = nullptr, *fed_forward_rstd = nullptr;   // (B, T)    null where they have none
 };
 
 /// Temporaries of one operation, or passed from one to the next. Gradients of the feed-forward and attention half share memory.
@@ -43,7 +41,7 @@ struct Scratch {
     X* logits;                  // (chunk, V)
     Wide<X>* losses;            // (B, T)
     X* dresidual;               // (B, T, C) gradient of the residual stream
-    X* dnormed;                 // (B, T, C) and, until a half's products have read it, gradient of attended or fed_forward
+    X* dnormed;                 // (B, T, C)
     X *dactivated, *dgate_up;   // (B, T, F), (B, T, 2 F)
     X *dout, *dqkv;             // (B, T, NH, HS), (B, T, NH + 2 NKV, HS)
     Wide<X>*dqk, *dqk_pre;      // (B, T, NH + NKV, HS) gradients of qk and of qk_pre
@@ -91,7 +89,8 @@ struct GPT {
     W dloss = 0;                                     // as passed to gpt_loss()
     W* target_weight;                                // (1) in device memory, see gpt_weigh_targets(); null in inference
     bool weighs_targets = false;
-    std::vector<W*> cosine, sine;                    // (T, HS / 2) RoPE's table for each of net.ropes
+    W *cosine[2] = {}, *sine[2] = {};                // (T, HS / 2) [0] RoPE's table, [1] angles of 0 for layers without RoPE; null
+                                                     // if no layer needs it
     W* auxiliary;                                    // (L, B, NH) terms of the policy's auxiliary loss; null if it has none
     X* residual;                                     // (L + 1, B, T, C) input of every layer and of the final norm
     X* final_normed;                                 // (B, T, C)
@@ -127,17 +126,8 @@ struct GPT {
     /// (B, T, C) buffer for gathered rows of final_normed. It overwrites activations that only a backward pass would read.
     X* gathered() const { return layers[0].middle; }
     Angles<W> angles(int l) const {
-        const size_t table = size_t(net.layers[l].rope);
+        const int table = net.layers[l].attention->facts.rotates ? 0 : 1;
         return {cosine[table], sine[table]};
-    }
-    /// What the halves of layer l add to the residual stream, where it is normed before.
-    NormedBranch<X> attended(int l) const {
-        const Slot& norm = net.layers[l].attention_out_norm;
-        return {layers[l].attended, layers[l].attended_rstd, norm ? weights + norm.offset : nullptr};
-    }
-    NormedBranch<X> fed_forward(int l) const {
-        const Slot& norm = net.layers[l].feed_forward_out_norm;
-        return {layers[l].fed_forward, layers[l].fed_forward_rstd, norm ? weights + norm.offset : nullptr};
     }
     QkShape<X> qk_shape(int l, int B, int T, const Documents& documents = {}) const {
         const Config& c = net.config;
@@ -155,12 +145,6 @@ private:
     void lay_out_sigma();
     void lay_out_scratch();
 };
-
-/// What embeddings are multiplied with, rounded to X as transformers rounds it: 1 but for Gemma.
-template <class X>
-Wide<X> embedding_scale(const Config& config) {
-    return widened(narrowed<X>(Wide<X>(config.embedding_scale())));
-}
 
 /// The inputs of layer l's attention for B rows of T tokens.
 template <class Device, class X>

@@ -33,8 +33,8 @@ void GPT<Device, X>::allocate(Device device) {
     for (Arena<Device>* arena : {&weight_memory, &gradient_memory, &moment_memory, &activation_memory, &scratch_memory})
         arena->allocate();
     lay_out();
-    for (size_t table = 0; table < net.ropes.size(); table++)
-        rope_table(device, cosine[table], sine[table], T, net.config.HS, net.ropes[table]);
+    for (int table : {0, 1})
+        if (cosine[table]) rope_table(device, cosine[table], sine[table], T, net.config.HS, net.config.rope_theta, table == 0);
     const StepTotals none{};
     to_device(device, totals, &none, 1);
     if (sigma.count) to_device(device, sigma.linears, net.sigma.data(), net.sigma.size());
@@ -68,9 +68,10 @@ void GPT<Device, X>::lay_out_activations() {
     const size_t BT = size_t(B) * T, heads = c.NH + c.NKV;
     auto take = [this](size_t count) { return activation_memory.template take<X>(count); };
     auto take_wide = [this](size_t count) { return activation_memory.template take<W>(count); };
-    cosine.resize(net.ropes.size()), sine.resize(net.ropes.size());
-    for (size_t table = 0; table < net.ropes.size(); table++)
+    for (int table : {0, 1}) {
+        if (table == 0 ? !net.any(&LayerFacts::rotates) : net.all(&LayerFacts::rotates)) continue;
         cosine[table] = take_wide(size_t(T) * c.HS / 2), sine[table] = take_wide(size_t(T) * c.HS / 2);
+    }
     auxiliary = net.any(&LayerFacts::has_auxiliary_loss) ? take_wide(size_t(c.L) * B * c.NH) : nullptr;
     residual = take((c.L + 1) * BT * c.C);
     final_normed = take(BT * c.C), final_rstd = take_wide(BT);
@@ -94,10 +95,6 @@ void GPT<Device, X>::lay_out_activations() {
         a.qk = take(BT * heads * c.HS), a.qk_rstd = take_wide(BT * heads);
         a.middle = take(BT * c.C);
         a.gate_up = take(BT * 2 * c.F);
-        if (c.gemma) {
-            a.attended = take(BT * c.C), a.fed_forward = take(BT * c.C);
-            a.attended_rstd = take_wide(BT), a.fed_forward_rstd = take_wide(BT);
-        }
         of_attention = activation_memory.used();
         lay_out_attention(l);
     }

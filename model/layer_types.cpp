@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "model/base/error.h"
-#include "model/gemma.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -15,19 +14,10 @@ constexpr int64_t largest_window = 1 << 30;
 
 constexpr const char *FULL = "full_attention", *SLIDING = "sliding_attention";   // Hugging Face's names
 
-/// The variant of every layer as layer_types has them or, where other programs leave that out, max_window_layers or Gemma's
-/// sliding_window_pattern; empty if the file says nothing of single layers. transformers writes a list of "full_attention" into every
-/// folder, whatever its variant.
+/// The variant of every layer as layer_types has them or, where other programs leave that out, max_window_layers; empty if the file
+/// says nothing of single layers. transformers writes a list of "full_attention" into every folder, whatever its variant.
 std::vector<std::string> read_layer_types(const json& object, bool slides, const Config& config, const std::string& where) {
     std::vector<std::string> variants;
-    if (!has_field(object, "layer_types") && config.gemma) {
-        if (config.names_variant && config.variant != "sliding_window")
-            fail(Exit::checkpoint, where, ": \"attention_variant\" is \"", config.variant, "\", but without \"layer_types\" all layers of ",
-                 "Gemma3ForCausalLM slide that \"sliding_window_pattern\" does not except; \"layer_types\" has to say which do");
-        const int every = read_pattern(object, where);
-        for (int l = 0; l < config.L; l++) variants.push_back((l + 1) % every ? "sliding_window" : "causal");
-        return variants;
-    }
     if (!has_field(object, "layer_types")) {
         if (!slides || config.names_variant) return {};
         const int64_t first =
@@ -91,8 +81,7 @@ void read_layer_settings(const json& object, Config& config, const std::string& 
 /// causal ones.
 void read_layers(const json& object, Config& config, const std::string& where) {
     const bool off = object.contains("sliding_window") && object["sliding_window"].is_null();
-    const bool asked = config.gemma || (has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where));
-    const bool slides = asked && !off;
+    const bool slides = has_field(object, "use_sliding_window") && bool_field(object, "use_sliding_window", where) && !off;
     const bool ours = config.names_variant;
     const std::vector<std::string> variants = read_layer_types(object, slides, config, where);
     const auto all_are = [&](const char* name) {
@@ -101,7 +90,7 @@ void read_layers(const json& object, Config& config, const std::string& where) {
     const bool says_nothing = all_are("causal");
     if (ours && !variants.empty() && says_nothing && config.variant == "sliding_window")
         fail(Exit::checkpoint, where, ": \"attention_variant\" is \"sliding_window\", but \"layer_types\" holds \"", FULL, "\" alone");
-    if (!ours && (!says_nothing || config.gemma))   // a list of "full_attention" alone says of Gemma that no layer slides
+    if (!ours && !says_nothing)
         config.names_variant = true, config.variant = all_are(variants.front().c_str()) ? variants.front() : "sliding_window";
     if (!says_nothing && (!all_are(config.variant.c_str()) || has_field(object, "attention_layer_settings"))) {
         for (const std::string& variant : variants) config.layers.push_back({variant});
@@ -116,12 +105,6 @@ void read_layers(const json& object, Config& config, const std::string& where) {
 }
 
 namespace {
-
-std::vector<bool> sliding_layers(const Config& config) {
-    std::vector<bool> slides;
-    for (int l = 0; l < config.L; l++) slides.push_back(config.of_layer(l).variant == "sliding_window");
-    return slides;
-}
 
 /// The window that all layers of sliding_window have, -1 if there are none or if they differ; and the first of them.
 struct SharedWindow {
@@ -160,14 +143,11 @@ bool transformers_computes(const Config& config) {
 void write_layers(const Config& config, ordered_json& object) {
     const auto [window, first] = shared_window(config);
     const bool slides = window >= 0;
-    if (!config.gemma) object["use_sliding_window"] = slides;
-    const ordered_json none = config.gemma ? ordered_json(config.max_positions) : nullptr;   // Gemma's code makes that mask in any case
-    object["sliding_window"] = slides ? ordered_json(int64_t(window) + 1) : none;
-    if (!config.gemma) object["max_window_layers"] = slides ? first : config.L;   // the first layer with a sliding window
-    else if (const int every = pattern_of_layers(sliding_layers(config)))
-        object["sliding_window_pattern"] = every;   // transformers before 4.53 reads no layer_types
+    object["use_sliding_window"] = slides;
+    object["sliding_window"] = slides ? ordered_json(int64_t(window) + 1) : nullptr;
+    object["max_window_layers"] = slides ? first : config.L;   // the first layer with a sliding window
     const bool theirs = transformers_computes(config);
-    if (theirs && !slides && config.layers.empty() && !config.gemma) return;
+    if (theirs && !slides && config.layers.empty()) return;
     bool differ = false;   // in their settings
     ordered_json types, settings;
     for (int l = 0; l < config.L; l++) {

@@ -1,7 +1,6 @@
 #include "model/qwen.h"
 
 #include "attention/layers.h"
-#include "model/layer_types.h"
 
 namespace {
 
@@ -17,15 +16,12 @@ Slot joined(std::initializer_list<Slot> parts) {
 Qwen::Qwen(const Variants& variants, const Config& c, Stored matrices) : variant(variants.own), config(c), tensors(matrices) {
     complete_layers(config, variants);
     pattern = pattern_of(config, variants);
-    if (config.gemma && !transformers_computes(config))
-        fail(Exit::usage, "a model of Gemma 3's form has layers of causal attention and of one sliding window, and no sigma_reparam; its layers "
-             "are ", pattern, ": ./train_causal and ./train_sliding_window train such models");
     const auto matrix = normal(config.init_std);
     const int64_t V = config.V, C = config.C;
     embedding = tensors.add_matrix("model.embed_tokens.weight", {V, C}, matrix);
     for (int l = 0; l < config.L; l++) layers.push_back(layer(variants, l));
     tensors.align();
-    final_norm = tensors.add_norm("model.norm.weight", C, config.gemma.has_value());
+    final_norm = tensors.add("model.norm.weight", {C}, ones(), Decay::no);
     tensors.align();
     head = config.tied ? embedding : tensors.add_matrix("lm_head.weight", {V, C}, matrix);
     tensors.train_only([this](const std::string& name) {
@@ -54,14 +50,12 @@ Layer Qwen::layer(const Variants& variants, int l) {
     const auto matrix = normal(config.init_std);
     const int64_t C = config.C, Q = int64_t(config.NH) * config.HS, KV = int64_t(config.NKV) * config.HS, F = config.F,
                   HS = config.HS;
-    const auto norm = [&](const std::string& name, int64_t n) { return tensors.add_norm(name + ".weight", n, config.gemma.has_value()); };
     Layer s{};
     const Config own = config.of_layer(l);
     s.variant = variants.find(own.variant);
     s.attention = s.variant->make_layer(own, l);
-    s.rope = rope_of(l, s.attention->facts.rotates);
     tensors.align();
-    s.input_norm = norm(prefix + "input_layernorm", C);
+    s.input_norm = tensors.add(prefix + "input_layernorm.weight", {C}, ones(), Decay::no);
     tensors.align();
     s.qkv = joined({tensors.add_matrix(attn + "q_proj.weight", {Q, C}, matrix),
                     tensors.add_matrix(attn + "k_proj.weight", {KV, C}, matrix),
@@ -72,35 +66,28 @@ Layer Qwen::layer(const Variants& variants, int l) {
                              tensors.add(attn + "k_proj.bias", {KV}, zeros(), Decay::no),
                              tensors.add(attn + "v_proj.bias", {KV}, zeros(), Decay::no)});
     if (config.qk_norm) {
-        s.q_norm = norm(attn + "q_norm", HS);
-        s.k_norm = norm(attn + "k_norm", HS);
+        s.q_norm = tensors.add(attn + "q_norm.weight", {HS}, ones(), Decay::no);
+        s.k_norm = tensors.add(attn + "k_norm.weight", {HS}, ones(), Decay::no);
     }
     tensors.align();
     s.own.offset = tensors.size();
-    s.attention->declare(tensors, attn);
+    tensors.add_mechanism([&] { s.attention->declare(tensors, attn); });
     s.own.size = tensors.size() - s.own.offset;
     tensors.align();
     s.o_proj = tensors.add_matrix(attn + "o_proj.weight", {C, Q}, matrix);
-    if (config.gemma) s.attention_out_norm = norm(prefix + "post_attention_layernorm", C);
-    s.middle_norm = norm(prefix + (config.gemma ? "pre_feedforward_layernorm" : "post_attention_layernorm"), C);
+    s.post_attention_norm = tensors.add(prefix + "post_attention_layernorm.weight", {C}, ones(), Decay::no);
     tensors.align();
     s.gate_up = joined({tensors.add_matrix(mlp + "gate_proj.weight", {F, C}, matrix),
                         tensors.add_matrix(mlp + "up_proj.weight", {F, C}, matrix)});
     tensors.align();
     s.down_proj = tensors.add_matrix(mlp + "down_proj.weight", {C, F}, matrix);
-    if (config.gemma) s.feed_forward_out_norm = norm(prefix + "post_feedforward_layernorm", C);
     if (config.setting("sigma_reparam") == 0) return s;
     tensors.align();
-    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add_sigma(attn + name);
-    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) add_sigma(mlp + name);
+    tensors.add_mechanism([&] {
+        for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add_sigma(attn + name);
+        for (const char* name : {"gate_proj", "up_proj", "down_proj"}) add_sigma(mlp + name);
+    });
     return s;
-}
-
-int Qwen::rope_of(int l, bool rotates) {
-    const Rope rope = rotates ? config.rope(l) : Rope{config.rope_theta, false};
-    const auto known = std::find(ropes.begin(), ropes.end(), rope);
-    if (known == ropes.end()) ropes.push_back(rope);
-    return int(std::find(ropes.begin(), ropes.end(), rope) - ropes.begin());
 }
 
 /// Adds gamma and u of a linear layer; start_sigma() initialises them.

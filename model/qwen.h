@@ -16,15 +16,12 @@ struct Layer {
     Slot qkv_bias;              // ((NH + 2 NKV) * HS)
     Slot q_norm, k_norm;        // (HS)
     Slot o_proj;                // (C, NH * HS)
-    Slot attention_out_norm;    // (C) Gemma: of what attention adds to the residual stream
-    Slot middle_norm;           // (C) of the residual stream between the halves
+    Slot post_attention_norm;   // (C)
     Slot gate_up;               // (2 F, C): gate_proj, then up_proj
     Slot down_proj;             // (C, F)
-    Slot feed_forward_out_norm; // (C) Gemma: of what the feed-forward network adds
     Slot own;                   // all tensors declared by the attention variant
     const Variant* variant;
     std::unique_ptr<AttentionLayer> attention;
-    int rope;                   // which of Qwen::ropes it has
 };
 
 /// The layers of a model whose attention is the same: "sinks:window=64" (pattern_of()), and which they are.
@@ -44,7 +41,6 @@ struct Qwen {
     Slot final_norm;   // (C)
     Slot head;         // (V, C), the embedding when tied
     std::vector<Layer> layers;
-    std::vector<Rope> ropes;   // of the layers, each once
     std::string pattern;   // which layer has which attention, as --layers has it: "sinks:3,causal"
 
     /// Fills in defaults of settings (complete_layers()) and lists every tensor. Exit::usage if a setting is out of range.
@@ -69,6 +65,5 @@ struct Qwen {
 
 private:
     Layer layer(const Variants& variants, int l);
-    int rope_of(int l, bool rotates);
     void add_sigma(const std::string& name);
 };

@@ -40,10 +40,6 @@ Slot TensorList::add(const std::string& name, const std::vector<int64_t>& shape,
     return add({name, shape, init, decay == Decay::yes ? Role::decays : Role::plain, 0, {}});
 }
 
-Slot TensorList::add_norm(const std::string& name, int64_t n, bool less_one) {
-    return add({name, {n}, ones(), Role::plain, 0, {}, Stored::as_computed, less_one});
-}
-
 Slot TensorList::add_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init) {
     return add({name, shape, init, Role::decays, 0, {}, matrices_});
 }
@@ -67,10 +63,17 @@ Slot TensorList::add(Tensor tensor) {
     if (!by_name_.emplace(name, tensors_.size()).second) fail(Exit::usage, "the tensor ", name, " was added twice to the model's list");
     size_t& end = tensor.stored == Stored::as_bf16 ? bf16_size_ : size_;
     tensor.slot = {end, size};
+    tensor.of_mechanism = in_mechanism_;
     end += size;
     parameters_ += size;
     tensors_.push_back(std::move(tensor));
     return tensors_.back().slot;
+}
+
+void TensorList::add_mechanism(const std::function<void()>& declare) {
+    in_mechanism_ = true;
+    declare();
+    in_mechanism_ = false;
 }
 
 void TensorList::train_only(const std::function<bool(const std::string&)>& trains) {

@@ -54,7 +54,7 @@ struct Tensor {
     double rate;   // of a statistic
     Slot slot;
     Stored stored = Stored::as_computed;
-    bool less_one = false;   // stored as weight - 1
+    bool of_mechanism = false;   // a folder of weights may lack it: it then starts from `init`
 
     /// Whether its part of the gradient buffer is the derivative of the loss: a statistic keeps its update there, a state nothing.
     bool has_gradient() const { return role != Role::statistic && role != Role::state; }
@@ -70,9 +70,6 @@ public:
     /// Exit::usage if the name is taken or the size overflows.
     Slot add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay);
 
-    /// The weight (n) of an RMSNorm of the model, 1 at first. less_one: a folder stores it as weight - 1, as those of Gemma 3's form do.
-    Slot add_norm(const std::string& name, int64_t n, bool less_one);
-
     /// The same for a matrix of the embedding or of a linear layer of the model, which only products and look-ups read. Those that are
     /// stored as bf16 lie in a buffer of their own, directly behind the previous one.
     Slot add_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init);
@@ -85,6 +82,9 @@ public:
 
     /// The same for state that the model itself carries from step to step; its part of the gradients stays zero.
     Slot add_state(const std::string& name, const std::vector<int64_t>& shape, Init init);
+
+    /// Tensors that `declare` adds belong to a mechanism (Tensor::of_mechanism).
+    void add_mechanism(const std::function<void()>& declare);
 
     /// Freezes every tensor for whose name `trains` returns false.
     void train_only(const std::function<bool(const std::string&)>& trains);
@@ -108,6 +108,7 @@ private:
     std::deque<Tensor> tensors_;
     std::unordered_map<std::string, size_t> by_name_;
     Stored matrices_;
+    bool in_mechanism_ = false;
     size_t size_ = 0, bf16_size_ = 0;
     size_t parameters_ = 0;
 };

@@ -1,5 +1,5 @@
-"""Loads checkpoints that Hugging Face transformers computes itself (causal ones, Gemma 3 of ./train_sliding_window), fails on anything that does not fit, and compares the logits
-of random tokens, and greedy text with that of ./generate (run from the repository's root, after `make generate build/dev/logits`).
+"""Loads checkpoints that Hugging Face transformers computes itself (causal ones), fails on anything that does not fit, and compares the logits of
+random tokens, and greedy text with that of ./generate (run from the repository's root, after `make generate build/dev/logits`).
 
     python3 tests/check_transformers.py out/causal/step_00000100 ...
 """
@@ -19,7 +19,6 @@ def check(folder):
         assert not info[kind], f"{folder}: {kind} {info[kind]}"
     config = json.loads((folder / "config.json").read_text())
     rope = getattr(model.config, "rope_parameters", None) or {"rope_theta": model.config.rope_theta}
-    rope = rope.get("full_attention", rope)     # Gemma has one for each type of layers
     assert rope["rope_theta"] == config["rope_theta"], f"{folder}: rope_theta became {rope['rope_theta']}"
     assert model.config.tie_word_embeddings == config["tie_word_embeddings"], f"{folder}: the head is tied differently"
     if config["engine_tokenizer"] == "bytes":

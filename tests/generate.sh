@@ -102,8 +102,7 @@ cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safeten
 expect "a checkpoint with a byte changed" 7 'tensor "model.' ./generate --threads 1 --checkpoint "$work/changed" --prompt-ids 65 --print-ids
 cp -r "$last" "$work/other"
 sed 's/"engine_tokenizer": *"bytes"/"engine_tokenizer": "tokenizer.json"/' "$last/config.json" > "$work/other/config.json"
-echo >> "$work/other/tokenizer.json"
-expect "a checkpoint with another's tokenizer" 7 "other/tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
+expect "a checkpoint whose config.json was changed" 7 "if it was changed on purpose, remove the folder's manifest.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
 rm "$work/other/tokenizer.json" "$work/other/manifest.json"
 expect "a run's folder" 7 "its newest checkpoint is $work/causal/step_00000012" ./generate --threads 1 --checkpoint "$work/causal" --prompt-ids 65
 expect "a folder without a tokenizer" 2 "$work/other: has no tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
@@ -120,7 +119,7 @@ if mount -t tmpfs -o size=4k none "$work/small" 2> /dev/null; then
 else
     skip "a disk that becomes full" "only root may mount one"
 fi
-cp -r "$last" "$work/short" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
+cp -r "$last" "$work/short" && rm "$work/short/manifest.json" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
 expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
 expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
 
@@ -160,9 +159,11 @@ check "and the texts of before stay" 'cmp -s "$work/texts.jsonl" "$work/before"'
 # ---- Ctrl-C
 for n in $(seq 4000); do echo "{\"prompt\": \"The people\", \"id\": $n}"; done > "$work/prompts.jsonl"
 rm -f "$work/texts.jsonl"   # the signal is for a program that writes
+set -m   # else a job in the background ignores Ctrl-C
 ./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" \
     --log "$work/measured.jsonl" 2> "$work/stderr" &
 job=$!
+set +m
 for _ in $(seq 600); do [ -s "$work/texts.jsonl" ] && break; sleep 0.1; done
 kill -INT $job
 wait $job
@@ -178,6 +179,13 @@ assert any('stopped' in line for line in lines)
 end
 check "and its lines are those of the first prompts, whole texts and those that were being written" 'python3 "$work/whole.py" "$work/texts.jsonl"'
 check "and the log has what was written until then" 'logged "\"texts\":[1-9][0-9]*,.*\"later_tokens\":[1-9]"'
+
+for signal in TERM HUP; do
+    timeout -s $signal -k 20 1 ./generate --threads 1 --checkpoint "$last" --tokens 300 --ignore-eos --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl" 2> "$work/stderr"
+    check "SIG$signal does so, too" 'grep -Eq "stopped by a signal after [0-9]+ of 4000 texts" "$work/stderr"'
+done
+LIMIT=60 expect "fewer threads than requested are noted" 0 "OpenMP gives 1 of 2 threads (OMP_THREAD_LIMIT=1)" \
+    env OMP_THREAD_LIMIT=1 ./generate --threads 2 --checkpoint "$last" --prompt-ids 65,66 --tokens 7 --print-ids
 
 # ---- a terminal
 at_terminal() { timeout 90 python3 tests/check_terminal.py "$@" > "$work/terminal" 2>&1; }

@@ -31,6 +31,7 @@ if ! $python -c 'import torch, transformers' 2> /dev/null; then
     skip "modeling: checkpoints in transformers" "$python lacks torch or transformers"
     exit 0
 fi
+expect "modeling: the defaults of config.json are those of transformers" 0 "" $python scripts/config_defaults.py --check
 $python -W ignore tests/check_modeling.py 2> "$work/stderr"
 status=$?
 check "modeling: every checkpoint was compared ($(tail -n 1 "$work/stderr"))" '[ $status -eq 0 ]'

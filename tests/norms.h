@@ -112,66 +112,6 @@ private:
     }
 };
 
-/// The same of a projection that is normed before it is added.
-struct NormedResidual {
-    int rows, IN, C;
-    static constexpr bool any_threads = false;
-    int length() const { return std::max({rows, IN, C}); }
-    std::vector<ArrayOf> inputs() const {
-        return {{"residual", size_t(rows) * C},
-                {"inp", size_t(rows) * IN},
-                {"weight", size_t(C) * IN, 0, true},
-                {"branch norm weight", size_t(C), 1.0, true},
-                {"norm weight", size_t(C), 1.0, true}};
-    }
-    std::vector<double> formula(const Arrays<double>& in) const {
-        std::vector<double> projected(in[0].size());
-        for (size_t n = 0; n < projected.size(); n++)
-            for (int i = 0; i < IN; i++) projected[n] += in[1][n / C * IN + i] * in[2][n % C * IN + i];
-        std::vector<double> sum = RmsNorm{rows, C, {}, {}}.formula({projected, in[3]});
-        for (size_t n = 0; n < sum.size(); n++) sum[n] += in[0][n];
-        return joined(sum, RmsNorm{rows, C, {}, {}}.formula({sum, in[4]}));
-    }
-
-    template <class X, class Device>
-    struct Run {
-        using W = Wide<X>;
-        On<Device, X> residual, inp, weight, branch_weight, norm_weight, projected, sum, out;
-        On<Device, W> branch_rstd, rstd;
-
-        Run(const NormedResidual& op, const Arrays<W>& in, Device device)
-            : residual(in[0]), inp(in[1]), weight(in[2]), branch_weight(in[3]), norm_weight(in[4]),
-              projected(buffer<W>(in[0].size(), Write::overwrite)), sum(projected.numbers()), out(projected.numbers()),
-              branch_rstd(buffer<W>(op.rows, Write::overwrite)), rstd(branch_rstd.numbers()) {
-            const NormedBranch<X> branch{projected.data(), branch_rstd.data(), branch_weight.data()};
-            normed_residual_forward(device, sum.data(), out.data(), rstd.data(), branch, residual.data(), inp.data(), weight.data(),
-                                    norm_weight.data(), op.rows, op.IN, op.C, NORM_EPS);
-        }
-    };
-    template <class X, class Device = CPU>
-    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
-        const Run<X, Device> run(*this, in, device);
-        return joined(run.sum.numbers(), run.out.numbers());
-    }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
-        using W = Wide<X>;
-        Run<X, Device> run(*this, in, device);
-        const auto half = dout.begin() + rows * C;
-        On<Device, X> dsum(std::vector<W>(dout.begin(), half)), d(std::vector<W>(half, dout.end()));
-        On<Device, X> dprojected(buffer<W>(in[0].size(), Write::overwrite)), dinp(buffer<W>(in[1].size(), Write::overwrite));
-        On<Device, W> dweight(buffer<W>(in[2].size(), Write::overwrite)), dbranch(buffer<W>(C, Write::overwrite)), dnorm(dbranch.numbers());
-        W* const no_bias = nullptr;
-        rmsnorm_backward(device, dsum.data(), dnorm.data(), d.data(), run.sum.data(), run.norm_weight.data(), run.rstd.data(), rows, C,
-                         Write::add, Write::overwrite);
-        rmsnorm_backward(device, dprojected.data(), dbranch.data(), dsum.data(), run.projected.data(), run.branch_weight.data(),
-                         run.branch_rstd.data(), rows, C, Write::overwrite, Write::overwrite);
-        linear_backward_input(device, dinp.data(), dprojected.data(), run.weight.data(), rows, IN, C, Write::overwrite);
-        linear_backward_weight(device, dweight.data(), no_bias, dprojected.data(), run.inp.data(), rows, IN, C, Write::overwrite);
-        return {dsum.numbers(), dinp.numbers(), dweight.numbers(), dbranch.numbers(), dnorm.numbers()};
-    }
-};
-
 /// The outputs are those that are asked for: queries and keys before rotation, and rotated.
 struct QkNormRope {
     int B, T, NH, NKV, HS;
@@ -180,7 +120,6 @@ struct QkNormRope {
     Write write = Write::overwrite;
     double theta = 1e4;
     int document = 0;   // tokens after which positions count anew; 0: never
-    double factor = 1, attention_scaling = 1;   // of Rope
     bool any_threads = !weights;
     int heads() const { return NH + NKV; }
     int position(int row) const { return document ? row % T % document : row % T; }
@@ -201,8 +140,8 @@ struct QkNormRope {
         std::vector<double> out(HS);
         for (int d = 0; d < HS; d++) {
             const int half = HS / 2;
-            const double angle = t / factor / std::pow(theta, 2.0 * (d % half) / HS);
-            out[d] = attention_scaling * (x[d] * std::cos(angle) + (d < half ? -x[d + half] : x[d - half]) * std::sin(angle));
+            const double angle = t / std::pow(theta, 2.0 * (d % half) / HS);
+            out[d] = x[d] * std::cos(angle) + (d < half ? -x[d + half] : x[d - half]) * std::sin(angle);
         }
         return out;
     }
@@ -234,7 +173,7 @@ struct QkNormRope {
               rstd(buffer<W>(size_t(op.B) * op.T * op.heads(), Write::overwrite)), origins(op.origins()),
               shape{op.B, op.T, op.NH, op.NKV, op.HS, op.weights ? q_weight.data() : nullptr,
                     op.weights ? k_weight.data() : nullptr, cosine.data(), sine.data(), op.document ? origins.data() : nullptr} {
-            rope_table(device, cosine.data(), sine.data(), op.T, op.HS, {op.theta, true, op.factor, op.attention_scaling});
+            rope_table(device, cosine.data(), sine.data(), op.T, op.HS, op.theta);
             qk_norm_rope_forward(device, op.rotated ? after.data() : nullptr, op.pre ? before.data() : nullptr, rstd.data(),
                                  qkv.data(), shape, NORM_EPS);
         }

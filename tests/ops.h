@@ -11,7 +11,6 @@
 struct Embedding {
     std::vector<int32_t> tokens;
     int V, C;
-    float scale = 1;   // of the rows
     static constexpr bool any_threads = true;
     int rows() const { return int(tokens.size()); }
     int length() const { return rows(); }
@@ -20,7 +19,7 @@ struct Embedding {
     std::vector<double> formula(const Arrays<double>& in) const {
         std::vector<double> out;
         for (int32_t token : tokens)
-            for (int c = 0; c < C; c++) out.push_back(scale * in[0][token * C + c]);
+            for (int c = 0; c < C; c++) out.push_back(in[0][token * C + c]);
         return out;
     }
     template <class X, class Device = CPU>
@@ -28,7 +27,6 @@ struct Embedding {
         On<Device, X> out(buffer<Wide<X>>(tokens.size() * C, Write::overwrite)), table(in[0]);
         On<Device, int32_t> at(tokens);
         embedding_forward(device, out.data(), at.data(), table.data(), rows(), C);
-        if (scale != 1) scale_embeddings(device, out.data(), tokens.size() * C, scale);
         return out.numbers();
     }
     template <class X, class Device = CPU>
@@ -40,7 +38,6 @@ struct Embedding {
         On<Device, X> d(dout);
         On<Device, int32_t> sorted_rows(sorted);
         On<Device, TokenRun> token_runs(runs);
-        if (scale != 1) scale_embeddings(device, d.data(), dout.size(), scale);
         embedding_backward(device, dtable.data(), d.data(), {sorted_rows.data(), token_runs.data(), int(runs.size())}, C);
         return {contribution(dtable.numbers(), Write::add)};
     }
@@ -85,11 +82,7 @@ struct Linear {
     }
 };
 
-inline double activation(Silu, double x) { return x / (1 + std::exp(-x)); }
-inline double activation(GeluTanh, double x) { return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
-
-template <class Activation>
-struct GatedUnits {
+struct SwiGlu {
     int rows, F;
     static constexpr bool any_threads = true;
     int length() const { return 1; }
@@ -100,25 +93,23 @@ struct GatedUnits {
         for (int row = 0; row < rows; row++)
             for (int f = 0; f < F; f++) {
                 const double gate = in[0][row * 2 * F + f], up = in[0][row * 2 * F + F + f];
-                out.push_back(activation(Activation{}, gate) * up);
+                out.push_back(gate / (1 + std::exp(-gate)) * up);
             }
         return out;
     }
     template <class X, class Device = CPU>
     std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
         On<Device, X> out(buffer<Wide<X>>(size_t(rows) * F, Write::overwrite)), gate_up(in[0]);
-        swiglu_forward<Activation>(device, out.data(), gate_up.data(), rows, F);
+        swiglu_forward(device, out.data(), gate_up.data(), rows, F);
         return out.numbers();
     }
     template <class X, class Device = CPU>
     Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
         On<Device, X> dgate_up(buffer<Wide<X>>(in[0].size(), Write::overwrite)), gate_up(in[0]), d(dout);
-        swiglu_backward<Activation>(device, dgate_up.data(), d.data(), gate_up.data(), rows, F);
+        swiglu_backward(device, dgate_up.data(), d.data(), gate_up.data(), rows, F);
         return {dgate_up.numbers()};
     }
 };
-
-using SwiGlu = GatedUnits<Silu>;
 
 /// The output is the sum of the losses: all rows share one `dloss`.
 struct CrossEntropy {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a run does with its folder, its options and its output where something is in the way: another run's checkpoints, other data, a
-# full disk, numbers out of range, a reader that has gone. Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why`. Takes some
+# full disk, numbers out of range, a reader that has gone, signals, threads that OpenMP does not give. Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why`. Takes some
 # seconds.
 # Needs: make train_causal tokenize
 set -uo pipefail
@@ -106,3 +106,83 @@ kill -TERM $job   # timeout passes it on
 wait $job
 status=$?
 check "SIGTERM ends a sample, too (status $status)" '[ $status -eq 75 ] && [ "$(losses "$work/sampling")" -eq 1 ]'
+# ignoring SIGNALS COMMAND...: as nohup and a shell's background jobs start programs.
+ignoring=(python3 -c 'import os, signal, sys
+for name in sys.argv[1].split(): signal.signal(signal.Signals["SIG" + name], signal.SIG_IGN)
+os.execvp(sys.argv[2], sys.argv[2:])')
+# signalled PATTERN SIGNALS COMMAND...: starts the command, waits until PATTERN is in its output, and sends the signals, half a
+# second apart. Leaves its exit code in `status`.
+signalled() {
+    local pattern=$1 signals=$2 signal
+    shift 2
+    timeout --foreground -s KILL 60 "$@" > "$work/signalled.txt" 2>&1 &
+    job=$!
+    for _ in $(seq 400); do grep -q "$pattern" "$work/signalled.txt" && break; sleep 0.05; done
+    sleep 0.2
+    for signal in $signals; do pkill "-$signal" -P $job; sleep 0.5; done
+    wait $job
+    status=$?
+}
+endless=("${causal[@]}" --steps 1000000 --val-every 0 --checkpoint-every 1000000)
+signalled 'step  *3/' HUP "${endless[@]}" --out "$work/hup"
+check "SIGHUP saves (status $status)" '[ $status -eq 75 ] && ls "$work/hup" | grep -q "^step_"'
+signalled 'step  *3/' "HUP TERM" "${ignoring[@]}" HUP "${endless[@]}" --out "$work/nohup"
+check "under nohup SIGHUP does not end a run, SIGTERM does (status $status)" \
+    '[ $status -eq 75 ] && [ "$(losses "$work/nohup")" -gt 20 ] && ls "$work/nohup" | grep -q "^step_"'
+signalled 'step  *3/' "INT TERM USR1" "${ignoring[@]}" "INT TERM" "${endless[@]}" --out "$work/ignored"
+check "SIGINT and SIGTERM that were ignored stay ignored (status $status)" '[ $status -eq 75 ] && [ "$(losses "$work/ignored")" -gt 20 ]'
+signalled 'predicted peak' TERM "${endless[@]}" --val-every 1 --val-batches 100000000 --batch-size 1 --out "$work/validated" \
+    --val-data "data/bundled/sotu_train_*.bin"
+check "SIGTERM ends a long validation, and saves (status $status)" '[ $status -eq 75 ] && ls "$work/validated" | grep -q "^step_00000001$"'
+signalled 'predicted peak' TERM "${causal[@]}" --evaluate --checkpoint "$last" --val-batches 100000000 --batch-size 1 \
+    --val-data "data/bundled/sotu_train_*.bin"
+check "and an evaluation (status $status)" '[ $status -eq 75 ]'
+
+# Matrix products that never end, from the n-th on.
+if ldd ./train_causal | grep -q openblas; then
+    echo 'extern "C" int atoi(const char*); extern "C" char* getenv(const char*); extern "C" long write(int, const void*, unsigned long);
+          static int calls; extern "C" void cblas_sgemm() {
+              if (++calls <= atoi(getenv("PRODUCTS"))) return;
+              write(2, "it spins\n", 9); for (volatile int forever = 1; forever;) {} }' | c++ -x c++ - -shared -fPIC -o "$work/spin.so"
+    spins=(env LD_PRELOAD="$work/spin.so")
+    signalled "it spins" TERM "${spins[@]}" PRODUCTS=200 "${endless[@]}" --watchdog-seconds 1 --out "$work/spins"
+    check "SIGTERM ends a step that never ends after --watchdog-seconds (status $status)" \
+        '[ $status -eq 143 ] && grep -q "no progress for 1 s" "$work/signalled.txt"'
+    signalled "it spins" "TERM TERM" "${spins[@]}" PRODUCTS=200 "${endless[@]}" --out "$work/spins"
+    check "a second SIGTERM does at once (status $status)" '[ $status -eq 143 ] && ! grep -q "no progress" "$work/signalled.txt"'
+    signalled "it spins" TERM "${spins[@]}" PRODUCTS=5 "${causal[@]}" --evaluate --checkpoint "$last"
+    check "an evaluation ends within seconds (status $status)" '[ $status -eq 143 ] && grep -q "no progress for 5 s" "$work/signalled.txt"'
+else
+    skip "products that never end" "this program has no OpenBLAS"
+fi
+
+# ---- threads: OpenMP may give fewer than were requested, for which OpenBLAS would wait forever
+for threads in 1 2; do LIMIT=60 expect "$threads threads" 0 "" "${causal[@]}" --threads $threads --checkpoint-every 0 --out "$work/threads_$threads"; done
+weights() { sed -n 's/.*"weights_hash":"\([0-9a-f]*\)".*/\1/p' "$work/$1/log.jsonl"; }
+while read -r settings as note; do
+    # shellcheck disable=SC2086  # words
+    LIMIT=60 expect "two threads with ${settings//;/ }" 0 "${note//_/ }" env ${settings//;/ } "${causal[@]}" --threads 2 --checkpoint-every 0 --out "$work/limited"
+    check "compute as $as" '[ -n "$(weights limited)" ] && [ "$(weights limited)" = "$(weights "threads_$as")" ]'
+done << 'END'
+OMP_THREAD_LIMIT=1 1 gives_1_of_2_threads
+OMP_MAX_ACTIVE_LEVELS=0 1 gives_1_of_2_threads
+OMP_DYNAMIC=true 2
+OMP_NESTED=true;OMP_NUM_THREADS=2,3 2
+OMP_PROC_BIND=true 2
+GOMP_CPU_AFFINITY=0 2
+OPENBLAS_NUM_THREADS=1 2
+END
+LIMIT=60 expect "an evaluation with a thread limit" 0 "gives 1 of 2 threads (OMP_THREAD_LIMIT=1)" env OMP_THREAD_LIMIT=1 "${causal[@]}" --threads 2 --evaluate --checkpoint "$last"
+LIMIT=60 expect "a mask with a thread limit" 0 "" env OMP_THREAD_LIMIT=1 "${causal[@]}" --threads 2 --show-mask "$work/mask.png"
+LIMIT=60 expect "a thread limit of three" 0 "gives 3 of 5 threads" env OMP_THREAD_LIMIT=3 "${causal[@]}" --threads 5 --checkpoint-every 0 --out "$work/limited"
+check "pinned to one processor, one thread is the default" \
+    '"${causal[@]}" --threads 0 --dry-run > "$work/stdout" 2>&1; GOMP_CPU_AFFINITY=0 "${causal[@]}" --threads 0 --dry-run | grep -q ", 1 thread,"'
+few=(setpriv --reuid 65534 --regid 65534 --clear-groups prlimit --nproc=4)
+chmod 755 "$work" && mkdir -m 777 "$work/few"
+if "${few[@]}" test -x ./train_causal -a -r "$work/data/small_manifest.json" 2> /dev/null; then
+    LIMIT=60 expect "a limit on processes" 0 "of 16 threads (limit on processes)" "${few[@]}" "${causal[@]}" --threads 16 --checkpoint-every 0 --out "$work/few/run"
+    LIMIT=60 expect "fewer threads to tokenize" 0 "of 16 threads" "${few[@]}" ./tokenize --threads 16 --out "$work/few/data" "$work/text.txt"
+    LIMIT=60 expect "too few" 4 "cannot be started" "${few[@]}" prlimit --nproc=1 ./tokenize --out "$work/few/data" "$work/text.txt"
+else
+    skip "a limit on processes" "only root may run programs as another user here"
+fi

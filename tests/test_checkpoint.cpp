@@ -119,6 +119,122 @@ TEST_CASE("nothing to resume from is no error", "[checkpoint]") {
     CHECK(contains(complaints[0], "manifest.json"));
 }
 
+TEST_CASE("config.json and generation_config.json are those of the manifest, wherever they are read", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const fs::path path = run.save(folder.path(), 1);
+    CHECK_NOTHROW(load_config(path));
+    for (const char* name : {"config.json", "generation_config.json"}) {
+        const std::string sound = contents(path / name);
+        std::string changed = sound;
+        changed[changed.rfind(',')] ^= 1;
+        write_text(path / name, changed);
+        const std::string sentence = sentence_of([&] { load_config(path); });
+        CHECK((contains(sentence, std::string(name) + ": is damaged") && contains(sentence, "remove the folder's manifest.json")));
+        write_text(path / name, sound);
+    }
+    std::string other = contents(path / "config.json");
+    other.replace(other.find("1e-06"), 5, "1e-05");
+    write_text(path / "config.json", other);
+    CHECK(contains(sentence_of([&] { load_config(path); }), "config.json"));
+    fs::remove(path / "manifest.json");
+    CHECK(load_config(path).norm_eps == 1e-5);
+}
+
+TEST_CASE("a manifest names files of its own folder only", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const fs::path path = run.save(folder / "run", 1);
+    const std::string sound = contents(path / "manifest.json");
+    fs::copy(path / "config.json", folder / "run/outside");
+    for (const std::string& name : {std::string("../outside"), (folder / "run/outside").string(), std::string("a/../config.json"),
+                                    std::string(".."), std::string()}) {
+        nlohmann::json object = nlohmann::json::parse(sound);
+        object["files"][name] = object["files"]["config.json"];
+        const std::string files = object["files"].dump();
+        object["files_xxh3"] = hexadecimal(xxh3(files.data(), files.size()));
+        write_text(path / "manifest.json", object.dump(1) + "\n");
+        INFO(name);
+        CHECK(contains(sentence_of([&] { verify_checkpoint(path); }), "is not the name of a file in the manifest's folder"));
+        CHECK(contains(sentence_of([&] { load_config(path); }), "is not the name of a file in the manifest's folder"));
+    }
+    nlohmann::json without = nlohmann::json::parse(sound);
+    without["files"].erase("config.json");
+    const std::string files = without["files"].dump();
+    without["files_xxh3"] = hexadecimal(xxh3(files.data(), files.size()));
+    write_text(path / "manifest.json", without.dump(1) + "\n");
+    CHECK(contains(sentence_of([&] { load_config(path); }), "does not list config.json"));
+    write_text(path / "manifest.json", sound);
+    fs::remove(path / "config.json");
+    fs::create_symlink("../outside", path / "config.json");
+    CHECK(contains(sentence_of([&] { verify_checkpoint(path); }), "config.json: is a link to"));
+    CHECK(contains(sentence_of([&] { load_config(path); }), "outside the manifest's folder"));
+    fs::remove(path / "config.json");
+    fs::rename(folder / "run/outside", path / "config.json");
+    fs::create_directory_symlink(path, folder / "link");   // the folder itself may be one
+    CHECK_NOTHROW((verify_checkpoint(folder / "link"), load_config(folder / "link")));
+}
+
+TEST_CASE("generation_config.json comes back byte for byte, and a broken one is refused", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const fs::path first = run.save(folder / "run", 1);
+    CHECK(load_config(first).generation_config.empty());   // our own follows config.json
+    fs::remove(first / "manifest.json");
+    const std::string theirs = "{\"eos_token_id\":[63, 23],  \"top_p\": 0.8}";
+    write_text(first / "generation_config.json", theirs);
+    run.config = load_config(first);
+    const fs::path second = run.save(folder / "run", 2);
+    CHECK(contents(second / "generation_config.json") == theirs);
+    run.config = load_config(second);
+    CHECK(contents(run.save(folder / "run", 3) / "generation_config.json") == theirs);
+    for (const char* broken : {"", "{", "[]", "{\"top_k\": -1}"}) {
+        write_text(first / "generation_config.json", broken);
+        CHECK(contains(sentence_of([&] { load_config(first); }), "generation_config.json"));
+    }
+}
+
+TEST_CASE("a tied head and RoPE's frequencies are left out where they hold the numbers that the model has", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const std::vector<float> x(64, 0.5f);
+    std::vector<float> weights(run.list.size(), -1);
+    const auto load = [&] { return load_weights(folder.path(), run.list, 5, weights.data()); };
+    const auto write = [&](const std::string& name, const std::vector<TensorToWrite>& tensors) {
+        fs::remove(folder / name);
+        write_safetensors(folder / name, tensors);
+    };
+    const TensorToWrite norm = {"model.norm.weight", {4}, x.data()}, query = {"model.layers.0.self_attn.q_proj.weight", {3, 5}, x.data()};
+    write("model.safetensors", {norm, query, {"lm_head.weight", {16, 4}, x.data()}});   // a tied head stored alone is the embedding
+    CHECK(load().initialised.empty());
+    CHECK((weights[0] == 0.5f && weights[run.list.find("model.norm.weight")->slot.offset] == 0.5f));
+    const TensorToWrite embedding = {"model.embed_tokens.weight", {16, 4}, x.data()};
+    std::vector<float> y = x;
+    write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {16, 4}, y.data()}});   // or a copy of it
+    CHECK(load().initialised.empty());
+    y[63] = std::nextafter(0.5f, 1.0f);
+    write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {16, 4}, y.data()}});
+    const std::string differ = sentence_of(load);
+    for (const char* part : {"\"lm_head.weight\"", "\"model.embed_tokens.weight\"", "tie_word_embeddings"}) CHECK(contains(differ, part));
+    write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {4, 16}, x.data()}});
+    CHECK(contains(sentence_of(load), "lm_head.weight"));
+
+    Config shape = preset("qwen-tiny");   // heads of 32: 16 frequencies
+    write_text(folder / "config.json", config_to_json(shape));
+    std::vector<float> frequencies;
+    for (int d = 0; d < shape.HS / 2; d++) frequencies.push_back(float(std::pow(shape.rope_theta, -2.0 * d / shape.HS)));
+    for (const char* name : {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"}) {
+        write("model.safetensors", {norm, query, embedding, {name, {16}, frequencies.data()}});
+        CHECK(load().initialised.empty());
+        write("model.safetensors", {norm, query, embedding, {name, {8}, frequencies.data()}});
+        CHECK(contains(sentence_of(load), "other frequencies"));
+        std::vector<float> other = frequencies;
+        other[15] *= 1.001f;
+        write("model.safetensors", {norm, query, embedding, {name, {16}, other.data()}});
+        CHECK(contains(sentence_of(load), name));
+    }
+}
+
 TEST_CASE("weights of other programs: parts, other names, other shapes, missing tensors", "[checkpoint]") {
     TemporaryFolder folder;
     TinyRun run;
@@ -133,11 +249,14 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
 
     CHECK(load().initialised.size() == 3);   // no weights at all: training from scratch
     CHECK(weights == fresh);
-    write("model.safetensors", {{"model.norm.weight", {4}, x.data()}, {"lm_head.weight", {16, 4}, x.data()},
-                                {"model.layers.0.self_attn.rotary_emb.inv_freq", {8}, x.data()}});
-    CHECK(load().initialised == std::vector<std::string>{"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"});
-    CHECK(weights[run.list.find("model.norm.weight")->slot.offset] == 0.5f);
-    CHECK(weights[0] == fresh[0]);
+    const TensorToWrite norm = {"model.norm.weight", {4}, x.data()}, query = {"model.layers.0.self_attn.q_proj.weight", {3, 5}, x.data()};
+    write("model.safetensors", {norm, query});
+    CHECK(contains(sentence_of(load), "its weights lack the tensor \"model.embed_tokens.weight\""));
+    const TensorToWrite embedding = {"model.embed_tokens.weight", {16, 4}, x.data()};
+    run.list.add_mechanism([&] { run.list.add("model.layers.0.self_attn.new.scale", {2}, ones(), Decay::no); });
+    weights.resize(run.list.size());
+    write("model.safetensors", {norm, query, embedding});
+    CHECK(load().initialised == std::vector<std::string>{"model.layers.0.self_attn.new.scale"});   // a mechanism's own may be new
 
     write("model.safetensors", {{"model.extra.weight", {4}, x.data()}});
     CHECK(contains(sentence_of(load), "no tensor \"model.extra.weight\""));
@@ -156,7 +275,7 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
     write("part-2.safetensors", {{"model.embed_tokens.weight", {16, 4}, x.data()}});
     const auto index = [&](const nlohmann::json& map) { write_text(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump()); };
     index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-2.safetensors"}});
-    CHECK(load().initialised == std::vector<std::string>{"model.layers.0.self_attn.q_proj.weight"});
+    CHECK(contains(sentence_of(load), "its weights lack the tensor \"model.layers.0.self_attn.q_proj.weight\""));
     index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-1.safetensors"}});
     CHECK(contains(sentence_of(load), "\"model.embed_tokens.weight\" should be in part-1.safetensors"));
     index({{"model.norm.weight", "part-3.safetensors"}});
@@ -173,7 +292,7 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
 
     for (const char* name : {"model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"}) fs::remove(folder / name);
     write_text(folder / "optimizer.pt", "x");
-    CHECK(load().initialised.size() == 3);
+    CHECK(load().initialised.size() == 4);
     write_text(folder / "pytorch_model.bin", "x");
     CHECK(contains(sentence_of(load), "pytorch_model.bin"));
 }
@@ -212,7 +331,7 @@ TEST_CASE("tokenizer files of the model that was started from go along", "[check
     write_text(folder / "source/tokenizer.json", "{}");
     write_text(folder / "source/merges.txt", "a b");
     const fs::path path = save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(),
-                                          run.exp_avg_sq.data(), run.state, nullptr, folder / "source");
+                                          run.exp_avg_sq.data(), run.state, nullptr, folder / "source").path;
     CHECK(contents(path / "merges.txt") == "a b");
     CHECK(contents(path / "tokenizer.json") == "{}");
     CHECK_FALSE(fs::exists(path / "vocab.json"));
@@ -234,7 +353,7 @@ TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoi
     const auto save = [&](int64_t step) {
         run.state.step = step;
         return save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(), run.exp_avg_sq.data(),
-                               run.state, tokenizer.get(), folder / "source");
+                               run.state, tokenizer.get(), folder / "source").path;
     };
     const fs::path path = save(1);
     CHECK_FALSE(fs::exists(path / "merges.txt"));   // the source's files are of another tokenizer

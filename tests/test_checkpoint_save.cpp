@@ -6,6 +6,7 @@
 #include "model/base/hash.h"
 #include "model/checkpoint/carried_texts.h"
 #include "tests/file_size_limit.h"
+#include "model/run/report.h"
 #include "tests/tiny_run.h"
 #include "tests/temporary_folder.h"
 
@@ -50,7 +51,7 @@ TEST_CASE("a model card says what was trained, on what, to which loss, and how i
     run.config.layers = {{"dsa", {{"attention_window", 3}}}, {"causal"}};
     const auto card = [&] {
         const fs::path path = save_checkpoint(folder.path(), run.config, run.list, run.weights.data(), run.exp_avg.data(),
-                                              run.exp_avg_sq.data(), run.state, nullptr, {}, facts);
+                                              run.exp_avg_sq.data(), run.state, nullptr, {}, facts).path;
         return read_text(path / "README.md");
     };
     const std::string said = card();
@@ -116,12 +117,131 @@ TEST_CASE("checkpoints of later steps are set aside, so that resuming follows th
     const fs::path path = run.save(folder.path(), 15);
     std::vector<std::string> complaints;
     CHECK(latest(folder.path(), complaints) == path.string());
-    CHECK(names_in(folder.path()) ==
-          std::vector<std::string>{"step_00000010", "step_00000015", "step_00000020.superseded", "step_00000030.superseded"});
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000015", "superseded"});
+    CHECK(names_in(folder / "superseded") == std::vector<std::string>{"step_00000020", "step_00000030"});
     run.save(folder.path(), 20);
     run.save(folder.path(), 12);   // only the last ones that were set aside are kept
-    CHECK(names_in(folder.path()) ==
-          std::vector<std::string>{"step_00000010", "step_00000012", "step_00000015.superseded", "step_00000020.superseded"});
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000012", "superseded"});
+    CHECK(names_in(folder / "superseded") == std::vector<std::string>{"step_00000015", "step_00000020"});
+    CHECK(is_set_aside(folder / "superseded/step_00000020/", folder.path()));
+    CHECK_FALSE(is_set_aside(folder / "step_00000010", folder.path()));
+}
+
+TEST_CASE("a kill while another run's checkpoints are set aside leaves all of them where they were", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    for (int64_t step : {10, 20, 30}) run.save(folder.path(), step);
+    write_text(folder / "log.jsonl", "the log");
+    CHECK(set_later_ones_aside(folder.path(), -1) == 3);
+    CHECK(names_in(folder / "superseded") == std::vector<std::string>{"log.jsonl", "step_00000010", "step_00000020", "step_00000030"});
+    CHECK(read_text(folder / "log.jsonl") == "the log");
+    for (int64_t step : {11, 21}) run.save(folder.path(), step);
+    // As it is after each rename of set_later_ones_aside(): two moved, all moved, what was there before moved away.
+    fs::create_directories(folder / "superseded.tmp");
+    fs::rename(folder / "step_00000021", folder / "superseded.tmp/step_00000021");
+    std::vector<std::string> complaints;
+    CHECK(latest(folder.path(), complaints) == (folder / "step_00000021").string());
+    fs::create_directories(folder / "superseded.tmp");
+    for (const char* name : {"step_00000011", "step_00000021"}) fs::rename(folder / name, folder / "superseded.tmp" / name);
+    fs::rename(folder / "superseded", folder / "superseded.old.tmp");
+    CHECK(latest(folder.path(), complaints) == (folder / "step_00000021").string());
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"lock", "log.jsonl", "step_00000011", "step_00000021", "superseded"});
+    CHECK(names_in(folder / "superseded").size() == 4);
+    // Two starts that are killed before they have saved anything cost nothing but what was aside before.
+    CHECK(set_later_ones_aside(folder.path(), -1) == 2);
+    CHECK(set_later_ones_aside(folder.path(), -1) == 0);
+    CHECK(names_in(folder / "superseded") == std::vector<std::string>{"log.jsonl", "step_00000011", "step_00000021"});
+    CHECK(complaints.empty());
+}
+
+TEST_CASE("a folder that cannot be listed is no empty one", "[checkpoint]") {
+    TemporaryFolder folder;
+    fs::create_symlink("loop", folder / "loop");   // refused to every user, root too
+    std::vector<std::string> complaints;
+    CHECK(contains(sentence_of([&] { latest_checkpoint(folder / "loop", complaints); }), "loop"));
+    CHECK_FALSE(latest_checkpoint(folder / "absent", complaints).has_value());
+}
+
+TEST_CASE("a save tells of each piece that it writes, syncs and verifies", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    TensorList list;
+    list.add("model.embed_tokens.weight", {12, 1 << 20}, ones(), Decay::yes);   // 48 MiB: three pieces of each tensor
+    const std::vector<float> x(list.size(), 1.0f);
+    int pieces = 0;
+    save_checkpoint(folder.path(), run.config, list, x.data(), x.data(), x.data(), run.state, nullptr, {}, {}, [&] { pieces++; });
+    CHECK(pieces >= 18 + 2);
+    CHECK(pieces < 40);
+}
+
+TEST_CASE("no file is written through a symbolic link", "[checkpoint]") {
+    TemporaryFolder folder;
+    write_text(folder / "mine", "untouched");
+    fs::create_symlink(folder / "mine", folder / ("options.toml." + std::to_string(getpid()) + ".tmp"));
+    fs::create_symlink(folder / "mine", folder / "log.jsonl.tmp");
+    fs::create_symlink(folder.path(), folder / "step_00000001.tmp");
+    fs::create_symlink(folder / "mine", folder / "lock");
+    CHECK(replace_file(folder / "options.toml", "steps = 1\n").empty());
+    JsonLines(folder / "log.jsonl", -1).write({{"step", int64_t(1)}});
+    TinyRun run;
+    run.save(folder.path(), 1);
+    CHECK(contains(sentence_of([&] { FolderLock lock(folder.path()); }), "lock: cannot be created"));
+    CHECK(read_text(folder / "mine") == "untouched");
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"lock", "log.jsonl", "mine", "options.toml", "step_00000001"});
+}
+
+TEST_CASE("a log goes on after a full disk, and tells what it lacks", "[checkpoint]") {
+    TemporaryFolder folder;
+    const fs::path path = folder / "log.jsonl";
+    const auto lines = [&] {
+        std::vector<std::string> all;
+        std::istringstream text(read_text(path));
+        for (std::string line; std::getline(text, line);) all.push_back(line);
+        return all;
+    };
+    {
+        std::optional<FileSizeLimit> at_the_end;   // outlives the log
+        JsonLines log(path, -1);
+        log.write({{"step", int64_t(1)}});
+        {
+            const FileSizeLimit limit(15);   // the second line is torn
+            log.write({{"step", int64_t(2)}});
+            CHECK(log.failed());
+            log.write({{"step", int64_t(3)}});
+        }
+        CHECK(lines() == std::vector<std::string>{"{\"step\":1}"});
+        log.write({{"step", int64_t(4)}});
+        CHECK_FALSE(log.failed());
+        CHECK(lines().size() == 4);
+        at_the_end.emplace(50);
+        for (int64_t step = 5; step < 8; step++) log.write({{"step", step}, {"text", std::string(700'000, 'x')}});
+        CHECK(log.failed());
+    }
+    CHECK(lines().size() == 4);   // of a log that stays full, whole lines
+    JsonLines log(path, 3);
+    CHECK(lines().size() == 3);
+    {
+        const FileSizeLimit limit(50);
+        for (int64_t step = 4; step < 7; step++) log.write({{"step", step}, {"text", std::string(700'000, 'x')}});
+    }
+    log.write({{"step", int64_t(7)}});
+    CHECK(lines().size() > 4);
+    CHECK((contains(lines()[3], "\"event\":\"gap\",\"missing\":") && contains(lines()[3], "too large")));
+    CHECK(lines().back() == "{\"step\":7}");
+}
+
+TEST_CASE("a log that is resumed drops what a kill has cut, and tells of what else is no record", "[checkpoint]") {
+    TemporaryFolder folder;
+    const fs::path path = folder / "log.jsonl";
+    write_text(path, "{\"step\":1}\n{\"st\n{\"step\":2}\n{\"step\":3}\n{\"ste");
+    { JsonLines log(path, 2); }
+    CHECK(read_text(path) == "{\"step\":1}\n{\"step\":2}\n{\"event\":\"gap\",\"missing\":1,\"reason\":\"no records, found on resuming\"}\n");
+    write_text(path, "{\"step\":1}\n{\"ste");
+    { JsonLines log(path, 2); }
+    CHECK(read_text(path) == "{\"step\":1}\n");
+    fs::remove(path);
+    fs::create_symlink("log.jsonl", path);   // a loop: cannot be read, nor taken for an empty log
+    CHECK_FALSE(sentence_of([&] { JsonLines log(path, 2); }).empty());
 }
 
 TEST_CASE("pruning keeps the newest", "[checkpoint]") {
@@ -169,7 +289,7 @@ TEST_CASE("a full disk is seen before the first byte is written", "[checkpoint]"
     const std::vector<float> x(list.size(), 1.0f);
     const auto save = [&](int64_t step) {
         run.state.step = step;
-        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state, nullptr);
+        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state, nullptr).path;
     };
     const fs::path good = save(1);
     const std::string sentence = sentence_of([&] { save(2); });

@@ -182,7 +182,7 @@ TEST_CASE("layers of Qwen folders with mixed windows are causal or slide as tran
     refused(object, "layer_types", {"sliding_attention", "Mamba-2"}, "Mamba-2");
     refused(object, "use_sliding_window", false, "use_sliding_window");
     refused(object, "sliding_window", 0, "sliding_window");
-    refused(object, "architectures", {"GemmaForCausalLM"}, "of Gemma only the text models of its third generation");
+    refused(object, "architectures", {"Gemma3ForCausalLM"}, "expected Qwen3ForCausalLM, Qwen2ForCausalLM or LlamaForCausalLM");
 }
 
 TEST_CASE("a hybrid comes back from config.json, and has transformers' names where its windows agree", "[config]") {
@@ -244,13 +244,12 @@ TEST_CASE("forms of config.json that other programs write are understood", "[con
     object.erase("rope_theta");
     CHECK(config_from_json(object.dump(), "text").rope_theta == 1e6);
     object.erase("rope_parameters");
-    CHECK(refusal(object.dump()).find("rope_theta") != std::string::npos);
-    object["rope_theta"] = 10000;
     CHECK(config_from_json(object.dump(), "text").rope_theta == 10000);
+    object["rope_theta"] = 20000;
+    CHECK(config_from_json(object.dump(), "text").rope_theta == 20000);
     object["rope_scaling"] = {{"type", "default"}};
     object["sliding_window"] = 32768;   // present but unused: Qwen2.5 has it so
     object["max_window_layers"] = 21;
-    object["unknown_words"] = {{"a", "b"}};
     CHECK(config_from_json(object.dump(), "text").settings.empty());
     object.erase("tie_word_embeddings");
     CHECK_FALSE(config_from_json(object.dump(), "text").tied);
@@ -300,11 +299,6 @@ TEST_CASE("broken values are refused by file and key", "[config]") {
             INFO(key << " = " << value.dump());
             refused(object, key, value, key);
         }
-    for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"}) {
-        json without = object;
-        without.erase(key);
-        CHECK(refusal(without.dump()).find(key) != std::string::npos);
-    }
     refused(object, "rms_norm_eps", -1);
     refused(object, "rms_norm_eps", 0);
     refused(object, "rope_theta", "1e6");

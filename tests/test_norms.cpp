@@ -87,11 +87,6 @@ TEST_CASE("residual: a projection, the addition and the norm; one row, several r
     check_operation(Residual{9, 5, 21});
 }
 
-TEST_CASE("residual: a projection with a norm of its own, the addition and the norm", "[ops]") {
-    check_operation(NormedResidual{1, 3, 8});
-    check_operation(NormedResidual{9, 5, 21});
-}
-
 TEST_CASE("qk_norm: with weights and without, heads in groups of 1, 2 and 4; one token", "[ops]") {
     for (bool weights : {true, false}) {
         check_operation(QkNormRope{1, 1, 2, 2, 4, weights, true, false});
@@ -117,12 +112,6 @@ TEST_CASE("qk_norm and rope in one pass: with both outputs and with the rotated 
 TEST_CASE("qk_norm and rope in one pass: positions that count anew in every document", "[ops][documents]") {
     QkNormRope op{2, 7, 4, 2, 6, true, true};
     op.document = 3;
-    check_operation(op);
-}
-
-TEST_CASE("rope: positions that are divided, and queries and keys that become longer", "[ops]") {
-    QkNormRope op{2, 7, 4, 2, 6, true, false};
-    op.factor = 4, op.attention_scaling = 1.3;
     check_operation(op);
 }
 

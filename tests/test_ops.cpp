@@ -10,7 +10,6 @@ TEST_CASE("embedding: one token, repeated tokens, a partial range of channels", 
     check_operation(Embedding{{2}, 3, 1});
     check_operation(Embedding{{4, 0, 4, 4, 1, 0}, 5, 8});
     check_operation(Embedding{{0, 1, 2, 1, 0, 6, 6}, 7, 40});
-    check_operation(Embedding{{4, 0, 4, 4, 1, 0}, 5, 8, 3.5f});
 }
 
 TEST_CASE("linear: with and without bias, overwriting and adding; one token, one channel, a partial range of channels", "[ops]") {
@@ -31,20 +30,6 @@ TEST_CASE("linear: rows divided over three threads", "[ops]") {
 TEST_CASE("swiglu: one row, several rows, a partial vector", "[ops]") {
     check_operation(SwiGlu{1, 1});
     check_operation(SwiGlu{5, 37});
-}
-
-TEST_CASE("gated units with GELU: one row, several rows, a partial vector", "[ops]") {
-    check_operation(GatedUnits<GeluTanh>{1, 1});
-    check_operation(GatedUnits<GeluTanh>{5, 37});
-}
-
-TEST_CASE("gated units with GELU: large gates neither overflow nor turn into NaN", "[ops]") {
-    const std::vector<float> gate_up = {1e4f, -1e4f, 90, -90, 2, 2, 2, 2};
-    std::vector<float> out(4), dgate_up(8);
-    swiglu_forward<GeluTanh>(CPU{}, out.data(), gate_up.data(), 1, 4);
-    swiglu_backward<GeluTanh>(CPU{}, dgate_up.data(), std::vector<float>(4, 1).data(), gate_up.data(), 1, 4);
-    CHECK(difference(out, std::vector<float>{2e4f, 0, 180, 0}, Tolerance{1e-6, 0}) == "");
-    CHECK(difference(dgate_up, std::vector<float>{2, 0, 2, 0, 1e4f, 0, 90, 0}, Tolerance{1e-6, 0}) == "");
 }
 
 TEST_CASE("swiglu: large gates neither overflow nor turn into NaN", "[ops]") {

@@ -43,7 +43,7 @@ struct TinyRun {
     fs::path save(const fs::path& out_dir, int64_t step) {
         state.step = step;
         return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state,
-                               open_tokenizer("bytes").get());
+                               open_tokenizer("bytes").get()).path;
     }
 };
 

@@ -71,6 +71,13 @@ status=$?
 check "Ctrl-C ends a run that waits for standard input with 75 (was $status)" '[ $status -eq 75 ]'
 check "and says how to go on" 'grep -q "stopped by a signal; the same command resumes" "$work/stderr"'
 check "and no shard has its final name" '! ls "$work/stopped" | grep -q "bin$"'
+nohup ./tokenize --name x --shard-tokens 1000000 --val-fraction 0 --out "$work/nohup" "$work/a.jsonl" > /dev/null 2>&1 &
+job=$!
+until [ -e "$work/nohup" ] || ! kill -0 $job 2> /dev/null; do :; done
+kill -HUP $job
+wait $job
+status=$?
+check "nohup lets a run outlive SIGHUP (status $status)" '[ $status -eq 0 ] && [ -e "$work/nohup/x_manifest.json" ]'
 expect "another standard input is not taken for the same" 3 "are not those that the stopped run had read" \
     ./tokenize --name x --shard-tokens 1000000 --val-fraction 0 --out "$work/stopped" --format jsonl - < <(tac "$work/a.jsonl")
 expect "nor a shorter one" 3 "are not those that the stopped run had read" \

@@ -16,10 +16,11 @@ inline Config config_of_long_text(const Form& form, const std::map<std::string, 
 
 /// Writes greedily up to T tokens with a cache, and compares every row of logits with that of one pass over the whole text.
 template <class X>
-void check_whole_text(const Variants& variants, const Config& config, int prompt, int T, double tolerance) {
+void check_whole_text(const Variant& variant, const Form& form, int prompt, int T, double tolerance,
+                      const std::map<std::string, double>& settings = {}) {
     const Threads one(1);
-    INFO("T " << T << ", key heads " << config.NKV);
-    Trial<X> trial(variants, config, 1, prompt, 1, T, Recompute::nothing, 0, 1, Mode::inference);
+    INFO("T " << T << ", key heads " << form.NKV);
+    Trial<X> trial(variant, config_of_long_text(form, settings), 1, prompt, 1, T, Recompute::nothing, 0, 1, Mode::inference);
     auto& gpt = trial.gpt;
     const int V = gpt.net.config.V;
     REQUIRE(gpt.net.all(&LayerFacts::writes_row_by_row));
@@ -36,9 +37,4 @@ void check_whole_text(const Variants& variants, const Config& config, int prompt
     const X* whole = gpt_logits(CPU{}, gpt, prompt - 1, T - prompt + 1);
     CHECK(difference(rows, std::vector<X>(whole, whole + rows.size()), {tolerance}) == "");
     for (int t = prompt; t < T; t++) REQUIRE(sample_token(whole + size_t(t - prompt) * V, V, GREEDY, 0) == text[t]);
-}
-template <class X>
-void check_whole_text(const Variant& variant, const Form& form, int prompt, int T, double tolerance,
-                      const std::map<std::string, double>& settings = {}) {
-    check_whole_text<X>(variant, config_of_long_text(form, settings), prompt, T, tolerance);
 }

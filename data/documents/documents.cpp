@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/retry.h"

@@ -13,6 +13,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/hash.h"
 #include "model/base/retry.h"
@@ -55,22 +56,6 @@ bool Descriptor::close() {
     return fd < 0 || ::close(fd) == 0 || errno == EINTR;   // interrupted, it is closed nevertheless
 }
 
-// Calls write_part(done, rest) until all bytes are written. False on failure (reason in errno).
-template <class WritePart>
-static bool write_in_parts(size_t bytes, WritePart write_part) {
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t written = retried([&] { return write_part(done, bytes - done); });
-        if (written == 0) errno = EIO;   // it would give 0 for ever
-        if (written <= 0) return false;
-        done += static_cast<size_t>(written);
-    }
-    return true;
-}
-
-bool write_all(int fd, const char* data, size_t bytes) {
-    return write_in_parts(bytes, [&](size_t done, size_t rest) { return ::write(fd, data + done, rest); });
-}
-
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
     ::unlink(temporary_.c_str());   // of a stopped run, or a link; O_EXCL fails if it is still there
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -105,10 +90,13 @@ void OutputFile::flush() {
 void OutputFile::overwrite(uint64_t offset, const void* data, size_t bytes) {
     flush();
     const char* from = static_cast<const char*>(data);
-    const auto write_part = [&](size_t done, size_t rest) {
-        return ::pwrite(file_.get(), from + done, rest, static_cast<off_t>(offset + done));
-    };
-    if (!write_in_parts(bytes, write_part)) fail_to_write();
+    for (size_t done = 0; done < bytes;) {
+        const auto at = static_cast<off_t>(offset + done);
+        const ssize_t written = retried([&] { return ::pwrite(file_.get(), from + done, bytes - done, at); });
+        if (written == 0) errno = EIO;   // would be repeated for ever
+        if (written <= 0) fail_to_write();
+        done += static_cast<size_t>(written);
+    }
 }
 
 void OutputFile::finish() {

@@ -53,9 +53,6 @@ private:
     std::vector<char> buffer_;
 };
 
-/// Writes all bytes, in as many calls as necessary. False on failure (reason in errno).
-bool write_all(int fd, const char* data, size_t bytes);
-
 /// Makes renames and removals in `folder` survive a power failure.
 void sync_folder(const std::string& folder);
 

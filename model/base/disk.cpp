@@ -1,8 +1,8 @@
 #include "model/base/disk.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
 #include <utility>
 
 #include <fcntl.h>
@@ -13,11 +13,12 @@
 #include <unistd.h>
 
 #include "model/base/error.h"
+#include "model/base/retry.h"
 
 namespace fs = std::filesystem;
 
 MappedFile::MappedFile(const fs::path& path) {
-    const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int descriptor = retried([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); });
     if (descriptor < 0) fail(Exit::checkpoint, path.string(), ": cannot be opened (", last_os_error(), ")");
     struct stat info;
     const bool regular = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
@@ -42,20 +43,42 @@ void MappedFile::release(std::span<const std::byte> part) const {
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
-std::string replace_file(const fs::path& path, const std::string& text) {
-    const fs::path unfinished = path.string() + "." + std::to_string(getpid()) + ".tmp";
-    std::ofstream file(unfinished, std::ios::binary);
-    file << text;
-    file.close();
-    if (file && std::rename(unfinished.c_str(), path.c_str()) == 0) return "";
-    const std::string reason = last_os_error();
-    std::error_code ignored;
-    fs::remove(unfinished, ignored);
-    return reason;
+bool write_all(int descriptor, const char* data, size_t bytes) {
+    while (bytes > 0) {
+        const ssize_t written = retried([&] { return ::write(descriptor, data, bytes); });
+        if (written == 0) errno = EIO;   // would be repeated for ever
+        if (written <= 0) return false;
+        data += written;
+        bytes -= size_t(written);
+    }
+    return true;
 }
 
-FileWriter::FileWriter(const fs::path& path) : path_(path) {
-    descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+int open_new(const fs::path& path) {
+    retried([&] { return unlink(path.c_str()); });   // a link itself, not what it names
+    return retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0644); });
+}
+
+std::string replace_file(const fs::path& path, const std::string& text) {
+    const fs::path unfinished = path.string() + "." + std::to_string(getpid()) + ".tmp";
+    const int descriptor = open_new(unfinished);
+    if (descriptor < 0) return last_os_error();
+    bool good = write_all(descriptor, text.data(), text.size()) && retried([&] { return fsync(descriptor); }) == 0;
+    std::string reason = last_os_error();
+    if (::close(descriptor) != 0 && good) good = false, reason = last_os_error();
+    if (good && retried([&] { return std::rename(unfinished.c_str(), path.c_str()); }) != 0) good = false, reason = last_os_error();
+    if (!good) unlink(unfinished.c_str());
+    if (!good) return reason;
+    try {
+        sync_directory(path.parent_path());
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+FileWriter::FileWriter(const fs::path& path, OnPiece on_piece) : path_(path), on_piece_(std::move(on_piece)) {
+    descriptor_ = retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); });
     if (descriptor_ < 0) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), ")");
 }
 
@@ -65,37 +88,41 @@ FileWriter::~FileWriter() {
 
 void FileWriter::write(const void* data, size_t bytes) {
     const char* rest = static_cast<const char*>(data);
-    for (size_t left = bytes; left > 0;) {
-        const ssize_t written = ::write(descriptor_, rest, left);
-        if (written < 0 && errno == EINTR) continue;
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) write_piece(rest + at, std::min(PIECE_BYTES, bytes - at));
+}
+
+void FileWriter::write_piece(const char* data, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        const ssize_t written = retried([&] { return ::write(descriptor_, data + at, bytes - at); });
         if (written <= 0) {
             const std::string reason = written < 0 ? last_os_error() : "nothing was written";
-            fail(Exit::checkpoint, path_.string(), ": writing stopped at byte ", size_ + (bytes - left), " with ", left, " bytes to go and ",
-                 free_bytes(path_.parent_path()), " free (", reason, ")");
+            fail(Exit::checkpoint, path_.string(), ": writing stopped at byte ", size_ + at, " with ",
+                 free_bytes(path_.parent_path()), " bytes free (", reason, ")");
         }
-        rest += written;
-        left -= size_t(written);
+        at += size_t(written);
     }
     hasher_.add(data, bytes);
     size_ += bytes;
+    if (on_piece_) on_piece_();
 }
 
 void FileWriter::close() {
     const int descriptor = std::exchange(descriptor_, -1);
-    const bool synced = fsync(descriptor) == 0;
+    const bool synced = retried([&] { return fsync(descriptor); }) == 0;
     const std::string reason = synced ? "" : last_os_error();
     // Dropped from the page cache, so that reading the file back reads the disk.
     posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
     const bool closed = ::close(descriptor) == 0;
     if (!synced) fail(Exit::checkpoint, path_.string(), ": cannot be forced to the disk (", reason, ")");
     if (!closed) fail(Exit::checkpoint, path_.string(), ": cannot be closed (", last_os_error(), ")");
+    if (on_piece_) on_piece_();
 }
 
 FolderLock::FolderLock(const fs::path& folder) {
     const fs::path path = folder / "lock";
-    descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    descriptor_ = retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644); });
     if (descriptor_ < 0) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), "); choose another --out");
-    if (flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
+    if (retried([&] { return flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0) return;
     const bool taken = errno == EWOULDBLOCK;   // otherwise the file system has no locks: go on without one
     ::close(std::exchange(descriptor_, -1));
     if (taken) fail(Exit::checkpoint, folder.string(), ": another run is writing there; wait for it or choose another --out");
@@ -118,22 +145,43 @@ std::string read_text(const fs::path& path, size_t limit) {
 }
 
 bool path_exists(const fs::path& path) {
-    std::error_code ignored;
-    return fs::exists(path, ignored);
+    struct stat info;
+    if (retried([&] { return stat(path.c_str(), &info); }) == 0) return true;
+    if (errno != ENOENT && errno != ENOTDIR) fail(Exit::checkpoint, path.string(), ": cannot be examined (", last_os_error(), ")");
+    return false;
+}
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+    std::vector<fs::path> found;
+    std::error_code error;
+    fs::directory_iterator entry(folder, error);
+    if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return found;
+    for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) found.push_back(entry->path());
+    if (error)
+        fail(Exit::checkpoint, folder.string(), ": the folder cannot be listed (", error.message(), "); make it readable, or give another");
+    return found;
+}
+
+void make_folders(const fs::path& folder) {
+    if (folder.empty() || path_exists(folder)) return;
+    make_folders(folder.parent_path());
+    if (retried([&] { return mkdir(folder.c_str(), 0777); }) != 0 && errno != EEXIST)
+        fail(Exit::checkpoint, folder.string(), ": cannot be made (", last_os_error(), "); choose another place");
+    sync_directory(folder.parent_path());
 }
 
 uint64_t free_bytes(const fs::path& folder) {
     struct statvfs info;
-    if (statvfs(folder.empty() ? "." : folder.c_str(), &info) != 0)
+    if (retried([&] { return statvfs(folder.empty() ? "." : folder.c_str(), &info); }) != 0)
         fail(Exit::checkpoint, folder.string(), ": its free space cannot be read (", last_os_error(), ")");
     return uint64_t(info.f_bavail) * info.f_frsize;
 }
 
 void sync_directory(const fs::path& folder) {
-    const int descriptor = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int descriptor = retried([&] { return open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
     if (descriptor < 0) fail(Exit::checkpoint, folder.string(), ": cannot be opened (", last_os_error(), ")");
     // Some network file systems cannot sync a folder (EINVAL) and need not.
-    const bool synced = fsync(descriptor) == 0 || errno == EINVAL;
+    const bool synced = retried([&] { return fsync(descriptor); }) == 0 || errno == EINVAL;
     const std::string reason = synced ? "" : last_os_error();
     ::close(descriptor);
     if (!synced) fail(Exit::checkpoint, folder.string(), ": cannot be forced to the disk (", reason, ")");

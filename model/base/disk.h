@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "model/base/hash.h"
 
@@ -26,15 +28,26 @@ private:
     size_t size_ = 0;
 };
 
-/// Makes `text` the contents of a small file: it is written beside `path`, under a name that has this process's number, and renamed,
-/// so that others read the old file or the new one, and the old one stays if this fails. Returns why it failed, "" if it has not.
+/// Writes all bytes, in as many calls as necessary. False on failure (reason in errno).
+bool write_all(int descriptor, const char* data, size_t bytes);
+
+/// Makes `text` the contents of a small file: it is written beside `path`, as `path`.PID.tmp, synced and renamed, so that others read
+/// the old file or the new one, and the old one stays if this fails. Returns why it failed, "" if it has not.
 std::string replace_file(const std::filesystem::path& path, const std::string& text);
+
+/// Opens a file that did not exist, for writing. What another process left under this name is removed first; a symbolic link is never
+/// followed. -1 with errno if that fails.
+int open_new(const std::filesystem::path& path);
+
+/// Called after each piece of a long file, at most PIECE_BYTES of it, so that a watchdog does not take a slow disk for a hang.
+using OnPiece = std::function<void()>;
+inline constexpr size_t PIECE_BYTES = size_t(16) << 20;
 
 /// Writes a new file sequentially and hashes it on the way.
 class FileWriter {
 public:
     /// Precondition: the file does not exist.
-    explicit FileWriter(const std::filesystem::path& path);
+    explicit FileWriter(const std::filesystem::path& path, OnPiece on_piece = {});
     FileWriter(const FileWriter&) = delete;
     FileWriter& operator=(const FileWriter&) = delete;
     ~FileWriter();
@@ -48,7 +61,10 @@ public:
     uint64_t hash() const { return hasher_.digest(); }   // XXH3 of everything written so far
 
 private:
+    void write_piece(const char* data, size_t bytes);
+
     std::filesystem::path path_;
+    OnPiece on_piece_;
     int descriptor_ = -1;
     uint64_t size_ = 0;
     Hasher hasher_;
@@ -71,8 +87,14 @@ private:
 /// The contents of a text file of at most `limit` bytes.
 std::string read_text(const std::filesystem::path& path, size_t limit = 64 << 20);
 
-/// False also if a parent folder cannot be read: opening the file then reports it.
+/// False only where there is nothing: a path that cannot be examined is Exit::checkpoint.
 bool path_exists(const std::filesystem::path& path);
+
+/// The paths of a folder's entries, in no order; none if the folder is not there. A folder that cannot be listed is Exit::checkpoint.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+/// Creates a folder and its parents, each entry synced to disk.
+void make_folders(const std::filesystem::path& folder);
 
 /// Precondition: `folder` exists. Bytes that this user may still write to its file system.
 uint64_t free_bytes(const std::filesystem::path& folder);

@@ -18,6 +18,7 @@ enum class Exit : int {
     signal = 75,        // stopped by a signal after saving
 };
 
+/// An empty sentence: another rank prints it.
 struct Error : std::runtime_error {
     Exit code;
     Error(Exit code_, const std::string& sentence) : std::runtime_error(sentence), code(code_) {}

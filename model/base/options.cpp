@@ -50,7 +50,9 @@ void require_two_files(const char* option, const std::string& file, const char* 
 }
 
 int run_program(const std::string& program, const std::function<void()>& body) {
-    const auto complain = [&](const std::string& sentence) { std::cerr << program << ": error: " << sentence << std::endl; };
+    const auto complain = [&](const std::string& sentence) {
+        if (!sentence.empty()) std::cerr << program << ": error: " << sentence << std::endl;
+    };
     reserve_standard_streams();
     try {
         body();

@@ -12,9 +12,20 @@ void reserve_standard_streams();
 /// Exit::data if some of standard output could not be written. That its reader has ended is no error.
 void require_printed();
 
-/// From now on SIGINT, SIGTERM and SIGUSR1 only set a flag; a second SIGINT ends the process at once.
-void catch_stop_signals();
+/// From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 request a stop, unless they were ignored when the program started (nohup,
+/// background jobs of a shell). A second SIGINT or SIGTERM ends the process at once. If `seconds` pass after a signal without
+/// stop_requested() or note_progress(), the process ends, too; 0: no limit. Both exit with 128 + the signal's number. Without
+/// `restart_calls` a signal interrupts a blocked read().
+void catch_stop_signals(int seconds, bool restart_calls = true);
+inline constexpr int SECONDS_TO_STOP = 5;   // the limit of programs that have nothing to save
 bool stop_requested();
+void note_progress();
+
+/// While it lives, time does not count towards the limit of catch_stop_signals(): one call may sync gigabytes to a slow disk.
+struct StopDeadlineSuspended {
+    StopDeadlineSuspended();
+    ~StopDeadlineSuspended();
+};
 
 /// The commit that the program was built from, "1a2b3c4d5e6f", "unknown" outside of git; and whether files differed from it. (The
 /// Makefile writes both.)

@@ -1,8 +1,7 @@
-// System calls that a signal may interrupt.
 #pragma once
 #include <cerrno>
 
-/// Repeats a system call while it fails with EINTR.
+/// Repeats a system call while it fails with EINTR. (Not for close(), which has closed the descriptor all the same.)
 template <class Call>
 auto retried(Call call) {
     for (;;) {

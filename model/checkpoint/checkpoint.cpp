@@ -5,13 +5,13 @@
 #include <cmath>
 #include <deque>
 #include <limits>
-#include <optional>
 #include <set>
 
 #include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/generation_config.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -43,23 +43,67 @@ void load_tensor(const StoredTensor& stored, const Tensor& tensor, const std::st
              std::is_same_v<X, float> ? "" : " when rounded to bf16", ", expected finite numbers");
 }
 
-/// Of a tensor that files have less 1: what `loaded` of it stands for. Of numbers below a half the difference keeps fewer bits, and so
-/// our own folders have the numbers themselves, too (exact_name()); they count unless model.safetensors has been changed since.
-void add_one(const Tensor& tensor, const SafetensorsFile* optimizer, float* flat) {
-    float* const loaded = flat + tensor.slot.offset;
-    const StoredTensor* exact = optimizer ? optimizer->find(exact_name(tensor)) : nullptr;
-    std::vector<float> ours(exact && exact->shape == tensor.shape ? tensor.slot.size : 0);
-    if (!ours.empty()) convert_to_float(*exact, ours.data(), optimizer->where());
-    for (size_t i = 0; i < tensor.slot.size; i++) {
-        const bool same = !ours.empty() && less_one(ours[i]) == loaded[i];
-        loaded[i] = same ? ours[i] : float(double(loaded[i]) + 1);
-    }
+struct Found {
+    const SafetensorsFile* file;
+    const StoredTensor* stored;
+};
+using Stock = std::map<std::string, Found>;   // what a folder's files hold, by name
+
+Stock take_stock(const std::deque<SafetensorsFile>& files) {
+    Stock stock;
+    for (const SafetensorsFile& file : files)
+        for (const StoredTensor& stored : file.tensors())
+            if (!stock.emplace(stored.name, Found{&file, &stored}).second)
+                fail(Exit::checkpoint, file.where(), ": tensor \"", stored.name, "\" is in another part too");
+    return stock;
 }
 
-/// Redundant tensors that some folders contain: a copy of the tied embedding, and RoPE's table.
-bool is_redundant(const std::string& name, const TensorList& list) {
-    const bool tied_head = name == "lm_head.weight" && !list.find("lm_head.weight");
-    return tied_head || name.ends_with(".rotary_emb.inv_freq");
+std::vector<float> numbers_of(const Found& found) {
+    std::vector<float> numbers(found.stored->count);
+    convert_to_float(*found.stored, numbers.data(), found.file->where());
+    return numbers;
+}
+
+bool same_numbers(const Found& a, const Found& b) {
+    return a.stored->shape == b.stored->shape && numbers_of(a) == numbers_of(b);
+}
+
+/// The head of a tied model, which has no tensor of its own here: alone in the folder it is the embedding, beside it a copy. Two that
+/// differ are an untied model, which is what transformers 5 makes of them whatever config.json says.
+void settle_tied_head(Stock& stock, const TensorList& list) {
+    const char *const head_name = "lm_head.weight", *const embedding_name = "model.embed_tokens.weight";
+    const auto head = stock.find(head_name);
+    if (head == stock.end() || list.find(head_name)) return;
+    const Found found = head->second;
+    stock.erase(head);
+    const auto [embedding, alone] = stock.emplace(embedding_name, found);
+    if (!alone && !same_numbers(embedding->second, found))
+        fail(Exit::checkpoint, found.file->where(), ": \"", head_name, "\" holds other numbers than \"", embedding_name, "\", but \"",
+             "tie_word_embeddings\" of config.json is true; set it to false there if both count, or remove the one that does not");
+}
+
+/// RoPE's frequencies, which older programs saved, are those of config.json, to the rounding of their type.
+void settle_frequencies(Stock& stock, const fs::path& folder) {
+    for (auto at = stock.begin(); at != stock.end();) {
+        const auto [file, stored] = at->second;
+        if (!at->first.ends_with("rotary_emb.inv_freq")) {
+            ++at;
+            continue;
+        }
+        const Config config = load_config(folder);
+        const std::vector<float> held = numbers_of(at->second);
+        const double rounding = stored->dtype == "BF16" ? 0x1p-8 : stored->dtype == "F16" ? 0x1p-10 : 1e-5;
+        const double least = stored->dtype == "F16" ? 0x1p-24 : 0;   // its smallest number
+        bool same = held.size() == size_t(config.HS / 2);
+        for (size_t d = 0; same && d < held.size(); d++) {
+            const double expected = std::pow(config.rope_theta, -2.0 * double(d) / config.HS);
+            same = std::abs(held[d] - expected) <= rounding * expected + least;
+        }
+        if (!same)
+            fail(Exit::checkpoint, file->where(), ": tensor \"", stored->name, "\" holds other frequencies than RoPE has with the ",
+                 "\"rope_theta\" ", config.rope_theta, " and \"head_dim\" ", config.HS, " of config.json; correct these, or remove the tensor");
+        at = stock.erase(at);
+    }
 }
 
 /// The files that model.safetensors.index.json names, and the tensors it lists in each.
@@ -137,24 +181,27 @@ void load_moment(const SafetensorsFile& file, const char* prefix, const TensorLi
 
 bool has_weights(const fs::path& folder) { return !open_weights(folder).empty(); }
 
-/// Gemma's own tokenizer is of a kind that is not read here, which is no reason to refuse the model: shards and prompts can be ids.
-static void try_tokenizer(Config& config) {
-    try {
-        open_tokenizer(config.tokenizer);
-    } catch (const Error& error) {
-        config.tokenizer.clear();
-        config.why_no_tokenizer = error.what();
-    }
+/// Keeps generation_config.json if it is not the one that a checkpoint with this config.json has anyway. Exit::checkpoint if it is broken.
+static void read_generation_config(const fs::path& folder, const json& model, Config& config) {
+    const fs::path path = folder / "generation_config.json";
+    verify_file(folder, path.filename());
+    if (!path_exists(path)) return;
+    const std::string text = read_text(path);
+    if (text.empty()) fail(Exit::checkpoint, path.string(), ": is empty; copy it again, or remove it");
+    generation_config_from_json(text, config.V, path.string());
+    if (text != default_generation_config(model)) config.generation_config = text;
 }
 
 Config load_config(const fs::path& folder) {
     const fs::path path = folder / "config.json", tokenizer = folder / "tokenizer.json";
     require_no_run(folder);
-    Config config = config_from_json(read_text(path), path.string());
+    verify_file(folder, path.filename());
+    const std::string text = read_text(path);
+    Config config = config_from_json(text, path.string());
+    read_generation_config(folder, parse_json(text), config);
     if (config.tokenizer == "bytes") return config;
     verify_file(folder, tokenizer.filename());
     config.tokenizer = path_exists(tokenizer) ? tokenizer.string() : "";
-    if (config.gemma && !config.tokenizer.empty()) try_tokenizer(config);
     return config;
 }
 
@@ -162,27 +209,24 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
     const std::deque<SafetensorsFile> files = open_weights(folder);
     for (const SafetensorsFile& file : files) verify_file(folder, fs::path(file.where()).filename());
     if (files.empty()) verify_file(folder, "model.safetensors");   // of our own, it has to be there
+    Stock stock = take_stock(files);
+    settle_tied_head(stock, list);
+    settle_frequencies(stock, folder);
     std::fill(weights, weights + list.size(), 0.0f);   // padding included
-    std::set<std::string> loaded;
-    std::optional<SafetensorsFile> optimizer;
-    const bool has_less_one = std::any_of(list.begin(), list.end(), [](const Tensor& tensor) { return tensor.less_one; });
-    if (has_less_one && path_exists(folder / "optimizer.safetensors")) optimizer.emplace(folder / "optimizer.safetensors");
-    for (const SafetensorsFile& file : files) {
-        for (const StoredTensor& stored : file.tensors()) {
-            if (is_redundant(stored.name, list)) continue;
-            const Tensor* tensor = list.find(stored.name);
-            if (!tensor) fail(Exit::checkpoint, file.where(), ": the model has no tensor \"", stored.name, "\"");
-            if (!loaded.insert(stored.name).second)
-                fail(Exit::checkpoint, file.where(), ": tensor \"", stored.name, "\" is in another part too");
-            if (tensor->stored == Stored::as_bf16) load_tensor(stored, *tensor, file.where(), matrices);
-            else load_tensor(stored, *tensor, file.where(), weights);
-            if (tensor->less_one) add_one(*tensor, optimizer ? &*optimizer : nullptr, weights);
-            file.release(stored);
-        }
+    for (const auto& [name, found] : stock) {
+        const auto [file, stored] = found;
+        const Tensor* tensor = list.find(name);
+        if (!tensor) fail(Exit::checkpoint, file->where(), ": the model has no tensor \"", name, "\"");
+        if (tensor->stored == Stored::as_bf16) load_tensor(*stored, *tensor, file->where(), matrices);
+        else load_tensor(*stored, *tensor, file->where(), weights);
+        file->release(*stored);
     }
     LoadReport report;
     for (const Tensor& tensor : list) {
-        if (loaded.count(tensor.name)) continue;
+        if (stock.count(tensor.name)) continue;
+        if (!files.empty() && !tensor.of_mechanism)
+            fail(Exit::checkpoint, folder.string(), ": its weights lack the tensor \"", tensor.name, "\" of the model; save the folder "
+                 "again with it, or give a folder with config.json alone to start from scratch");
         if (tensor.stored == Stored::as_bf16) initialise(tensor, seed, matrices);
         else initialise(tensor, seed, weights);
         report.initialised.push_back(tensor.name);
@@ -213,9 +257,7 @@ TrainerState load_state(const fs::path& folder, const TensorList& list, float* e
     const SafetensorsFile file(folder / "optimizer.safetensors");
     for (const StoredTensor& stored : file.tensors()) {
         const std::string name = stored.name.substr(stored.name.find('.') + 1);
-        const Tensor* const tensor = list.find(name);
-        const bool known = tensor && (stored.name == "exp_avg." + name || stored.name == "exp_avg_sq." + name ||
-                                      (tensor->less_one && stored.name == exact_name(*tensor)));
+        const bool known = list.find(name) && (stored.name == "exp_avg." + name || stored.name == "exp_avg_sq." + name);
         if (!known) fail(Exit::checkpoint, file.where(), ": the model's optimiser has no tensor \"", stored.name, "\"");
     }
     if (exp_avg) load_moment(file, "exp_avg.", list, exp_avg);

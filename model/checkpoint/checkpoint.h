@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data/tokenizers/tokenizer.h"
+#include "model/base/disk.h"
 #include "model/config.h"
 #include "model/tensors.h"
 
@@ -34,29 +35,40 @@ struct RunFacts {
 
 // ------------------------------------------------------------------------------------------------------------------ saving
 
-/// A number of a tensor that is stored as weight - 1 (Tensor::less_one), as model.safetensors has it; and the name under which
-/// optimizer.safetensors has the tensor itself.
-inline float less_one(float number) { return float(double(number) - 1); }
-inline std::string exact_name(const Tensor& tensor) { return "exact." + tensor.name; }
+struct SavedCheckpoint {
+    std::filesystem::path path;
+    std::string doubt;   // why its name may not survive a power failure, "" if it will
+};
 
 /// Precondition: `weights` and both moments are flat buffers laid out by `list`.
-/// Writes out_dir/step_<state.step> and returns its path. Free space is checked first. An existing checkpoint of the same step is
+/// Writes out_dir/step_<state.step>. Free space is checked first. An existing checkpoint of the same step is
 /// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of later steps are
 /// set aside.
 /// Tokenizer files: those of `tokenizer`, which config.json then refers to by name, so that the folder can be moved; and those of
 /// `tokenizer_from` (the folder the model came from) that belong to the same tokenizer, or all if `tokenizer` is null.
 /// README.md is a model card, for people to edit: the manifest does not list it. Models that transformers does not compute itself carry
 /// modeling_files().
-/// On failure the unfinished folder is removed and all earlier checkpoints are unchanged.
-std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const Config& config, const TensorList& list,
-                                      const float* weights, const float* exp_avg, const float* exp_avg_sq,
-                                      const TrainerState& state, const Tokenizer* tokenizer,
-                                      const std::filesystem::path& tokenizer_from = {}, const RunFacts& facts = {});
+/// On failure the unfinished folder is removed and all earlier checkpoints are unchanged. `on_piece` is called after each piece that is
+/// written, synced or verified.
+SavedCheckpoint save_checkpoint(const std::filesystem::path& out_dir, const Config& config, const TensorList& list,
+                                const float* weights, const float* exp_avg, const float* exp_avg_sq, const TrainerState& state,
+                                const Tokenizer* tokenizer, const std::filesystem::path& tokenizer_from = {}, const RunFacts& facts = {},
+                                const OnPiece& on_piece = {});
 
-/// Renames the checkpoints of steps after `step` to step_<N>.superseded, which resuming ignores: they belong to a run that has been
-/// abandoned, by one that starts afresh, or from an earlier step. Those that were renamed so before are deleted if there are any. Returns
-/// how many there were.
+/// Moves the checkpoints of steps after `step` into out_dir/superseded, which resuming ignores: they belong to a run that has been
+/// abandoned, by one that starts afresh (step < 0: its log and options are linked there, too), or from an earlier step. What was there before
+/// is deleted if there are any. One rename decides: before it, all checkpoints are where they were, once undo_interrupted() has been called.
+/// Returns how many there were.
 int set_later_ones_aside(const std::filesystem::path& out_dir, int64_t step);
+
+/// Moves checkpoints back whose setting aside a kill has interrupted. Exit::checkpoint if another run is writing there.
+void undo_interrupted(const std::filesystem::path& out_dir);
+
+/// Whether a folder is one of those that were set aside in out_dir.
+bool is_set_aside(const std::filesystem::path& folder, const std::filesystem::path& out_dir);
+
+/// Removes what runs that were killed left unfinished in out_dir. Best effort.
+void remove_leftovers(const std::filesystem::path& out_dir);
 
 /// Call after save_checkpoint() has returned. Deletes all but the `keep` checkpoints with the highest steps; keep < 1 keeps all.
 /// Folders are renamed before they are deleted, so that a half-deleted one is never taken for a checkpoint. Failures are ignored:
@@ -66,7 +78,7 @@ void prune_checkpoints(const std::filesystem::path& out_dir, int keep);
 // ----------------------------------------------------------------------------------------------------------------- finding
 
 /// Verifies every byte against the manifest; errors name the damaged file and, in safetensors files, the tensor.
-void verify_checkpoint(const std::filesystem::path& folder);
+void verify_checkpoint(const std::filesystem::path& folder, const OnPiece& on_piece = {});
 
 /// The same for one file of a folder, where it has a manifest of ours and that lists the file.
 void verify_file(const std::filesystem::path& folder, const std::filesystem::path& name);
@@ -94,8 +106,9 @@ struct LoadReport {
 };
 
 /// Fills `weights` (list.size()), and `matrices` (list.bf16_size()) with what is stored as bf16, from model.safetensors, or from the
-/// parts named by model.safetensors.index.json, in F32, BF16, F16 or F64. Missing tensors are initialised from `seed`; a folder with only config.json gives a fresh model. Refuses unknown
-/// tensors, other shapes, NaN and infinity, also those that rounding makes.
+/// parts named by model.safetensors.index.json, in F32, BF16, F16 or F64. Missing tensors of a mechanism are initialised from `seed`; in a
+/// folder with only config.json all are. Refuses missing and unknown base tensors, other shapes, NaN and infinity, also those that
+/// rounding makes, and a tied model's head or RoPE's frequencies where they are stored with other numbers.
 LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights,
                         StoredBf16* matrices = nullptr);
 

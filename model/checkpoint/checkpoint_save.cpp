@@ -2,13 +2,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <deque>
 #include <functional>
 #include <map>
 
 #include <fcntl.h>
 
-#include "data/documents/files.h"
 #include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/hash.h"
@@ -17,6 +15,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/model_card.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/generation_config.h"
 #include "model/layer_types.h"
 
 namespace fs = std::filesystem;
@@ -43,7 +42,11 @@ std::optional<int64_t> step_of(const std::string& name) {
     return step;
 }
 
-bool is_leftover(const std::string& name) { return name.starts_with("step_") && name.ends_with(".tmp"); }
+/// Of a checkpoint, of the log or the options, or of what was set aside before; not superseded.tmp, which holds whole checkpoints.
+bool is_leftover(const std::string& name) {
+    const bool ours = name.starts_with("step_") || name.starts_with("log.jsonl.") || name.starts_with("options.toml.");
+    return (ours && name.ends_with(".tmp")) || name == "superseded.old.tmp";
+}
 
 struct Found {
     int64_t step;
@@ -53,22 +56,11 @@ struct Found {
 /// Finished checkpoints, highest step first.
 std::vector<Found> list_checkpoints(const fs::path& out_dir) {
     std::vector<Found> found;
-    std::error_code error;
-    for (fs::directory_iterator entry(out_dir, error), end; !error && entry != end; entry.increment(error))
-        if (const auto step = step_of(entry->path().filename().string())) found.push_back({*step, entry->path()});
+    for (const fs::path& path : entries_of(out_dir))
+        if (const auto step = step_of(path.filename().string())) found.push_back({*step, path});
     std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
     return found;
 }
-
-/// Removes the folders whose names are_doomed(). Best effort: readers ignore what remains.
-void remove_folders(const fs::path& out_dir, const std::function<bool(const std::string&)>& are_doomed) {
-    std::vector<fs::path> doomed;   // collected first: deleting while iterating is unspecified
-    std::error_code error;
-    for (fs::directory_iterator entry(out_dir, error), end; !error && entry != end; entry.increment(error))
-        if (are_doomed(entry->path().filename().string())) doomed.push_back(entry->path());
-    for (const fs::path& path : doomed) fs::remove_all(path, error);
-}
-void remove_leftovers(const fs::path& out_dir) { remove_folders(out_dir, is_leftover); }
 
 void rename_or_fail(const fs::path& from, const fs::path& to) {
     std::error_code error;
@@ -124,7 +116,8 @@ FileManifest file_manifest_from_json(const std::string& text, const std::string&
         const std::string here = where + ": " + name;
         const bool sound = entry.is_object() && (!entry.contains("tensors") || entry["tensors"].is_object());
         if (!sound) fail(Exit::checkpoint, here, ": the entry is damaged");
-        if (!is_plain_name(name)) fail(Exit::checkpoint, here, ": is not the name of a file in the same folder");
+        if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
+            fail(Exit::checkpoint, here, ": is not the name of a file in the manifest's folder; copy the checkpoint again");
         ManifestFile& file = manifest[name];
         file.file.bytes = uint64_t(integer_field(entry, "bytes", 0, INT64_MAX, here));
         file.file.hash = hash_field(required_field(entry, "xxh3", here), here);
@@ -148,7 +141,6 @@ struct TextFile {
 struct TensorFile {
     std::string name;
     std::vector<TensorToWrite> tensors;
-    std::deque<std::vector<float>> made = {};   // numbers of tensors that are in no buffer
 };
 
 std::string trainer_state_to_json(const TrainerState& state) {
@@ -162,15 +154,6 @@ std::string trainer_state_to_json(const TrainerState& state) {
     object["last_val_loss"] = state.last_val_loss;
     object["options"] = state.options_json;
     return written(object, 2, NotUtf8::replace) + "\n";   // replace: paths need not be UTF-8
-}
-
-std::string generation_config_to_json(const json& model) {
-    ordered_json object;
-    object["_from_model_config"] = true;
-    for (const char* key : {"eos_token_id", "bos_token_id"})
-        if (has_field(model, key)) object[key] = model[key];
-    object["transformers_version"] = "4.51.0";
-    return written(object, 2) + "\n";
 }
 
 void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* tokenizer, const fs::path& from) {
@@ -193,7 +176,8 @@ std::vector<TextFile> text_files(Config config, const TrainerState& state, const
     if (tokenizer && tokenizer->name() != "bytes") config.tokenizer = "tokenizer.json";   // the folder may be moved
     const std::string model = config_to_json(config);
     std::vector<TextFile> files = {{"config.json", model},
-                                   {"generation_config.json", generation_config_to_json(parse_json(model))},
+                                   {"generation_config.json", config.generation_config.empty() ? default_generation_config(parse_json(model))
+                                                                                               : config.generation_config},
                                    {"trainer_state.json", trainer_state_to_json(state)}};
     if (!transformers_computes(config))
         for (const CarriedText& file : modeling_files()) files.push_back({file.name, file.text});
@@ -203,19 +187,6 @@ std::vector<TextFile> text_files(Config config, const TrainerState& state, const
 
 void append_tensors(TensorFile& file, const std::string& prefix, const TensorList& list, const float* flat) {
     for (const Tensor& tensor : list) file.tensors.push_back({prefix + tensor.name, tensor.shape, flat + tensor.slot.offset});
-}
-
-/// The weights as a folder has them. What is less 1 there is as it is in the optimiser's file, or training could not go on to the bit.
-void append_weights(TensorFile& file, TensorFile& optimizer, const TensorList& list, const float* flat) {
-    for (const Tensor& tensor : list) {
-        const float* const numbers = flat + tensor.slot.offset;
-        file.tensors.push_back({tensor.name, tensor.shape, numbers});
-        if (!tensor.less_one) continue;
-        std::vector<float>& made = file.made.emplace_back(tensor.slot.size);
-        std::transform(numbers, numbers + made.size(), made.begin(), less_one);
-        file.tensors.back().data = made.data();
-        optimizer.tensors.push_back({exact_name(tensor), tensor.shape, numbers});
-    }
 }
 
 /// The exact size of all files, in whole blocks; the manifest's is estimated from the names it contains.
@@ -231,7 +202,8 @@ uint64_t space_needed(const std::vector<TextFile>& texts, const std::vector<Tens
     return need + blocks(manifest);
 }
 
-void write_files(const fs::path& folder, const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files) {
+void write_files(const fs::path& folder, const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files,
+                 const OnPiece& on_piece) {
     FileManifest manifest;
     const auto write_text = [&](const TextFile& file) {
         FileWriter writer(folder / file.name);
@@ -242,7 +214,7 @@ void write_files(const fs::path& folder, const std::vector<TextFile>& texts, con
     for (const TextFile& file : texts) write_text(file);
     for (const TensorFile& file : tensor_files) {
         ManifestFile& entry = manifest[file.name];
-        entry.file = write_safetensors(folder / file.name, file.tensors);
+        entry.file = write_safetensors(folder / file.name, file.tensors, on_piece);
         for (const TensorToWrite& tensor : file.tensors) entry.tensors[tensor.name] = xxh3(tensor.data, tensor_bytes(tensor));
     }
     write_text({"manifest.json", file_manifest_to_json(manifest)});
@@ -276,82 +248,158 @@ void take_final_name(const fs::path& temporary, const fs::path& final_path) {
          hexadecimal(expected.file.hash), ")");
 }
 
-void verify(const fs::path& path, const ManifestFile& expected) {
+/// Exit::checkpoint if a link leads out of the folder that the file is said to be in: what was verified could change there.
+void require_in_folder(const fs::path& path) {
+    std::error_code none;   // opening a file that is not there reports it
+    const fs::path target = fs::weakly_canonical(path, none), folder = fs::weakly_canonical(path.parent_path(), none);
+    if (target.parent_path() != folder)
+        fail(Exit::checkpoint, path.string(), ": is a link to ", target.string(), ", outside the manifest's folder; copy the file itself "
+             "there (cp -L)");
+}
+
+void verify(const fs::path& path, const ManifestFile& expected, const OnPiece& on_piece = {}) {
+    require_in_folder(path);
     const MappedFile file(path);
-    const size_t piece = size_t(16) << 20, size = file.bytes().size();
+    const size_t size = file.bytes().size();
     Hasher hasher;
-    for (size_t at = 0; at < size; at += piece) {
-        const auto part = file.bytes().subspan(at, std::min(piece, size - at));
+    for (size_t at = 0; at < size; at += PIECE_BYTES) {
+        const auto part = file.bytes().subspan(at, std::min(PIECE_BYTES, size - at));
         hasher.add(part.data(), part.size());
         file.release(part);
+        if (on_piece) on_piece();
     }
     if (size != expected.file.bytes || hasher.digest() != expected.file.hash) report_damage(path, expected, file.bytes());
 }
 
 }   // namespace
 
-fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights,
-                         const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const Tokenizer* tokenizer,
-                         const fs::path& tokenizer_from, const RunFacts& facts) {
+SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights,
+                                const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const Tokenizer* tokenizer,
+                                const fs::path& tokenizer_from, const RunFacts& facts, const OnPiece& on_piece) {
     std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
     texts.push_back({"README.md", model_card(config, list, weights, state, facts), false});
     std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.safetensors", {}}};
+    append_tensors(tensor_files[0], "", list, weights);
     append_tensors(tensor_files[1], "exp_avg.", list, exp_avg);
     append_tensors(tensor_files[1], "exp_avg_sq.", list, exp_avg_sq);
-    append_weights(tensor_files[0], tensor_files[1], list, weights);
 
-    std::error_code error;
-    fs::create_directories(out_dir, error);
-    if (error) fail(Exit::checkpoint, out_dir.string(), ": the folder cannot be created (", error.message(), ")");
+    make_folders(out_dir);
     remove_leftovers(out_dir);
     const uint64_t need = space_needed(texts, tensor_files), available = free_bytes(out_dir);
     if (need > available)
         fail(Exit::checkpoint, out_dir.string(), ": no room for a checkpoint: ", need, " bytes are needed, ", available,
-             " are free; step_*.superseded are of earlier runs, and may go");
+             " are free; what is in superseded/ is of earlier runs, and may go");
 
     const fs::path final_path = out_dir / folder_name(state.step), temporary = final_path.string() + ".tmp";
+    std::error_code error;
     try {
         if (!fs::create_directory(temporary, error))
             fail(Exit::checkpoint, temporary.string(), ": cannot be created (", error.message(), ")");
-        write_files(temporary, texts, tensor_files);
-        verify_checkpoint(temporary);
+        write_files(temporary, texts, tensor_files, on_piece);
+        verify_checkpoint(temporary, on_piece);
         set_later_ones_aside(out_dir, state.step);
         take_final_name(temporary, final_path);
     } catch (...) {
         fs::remove_all(temporary, error);
         throw;
     }
-    sync_directory(out_dir);
+    SavedCheckpoint saved{final_path, ""};
+    try {
+        sync_directory(out_dir);
+    } catch (const Error& problem) {   // it is there, and whole
+        saved.doubt = problem.what();
+    }
     remove_leftovers(out_dir);   // the replaced checkpoint
-    return final_path;
+    return saved;
 }
 
+void remove_leftovers(const fs::path& out_dir) {
+    std::error_code ignored;
+    for (const fs::path& path : entries_of(out_dir))
+        if (is_leftover(path.filename().string())) fs::remove_all(path, ignored);   // a link itself, not what it names
+}
+
+// ------------------------------------------------------------------------------------------------------------ setting aside
+
+namespace {
+
+/// Where checkpoints are set aside, while they are moved there, and what was there before, until it is deleted.
+struct AsidePlaces {
+    fs::path aside, moving, before;
+    explicit AsidePlaces(const fs::path& out_dir)
+        : aside(out_dir / "superseded"), moving(out_dir / "superseded.tmp"), before(out_dir / "superseded.old.tmp") {}
+};
+
+/// A second name for a file, or a copy where the file system has no links. Nothing for one that is not there.
+void link_or_copy(const fs::path& from, const fs::path& to) {
+    std::error_code error;
+    if (!path_exists(from)) return;
+    fs::create_hard_link(from, to, error);
+    if (error) fs::copy_file(from, to, error);
+    if (error) fail(Exit::checkpoint, from.string(), ": cannot be set aside as ", to.string(), " (", error.message(), ")");
+}
+
+/// Precondition: the folder is locked.
+void move_back(const fs::path& out_dir) {
+    const AsidePlaces places(out_dir);
+    std::error_code ignored;
+    if (fs::is_symlink(places.moving, ignored)) fs::remove(places.moving, ignored);   // nothing of ours
+    if (!path_exists(places.moving)) return;
+    if (path_exists(places.before) && !path_exists(places.aside)) rename_or_fail(places.before, places.aside);
+    for (const fs::path& path : entries_of(places.moving))
+        if (step_of(path.filename().string())) rename_or_fail(path, out_dir / path.filename());
+    fs::remove_all(places.moving, ignored);   // links to the log and the options
+    sync_directory(out_dir);
+}
+
+}   // namespace
+
 int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
+    move_back(out_dir);
     std::vector<Found> later = list_checkpoints(out_dir);
     std::erase_if(later, [&](const Found& found) { return found.step <= step; });
     if (later.empty()) return 0;
-    const auto is_superseded = [](const std::string& name) { return name.starts_with("step_") && name.ends_with(".superseded"); };
-    remove_folders(out_dir, is_superseded);
-    for (const Found& found : later) rename_or_fail(found.path, found.path.string() + ".superseded");
+    const AsidePlaces places(out_dir);
+    make_folders(places.moving);
+    if (step < 0)
+        for (const char* name : {"log.jsonl", "options.toml"}) link_or_copy(out_dir / name, places.moving / name);
+    for (const Found& found : later) rename_or_fail(found.path, places.moving / found.path.filename());
+    sync_directory(places.moving);
+    if (path_exists(places.aside)) rename_or_fail(places.aside, places.before);
+    rename_or_fail(places.moving, places.aside);
+    sync_directory(out_dir);
+    std::error_code ignored;
+    fs::remove_all(places.before, ignored);
     return int(later.size());
+}
+
+void undo_interrupted(const fs::path& out_dir) {
+    if (!path_exists(AsidePlaces(out_dir).moving)) return;
+    const FolderLock lock(out_dir);
+    move_back(out_dir);
+}
+
+bool is_set_aside(const fs::path& folder, const fs::path& out_dir) {
+    std::error_code none;   // neither need exist
+    return fs::weakly_canonical(folder, none).parent_path() == fs::weakly_canonical(AsidePlaces(out_dir).aside, none);
 }
 
 void prune_checkpoints(const fs::path& out_dir, int keep) {
     if (keep < 1) return;
     std::vector<Found> found = list_checkpoints(out_dir);
     if (found.size() <= size_t(keep)) return;
-    std::error_code ignored;
+    std::error_code ignored;   // they must not stop a run
     for (auto doomed = found.begin() + keep; doomed != found.end(); ++doomed)
         fs::rename(doomed->path, doomed->path.string() + ".old.tmp", ignored);
     remove_leftovers(out_dir);
 }
 
-void verify_checkpoint(const fs::path& folder) {
+void verify_checkpoint(const fs::path& folder, const OnPiece& on_piece) {
     const fs::path path = folder / "manifest.json";
     const FileManifest manifest = file_manifest_from_json(read_text(path), path.string());
     for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"})
         if (!manifest.count(name)) fail(Exit::checkpoint, path.string(), ": does not list ", name);
-    for (const auto& [name, expected] : manifest) verify(folder / name, expected);
+    for (const auto& [name, expected] : manifest) verify(folder / name, expected, on_piece);
 }
 
 void verify_file(const fs::path& folder, const fs::path& name) {
@@ -361,6 +409,8 @@ void verify_file(const fs::path& folder, const fs::path& name) {
     if (!has_field(parse_json_object(text, path.string()), "files_xxh3")) return;   // somebody else's
     const FileManifest manifest = file_manifest_from_json(text, path.string());
     const auto entry = manifest.find(name.string());
+    if (entry == manifest.end() && (name == "config.json" || name == "model.safetensors"))
+        fail(Exit::checkpoint, path.string(), ": does not list ", name.string(), "; remove the manifest if that is on purpose");
     if (entry == manifest.end()) return;
     try {
         verify(folder / name, entry->second);
@@ -384,6 +434,7 @@ void require_no_run(const fs::path& folder) {
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {
+    undo_interrupted(out_dir);
     for (const Found& found : list_checkpoints(out_dir)) {
         try {
             verify_checkpoint(found.path);

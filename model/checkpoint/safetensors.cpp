@@ -273,10 +273,10 @@ uint64_t safetensors_size(const std::vector<TensorToWrite>& tensors) {
     return size;
 }
 
-WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors) {
+WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors, const OnPiece& on_piece) {
     const std::string header = header_text(tensors);
     const uint64_t length = header.size();
-    FileWriter file(path);
+    FileWriter file(path, on_piece);
     file.write(&length, sizeof(length));
     file.write(header.data(), header.size());
     for (const TensorToWrite& tensor : tensors) file.write(tensor.data, tensor_bytes(tensor));

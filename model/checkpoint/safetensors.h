@@ -68,7 +68,7 @@ struct WrittenFile {
 };
 
 /// Writes a new file and syncs it to disk.
-WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors);
+WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors, const OnPiece& on_piece = {});
 
 /// "[3, 4]"
 std::string shape_text(const std::vector<int64_t>& shape);

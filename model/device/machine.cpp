@@ -1,18 +1,22 @@
 #include "model/device/machine.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <latch>
 #include <limits>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include <malloc.h>
 #include <omp.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "model/base/text.h"
 #include "model/device/blas.h"
 
 void keep_freed_memory() {
@@ -59,14 +63,52 @@ size_t resident_memory() { return kilobytes_field("/proc/self/status", "VmRSS:")
 
 int processors() { return int(sysconf(_SC_NPROCESSORS_ONLN)); }
 
+/// How many threads OpenMP gives a parallel region that requests `wanted`.
+static int team_size(int wanted) {
+    int size = 1;
+#pragma omp parallel num_threads(wanted)
+#pragma omp single
+    size = omp_get_num_threads();
+    return size;
+}
+
+/// Up to `wanted` threads that the system lets this process start now, where OpenMP would end it.
+static int startable_threads(int wanted) {
+    std::latch counted(1);
+    std::vector<std::thread> threads;
+    try {
+        while (int(threads.size()) < wanted) threads.emplace_back([&] { counted.wait(); });
+    } catch (const std::system_error&) {   // a limit of the user or the container
+    }
+    counted.count_down();
+    for (std::thread& thread : threads) thread.join();
+    return int(threads.size());
+}
+
+/// "OMP_THREAD_LIMIT=1": what keeps OpenMP's teams smaller than requested.
+static std::string team_limit(int wanted) {
+    if (omp_get_max_active_levels() == 0) return "OMP_MAX_ACTIVE_LEVELS=0";
+    return omp_get_thread_limit() < wanted ? text("OMP_THREAD_LIMIT=%d", omp_get_thread_limit()) : "limit on processes";
+}
+
+/// Processors on which OpenMP may run this process's threads. (sched_getaffinity() would give one: OMP_PROC_BIND pins each thread.)
+static int usable_processors() {
+    int in_places = 0;
+    for (int place = 0; place < omp_get_num_places(); place++) in_places += omp_get_place_num_procs(place);
+    return in_places > 0 ? std::min(in_places, omp_get_num_procs()) : omp_get_num_procs();
+}
+
 int use_threads(int wanted, int local_ranks) {
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    sched_getaffinity(0, sizeof allowed, &allowed);
-    const int here = std::max(1, CPU_COUNT(&allowed));
+    const int here = usable_processors();
     const int share =
         here < processors() ? here : std::max(1, here / local_ranks);   // a launcher that pins ranks has already divided them
-    const int threads = wanted > 0 ? wanted : share;
+    const int requested = wanted > 0 ? wanted : share;
+    omp_set_dynamic(0);
+    omp_set_max_active_levels(std::min(1, omp_get_max_active_levels()));   // no region starts threads inside another
+    const int others = 2;   // that a run may start besides: loader and watchdog
+    const int threads = team_size(std::clamp(startable_threads(requested - 1 + others) + 1 - others, 1, requested));
+    if (threads < requested)
+        std::fprintf(stderr, "note: OpenMP gives %d of %d threads (%s)\n", threads, requested, team_limit(requested).c_str());
     omp_set_num_threads(threads);
     use_blas_threads(threads);
     return threads;

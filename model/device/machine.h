@@ -24,7 +24,8 @@ size_t available_memory();
 size_t peak_memory();
 size_t resident_memory();
 
-/// Sets and returns the number of OpenMP threads: `wanted`, or, if that is 0, this process's share of the processors it may run on.
+/// Sets and returns the number of threads of OpenMP and BLAS: `wanted`, or, if that is 0, this process's share of the processors it
+/// may run on; fewer, with a note on stderr, where OpenMP does not give as many. (OpenBLAS would wait forever for those that are missing.)
 int use_threads(int wanted, int local_ranks);
 
 /// Processors of this machine.

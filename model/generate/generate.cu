@@ -17,6 +17,7 @@
 #include "model/generate/output.h"
 #include "model/generate/prompts.h"
 #include "model/generate/write_prompts.cuh"
+#include "model/generation_config.h"
 #include "model/run/inference_options.h"
 
 namespace {
@@ -25,6 +26,7 @@ struct Options {
     std::vector<std::string> id_lists, settings;   // "1,2,3", KEY=VALUE
     int tokens = 200, batch = 8, threads = 0;
     Sampling sampling;
+    bool gives_temperature = false, gives_top_k = false, gives_top_p = false;
     InferenceOptions inference;
     bool print_ids = false, ignore_eos = false, dry_run = false;
 };
@@ -51,10 +53,13 @@ static bool parse(int argc, char** argv, Options& o) {
     app.add_option("--log", o.log, "FILE for what writing has measured, as one line of JSON: times, bytes of the cache, device, weights");
     app.add_option("--batch", o.batch, "how many texts of --prompts are written side by side")->needs(prompts)->transform(whole_number_from(1, 128));
     app.add_option("--tokens", o.tokens, "how many tokens to write, if no end of text comes before")->transform(whole_number_from(1, 1 << 30));
-    app.add_option("--temperature", o.sampling.temperature, "0: always the likeliest token")->check(number_from(0, 1e6));
-    app.add_option("--top-k", o.sampling.top_k, "sample from the k likeliest tokens; 0: all")->transform(whole_number_from(0, 1 << 30));
-    app.add_option("--top-p", o.sampling.top_p, "sample from the likeliest tokens whose probabilities sum to this")
-        ->check(number_from(0, 1));
+    auto* temperature = app.add_option("--temperature", o.sampling.temperature, "divisor of the logits; 0 always takes the likeliest token. "
+                                       "Defaults of this and the next two: generation_config.json, where it has them")
+                            ->check(number_from(0, 1e6));
+    auto* top_k = app.add_option("--top-k", o.sampling.top_k, "number of likeliest tokens to sample from; 0: all")
+                      ->transform(whole_number_from(0, 1 << 30));
+    auto* top_p = app.add_option("--top-p", o.sampling.top_p, "sum of probabilities of the likeliest tokens to sample from")
+                      ->check(number_from(0, 1));
     app.add_option("--seed", o.sampling.seed, "of sampling")->transform(whole_number_from(uint64_t(0), UINT64_MAX));
     app.add_option("--device", o.device, "where to write")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--weights", o.weights,
@@ -68,7 +73,9 @@ static bool parse(int argc, char** argv, Options& o) {
     app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else; of --prompts, \"ids\" instead of \"text\"");
     app.add_flag("--ignore-eos", o.ignore_eos, "go on behind the token that ends a text");
     app.add_flag("--dry-run", o.dry_run, "print the memory that it takes, and write nothing");
-    return parse_options(app, argc, argv);
+    const bool runs = parse_options(app, argc, argv);
+    o.gives_temperature = temperature->count(), o.gives_top_k = top_k->count(), o.gives_top_p = top_p->count();
+    return runs;
 }
 
 /// Appends the ids of a list, "1,2,3". Exit::usage for anything else.
@@ -127,6 +134,7 @@ static const Variant& variant_of_checkpoint(const Config& config, const std::str
 static Variants complete(Config& config, const Variant& own, const std::string& checkpoint) {
     Variants variants(own, all_variants());
     variants.others.push_back(&on_cpu::causal);   // a program of one variant has it, too
+    require_known_settings(config, variants, checkpoint + "/config.json");
     try {
         complete_layers(config, variants);
     } catch (const Error& error) {
@@ -152,8 +160,28 @@ static void use_enough_threads(const Options& o, const Variants& variants, const
     if (o.threads == 0) use_threads(int(std::clamp<size_t>(enough, 1, size_t(most))), 1);
 }
 
+/// The options' sampling, completed by what generation_config.json says, which is printed.
+static Sampling sampling_of(const Options& o, const GenerationConfig& held) {
+    Sampling sampling = o.sampling;
+    if (held.temperature && !o.gives_temperature) sampling.temperature = *held.temperature;
+    if (held.top_k && !o.gives_top_k) sampling.top_k = *held.top_k;
+    if (held.top_p && !o.gives_top_p) sampling.top_p = *held.top_p;
+    if (const std::string words = held.in_words(); !words.empty())
+        std::fprintf(stderr, "note: %s/generation_config.json: %s; options take precedence\n", o.checkpoint.c_str(), words.c_str());
+    return sampling;
+}
+
+/// The tokens that end a text: those of generation_config.json or, if it names none, of config.json, and the tokenizer's.
+static std::vector<int> ends_of_text(const Options& o, const Config& config, const GenerationConfig& held, const Tokenizer* tokenizer) {
+    if (o.ignore_eos) return {};
+    std::vector<int> ends = held.ends.empty() ? config.ends_of_text() : held.ends;
+    if (tokenizer) ends.push_back(int(tokenizer->end_of_text()));
+    return ends;
+}
+
 static void run(const Options& o) {
     Config config = load_config(o.checkpoint);
+    const GenerationConfig held = generation_config_from_json(config.generation_config, config.V, o.checkpoint);
     const Variants variants = complete(config, variant_of_checkpoint(config, o.checkpoint), o.checkpoint);
     change_settings(config, o);
     std::unique_ptr<Tokenizer> tokenizer;
@@ -162,10 +190,9 @@ static void run(const Options& o) {
     const bool has_text = !o.print_ids || ids.empty();   // otherwise no tokenizer is needed
     if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
-        fail(Exit::usage, config.why_no_tokenizer.empty()
-                              ? o.checkpoint + ": has no tokenizer.json, and config.json does not name the tokenizer of bytes"
-                              : config.why_no_tokenizer,
-             "; use --print-ids, and --prompt-ids or \"prompt_ids\"");
+        fail(Exit::usage, o.checkpoint,
+             ": has no tokenizer.json, and config.json does not name the tokenizer of bytes; use --print-ids, and --prompt-ids or "
+             "\"prompt_ids\"");
 
     std::vector<Prompt> prompts;
     if (o.prompts.empty())
@@ -174,7 +201,7 @@ static void run(const Options& o) {
     else prompts = read_prompts(o.prompts, tokenizer.get(), config.V, config.max_positions);
     for (const Prompt& prompt : prompts) require_plain_attention(o, config, prompt.ids.size() + size_t(o.tokens) - 1);
     use_enough_threads(o, variants, config);
-    catch_stop_signals();
+    catch_stop_signals(SECONDS_TO_STOP);
     const Tokenizer* const shows = o.print_ids ? nullptr : tokenizer.get();
     std::unique_ptr<TextOutput> output;
     require_two_files("--out", o.out, "--prompts", o.prompts);
@@ -186,11 +213,9 @@ static void run(const Options& o) {
     else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
     std::optional<JsonLines> log;
     if (!o.log.empty() && !o.dry_run) log = JsonLines::whole(o.log);
-    std::vector<int> ends_of_text = config.ends_of_text();
-    if (tokenizer) ends_of_text.push_back(int(tokenizer->end_of_text()));
-    if (o.ignore_eos) ends_of_text.clear();
     try {
-        write(variants, o, {o.checkpoint, config, prompts, o.inference.how, o.sampling, o.tokens, o.batch, ends_of_text, o.dry_run, *output,
+        write(variants, o, {o.checkpoint, config, prompts, o.inference.how, sampling_of(o, held), o.tokens, o.batch,
+                            ends_of_text(o, config, held, tokenizer.get()), o.dry_run, *output,
                             log ? &*log : nullptr});
     } catch (const Error& error) {
         if (o.settings.empty() || error.code != Exit::checkpoint) throw;

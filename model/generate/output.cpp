@@ -1,8 +1,11 @@
 #include "model/generate/output.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include "model/base/disk.h"
 #include "model/base/error.h"
+#include "model/base/retry.h"
 
 void StreamedText::add(const Text& text) {
     const int32_t token = text.ids.back();
@@ -17,30 +20,29 @@ void StreamedText::finish() {
     stream_.add("\n");
 }
 
-/// Leaves in it what it has, and keeps no part of a line back.
-static std::FILE* open_to_write(const std::string& path) {
-    std::FILE* const file = std::fopen(path.c_str(), "a");
-    if (!file) fail(Exit::data, path, ": cannot be written: ", last_os_error());
-    std::setvbuf(file, nullptr, _IONBF, 0);
+/// Leaves in it what it has.
+static Descriptor open_to_write(const std::string& path) {
+    Descriptor file(retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
+    if (!file.is_open()) fail(Exit::data, path, ": cannot be written: ", last_os_error());
     return file;
 }
 
 TextLines::TextLines(const std::string& path, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer, int most_tokens)
-    : path_(path.empty() ? "standard output" : path), file_(path.empty() ? stdout : open_to_write(path)), prompts_(prompts),
-      tokenizer_(tokenizer), most_tokens_(most_tokens), shows_progress_(isatty(STDERR_FILENO) && !isatty(fileno(file_))) {}
-
-TextLines::~TextLines() {
-    if (file_ != stdout) std::fclose(file_);
-}
+    : path_(path.empty() ? "standard output" : path), file_(path.empty() ? Descriptor() : open_to_write(path)), prompts_(prompts),
+      tokenizer_(tokenizer), most_tokens_(most_tokens),
+      shows_progress_(isatty(STDERR_FILENO) && !isatty(path.empty() ? STDOUT_FILENO : file_.get())) {}
 
 void TextLines::write(const std::string& line) {
-    const auto cut = [&] { return file_ != stdout && ftruncate(fileno(file_), off_t(whole_)) == 0; };   // false: no regular file
+    const std::string text = line + "\n";
+    const auto cut = [&] { return file_.is_open() && retried([&] { return ftruncate(file_.get(), off_t(whole_)); }) == 0; };   // false: no file
     if (whole_ == 0) cut();
-    if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) {
+    const bool good = file_.is_open() ? write_all(file_.get(), text.data(), text.size())
+                                      : std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
+    if (!good) {
         const std::string why = last_os_error();
         fail(Exit::data, path_, ": cannot be written: ", why, cut() ? "; the lines before are whole" : "");
     }
-    whole_ += line.size() + 1;
+    whole_ += text.size();
 }
 
 void TextLines::add(const Text&) {
@@ -59,6 +61,8 @@ void TextLines::end(const Text& text, TextEnd end) {
 }
 
 void TextLines::finish() {
+    const bool synced = !file_.is_open() || retried([&] { return fsync(file_.get()); }) == 0 || errno == EINVAL;   // EINVAL: a pipe
+    if (!synced) fail(Exit::data, path_, ": cannot be forced to the disk: ", last_os_error());
     if (shows_progress_) std::fprintf(stderr, "\r\033[K");
 }
 

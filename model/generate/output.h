@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "data/documents/files.h"
 #include "model/generate/prompts.h"
 #include "model/generate/text_stream.h"
 #include "model/generate/write_texts.h"
@@ -43,8 +44,6 @@ class TextLines final : public TextOutput {
 public:
     /// `path` empty: stdout. Exit::data if the file cannot be written. At most `most_tokens` are written for each prompt.
     TextLines(const std::string& path, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer, int most_tokens);
-    ~TextLines() override;
-    TextLines(const TextLines&) = delete;
 
     void add(const Text& text) override;
     void end(const Text& text, TextEnd end) override;
@@ -55,7 +54,7 @@ private:
     void show_progress();
 
     std::string path_;
-    std::FILE* file_;
+    Descriptor file_;                         // none: stdout
     const std::vector<Prompt>& prompts_;
     const Tokenizer* tokenizer_;
     int most_tokens_;

@@ -34,13 +34,6 @@ void embedding_backward(CPU, Wide<X>* dtable, const X* dout, const RowsByToken& 
         }
 }
 
-/// x (n) *= factor: of embeddings, and of their gradient before embedding_backward().
-template <class X>
-void scale_embeddings(CPU, X* x, size_t n, Wide<X> factor) {
-#pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) x[i] *= factor;
-}
-
 #ifdef WITH_GPU
 
 namespace embedding {
@@ -194,20 +187,5 @@ void embedding_backward(GPU device, Wide<X>* dtable, const X* dout, const RowsBy
     launch(device, embedding_backward_kernel<X>, by_token.capacity, threads, 0, dtable, partials, slots, dout, by_token, C);
     launch(device, embedding_backward_split_kernel<X>, std::min(by_token.capacity, embedding::SPLIT_BLOCKS), threads, 0, dtable,
            partials, slots, dout, by_token, C);
-}
-
-template <class X>
-__global__ void scale_embeddings_kernel(X* x, size_t n, float factor) {
-    const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * Packed<X>::size;
-    if (i >= n) return;
-    Packed<X> pack = load_packed(x + i);
-    for (int k = 0; k < Packed<X>::size; k++) pack.set(k, pack[k] * factor);
-    store_packed(x + i, pack);
-}
-
-/// Precondition: n is a multiple of 8, as a row of the residual stream is.
-template <class X>
-void scale_embeddings(GPU device, X* x, size_t n, Wide<X> factor) {
-    launch(device, scale_embeddings_kernel<X>, blocks_for(n / Packed<X>::size, 256), 256, 0, x, n, factor);
 }
 #endif

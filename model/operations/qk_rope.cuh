@@ -6,20 +6,19 @@
 #include <cmath>
 #include <vector>
 
-#include "model/config.h"
 #include "model/device/device.h"
 #include "model/operations/rmsnorm.cuh"
 
-/// cos, sin (T, HS/2) of positions 0 .. T-1, with angles in double. Where they are 0 and the length 1, rotation is exactly the
-/// identity. A length belongs to the table, so that neither rotation nor attention, nor their gradients, know of it.
+/// cos, sin (T, HS/2) of positions 0 .. T-1, with angles in double. Without `rotates` all angles are 0, and rotation by them is
+/// exactly the identity.
 template <class X>
-void rope_table(CPU, X* cosine, X* sine, int T, int HS, Rope rope) {
+void rope_table(CPU, X* cosine, X* sine, int T, int HS, double theta, bool rotates = true) {
 #pragma omp parallel for
     for (int t = 0; t < T; t++)
         for (int d = 0; d < HS / 2; d++) {
-            const double angle = rope.rotates ? t / rope.factor * std::pow(rope.theta, -2.0 * d / HS) : 0;
-            cosine[size_t(t) * (HS / 2) + d] = X(rope.attention_scaling * std::cos(angle));
-            sine[size_t(t) * (HS / 2) + d] = X(rope.attention_scaling * std::sin(angle));
+            const double angle = rotates ? t * std::pow(theta, -2.0 * d / HS) : 0;
+            cosine[size_t(t) * (HS / 2) + d] = X(std::cos(angle));
+            sine[size_t(t) * (HS / 2) + d] = X(std::sin(angle));
         }
 }
 
@@ -117,17 +116,17 @@ void qk_norm_rope_backward(CPU, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_weight,
 #ifdef WITH_GPU
 
 template <class X>
-__global__ void rope_table_kernel(X* cosine, X* sine, int T, int HS, Rope rope) {
+__global__ void rope_table_kernel(X* cosine, X* sine, int T, int HS, double theta, bool rotates) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, t = i / (HS / 2), d = i % (HS / 2);
     if (t >= T) return;
-    const double angle = rope.rotates ? t / rope.factor * pow(rope.theta, -2.0 * d / HS) : 0;
-    cosine[i] = X(rope.attention_scaling * cos(angle));
-    sine[i] = X(rope.attention_scaling * sin(angle));
+    const double angle = rotates ? t * pow(theta, -2.0 * d / HS) : 0;
+    cosine[i] = X(cos(angle));
+    sine[i] = X(sin(angle));
 }
 
 template <class X>
-void rope_table(GPU device, X* cosine, X* sine, int T, int HS, Rope rope) {
-    launch(device, rope_table_kernel<X>, blocks_for(size_t(T) * (HS / 2), 256), 256, 0, cosine, sine, T, HS, rope);
+void rope_table(GPU device, X* cosine, X* sine, int T, int HS, double theta, bool rotates = true) {
+    launch(device, rope_table_kernel<X>, blocks_for(size_t(T) * (HS / 2), 256), 256, 0, cosine, sine, T, HS, theta, rotates);
 }
 
 namespace qk_rope {

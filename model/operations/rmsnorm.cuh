@@ -11,14 +11,6 @@
 #include "model/operations/column_sum.cuh"
 #endif
 
-/// What a half of a layer in Gemma 3's form adds to the residual stream: the norm of a projection, which the backward pass reads.
-template <class X>
-struct NormedBranch {
-    X* projected = nullptr;              // (rows, C)
-    Wide<X>* rstd = nullptr;             // (rows)
-    const X* norm_weight = nullptr;      // (C); null: the projection itself is added
-};
-
 /// One row: out (n) = inp * rstd * weight; returns rstd = 1 / rms.
 template <class X>
 inline X rmsnorm_row(X* out, const X* inp, const X* weight, int n, double eps) {

@@ -15,7 +15,6 @@
 
 #include "model/device/device.h"
 #include "model/ranks/ranks.h"
-#include "model/ranks/sockets.h"
 #include "model/tensors.h"
 
 #if defined(WITH_GPU) && defined(USE_NCCL)
@@ -34,7 +33,10 @@ public:
 
     /// Every rank makes the same calls. Starts the all-reduce x (n) = its sum over the ranks, complete for what the device does
     /// after finish().
-    void start_sum(CPU, float* x, size_t n) { ranks_.sum(x, n); }
+    void start_sum(CPU, float* x, size_t n) {
+        ranks_.at("summing over the ranks");
+        ranks_.sum(x, n);
+    }
     void start_sum(CPU, double* x, size_t n) {
         for (size_t i = 0; i < n; i++) x[i] = ranks_.sum(x[i]);
     }
@@ -42,11 +44,15 @@ public:
 
     /// Starts a reduce-scatter: this rank's part (n) of x (ranks x n) = its sum over the ranks, complete after finish(); other
     /// parts are unchanged.
-    void start_reduce_scatter(CPU, float* x, size_t n) { ranks_.reduce_scatter(x, n); }
+    void start_reduce_scatter(CPU, float* x, size_t n) {
+        ranks_.at("summing over the ranks");
+        ranks_.reduce_scatter(x, n);
+    }
 
     /// All-gather: x (ranks x n) on every rank from each rank's own part (n).
     template <class X>
     void all_gather(CPU, X* x, size_t n) {
+        ranks_.at("gathering from the ranks");
         ranks_.all_gather(x, n * sizeof(X));
     }
 

@@ -4,13 +4,14 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
-#include <vector>
+#include <fstream>
+#include <initializer_list>
 
 #include <unistd.h>
 
-#include "model/base/error.h"
-#include "model/ranks/rendezvous.h"
+#include "model/base/process.h"
 #include "model/tensors.h"
 
 #ifdef USE_MPI
@@ -30,53 +31,40 @@ static const char* from_environment(std::initializer_list<const char*> names) {
 static const char* mpi_rank() { return from_environment({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}); }
 static const char* mpi_size() { return from_environment({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}); }
 
-/// torchrun and other launchers of PyTorch jobs, e.g. on Kubernetes.
-static bool torch_launched() { return std::getenv("RANK") && std::getenv("WORLD_SIZE"); }
+static int count_in(const char* variable) {
+    const char* const value = std::getenv(variable);
+    return value ? std::atoi(value) : 0;
+}
 
 std::string process_name(const std::string& program) {
-    const char* rank = mpi_rank() ? mpi_rank() : torch_launched() ? std::getenv("RANK") : nullptr;
+    const char* rank = mpi_rank();
     return rank ? program + " [rank " + rank + "]" : program;
 }
 
-/// torchrun's agent may occupy MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE); then we use the next port.
-static RendezvousPoint rendezvous_point_of_torch() {
-    const char *host = std::getenv("MASTER_ADDR"), *port = std::getenv("MASTER_PORT");
-    if (!host)
-        fail(Exit::usage, "MASTER_ADDR is not set: where is rank 0? Set it, or give --ranks-from tcp:HOST:PORT");
-    const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-    RendezvousPoint where;
-    where.host = host;
-    where.port = (port ? std::atoi(port) : 29500) + (agent && std::string(agent) == "True");
-    return where;
+std::string machine_id() {
+    std::string boot;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    if (!boot.empty()) return boot;
+    char name[64] = "";
+    gethostname(name, sizeof name - 1);
+    return name;
 }
 
-static int number(const char* variable) {
-    const std::string text = std::getenv(variable);
-    char* end;
-    const long n = std::strtol(text.c_str(), &end, 10);
-    if (text.empty() || *end || n < 0 || n > 1 << 20) fail(Exit::usage, variable, " is \"", text, "\", not a number of ranks");
-    return int(n);
+std::string ranks_named(const std::vector<int>& ranks) {
+    const size_t shown = ranks.size() <= 12 ? ranks.size() : 10;
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < shown; i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
+    return shown == ranks.size() ? text : text + " and " + std::to_string(ranks.size() - shown) + " more";
 }
 
-/// This rank and the number of ranks, from the environment.
-static std::pair<int, int> rank_and_size(const std::string& from) {
-    for (const auto& [rank, size] : {std::pair("RANK", "WORLD_SIZE"), {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                     {"PMI_RANK", "PMI_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}})
-        if (std::getenv(rank) && std::getenv(size)) return {number(rank), number(size)};
-    fail(Exit::usage, "--ranks-from ", from, " needs this rank's number and how many there are: set RANK and WORLD_SIZE");
-}
-
-/// Null for a job of one rank.
-static std::unique_ptr<Network> join_without_mpi(const std::string& from, int seconds) {
-    RendezvousPoint where;
-    if (from != "tcp") where = parse_rendezvous_point(from);
-    const auto [rank, size] = rank_and_size(from);
-    if (size == 1 && rank == 0) return nullptr;
-    if (from == "tcp") where = rendezvous_point_of_torch();
-    auto star = std::make_unique<Star>(where, rank, size, seconds > 0 ? seconds : 300);
-    if (std::getenv("LOCAL_RANK")) star->local_rank = number("LOCAL_RANK");
-    if (std::getenv("LOCAL_WORLD_SIZE")) star->local_size = number("LOCAL_WORLD_SIZE");
-    return star;
+/// Precondition: no MPI launcher started this process. Several processes that do not know of each other would write over each other.
+static void require_alone() {
+    const int torch = std::getenv("RANK") ? count_in("WORLD_SIZE") : 0;
+    const int slurm = std::getenv("SLURM_STEP_ID") && std::getenv("SLURM_PROCID") ? count_in("SLURM_STEP_NUM_TASKS") : 0;
+    if (torch > 1)
+        fail(Exit::usage, "WORLD_SIZE is ", torch, ", but ranks meet through MPI, not through torchrun: start them with mpirun -np ", torch);
+    if (slurm > 1)
+        fail(Exit::usage, "srun started ", slurm, " tasks without MPI: start them with srun --mpi=pmix, or with mpirun -np ", slurm);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ MPI
@@ -93,141 +81,237 @@ static void in_pieces(X* x, size_t n, Collective collective) {
     for (size_t at = 0; at < n; at += most) collective(x + at, int(std::min(most, n - at)));
 }
 
-class Mpi : public Network {
-public:
-    Mpi() {
-        int level;
-        check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init");
-        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-        MPI_Comm_size(MPI_COMM_WORLD, &size);
-        MPI_Comm node;
-        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
-        MPI_Comm_rank(node, &local_rank);
-        MPI_Comm_size(node, &local_size);
-        MPI_Comm_free(&node);
-        const char* expected = mpi_size();
-        if (expected && std::atoi(expected) != size)
-            fail(Exit::usage, "the launcher started ", expected, " ranks, but MPI knows of ", size,
-                 ": mpirun belongs to a different MPI from the one this program was built with");
-    }
-
-    const char* name() const override { return "MPI"; }
-
-    void sum(float* x, size_t n) override {
-        in_pieces(x, n, [](float* at, int count) {
-            check(MPI_Allreduce(MPI_IN_PLACE, at, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
-        });
-    }
-    void sum(double* x, size_t n) override {
-        in_pieces(x, n, [](double* at, int count) {
-            check(MPI_Allreduce(MPI_IN_PLACE, at, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
-        });
-    }
-    /// Copies a piece of every part at a time to a temporary buffer: MPI counts are ints, and MPI's own buffers are as large as
-    /// what it is given.
-    void reduce_scatter(float* x, size_t n) override {
-        const size_t most = std::max<size_t>(1, (size_t(1) << 20) / size), longest = std::min(n, most);
-        std::vector<float> pieces(longest * size);
-        for (size_t at = 0; at < n; at += most) {
-            const size_t count = std::min(most, n - at);
-            for (int r = 0; r < size; r++) std::copy_n(x + n * r + at, count, &pieces[count * r]);
-            check(MPI_Reduce_scatter_block(pieces.data(), x + n * rank + at, int(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
-                  "MPI_Reduce_scatter_block");
-        }
-    }
-    void all_gather(void* x, size_t bytes) override {
-        in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
-            MPI_Datatype piece, part;   // `count` bytes with the stride of a part
-            check(MPI_Type_contiguous(count, MPI_BYTE, &piece), "MPI_Type_contiguous");
-            check(MPI_Type_create_resized(piece, 0, MPI_Aint(bytes), &part), "MPI_Type_create_resized");
-            check(MPI_Type_commit(&part), "MPI_Type_commit");
-            check(MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, at, 1, part, MPI_COMM_WORLD), "MPI_Allgather");
-            MPI_Type_free(&part), MPI_Type_free(&piece);
-        });
-    }
-    void broadcast(void* x, size_t bytes, int from) override {
-        in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
-            check(MPI_Bcast(at, count, MPI_BYTE, from, MPI_COMM_WORLD), "MPI_Bcast");
-        });
-    }
-    void to_first(void* x, size_t bytes, int from) override {
-        in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
-            if (rank == from) check(MPI_Send(at, count, MPI_BYTE, 0, 0, MPI_COMM_WORLD), "MPI_Send");
-            else check(MPI_Recv(at, count, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
-        });
-    }
-    void leave() override { MPI_Finalize(); }
-};
-
-static std::unique_ptr<Network> join_with_mpi() { return std::make_unique<Mpi>(); }
-#else
-/// A launched job of one rank needs no MPI.
-static std::unique_ptr<Network> join_with_mpi() {
-    const char* size = mpi_size();
-    if (size && std::atoi(size) > 1)
-        fail(Exit::usage, "started as one of ", size,
-             " ranks, but this program was built without MPI: install libopenmpi-dev, then make configure and build again; "
-             "or let the ranks find each other without it (--ranks-from)");
-    return nullptr;
+static void mpi_sum(float* x, size_t n) {
+    in_pieces(x, n, [](float* at, int count) {
+        check(MPI_Allreduce(MPI_IN_PLACE, at, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
+    });
 }
-#endif
+static void mpi_sum(double* x, size_t n) {
+    in_pieces(x, n, [](double* at, int count) {
+        check(MPI_Allreduce(MPI_IN_PLACE, at, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
+    });
+}
 
-// ----------------------------------------------------------------------------------------------------------------------- ranks
+/// Copies a piece of every part at a time to a temporary buffer: MPI counts are ints, and MPI's own buffers are as large as what it
+/// is given.
+static void mpi_reduce_scatter(float* x, size_t n, int rank, int size) {
+    const size_t most = std::max<size_t>(1, (size_t(1) << 20) / size), longest = std::min(n, most);
+    std::vector<float> pieces(longest * size);
+    for (size_t at = 0; at < n; at += most) {
+        const size_t count = std::min(most, n - at);
+        for (int r = 0; r < size; r++) std::copy_n(x + n * r + at, count, &pieces[count * r]);
+        check(MPI_Reduce_scatter_block(pieces.data(), x + n * rank + at, int(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
+              "MPI_Reduce_scatter_block");
+    }
+}
 
-Ranks::Ranks(int watchdog_seconds, const std::string& from) {
-    if (from == "mpi" || (from == "auto" && mpi_rank())) network_ = join_with_mpi();
-    else if (from != "auto" || torch_launched()) network_ = join_without_mpi(from == "auto" ? "tcp" : from, watchdog_seconds);
-    if (!network_) return;
-    rank_ = network_->rank, size_ = network_->size;
-    local_rank_ = network_->local_rank, local_size_ = network_->local_size;
-    if (size_ > 1) watchdog_ = std::thread(&Ranks::watch, this, watchdog_seconds);
+static void mpi_all_gather(void* x, size_t bytes) {
+    in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
+        MPI_Datatype piece, part;   // `count` bytes with the stride of a part
+        check(MPI_Type_contiguous(count, MPI_BYTE, &piece), "MPI_Type_contiguous");
+        check(MPI_Type_create_resized(piece, 0, MPI_Aint(bytes), &part), "MPI_Type_create_resized");
+        check(MPI_Type_commit(&part), "MPI_Type_commit");
+        check(MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, at, 1, part, MPI_COMM_WORLD), "MPI_Allgather");
+        MPI_Type_free(&part), MPI_Type_free(&piece);
+    });
+}
+
+static void mpi_broadcast(void* x, size_t bytes, int from) {
+    in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
+        check(MPI_Bcast(at, count, MPI_BYTE, from, MPI_COMM_WORLD), "MPI_Bcast");
+    });
+}
+
+/// Precondition: from != 0; only ranks `from` and 0 call it. Copies x from rank `from` to rank 0.
+static void mpi_to_first(void* x, size_t bytes, int from, int rank) {
+    in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
+        if (rank == from) check(MPI_Send(at, count, MPI_BYTE, 0, 0, MPI_COMM_WORLD), "MPI_Send");
+        else check(MPI_Recv(at, count, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
+    });
+}
+
+Ranks::Ranks() {
+    if (!mpi_rank()) {
+        require_alone();
+        return;
+    }
+    int level;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init");
+    launched_ = true, beats_from_threads_ = level >= MPI_THREAD_SERIALIZED;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    const char* expected = mpi_size();
+    if (expected && std::atoi(expected) != size_)
+        fail(Exit::usage, "the launcher started ", expected, " ranks, but MPI knows of ", size_,
+             ": mpirun belongs to a different MPI from the one this program was built with");
+    share_signs_of_life();
+}
+
+/// Where memory cannot be shared, this rank sees only itself.
+void Ranks::share_signs_of_life() {
+    MPI_Comm machine;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
+    MPI_Comm_rank(machine, &local_rank_);
+    MPI_Comm_size(machine, &local_size_);
+    MPI_Comm_set_errhandler(machine, MPI_ERRORS_RETURN);
+    MPI_Win window;
+    SignOfLife* mine = nullptr;
+    const int status = MPI_Win_allocate_shared(sizeof(SignOfLife), 1, MPI_INFO_NULL, machine, &mine, &window);
+    if (status == MPI_SUCCESS) {
+        MPI_Aint bytes;
+        int unit;
+        MPI_Win_shared_query(window, 0, &bytes, &unit, &signs_);   // the parts of all ranks are contiguous
+        signs_count_ = local_size_;
+        new (mine) SignOfLife{rank_, 0, 0, 0, ""};
+        MPI_Barrier(machine);
+    }
+    MPI_Comm_free(&machine);   // the window keeps what it needs until MPI_Finalize()
 }
 
 Ranks::~Ranks() {
     over_ = true;
     if (watchdog_.joinable()) watchdog_.join();
-    if (network_ && std::uncaught_exceptions() == 0) network_->leave();
+    if (launched_ && std::uncaught_exceptions() == 0) MPI_Finalize();
 }
+#else
+static void mpi_sum(float*, size_t) {}
+static void mpi_sum(double*, size_t) {}
+static void mpi_reduce_scatter(float*, size_t, int, int) {}
+static void mpi_all_gather(void*, size_t) {}
+static void mpi_broadcast(void*, size_t, int) {}
+static void mpi_to_first(void*, size_t, int, int) {}
 
-const char* Ranks::network() const { return size_ > 1 ? network_->name() : "none"; }
+/// A launched job of one rank needs no MPI.
+Ranks::Ranks() {
+    const char* size = mpi_size();
+    if (size && std::atoi(size) > 1)
+        fail(Exit::usage, "started as one of ", size,
+             " ranks, but this program was built without MPI: install libopenmpi-dev and openmpi-bin, then make configure and build again");
+    if (!mpi_rank()) require_alone();
+    launched_ = mpi_rank() != nullptr;
+}
+Ranks::~Ranks() = default;
+#endif
+
+// ----------------------------------------------------------------------------------------------------------------- collectives
 
 void Ranks::sum(float* x, size_t n) {
-    if (size_ > 1) network_->sum(x, n);
+    if (size_ > 1) mpi_sum(x, n);
 }
 
 double Ranks::sum(double x) {
-    if (size_ > 1) network_->sum(&x, 1);
+    if (size_ > 1) mpi_sum(&x, 1);
     return x;
 }
 
 void Ranks::reduce_scatter(float* x, size_t n) {
-    if (size_ > 1) network_->reduce_scatter(x, n);
+    if (size_ > 1) mpi_reduce_scatter(x, n, rank_, size_);
 }
 
 void Ranks::all_gather(void* x, size_t bytes) {
-    if (size_ > 1) network_->all_gather(x, bytes);
+    if (size_ > 1) mpi_all_gather(x, bytes);
 }
 
 void Ranks::gather_shards(const float* mine, float* whole, const Shards& shards) {
     for (size_t k = 0; k < shards.buckets(); k++) {
         const size_t n = shards.part_size(k), bytes = n * sizeof(float);
         const float* const held = mine + shards.held(k);
-        if (!first()) network_->to_first(const_cast<float*>(held), bytes, rank_);   // only reads it
+        if (!first()) mpi_to_first(const_cast<float*>(held), bytes, rank_, rank_);   // only reads it
         else std::copy_n(held, n, whole + shards.own(k).begin);
-        for (int r = 1; first() && r < size_; r++) network_->to_first(whole + shards.part(k, r).begin, bytes, r);
+        for (int r = 1; first() && r < size_; r++) mpi_to_first(whole + shards.part(k, r).begin, bytes, r, rank_);
     }
 }
 
 void Ranks::broadcast(void* x, size_t bytes, int from) {
-    if (size_ > 1) network_->broadcast(x, bytes, from);
+    if (size_ > 1) mpi_broadcast(x, bytes, from);
+}
+
+std::string Ranks::broadcast(std::string text, int from) {
+    uint64_t length = text.size();
+    broadcast(&length, sizeof length, from);
+    text.resize(length);
+    broadcast(text.data(), length, from);
+    return text;
+}
+
+void Ranks::fail_together(Exit code, const std::string& sentence) {
+    if (first()) throw Error(code, sentence);
+    std::this_thread::sleep_for(std::chrono::seconds(2));   // the launcher ends this rank once rank 0 has printed the sentence and exited
+    throw Error(code, "");
+}
+
+// ------------------------------------------------------------------------------------------------------- work of rank 0 alone
+
+namespace {
+/// What rank 0 tells the others while they wait for it.
+struct Sign {
+    enum : int32_t { working, done, failed } state;
+    int32_t code;   // an Exit, if it failed
+};
+constexpr auto BETWEEN_SIGNS = std::chrono::milliseconds(1000), POLL = std::chrono::milliseconds(10);
+constexpr int ALONE_SECONDS = 3600;   // rank 0's limit within first_does(): one call of fsync() may flush a whole checkpoint
+}   // namespace
+
+void Ranks::send_signs_until_done(const std::atomic<bool>& done) {
+    auto sent = std::chrono::steady_clock::now();
+    while (!done) {
+        std::this_thread::sleep_for(POLL);
+        if (std::chrono::steady_clock::now() - sent < BETWEEN_SIGNS) continue;
+        Sign sign{Sign::working, 0};
+        broadcast(&sign, sizeof sign);
+        sent = std::chrono::steady_clock::now();
+    }
+}
+
+void Ranks::first_does(const char* doing, int64_t step, const std::function<void()>& work) {
+    if (size_ == 1) return work();
+    const bool watched = beats_ > 0;   // before the first at() there is no limit
+    Sign sign{Sign::working, 0};
+    while (!first()) {
+        if (watched) at(doing, step);
+        broadcast(&sign, sizeof sign);
+        if (sign.state == Sign::done) return;
+        if (sign.state == Sign::failed) fail_together(Exit(sign.code), "");
+    }
+    if (watched) at(doing, step);
+    std::atomic<bool> done{false};
+    works_alone_ = true;
+    std::thread signs;
+    if (beats_from_threads_) signs = std::thread([&] { send_signs_until_done(done); });
+    std::exception_ptr problem;
+    sign.state = Sign::done;
+    try {
+        work();
+    } catch (const Error& error) {
+        problem = std::current_exception(), sign = {Sign::failed, int32_t(error.code)};
+    } catch (...) {
+        problem = std::current_exception(), sign = {Sign::failed, 1};
+    }
+    done = true, works_alone_ = false;
+    if (signs.joinable()) signs.join();
+    broadcast(&sign, sizeof sign);
+    if (problem) std::rethrow_exception(problem);
 }
 
 // -------------------------------------------------------------------------------------------------------------------- watchdog
+
+static int64_t nanoseconds_now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Ranks::start_watchdog(int seconds) {
+    if (size_ > 1) watchdog_ = std::thread(&Ranks::watch, this, seconds);
+}
 
 void Ranks::at(const char* doing, int64_t step) {
     doing_ = doing;
     step_ = step;
     beats_++;
+    note_progress();
+    SignOfLife& own = own_sign();
+    std::strncpy(own.doing, doing, sizeof own.doing - 1);
+    own.step = step;
+    own.at = nanoseconds_now();
 }
 
 void Ranks::watch_for(std::function<std::string()> problem) {
@@ -237,29 +321,46 @@ void Ranks::watch_for(std::function<std::string()> problem) {
 
 std::string Ranks::problem() {
     const std::lock_guard lock(problem_mutex_);
-    const std::string found = problem_ ? problem_() : "";
-    return found.empty() ? network_->lost() : found;
+    return problem_ ? problem_() : "";
 }
 
 /// Exits without running destructors: the main thread is still running, perhaps forever.
 void Ranks::give_up(const std::string& why) {
-    std::fprintf(stderr, "rank %d of %d %s; it was in step %lld, %s.\n", rank_, size_, why.c_str(), static_cast<long long>(step_),
-                 doing_.load());
+    std::fprintf(stderr, "rank %d of %d %s; it was in step %lld, %s%s.\n", rank_, size_, why.c_str(), static_cast<long long>(step_),
+                 doing_.load(), slowest().c_str());
     _exit(static_cast<int>(Exit::rank));
 }
 
-/// The watchdog thread; polls ten times a second. Time is counted in polls rather than by the clock, so that a stopped process
+/// Which rank of this machine the others wait for: one that is stopped or dead, or else the one whose last sign is oldest, as every wait
+/// begins with a sign. "" if that is this rank.
+std::string Ranks::slowest() const {
+    constexpr int64_t SECOND = 1'000'000'000;
+    const int64_t now = nanoseconds_now();
+    const auto first = [&](const SignOfLife& a, const SignOfLife& b) {
+        const bool a_stopped = now - a.runs > 2 * SECOND, b_stopped = now - b.runs > 2 * SECOND;
+        return a_stopped != b_stopped ? a_stopped : a.at < b.at;
+    };
+    const SignOfLife& last = *std::min_element(signs_, signs_ + signs_count_, first);
+    if (signs_count_ == 1 || last.rank == rank_ || last.at == 0) return "";
+    const bool stopped = now - last.runs > 2 * SECOND;
+    return "; rank " + std::to_string(last.rank) + " is the one that stands still: " + (stopped ? "its process is stopped or dead, " : "") +
+           "its last sign came " + std::to_string((now - last.at) / SECOND) + " s ago, in step " + std::to_string(last.step) + ", " + last.doing;
+}
+
+/// The thread of start_watchdog(); polls ten times a second. Time is counted in polls rather than by the clock, so that a stopped process
 /// (SIGSTOP) does not count its own pause. A problem must persist for three seconds, in which the main thread can report its cause.
 void Ranks::watch(int seconds) {
     const int polls_per_second = 10;
     int64_t seen = -1;
     for (int quiet = 0, wrong = 0; !over_; quiet++) {
+        own_sign().runs = nanoseconds_now();
         const std::string what = problem();
         wrong = what.empty() ? 0 : wrong + 1;
         if (wrong > 3 * polls_per_second) give_up("gives up: " + what);
         if (beats_ != seen || beats_ == 0) seen = beats_, quiet = 0;
-        if (seconds > 0 && quiet > seconds * polls_per_second)
-            give_up("made no progress for " + std::to_string(seconds) +
+        const int limit = works_alone_ ? std::max(seconds, ALONE_SECONDS) : seconds;
+        if (seconds > 0 && quiet > limit * polls_per_second)
+            give_up("made no progress for " + std::to_string(limit) +
                     " s (another rank is stopped, dead or far slower; --watchdog-seconds sets the limit)");
         std::this_thread::sleep_for(std::chrono::milliseconds(1000 / polls_per_second));
     }

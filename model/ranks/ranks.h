@@ -1,36 +1,42 @@
-// The processes of one training job. Under mpirun (or srun), torchrun and the like, each rank trains on its own rows and gradients
-// are summed over all; started alone, the program is rank 0 of 1 and needs none of them. Arrays here are in host memory;
-// collectives.cuh handles device memory.
+// The processes of one training job. Under mpirun (or srun --mpi=pmix) each rank trains on its own rows and gradients are summed over
+// all; started alone, the program is rank 0 of 1 and needs no MPI. Arrays here are in host memory; collectives.cuh handles device memory.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
-class Network;
+#include "model/base/error.h"
+
 class Shards;
 
 /// "train_asga", or "train_asga [rank 2]" under a launcher: this process's name in messages.
 std::string process_name(const std::string& program);
 
+/// A unique id of this machine: host names repeat if machines are copies of one image.
+std::string machine_id();
+
+/// "rank 3", "ranks 1, 3, 4"; long lists are shortened.
+std::string ranks_named(const std::vector<int>& ranks);
+
+/// A rank's last sign of life, in memory that the ranks of a machine share.
+struct SignOfLife {
+    int rank;
+    std::atomic<int64_t> runs;   // when its watchdog last ran, which it does in every process that is not stopped, in nanoseconds
+    std::atomic<int64_t> at;     // when it last called at(), on the same clock of the machine; 0: never
+    std::atomic<int64_t> step;
+    char doing[64];
+};
+
 class Ranks {
 public:
-    /// Joins the job if a launcher started this process. `from` selects how the ranks find each other:
-    ///   auto              mpi if started by an MPI launcher, else tcp if WORLD_SIZE is set, else alone
-    ///   mpi               MPI, whatever started the process
-    ///   tcp               rank 0 listens on MASTER_ADDR:MASTER_PORT, as set by torchrun
-    ///   tcp:HOST:PORT     rank 0 listens there
-    ///   file:PATH         rank 0 writes its address to this file, which all ranks can read
-    /// Without MPI, rank and size are RANK and WORLD_SIZE, or the variables of Slurm or an MPI launcher. If ranks have not arrived
-    /// within `watchdog_seconds` (300 if that is 0), all others fail with Exit::rank and name them.
-    ///
-    /// From the first at() on, a rank that does not call it again within `watchdog_seconds` reports where it was and exits with
-    /// Exit::rank, which makes the launcher end the others: a dead or stopped rank never hangs a job. 0: no limit.
-    explicit Ranks(int watchdog_seconds, const std::string& from = "auto");
+    /// Joins the job if an MPI launcher started this process. Exit::usage where a launcher started several ranks that cannot meet: the
+    /// program was built without MPI, or the launcher is torchrun or a plain srun.
+    Ranks();
 
     /// Leaves the job. During an exception it does not wait for the others: the launcher ends them with this process.
     ~Ranks();
@@ -41,17 +47,30 @@ public:
     int size() const { return size_; }
     int local_rank() const { return local_rank_; }   // among those on this machine
     int local_size() const { return local_size_; }   // ranks on this machine
-    bool launched() const { return network_ != nullptr; }   // by mpirun or the like
+    bool launched() const { return launched_; }      // by mpirun or the like
     bool first() const { return rank_ == 0; }
-    const char* network() const;   // "MPI", "TCP" or "none"
+    const char* network() const { return size_ > 1 ? "MPI" : "none"; }
 
-    /// Precondition: `doing` is a string literal. Heartbeat: what this rank is about to do, for the watchdog's message.
+    /// Call once. From the next at() on, a rank that does not call it again within `seconds` reports where it was and exits with
+    /// Exit::rank, which makes the launcher end the others: a dead or stopped rank never hangs a job. 0: no limit.
+    void start_watchdog(int seconds);
+
+    /// Precondition: `doing` is a string literal. Heartbeat: what this rank is about to do, for the watchdog's message. Thread-safe.
     void at(const char* doing, int64_t step);
     void at(const char* doing) { at(doing, step_); }
 
     /// Makes the watchdog poll `problem` ten times a second, since the main thread may be blocked on a GPU that waits for a dead
     /// rank. A problem that persists for three seconds ends this rank. An empty function stops the polling.
     void watch_for(std::function<std::string()> problem);
+
+    /// Every rank must call it; rank 0 runs `work`, which may take any time but calls no other function of this class than at(). The
+    /// others wait, and rank 0 sends them a sign of life every second, so that their watchdogs do not take its work for a hang. Rank 0's
+    /// own watchdog allows an hour between two calls of at(). An exception is rank 0's; the others throw an Error without a
+    /// sentence.
+    void first_does(const char* doing, int64_t step, const std::function<void()>& work);
+
+    /// Every rank must call it. Ends the job with one sentence, which rank 0 prints.
+    [[noreturn]] void fail_together(Exit code, const std::string& sentence);
 
     /// Every rank must call it; all get the same bits. In place, x (n) = its sum over the ranks.
     void sum(float* x, size_t n);
@@ -72,18 +91,30 @@ public:
     /// Copies `bytes` bytes at x from rank `from` to every rank.
     void broadcast(void* x, size_t bytes, int from = 0);
 
+    /// The text of rank `from`, on every rank.
+    std::string broadcast(std::string text, int from = 0);
+
     void barrier() { sum(0.0); }
 
 private:
+    void share_signs_of_life();
+    void send_signs_until_done(const std::atomic<bool>& done);
+    SignOfLife& own_sign() const { return signs_[signs_count_ > 1 ? local_rank_ : 0]; }
+    std::string slowest() const;
     void watch(int seconds);
     std::string problem();
     [[noreturn]] void give_up(const std::string& why);
 
-    std::unique_ptr<Network> network_;
+    bool launched_ = false;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+    bool beats_from_threads_ = false;   // MPI takes calls from other threads, one at a time
+    SignOfLife own_{};
+    SignOfLife* signs_ = &own_;         // (local_size) of the ranks of this machine, by local rank
+    int signs_count_ = 1;
     std::atomic<const char*> doing_{"starting"};
     std::atomic<int64_t> step_{0};
     std::atomic<int64_t> beats_{0};
+    std::atomic<bool> works_alone_{false};   // in first_does(), on rank 0
     std::atomic<bool> over_{false};
     std::mutex problem_mutex_;
     std::function<std::string()> problem_;

@@ -164,14 +164,13 @@ void require_same_data(const Run<Device, X>& run, const Origin& origin) {
 template <class Device, class X>
 void open_output(Run<Device, X>& run, const Origin& origin) {
     const std::string& out = run.o.out;
-    std::error_code error;
-    std::filesystem::create_directories(out, error);
-    if (error) fail(Exit::checkpoint, out, ": cannot be made (", error.message(), "); choose another --out");
+    make_folders(out);
     run.lock = FolderLock(out);
+    remove_leftovers(out);
     const int64_t resumed = origin.resume_from && is_of_run(*origin.resume_from, out) ? run.state.step : -1;
     if (const int later = set_later_ones_aside(out, resumed))   // at once, or --resume would go on from them after an early end
-        std::cout << "note: " << out << ": renamed " << later << (later > 1 ? " checkpoints" : " checkpoint")
-                  << " to step_*.superseded, which --resume passes over" << std::endl;
+        std::cout << "note: " << out << ": moved " << later << (later > 1 ? " checkpoints" : " checkpoint")
+                  << " into superseded/, which --resume passes over" << std::endl;
     const std::string options = out + "/options.toml";
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
         fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
@@ -200,9 +199,13 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     require_same_data(run, origin);
     run.state.train_data = described_data(run);
     run.ceiling = measure_matmul(run.device) * run.ranks.size();
+    if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt);
+    if (run.replicas) run.replicas->require_equal(run.device, run.ranks, run.state.step, Exit::checkpoint);
+    if (run.replicas) run.replicas->remember(run.device);
     run.ranks.at("opening the output folder", run.state.step);
     run.ranks.barrier();   // all have read what may be renamed now
-    if (!run.ranks.first()) return;
-    open_output(run, origin);
-    log_config(run);
+    run.ranks.first_does("opening the output folder", run.state.step, [&] {
+        open_output(run, origin);
+        log_config(run);
+    });
 }

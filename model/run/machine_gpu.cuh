@@ -12,7 +12,6 @@
 #include "model/device/memory.cuh"
 #include "model/operations/linear.cuh"
 #include "model/ranks/ranks.h"
-#include "model/ranks/rendezvous.h"
 
 /// Shared by all operations of the stream; see Workspace.
 inline constexpr size_t WORKSPACE_BYTES = size_t(32) << 20;
@@ -119,7 +118,7 @@ inline GpuKind own_gpu_kind() {
     return kind;
 }
 
-/// Every rank must call it. Exit::usage on every rank unless all have opened GPUs of one kind.
+/// Every rank must call it. Exit::usage unless all have opened GPUs of one kind.
 inline void require_same_gpus(Ranks& ranks) {
     std::vector<GpuKind> kinds(size_t(ranks.size()));
     kinds[size_t(ranks.rank())] = own_gpu_kind();
@@ -129,9 +128,9 @@ inline void require_same_gpus(Ranks& ranks) {
     for (int r = 0; r < ranks.size(); r++) who[kinds[size_t(r)].text()].push_back(r);
     std::string list;
     for (const auto& [kind, those] : who) list += (list.empty() ? "" : "; ") + ranks_named(those) + ": " + kind;
-    fail(Exit::usage, "the ranks have different GPUs (", list,
-         "): every step would wait for the slowest, and they do not round alike. Start ranks on GPUs of one kind; "
-         "CUDA_VISIBLE_DEVICES says which of a machine's are taken");
+    ranks.fail_together(Exit::usage, "the ranks have different GPUs (" + list +
+                        "): every step would wait for the slowest, and they do not round alike. Start ranks on GPUs of one kind; "
+                        "CUDA_VISIBLE_DEVICES says which of a machine's are taken");
 }
 
 /// Equal for tables with the same algorithms; 0 for an empty one.

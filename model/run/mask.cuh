@@ -80,7 +80,7 @@ inline void show_mask(const Variants& variants, const Options& o) {
         fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
     require_picture_name(o.show_mask);
     use_threads(o.threads, 1);
-    Origin origin = find_origin(o, variants, true);
+    Origin origin = find_origin(o, variants, chosen_checkpoint(o), true);
     const Data data = open_data(o, 1, origin.config);
     if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
     const int T = o.seq_len, l = layer_to_draw(origin.config, variants, o.mask_layer);

@@ -2,40 +2,64 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
+#include <utility>
 
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "data/documents/files.h"
+#include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/process.h"
+#include "model/base/retry.h"
 #include "model/base/text.h"
 
 // ---- log.jsonl
 
-/// The lines of `path` that a run resumed at `step` keeps: complete JSON objects of steps up to it, except a finished run's last.
+static std::string gap_record(int64_t missing, const std::string& reason) {
+    return written(nlohmann::ordered_json{{"event", "gap"}, {"missing", missing}, {"reason", reason}}, -1, NotUtf8::replace) + "\n";
+}
+
+/// Whether a run that is resumed at `step` keeps a record: those up to it, except a finished run's last.
+static bool is_kept(const nlohmann::json& record, int64_t step) {
+    const auto event = record.find("event"), at = record.find("step");
+    if (event != record.end() && *event == "done") return false;
+    return at == record.end() || (at->is_number_integer() && at->get<int64_t>() <= step);
+}
+
+/// The lines of the log that a run resumed at `step` keeps; "" if there is no log. What is no record leaves a gap, but for the last line,
+/// which a kill may have cut.
 static std::string kept_lines(const std::string& path, int64_t step) {
-    std::ifstream file(path);
-    std::string line, kept;
-    while (std::getline(file, line)) {
-        const auto record = parse_json(line, false);
-        if (!record.is_object()) continue;
-        const auto event = record.find("event"), at = record.find("step");
-        if (event != record.end() && event->is_string() && event->get_ref<const std::string&>() == "done") continue;
-        if (at != record.end() && (!at->is_number_integer() || at->get<int64_t>() > step)) continue;
-        kept += line + "\n";
+    if (!path_exists(path)) return "";
+    std::string all;
+    try {
+        all = read_text(path, SIZE_MAX);
+    } catch (const Error& error) {
+        fail(Exit::checkpoint, error.what(), "; --resume goes on with this log: make it readable, or move it away to begin another");
     }
-    return kept;
+    std::string kept;
+    int64_t missing = 0;
+    for (size_t at = 0, end; at < all.size(); at = end + 1) {
+        end = std::min(all.find('\n', at), all.size());
+        const std::string line = all.substr(at, end - at);
+        const auto record = parse_json(line, false);
+        if (record.is_object()) kept += is_kept(record, step) ? line + "\n" : "";
+        else if (end < all.size()) missing++;
+    }
+    if (missing == 0) return kept;
+    std::fprintf(stderr, "warning: %s: %lld lines were no records and were dropped\n", path.c_str(), static_cast<long long>(missing));
+    return kept + gap_record(missing, "no records, found on resuming");
 }
 
 JsonLines::JsonLines(const std::string& path, int64_t resume_step) {
     const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
     open(path);
-    put(kept);
-    if (!failed_) name(resume_step < 0);   // otherwise the old file stays
+    if (!write_all(descriptor_, kept.data(), kept.size()) || retried([&] { return fsync(descriptor_); }) != 0)
+        fail(Exit::checkpoint, unnamed_, ": cannot be written (", last_os_error(), "); ", path, " is as it was");
+    whole_ = kept.size();
+    name(resume_step < 0);
 }
 
 JsonLines JsonLines::whole(const std::string& path) {
@@ -45,7 +69,9 @@ JsonLines JsonLines::whole(const std::string& path) {
 }
 
 void JsonLines::finish() {
-    if (file_) name(true);   // put() has closed a file that could not be written
+    if (descriptor_ < 0 || (failed() && !write_waiting())) return;
+    sync();
+    name(true);
 }
 
 void JsonLines::open(const std::string& path) {
@@ -53,40 +79,85 @@ void JsonLines::open(const std::string& path) {
     const auto there = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
         fail(Exit::checkpoint, path, ": exists and is not a regular file; choose another name");
+    path_ = path;
     const std::string unnamed = path + ".tmp";   // if killed before the rename, the old file is intact
-    file_ = std::fopen(unnamed.c_str(), "w");
-    if (!file_) fail(Exit::checkpoint, unnamed, ": cannot be written (", last_os_error(), "); choose another place");
-    path_ = path, unnamed_ = unnamed;
+    descriptor_ = open_new(unnamed);
+    if (descriptor_ < 0) fail(Exit::checkpoint, unnamed, ": cannot be written (", last_os_error(), "); choose another place");
+    unnamed_ = unnamed;
 }
 
 void JsonLines::name(bool keep_older) {
-    std::error_code error;
-    if (keep_older && std::filesystem::exists(path_, error)) std::filesystem::rename(path_, path_ + ".old", error);
-    std::filesystem::rename(std::exchange(unnamed_, ""), path_, error);
-    if (error) fail(Exit::checkpoint, path_, ": cannot be written (", error.message(), "); choose another place");
+    if (keep_older && path_exists(path_) && std::rename(path_.c_str(), (path_ + ".old").c_str()) != 0)
+        fail(Exit::checkpoint, path_, ": cannot be renamed to ", path_, ".old (", last_os_error(), "); choose another place");
+    if (std::rename(unnamed_.c_str(), path_.c_str()) != 0)
+        fail(Exit::checkpoint, path_, ": cannot be written (", last_os_error(), "); choose another place");
+    unnamed_.clear();
+    sync_directory(std::filesystem::path(path_).parent_path());
 }
 
 JsonLines::~JsonLines() {
-    if (file_) std::fclose(file_);
+    if (descriptor_ >= 0) write_waiting(), ::close(descriptor_);
     if (!unnamed_.empty()) std::remove(unnamed_.c_str());
+    if (failed())
+        std::fprintf(stderr, "warning: %s lacks its last %lld records (%s)\n", path_.c_str(),
+                     static_cast<long long>(int64_t(waiting_.size()) + dropped_), reason_.c_str());
 }
 
 JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
-    std::swap(file_, other.file_);
+    std::swap(descriptor_, other.descriptor_);
     std::swap(path_, other.path_);
     std::swap(unnamed_, other.unnamed_);
-    std::swap(failed_, other.failed_);
+    std::swap(whole_, other.whole_);
+    std::swap(waiting_, other.waiting_);
+    std::swap(waiting_bytes_, other.waiting_bytes_);
+    std::swap(dropped_, other.dropped_);
+    std::swap(reason_, other.reason_);
+    std::swap(warned_, other.warned_);
+    std::swap(sync_warned_, other.sync_warned_);
     return *this;
 }
 
-/// A log that cannot be written does not stop the run: warns once and continues.
+void JsonLines::warn(const std::string& reason) {
+    reason_ = reason;
+    if (!std::exchange(warned_, true))
+        std::fprintf(stderr, "warning: %s cannot be written (%s); the run goes on, and tries again with each record\n", path_.c_str(),
+                     reason.c_str());
+}
+
+/// A log that cannot be written does not stop the run.
 void JsonLines::put(const std::string& line) {
-    if (!file_ || (std::fwrite(line.data(), 1, line.size(), file_) == line.size() && std::fflush(file_) == 0)) return;
-    std::fprintf(stderr, "warning: %s cannot be written (%s); the run goes on without it\n", path_.c_str(),
-                 last_os_error().c_str());
-    std::fclose(file_);
-    file_ = nullptr;
-    failed_ = true;
+    constexpr size_t MOST_WAITING = size_t(1) << 20;
+    if (descriptor_ < 0) return;
+    waiting_.push_back(line);
+    waiting_bytes_ += line.size();
+    if (write_waiting() || waiting_bytes_ <= MOST_WAITING) return;
+    for (; waiting_bytes_ > MOST_WAITING / 2; dropped_++) {   // half, or every record would drop one
+        waiting_bytes_ -= waiting_.front().size();
+        waiting_.pop_front();
+    }
+}
+
+/// Writes the lines that wait, and before them a gap for those that were dropped. False if some still wait; no part of a line stays.
+bool JsonLines::write_waiting() {
+    if (dropped_ > 0) waiting_.push_front(gap_record(dropped_, reason_)), waiting_bytes_ += waiting_.front().size(), dropped_ = 0;
+    while (!waiting_.empty()) {
+        const std::string& line = waiting_.front();
+        if (!write_all(descriptor_, line.data(), line.size())) {
+            warn(last_os_error());
+            const bool cut = retried([&] { return ftruncate(descriptor_, off_t(whole_)); }) == 0;
+            if (!cut) (void)write_all(descriptor_, "\n", 1);
+            return false;
+        }
+        whole_ += line.size(), waiting_bytes_ -= line.size();
+        waiting_.pop_front();
+    }
+    if (std::exchange(warned_, false)) std::fprintf(stderr, "note: %s is written again\n", path_.c_str());
+    return true;
+}
+
+void JsonLines::sync() {
+    if (descriptor_ < 0 || retried([&] { return fsync(descriptor_); }) == 0 || std::exchange(sync_warned_, true)) return;
+    std::fprintf(stderr, "warning: %s cannot be forced to the disk (%s)\n", path_.c_str(), last_os_error().c_str());
 }
 
 static nlohmann::ordered_json object_of(const std::vector<JsonLines::Field>& fields) {

@@ -1,7 +1,7 @@
 // A run's output: one line per step, and log.jsonl.
 #pragma once
 #include <cstdint>
-#include <cstdio>
+#include <deque>
 #include <string>
 #include <utility>
 #include <variant>
@@ -9,7 +9,9 @@
 
 #include "model/attention_report.h"
 
-/// log.jsonl: one JSON object per line, numbers in full precision, each line flushed.
+/// log.jsonl: one JSON object per line, numbers in full precision, each line written at once. A line that the disk refuses is kept and
+/// written before the next one. Where more than a MiB had to wait, the oldest lines are dropped, and the log says so in a record
+/// {"event":"gap","missing":N,"reason":...}.
 class JsonLines {
 public:
     using Value = std::variant<int64_t, double, std::string, HeadTable>;
@@ -18,7 +20,8 @@ public:
     JsonLines() = default;   // writes nothing: ranks other than the first
 
     /// A new file; an older one is kept as PATH.old. With resume_step >= 0, records up to that step are kept and what a killed run
-    /// wrote after them is dropped, so that no step appears twice. Exit::checkpoint if the file cannot be written.
+    /// wrote after them is dropped, so that no step appears twice; lines that are no records are dropped with a warning and a gap.
+    /// Exit::checkpoint if the file cannot be written, or the older one cannot be read.
     JsonLines(const std::string& path, int64_t resume_step);
 
     /// A new file that finish() renames into place: complete or absent.
@@ -32,19 +35,30 @@ public:
     /// Writes a record. Numbers that are not finite become null, as JSON has none.
     void write(const std::vector<Field>& fields);
 
-    /// Whether a write has failed (a warning was printed).
-    bool failed() const { return failed_; }
-
     /// The same with one more field, `key`, whose value is JSON text on one line.
     void write(const std::vector<Field>& fields, const char* key, const std::string& json);
+
+    /// Forces what was written to the disk. If that fails: a warning, once.
+    void sync();
+
+    /// Whether lines wait or were dropped (a warning was printed).
+    bool failed() const { return !waiting_.empty() || dropped_ > 0; }
 
 private:
     void open(const std::string& path);
     void name(bool keep_older);
     void put(const std::string& line);
-    std::FILE* file_ = nullptr;
+    bool write_waiting();
+    void warn(const std::string& reason);
+
+    int descriptor_ = -1;
     std::string path_, unnamed_;   // final path, and temporary path until the rename
-    bool failed_ = false;
+    size_t whole_ = 0;             // bytes of the lines that are in the file
+    std::deque<std::string> waiting_;
+    size_t waiting_bytes_ = 0;
+    int64_t dropped_ = 0;          // lines since the last gap that the log tells of
+    std::string reason_;           // why lines wait or were dropped
+    bool warned_ = false, sync_warned_ = false;
 };
 
 /// What a record says of the program that writes it: `commit`, `dirty` (1: built of files that differ from the commit) and

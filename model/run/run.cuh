@@ -22,6 +22,7 @@
 #include "model/ranks/ranks.h"
 #include "model/run/feed.cuh"
 #include "model/run/machine.cuh"
+#include "model/run/replicas.cuh"
 #include "model/run/report.h"
 #include "model/run/shared_contexts.cuh"
 #include "model/run/start.h"
@@ -51,6 +52,7 @@ struct Run {
     BatchFeed<Device> feed;
     Monitor<Device, X> monitor;   // empty except on rank 0 with --monitor-every
     std::optional<Collectives<Device>> collectives;   // set by begin()
+    std::optional<ReplicaCheck<Device, X>> replicas;  // set by begin(), unless --check-ranks-every is 0
     StepGraphs<Device> graphs;
     TrainerState state;   // after the last step
     Validation validation;
@@ -92,7 +94,7 @@ struct Run {
     std::vector<MemoryUse> memory_plan() {
         std::vector<MemoryUse> plan = gpt.memory_plan();
         plan.push_back({"batches", feed.bytes()});
-        if (samples()) plan.push_back({"kept of a sampled text", sample_bytes(device, gpt)});
+        if (samples() && ranks.first()) plan.push_back({"kept of a sampled text", sample_bytes(device, gpt)});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
         if (shared_contexts) plan.push_back({"answers with their contexts", shared_contexts->bytes()});
         if (reader)
@@ -101,9 +103,12 @@ struct Run {
         return plan;
     }
 
-    bool samples() const { return ranks.first() && data.tokenizer && o.sample_every; }
+    bool samples() const { return data.tokenizer && o.sample_every; }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
+    bool ranks_check_due(bool saves) const {
+        return replicas && (o.check_ranks_every < 0 ? saves : state.step % o.check_ranks_every == 0);
+    }
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
 
@@ -180,27 +185,72 @@ GatheredWeights<Device> whole_weights(Run<Device, X>& run) {
     return {run, run.gpt.master, !run.gpt.sharded()};
 }
 
-/// Saves a checkpoint. If it cannot be written: a warning, or, for the last one, Exit::checkpoint.
+/// Checksums of the gradients of the first micro-step after the run's, on the rows of rank `of`. Overwrites the gradients.
 template <class Device, class X>
-void save(Run<Device, X>& run, bool last) {
+std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
+    const int B = run.o.batch_size, T = run.o.seq_len;
+    Loader loader(*run.data.train, {B, T, run.ranks.size(), of, run.data.micro_steps, run.o.seed, run.o.shuffle});
+    loader.seek(run.state.step);
+    std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
+    loader.next(tokens.data(), targets.data());
+    const Batch batch = run.feed.put(run.device, tokens.data(), targets.data(), B, T);
+    gpt_forward(run.device, run.gpt, batch);
+    gpt_loss(run.device, run.gpt, batch, Write::overwrite, float(1.0 / double(run.data.tokens_per_step)));
+    gpt_backward(run.device, run.gpt, batch, Write::overwrite);
+    return run.replicas->gradient_sums(run.device);
+}
+
+/// Every rank must call it, between two steps. Ends the job with Exit::rank, naming rank and tensor, if the ranks' copies of the model
+/// differ. With ZeRO-1, where most of what makes the model has no copy, also if a rank's parts have changed since the update, or if two
+/// ranks compute different gradients from the same rows.
+template <class Device, class X>
+void check_ranks(Run<Device, X>& run) {
+    Ranks& ranks = run.ranks;
+    ranks.at("comparing the ranks", run.state.step);
+    run.replicas->require_equal(run.device, ranks, run.state.step, Exit::rank);
+    if (!run.gpt.sharded()) return;
+    run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
+    const std::vector<uint64_t> own = gradient_sums(run, ranks.rank()), of_next = gradient_sums(run, (ranks.rank() + 1) % ranks.size());
+    run.replicas->require_repeated(ranks, run.state.step, own, of_next);
+}
+
+/// Writes a checkpoint, on rank 0. If that fails: a warning, or, for the last one, Exit::checkpoint.
+template <class Device, class X>
+void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m, const float* v, bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
-    run.ranks.at("saving a checkpoint", run.state.step);
-    if (!run.ranks.first() && !gpt.sharded()) return;
-    GatheredWeights<Device> weights = whole_weights(run), m(run, gpt.m, !gpt.sharded()), v(run, gpt.v, !gpt.sharded());
-    if (!run.ranks.first()) return;
+    const StopDeadlineSuspended saving;
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
-        const auto path = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights.data(), m.data(), v.data(), run.state,
-                                          run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern));
+        run.log.sync();   // no step of a checkpoint may be missing from the log
+        const auto [path, doubt] = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state,
+                                          run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern),
+                                                   [&] { run.ranks.at("saving a checkpoint"); });
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
+        run.log.sync();
         run.progress.say("checkpoint " + path.string());
+        if (!doubt.empty()) std::cerr << "warning: " << path.string() << " is whole, but " << doubt << std::endl;
     } catch (const Error& error) {
         if (last) throw;
         run.progress.say(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
         std::cerr << "warning: " << error.what() << std::endl;
     }
+}
+
+/// Every rank must call it: rank 0 saves a checkpoint, the others wait.
+template <class Device, class X>
+void save(Run<Device, X>& run, bool last) {
+    auto& gpt = run.gpt;
+    run.ranks.at("gathering a checkpoint", run.state.step);
+    std::optional<GatheredWeights<Device>> weights, m, v;
+    if (run.ranks.first() || gpt.sharded()) {
+        weights.emplace(whole_weights(run));
+        m.emplace(run, gpt.m, !gpt.sharded());
+        v.emplace(run, gpt.v, !gpt.sharded());
+    }
+    run.ranks.first_does("saving a checkpoint", run.state.step,
+                         [&] { write_checkpoint(run, weights->data(), m->data(), v->data(), last); });
 }
 
 /// Waits for all ranks, then prints the last line and writes the last record and the loss curve.
@@ -226,6 +276,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
                    {"weights_hash", hash},
                    {"peak_bytes", int64_t(peak_memory(run.device))},
                    {"seconds", seconds}});
+    catch_stop_signals(SECONDS_TO_STOP);   // everything is on the disk
     if (run.o.plot) plot("plot_loss.py", run.o.out + "/log.jsonl", run.o.out + "/loss.png");
     if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);

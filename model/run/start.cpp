@@ -4,9 +4,14 @@
 #include <climits>
 #include <cmath>
 #include <iostream>
+#include <set>
+#include <sstream>
 
 #include "attention/layers.h"
 #include "data/loader.h"
+#include "model/base/disk.h"
+#include "model/base/hash.h"
+#include "model/base/json.h"
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
@@ -105,15 +110,25 @@ void cut_into_steps(Data& data, const Options& o, int ranks) {
 
 // The newest sound checkpoint of --out, or none if there is no checkpoint at all; Exit::checkpoint if all are damaged. Damaged ones
 // are named on stderr.
-std::optional<std::filesystem::path> find_checkpoint(const std::string& out, bool speaks) {
+std::optional<std::filesystem::path> find_checkpoint(const std::string& out) {
     std::vector<std::string> complaints;
     const auto found = latest_checkpoint(out, complaints);
-    for (const std::string& complaint : complaints)
-        if (speaks) std::cerr << "warning: " << complaint << "\n";
+    for (const std::string& complaint : complaints) std::cerr << "warning: " << complaint << "\n";
     if (!found && !complaints.empty())
         fail(Exit::checkpoint, out, ": no sound checkpoint is left to resume from; give another --out to start over");
-    if (!found && speaks) std::cerr << "note: no checkpoint in " << out << "; starting at step 0\n";
+    if (!found) std::cerr << "note: no checkpoint in " << out << "; starting at step 0\n";
     return found;
+}
+
+// --checkpoint, verified.
+std::filesystem::path given_checkpoint(const Options& o) {
+    if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
+        fail(Exit::checkpoint, o.checkpoint, ": is not a checkpoint of this program (it has no manifest.json); give one of a run's step_* "
+             "folders, or start from it with --model");
+    if (!o.evaluate && is_set_aside(o.checkpoint, o.out))
+        fail(Exit::usage, "--checkpoint ", o.checkpoint, " has been set aside by another run in --out; give another --out, or move it");
+    verify_checkpoint(o.checkpoint);
+    return o.checkpoint;
 }
 
 // Exit::usage if --model names another shape than that of the run being resumed.
@@ -195,7 +210,6 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
 void choose_qk_norm(Origin& origin, const Options& o) {
     const bool wanted = o.qk_norm == "auto" ? origin.config.qk_norm : o.qk_norm == "1";
     if (wanted == origin.config.qk_norm) return;
-    if (origin.config.gemma) fail(Exit::usage, "--qk-norm 0: ", o.model, " is of Gemma 3's form, which has QK-norm; leave --qk-norm out");
     if (origin.folder() && has_weights(*origin.folder()))
         fail(Exit::usage, "--qk-norm ", o.qk_norm, ": the weights in ", origin.folder()->string(), " are of a model with",
              wanted ? "out" : "", " QK-norm; leave --qk-norm out, or start from scratch");
@@ -260,19 +274,22 @@ bool is_of_run(const std::filesystem::path& folder, const std::string& out) {
     return std::filesystem::equivalent(std::filesystem::canonical(folder, none).parent_path(), out, none);
 }
 
-Origin find_origin(const Options& o, const Variants& variants, bool speaks) {
+std::optional<std::filesystem::path> chosen_checkpoint(const Options& o) {
+    if (!o.checkpoint.empty()) return given_checkpoint(o);
+    return o.resume ? find_checkpoint(o.out) : std::nullopt;
+}
+
+std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks) {
+    std::optional<std::filesystem::path> chosen;
+    ranks.first_does("choosing a checkpoint", 0, [&] { chosen = chosen_checkpoint(o); });
+    const std::string path = ranks.broadcast(chosen ? chosen->string() : "");
+    if (!path.empty()) chosen = path;
+    return chosen;
+}
+
+Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool speaks) {
     Origin origin;
-    if (!o.checkpoint.empty()) {
-        if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
-            fail(Exit::checkpoint, o.checkpoint,
-                 ": is not a checkpoint of this program (it has no manifest.json); give one of a run's step_* folders, or start "
-                 "from it with --model");
-        if (!o.evaluate && o.checkpoint.find(".superseded") != std::string::npos && is_of_run(o.checkpoint, o.out))
-            fail(Exit::usage, "--checkpoint ", o.checkpoint, " has been set aside by another run in --out; give another --out, or rename it");
-        verify_checkpoint(o.checkpoint);
-        origin.resume_from = o.checkpoint;
-    }
-    if (o.resume) origin.resume_from = find_checkpoint(o.out, speaks);
+    origin.resume_from = checkpoint;
     if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
     if (origin.weights_from && !o.evaluate && is_of_run(*origin.weights_from, o.out))
         fail(Exit::usage, "--model ", o.model, " lies in --out, where a new run sets the checkpoints of others aside; give another --out, or "
@@ -282,6 +299,7 @@ Origin find_origin(const Options& o, const Variants& variants, bool speaks) {
         require_shape(origin, preset(o.model), o.model);
     choose_qk_norm(origin, o);
     require_variant(origin, variants.own.name, o, speaks);
+    if (origin.folder()) require_known_settings(origin.config, variants, (*origin.folder() / "config.json").string());
     try {
         complete_layers(origin.config, variants);
     } catch (const Error& error) {
@@ -293,6 +311,54 @@ Origin find_origin(const Options& o, const Variants& variants, bool speaks) {
     origin.config.max_positions =
         std::max(origin.config.max_positions, o.seq_len);   // RoPE has no limit; this records how far the model was trained
     return origin;
+}
+
+std::vector<Fact> facts_of_options(const Options& o, const char* variant) {
+    std::vector<Fact> facts = {{"the program", std::string("train_") + variant + " of commit " + source_commit()}};
+    std::istringstream lines(o.resolved);
+    for (std::string line; std::getline(lines, line);) {
+        const size_t equals = line.find('=');
+        const std::string key = line.substr(0, equals);
+        std::string value = equals == std::string::npos ? "" : line.substr(equals + 1);
+        static const std::set<std::string> own = {"device", "threads", "out", "watchdog-seconds", "plot", "eval-out", "eval-log", "checkpoint"};
+        static const std::set<std::string> paths = {"train-data", "val-data", "eval-data", "matmul-table"};
+        if (own.contains(key) || key.empty() || key[0] == '#') continue;
+        if (paths.contains(key) && value != "\"\"") value = "given";
+        if (key == "model" && !is_preset(o.model)) value = "a folder";
+        facts.push_back({"--" + key, value});
+    }
+    return facts;
+}
+
+std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
+    std::vector<Fact> facts;
+    const auto config = parse_json(config_to_json_line(origin.config));
+    for (const auto& [key, value] : config.items())
+        if (key != "engine_tokenizer") facts.push_back({"the model's " + key, written(value)});   // that may be a path
+    for (const auto& [name, stream] : {std::pair("training", data.train.get()), {"validation", data.val.get()}})
+        facts.push_back({std::string("the fingerprint of the ") + name + " data, and its tokens,",
+                         stream ? stream->fingerprint() + ", " + std::to_string(stream->size()) : "none"});
+    for (const EvaluationTask& task : data.tasks) {
+        Hasher items;
+        for (const EvaluationItem& item : task.items) {
+            items.add(&item.gold, sizeof item.gold);
+            for (const Answer& answer : item.answers) items.add(answer.tokens.data(), answer.tokens.size() * sizeof answer.tokens[0]);
+        }
+        facts.push_back({"the hash of the items of " + task.name, hexadecimal(items.digest())});
+    }
+    const auto number = [](int64_t n) { return std::to_string(n); };
+    facts.push_back({"the number of steps", number(data.steps)});
+    facts.push_back({"the number of tokens per step", number(data.tokens_per_step)});
+    facts.push_back({"the number of warm-up steps", number(data.warmup_steps)});
+    if (!origin.folder()) return facts;
+    const std::filesystem::path manifest = *origin.folder() / "manifest.json";
+    std::string hash = "none";
+    if (path_exists(manifest)) {
+        const std::string text = read_text(manifest);
+        hash = hexadecimal(xxh3(text.data(), text.size()));
+    }
+    facts.push_back({"the hash of the starting folder's manifest.json", hash, Exit::checkpoint});
+    return facts;
 }
 
 void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers) {

@@ -16,6 +16,7 @@
 #include "model/config.h"
 #include "model/device/memory.h"
 #include "model/operations/adamw.cuh"
+#include "model/ranks/agreement.h"
 #include "model/run/inference_options.h"
 
 struct Variant;
@@ -27,12 +28,12 @@ struct Options {
     std::string qk_norm = "auto", layers, dense_layers, checkpoint, prompt, show_mask;
     std::vector<std::string> eval_data;
     std::string eval_out, eval_log;
-    std::string rounding = "nearest", ranks_from = "auto";
+    std::string rounding = "nearest";
     int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
     int position_bins = 16;
     int mask_layer = -1, threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
-    int64_t monitor_every = 0, eval_every = 0, eval_items = 0;
+    int64_t monitor_every = 0, eval_every = 0, eval_items = 0, check_ranks_every = -1;
     double epochs = 0, min_lr_frac = 0.1;
     AdamW adamw;
     InferenceOptions inference;
@@ -80,11 +81,28 @@ struct Origin {
     std::optional<std::filesystem::path> folder() const { return resume_from ? resume_from : weights_from; }
 };
 
-/// The origin that --checkpoint, --resume and --model select, for a program of these variants; values given as options override
-/// those of the folder. Exit::checkpoint if a checkpoint is damaged, another variant's or one of other layers; Exit::usage for
+/// The checkpoint that --checkpoint or --resume selects: every byte of it was verified. None without these options, and with --resume
+/// where --out has no checkpoint at all. Every rank must call it; rank 0 chooses and verifies, and the others take its choice.
+/// Exit::checkpoint if the checkpoint, or every one of --out, is damaged.
+std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks);
+
+/// The same for a process alone.
+std::optional<std::filesystem::path> chosen_checkpoint(const Options& o);
+
+/// The origin that --model and the chosen checkpoint make, for a program of these variants; values given as options override
+/// those of the folder. Exit::checkpoint if a checkpoint is another variant's or one of other layers; Exit::usage for
 /// another shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `speaks` prints
 /// notes and warnings.
-Origin find_origin(const Options& o, const Variants& variants, bool speaks);
+Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool speaks);
+
+// ---- what the ranks of a job must have in common
+
+/// The program and its options, but for those that do not enter the mathematics (device, threads, output) and paths, whose contents
+/// are compared instead.
+std::vector<Fact> facts_of_options(const Options& o, const char* variant);
+
+/// The model's config, the data, their division into steps, and the manifest of the checkpoint that the run starts from.
+std::vector<Fact> facts_of_start(const Origin& origin, const Data& data);
 
 /// Exit::out_of_memory, before anything is allocated, if the plan does not fit: `available` bytes are shared by `sharers` ranks.
 /// The plan's last line is what is in use already.

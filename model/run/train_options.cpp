@@ -115,9 +115,11 @@ static void add_run_options(CLI::App& app, Options& o) {
     app.add_option("--recompute", o.recompute,
                    "trade time for memory: 1 recomputes norms and SwiGLU in the backward pass, 2 keeps only each layer's input")
         ->transform(whole_number_from(0, 2));
-    app.add_option("--ranks-from", o.ranks_from,
-                   "how ranks find each other: auto (mpirun, or torchrun's variables), mpi, tcp:HOST:PORT, file:PATH");
-    app.add_option("--watchdog-seconds", o.watchdog_seconds, "end the job if a rank makes no progress for this long; 0: off")
+    app.add_option("--check-ranks-every", o.check_ranks_every,
+                   "steps between comparisons of weights and moments over the ranks; -1: at every checkpoint; 0: never")
+        ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
+    app.add_option("--watchdog-seconds", o.watchdog_seconds,
+                   "end the job if a rank makes no progress for this long (one rank: after a stop signal); 0 disables")
         ->transform(whole_number_from(0, 1 << 20));
     app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
     app.add_option("--show-mask", o.show_mask,
@@ -186,7 +188,7 @@ static std::string prompt_in(const std::string& options) {
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
     o.out = std::string("out/") + variant.name;
     CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
-                 " attention.\nStop it with Ctrl-C: it saves and exits with code 75, and --resume continues. Under mpirun send "
+                 " attention.\nStop it with Ctrl-C or SIGTERM: it saves and exits with code 75, and --resume continues. Under mpirun send "
                  "SIGUSR1 to mpirun\n"
                  "(Open MPI kills its ranks soon after SIGTERM, often before they could save).");
     app.config_formatter(std::make_shared<ConfigFile>());

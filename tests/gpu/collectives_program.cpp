@@ -1,6 +1,6 @@
 // One rank of a job that tests collectives; tests/collectives.sh starts several and looks at exit codes and messages.
 //     collectives_program WHAT [RANK]
-// In the environment RANKS_FROM says where ranks meet (as --ranks-from does), WATCHDOG after how many seconds it bites.
+// WATCHDOG in the environment is the watchdog's limit in seconds.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -44,7 +44,8 @@ void require(bool true_, const std::string& what) {
 struct Job {
     Ranks ranks;
     GPU device;
-    Job() : ranks(std::atoi(environment("WATCHDOG", "60")), environment("RANKS_FROM", "auto")) {
+    Job() {
+        ranks.start_watchdog(std::atoi(environment("WATCHDOG", "60")));
         int gpus = 0;
         check(cudaGetDeviceCount(&gpus));
         check(cudaSetDevice(ranks.local_rank() % gpus));
@@ -155,13 +156,13 @@ void gather_doubles(Job& job) {
     for (size_t r = 0; r < ranks; r++) require(x.numbers()[r] == 0.25 + double(r), "gather of doubles");
 }
 
-/// What hosts exchange among themselves, over MPI or TCP.
+/// What hosts exchange among themselves.
 void host(Job& job) {
     Ranks& ranks = job.ranks;
     const int P = ranks.size(), me = ranks.rank();
     require(ranks.sum(0.5 + me) == 0.5 * P + job.sum_of_ranks(), "sum of one number");
     require(ranks.any(me == P - 1) && !ranks.any(false), "any");
-    std::vector<float> many(600001);   // more than one piece of TCP's sum
+    std::vector<float> many(600001);
     for (size_t i = 0; i < many.size(); i++) many[i] = float(i % 1000) + float(me);
     ranks.sum(many.data(), many.size());
     for (size_t i = 0; i < many.size(); i++) require(many[i] == float(P * double(i % 1000) + job.sum_of_ranks()), "sum of many");
@@ -171,7 +172,7 @@ void host(Job& job) {
         require(sent == std::vector<int>(sent.size(), from), "broadcast");
     }
     for (size_t n : {size_t(1), size_t(100), size_t(5000), size_t(700000)}) {
-        const Shards shards(n, me, P, 1000000 / P);   // more than one piece of each network's
+        const Shards shards(n, me, P, 1000000 / P);   // more than one piece of MPI's
         std::vector<float> whole(shards.size(), -1), expected(shards.size()), held(shards.owned());
         std::iota(expected.begin(), expected.end(), 0.0f);
         for (size_t k = 0; k < shards.buckets(); k++)

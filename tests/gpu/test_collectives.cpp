@@ -2,7 +2,6 @@
 // has it; several ranks are tests/collectives.sh's.
 #include "model/ranks/collectives.cuh"
 
-#include "model/ranks/rendezvous.h"
 #include "model/run/machine.cuh"
 #include "tests/catch.h"
 #include "tests/gpu/device_array.h"
@@ -35,7 +34,7 @@ void one_rank(GpuExchange& exchange, const GPU& device, size_t n) {
 }   // namespace
 
 TEST_CASE("collectives: one rank alone exchanges nothing") {
-    Ranks ranks(0);
+    Ranks ranks;
     GPU device;
     Collectives<GPU> collectives(device, ranks);
     CHECK(collectives.name() == "none");
@@ -52,14 +51,14 @@ TEST_CASE("collectives: one rank alone exchanges nothing") {
 }
 
 TEST_CASE("collectives: through host memory, one piece and several") {
-    Ranks ranks(0);
+    Ranks ranks;
     HostExchange exchange(ranks, "test");
     for (size_t n : {size_t(1), size_t(1000), (size_t(16) << 20) / sizeof(float) + 5}) one_rank(exchange, GPU{}, n);
 }
 
 #ifdef USE_NCCL
 TEST_CASE("collectives: NCCL with a job of one") {
-    Ranks ranks(0);
+    Ranks ranks;
     NcclExchange exchange(ranks);
     CHECK(exchange.name().rfind("NCCL 2.", 0) == 0);
     CHECK(exchange.name().find("NCCL_ALGO=^NVLS") != std::string::npos);   // whose sums may differ from run to run
@@ -81,14 +80,4 @@ TEST_CASE("collectives: GPUs of one kind have the same name and compute capabili
     CHECK((!one.same_as(kind("B, compute capability 9.0", 80)) && !one.same_as(kind("A, compute capability 8.0", 80))));
     CHECK(own_gpu_kind().same_as(own_gpu_kind()));
     CHECK((ranks_named({3}) == "rank 3" && ranks_named({0, 2}) == "ranks 0, 2"));
-}
-
-TEST_CASE("collectives: where ranks meet") {
-    CHECK(parse_rendezvous_point("file:/a/b:c").file == "/a/b:c");
-    CHECK(parse_rendezvous_point("tcp:node1:29500").host == "node1");
-    CHECK(parse_rendezvous_point("tcp:node1:29500").port == 29500);
-    CHECK(parse_rendezvous_point("tcp:[fe00::1]:1").host == "fe00::1");
-    for (const char* wrong :
-         {"", "file:", "tcp:", "tcp::1", "tcp:node1", "tcp:node1:", "tcp:node1:0", "tcp:node1:65536", "udp:node1:1"})
-        CHECK_THROWS_AS(parse_rendezvous_point(wrong), Error);
 }

@@ -1,6 +1,7 @@
 // The operations of model/ on the GPU, those bound by memory: against the CPU in double (on_gpu.h), and what is special about each.
 // On a machine without a GPU they run on the emulator. Linear layers are in test_linear_gpu.cpp.
 #include "model/device/memory.cuh"
+#include "model/operations/checksum.cuh"
 #include "tests/catch.h"
 
 #include <cmath>
@@ -39,11 +40,6 @@ TEST_CASE("GPU embedding: one token, repeated tokens, tokens of several runs, ro
     check_on_gpu_in_both_types(Embedding{frequent_tokens(), 16, 24});
     check_on_gpu_in_both_types(Embedding{std::vector<int32_t>(257, 0), 1, 16});
     check_on_gpu_in_both_types(Embedding{std::vector<int32_t>(256, 3), 4, 16});
-}
-
-TEST_CASE("GPU embedding: scaled rows", "[gpu][ops]") {
-    check_on_gpu<float>(Embedding{{4, 0, 4, 4, 1, 0, 6}, 9, 40, 3.5f});
-    check_on_gpu<bf16>(Embedding{{4, 0, 6}, 9, 264, 2});   // a power of two rounds no gradient once more
 }
 
 TEST_CASE("GPU embedding: more runs of split tokens than blocks that look for them", "[gpu][ops]") {
@@ -99,13 +95,6 @@ TEST_CASE("GPU residual: one row, a partial block, several packs a thread", "[gp
     check_on_gpu_in_both_types(Residual{2, 8, 2064}, roundings);
 }
 
-TEST_CASE("GPU residual: a projection with a norm of its own; one row, a partial block, several packs a thread", "[gpu][ops]") {
-    const double roundings = 64;   // the gradient of the projection, divided by its length, is rounded before the products
-    check_on_gpu_in_both_types(NormedResidual{1, 8, 8}, roundings);
-    check_on_gpu_in_both_types(NormedResidual{9, 16, 40}, roundings);
-    check_on_gpu_in_both_types(NormedResidual{2, 8, 2064}, roundings);
-}
-
 TEST_CASE("GPU residual: the sum is rounded once, and normed as it is stored", "[gpu][ops]") {
     const Residual op{3, 8, 40};
     Arrays<float> in = random_inputs<float>(op);
@@ -144,9 +133,9 @@ TEST_CASE("GPU qk_norm and rope: more rows than the grid has in hand", "[gpu][op
 TEST_CASE("GPU rope: the table is the CPU's", "[gpu][ops]") {
     const int T = 300, HS = 24;
     std::vector<float> cosine(T * HS / 2), sine(T * HS / 2);
-    rope_table(CPU{}, cosine.data(), sine.data(), T, HS, {1e6});
+    rope_table(CPU{}, cosine.data(), sine.data(), T, HS, 1e6);
     On<GPU, float> c(std::vector<float>(cosine.size(), NAN)), s(std::vector<float>(sine.size(), NAN));
-    rope_table(test_gpu(), c.data(), s.data(), T, HS, {1e6});
+    rope_table(test_gpu(), c.data(), s.data(), T, HS, 1e6);
     const Tolerance last_bit{std::numeric_limits<float>::epsilon() / 2, 0};   // a double rounded once, almost the same one
     CHECK(difference(c.numbers(), cosine, last_bit) == "");
     CHECK(difference(s.numbers(), sine, last_bit) == "");
@@ -156,11 +145,6 @@ TEST_CASE("GPU swiglu: one pack, several rows, a partial block", "[gpu][ops]") {
     check_on_gpu_in_both_types(SwiGlu{1, 8});
     check_on_gpu_in_both_types(SwiGlu{5, 40});
     check_on_gpu_in_both_types(SwiGlu{7, 344});
-}
-
-TEST_CASE("GPU gated units with GELU: one pack, several rows, a partial block", "[gpu][ops]") {
-    check_on_gpu_in_both_types(GatedUnits<GeluTanh>{1, 8});
-    check_on_gpu_in_both_types(GatedUnits<GeluTanh>{7, 344});
 }
 
 TEST_CASE("GPU swiglu: large gates neither overflow nor turn into NaN", "[gpu][ops]") {
@@ -270,4 +254,19 @@ TEST_CASE("GPU operations refuse sizes that they cannot read 16 bytes at a time,
     device.workspace.bytes = 16;
     CHECK(refusal([&] { rmsnorm_backward(device, p, p, p, p, p, p, 1, 8, {}, {}); }, Exit::out_of_memory) ==
           "the backward of RMSNorm needs 32 bytes of workspace and has 16");
+}
+
+TEST_CASE("GPU checksums: the sums of pieces are the CPU's, of float32 and of bf16", "[gpu][ops]") {
+    const GPU device = test_gpu();
+    const std::vector<Span> pieces = {{0, 1}, {1, 700}, {700, 700}, {700, 4001}};
+    std::vector<float> floats(4001);
+    std::vector<bf16> halves(floats.size());
+    for (size_t i = 0; i < floats.size(); i++) floats[i] = 1 / float(i + 1), halves[i] = from_float<bf16>(floats[i]);
+    const DeviceMemory<float> on_gpu(floats);
+    const DeviceMemory<bf16> halves_on_gpu(halves);
+    const Checksums<GPU> of_gpu(device, pieces);
+    const Checksums<CPU> of_cpu(CPU{}, pieces);
+    CHECK(of_gpu.of(device, on_gpu.data()) == of_cpu.of(CPU{}, floats.data()));
+    CHECK(of_gpu.of(device, halves_on_gpu.data()) == of_cpu.of(CPU{}, halves.data()));
+    CHECK(of_gpu.of(device, on_gpu.data())[2] == 0);
 }

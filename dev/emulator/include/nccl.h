@@ -1,6 +1,5 @@
 // The part of NCCL's interface that model/ranks/collectives.cuh uses, carried out on the CPU: every rank is a process with emulated
-// GPUs. The communicator is a star of TCP connections (model/ranks/rendezvous.h); as with NCCL, the unique id says where rank 0 is
-// found.
+// GPUs of one machine. The communicator is a star of sockets (../star.h); as with NCCL, the unique id says where rank 0 is found.
 //   - A collective is work of its stream, done when the emulated GPU gets there and not when it is called. Forget an event, and a
 //     sum is taken of numbers that are not there yet.
 //   - Ranks that do not make the same call are told so. (With NCCL they hang, or worse.)
@@ -15,7 +14,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,9 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "../star.h"
 #include "../streams.h"
 #include "model/base/error.h"
-#include "model/ranks/rendezvous.h"
 
 #define NCCL_UNIQUE_ID_BYTES 128
 typedef struct {
@@ -53,7 +51,7 @@ struct Connection {
     bool aborted = false;
     uint64_t calls = 0;   // that the GPU has come to
     uint64_t sent = 0;    // bytes that this rank would have sent in a ring
-    Connection(const RendezvousPoint& where, int rank, int ranks, int seconds) : star(where, rank, ranks, seconds) {}
+    Connection(const std::string& where, int rank, int ranks, int seconds) : star(where, rank, ranks, seconds) {}
 };
 
 }   // namespace emulator::nccl
@@ -147,20 +145,16 @@ inline const char* ncclGetErrorString(ncclResult_t result) {
 }
 inline const char* ncclGetLastError(ncclComm_t) { return emulator::nccl::last_problem.c_str(); }
 
-/// The id is the name of a file that does not exist yet.
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     static int made = 0;
-    const std::filesystem::path folder = std::filesystem::temp_directory_path();
     std::memset(id, 0, sizeof *id);
-    std::snprintf(id->internal, sizeof id->internal, "%s/emulated_nccl_%d_%d", folder.c_str(), int(getpid()), made++);
+    std::snprintf(id->internal, sizeof id->internal, "emulated_nccl_%d_%d", int(getpid()), made++);
     return ncclSuccess;
 }
 
 inline ncclResult_t ncclCommInitRank(ncclComm_t* communicator, int ranks, ncclUniqueId id, int rank) {
-    RendezvousPoint where;
-    where.file = id.internal;
     try {
-        *communicator = new ncclComm{std::make_shared<emulator::nccl::Connection>(where, rank, ranks, emulator::nccl::SECONDS)};
+        *communicator = new ncclComm{std::make_shared<emulator::nccl::Connection>(id.internal, rank, ranks, emulator::nccl::SECONDS)};
         return ncclSuccess;
     } catch (const Error& error) {
         emulator::nccl::last_problem = error.what();
@@ -201,7 +195,7 @@ inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, nccl
                                   ncclComm_t communicator, cudaStream_t stream,
                                   emulator::Location at = emulator::Location::current()) {
     if (from != to || (type != ncclFloat32 && type != ncclFloat64)) return ncclInvalidArgument;   // what nobody here needs
-    return emulator::nccl::enqueue(communicator, stream, "ncclAllReduce", to, count, type, at, 2, [=](Star& star) {
+    return emulator::nccl::enqueue(communicator, stream, "ncclAllReduce", to, count, type, at, 2, [=](emulator::nccl::Star& star) {
         if (type == ncclFloat32) star.sum(static_cast<float*>(to), count);
         else star.sum(static_cast<double*>(to), count);
     });
@@ -212,18 +206,18 @@ inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, nccl
 inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                                       ncclComm_t communicator, cudaStream_t stream,
                                       emulator::Location at = emulator::Location::current()) {
-    const Star& star = communicator->connection->star;
+    const emulator::nccl::Star& star = communicator->connection->star;
     float* const whole = static_cast<float*>(const_cast<void*>(from));
     if (to != whole + count * star.rank || type != ncclFloat32) return ncclInvalidArgument;   // what nobody here needs
     return emulator::nccl::enqueue(communicator, stream, "ncclReduceScatter", from, count * star.size, type, at, 1,
-                                   [=](Star& all) { all.reduce_scatter(whole, count); });
+                                   [=](emulator::nccl::Star& all) { all.reduce_scatter(whole, count); });
 }
 
 inline ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t communicator,
                                   cudaStream_t stream, emulator::Location at = emulator::Location::current()) {
-    const Star& star = communicator->connection->star;
+    const emulator::nccl::Star& star = communicator->connection->star;
     const size_t bytes = count * emulator::nccl::size_of(type);
     if (from != static_cast<char*>(to) + bytes * star.rank) return ncclInvalidArgument;
     return emulator::nccl::enqueue(communicator, stream, "ncclAllGather", to, count * star.size, type, at, 1,
-                                   [=](Star& all) { all.all_gather(to, bytes); });
+                                   [=](emulator::nccl::Star& all) { all.all_gather(to, bytes); });
 }

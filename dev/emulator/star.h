@@ -1,0 +1,145 @@
+// How the stand-in for NCCL exchanges data: stream sockets of one machine between rank 0 and every other rank.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "model/base/error.h"
+
+namespace emulator::nccl {
+
+/// Every rank makes the same calls in the same order; all get the same bits. Exit::rank when a rank has gone.
+class Star {
+public:
+    const int rank, size;
+
+    /// Connects to the other ranks at `name`, an address of this machine that is unique to the job (unix(7), abstract).
+    Star(const std::string& name, int rank_, int size_, int seconds) : rank(rank_), size(size_), sockets_(size_t(size_), -1) {
+        if (rank == 0) admit_others(name);
+        else connect_to_first(name, seconds);
+    }
+    ~Star() {
+        for (int s : sockets_)
+            if (s >= 0) close(s);
+    }
+    Star(const Star&) = delete;
+    Star& operator=(const Star&) = delete;
+
+    /// In place, x (n) = its sum over the ranks. Rank 0 adds the others' values to its own in rank order and sends the result to all.
+    template <class X>
+    void sum(X* x, size_t n) {
+        for (int r = 1; r < size; r++) add(x, n, r);
+        broadcast(x, n * sizeof(X), 0);
+    }
+
+    /// This rank's part (n) of x (size x n) = its sum over the ranks; other parts are unchanged.
+    void reduce_scatter(float* x, size_t n) {
+        std::vector<float> total(n);
+        for (int owner = 0; owner < size; owner++) {
+            std::copy_n(x + n * owner, n, total.data());
+            for (int r = 1; r < size; r++) add(total.data(), n, r);
+            if (rank == 0 && owner != 0) send(owner, total.data(), n * sizeof(float));
+            if (rank == owner && rank != 0) receive(0, total.data(), n * sizeof(float));
+            if (rank == owner) std::copy_n(total.data(), n, x + n * owner);
+        }
+    }
+
+    /// x (size x bytes) on every rank, from each rank's own part.
+    void all_gather(void* x, size_t bytes) {
+        for (int r = 0; r < size; r++) broadcast(static_cast<std::byte*>(x) + bytes * r, bytes, r);
+    }
+
+    /// Copies x from rank `from` to every rank, by way of rank 0.
+    void broadcast(void* x, size_t bytes, int from) {
+        if (rank == from && from != 0) send(0, x, bytes);
+        if (rank == 0 && from != 0) receive(from, x, bytes);
+        if (rank == 0)
+            for (int r = 1; r < size; r++)
+                if (r != from) send(r, x, bytes);
+        if (rank != 0 && rank != from) receive(0, x, bytes);
+    }
+
+    /// Barrier before leaving the job.
+    void leave() {
+        try {
+            double goodbye = 0;
+            sum(&goodbye, 1);
+        } catch (const Error&) {   // this rank is done, whatever happened to the others
+        }
+    }
+
+private:
+    static sockaddr_un address_of(const std::string& name) {
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));   // a zero first: abstract
+        return address;
+    }
+
+    void admit_others(const std::string& name) {
+        const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const sockaddr_un address = address_of(name);
+        if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || listen(listener, size) != 0)
+            fail(Exit::rank, "the emulated NCCL cannot listen at ", name, ": ", last_os_error());
+        for (int n = 1; n < size; n++) {
+            const int s = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+            int32_t other = 0;
+            if (s < 0 || recv(s, &other, sizeof other, MSG_WAITALL) != sizeof other || other < 1 || other >= size)
+                fail(Exit::rank, "the emulated NCCL was called by a stranger at ", name);
+            sockets_[size_t(other)] = s;
+        }
+        close(listener);
+    }
+
+    void connect_to_first(const std::string& name, int seconds) {
+        const sockaddr_un address = address_of(name);
+        const int s = sockets_[0] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+        while (connect(s, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+            if (std::chrono::steady_clock::now() > end) fail(Exit::rank, "the emulated NCCL found no rank 0 at ", name);
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+        const int32_t me = rank;
+        send(0, &me, sizeof me);
+    }
+
+    /// On rank 0, x (n) += rank r's, which sends it.
+    template <class X>
+    void add(X* x, size_t n, int r) {
+        if (rank == r) send(0, x, n * sizeof(X));
+        if (rank != 0) return;
+        std::vector<X> other(n);
+        receive(r, other.data(), n * sizeof(X));
+        for (size_t i = 0; i < n; i++) x[i] += other[i];
+    }
+
+    void send(int to, const void* data, size_t bytes) {
+        for (const char* at = static_cast<const char*>(data); bytes > 0;) {
+            const ssize_t n = ::send(sockets_[size_t(to)], at, bytes, MSG_NOSIGNAL);
+            if (n < 0 && errno == EINTR) continue;
+            if (n <= 0) fail(Exit::rank, "rank ", to, " has gone");
+            at += n, bytes -= size_t(n);
+        }
+    }
+    void receive(int from, void* data, size_t bytes) {
+        for (char* at = static_cast<char*>(data); bytes > 0;) {
+            const ssize_t n = recv(sockets_[size_t(from)], at, bytes, 0);
+            if (n < 0 && errno == EINTR) continue;
+            if (n <= 0) fail(Exit::rank, "rank ", from, " has gone");
+            at += n, bytes -= size_t(n);
+        }
+    }
+
+    std::vector<int> sockets_;   // (size) on rank 0: to every other rank; elsewhere only to rank 0; -1: none
+};
+
+}   // namespace emulator::nccl

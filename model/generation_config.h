@@ -1,0 +1,25 @@
+// generation_config.json: which tokens end a text, and how its tokens are sampled where no option says so.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/base/json.h"
+
+struct GenerationConfig {
+    std::vector<int> ends;               // ids of which each ends a text; none: those of config.json
+    std::optional<double> temperature;   // 0 for "do_sample": false
+    std::optional<int> top_k;
+    std::optional<double> top_p;
+    std::string not_applied;             // "repetition_penalty 1.1, num_beams 4": what this program does not do
+
+    /// For people, "temperature 0.7, top-k 20"; "" if nothing is set.
+    std::string in_words() const;
+};
+
+/// Parses generation_config.json of a model with a vocabulary of V, ids beyond which are left out; `where` (the file's path) is named in
+/// errors, which are all Exit::checkpoint. An empty text has nothing set.
+GenerationConfig generation_config_from_json(const std::string& text, int V, const std::string& where);
+
+/// The file that a checkpoint of the model with this config.json has, unless it came with one.
+std::string default_generation_config(const nlohmann::json& model);

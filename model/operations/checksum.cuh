@@ -1,0 +1,94 @@
+// Checksums of arrays in device memory, piece by piece: equal arrays have equal sums, and a change of one element always changes its
+// piece's. Element i with the bits b adds b (2 i + 1) modulo 2^64, so that threads may add in any order.
+#pragma once
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "model/device/memory.cuh"
+#include "model/tensors.h"
+
+template <class X>
+using BitsOf = std::conditional_t<sizeof(X) == 2, uint16_t, std::conditional_t<sizeof(X) == 4, uint32_t, uint64_t>>;
+
+/// What element i of an array adds to the sum.
+template <class X>
+constexpr uint64_t checksum_term(const X& x, size_t i) {
+    return uint64_t(std::bit_cast<BitsOf<X>>(x)) * (2 * uint64_t(i) + 1);
+}
+
+/// Sums over pieces of arrays that are all laid out alike.
+template <class Device>
+class Checksums;
+
+template <>
+class Checksums<CPU> {
+public:
+    /// Elements [begin, end) of an array make a piece.
+    Checksums(CPU, std::vector<Span> pieces) : pieces_(std::move(pieces)) {}
+
+    /// The sum of each piece of x.
+    template <class X>
+    std::vector<uint64_t> of(CPU, const X* x) const {
+        std::vector<uint64_t> sums(pieces_.size());
+        #pragma omp parallel for schedule(dynamic)
+        for (size_t p = 0; p < pieces_.size(); p++) {
+            uint64_t sum = 0;
+            for (size_t i = pieces_[p].begin; i < pieces_[p].end; i++) sum += checksum_term(x[i], i);
+            sums[p] = sum;
+        }
+        return sums;
+    }
+
+private:
+    std::vector<Span> pieces_;
+};
+
+#ifdef WITH_GPU
+inline constexpr int CHECKSUM_THREADS = 256;
+
+/// Block p: sums[p] of piece p. The threads' sums meet in shared memory.
+template <class X>
+__global__ void __launch_bounds__(CHECKSUM_THREADS) checksum_kernel(uint64_t* sums, const X* x, const Span* pieces) {
+    struct Shared {
+        uint64_t of_threads[CHECKSUM_THREADS];
+    };
+    auto& shared = dynamic_shared<Shared>();
+    const Span piece = pieces[blockIdx.x];
+    uint64_t sum = 0;
+    for (size_t i = piece.begin + threadIdx.x; i < piece.end; i += CHECKSUM_THREADS) sum += checksum_term(x[i], i);
+    shared.of_threads[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int t = 1; t < CHECKSUM_THREADS; t++) sum += shared.of_threads[t];
+    sums[blockIdx.x] = sum;
+}
+
+template <>
+class Checksums<GPU> {
+public:
+    Checksums(GPU device, const std::vector<Span>& pieces) : count_(pieces.size()) {
+        for (int pass = 0; pass < 2; pass++) {   // the first learns the size
+            pieces_ = memory_.take<Span>(count_), sums_ = memory_.take<uint64_t>(count_);
+            if (pass == 0) memory_.allocate();
+        }
+        to_device(device, pieces_, pieces.data(), count_);
+    }
+
+    /// The sum of each piece of x. Blocks on the device.
+    template <class X>
+    std::vector<uint64_t> of(GPU device, const X* x) const {
+        std::vector<uint64_t> sums(count_);
+        if (count_ == 0) return sums;
+        launch(device, checksum_kernel<X>, Grid(unsigned(count_)), CHECKSUM_THREADS, CHECKSUM_THREADS * sizeof(uint64_t), sums_, x, pieces_);
+        to_host(device, sums.data(), sums_, count_);
+        return sums;
+    }
+
+private:
+    size_t count_;
+    Arena<GPU> memory_;
+    Span* pieces_ = nullptr;
+    uint64_t* sums_ = nullptr;
+};
+#endif

@@ -1,0 +1,149 @@
+// Whether the memory of the ranks still holds what it should: copies that every rank keeps are compared with each other, and parts that
+// only one rank keeps (ZeRO-1) with their own checksums of the step before. A flipped bit would otherwise train on with exit code 0.
+#pragma once
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/base/hash.h"
+#include "model/gpt.h"
+#include "model/operations/checksum.cuh"
+#include "model/ranks/ranks.h"
+
+/// Elements of a flat buffer of one tensor, and its name.
+struct NamedPieces {
+    std::vector<Span> spans;
+    std::vector<std::string> names;
+
+    void add(const std::string& name, size_t begin, size_t end) {
+        constexpr size_t LONGEST = size_t(1) << 16;   // enough pieces to fill a GPU
+        for (; begin < end; begin += LONGEST) spans.push_back({begin, std::min(begin + LONGEST, end)}), names.push_back(name);
+    }
+};
+
+/// Every tensor in a buffer of the whole model.
+inline NamedPieces pieces_of(const TensorList& list) {
+    NamedPieces all;
+    for (const Tensor& tensor : list) all.add(tensor.name, tensor.slot.offset, tensor.slot.offset + tensor.slot.size);
+    return all;
+}
+
+/// Every tensor's elements in what this rank alone stores.
+inline NamedPieces pieces_of(const TensorList& list, const Shards& shards) {
+    NamedPieces all;
+    for (const Tensor& tensor : list)
+        for (size_t k = 0; k < shards.buckets(); k++) {
+            const Span own = shards.own(k);
+            const size_t begin = std::max(own.begin, tensor.slot.offset), end = std::min(own.end, tensor.slot.offset + tensor.slot.size);
+            if (begin < end) all.add(tensor.name, begin - own.begin + shards.held(k), end - own.begin + shards.held(k));
+        }
+    return all;
+}
+
+/// Checksums of one rank's weights, moments and master weights, piece by piece.
+template <class Device, class X>
+class ReplicaCheck {
+public:
+    /// Precondition: gpt.allocate().
+    ReplicaCheck(Device device, const GPT<Device, X>& gpt)
+        : gpt_(gpt), whole_(pieces_of(gpt.net.tensors)), part_(pieces_of(gpt.net.tensors, gpt.shards)),
+          whole_sums_(device, whole_.spans), part_sums_(device, part_.spans) {}
+
+    /// Every rank must call it. Ends the job with `code` unless the ranks agree in every bit that all of them keep: the weights, and
+    /// without ZeRO-1 the moments and master weights. Names the tensor, and the rank that is alone with its value.
+    void require_equal(Device device, Ranks& ranks, int64_t step, Exit code) const {
+        if (ranks.size() == 1) return;
+        const std::vector<uint64_t> mine = gpt_.sharded() || !gpt_.m ? whole_sums_.of(device, gpt_.weights) : all_sums(device);
+        const auto [usual, odd] = usual_and_odd(hashes_of_ranks(ranks, mine));
+        if (odd < 0) return;
+        std::vector<uint64_t> right = mine, wrong = mine;
+        ranks.broadcast(right.data(), right.size() * sizeof right[0], usual);
+        ranks.broadcast(wrong.data(), wrong.size() * sizeof wrong[0], odd);
+        const size_t at = size_t(std::mismatch(right.begin(), right.end(), wrong.begin()).first - right.begin());
+        ranks.fail_together(code, "rank " + std::to_string(odd) + " differs from rank " + std::to_string(usual) + " in " + name_of(at) +
+                                      " after step " + std::to_string(step) + ", where all ranks must have the same bits: the memory of one "
+                                      "of them, or of its GPU, has changed by itself or computes wrongly");
+    }
+
+    /// Precondition: the gradients are of one micro-step's rows. Their sums, piece by piece.
+    std::vector<uint64_t> gradient_sums(Device device) const { return whole_sums_.of(device, gpt_.gradients); }
+
+    /// Every rank must call it, with the sums for its own rows and for those of the next rank (and rank 0's on the last). Ends the job
+    /// unless both ranks have computed the same bits. Names the tensor.
+    void require_repeated(Ranks& ranks, int64_t step, const std::vector<uint64_t>& own, const std::vector<uint64_t>& of_next) const {
+        const int size = ranks.size();
+        const std::vector<uint64_t> firsts = hashes_of_ranks(ranks, own), seconds = hashes_of_ranks(ranks, of_next);
+        for (int r = 0; r < size; r++) {
+            const int other = (r + 1) % size;
+            if (seconds[size_t(r)] == firsts[size_t(other)]) continue;
+            std::vector<uint64_t> first = own, second = of_next;
+            ranks.broadcast(first.data(), first.size() * sizeof first[0], other);
+            ranks.broadcast(second.data(), second.size() * sizeof second[0], r);
+            const size_t at = size_t(std::mismatch(first.begin(), first.end(), second.begin()).first - first.begin());
+            ranks.fail_together(Exit::rank, "ranks " + std::to_string(other) + " and " + std::to_string(r) +
+                                                " compute different gradients of " + whole_.names[at] + " from the same rows after step " +
+                                                std::to_string(step) + ": the memory or the arithmetic of one of them is faulty");
+        }
+    }
+
+    /// With ZeRO-1: remembers the checksums of what this rank keeps. Call after the update of a step, or loading.
+    void remember(Device device) {
+        if (gpt_.sharded()) remembered_ = all_sums(device);
+    }
+
+    /// With ZeRO-1: Exit::rank, naming rank and tensor, if anything has changed since remember(). Call before the next update: it would
+    /// spread the change to all ranks, or hide it.
+    void require_unchanged(Device device, const Ranks& ranks, int64_t step) const {
+        if (remembered_.empty()) return;
+        const std::vector<uint64_t> now = all_sums(device);
+        const auto [was, is] = std::mismatch(remembered_.begin(), remembered_.end(), now.begin());
+        if (was == remembered_.end()) return;
+        fail(Exit::rank, "on rank ", ranks.rank(), ", ", name_of(size_t(was - remembered_.begin())), " have changed since the update of step ",
+             step - 1, ", and nothing writes them in between: the memory of this rank, or of its GPU, has changed by itself");
+    }
+
+private:
+    /// (ranks) Every rank's hash of its sums, on every rank.
+    static std::vector<uint64_t> hashes_of_ranks(Ranks& ranks, const std::vector<uint64_t>& sums) {
+        std::vector<uint64_t> hashes(size_t(ranks.size()));
+        hashes[size_t(ranks.rank())] = xxh3(sums.data(), sums.size() * sizeof sums[0]);
+        ranks.all_gather(hashes.data(), sizeof hashes[0]);
+        return hashes;
+    }
+    static void append(std::vector<uint64_t>& to, const std::vector<uint64_t>& more) { to.insert(to.end(), more.begin(), more.end()); }
+
+    /// Of the weights, this rank's part of both moments and, if there are any, of the master weights. Without ZeRO-1 the part is the whole.
+    std::vector<uint64_t> all_sums(Device device) const {
+        std::vector<uint64_t> sums = whole_sums_.of(device, gpt_.weights);
+        append(sums, part_sums_.of(device, gpt_.m));
+        append(sums, part_sums_.of(device, gpt_.v));
+        if (gpt_.keeps_master()) append(sums, part_sums_.of(device, gpt_.master));
+        return sums;
+    }
+
+    /// Of sum number `at` of all_sums(): "the weights of NAME", "the first moments of NAME", ...
+    std::string name_of(size_t at) const {
+        if (at < whole_.names.size()) return "the weights of " + whole_.names[at];
+        at -= whole_.names.size();
+        const char* const arrays[] = {"the first moments of ", "the second moments of ", "the master weights of "};
+        return arrays[at / part_.names.size()] + part_.names[at % part_.names.size()];
+    }
+
+    /// The lowest rank that has the most frequent hash, and the lowest that has another, -1 if all have it.
+    static std::pair<int, int> usual_and_odd(const std::vector<uint64_t>& hashes) {
+        std::map<uint64_t, int> count;
+        for (uint64_t hash : hashes) count[hash]++;
+        int usual = 0;
+        for (int r = 1; r < int(hashes.size()); r++)
+            if (count[hashes[r]] > count[hashes[usual]]) usual = r;
+        for (int r = 0; r < int(hashes.size()); r++)
+            if (hashes[r] != hashes[usual]) return {usual, r};
+        return {usual, -1};
+    }
+
+    const GPT<Device, X>& gpt_;
+    NamedPieces whole_, part_;
+    Checksums<Device> whole_sums_, part_sums_;
+    std::vector<uint64_t> remembered_;
+};
