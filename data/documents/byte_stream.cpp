@@ -96,7 +96,7 @@ std::unique_ptr<ByteStream> open_pipe(const std::string& name, int file, const s
 }
 
 std::unique_ptr<ByteStream> open_compressed(const std::string& path, Compression compression) {
-    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    Descriptor file(retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     struct stat status;
     if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());

@@ -148,7 +148,8 @@ Input Input::open(const std::string& path, const DocumentRules& rules) {
     const Compression compression = compression_of(path);
     const std::string plain = compression == Compression::none ? path : path.substr(0, path.rfind('.'));
     if (!plain.ends_with(".jsonl") && !plain.ends_with(".txt")) fail_at_name(path);
-    Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // a named pipe must not make it wait
+    // O_NONBLOCK: a named pipe must not make it wait.
+    Descriptor file(retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     Input input(path, plain.ends_with(".jsonl"), std::move(file));
     input.compression_ = compression;
@@ -181,7 +182,7 @@ std::unique_ptr<ByteStream> Input::stream(const std::atomic<bool>& stop) const {
 
 bool ByteWindow::grow() {
     if (buffer_.size() - end_ < read_bytes) {
-        std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+        std::copy(buffer_.begin() + ptrdiff_t(begin_), buffer_.begin() + ptrdiff_t(end_), buffer_.begin());
         end_ -= begin_;
         begin_ = 0;
         buffer_.resize(std::max(buffer_.size(), 2 * (end_ + read_bytes)));   // doubled, so that moves are rare

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t buffer_bytes = size_t{1} << 20;
 
 Descriptor open_to_read(const std::string& path) {
-    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    Descriptor file(retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     return file;
 }
@@ -31,8 +31,7 @@ void read_in_pieces(const std::string& path, Take take) {
     const Descriptor file = open_to_read(path);
     std::vector<char> buffer(buffer_bytes);
     while (true) {
-        const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
-        if (got < 0 && errno == EINTR) continue;
+        const ssize_t got = retry_interrupted([&] { return ::read(file.get(), buffer.data(), buffer.size()); });
         if (got < 0) fail(Exit::data, path, ": cannot be read: ", last_os_error());
         if (got == 0) return;
         take(buffer.data(), static_cast<size_t>(got));
@@ -50,14 +49,14 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 
 bool Descriptor::close() {
     const int fd = std::exchange(fd_, -1);
-    return fd < 0 || ::close(fd) == 0;
+    return fd < 0 || ::close(fd) == 0 || errno == EINTR;   // interrupted: it is closed all the same
 }
 
 bool write_all(int fd, const char* data, size_t bytes) {
     while (bytes > 0) {
-        const ssize_t written = ::write(fd, data, bytes);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return false;
+        const ssize_t written = retry_interrupted([&] { return ::write(fd, data, bytes); });
+        if (written == 0) errno = EIO;   // no progress: another call would not make any either
+        if (written <= 0) return false;
         data += written;
         bytes -= static_cast<size_t>(written);
     }
@@ -65,7 +64,7 @@ bool write_all(int fd, const char* data, size_t bytes) {
 }
 
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
-    file_ = Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    file_ = Descriptor(retry_interrupted([&] { return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }));
     if (!file_.is_open()) {
         const std::string reason = last_os_error();
         temporary_.clear();   // an existing file is not ours to remove
@@ -96,14 +95,19 @@ void OutputFile::flush() {
 
 void OutputFile::overwrite(uint64_t offset, const void* data, size_t bytes) {
     flush();
-    const ssize_t written = ::pwrite(file_.get(), data, bytes, static_cast<off_t>(offset));
-    if (written != static_cast<ssize_t>(bytes)) fail_to_write();
+    const char* next = static_cast<const char*>(data);
+    while (bytes > 0) {
+        const ssize_t written = retry_interrupted([&] { return ::pwrite(file_.get(), next, bytes, static_cast<off_t>(offset)); });
+        if (written == 0) errno = EIO;
+        if (written <= 0) fail_to_write();
+        next += written, offset += static_cast<uint64_t>(written), bytes -= static_cast<size_t>(written);
+    }
 }
 
 void OutputFile::finish() {
     if (!file_.is_open()) return;
     flush();
-    if (::fsync(file_.get()) != 0) fail_to_write();
+    if (retry_interrupted([&] { return ::fsync(file_.get()); }) != 0) fail_to_write();
     if (!file_.close()) fail_to_write();
 }
 
@@ -127,7 +131,7 @@ void OutputFile::discard() {
 void sync_folder(const std::string& folder) {
     const Descriptor file = open_to_read(folder.empty() ? "." : folder);
     // Some network file systems cannot sync a folder (EINVAL); nothing more can be done.
-    if (::fsync(file.get()) != 0 && errno != EINVAL) fail(Exit::data, folder, ": cannot be synced: ", last_os_error());
+    if (retry_interrupted([&] { return ::fsync(file.get()); }) != 0 && errno != EINVAL) fail(Exit::data, folder, ": cannot be synced: ", last_os_error());
 }
 
 void make_folder(const std::string& folder) {
@@ -139,7 +143,7 @@ void make_folder(const std::string& folder) {
 
 Descriptor lock_folder(const std::string& folder) {
     Descriptor file = open_to_read(folder);
-    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    if (retry_interrupted([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
         fail(Exit::data, folder, ": another run is writing there; wait for it or choose another folder");
     return file;
 }

@@ -1,6 +1,7 @@
 // One way to fail: throw an Error with an exit code and one sentence that names the file, the value and a remedy. main() prints the
 // sentence on stderr and returns the code; under mpirun that ends the other ranks too.
 #pragma once
+#include <cerrno>
 #include <cstring>
 #include <sstream>
 #include <stdexcept>
@@ -34,3 +35,12 @@ template <class... Parts>
 
 /// The operating system's message for the last failed call.
 inline std::string last_os_error() { return std::strerror(errno); }
+
+/// The result of a system call that returns -1 on failure, repeated while a signal interrupts it (EINTR).
+template <class Call>
+auto retry_interrupted(const Call& call) {
+    while (true) {
+        const auto result = call();
+        if (result != -1 || errno != EINTR) return result;
+    }
+}

@@ -297,6 +297,7 @@ int closedir(DIR* folder) {
 
 static void close_folder(void* folder) { closedir(folder); }
 int glob(const char* pattern, int flags, int (*on_error)(const char*, int), glob_t* found) {
+    if (flags & GLOB_ALTDIRFUNC) return REAL(glob)(pattern, flags, on_error, found);
     found->gl_opendir = (void* (*)(const char*))opendir;
     found->gl_readdir = (struct dirent* (*)(void*))readdir;
     found->gl_closedir = close_folder;
