@@ -37,7 +37,8 @@ static json parse_json_line(const std::string& line, const std::string& where) {
 
 void each_json_line(const std::string& path, const std::function<bool(const json&, const std::string&, int64_t)>& use) {
     std::ifstream file(path);
-    if (!file) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
+    while (!file.is_open() && errno == EINTR) file.open(path);
+    if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     std::string line;
     for (int64_t number = 1; std::getline(file, line); number++) {
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
