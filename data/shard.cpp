@@ -1,5 +1,6 @@
 #include "data/shard.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/mman.h>
@@ -58,6 +59,17 @@ const Format& format_of(const std::string& path, int32_t magic) {
     fail(Exit::data, path, ": is not a token shard: it starts with magic ", magic, " at byte 0, expected ",
          narrow_format.magic, " (16-bit tokens) or ", wide_format.magic, " (32-bit tokens)",
          big_endian ? "; its bytes are in big-endian order" : "; ./tokenize writes shards from text");
+}
+
+Header read_header(const std::string& path, int file) {
+    Header header;
+    for (size_t done = 0; done < sizeof header;) {
+        char* const rest = reinterpret_cast<char*>(header.data()) + done;
+        const ssize_t got = retried([&] { return ::pread(file, rest, sizeof header - done, static_cast<off_t>(done)); });
+        if (got <= 0) fail(Exit::data, path, ": its header cannot be read: ", got == 0 ? "the file ends before" : last_os_error());
+        done += static_cast<size_t>(got);
+    }
+    return header;
 }
 
 // The shard's format. Exit::data unless header and file size agree.
@@ -226,10 +238,7 @@ Shard::Shard(const std::string& path) : path_(path) {
     if (file_bytes_ < shard_header_bytes)
         fail(Exit::data, path, ": has ", file_bytes_, " bytes, the header of a token shard alone has ", shard_header_bytes);
 
-    Header header;
-    const ssize_t got = retried([&] { return ::pread(file.get(), header.data(), sizeof header, 0); });
-    if (got != static_cast<ssize_t>(sizeof header))
-        fail(Exit::data, path, ": its header cannot be read: ", last_os_error());
+    const Header header = read_header(path, file.get());
     const Format& format = check_header(path, header, file_bytes_);
     tokens_ = static_cast<uint64_t>(header[2]);
     bytes_per_token_ = format.bytes_per_token;
@@ -362,14 +371,38 @@ void ShardWriter::publish() {
     file_.publish();
 }
 
+/// glob() takes a folder that cannot be read, or not to its end, for one without files. Here folders are read through functions of our
+/// own, which keep the error.
+static thread_local int folder_error = 0;
+static glob_t reports_folder_errors() {
+    glob_t search = {};
+    search.gl_opendir = [](const char* path) -> void* {
+        DIR* const folder = ::opendir(path);
+        if (!folder && errno != ENOENT && errno != ENOTDIR) folder_error = errno;
+        return folder;
+    };
+    search.gl_readdir = [](void* folder) {
+        errno = 0;
+        dirent* const entry = ::readdir(static_cast<DIR*>(folder));
+        if (!entry && errno != 0) folder_error = errno;
+        return entry;
+    };
+    search.gl_closedir = [](void* folder) { ::closedir(static_cast<DIR*>(folder)); };
+    search.gl_stat = ::stat;
+    search.gl_lstat = ::lstat;
+    return search;
+}
+
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& expected) {
     std::error_code ignored;
     if (fs::exists(pattern, ignored)) return {pattern};   // a name may contain brackets
-    glob_t found = {};
-    const int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
+    glob_t found = reports_folder_errors();
+    folder_error = 0;
+    const int result = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_ALTDIRFUNC, nullptr, &found);
     std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
     if (result == GLOB_NOSPACE) fail(Exit::out_of_memory, "not enough memory for the files that '", pattern, "' names");
+    if (folder_error) fail(Exit::data, "the folder of '", pattern, "' cannot be listed: ", std::strerror(folder_error), "; try again");
     if (paths.empty()) fail(Exit::data, "no file matches '", pattern, "'; expected there: ", expected);
     std::sort(paths.begin(), paths.end());   // glob() would sort by the locale, and ranks may differ in that
     return paths;

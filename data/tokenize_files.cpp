@@ -210,7 +210,9 @@ private:
     std::vector<std::string> others(const std::vector<ShardInfo>& keep, const std::string& suffix) const {
         std::vector<std::string> found;
         std::error_code error;
-        for (const fs::directory_entry& entry : fs::directory_iterator(folder_, error)) {
+        fs::directory_iterator entries(folder_, error);
+        while (error == std::errc::interrupted) entries = fs::directory_iterator(folder_, error);
+        for (const fs::directory_entry& entry : entries) {
             const std::string file = entry.path().filename().string();
             if (!file.ends_with(suffix)) continue;
             const std::string shard = file.substr(0, file.size() - suffix.size());

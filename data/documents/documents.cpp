@@ -183,7 +183,7 @@ std::unique_ptr<ByteStream> Input::stream(const std::atomic<bool>& stop) const {
 
 bool ByteWindow::grow() {
     if (buffer_.size() - end_ < read_bytes) {
-        std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+        std::copy(buffer_.begin() + ptrdiff_t(begin_), buffer_.begin() + ptrdiff_t(end_), buffer_.begin());
         end_ -= begin_;
         begin_ = 0;
         buffer_.resize(std::max(buffer_.size(), 2 * (end_ + read_bytes)));   // doubled, so that moves are rare

@@ -29,15 +29,19 @@ Descriptor open_to_read(const std::string& path) {
     return file;
 }
 
-// Calls take(data, bytes) for each buffer of the file in order.
+// Calls take(data, bytes) for each buffer of the file in order. Exit::data if the file ends before the size that it has.
 template <class Take>
 void read_in_pieces(const std::string& path, Take take) {
     const Descriptor file = open_to_read(path);
+    struct stat status;
+    if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());
     std::vector<char> buffer(buffer_bytes);
-    while (true) {
+    for (off_t done = 0;;) {
         const ssize_t got = retried([&] { return ::read(file.get(), buffer.data(), buffer.size()); });
         if (got < 0) fail(Exit::data, path, ": cannot be read: ", last_os_error());
+        if (got == 0 && done < status.st_size) fail(Exit::data, path, ": reading stopped at byte ", done, " of ", status.st_size);
         if (got == 0) return;
+        done += got;
         take(buffer.data(), static_cast<size_t>(got));
     }
 }

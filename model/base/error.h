@@ -1,6 +1,7 @@
 // One way to fail: throw an Error with an exit code and one sentence that names the file, the value and a remedy. main() prints the
 // sentence on stderr and returns the code; under mpirun that ends the other ranks too.
 #pragma once
+#include <cerrno>
 #include <cstring>
 #include <sstream>
 #include <stdexcept>

@@ -90,7 +90,8 @@ static bool read_line(std::istream& file, std::string& line, const std::string& 
 
 void each_json_line(const std::string& path, const std::function<bool(const json&, const std::string&, int64_t)>& use) {
     std::ifstream file(path);
-    if (!file) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
+    while (!file.is_open() && errno == EINTR) file.open(path);
+    if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     std::string line;
     for (int64_t number = 1;; number++) {
         const std::string where = path + ":" + std::to_string(number);

@@ -63,6 +63,9 @@ int run_program(const std::string& program, const std::function<void()>& body) {
     } catch (const std::bad_alloc&) {
         complain("out of memory");
         return static_cast<int>(Exit::out_of_memory);
+    } catch (const std::filesystem::filesystem_error& error) {   // a file whose state could not be read
+        complain(error.path1().string() + ": " + error.code().message());
+        return static_cast<int>(Exit::data);
     } catch (const std::exception& error) {
         complain(error.what());
         return 1;

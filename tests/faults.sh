@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# A sample of dev/faults.sh: calls that fail and kills in every scenario, the fault injector against strace, a save that is longer
+# than the watchdog's time, kills at random moments. Prints `ok NAME` or `FAIL NAME: why`; takes about a minute. Needs
+# ./train_causal, ./tokenize, build/generate_causal and build/tests/faults.so.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+. tests/checks.bash
+for program in train_causal tokenize build/generate_causal build/tests/faults.so; do
+    [ -e $program ] || { bad "faults" "there is no $program; build it with make"; exit; }
+done
+if has_mpi ./train_causal; then parts=("--quick" "--slow-save 15" "--kills 6"); else parts=("--quick"); skip "faults: two ranks" "no MPI"; fi
+for part in "--self-check" "${parts[@]}"; do
+    # shellcheck disable=SC2086  # words are what is wanted
+    "${PYTHON:-python3}" dev/faults.py $part > "$work/out" 2>&1
+    status=$?
+    grep -E '^(ok|FAIL|skip) ' "$work/out"
+    if [ $status -ne 0 ] && ! grep -q '^FAIL ' "$work/out"; then bad "dev/faults.py $part" "$(tail -n 1 "$work/out")"; fi
+done
