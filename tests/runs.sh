@@ -27,15 +27,16 @@ expect "one file for scores and log" 2 "is the file of --eval-log" "${causal[@]}
 # ---- the folder of another run
 cp -r "$work/run" "$work/reused"
 expect "a run that begins there, and saves nothing" 0 "" "${causal[@]}" --out "$work/reused" --seed 2 --steps 1 --checkpoint-every 0
-check "sets the checkpoints aside" 'grep -q "renamed 3 checkpoints" "$work/stdout" && [ "$(steps "$work/reused")" = "step_00000004.superseded step_00000008.superseded step_00000012.superseded" ]'
+check "sets the checkpoints aside, with their log" 'grep -q "moved 3 checkpoints" "$work/stdout" && [ "$(steps "$work/reused/superseded")" = "step_00000004 step_00000008 step_00000012" ] &&
+    cmp -s "$work/run/log.jsonl" "$work/reused/superseded/log.jsonl"'
 expect "and is not gone on with from them" 0 "starting at step 0" "${causal[@]}" --out "$work/reused" --seed 2 --steps 4 --resume
 expect "the next run there" 0 "" "${causal[@]}" --out "$work/reused" --seed 3 --steps 2 --checkpoint-every 0
-check "keeps those of the last one only" '[ "$(steps "$work/reused")" = step_00000004.superseded ]'
-expect "what was set aside is not gone on with in its folder" 2 "has been set aside" "${causal[@]}" --out "$work/reused" --checkpoint "$work/reused/step_00000004.superseded"
+check "keeps those of the last one only" '[ "$(steps "$work/reused/superseded")" = step_00000004 ]'
+expect "what was set aside is not gone on with in its folder" 2 "has been set aside" "${causal[@]}" --out "$work/reused" --checkpoint "$work/reused/superseded/step_00000004"
 for slash in "" /; do
     rm -rf "$work/earlier" && cp -r "$work/run" "$work/earlier"
     expect "a run that goes on from step_00000004$slash" 0 "" "${causal[@]}" --out "$work/earlier" --checkpoint "$work/earlier/step_00000004$slash" --steps 5 --checkpoint-every 0
-    check "leaves that one, and its own log" '[ "$(steps "$work/earlier")" = "step_00000004 step_00000008.superseded step_00000012.superseded" ] && [ "$(losses "$work/earlier")" -eq 5 ]'
+    check "leaves that one, and its own log" '[ "$(steps "$work/earlier")" = step_00000004 ] && [ "$(steps "$work/earlier/superseded")" = "step_00000008 step_00000012" ] && [ "$(losses "$work/earlier")" -eq 5 ]'
 done
 expect "a run from the weights in its own folder" 2 "lies in --out" "${causal[@]}" --out "$work/run" --model "$last"
 expect "resuming with other data" 2 "is other data than" "${causal[@]}" --out "$work/run" --resume --steps 20 --train-data "$work/data/small_val_*.bin"

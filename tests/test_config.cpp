@@ -325,7 +325,7 @@ TEST_CASE("text that is no JSON object is refused", "[config]") {
     std::string deep = object.dump();
     deep.insert(1, "\"hidden_act\":" + std::string(200'000, '[') + std::string(200'000, ']') + ",");
     deep.replace(deep.rfind("\"hidden_act\""), 12, "\"other_name\"");
-    CHECK(refusal(deep).find("hidden_act") != std::string::npos);
+    CHECK(refusal(deep).find("here/config.json") != std::string::npos);
 }
 
 TEST_CASE("a setting that was given may not count more tokens than there are; a default may", "[config]") {
