@@ -19,7 +19,12 @@ namespace fs = std::filesystem;
 
 MappedFile::MappedFile(const fs::path& path) {
     const int descriptor = retried([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); });
-    if (descriptor < 0) fail(Exit::checkpoint, path.string(), ": cannot be opened (", last_os_error(), ")");
+    if (descriptor < 0) {
+        const bool missing = errno == ENOENT || errno == ENOTDIR;
+        const std::string sentence = path.string() + ": cannot be opened (" + last_os_error() + ")";
+        if (!missing) throw Unreadable(Exit::checkpoint, sentence);
+        throw Error(Exit::checkpoint, sentence);
+    }
     struct stat info;
     const bool regular = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
     size_ = regular ? size_t(info.st_size) : 0;
@@ -27,7 +32,8 @@ MappedFile::MappedFile(const fs::path& path) {
     const int error = errno;
     ::close(descriptor);
     if (!regular) fail(Exit::checkpoint, path.string(), ": is not a regular file");
-    if (start_ == MAP_FAILED) fail(Exit::checkpoint, path.string(), ": cannot be mapped into memory (", std::strerror(error), ")");
+    if (start_ == MAP_FAILED)
+        throw Unreadable(Exit::checkpoint, path.string() + ": cannot be mapped into memory (" + std::strerror(error) + ")");
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

@@ -8,9 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "model/base/error.h"
 #include "model/base/hash.h"
 
-/// A file mapped for reading. The bytes stay valid as long as the object lives; an empty file gives an empty span.
+/// Exit::checkpoint: a file is there, or may be, but the system could not read it now.
+struct Unreadable : Error {
+    using Error::Error;
+};
+
+/// A file mapped for reading. Unreadable, or another Error where there is none or it is no regular file. The bytes stay valid as long as the object lives; an empty file gives an empty span.
 class MappedFile {
 public:
     explicit MappedFile(const std::filesystem::path& path);

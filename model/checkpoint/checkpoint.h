@@ -90,7 +90,7 @@ void require_outside(const char* option, const std::filesystem::path& file, cons
 void require_no_run(const std::filesystem::path& folder);
 
 /// The checkpoint with the highest step that verify_checkpoint() accepts, or nothing if there is none. For each refused one, a
-/// sentence is appended to `complaints` and the previous one is tried.
+/// sentence is appended to `complaints` and the previous one is tried. One that cannot be read now is Exit::checkpoint.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& out_dir, std::vector<std::string>& complaints);
 
 // ----------------------------------------------------------------------------------------------------------------- loading

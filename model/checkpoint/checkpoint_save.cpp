@@ -439,6 +439,8 @@ std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<s
         try {
             verify_checkpoint(found.path);
             return found.path;
+        } catch (const Unreadable& error) {   // it may be sound, and going on from an earlier one would set it aside
+            fail(error.code, error.what(), "; try again, or give an earlier one of ", out_dir.string(), " as --checkpoint");
         } catch (const Error& error) {
             complaints.push_back(error.what());
         }
