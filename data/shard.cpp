@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "data/checked_shard.h"
 #include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/hash.h"
@@ -158,70 +159,6 @@ void scan_mask(const std::string& path, char* map, uint64_t mask_begin, uint64_t
         fail(Exit::data, path, ": the loss mask has ", int{static_cast<uint8_t>(map[bad])}, " at byte ", bad, ", for token ",
              bad - mask_begin, "; 1 is a token that counts as a target, 0 one that does not");
     });
-}
-
-// ---- A cache of check results for large shards, so that runs need not read them all again. One small file per shard in
-// $XDG_CACHE_HOME/train_gpt/shards, or ~/.cache/train_gpt/shards; deleting it only costs another check.
-
-std::string cache_folder() {
-    const char* cache = std::getenv("XDG_CACHE_HOME");
-    const char* home = std::getenv("HOME");
-    if (cache && *cache) return std::string(cache) + "/train_gpt/shards";
-    return home && *home ? std::string(home) + "/.cache/train_gpt/shards" : "";
-}
-
-uint64_t hash_of_both_ends(const void* data, uint64_t bytes, uint64_t seed = 0) {
-    const uint64_t end = std::min<uint64_t>(bytes, 65536);
-    const char* first = static_cast<const char*>(data);
-    return xxh3(first + bytes - end, end, xxh3(first, end, seed));
-}
-
-/// Identifies the current state of a shard: its path, size, inode, mtime and ctime (which programs cannot set), and a hash of its
-/// first and last 64 KiB.
-class CheckedShard {
-public:
-    CheckedShard() = default;   // has not passed
-
-    /// Of the file `path`, mapped at `data` (bytes).
-    CheckedShard(const std::string& path, const void* data, uint64_t bytes);
-
-    /// Whether an earlier check of this exact file found all tokens below `vocabulary` and, unless `xxh64` is "", that hash.
-    bool has_passed(uint32_t vocabulary, const std::string& xxh64) const;
-
-    /// Records a check. Write errors are ignored.
-    void remember(uint32_t largest_token, const std::string& xxh64) const;
-
-private:
-    std::string file_;        // path of the record; "" if there is no place for it
-    std::string identity_;    // first line of the record
-};
-
-CheckedShard::CheckedShard(const std::string& path, const void* data, uint64_t bytes) {
-    std::error_code unknown;
-    const std::string absolute = fs::canonical(path, unknown).string(), folder = cache_folder();
-    struct stat status;
-    if (unknown || folder.empty() || ::stat(absolute.c_str(), &status) != 0) return;
-    std::ostringstream identity;
-    identity << absolute << ' ' << status.st_size << ' ' << status.st_ino << ' ' << status.st_mtim.tv_sec << '.'
-             << status.st_mtim.tv_nsec << ' ' << status.st_ctim.tv_sec << '.' << status.st_ctim.tv_nsec << ' '
-             << hexadecimal(hash_of_both_ends(data, bytes));
-    identity_ = identity.str();
-    file_ = folder + "/" + hexadecimal(xxh3(absolute.data(), absolute.size()));
-}
-
-bool CheckedShard::has_passed(uint32_t vocabulary, const std::string& xxh64) const {
-    std::ifstream record(file_);
-    std::string identity, hash;
-    uint32_t largest;
-    if (!std::getline(record, identity) || identity != identity_ || !(record >> largest)) return false;
-    return largest < vocabulary && (xxh64.empty() || (record >> hash && hash == xxh64));
-}
-
-void CheckedShard::remember(uint32_t largest_token, const std::string& xxh64) const {
-    if (file_.empty()) return;
-    std::error_code ignored;
-    fs::create_directories(fs::path(file_).parent_path(), ignored);
-    replace_file(file_, identity_ + "\n" + std::to_string(largest_token) + " " + xxh64 + "\n");   // without it: another check
 }
 
 }  // namespace

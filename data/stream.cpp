@@ -66,6 +66,7 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary, bo
     Manifests manifests;
     tokenizer_ = manifests.find(paths[0]).tokenizer;
     uint64_t start = 0, hash = 0;
+    std::string promised;
     for (const Shard& shard : shards_) {
         const auto [tokenizer, xxh64] = manifests.find(shard.path());
         if (!same_tokenizer(tokenizer, tokenizer_))
@@ -75,9 +76,11 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary, bo
         starts_.push_back(start);
         start += shard.size();
         hash = shard.fingerprint(hash);
+        promised += xxh64 + "\n";
     }
     starts_.push_back(start);
     fingerprint_ = hexadecimal(hash);
+    contents_ = hexadecimal(xxh3(promised.data(), promised.size()));
 }
 
 template <class Visit>

@@ -28,6 +28,10 @@ public:
     /// 16 hexadecimal digits of the shards' sizes and of their first and last 64 KiB, in order: other data, another fingerprint.
     const std::string& fingerprint() const { return fingerprint_; }
 
+    /// 16 hexadecimal digits of what the manifests say that the shards hold, and of which they say nothing. Unlike fingerprint() it
+    /// differs where tokens between the ends do.
+    const std::string& contents() const { return contents_; }
+
     /// Copies tokens [start, start + count), across shards. Exit::data beyond the end.
     void copy(uint64_t start, size_t count, int32_t* out) const;
 
@@ -49,7 +53,7 @@ private:
 
     std::string name_;
     std::string tokenizer_;
-    std::string fingerprint_;
+    std::string fingerprint_, contents_;
     std::vector<Shard> shards_;
     std::vector<uint64_t> starts_;   // (shards + 1) index of each shard's first token, and the total
 };

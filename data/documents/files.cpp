@@ -57,7 +57,7 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 
 bool Descriptor::close() {
     const int fd = std::exchange(fd_, -1);
-    return fd < 0 || ::close(fd) == 0 || errno == EINTR;   // interrupted, it is closed nevertheless
+    return fd < 0 || close_file(fd);
 }
 
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {

@@ -71,7 +71,7 @@ std::string replace_file(const fs::path& path, const std::string& text) {
     if (descriptor < 0) return last_os_error();
     bool good = write_all(descriptor, text.data(), text.size()) && retried([&] { return fsync(descriptor); }) == 0;
     std::string reason = last_os_error();
-    if (::close(descriptor) != 0 && good) good = false, reason = last_os_error();
+    if (!close_file(descriptor) && good) good = false, reason = last_os_error();
     if (good && retried([&] { return std::rename(unfinished.c_str(), path.c_str()); }) != 0) good = false, reason = last_os_error();
     if (!good) unlink(unfinished.c_str());
     if (!good) return reason;
@@ -118,7 +118,7 @@ void FileWriter::close() {
     const std::string reason = synced ? "" : last_os_error();
     // Dropped from the page cache, so that reading the file back reads the disk.
     posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
-    const bool closed = ::close(descriptor) == 0;
+    const bool closed = close_file(descriptor);
     if (!synced) fail(Exit::checkpoint, path_.string(), ": cannot be forced to the disk (", reason, ")");
     if (!closed) fail(Exit::checkpoint, path_.string(), ": cannot be closed (", last_os_error(), ")");
     if (on_piece_) on_piece_();
@@ -161,11 +161,17 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
     std::vector<fs::path> found;
     std::error_code error;
     fs::directory_iterator entry(folder, error);
+    while (error == std::errc::interrupted) entry = fs::directory_iterator(folder, error);
     if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return found;
     for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) found.push_back(entry->path());
     if (error)
         fail(Exit::checkpoint, folder.string(), ": the folder cannot be listed (", error.message(), "); make it readable, or give another");
     return found;
+}
+
+void rename_file(const fs::path& from, const fs::path& to) {
+    if (retried([&] { return std::rename(from.c_str(), to.c_str()); }) != 0)
+        fail(Exit::checkpoint, from.string(), ": cannot be renamed to ", to.string(), " (", last_os_error(), ")");
 }
 
 void make_folders(const fs::path& folder) {

@@ -99,6 +99,9 @@ bool path_exists(const std::filesystem::path& path);
 /// The paths of a folder's entries, in no order; none if the folder is not there. A folder that cannot be listed is Exit::checkpoint.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
 
+/// Renames a file or folder; on failure Exit::checkpoint.
+void rename_file(const std::filesystem::path& from, const std::filesystem::path& to);
+
 /// Creates a folder and its parents, each entry synced to disk.
 void make_folders(const std::filesystem::path& folder);
 

@@ -1,6 +1,5 @@
-// Saving, verifying, finding and deleting checkpoints.
+// Saving and verifying checkpoints.
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -30,42 +29,6 @@ std::string folder_name(int64_t step) {
     char name[32];
     std::snprintf(name, sizeof(name), "step_%08lld", static_cast<long long>(step));
     return name;
-}
-
-/// The step in a finished checkpoint's folder name; nothing for any other name, including *.tmp and *.superseded.
-std::optional<int64_t> step_of(const std::string& name) {
-    if (!name.starts_with("step_")) return {};
-    const char* end = name.data() + name.size();
-    int64_t step = 0;
-    const auto [stop, error] = std::from_chars(name.data() + 5, end, step);
-    if (error != std::errc() || stop != end || step < 0) return {};
-    return step;
-}
-
-/// Of a checkpoint, of the log or the options, or of what was set aside before; not superseded.tmp, which holds whole checkpoints.
-bool is_leftover(const std::string& name) {
-    const bool ours = name.starts_with("step_") || name.starts_with("log.jsonl.") || name.starts_with("options.toml.");
-    return (ours && name.ends_with(".tmp")) || name == "superseded.old.tmp";
-}
-
-struct Found {
-    int64_t step;
-    fs::path path;
-};
-
-/// Finished checkpoints, highest step first.
-std::vector<Found> list_checkpoints(const fs::path& out_dir) {
-    std::vector<Found> found;
-    for (const fs::path& path : entries_of(out_dir))
-        if (const auto step = step_of(path.filename().string())) found.push_back({*step, path});
-    std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
-    return found;
-}
-
-void rename_or_fail(const fs::path& from, const fs::path& to) {
-    std::error_code error;
-    fs::rename(from, to, error);
-    if (error) fail(Exit::checkpoint, from.string(), ": cannot be renamed to ", to.string(), " (", error.message(), ")");
 }
 
 // --------------------------------------------------------------------------------------------------------------- manifest.json
@@ -224,10 +187,10 @@ void write_files(const fs::path& folder, const std::vector<TextFile>& texts, con
 /// Gives the verified folder its final name. If a checkpoint of that name exists, the two are exchanged atomically, or, on file
 /// systems that cannot, by two renames, between which only that one step has no checkpoint.
 void take_final_name(const fs::path& temporary, const fs::path& final_path) {
-    if (!path_exists(final_path)) return rename_or_fail(temporary, final_path);
+    if (!path_exists(final_path)) return rename_file(temporary, final_path);
     if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) == 0) return;
-    rename_or_fail(final_path, final_path.string() + ".old.tmp");
-    rename_or_fail(temporary, final_path);
+    rename_file(final_path, final_path.string() + ".old.tmp");
+    rename_file(temporary, final_path);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- verifying
@@ -313,87 +276,6 @@ SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, c
     return saved;
 }
 
-void remove_leftovers(const fs::path& out_dir) {
-    std::error_code ignored;
-    for (const fs::path& path : entries_of(out_dir))
-        if (is_leftover(path.filename().string())) fs::remove_all(path, ignored);   // a link itself, not what it names
-}
-
-// ------------------------------------------------------------------------------------------------------------ setting aside
-
-namespace {
-
-/// Where checkpoints are set aside, while they are moved there, and what was there before, until it is deleted.
-struct AsidePlaces {
-    fs::path aside, moving, before;
-    explicit AsidePlaces(const fs::path& out_dir)
-        : aside(out_dir / "superseded"), moving(out_dir / "superseded.tmp"), before(out_dir / "superseded.old.tmp") {}
-};
-
-/// A second name for a file, or a copy where the file system has no links. Nothing for one that is not there.
-void link_or_copy(const fs::path& from, const fs::path& to) {
-    std::error_code error;
-    if (!path_exists(from)) return;
-    fs::create_hard_link(from, to, error);
-    if (error) fs::copy_file(from, to, error);
-    if (error) fail(Exit::checkpoint, from.string(), ": cannot be set aside as ", to.string(), " (", error.message(), ")");
-}
-
-/// Precondition: the folder is locked.
-void move_back(const fs::path& out_dir) {
-    const AsidePlaces places(out_dir);
-    std::error_code ignored;
-    if (fs::is_symlink(places.moving, ignored)) fs::remove(places.moving, ignored);   // nothing of ours
-    if (!path_exists(places.moving)) return;
-    if (path_exists(places.before) && !path_exists(places.aside)) rename_or_fail(places.before, places.aside);
-    for (const fs::path& path : entries_of(places.moving))
-        if (step_of(path.filename().string())) rename_or_fail(path, out_dir / path.filename());
-    fs::remove_all(places.moving, ignored);   // links to the log and the options
-    sync_directory(out_dir);
-}
-
-}   // namespace
-
-int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
-    move_back(out_dir);
-    std::vector<Found> later = list_checkpoints(out_dir);
-    std::erase_if(later, [&](const Found& found) { return found.step <= step; });
-    if (later.empty()) return 0;
-    const AsidePlaces places(out_dir);
-    make_folders(places.moving);
-    if (step < 0)
-        for (const char* name : {"log.jsonl", "options.toml"}) link_or_copy(out_dir / name, places.moving / name);
-    for (const Found& found : later) rename_or_fail(found.path, places.moving / found.path.filename());
-    sync_directory(places.moving);
-    if (path_exists(places.aside)) rename_or_fail(places.aside, places.before);
-    rename_or_fail(places.moving, places.aside);
-    sync_directory(out_dir);
-    std::error_code ignored;
-    fs::remove_all(places.before, ignored);
-    return int(later.size());
-}
-
-void undo_interrupted(const fs::path& out_dir) {
-    if (!path_exists(AsidePlaces(out_dir).moving)) return;
-    const FolderLock lock(out_dir);
-    move_back(out_dir);
-}
-
-bool is_set_aside(const fs::path& folder, const fs::path& out_dir) {
-    std::error_code none;   // neither need exist
-    return fs::weakly_canonical(folder, none).parent_path() == fs::weakly_canonical(AsidePlaces(out_dir).aside, none);
-}
-
-void prune_checkpoints(const fs::path& out_dir, int keep) {
-    if (keep < 1) return;
-    std::vector<Found> found = list_checkpoints(out_dir);
-    if (found.size() <= size_t(keep)) return;
-    std::error_code ignored;   // they must not stop a run
-    for (auto doomed = found.begin() + keep; doomed != found.end(); ++doomed)
-        fs::rename(doomed->path, doomed->path.string() + ".old.tmp", ignored);
-    remove_leftovers(out_dir);
-}
-
 void verify_checkpoint(const fs::path& folder, const OnPiece& on_piece) {
     const fs::path path = folder / "manifest.json";
     const FileManifest manifest = file_manifest_from_json(read_text(path), path.string());
@@ -425,25 +307,4 @@ void require_outside(const char* option, const fs::path& file, const fs::path& c
     const fs::path folder = fs::weakly_canonical(file, none).parent_path(), own = fs::canonical(checkpoint, none), name = file.filename();
     const bool of_run = folder == own.parent_path() && (name == "log.jsonl" || name == "options.toml");
     if (folder == own || of_run) fail(Exit::usage, option, " ", file.string(), " lies among the files of ", checkpoint.string(), "; give another place");
-}
-
-void require_no_run(const fs::path& folder) {
-    const std::vector<Found> checkpoints = list_checkpoints(folder);
-    if (!checkpoints.empty() && !path_exists(folder / "config.json"))
-        fail(Exit::checkpoint, folder.string(), ": is the folder of a run; its newest checkpoint is ", checkpoints.front().path.string());
-}
-
-std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {
-    undo_interrupted(out_dir);
-    for (const Found& found : list_checkpoints(out_dir)) {
-        try {
-            verify_checkpoint(found.path);
-            return found.path;
-        } catch (const Unreadable& error) {   // it may be sound, and going on from an earlier one would set it aside
-            fail(error.code, error.what(), "; try again, or give an earlier one of ", out_dir.string(), " as --checkpoint");
-        } catch (const Error& error) {
-            complaints.push_back(error.what());
-        }
-    }
-    return {};
 }

@@ -336,8 +336,8 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     for (const auto& [key, value] : config.items())
         if (key != "engine_tokenizer") facts.push_back({"the model's " + key, written(value)});   // that may be a path
     for (const auto& [name, stream] : {std::pair("training", data.train.get()), {"validation", data.val.get()}})
-        facts.push_back({std::string("the fingerprint of the ") + name + " data, and its tokens,",
-                         stream ? stream->fingerprint() + ", " + std::to_string(stream->size()) : "none"});
+        facts.push_back({std::string("the fingerprint of the ") + name + " data, with its tokens and the hash of its manifests,",
+                         stream ? stream->fingerprint() + ", " + std::to_string(stream->size()) + ", " + stream->contents() : "none"});
     for (const EvaluationTask& task : data.tasks) {
         Hasher items;
         for (const EvaluationItem& item : task.items) {
