@@ -99,7 +99,7 @@ TEST_CASE("loss by position: a position without targets has no loss, one row no 
 TEST_CASE("loss by position: the sum over a single rank changes nothing") {
     LossByPosition sums = Rows(20, 5, true).summed(4);
     const std::string before = as_json(sums.means());
-    Ranks alone(0);
+    Ranks alone;
     sums.sum_over(alone);
     CHECK(as_json(sums.means()) == before);
 }

@@ -116,7 +116,7 @@ TEST_CASE("tokenize: what is no prompt with a completion is refused with file, l
             {"a.jsonl:2", "\"prompt\" must be a string, it is array"}, options);
     refused(good + good + line("a", ""), {"a.jsonl:3", "completion is empty"}, options);
     refused(good + "[]\n", {"a.jsonl:2", "a JSON object is expected"}, options);
-    refused(good + "{\"prompt\": \"a\", \"completion\n", {"a.jsonl:2", "parse error"}, options);
+    refused(good + "{\"prompt\": \"a\", \"completion\n", {"a.jsonl:2", "has no end"}, options);
     TokenizeOptions divided = options;
     divided.val_fraction = 0.1;
     refused(good, {"a.jsonl", "--val-fraction 0"}, divided);
