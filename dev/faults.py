@@ -315,7 +315,8 @@ def self_check(work):
     if not shutil.which("strace"):
         print("skip the shim against strace: there is no strace")
         return 0
-    groups = {"open": "open openat creat fopen opendir mkstemp", "read": "read pread readv pread64", "write": "write pwrite writev pwrite64",
+    groups = {"open": "open openat creat fopen opendir mkstemp", "read": "read pread readv pread64",
+              "write": "write pwrite writev pwrite64",
               "sync": "fsync fdatasync", "close": "close closedir", "map": "mmap", "rename": "rename renameat renameat2",
               "remove": "unlink unlinkat rmdir", "mkdir": "mkdir mkdirat", "cut": "ftruncate truncate", "lock": "flock"}
     group_of = {call: group for group, calls in groups.items() for call in calls.split()}
@@ -325,8 +326,9 @@ def self_check(work):
             continue
         folder, log, trace = work / f"traced_{name}", work / f"{name}.calls", work / f"{name}.trace"
         prepare(folder, scenario.before)
-        result = run(folder, ["strace", "-f", "-qq", "-y", "-s", "0", "-o", trace, "-E", f"LD_PRELOAD={SHIM}", "-E", f"FAULT_FOLDER={folder}",
-                              "-E", "FAULT_CALLS=all", "-E", f"FAULT_LOG={log}", "-e", "trace=file,desc"] + scenario.command)
+        variables = [f"LD_PRELOAD={SHIM}", f"FAULT_FOLDER={folder}", "FAULT_CALLS=all", f"FAULT_LOG={log}"]
+        strace = ["strace", "-f", "-qq", "-y", "-s", "0", "-o", trace, "-e", "trace=file,desc"]
+        result = run(folder, strace + [word for v in variables for word in ("-E", v)] + scenario.command)
         assert result.code == 0, result
         seen = collections.Counter()
         for line in trace.read_text(errors="replace").splitlines():
@@ -349,7 +351,8 @@ def self_check(work):
 
 def print_table(table):
     columns = ["cases", "clean", "code", "killed", "exit", "lost", "hash", "hole"]
-    print("\n| scenario | fault | cases | clean | refused with a code | killed | wrong exits | lost checkpoints | wrong hashes | silent holes |")
+    print("\n| scenario | fault | cases | clean | refused with a code | killed | wrong exits | lost checkpoints | wrong hashes "
+          "| silent holes |")
     print("| --- " * 10 + "|")
     total = collections.Counter()
     for (name, kind), row in sorted(table.items(), key=lambda item: (list(SCENARIOS).index(item[0][0]), item[0][1])):

@@ -11,11 +11,14 @@ build() { make --no-print-directory -j"$(nproc)" USE_CUDA=0 "$@" > build.txt 2>&
 export OMP_WAIT_POLICY=passive UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 case $what in
     address)
-        build CXXFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" tokenize data/bundled/sotu_manifest.json build/tests/run_tests
+        build CXXFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" tokenize \
+            data/bundled/sotu_manifest.json build/tests/run_tests
         ASAN_OPTIONS=detect_leaks=0 build/tests/run_tests "${@:2}" ;;
     thread)
+        archer=$(find /usr/lib/llvm-* -name libarcher.so 2> /dev/null | tail -n 1)
+        [ -n "$archer" ] || { echo "dev/sanitizers.sh: clang's libomp with Archer is needed: apt install clang libomp-dev" >&2; exit 1; }
         build USE_MPI=0 CXX="$(command -v clang++ || command -v clang++-14)" CXXFLAGS="-g1 -fsanitize=thread -Wno-everything" train_causal
-        TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1 OMP_TOOL_LIBRARIES=$(find /usr/lib/llvm-* -name libarcher.so | tail -n 1) \
+        TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1 OMP_TOOL_LIBRARIES=$archer \
             OPENBLAS_NUM_THREADS=1 ./train_causal --device cpu --model qwen-tiny --seq-len 64 --batch-size 4 --steps 4 --checkpoint-every 2 \
             --val-every 2 --val-batches 1 --sample-every 0 --plot 0 --threads 2 --out out/thread ;;
     *) echo "dev/sanitizers.sh: there is no '$what'; it is address or thread" >&2; exit 2 ;;

@@ -353,7 +353,9 @@ FILE* fopen(const char* path, const char* mode) {
     return descriptor < 0 ? 0 : stream_of(descriptor, mode);
 }
 FILE* fopen64(const char* path, const char* mode) { return fopen(path, mode); }
-FILE* fdopen(int descriptor, const char* mode) { return tracked(descriptor) ? stream_of(descriptor, mode) : REAL(fdopen)(descriptor, mode); }
+FILE* fdopen(int descriptor, const char* mode) {
+    return tracked(descriptor) ? stream_of(descriptor, mode) : REAL(fdopen)(descriptor, mode);
+}
 int fileno(FILE* stream) {
     for (int s = 0; s < STREAMS; s++)
         if (streams[s].stream == stream) return streams[s].descriptor;
