@@ -16,7 +16,8 @@ struct Unreadable : Error {
     using Error::Error;
 };
 
-/// A file mapped for reading. Unreadable, or another Error where there is none or it is no regular file. The bytes stay valid as long as the object lives; an empty file gives an empty span.
+/// A file mapped for reading. Unreadable, or another Error where there is none or it is no regular file. The bytes stay valid as long as
+/// the object lives; an empty file gives an empty span.
 class MappedFile {
 public:
     explicit MappedFile(const std::filesystem::path& path);

@@ -166,11 +166,11 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     const std::string& out = run.o.out;
     make_folders(out);
     run.lock = FolderLock(out);
-    remove_leftovers(out);
     const int64_t resumed = origin.resume_from && is_of_run(*origin.resume_from, out) ? run.state.step : -1;
     if (const int later = set_later_ones_aside(out, resumed))   // at once, or --resume would go on from them after an early end
         std::cout << "note: " << out << ": moved " << later << (later > 1 ? " checkpoints" : " checkpoint")
                   << " into superseded/, which --resume passes over" << std::endl;
+    remove_leftovers(out);   // not before: what was set aside earlier may have to be moved back first
     const std::string options = out + "/options.toml";
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
         fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
