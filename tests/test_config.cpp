@@ -11,8 +11,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/config.h"
 #include "model/layer_types.h"
-
-using nlohmann::json;
+#include "tests/config_text.h"
 
 namespace {
 
@@ -22,27 +21,6 @@ int64_t parameters(const Config& c) {
     const int64_t attention = C * q + 2 * C * kv + q * C + (c.qkv_bias ? q + 2 * kv : 0) + (c.qk_norm ? 2 * c.HS : 0);
     const int64_t layer = attention + 3 * C * c.F + 2 * C;
     return int64_t(c.V) * C * (c.tied ? 1 : 2) + c.L * layer + C;
-}
-
-json as_json(const std::string& preset_name = "qwen-tiny") { return json::parse(config_to_json(preset(preset_name))); }
-
-/// The sentence with which a config.json is refused.
-std::string refusal(const std::string& text) {
-    try {
-        config_from_json(text, "here/config.json");
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::checkpoint);
-        return error.what();
-    }
-    return "accepted";
-}
-
-void refused(json object, const std::string& key, const json& value, const std::string& expected = "") {
-    object[key] = value;
-    const std::string sentence = refusal(object.dump());
-    INFO(sentence);
-    CHECK(sentence.find("here/config.json") != std::string::npos);
-    CHECK(sentence.find(expected.empty() ? key : expected) != std::string::npos);
 }
 
 }   // namespace

@@ -10,33 +10,7 @@
 #include "model/config.h"
 #include "model/config_keys.h"
 #include "model/generation_config.h"
-
-using nlohmann::json;
-
-namespace {
-
-json as_json(const std::string& preset_name = "qwen-tiny") { return json::parse(config_to_json(preset(preset_name))); }
-
-/// The sentence with which a config.json is refused.
-std::string refusal(const std::string& text) {
-    try {
-        config_from_json(text, "here/config.json");
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::checkpoint);
-        return error.what();
-    }
-    return "accepted";
-}
-
-void refused(json object, const std::string& key, const json& value, const std::string& expected = "") {
-    object[key] = value;
-    const std::string sentence = refusal(object.dump());
-    INFO(sentence);
-    CHECK(sentence.find("here/config.json") != std::string::npos);
-    CHECK(sentence.find(expected.empty() ? key : expected) != std::string::npos);
-}
-
-}   // namespace
+#include "tests/config_text.h"
 
 TEST_CASE("keys that config.json lacks have the defaults of transformers for the model type", "[config]") {
     std::ifstream file(std::filesystem::path(__FILE__).parent_path().parent_path() / "scripts/config_defaults.json");
