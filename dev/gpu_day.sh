@@ -7,7 +7,8 @@
 # there. Called again with the same RESULTS, or with that archive beside this script as before.tar.gz, it goes on with what was not
 # reached: all tests, PyTorch beside it, kernels of others judged, all packed variants, several ranks on the GPU, paired training
 # runs. The last line is `N passed, N failed`; the exit code is 1 when something failed, 2 where nothing can run. ONLY=PATTERN: the
-# steps whose names match it, as in ONLY='^paired_(causal|asga|dsa)$'.
+# steps whose names match it, as in ONLY='^paired_(causal|asga|dsa)$'. EXPERIMENT="e13_budget --scale medium --arms dsa --seeds 1": words
+# for scripts/experiments/run.py, the last step; its ledger is among the results, its checkpoints are not.
 set -uo pipefail
 pack=${PACK:-$(cd "$(dirname "$0")" && pwd)}
 results=${1:-${TMPDIR:-/tmp}/gpu_day}
@@ -109,6 +110,7 @@ step() {
         "$(printf 'status %3d after %3d s: %s' $status $seconds "$last")"
 }
 not_reached=""
+gpu_name() { nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -n 1 | tr ' ' _ || echo none; }
 # Which of Catch2's versions calls it a success when a filter fits no case differs.
 tests() { says='^All tests passed \([0-9]+ assertions? in [1-9]' step "$1" "$2" bin/run_tests "$3" --durations yes; }
 quiet=(--val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0)
@@ -213,6 +215,12 @@ for program in bin/train_*; do
     step "paired_$variant" 120 "$program" --device cuda --model model_25m --batch-size 32 --seq-len 1024 --steps 400 --lr 1e-3 \
         "${text[@]}" --val-every 100 --val-batches 16 --sample-every 0 --checkpoint-every 0 --plot 0 --out "$results/runs/paired_$variant"
 done
+
+if [ -n "${EXPERIMENT:-}" ]; then
+    # shellcheck disable=SC2086  # words
+    step "experiment_$(tr -cs 'a-z0-9\n' _ <<< "$EXPERIMENT")" 600 python3 scripts/experiments/run.py $EXPERIMENT --no-build --programs bin \
+        --data data/more --out written/experiments --ledger "$results/ledger.jsonl" --machine "$(gpu_name)"
+fi
 
 [ -z "$not_reached" ] || echo "not reached:$not_reached"
 summarize

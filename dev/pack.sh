@@ -3,12 +3,13 @@
 # need, token shards, and what the CPU computed for comparison. Needs nvcc; no GPU. VARIANTS=all for the trainers of all variants.
 #     dev/pack.sh [FOLDER]       default .gpu, which git ignores; there: bash FOLDER/gpu_day.sh (dev/README.md, "Ten minutes on a GPU")
 # CUDA_ARCH="-gencode arch=compute_80,code=sm_80" for another GPU than an H100 or H200; ARCH=-march=... for another processor than one
-# with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*.bin" for shards to train on besides the bundled text;
+# with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*" for the shards of a text that EXPERIMENT reads there;
 # HERE=1 builds for this machine, in this tree; EMULATED=1 takes the programs of build/emulated, to try all this without a GPU.
 # The other machine needs glibc and libstdc++ at least as new as here, and CUDA's and NCCL's libraries as here. Open MPI is in the
 # package: PATH=FOLDER/mpi:$PATH mpirun -np 2 FOLDER/bin/train_causal starts ranks on a machine without any.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+here=$PWD
 folder=${1:-.gpu} variants=${VARIANTS:-causal asga dsa sliding_window}
 [ "$variants" != all ] || variants=$(cd attention && printf '%s\n' *.cuh | sed 's/\.cuh$//')
 tests=build/gpu/run_tests trainers=. generators=build quick=""
@@ -84,6 +85,8 @@ rm "$folder/small.txt"
 [ -z "${DATA:-}" ] || { mkdir "$folder/data/more" && cp $DATA "$folder/data/more"; }
 cp dev/gpu_day.sh dev/gpu_day.py dev/compare_pytorch.py dev/pytorch_qwen.py "$folder"
 cp -r scripts/arbiter.py scripts/judged scripts/attention_torch "$folder"
+mkdir -p "$folder/scripts/experiments" && cp scripts/experiments/*.{py,toml} "$folder/scripts/experiments"
+(cd "$here/scripts/experiments" && python3 -c 'import prepare; print(prepare.engine_commit())') > "$folder/ENGINE_COMMIT"
 mkdir "$folder/model_25m"   # 25.9 million parameters, for bytes
 cat > "$folder/model_25m/config.json" << 'END'
 {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 264, "hidden_size": 512, "num_hidden_layers": 8,

@@ -91,7 +91,7 @@ class Run:
 
 
 def known_experiments(folder=HERE):
-    """Names of the TOML files e1_... to e12_..., in the order of their numbers."""
+    """Names of the TOML files e1_... to e13_..., in the order of their numbers."""
     return sorted((path.stem for path in Path(folder).glob('e*_*.toml')), key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
 
 

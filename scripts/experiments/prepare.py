@@ -49,10 +49,10 @@ def git(*arguments):
 
 def engine_commit():
     """The last commit that changed the programs' sources, so that one of the documentation repeats no run; with a hash of what
-    is not committed behind it."""
-    commit = git('log', '-1', '--format=%H', '--', *SOURCES)[:12] or 'no-git'
-    if commit == 'no-git':
-        return commit
+    is not committed behind it. A package of dev/pack.sh has it in a file."""
+    commit, packed = git('log', '-1', '--format=%H', '--', *SOURCES)[:12], ROOT / 'ENGINE_COMMIT'
+    if not commit:
+        return packed.read_text().strip() if packed.exists() else 'no-git'
     changed = git('diff', 'HEAD', '--', *SOURCES) + git('ls-files', '--others', '--exclude-standard', '--', *SOURCES)
     return commit + ('+' + hashlib.sha256(changed.encode()).hexdigest()[:8] if changed else '')
 
