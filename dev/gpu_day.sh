@@ -203,7 +203,8 @@ done
 step patterns 60 bin/bench_patterns_gpu
 for ranks in 2 8; do   # on one GPU: their sums go through the host's memory
     if ! grep -q libmpi <(ldd bin/train_causal); then skip ranks_$ranks "no MPI"; continue; fi
-    step ranks_$ranks 60 mpirun --oversubscribe -np $ranks bin/train_causal --device cuda "${small[@]}" --batch-size 1 --out "$results/runs/ranks_$ranks"
+    step ranks_$ranks 60 mpirun --oversubscribe -np $ranks bin/train_causal --device cuda "${small[@]}" --batch-size 1 --check-ranks-every 5 \
+        --zero-stage $((ranks == 8)) --out "$results/runs/ranks_$ranks"
 done
 step memory_predicted 20 bin/train_causal --device cuda --dry-run --model qwen-7m --batch-size 64 --seq-len 256 "${bundled[@]}"
 step memory 40 bin/train_causal --device cuda --model qwen-7m --batch-size 64 --seq-len 256 --steps 2 "${bundled[@]}" "${quiet[@]}" \
