@@ -51,6 +51,7 @@ libraries_of() { ldd "$@" | awk -v there="$there" '$3 ~ /^\// && $3 !~ there { p
 mkdir -p "$folder"/{bin,lib,data/bundled,cpu}
 cd "$tree"
 for program in "${programs[@]}"; do strip -o "$folder/bin/$(basename "$program")" "$program"; done
+ln -s ../data "$folder/bin/data"   # where programs look for the bundled text
 libraries=$(libraries_of "${programs[@]}")
 
 # Open MPI's launcher, plug-ins and texts. Plug-ins for networks with libraries of their own stay here: ranks share one machine.
