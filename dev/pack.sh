@@ -4,6 +4,7 @@
 #     dev/pack.sh [FOLDER]       default .gpu, which git ignores; there: bash FOLDER/gpu_day.sh (dev/README.md, "Ten minutes on a GPU")
 # CUDA_ARCH="-gencode arch=compute_80,code=sm_80" for another GPU than an H100 or H200; ARCH=-march=... for another processor than one
 # with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*" for the shards of a text that EXPERIMENT reads there;
+# TOOLS= WRITES= leaves benchmarks and text out;
 # HERE=1 builds for this machine, in this tree; EMULATED=1 takes the programs of build/emulated, to try all this without a GPU.
 # The other machine needs glibc and libstdc++ at least as new as here, and CUDA's and NCCL's libraries as here. Open MPI is in the
 # package: PATH=FOLDER/mpi:$PATH mpirun -np 2 FOLDER/bin/train_causal starts ranks on a machine without any.
@@ -13,9 +14,9 @@ here=$PWD
 folder=${1:-.gpu} variants=${VARIANTS:-causal asga dsa sliding_window}
 [ "$variants" != all ] || variants=$(cd attention && printf '%s\n' *.cuh | sed 's/\.cuh$//')
 tests=build/gpu/run_tests trainers=. generators=build quick=""
-tools="build/dev/bench_constants build/dev/tune_matmul build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"
+tools=${TOOLS-"build/dev/bench_constants build/dev/tune_matmul build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"}
 size="--model qwen-2m --batch-size 2 --seq-len 160"   # of the runs that the GPU repeats
-writes="causal asga" writer="--model qwen-134m" prompts=64   # what writes text there, and behind how many prompts
+writes=${WRITES-"causal asga"} writer="--model qwen-134m" prompts=64   # what writes text there, and behind how many prompts
 whole="$writer --batch-size 32 --seq-len 1024"   # of steps that are timed, for each variant
 if [ -n "${EMULATED:-}" ]; then
     tests=build/emulated/run_tests trainers=build/emulated generators=build/emulated quick="--quick"
@@ -50,6 +51,7 @@ libraries_of() { ldd "$@" | awk -v there="$there" '$3 ~ /^\// && $3 !~ there { p
 mkdir -p "$folder"/{bin,lib,data/bundled,cpu}
 cd "$tree"
 for program in "${programs[@]}"; do strip -o "$folder/bin/$(basename "$program")" "$program"; done
+ln -s ../data "$folder/bin/data"   # where programs look for the bundled text
 libraries=$(libraries_of "${programs[@]}")
 
 # Open MPI's launcher, plug-ins and texts. Plug-ins for networks with libraries of their own stay here: ranks share one machine.
