@@ -160,13 +160,15 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
 template <class Device, class X>
 Exit train(Device device, const Variants& variants, const Options& o, Ranks& ranks) {
     const int threads = use_threads(o.threads, ranks.local_size());
-    Origin origin = find_origin(o, variants, choose_checkpoint(o, ranks), ranks.first());
+    FolderLock lock;   // of the output folder, on rank 0
+    Origin origin = find_origin(o, variants, choose_checkpoint(o, ranks, lock), ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
     require_agreement(ranks, facts_of_start(origin, data));
     Run<Device, X> run(device, variants, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);
     if (o.dry_run) return Exit::done;
     if (o.evaluate) return evaluate(run, origin);
+    run.lock = std::move(lock);
     begin(run, origin);
     Loader loader(*run.data.train, {o.batch_size, o.seq_len, ranks.size(), ranks.rank(), run.data.micro_steps, o.seed, o.shuffle});
     loader.seek(run.state.step);

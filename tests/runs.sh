@@ -38,6 +38,15 @@ for slash in "" /; do
     expect "a run that goes on from step_00000004$slash" 0 "" "${causal[@]}" --out "$work/earlier" --checkpoint "$work/earlier/step_00000004$slash" --steps 5 --checkpoint-every 0
     check "leaves that one, and its own log" '[ "$(steps "$work/earlier")" = step_00000004 ] && [ "$(steps "$work/earlier/superseded")" = "step_00000008 step_00000012" ] && [ "$(losses "$work/earlier")" -eq 5 ]'
 done
+rm -rf "$work/earlier" && cp -r "$work/run" "$work/earlier"
+mkdir "$work/earlier/superseded.tmp" && mv "$work/earlier"/step_* "$work/earlier/superseded.tmp"   # a kill while they were set aside
+mkdir "$work/earlier/superseded.old.tmp" && cp -r "$last" "$work/earlier/superseded.old.tmp"       # what was aside before
+expect "a run where setting aside was interrupted" 0 "" "${causal[@]}" --out "$work/earlier" --seed 2 --steps 1 --checkpoint-every 0
+check "sets all of them aside" 'grep -q "moved 3 checkpoints" "$work/stdout" && [ "$(steps "$work/earlier/superseded")" = "step_00000004 step_00000008 step_00000012" ] && ! ls "$work/earlier" | grep -q tmp'
+rm -rf "$work/earlier" && cp -r "$work/run" "$work/earlier" && truncate -s 1000 "$work/earlier/step_00000012/model.safetensors"
+expect "resuming where another run still writes looks at none of its checkpoints" 7 "another run is writing there" \
+    flock "$work/earlier/lock" "${causal[@]}" --out "$work/earlier" --resume
+check "not even at a damaged one" '! grep -q warning "$work/stderr"'
 expect "a run from the weights in its own folder" 2 "lies in --out" "${causal[@]}" --out "$work/run" --model "$last"
 expect "resuming with other data" 2 "is other data than" "${causal[@]}" --out "$work/run" --resume --steps 20 --train-data "$work/data/small_val_*.bin"
 expect "or with rows of another length" 2 "6144 tokens" "${causal[@]}" --out "$work/run" --resume --steps 20 --seq-len 64

@@ -128,6 +128,7 @@ FolderLock::FolderLock(const fs::path& folder) {
     const fs::path path = folder / "lock";
     descriptor_ = retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644); });
     if (descriptor_ < 0) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), "); choose another --out");
+    locked_ = true;
     if (retried([&] { return flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0) return;
     const bool taken = errno == EWOULDBLOCK;   // otherwise the file system has no locks: go on without one
     ::close(std::exchange(descriptor_, -1));
@@ -136,6 +137,7 @@ FolderLock::FolderLock(const fs::path& folder) {
 
 FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
     std::swap(descriptor_, other.descriptor_);
+    std::swap(locked_, other.locked_);
     return *this;
 }
 

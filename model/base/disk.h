@@ -86,9 +86,11 @@ public:
     FolderLock(const FolderLock&) = delete;
     FolderLock& operator=(FolderLock&& other) noexcept;
     ~FolderLock();
+    explicit operator bool() const { return locked_; }
 
 private:
     int descriptor_ = -1;
+    bool locked_ = false;   // or would be, on a file system that has locks
 };
 
 /// The contents of a text file of at most `limit` bytes.

@@ -58,10 +58,13 @@ SavedCheckpoint save_checkpoint(const std::filesystem::path& out_dir, const Conf
 /// Moves the checkpoints of steps after `step` into out_dir/superseded, which resuming ignores: they belong to a run that has been
 /// abandoned, by one that starts afresh (step < 0: its log and options are linked there, too), or from an earlier step. What was there before
 /// is deleted if there are any. One rename decides: before it, all checkpoints are where they were, once undo_interrupted() has been called.
-/// Returns how many there were.
+/// Returns how many there were. Precondition: out_dir is locked.
 int set_later_ones_aside(const std::filesystem::path& out_dir, int64_t step);
 
-/// Moves checkpoints back whose setting aside a kill has interrupted. Exit::checkpoint if another run is writing there.
+/// Whether a kill has interrupted it, and so latest_checkpoint() would not see all checkpoints.
+bool aside_interrupted(const std::filesystem::path& out_dir);
+
+/// Moves those checkpoints back. Precondition: out_dir is locked.
 void undo_interrupted(const std::filesystem::path& out_dir);
 
 /// Whether a folder is one of those that were set aside in out_dir.

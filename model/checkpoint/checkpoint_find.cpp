@@ -69,8 +69,11 @@ void link_or_copy(const fs::path& from, const fs::path& to) {
     if (error) fail(Exit::checkpoint, from.string(), ": cannot be set aside as ", to.string(), " (", error.message(), ")");
 }
 
-/// Precondition: the folder is locked.
-void move_back(const fs::path& out_dir) {
+}   // namespace
+
+bool aside_interrupted(const fs::path& out_dir) { return path_exists(AsidePlaces(out_dir).moving); }
+
+void undo_interrupted(const fs::path& out_dir) {
     const AsidePlaces places(out_dir);
     std::error_code ignored;
     if (fs::is_symlink(places.moving, ignored)) fs::remove(places.moving, ignored);   // nothing of ours
@@ -82,10 +85,8 @@ void move_back(const fs::path& out_dir) {
     sync_directory(out_dir);
 }
 
-}   // namespace
-
 int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
-    move_back(out_dir);
+    undo_interrupted(out_dir);
     std::vector<Found> later = list_checkpoints(out_dir);
     std::erase_if(later, [&](const Found& found) { return found.step <= step; });
     if (later.empty()) return 0;
@@ -101,12 +102,6 @@ int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
     std::error_code ignored;
     fs::remove_all(places.before, ignored);
     return int(later.size());
-}
-
-void undo_interrupted(const fs::path& out_dir) {
-    if (!path_exists(AsidePlaces(out_dir).moving)) return;
-    const FolderLock lock(out_dir);
-    move_back(out_dir);
 }
 
 bool is_set_aside(const fs::path& folder, const fs::path& out_dir) {
@@ -131,7 +126,6 @@ void require_no_run(const fs::path& folder) {
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {
-    undo_interrupted(out_dir);
     for (const Found& found : list_checkpoints(out_dir)) {
         try {
             verify_checkpoint(found.path);

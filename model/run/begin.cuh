@@ -165,7 +165,7 @@ template <class Device, class X>
 void open_output(Run<Device, X>& run, const Origin& origin) {
     const std::string& out = run.o.out;
     make_folders(out);
-    run.lock = FolderLock(out);
+    if (!run.lock) run.lock = FolderLock(out);
     const int64_t resumed = origin.resume_from && is_of_run(*origin.resume_from, out) ? run.state.step : -1;
     if (const int later = set_later_ones_aside(out, resumed))   // at once, or --resume would go on from them after an early end
         std::cout << "note: " << out << ": moved " << later << (later > 1 ? " checkpoints" : " checkpoint")

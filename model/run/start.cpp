@@ -275,13 +275,23 @@ bool is_of_run(const std::filesystem::path& folder, const std::string& out) {
 }
 
 std::optional<std::filesystem::path> chosen_checkpoint(const Options& o) {
+    FolderLock lock;
+    if (o.resume && aside_interrupted(o.out)) {
+        lock = FolderLock(o.out);
+        undo_interrupted(o.out);
+    }
     if (!o.checkpoint.empty()) return given_checkpoint(o);
     return o.resume ? find_checkpoint(o.out) : std::nullopt;
 }
 
-std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks) {
+std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks, FolderLock& lock) {
     std::optional<std::filesystem::path> chosen;
-    ranks.first_does("choosing a checkpoint", 0, [&] { chosen = chosen_checkpoint(o); });
+    std::error_code not_there;
+    ranks.first_does("choosing a checkpoint", 0, [&] {
+        if (!o.evaluate && !o.dry_run && std::filesystem::is_directory(o.out, not_there)) lock = FolderLock(o.out);
+        if (lock) undo_interrupted(o.out);
+        chosen = chosen_checkpoint(o);
+    });
     const std::string path = ranks.broadcast(chosen ? chosen->string() : "");
     if (!path.empty()) chosen = path;
     return chosen;

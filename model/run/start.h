@@ -11,6 +11,7 @@
 #include "data/evaluation.h"
 #include "data/stream.h"
 #include "data/tokenizers/tokenizer.h"
+#include "model/base/disk.h"
 #include "model/batch.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config.h"
@@ -82,11 +83,12 @@ struct Origin {
 };
 
 /// The checkpoint that --checkpoint or --resume selects: every byte of it was verified. None without these options, and with --resume
-/// where --out has no checkpoint at all. Every rank must call it; rank 0 chooses and verifies, and the others take its choice.
+/// where --out has no checkpoint at all. Every rank must call it; rank 0 chooses and verifies, and the others take its choice. A run that
+/// trains locks an --out that is there before it looks into it, since what another run's ranks still do there ends with them.
 /// Exit::checkpoint if the checkpoint, or every one of --out, is damaged.
-std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks);
+std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks, FolderLock& lock);
 
-/// The same for a process alone.
+/// The same for a process alone that only reads.
 std::optional<std::filesystem::path> chosen_checkpoint(const Options& o);
 
 /// The origin that --model and the chosen checkpoint make, for a program of these variants; values given as options override
