@@ -314,19 +314,22 @@ static thread_local int folder_error = 0;
 static glob_t reports_folder_errors() {
     glob_t search = {};
     search.gl_opendir = [](const char* path) -> void* {
-        DIR* const folder = ::opendir(path);
+        DIR* folder = nullptr;
+        do folder = ::opendir(path);
+        while (!folder && errno == EINTR);
         if (!folder && errno != ENOENT && errno != ENOTDIR) folder_error = errno;
         return folder;
     };
     search.gl_readdir = [](void* folder) {
-        errno = 0;
-        dirent* const entry = ::readdir(static_cast<DIR*>(folder));
+        dirent* entry = nullptr;
+        do errno = 0, entry = ::readdir(static_cast<DIR*>(folder));
+        while (!entry && errno == EINTR);
         if (!entry && errno != 0) folder_error = errno;
         return entry;
     };
     search.gl_closedir = [](void* folder) { ::closedir(static_cast<DIR*>(folder)); };
-    search.gl_stat = ::stat;
-    search.gl_lstat = ::lstat;
+    search.gl_stat = [](const char* path, struct stat* info) { return retried([&] { return ::stat(path, info); }); };
+    search.gl_lstat = [](const char* path, struct stat* info) { return retried([&] { return ::lstat(path, info); }); };
     return search;
 }
 
