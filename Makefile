@@ -12,7 +12,7 @@ TRAINERS := $(VARIANTS:%=train_%)
 BUNDLED  := data/bundled/sotu_manifest.json
 
 # What this machine has (libraries, MPI, processor flags): probed once, only for goals that compile.
-NOT_COMPILED := help clean configure quickstart check test $(VARIANTS:%=test-%) test-gpu mutations kernel-report labs lab lab-hint \
+NOT_COMPILED := help clean configure quickstart check test $(VARIANTS:%=test-%) test-gpu kernel-report labs lab lab-hint \
                 lab-check experiments
 ifneq ($(filter-out $(NOT_COMPILED),$(MAKECMDGOALS)),)
 include build/config.mk
@@ -77,7 +77,7 @@ help: ## this list
 	@echo "  build/dev/NAME      a benchmark or tool from dev/NAME.cpp or, with nvcc, dev/NAME.cu"
 	@echo "  build/emulated/train_VARIANT   the same program with its GPU emulated on the CPU (dev/emulator)"
 
-.PHONY: all quickstart check test test-gpu mutations kernel-report experiments labs lab lab-hint lab-check configure clean
+.PHONY: all quickstart check test test-gpu kernel-report experiments labs lab lab-hint lab-check configure clean
 all: $(TRAINERS) tokenize generate ## every program
 
 quickstart: ## install what is missing, build, train a small ASGA model on the bundled text, sample, plot
@@ -96,10 +96,7 @@ $(VARIANTS:%=test-%): test-%:
 test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over a step
 	@scripts/run_gpu_tests.sh
 
-mutations: ## plant errors in copies of the tree, one after the other; the tests must notice each (an hour or more)
-	@dev/mutations.sh
-
-labs: ## errors to find by what they do, planted in a copy of the tree (dev/labs/README.md): the list
+labs: ## list the labs: errors to find by their symptoms in a copy of the tree (dev/labs/README.md)
 	@dev/labs/lab.sh list
 
 lab: ## plant the error of lab N in out/labs/N (make lab N=1), or in LAB=FOLDER, and say what a user would notice

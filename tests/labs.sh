@@ -5,7 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
-. dev/planting.bash
+. dev/labs/labs.bash
 labs=dev/labs/labs.txt
 mkdir -p out
 LABS=$(mktemp -d out/tested_labs.XXXX)   # on this file system, so that objects are links
@@ -14,22 +14,19 @@ trap 'rm -rf "$LABS"; cleanup' EXIT
 
 # ---- the list
 field() { field_of "$1" "$2" "$labs"; }
-errors $labs > "$work/errors"
-count=$(wc -l < "$work/errors")
+count=$(grep -c ^lab: $labs)
 check "there are thirty labs, in order, from easy to hard" '[ "$count" -eq 30 ] &&
     [ "$(awk "\$1 == \"lab:\" { print \$2 }" $labs | paste -sd" ")" = "$(seq -s" " 30)" ] &&
     awk "\$1 == \"lab:\" { print \$3 }" $labs | uniq | paste -sd" " | grep -qx "easy medium hard"'
-while IFS=$'\037' read -r file test variants old new; do
-    unfit "$file" "$test" "$variants" "$old"
-done < "$work/errors" > "$work/unfit"
-check "each error fits the source and names a test: $(head -n 1 "$work/unfit")" '[ ! -s "$work/unfit" ]'
+for n in $(seq "$count"); do fits "$n" || echo "lab $n"; done > "$work/unfit"
+check "each patch fits the source: $(head -n 1 "$work/unfit")" '[ ! -s "$work/unfit" ]'
 
 # Fields that a lab lacks, and cases that its test does not have: a case is a name as Catch2 takes it, that of a variant with the
 # variant's in front.
 incomplete() {
-    local n=0 test variants name word case
-    while IFS=$'\037' read -r _ test variants _; do
-        n=$((n + 1))
+    local n test variants name word case
+    for n in $(seq "$count"); do
+        read -r test variants < <(field "$n" test)
         for name in symptom needs show sees hint cases; do
             [ -n "$(field "$n" $name)" ] || echo "lab $n has no $name"
         done
@@ -39,16 +36,12 @@ incomplete() {
             for word in $variants; do name=${name#"$word"}; done
             grep -qF "CASE(\"$name" "$(source_of "$test")" || echo "lab $n: $(source_of "$test") has no case $case"
         done < <(field "$n" cases)
-    done < "$work/errors"
+    done
 }
 incomplete > "$work/incomplete"
 check "each has all its fields, and test cases that there are: $(head -n 1 "$work/incomplete")" '[ ! -s "$work/incomplete" ]'
-(labs=$work/labs.txt && sed 's/^cases: loader: seek/cases: loader: sought/; 0,/^hint: /{/^hint: /d}' dev/labs/labs.txt > "$labs" &&
-    incomplete) > "$work/incomplete"
-check "what is missing would be seen" 'grep -q "has no case loader: sought" "$work/incomplete" &&
-    grep -q "lab 1 has no hint" "$work/incomplete"'
-cut -d $'\037' -f 1 "$work/errors" | sort -u > "$work/files"
-check "what a lab shows does not name the file" '! grep -E "^(lab|symptom|show|hint): " $labs | grep -qFf "$work/files"'
+for n in $(seq "$count"); do file_of "$n"; done | sort -u > "$work/files"
+check "a lab's symptom, commands and hint do not name the file" '! grep -E "^(lab|symptom|show|hint): " $labs | grep -qFf "$work/files"'
 
 # ---- bad input, each with one sentence
 expect "no number" 2 "make labs lists them" dev/labs/lab.sh start ""
@@ -69,14 +62,15 @@ check "is the lab's" '[ "$(cat "$work/stdout")" = "$(field 14 hint)" ]'
 # ---- one lab from the plant to "solved": quick to compile
 lab=16
 copy=$LABS/$lab
-IFS=$'\037' read -r file _ _ old new < <(sed -n "${lab}p" "$work/errors")
+file=$(file_of $lab)
+old=$(sed -n 's/^-\([^-].*\)/\1/p' "$(patch_of $lab)") new=$(sed -n 's/^+\([^+].*\)/\1/p' "$(patch_of $lab)")
 lab() { timeout 1500 dev/labs/lab.sh "$1" $lab > "$work/said" 2>&1; }
 said() { grep -qF -- "$1" "$work/said"; }
 lab start
 check "the error is planted" '[ $? -eq 0 ] && grep -qF -- "$new" "$copy/$file" && ! grep -qF -- "$old" "$copy/$file"'
 check "and what is said names the symptom, not the file" 'said "$(field $lab symptom)" && said "N=$lab" && ! said "$file"'
 check "the copy has neither solution nor tests" '
-    ! ls -d "$copy"/{dev/labs,dev/mutations.txt,.git} "$copy"/tests/*.{cpp,sh} 2> /dev/null | grep -q .'
+    ! ls -d "$copy"/{dev/labs,.git} "$copy"/tests/*.{cpp,sh} 2> /dev/null | grep -q .'
 check "as it is planted it is not yet solved" '! lab check && said "lab $lab: not yet" && said "$(field $lab symptom)"'
 check "and why does not name the file" '! said "$file"'
 lab start

@@ -8,7 +8,7 @@
 # Exit codes: 0, or solved; 1 not yet; 2 a request that makes no sense.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
-. dev/planting.bash
+. dev/labs/labs.bash
 export LC_ALL=C.UTF-8 OMP_WAIT_POLICY=passive   # threads that spin while they wait slow a busy machine down
 labs=dev/labs/labs.txt folder=${LABS:-out/labs}
 base=$folder/base
@@ -66,7 +66,7 @@ describe_program() {
     program=build/tests/run_tests
     [[ $test == emulated/* ]] && program=build/emulated/run_tests
     how=(LDFLAGS=-Wl,-t,-t "TESTS=build/tests/main.o build/tests/$test.o" "GPU_TESTS=tests/${test#emulated/}.o" EMULATOR_TESTS=)
-    if [ "$variants" != all ]; then how+=("VARIANTS=$variants"); fi
+    how+=("VARIANTS=${variants:-causal}")
 }
 
 # prepare_base [PROGRAM...]: `base` as the tree is now, with these programs and the lab's hidden tests built.
@@ -93,21 +93,20 @@ list() {
     echo "make lab N=1 plants the first; dev/labs/README.md says how to go on."
 }
 
-# What a copy is made of: everything but the tests, the planted errors and the labs. Of the tests the oracle in plain C, to compare
+# What a copy is made of: everything but the tests and the labs. Of the tests the oracle in plain C, to compare
 # with, and tokenizers, to try.
 copied="Makefile README.md attention data model scripts train_gpt.cu dev/emulator dev/ladder dev/*.cpp dev/*.cu dev/*.cuh
     dev/HACKING.md dev/README.md tests/reference_qwen.c tests/fixtures/tokenizers/*_tokenizer.json"
 
 start() {
-    local file old new
+    local file
     if [ -e "$copy" ]; then
         [ "$(head -n 1 "$copy/.lab" 2> /dev/null)" = "lab $number" ] ||
             refuse "$copy is there already and is no copy of lab $number; choose another place with LAB=FOLDER"
         echo "$copy is there already and stays as it is (remove it to begin anew)."
     else
-        IFS=$'\037' read -r file _ _ old new < <(errors $labs | sed -n "${number}p")
-        [ -z "$(unfit "$file" "$test" "$variants" "$old")" ] ||
-            give_up "lab $number does not fit this tree any more: the line that it changes is another now (dev/mutations.sh --fits)"
+        file=$(file_of "$number")
+        fits "$number" || give_up "lab $number does not fit this tree any more: $(patch_of "$number") changes another line"
         # shellcheck disable=SC2046  # a list of words
         prepare_base $(field needs)
         # shellcheck disable=SC2086  # a list of names with wildcards
@@ -115,7 +114,7 @@ start() {
         cp dev/labs/{compare.sh,round_trip.sh,small.toml} "$copy/"
         take_objects "$base" "$copy" ! -path '*/tests/*'
         { echo "lab $number"; sums "$base" "${sources[@]}"; sums "$copy" "${others[@]}"; } > "$copy/.lab"
-        (cd "$copy" && plant_in "$file" "$old" "$new")
+        plant "$number" "$copy"
         # Compiled here, and dated back: what the student's first make compiles would say where the error is.
         # shellcheck disable=SC2046  # a list of words
         make_in "$copy" $(field needs) > /dev/null || give_up "lab $number: with its error the tree does not compile"
@@ -192,8 +191,8 @@ case $job in
     *) refuse "usage: dev/labs/lab.sh list | start NUMBER | hint NUMBER | check NUMBER" ;;
 esac
 [ -n "$number" ] || refuse "which lab? Give its number, for instance N=1; make labs lists them"
-IFS=$'\037' read -r _ test variants _ < <([[ $number =~ ^[1-9][0-9]*$ ]] && errors $labs | sed -n "${number}p")
-[ -n "${test:-}" ] || refuse "there is no lab $number: they go from 1 to $(errors $labs | wc -l) (make labs)"
+read -r test variants < <([[ $number =~ ^[1-9][0-9]*$ ]] && field test)
+[ -n "${test:-}" ] || refuse "there is no lab $number: they go from 1 to $(grep -c ^lab: $labs) (make labs)"
 describe_program
 case $job in
     start) start ;;

@@ -6,7 +6,7 @@
 # Seconds: the processor time of `make lab-check` before a student has found it (it compiles what the error is in) and after.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
-. dev/planting.bash
+. dev/labs/labs.bash
 export LABS=${LABS:-out/labs_tried} LC_ALL=C.UTF-8 OMP_WAIT_POLICY=passive
 mkdir -p "$LABS"
 field() { field_of "$number" "$1"; }
@@ -34,7 +34,7 @@ try() {
     ! has_symptom "$output" || wrong "the symptom shows without the error: $(tail -c 600 <<< "$output")"
     before=$(verdict)
     grep -q "^lab $number: not yet" "$LABS/check.log" || wrong "no 'not yet': $(tail -n 3 "$LABS/check.log")"
-    IFS=$'\037' read -r file _ < <(errors dev/labs/labs.txt | sed -n "${number}p")
+    file=$(file_of "$number")
     cp "$file" "$folder/$file"
     after=$(verdict)
     grep -q "^lab $number: solved" "$LABS/check.log" || wrong "not solved: $(tail -n 3 "$LABS/check.log")"
@@ -44,6 +44,6 @@ try() {
 }
 
 status=0
-[ $# -gt 0 ] || set -- $(seq "$(errors dev/labs/labs.txt | wc -l)")
+[ $# -gt 0 ] || set -- $(seq "$(grep -c ^lab: dev/labs/labs.txt)")
 for number; do try; done
 exit $status
