@@ -145,7 +145,7 @@ def machine(results, pack):
 def tables(results):
     """The Markdown tables that benchmarks printed, and those of profiles, by step."""
     found = {}
-    for step in ("constants", "bench_attention", "bench_steps", "tune_steps", "bench_steps_tuned", "pytorch", "arbiter", "ladder", "patterns"):
+    for step in ("constants", "bench_attention", "bench_steps", "tune_steps", "bench_steps_tuned", "pytorch", "ladder", "patterns"):
         lines = [line for line in text_of(results, step).splitlines() if line.startswith(("|", "###"))]
         if lines: found[step] = lines
     for step in ("profile_64", "profile_128"):

@@ -5,10 +5,10 @@
 # Each step has a limit, and what fails stops nothing. After each, gpu_day.py judges what was reached (gpu_day.json, gpu_day.md),
 # and where the environment names a folder whose files are brought back, OUT, these two and results.tar.gz, with everything, go
 # there. Called again with the same RESULTS, or with that archive beside this script as before.tar.gz, it goes on with what was not
-# reached: all tests, PyTorch beside it, kernels of others judged, all packed variants, several ranks on the GPU, paired training
-# runs. The last line is `N passed, N failed`; the exit code is 1 when something failed, 2 where nothing can run. ONLY=PATTERN: the
-# steps whose names match it, as in ONLY='^paired_(causal|asga|dsa)$'. EXPERIMENT="e13_budget --scale medium --arms dsa --seeds 1": words
-# for scripts/experiments/run.py, the last step; its ledger is among the results, its checkpoints are not.
+# reached: all tests, PyTorch beside it, all packed variants, several ranks on the GPU, paired training runs. The last line is
+# `N passed, N failed`; the exit code is 1 when something failed, 2 where nothing can run. ONLY=PATTERN: the steps whose names match
+# it, as in ONLY='^paired_(causal|asga|dsa)$'. EXPERIMENT="e13_budget --scale medium --arms dsa --seeds 1": words for
+# scripts/experiments/run.py, the last step; its ledger is among the results, its checkpoints are not.
 set -uo pipefail
 pack=${PACK:-$(cd "$(dirname "$0")" && pwd)}
 results=${1:-${TMPDIR:-/tmp}/gpu_day}
@@ -186,10 +186,8 @@ tests tests_all 300 "~[conformance]~[ops]~[linear]~[optimizer]~[feed]~[roles]~[a
 step end_to_end 300 env GPU_PROGRAMS=bin bash tests/gpu_end_to_end.sh
 if python3 -c 'import numpy, torch' 2> /dev/null; then
     step pytorch 300 python3 compare_pytorch.py 124m asga --programs bin --turns 1   # torch.compile takes minutes
-    step arbiter 240 python3 -W ignore arbiter.py --compile
 else
     skip pytorch "no PyTorch"
-    skip arbiter "no PyTorch"
 fi
 for program in bin/train_*; do
     variant=${program##*train_}

@@ -86,7 +86,6 @@ head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$folder/sm
 rm "$folder/small.txt"
 [ -z "${DATA:-}" ] || { mkdir "$folder/data/more" && cp $DATA "$folder/data/more"; }
 cp dev/gpu_day.sh dev/gpu_day.py dev/compare_pytorch.py dev/pytorch_qwen.py "$folder"
-cp -r scripts/arbiter.py scripts/judged scripts/attention_torch "$folder"
 mkdir -p "$folder/scripts/experiments" && cp scripts/experiments/*.{py,toml} "$folder/scripts/experiments"
 (cd "$here/scripts/experiments" && python3 -c 'import prepare; print(prepare.engine_commit())') > "$folder/ENGINE_COMMIT"
 mkdir "$folder/model_25m"   # 25.9 million parameters, for bytes

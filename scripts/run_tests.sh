@@ -56,7 +56,7 @@ run_all() {
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests
     install_python_packages
     # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
-    local building build_nothing=(tests/{arbiter,collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items,faults}.sh
+    local building build_nothing=(tests/{collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items,faults}.sh
         tests/experiments.sh
         tests/{figures,fineweb,gallery,generate_gpu}.sh
         tests/{gpu_day,gpu_end_to_end,kernel_report,labs,modeling,published,ranks,reference_qwen,runs}.sh
