@@ -287,6 +287,7 @@ void Ranks::first_does(const char* doing, int64_t step, const std::function<void
     } catch (...) {
         problem = std::current_exception(), sign = {Sign::failed, 1};
     }
+    if (watched) at(doing, step);   // first: the usual limit holds again from here
     done = true, works_alone_ = false;
     if (signs.joinable()) signs.join();
     broadcast(&sign, sizeof sign);
@@ -357,8 +358,8 @@ void Ranks::watch(int seconds) {
         const std::string what = problem();
         wrong = what.empty() ? 0 : wrong + 1;
         if (wrong > 3 * polls_per_second) give_up("gives up: " + what);
+        const int limit = works_alone_ ? std::max(seconds, ALONE_SECONDS) : seconds;   // before beats_: first_does() ends with a beat
         if (beats_ != seen || beats_ == 0) seen = beats_, quiet = 0;
-        const int limit = works_alone_ ? std::max(seconds, ALONE_SECONDS) : seconds;
         if (seconds > 0 && quiet > limit * polls_per_second)
             give_up("made no progress for " + std::to_string(limit) +
                     " s (another rank is stopped, dead or far slower; --watchdog-seconds sets the limit)");
