@@ -159,10 +159,10 @@ check "gpu day: a paired run has a loss and a speed" 'grep -q "^| causal | 2 | 1
 export ROOT=$work/tree
 expect "gpu results: a run that found no GPU is not kept" 1 "names no GPU" dev/gpu/results.py "$results"
 sed -i 's/"gpu": null/"gpu": "NVIDIA Test"/' "$results/gpu_day.json"
-check "gpu results: a run is kept" 'dev/gpu/results.py "$results" | grep -q "/tree/dev/gpu/NVIDIA_Test_"'
+check "gpu results: a run is kept" 'dev/gpu/results.py "$results" | grep -q "/tree/dev/gpu/NVIDIA_Test.json"'
 check "gpu results: README.md has its figures, and says what is missing" \
     'grep -q "^| NVIDIA Test | 123,456 | not measured yet | 271, 200 | not measured yet, not measured yet | " "$work/tree/README.md"'
 sed -i 's/123,456/234,567/' "$work/tree/README.md"
-expect "gpu results: a figure that nobody measured is found" 1 "README.md is not what the files" dev/gpu/results.py --check
+expect "gpu results: a figure that nobody measured is found" 1 "README.md differs from the files" dev/gpu/results.py --check
 unset ROOT
 expect "gpu day: a folder that is no package" 2 "dev/pack.sh makes such a folder" env PACK="$work" dev/gpu_day.sh "$work/none"
