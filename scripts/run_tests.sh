@@ -5,8 +5,8 @@
 #   scripts/run_tests.sh check     what a change should pass before it is committed (make check): all tests that are of no variant,
 #                                  and those of causal, asga and the variants whose files differ from the last commit
 #   scripts/run_tests.sh NAME      the tests of one variant (make test-NAME)
-# Every stage tells its seconds and CPU-seconds; at the end come the ten slowest test cases, what exceeded tests/BUDGET.md, and the
-# last line: `N passed, N failed`. Exits 1 when something failed.
+# Every stage tells its seconds and CPU-seconds; at the end come the ten slowest test cases and the last
+# line: `N passed, N failed`. Exits 1 when something failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export LC_ALL=C.UTF-8          # numbers with a point
