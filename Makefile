@@ -228,8 +228,8 @@ build/reference_qwen: tests/reference_qwen.c
 
 # Benchmarks and tools. Only those that look variants up by name take the time to compile them.
 CUDA_TOOLS := $(basename $(wildcard dev/*.cu dev/ladder/*.cu))
-build/dev/bench_patterns_gpu build/dev/tune_matmul: $(GPU_VARIANTS)
-build/emulated/dev/bench_patterns_gpu build/emulated/dev/tune_matmul: $(EMULATED_VARIANTS)
+build/dev/bench_patterns_gpu: $(GPU_VARIANTS)
+build/emulated/dev/bench_patterns_gpu: $(EMULATED_VARIANTS)
 build/dev/attention_layer build/dev/bench_cpu build/dev/bench_decode build/dev/bench_patterns build/dev/logits: $(CPU_VARIANTS)
 $(CUDA_TOOLS:%=build/%): build/%: build/gpu/%.o $(GPU_ENGINE)
 	$(LINK) $(LIBS) $(GPU_LIBS)
@@ -296,7 +296,7 @@ $(TABLES:%=%.o): %.o: %.cpp build/flags
 # Catch's main(), and what reads command lines and walks over JSON: headers that take long to optimise, in no loop that anybody waits
 # for. Not model/base/json, which alone has the parser, nor model/checkpoint/safetensors, which converts whole models' numbers.
 build/tests/main.o: private FLAGS += $(MAIN_FLAGS)
-COLD := $(addprefix model/,config config_keys generation_config layer_types operations/matmul_table checkpoint/checkpoint checkpoint/checkpoint_save run/train_options \
+COLD := $(addprefix model/,config config_keys generation_config layer_types checkpoint/checkpoint checkpoint/checkpoint_save run/train_options \
                            run/inference_options run/report) \
         $(addprefix data/,tokenize evaluation manifest tokenizers/tokenizer_json documents/documents)
 COLD_FLAGS := -O1
@@ -308,7 +308,7 @@ build/emulated/%.o: %.cu build/flags
 	$(call COMPILE_EMULATED,-x c++ $<)
 # Whether nvcc takes the tests and benchmarks of GPUs, and what of their host code it takes for device code: to PTX, in seconds each.
 PTX := $(GPU_TESTS:%.o=build/ptx/%.ptx) $(addprefix build/ptx/,tests/gpu/collectives_program.ptx dev/bench_constants.ptx dev/bench_gpu.ptx \
-         dev/bench_patterns_gpu.ptx dev/ladder/ladder.ptx dev/tune_matmul.ptx)
+         dev/bench_patterns_gpu.ptx dev/ladder/ladder.ptx)
 TO_PTX = $(call SAY,nvcc   ) && $(NVCC) -x cu -ptx $(CPPFLAGS) $(NVCC_FLAGS) -arch=compute_80 $(CUDAFLAGS) -diag-suppress=20050 \
          -Xcompiler=-fopenmp,-Wno-psabi -MMD -MP -MT $@ -MF $(NEW).d -o $(NEW) $< && mv -f $(NEW).d $(@:.ptx=.d) && mv -f $(NEW) $@
 # A function that nvcc cannot make for the GPU, for want of a host constant's address, say, becomes a trap without a word.

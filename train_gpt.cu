@@ -129,7 +129,6 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     const int64_t tokens = step * run.data.tokens_per_step;
     run.state = {step, tokens, o.seed, tokens / o.seq_len, run.state.train_data, o.resolved, loss, run.validation.loss};
     report_step(run, norm, adamw.lr, totals.auxiliary / double(run.data.tokens_per_step), targets);
-    if (step == run.first_step) report_matmuls(run);
     const bool last = step == run.data.steps;
     if (run.data.val && run.due(o.val_every, last)) validate_and_report(run);
     if (run.evaluation_due(last)) evaluate_tasks(run);
@@ -203,7 +202,6 @@ Exit train(const Options& o, Ranks& ranks) {
     if (takes_gpu(o.device, o.dry_run, ranks)) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
         if (!o.dry_run) require_same_gpus(ranks);   // a dry run needs no GPUs
-        take_matmul_table(gpu.device(), o.matmul_table, ranks);
         const Variants on_this_gpu(the_attention_on_gpu, {&on_gpu::causal});
         if (o.precision == "fp32") return train<GPU, float>(gpu.device(), on_this_gpu, o, ranks);
         return train<GPU, bf16>(gpu.device(), on_this_gpu, o, ranks);

@@ -22,7 +22,6 @@ struct window_256 : Policy {
 };
 
 struct Options : StepOptions {
-    std::string matmul_table = "auto";
     int attention_T = 8192, repeats = 30;
     std::vector<std::string> parts = {"kernels", "attention", "steps"};
     bool quick = false;
@@ -35,7 +34,6 @@ bool parse(int argc, char** argv, Options& o) {
     o.add_to(app);
     app.add_option("--attention-seq-len", o.attention_T, "T of the table of attention alone")->transform(whole_number_from(1, 1 << 28));
     app.add_option("--repeats", o.repeats, "runs of which the median is printed")->transform(whole_number_from(1, 10000));
-    app.add_option("--matmul-table", o.matmul_table, "a file of dev/tune_matmul, auto or none, as for training");
     app.add_option("--parts", o.parts, "tables to print")->check(CLI::IsMember({"kernels", "attention", "steps"}));
     app.add_flag("--quick", o.quick, "run everything once to see that it runs; the times mean nothing");
     return parse_options(app, argc, argv);
@@ -160,9 +158,6 @@ void bench_attention(Bench& bench, const Options& o, const Ceilings& top) {
 
 void run(const Options& o) {
     const OpenGpu gpu(0, false);
-    std::string note;
-    Matmuls::of_process().take_table(find_matmul_table(o.matmul_table, gpu_properties().name, int64_t(cublasLtGetVersion()), note));
-    if (!note.empty()) std::printf("note: %s\n", note.c_str());
     const Effort effort = effort_of(o.repeats, o.quick);
     Bench bench(gpu.device(), effort);
     const Config config = config_of(o.model);

@@ -57,15 +57,13 @@ def curves(results, pack):
     for variant in sorted(path.name for path in (pack / "cpu").iterdir()):
         cpu, fp32 = losses(pack / "cpu" / variant / "log.jsonl"), losses(log(f"{variant}_fp32"))
         bf16_band = BF16_BANDS.get(variant, BF16_BAND)
-        for name, run, most in (("float32", fp32, FLOAT32_BAND), ("bf16", losses(log(variant)), bf16_band),
-                                ("bf16 with tuned products", losses(log(f"{variant}_tuned")), bf16_band)):
+        for name, run, most in (("float32", fp32, FLOAT32_BAND), ("bf16", losses(log(variant)), bf16_band)):
             far = farthest(run, cpu)
             if far is not None: found[f"{variant}: {name} and the CPU, largest relative difference"] = {"is": far, "most": most}
     far = farthest(losses(log("ranks_2")), losses(log("causal")))   # a row each, and both rows
     if far is not None: found["causal: two ranks and one, bf16, largest relative difference"] = {"is": far, "most": BF16_BAND}
-    for run, name in (("causal", "causal"), ("causal_tuned", "causal with tuned products")):
-        hashes = [last_record(log(log_of)).get("weights_hash") for log_of in (run, f"{run}_again")]
-        if all(hashes): found[f"{name}: the same command gives the same weights"] = {"is": hashes[0] == hashes[1]}
+    hashes = [last_record(log(run)).get("weights_hash") for run in ("causal", "causal_again")]
+    if all(hashes): found["causal: the same command gives the same weights"] = {"is": hashes[0] == hashes[1]}
     return found
 
 
@@ -145,7 +143,7 @@ def machine(results, pack):
 def tables(results):
     """The Markdown tables that benchmarks printed, and those of profiles, by step."""
     found = {}
-    for step in ("constants", "bench_attention", "bench_steps", "tune_steps", "bench_steps_tuned", "pytorch", "ladder", "patterns"):
+    for step in ("constants", "bench_attention", "bench_steps", "pytorch", "ladder", "patterns"):
         lines = [line for line in text_of(results, step).splitlines() if line.startswith(("|", "###"))]
         if lines: found[step] = lines
     for step in ("profile_64", "profile_128"):

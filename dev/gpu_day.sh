@@ -155,13 +155,6 @@ train causal causal
 train causal_again causal
 train causal_fp32 causal --precision fp32
 train asga asga
-# Tables of matrix products come to lie in $results/model/matmul_tables, under the name by which the tree has them.
-tune() { step "tune_$1" "$2" env -C "$results" "$PWD/bin/tune_matmul" "${@:3}" "${quick[@]}"; }
-tune training 30 "${size[@]}"
-table=$(cd "$results" && echo model/matmul_tables/*.json)
-for run in causal_tuned causal_tuned_again; do
-    if [ ! -e "$results/$table" ]; then skip "train_$run" "no table"; else train $run causal --matmul-table "$results/$table"; fi
-done
 step bench_attention 60 bin/bench_gpu --parts attention --repeats 10
 step bench_steps 90 bin/bench_gpu --parts kernels steps --repeats 10
 # Text from checkpoints that have learnt nothing, so large that they stay out of what is brought back.
@@ -179,9 +172,6 @@ memcheck causal
 racecheck causal
 profile 128 3
 profile 64 11
-tune steps 90
-if [ ! -e "$results/$table" ]; then skip bench_steps_tuned "no table"
-else step bench_steps_tuned 90 bin/bench_gpu --parts kernels steps --repeats 10 --matmul-table "$results/$table"; fi
 tests tests_all 300 "~[conformance]~[ops]~[linear]~[optimizer]~[feed]~[roles]~[asga]~[attention],[attention][variant]"
 step end_to_end 300 env GPU_PROGRAMS=bin bash tests/gpu_end_to_end.sh
 if python3 -c 'import numpy, torch' 2> /dev/null; then

@@ -14,13 +14,13 @@ here=$PWD
 folder=${1:-.gpu} variants=${VARIANTS:-causal asga dsa sliding_window}
 [ "$variants" != all ] || variants=$(cd attention && printf '%s\n' *.cuh | sed 's/\.cuh$//')
 tests=build/gpu/run_tests trainers=. generators=build quick=""
-tools=${TOOLS-"build/dev/bench_constants build/dev/tune_matmul build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"}
+tools=${TOOLS-"build/dev/bench_constants build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"}
 size="--model qwen-2m --batch-size 2 --seq-len 160"   # of the runs that the GPU repeats
 writes=${WRITES-"causal asga"} writer="--model qwen-134m" prompts=64   # what writes text there, and behind how many prompts
 whole="$writer --batch-size 32 --seq-len 1024"   # of steps that are timed, for each variant
 if [ -n "${EMULATED:-}" ]; then
     tests=build/emulated/run_tests trainers=build/emulated generators=build/emulated quick="--quick"
-    tools="build/emulated/dev/bench_constants build/emulated/dev/tune_matmul" size="--model qwen-tiny --batch-size 2 --seq-len 70"
+    tools="build/emulated/dev/bench_constants" size="--model qwen-tiny --batch-size 2 --seq-len 70"
     writes=causal writer="--model qwen-tiny" prompts=3 whole=$size
 fi
 mkdir -p "$folder"

@@ -95,10 +95,10 @@ struct Trainee {
     }
 
     /// Of one micro-step.
-    void launch_gradients(Write write = Write::overwrite) {
+    void launch_gradients() {
         gpt_forward(device, gpt, batch);
-        gpt_loss(device, gpt, batch, write, 1.0f / float(batch.B * batch.T));
-        gpt_backward(device, gpt, batch, write);
+        gpt_loss(device, gpt, batch, Write::overwrite, 1.0f / float(batch.B * batch.T));
+        gpt_backward(device, gpt, batch, Write::overwrite);
     }
 
 private:

@@ -50,7 +50,7 @@ run_all() {
     stage "build the tests" build build/tests/{run_tests,faults.so} build/generate_causal build/dev/{attention_layer,logits,token_ids} \
         build/dev/bench_{cpu,data,decode,patterns,tokenizer,writing}.o || return
     stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate,generate_causal} \
-        build/emulated/dev/{bench_constants,count_step,tune_matmul} || return
+        build/emulated/dev/{bench_constants,count_step} || return
     if [ -x "$nvcc" ]; then stage "GPU tests through nvcc" build ptx; fi
     stage "tests on the CPU" run_cases build/tests/run_tests
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests

@@ -10,7 +10,7 @@ cat > "$work/missing.py" << 'END'
 import glob, os, re, sys
 pages = sys.argv[1:]
 FOLDERS = "attention|data|dev|model|scripts|tests|CONTRIBUTING|CITATION"
-ELSEWHERE = ("model/matmul_tables", "data/bundled/sotu_", "data/validation-")   # made by programs; files of the hub
+ELSEWHERE = ("data/bundled/sotu_", "data/validation-")   # made by programs; files of the hub
 FOREIGN = {"--nproc-per-node", "--no-python", "--args", "--expt-relaxed-constexpr", "example"}   # of other programs
 files = ["Makefile", "train_gpt.cu"]
 for top in ("attention", "data", "dev", "model", "scripts", "tests"):

@@ -163,13 +163,6 @@ if emulated; then
         env EMULATED_GPU_BREAKS_AT=400 EMULATED_GPU_BREAKS_WITH=999 "$programs/train_causal" $every --out "$work/gone"
 fi
 
-# ---- tables of matrix products: dev/tune_matmul makes them, and tests/gpu_day.sh trains with one that it has made
-echo '{"gpu": "another GPU", "cublaslt": 130000, "products": []}' > "$work/table.json"
-train asga "$work/other-table" --matmul-table "$work/table.json"
-check "a table for another GPU is not taken, and the run says so" 'same_weights "$work/asga" "$work/other-table" && grep -q "is for another GPU with cuBLASLt 130000, and this is" "$work/other-table.txt"'
-echo "{" > "$work/table.json"
-expect "a table that is broken" 2 "--matmul-table none" "$programs/train_asga" $small --device cuda --matmul-table "$work/table.json" --out "$work/none"
-
 explodes="--lr 1000 --grad-clip 0 --adam-eps 1e-30 --warmup-steps 0 --steps 100 --val-every 0 --checkpoint-every 0"
 expect "a loss that is not finite ends the run" 5 "weights were not changed" "$programs/train_causal" $small --device cuda $explodes --out "$work/nan"
 if has_mpi "$programs/train_asga"; then

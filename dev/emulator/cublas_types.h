@@ -39,18 +39,6 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
 } cublasLtMatmulPreferenceAttributes_t;
 
-typedef enum {
-    CUBLASLT_ALGO_CONFIG_ID = 0,
-    CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
-    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
-    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
-    CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING = 4,
-    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION = 5,
-    CUBLASLT_ALGO_CONFIG_STAGES_ID = 6,
-    CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID = 7,
-    CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID = 8,
-} cublasLtMatmulAlgoConfigAttributes_t;
-
 namespace emulator::cublas {
 /// What a live object starts with; its destruction wipes it out.
 enum class Kind : uint64_t { dead = 0, handle = 0xb1a5'0001, operation, layout, preference };

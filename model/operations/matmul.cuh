@@ -6,24 +6,20 @@
 //     c = op(a) op(b)   <=>   c^T = op(b)^T op(a)^T
 // Hence b goes first and M and N are swapped; each operand keeps its flag; a leading dimension is the length of one of our rows.
 //
-// The algorithm comes from a table (matmul_table.h) that dev/tune_matmul has measured, or else is the heuristic's first proposal:
-// the same in every run and on every rank. Timing candidates during training would make the order of summation depend on
-// measurement noise, and runs would no longer be bit-identical.
+// The algorithm is the heuristic's first proposal: the same in every run and on every rank. Timing candidates during training would
+// make the order of summation depend on measurement noise, and runs would no longer be bit-identical.
 #pragma once
 #include <cublasLt.h>
 
 #include <compare>
 #include <map>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 #include "model/device/blas.h"
 #include "model/device/device.h"
-#include "model/operations/matmul_table.h"
 
 /// Bytes of workspace per multiprocessor, shared by all products in turn. A product with few tiles and long sums, such as a weight
 /// gradient, splits its sums over the multiprocessors (split-K) and leaves float32 tiles there to be added up: one of 128 x 256
@@ -49,7 +45,7 @@ struct Product {
 template <class X>
 inline constexpr cudaDataType_t matmul_type = std::is_same_v<X, bf16> ? CUDA_R_16BF : CUDA_R_32F;
 
-/// "(64, 768) x (768, 2304)^T, bf16 to float32, with bias": the matrices as stored; for messages and as a table's key.
+/// "(64, 768) x (768, 2304)^T, bf16 to float32, with bias": the matrices as stored; for messages.
 inline std::string describe(const Product& p) {
     auto stored = [](int rows, int columns, Transpose t) {
         std::ostringstream text;
@@ -67,24 +63,6 @@ inline void check(cublasStatus_t status, const std::string& what) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     const Exit code = status == CUBLAS_STATUS_ALLOC_FAILED ? Exit::out_of_memory : Exit::rank;
     fail(code, "cuBLASLt reports ", cublasLtGetStatusName(status), " for ", what);
-}
-
-// ---- algorithms and their attributes
-
-static_assert(CUBLASLT_ALGO_CONFIG_ID == 0 && CUBLASLT_ALGO_CONFIG_TILE_ID == 1 && CUBLASLT_ALGO_CONFIG_SPLITK_NUM == 2 &&
-              CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME == 3 && CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING == 4 &&
-              CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION == 5 && CUBLASLT_ALGO_CONFIG_STAGES_ID == 6 &&
-              CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID == 7 && CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID == 8);   // as in MATMUL_ATTRIBUTES
-constexpr size_t bytes_of_attribute(size_t n) { return n < CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 4 : 2; }
-
-/// An algorithm's public attributes; 0, the default, for those it does not have.
-inline MatmulAlgorithm attributes_of(const cublasLtMatmulAlgo_t& algorithm) {
-    MatmulAlgorithm attributes{};
-    for (size_t n = 0; n < attributes.size(); n++)   // little-endian, as every machine with a GPU is
-        if (cublasLtMatmulAlgoConfigGetAttribute(&algorithm, cublasLtMatmulAlgoConfigAttributes_t(n), &attributes[n],
-                                                 bytes_of_attribute(n), nullptr))
-            attributes[n] = 0;
-    return attributes;
 }
 
 template <auto destroy>
@@ -115,24 +93,11 @@ struct MatmulWorkspace {
     size_t bytes = 0;
 };
 
-/// A named struct: nvcc 13.0 crashes on a std::vector of a struct named only by a typedef, as the library's are.
-struct MatmulProposal {
-    cublasLtMatmulHeuristicResult_t found;
-};
-static_assert(sizeof(MatmulProposal) == sizeof(cublasLtMatmulHeuristicResult_t));
-
-/// Everything about one kind of product that does not change between calls. It has no algorithm until take() succeeds.
+/// Everything about one kind of product that does not change between calls.
 class MatmulPlan {
 public:
+    /// `workspace` is how many bytes the algorithm may use. Exit::rank if the library has none for the product.
     MatmulPlan(cublasLtHandle_t handle, const Product& p, size_t workspace) : MatmulPlan(handle, p, workspace, describe(p)) {}
-
-    /// The library's proposals, its best guess first: at least one (else Exit::rank), at most `most`.
-    std::vector<MatmulProposal> proposals(int most) const;
-
-    void take(const MatmulProposal& proposal) { algorithm_ = proposal.found.algo; }
-
-    /// Takes the algorithm with these attributes. False, leaving the plan unchanged, if the library refuses it or lacks workspace.
-    bool take(const MatmulAlgorithm& attributes);
 
     /// Precondition: matrices of the product's types. `bias` is read only if the product has one, `added` only if it adds.
     void run(const MatmulWorkspace& workspace, cudaStream_t stream, void* c, const void* a, const void* b, const void* bias,
@@ -149,19 +114,20 @@ private:
     MatmulPlan(cublasLtHandle_t handle, const Product& p, size_t workspace, const std::string& what)
         : handle_(handle),
           product_(p),
-          workspace_(workspace),
           a_(p.inputs, p.ta == Transpose::yes ? p.K : p.M, p.ta == Transpose::yes ? p.M : p.K, what),
           b_(p.inputs, p.tb == Transpose::yes ? p.N : p.K, p.tb == Transpose::yes ? p.K : p.N, what),
           c_(p.output, p.M, p.N, what) {
         cublasLtMatmulDesc_t made = nullptr;
-        check(cublasLtMatmulDescCreate(&made, COMPUTE, SCALE), what);
+        check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), what);   // not TF32: float32 serves as the reference
         operation_.reset(made);
         set(CUBLASLT_MATMUL_DESC_TRANSA, p.tb == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.ta == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N);
-        if (!p.bias) return;
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-        // The heuristic does not read the bias, but takes its alignment from this address.
-        set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(uintptr_t(MATMUL_ALIGNMENT)));
+        if (p.bias) {
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+            // The heuristic does not read the bias, but takes its alignment from this address.
+            set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(uintptr_t(MATMUL_ALIGNMENT)));
+        }
+        algorithm_ = first_proposal(workspace, what);
     }
 
     template <class Value>
@@ -170,58 +136,38 @@ private:
         if (status != CUBLAS_STATUS_SUCCESS) check(status, describe(product_));
     }
 
-    static constexpr cublasComputeType_t COMPUTE = CUBLAS_COMPUTE_32F;   // not TF32: float32 serves as the reference
-    static constexpr cudaDataType_t SCALE = CUDA_R_32F;
+    /// The library's best guess.
+    cublasLtMatmulAlgo_t first_proposal(size_t workspace, const std::string& what) const;
+
     cublasLtHandle_t handle_;
     Product product_;
-    size_t workspace_;
     std::unique_ptr<cublasLtMatmulDescOpaque_t, DestroyWith<cublasLtMatmulDescDestroy>> operation_;
     MatmulLayout a_, b_, c_;
     cublasLtMatmulAlgo_t algorithm_{};
 };
 
-inline std::vector<MatmulProposal> MatmulPlan::proposals(int most) const {
-    const std::string what = describe(product_);
+inline cublasLtMatmulAlgo_t MatmulPlan::first_proposal(size_t workspace, const std::string& what) const {
     cublasLtMatmulPreference_t made = nullptr;
     check(cublasLtMatmulPreferenceCreate(&made), what);
     const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, DestroyWith<cublasLtMatmulPreferenceDestroy>> preference(made);
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
         check(cublasLtMatmulPreferenceSetAttribute(made, attribute, &value, sizeof value), what);
     };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace_));
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace));
     // Split-K sums are added up in float32 in a second step: no intermediate rounding to bf16, fixed order.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (auto matrix : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         prefer(matrix, MATMUL_ALIGNMENT);
 
-    std::vector<MatmulProposal> all(static_cast<size_t>(most));
+    cublasLtMatmulHeuristicResult_t proposal{};
     int found = 0;
     const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle_, operation_.get(), b_, a_, c_, c_, made, most, &all.data()->found, &found);
+        cublasLtMatmulAlgoGetHeuristic(handle_, operation_.get(), b_, a_, c_, c_, made, 1, &proposal, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, what);
-    all.resize(static_cast<size_t>(found));
-    std::erase_if(all, [](const MatmulProposal& proposal) { return proposal.found.state != CUBLAS_STATUS_SUCCESS; });
-    if (all.empty()) fail(Exit::rank, "cuBLASLt has no algorithm on this GPU for the product ", what);
-    return all;
-}
-
-inline bool MatmulPlan::take(const MatmulAlgorithm& attributes) {
-    cublasLtMatmulAlgo_t algorithm;
-    const Product& p = product_;
-    if (cublasLtMatmulAlgoInit(handle_, COMPUTE, SCALE, p.inputs, p.inputs, p.output, p.output, int(attributes[0]), &algorithm))
-        return false;
-    const MatmulAlgorithm as_made = attributes_of(algorithm);
-    for (size_t n = 1; n < attributes.size(); n++)
-        if (attributes[n] != as_made[n] &&
-            cublasLtMatmulAlgoConfigSetAttribute(&algorithm, cublasLtMatmulAlgoConfigAttributes_t(n), &attributes[n],
-                                                 bytes_of_attribute(n)))
-            return false;
-    cublasLtMatmulHeuristicResult_t found{};
-    if (cublasLtMatmulAlgoCheck(handle_, operation_.get(), b_, a_, c_, c_, &algorithm, &found) || found.workspaceSize > workspace_)
-        return false;
-    algorithm_ = algorithm;
-    return true;
+    if (found == 0 || proposal.state != CUBLAS_STATUS_SUCCESS)
+        fail(Exit::rank, "cuBLASLt has no algorithm on this GPU for the product ", what);
+    return proposal.algo;
 }
 
 /// This process's cuBLASLt handle, workspace and plans. For one thread and one stream, as all products share the workspace.
@@ -235,35 +181,10 @@ public:
     }
 
     MatmulPlan& plan(const Product& product) {
-        const auto known = plans_.find(product);
-        if (known != plans_.end()) return known->second;
-        MatmulPlan plan(handle_, product, workspace_.bytes);
-        const std::string what = describe(product);
-        const auto tuned = table_.choices.find(what);
-        const bool taken = tuned != table_.choices.end() && plan.take(tuned->second.algorithm);
-        if (!taken) plan.take(plan.proposals(1).front());
-        (taken ? origins_.tuned : tuned != table_.choices.end() ? origins_.refused : origins_.proposed).push_back(what);
-        plans_made_++;
-        return plans_.try_emplace(product, std::move(plan)).first->second;
+        return plans_.try_emplace(product, handle_, product, workspace_.bytes).first->second;
     }
 
-    /// Uses the table's algorithms from now on. Drops all plans; captured graphs keep their algorithms.
-    void take_table(const MatmulTable& table) {
-        table_ = table;
-        plans_.clear();
-        origins_ = {};
-        origins_.table = table.path;
-    }
-
-    /// Origins of the algorithms since the last take_table(), in order of first use.
-    const MatmulOrigins& origins() const { return origins_; }
-    std::vector<Product> products() const {
-        std::vector<Product> all;
-        for (const auto& [product, plan] : plans_) all.push_back(product);
-        return all;
-    }
-    size_t plans_made() const { return plans_made_; }
-    cublasLtHandle_t handle() const { return handle_; }
+    size_t plans_made() const { return plans_.size(); }
     const MatmulWorkspace& workspace() const { return workspace_; }
 
 private:
@@ -277,10 +198,7 @@ private:
     }
     cublasLtHandle_t handle_ = nullptr;
     MatmulWorkspace workspace_;
-    MatmulTable table_;
-    MatmulOrigins origins_;
     std::map<Product, MatmulPlan> plans_;
-    size_t plans_made_ = 0;
 };
 
 /// Creates handle and workspace on the current GPU now rather than at the first product.

@@ -10,7 +10,6 @@
 #include "model/device/machine.h"
 #include "model/device/memory.cuh"
 #include "model/operations/linear.cuh"
-#include "model/operations/matmul_table.h"
 
 // ---- CPU
 
@@ -30,7 +29,6 @@ inline int ranks_per_device(CPU, int local_ranks) { return local_ranks; }
 inline std::string describe(CPU, int threads) { return "cpu: " + describe_cpu(threads); }
 inline std::string describe_blas(CPU) { return describe_blas(); }
 inline void require_sizes(CPU, const Config&) {}
-inline MatmulOrigins matmul_origins(CPU) { return {}; }
 inline void warn(CPU) { warn_about_blas(); }
 
 /// Measured FLOP/s of a float32 linear layer, 512 x 512 with 1024 rows: the ceiling for MFU.

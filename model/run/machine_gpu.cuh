@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "model/base/hash.h"
 #include "model/base/text.h"
 #include "model/device/machine.h"
 #include "model/device/memory.cuh"
@@ -132,35 +131,6 @@ inline void require_same_gpus(Ranks& ranks) {
                         "): every step would wait for the slowest, and they do not round alike. Start ranks on GPUs of one kind; "
                         "CUDA_VISIBLE_DEVICES says which of a machine's are taken");
 }
-
-/// Equal for tables with the same algorithms; 0 for an empty one.
-inline uint64_t hash_of(const MatmulTable& table) {
-    if (table.choices.empty()) return 0;
-    Hasher hasher;
-    for (const auto& [product, choice] : table.choices) {
-        hasher.add(product.data(), product.size());
-        hasher.add(choice.algorithm.data(), sizeof choice.algorithm);
-    }
-    return hasher.digest();
-}
-
-/// Makes matrix products use the table selected by --matmul-table `wanted` (find_matmul_table()), on all ranks or none, so that a
-/// row gives the same bits on every rank. Does nothing without a GPU (a dry run).
-inline void take_matmul_table(GPU device, const std::string& wanted, Ranks& ranks) {
-    std::string note;
-    MatmulTable table;
-    if (device.stream) table = find_matmul_table(wanted, gpu_properties().name, int64_t(cublasLtGetVersion()), note);
-    uint64_t first = hash_of(table);
-    ranks.broadcast(&first, sizeof first);
-    if (ranks.any(hash_of(table) != first)) {
-        table = {};
-        note = "ranks differ in their tables of matrix products, GPUs or versions of cuBLASLt: the library chooses the algorithms";
-    }
-    if (ranks.first() && !note.empty()) std::cerr << "note: " << note << "\n";
-    if (device.stream) Matmuls::of_process().take_table(table);
-}
-
-inline MatmulOrigins matmul_origins(GPU device) { return device.stream ? Matmuls::of_process().origins() : MatmulOrigins{}; }
 
 /// The GPU's memory in bytes: total and in use.
 struct CardMemory {

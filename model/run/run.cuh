@@ -134,30 +134,6 @@ void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary, 
     run.log.write(fields);
 }
 
-/// Precondition: a step has been taken. Logs which of its matrix products used a table's algorithm; with a table, prints a summary.
-template <class Device, class X>
-void report_matmuls(Run<Device, X>& run) {
-    const MatmulOrigins from = matmul_origins(run.device);
-    if (!run.ranks.first() || from.tuned.size() + from.proposed.size() + from.refused.size() == 0) return;
-    auto joined = [](const std::vector<std::string>& products) {
-        std::string all;
-        for (const std::string& product : products) all += (all.empty() ? "" : "; ") + product;
-        return all;
-    };
-    run.log.write({{"event", "matmuls"},
-                   {"step", run.state.step},
-                   {"table", from.table},
-                   {"tuned", joined(from.tuned)},
-                   {"proposed", joined(from.proposed)},
-                   {"refused", joined(from.refused)}});
-    if (from.table.empty()) return;
-    run.progress.say(text("matrix products: %zu kinds with the algorithm of %s, %zu with the library's proposal", from.tuned.size(),
-                          from.table.c_str(), from.proposed.size() + from.refused.size()));
-    if (!from.refused.empty())
-        run.progress.say("warning: cuBLASLt refuses the table's algorithm for " + joined(from.refused) +
-                         "; make the table again with dev/tune_matmul");
-}
-
 /// A whole flat buffer on the host of rank 0, gathered from the shards in each rank's device memory.
 template <class Device>
 class GatheredWeights {

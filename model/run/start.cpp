@@ -331,7 +331,7 @@ std::vector<Fact> facts_of_options(const Options& o, const char* variant) {
         const std::string key = line.substr(0, equals);
         std::string value = equals == std::string::npos ? "" : line.substr(equals + 1);
         static const std::set<std::string> own = {"device", "threads", "out", "watchdog-seconds", "plot", "eval-out", "eval-log", "checkpoint"};
-        static const std::set<std::string> paths = {"train-data", "val-data", "eval-data", "matmul-table"};
+        static const std::set<std::string> paths = {"train-data", "val-data", "eval-data"};
         if (own.contains(key) || key.empty() || key[0] == '#') continue;
         if (paths.contains(key) && value != "\"\"") value = "given";
         if (key == "model" && !is_preset(o.model)) value = "a folder";

@@ -25,7 +25,7 @@ struct Variants;
 
 /// All command-line options; model/run/train_options.cpp documents each.
 struct Options {
-    std::string device = "auto", precision = "auto", matmul_table = "auto", model = "qwen-7m", out, train_data, val_data;
+    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data;
     std::string qk_norm = "auto", layers, dense_layers, checkpoint, prompt, show_mask;
     std::vector<std::string> eval_data;
     std::string eval_out, eval_log;

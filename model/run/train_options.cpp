@@ -68,9 +68,6 @@ static void add_training_options(CLI::App& app, Options& o) {
         ->check(number_from(0, 1e30));
     app.add_option("--precision", o.precision, "of weights and activations; auto: bf16 on a GPU, fp32 on the CPU")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
-    app.add_option("--matmul-table", o.matmul_table,
-                   "algorithms of a GPU's matrix products: a file of dev/tune_matmul; auto: the one that comes with the program for "
-                   "this GPU and cuBLASLt, if any; none: cuBLASLt's own choice");
     app.add_option("--rounding", o.rounding, "of float32 master weights to bf16 weights")
         ->check(CLI::IsMember({"nearest", "stochastic"}));
 }

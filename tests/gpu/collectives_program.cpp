@@ -11,7 +11,6 @@
 #include "model/ranks/collectives.cuh"
 #include "model/run/machine.cuh"
 #include "tests/gpu/device_array.h"
-#include "tests/temporary_folder.h"
 
 namespace {
 
@@ -198,22 +197,6 @@ void host(Job& job) {
     ranks.barrier();
 }
 
-/// Ranks take the same table of matrix products or none, each from a file of its own.
-void matmul_tables(Job& job) {
-    const TemporaryFolder folder;
-    const std::string path = (folder / "table.json").string();
-    const bool last = job.ranks.rank() == job.ranks.size() - 1, alone = job.ranks.size() == 1;
-    auto takes = [&](uint32_t tile, const std::string& wanted) {
-        write_matmul_table({path, gpu_properties().name, int64_t(cublasLtGetVersion()), {{"p", {{10, tile, 1}, 1, 1}}}});
-        take_matmul_table(job.device, wanted, job.ranks);
-        return !matmul_origins(job.device).table.empty();
-    };
-    require(takes(15, path), "a table that all ranks have");
-    require(!takes(15, last ? "none" : path), "a table that all ranks but one have");
-    require(takes(last ? 20 : 15, path) == alone, "tables that differ");
-    require(!takes(15, "none"), "no table");
-}
-
 /// Every rank must see the NaN of one, and say so with the same exit code.
 void not_a_number(Job& job) {
     Collectives<GPU> collectives(job.device, job.ranks);
@@ -263,7 +246,6 @@ void run(const std::string& what, int who) {
         for (size_t bucket : {16, 3000}) shards(job, 5003, bucket);
         gather_doubles(job);
         in_pieces(job);
-        matmul_tables(job);
         if (job.ranks.first()) std::puts("all sums and gathers are right");
     }
     if (what == "shards") {

@@ -99,84 +99,15 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     *found = 0;
     if (!problem.shapes_agree()) return CUBLAS_STATUS_INVALID_VALUE;
     if (!problem.types_agree()) return CUBLAS_STATUS_NOT_SUPPORTED;
-    Algorithm algorithm{problem.hash(), problem.types(), {}, {}};
+    if (preference->workspace < WORKSPACE_USED) return CUBLAS_STATUS_NOT_SUPPORTED;
+    Algorithm algorithm{problem.hash(), {}};
     std::copy_n(preference->alignment, 4, algorithm.alignment);
     for (algorithm.alignment[4] = 256; !aligned(operation->bias, algorithm.alignment[4]);) algorithm.alignment[4] /= 2;
-    for (const auto& proposal : PROPOSALS) {
-        std::copy_n(proposal, std::size(proposal), algorithm.attributes);
-        const uint32_t reduction = algorithm[CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME];
-        const bool wished = workspace_of(algorithm, problem) <= preference->workspace && (reduction & ~preference->reductions) == 0;
-        if (*found == wanted || !wished || !supports(algorithm, problem)) continue;
-        cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
-        std::memcpy(&result.algo, &algorithm, sizeof algorithm);
-        result.workspaceSize = workspace_of(algorithm, problem);
-        result.state = CUBLAS_STATUS_SUCCESS;
-    }
-    return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
-// ---- algorithms by their attributes
-
-inline cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType_t compute, cudaDataType_t scale,
-                                             cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cudaDataType_t d, int id,
-                                             cublasLtMatmulAlgo_t* algo) {
-    using namespace emulator::cublas;
-    if (!alive(handle, Kind::handle) || !algo || !family_of(uint32_t(id))) return CUBLAS_STATUS_INVALID_VALUE;
-    if (!types_supported(scale, a, b, c, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const Algorithm made{0, hash_of_types(compute, scale, a, b, c, d), {uint32_t(id), 0, 1}, {16, 16, 16, 16, 16}};
-    *algo = {};
-    std::memcpy(algo, &made, sizeof made);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-namespace emulator::cublas {
-/// The size of an attribute as the real header has it, 0 where there is no such attribute.
-inline size_t bytes_of(cublasLtMatmulAlgoConfigAttributes_t attribute) {
-    if (attribute < CUBLASLT_ALGO_CONFIG_ID || attribute > CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID) return 0;
-    return attribute >= CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? sizeof(uint16_t) : sizeof(uint32_t);
-}
-}   // namespace emulator::cublas
-
-inline cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
-                                                           cublasLtMatmulAlgoConfigAttributes_t attribute, const void* value,
-                                                           size_t bytes) {
-    using namespace emulator::cublas;
-    if (!algo || !value || attribute == CUBLASLT_ALGO_CONFIG_ID || bytes == 0 || bytes != bytes_of(attribute))
-        return CUBLAS_STATUS_INVALID_VALUE;
-    Algorithm changed;
-    std::memcpy(&changed, algo, sizeof changed);
-    changed.problem = 0;   // no longer what the heuristic has proposed
-    changed.attributes[attribute] = 0;
-    std::memcpy(&changed.attributes[attribute], value, bytes);
-    std::memcpy(algo, &changed, sizeof changed);
-    return CUBLAS_STATUS_SUCCESS;
-}
-inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
-                                                           cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
-                                                           size_t bytes, size_t* written) {
-    using namespace emulator::cublas;
-    if (!algo || !value || bytes == 0 || bytes != bytes_of(attribute)) return CUBLAS_STATUS_INVALID_VALUE;
-    Algorithm asked;
-    std::memcpy(&asked, algo, sizeof asked);
-    std::memcpy(value, &asked.attributes[attribute], bytes);
-    if (written) *written = bytes;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
-    using namespace emulator::cublas;
-    const bool alive_all = alive(handle, Kind::handle) && alive(operation, Kind::operation) && alive(a, Kind::layout) &&
-                           alive(b, Kind::layout) && alive(c, Kind::layout) && alive(d, Kind::layout);
-    if (!alive_all || !algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
-    const Problem problem{*operation, *a, *b, *c, *d};
-    Algorithm algorithm;
-    std::memcpy(&algorithm, algo, sizeof algorithm);
-    if (!problem.shapes_agree() || algorithm.types != problem.types()) return CUBLAS_STATUS_INVALID_VALUE;
-    if (!supports(algorithm, problem)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    result->workspaceSize = workspace_of(algorithm, problem);
-    result->state = CUBLAS_STATUS_SUCCESS;
+    *results = {};
+    std::memcpy(&results->algo, &algorithm, sizeof algorithm);
+    results->workspaceSize = WORKSPACE_USED;
+    results->state = CUBLAS_STATUS_SUCCESS;
+    *found = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -192,9 +123,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     const Problem problem{*operation, *a, *b, *c, *d};
     Algorithm algorithm;
     std::memcpy(&algorithm, algo, sizeof algorithm);
-    const bool meant = algorithm.problem ? algorithm.problem == problem.hash() : algorithm.types == problem.types();
-    const size_t used = workspace_of(algorithm, problem);
-    if (!meant || !supports(algorithm, problem) || workspace_bytes < used) return CUBLAS_STATUS_INVALID_VALUE;
+    if (algorithm.problem != problem.hash() || workspace_bytes < WORKSPACE_USED) return CUBLAS_STATUS_INVALID_VALUE;
     if (!workspace || !aligned(workspace, 16)) return CUBLAS_STATUS_INVALID_VALUE;
     const void* addresses[4] = {A, B, C, D};
     for (int n = 0; n < 4; n++)
@@ -205,8 +134,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     // alpha, beta and the descriptors are read now, the matrices when the stream gets there.
     const float factor = *static_cast<const float*>(alpha), keep = *static_cast<const float*>(beta);
     auto work = [=] {
-        std::memset(workspace, 0xff, used);   // nothing else may live there
-        multiply(problem, algorithm, factor, A, B, keep, C, D);
+        std::memset(workspace, 0xff, WORKSPACE_USED);   // nothing else may live there
+        multiply(problem, factor, A, B, keep, C, D);
     };
     emulator::enqueue(stream, work, at);
     return CUBLAS_STATUS_SUCCESS;
