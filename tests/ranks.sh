@@ -47,6 +47,14 @@ refused "one weight of a folder without a manifest" 7 "differs from rank 0 in th
 refused "that weight, in an evaluation" 7 "differs from rank 0 in the weights of" "--evaluate --val-data $work/data/a_val_*.bin --model $work/start" \
     "--evaluate --val-data $work/data/a_val_*.bin --model $work/changed"
 
+mkdir "$work/n0" "$work/n1"   # machines that do not share their folders
+split=("$PWD/train_causal" "${base[@]:1}" --zero-stage 1 --out r)
+expect "two ranks with ZeRO-1" 0 "" $launch -np 2 -wdir "$work/n0" "${split[@]}"
+cp -r "$work/n0/r" "$work/n1" && damaged=$work/n1/r/step_00000004/optimizer.safetensors
+printf '\x3f' | dd of="$damaged" bs=1 seek=$(($(stat -c %s "$damaged") - 2001)) conv=notrunc 2> /dev/null
+expect "moments that are damaged where another rank reads them" 7 "optimizer.safetensors: tensor" \
+    $launch -np 1 -wdir "$work/n0" "${split[@]}" --resume --steps 6 : -np 1 -wdir "$work/n1" "${split[@]}" --resume --steps 6
+
 # ---- memory and life
 for zero in 0 1; do LAUNCH=$launch python3 tests/check_flipped_bit.py ./train_causal "$work/flipped_$zero" 1 $zero; done
 $launch -np 2 "${base[@]}" --steps 1000000 --checkpoint-every 0 --watchdog-seconds 2 --out "$work/stopped" > "$work/stopped.txt" 2>&1 &

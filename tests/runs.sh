@@ -43,6 +43,12 @@ mkdir "$work/earlier/superseded.tmp" && mv "$work/earlier"/step_* "$work/earlier
 mkdir "$work/earlier/superseded.old.tmp" && cp -r "$last" "$work/earlier/superseded.old.tmp"       # what was aside before
 expect "a run where setting aside was interrupted" 0 "" "${causal[@]}" --out "$work/earlier" --seed 2 --steps 1 --checkpoint-every 0
 check "sets all of them aside" 'grep -q "moved 3 checkpoints" "$work/stdout" && [ "$(steps "$work/earlier/superseded")" = "step_00000004 step_00000008 step_00000012" ] && ! ls "$work/earlier" | grep -q tmp'
+rm -rf "$work/earlier" && cp -r "$work/run" "$work/earlier"
+mkdir "$work/elsewhere" && mv "$work/earlier/step_00000012" "$work/elsewhere" && ln -s "$work/elsewhere/step_00000012" "$work/earlier"
+expect "a checkpoint that is a link to another disk" 0 "" "${causal[@]}" --out "$work/earlier" --resume --steps 13 --checkpoint-every 0
+check "is of its run" '[ "$(losses "$work/earlier")" -eq 13 ] && [ ! -e "$work/earlier/superseded" ]'
+rm -r "$work/elsewhere"
+expect "which is not mounted" 7 "is a link whose target is missing" "${causal[@]}" --out "$work/earlier" --resume
 rm -rf "$work/earlier" && cp -r "$work/run" "$work/earlier" && truncate -s 1000 "$work/earlier/step_00000012/model.safetensors"
 expect "resuming where another run still writes looks at none of its checkpoints" 7 "another run is writing there" \
     flock "$work/earlier/lock" "${causal[@]}" --out "$work/earlier" --resume

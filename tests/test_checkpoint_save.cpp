@@ -194,6 +194,11 @@ TEST_CASE("no file is written through a symbolic link", "[checkpoint]") {
     CHECK(names_in(folder.path()) == std::vector<std::string>{"lock", "log.jsonl", "mine", "options.toml", "step_00000001"});
 }
 
+namespace {
+std::vector<JsonLines::Field> of_step(int64_t step) { return {{"step", step}, {"loss", 0.5}, {"grad_norm", 1.0}}; }
+std::string line_of_step(int64_t step) { return "{\"step\":" + std::to_string(step) + ",\"loss\":0.5,\"grad_norm\":1.0}"; }
+}   // namespace
+
 TEST_CASE("a log goes on after a full disk, and tells what it lacks", "[checkpoint]") {
     TemporaryFolder folder;
     const fs::path path = folder / "log.jsonl";
@@ -206,43 +211,60 @@ TEST_CASE("a log goes on after a full disk, and tells what it lacks", "[checkpoi
     {
         std::optional<FileSizeLimit> at_the_end;   // outlives the log
         JsonLines log(path, -1);
-        log.write({{"step", int64_t(1)}});
+        log.write(of_step(1));
         {
-            const FileSizeLimit limit(15);   // the second line is torn
-            log.write({{"step", int64_t(2)}});
+            const FileSizeLimit limit(35);   // the second line is torn
+            log.write(of_step(2));
             CHECK(log.failed());
-            log.write({{"step", int64_t(3)}});
+            log.write(of_step(3));
         }
-        CHECK(lines() == std::vector<std::string>{"{\"step\":1}"});
-        log.write({{"step", int64_t(4)}});
+        CHECK(lines() == std::vector<std::string>{line_of_step(1)});
+        log.write(of_step(4));
         CHECK_FALSE(log.failed());
         CHECK(lines().size() == 4);
-        at_the_end.emplace(50);
+        at_the_end.emplace(150);
         for (int64_t step = 5; step < 8; step++) log.write({{"step", step}, {"text", std::string(700'000, 'x')}});
         CHECK(log.failed());
     }
     CHECK(lines().size() == 4);   // of a log that stays full, whole lines
     JsonLines log(path, 3);
-    CHECK(lines().size() == 3);
+    CHECK(lines() == std::vector<std::string>{line_of_step(1), line_of_step(2), line_of_step(3)});
     {
-        const FileSizeLimit limit(50);
+        const FileSizeLimit limit(150);
         for (int64_t step = 4; step < 7; step++) log.write({{"step", step}, {"text", std::string(700'000, 'x')}});
     }
-    log.write({{"step", int64_t(7)}});
+    log.write(of_step(7));
     CHECK(lines().size() > 4);
     CHECK((contains(lines()[3], "\"event\":\"gap\",\"missing\":") && contains(lines()[3], "too large")));
-    CHECK(lines().back() == "{\"step\":7}");
+    CHECK(lines().back() == line_of_step(7));
 }
 
-TEST_CASE("a log that is resumed drops what a kill has cut, and tells of what else is no record", "[checkpoint]") {
+TEST_CASE("a log that is resumed drops what a kill has cut, and tells what it lacks", "[checkpoint]") {
     TemporaryFolder folder;
     const fs::path path = folder / "log.jsonl";
-    write_text(path, "{\"step\":1}\n{\"st\n{\"step\":2}\n{\"step\":3}\n{\"ste");
-    { JsonLines log(path, 2); }
-    CHECK(read_text(path) == "{\"step\":1}\n{\"step\":2}\n{\"event\":\"gap\",\"missing\":1,\"reason\":\"no records, found on resuming\"}\n");
-    write_text(path, "{\"step\":1}\n{\"ste");
-    { JsonLines log(path, 2); }
-    CHECK(read_text(path) == "{\"step\":1}\n");
+    const auto resumed = [&](const std::string& before, int64_t step, double loss = NAN) {
+        write_text(path, before);
+        { JsonLines log(path, step, loss); }
+        return read_text(path);
+    };
+    const auto gap = [](int missing, const std::string& reason) {
+        return "{\"event\":\"gap\",\"missing\":" + std::to_string(missing) + ",\"reason\":\"" + reason + ", found on resuming\"}\n";
+    };
+    const std::string one = line_of_step(1) + "\n", two = line_of_step(2) + "\n", three = line_of_step(3) + "\n";
+    CHECK(resumed(one + "{\"st\n" + two + three + "{\"ste", 2) == one + two + gap(1, "no records"));
+    CHECK(resumed(one + "{\"ste", 1) == one);
+    // Steps that are not there, under another number, or there twice.
+    const std::string without_two = gap(1, "steps without a record");
+    CHECK(resumed(one + three, 3) == one + three + without_two);
+    CHECK(resumed(one + three + without_two, 3) == one + three + without_two);   // told once
+    CHECK(resumed(one + line_of_step(7) + "\n" + three, 3) == one + three + without_two);
+    CHECK(resumed(one + "{\"step\":\"2\",\"loss\":0.5,\"grad_norm\":1.0}\n" + three, 3) == one + three + without_two);
+    CHECK(resumed(one + two + one + two, 2) == one + two);
+    CHECK(resumed("", 2) == gap(2, "steps without a record"));
+    const std::string begun = "{\"event\":\"config\",\"step\":1}\n", checked = "{\"step\":2,\"val_loss\":1.0}\n";
+    CHECK(resumed(begun + two + checked + three, 3) == begun + two + checked + three);   // begun at a checkpoint of step 1
+    CHECK(contains(sentence_of([&] { resumed(one + two, 2, 0.75); }), "is the log of another run"));
+    CHECK(resumed(one + two, 2, 0.5) == one + two);
     fs::remove(path);
     fs::create_symlink("log.jsonl", path);   // a loop: cannot be read, nor taken for an empty log
     CHECK_FALSE(sentence_of([&] { JsonLines log(path, 2); }).empty());

@@ -86,6 +86,8 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
         return state;
     }
     const std::string folder = origin.folder()->string();
+    if (origin.resume_from && !speaks)   // rank 0 verified them when it chose, and ranks may have folders of their own
+        for (const char* name : {"optimizer.safetensors", "trainer_state.json"}) verify_file(folder, name);
     const LoadReport report = load_weights(folder, list, o.seed, whole.data());
     const std::set<std::string> fresh(report.initialised.begin(), report.initialised.end());
     start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
@@ -174,7 +176,7 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     const std::string options = out + "/options.toml";
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
         fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
-    run.log = JsonLines(out + "/log.jsonl", resumed);
+    run.log = JsonLines(out + "/log.jsonl", resumed, run.state.last_loss);
 }
 
 /// Allocates memory, loads weights, and opens the output folder; the first record of the log says what is computed (log_config()).

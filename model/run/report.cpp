@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include <poll.h>
@@ -22,39 +23,77 @@ static std::string gap_record(int64_t missing, const std::string& reason) {
     return written(nlohmann::ordered_json{{"event", "gap"}, {"missing", missing}, {"reason", reason}}, -1, NotUtf8::replace) + "\n";
 }
 
-/// Whether a run that is resumed at `step` keeps a record: those up to it, except a finished run's last.
-static bool is_kept(const nlohmann::json& record, int64_t step) {
-    const auto event = record.find("event"), at = record.find("step");
-    if (event != record.end() && *event == "done") return false;
-    return at == record.end() || (at->is_number_integer() && at->get<int64_t>() <= step);
+namespace {
+
+/// What a run that is resumed at `step` keeps of its log: each training step up to it once, and the other records up to it, but for a
+/// finished run's last.
+struct KeptLog {
+    int64_t step;
+    std::string lines;
+    std::set<std::pair<int64_t, bool>> steps;   // that have a record of training (true) or of validation
+    int64_t begin = -1;                         // step of the first config record
+    int64_t no_records = 0, doubled = 0, in_gaps = 0;
+    double loss = NAN;                          // of `step`
+
+    void take(const std::string& line);
+    int64_t absent() const;
+};
+
+void KeptLog::take(const std::string& line) {
+    const auto record = parse_json(line, false);
+    const auto at = record.find("step"), event = record.find("event");
+    if (!record.is_object() || (at != record.end() && !at->is_number_integer())) return void(no_records++);
+    const int64_t of = at == record.end() ? 0 : at->get<int64_t>();
+    const std::string name = event != record.end() && event->is_string() ? event->get<std::string>() : "";
+    if (name == "done" || of > step) return;
+    if (name == "config" && begin < 0) begin = of;
+    if (name == "gap") in_gaps += record.value("missing", int64_t(0));
+    if (event == record.end() && !steps.emplace(of, record.contains("grad_norm")).second) return void(doubled++);
+    if (event == record.end() && of == step && record.contains("grad_norm") && record.contains("loss") && record["loss"].is_number())
+        loss = record["loss"].get<double>();
+    lines += line + "\n";
 }
 
-/// The lines of the log that a run resumed at `step` keeps; "" if there is no log. What is no record leaves a gap, but for the last line,
-/// which a kill may have cut.
-static std::string kept_lines(const std::string& path, int64_t step) {
-    if (!path_exists(path)) return "";
+/// Training steps without a record, beside those that gap records tell of.
+int64_t KeptLog::absent() const {
+    int64_t there = 0;
+    for (const auto& [of, trained] : steps) there += trained && of > std::max<int64_t>(0, begin);
+    return std::max<int64_t>(0, step - std::max<int64_t>(0, begin) - there - in_gaps);
+}
+
+void warn_of_log(const std::string& path, int64_t count, const char* what) {
+    if (count > 0) std::fprintf(stderr, "warning: %s: %lld %s\n", path.c_str(), static_cast<long long>(count), what);
+}
+
+}   // namespace
+
+/// The lines of the log that a run resumed at `step`, whose loss was `loss`, keeps, and a gap for what is missing among them. The last
+/// line, which a kill may have cut, is no loss.
+static std::string kept_lines(const std::string& path, int64_t step, double loss) {
     std::string all;
     try {
-        all = read_text(path, SIZE_MAX);
+        if (path_exists(path)) all = read_text(path, SIZE_MAX);
     } catch (const Error& error) {
         fail(Exit::checkpoint, error.what(), "; --resume goes on with this log: make it readable, or move it away to begin another");
     }
-    std::string kept;
-    int64_t missing = 0;
+    KeptLog kept{step};
     for (size_t at = 0, end; at < all.size(); at = end + 1) {
         end = std::min(all.find('\n', at), all.size());
         const std::string line = all.substr(at, end - at);
-        const auto record = parse_json(line, false);
-        if (record.is_object()) kept += is_kept(record, step) ? line + "\n" : "";
-        else if (end < all.size()) missing++;
+        if (end < all.size() || parse_json(line, false).is_object()) kept.take(line);
     }
-    if (missing == 0) return kept;
-    std::fprintf(stderr, "warning: %s: %lld lines were no records and were dropped\n", path.c_str(), static_cast<long long>(missing));
-    return kept + gap_record(missing, "no records, found on resuming");
+    if (std::isfinite(loss) && std::isfinite(kept.loss) && kept.loss != loss)
+        fail(Exit::checkpoint, path, ": is the log of another run (its step ", step, " has the loss ", kept.loss, ", the checkpoint ", loss,
+             "); move it away to begin another");
+    warn_of_log(path, kept.no_records, "lines were no records and were dropped");
+    warn_of_log(path, kept.doubled, "records of steps that have one already were dropped");
+    warn_of_log(path, kept.absent(), "steps have no record");
+    if (kept.absent() > 0) return kept.lines + gap_record(kept.absent(), "steps without a record, found on resuming");
+    return kept.lines + (kept.no_records ? gap_record(kept.no_records, "no records, found on resuming") : "");
 }
 
-JsonLines::JsonLines(const std::string& path, int64_t resume_step) {
-    const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step) : "";
+JsonLines::JsonLines(const std::string& path, int64_t resume_step, double loss) {
+    const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step, loss) : "";
     open(path);
     if (!write_all(descriptor_, kept.data(), kept.size()) || retried([&] { return fsync(descriptor_); }) != 0)
         fail(Exit::checkpoint, unnamed_, ": cannot be written (", last_os_error(), "); ", path, " is as it was");

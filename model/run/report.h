@@ -1,5 +1,6 @@
 // A run's output: one line per step, and log.jsonl.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -20,9 +21,10 @@ public:
     JsonLines() = default;   // writes nothing: ranks other than the first
 
     /// A new file; an older one is kept as PATH.old. With resume_step >= 0, records up to that step are kept and what a killed run
-    /// wrote after them is dropped, so that no step appears twice; lines that are no records are dropped with a warning and a gap.
-    /// Exit::checkpoint if the file cannot be written, or the older one cannot be read.
-    JsonLines(const std::string& path, int64_t resume_step);
+    /// wrote after them is dropped, so that no step appears twice. Lines that are no records and steps without a record leave a
+    /// warning and a gap. Exit::checkpoint if the file cannot be written, or if the older one cannot be read or belongs to another
+    /// run: its step resume_step has another loss than `loss`.
+    JsonLines(const std::string& path, int64_t resume_step, double loss = NAN);
 
     /// A new file that finish() renames into place: complete or absent.
     static JsonLines whole(const std::string& path);
