@@ -49,6 +49,14 @@ refused "that weight, in an evaluation" 7 "differs from rank 0 in the weights of
 
 # ---- memory and life
 for zero in 0 1; do LAUNCH=$launch python3 tests/check_flipped_bit.py ./train_causal "$work/flipped_$zero" 1 $zero; done
+timeout -s KILL 60 $launch -np 2 "${base[@]}" --total-batch-tokens 64000000 --watchdog-seconds 40 --out "$work/long" > "$work/long.txt" 2>&1 &
+job=$!
+for _ in $(seq 200); do grep -q 'predicted peak' "$work/long.txt" && break; sleep 0.05; done
+sleep 1
+pkill -USR1 -P $job
+wait $job
+status=$?
+check "a signal ends a long step on all ranks (status $status)" '[ $status -eq 75 ] && grep -q "after step 0; nothing was saved" "$work/long.txt"'
 $launch -np 2 "${base[@]}" --steps 1000000 --checkpoint-every 0 --watchdog-seconds 2 --out "$work/stopped" > "$work/stopped.txt" 2>&1 &
 job=$!
 for _ in $(seq 200); do grep -q 'step  *[0-9]*/' "$work/stopped.txt" && break; sleep 0.05; done

@@ -144,6 +144,28 @@ check "SIGINT and SIGTERM that were ignored stay ignored (status $status)" '[ $s
 signalled 'predicted peak' TERM "${endless[@]}" --val-every 1 --val-batches 100000000 --batch-size 1 --out "$work/validated" \
     --val-data "data/bundled/sotu_train_*.bin"
 check "SIGTERM ends a long validation, and saves (status $status)" '[ $status -eq 75 ] && ls "$work/validated" | grep -q "^step_00000001$"'
+signalled 'step  *1/' TERM "${endless[@]}" --total-batch-tokens 512000 --watchdog-seconds 40 --out "$work/long_step"
+check "SIGTERM ends a long step, and saves the one before (status $status)" \
+    '[ $status -eq 75 ] && [ "$(losses "$work/long_step")" -eq 1 ] && [ "$(steps "$work/long_step")" = step_00000001 ]'
+signalled 'predicted peak' TERM "${endless[@]}" --total-batch-tokens 512000000 --out "$work/long_step"
+check "and the first one (status $status)" '[ $status -eq 75 ] && grep -q "after step 0; nothing was saved" "$work/signalled.txt"'
+mkfifo "$work/unread"
+exec 3<> "$work/unread"
+head -c 57344 /dev/zero >&3   # of the 65536 that the pipe takes: the tables fit, and some steps
+timeout -s KILL 30 "${endless[@]}" --out "$work/blocked" > "$work/unread" &
+job=$!
+before=none
+for _ in $(seq 40); do
+    now=$(losses "$work/blocked" 2> /dev/null)
+    [ "${now:-0}" -gt 2 ] && [ "$now" = "$before" ] && break
+    before=$now
+    sleep 0.5
+done
+kill -TERM $job
+wait $job
+status=$?
+exec 3>&-
+check "SIGTERM ends a run whose output nobody reads, and saves (status $status)" '[ $status -eq 75 ] && ls "$work/blocked" | grep -q "^step_"'
 signalled 'predicted peak' TERM "${causal[@]}" --evaluate --checkpoint "$last" --val-batches 100000000 --batch-size 1 \
     --val-data "data/bundled/sotu_train_*.bin"
 check "and an evaluation (status $status)" '[ $status -eq 75 ]'

@@ -175,6 +175,7 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
         fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
     run.log = JsonLines(out + "/log.jsonl", resumed);
+    run.saved_step = std::max<int64_t>(0, resumed);
 }
 
 /// Allocates memory, loads weights, and opens the output folder; the first record of the log says what is computed (log_config()).

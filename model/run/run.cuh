@@ -1,5 +1,6 @@
 // A training run around the loop of train_gpt.cu: what it has, its reports, its checkpoints and its end. (How it begins: begin.cuh.)
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -41,6 +42,25 @@ inline void require_documents_apart(const Qwen& net, const Options& o) {
          ", with these settings, what a token sees depends on other documents of its row; leave it out");
 }
 
+/// Whether a signal has requested a stop, asked between micro-steps, since a step may take hours. Several ranks must leave a step
+/// together, and agree about once a second: more often would make each wait for the slowest.
+class StopWithinStep {
+public:
+    /// Every rank must call it as often as the others.
+    bool requested(Ranks& ranks) {
+        if (ranks.size() == 1) return stop_requested();
+        if (++passed_ < every_) return false;
+        const double seconds = ranks.sum(since_.lap()) / ranks.size();   // the same bits on all ranks, and so the same decision
+        every_ = int64_t(std::clamp(double(passed_) / seconds, 1.0, 2.0 * double(passed_)));   // a GPU's first launches are quick
+        passed_ = 0;
+        return ranks.any(stop_requested());
+    }
+
+private:
+    int64_t every_ = 1, passed_ = 0;   // micro-steps
+    Stopwatch since_;
+};
+
 /// The state of a run, carried from step to step.
 template <class Device, class X>
 struct Run {
@@ -66,6 +86,8 @@ struct Run {
     Flops flops;               // of a step
     double ceiling = 0;        // measured FLOP/s of all ranks
     int64_t first_step = 0;    // first step of this process, from 1
+    int64_t saved_step = 0;    // of the newest checkpoint in --out, as rank 0 knows; 0: none
+    StopWithinStep stop_within_step;
     Stopwatch since_start, since_step;
 
     Run(Device device_, const Variants& variants, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
@@ -202,6 +224,7 @@ void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m,
         const auto [path, doubt] = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state,
                                           run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern),
                                                    [&] { run.ranks.at("saving a checkpoint"); });
+        run.saved_step = run.state.step;
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.log.sync();
@@ -229,6 +252,15 @@ void save(Run<Device, X>& run, bool last) {
                          [&] { write_checkpoint(run, weights->data(), m->data(), v->data(), last); });
 }
 
+/// Every rank must call it, when a stop has undone a step: saves the one before, unless that has been done.
+template <class Device, class X>
+void save_finished_step(Run<Device, X>& run) {
+    run.ranks.broadcast(&run.saved_step, sizeof run.saved_step);   // an earlier attempt may have failed on rank 0
+    if (!run.o.checkpoint_every || run.saved_step == run.state.step) return;
+    if (run.ranks_check_due(true)) check_ranks(run);
+    save(run, true);
+}
+
 /// Waits for all ranks, then prints the last line and writes the last record and the loss curve.
 template <class Device, class X>
 Exit finish(Run<Device, X>& run, bool stopped) {
@@ -240,7 +272,9 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     const auto step = static_cast<long long>(run.state.step);
     if (stopped) {
         run.progress.say(text("stopped by a signal after step %lld; %s", step,
-                              run.o.checkpoint_every ? "--resume continues" : "nothing was saved, as --checkpoint-every is 0"));
+                              !run.o.checkpoint_every ? "nothing was saved, as --checkpoint-every is 0"
+                              : step == 0             ? "nothing was saved, and --resume starts over"
+                                                      : "--resume continues"));
         return result;
     }
     const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(run.gpt.net.tensors, weights.data())));
