@@ -41,6 +41,11 @@ expect_two "ranks that would find checkpoints of different steps take rank 0's" 
 check "and both go on from it" 'grep -q "\"step\":5," "$work/out/log.jsonl" && grep -q "\"event\":\"done\",\"step\":6" "$work/out/log.jsonl"'
 cp -r "$last" "$work/start" && cp -r "$work/out/step_00000002" "$work/earlier"
 refused "the folder that they start from" 7 "starting folder's manifest.json" "--model $work/start --out $work/x" "--model $work/earlier --out $work/x"
+refused "--checkpoint" 2 "--checkpoint is given on rank 1" "--out $work/x --steps 6" "--out $work/x --steps 6 --checkpoint $last"
+for what in "--out $work/x --steps 6" "--evaluate --val-data $work/data/a_val_*.bin"; do
+    refused "the checkpoint (${what%% *})" 7 "--checkpoint's manifest.json" "$what --checkpoint $work/start" "$what --checkpoint $work/earlier"
+done
+expect_two "ranks that have the checkpoint in two places" 0 "" "--out $work/x --steps 6 --checkpoint $last" "--out $work/x --steps 6 --checkpoint $work/start"
 rm "$work/start/manifest.json" && cp -r "$work/start" "$work/changed"
 printf '\x3f' | dd of="$work/changed/model.safetensors" bs=1 seek=20003 conv=notrunc 2> /dev/null
 refused "one weight of a folder without a manifest" 7 "differs from rank 0 in the weights of" "--model $work/start --out $work/x" "--model $work/changed --out $work/x"

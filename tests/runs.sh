@@ -76,6 +76,11 @@ cp "$last/model.safetensors" "$work/shape/weights.safetensors"
 expect "weights under another name are not passed over" 7 "has no model.safetensors, but weights.safetensors" "${causal[@]}" --out "$work/x" --model "$work/shape"
 
 # ---- numbers and texts
+for option in checkpoint model out train-data eval-data show-mask; do
+    expect "an empty --$option" 2 "--$option \"\": the name is empty" "${causal[@]}" --"$option" ""
+done
+expect "nor behind an equals sign" 2 "--checkpoint" "${causal[@]}" --checkpoint=
+expect "but no validation data" 0 "" "${causal[@]}" --dry-run --val-data "" --config "$work/run/options.toml"
 expect "a zero in front makes no number octal" 0 "" "${causal[@]}" --out "$work/decimal" --steps 010
 check "ten steps" '[ "$(losses "$work/decimal")" -eq 10 ]'
 expect "a seed that does not fit" 2 "not a whole number from 0 to 18446744073709551615" "${causal[@]}" --out "$work/x" --seed 18446744073709551616
