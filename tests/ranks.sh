@@ -49,6 +49,9 @@ expect_two "ranks that have the checkpoint in two places" 0 "" "--out $work/x --
 rm "$work/start/manifest.json" && cp -r "$work/start" "$work/changed"
 printf '\x3f' | dd of="$work/changed/model.safetensors" bs=1 seek=20003 conv=notrunc 2> /dev/null
 refused "one weight of a folder without a manifest" 7 "differs from rank 0 in the weights of" "--model $work/start --out $work/x" "--model $work/changed --out $work/x"
+check "and are told both folders" 'grep -q "in the weights of [a-z0-9_.]*: its folder is $work/changed, that of rank 0 is $work/start, and" "$work/stderr"'
+refused "that weight, which is compared once though --check-ranks-every is 0" 7 "differs from rank 0 in the weights of" \
+    "--model $work/start --out $work/x --check-ranks-every 0" "--model $work/changed --out $work/x --check-ranks-every 0"
 refused "that weight, in an evaluation" 7 "differs from rank 0 in the weights of" "--evaluate --val-data $work/data/a_val_*.bin --model $work/start" \
     "--evaluate --val-data $work/data/a_val_*.bin --model $work/changed"
 

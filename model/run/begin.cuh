@@ -200,9 +200,9 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     require_same_data(run, origin);
     run.state.train_data = described_data(run);
     run.ceiling = measure_matmul(run.device) * run.ranks.size();
-    if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt);
-    if (run.replicas) run.replicas->require_equal(run.device, run.ranks, run.state.step, Exit::checkpoint);
-    if (run.replicas) run.replicas->remember(run.device);
+    const std::string folder = origin.folder() ? origin.folder()->string() : "";
+    ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run
+    if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt), run.replicas->remember(run.device);
     run.ranks.at("opening the output folder", run.state.step);
     run.ranks.barrier();   // all have read what may be renamed now
     run.ranks.first_does("opening the output folder", run.state.step, [&] {

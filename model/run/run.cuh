@@ -205,7 +205,7 @@ template <class Device, class X>
 void check_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
     ranks.at("comparing the ranks", run.state.step);
-    run.replicas->require_equal(run.device, ranks, run.state.step, Exit::rank);
+    run.replicas->require_equal(run.device, ranks, run.state.step);
     if (!run.gpt.sharded()) return;
     run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
     const std::vector<uint64_t> own = gradient_sums(run, ranks.rank()), of_next = gradient_sums(run, (ranks.rank() + 1) % ranks.size());

@@ -113,7 +113,7 @@ static void add_run_options(CLI::App& app, Options& o) {
                    "trade time for memory: 1 recomputes norms and SwiGLU in the backward pass, 2 keeps only each layer's input")
         ->transform(whole_number_from(0, 2));
     app.add_option("--check-ranks-every", o.check_ranks_every,
-                   "steps between comparisons of weights and moments over the ranks; -1: at every checkpoint; 0: never")
+                   "steps between comparisons of weights and moments over the ranks; -1: at every checkpoint; 0: only at the start")
         ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
     app.add_option("--watchdog-seconds", o.watchdog_seconds,
                    "end the job if a rank makes no progress for this long (one rank: after a stop signal); 0 disables")
