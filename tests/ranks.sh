@@ -34,6 +34,11 @@ refused "the validation data" 2 "--val-data is given on rank 1" "" "--val-data $
 expect_two "ranks with other threads, folders and limits" 0 "" "" "--threads 2 --out $work/other --watchdog-seconds 77"
 check "leave the other folder alone" '[ ! -e "$work/other" ]'
 
+expect_two "and with ZeRO-1" 0 "note: rank 1 computes with" "--zero-stage 1 --model qwen-1m --out $work/zero" "--zero-stage 1 --model qwen-1m --threads 2"
+check "a note says once what is not compared" '[ "$(grep -c "does not compare them" "$work/stderr")" -eq 1 ]'
+expect_two "ZeRO-1 with ranks that are alike" 0 "" "--zero-stage 1 --out $work/zero" "--zero-stage 1"
+check "has nothing to say" '! grep -q note: "$work/stderr"'
+
 # ---- one rank chooses the checkpoint
 last="$work/out/step_00000004"
 cp -r "$work/out" "$work/mixed" && rm -r "$work/mixed/step_00000004"

@@ -12,6 +12,7 @@
 #include "data/loader.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/disk.h"
+#include "model/base/hash.h"
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
@@ -88,6 +89,7 @@ struct Run {
     int64_t first_step = 0;    // first step of this process, from 1
     int64_t saved_step = 0;    // of the newest checkpoint in --out, as rank 0 knows; 0: none
     StopWithinStep stop_within_step;
+    bool ranks_compute_alike = true;   // the same bits from the same rows
     Stopwatch since_start, since_step;
 
     Run(Device device_, const Variants& variants, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
@@ -198,6 +200,26 @@ std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
     return run.replicas->gradient_sums(run.device);
 }
 
+/// Every rank must call it. Sums are divided among threads, and other processors and libraries add in other orders: where ranks
+/// differ in these, their gradients differ by rounding, and none can be found to compute wrongly by them. A note says so.
+template <class Device, class X>
+void find_unlike_ranks(Run<Device, X>& run) {
+    Ranks& ranks = run.ranks;
+    std::string mine = describe(run.device, omp_get_max_threads());
+    if (const std::string blas = describe_blas(run.device); mine.find(blas) == std::string::npos) mine += ", " + blas;
+    std::vector<uint64_t> hashes(size_t(ranks.size()));
+    hashes[size_t(ranks.rank())] = xxh3(mine.data(), mine.size());
+    ranks.all_gather(hashes.data(), sizeof hashes[0]);
+    const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return hash != hashes[0]; });
+    run.ranks_compute_alike = other == hashes.end();
+    if (run.ranks_compute_alike) return;
+    const int rank = int(other - hashes.begin());
+    const std::string theirs = ranks.broadcast(mine, rank);
+    if (ranks.first())
+        std::cerr << "note: rank " << rank << " computes with " << theirs << ", and rank 0 with " << mine
+                  << ": gradients then differ by rounding, so that --zero-stage 1 does not compare them between ranks\n";
+}
+
 /// Every rank must call it, between two steps. Ends the job with Exit::rank, naming rank and tensor, if the ranks' copies of the model
 /// differ. With ZeRO-1, where most of what makes the model has no copy, also if a rank's parts have changed since the update, or if two
 /// ranks compute different gradients from the same rows.
@@ -208,6 +230,7 @@ void check_ranks(Run<Device, X>& run) {
     run.replicas->require_equal(run.device, ranks, run.state.step);
     if (!run.gpt.sharded()) return;
     run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
+    if (!run.ranks_compute_alike) return;
     const std::vector<uint64_t> own = gradient_sums(run, ranks.rank()), of_next = gradient_sums(run, (ranks.rank() + 1) % ranks.size());
     run.replicas->require_repeated(ranks, run.state.step, own, of_next);
 }
