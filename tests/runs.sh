@@ -63,6 +63,9 @@ else
     skip "options that cannot be written" "only root may mount a full disk"
 fi
 
+expect "a limit on the size of files" 7 "File too large" prlimit --fsize=20000 "${causal[@]}" --out "$work/x"
+expect "the same for shards" 3 "File too large" prlimit --fsize=20000 ./tokenize --tokenizer bytes --out "$work/x" --name limited "$work/text.txt"
+
 # ---- weights
 cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
 expect "weights with a byte changed are no start" 7 "remove the folder's manifest.json" "${causal[@]}" --out "$work/x" --model "$work/changed"

@@ -54,6 +54,7 @@ int run_program(const std::string& program, const std::function<void()>& body) {
         if (!sentence.empty()) std::cerr << program << ": error: " << sentence << std::endl;
     };
     reserve_standard_streams();
+    outlive_file_limits();
     try {
         body();
         return static_cast<int>(Exit::done);
