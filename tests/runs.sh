@@ -211,6 +211,9 @@ OMP_NESTED=true;OMP_NUM_THREADS=2,3 2
 OMP_PROC_BIND=true 2
 GOMP_CPU_AFFINITY=0 2
 OPENBLAS_NUM_THREADS=1 2
+OMP_STACKSIZE=16k 1 gives_1_of_2_threads
+OMP_STACKSIZE=100G 1 gives_1_of_2_threads
+OMP_STACKSIZE=8192 2
 END
 LIMIT=60 expect "an evaluation with a thread limit" 0 "gives 1 of 2 threads (OMP_THREAD_LIMIT=1)" env OMP_THREAD_LIMIT=1 "${causal[@]}" --threads 2 --evaluate --checkpoint "$last"
 LIMIT=60 expect "a mask with a thread limit" 0 "" env OMP_THREAD_LIMIT=1 "${causal[@]}" --threads 2 --show-mask "$work/mask.png"
