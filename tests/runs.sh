@@ -215,6 +215,18 @@ OMP_STACKSIZE=16k 1 gives_1_of_2_threads
 OMP_STACKSIZE=100G 1 gives_1_of_2_threads
 OMP_STACKSIZE=8192 2
 END
+if ldd ./train_causal | grep -q openblas; then
+    within() { (ulimit -v "$1" && exec "${@:2}"); }
+    export -f within
+    for limit in 100000 500000 3000000; do
+        LIMIT=20 expect "a limit of $limit KiB on address space" $((limit < 400000 ? 4 : 0)) "$([ $limit -gt 500000 ] || echo 'ulimit -v')" \
+            bash -c 'within "$@"' - $limit "${causal[@]}" --threads 2 --val-every 0 --checkpoint-every 0 --out "$work/limited"
+    done
+    LIMIT=20 expect "and one that a larger model does not fit into" 4 "(ulimit -v) leaves" bash -c 'within "$@"' - 600000 "${causal[@]}" \
+        --model qwen-7m --seq-len 512 --val-every 0 --out "$work/limited"
+else
+    skip "a limit on address space" "this program has no OpenBLAS"
+fi
 LIMIT=60 expect "an evaluation with a thread limit" 0 "gives 1 of 2 threads (OMP_THREAD_LIMIT=1)" env OMP_THREAD_LIMIT=1 "${causal[@]}" --threads 2 --evaluate --checkpoint "$last"
 LIMIT=60 expect "a mask with a thread limit" 0 "" env OMP_THREAD_LIMIT=1 "${causal[@]}" --threads 2 --show-mask "$work/mask.png"
 LIMIT=60 expect "a thread limit of three" 0 "gives 3 of 5 threads" env OMP_THREAD_LIMIT=3 "${causal[@]}" --threads 5 --checkpoint-every 0 --out "$work/limited"

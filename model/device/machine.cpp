@@ -14,8 +14,10 @@
 #include <omp.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include "model/base/error.h"
 #include "model/base/text.h"
 #include "model/device/blas.h"
 
@@ -56,6 +58,12 @@ size_t available_memory() {
     const size_t used = cgroup_value("/sys/fs/cgroup/memory.current", 0);
     const size_t group = limit == none ? none : limit - std::min(limit, used);
     return std::min(machine ? machine : none, group);
+}
+
+size_t address_space_left() {
+    rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::numeric_limits<size_t>::max();
+    return limit.rlim_cur - std::min<size_t>(limit.rlim_cur, kilobytes_field("/proc/self/status", "VmSize:"));
 }
 
 size_t peak_memory() { return kilobytes_field("/proc/self/status", "VmHWM:"); }
@@ -131,9 +139,13 @@ int use_threads(int wanted, int local_ranks) {
     const int threads = team_size(std::clamp(startable_threads(requested - 1 + others) + 1 - others, 1, requested));
     if (threads < requested)
         std::fprintf(stderr, "note: OpenMP gives %d of %d threads (%s)\n", threads, requested, team_limit(requested).c_str());
-    omp_set_num_threads(threads);
-    use_blas_threads(threads);
-    return threads;
+    const int with_room = use_blas_threads(threads);
+    if (with_room == 0)
+        fail(Exit::out_of_memory, "the limit on address space (ulimit -v) has no room for matrix products; raise it by 1 GiB");
+    if (with_room < threads)
+        std::fprintf(stderr, "note: address space is left for %d of %d threads (ulimit -v)\n", with_room, threads);
+    omp_set_num_threads(with_room);
+    return with_room;
 }
 
 std::string describe_cpu(int threads) {

@@ -15,6 +15,7 @@
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/device/machine.h"
 
 namespace {
 
@@ -377,8 +378,13 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
 
 void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers) {
     const size_t needed = total_bytes(plan), most = available / sharers;
-    if (needed <= most) return;
     const MemoryUse& taken = plan.back();   // in use before training begins
+    const size_t space = address_space_left();
+    if (needed - taken.bytes > space)
+        fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed - taken.bytes)),
+             " more, and the limit on address space (ulimit -v) leaves ", human_bytes(double(space)),
+             ": raise it, or lower --batch-size or --seq-len");
+    if (needed <= most) return;
     fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", sharers, " ranks, ",
          human_bytes(double(taken.bytes)), " of it for ", taken.what, ", and the device has ", human_bytes(double(available)),
          ": lower --batch-size or --seq-len",
