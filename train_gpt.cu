@@ -53,9 +53,9 @@ std::string sample(Run<Device, X>& run) {
 
 /// Gradients of one optimiser step, averaged over its `targets` on all ranks, for what this rank updates; gpt.totals gets their
 /// norm and the sum of losses. In the last micro-step, gradients are summed over the ranks as soon as they are final, layer by
-/// layer, or with ZeRO-1 bucket by bucket, from the end of the buffer.
+/// layer, or with ZeRO-1 bucket by bucket, from the end of the buffer. False if a signal has requested a stop: they are not whole.
 template <class Device, class X>
-void step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double targets) {
+bool step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double targets) {
     Device device = run.device;
     auto& gpt = run.gpt;
     const float share = float(1.0 / double(run.data.tokens_per_step));
@@ -68,6 +68,7 @@ void step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double ta
                                                   gpt.shards.part_size(buckets - 1));
     };
     for (int micro = 0; micro < run.data.micro_steps; micro++) {
+        if (micro > 0 && run.stop_within_step.requested(run.ranks)) return false;
         const Write write = micro == 0 ? Write::overwrite : Write::add;
         run.ranks.at("computing gradients", step);
         const Batch batch = run.feed.next(device, loader, gpt.B, gpt.T);
@@ -84,9 +85,10 @@ void step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double ta
     if (gpt.auxiliary) run.collectives->start_sum(device, &gpt.totals->auxiliary, 1);
     run.collectives->finish(device);
     gpt_norm(device, gpt);
-    if (!gpt.sharded()) return;
+    if (!gpt.sharded()) return true;
     run.collectives->all_gather(device, gpt.shard_squares, 1);
     gpt_norm_of_shards(device, gpt);
+    return true;
 }
 
 /// Precondition: gpt_update(), which skips such a step. Exit::not_finite if the loss or a gradient is not finite; the message names
@@ -107,14 +109,18 @@ void require_finite(Run<Device, X>& run, const StepTotals& totals, double loss, 
 }
 
 /// One optimiser step: gradients of all micro-steps and ranks, learning rate, clipping and AdamW on the device; then reads the
-/// totals and does what is due (validation, samples, checkpoint). Returns whether a signal has requested a stop.
+/// totals and does what is due (validation, samples, checkpoint). Returns whether a signal has requested a stop; one that comes
+/// between two micro-steps undoes the step.
 template <class Device, class X>
 bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     Device device = run.device;
     const Options& o = run.o;
     Ranks& ranks = run.ranks;
     const int64_t targets = loader.targets_of_step(step - 1);   // a mask may hide all: then there is no loss, and no gradient
-    step_gradients(run, loader, step, double(std::max<int64_t>(1, targets)));
+    if (!step_gradients(run, loader, step, double(std::max<int64_t>(1, targets)))) {
+        save_finished_step(run);
+        return true;
+    }
     AdamW adamw = o.adamw;
     adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
     if (run.replicas) run.replicas->require_unchanged(device, ranks, step);

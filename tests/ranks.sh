@@ -34,6 +34,11 @@ refused "the validation data" 2 "--val-data is given on rank 1" "" "--val-data $
 expect_two "ranks with other threads, folders and limits" 0 "" "" "--threads 2 --out $work/other --watchdog-seconds 77"
 check "leave the other folder alone" '[ ! -e "$work/other" ]'
 
+expect_two "and with ZeRO-1" 0 "note: rank 1 computes with" "--zero-stage 1 --model qwen-1m --out $work/zero" "--zero-stage 1 --model qwen-1m --threads 2"
+check "a note says once what is not compared" '[ "$(grep -c "does not compare them" "$work/stderr")" -eq 1 ]'
+expect_two "ZeRO-1 with ranks that are alike" 0 "" "--zero-stage 1 --out $work/zero" "--zero-stage 1"
+check "has nothing to say" '! grep -q note: "$work/stderr"'
+
 # ---- one rank chooses the checkpoint
 last="$work/out/step_00000004"
 cp -r "$work/out" "$work/mixed" && rm -r "$work/mixed/step_00000004"
@@ -41,9 +46,17 @@ expect_two "ranks that would find checkpoints of different steps take rank 0's" 
 check "and both go on from it" 'grep -q "\"step\":5," "$work/out/log.jsonl" && grep -q "\"event\":\"done\",\"step\":6" "$work/out/log.jsonl"'
 cp -r "$last" "$work/start" && cp -r "$work/out/step_00000002" "$work/earlier"
 refused "the folder that they start from" 7 "starting folder's manifest.json" "--model $work/start --out $work/x" "--model $work/earlier --out $work/x"
+refused "--checkpoint" 2 "--checkpoint is given on rank 1" "--out $work/x --steps 6" "--out $work/x --steps 6 --checkpoint $last"
+for what in "--out $work/x --steps 6" "--evaluate --val-data $work/data/a_val_*.bin"; do
+    refused "the checkpoint (${what%% *})" 7 "--checkpoint's manifest.json" "$what --checkpoint $work/start" "$what --checkpoint $work/earlier"
+done
+expect_two "ranks that have the checkpoint in two places" 0 "" "--out $work/x --steps 6 --checkpoint $last" "--out $work/x --steps 6 --checkpoint $work/start"
 rm "$work/start/manifest.json" && cp -r "$work/start" "$work/changed"
 printf '\x3f' | dd of="$work/changed/model.safetensors" bs=1 seek=20003 conv=notrunc 2> /dev/null
 refused "one weight of a folder without a manifest" 7 "differs from rank 0 in the weights of" "--model $work/start --out $work/x" "--model $work/changed --out $work/x"
+check "and are told both folders" 'grep -q "in the weights of [a-z0-9_.]*: its folder is $work/changed, that of rank 0 is $work/start, and" "$work/stderr"'
+refused "that weight, which is compared once though --check-ranks-every is 0" 7 "differs from rank 0 in the weights of" \
+    "--model $work/start --out $work/x --check-ranks-every 0" "--model $work/changed --out $work/x --check-ranks-every 0"
 refused "that weight, in an evaluation" 7 "differs from rank 0 in the weights of" "--evaluate --val-data $work/data/a_val_*.bin --model $work/start" \
     "--evaluate --val-data $work/data/a_val_*.bin --model $work/changed"
 
@@ -57,6 +70,14 @@ expect "moments that are damaged where another rank reads them" 7 "optimizer.saf
 
 # ---- memory and life
 for zero in 0 1; do LAUNCH=$launch python3 tests/check_flipped_bit.py ./train_causal "$work/flipped_$zero" 1 $zero; done
+timeout -s KILL 60 $launch -np 2 "${base[@]}" --total-batch-tokens 64000000 --watchdog-seconds 40 --out "$work/long" > "$work/long.txt" 2>&1 &
+job=$!
+for _ in $(seq 200); do grep -q 'predicted peak' "$work/long.txt" && break; sleep 0.05; done
+sleep 1
+pkill -USR1 -P $job
+wait $job
+status=$?
+check "a signal ends a long step on all ranks (status $status)" '[ $status -eq 75 ] && grep -q "after step 0; nothing was saved" "$work/long.txt"'
 $launch -np 2 "${base[@]}" --steps 1000000 --checkpoint-every 0 --watchdog-seconds 2 --out "$work/stopped" > "$work/stopped.txt" 2>&1 &
 job=$!
 for _ in $(seq 200); do grep -q 'step  *[0-9]*/' "$work/stopped.txt" && break; sleep 0.05; done

@@ -69,6 +69,9 @@ else
     skip "options that cannot be written" "only root may mount a full disk"
 fi
 
+expect "a limit on the size of files" 7 "File too large" prlimit --fsize=20000 "${causal[@]}" --out "$work/x"
+expect "the same for shards" 3 "File too large" prlimit --fsize=20000 ./tokenize --tokenizer bytes --out "$work/x" --name limited "$work/text.txt"
+
 # ---- weights
 cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
 expect "weights with a byte changed are no start" 7 "remove the folder's manifest.json" "${causal[@]}" --out "$work/x" --model "$work/changed"
@@ -82,6 +85,11 @@ cp "$last/model.safetensors" "$work/shape/weights.safetensors"
 expect "weights under another name are not passed over" 7 "has no model.safetensors, but weights.safetensors" "${causal[@]}" --out "$work/x" --model "$work/shape"
 
 # ---- numbers and texts
+for option in checkpoint model out train-data eval-data show-mask; do
+    expect "an empty --$option" 2 "--$option \"\": the name is empty" "${causal[@]}" --"$option" ""
+done
+expect "nor behind an equals sign" 2 "--checkpoint" "${causal[@]}" --checkpoint=
+expect "but no validation data" 0 "" "${causal[@]}" --dry-run --val-data "" --config "$work/run/options.toml"
 expect "a zero in front makes no number octal" 0 "" "${causal[@]}" --out "$work/decimal" --steps 010
 check "ten steps" '[ "$(losses "$work/decimal")" -eq 10 ]'
 expect "a seed that does not fit" 2 "not a whole number from 0 to 18446744073709551615" "${causal[@]}" --out "$work/x" --seed 18446744073709551616
@@ -150,6 +158,28 @@ check "SIGINT and SIGTERM that were ignored stay ignored (status $status)" '[ $s
 signalled 'predicted peak' TERM "${endless[@]}" --val-every 1 --val-batches 100000000 --batch-size 1 --out "$work/validated" \
     --val-data "data/bundled/sotu_train_*.bin"
 check "SIGTERM ends a long validation, and saves (status $status)" '[ $status -eq 75 ] && ls "$work/validated" | grep -q "^step_00000001$"'
+signalled 'step  *1/' TERM "${endless[@]}" --total-batch-tokens 512000 --watchdog-seconds 40 --out "$work/long_step"
+check "SIGTERM ends a long step, and saves the one before (status $status)" \
+    '[ $status -eq 75 ] && [ "$(losses "$work/long_step")" -eq 1 ] && [ "$(steps "$work/long_step")" = step_00000001 ]'
+signalled 'predicted peak' TERM "${endless[@]}" --total-batch-tokens 512000000 --out "$work/long_step"
+check "and the first one (status $status)" '[ $status -eq 75 ] && grep -q "after step 0; nothing was saved" "$work/signalled.txt"'
+mkfifo "$work/unread"
+exec 3<> "$work/unread"
+head -c 57344 /dev/zero >&3   # of the 65536 that the pipe takes: the tables fit, and some steps
+timeout -s KILL 30 "${endless[@]}" --out "$work/blocked" > "$work/unread" &
+job=$!
+before=none
+for _ in $(seq 40); do
+    now=$(losses "$work/blocked" 2> /dev/null)
+    [ "${now:-0}" -gt 2 ] && [ "$now" = "$before" ] && break
+    before=$now
+    sleep 0.5
+done
+kill -TERM $job
+wait $job
+status=$?
+exec 3>&-
+check "SIGTERM ends a run whose output nobody reads, and saves (status $status)" '[ $status -eq 75 ] && ls "$work/blocked" | grep -q "^step_"'
 signalled 'predicted peak' TERM "${causal[@]}" --evaluate --checkpoint "$last" --val-batches 100000000 --batch-size 1 \
     --val-data "data/bundled/sotu_train_*.bin"
 check "and an evaluation (status $status)" '[ $status -eq 75 ]'
@@ -187,7 +217,22 @@ OMP_NESTED=true;OMP_NUM_THREADS=2,3 2
 OMP_PROC_BIND=true 2
 GOMP_CPU_AFFINITY=0 2
 OPENBLAS_NUM_THREADS=1 2
+OMP_STACKSIZE=16k 1 gives_1_of_2_threads
+OMP_STACKSIZE=100G 1 gives_1_of_2_threads
+OMP_STACKSIZE=8192 2
 END
+if ldd ./train_causal | grep -q openblas; then
+    within() { (ulimit -v "$1" && exec "${@:2}"); }
+    export -f within
+    for limit in 100000 500000 3000000; do
+        LIMIT=20 expect "a limit of $limit KiB on address space" $((limit < 400000 ? 4 : 0)) "$([ $limit -gt 500000 ] || echo 'ulimit -v')" \
+            bash -c 'within "$@"' - $limit "${causal[@]}" --threads 2 --val-every 0 --checkpoint-every 0 --out "$work/limited"
+    done
+    LIMIT=20 expect "and one that a larger model does not fit into" 4 "(ulimit -v) leaves" bash -c 'within "$@"' - 600000 "${causal[@]}" \
+        --model qwen-7m --seq-len 512 --val-every 0 --out "$work/limited"
+else
+    skip "a limit on address space" "this program has no OpenBLAS"
+fi
 LIMIT=60 expect "an evaluation with a thread limit" 0 "gives 1 of 2 threads (OMP_THREAD_LIMIT=1)" env OMP_THREAD_LIMIT=1 "${causal[@]}" --threads 2 --evaluate --checkpoint "$last"
 LIMIT=60 expect "a mask with a thread limit" 0 "" env OMP_THREAD_LIMIT=1 "${causal[@]}" --threads 2 --show-mask "$work/mask.png"
 LIMIT=60 expect "a thread limit of three" 0 "gives 3 of 5 threads" env OMP_THREAD_LIMIT=3 "${causal[@]}" --threads 5 --checkpoint-every 0 --out "$work/limited"

@@ -2,10 +2,21 @@
 
 #include <omp.h>
 
+#include <system_error>
 #include <vector>
 
+#include "model/base/error.h"
+#include "model/base/options.h"
 #include "model/device/blas.h"
 #include "tests/catch.h"
+
+TEST_CASE("machine: a thread that cannot be started has its exit code, other errors of the system have none", "[options]") {
+    const auto code_of = [](std::errc error) {
+        return run_program("a test", [&] { throw std::system_error(std::make_error_code(error)); });
+    };
+    CHECK(code_of(std::errc::resource_unavailable_try_again) == int(Exit::out_of_memory));
+    CHECK(code_of(std::errc::invalid_argument) == 1);
+}
 
 TEST_CASE("machine: OpenMP and BLAS get as many threads as a team has") {
     const int before = omp_get_max_threads();

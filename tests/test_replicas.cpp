@@ -75,13 +75,15 @@ TEST_CASE("replicas: the pieces of all shards are every element of every tensor,
 
 TEST_CASE("agreement: options enter it but for those of one rank, and paths count as given or not", "[ranks]") {
     Options o;
-    o.resolved = "device=\"cpu\"\nlr=0.001\nthreads=2\nout=\"a\"\ntrain-data=\"x/*.bin\"\nval-data=\"\"\nwatchdog-seconds=5\nmodel=\"qwen-7m\"\n";
+    o.resolved = "device=\"cpu\"\nlr=0.001\nthreads=2\nout=\"a\"\ntrain-data=\"x/*.bin\"\nval-data=\"\"\nwatchdog-seconds=5\nmodel=\"qwen-7m\"\n"
+                 "checkpoint=\"y\"\n";
     std::map<std::string, std::string> facts;
     for (const Fact& fact : facts_of_options(o, "asga")) facts[fact.name] = fact.value;
     CHECK(facts["--lr"] == "0.001");
     CHECK(facts["--model"] == "\"qwen-7m\"");
     CHECK(facts["--train-data"] == "given");
     CHECK(facts["--val-data"] == "\"\"");
+    CHECK(facts["--checkpoint"] == "given");
     CHECK(facts["the program"].starts_with("train_asga of commit "));
     for (const char* own : {"--device", "--threads", "--out", "--watchdog-seconds"}) CHECK(!facts.contains(own));
 }

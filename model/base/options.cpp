@@ -5,6 +5,7 @@
 #include <iostream>
 #include <new>
 #include <numeric>
+#include <system_error>
 
 #include "model/base/error.h"
 #include "model/base/process.h"
@@ -54,6 +55,7 @@ int run_program(const std::string& program, const std::function<void()>& body) {
         if (!sentence.empty()) std::cerr << program << ": error: " << sentence << std::endl;
     };
     reserve_standard_streams();
+    outlive_file_limits();
     try {
         body();
         return static_cast<int>(Exit::done);
@@ -66,6 +68,11 @@ int run_program(const std::string& program, const std::function<void()>& body) {
     } catch (const std::filesystem::filesystem_error& error) {   // a file whose state could not be read
         complain(error.path1().string() + ": " + error.code().message());
         return static_cast<int>(Exit::data);
+    } catch (const std::system_error& error) {   // a limit of the user or the container
+        const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
+        complain(no_thread ? "another thread cannot be started; raise the limit on processes (ulimit -u), or lower --threads"
+                           : error.what());
+        return no_thread ? static_cast<int>(Exit::out_of_memory) : 1;
     } catch (const std::exception& error) {
         complain(error.what());
         return 1;

@@ -13,5 +13,5 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 void require_two_files(const char* option, const std::string& file, const char* other_option, const std::string& other);
 
 /// Runs the body of main() and returns the exit code: 0, or that of a thrown Error, with "PROGRAM: error: SENTENCE" on stderr.
-/// std::bad_alloc gives Exit::out_of_memory, std::filesystem's errors Exit::data, other exceptions 1.
+/// std::bad_alloc and a thread that cannot be started give Exit::out_of_memory, std::filesystem's errors Exit::data, others 1.
 int run_program(const std::string& program, const std::function<void()>& body);

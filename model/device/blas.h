@@ -13,8 +13,9 @@ void gemm(Transpose ta, Transpose tb, int M, int N, int K, float alpha, const fl
 void gemm(Transpose ta, Transpose tb, int M, int N, int K, double alpha, const double* a, size_t lda, const double* b, size_t ldb,
           double beta, double* c, size_t ldc);
 
-/// Number of threads of a product outside of parallel regions.
-void use_blas_threads(int threads);
+/// Sets and returns the number of threads of a product outside of parallel regions, and makes room for as many products at a time
+/// within them: fewer than `threads`, perhaps 0, where the limit on address space (ulimit -v) leaves none.
+int use_blas_threads(int threads);
 
 /// The library and its kernels: "OpenBLAS SkylakeX".
 std::string describe_blas();

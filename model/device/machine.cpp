@@ -1,21 +1,23 @@
 #include "model/device/machine.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <latch>
 #include <limits>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include <malloc.h>
 #include <omp.h>
+#include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include "model/base/error.h"
 #include "model/base/text.h"
 #include "model/device/blas.h"
 
@@ -58,6 +60,12 @@ size_t available_memory() {
     return std::min(machine ? machine : none, group);
 }
 
+size_t address_space_left() {
+    rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::numeric_limits<size_t>::max();
+    return limit.rlim_cur - std::min<size_t>(limit.rlim_cur, kilobytes_field("/proc/self/status", "VmSize:"));
+}
+
 size_t peak_memory() { return kilobytes_field("/proc/self/status", "VmHWM:"); }
 size_t resident_memory() { return kilobytes_field("/proc/self/status", "VmRSS:"); }
 
@@ -72,23 +80,45 @@ static int team_size(int wanted) {
     return size;
 }
 
-/// Up to `wanted` threads that the system lets this process start now, where OpenMP would end it.
+/// The stack of OpenMP's threads as libgomp reads it from the environment, where K is the unit of a plain number; 0: the default.
+static size_t openmp_stack() {
+    const char* words = std::getenv("OMP_STACKSIZE");
+    if (!words) words = std::getenv("GOMP_STACKSIZE");
+    if (!words) return 0;
+    char* unit;
+    const unsigned long long number = std::strtoull(words, &unit, 10);
+    while (*unit == ' ') unit++;
+    const std::string units = "bkmg";
+    const size_t power = *unit ? units.find(char(std::tolower(*unit))) : 1;
+    return power == std::string::npos ? 0 : size_t(number) << (10 * power);
+}
+
+static void* wait_for(void* latch) {
+    static_cast<std::latch*>(latch)->wait();
+    return nullptr;
+}
+
+/// Up to `wanted` threads with OpenMP's stack that the system lets this process start now, where OpenMP would end it.
 static int startable_threads(int wanted) {
     std::latch counted(1);
-    std::vector<std::thread> threads;
-    try {
-        while (int(threads.size()) < wanted) threads.emplace_back([&] { counted.wait(); });
-    } catch (const std::system_error&) {   // a limit of the user or the container
-    }
+    std::vector<pthread_t> threads;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    if (const size_t stack = openmp_stack()) pthread_attr_setstacksize(&attributes, stack);   // refused where libgomp's is, too
+    pthread_t thread;
+    while (int(threads.size()) < wanted && pthread_create(&thread, &attributes, wait_for, &counted) == 0) threads.push_back(thread);
+    pthread_attr_destroy(&attributes);
     counted.count_down();
-    for (std::thread& thread : threads) thread.join();
+    for (pthread_t started : threads) pthread_join(started, nullptr);
     return int(threads.size());
 }
 
 /// "OMP_THREAD_LIMIT=1": what keeps OpenMP's teams smaller than requested.
 static std::string team_limit(int wanted) {
     if (omp_get_max_active_levels() == 0) return "OMP_MAX_ACTIVE_LEVELS=0";
-    return omp_get_thread_limit() < wanted ? text("OMP_THREAD_LIMIT=%d", omp_get_thread_limit()) : "limit on processes";
+    if (omp_get_thread_limit() < wanted) return text("OMP_THREAD_LIMIT=%d", omp_get_thread_limit());
+    const char* const stack = std::getenv("OMP_STACKSIZE");
+    return stack ? text("OMP_STACKSIZE=%s, or the limit on processes", stack) : "limit on processes";
 }
 
 /// Processors on which OpenMP may run this process's threads. (sched_getaffinity() would give one: OMP_PROC_BIND pins each thread.)
@@ -105,13 +135,17 @@ int use_threads(int wanted, int local_ranks) {
     const int requested = wanted > 0 ? wanted : share;
     omp_set_dynamic(0);
     omp_set_max_active_levels(std::min(1, omp_get_max_active_levels()));   // no region starts threads inside another
-    const int others = 2;   // that a run may start besides: loader and watchdog
+    const int others = 2;   // that a run may start later: the loader, and rank 0's signs of life
     const int threads = team_size(std::clamp(startable_threads(requested - 1 + others) + 1 - others, 1, requested));
     if (threads < requested)
         std::fprintf(stderr, "note: OpenMP gives %d of %d threads (%s)\n", threads, requested, team_limit(requested).c_str());
-    omp_set_num_threads(threads);
-    use_blas_threads(threads);
-    return threads;
+    const int with_room = use_blas_threads(threads);
+    if (with_room == 0)
+        fail(Exit::out_of_memory, "the limit on address space (ulimit -v) has no room for matrix products; raise it by 1 GiB");
+    if (with_room < threads)
+        std::fprintf(stderr, "note: address space is left for %d of %d threads (ulimit -v)\n", with_room, threads);
+    omp_set_num_threads(with_room);
+    return with_room;
 }
 
 std::string describe_cpu(int threads) {

@@ -20,12 +20,16 @@ void prefer_large_pages(void* start, size_t bytes);
 /// Bytes that can still be allocated: free and reclaimable memory, or what is left of the cgroup's limit if that is less.
 size_t available_memory();
 
+/// Bytes of address space that a limit (ulimit -v) leaves this process, of which each has its own.
+size_t address_space_left();
+
 /// Resident bytes of this process: peak and current.
 size_t peak_memory();
 size_t resident_memory();
 
 /// Sets and returns the number of threads of OpenMP and BLAS: `wanted`, or, if that is 0, this process's share of the processors it
-/// may run on; fewer, with a note on stderr, where OpenMP does not give as many. (OpenBLAS would wait forever for those that are missing.)
+/// may run on; fewer, with a note on stderr, where OpenMP does not give as many, or the address space has no room for the buffers of
+/// their products. (OpenBLAS would wait forever for either.) Exit::out_of_memory where it has none for one thread.
 int use_threads(int wanted, int local_ranks);
 
 /// Processors of this machine.

@@ -64,7 +64,7 @@ inline void require_no_look_ahead(const Qwen& net, const std::string& checkpoint
 /// Exit::out_of_memory if the plan does not fit.
 template <class Device>
 void require_memory_for_texts(Device device, const std::vector<MemoryUse>& plan, int places, int T) {
-    const size_t needed = total_bytes(plan), available = available_memory(device);
+    const size_t needed = total_bytes(plan), available = std::min(available_memory(device), address_space_left());
     if (needed > available)
         fail(Exit::out_of_memory, places, places == 1 ? " text" : " texts side by side", " of ", T, " tokens need ",
              human_bytes(double(needed)), " and the ", std::is_same_v<Device, CPU> ? "machine" : "GPU", " has ",

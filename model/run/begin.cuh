@@ -177,6 +177,7 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
         fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
     run.log = JsonLines(out + "/log.jsonl", resumed, run.state.last_loss);
+    run.saved_step = std::max<int64_t>(0, resumed);
 }
 
 /// Allocates memory, loads weights, and opens the output folder; the first record of the log says what is computed (log_config()).
@@ -201,9 +202,10 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     require_same_data(run, origin);
     run.state.train_data = described_data(run);
     run.ceiling = measure_matmul(run.device) * run.ranks.size();
-    if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt);
-    if (run.replicas) run.replicas->require_equal(run.device, run.ranks, run.state.step, Exit::checkpoint);
-    if (run.replicas) run.replicas->remember(run.device);
+    const std::string folder = origin.folder() ? origin.folder()->string() : "";
+    ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run
+    if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt), run.replicas->remember(run.device);
+    if (run.replicas && run.gpt.sharded()) find_unlike_ranks(run);
     run.ranks.at("opening the output folder", run.state.step);
     run.ranks.barrier();   // all have read what may be renamed now
     run.ranks.first_does("opening the output folder", run.state.step, [&] {

@@ -336,7 +336,7 @@ Exit evaluate(Run<Device, X>& run, const Origin& origin) {
     if (run.shared_contexts) run.shared_contexts->allocate();
     const std::string weights = origin.folder()->string();
     load_for_inference(run.device, run.gpt, weights);
-    ReplicaCheck<Device, X>(run.device, run.gpt).require_equal(run.device, run.ranks, 0, Exit::checkpoint);
+    ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, weights);
     if (origin.resume_from) run.state.step = load_state(weights, run.gpt.net.tensors, nullptr, nullptr).step;
     catch_stop_signals(SECONDS_TO_STOP);
     open_evaluation_log(run, weights);

@@ -50,20 +50,28 @@ public:
         : gpt_(gpt), whole_(pieces_of(gpt.net.tensors)), part_(pieces_of(gpt.net.tensors, gpt.shards)),
           whole_sums_(device, whole_.spans), part_sums_(device, part_.spans) {}
 
-    /// Every rank must call it. Ends the job with `code` unless the ranks agree in every bit that all of them keep: the weights, and
-    /// without ZeRO-1 the moments and master weights. Names the tensor, and the rank that is alone with its value.
-    void require_equal(Device device, Ranks& ranks, int64_t step, Exit code) const {
-        if (ranks.size() == 1) return;
-        const std::vector<uint64_t> mine = gpt_.sharded() || !gpt_.m ? whole_sums_.of(device, gpt_.weights) : all_sums(device);
-        const auto [usual, odd] = usual_and_odd(hashes_of_ranks(ranks, mine));
-        if (odd < 0) return;
-        std::vector<uint64_t> right = mine, wrong = mine;
-        ranks.broadcast(right.data(), right.size() * sizeof right[0], usual);
-        ranks.broadcast(wrong.data(), wrong.size() * sizeof wrong[0], odd);
-        const size_t at = size_t(std::mismatch(right.begin(), right.end(), wrong.begin()).first - right.begin());
-        ranks.fail_together(code, "rank " + std::to_string(odd) + " differs from rank " + std::to_string(usual) + " in " + name_of(at) +
-                                      " after step " + std::to_string(step) + ", where all ranks must have the same bits: the memory of one "
-                                      "of them, or of its GPU, has changed by itself or computes wrongly");
+    /// Every rank must call it. Ends the job with Exit::rank unless the ranks agree in every bit that all of them keep: the
+    /// weights, and without ZeRO-1 the moments and master weights. Names the tensor, and the rank that is alone with its value.
+    void require_equal(Device device, Ranks& ranks, int64_t step) const {
+        const Difference found = difference(device, ranks);
+        if (found.sentence.empty()) return;
+        ranks.fail_together(Exit::rank, found.sentence + " after step " + std::to_string(step) +
+                                            ", where all ranks must have the same bits: the memory of one of them, or of its GPU, "
+                                            "has changed by itself or computes wrongly");
+    }
+
+    /// The same before the first step, where weights come from this rank's `folder`, or from --seed if that is empty.
+    /// Exit::checkpoint if folders differ.
+    void require_equal_start(Device device, Ranks& ranks, const std::string& folder) const {
+        const Difference found = difference(device, ranks);
+        if (found.sentence.empty()) return;
+        const std::string other = ranks.broadcast(folder, found.odd), usual = ranks.broadcast(folder, found.usual);
+        if (usual.empty())
+            ranks.fail_together(Exit::rank, found.sentence + " as they are initialised from --seed: their machines compute "
+                                            "differently, or the memory of one of them is faulty");
+        ranks.fail_together(Exit::checkpoint, found.sentence + ": its folder is " + other + ", that of rank " +
+                                                  std::to_string(found.usual) + " is " + usual +
+                                                  ", and all ranks must start from the same bits; give them copies of one folder");
     }
 
     /// Precondition: the gradients are of one micro-step's rows. Their sums, piece by piece.
@@ -104,6 +112,23 @@ public:
     }
 
 private:
+    /// "rank 3 differs from rank 0 in the weights of NAME", where 3 is the lowest rank that is not as most are; "" if all are.
+    struct Difference {
+        std::string sentence;
+        int usual = 0, odd = -1;
+    };
+    Difference difference(Device device, Ranks& ranks) const {
+        if (ranks.size() == 1) return {};
+        const std::vector<uint64_t> mine = gpt_.sharded() || !gpt_.m ? whole_sums_.of(device, gpt_.weights) : all_sums(device);
+        const auto [usual, odd] = usual_and_odd(hashes_of_ranks(ranks, mine));
+        if (odd < 0) return {};
+        std::vector<uint64_t> right = mine, wrong = mine;
+        ranks.broadcast(right.data(), right.size() * sizeof right[0], usual);
+        ranks.broadcast(wrong.data(), wrong.size() * sizeof wrong[0], odd);
+        const size_t at = size_t(std::mismatch(right.begin(), right.end(), wrong.begin()).first - right.begin());
+        return {"rank " + std::to_string(odd) + " differs from rank " + std::to_string(usual) + " in " + name_of(at), usual, odd};
+    }
+
     /// (ranks) Every rank's hash of its sums, on every rank.
     static std::vector<uint64_t> hashes_of_ranks(Ranks& ranks, const std::vector<uint64_t>& sums) {
         std::vector<uint64_t> hashes(size_t(ranks.size()));

@@ -1,5 +1,7 @@
 #include "model/run/report.h"
 
+#include <algorithm>
+#include <climits>
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -230,36 +232,47 @@ std::string shown_loss(double loss) { return std::isnan(loss) ? "-" : text("%.4f
 Progress::Progress(bool speaks, bool launched)
     : speaks_(speaks), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
 
-/// Whether standard output can take a line without blocking.
-static bool writable() {
+/// Whether standard output can take PIPE_BUF bytes without blocking, now or within `milliseconds`.
+static bool writable(int milliseconds) {
     pollfd out{STDOUT_FILENO, POLLOUT, 0};
-    return poll(&out, 1, 0) == 1;
+    return poll(&out, 1, milliseconds) == 1;
+}
+
+/// Waits until standard output can be written. False if a stop is requested instead: a write that blocks could not be left again.
+static bool wait_for_reader() {
+    while (!writable(200))
+        if (stop_requested()) return false;
+    return true;
+}
+
+void Progress::put(const std::string& line) {
+    for (size_t at = 0; at < line.size() && wait_for_reader(); at += PIPE_BUF) {
+        std::fwrite(line.data() + at, 1, std::min<size_t>(PIPE_BUF, line.size() - at), stdout);
+        std::fflush(stdout);
+    }
 }
 
 void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
     average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // ignores the first step, which warms up
-    if (!speaks_ || (launched_ && !writable())) return;
+    if (!speaks_ || (launched_ && !writable(0))) return;
     const std::string line =
         text("step %5lld/%lld %5.1f%% | loss %s | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
              static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps),
              shown_loss(r.loss).c_str(), r.grad_norm, r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second,
              human_seconds(average_ * double(r.steps - r.step)).c_str());
-    std::printf(in_place_ ? "\r\033[K%s" : "%s\n", line.c_str());
-    std::fflush(stdout);
+    put(in_place_ ? "\r\033[K" + line : line + "\n");
     line_open_ = in_place_, passing_ = false;
 }
 
 void Progress::passing(const std::string& what) {
     if (!speaks_ || !in_place_) return;
-    std::printf(passing_ || !line_open_ ? "\r\033[K%s" : "\n%s", what.c_str());
-    std::fflush(stdout);
+    put((passing_ || !line_open_ ? "\r\033[K" : "\n") + what);
     line_open_ = passing_ = true;
 }
 
 void Progress::say(const std::string& what) {
     if (!speaks_) return;
-    std::printf("%s%s\n", !line_open_ ? "" : passing_ ? "\r\033[K" : "\n", what.c_str());
-    std::fflush(stdout);
+    put((!line_open_ ? "" : passing_ ? "\r\033[K" : "\n") + what + "\n");
     line_open_ = passing_ = false;
 }
 

@@ -87,7 +87,8 @@ struct StepReport {
 std::string shown_loss(double loss);
 
 /// The step line: rewritten in place on a terminal, one line per step when piped, nothing on ranks other than the first. If a
-/// launcher stops reading its pipe (mpirun after SIGTERM), step lines are dropped rather than blocking the run.
+/// launcher stops reading its pipe (mpirun after SIGTERM), step lines are dropped rather than blocking the run. Other readers are
+/// waited for, but not once a signal has requested a stop: what does not fit into the pipe is then dropped.
 class Progress {
 public:
     Progress(bool speaks, bool launched);
@@ -98,6 +99,8 @@ public:
     void say(const std::string& what);
 
 private:
+    void put(const std::string& line);
+
     bool speaks_, launched_, in_place_, line_open_ = false, passing_ = false;
     double average_ = 0;   // smoothed seconds per step, for the time left
 };

@@ -1,5 +1,6 @@
 // A training run around the loop of train_gpt.cu: what it has, its reports, its checkpoints and its end. (How it begins: begin.cuh.)
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -11,6 +12,7 @@
 #include "data/loader.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/disk.h"
+#include "model/base/hash.h"
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
@@ -41,6 +43,25 @@ inline void require_documents_apart(const Qwen& net, const Options& o) {
          ", with these settings, what a token sees depends on other documents of its row; leave it out");
 }
 
+/// Whether a signal has requested a stop, asked between micro-steps, since a step may take hours. Several ranks must leave a step
+/// together, and agree about once a second: more often would make each wait for the slowest.
+class StopWithinStep {
+public:
+    /// Every rank must call it as often as the others.
+    bool requested(Ranks& ranks) {
+        if (ranks.size() == 1) return stop_requested();
+        if (++passed_ < every_) return false;
+        const double seconds = ranks.sum(since_.lap()) / ranks.size();   // the same bits on all ranks, and so the same decision
+        every_ = int64_t(std::clamp(double(passed_) / seconds, 1.0, 2.0 * double(passed_)));   // a GPU's first launches are quick
+        passed_ = 0;
+        return ranks.any(stop_requested());
+    }
+
+private:
+    int64_t every_ = 1, passed_ = 0;   // micro-steps
+    Stopwatch since_;
+};
+
 /// The state of a run, carried from step to step.
 template <class Device, class X>
 struct Run {
@@ -66,6 +87,9 @@ struct Run {
     Flops flops;               // of a step
     double ceiling = 0;        // measured FLOP/s of all ranks
     int64_t first_step = 0;    // first step of this process, from 1
+    int64_t saved_step = 0;    // of the newest checkpoint in --out, as rank 0 knows; 0: none
+    StopWithinStep stop_within_step;
+    bool ranks_compute_alike = true;   // the same bits from the same rows
     Stopwatch since_start, since_step;
 
     Run(Device device_, const Variants& variants, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
@@ -176,6 +200,26 @@ std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
     return run.replicas->gradient_sums(run.device);
 }
 
+/// Every rank must call it. Sums are divided among threads, and other processors and libraries add in other orders: where ranks
+/// differ in these, their gradients differ by rounding, and none can be found to compute wrongly by them. A note says so.
+template <class Device, class X>
+void find_unlike_ranks(Run<Device, X>& run) {
+    Ranks& ranks = run.ranks;
+    std::string mine = describe(run.device, omp_get_max_threads());
+    if (const std::string blas = describe_blas(run.device); mine.find(blas) == std::string::npos) mine += ", " + blas;
+    std::vector<uint64_t> hashes(size_t(ranks.size()));
+    hashes[size_t(ranks.rank())] = xxh3(mine.data(), mine.size());
+    ranks.all_gather(hashes.data(), sizeof hashes[0]);
+    const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return hash != hashes[0]; });
+    run.ranks_compute_alike = other == hashes.end();
+    if (run.ranks_compute_alike) return;
+    const int rank = int(other - hashes.begin());
+    const std::string theirs = ranks.broadcast(mine, rank);
+    if (ranks.first())
+        std::cerr << "note: rank " << rank << " computes with " << theirs << ", and rank 0 with " << mine
+                  << ": gradients then differ by rounding, so that --zero-stage 1 does not compare them between ranks\n";
+}
+
 /// Every rank must call it, between two steps. Ends the job with Exit::rank, naming rank and tensor, if the ranks' copies of the model
 /// differ. With ZeRO-1, where most of what makes the model has no copy, also if a rank's parts have changed since the update, or if two
 /// ranks compute different gradients from the same rows.
@@ -183,9 +227,10 @@ template <class Device, class X>
 void check_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
     ranks.at("comparing the ranks", run.state.step);
-    run.replicas->require_equal(run.device, ranks, run.state.step, Exit::rank);
+    run.replicas->require_equal(run.device, ranks, run.state.step);
     if (!run.gpt.sharded()) return;
     run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
+    if (!run.ranks_compute_alike) return;
     const std::vector<uint64_t> own = gradient_sums(run, ranks.rank()), of_next = gradient_sums(run, (ranks.rank() + 1) % ranks.size());
     run.replicas->require_repeated(ranks, run.state.step, own, of_next);
 }
@@ -202,6 +247,7 @@ void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m,
         const auto [path, doubt] = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state,
                                           run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern),
                                                    [&] { run.ranks.at("saving a checkpoint"); });
+        run.saved_step = run.state.step;
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.log.sync();
@@ -229,6 +275,15 @@ void save(Run<Device, X>& run, bool last) {
                          [&] { write_checkpoint(run, weights->data(), m->data(), v->data(), last); });
 }
 
+/// Every rank must call it, when a stop has undone a step: saves the one before, unless that has been done.
+template <class Device, class X>
+void save_finished_step(Run<Device, X>& run) {
+    run.ranks.broadcast(&run.saved_step, sizeof run.saved_step);   // an earlier attempt may have failed on rank 0
+    if (!run.o.checkpoint_every || run.saved_step == run.state.step) return;
+    if (run.ranks_check_due(true)) check_ranks(run);
+    save(run, true);
+}
+
 /// Waits for all ranks, then prints the last line and writes the last record and the loss curve.
 template <class Device, class X>
 Exit finish(Run<Device, X>& run, bool stopped) {
@@ -240,7 +295,9 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     const auto step = static_cast<long long>(run.state.step);
     if (stopped) {
         run.progress.say(text("stopped by a signal after step %lld; %s", step,
-                              run.o.checkpoint_every ? "--resume continues" : "nothing was saved, as --checkpoint-every is 0"));
+                              !run.o.checkpoint_every ? "nothing was saved, as --checkpoint-every is 0"
+                              : step == 0             ? "nothing was saved, and --resume starts over"
+                                                      : "--resume continues"));
         return result;
     }
     const std::string hash = text("%016llx", static_cast<unsigned long long>(weights_hash(run.gpt.net.tensors, weights.data())));

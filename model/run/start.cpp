@@ -15,6 +15,7 @@
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/device/machine.h"
 
 namespace {
 
@@ -227,6 +228,14 @@ void require_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
     }
 }
 
+// Which folder it is, by its manifest and, as old checkpoints have none, by the state of the run that saved it.
+std::string hash_of_folder(const std::filesystem::path& folder) {
+    std::string all;
+    for (const char* name : {"manifest.json", "trainer_state.json"})
+        if (path_exists(folder / name)) all += read_text(folder / name);
+    return all.empty() ? "none" : hexadecimal(xxh3(all.data(), all.size()));
+}
+
 }   // namespace
 
 Data open_data(const Options& o, int ranks, Config& config) {
@@ -331,13 +340,15 @@ std::vector<Fact> facts_of_options(const Options& o, const char* variant) {
         const size_t equals = line.find('=');
         const std::string key = line.substr(0, equals);
         std::string value = equals == std::string::npos ? "" : line.substr(equals + 1);
-        static const std::set<std::string> own = {"device", "threads", "out", "watchdog-seconds", "plot", "eval-out", "eval-log", "checkpoint"};
-        static const std::set<std::string> paths = {"train-data", "val-data", "eval-data"};
+        static const std::set<std::string> own = {"device", "threads", "out", "watchdog-seconds", "plot", "eval-out", "eval-log"};
+        static const std::set<std::string> paths = {"train-data", "val-data", "eval-data", "checkpoint"};
         if (own.contains(key) || key.empty() || key[0] == '#') continue;
         if (paths.contains(key) && value != "\"\"") value = "given";
         if (key == "model" && !is_preset(o.model)) value = "a folder";
         facts.push_back({"--" + key, value});
     }
+    if (!o.checkpoint.empty())   // all start from rank 0's
+        facts.push_back({"the hash of --checkpoint's manifest.json", hash_of_folder(o.checkpoint), Exit::checkpoint});
     return facts;
 }
 
@@ -361,21 +372,20 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     facts.push_back({"the number of steps", number(data.steps)});
     facts.push_back({"the number of tokens per step", number(data.tokens_per_step)});
     facts.push_back({"the number of warm-up steps", number(data.warmup_steps)});
-    if (!origin.folder()) return facts;
-    const std::filesystem::path manifest = *origin.folder() / "manifest.json";
-    std::string hash = "none";
-    if (path_exists(manifest)) {
-        const std::string text = read_text(manifest);
-        hash = hexadecimal(xxh3(text.data(), text.size()));
-    }
-    facts.push_back({"the hash of the starting folder's manifest.json", hash, Exit::checkpoint});
+    if (origin.folder())
+        facts.push_back({"the hash of the starting folder's manifest.json", hash_of_folder(*origin.folder()), Exit::checkpoint});
     return facts;
 }
 
 void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers) {
     const size_t needed = total_bytes(plan), most = available / sharers;
-    if (needed <= most) return;
     const MemoryUse& taken = plan.back();   // in use before training begins
+    const size_t space = address_space_left();
+    if (needed - taken.bytes > space)
+        fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed - taken.bytes)),
+             " more, and the limit on address space (ulimit -v) leaves ", human_bytes(double(space)),
+             ": raise it, or lower --batch-size or --seq-len");
+    if (needed <= most) return;
     fail(Exit::out_of_memory, "training needs ", human_bytes(double(needed)), " on each of ", sharers, " ranks, ",
          human_bytes(double(taken.bytes)), " of it for ", taken.what, ", and the device has ", human_bytes(double(available)),
          ": lower --batch-size or --seq-len",

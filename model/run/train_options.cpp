@@ -113,7 +113,7 @@ static void add_run_options(CLI::App& app, Options& o) {
                    "trade time for memory: 1 recomputes norms and SwiGLU in the backward pass, 2 keeps only each layer's input")
         ->transform(whole_number_from(0, 2));
     app.add_option("--check-ranks-every", o.check_ranks_every,
-                   "steps between comparisons of weights and moments over the ranks; -1: at every checkpoint; 0: never")
+                   "steps between comparisons of weights and moments over the ranks; -1: at every checkpoint; 0: only at the start")
         ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
     app.add_option("--watchdog-seconds", o.watchdog_seconds,
                    "end the job if a rank makes no progress for this long (one rank: after a stop signal); 0 disables")
@@ -182,6 +182,16 @@ static std::string prompt_in(const std::string& options) {
     return prompt;
 }
 
+/// Exit::usage for a name that is given and empty, as an unset variable of a shell is: without it a run would start from scratch,
+/// or in another folder. Only on the command line, as options.toml has "" for what was not given.
+static void require_names(int argc, char** argv) {
+    for (const std::string option : {"--checkpoint", "--model", "--out", "--train-data", "--eval-data", "--eval-out", "--eval-log",
+                                     "--show-mask"})
+        for (int n = 1; n < argc; n++)
+            if (argv[n] == option + "=" || (argv[n] == option && n + 1 < argc && !*argv[n + 1]))
+                fail(Exit::usage, option, " \"\": the name is empty; give one, or leave ", option, " out");
+}
+
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
     o.out = std::string("out/") + variant.name;
     CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
@@ -196,6 +206,7 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     add_settings(app, variant, o);
     add_inference_options(app, o.inference);
     if (!parse_options(app, argc, argv)) return false;
+    require_names(argc, argv);
     o.adamw.stochastic_rounding = o.rounding == "stochastic";
     o.adamw.seed = o.seed;
     if (o.resume && !o.checkpoint.empty()) fail(Exit::usage, "--resume and --checkpoint both select a checkpoint; give one");
