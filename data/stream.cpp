@@ -66,21 +66,20 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary, bo
     Manifests manifests;
     tokenizer_ = manifests.find(paths[0]).tokenizer;
     uint64_t start = 0, hash = 0;
-    std::string promised;
+    std::string hashes;
     for (const Shard& shard : shards_) {
         const auto [tokenizer, xxh64] = manifests.find(shard.path());
         if (!same_tokenizer(tokenizer, tokenizer_))
             fail(Exit::data, shard.path(), ": its tokenizer is '", tokenizer, "', that of ", paths[0], " is '", tokenizer_,
                  "' ('' is unknown); tokens of different tokenizers cannot be mixed");
-        shard.check_content(vocabulary, xxh64, check_again);
+        hashes += shard.check_content(vocabulary, xxh64, check_again) + "\n";
         starts_.push_back(start);
         start += shard.size();
         hash = shard.fingerprint(hash);
-        promised += xxh64 + "\n";
     }
     starts_.push_back(start);
     fingerprint_ = hexadecimal(hash);
-    contents_ = hexadecimal(xxh3(promised.data(), promised.size()));
+    contents_ = hexadecimal(xxh3(hashes.data(), hashes.size()));
 }
 
 template <class Visit>

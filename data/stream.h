@@ -28,7 +28,7 @@ public:
     /// 16 hexadecimal digits of the shards' sizes and of their first and last 64 KiB, in order: other data, another fingerprint.
     const std::string& fingerprint() const { return fingerprint_; }
 
-    /// 16 hexadecimal digits of what the manifests say that the shards hold, and of which they say nothing. Unlike fingerprint() it
+    /// 16 hexadecimal digits of all bytes of the shards, in order, whether manifests list them or not. Unlike fingerprint() it
     /// differs where tokens between the ends do.
     const std::string& contents() const { return contents_; }
 

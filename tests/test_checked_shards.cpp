@@ -28,12 +28,16 @@ void change_secretly(const std::string& path, uint16_t token) {
     utimensat(AT_FDCWD, path.c_str(), times, 0);
 }
 
-// Makes the only record say that the greatest token is another one.
-void falsify_record(const std::filesystem::path& records, uint32_t largest) {
+// Makes the only record say that the greatest token is another one, and of the hash nothing or what it said before.
+void falsify_record(const std::filesystem::path& records, uint32_t largest, bool with_hash) {
     const auto record = records / names_in(records).front();
-    std::string identity;
-    std::getline(std::ifstream(record), identity);
-    std::ofstream(record) << identity << '\n' << largest << '\n';
+    std::string identity, before, hash;
+    {
+        std::ifstream held(record);
+        std::getline(held, identity);
+        held >> before >> hash;
+    }
+    std::ofstream(record) << identity << '\n' << largest << ' ' << (with_hash ? hash : "") << '\n';
 }
 
 // A shard of these tokens with a manifest beside it.
@@ -59,7 +63,7 @@ TEST_CASE("a large shard is checked once, and again when it has changed") {
     CHECK(passes(path, 100));
     CHECK(names_in(folder / "cache/train_gpt/shards").size() == 1);
 
-    falsify_record(folder / "cache/train_gpt/shards", 50);   // what the next check believes, it did not read
+    falsify_record(folder / "cache/train_gpt/shards", 50, true);   // what the next check believes, it did not read
     CHECK(passes(path, 60));
     CHECK_FALSE(passes(path, 50));
     change_secretly(path, 300);
@@ -108,12 +112,32 @@ TEST_CASE("what has passed is read again where that is wanted") {
     const CacheFolder cache(file_in(folder, "cache"));
     const std::string path = write_listed(folder, std::vector<uint32_t>(large, 99)), hash = file_hash(path);
     CHECK_NOTHROW(Shard(path).check_content(512, hash));
-    falsify_record(folder / "cache/train_gpt/shards", 600);
+    falsify_record(folder / "cache/train_gpt/shards", 600, true);
     CHECK_NOTHROW(Shard(path).check_content(512, hash, true));
-    falsify_record(folder / "cache/train_gpt/shards", 50);
-    CHECK(error_of([&] { Shard(path).check_content(60, hash); }).code == Exit::data);       // the record has no hash
-    CHECK(error_of([&] { Shard(path).check_content(60, "", true); }).code == Exit::data);   // nor is it looked at
-    CHECK_NOTHROW(Shard(path).check_content(60));
+    falsify_record(folder / "cache/train_gpt/shards", 50, true);
+    CHECK(error_of([&] { Shard(path).check_content(60, hash, true); }).code == Exit::data);
+    CHECK(Shard(path).check_content(60, hash) == hash);
+    falsify_record(folder / "cache/train_gpt/shards", 50, false);   // a record of before, which has no hash to give
+    CHECK(error_of([&] { Shard(path).check_content(60); }).code == Exit::data);
+}
+
+TEST_CASE("shards without a manifest that differ between their ends have other contents, whatever was checked before") {
+    const TemporaryFolder folder;
+    const CacheFolder cache(file_in(folder, "cache"));
+    for (const int vocabulary : {512, 70000})   // of which 16 bits hold every token
+        for (const size_t count : {size_t(100000), large}) {
+            const std::string path = write_shard(file_in(folder, "a.bin"), std::vector<uint32_t>(count, 99), 500);
+            const std::string listed = write_listed(folder, std::vector<uint32_t>(count, 99));
+            const auto contents = [&](const std::string& of) { return TokenStream(of, vocabulary).contents(); };
+            const std::string before = contents(path);
+            CHECK(contents(path) == before);
+            CHECK(contents(listed) == before);
+            std::vector<uint32_t> changed(count, 99);
+            changed[count / 2] = 98;
+            write_shard(path, changed, 500);
+            CHECK(contents(path) != before);
+            CHECK(TokenStream(path, vocabulary).fingerprint() == TokenStream(listed, vocabulary).fingerprint());
+        }
 }
 
 TEST_CASE("small shards leave no trace, and without a place for records large ones are checked every time") {

@@ -265,6 +265,18 @@ RunFacts facts_of(const Data& data, const std::string& pattern) {
     return {pattern, described(data.train), described(data.val)};
 }
 
+static std::string described_data(const TokenStream& train, bool shuffle, bool whole) {
+    return train.fingerprint() + (whole ? ", bytes " + train.contents() : "") + (shuffle ? "" : ", in order");
+}
+
+std::string described_data(const TokenStream& train, bool shuffle) { return described_data(train, shuffle, true); }
+
+bool describes_data(const std::string& described, const TokenStream& train, bool shuffle) {
+    for (const bool whole : {false, true})
+        if (described == described_data(train, shuffle, whole)) return true;
+    return described.empty();
+}
+
 DocumentBorders borders(const Options& o, const Config& config) {
     return {o.document_mask ? config.end_of_text : -1, o.document_positions};
 }
@@ -346,7 +358,7 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     for (const auto& [key, value] : config.items())
         if (key != "engine_tokenizer") facts.push_back({"the model's " + key, written(value)});   // that may be a path
     for (const auto& [name, stream] : {std::pair("training", data.train.get()), {"validation", data.val.get()}})
-        facts.push_back({std::string("the fingerprint of the ") + name + " data, with its tokens and the hash of its manifests,",
+        facts.push_back({std::string("the fingerprint of the ") + name + " data, with its tokens and the hash of its bytes,",
                          stream ? stream->fingerprint() + ", " + std::to_string(stream->size()) + ", " + stream->contents() : "none"});
     for (const EvaluationTask& task : data.tasks) {
         Hasher items;
