@@ -352,6 +352,14 @@ std::vector<Fact> facts_of_options(const Options& o, const char* variant) {
     return facts;
 }
 
+/// Ranks with other ids for the same bytes would count other bytes, and read other prompts and items.
+static std::string hash_of(const Tokenizer* tokenizer) {
+    if (!tokenizer) return "none";
+    Hasher files;
+    for (const std::string& text : {tokenizer->json(), tokenizer->config_json()}) files.add(text.c_str(), text.size() + 1);
+    return hexadecimal(files.digest());
+}
+
 std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     std::vector<Fact> facts;
     const auto config = parse_json(config_to_json_line(origin.config));
@@ -360,6 +368,7 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     for (const auto& [name, stream] : {std::pair("training", data.train.get()), {"validation", data.val.get()}})
         facts.push_back({std::string("the fingerprint of the ") + name + " data, with its tokens and the hash of its bytes,",
                          stream ? stream->fingerprint() + ", " + std::to_string(stream->size()) + ", " + stream->contents() : "none"});
+    facts.push_back({"the hash of the tokenizer", hash_of(data.tokenizer.get())});
     for (const EvaluationTask& task : data.tasks) {
         Hasher items;
         for (const EvaluationItem& item : task.items) {
