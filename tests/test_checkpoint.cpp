@@ -291,10 +291,42 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
     CHECK(contains(sentence_of(load), "in another part too"));
 
     for (const char* name : {"model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"}) fs::remove(folder / name);
-    write_text(folder / "optimizer.pt", "x");
     CHECK(load().initialised.size() == 4);
-    write_text(folder / "pytorch_model.bin", "x");
-    CHECK(contains(sentence_of(load), "pytorch_model.bin"));
+}
+
+TEST_CASE("a folder without model.safetensors starts from scratch only where nothing in it may hold weights", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    std::vector<float> weights(run.list.size());
+    const auto load = [&] { return load_weights(folder.path(), run.list, 5, weights.data()); };
+    fs::create_directories(folder / ".git/objects");
+    write_text(folder / ".git/objects/12345678", "x");
+    fs::create_directories(folder / "pictures");
+    for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+                             "vocab.json", "vocab.bpe", "merges.txt", "chat_template.jinja", "README.md", "LICENSE",
+                             "modeling_x.py", ".gitattributes", "pictures/a.png"})
+        write_text(folder / name, "x");
+    CHECK(load().initialised.size() == 3);
+    for (const char* name : {"tf_model.h5", "flax_model.msgpack", "model.ckpt", "model.onnx", "model.bin", "pytorch_model.bin",
+                             "model.safetensors.part", "model.safetensors.incomplete", "model.SAFETENSORS",
+                             "model.safetensors.aria2", "optimizer.safetensors", "optimizer.pt", "pytorch_model.bin.index.json",
+                             "README.safetensors", "vocab.bin", "pictures/model.safetensors", "weights"}) {
+        INFO(name);
+        write_text(folder / name, "x");
+        CHECK(contains(sentence_of(load), std::string("but ") + name + ","));
+        CHECK(contains(sentence_of([&] { has_weights(folder.path()); }), name));
+        fs::remove(folder / name);
+    }
+    for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pictures/model.bin", "chat_template.json"}) {
+        INFO(name);
+        fs::create_symlink("/nowhere/of_it", folder / name);
+        CHECK(contains(sentence_of(load), std::string(name) + ": is a link to /nowhere/of_it, which is not there"));
+        fs::remove(folder / name);
+    }
+    fs::create_directory_symlink("..", folder / "pictures/around");
+    CHECK(contains(sentence_of(load), "pictures/around"));
+    fs::remove(folder / "pictures/around");
+    CHECK(load().initialised.size() == 3);
 }
 
 TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {

@@ -156,6 +156,10 @@ bool path_exists(const fs::path& path) {
     struct stat info;
     if (retried([&] { return stat(path.c_str(), &info); }) == 0) return true;
     if (errno != ENOENT && errno != ENOTDIR) fail(Exit::checkpoint, path.string(), ": cannot be examined (", last_os_error(), ")");
+    std::error_code no_link;
+    if (const fs::path target = fs::read_symlink(path, no_link); !no_link)
+        fail(Exit::checkpoint, path.string(), ": is a link to ", target.string(),
+             ", which is not there; put the file in its place, or remove the link");
     return false;
 }
 

@@ -130,7 +130,7 @@ void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* token
     if (from.empty()) return;
     for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
                              "added_tokens.json", "chat_template.jinja", "tokenizer.model"})
-        if (path_exists(from / name) && !(same && std::string(name).starts_with("tokenizer")))
+        if (std::error_code none; fs::exists(from / name, none) && !(same && std::string(name).starts_with("tokenizer")))
             files.push_back({name, read_text(from / name)});
 }
 
