@@ -32,6 +32,9 @@ public:
     /// differs where tokens between the ends do.
     const std::string& contents() const { return contents_; }
 
+    /// For people: the shards that a manifest lists, the glob would name, and the folder lacks. "" if there are none.
+    const std::string& missing() const { return missing_; }
+
     /// Copies tokens [start, start + count), across shards. Exit::data beyond the end.
     void copy(uint64_t start, size_t count, int32_t* out) const;
 
@@ -56,4 +59,5 @@ private:
     std::string fingerprint_, contents_;
     std::vector<Shard> shards_;
     std::vector<uint64_t> starts_;   // (shards + 1) index of each shard's first token, and the total
+    std::string missing_;
 };

@@ -107,6 +107,30 @@ TEST_CASE("a shard whose tokens are not those of its manifest is refused, large 
     CHECK(error(false).code == Exit::data);
 }
 
+TEST_CASE("a manifest has a hash of every shard, and shards that it lists and the folder lacks are named") {
+    const TemporaryFolder folder;
+    const std::string first = write_listed(folder, ramp(400)), path = file_in(folder, "x_manifest.json");
+    const std::string glob = file_in(folder, "x_train_*.bin");
+    const std::string sound = read_small_file(path), hash = file_hash(first);
+    CHECK(TokenStream(glob, 512).missing().empty());
+    for (const std::string& wrong : {std::string(), std::string("0"), hash.substr(1) + "x"}) {
+        std::string changed = sound;
+        write_text(path, changed.replace(changed.find(hash), 16, wrong));
+        const Error error = error_of([&] { TokenStream(glob, 512); });
+        CHECK(error.code == Exit::data);
+        CHECK(says(error, {"x_manifest.json", "x_train_000001.bin", "\"" + wrong + "\"", "16 hexadecimal digits"}));
+    }
+    Manifest manifest = manifest_from_json(sound, path);
+    for (const char* name : {"x_train_000002.bin", "x_train_000003.bin", "x_val_000000.bin"})
+        manifest.shards.push_back({name, 400, manifest.shards[0].bytes, hash});
+    write_text(path, manifest_to_json(manifest));
+    std::filesystem::copy(first, file_in(folder, "x_train_000003.bin"));
+    const std::string missing = TokenStream(glob, 512).missing();
+    CHECK(missing.find("x_manifest.json: lists x_train_000002.bin, missing from its folder") != std::string::npos);
+    CHECK(missing.find("_val_") == std::string::npos);
+    CHECK(TokenStream(first, 512).missing().empty());
+}
+
 TEST_CASE("what has passed is read again where that is wanted") {
     const TemporaryFolder folder;
     const CacheFolder cache(file_in(folder, "cache"));

@@ -141,6 +141,47 @@ TEST_CASE("config.json and generation_config.json are those of the manifest, whe
     CHECK(load_config(path).norm_eps == 1e-5);
 }
 
+TEST_CASE("a changed manifest promises no less than before", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const fs::path path = run.save(folder.path(), 1);
+    const std::string sound = contents(path / "manifest.json");
+    write_text(path / "config.json", contents(path / "config.json") + " ");
+    const auto refused = [&](const std::string& text) {
+        write_text(path / "manifest.json", text);
+        INFO(text.substr(0, 200));
+        CHECK(contains(sentence_of([&] { load_config(path); }), (path / "manifest.json").string() + ": is damaged"));
+    };
+    for (const char* key : {"files_xxh3", "files", "format"}) {
+        nlohmann::json object = nlohmann::json::parse(sound);
+        object[key] = nullptr;
+        refused(object.dump(1) + "\n");
+        object.erase(key);
+        refused(object.dump(1) + "\n");
+        object[std::string(key) + "x"] = "0123456789abcdef";
+        refused(object.dump(1) + "\n");
+    }
+    refused("{}");   // beside trainer_state.json nothing else can be meant
+    fs::remove(path / "trainer_state.json");
+    write_text(path / "manifest.json", "{\"name\": \"of a web page\"}");
+    CHECK_NOTHROW(load_config(path));
+}
+
+TEST_CASE("tokenizer_config.json is that of the manifest, where it is read", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    write_text(folder / "x_tokenizer.json", small_tokenizer().dump());
+    run.config.tokenizer = (folder / "x_tokenizer.json").string();
+    const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(run.config.tokenizer);
+    const fs::path path = save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(),
+                                          run.exp_avg_sq.data(), run.state, tokenizer.get()).path;
+    CHECK_NOTHROW(load_config(path));
+    write_text(path / "tokenizer_config.json", contents(path / "tokenizer_config.json") + " ");
+    CHECK(contains(sentence_of([&] { load_config(path); }), "tokenizer_config.json: "));
+    fs::remove(path / "tokenizer_config.json");
+    CHECK(contains(sentence_of([&] { load_config(path); }), "tokenizer_config.json: "));
+}
+
 TEST_CASE("a manifest names files of its own folder only", "[checkpoint]") {
     TemporaryFolder folder;
     TinyRun run;

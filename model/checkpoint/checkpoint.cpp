@@ -217,7 +217,7 @@ Config load_config(const fs::path& folder) {
     Config config = config_from_json(text, path.string());
     read_generation_config(folder, parse_json(text), config);
     if (config.tokenizer == "bytes") return config;
-    verify_file(folder, tokenizer.filename());
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) verify_file(folder, name);
     config.tokenizer = path_exists(tokenizer) ? tokenizer.string() : "";
     return config;
 }
