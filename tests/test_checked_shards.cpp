@@ -4,6 +4,7 @@
 
 #include "data/manifest.h"
 #include "data/stream.h"
+#include "data/tokenizers/tokenizer.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 
@@ -129,6 +130,18 @@ TEST_CASE("a manifest has a hash of every shard, and shards that it lists and th
     CHECK(missing.find("x_manifest.json: lists x_train_000002.bin, missing from its folder") != std::string::npos);
     CHECK(missing.find("_val_") == std::string::npos);
     CHECK(TokenStream(first, 512).missing().empty());
+}
+
+TEST_CASE("a named pipe in place of a manifest or a tokenizer is refused at once") {
+    const TemporaryFolder folder;
+    const std::string path = write_listed(folder, ramp(400)), manifest = file_in(folder, "x_manifest.json");
+    std::filesystem::remove(manifest);
+    for (const std::string& pipe : {manifest, file_in(folder, "tokenizer.json"), file_in(folder, "y_tokenizer_config.json")})
+        REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+    write_text(file_in(folder, "y_tokenizer.json"), "{}");
+    CHECK(says(error_of([&] { TokenStream(path, 512); }), {manifest, "is not a regular file"}));
+    CHECK(says(error_of([&] { open_tokenizer(folder.path().string()); }), {"/tokenizer.json", "is not a regular file"}));
+    CHECK(says(error_of([&] { open_tokenizer(file_in(folder, "y_tokenizer.json")); }), {"tokenizer_config.json", "regular file"}));
 }
 
 TEST_CASE("what has passed is read again where that is wanted") {
