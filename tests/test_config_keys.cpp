@@ -145,6 +145,14 @@ TEST_CASE("generation_config.json: ends, sampling, and what is not applied", "[c
     CHECK((held.temperature == 0.7 && held.top_k == 20 && held.top_p == 0.8));
     CHECK(held.in_words() == "temperature 0.7, top-k 20, top-p 0.8");
     CHECK(read({{"temperature", 0.7}, {"do_sample", false}}).temperature == 0);
+    for (const json& greedy : {json{{"temperature", 0.6}}, json{{"top_k", 20}}, json{{"top_p", 0.9}}, json{{"do_sample", false}},
+                               json{{"temperature", 0.6}, {"do_sample", nullptr}}})
+        CHECK(read(greedy).temperature == 0);
+    held = read({{"do_sample", true}});
+    CHECK((held.temperature == 1 && held.top_k == 50 && held.top_p == 1));
+    held = read({{"do_sample", true}, {"temperature", 0.6}, {"top_k", 0}});
+    CHECK((held.temperature == 0.6 && held.top_k == 0 && held.top_p == 1));
+    CHECK_FALSE(read({{"eos_token_id", 63}}).temperature);
     held = read({{"repetition_penalty", 1.0}, {"num_beams", 1}, {"min_p", nullptr}, {"max_new_tokens", 9}, {"pad_token_id", 0}});
     CHECK(held.in_words() == "");
     held = read({{"repetition_penalty", 1.05}, {"num_beams", 4}, {"stop_strings", {"x"}}});
