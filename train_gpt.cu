@@ -169,6 +169,8 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
     Origin origin = find_origin(o, variants, choose_checkpoint(o, ranks, lock), ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
     require_agreement(ranks, facts_of_start(origin, data));
+    for (const TokenStream* stream : {data.train.get(), data.val.get()})
+        if (ranks.first() && stream && !stream->missing().empty()) std::cerr << "warning: " << stream->missing() << "\n";
     Run<Device, X> run(device, variants, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);
     if (o.dry_run) return Exit::done;

@@ -90,7 +90,7 @@ void share_settings(Config& config, const Variant& own) {
 }   // namespace
 
 void require_known_settings(const Config& config, const Variants& variants, const std::string& where) {
-    if (config.names_variant && config.variant != variants.own.name) return;
+    if (config.names_variant && !variants.find(config.variant)) return;   // whose settings this program cannot tell
     std::set<std::string> known;
     for (const Setting& s : settings_of(variants.own)) known.insert(s.key);
     for (const Variant* other : variants.others)

@@ -39,12 +39,12 @@ CheckedShard::CheckedShard(const std::string& path, const void* data, uint64_t b
     file_ = folder + "/" + hexadecimal(xxh3(absolute.data(), absolute.size()));
 }
 
-bool CheckedShard::has_passed(uint32_t vocabulary, const std::string& xxh64) const {
+std::string CheckedShard::passed_hash(uint32_t vocabulary) const {
     std::ifstream record(file_);
     std::string identity, hash;
     uint32_t largest;
-    if (!std::getline(record, identity) || identity != identity_ || !(record >> largest)) return false;
-    return largest < vocabulary && (xxh64.empty() || (record >> hash && hash == xxh64));
+    const bool is_this = std::getline(record, identity) && identity == identity_;
+    return is_this && record >> largest >> hash && largest < vocabulary ? hash : "";   // older records may lack the hash
 }
 
 void CheckedShard::remember(uint32_t largest_token, const std::string& xxh64) const {

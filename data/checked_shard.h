@@ -16,8 +16,8 @@ public:
     /// Of the file `path`, mapped at `data` (bytes).
     CheckedShard(const std::string& path, const void* data, uint64_t bytes);
 
-    /// Whether an earlier check of this exact file found all tokens below `vocabulary` and, unless `xxh64` is "", that hash.
-    bool has_passed(uint32_t vocabulary, const std::string& xxh64) const;
+    /// The file's hash, if an earlier check of this exact file took it and found all tokens below `vocabulary`; else "".
+    std::string passed_hash(uint32_t vocabulary) const;
 
     /// Records a check. Write errors are ignored.
     void remember(uint32_t largest_token, const std::string& xxh64) const;

@@ -55,8 +55,12 @@ Manifest manifest_from_json(const std::string& text, const std::string& where) {
         file.at("documents").get_to(manifest.documents);
         file.at("tokens").get_to(manifest.tokens);
         file.at("shards").get_to(manifest.shards);
-        for (const ShardInfo& shard : manifest.shards)
+        for (const ShardInfo& shard : manifest.shards) {
             if (!is_plain_name(shard.file)) fail(Exit::data, where, ": names the shard '", shard.file, "', which is not in its folder");
+            if (shard.xxh64.size() != 16 || shard.xxh64.find_first_not_of("0123456789abcdef") != std::string::npos)
+                fail(Exit::data, where, ": the \"xxh64\" of ", shard.file, " is \"", shard.xxh64,
+                     "\", expected 16 hexadecimal digits; copy the manifest again, or run ./tokenize again");
+        }
         return manifest;
     } catch (const nlohmann::json::exception& error) {
         fail(Exit::data, where, ": is not a manifest of token shards (", error.what(), "); remove it or run ./tokenize again");

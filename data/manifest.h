@@ -20,7 +20,7 @@ struct Manifest {
 
 std::string manifest_to_json(const Manifest& manifest);
 
-/// Parses a manifest; `where` is named in errors (Exit::data).
+/// Parses a manifest, in which every shard has its hash; `where` is named in errors (Exit::data).
 Manifest manifest_from_json(const std::string& text, const std::string& where);
 
 /// "x_train_000001.bin" or "x_val_000000.bin" -> "x"; "" for a file not named like a shard of ./tokenize.

@@ -15,7 +15,6 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -132,13 +131,14 @@ void for_blocks(char* map, uint64_t begin, uint64_t end, uint64_t file_bytes, Us
 
 // The largest token of a shard, whose tokens end at byte tokens_end of the file. Exit::data if any is not below `vocabulary`.
 template <class Token>
-uint32_t scan(const std::string& path, char* map, uint64_t tokens_end, uint64_t file_bytes, uint32_t vocabulary, FileHasher* hasher) {
+uint32_t scan(const std::string& path, char* map, uint64_t tokens_end, uint64_t file_bytes, uint32_t vocabulary,
+              FileHasher& hasher) {
     uint32_t largest = 0;
-    if (hasher) hasher->add(map, shard_header_bytes);
+    hasher.add(map, shard_header_bytes);
     for_blocks(map, shard_header_bytes, tokens_end, file_bytes, [&](uint64_t begin, uint64_t end) {
         const Token* tokens = reinterpret_cast<const Token*>(map + begin);
         const size_t count = (end - begin) / sizeof(Token);
-        if (hasher) hasher->add(tokens, end - begin);
+        hasher.add(tokens, end - begin);
         largest = std::max(largest, largest_of(tokens, count));
         if (largest < vocabulary) return;
         const size_t bad = first_outside(tokens, count, vocabulary);
@@ -150,10 +150,10 @@ uint32_t scan(const std::string& path, char* map, uint64_t tokens_end, uint64_t 
 }
 
 // Exit::data unless every byte of a mask, from byte mask_begin to the end of the file, is 0 or 1.
-void scan_mask(const std::string& path, char* map, uint64_t mask_begin, uint64_t file_bytes, FileHasher* hasher) {
+void scan_mask(const std::string& path, char* map, uint64_t mask_begin, uint64_t file_bytes, FileHasher& hasher) {
     for_blocks(map, mask_begin, file_bytes, file_bytes, [&](uint64_t begin, uint64_t end) {
         const auto* first = reinterpret_cast<const uint8_t*>(map + begin);
-        if (hasher) hasher->add(first, end - begin);
+        hasher.add(first, end - begin);
         if (largest_of(first, end - begin) <= 1) return;
         const uint64_t bad = begin + first_outside(first, end - begin, 2);
         fail(Exit::data, path, ": the loss mask has ", int{static_cast<uint8_t>(map[bad])}, " at byte ", bad, ", for token ",
@@ -246,8 +246,8 @@ uint64_t Shard::count_targets(uint64_t start, uint64_t count) const {
     return counted;
 }
 
-// The largest token; all bytes of the file are added to the hasher, if there is one.
-uint32_t Shard::scan_all(uint32_t vocabulary, FileHasher* hasher) const {
+// The largest token; all bytes of the file are added to the hasher.
+uint32_t Shard::scan_all(uint32_t vocabulary, FileHasher& hasher) const {
     char* const map = static_cast<char*>(map_);
     const auto scan_tokens = bytes_per_token_ == narrow_format.bytes_per_token ? scan<uint16_t> : scan<uint32_t>;
     const uint32_t largest = scan_tokens(path_, map, mask_begin(), file_bytes_, vocabulary, hasher);
@@ -255,21 +255,20 @@ uint32_t Shard::scan_all(uint32_t vocabulary, FileHasher* hasher) const {
     return largest;
 }
 
-void Shard::check_content(int vocabulary, const std::string& xxh64, bool again) const {
-    const bool narrow = bytes_per_token_ == narrow_format.bytes_per_token;
+std::string Shard::check_content(int vocabulary, const std::string& xxh64, bool again) const {
     const auto limit = static_cast<uint32_t>(vocabulary);
-    const bool any_token = narrow && vocabulary > std::numeric_limits<uint16_t>::max();
-    if (any_token && !masked_ && xxh64.empty()) return;
     const bool remembered = file_bytes_ >= smallest_remembered_shard;
     const CheckedShard known = remembered ? CheckedShard(path_, map_, file_bytes_) : CheckedShard();
-    if (remembered && !again && known.has_passed(limit, xxh64)) return;
-    std::optional<FileHasher> hasher;
-    if (!xxh64.empty()) hasher.emplace();
-    const uint32_t largest = scan_all(limit, hasher ? &*hasher : nullptr);
-    if (hasher && hasher->digest() != xxh64)
-        fail(Exit::data, path_, ": is damaged or was changed: the hash of its bytes is ", hasher->digest(), ", its manifest says ", xxh64,
+    const std::string passed = remembered && !again ? known.passed_hash(limit) : "";
+    if (!passed.empty() && (xxh64.empty() || passed == xxh64)) return passed;
+    FileHasher hasher;
+    const uint32_t largest = scan_all(limit, hasher);
+    const std::string hash = hasher.digest();
+    if (!xxh64.empty() && hash != xxh64)
+        fail(Exit::data, path_, ": is damaged or was changed: the hash of its bytes is ", hash, ", its manifest says ", xxh64,
              "; copy it again from where it was made, or run ./tokenize again");
-    if (remembered) known.remember(largest, xxh64);
+    if (remembered) known.remember(largest, hash);
+    return hash;
 }
 
 ShardWriter::ShardWriter(const std::string& path, int vocabulary) : file_(path), vocabulary_(vocabulary) {

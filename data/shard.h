@@ -41,15 +41,15 @@ public:
 
     /// Exit::data if a token is not below `vocabulary`, naming the file, byte offset, index and id of the first, if a byte of the
     /// mask is neither 0 nor 1, or if the file's hash is not `xxh64` (unless that is ""). All in one pass. A large shard that has been
-    /// checked before and has not changed is read again only if `again` is set.
-    void check_content(int vocabulary, const std::string& xxh64 = "", bool again = false) const;
+    /// checked before and has not changed is read again only if `again` is set. Returns the file's hash.
+    std::string check_content(int vocabulary, const std::string& xxh64 = "", bool again = false) const;
 
 private:
     const void* payload() const { return static_cast<const char*>(map_) + shard_header_bytes; }
     uint64_t mask_begin() const { return shard_header_bytes + tokens_ * static_cast<uint64_t>(bytes_per_token_); }
     const uint8_t* mask() const { return static_cast<const uint8_t*>(map_) + mask_begin(); }
     void require_whole() const;
-    uint32_t scan_all(uint32_t vocabulary, FileHasher* hasher) const;
+    uint32_t scan_all(uint32_t vocabulary, FileHasher& hasher) const;
     void unmap();
 
     std::string path_;

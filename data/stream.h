@@ -28,9 +28,12 @@ public:
     /// 16 hexadecimal digits of the shards' sizes and of their first and last 64 KiB, in order: other data, another fingerprint.
     const std::string& fingerprint() const { return fingerprint_; }
 
-    /// 16 hexadecimal digits of what the manifests say that the shards hold, and of which they say nothing. Unlike fingerprint() it
+    /// 16 hexadecimal digits of all bytes of the shards, in order, whether manifests list them or not. Unlike fingerprint() it
     /// differs where tokens between the ends do.
     const std::string& contents() const { return contents_; }
+
+    /// For people: the shards that a manifest lists, the glob would name, and the folder lacks. "" if there are none.
+    const std::string& missing() const { return missing_; }
 
     /// Copies tokens [start, start + count), across shards. Exit::data beyond the end.
     void copy(uint64_t start, size_t count, int32_t* out) const;
@@ -56,4 +59,5 @@ private:
     std::string fingerprint_, contents_;
     std::vector<Shard> shards_;
     std::vector<uint64_t> starts_;   // (shards + 1) index of each shard's first token, and the total
+    std::string missing_;
 };

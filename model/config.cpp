@@ -306,8 +306,7 @@ static ordered_json object_of(const Config& config) {
     object["architectures"] = ordered_json::array({form.architecture});
     object["model_type"] = form.model_type;
     if (!transformers_computes(config))   // files beside config.json, in scripts/attention_torch
-        object["auto_map"] = {{"AutoConfig", "modeling_attention_variants.AttentionVariantsConfig"},
-                              {"AutoModelForCausalLM", "modeling_attention_variants.AttentionVariantsForCausalLM"}};
+        object["auto_map"] = auto_map();
     object["vocab_size"] = config.V;
     object["hidden_size"] = config.C;
     object["num_hidden_layers"] = config.L;

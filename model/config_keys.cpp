@@ -56,22 +56,29 @@ const std::map<std::string, Only>& only() {
     return keys;
 }
 
-bool is_nothing(const json& value) { return value.is_null() || value == false || value == "" || (value.is_structured() && value.empty()); }
-
 std::string in_words(const json& values) {
     std::string all;
     for (const json& value : values) all += (all.empty() ? "" : " or ") + written(value);
     return all;
 }
 
-/// Ours names the Python files that checkpoints carry.
+/// Ours names the Python files that checkpoints carry beside an "attention_variant".
 void require_own_code(const json& object, const std::string& where) {
-    if (object.contains("attention_variant") || !has_field(object, "auto_map")) return;
-    fail(Exit::checkpoint, where, ": \"auto_map\" names code of the folder's own, which may compute another model than the architecture's; "
-         "remove the key if it does not");
+    if (!has_field(object, "auto_map")) return;
+    const json ours = auto_map(), &held = object["auto_map"];
+    bool own = has_field(object, "attention_variant") && held.is_object();
+    for (const auto& [key, value] : held.items()) own = own && ours.contains(key) && ours[key] == value;
+    if (!own)
+        fail(Exit::checkpoint, where, ": \"auto_map\" names code of the folder's own, which may compute another model than the "
+             "architecture's; remove the key if it does not");
 }
 
 }   // namespace
+
+json auto_map() {
+    return {{"AutoConfig", "modeling_attention_variants.AttentionVariantsConfig"},
+            {"AutoModelForCausalLM", "modeling_attention_variants.AttentionVariantsForCausalLM"}};
+}
 
 bool is_known_key(const std::string& key) {
     return COMPUTED.count(key) || WITHOUT_EFFECT.count(key) || only().count(key) || key == "auto_map";
@@ -87,7 +94,7 @@ void require_known_keys(const json& object, const std::string& where) {
             fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(value), "; only ", values.empty() ? "null" : in_words(values),
                  " is supported: ", otherwise);
         }
-        if (is_known_key(key) || is_nothing(value) || value.is_number()) continue;
+        if (is_known_key(key) || value.is_null() || value.is_number()) continue;
         fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", shown(value), ", is not known; if it changes nothing that the "
              "model computes, remove it");
     }

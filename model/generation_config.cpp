@@ -65,7 +65,14 @@ GenerationConfig generation_config_from_json(const std::string& text, int V, con
     if (has_field(object, "temperature")) config.temperature = number_field(object, "temperature", 0, 1e6, where);
     if (has_field(object, "top_k")) config.top_k = int(integer_field(object, "top_k", 0, 1 << 30, where));
     if (has_field(object, "top_p")) config.top_p = number_field(object, "top_p", 0, 1, where);
-    if (has_field(object, "do_sample") && !bool_field(object, "do_sample", where)) config.temperature = 0;
+    const bool given = has_field(object, "do_sample"), samples = given && bool_field(object, "do_sample", where);
+    if (samples) {   // what transformers takes for keys that are not there
+        config.temperature = config.temperature.value_or(1);
+        config.top_k = config.top_k.value_or(50);
+        config.top_p = config.top_p.value_or(1);
+    } else if (given || config.temperature || config.top_k || config.top_p) {   // a file of ids alone says nothing of sampling
+        config.temperature = 0;
+    }
     for (const auto& [key, value] : object.items())
         if (!WITHOUT_NOTE.count(key) && !is_neutral(key, value))
             config.not_applied += (config.not_applied.empty() ? "" : ", ") + key + " " + shown(value);

@@ -8,7 +8,7 @@
 
 struct GenerationConfig {
     std::vector<int> ends;               // ids of which each ends a text; none: those of config.json
-    std::optional<double> temperature;   // 0 for "do_sample": false
+    std::optional<double> temperature;   // 0 without "do_sample": true, as in transformers
     std::optional<int> top_k;
     std::optional<double> top_p;
     std::string not_applied;             // "repetition_penalty 1.1, num_beams 4": what this program does not do

@@ -1,6 +1,7 @@
 #include "model/layer_types.h"
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "model/base/error.h"
@@ -61,6 +62,16 @@ void read_window(const json& object, std::map<std::string, double>& settings, bo
              "; the former must be one more than the latter");
 }
 
+/// Exit::checkpoint for unknown numbers beside the windows of another program, which programs of other variants would drop.
+void require_windows_alone(const Config& config, const std::string& where) {
+    std::set<std::string> known = {"attention_window"};
+    for (const Setting& s : model_settings()) known.insert(s.key);
+    for (const auto& [key, value] : config.settings)
+        if (!known.count(key))
+            fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", value,
+                 ", is not known; if it changes nothing that the model computes, remove it");
+}
+
 /// attention_layer_settings: what single layers have that the model has not, key by key.
 void read_layer_settings(const json& object, Config& config, const std::string& where) {
     if (!has_field(object, "attention_layer_settings")) return;
@@ -90,8 +101,10 @@ void read_layers(const json& object, Config& config, const std::string& where) {
     const bool says_nothing = all_are("causal");
     if (ours && !variants.empty() && says_nothing && config.variant == "sliding_window")
         fail(Exit::checkpoint, where, ": \"attention_variant\" is \"sliding_window\", but \"layer_types\" holds \"", FULL, "\" alone");
-    if (!ours && !says_nothing)
+    if (!ours && !says_nothing) {
+        require_windows_alone(config, where);
         config.names_variant = true, config.variant = all_are(variants.front().c_str()) ? variants.front() : "sliding_window";
+    }
     if (!says_nothing && (!all_are(config.variant.c_str()) || has_field(object, "attention_layer_settings"))) {
         for (const std::string& variant : variants) config.layers.push_back({variant});
         read_layer_settings(object, config, where);

@@ -30,6 +30,24 @@ for option in "--seed 2" "--lr 0.1" "--batch-size 4" "--model qwen-1m" "--steps 
 done
 refused "--help" 2 "--help is given on rank 1" "" "--help"
 refused "the training data" 2 "the fingerprint of the training data" "" "--train-data $work/data/b_train_*.bin"
+# shard FILE CHANGED: a shard without a manifest; if CHANGED is 1 one token in its middle is another.
+shard() { python3 -c 'import struct, sys; n = 150000; t = [32] * n; t[n // 2] += int(sys.argv[2])
+open(sys.argv[1], "wb").write(struct.pack("<256i", 20240520, 1, n, *[0] * 253) + struct.pack(f"<{n}H", *t))' "$@"; }
+shard "$work/middle_a.bin" 0 && shard "$work/middle_b.bin" 1
+refused "one token far from the ends of the data" 2 "the fingerprint of the training data" "--train-data $work/middle_a.bin" \
+    "--train-data $work/middle_b.bin"
+refused "that token, in an evaluation" 2 "the fingerprint of the validation data" "--evaluate --val-data $work/middle_a.bin" \
+    "--evaluate --val-data $work/middle_b.bin"
+./tokenize --tokenizer tests/fixtures/tokenizers/qwen_tokenizer.json --out "$work/ids" --name y "$work/a.txt" > /dev/null 2>&1
+cp -r "$work/ids" "$work/swapped" && python3 - "$work/swapped/y_tokenizer.json" << 'END'
+import json, sys
+with open(sys.argv[1], encoding='utf-8') as file: tokenizer = json.load(file)
+ids = tokenizer['model']['vocab']
+ids['Ġthe'], ids['a'] = ids['a'], ids['Ġthe']   # of four bytes and of one
+with open(sys.argv[1], 'w', encoding='utf-8') as file: json.dump(tokenizer, file)
+END
+refused "two ids of the tokenizer" 2 "the hash of the tokenizer" "--evaluate --model qwen-7m-8k --val-data $work/ids/y_val_*.bin" \
+    "--evaluate --model qwen-7m-8k --val-data $work/swapped/y_val_*.bin"
 refused "the validation data" 2 "--val-data is given on rank 1" "" "--val-data $work/data/b_val_*.bin --val-every 0"
 expect_two "ranks with other threads, folders and limits" 0 "" "" "--threads 2 --out $work/other --watchdog-seconds 77"
 check "leave the other folder alone" '[ ! -e "$work/other" ]'

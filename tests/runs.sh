@@ -57,6 +57,16 @@ expect "a run from the weights in its own folder" 2 "lies in --out" "${causal[@]
 expect "resuming with other data" 2 "is other data than" "${causal[@]}" --out "$work/run" --resume --steps 20 --train-data "$work/data/small_val_*.bin"
 expect "or with rows of another length" 2 "6144 tokens" "${causal[@]}" --out "$work/run" --resume --steps 20 --seq-len 64
 expect "or in another order" 2 "in order" "${causal[@]}" --out "$work/run" --resume --steps 20 --shuffle 0
+shard() { python3 -c 'import struct, sys; n = 150000; t = [32] * n; t[n // 2] += int(sys.argv[1])
+header = struct.pack("<256i", 20240520, 1, n, *[0] * 253)
+open(sys.argv[2], "wb").write(header + struct.pack(f"<{n}H", *t))' "$1" "$work/middle.bin"; }
+shard 0
+expect "a run on a shard without a manifest" 0 "" "${causal[@]}" --out "$work/middle" --train-data "$work/middle.bin" --steps 2 \
+    --checkpoint-every 2
+expect "is resumed" 0 "" "${causal[@]}" --out "$work/middle" --train-data "$work/middle.bin" --steps 3 --resume
+shard 1
+expect "but not when one token in the middle has changed" 2 "is other data than" \
+    "${causal[@]}" --out "$work/middle" --train-data "$work/middle.bin" --steps 4 --resume
 cp -r "$work/run" "$work/old" && rm -r "$work/old/step_00000004" "$work/old/step_00000008"
 sed -i '/"train_data"/d' "$work/old/step_00000012/trainer_state.json" && rm "$work/old/step_00000012/manifest.json"
 check "the data is in the checkpoint" '! cmp -s "$work/old/step_00000012/trainer_state.json" "$last/trainer_state.json"'

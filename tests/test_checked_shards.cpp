@@ -4,6 +4,7 @@
 
 #include "data/manifest.h"
 #include "data/stream.h"
+#include "data/tokenizers/tokenizer.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 
@@ -28,12 +29,16 @@ void change_secretly(const std::string& path, uint16_t token) {
     utimensat(AT_FDCWD, path.c_str(), times, 0);
 }
 
-// Makes the only record say that the greatest token is another one.
-void falsify_record(const std::filesystem::path& records, uint32_t largest) {
+// Makes the only record say that the greatest token is another one, and of the hash nothing or what it said before.
+void falsify_record(const std::filesystem::path& records, uint32_t largest, bool with_hash) {
     const auto record = records / names_in(records).front();
-    std::string identity;
-    std::getline(std::ifstream(record), identity);
-    std::ofstream(record) << identity << '\n' << largest << '\n';
+    std::string identity, before, hash;
+    {
+        std::ifstream held(record);
+        std::getline(held, identity);
+        held >> before >> hash;
+    }
+    std::ofstream(record) << identity << '\n' << largest << ' ' << (with_hash ? hash : "") << '\n';
 }
 
 // A shard of these tokens with a manifest beside it.
@@ -59,7 +64,7 @@ TEST_CASE("a large shard is checked once, and again when it has changed") {
     CHECK(passes(path, 100));
     CHECK(names_in(folder / "cache/train_gpt/shards").size() == 1);
 
-    falsify_record(folder / "cache/train_gpt/shards", 50);   // what the next check believes, it did not read
+    falsify_record(folder / "cache/train_gpt/shards", 50, true);   // what the next check believes, it did not read
     CHECK(passes(path, 60));
     CHECK_FALSE(passes(path, 50));
     change_secretly(path, 300);
@@ -103,17 +108,73 @@ TEST_CASE("a shard whose tokens are not those of its manifest is refused, large 
     CHECK(error(false).code == Exit::data);
 }
 
+TEST_CASE("a manifest has a hash of every shard, and shards that it lists and the folder lacks are named") {
+    const TemporaryFolder folder;
+    const std::string first = write_listed(folder, ramp(400)), path = file_in(folder, "x_manifest.json");
+    const std::string glob = file_in(folder, "x_train_*.bin");
+    const std::string sound = read_small_file(path), hash = file_hash(first);
+    CHECK(TokenStream(glob, 512).missing().empty());
+    for (const std::string& wrong : {std::string(), std::string("0"), hash.substr(1) + "x"}) {
+        std::string changed = sound;
+        write_text(path, changed.replace(changed.find(hash), 16, wrong));
+        const Error error = error_of([&] { TokenStream(glob, 512); });
+        CHECK(error.code == Exit::data);
+        CHECK(says(error, {"x_manifest.json", "x_train_000001.bin", "\"" + wrong + "\"", "16 hexadecimal digits"}));
+    }
+    Manifest manifest = manifest_from_json(sound, path);
+    for (const char* name : {"x_train_000002.bin", "x_train_000003.bin", "x_val_000000.bin"})
+        manifest.shards.push_back({name, 400, manifest.shards[0].bytes, hash});
+    write_text(path, manifest_to_json(manifest));
+    std::filesystem::copy(first, file_in(folder, "x_train_000003.bin"));
+    const std::string missing = TokenStream(glob, 512).missing();
+    CHECK(missing.find("x_manifest.json: lists x_train_000002.bin, missing from its folder") != std::string::npos);
+    CHECK(missing.find("_val_") == std::string::npos);
+    CHECK(TokenStream(first, 512).missing().empty());
+}
+
+TEST_CASE("a named pipe in place of a manifest or a tokenizer is refused at once") {
+    const TemporaryFolder folder;
+    const std::string path = write_listed(folder, ramp(400)), manifest = file_in(folder, "x_manifest.json");
+    std::filesystem::remove(manifest);
+    for (const std::string& pipe : {manifest, file_in(folder, "tokenizer.json"), file_in(folder, "y_tokenizer_config.json")})
+        REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+    write_text(file_in(folder, "y_tokenizer.json"), "{}");
+    CHECK(says(error_of([&] { TokenStream(path, 512); }), {manifest, "is not a regular file"}));
+    CHECK(says(error_of([&] { open_tokenizer(folder.path().string()); }), {"/tokenizer.json", "is not a regular file"}));
+    CHECK(says(error_of([&] { open_tokenizer(file_in(folder, "y_tokenizer.json")); }), {"tokenizer_config.json", "regular file"}));
+}
+
 TEST_CASE("what has passed is read again where that is wanted") {
     const TemporaryFolder folder;
     const CacheFolder cache(file_in(folder, "cache"));
     const std::string path = write_listed(folder, std::vector<uint32_t>(large, 99)), hash = file_hash(path);
     CHECK_NOTHROW(Shard(path).check_content(512, hash));
-    falsify_record(folder / "cache/train_gpt/shards", 600);
+    falsify_record(folder / "cache/train_gpt/shards", 600, true);
     CHECK_NOTHROW(Shard(path).check_content(512, hash, true));
-    falsify_record(folder / "cache/train_gpt/shards", 50);
-    CHECK(error_of([&] { Shard(path).check_content(60, hash); }).code == Exit::data);       // the record has no hash
-    CHECK(error_of([&] { Shard(path).check_content(60, "", true); }).code == Exit::data);   // nor is it looked at
-    CHECK_NOTHROW(Shard(path).check_content(60));
+    falsify_record(folder / "cache/train_gpt/shards", 50, true);
+    CHECK(error_of([&] { Shard(path).check_content(60, hash, true); }).code == Exit::data);
+    CHECK(Shard(path).check_content(60, hash) == hash);
+    falsify_record(folder / "cache/train_gpt/shards", 50, false);   // a record of before, which has no hash to give
+    CHECK(error_of([&] { Shard(path).check_content(60); }).code == Exit::data);
+}
+
+TEST_CASE("shards without a manifest that differ between their ends have other contents, whatever was checked before") {
+    const TemporaryFolder folder;
+    const CacheFolder cache(file_in(folder, "cache"));
+    for (const int vocabulary : {512, 70000})   // of which 16 bits hold every token
+        for (const size_t count : {size_t(100000), large}) {
+            const std::string path = write_shard(file_in(folder, "a.bin"), std::vector<uint32_t>(count, 99), 500);
+            const std::string listed = write_listed(folder, std::vector<uint32_t>(count, 99));
+            const auto contents = [&](const std::string& of) { return TokenStream(of, vocabulary).contents(); };
+            const std::string before = contents(path);
+            CHECK(contents(path) == before);
+            CHECK(contents(listed) == before);
+            std::vector<uint32_t> changed(count, 99);
+            changed[count / 2] = 98;
+            write_shard(path, changed, 500);
+            CHECK(contents(path) != before);
+            CHECK(TokenStream(path, vocabulary).fingerprint() == TokenStream(listed, vocabulary).fingerprint());
+        }
 }
 
 TEST_CASE("small shards leave no trace, and without a place for records large ones are checked every time") {

@@ -141,6 +141,47 @@ TEST_CASE("config.json and generation_config.json are those of the manifest, whe
     CHECK(load_config(path).norm_eps == 1e-5);
 }
 
+TEST_CASE("a changed manifest promises no less than before", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const fs::path path = run.save(folder.path(), 1);
+    const std::string sound = contents(path / "manifest.json");
+    write_text(path / "config.json", contents(path / "config.json") + " ");
+    const auto refused = [&](const std::string& text) {
+        write_text(path / "manifest.json", text);
+        INFO(text.substr(0, 200));
+        CHECK(contains(sentence_of([&] { load_config(path); }), (path / "manifest.json").string() + ": is damaged"));
+    };
+    for (const char* key : {"files_xxh3", "files", "format"}) {
+        nlohmann::json object = nlohmann::json::parse(sound);
+        object[key] = nullptr;
+        refused(object.dump(1) + "\n");
+        object.erase(key);
+        refused(object.dump(1) + "\n");
+        object[std::string(key) + "x"] = "0123456789abcdef";
+        refused(object.dump(1) + "\n");
+    }
+    refused("{}");   // beside trainer_state.json nothing else can be meant
+    fs::remove(path / "trainer_state.json");
+    write_text(path / "manifest.json", "{\"name\": \"of a web page\"}");
+    CHECK_NOTHROW(load_config(path));
+}
+
+TEST_CASE("tokenizer_config.json is that of the manifest, where it is read", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    write_text(folder / "x_tokenizer.json", small_tokenizer().dump());
+    run.config.tokenizer = (folder / "x_tokenizer.json").string();
+    const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(run.config.tokenizer);
+    const fs::path path = save_checkpoint(folder / "out", run.config, run.list, run.weights.data(), run.exp_avg.data(),
+                                          run.exp_avg_sq.data(), run.state, tokenizer.get()).path;
+    CHECK_NOTHROW(load_config(path));
+    write_text(path / "tokenizer_config.json", contents(path / "tokenizer_config.json") + " ");
+    CHECK(contains(sentence_of([&] { load_config(path); }), "tokenizer_config.json: "));
+    fs::remove(path / "tokenizer_config.json");
+    CHECK(contains(sentence_of([&] { load_config(path); }), "tokenizer_config.json: "));
+}
+
 TEST_CASE("a manifest names files of its own folder only", "[checkpoint]") {
     TemporaryFolder folder;
     TinyRun run;
@@ -291,10 +332,42 @@ TEST_CASE("weights of other programs: parts, other names, other shapes, missing 
     CHECK(contains(sentence_of(load), "in another part too"));
 
     for (const char* name : {"model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"}) fs::remove(folder / name);
-    write_text(folder / "optimizer.pt", "x");
     CHECK(load().initialised.size() == 4);
-    write_text(folder / "pytorch_model.bin", "x");
-    CHECK(contains(sentence_of(load), "pytorch_model.bin"));
+}
+
+TEST_CASE("a folder without model.safetensors starts from scratch only where nothing in it may hold weights", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    std::vector<float> weights(run.list.size());
+    const auto load = [&] { return load_weights(folder.path(), run.list, 5, weights.data()); };
+    fs::create_directories(folder / ".git/objects");
+    write_text(folder / ".git/objects/12345678", "x");
+    fs::create_directories(folder / "pictures");
+    for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+                             "vocab.json", "vocab.bpe", "merges.txt", "chat_template.jinja", "README.md", "LICENSE",
+                             "modeling_x.py", ".gitattributes", "pictures/a.png"})
+        write_text(folder / name, "x");
+    CHECK(load().initialised.size() == 3);
+    for (const char* name : {"tf_model.h5", "flax_model.msgpack", "model.ckpt", "model.onnx", "model.bin", "pytorch_model.bin",
+                             "model.safetensors.part", "model.safetensors.incomplete", "model.SAFETENSORS",
+                             "model.safetensors.aria2", "optimizer.safetensors", "optimizer.pt", "pytorch_model.bin.index.json",
+                             "README.safetensors", "vocab.bin", "pictures/model.safetensors", "weights"}) {
+        INFO(name);
+        write_text(folder / name, "x");
+        CHECK(contains(sentence_of(load), std::string("but ") + name + ","));
+        CHECK(contains(sentence_of([&] { has_weights(folder.path()); }), name));
+        fs::remove(folder / name);
+    }
+    for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pictures/model.bin", "chat_template.json"}) {
+        INFO(name);
+        fs::create_symlink("/nowhere/of_it", folder / name);
+        CHECK(contains(sentence_of(load), std::string(name) + ": is a link to /nowhere/of_it, which is not there"));
+        fs::remove(folder / name);
+    }
+    fs::create_directory_symlink("..", folder / "pictures/around");
+    CHECK(contains(sentence_of(load), "pictures/around"));
+    fs::remove(folder / "pictures/around");
+    CHECK(load().initialised.size() == 3);
 }
 
 TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {

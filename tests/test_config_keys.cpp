@@ -61,11 +61,11 @@ TEST_CASE("every key of config.json is computed, known to have no effect, or ref
     json object = as_json();
     for (const json& value : {json(false), json(0), json("no")}) refused(object, "is_causal", value, "no token sees a later one");
     object["is_causal"] = true;
-    for (const json& value : {json(nullptr), json(false), json(""), json::array(), json::object()}) {
-        object["other_key"] = value;
-        CHECK(refusal(object.dump()) == "accepted");
-    }
-    for (const json& value : {json(true), json("yes"), json{1}, json{{"a", 1}}}) refused(object, "other_key", value, "\"other_key\"");
+    object["other_key"] = nullptr;
+    CHECK(refusal(object.dump()) == "accepted");
+    const json empty = json::array({false, "", json::array(), json::object()});
+    for (const json& value : {empty[0], empty[1], empty[2], empty[3], json(true), json("yes"), json{1}, json{{"a", 1}}})
+        refused(object, "other_key", value, "\"other_key\"");
     for (const json& value : {json(nullptr), json::object()}) {
         object["pruned_heads"] = object["per_layer_config"] = value;
         CHECK(refusal(object.dump()) == "accepted");
@@ -79,8 +79,24 @@ TEST_CASE("every key of config.json is computed, known to have no effect, or ref
     refused(object, "rope_parameters", {{"rope_theta", 1e6}, {"rope_type", "default"}, {"factor", 2.0}}, "\"factor\"");
     refused(object, "eos_token_id", "</s>");
     refused(object, "eos_token_id", json{1, nullptr});
+    const json own = auto_map();
+    json renamed = own;
+    renamed["AutoModelForCausalLM"] = "modeling.Model";
+    for (const json& value : {json{{"AutoModel", "modeling.Model"}}, renamed, json("modeling.Model")})
+        refused(object, "auto_map", value);
+    object["auto_map"] = own;
+    CHECK(refusal(object.dump()) == "accepted");
+    object["attention_variant"] = nullptr;
+    refused(object, "auto_map", own);
+    object.erase("auto_map");
     object.erase("attention_variant");
     refused(object, "auto_map", {{"AutoModel", "modeling.Model"}});
+    json sliding = object;
+    sliding["use_sliding_window"] = true, sliding["max_window_layers"] = 0;
+    sliding["sliding_window"] = 8, sliding["attention_window"] = 7;
+    sliding.erase("layer_types");
+    CHECK(refusal(sliding.dump()) == "accepted");
+    refused(sliding, "logit_scale", 0.5, "\"logit_scale\", which is 0.5, is not known");
     json llama = object;
     llama["architectures"] = {"LlamaForCausalLM"}, llama["model_type"] = "llama";
     refused(llama, "use_sliding_window", true, "no sliding windows");
@@ -129,6 +145,14 @@ TEST_CASE("generation_config.json: ends, sampling, and what is not applied", "[c
     CHECK((held.temperature == 0.7 && held.top_k == 20 && held.top_p == 0.8));
     CHECK(held.in_words() == "temperature 0.7, top-k 20, top-p 0.8");
     CHECK(read({{"temperature", 0.7}, {"do_sample", false}}).temperature == 0);
+    for (const json& greedy : {json{{"temperature", 0.6}}, json{{"top_k", 20}}, json{{"top_p", 0.9}}, json{{"do_sample", false}},
+                               json{{"temperature", 0.6}, {"do_sample", nullptr}}})
+        CHECK(read(greedy).temperature == 0);
+    held = read({{"do_sample", true}});
+    CHECK((held.temperature == 1 && held.top_k == 50 && held.top_p == 1));
+    held = read({{"do_sample", true}, {"temperature", 0.6}, {"top_k", 0}});
+    CHECK((held.temperature == 0.6 && held.top_k == 0 && held.top_p == 1));
+    CHECK_FALSE(read({{"eos_token_id", 63}}).temperature);
     held = read({{"repetition_penalty", 1.0}, {"num_beams", 1}, {"min_p", nullptr}, {"max_new_tokens", 9}, {"pad_token_id", 0}});
     CHECK(held.in_words() == "");
     held = read({{"repetition_penalty", 1.05}, {"num_beams", 4}, {"stop_strings", {"x"}}});

@@ -292,7 +292,8 @@ TEST_CASE("stream: the tokenizer that the manifest names lies beside it", "[toke
     const TemporaryFolder folder;
     const auto make = [&](const std::string& stem, const std::string& tokenizer) {
         write_shard(file_in(folder, stem + "_train_000001.bin"), ramp(5), 300);
-        const Manifest manifest = {tokenizer, 260, 1, 5, {{stem + "_train_000001.bin", 5, 1034, ""}}};
+        const std::string shard = stem + "_train_000001.bin";
+        const Manifest manifest = {tokenizer, 260, 1, 5, {{shard, 5, 1034, file_hash(file_in(folder, shard))}}};
         write_text(file_in(folder, stem + "_manifest.json"), manifest_to_json(manifest));
     };
     make("x", "x_tokenizer.json");

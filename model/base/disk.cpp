@@ -18,7 +18,8 @@
 namespace fs = std::filesystem;
 
 MappedFile::MappedFile(const fs::path& path) {
-    const int descriptor = retried([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); });
+    // O_NONBLOCK: opening a named pipe must not wait for a writer.
+    const int descriptor = retried([&] { return open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); });
     if (descriptor < 0) {
         const bool missing = errno == ENOENT || errno == ENOTDIR;
         const std::string sentence = path.string() + ": cannot be opened (" + last_os_error() + ")";
@@ -31,7 +32,7 @@ MappedFile::MappedFile(const fs::path& path) {
     if (size_ > 0) start_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
     const int error = errno;
     ::close(descriptor);
-    if (!regular) fail(Exit::checkpoint, path.string(), ": is not a regular file");
+    if (!regular) fail(Exit::checkpoint, path.string(), ": is not a regular file, as it has to be; put the file in its place");
     if (start_ == MAP_FAILED)
         throw Unreadable(Exit::checkpoint, path.string() + ": cannot be mapped into memory (" + std::strerror(error) + ")");
 }
@@ -156,6 +157,10 @@ bool path_exists(const fs::path& path) {
     struct stat info;
     if (retried([&] { return stat(path.c_str(), &info); }) == 0) return true;
     if (errno != ENOENT && errno != ENOTDIR) fail(Exit::checkpoint, path.string(), ": cannot be examined (", last_os_error(), ")");
+    std::error_code no_link;
+    if (const fs::path target = fs::read_symlink(path, no_link); !no_link)
+        fail(Exit::checkpoint, path.string(), ": is a link to ", target.string(),
+             ", which is not there; put the file in its place, or remove the link");
     return false;
 }
 

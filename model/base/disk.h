@@ -96,7 +96,7 @@ private:
 /// The contents of a text file of at most `limit` bytes.
 std::string read_text(const std::filesystem::path& path, size_t limit = 64 << 20);
 
-/// False only where there is nothing: a path that cannot be examined is Exit::checkpoint.
+/// False only where there is nothing: a path that cannot be examined, or a link to nothing, is Exit::checkpoint.
 bool path_exists(const std::filesystem::path& path);
 
 /// The paths of a folder's entries, in no order; none if the folder is not there. A folder that cannot be listed is Exit::checkpoint.

@@ -124,22 +124,35 @@ std::map<std::string, std::vector<std::string>> read_index(const fs::path& path)
     return parts;
 }
 
-/// Whether a file's name is one of weights in another form or under another name, and not of what a trainer keeps beside them.
-bool may_be_weights(const std::string& name) {
-    for (const char* start : {"optimizer", "scheduler", "scaler", "rng_state"})
-        if (name.starts_with(start)) return false;
-    for (const char* ending : {".safetensors", ".pt", ".pth", ".gguf"})
+/// Whether a file of this name holds no weights: text, pictures, tokenizers. An index names files of weights.
+bool holds_no_weights(const std::string& name) {
+    if (name.ends_with(".index.json")) return false;
+    for (const char* start : {".git", "LICENSE", "LICENCE", "NOTICE", "README", "merges.", "vocab."})
+        if (name.starts_with(start)) return !name.ends_with(".bin") && !name.ends_with(".safetensors");
+    for (const char* ending : {".json", ".jsonl", ".md", ".txt", ".py", ".pyc", ".jinja", ".yaml", ".yml", ".toml", ".sh", ".log",
+                               ".png", ".jpg", ".jpeg", ".svg", ".gif", ".pdf", ".html", ".csv", ".tiktoken", ".lock", ".metadata"})
         if (name.ends_with(ending)) return true;
-    return name.starts_with("pytorch_model");
+    static const std::set<std::string> whole = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "CACHEDIR.TAG",
+                                                ".DS_Store", "lock"};
+    return whole.count(name) > 0;
 }
 
-/// The name of such a file; "" if there is none.
-std::string other_weights(const fs::path& folder) {
-    std::set<std::string> names;
-    std::error_code error;
-    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-        if (const std::string name = entry->path().filename().string(); may_be_weights(name)) names.insert(name);
-    return names.empty() ? "" : *names.begin();
+/// The first file of a folder, or of those in it, that may hold weights; "" if there is none.
+fs::path possible_weights(const fs::path& folder, int depth = 8) {
+    std::vector<fs::path> entries = entries_of(folder);
+    std::sort(entries.begin(), entries.end());
+    for (const fs::path& entry : entries) {
+        if (entry.filename() == ".git") continue;
+        if (!path_exists(entry)) continue;   // removed since; a broken link is refused
+        std::error_code unknown;
+        const bool is_folder = fs::is_directory(entry, unknown);
+        if (is_folder && depth > 0) {
+            if (const fs::path found = possible_weights(entry, depth - 1); !found.empty()) return found;
+        } else if (is_folder || !holds_no_weights(entry.filename().string())) {
+            return entry;
+        }
+    }
+    return {};
 }
 
 std::deque<SafetensorsFile> open_weights(const fs::path& folder) {
@@ -154,9 +167,13 @@ std::deque<SafetensorsFile> open_weights(const fs::path& folder) {
                 if (!part.find(tensor))
                     fail(Exit::checkpoint, index.string(), ": tensor \"", tensor, "\" should be in ", name, ", which lacks it");
         }
-    } else if (const std::string other = other_weights(folder); !other.empty()) {
-        fail(Exit::checkpoint, folder.string(), ": has no model.safetensors, but ", other, "; convert that to it "
-             "(transformers: model.save_pretrained(folder)), or give a folder with config.json alone to start from scratch");
+    } else {
+        verify_file(folder, "model.safetensors");   // of our own, it has to be there
+        const fs::path other = possible_weights(folder);
+        if (other.empty()) return files;
+        fail(Exit::checkpoint, folder.string(), ": has no model.safetensors, but ", other.lexically_relative(folder).string(),
+             ", which may hold weights; convert them to it (transformers: model.save_pretrained(folder)), or give a folder with "
+             "config.json alone to start from scratch");
     }
     return files;
 }
@@ -200,7 +217,7 @@ Config load_config(const fs::path& folder) {
     Config config = config_from_json(text, path.string());
     read_generation_config(folder, parse_json(text), config);
     if (config.tokenizer == "bytes") return config;
-    verify_file(folder, tokenizer.filename());
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) verify_file(folder, name);
     config.tokenizer = path_exists(tokenizer) ? tokenizer.string() : "";
     return config;
 }
@@ -208,7 +225,6 @@ Config load_config(const fs::path& folder) {
 LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t seed, float* weights, StoredBf16* matrices) {
     const std::deque<SafetensorsFile> files = open_weights(folder);
     for (const SafetensorsFile& file : files) verify_file(folder, fs::path(file.where()).filename());
-    if (files.empty()) verify_file(folder, "model.safetensors");   // of our own, it has to be there
     Stock stock = take_stock(files);
     settle_tied_head(stock, list);
     settle_frequencies(stock, folder);

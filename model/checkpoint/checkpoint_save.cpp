@@ -71,6 +71,10 @@ std::string file_manifest_to_json(const FileManifest& manifest) {
 /// Refused with Exit::checkpoint unless its own hash matches.
 FileManifest file_manifest_from_json(const std::string& text, const std::string& where) {
     const json object = parse_json_object(text, where);
+    for (const char* key : {"format", "files", "files_xxh3"})
+        if (!has_field(object, key))
+            fail(Exit::checkpoint, where, ": is damaged, as it has no \"", key, "\"; copy the folder again, or remove the "
+                 "manifest if it is another program's or the files were changed on purpose");
     integer_field(object, "format", 1, 1, where);
     const json& files = required_field(object, "files", where);
     if (!files.is_object()) fail(Exit::checkpoint, where, ": \"files\" is ", shown(files), ", expected an object");
@@ -91,6 +95,13 @@ FileManifest file_manifest_from_json(const std::string& text, const std::string&
     // Writing what was parsed must reproduce the text, its own hash included, which leaves no room for damage.
     if (file_manifest_to_json(manifest) != text) fail(Exit::checkpoint, where, ": is damaged (its own hash does not match)");
     return manifest;
+}
+
+/// Whether a folder's manifest.json is one of ours, damaged or not, and not another program's.
+bool is_ours(const json& manifest, const fs::path& folder) {
+    for (const auto& [key, value] : manifest.items())
+        if (key == "format" || key.starts_with("files")) return true;
+    return path_exists(folder / "trainer_state.json");
 }
 
 // ----------------------------------------------------------------------------------------------------------- what is written
@@ -130,7 +141,7 @@ void append_tokenizer_files(std::vector<TextFile>& files, const Tokenizer* token
     if (from.empty()) return;
     for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
                              "added_tokens.json", "chat_template.jinja", "tokenizer.model"})
-        if (path_exists(from / name) && !(same && std::string(name).starts_with("tokenizer")))
+        if (std::error_code none; fs::exists(from / name, none) && !(same && std::string(name).starts_with("tokenizer")))
             files.push_back({name, read_text(from / name)});
 }
 
@@ -288,7 +299,7 @@ void verify_file(const fs::path& folder, const fs::path& name) {
     const fs::path path = folder / "manifest.json";
     if (!path_exists(path)) return;
     const std::string text = read_text(path);
-    if (!has_field(parse_json_object(text, path.string()), "files_xxh3")) return;   // somebody else's
+    if (!is_ours(parse_json_object(text, path.string()), folder)) return;
     const FileManifest manifest = file_manifest_from_json(text, path.string());
     const auto entry = manifest.find(name.string());
     if (entry == manifest.end() && (name == "config.json" || name == "model.safetensors"))

@@ -139,12 +139,6 @@ void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more =
     run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
 }
 
-/// What a checkpoint says of the training data: which it is, and in which order it comes, but for the seed.
-template <class Device, class X>
-std::string described_data(const Run<Device, X>& run) {
-    return run.data.train->fingerprint() + (run.o.shuffle ? "" : ", in order");
-}
-
 /// Exit::usage if this run would not have taken the checkpoint's steps, or not on the same rows.
 template <class Device, class X>
 void require_same_data(const Run<Device, X>& run, const Origin& origin) {
@@ -156,10 +150,11 @@ void require_same_data(const Run<Device, X>& run, const Origin& origin) {
         fail(Exit::usage, origin.resume_from->string(), ": has read ", state.data_rows, " rows of data, ", state.tokens, " tokens, in ",
              state.step, " steps, but with these options it would have been ", rows, " rows, ", state.step * run.data.tokens_per_step,
              " tokens; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
-    if (!state.train_data.empty() && state.train_data != described_data(run))
+    if (!describes_data(state.train_data, *run.data.train, run.o.shuffle))
         fail(Exit::usage, run.data.train->name(), ": is other data than ", origin.resume_from->string(),
-             " has been trained on, or in another order (", described_data(run), ", not ", state.train_data,
-             "); give --train-data and --shuffle as before, or start from the checkpoint with --model and another --out");
+             " has been trained on, or in another order (", described_data(*run.data.train, run.o.shuffle), ", not ",
+             state.train_data, "); give --train-data and --shuffle as before, or start from the checkpoint with --model and "
+             "another --out");
 }
 
 /// The output folder, locked, with the run's options and its log. What another run has left there is renamed.
@@ -200,7 +195,7 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
     require_same_data(run, origin);
-    run.state.train_data = described_data(run);
+    run.state.train_data = described_data(*run.data.train, run.o.shuffle);
     run.ceiling = measure_matmul(run.device) * run.ranks.size();
     const std::string folder = origin.folder() ? origin.folder()->string() : "";
     ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run

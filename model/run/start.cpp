@@ -274,6 +274,18 @@ RunFacts facts_of(const Data& data, const std::string& pattern) {
     return {pattern, described(data.train), described(data.val)};
 }
 
+static std::string described_data(const TokenStream& train, bool shuffle, bool whole) {
+    return train.fingerprint() + (whole ? ", bytes " + train.contents() : "") + (shuffle ? "" : ", in order");
+}
+
+std::string described_data(const TokenStream& train, bool shuffle) { return described_data(train, shuffle, true); }
+
+bool describes_data(const std::string& described, const TokenStream& train, bool shuffle) {
+    for (const bool whole : {false, true})
+        if (described == described_data(train, shuffle, whole)) return true;
+    return described.empty();
+}
+
 DocumentBorders borders(const Options& o, const Config& config) {
     return {o.document_mask ? config.end_of_text : -1, o.document_positions};
 }
@@ -352,14 +364,23 @@ std::vector<Fact> facts_of_options(const Options& o, const char* variant) {
     return facts;
 }
 
+/// Ranks with other ids for the same bytes would count other bytes, and read other prompts and items.
+static std::string hash_of(const Tokenizer* tokenizer) {
+    if (!tokenizer) return "none";
+    Hasher files;
+    for (const std::string& text : {tokenizer->json(), tokenizer->config_json()}) files.add(text.c_str(), text.size() + 1);
+    return hexadecimal(files.digest());
+}
+
 std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     std::vector<Fact> facts;
     const auto config = parse_json(config_to_json_line(origin.config));
     for (const auto& [key, value] : config.items())
         if (key != "engine_tokenizer") facts.push_back({"the model's " + key, written(value)});   // that may be a path
     for (const auto& [name, stream] : {std::pair("training", data.train.get()), {"validation", data.val.get()}})
-        facts.push_back({std::string("the fingerprint of the ") + name + " data, with its tokens and the hash of its manifests,",
+        facts.push_back({std::string("the fingerprint of the ") + name + " data, with its tokens and the hash of its bytes,",
                          stream ? stream->fingerprint() + ", " + std::to_string(stream->size()) + ", " + stream->contents() : "none"});
+    facts.push_back({"the hash of the tokenizer", hash_of(data.tokenizer.get())});
     for (const EvaluationTask& task : data.tasks) {
         Hasher items;
         for (const EvaluationItem& item : task.items) {

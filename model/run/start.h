@@ -69,6 +69,12 @@ std::string tokens_of(const TokenStream& stream);
 /// What a checkpoint's model card says of the data, and of the layers.
 RunFacts facts_of(const Data& data, const std::string& pattern);
 
+/// What a checkpoint says of the training data: which it is, and in which order it comes, but for the seed.
+std::string described_data(const TokenStream& train, bool shuffle);
+
+/// Whether a checkpoint's description is of this data in this order; older checkpoints know its ends alone, or nothing.
+bool describes_data(const std::string& described, const TokenStream& train, bool shuffle);
+
 /// Whether a checkpoint lies in the output folder `out`.
 bool is_of_run(const std::filesystem::path& folder, const std::string& out);
 
