@@ -85,7 +85,7 @@ def programs_of(file):
 
 def build(file, log):
     arguments, programs = programs_of(file)
-    command = ['make', '--no-print-directory', f'-j{os.cpu_count()}', 'USE_CUDA=0', 'CXXFLAGS=-O1', *arguments, *programs]
+    command = ['make', '--no-print-directory', f'-j{os.cpu_count()}', 'USE_CUDA=0', *arguments, *programs]
     with open(log, 'w') as out:
         return subprocess.run(command, cwd=COPY, stdout=out, stderr=out).returncode == 0
 
@@ -103,8 +103,11 @@ def failing(file, limit):
 
 
 def refresh_copy():
-    """Brings the copy to the state of the tree; only files that differ are written, so that make rebuilds little."""
+    """Brings the copy to the state of the tree; only files that differ are written, and objects of build/ are linked, so that make
+    rebuilds little."""
     COPY.mkdir(parents=True, exist_ok=True)
+    if (ROOT / 'build').exists() and not (COPY / 'build').exists():
+        subprocess.run(['cp', '-al', str(ROOT / 'build'), str(COPY / 'build')], check=True)   # make renames what it writes
     tracked = set(git('ls-files', '--cached', '--others', '--exclude-standard').split('\n')) - {''}
     for file in tracked:
         here, there = ROOT / file, COPY / file
