@@ -30,9 +30,9 @@ namespace {
 /// What a run that is resumed at `step` keeps of its log: each training step up to it once, and the other records up to it, but for a
 /// finished run's last.
 struct KeptLog {
-    int64_t step;
-    std::string lines;
-    std::set<std::pair<int64_t, bool>> steps;   // that have a record of training (true) or of validation
+    int64_t step = 0;
+    std::string lines{};
+    std::set<std::pair<int64_t, bool>> steps{};   // that have a record of training (true) or of validation
     int64_t begin = -1;                         // step of the first config record
     int64_t no_records = 0, doubled = 0, in_gaps = 0;
     double loss = NAN;                          // of `step`
