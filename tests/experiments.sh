@@ -109,7 +109,7 @@ check "experiments: repeats nothing" 'cmp -s "$work/before.jsonl" "$work/all/led
 sed -i '$ s/.\{20\}$//' "$work/all/ledger.jsonl"
 expect "experiments: with a line that was cut in half" 0 "is cut short or no record, and passed over; run.py repeats its run" \
     "${run[@]}" e2_dsa "${smoke[@]}" --out "$work/all"
-expect "experiments: the run of that line is repeated" 0 "" "${run[@]}" e12_tasks --scale smoke --out "$work/all"
+expect "experiments: the run of that line is repeated" 0 "" "${run[@]}" e13_budget --scale smoke --out "$work/all"
 results "$work/all" 2> /dev/null > "$work/whole"
 check "experiments: to the same result" \
     '[ "$(grep -c "\"event\":\"done\"" "$work/before.jsonl")" -eq "$(sort -u "$work/whole" | wc -l)" ]'
