@@ -232,7 +232,7 @@ check "experiments: to the same bits" \
     '[ -n "$(results "$work/stopped")" ] && [ "$(results "$work/stopped")" = "$(results "$work/unstopped")" ]'
 
 # What ends otherwise than a run should, or is larger than the others.
-with_options hot --lr 1000 --grad-clip 0 --qk-norm 0 --warmup-steps 0
+with_options hot --lr 1000 --weight-decay 1000 --grad-clip 0 --qk-norm 0 --warmup-steps 0
 expect "experiments: a rate at which nothing is learnt" 0 "" "${run[@]}" "${one[@]}" --programs "$work/hot" --out "$work/hot_runs"
 check "experiments: the run counts as diverged, and says why" \
     'grep -qE "\"event\":\"diverged\".*\"status\":\"diverged\".*\"why\":\"(a loss is not finite|ended at)" "$work/hot_runs/ledger.jsonl"'
