@@ -68,8 +68,8 @@ check "alone" '[ "$(ls "$work/one/slurm")" = e2_dsa_paper_sweep.sbatch ]'
 expect "experiments: a stage before the one that it stands on" 2 "4 runs that are not finished" \
     "${run[@]}" e2_dsa --scale smoke --arms dsa --out "$work/a" --stage seeds --run 0
 
-if ! $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then
-    skip "experiments: statistics, tasks and report" "$python lacks numpy, scipy, matplotlib or jinja2"
+if ! $python -c 'import numpy, scipy, matplotlib, jinja2, xxhash' 2> /dev/null; then
+    skip "experiments: statistics, tasks and report" "$python lacks numpy, scipy, matplotlib, jinja2 or xxhash"
 else
     $python tests/check_experiments.py 2> "$work/stderr" || bad "check_experiments.py" "$(tail -n 1 "$work/stderr")"
     $python tests/check_phases.py 2> "$work/stderr" || bad "check_phases.py" "$(tail -n 1 "$work/stderr")"
@@ -311,7 +311,7 @@ if $python -c 'import matplotlib' 2> /dev/null; then
 fi
 
 # ---- the report
-if $python -c 'import numpy, scipy, matplotlib, jinja2' 2> /dev/null; then
+if $python -c 'import numpy, scipy, matplotlib, jinja2, xxhash' 2> /dev/null; then
     check "experiments: tasks with masks of their answers have items that count them" \
         '[ "$(grep -c "\"setting\":\"mqar_tiny\".*\"accuracy\":{\"items\":0*[01]" "$work/before.jsonl")" -eq 3 ]'
     check "experiments: a ledger names no folder of the machine" \

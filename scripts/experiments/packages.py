@@ -4,7 +4,7 @@ import os
 import sys
 
 EXIT_USAGE, EXIT_DATA, EXIT_FAILED, EXIT_SIGNAL = 2, 3, 1, 75
-INSTALL = 'python3 -m venv --system-site-packages build/python && build/python/bin/pip install numpy scipy matplotlib jinja2'
+INSTALL = 'python3 -m venv --system-site-packages build/python && build/python/bin/pip install numpy scipy matplotlib jinja2 xxhash'
 
 
 class Refused(Exception):

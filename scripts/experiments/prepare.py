@@ -12,7 +12,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from packages import EXIT_DATA, Refused
+from packages import EXIT_DATA, Refused, require
 
 QWEN3 = {
     'architectures': ['Qwen3ForCausalLM'],
@@ -247,31 +247,8 @@ def task_name(task):
 
 
 def xxh64(data):
-    """XXH64 of bytes as 16 hexadecimal digits, which a manifest has of each shard; some seconds for 10 MB."""
-    a, b, c, d, e = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
-    mask = (1 << 64) - 1
-
-    def turned(x, by): return (x << by | x >> 64 - by) & mask
-
-    def mixed(lane, word): return turned((lane + word * b) & mask, 31) * a & mask
-
-    stripes, h = len(data) // 32 * 32, e
-    if stripes:
-        lanes = [(a + b) & mask, b, 0, -a & mask]
-        for words in struct.iter_unpack('<4Q', memoryview(data)[:stripes]): lanes = [mixed(*pair) for pair in zip(lanes, words)]
-        h = sum(turned(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18))) & mask
-        for lane in lanes: h = ((h ^ mixed(0, lane)) * a + d) & mask
-    h, at = (h + len(data)) & mask, stripes
-    for size, form in ((8, '<Q'), (4, '<I'), (1, '<B')):
-        while at + size <= len(data):
-            word = struct.unpack_from(form, data, at)[0]
-            if size == 8: h = (turned(h ^ mixed(0, word), 27) * a + d) & mask
-            elif size == 4: h = (turned(h ^ word * a & mask, 23) * b + c) & mask
-            else: h = turned(h ^ word * e & mask, 11) * a & mask
-            at += size
-    h = (h ^ h >> 33) * b & mask
-    h = (h ^ h >> 29) * c & mask
-    return f'{h ^ h >> 32:016x}'
+    """The hash that a manifest has of each shard."""
+    return require('xxhash').xxh64(data).hexdigest()
 
 
 def copy_manifest(folder, to):
