@@ -47,9 +47,7 @@ const Fact* first_difference(const std::vector<Fact>& ours, const std::vector<Fa
 void require_agreement(Ranks& ranks, const std::vector<Fact>& facts) {
     if (ranks.size() == 1) return;
     const std::string mine = packed(facts);
-    std::vector<uint64_t> hashes(size_t(ranks.size()));
-    hashes[size_t(ranks.rank())] = xxh3(mine.data(), mine.size());
-    ranks.all_gather(hashes.data(), sizeof hashes[0]);
+    const std::vector<uint64_t> hashes = ranks.gathered(xxh3(mine.data(), mine.size()));
     const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return hash != hashes[0]; });
     if (other == hashes.end()) return;
     const int rank = int(other - hashes.begin());

@@ -85,6 +85,15 @@ public:
     /// x (size x bytes) on every rank, from each rank's own part.
     void all_gather(void* x, size_t bytes);
 
+    /// (size) Each rank's `mine`, by rank, on every rank. Every rank must call it.
+    template <class X>
+    std::vector<X> gathered(const X& mine) {
+        std::vector<X> all(static_cast<size_t>(size_));
+        all[static_cast<size_t>(rank_)] = mine;
+        all_gather(all.data(), sizeof(X));
+        return all;
+    }
+
     /// `whole` (shards.size()), on rank 0 only, from each rank's `mine` (shards.owned()).
     void gather_shards(const float* mine, float* whole, const Shards& shards);
 

@@ -81,11 +81,8 @@ void validate_and_report(Run<Device, X>& run) {
 template <class Device, class X>
 void report_read(Run<Device, X>& run, const std::string& of) {
     if (!run.reader) return;
-    std::vector<InferenceCount> of_ranks(size_t(run.ranks.size()));
-    of_ranks[size_t(run.ranks.rank())] = std::exchange(run.read, {});
-    run.ranks.all_gather(of_ranks.data(), sizeof(InferenceCount));
     InferenceCount read;
-    for (const InferenceCount& one : of_ranks) read.add(one);
+    for (const InferenceCount& one : run.ranks.gathered(std::exchange(run.read, {}))) read.add(one);
     run.progress.say(of + ": " + described(read, run.o.inference.how.psa.bound));
     run.log.write({{"event", "sparse_reading"},
                    {"step", run.state.step},

@@ -119,9 +119,7 @@ inline GpuKind own_gpu_kind() {
 
 /// Every rank must call it. Exit::usage unless all have opened GPUs of one kind.
 inline void require_same_gpus(Ranks& ranks) {
-    std::vector<GpuKind> kinds(size_t(ranks.size()));
-    kinds[size_t(ranks.rank())] = own_gpu_kind();
-    ranks.all_gather(kinds.data(), sizeof(GpuKind));
+    const std::vector<GpuKind> kinds = ranks.gathered(own_gpu_kind());
     if (std::all_of(kinds.begin(), kinds.end(), [&](const GpuKind& kind) { return kind.same_as(kinds[0]); })) return;
     std::map<std::string, std::vector<int>> who;
     for (int r = 0; r < ranks.size(); r++) who[kinds[size_t(r)].text()].push_back(r);

@@ -131,10 +131,7 @@ private:
 
     /// (ranks) Every rank's hash of its sums, on every rank.
     static std::vector<uint64_t> hashes_of_ranks(Ranks& ranks, const std::vector<uint64_t>& sums) {
-        std::vector<uint64_t> hashes(size_t(ranks.size()));
-        hashes[size_t(ranks.rank())] = xxh3(sums.data(), sums.size() * sizeof sums[0]);
-        ranks.all_gather(hashes.data(), sizeof hashes[0]);
-        return hashes;
+        return ranks.gathered(xxh3(sums.data(), sums.size() * sizeof sums[0]));
     }
     static void append(std::vector<uint64_t>& to, const std::vector<uint64_t>& more) { to.insert(to.end(), more.begin(), more.end()); }
 

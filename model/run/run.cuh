@@ -207,9 +207,7 @@ void find_unlike_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
     std::string mine = describe(run.device, omp_get_max_threads());
     if (const std::string blas = describe_blas(run.device); mine.find(blas) == std::string::npos) mine += ", " + blas;
-    std::vector<uint64_t> hashes(size_t(ranks.size()));
-    hashes[size_t(ranks.rank())] = xxh3(mine.data(), mine.size());
-    ranks.all_gather(hashes.data(), sizeof hashes[0]);
+    const std::vector<uint64_t> hashes = ranks.gathered(xxh3(mine.data(), mine.size()));
     const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return hash != hashes[0]; });
     run.ranks_compute_alike = other == hashes.end();
     if (run.ranks_compute_alike) return;
