@@ -48,7 +48,7 @@ mkdir "$work/elsewhere" && mv "$work/earlier/step_00000012" "$work/elsewhere" &&
 expect "a checkpoint that is a link to another disk" 0 "" "${causal[@]}" --out "$work/earlier" --resume --steps 13 --checkpoint-every 0
 check "is of its run" '[ "$(losses "$work/earlier")" -eq 13 ] && [ ! -e "$work/earlier/superseded" ]'
 rm -r "$work/elsewhere"
-expect "which is not mounted" 7 "is a link whose target is missing" "${causal[@]}" --out "$work/earlier" --resume
+expect "which is not mounted" 7 "is a link to $work/elsewhere/step_00000012, which is not there" "${causal[@]}" --out "$work/earlier" --resume
 rm -rf "$work/earlier" && cp -r "$work/run" "$work/earlier" && truncate -s 1000 "$work/earlier/step_00000012/model.safetensors"
 expect "resuming where another run still writes looks at none of its checkpoints" 7 "another run is writing there" \
     flock "$work/earlier/lock" "${causal[@]}" --out "$work/earlier" --resume
