@@ -4,6 +4,8 @@
 #include <climits>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -32,10 +34,10 @@ namespace {
 struct KeptLog {
     int64_t step = 0;
     std::string lines{};
-    std::set<std::pair<int64_t, bool>> steps{};   // that have a record of training (true) or of validation
-    int64_t begin = -1;                         // step of the first config record
+    std::set<int64_t> trained{}, validated{};   // steps that have such a record
+    std::optional<int64_t> begin{};             // step of the first config record
     int64_t no_records = 0, doubled = 0, in_gaps = 0;
-    double loss = NAN;                          // of `step`
+    double loss = NAN;   // of `step`
 
     void take(const std::string& line);
     int64_t absent() const;
@@ -43,24 +45,25 @@ struct KeptLog {
 
 void KeptLog::take(const std::string& line) {
     const auto record = parse_json(line, false);
-    const auto at = record.find("step"), event = record.find("event");
+    const auto at = record.find("step"), event = record.find("event"), missing = record.find("missing"), its_loss = record.find("loss");
     if (!record.is_object() || (at != record.end() && !at->is_number_integer())) return void(no_records++);
     const int64_t of = at == record.end() ? 0 : at->get<int64_t>();
     const std::string name = event != record.end() && event->is_string() ? event->get<std::string>() : "";
     if (name == "done" || of > step) return;
-    if (name == "config" && begin < 0) begin = of;
-    if (name == "gap") in_gaps += record.value("missing", int64_t(0));
-    if (event == record.end() && !steps.emplace(of, record.contains("grad_norm")).second) return void(doubled++);
-    if (event == record.end() && of == step && record.contains("grad_norm") && record.contains("loss") && record["loss"].is_number())
-        loss = record["loss"].get<double>();
+    if (event == record.end()) {
+        const bool of_training = record.contains("grad_norm");
+        if (!(of_training ? trained : validated).insert(of).second) return void(doubled++);
+        if (of_training && of == step && its_loss != record.end() && its_loss->is_number()) loss = its_loss->get<double>();
+    }
+    if (name == "config" && !begin) begin = of;
+    if (name == "gap" && missing != record.end() && missing->is_number_integer()) in_gaps += missing->get<int64_t>();
     lines += line + "\n";
 }
 
 /// Training steps without a record, beside those that gap records tell of.
 int64_t KeptLog::absent() const {
-    int64_t there = 0;
-    for (const auto& [of, trained] : steps) there += trained && of > std::max<int64_t>(0, begin);
-    return std::max<int64_t>(0, step - std::max<int64_t>(0, begin) - there - in_gaps);
+    const int64_t from = begin.value_or(0), there = std::distance(trained.upper_bound(from), trained.end());
+    return std::max<int64_t>(0, step - from - there - in_gaps);
 }
 
 void warn_of_log(const std::string& path, int64_t count, const char* what) {
@@ -89,8 +92,9 @@ static std::string kept_lines(const std::string& path, int64_t step, double loss
              "); move it away to begin another");
     warn_of_log(path, kept.no_records, "lines were no records and were dropped");
     warn_of_log(path, kept.doubled, "records of steps that have one already were dropped");
-    warn_of_log(path, kept.absent(), "steps have no record");
-    if (kept.absent() > 0) return kept.lines + gap_record(kept.absent(), "steps without a record, found on resuming");
+    const int64_t absent = kept.absent();
+    warn_of_log(path, absent, "steps have no record");
+    if (absent > 0) return kept.lines + gap_record(absent, "steps without a record, found on resuming");
     return kept.lines + (kept.no_records ? gap_record(kept.no_records, "no records, found on resuming") : "");
 }
 
