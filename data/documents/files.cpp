@@ -158,6 +158,13 @@ std::string read_small_file(const std::string& path) {
     return text;
 }
 
+std::string read_regular_file(const std::string& path) {
+    std::error_code unknown;
+    if (std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown))
+        fail(Exit::data, path, ": is not a regular file, as it has to be; put the file in its place");
+    return read_small_file(path);
+}
+
 bool is_plain_name(const std::string& name) {
     return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
 }

@@ -66,6 +66,9 @@ Descriptor lock_folder(const std::string& folder);
 /// The contents of a file of at most 64 MiB. Exit::data if it is larger or cannot be read.
 std::string read_small_file(const std::string& path);
 
+/// The same, but Exit::data where the path is no regular file: a named pipe would be waited for.
+std::string read_regular_file(const std::string& path);
+
 /// Whether `name` is the name of a file in a folder: not empty, without a slash, neither . nor ..
 bool is_plain_name(const std::string& name);
 

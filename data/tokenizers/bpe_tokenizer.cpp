@@ -158,10 +158,7 @@ std::string config_path(const std::string& path) {
 std::unique_ptr<Tokenizer> open_bpe_tokenizer(const std::string& path) {
     const std::string config = config_path(path);
     const bool has_config = !config.empty() && std::filesystem::exists(config);
-    for (const std::string& file : {path, has_config ? config : path})
-        if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file))   // a named pipe would be waited for
-            fail(Exit::data, file, ": is not a regular file, as it has to be; put the file in its place");
-    return make_bpe_tokenizer(read_small_file(path), has_config ? read_small_file(config) : "", path);
+    return make_bpe_tokenizer(read_regular_file(path), has_config ? read_regular_file(config) : "", path);
 }
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string text, std::string config, const std::string& path) {
