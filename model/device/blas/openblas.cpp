@@ -97,13 +97,14 @@ __attribute__((section(".preinit_array"), used)) static void (*before_libraries)
 
 int use_blas_threads(int threads) {
     static int mapped = openblas_get_num_threads();
-    if (address_space_is_limited()) {
-        threads = std::min({threads, MOST_BUFFERS / 2, (mapped + buffers_with_room(std::max(0, 2 * threads - mapped))) / 2});
-        mapped = std::max(mapped, 2 * threads);
+    if (!address_space_is_limited()) {
+        openblas_set_num_threads(threads);
+        return threads;
     }
+    threads = std::min({threads, MOST_BUFFERS / 2, (mapped + buffers_with_room(std::max(0, 2 * threads - mapped))) / 2});
+    mapped = std::max(mapped, 2 * threads);
     if (threads == 0) return 0;
     openblas_set_num_threads(threads);
-    if (!address_space_is_limited()) return threads;
     std::vector<void*> of_callers(static_cast<size_t>(threads));
     for (void*& buffer : of_callers) buffer = blas_memory_alloc(0);
     for (void* buffer : of_callers) blas_memory_free(buffer);
