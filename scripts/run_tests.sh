@@ -58,7 +58,7 @@ run_all() {
     # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
     local building build_nothing=(tests/{collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items,faults}.sh
         tests/experiments.sh
-        tests/{figures,fineweb,gallery,generate_gpu}.sh
+        tests/{figures,fineweb,generate_gpu}.sh
         tests/{gpu_day,gpu_end_to_end,kernel_report,labs,modeling,published,ranks,reference_qwen,runs}.sh
         tests/{score_generation,tokenize_restart,train_tokenizer}.sh)
     mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxFf <(printf '%s\n' "${build_nothing[@]}"))

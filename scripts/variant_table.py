@@ -143,6 +143,13 @@ def place(text):
     return begin + len(BEGIN) + 1, end - 1
 
 
+def write_table(options=argparse.Namespace(variants=None, model='qwen-7m', time=False)):
+    """Rewrite the table in attention/README.md."""
+    text = README.read_text(encoding='utf-8')
+    begin, end = place(text)
+    README.write_text(text[:begin] + table(options, text[begin:end]) + text[end:], encoding='utf-8')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--time', action='store_true', help='measure step times')
@@ -155,13 +162,10 @@ def main():
     options = parser.parse_args()
     if options.rounds < 1 or (options.variants and not options.print):
         parser.error('--rounds must be at least 1, and --variants needs --print')
-    text = README.read_text(encoding='utf-8')
-    begin, end = place(text)
-    made = table(options, text[begin:end])
     if options.print:
-        print(made)
-    else:
-        README.write_text(text[:begin] + made + text[end:], encoding='utf-8')
+        text = README.read_text(encoding='utf-8')
+        print(table(options, text[slice(*place(text))]))
+    else: write_table(options)
 
 
 if __name__ == '__main__':
