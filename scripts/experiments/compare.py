@@ -57,7 +57,7 @@ def options_of(words):
     return found
 
 
-def number(kind, name, value):
+def positive(kind, name, value):
     """The value of an option that the plan computes with: positive and finite."""
     try:
         found = kind(value)
@@ -71,7 +71,7 @@ def check_options(options, where, but=()):
     """Refuse options that the plan overwrites, and those that leave runs without a loss to compare."""
     for name, value in options.items():
         if name in DECIDED and name not in but: raise Refused(f'--{name} {where}: compare.py decides that itself; {DECIDED[name]}')
-        if name == 'steps': number(int, name, value)
+        if name == 'steps': positive(int, name, value)
         if name in ('val-every', 'val-batches') and re.fullmatch(r'[+-]?[0.]+', value):
             raise Refused(f'--{name} {value} {where}: without validations there is no loss to compare; leave it out')
 
@@ -94,7 +94,7 @@ def experiment(arms, shared, seeds, rates):
     """The comparison as the plan of an experiment."""
     check_options(shared, 'behind --', but=('lr',))
     options = DEFAULTS | shared
-    rate, steps = number(float, 'lr', options.pop('lr')), int(options['steps'])
+    rate, steps = positive(float, 'lr', options.pop('lr')), int(options['steps'])
     options = {'val-every': max(1, steps // 4), 'checkpoint-every': max(1, steps // 4)} | options
     if len(arms) < 2: raise Refused('give two arms or more: the baseline first')
     tables, seen = {}, {}

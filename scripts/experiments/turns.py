@@ -26,14 +26,14 @@ from packages import EXIT_FAILED, EXIT_SIGNAL, Refused, guarded, split_at_dashes
 from results import first, read_log
 
 STEPS, TO_WARM_UP = 9, 3
-QUIET = {'val-every': 0, 'sample-every': 0, 'checkpoint-every': 0, 'plot': 0}
+QUIET = ('--val-every=0', '--sample-every=0', '--checkpoint-every=0', '--plot=0')
 
 
-def records_of(command, option, name=''):
-    """The records of the log that a command writes into the temporary folder (or its file `name`) that `option` names."""
+def records_of(command, *own):
+    """The records of the log.jsonl that a command with our `own` options writes into a temporary folder, FOLDER in these options."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            done = subprocess.run([*command, f'--{option}={Path(folder) / name}'], capture_output=True, text=True)
+            done = subprocess.run([*command, *(word.replace('FOLDER', folder) for word in own)], capture_output=True, text=True)
         except OSError as error:
             raise Refused(f'{command[0]}: {error.strerror}; make builds it', EXIT_FAILED) from error
         if done.returncode:
@@ -43,7 +43,7 @@ def records_of(command, option, name=''):
 
 def steps_of(command):
     """Measurements of a short run: median milliseconds of a step, peak bytes, and the log's first record."""
-    records = records_of([*command, *(f'--{name}={value}' for name, value in (QUIET | {'steps': STEPS}).items())], 'out')
+    records = records_of(command, *QUIET, f'--steps={STEPS}', '--out=FOLDER')
     times = [r['ms'] for r in records if 'grad_norm' in r]
     return {'ms': median(times[min(TO_WARM_UP, len(times) - 1):]), 'peak_bytes': first(records, 'done').get('peak_bytes'),
             'config': records[0]}

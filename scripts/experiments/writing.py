@@ -21,7 +21,7 @@ KEPT = ('cache_bytes', 'prompt_tokens', 'later_tokens', 'pairs_read', 'mass_kept
 
 def written_by(command):
     """The record of one call, with its times in milliseconds."""
-    record = records_of(command, 'log', 'log.jsonl')[0]
+    record = records_of(command, '--log=FOLDER/log.jsonl')[0]
     if not record['later_tokens']: raise Refused(f'{shlex.join(command)}: wrote one token; --tokens must be 2 or more')
     return record | {'ms': 1e3 * record['writing_seconds'] / record['later_tokens'], 'first_ms': 1e3 * record['reading_seconds']}
 
