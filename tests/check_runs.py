@@ -206,8 +206,11 @@ def kinds(out):
     wrote = [r for r in of('e9_cache') if r['kind'] == 'writes']
     check('every arm has the bytes of its cache, and what it reads its accuracy', len(wrote) == 3 == len(of('e9_cache', 'read')) and
           all(correct(of('e9_cache', 'read'))) and all((r['result']['device'], r['result']['weights']) == ('cpu', 'fp32') for r in wrote))
-    equal = {(r['setting'], r['arm']): r['steps'] for r in of('e5_isoflop') if r['kind'] == 'train'}
-    check('equal FLOPs and seconds are other numbers of steps', len(equal) >= 4 and equal['flops', 'sliding_window'] > equal['flops', 'causal'], equal)
+    equal = {r['arm']: r['steps'] for r in of('e5_isoflop', 'flops')}
+    check('equal FLOPs give a cheaper arm more steps', equal['sliding_window'] > equal['causal'], equal)
+    chosen = {r['name'].split('/')[2]: r['value'] for r in records(out, 'fixed')}
+    check('and equal seconds those of its step times', chosen['steps of sliding_window in equal seconds']['steps'] > 0 and
+          any(r['setting'] == 'seconds' and r['arm'] == 'sliding_window' for r in records(out, 'run')), chosen)
     check('a gate is distilled from the weights of another arm, and read', [r['origin'] for r in of('e11_distil', 'distilled')] and
           all(r['val_loss'] for r in of('e11_distil', 'top_1')))
     check('the loss by position is kept', all(len(r['result']['by_position']) == 32 for r in of('e13_budget', 'positions')))

@@ -52,6 +52,14 @@ class Table:
     def title(self):
         return f'{self.experiment.name}, scale {self.scale}' + (f': {self.label}' if self.label else '')
 
+    def compare(self, more=()):
+        """Compare every arm with the baseline, the pairs that the experiment names, and `more` of them; Holm over all."""
+        base, arms = self.experiment.baseline, self.arms
+        self.comparisons = {(arm, against): stats.compare(arms[arm].losses, arms[against].losses)
+                            for arm, against in [*((arm, base) for arm in arms if arm != base), *self.experiment.compare, *more]
+                            if arm in arms and against in arms}
+        stats.adjust(list(self.comparisons.values()))
+
     @property
     def base(self):
         """The baseline's arm; None without its runs."""
@@ -119,7 +127,8 @@ class Report:
         self.sweeps = {}
         for (name, at, arm, factor), of in runs[runs.stage == 'sweep'].groupby(['experiment', 'scale', 'arm', 'factor'], sort=False):
             self.sweeps.setdefault((name, at), {}).setdefault(arm, {})[factor] = list(of.record)
-        for table in self.tables: self._compare(table)
+        for table in self.tables:
+            table.compare([(c['arm'], c['against']) for c in self.claims if c['experiment'] == table.experiment.name and c['unit'] == NATS])
         self.verdicts = judge(self.claims, self.tables, self.timings + self.writings)
         self.not_measured = [claim for claim in self.claims if all(one.claim is not claim for one in self.verdicts)]
 
@@ -137,15 +146,6 @@ class Report:
                     for arm, own in of.groupby('arm', sort=False) if arm in self.experiments[name].arms}
             found.append(Table(self.experiments[name], scale, setting, of.stage.iloc[0], arms))
         return found
-
-    def _compare(self, table):
-        """Compare every arm with the baseline, the pairs that the experiment names and those of claims; Holm over all of a table."""
-        e, arms = table.experiment, table.arms
-        wanted = [(arm, e.baseline) for arm in arms if arm != e.baseline] + e.compare
-        wanted += [(c['arm'], c['against']) for c in self.claims if c['experiment'] == e.name and c['unit'] == NATS]
-        table.comparisons = {(arm, against): stats.compare(arms[arm].losses, arms[against].losses)
-                             for arm, against in wanted if arm in arms and against in arms}
-        stats.adjust(list(table.comparisons.values()))
 
     def of(self, kind, experiment, scale):
         """Those of `tables`, `timings` or `writings` of one experiment at one scale."""

@@ -23,12 +23,12 @@ from statistics import mean
 
 import run as runner
 import stats
-from analysis import Arm
+from analysis import Arm, Table
 from ledger import key_of
 from packages import EXIT_DATA, ROOT, Refused, guarded, split_at_dashes
 from plan import Experiment
 from session import Session
-from tables import as_markdown, interval, mean_cell, number, pd
+from tables import arm_table, as_markdown, number
 from work import Work
 
 DEFAULTS = {'model': 'qwen-1m', 'seq-len': 512, 'batch-size': 8, 'steps': 500, 'lr': 4e-3, 'window': 32, 'dense-until': 64,
@@ -134,30 +134,28 @@ def try_options(work):
 
 def show(work):
     """Print the table, and a sentence for every arm."""
-    records, first, rows = {}, {}, []
+    first, records = {}, {}
     for run in work.runs('seeds'):
         first.setdefault(run.arm, run)
         records.setdefault(run.arm, {})[run.seed] = work.session.ledger.finished[run.key]
     arms = {name: Arm(name, of, first[name].factor) for name, of in records.items()}
-    base = arms[work.experiment.baseline]
-    found = {name: stats.compare(arm.losses, base.losses) for name, arm in arms.items() if arm is not base}
-    stats.adjust(list(found.values()))
-    for name, arm in arms.items():
-        c, mean_of = found.get(name), lambda key, form: number(mean(arm.values(key)) if arm.values(key) else None, form)
-        visible = re.search(r'([0-9.]+)% of causal', (work.session.printed(first[name]) or {}).get('visible pairs per sequence', ''))
-        rows.append({'arm': name, 'parameters': mean_of('parameters', ',.0f'), 'pairs, of causal': f'{visible[1]}%' if visible else '-',
-                     'runs': str(len(arm.records)), 'diverged': str(len(arm.diverged)), 'rate x': f'{arm.factor:g}',
-                     'validation loss': mean_cell(arm.sound), 'difference': interval(c) if c else 'baseline',
-                     'p (Holm)': number(c.adjusted if c else None, '.3g'), 'bits per byte': mean_of('val_bpb', '.4f'),
-                     'ms a step': mean_of('ms', '.1f')})
-    print('\n' + as_markdown(pd.DataFrame(rows)))
-    for name, c in found.items():
+    table = Table(work.experiment, 'reduced', '', 'seeds', arms)
+    table.compare()
+    mean_of = lambda key, form: [number(mean(arm.values(key)) if arm.values(key) else None, form) for arm in arms.values()]
+    pairs = [re.match('.*?([0-9.]+%) of causal', (work.session.printed(run) or {}).get('visible pairs per sequence', ''))
+             for run in first.values()]
+    found = arm_table(table)
+    found.insert(1, 'parameters', mean_of('parameters', ',.0f'))
+    found.insert(2, 'pairs, of causal', [visible[1] if visible else '-' for visible in pairs])
+    found['bits per byte'], found['ms a step'] = mean_of('val_bpb', '.4f'), mean_of('ms', '.1f')
+    print('\n' + as_markdown(found))
+    for (name, base), c in table.comparisons.items():
         if c.pairs < 2:
             print(f'{name}: one pair of seeds says nothing about a difference; give --seeds 3 or more{c.lost}.')
             continue
         seen = max(c.p, c.adjusted) < stats.ALPHA
         word = 'no difference shows' if not seen else 'lower' if c.mean < 0 else 'higher'
-        print(f'{name} - {base.name}: {c.mean:+.4f} +- {c.half_width:.4f} nats ({c.pairs} paired seeds, 95%): {word}{c.lost}. '
+        print(f'{name} - {base}: {c.mean:+.4f} +- {c.half_width:.4f} nats ({c.pairs} paired seeds, 95%): {word}{c.lost}. '
               f'Smallest difference that so many seeds see: {stats.smallest_detectable(c.pairs, c.sd):.3f}.')
 
 

@@ -9,16 +9,16 @@ Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
 import argparse
 import json
 import re
-import struct
 import sys
 import tempfile
-import zlib
 from pathlib import Path
 from statistics import mean
 
 from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, require
 
-require('scipy', 'statsmodels', 'pandas')
+require('PIL', 'scipy', 'statsmodels', 'pandas')
+from PIL import Image                                                        # noqa: E402
+
 from analysis import Report                                                  # noqa: E402
 from shards import write_whole                                               # noqa: E402
 from tables import interval                                                  # noqa: E402
@@ -69,27 +69,13 @@ FORMS = {  # options that show a variant's pattern in 512 tokens
 }
 
 
-def compressed(png):
-    """The PNG with compressed pixels, which the engine stores as they are."""
-    chunks, at, pixels = [], 8, b''
-    while at < len(png):
-        size, kind = struct.unpack('>I4s', png[at:at + 8])
-        content = png[at + 8:at + 8 + size]
-        at += size + 12
-        if kind == b'IDAT': pixels += content
-        else: chunks.append((kind, content))
-    chunks.insert(-1, (b'IDAT', zlib.compress(zlib.decompress(pixels), 9)))
-    return png[:8] + b''.join(struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
-                              for kind, content in chunks)
-
-
 def picture(variant, folder):
     """Draw VARIANT.png in a folder."""
     with tempfile.TemporaryDirectory() as work:
         drawn = Path(work) / 'mask.png'
         run(variant, *FORMS.get(variant, ()), '--model', 'qwen-1m', '--seq-len', 512, '--show-mask', drawn)
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / f'{variant}.png', compressed(drawn.read_bytes()))
+        Image.open(drawn).save(folder / f'{variant}.png', optimize=True)   # the engine stores pixels as they are
 
 
 def formula(variant):

@@ -32,12 +32,11 @@ class Place:
 def places(jobs, ranks, on_cpu=False):
     """One for each GPU (or group of as many as there are ranks), else `jobs` shares of the processors."""
     gpus = [] if on_cpu else visible_gpus()
-    if gpus:
-        groups = [','.join(gpus[i:i + ranks]) for i in range(0, len(gpus) - ranks + 1, ranks)]
-        if not groups: raise Refused(f'--ranks {ranks}: this machine shows {len(gpus)} GPUs')
-        return [Place(group, 0, ranks) for group in groups[:jobs or len(groups)]]
+    groups = [','.join(gpus[i:i + ranks]) for i in range(0, len(gpus) - ranks + 1, ranks)]
+    if gpus and not groups: raise Refused(f'--ranks {ranks}: this machine shows {len(gpus)} GPUs')
+    if gpus: return [Place(group, 0, ranks) for group in groups[:jobs or len(groups)]]
     jobs = jobs or 1
-    return [Place('', max(1, len(os.sched_getaffinity(0)) // (jobs * ranks)), ranks) for _ in range(jobs)]
+    return [Place('', max(1, len(os.sched_getaffinity(0)) // (jobs * ranks)), ranks)] * jobs
 
 
 def visible_gpus():
@@ -148,17 +147,14 @@ class Jobs:
         self.done_here += len(later) - len(left)
         return left
 
-    def folder(self, run):
-        return self.out / 'runs' / run.key
-
     def _harvest(self, run):
         """Enter a run without starting it: its trainer outlived its run.py and has finished, or the run it starts from diverged."""
-        for origin in run.origins:
-            if self.ledger.finished[origin.key]['event'] == 'diverged':
-                self._enter(run, 'diverged', result_of(self.folder(run)), f'the run that it starts from diverged ({origin.name})')
-                return True
-        if self.again or run.kind != 'train' or not first(read_log(self.folder(run) / 'log.jsonl'), 'done'): return False
-        self._finish(run, self.folder(run), 0)
+        folder = self.out / 'runs' / run.key
+        if lost := [origin.name for origin in run.origins if self.ledger.finished[origin.key]['event'] == 'diverged']:
+            self._enter(run, 'diverged', result_of(folder), f'the run that it starts from diverged ({lost[0]})')
+            return True
+        if self.again or run.kind != 'train' or not first(read_log(folder / 'log.jsonl'), 'done'): return False
+        self._finish(run, folder, 0)
         return True
 
     # ---- commands
@@ -187,7 +183,7 @@ class Jobs:
         return [str(program), *(f'--{name}={value}' for name, value in options.items())]
 
     def _spawn(self, run, lock, place):
-        folder = self.folder(run)
+        folder = self.out / 'runs' / run.key
         folder.mkdir(parents=True, exist_ok=True)
         command = self._words(run, folder, place)
         environment = os.environ | ({'CUDA_VISIBLE_DEVICES': place.devices} if place.devices else {'OMP_WAIT_POLICY': 'passive'})
@@ -219,20 +215,17 @@ class Jobs:
         if run.origin: fields['origin'] = run.origin.key
         self.ledger.append(status, **fields, **({'why': why} if why else {}))
 
-    def _enter_again(self, run, result):
-        """Append the record of a run whose result is in the ledger already."""
-        before = self.ledger.finished[run.key]['weights_hash']
-        self.ledger.append('again', key=run.key, weights_hash=result['weights_hash'])
-        if before != result['weights_hash']:
-            self.say(f'{run.name}: has other weights than the ledger says ({before}): another machine or number of threads')
-
     def _finish(self, run, folder, code, told=False, seconds=0.0):
         """Record a trainer that has ended."""
         result = result_of(folder, text_of(folder / 'stdout.txt'))
         if run.kind != 'train': result['seconds'] = round(seconds, 3)
         diverged = result.pop('diverged', '') or ('a loss is not finite' if code else '')
         if code in (0, EXIT_NOT_FINITE):
-            if self.again: self._enter_again(run, result)
+            if self.again:   # its result is in the ledger already
+                before, now = self.ledger.finished[run.key]['weights_hash'], result['weights_hash']
+                self.ledger.append('again', key=run.key, weights_hash=now)
+                if before != now:
+                    self.say(f'{run.name}: has other weights than the ledger says ({before}): another machine or number of threads')
             else: self._enter(run, 'diverged' if diverged else 'done', result, diverged)
             self.done_here += 1
             loss = 'done' if result['val_loss'] is None else f'validation {result["val_loss"]:.4f}'

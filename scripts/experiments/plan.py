@@ -203,8 +203,8 @@ class Experiment:
 
     def scale(self, name):
         """The scale's table; refuses one that does not exist or needs a missing feature."""
-        choose('scale', name, SCALES)
-        if name not in self.scales: raise Refused(f'{self.name} has no scale {name}; it has: {", ".join(self.scales)}')
+        if name not in self.scales:
+            raise Refused(f'{self.name} has no scale {choose("scale", name, SCALES)}; it has: {", ".join(self.scales)}')
         if lacking := self.missing({'needs': self.needs}, self.scales[name]):
             raise Refused(f'{self.name} at scale {name} needs what the engine does not have yet: {lacking}')
         return self.scales[name]

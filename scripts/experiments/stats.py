@@ -115,20 +115,10 @@ def compare(arm, baseline):
     if len(d): found.mean = float(d.mean())
     if len(d) >= 2:
         found.sd = float(d.std(ddof=1))
-        found.half_width = half_width(len(d), found.sd)
-        found.p = found.adjusted = two_sided_p(d)
+        found.half_width = float(scipy.t.ppf(1 - ALPHA / 2, len(d) - 1) * found.sd / math.sqrt(len(d)))
+        # Differences that are all equal leave no doubt either way.
+        found.p = found.adjusted = float(scipy.ttest_1samp(d, 0).pvalue) if np.ptp(d) else float(d[0] == 0)
     return found
-
-
-def half_width(n, sd):
-    """Half the width of the 95% interval of a mean over n differences."""
-    return float(scipy.t.ppf(1 - ALPHA / 2, n - 1) * sd / math.sqrt(n))
-
-
-def two_sided_p(differences):
-    """p of a true difference of 0. Differences that are all equal leave no doubt either way."""
-    if np.ptp(differences) == 0: return float(differences[0] == 0)
-    return float(scipy.ttest_1samp(differences, 0).pvalue)
 
 
 def tost_p(differences, margin):
