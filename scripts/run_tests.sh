@@ -27,8 +27,8 @@ build() { make --no-print-directory -j"$processors" "$@"; }
 # The packages that some scripts stand on, in an environment of their own in build/, unless python3 has them or PYTHON says which one
 # to take. Where they cannot be had, the tests of those scripts say so and are skipped.
 install_python_packages() {
-    local packages="pyarrow rouge-score sacrebleu tokenizers numpy scipy matplotlib jinja2 xxhash" folder=build/python
-    has_all() { "$1" -c 'import pyarrow, rouge_score, sacrebleu, tokenizers, scipy, matplotlib, jinja2, xxhash' 2> /dev/null; }
+    local packages="pyarrow rouge-score sacrebleu tokenizers numpy scipy statsmodels pandas matplotlib jinja2 xxhash" folder=build/python
+    has_all() { "$1" -c 'import pyarrow, rouge_score, sacrebleu, tokenizers, statsmodels, pandas, matplotlib, jinja2, xxhash' 2> /dev/null; }
     if [ -n "${PYTHON:-}" ] || has_all python3; then return; fi
     if has_all $folder/bin/python3 || { python3 -m venv --clear --system-site-packages $folder &&
         $folder/bin/pip install --retries 1 --timeout 20 $packages; } > "$work/pip" 2>&1; then

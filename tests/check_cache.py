@@ -1,4 +1,4 @@
-"""scripts/experiments: times of ./generate by turns and the bytes of its cache, texts with rows of a task among them, the table and
+"""scripts/experiments: interleaved times of ./generate, the bytes of its cache, texts with rows of a task among them, the table and
 the picture of e9_cache."""
 
 import json
@@ -63,7 +63,7 @@ def plans(session):
     check('writing comes after all that reads', planner.stages() == ['seeds', 'phase2', 'writes'], planner.stages())
     runs = [session.identify(run) for run in planner.runs('writes')]
     check('so many rounds of every arm', [run.arm for run in runs] == ['a', 'b', 'sparse'] * 3 and len({run.key for run in runs}) == 9)
-    check('each with the weights of the first seed, its own or those that it is from, by turns with the baseline\'s',
+    check('each with the weights of the first seed, its own or those that it is from, interleaved with the baseline\'s',
           {(run.arm, *((of.arm, of.seed) for of in run.origins)) for run in runs} ==
           {('a', ('a', 1), ('a', 1)), ('b', ('b', 1), ('a', 1)), ('sparse', ('a', 1), ('a', 1))})
     check('with the options of ./generate alone', runs[2].options == {'seed': 1, 'attention': 'psa', 'device': 'cpu', 'prompt': 5,

@@ -1,5 +1,5 @@
 """scripts/experiments: runs that start from the weights of others or of released models, what settings have of their own, step times
-by turns, labelled examples, comparisons, lines of ledgers."""
+interleaved, labelled examples, comparisons, lines of ledgers."""
 
 import json
 import sys
@@ -59,7 +59,7 @@ def phases(work):
     other = plan.Planner(planned(**three | {'first': {'options': {'steps': 11}}}), 'smoke').runs('phase3')
     check('and on the runs before', session.identify(other[0]).key != session.identify(third[0]).key)
     refused('a circle of settings', 'in a circle', lambda: planned(x={'after': 'y'}, y={'after': 'x'}))
-    refused('weights that nobody has trained', 'has no weights to start from', lambda: plan.Planner(
+    refused('weights without a run that trains them', 'has no weights to start from', lambda: plan.Planner(
         planned(first={'arms': ['b']}, second={'after': 'first', 'arms': ['gate']}), 'smoke').runs('phase2'))
     refused('a setting after one that is not there', 'unknown setting', lambda: planned(x={'after': 'nowhere'}))
 
@@ -129,7 +129,7 @@ def step_times(work):
     equal = plan.Planner(planned(one={'equal': 'flops'}, two={'equal': 'seconds', 'arms': ['a', 'b']}), 'reduced',
                          steps_of=lambda run: {'b': 7}[run.arm])
     timing, seconds = (equal.runs(stage) for stage in ('timing', 'seconds'))
-    check('equal seconds go by step times in rounds by turns', equal.stages() == ['seeds', 'timing', 'seconds'] and
+    check('equal seconds go by step times in interleaved rounds', equal.stages() == ['seeds', 'timing', 'seconds'] and
           [run.seed for run in timing if run.arm == 'b'] == [1, 2, 3] and all(run.kind == 'turns' for run in timing) and
           [run.steps for run in seconds] == [10, 7] * 2, [run.name for run in timing + seconds])
     book = ledger.Ledger(work / 'turns.jsonl')

@@ -27,17 +27,20 @@ def plans():
         for scale in experiment.scales:
             planner = plan.Planner(experiment, scale)
             runs = [run for stage in planner.stages() for run in planner.runs(stage)]
-            identities = {json.dumps([run.stage, run.setting, run.arm, run.options, run.half, run.task], sort_keys=True) for run in runs}
+            identities = {json.dumps([run.stage, run.setting, run.arm, run.options, run.half, run.task], sort_keys=True)
+                          for run in runs}
             check(f'{name} at scale {scale} plans runs, none twice', 0 < len(runs) == len(identities), (len(runs), len(identities)))
     equal = plan.Planner(plan.Experiment('e5_isoflop'), 'smoke', flops=lambda run: 100.0 if run.arm == 'causal' else 50.0)
     steps = {(run.setting, run.arm): run.steps for run in equal.runs('seeds')}
-    check('equal FLOPs: half the FLOPs of a token, twice the steps', steps['flops', 'sliding_window'] == 2 * steps['flops', 'causal'], steps)
+    check('equal FLOPs: half the FLOPs of a token, twice the steps',
+          steps['flops', 'sliding_window'] == 2 * steps['flops', 'causal'], steps)
 
 
 def unknown_keys(work):
     text = (ROOT / 'scripts/experiments/e2_dsa.toml').read_text()
     (work / 'features.toml').write_text((ROOT / 'scripts/experiments/features.toml').read_text())
-    for words, changed in (('unknown key wall in [arms.dsa]; there are: from, ignore, label', text.replace('[arms.dsa]', '[arms.dsa]\nwall = 1')),
+    for words, changed in (('unknown key wall in [arms.dsa]; there are: from, ignore, label',
+                            text.replace('[arms.dsa]', '[arms.dsa]\nwall = 1')),
                            ('unknown key wall; there are: arms, baseline', 'wall = 1\n' + text)):
         (work / 'e2_dsa.toml').write_text(changed)
         refused('a TOML with an ' + words.split(';')[0], words, lambda: plan.Experiment('e2_dsa', work), 2)
@@ -94,7 +97,8 @@ def refusals(work):
     dsa = ['e2_dsa', '--scale', 'smoke', '--arms', 'dsa']
     for name, code, words, arguments in (
             ('an experiment that does not exist', 2, 'unknown experiment e99; there are: e1_asga, e2_dsa', ['e99']),
-            ('a scale that does not exist', 2, 'unknown scale huge; there are: smoke, reduced, medium, paper', ['e2_dsa', '--scale', 'huge']),
+            ('a scale that does not exist', 2, 'unknown scale huge; there are: smoke, reduced, medium, paper',
+             ['e2_dsa', '--scale', 'huge']),
             ('an arm that does not exist', 2, 'unknown arm flash; there are: causal, dsa', ['e2_dsa', '--arms', 'flash']),
             ('no ranks', 2, '--ranks is 1 or more', ['e2_dsa', '--ranks', '0']),
             ('labelled examples that are not there', 3, 'has no digits.csv.gz; give a folder that has it with --data',
@@ -111,8 +115,8 @@ def refusals(work):
     told = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
         code = runner.main([*CPU, 'all', '--scale', 'medium', '--seeds', '0', '--programs', str(work), '--out', str(work / 'a')])
-    check('of all experiments, those without their text are told', code == 3 and 'e5_isoflop: not run. e5_isoflop at scale medium reads' in
-          told.getvalue(), (code, told.getvalue()))
+    check('of all experiments, those without their text are told',
+          code == 3 and 'e5_isoflop: not run. e5_isoflop at scale medium reads' in told.getvalue(), (code, told.getvalue()))
 
 
 def comparisons(work):
@@ -121,9 +125,11 @@ def comparisons(work):
         refused(f'compare.py refuses {name}', words,
                 lambda: compare.main(['--cpu', '--no-build', '--out', str(work / 'compare'), 'causal', *arguments]), 2)
     refuses('a variant that is not there', 'there is no attention/flash.cuh', 'flash')
-    for name in ('lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config', 'evaluate'):
-        refuses(f'an arm\'s own --{name}', f'--{name} in the arm "causal --{name}=5": compare.py decides that itself', f'causal --{name}=5')
-        if name != 'lr': refuses(f'--{name} for all arms', f'--{name} behind --: compare.py decides that itself', 'dsa', '--', f'--{name}', '5')
+    for name in ('lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config',
+                 'evaluate'):
+        itself = 'compare.py decides that itself'
+        refuses(f'an arm\'s own --{name}', f'--{name} in the arm "causal --{name}=5": {itself}', f'causal --{name}=5')
+        if name != 'lr': refuses(f'--{name} for all arms', f'--{name} behind --: {itself}', 'dsa', '--', f'--{name}', '5')
     for name in ('val-every', 'val-batches'):
         refuses(f'--{name} 0', f'--{name} 0 behind --: without validations', 'dsa', '--', f'--{name}', '0')
         refuses(f'an arm\'s own --{name} 0', 'without validations', f'dsa --{name} 0')
@@ -134,8 +140,8 @@ def comparisons(work):
     refuses('an arm without a variant', 'an arm is empty', '')
     refuses('a quote that is not closed', 'No closing quotation', "dsa --window '4")
     refuses('an arm twice, written in two ways', '"causal  --window=32" is the same as "causal"', 'causal  --window=32')
-    refuses('an option that the second arm\'s trainer does not have', 'compare, arm dsa --wnidow 4 at scale reduced: train_dsa cannot be run '
-            'as planned', 'dsa --wnidow 4', '--', '--model', 'qwen-tiny')
+    refuses('an option that the second arm\'s trainer does not have',
+            'compare, arm dsa --wnidow 4 at scale reduced: train_dsa cannot be run as planned', 'dsa --wnidow 4', '--', '--model', 'qwen-tiny')
     check('what compare.py refuses trains nothing', not (work / 'compare/ledger.jsonl').exists())
 
 

@@ -120,7 +120,8 @@ def phases(out):
     found = {(r['arm'], r['setting']): r for r in records(out)}
     dense, windowed, first = found['causal', 'after'], found['window_after', 'after'], found['causal', 'trained']
     check('reads the weights of the first, densely with the loss that training found, through a window with another',
-          abs(dense['val_loss'] - first['val_loss']) < 2e-6 and windowed['val_loss'] != dense['val_loss'] and windowed['origin'] == first['key'])
+          abs(dense['val_loss'] - first['val_loss']) < 2e-6 and windowed['val_loss'] != dense['val_loss']
+          and windowed['origin'] == first['key'])
     lines, whole = (out / 'ledger.jsonl').read_text().splitlines(True), results(out)
     of_first = [line for line in lines if '"stage":"phase2"' not in line]
     for checkpoint in out.glob('runs/*/step_*'): shutil.rmtree(checkpoint)
@@ -131,7 +132,8 @@ def phases(out):
     (out / 'ledger.jsonl').write_text(''.join(of_first).replace('"done"', '"diverged"'))
     runs('after a first run that diverged', *STREAM, out=out)
     why = [r.get('why', '') for r in records(out, 'diverged')][1:]
-    check('the second counts as diverged, and says why', len(why) == 4 and all('the run that it starts from diverged' in w for w in why), why)
+    check('the second counts as diverged, and says why',
+          len(why) == 4 and all('the run that it starts from diverged' in words for words in why), why)
 
 
 def timed(out):
@@ -139,18 +141,19 @@ def timed(out):
     (out / 'locks').mkdir(parents=True)
     with open(out / 'locks/machine-here.lock', 'w') as shared:
         fcntl.flock(shared, fcntl.LOCK_SH)
-        process = start('e4_speed', '--scale', 'smoke', '--arms', 'dsa', '--machine', 'here', '--stage', 'turns', '--run', '1', out=out)
+        process = start(*'e4_speed --scale smoke --arms dsa --machine here --stage turns --run 1'.split(), out=out)
         await_file('ledger.jsonl', out)
         time.sleep(0.7)
         check('a time measurement waits for company to leave', not records(out, 'start'))
     process.communicate()
     check('then a round has its ratio and peak memory', process.returncode == 0 and
           [r['result']['ratio'] > 0 and r['result']['peak_bytes'] > 0 for r in records(out)] == [True])
-    text = ends('two programs by turns', sys.executable, HERE / 'turns.py', '--rounds', '1', './train_causal', './train_dsa --window 8',
-                '--', *TINY)
-    check('the second against the first', re.search(r'^./train_dsa --window 8 [0-9.]+ ms, ./train_causal [0-9.]+ ms: [0-9.]+, from', text))
-    ends('a program that fails in its turn', sys.executable, HERE / 'turns.py', './train_causal', './train_dsa', '--', '--model', 'nothing',
-         code=1, says='./train_causal --model nothing: ended with code')
+    turns = [sys.executable, HERE / 'turns.py']
+    text = ends('two programs, interleaved', *turns, '--rounds', '1', './train_causal', './train_dsa --window 8', '--', *TINY)
+    check('the second against the first',
+          re.search(r'^./train_dsa --window 8 [0-9.]+ ms, ./train_causal [0-9.]+ ms: [0-9.]+, from', text), text)
+    ends('a program that fails in its turn', *turns, './train_causal', './train_dsa', '--', '--model', 'nothing', code=1,
+         says='./train_causal --model nothing: ended with code')
 
 
 def stopped(work):
@@ -166,8 +169,8 @@ def stopped(work):
     process.send_signal(signal.SIGINT)
     process.communicate()
     check('Ctrl-C ends with 75', process.returncode == 75, process.returncode)
-    check('a checkpoint was saved, and the ledger has its step', [r['step'] > 0 for r in records(work / 'stopped', 'stopped')] == [True]
-          and list(work.glob('stopped/runs/*/step_*')))
+    steps = [r['step'] > 0 for r in records(work / 'stopped', 'stopped')]
+    check('a checkpoint was saved, and the ledger has its step', steps == [True] and list(work.glob('stopped/runs/*/step_*')))
     runs('the same command goes on', *words, out=work / 'stopped')
     check('from the checkpoint', log and len(resumed.findall(log.read_text())) == 2)
     runs('the same without Ctrl-C', *words, out=work / 'unstopped')
@@ -194,8 +197,8 @@ def badly_ended(work):
 
 def kinds(out):
     """Runs of every other kind: tasks, mixed texts, labelled examples, distilled gates, equal FLOPs and seconds, writing."""
-    for words in ('e5_isoflop --seeds 1 --arms sliding_window', 'e7_recall --seeds 1 --arms sliding_window', 'e9_cache --seeds 1 --arms sinks psa_50',
-                  'e11_distil --arms random_gate', 'e12_tasks --arms dsa', 'e13_budget --arms dsa'):
+    for words in ('e5_isoflop --seeds 1 --arms sliding_window', 'e7_recall --seeds 1 --arms sliding_window',
+                  'e9_cache --seeds 1 --arms sinks psa_50', 'e11_distil --arms random_gate', 'e12_tasks --arms dsa', 'e13_budget --arms dsa'):
         runs(f'{words.split()[0]} at scale smoke', *words.split(), '--scale', 'smoke', out=out)
     found = records(out)
     of = lambda experiment, setting='': [r for r in found if r['experiment'] == experiment and setting in ('', r['setting'])]
@@ -228,11 +231,14 @@ def report(work, ledgers):
           float(caches['psa_50']) > 1 > float(caches['sinks']) and 'bytes of the cache, of causal' in page, caches)
     tree.fromstring(re.sub('<!DOCTYPE[^>]*>', '', page))   # refuses what is not well-formed
     outside = re.findall(r'(?:src|href)="(?!#)[^"]*"|url\((?!#)[^)]*\)|@import[^;]*', page)
-    check('the page has pictures and refers to nothing outside', not outside and page.count('<svg') >= 3 and not page.count('<script'), outside)
+    check('the page has pictures and refers to nothing outside',
+          not outside and page.count('<svg') >= 3 and not page.count('<script'), outside)
     check('the same as Markdown, CSV and LaTeX', '\n| 002, table 1 | dsa - causal | -0.023 | smoke |' in markdown and
           '\n| 000, table 1 | asga / causal | 1.087, ratio of step time | - |' in markdown and
-          len((work / 'report/results.csv').read_text().splitlines()) > 30 and r'\begin{tabular}' in (work / 'report/tables.tex').read_text())
-    ends('a report of nothing', sys.executable, HERE / 'report.py', '--ledger', work / 'none.jsonl', code=3, says='is not there; run.py writes it')
+          len((work / 'report/results.csv').read_text().splitlines()) > 30 and
+          r'\begin{tabular}' in (work / 'report/tables.tex').read_text())
+    ends('a report of nothing', sys.executable, HERE / 'report.py', '--ledger', work / 'none.jsonl', code=3,
+         says='is not there; run.py writes it')
 
 
 def comparison(work):
@@ -244,20 +250,22 @@ def comparison(work):
                 '--dense-until', '8')
     check('says how sparse each arm is, and has intervals', re.search(r'^\| causal \| [0-9,]+ \| 100.0% \|.* baseline ', told, re.M) and
           re.search(r'^\| dsa --window 4 \| [0-9,]+ \| [1-9][0-9]?\.[0-9]% \|.* \+- [0-9]', told, re.M) and
-          re.search(r'^dsa --window 4 - causal: [+-][0-9.]+ \+- [0-9.]+ nats \(2 paired seeds, 95%\): .*Smallest difference', told, re.M), told)
+          re.search(r'^dsa --window 4 - causal: [+-][0-9.]+ \+- [0-9.]+ nats \(2 paired seeds, 95%\): .*Smallest difference', told,
+                    re.M), told)
     text.write_text(text.read_text().replace('quick', 'quack'))
     ends('of a text that changed, not in size', *command, '--text', text, code=2, says='is of other texts, or of these before they changed')
 
 
-def variants(ledger):
+def variants():
     """The table of variants and the gallery."""
-    text = ends('rows of the table of variants', sys.executable, 'scripts/variant_table.py', '--print', '--variants', 'causal', 'dsa', '--time',
-                '--rounds', '1', *TINY)
+    text = ends('rows of the table of variants', sys.executable, 'scripts/variant_table.py',
+                *'--print --variants causal dsa --time --rounds 1'.split(), *TINY)
     check('with a step time against causal', re.search(r'^\| train_causal \|.*\| 1.00 \|$', text, re.M) and
           re.search(r'^\| train_dsa \|.*\| [0-9.]+ \|$', text, re.M), text)
     text = ends('the gallery', sys.executable, HERE / 'gallery.py', '--print', '--variants', 'dsa')
     check('has the text, the formula and the results of a variant', re.search(
-        r'## dsa\n.*\n\nDynamic Sparse Attention \(aardXiv 2510.00061.*```text\n.*O\'_th = g_th O_th.*Loss [+-][0-9.]+ \+- .* pairs\)', text, re.S), text)
+        r'## dsa\n.*\n\nDynamic Sparse Attention \(aardXiv 2510.00061.*```text\n.*O\'_th = g_th O_th.*Loss [+-][0-9.]+ \+- .* pairs\)',
+        text, re.S), text)
 
 
 def main(work):
@@ -270,4 +278,4 @@ def main(work):
     kinds(work / 'kinds')
     report(work, [work / 'whole/ledger.jsonl', work / 'kinds/ledger.jsonl'])
     comparison(work)
-    variants(work / 'whole/ledger.jsonl')
+    variants()

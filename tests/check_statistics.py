@@ -7,7 +7,6 @@ import math
 import random
 import resource
 import signal
-from pathlib import Path
 
 from experiment_checks import check, close
 import ledger

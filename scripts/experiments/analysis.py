@@ -128,7 +128,8 @@ class Report:
         for (name, at, arm, factor), of in runs[runs.stage == 'sweep'].groupby(['experiment', 'scale', 'arm', 'factor'], sort=False):
             self.sweeps.setdefault((name, at), {}).setdefault(arm, {})[factor] = list(of.record)
         for table in self.tables:
-            table.compare([(c['arm'], c['against']) for c in self.claims if c['experiment'] == table.experiment.name and c['unit'] == NATS])
+            claimed = [c for c in self.claims if c['experiment'] == table.experiment.name and c['unit'] == NATS]
+            table.compare([(c['arm'], c['against']) for c in claimed])
         self.verdicts = judge(self.claims, self.tables, self.timings + self.writings)
         self.not_measured = [claim for claim in self.claims if all(one.claim is not claim for one in self.verdicts)]
 
@@ -208,7 +209,8 @@ def crossing(validation, target):
     before = None
     for step, _, loss, _ in validation:
         if loss is None: continue
-        if loss <= target: return step if before is None else before[0] + (step - before[0]) * (before[1] - target) / (before[1] - loss)
+        if loss <= target and before is None: return step
+        if loss <= target: return before[0] + (step - before[0]) * (before[1] - target) / (before[1] - loss)
         before = (step, loss)
     return None
 

@@ -117,7 +117,8 @@ def tokenized(texts, out):
     if not list(folder.glob('*_manifest.json')):
         folder.mkdir(parents=True, exist_ok=True)
         made_of.write_text(now)   # first, so that no shards exist without it
-        command = ['./tokenize', '--tokenizer', 'bytes', '--out', str(folder), '--name', 'text', '--val-fraction', '0.1', *map(str, texts)]
+        command = ['./tokenize', '--tokenizer', 'bytes', '--out', str(folder), '--name', 'text', '--val-fraction', '0.1',
+                   *map(str, texts)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode: raise Refused(f'{shlex.join(command)}: {done.stderr.strip()}', EXIT_DATA)
     if not made_of.exists() or made_of.read_text() != now:

@@ -137,7 +137,8 @@ def pareto(tables, timings):
     figure, both = grid(1, 2, drawn, sharey=True)
     times = {arm: median(t.values(arm, 'ms')) for t in timings for arm in t.arms}
     for ax, what in zip(both, ('FLOPs', 'seconds')):
-        lines = {name: [point for t in tables if name in t.arms for point in cost_of(t.arms[name], what, times.get(name))] for name in drawn}
+        lines = {name: [point for t in tables if name in t.arms for point in cost_of(t.arms[name], what, times.get(name))]
+                 for name in drawn}
         everything = [point for points in lines.values() for point in points]
         costs = [x for x, _ in everything]
         draw(ax, lines | {'Pareto hull': hull(everything)}, drawn, xlabel=f'{what} of a run',
@@ -196,7 +197,8 @@ def density(tables):
     """Loss of gates and of their bounds against the number of past blocks that a block of queries visits, above a line of the dense
     model; '' where no setting chooses blocks."""
     chosen = {t.setting: t.experiment.settings[t.setting].get('options', {}).get('seer-top-k') for t in tables}
-    sparse, base, below = [t for t in tables if chosen[t.setting]], tables[0].experiment.baseline, {'color': '#888888', 'linestyle': '--'}
+    sparse, base = [t for t in tables if chosen[t.setting]], tables[0].experiment.baseline
+    below = {'color': '#888888', 'linestyle': '--'}
     lines = {name: sorted((chosen[t.setting], mean(t.arms[name].sound)) for t in sparse if name in t.arms and t.arms[name].sound)
              for name in dict.fromkeys(arm for t in sparse for arm in t.arms if arm != base)}
     if not any(lines.values()): return ''
@@ -213,8 +215,8 @@ def times(timings):
     drawn = styles(timings[0].experiment, (arm for t in timings for arm in t.arms))
     figure, both = grid(1, 2, drawn)
     for ax, key, label, unit in zip(both, ('ms', 'peak_bytes'), ('ms a step', 'peak memory, MiB'), (1, 2**20)):
-        lines = {name: sorted((t.seq_len, median(t.values(name, key)) / unit) for t in timings if name in t.arms and t.values(name, key))
-                 for name in drawn}
+        lines = {name: sorted((t.seq_len, median(t.values(name, key)) / unit)
+                              for t in timings if name in t.arms and t.values(name, key)) for name in drawn}
         draw(ax, lines, drawn, 'xy', xlabel='tokens of a row', ylabel=label)
     return svg(figure, f'{timings[0].experiment.name}: time and memory against the length of a row')
 

@@ -26,7 +26,8 @@ def require(*names):
         try:
             found.append(importlib.import_module(name))
         except ImportError:
-            print(f'{name} is missing from {sys.executable}: {INSTALL}, and start with PYTHON=build/python/bin/python3', file=sys.stderr)
+            print(f'{name} is missing from {sys.executable}: {INSTALL}, and start with PYTHON=build/python/bin/python3',
+                  file=sys.stderr)
             sys.exit(EXIT_USAGE)
     return found[0]
 

@@ -65,7 +65,8 @@ def warnings(report, e, scale):
     tables = report.of(report.tables, e.name, scale)
     alone = {arm.name for t in tables for arm in t.arms.values() if len(arm.records) == 1}
     if alone:
-        which = 'One run of each arm' if alone == {name for t in tables for name in t.arms} else f'One run of each of {len(alone)} arms'
+        all_arms = {name for t in tables for name in t.arms}
+        which = 'One run of each arm' if alone == all_arms else f'One run of each of {len(alone)} arms'
         if any(arm.accuracies for t in tables for arm in t.arms.values()):
             found.append(f'{which}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or '
                          'has not, and nothing of how far two arms that have learnt it, or have not, are apart.')
@@ -83,8 +84,8 @@ def other_rate(report, e, scale):
     if not better: return []
     rates = ' or '.join(f'{rate:g}' for rate in sorted({best[arm] * lr for arm in better}))
     times = ', times what a setting says' if any('lr-times' in of.get('options', {}) for of in e.settings.values()) else ''
-    return [f'These runs had one rate for all arms, {used:g}{times}. {RATES} found {rates} the best for {len(better)} of {len(arms)} arms '
-            'that it has in common with this section, with its own model and data.']
+    return [f'These runs had one rate for all arms, {used:g}{times}. {RATES} found {rates} the best for {len(better)} of {len(arms)} '
+            'arms that it has in common with this section, with its own model and data.']
 
 
 def tables_of(report, e, scale):
@@ -102,8 +103,9 @@ def tables_of(report, e, scale):
         (folded if tables else shown).append(
             (f'{title}: the sweep; sensitivity is the mean over rates of what they lose against the best (arXiv 2309.14322)',
              sweep_table(sweeps, e.scales[scale]['lr'])))
-    shown += [(f'{t.title}: step times by turns', time_table(t)) for t in report.of(report.timings, e.name, scale)]
-    shown += [(f'{t.title}: writing by turns', cache_table(t, report.reading_of(t))) for t in report.of(report.writings, e.name, scale)]
+    shown += [(f'{t.title}: interleaved step times', time_table(t)) for t in report.of(report.timings, e.name, scale)]
+    shown += [(f'{t.title}: interleaved ./generate', cache_table(t, report.reading_of(t)))
+              for t in report.of(report.writings, e.name, scale)]
     return shown, folded
 
 

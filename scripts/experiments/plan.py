@@ -189,11 +189,6 @@ class Experiment:
                 if name in self.arms_of(setting): return setting, name
         raise Refused(f'{self.path}: the arm {arm} has no weights to start from in the setting {first}; give it a `from`')
 
-    @property
-    def keeps_weights(self):
-        """Whether later phases start from them."""
-        return any('after' in table for table in self.settings.values())
-
     # ---- what the engine can do
 
     def missing(self, *tables):

@@ -84,8 +84,8 @@ class Session:
             if not program.exists(): return None
             model = self.data.model(run) if run.shape else run.options['model']
             words = [f'--{k}={v}' for k, v in run.options.items() if k not in ('model', 'seed', 'lr')]
-            done = subprocess.run([str(program), '--dry-run', '--val-every=0', f'--model={model}', *words], capture_output=True, text=True,
-                                  cwd=ROOT)
+            done = subprocess.run([str(program), '--dry-run', '--val-every=0', f'--model={model}', *words],
+                                  capture_output=True, text=True, cwd=ROOT)
             if done.returncode:
                 why = (done.stderr.strip().splitlines() or ['no output'])[-1]
                 raise Refused(f'{run.experiment}, arm {run.arm} at scale {run.scale}: {program.name} cannot be run as planned: {why}')

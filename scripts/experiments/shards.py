@@ -54,7 +54,8 @@ def copy_manifest(folder, to):
 def add_to_manifest(path, name, content):
     """List one more shard; trainers mix shards only if one manifest lists them."""
     manifest = json.loads(path.read_text())
-    manifest['shards'].append({'file': name, 'tokens': struct.unpack('<3i', content[:12])[2], 'bytes': len(content), 'xxh64': xxh64(content)})
+    manifest['shards'].append({'file': name, 'tokens': struct.unpack('<3i', content[:12])[2], 'bytes': len(content),
+                               'xxh64': xxh64(content)})
     write_whole(path, json.dumps(manifest).encode())
 
 

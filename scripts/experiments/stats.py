@@ -126,7 +126,8 @@ def tost_p(differences, margin):
     d = np.array(list(differences))
     if len(d) < 2: return math.nan
     if np.ptp(d) == 0: return float(abs(d[0]) >= margin)
-    return float(max(scipy.ttest_1samp(d, -margin, alternative='greater').pvalue, scipy.ttest_1samp(d, margin, alternative='less').pvalue))
+    below, above = scipy.ttest_1samp(d, margin, alternative='less'), scipy.ttest_1samp(d, -margin, alternative='greater')
+    return float(max(below.pvalue, above.pvalue))
 
 
 def adjust(comparisons):
@@ -226,5 +227,5 @@ def line(claim, name, comparison, scale, rates='each arm at its best rate'):
 
 def ratio_line(claim, name, ratios, scale, where):
     """The same sentence of a ratio; `where` are the rows or the text that it was measured with."""
-    ours = f'ours {ratios.middle:.3f}, from {ratios.low:.3f} to {ratios.high:.3f} ({where}, {ratios.rounds} rounds by turns)'
+    ours = f'ours {ratios.middle:.3f}, from {ratios.low:.3f} to {ratios.high:.3f} ({where}, {ratios.rounds} interleaved rounds)'
     return sentence(f'{claim.document} says {name} {claim.number:.3f}, {claim.unit}', ours, ratio_verdict(ratios, claim, scale), scale)

@@ -59,7 +59,8 @@ def verdict_table(report):
                     'verdict': str(one.verdict) + (c.lost if c.pairs >= 2 else ''), 'smallest detectable': number(c.detectable, '.3f'),
                     'planned': f'{one.seeds} seeds see {stats.smallest_detectable(one.seeds, report.analysis["pilot_sd"]):.3f}'}
         else:
-            row |= {'ours': f'{c.middle:.3f}, from {c.low:.3f} to {c.high:.3f}', 'pairs': f'{c.rounds} rounds', 'verdict': str(one.verdict)}
+            row |= {'ours': f'{c.middle:.3f}, from {c.low:.3f} to {c.high:.3f}', 'pairs': f'{c.rounds} rounds',
+                    'verdict': str(one.verdict)}
         rows.append(row | {'as read': one.claim['read']})
     rows += [claim_cells(claim) | {'verdict': 'not measured', 'as read': claim['read']} for claim in report.not_measured]
     return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'pairs', 'p (Holm)', 'verdict',
@@ -68,7 +69,8 @@ def verdict_table(report):
 
 def claim_cells(claim):
     nats = claim['unit'] == NATS
-    return {'document': f'{claim["document"]}, {claim["section"]}', 'claim': f'{claim["arm"]} {"-" if nats else "/"} {claim["against"]}',
+    return {'document': f'{claim["document"]}, {claim["section"]}',
+            'claim': f'{claim["arm"]} {"-" if nats else "/"} {claim["against"]}',
             'published': f'{claim["number"]:+.3f}' if nats else f'{claim["number"]:.3f}, {claim["unit"]}'}
 
 
@@ -81,7 +83,7 @@ def arm_table(table):
         f1 = [v for r in arm.results for v in r.get('macro_f1', {}).values()]
         read = [r['sparse_reading']['validation']['pairs_read'] for r in arm.results if 'validation' in r.get('sparse_reading', {})]
         step, reached, runs = steps_to(arm, base) if base else (None, 0, 0)
-        steps = f'{number(step, ".0f")} ({reached} of {runs})' if step is not None else '- (0 of %d)' % runs
+        steps = f'{number(step, ".0f")} ({reached} of {runs})' if step is not None else f'- (0 of {runs})'
         rows.append({
             'arm': name, 'runs': str(len(arm.records)), 'diverged': str(len(arm.diverged)), 'validation loss': mean_cell(arm.sound),
             'difference': 'baseline' if arm is base else interval(c), 'p (Holm)': number(c.adjusted if c else None, '.3g'),
@@ -117,8 +119,8 @@ def sweep_table(by_arm, lr):
 
 def recall_table(tables):
     """Accuracy of arms x settings, the best arm first, and how many of its runs have learnt their task."""
-    rows = [[name, learnt(tables, name), *(mean_cell(t.arms[name].accuracies.values() if name in t.arms else [], '.2f') for t in tables)]
-            for name in by_accuracy(tables)]
+    accuracy = lambda t, name: mean_cell(t.arms[name].accuracies.values() if name in t.arms else [], '.2f')
+    rows = [[name, learnt(tables, name), *(accuracy(t, name) for t in tables)] for name in by_accuracy(tables)]
     return pd.DataFrame(rows, columns=['arm', 'learnt', *(t.label for t in tables)])
 
 
@@ -148,7 +150,8 @@ def cache_table(writing, reading):
     cache first. Times are ratios to the baseline's on the same device."""
     rows, kept = [], {name: middle(writing.values(name, 'cache_bytes')) for name in writing.arms}
     for name in sorted(writing.arms, key=lambda arm: kept[arm] or math.inf):
-        arm, one, of = reading.arms.get(name) if reading else None, writing.arms[name].results[0], lambda key: writing.values(name, key)
+        arm, one = reading.arms.get(name) if reading else None, writing.arms[name].results[0]
+        of = lambda key: writing.values(name, key)
         accuracies, read = list(arm.accuracies.values()) if arm else [], of('pairs_read')
         rows.append([name, f'{one["device"]}, {one["weights"]}', str(len(writing.arms[name].records)),
                      f'{kept[name] / 2**10:.1f}' if kept[name] else 'nothing kept: each token is a pass over all of the text',

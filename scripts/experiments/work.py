@@ -116,7 +116,7 @@ class Work:
         """Refuse to go on after an unfinished stage."""
         missing = sum(run.key not in self.session.ledger.finished for run in self.runs(stage))
         if missing:
-            raise Refused(f'{self.experiment.name}: stage {stage} has {missing} runs that are not finished, which this stands on')
+            raise Refused(f'{self.experiment.name}: stage {stage} has {missing} runs that are not finished; finish them first')
 
     def lost_origins(self, runs):
         """Finished runs whose weights others start from and this machine lacks, as lists that each depend on those before."""
