@@ -5,20 +5,13 @@ import json
 import re
 import subprocess
 
-from experiment_checks import ROOT, check, refused
+from experiment_checks import ROOT, check, printed_by, refused
 import compare
 import plan
 import run as runner
 from session import Session
 
 CPU = ['--no-build', '--cpu']
-
-
-def printed_by(*words):
-    """Standard output of run.py."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed): code = runner.main([*CPU, *words])
-    return printed.getvalue() if code == 0 else f'ended with {code}'
 
 
 def plans():
@@ -73,16 +66,16 @@ def options_of_programs(work):
 def words_of_plans(work):
     """What run.py prints before it runs anything."""
     stage = ['e2_dsa', '--scale', 'smoke', '--stage', 'sweep', '--dry-run', '--out', str(work / 'planned')]
-    text = printed_by(*stage)
+    text = printed_by(runner.main, *CPU, *stage)
     check('a stage alone is the only one that counts', re.findall(r'^   (\w+: \d+) runs, ', text, re.M) == ['sweep: 12'] and
           '\ntogether: 12 runs' in text, text)
     check('a plan says where its hours come from', re.search('0 runs measured, .* estimated [(]', text), text)
     refused('a run that the stage does not have, planned', '--run 1000: stage sweep has runs 0 to 11',
             lambda: runner.main([*CPU, *stage, '--run', '1000']), 2)
-    text = printed_by('e2_dsa', '--scale', 'reduced', '--dry-run', '--out', str(work / 'planned'))
+    text = printed_by(runner.main, *CPU, *'e2_dsa --scale reduced --dry-run --out'.split(), work / 'planned')
     check('an experiment, planned', all(words in text for words in ('sweep: 30 runs, 0 finished', 'seeds: 30 runs')), text)
     check('planning leaves no ledger', (work / 'planned').is_dir() and not (work / 'planned/ledger.jsonl').exists())
-    printed_by('e2_dsa', '--scale', 'paper', '--slurm', '--stage', 'seeds', '--programs', str(work), '--out', str(work / 'slurm'))
+    printed_by(runner.main, *CPU, *'e2_dsa --scale paper --slurm --stage seeds --programs'.split(), work, '--out', work / 'slurm')
     [script] = (work / 'slurm/slurm').iterdir()
     check('an array element of Slurm for every run of a stage', script.name == 'e2_dsa_paper_seeds.sbatch' and
           '#SBATCH --array=0-65\n' in script.read_text() and subprocess.run(['bash', '-n', script]).returncode == 0)

@@ -10,7 +10,10 @@ import sys
 import time
 import xml.etree.ElementTree as tree
 
-from experiment_checks import ROOT, check
+from experiment_checks import ROOT, check, printed_by, refused
+import compare
+import gallery
+import report as reports
 from ledger import Ledger
 
 HERE = ROOT / 'scripts/experiments'
@@ -221,8 +224,8 @@ def kinds(out):
 
 def report(work, ledgers):
     """The report of all these runs."""
-    text = ends('a report', sys.executable, HERE / 'report.py', '--out', work / 'report', '--ledger', *ledgers)
-    check('has a line for each claim that has runs', re.search(
+    text = printed_by(reports.main, '--out', work / 'report', '--ledger', *ledgers)
+    check('a report has a line for each claim that has runs', re.search(
         '^002 says dsa -0.023 nats; ours .* [(]2 paired seeds, each arm at its best rate[)]: .* at scale smoke', text, re.M), text)
     markdown, page = ((work / f'report/report.{ending}').read_text() for ending in ('md', 'html'))
     row = r'^\| (\w+) \| cpu, fp32 \| 1 \| [0-9.]+ \| ([0-9.]+) \| .* \| [0-9.]+ \| [01][0-9.]+ \|$'
@@ -237,23 +240,21 @@ def report(work, ledgers):
           '\n| 000, table 1 | asga / causal | 1.087, ratio of step time | - |' in markdown and
           len((work / 'report/results.csv').read_text().splitlines()) > 30 and
           r'\begin{tabular}' in (work / 'report/tables.tex').read_text())
-    ends('a report of nothing', sys.executable, HERE / 'report.py', '--ledger', work / 'none.jsonl', code=3,
-         says='is not there; run.py writes it')
+    refused('a report of nothing', 'is not there; run.py writes it', lambda: reports.main(['--ledger', str(work / 'none.jsonl')]), 3)
 
 
 def comparison(work):
     """compare.py on a text."""
     text = work / 'fox.txt'
     text.write_text(''.join(f'The quick brown fox jumps over the lazy dog. {n}\n' for n in range(2000)))
-    command = [sys.executable, HERE / 'compare.py', '--cpu', '--no-build', '--out', work / 'compare', 'causal', 'dsa --window 4']
-    told = ends('a comparison on a text', *command, '--seeds', '2', '--text', text, '--', *TINY, '--steps', '10', '--val-batches', '4',
-                '--dense-until', '8')
-    check('says how sparse each arm is, and has intervals', re.search(r'^\| causal \| [0-9,]+ \| 100.0% \|.* baseline ', told, re.M) and
+    command = ['--cpu', '--no-build', '--out', str(work / 'compare'), 'causal', 'dsa --window 4', '--text', str(text)]
+    told = printed_by(compare.main, *command, '--seeds', '2', '--', *TINY, *'--steps 10 --val-batches 4 --dense-until 8'.split())
+    check('a comparison on a text says how sparse each arm is, and has intervals', re.search(r'^\| causal \| [0-9,]+ \| 100.0% \|.* baseline ', told, re.M) and
           re.search(r'^\| dsa --window 4 \| [0-9,]+ \| [1-9][0-9]?\.[0-9]% \|.* \+- [0-9]', told, re.M) and
           re.search(r'^dsa --window 4 - causal: [+-][0-9.]+ \+- [0-9.]+ nats \(2 paired seeds, 95%\): .*Smallest difference', told,
                     re.M), told)
     text.write_text(text.read_text().replace('quick', 'quack'))
-    ends('of a text that changed, not in size', *command, '--text', text, code=2, says='is of other texts, or of these before they changed')
+    refused('of a text that changed, not in size', 'is of other texts, or of these before they changed', lambda: compare.main(command), 2)
 
 
 def variants():
@@ -262,8 +263,8 @@ def variants():
                 *'--print --variants causal dsa --time --rounds 1'.split(), *TINY)
     check('with a step time against causal', re.search(r'^\| train_causal \|.*\| 1.00 \|$', text, re.M) and
           re.search(r'^\| train_dsa \|.*\| [0-9.]+ \|$', text, re.M), text)
-    text = ends('the gallery', sys.executable, HERE / 'gallery.py', '--print', '--variants', 'dsa')
-    check('has the text, the formula and the results of a variant', re.search(
+    text = printed_by(gallery.main, '--print', '--variants', 'dsa')
+    check('the gallery has the text, the formula and the results of a variant', re.search(
         r'## dsa\n.*\n\nDynamic Sparse Attention \(aardXiv 2510.00061.*```text\n.*O\'_th = g_th O_th.*Loss [+-][0-9.]+ \+- .* pairs\)',
         text, re.S), text)
 

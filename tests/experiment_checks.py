@@ -26,6 +26,13 @@ def refused(name, words, call, code=None):
     check(name, words in said and code in (None, found), f'{said} (code {found})')
 
 
+def printed_by(main, *arguments):
+    """Standard output of a program's main(); another exit code than 0 comes behind it."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed): code = main(list(map(str, arguments)))
+    return printed.getvalue() + (f'ended with {code}' if code else '')
+
+
 def close(a, b, tolerance=1e-9):
     return abs(a - b) <= tolerance * max(1, abs(b))
 

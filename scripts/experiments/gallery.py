@@ -112,12 +112,12 @@ def entry(variant, report):
                       *([f'`{form}`', ''] if form else []), f'{source(variant)}.', '', *formula(variant), *results(report, variant)])
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--print', action='store_true', help='print the page; draw and write nothing')
     parser.add_argument('--variants', nargs='+', help='a page of these variants, with --print')
     parser.add_argument('--ledger', nargs='+', help='ledgers (default: all of scripts/experiments/results)')
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.variants and not options.print: parser.error('--variants needs --print')
     variants = [variant for variant, form in rows(None) if not form]
     for unknown in set(options.variants or []) - set(variants):
