@@ -132,11 +132,11 @@ def mixed(session, planner):
 
 
 def one_round(work):
-    """writing.py with programs that say what they measured."""
+    """turns.py --generate with programs that say what they measured."""
     program = work / 'says'
     program.write_text(f'#!{sys.executable}\n' + SAYS)
     program.chmod(0o755)
-    call = lambda base, other: subprocess.run([sys.executable, str(ROOT / 'scripts/experiments/writing.py'), '--log',
+    call = lambda base, other: subprocess.run([sys.executable, str(jobs.TURNS), '--generate', '--log',
                                                str(work / 'log.jsonl'), f'{program} {base}', f'{program} {other}'],
                                               capture_output=True, text=True)
     done = call('0.3 4000 cpu 0', '0.1 1000 cpu 0')

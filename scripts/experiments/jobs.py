@@ -18,7 +18,7 @@ from packages import EXIT_SIGNAL, HERE, ROOT, Refused
 from results import first, last_step, read_log, result_of
 
 EXIT_NOT_FINITE = 5
-TURNS, WRITING = HERE / 'turns.py', HERE / 'writing.py'   # interleaved times: of trainers, and of ./generate
+TURNS = HERE / 'turns.py'   # interleaved times
 
 
 @dataclass
@@ -162,13 +162,12 @@ class Jobs:
     def _words(self, run, folder, place):
         """The command of a run."""
         at = ({'threads': place.threads} if place.threads else {}) | ({} if place.devices else {'device': 'cpu'})
-        log = ['--log', str(folder / 'log.jsonl')]
+        timed = [sys.executable, str(TURNS), '--log', str(folder / 'log.jsonl')]
         if run.kind == 'writes':
-            return [sys.executable, str(WRITING), *log, *(shlex.join(self._generator(one, at)) for one in (run.against, run))]
+            return [*timed, '--generate', *(shlex.join(self._generator(one, at)) for one in (run.against, run))]
         where = self.session.command(run) | {'out': str(folder)} | at
         if run.kind == 'turns':
-            return [sys.executable, str(TURNS), *log,
-                    *(shlex.join(self._program(f'train_{one.variant}', one.options | where)) for one in (run.against, run))]
+            return [*timed, *(shlex.join(self._program(f'train_{one.variant}', one.options | where)) for one in (run.against, run))]
         mode = {'resume': 'true'} if run.kind == 'train' else {'evaluate': 'true', 'eval-log': str(folder / 'log.jsonl')}
         command = self._program(f'train_{run.variant}', mode | run.options | where)
         return ['mpirun', '-np', str(place.ranks), *command] if place.ranks > 1 else command

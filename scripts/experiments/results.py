@@ -1,6 +1,6 @@
 """The result of a run: what the ledger keeps of a trainer's log.jsonl and standard output.
 
-Logs of evaluations (--evaluate --eval-log FOLDER/log.jsonl) and of rounds (turns.py, writing.py) have the same form, without steps.
+Logs of evaluations (--evaluate --eval-log FOLDER/log.jsonl) and of rounds (turns.py) have the same form, without steps.
 """
 import json
 import math
@@ -124,7 +124,7 @@ def evaluations(records):
 
 
 def rounds(records):
-    """Measurements of turns.py and writing.py."""
+    """Measurements of turns.py."""
     turns, writes = first(records, 'turns'), first(records, 'writes')
     kept = {key: turns[key] for key in ('ms', 'baseline_ms', 'ratio', 'baseline_peak_bytes', 'load') if key in turns}
     return kept | {key: value for key, value in writes.items() if key not in ('event', 'step')}

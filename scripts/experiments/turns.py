@@ -9,7 +9,10 @@ before and after every other one, nine steps each, three of them to warm up. A r
 baseline's two. Printed for each other program: median over the rounds of its step and of the ratio, with an interval for the latter
 (of order statistics, at least 95% where there are six rounds or more).
 
-Exit codes: 0 done, 1 a program failed, 2 usage, 75 stopped by a signal.
+With --generate the arguments are calls of ./generate, whose time is that of a token after the first. run.py calls it for settings with
+`writes`, where --log also keeps the time to the first token and the bytes of both caches.
+
+Exit codes: 0 done, 1 a program failed or two calls wrote on different devices, 2 usage, 75 stopped by a signal.
 """
 import argparse
 import json
@@ -26,6 +29,8 @@ from packages import EXIT_FAILED, EXIT_SIGNAL, Refused, guarded, split_at_dashes
 from results import first, read_log
 
 STEPS, TO_WARM_UP = 9, 3
+WHERE = ('device', 'weights')   # equal in both calls of ./generate
+OF_WRITING = ('cache_bytes', 'prompt_tokens', 'later_tokens', 'pairs_read', 'mass_kept', *WHERE)
 QUIET = ('--val-every=0', '--sample-every=0', '--checkpoint-every=0', '--plot=0')
 
 
@@ -42,11 +47,20 @@ def records_of(command, *own):
 
 
 def steps_of(command):
-    """Measurements of a short run: median milliseconds of a step, peak bytes, and the log's first record."""
+    """Measurements of a short training run: median milliseconds of a step, and peak bytes."""
     records = records_of(command, *QUIET, f'--steps={STEPS}', '--out=FOLDER')
     times = [r['ms'] for r in records if 'grad_norm' in r]
     return {'ms': median(times[min(TO_WARM_UP, len(times) - 1):]), 'peak_bytes': first(records, 'done').get('peak_bytes'),
             'config': records[0]}
+
+
+def writing_of(command):
+    """Measurements of a call of ./generate: milliseconds of a token after the first and until the first, and bytes of the cache."""
+    record = records_of(command, '--log=FOLDER/log.jsonl')[0]
+    if not record['later_tokens']: raise Refused(f'{shlex.join(command)}: wrote one token; --tokens must be 2 or more')
+    return {'ms': 1e3 * record['writing_seconds'] / record['later_tokens'], 'first_ms': 1e3 * record['reading_seconds'],
+            'config': {'event': 'config'} | {key: record[key] for key in ('machine', 'commit', 'dirty', 'binary_hash')},
+            **{key: record[key] for key in OF_WRITING if key in record}}
 
 
 def one_round(baseline, others, measure=steps_of):
@@ -69,21 +83,19 @@ def median_interval(values, level=0.95):
     return median(ordered), ordered[k - 1], ordered[-k], max(0.0, coverage(k))
 
 
-def load():
-    """The machine's load, kept beside every measurement."""
-    return round(os.getloadavg()[0], 2)
-
-
-def write_records(path, *records):
-    Path(path).write_text(''.join(json.dumps(record) + '\n' for record in records))
-
-
 def write_log(path, own, base):
     """Write the log of one round in the form that results.py reads."""
-    write_records(path, own['config'],
-                  {'event': 'turns', 'step': 0, 'ms': round(own['ms'], 4), 'baseline_ms': round(base['ms'], 4),
-                   'ratio': own['ms'] / base['ms'], 'baseline_peak_bytes': base['peak_bytes'], 'load': load()},
-                  {'event': 'done', 'step': 0, 'peak_bytes': own['peak_bytes']})
+    if any(own.get(key) != base.get(key) for key in WHERE):
+        one, other = (', '.join(of[key] for key in WHERE) for of in (own, base))
+        raise Refused(f'one wrote on {one}, the other on {other}; a ratio of times needs one device', EXIT_FAILED)
+    measured = {key: own[key] for key in OF_WRITING if key in own}
+    for name, ratio in (('ms', 'ratio'), ('first_ms', 'first_ratio')):
+        if name in own: measured |= {name: round(own[name], 4), f'baseline_{name}': round(base[name], 4), ratio: own[name] / base[name]}
+    measured |= {f'baseline_{size}': base[size] for size in ('peak_bytes', 'cache_bytes') if size in base}
+    records = [own['config'], {'event': 'writes' if 'first_ms' in own else 'turns', 'step': 0, **measured,
+                               'load': round(os.getloadavg()[0], 2)},
+               {'event': 'done', 'step': 0} | ({'peak_bytes': own['peak_bytes']} if 'peak_bytes' in own else {})]
+    Path(path).write_text(''.join(json.dumps(record) + '\n' for record in records))
 
 
 def main(arguments=None):
@@ -93,13 +105,15 @@ def main(arguments=None):
     parser.add_argument('others', nargs='+', metavar='OTHER', help='program to compare, with options of its own')
     parser.add_argument('--rounds', type=int, default=6, help='number of rounds (default 6)')
     parser.add_argument('--log', help='file for one round of one OTHER; prints nothing')
+    parser.add_argument('--generate', action='store_true', help='measure calls of ./generate')
     options = parser.parse_args(words)
     if options.rounds < 1 or (options.log and len(options.others) > 1):
         parser.error('--rounds is at least 1, and --log is for one OTHER')
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     baseline, *others = [shlex.split(command) + shared for command in [options.baseline, *options.others]]
     try:
-        rounds = [one_round(baseline, others) for _ in range(1 if options.log else options.rounds)]
+        measure = writing_of if options.generate else steps_of
+        rounds = [one_round(baseline, others, measure) for _ in range(1 if options.log else options.rounds)]
     except KeyboardInterrupt:
         return EXIT_SIGNAL
     if options.log:
