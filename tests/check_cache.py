@@ -17,7 +17,7 @@ import ledger
 import plan
 import results
 import tables
-from shards import header, xxh64
+from shards import header, ids, xxh64
 from session import Session
 
 
@@ -127,6 +127,9 @@ def mixed(session, planner):
         ((ROOT / 'data/bundled/sotu_val_000000.bin').read_bytes(), bundled['sotu_val_000000.bin']['xxh64']))))
     check('items count what is copied where a text is only read', 'eval-data' not in options and
           Path(reading['eval-data']).exists() and reading['train-data'] == options['train-data'], reading)
+    halves = [session.data.options(plan.Run(**vars(train) | {'half': half}))['val-data'] for half in ('tune', 'report')]
+    check('each half of the validation tokens has its own',
+          [ids(Path(half), 10) for half in halves] == [tuple(range(100, 110)), tuple(range(110, 120))], halves)
     plain = session.data.hash_of(plan.Run(**vars(train) | {'mixed': {}}))
     check('and the hash of the data says so', session.data.hash_of(train).startswith(plain + '+copy-'), session.data.hash_of(train))
 

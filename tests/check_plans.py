@@ -23,6 +23,10 @@ def plans():
             identities = {json.dumps([run.stage, run.setting, run.arm, run.options, run.half, run.task], sort_keys=True)
                           for run in runs}
             check(f'{name} at scale {scale} plans runs, none twice', 0 < len(runs) == len(identities), (len(runs), len(identities)))
+    halves = {(run.stage, run.half) for name in ('e1_asga', 'e8_streaming') for planner in [plan.Planner(plan.Experiment(name), 'smoke')]
+              for stage in planner.stages() for run in planner.runs(stage)}
+    check('rates are tuned on one half of the validation tokens, results are of the other',
+          halves == {('sweep', 'tune'), ('seeds', 'report'), ('phase2', 'report')}, halves)
     equal = plan.Planner(plan.Experiment('e5_isoflop'), 'smoke', flops=lambda run: 100.0 if run.arm == 'causal' else 50.0)
     steps = {(run.setting, run.arm): run.steps for run in equal.runs('seeds')}
     check('equal FLOPs: half the FLOPs of a token, twice the steps',

@@ -92,6 +92,10 @@ def repeated(out):
     lacking = [(r['key'], field) for r in records(out) for field in FIELDS
                if field not in r or r[field] is None and field != 'bits_per_byte']
     check('every line of a finished run has the contract\'s fields, flat', not lacking and len(records(out)) == 8, lacking[:3])
+    swept = {(r['arm'], r['factor']): r['val_loss'] for r in records(out) if r['stage'] == 'sweep'}
+    best = {arm: min((1, 2), key=lambda factor: swept[arm, factor]) for arm in ('causal', 'dsa')}
+    used = {(r['arm'], r['factor']) for r in records(out, 'run') if r['stage'] == 'seeds'}
+    check('seeds run at the rate with the lowest loss of the sweep', used == set(best.items()), (used, swept))
     before, whole = (out / 'ledger.jsonl').read_bytes(), results(out)
     check('a ledger names no folder of the machine', b'OUT/runs/' in before and str(out).encode() not in before
           and str(ROOT).encode() not in before)
