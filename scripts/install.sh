@@ -64,6 +64,7 @@ print_lines() {
 }
 
 look
+[ "$level" = test ] || cat "$log" >&2
 if may_install; then install; fi
 [ -n "$lacks" ] || exit 0
 {

@@ -283,10 +283,8 @@ if probe_compiler; then   # also where there is none: then everything is missing
     probe_openblas
     probe_headers
     probe_text_libraries
-    if [ -n "$output" ] || [ "$level" = test ]; then
-        probe_catch2
-        probe_mpi
-    fi
+    if [ -n "$output" ] || [ "$level" = test ]; then probe_catch2; fi
+    probe_mpi
 fi
 if [ -z "$output" ]; then
     command -v make > /dev/null || lack required missing make make "nothing can be built"
