@@ -172,10 +172,6 @@ inline std::vector<Setting> settings_of(const Variant& variant) {
     return all;
 }
 
-/// The variant that a trainer is linked with (attention/selected.cpp): two of them in one program are a link error.
-extern const Variant& the_attention;
-extern const Variant& the_attention_on_gpu;   // where the program has a GPU half
-
 /// The baseline, which every program has: the engine's library has it, for hybrids.
 namespace on_cpu {
 extern const Variant causal;
@@ -206,10 +202,18 @@ struct Variants {
     }
 };
 
-/// All variants of attention/ in alphabetical order, for the programs that have them all: ./generate and the tests. The
-/// Makefile generates the tables.
+/// The variants that a program is linked with, in alphabetical order. Each object of attention/variant.cu registers its own.
 const std::vector<const Variant*>& all_variants();
 const std::vector<const Variant*>& all_variants_on_gpu();
+struct RegisteredOnCpu {
+    explicit RegisteredOnCpu(const Variant& variant);
+};
+struct RegisteredOnGpu {
+    explicit RegisteredOnGpu(const Variant& variant);
+};
+
+/// The variant that a trainer trains: the one beside causal, or causal itself. Null if there are several.
+const Variant* sole_variant(std::vector<const Variant*> variants = all_variants());
 
 /// The variant of that name. Otherwise fails with Exit::usage and the known names.
 inline const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants()) {
