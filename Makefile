@@ -97,16 +97,16 @@ test-gpu: ## the tests of the GPU half on a real GPU, and compute-sanitizer over
 	@scripts/run_gpu_tests.sh
 
 labs: ## list the labs: errors to find by their symptoms in a copy of the tree (dev/labs/README.md)
-	@dev/labs/lab.sh list
+	@dev/labs/lab.py list
 
 lab: ## plant the error of lab N in out/labs/N (make lab N=1), or in LAB=FOLDER, and say what a user would notice
-	@dev/labs/lab.sh start "$(N)"
+	@dev/labs/lab.py start "$(N)"
 
 lab-hint: ## the one hint for lab N
-	@dev/labs/lab.sh hint "$(N)"
+	@dev/labs/lab.py hint "$(N)"
 
 lab-check: ## whether the error of lab N is gone: hidden tests on the sources in out/labs/N
-	@dev/labs/lab.sh check "$(N)"
+	@dev/labs/lab.py check "$(N)"
 
 kernel-report: build/config.mk ## what the GPU kernels cost on paper: their machine code, counted (KERNEL_REPORT=OPTIONS)
 	@$(or $(PYTHON),python3) dev/kernel_report/report.py $(KERNEL_REPORT)
