@@ -49,18 +49,15 @@ run_all() {
     stage "build the programs" build all build/reference_qwen || return
     stage "build the tests" build build/tests/{run_tests,faults.so} build/generate_causal build/dev/{attention_layer,logits,token_ids} \
         build/dev/bench_{cpu,data,decode,patterns,tokenizer,writing}.o || return
-    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate,generate_causal} \
+    stage "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate_causal} \
         build/emulated/dev/{bench_constants,count_step} || return
     if [ -x "$nvcc" ]; then stage "GPU tests through nvcc" build ptx; fi
     stage "tests on the CPU" run_cases build/tests/run_tests
     stage "tests on the emulated GPU" run_cases build/emulated/run_tests
     install_python_packages
     # Most scripts keep one processor busy, or none. These build nothing in build/, and run beside those that may.
-    local building build_nothing=(tests/{collectives,documents,emulator_sanitizers,end_to_end,evaluate,evaluation_items,faults}.sh
-        tests/experiments.sh
-        tests/{figures,fineweb,gallery,generate_gpu}.sh
-        tests/{gpu_day,gpu_end_to_end,kernel_report,labs,modeling,published,ranks,reference_qwen,runs}.sh
-        tests/{score_generation,tokenize_restart,train_tokenizer}.sh)
+    local building build_nothing=(tests/{collectives,data_scripts,end_to_end,evaluate,experiments,faults,figures,gallery,generate,gpu_day}.sh
+        tests/{gpu_end_to_end,kernel_report,labs,modeling,published,ranks,reference_qwen,runs,tokenize}.sh)
     mapfile -t building < <(printf '%s\n' tests/*.sh | grep -vxFf <(printf '%s\n' "${build_nothing[@]}"))
     lanes "${building[*]}" "${build_nothing[*]}"
 }

@@ -25,7 +25,7 @@ import fineweb   # noqa: E402
 import score_generation   # noqa: E402
 import train_tokenizer   # noqa: E402
 
-said = ''   # by the last call, on standard output and standard error
+printed = ''   # by the last call, on standard output and standard error
 
 
 def check(name, holds, why='not true'):
@@ -51,11 +51,11 @@ def without(*packages):
 
 def expect(name, code, word, module, *arguments):
     """Calls the script's main(): it ends with the code, and the word is in its output, or in that of a program that it starts."""
-    global said
+    global printed
     sys.argv = [module.__name__, *map(str, arguments)]
     sys.stdout.flush()
     before = [os.dup(1), os.dup(2)]
-    with open(WORK / 'said', 'w+', errors='replace') as file:
+    with open(WORK / 'printed', 'w+', errors='replace') as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
         try:
             fineweb.run(module.__name__, module.main)
@@ -65,8 +65,8 @@ def expect(name, code, word, module, *arguments):
             sys.stdout.flush(), sys.stderr.flush()
             os.dup2(before[0], 1), os.dup2(before[1], 2)
             list(map(os.close, before))
-    said = (WORK / 'said').read_text(errors='replace')
-    check(name, ended == code and word in said, f'exit code {ended}, and not {code} with {word!r}: {said[-300:]!r}')
+    printed = (WORK / 'printed').read_text(errors='replace')
+    check(name, ended == code and word in printed, f'exit code {ended}, and not {code} with {word!r}: {printed[-300:]!r}')
 
 
 def file(name, contents):
@@ -331,13 +331,13 @@ def check_score_generation():
         print(f'skip BLEU and ROUGE: {sys.executable} has no sacrebleu or no rouge_score')
         return
     expect('texts that are their references are all of BLEU', 0, 'BLEU 100.00  (', score_generation, items, '--texts', same)
-    check('with its signature, and all of ROUGE', '|tok:13a|' in said and 'ROUGE-L F1 100.00 +- 0.00' in said)
+    check('with its signature, and all of ROUGE', '|tok:13a|' in printed and 'ROUGE-L F1 100.00 +- 0.00' in printed)
     # Words: 5 of 6 in order and 4 of 5 pairs; the other text shares no word. BLEU over both: precisions 5/12, 4/10, 3/8, 2/6, no penalty
     # for length: their geometric mean is 0.3799.
     half = texts('half.jsonl', 'the cat sat on the hat', 'my horses ran to some sun')
     expect('texts that are half right have the BLEU of the formula', 0, 'BLEU 37.99  (', score_generation, items, '--texts', half, '--out', WORK / 'scored.jsonl')
-    figures = said
-    check('and the means of 5/6, 4/5 and 5/6 with 0', all(f'ROUGE-{n} F1 {mean} +- {mean}' in said for n, mean in [('1', '41.67'), ('2', '40.00'), ('L', '41.67')]))
+    figures = printed
+    check('and the means of 5/6, 4/5 and 5/6 with 0', all(f'ROUGE-{n} F1 {mean} +- {mean}' in printed for n, mean in [('1', '41.67'), ('2', '40.00'), ('L', '41.67')]))
     check('--out has every item with its scores', all({'reference', 'text', 'rougeL'} <= one.keys() for one in objects_in(WORK / 'scored.jsonl')))
     expect('and can be scored again', 0, figures, score_generation, items, '--texts', WORK / 'scored.jsonl')
     long = texts('long.jsonl', 'the cat sat on the mat and more', 'a dog barked at the moon and more')

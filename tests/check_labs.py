@@ -47,8 +47,8 @@ for lab in labs.values():
         if f'CASE("{case.removesuffix("*")}' not in (ROOT / lab.source_of_test()).read_text():
             absent.append(f'{lab.number}: {case}')
 check('each has test cases that there are', not absent, absent)
-told = [line for lab in labs.values() for name in ('symptom', 'show', 'hint') for line in lab.fields[name]]
-check('a symptom, command or hint does not name the file', not any(lab.file in line for lab in labs.values() for line in told))
+texts = [line for lab in labs.values() for name in ('symptom', 'show', 'hint') for line in lab.fields[name]]
+check('a symptom, command or hint does not name the file', not any(lab.file in line for lab in labs.values() for line in texts))
 
 # ---- requests, each bad one with one sentence
 (folder / 'mine').mkdir(parents=True)
@@ -57,26 +57,26 @@ for name, words, expected, environment in [
         ('a word', ['check', 'x'], 'there is no lab x', {}), ('an unknown request', ['solve', '1'], 'usage:', {}),
         ('a copy that was never made', ['check', '1'], 'make lab N=1 plants the error', {}),
         ('a folder with something else in it', ['start', '1'], 'is no copy of lab 1', {'LAB': str(folder / 'mine')})]:
-    code, said = call(*words, **environment)
-    check(f'labs: {name}', code == 2 and expected in said and said.count('\n') == 1, (code, said))
+    code, printed = call(*words, **environment)
+    check(f'labs: {name}', code == 2 and expected in printed and printed.count('\n') == 1, (code, printed))
 check('make labs lists them', run('make', '--no-print-directory', 'labs')[1].count('\n') == len(labs) + 1)
 check('make lab-hint has the hint', run('make', '--no-print-directory', 'lab-hint', 'N=14')[1] == labs[14]['hint'] + '\n')
 
 # ---- one lab from the plant to "solved": quick to compile
 lab, copy = labs[16], folder / '16'
-code, said = call('start', 16)
-check('the error is planted, the rest is there', code == 0 and lab.new in (copy / lab.file).read_text() and (copy / 'small.toml').exists(), said)
-check('the symptom is printed, not the file', lab['symptom'] in said and lab.file not in said, said)
+code, printed = call('start', 16)
+check('the error is planted, the rest is there', code == 0 and lab.new in (copy / lab.file).read_text() and (copy / 'small.toml').exists(), printed)
+check('the symptom is printed, not the file', lab['symptom'] in printed and lab.file not in printed, printed)
 check('the copy has neither solution nor tests', not any((copy / name).exists() for name in ('dev/labs', '.git')) and not list((copy / 'tests').glob('*.cpp')))
-code, said = call('check', 16)
-check('as it is planted it is not yet solved', code == 1 and 'lab 16: not yet' in said and lab.file not in said, said)
+code, printed = call('check', 16)
+check('as it is planted it is not yet solved', code == 1 and 'lab 16: not yet' in printed and lab.file not in printed, printed)
 check('a copy stays as it is', 'stays as it is' in call('start', 16)[1])
 whole = (ROOT / lab.file).read_text()
 (copy / lab.file).write_text(whole + 'int other = no_such_word;\n')
 (copy / 'Makefile').write_text('no makefile\n')
-code, said = call('check', 16)
+code, printed = call('check', 16)
 check('a copy that does not compile gets the compiler\'s words, and is graded by its sources alone',
-      code == 1 and 'does not compile' in said and 'no_such_word' in said and 'is ignored: Makefile' in said, said)
+      code == 1 and 'does not compile' in printed and 'no_such_word' in printed and 'is ignored: Makefile' in printed, printed)
 (copy / lab.file).write_text(whole)
-code, said = call('check', 16)
-check('with the line as it was it is solved', code == 0 and 'lab 16: solved' in said, said)
+code, printed = call('check', 16)
+check('with the line as it was it is solved', code == 0 and 'lab 16: solved' in printed, printed)

@@ -163,10 +163,10 @@ look() { grep "event.:.attention" "$work/$1/log.jsonl"; }
 check "a window of 7 in 32 tokens: three looks, 228 of 528 pairs" '[ "$(look watched1 | wc -l)" -eq 3 ] && look watched1 | grep -q "pairs.:..0.4318"'
 check "windows layer by layer: 150 and 408 pairs" 'look windows | grep -qE "pairs.:..0.2840.*0.7727"'
 check "of nsa each softmax and its gate" 'look watched3 | grep -q "entropy.cmp.:..[0-9].*gate.win.:..0[.]"'
-check "and the plot knows each table" 'PYTHONPATH=scripts python3 -c "import json, sys, plot_attention
+check "and the plot has each table" 'PYTHONPATH=scripts python3 -c "import json, sys, plot_attention
 tables = [key for key, value in json.loads(sys.stdin.readline()).items() if isinstance(value, list) and not key.startswith(\"collapsed\")]
 sys.exit(len(tables) < 20 or not all(map(plot_attention.is_map, tables)))" < <(look watched3)'
-check "--dry-run tells what each kind of layer costs, and trains nothing" './train_asga_fixed "${small[@]}" --layers asga_fixed:window=4,causal --dry-run --out "$work/dry" |
+check "--dry-run lists what each kind of layer costs, and trains nothing" './train_asga_fixed "${small[@]}" --layers asga_fixed:window=4,causal --dry-run --out "$work/dry" |
     grep -qE "asga_fixed +. 28.4% of causal pairs, .* layers 0 " && [ ! -e "$work/dry" ]'
 check "a count of pairs that is a bound is called that" './train_seer "${small[@]}" --out "$work/x" --seer-threshold 0.1 --dry-run | grep -q "at most 2112 (100.0% of causal)"'
 expect_each ./train_asga_fixed "${small[@]}" --out "$work/x" --dense-layers 0 << END

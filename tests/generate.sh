@@ -19,7 +19,7 @@ greedy() { "${greedy[@]}" "$@" 2> /dev/null; }
 expect "generate prints ids and nothing else" 0 "" "${greedy[@]}"
 check "seven of them" '[ "$(wc -w < "$work/stdout")" -eq 7 ] && [ "$(wc -l < "$work/stdout")" -eq 1 ]'
 expect_each "${greedy[@]}" << END
-psa tells how much it read | 0 | psa: read 100.0% | --attention psa --psa-eps 1 --psa-block 2
+psa reports how much it read | 0 | psa: read 100.0% | --attention psa --psa-eps 1 --psa-block 2
 an upper bound certifies | 0 | certified | --attention psa --psa-eps 0.5 --psa-block 2 --psa-bound upper
 psa on another variant | 2 | asga | --checkpoint "$work/asga/step_00000012" --attention psa
 psa past the model's positions | 2 | max_position_embeddings | --tokens 40000 --attention psa
@@ -110,7 +110,7 @@ await . "$texts"
 kill -INT $job
 wait $job
 status=$?
-check "Ctrl-C ends with 75 (was $status) and says how far it came" '[ $status -eq 75 ] && stops "$work/stderr"'
+check "Ctrl-C ends with 75 (was $status) and reports the progress made" '[ $status -eq 75 ] && stops "$work/stderr"'
 check "its lines are those of the first prompts, whole texts and interrupted ones" 'python3 -c "import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
 whole = [line[\"tokens\"] == 300 or line[\"stopped\"] and line[\"tokens\"] > 0 for line in lines]
@@ -127,5 +127,5 @@ at_terminal '.{400}' "${many[@]}" --device cpu --prompt "The people" --tokens 30
 check "a text appears at a terminal as it is written, and Ctrl-C ends it with its figures" \
     'grep -aq "^exit 75, " "$work/terminal" && grep -aq "^The people" "$work/terminal" && grep -aq "tokens/s" "$work/terminal"'
 at_terminal '[1-9][0-9]* tokens .*left' "${endless[@]}" --device cpu
-check "many texts show their progress there, and Ctrl-C clears it and says how far they came" \
+check "many texts show their progress there, and Ctrl-C replaces it with what was written" \
     'grep -aq "^exit 75" "$work/terminal" && grep -aqE "[0-9.]+ tok/s \| at most .* left" "$work/terminal" && grep -aqE "stopped by a signal after [0-9]+ of 4000 texts" "$work/terminal"'

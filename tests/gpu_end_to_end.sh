@@ -52,7 +52,7 @@ done
 found() { grep -ohE '"loss":[0-9.]+|log_likelihoods.*' "$work/$1-log.jsonl" "$work/$1.jsonl" | grep -oE -- '-?[0-9]+\.[0-9]+'; }
 check "--evaluate: losses by position and log-likelihoods on the GPU are the CPU's" \
     'paste <(found cpu) <(found cuda) | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-8)) bad = 1; n++ } END { exit bad || n != 8 }"'
-expect "psa is not on the GPU, and says where" 2 "--device cpu" "${causal[@]}" --evaluate --checkpoint "$last" --attention psa
+expect "psa is refused on the GPU" 2 "--device cpu" "${causal[@]}" --evaluate --checkpoint "$last" --attention psa
 
 # ---- text from a checkpoint, where the program that writes it is there
 writes=("$programs/generate_causal" --checkpoint "$last" --seed 3 --tokens 12 --threads 1 --print-ids --ignore-eos)
@@ -64,7 +64,7 @@ if [ -x "$programs/generate_causal" ]; then
             "${writes[@]}" --device $device --weights fp32 --prompts "$work/prompts.jsonl" --batch 2 --out "$work/texts-$device.jsonl"
     done
     check "are the same" 'cmp "$work/texts-cpu.jsonl" "$work/texts-cuda.jsonl" && [ "$(wc -l < "$work/texts-cpu.jsonl")" = 3 ]'
-    check "a text in bf16 has the tokens that were asked for" '[ "$("${writes[@]}" --device cuda --prompt-ids 87,101 2> /dev/null | wc -w)" = 12 ]'
+    check "a text in bf16 has the requested number of tokens" '[ "$("${writes[@]}" --device cuda --prompt-ids 87,101 2> /dev/null | wc -w)" = 12 ]'
     check "the plan counts what is kept: of bf16 half of float32, of psa a float32 sum of keys beside every four keys and values" \
         'awk -v a="$(kept --weights fp32)" -v b="$(kept)" -v psa="$(kept --attention psa --psa-block 4)" \
             "BEGIN { exit !(b > 0 && a + 0 > 1.98 * b && a + 0 < 2.02 * b && psa > 1.24 * b && psa < 1.28 * b) }"'
@@ -116,7 +116,7 @@ emulated || exit 0
 while IFS='|' read -r -u 3 name word out settings; do
     # shellcheck disable=SC2086  # words
     expect "$name" 6 "$word" env $settings "${causal[@]}" --checkpoint-every 1 --out "$work/$out"
-    check "it says what is lost and how to go on" 'grep -q "; step [2-6] is lost; --resume continues from the last checkpoint in $work/$out" "$work/stderr"'
+    check "the message has the lost step and the way to resume" 'grep -q "; step [2-6] is lost; --resume continues from the last checkpoint in $work/$out" "$work/stderr"'
     train_each <<< "and ends with the weights of a run that was left alone | causal $out --checkpoint-every 1 --resume | = causal"
 done 3<< 'END'
 a kernel that traps in a step|unspecified launch failure|trap|EMULATOR_SEED=1 EMULATED_GPU_BREAKS_AT=350
@@ -132,7 +132,7 @@ expect_each env << END
 but not with all that asga keeps there | 2 | bytes of shared memory per block; this GPU has 101376 | EMULATED_GPU_CAPABILITY=89 ${asga[@]@Q} $wide --out "$work/x"
 a kernel that cannot be launched | 6 | the GPU reports | EMULATED_GPU_FAILS_AT=60 ${causal[@]@Q} --out "$work/x"
 --device cuda without a GPU | 2 | --device cpu | EMULATED_GPU_COUNT=0 ${causal[@]@Q} --out "$work/x"
---device auto without a GPU trains on the CPU and says so | 0 | using the CPU | EMULATED_GPU_COUNT=0 ${causal[@]@Q} --device auto --out "$work/auto"
+--device auto without a GPU falls back to the CPU with a note | 0 | using the CPU | EMULATED_GPU_COUNT=0 ${causal[@]@Q} --device auto --out "$work/auto"
 a dry run needs no GPU | 0 | | EMULATED_GPU_COUNT=0 ${causal[@]@Q} --dry-run
 a GPU that is too old | 2 | compute capability 7.5 | EMULATED_GPU_CAPABILITY=75 ${causal[@]@Q} --out "$work/x"
 a driver that is too old | 2 | update the driver | EMULATED_GPU_DRIVER=12080 ${causal[@]@Q} --out "$work/x"

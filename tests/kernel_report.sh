@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dev/kernel_report: how it reads machine code, that dev/bench_constants measures what it says, and that the kernels of a step of
+# dev/kernel_report: how it reads machine code, that dev/bench_constants measures what it prints, and that the kernels of a step of
 # causal and asga are within their budget on sm_90 (`make kernel-report` has all). Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why`
 # without nvcc or nvdisasm. Needs build/emulated/dev/count_step.
 set -uo pipefail
@@ -14,7 +14,7 @@ expect "kernel report: a budget of some kernels" 2 "not with --arch" "$python" d
 expect "a step of 124M parameters launches what is described" 0 "" build/emulated/dev/count_step
 check "and moves no more bytes outside of products and attention than it did" \
     'awk -F"|" "\$2 ~ /^ everything else *\$/ { fine = \$4 <= 156 && \$5 + \$6 <= 73433 } END { exit !fine }" "$work/stdout"'
-expect "where there is no GPU to emulate, a tool says so" 2 "there is no GPU" env EMULATED_GPU_COUNT=0 build/emulated/dev/count_step
+expect "where there is no GPU to emulate, a tool is refused" 2 "there is no GPU" env EMULATED_GPU_COUNT=0 build/emulated/dev/count_step
 
 # ---- the kernels
 name="kernels of causal and asga within their budget"

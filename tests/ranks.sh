@@ -15,7 +15,7 @@ base=(./train_causal --device cpu --model qwen-tiny --seq-len 16 --batch-size 2 
       --checkpoint-every 2 --keep-checkpoints 0 --train-data "$work/data/a_train_*.bin" --out "$work/out")
 
 # expect_two: for each line `NAME | CODE | WORDS | OPTIONS | OPTIONS` expect() of a job of two ranks, each with its own options. A job that
-# is refused says so once.
+# is refused prints one error.
 expect_two() {
     local name code word first second
     while IFS='|' read -r -u 3 name code word first second; do
@@ -36,7 +36,7 @@ other validation data | 2 | the fingerprint of the validation data | --evaluate 
 other threads, folders and limits | 0 | | | --threads 2 --out $work/other --watchdog-seconds 77
 other threads with ZeRO-1 | 0 | note: rank 1 computes with | --zero-stage 1 --model qwen-1m --out $work/zero | --zero-stage 1 --model qwen-1m --threads 2
 END
-check "a note says once what is not compared" '[ "$(grep -c "does not compare them" "$work/stderr")" -eq 1 ] && [ ! -e "$work/other" ]'
+check "one note names what is not compared" '[ "$(grep -c "does not compare them" "$work/stderr")" -eq 1 ] && [ ! -e "$work/other" ]'
 
 # ---- one rank chooses the checkpoint
 last=$work/out/step_00000004
@@ -80,5 +80,5 @@ for signal in KILL STOP; do
     # shellcheck disable=SC2086  # words
     kill -KILL $ranks 2> /dev/null
     [ $signal = STOP ] && reason="rank 1 is the one that stands still: its process is stopped" || reason="signal 9"
-    check "a rank that gets SIG$signal ends the job, which says so (status $status)" '[ $status -ne 0 ] && [ $status -ne 124 ] && grep -q "$reason" "$out.txt"'
+    check "a rank that gets SIG$signal ends the job with a message (status $status)" '[ $status -ne 0 ] && [ $status -ne 124 ] && grep -q "$reason" "$out.txt"'
 done

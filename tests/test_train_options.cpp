@@ -50,7 +50,7 @@ struct Start {
     Options options;
     Origin origin;
     Data data;
-    std::string said;
+    std::string printed;
 };
 
 /// A process alone, up to the allocation of memory.
@@ -61,7 +61,7 @@ Start started(const std::string& variant, const Words& words) {
     const Variants variants(named(variant), {&on_cpu::causal});
     start.origin = find_origin(start.options, variants, chosen_checkpoint(start.options), true);
     start.data = open_data(start.options, 1, start.origin.config);
-    start.said = captured.text();
+    start.printed = captured.text();
     return start;
 }
 
@@ -253,7 +253,7 @@ TEST_CASE("train options: data that is missing, short or another model's ends a 
     refused({"--document-mask", "1"}, "val.bin: the first 200 tokens are of one document (none is 256");
 }
 
-TEST_CASE("train options: a run is resumed as it was, and begins from others' weights only where that is wanted", "[options]") {
+TEST_CASE("train options: a run is resumed as it was, and begins from others' weights only on request", "[options]") {
     const SmallData small;
     const fs::path run = small.folder / "out", other = small.folder / "other";
     const std::string causal = checkpoint_of(run, "causal", 3).string(), asga = checkpoint_of(other, "asga", 3).string();
@@ -273,9 +273,9 @@ TEST_CASE("train options: a run is resumed as it was, and begins from others' we
 
     const Start adapted = started("asga", small.with("--out /none --allow-new-tensors --checkpoint " + causal));
     CHECK((!adapted.origin.resume_from && adapted.origin.weights_from == fs::path(causal) && adapted.origin.config.variant == "asga"));
-    CHECK(adapted.said.find("asga starts from its weights") != std::string::npos);
+    CHECK(adapted.printed.find("asga starts from its weights") != std::string::npos);
     const Start fresh = started("causal", small.with("--resume --out " + (small.folder / "new").string()));
-    CHECK((!fresh.origin.folder() && fresh.said.find("starting at step 0") != std::string::npos));
+    CHECK((!fresh.origin.folder() && fresh.printed.find("starting at step 0") != std::string::npos));
 
     fs::create_directories(run / "superseded");
     fs::rename(causal, run / "superseded" / fs::path(causal).filename());
@@ -292,7 +292,7 @@ TEST_CASE("train options: the newest sound checkpoint is resumed, and the damage
     };
     damage(newest / "model.safetensors");
     const Start start = started("causal", small.with("--resume"));
-    CHECK((start.origin.resume_from == earlier && start.said.find("tensor \"model.") != std::string::npos));
+    CHECK((start.origin.resume_from == earlier && start.printed.find("tensor \"model.") != std::string::npos));
     damage(earlier / "optimizer.safetensors");
     refuses(Exit::checkpoint, "causal", small.with("--resume"), "no sound checkpoint");
 }
