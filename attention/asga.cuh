@@ -54,11 +54,11 @@ struct Asga : Policy {
         std::vector<Setting> all;
         if (learned) all.push_back({"--asga-hidden", "asga_hidden", 16, 1, 256, WHOLE, "hidden units of the pairwise gate"});
         if (gate == AsgaGate::window)
-            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true});
+            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i", true});
         if (modifies_scores)
             all.push_back({"--asga-scale", "asga_scale", learned && geometric ? 2.0 : 1.0, 0.1, 100, REAL,
-                           geometric ? "the geometric scale c at the start; c is learned from there"
-                                     : "the constant c on gated logits; 2 starts them as the baseline's"});
+                           geometric ? "initial geometric scale c, which is learned"
+                                     : "constant scale c of the gated logits; with 2 they start as the baseline's"});
         return all;
     }
 

@@ -61,11 +61,11 @@ struct deepseek_sparse : Policy {
 
     static std::vector<Setting> settings() {
         return {{"--deepseek-sparse-heads", "deepseek_sparse_heads", 4, 1, 256, WHOLE, "heads of the indexer"},
-                {"--deepseek-sparse-dim", "deepseek_sparse_dim", 64, 32, 128, 32, "size of each: 32, 64 or 128"},
-                {"--deepseek-sparse-top-k", "deepseek_sparse_top_k", 256, 1, 1e9, WHOLE, "keys that a query sees", true},
+                {"--deepseek-sparse-dim", "deepseek_sparse_dim", 64, 32, 128, 32, "size of each indexer head: 32, 64 or 128"},
+                {"--deepseek-sparse-top-k", "deepseek_sparse_top_k", 256, 1, 1e9, WHOLE, "keys that each query sees", true},
                 {"--deepseek-sparse-distil", "deepseek_sparse_distil", 1, 0, 2, WHOLE,
-                 "the indexer learns from attention's weights: 0 no, 1 beside the model, 2 alone and with dense attention"},
-                {"--deepseek-sparse-distil-weight", "deepseek_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"}};
+                 "indexer training on attention's weights: 0 off, 1 joint with the model, 2 indexer only, with dense attention"},
+                {"--deepseek-sparse-distil-weight", "deepseek_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of the distillation loss"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

@@ -31,9 +31,10 @@ struct Dsa : Policy {
     static std::vector<Setting> settings() {
         std::vector<Setting> all;
         if (window != DsaWindow::none)
-            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true});
+            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i", true});
         if (window == DsaWindow::late_rows)
-            all.push_back({"--dense-until", "attention_dense_until", 512, 0, 1e9, WHOLE, "rows i < N see all keys up to i"});
+            all.push_back({"--dense-until", "attention_dense_until", 512, 0, 1e9, WHOLE,
+                           "number N of leading dense rows: query i < N sees all keys up to i"});
         return all;
     }
 

@@ -23,8 +23,8 @@ struct moba : Policy {
         : Policy(config, layer), block(int(config.setting("moba_block"))), top(int(config.setting("moba_top_k"))), NH(config.NH) {}
 
     static std::vector<Setting> settings() {
-        return {{"--moba-block", "moba_block", 128, TILE, 1 << 20, TILE, "tokens of a block, a multiple of 64", true},
-                {"--moba-top-k", "moba_top_k", 3, 1, 1e6, WHOLE, "blocks that a token sees, its own among them", true, 1,
+        return {{"--moba-block", "moba_block", 128, TILE, 1 << 20, TILE, "tokens per block, a multiple of 64", true},
+                {"--moba-top-k", "moba_top_k", 3, 1, 1e6, WHOLE, "blocks that each token sees, including its own", true, 1,
                  "moba_block"}};
     }
 

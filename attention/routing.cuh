@@ -84,14 +84,14 @@ struct routing : Policy {
 
     static std::vector<Setting> settings() {
         return {
-            {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach of the local heads: keys i-N..i are visible", true},
+            {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach of local heads in tokens: query i sees keys i-N..i", true},
             {"--routing-clusters", "routing_clusters", 32, 1, 4096, WHOLE, "clusters of each routed head; about the root of T",
              true},
             {"--routing-local-heads", "routing_local_heads", -1, -1, 1e6, WHOLE,
-             "the first heads, with a window; -1: half of them"},
-            {"--routing-rate", "routing_rate", 0.001, 1e-9, 1, REAL, "how fast centroids follow their members"},
+             "number of leading heads that are local, with a window; -1: half of them"},
+            {"--routing-rate", "routing_rate", 0.001, 1e-9, 1, REAL, "update rate of the centroids towards their members, per step"},
             {"--routing-balanced", "routing_balanced", 0, 0, 1, WHOLE,
-             "0: tokens choose; 1: clusters of one size, as published, WHICH LOOKS INTO THE FUTURE"}};
+             "assignment: 0 tokens choose clusters; 1 clusters of equal size, as published, WHICH LOOKS INTO THE FUTURE"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

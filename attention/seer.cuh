@@ -44,18 +44,18 @@ struct seer : BlockSparse {
 
     static std::vector<Setting> settings() {
         return {   // a threshold is below 1, which no share exceeds
-            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block, a multiple of 64", true},
+            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens per block, a multiple of 64", true},
             {"--seer-query", "seer_query", 0, 0, 3, WHOLE,
-             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2); "
-             "3: no gate, the dense map itself chooses (not trained)"},
-            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits", true, 1, "seer_block"},
+             "gate query of a block: 0 its first token, 1 the mean of the block before, 2 its own mean (needs --seer-distil 2 to "
+             "train); 3 no gate: the dense map selects (inference only)"},
+            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, WHOLE, "past blocks selected per block of queries", true, 1, "seer_block"},
             {"--seer-threshold", "seer_threshold", 0, 0, 0.99, REAL,
-             "above 0: visit the blocks with more than this share instead"},
-            {"--seer-sink", "seer_sink", 0, 0, 1, WHOLE, "1: always visit the first block"},
+             "share of the gate above which a block is selected, in place of top-k; 0: use top-k"},
+            {"--seer-sink", "seer_sink", 0, 0, 1, WHOLE, "first block of the row: 1 always selected, 0 as any other"},
             {"--seer-distil", "seer_distil", 1, 0, 2, WHOLE,
-             "the gate learns from the dense map: 0 no, 1 beside the model, 2 alone and with dense attention"},
-            {"--seer-distil-weight", "seer_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"},
-            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 0.99, REAL, "share of first rows that loss leaves out"},
+             "gate training on the dense map: 0 off, 1 joint with the model, 2 gate only, with dense attention"},
+            {"--seer-distil-weight", "seer_distil_weight", 1, 0, 1e6, REAL, "weight of the distillation loss"},
+            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 0.99, REAL, "share of the first rows to leave out of the distillation loss"},
         };
     }
 

@@ -14,7 +14,7 @@ struct sliding_window : Policy {
     sliding_window(const Config& config, int layer) : Policy(config, layer), left(int(config.setting("attention_window"))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true}};
+        return {{"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i", true}};
     }
 
     constexpr Tile tile(int, int i0, int i1, int j0, int j1) const { return window_tile(left, i0, i1, j0, j1); }

@@ -19,7 +19,8 @@ bool is_step(const Setting& s, double value) { return s.step == REAL || std::fmo
 
 const std::vector<Setting>& model_settings() {
     static const std::vector<Setting> settings = {
-        {"--sigma-reparam", "sigma_reparam", 0, 0, 1, WHOLE, "1: the model's linear layers are divided by their spectral norms"},
+        {"--sigma-reparam", "sigma_reparam", 0, 0, 1, WHOLE,
+         "sigma reparametrisation, linear layers divided by their spectral norms: 1 on, 0 off"},
     };
     return settings;
 }
