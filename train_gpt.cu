@@ -27,11 +27,11 @@ void observe_attention(Run<Device, X>& run) {
     gpt_forward(run.device, run.gpt, run.feed.put(run.device, tokens.data(), nullptr, B, T), &run.monitor);
     const AttentionReport r = run.monitor.take_report();
     const std::string warning = run.collapse.observe(r);
-    run.progress.say(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
+    run.progress.print(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
     const std::vector<LayerKind> kinds = run.gpt.net.kinds();
     for (const LayerKind& kind : kinds)
-        if (kinds.size() > 1) run.progress.say("  " + kind.name + ": " + summary_of(of_layers(r, kind.layers)));
-    if (!warning.empty()) run.progress.say(warning);
+        if (kinds.size() > 1) run.progress.print("  " + kind.name + ": " + summary_of(of_layers(r, kind.layers)));
+    if (!warning.empty()) run.progress.print(warning);
     std::vector<JsonLines::Field> fields = {{"event", "attention"}, {"step", step}};
     for (auto& [key, table] : tables_of(r, run.collapse.collapsed())) fields.emplace_back(key, std::move(table));
     run.log.write(fields);
@@ -140,7 +140,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     if (run.evaluation_due(last)) evaluate_tasks(run);
     if (run.samples() && run.due(o.sample_every, last))
         ranks.first_does("sampling", step, [&] {
-            if (!stop_requested()) run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
+            if (!stop_requested()) run.progress.print("--- sample ---\n" + sample(run) + "\n--------------");
         });
     if (run.due(o.monitor_every, last))
         ranks.first_does("observing attention", step, [&] {
@@ -224,8 +224,8 @@ Exit train(const Options& o, Ranks& ranks) {
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
-    keep_freed_memory();
-    outlive_readers();
+    disable_malloc_trim();
+    ignore_sigpipe();
     Exit result = Exit::done;
     const int failed = run_program(process_name(std::string("train_") + the_attention.name), [&] {
         Ranks ranks;

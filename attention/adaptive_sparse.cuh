@@ -38,7 +38,7 @@ struct adaptive_sparse : BlockSparse {
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
         choice.dense_heads = dense_heads(int(value("dense_heads")));
         head_threshold = float(value("head_threshold")), straight_through = value("ste") != 0;
-        distil_mode = Distil(int(value("distil")));
+        gate_training = GateTraining(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
     }
 
@@ -80,7 +80,7 @@ struct adaptive_sparse : BlockSparse {
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
         auto everything = [](int, int i, int j) { return j <= i; };
-        if (distil_mode == Distil::alone)
+        if (gate_training == GateTraining::gate_only)
             return dense_softmax(in, out, [](int, int, int, int, X a) { return a; }, everything);
         const int N = (in.T + block - 1) / block;
         const std::vector<X> scores =

@@ -138,11 +138,11 @@ struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
     }
     std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const override {
         if constexpr (A::writes_row_by_row) return std::make_unique<LayerTextOf<A, X>>(this->policy, room);
-        else fail(Exit::usage, A::name, " has no rows without the whole text");
+        else fail(Exit::usage, A::name, " has no token-by-token decoding");
     }
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const override {
         if constexpr (reports_pairs<A>) return this->policy.sees(in, state, h, i, j);
-        else fail(Exit::usage, A::name, " does not tell its pairs");
+        else fail(Exit::usage, A::name, " does not report its pairs");
     }
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const override {
         if constexpr (requires { this->policy.naive(in, weights, out); }) this->policy.naive(in, weights, out);
@@ -190,7 +190,7 @@ struct GpuPassesOf : PassesOf<A, GPU, X, GpuPasses<X>> {
 
     std::unique_ptr<LayerTexts<X>> start_texts(const LayerShape& room) const override {
         if constexpr (writes_rows_on_gpu<A>) return std::make_unique<LayerTextsOf<A, X>>(this->policy, room);
-        else fail(Exit::usage, A::name, " has no rows on a GPU without the whole text");
+        else fail(Exit::usage, A::name, " has no token-by-token decoding on a GPU");
     }
 };
 

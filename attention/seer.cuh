@@ -33,10 +33,10 @@ struct seer : BlockSparse {
         query = GateQuery(int(value("query")));
         mask = BlockMask::hard;
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
-        distil_mode = Distil(int(value("distil")));
+        gate_training = GateTraining(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
-        if (query == GateQuery::oracle && distil_mode != Distil::nobody)
-            fail(Exit::usage, "--seer-query 3 (seer_query) takes the gate's place, and nothing is to learn: give --seer-distil 0 ",
+        if (query == GateQuery::oracle && gate_training != GateTraining::off)
+            fail(Exit::usage, "--seer-query 3 (seer_query) replaces the gate, so that there is nothing to train; give --seer-distil 0 ",
                  "(seer_distil)");
     }
 
@@ -68,12 +68,12 @@ struct seer : BlockSparse {
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
         const int N = (in.T + block - 1) / block;
         std::vector<X> scores;
-        if (distil_mode != Distil::alone)
+        if (gate_training != GateTraining::gate_only)
             scores = query == GateQuery::oracle ? naive_dense_map(in, block)
                                                 : naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
         auto modify = [&](int b, int h, int i, int j, X a) {
             const int r = i / block, c = j / block;
-            if (distil_mode == Distil::alone || c == r) return a;
+            if (gate_training == GateTraining::gate_only || c == r) return a;
             const X* row = &scores[((size_t(b) * NH + h) * N + r) * N];
             return naive_choice(row, r, choice.leading > 0, choice.top, choice.threshold)[c] ? a : -X(INFINITY);
         };

@@ -216,7 +216,7 @@ inline const Variant& named(const std::string& name, const std::vector<const Var
     std::string known;
     for (const Variant* variant : variants) {
         if (variant->name == name) return *variant;
-        known += std::string(" ") + variant->name;
+        known += (known.empty() ? "" : ", ") + std::string(variant->name);
     }
-    fail(Exit::usage, "attention variant ", name, " is none of this program's:", known);
+    fail(Exit::usage, "unknown attention variant '", name, "'; this program has: ", known);
 }

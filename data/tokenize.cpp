@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
         declare(app, options);
         if (!parse_options(app, argc, argv)) return;
         if (app.count("--val-tokens") && options.val_tokens == 0) options.val_fraction = 0;   // none
-        outlive_readers();
+        ignore_sigpipe();
         catch_stop_signals(SECONDS_TO_STOP, false);
         const TokenizeReport report = [&] {
             ProgressLine line;

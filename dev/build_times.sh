@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What building costs: a trainer from nothing, after a change of its variant, and after a change of the model; wall-clock seconds and
-# seconds of processor time. Each TREE is a checkout, of which a clean copy is built; several are built by turns.
+# seconds of processor time. Each TREE is a checkout, of which a clean copy is built; several are built interleaved (A/B/A/B).
 #   dev/build_times.sh [TREE...]        default: this one; MAKEFLAGS and variables such as USE_CUDA=0 come from the environment
 # VARIANTS="moba nsa" adds what each of these takes for the CPU, attention/NAME.cuh alone.
 # TESTS=1 adds `make check` from nothing and after a change of a variant, which takes some minutes more.

@@ -193,7 +193,7 @@ void gpt_weights_loaded(Device device, GPT<Device, X>& gpt) {
     if (!gpt.sigma.count) return;
     if (gpt.mode == Mode::training) return sigma_forward(device, gpt.weights, gpt.master, gpt.sigma);
     if constexpr (!GPT<Device, X>::rounds) sigma_forward(device, gpt.weights, gpt.weights, gpt.sigma);
-    else fail(Exit::usage, "a model with sigma_reparam that is not trained needs float32 weights: --precision fp32");
+    else fail(Exit::usage, "inference with sigma_reparam needs fp32 weights; give --precision fp32");
 }
 
 template <class Device, class X>

@@ -95,7 +95,7 @@ def times_in(table):
 
 
 def measured(options):
-    """Row's title -> step time against causal's, by turns with it (scripts/experiments/turns.py)."""
+    """Row's title -> step time against causal's, interleaved with it (scripts/experiments/turns.py)."""
     trained = [row for row in rows(options.variants) if row[1] != UNTRAINED and row != ('causal', ())]
     shared = ['--model', options.model, '--seq-len', str(options.seq_len), '--batch-size', str(options.batch_size)]
     command = lambda variant, form: [str(ROOT / f'train_{variant}'), *map(str, form), *shared]
@@ -151,7 +151,7 @@ def main():
     parser.add_argument('--model', default='qwen-7m', help='preset (default qwen-7m)')
     parser.add_argument('--seq-len', type=int, default=2048, help='of the measured steps (default 2048)')
     parser.add_argument('--batch-size', type=int, default=1, help='of the measured steps (default 1)')
-    parser.add_argument('--rounds', type=int, default=3, help='of all programs by turns (default 3)')
+    parser.add_argument('--rounds', type=int, default=3, help='rounds of all programs, interleaved (A/B/A/B; default 3)')
     options = parser.parse_args()
     if options.rounds < 1 or (options.variants and not options.print):
         parser.error('--rounds must be at least 1, and --variants needs --print')

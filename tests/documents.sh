@@ -39,16 +39,16 @@ done
 
 # ---- bad input
 for options_of in "nsa --nsa-choice 1" "nsa --nsa-block 8 --nsa-stride 16"; do
-    expect "$options_of has no blocks of documents" 2 "in nsa, with these settings, what a token sees depends on other documents" ./train_$options_of $many --out "$work/x" --document-mask 1
+    expect "$options_of has no blocks of documents" 2 "nsa with these settings cannot keep the documents of a row apart" ./train_$options_of $many --out "$work/x" --document-mask 1
 done
 for options_of in "mosa --mosa-choice 1" "routing --routing-balanced 1"; do
-    expect "$options_of chooses from the whole row" 2 "in ${options_of%% *}, with these settings, what a token sees depends on other documents" ./train_$options_of $many --out "$work/x" --document-mask 1
+    expect "$options_of chooses from the whole row" 2 "${options_of%% *} with these settings cannot keep the documents of a row apart" ./train_$options_of $many --out "$work/x" --document-mask 1
 done
 for options_of in "mosa --mosa-choice 1 --mosa-rho 1" "routing --routing-balanced 1 --routing-clusters 1"; do
     expect "$options_of leaves nothing to choose" 0 "" ./train_$options_of $many --out "$work/${options_of%% *}_all" --document-mask 1
 done
-expect "a seer whose blocks look ahead draws no documents" 2 "in seer, with these settings, what a token sees depends on other documents" ./train_seer $many --out "$work/x" --show-mask "$work/mask.pgm" --seer-query 3 --seer-distil 0 --document-mask 1
+expect "a seer whose blocks look ahead draws no documents" 2 "seer with these settings cannot keep the documents of a row apart" ./train_seer $many --out "$work/x" --show-mask "$work/mask.pgm" --seer-query 3 --seer-distil 0 --document-mask 1
 expect "shards of a single document for validation" 3 "are of one document (none is 256" ./train_causal $options --val-data "$work/data/one_train_*.bin" --val-every 1 --out "$work/x" --document-mask 1
 expect "shards of a single document" 3 "are of one document (none is 256" ./train_causal $options --train-data "$work/data/one_train_*.bin" --val-every 0 --out "$work/x" --document-mask 1
-expect "positions without a mask" 2 "is for --document-mask 1" ./train_causal $many --out "$work/x" --document-positions 1
+expect "positions without a mask" 2 "requires --document-mask 1" ./train_causal $many --out "$work/x" --document-positions 1
 expect "a mask and psa" 2 "leave out --document-mask" ./train_causal $many --evaluate --attention psa --checkpoint "$work/run/step_00000004" --document-mask 1

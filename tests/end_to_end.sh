@@ -145,7 +145,7 @@ printf 'X' | dd of="$newest/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /
 expect "a damaged checkpoint is named with its tensor, the one before is used" 0 'tensor "model.' ./train_causal $small --out "$work/damaged" --resume
 rm -rf "$work/damaged/step_00000008"
 printf 'X' | dd of="$newest/optimizer.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
-expect "no sound checkpoint left" 7 "no sound checkpoint" ./train_causal $small --out "$work/damaged" --resume
+expect "no sound checkpoint left" 7 "no undamaged checkpoint" ./train_causal $small --out "$work/damaged" --resume
 expect "a checkpoint of another variant" 7 "asga" ./train_causal $small --out "$work/other" --checkpoint "$work/asga/step_00000012"
 expect "the message names this variant too" 7 "trains causal" ./train_causal $small --out "$work/other" --checkpoint "$work/asga/step_00000012"
 expect "weights of another variant" 7 "is a checkpoint of causal" ./train_asga $small --out "$work/other" --model "$work/causal/step_00000012"
@@ -191,7 +191,7 @@ expect "unknown option names the nearest" 2 "--batch-size" ./train_asga --batchs
 expect "not a number" 2 "--steps" ./train_asga --steps many
 expect "NaN is no learning rate" 2 "--lr" ./train_asga --lr nan
 expect "resuming with another batch" 2 "rows of data" ./train_causal $small --out "$work/causal" --resume --steps 20 --batch-size 4
-expect "resuming with another shape" 2 "another shape" ./train_causal $small --out "$work/causal" --resume --steps 20 --model qwen-1m
+expect "resuming with another shape" 2 "a different shape" ./train_causal $small --out "$work/causal" --resume --steps 20 --model qwen-1m
 expect "0 switches validation and samples off" 0 "" ./train_causal $small --out "$work/off" --val-batches 0 --sample-every 1 --sample-tokens 0
 expect "negative size" 2 "--batch-size" ./train_asga --batch-size -3
 expect "total that does not divide" 2 "--total-batch-tokens" ./train_asga $small --out "$work/x" --total-batch-tokens 1000
@@ -313,9 +313,9 @@ check "windows layer by layer: 150 and 408 of 528 pairs" 'grep "event.:.attentio
 check "--dry-run says what each layer of a kind costs" './train_asga_fixed $small --layers asga_fixed:window=4,causal --dry-run --out "$work/x" | grep -qE "asga_fixed +. 28.4% of causal pairs, .* layers 0 "'
 expect "the mask of a dense layer" 0 "" ./train_asga_fixed $small --out "$work/x" --dense-layers 1 --show-mask "$work/mask.pgm" --mask-layer 1
 check "is drawn as such" 'grep -q "layer 1 of causal.*100.0% of causal pairs" "$work/stdout"'
-expect "a mechanism that was not built in" 2 "it has asga, causal" ./train_asga $small --out "$work/x" --layers asga,sinks
+expect "a mechanism that was not built in" 2 "this program has: asga, causal" ./train_asga $small --out "$work/x" --layers asga,sinks
 expect "no layers of a kind" 2 "1 to 2" ./train_asga $small --out "$work/x" --layers asga:0
-expect "more layers than the model has" 2 "has 3 layers, and the model only 2" ./train_asga $small --out "$work/x" --layers asga:2,causal
+expect "more layers than the model has" 2 "has 3 layers, but the model has 2" ./train_asga $small --out "$work/x" --layers asga:2,causal
 expect "a layer that the model lacks" 2 "layers are 0 to 1" ./train_asga $small --out "$work/x" --dense-layers 2
 expect "both options" 2 "give one" ./train_asga $small --out "$work/x" --dense-layers 0 --layers asga
 expect "a layer's window out of range" 2 "layer 1: --window is 33, but with --seq-len 32 must be a whole number from 0 to 32" \
@@ -326,7 +326,7 @@ sed '/attention_variant/d; s/"use_sliding_window": false/"use_sliding_window": t
 expect "a Qwen folder with mixed windows writes text" 0 "" ./generate --checkpoint "$work/mixed" --prompt-ids 65,66 --tokens 20 --temperature 0 --print-ids
 expect "and is not read without them" 7 "use ./train_sliding_window" ./train_causal $small --out "$work/x" --model "$work/mixed"
 sed 's/"attention_variant"/"layer_types": ["full_attention", "linear_attention"], &/' "$work/causal/step_00000012/config.json" > "$work/mixed/config.json"
-expect "a folder with layers that we do not have" 7 "layer 1 has the attention \"linear_attention\", which is none of this program's: causal" ./train_causal $small --out "$work/x" --model "$work/mixed"
+expect "a folder with layers that we do not have" 7 "layer 1: unknown attention variant 'linear_attention'; this program has: causal" ./train_causal $small --out "$work/x" --model "$work/mixed"
 expect "nor ./generate" 7 "linear_attention" ./generate --checkpoint "$work/mixed" --prompt-ids 65 --print-ids
 
 # ---- output
@@ -369,7 +369,7 @@ gate="./generate --checkpoint $work/gate/step_00000002 --tokens 3 --temperature 
 expect "but chooses blocks of a prompt" 0 "tokens of the text read later ones" $gate --prompt "$prompt" --set seer_distil=0 --set seer_top_k=1
 train mosa "$work/mosa" --seq-len 64 --batch-size 2 --steps 2 --mosa-choice 1
 ahead="./generate --checkpoint $work/mosa/step_00000002 --prompt-ids 65,66 --tokens 3 --print-ids"
-expect "a form that looks ahead writes no text" 2 "looks at later tokens" $ahead
+expect "a form that looks ahead writes no text" 2 "reads later tokens" $ahead
 expect "but its causal form does" 0 "kept of the text" $ahead --set mosa_choice=0
 expect "a setting that changes tensors" 7 "--set requires tensors that it lacks" ./generate --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8 --print-ids
 expect "a setting that the variant does not have" 2 "seer_top_k" $gate --set seer_topk=1

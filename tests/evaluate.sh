@@ -79,10 +79,10 @@ holds "more bins than positions are one for each" 'len(log("each").bins) == 32 a
 evaluate none --position-bins 0
 check "no bins, no table" '! grep -q loss_by_position "$work/none.jsonl" && ! grep -q "by position" "$work/none.txt" && grep -q val_loss "$work/none.jsonl"'
 cp "$work/causal/log.jsonl" "$work/other.jsonl"
-expect "the log of a run stays" 2 "give another name" ./train_causal $data $rows --evaluate --checkpoint "$last" --eval-log "$work/other.jsonl"
-expect "that of this one, too" 2 "lies among the files of" ./train_causal $data $rows --evaluate --checkpoint "$last" --eval-log "$work/causal/log.jsonl"
-expect "and a checkpoint's files" 2 "lies among the files of" ./train_causal $data $rows --evaluate --checkpoint "$last" $items --eval-out "$last/config.json"
-expect "and is none of training's" 2 "--eval-log is for --evaluate" ./train_causal $data $rows --out "$work/x" --eval-log "$work/x.jsonl"
+expect "the log of a run stays" 2 "choose another path" ./train_causal $data $rows --evaluate --checkpoint "$last" --eval-log "$work/other.jsonl"
+expect "that of this one, too" 2 "is inside" ./train_causal $data $rows --evaluate --checkpoint "$last" --eval-log "$work/causal/log.jsonl"
+expect "and a checkpoint's files" 2 "is inside" ./train_causal $data $rows --evaluate --checkpoint "$last" $items --eval-out "$last/config.json"
+expect "and is none of training's" 2 "--eval-log requires --evaluate" ./train_causal $data $rows --out "$work/x" --eval-log "$work/x.jsonl"
 
 # ---- prompts that ./tokenize masks: 1 + 20 + 11 tokens each, of which 11 and the next end-of-text count
 for n in $(seq 20); do echo '{"prompt": "What is the capital?", "completion": " It is Rome"}'; done > "$work/examples.jsonl"
@@ -114,9 +114,9 @@ evaluate adaspa $long $items --attention adaspa --adaspa-sparsity 0.6
 holds "adaspa that reads less has another loss" 'not same(log("adaspa"), log("dense"), 1e-5) and 0.4 < log("adaspa").read["validation"] < 0.9'
 holds "but contexts of one block are read whole" 'same_scores(log("adaspa"), log("dense"), 1e-5) and log("adaspa").read["items"] == 1'
 check "and says that its loss is of rows that have looked ahead" 'grep -q "cannot be compared with those of causal" "$work/adaspa.txt" && ! grep -q "cannot be compared" "$work/psa.txt"'
-expect "nothing is trained with psa" 2 "is for --evaluate" ./train_causal $data $rows --out "$work/x" --attention psa
+expect "nothing is trained with psa" 2 "requires --evaluate" ./train_causal $data $rows --out "$work/x" --attention psa
 expect "and no other variant read" 2 "use ./train_causal" ./train_asga $data $rows --evaluate --model "$last" --attention psa
-expect "an option of a mechanism that is not selected" 2 "is for --attention psa" ./train_causal $data $rows --evaluate --checkpoint "$last" --psa-eps 0.5
+expect "an option of a mechanism that is not selected" 2 "requires --attention psa" ./train_causal $data $rows --evaluate --checkpoint "$last" --psa-eps 0.5
 
 # ---- ranks
 if ! has_mpi ./train_causal; then

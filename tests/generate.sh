@@ -94,8 +94,8 @@ for ids in "" "1,,2" "1,2," "1 2" "a"; do
     expect "ids that are none: '$ids'" 2 "--prompt-ids $ids: is not a list of ids" $many --prompt-ids "$ids" --print-ids
 done
 cp "$last/config.json" "$work/config.before"
-expect "texts over a checkpoint" 2 "lies among the files of" $many --prompts "$work/prompts.jsonl" --out "$last/config.json"
-expect "a log over its run's" 2 "lies among the files of" $many --prompt-ids 65 --log "$last/../log.jsonl"
+expect "texts over a checkpoint" 2 "is inside" $many --prompts "$work/prompts.jsonl" --out "$last/config.json"
+expect "a log over its run's" 2 "is inside" $many --prompt-ids 65 --log "$last/../log.jsonl"
 check "which stay" 'cmp -s "$last/config.json" "$work/config.before" && grep -q "\"event\":\"done\"" "$last/../log.jsonl"'
 cp -r "$last" "$work/cut" && truncate -s 5000 "$work/cut/model.safetensors"
 cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null
@@ -104,7 +104,7 @@ cp -r "$last" "$work/other"
 sed 's/"engine_tokenizer": *"bytes"/"engine_tokenizer": "tokenizer.json"/' "$last/config.json" > "$work/other/config.json"
 expect "a checkpoint whose config.json was changed" 7 "if it was changed on purpose, remove the folder's manifest.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
 rm "$work/other/tokenizer.json" "$work/other/manifest.json"
-expect "a run's folder" 7 "its newest checkpoint is $work/causal/step_00000012" ./generate --threads 1 --checkpoint "$work/causal" --prompt-ids 65
+expect "a run's folder" 7 "such as the newest, $work/causal/step_00000012" ./generate --threads 1 --checkpoint "$work/causal" --prompt-ids 65
 expect "a folder without a tokenizer" 2 "$work/other: has no tokenizer.json" ./generate --threads 1 --checkpoint "$work/other" --prompt-ids 65
 cp "$work/texts.jsonl" "$work/before"
 expect "a checkpoint that is cut off" 7 "model.safetensors" ./generate --threads 1 --checkpoint "$work/cut" --prompts "$work/prompts.jsonl" --out "$work/texts.jsonl"
@@ -120,7 +120,7 @@ else
     skip "a disk that becomes full" "only root may mount one"
 fi
 cp -r "$last" "$work/short" && rm "$work/short/manifest.json" && sed -i 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 4/' "$work/short/config.json"
-expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, and the model reads 4" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
+expect "a prompt that is longer than the model's positions" 2 "has 5 tokens, but the model reads 4" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67,68,69
 expect "a text that becomes longer" 0 "" ./generate --threads 1 --checkpoint "$work/short" --prompt-ids 65,66,67 --tokens 5 --print-ids
 
 # ---- how long quickstart's model takes for 400 bytes

@@ -12,7 +12,7 @@ head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text
 causal=(./train_causal --device cpu --model qwen-tiny --train-data "$work/data/small_train_*.bin" --val-data "$work/data/small_val_*.bin"
         --seq-len 32 --batch-size 8 --steps 12 --val-every 6 --val-batches 4 --sample-every 0 --checkpoint-every 4 --keep-checkpoints 0
         --threads 1 --plot 0 --lr 3e-3)
-expect "a text that is named twice" 2 "is named twice" ./tokenize --out "$work/twice" "$work/text.txt" "$work/../${work##*/}/text.txt"
+expect "a text that is named twice" 2 "is given twice" ./tokenize --out "$work/twice" "$work/text.txt" "$work/../${work##*/}/text.txt"
 expect "a text of which nothing is for validation" 0 "" ./tokenize --out "$work/none" --name small --val-tokens 0 "$work/text.txt"
 check "has shards for training alone" '[ -e "$work/none/small_train_000001.bin" ] && ! ls "$work/none" | grep -q _val_'
 losses() { grep -c '"loss":[0-9.]*,"grad_norm"' "$1/log.jsonl"; }
@@ -53,8 +53,8 @@ rm -rf "$work/earlier" && cp -r "$work/run" "$work/earlier" && truncate -s 1000 
 expect "resuming where another run still writes looks at none of its checkpoints" 7 "another run is writing there" \
     flock "$work/earlier/lock" "${causal[@]}" --out "$work/earlier" --resume
 check "not even at a damaged one" '! grep -q warning "$work/stderr"'
-expect "a run from the weights in its own folder" 2 "lies in --out" "${causal[@]}" --out "$work/run" --model "$last"
-expect "resuming with other data" 2 "is other data than" "${causal[@]}" --out "$work/run" --resume --steps 20 --train-data "$work/data/small_val_*.bin"
+expect "a run from the weights in its own folder" 2 "is inside --out" "${causal[@]}" --out "$work/run" --model "$last"
+expect "resuming with other data" 2 "differs from the training data of" "${causal[@]}" --out "$work/run" --resume --steps 20 --train-data "$work/data/small_val_*.bin"
 expect "or with rows of another length" 2 "6144 tokens" "${causal[@]}" --out "$work/run" --resume --steps 20 --seq-len 64
 expect "or in another order" 2 "in order" "${causal[@]}" --out "$work/run" --resume --steps 20 --shuffle 0
 shard() { python3 -c 'import struct, sys; n = 150000; t = [32] * n; t[n // 2] += int(sys.argv[1])
@@ -65,7 +65,7 @@ expect "a run on a shard without a manifest" 0 "" "${causal[@]}" --out "$work/mi
     --checkpoint-every 2
 expect "is resumed" 0 "" "${causal[@]}" --out "$work/middle" --train-data "$work/middle.bin" --steps 3 --resume
 shard 1
-expect "but not when one token in the middle has changed" 2 "is other data than" \
+expect "but not when one token in the middle has changed" 2 "differs from the training data of" \
     "${causal[@]}" --out "$work/middle" --train-data "$work/middle.bin" --steps 4 --resume
 cp -r "$work/run" "$work/old" && rm -r "$work/old/step_00000004" "$work/old/step_00000008"
 sed -i '/"train_data"/d' "$work/old/step_00000012/trainer_state.json" && rm "$work/old/step_00000012/manifest.json"
@@ -96,7 +96,7 @@ expect "weights under another name are not passed over" 7 "has no model.safetens
 
 # ---- numbers and texts
 for option in checkpoint model out train-data eval-data show-mask; do
-    expect "an empty --$option" 2 "--$option \"\": the name is empty" "${causal[@]}" --"$option" ""
+    expect "an empty --$option" 2 "--$option \"\": the value is empty" "${causal[@]}" --"$option" ""
 done
 expect "nor behind an equals sign" 2 "--checkpoint" "${causal[@]}" --checkpoint=
 expect "but no validation data" 0 "" "${causal[@]}" --dry-run --val-data "" --config "$work/run/options.toml"
@@ -106,7 +106,7 @@ expect "a seed that does not fit" 2 "not a whole number from 0 to 18446744073709
 expect "steps that are no whole number" 2 "1.5 is not a whole number" "${causal[@]}" --out "$work/x" --steps 1.5
 expect "a bound that is nearly 1" 2 "from 0 to 0.9999999" "${causal[@]}" --out "$work/x" --beta2 1
 expect "more micro-steps than can be counted" 2 "--total-batch-tokens 1099511627776" "${causal[@]}" --out "$work/x" --total-batch-tokens 1099511627776
-expect "loss by position without evaluation" 2 "--position-bins is for --evaluate" "${causal[@]}" --out "$work/x" --position-bins 4
+expect "loss by position without evaluation" 2 "--position-bins requires --evaluate" "${causal[@]}" --out "$work/x" --position-bins 4
 for prompt in '# We "the people"' "it's {}" ' a  #b, [c]' "o'brien # and"; do
     expect "a prompt: $prompt" 0 "" "${causal[@]}" --prompt "$prompt" --steps 1 --checkpoint-every 0 --out "$work/prompted"
     expect "with --config" 0 "" ./train_causal --config "$work/prompted/options.toml" --out "$work/prompted2"
@@ -116,7 +116,7 @@ printf "out=%s/o'brien # my folder\nsteps = 2 # few\n" "$work" > "$work/own.toml
 expect "comments behind values" 0 "" "${causal[@]/--steps/--warmup-steps}" --config "$work/own.toml"
 check "are none of them" '[ "$(losses "$work/o'"'"'brien")" -eq 2 ]'
 for prompt in "it's \"so\"" '"a","b"' '{}'; do
-    expect "a prompt that a file for --config cannot hold: $prompt" 2 "cannot be kept in options.toml" "${causal[@]}" --out "$work/x" --prompt "$prompt"
+    expect "a prompt that a file for --config cannot hold: $prompt" 2 "cannot be written to options.toml" "${causal[@]}" --out "$work/x" --prompt "$prompt"
 done
 echo '{"context_options": ["We ", "I "], "continuation": "", "gold": 0}' > "$work/nothing.jsonl"
 expect "an answer that is nothing" 3 "nothing.jsonl:1: an answer is empty" "${causal[@]}" --evaluate --checkpoint "$last" --eval-data "$work/nothing.jsonl"

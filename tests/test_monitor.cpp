@@ -374,8 +374,8 @@ TEST_CASE("attention report: of layers with branches of their own, null where a 
 
 /// Takes what is printed while it lives.
 struct Overheard {
-    std::ostringstream said;
-    std::streambuf* terminal = std::cout.rdbuf(said.rdbuf());
+    std::ostringstream printed;
+    std::streambuf* terminal = std::cout.rdbuf(printed.rdbuf());
     ~Overheard() { std::cout.rdbuf(terminal); }
 };
 
@@ -389,7 +389,7 @@ TEST_CASE("the picture of a mask: says what the layer on it is", "[monitor]") {
     auto said_of = [&](const Variant& variant) {   // two layers: the last is drawn
         const Overheard terminal;
         show_mask(variant, o);
-        return terminal.said.str();
+        return terminal.printed.str();
     };
     CHECK(said_of(in_turn<NSA_FIRST>()).find("100.0% of causal tiles\n") != std::string::npos);
     CHECK(said_of(in_turn<CAUSAL_FIRST>()).find("300.0% of causal tiles in all softmaxes\n") != std::string::npos);

@@ -134,7 +134,7 @@ expect "a line that is not JSON, in a compressed file" 3 "broken.jsonl.gz:4: par
 expect "a broken line of standard input" 3 "standard input:1: parse error" $run --format jsonl - <<< "nonsense"
 expect "--val-fraction and --val-tokens exclude each other" 2 "--val-tokens" $run --val-fraction 0.1 --val-tokens 5 "$work/b.txt"
 expect "--val-tokens with too little text" 3 "leaves nothing to train on" $run --val-tokens 2000000000 "$work/b.txt"
-expect "fewer documents than announced" 3 "holds 2 documents, but --documents announced 3" $run --documents 3 --format jsonl - < <(head -n 2 data/bundled/sotu.jsonl)
-expect "more documents than announced" 3 "holds 2 documents, but --documents announced 1" $run --documents 1 --format jsonl - < <(head -n 2 data/bundled/sotu.jsonl)
+expect "fewer documents than announced" 3 "holds 2 documents, but --documents is 3" $run --documents 3 --format jsonl - < <(head -n 2 data/bundled/sotu.jsonl)
+expect "more documents than announced" 3 "holds 2 documents, but --documents is 1" $run --documents 1 --format jsonl - < <(head -n 2 data/bundled/sotu.jsonl)
 expect "as many documents as announced" 0 "" $run --documents 2 --format jsonl - < <(head -n 2 data/bundled/sotu.jsonl)
 expect "an unknown format" 2 "--format" $run --format csv -

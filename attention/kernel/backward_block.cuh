@@ -285,9 +285,9 @@ private:
     /// Called by warp 0, for all warps after the next __syncthreads().
     __device__ __forceinline__ void find_previous(const QueryTileVisit& visit) {
         const int previous = tiles(visit.h).first_key_tile(visit.tile, tile_ + 1);
-        if (lane_of() == 0) shared_.previous = previous < key_tiles() ? previous : BackwardMemory::NOBODY;
+        if (lane_of() == 0) shared_.previous = previous < key_tiles() ? previous : BackwardMemory::NO_TILE;
     }
-    /// Called by each warp before it adds: all that `previous` has added precedes what the warp adds from then on.
+    /// Acquire: the previous block's additions to dQ are visible before ours. Called by each warp before it adds.
     __device__ __forceinline__ void wait_for_semaphore(const QueryTileVisit& visit, int previous) const {
         const int query_tile = visit.h * tiles_of(a_.T) + visit.tile;
         if (lane_of() == 0) wait_for_flag(memory_.semaphore + semaphore_of(visit), previous, memory_.stuck, query_tile);
@@ -301,7 +301,7 @@ private:
     /// dQ += dS K: a warp has 32 rows and DQ_COLUMNS columns of the query tile. The first block overwrites.
     __device__ __forceinline__ void add_queries(const QueryTileVisit& visit) {
         const int previous = shared_.previous;
-        const bool first = previous == BackwardMemory::NOBODY;
+        const bool first = previous == BackwardMemory::NO_TILE;
         const int i0 = visit.tile * QUERIES, row0 = warp_ % 2 * 32, rows = a_.T - i0 - row0;
         float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS +
                           warp_ / 2 * Shape::DQ_COLUMNS + lane_column();

@@ -36,7 +36,7 @@ struct BackwardShared {
     alignas(16) float rows[Shape::BUFFERS][ROW_VALUES][Shape::QUERIES];
     float tile_parts[Shape::WARPS];   // each warp's sum for the gradient of the tile's bias
     int work;       // index of the block's work, from work_counter
-    int previous;   // the key tile that adds to the query tile's dQ before this one, or NOBODY
+    int previous;   // the key tile that adds to the query tile's dQ before this one, or NO_TILE
 };
 
 /// A thread's sums over the queries of all heads of the group. They must stay registers, hence variables of run(): a single index
@@ -66,12 +66,12 @@ private:
 /// The backward kernel's global memory. Query tiles have TILE rows, key tiles TILE columns or more.
 struct BackwardMemory {
     int* work_counter;   // (1) blocks started so far: the index of the next one's work
-    int* semaphore;      // (B, NH, query tiles) the key tile that has added to a query tile's gradients last, or NOBODY
+    int* semaphore;      // (B, NH, query tiles) the key tile that has added to a query tile's gradients last, or NO_TILE
     float* rows;         // (B, NH, query tiles, ROW_VALUES, TILE)
     float* head_parts;   // (B, NH, key tiles, features.head)
     Stuck* stuck = nullptr;   // where a block reports that it has waited in vain
 
-    static constexpr int NOBODY = -1;
+    static constexpr int NO_TILE = -1;
 
     BackwardMemory(std::byte* memory, int B, int T, int S, int NH, const Features& f) {
         const size_t query_tiles = size_t(B) * NH * tiles_of(T), key_tiles = size_t(B) * NH * tiles_of(S);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(128)
     constexpr int PIECE = Packed<X>::size, PIECES = HS / PIECE, THREADS = 128;
     const int h = blockIdx.x, tile = blockIdx.y, b = blockIdx.z, i0 = tile * TILE;
     const size_t bh = size_t(b) * a.NH + h, tile_of_all = bh * tiles_of(a.T) + tile;
-    if (threadIdx.x == 0) memory.semaphore[tile_of_all] = BackwardMemory::NOBODY;
+    if (threadIdx.x == 0) memory.semaphore[tile_of_all] = BackwardMemory::NO_TILE;
     if (threadIdx.x == 0 && tile_of_all == 0) *memory.work_counter = 0;
     float* rows = memory.rows + tile_of_all * ROW_VALUES * TILE;
     for (int r = int(threadIdx.x) / PIECES; r < TILE; r += THREADS / PIECES) {

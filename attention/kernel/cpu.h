@@ -111,7 +111,7 @@ private:
         std::fill(tile.sums.begin(), tile.sums.end(), X(0));
         std::fill(tile.rows.begin(), tile.rows.end(), OnlineRow<X>());
         tile.visited = 0;
-        bring_rows(tile.q.data(), a.q, at, a.T, b, h, h, i0, a.HS);
+        gather_rows(tile.q.data(), a.q, at, a.T, b, h, h, i0, a.HS);
         const int rows = std::min(TILE, a.T - i0);
         for (int r = 0; r < rows && write == Write::add; r++) {
             const int token = at.token(b, h, i0 + r);
@@ -310,8 +310,8 @@ private:
 
     /// The rows of a query tile: q, dO, the log-sum-exp and D = <dO, O> - dLSE. With a gate O' = g O: dg = <dO', O>, dO = g dO'.
     void start(int b, int h, int i0, int rows, BackwardWorkspace<X>& w) const {
-        bring_rows(w.q.data(), a.q, queries, a.T, b, h, h, i0, a.HS);
-        bring_rows(w.dout.data(), {g.dout, size_t(a.NH) * a.HS}, queries, a.T, b, h, h, i0, a.HS);
+        gather_rows(w.q.data(), a.q, queries, a.T, b, h, h, i0, a.HS);
+        gather_rows(w.dout.data(), {g.dout, size_t(a.NH) * a.HS}, queries, a.T, b, h, h, i0, a.HS);
         std::fill(w.dq.begin(), w.dq.end(), X(0));
         for (int r = 0; r < rows; r++) {
             const int token = queries.token(b, h, i0 + r);

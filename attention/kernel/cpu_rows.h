@@ -28,7 +28,7 @@ struct RowPlaces {
 /// to (TILE, HS) = rows r0.. of head `head` of `from`, which has `count` rows. Padding is cleared: it is multiplied by the zeros of
 /// hidden pairs, and what was there before might be NaN.
 template <class X, class Rows>
-void bring_rows(X* to, const Heads<const X>& from, const RowPlaces<Rows>& at, int count, int b, int h, int head, int r0, int HS) {
+void gather_rows(X* to, const Heads<const X>& from, const RowPlaces<Rows>& at, int count, int b, int h, int head, int r0, int HS) {
     for (int r = 0; r < TILE; r++, to += HS) {
         const int token = r0 + r < count ? at.token(b, h, r0 + r) : -1;
         if (token < 0) std::fill_n(to, HS, X(0));
@@ -94,7 +94,7 @@ private:
         if (!forward) transpose_tile(&v_transposed_[n], v, a_.HS);
     }
     void bring_head(X* to, const Heads<const X>& from, int j0) {
-        bring_rows(to, from, at_, a_.S, b_, h_, h_ / (a_.NH / a_.NKV), j0, a_.HS);
+        gather_rows(to, from, at_, a_.S, b_, h_, h_ / (a_.NH / a_.NKV), j0, a_.HS);
     }
 
     const AttentionForward<X>& a_;

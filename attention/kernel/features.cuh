@@ -20,7 +20,7 @@ inline constexpr bool MAY_BE_GATED = !std::is_same_v<decltype(&P::gates_output),
 
 /// The type that score() computes in on the GPU when X is stored.
 template <class X>
-using ScoreNumber = std::conditional_t<std::is_same_v<X, bf16>, Rough, float>;
+using ScoreNumber = std::conditional_t<std::is_same_v<X, bf16>, ReducedPrecision, float>;
 
 /// Calls run(policy), or run(twin) where the policy provides a twin that has its feature counts at compile time.
 template <class P, class Run>
@@ -37,7 +37,7 @@ void for_head_size(int HS, Run run) {
     if (HS == 32) return run(std::integral_constant<int, 32>{});
     if (HS == 64) return run(std::integral_constant<int, 64>{});
     if (HS == 128) return run(std::integral_constant<int, 128>{});
-    fail(Exit::usage, "the GPU computes attention with head sizes 32, 64 and 128; this model has ", HS);
+    fail(Exit::usage, "the GPU supports attention with head sizes 32, 64 and 128; this model has ", HS);
 }
 
 /// Fails unless rows can be copied 16 bytes at a time.

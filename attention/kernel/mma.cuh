@@ -338,21 +338,20 @@ __device__ __forceinline__ int read_flag(const int* flag) {
     return value;
 }
 
-/// Polls before a wait is given up: about ten seconds (a poll takes 0.7 us; a semaphore is held for microseconds, under a
-/// debugger's tools for milliseconds).
+/// Polls before a wait times out: about ten seconds. A poll takes 0.7 us; a semaphore is held for microseconds, or for milliseconds
+/// under a debugger.
 inline constexpr int PATIENCE = 1 << 24;
 
-/// Waits until the flag has that value (see read_flag()). Blocks wait only for blocks that have started, and only for what those do
-/// independently of this one, so a wait that does not end is a bug in this program: after `patience` polls the kernel reports in
-/// `stuck` and traps, which ends the program. `who` is the index of what is waited for. No printf here: any call in a kernel costs
-/// registers in all of it.
-__device__ __forceinline__ void wait_for_flag(const int* flag, int value, Stuck* stuck, int who, int patience = PATIENCE) {
+/// Waits until the flag has that value (see read_flag()); `tile` is the index of the awaited tile. A block waits only for blocks that
+/// have started, and only for work that does not depend on its own. A wait without end is therefore a bug: after `patience` polls the
+/// kernel writes `stuck` and traps, which ends the program. No printf: any call costs registers in the whole kernel.
+__device__ __forceinline__ void wait_for_flag(const int* flag, int value, Stuck* stuck, int tile, int patience = PATIENCE) {
     int seen = read_flag(flag);
 #pragma unroll 1
-    for (int asked = 0; seen != value; seen = read_flag(flag)) {
+    for (int polls = 0; seen != value; seen = read_flag(flag)) {
         __nanosleep(40);
-        if (++asked <= patience) continue;
-        *stuck = {true, int(blockIdx.x), who, seen, value};
+        if (++polls <= patience) continue;
+        *stuck = {true, int(blockIdx.x), tile, seen, value};
         __threadfence_system();
         __trap();
     }

@@ -84,7 +84,7 @@ void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowSha
 /// to (B, T, heads, HS) = or += from (B, R, NH, HS) in text order, summed over a token's rows and over each group of query heads;
 /// zero where a token is not in the branch.
 template <class Y, class X, class Rows>
-void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
+void scatter_add_rows(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int t = 0; t < s.T; t++)
@@ -132,7 +132,7 @@ __global__ void gather_rows_kernel(X* to, const Heads<const X> from, const Rows 
 
 /// One block per token; four elements per thread and iteration.
 template <class Y, class X, class Rows>
-__global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Rows rows, const RowShape s, Write write) {
+__global__ void scatter_add_rows_kernel(const Heads<Y> to, const X* from, const Rows rows, const RowShape s, Write write) {
     constexpr int PIECE = 4;
     const int b = blockIdx.y, t = blockIdx.x;
     for (int n = threadIdx.x; n < s.heads * s.HS / PIECE; n += blockDim.x) {
@@ -164,8 +164,8 @@ void gather_rows(GPU device, X* to, Heads<const X> from, const Rows& rows, const
     launch(device, gather_rows_kernel<X, Rows>, Grid(rows.count, s.B), 128, 0, to, from, rows, s);
 }
 template <class Y, class X, class Rows>
-void send_rows_back(GPU device, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
-    launch(device, send_rows_back_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
+void scatter_add_rows(GPU device, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
+    launch(device, scatter_add_rows_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
 }
 template <class W, class Rows>
 void gather_scalars(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {

@@ -3,11 +3,11 @@
 #include <string>
 
 /// From now on the run survives a closed standard output (`| head`): SIGPIPE is ignored.
-void outlive_readers();
+void ignore_sigpipe();
 
 /// From now on a write past the limit on the size of files (ulimit -f) fails with EFBIG, as one to a full disk does with ENOSPC:
 /// SIGXFSZ is ignored.
-void outlive_file_limits();
+void ignore_sigxfsz();
 
 /// Call before files are opened: where one of the standard streams is closed (`>&-`), no file takes its place. Using it is still an
 /// error.

@@ -117,7 +117,7 @@ std::map<std::string, std::vector<std::string>> read_index(const fs::path& path)
         const std::string name = file.is_string() ? file.get<std::string>() : "";
         const bool plain = name.ends_with(".safetensors") && name.find('/') == std::string::npos;
         if (!plain)
-            fail(Exit::checkpoint, path.string(), ": tensor \"", tensor, "\" is said to be in ", shown(file),
+            fail(Exit::checkpoint, path.string(), ": tensor \"", tensor, "\" is assigned to ", shown(file),
                  ", expected the name of a .safetensors file in the same folder");
         parts[name].push_back(tensor);
     }

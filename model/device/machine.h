@@ -11,7 +11,7 @@ void choose_blas_kernels(char** argv);
 
 /// From now on the process keeps up to 64 MiB of freed memory. The attention kernels allocate and free working memory in every
 /// call; returned to the system, it would be faulted in again page by page, which was a tenth of a sparse layer's backward pass.
-void keep_freed_memory();
+void disable_malloc_trim();
 
 /// Asks the system to back this memory with huge pages (2 MiB on x86), if it leaves the choice to programs; it may decline. Rows
 /// far apart, as in a strided pattern, then cause fewer TLB misses.

@@ -17,8 +17,8 @@ public:
     void allocate() {
         if (peak_ && cudaMalloc(reinterpret_cast<void**>(&block_), peak_) != cudaSuccess) {
             cudaGetLastError();   // clears the error
-            fail(Exit::out_of_memory, "the GPU has no ", human_bytes(double(peak_)),
-                 " left in one piece: lower --batch-size or --seq-len, or set --recompute 2; of texts, lower --tokens or --batch");
+            fail(Exit::out_of_memory, "the GPU cannot allocate ", human_bytes(double(peak_)),
+                 ": to train, lower --batch-size or --seq-len, or set --recompute 2; to generate, lower --tokens or --batch");
         }
         used_ = 0;
     }

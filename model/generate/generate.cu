@@ -205,7 +205,7 @@ static void run(const Options& o) {
     if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
         fail(Exit::usage, o.checkpoint,
-             ": has no tokenizer.json, and config.json does not name the tokenizer of bytes; use --print-ids, and --prompt-ids or "
+             ": has no tokenizer.json, and config.json does not name the bytes tokenizer; use --print-ids, and --prompt-ids or "
              "\"prompt_ids\"");
 
     std::vector<Prompt> prompts;

@@ -57,8 +57,8 @@ inline int positions_for(const WritingJob& job) {
 inline void require_no_look_ahead(const Qwen& net, const std::string& checkpoint) {
     const char* const variant = net.variant.name;
     if (!net.all(&LayerFacts::is_causal) && !net.any(&LayerFacts::needs_known_text))
-        fail(Exit::usage, checkpoint, ": with its settings ", variant, " looks at later tokens, which a text that is being ",
-             "written does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variant, " --help)");
+        fail(Exit::usage, checkpoint, ": ", variant, " with its settings reads later tokens, which do not exist while text is "
+             "generated; choose its causal form with --set KEY=0 (the keys: ./train_", variant, " --help)");
 }
 
 /// Exit::out_of_memory if the plan does not fit.
@@ -67,7 +67,7 @@ void require_memory_for_texts(Device device, const std::vector<MemoryUse>& plan,
     const size_t needed = total_bytes(plan), available = std::min(available_memory(device), address_space_left());
     if (needed > available)
         fail(Exit::out_of_memory, places, places == 1 ? " text" : " texts side by side", " of ", T, " tokens need ",
-             human_bytes(double(needed)), " and the ", std::is_same_v<Device, CPU> ? "machine" : "GPU", " has ",
+             human_bytes(double(needed)), ", but the ", std::is_same_v<Device, CPU> ? "machine" : "GPU", " has ",
              human_bytes(double(available)), " left: lower --tokens", places == 1 ? "" : " or --batch");
 }
 

@@ -47,8 +47,8 @@ WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
     const auto add_token = [&](int place, int32_t token, double& seconds) {
         Text& text = texts[place];
         if (token == NO_TOKEN)
-            fail(Exit::not_finite, "the logits behind token ", text.ids.size(), " of text ", text.number + 1,
-                 " are not finite: the weights are damaged, or too large");
+            fail(Exit::not_finite, "the logits after token ", text.ids.size(), " of text ", text.number + 1,
+                 " are not finite; the weights are damaged, or too large");
         text.ids.push_back(token);
         times.tokens++;
         seconds += clock.lap();

@@ -62,16 +62,18 @@ static void require_alone() {
     const int torch = std::getenv("RANK") ? count_in("WORLD_SIZE") : 0;
     const int slurm = std::getenv("SLURM_STEP_ID") && std::getenv("SLURM_PROCID") ? count_in("SLURM_STEP_NUM_TASKS") : 0;
     if (torch > 1)
-        fail(Exit::usage, "WORLD_SIZE is ", torch, ", but ranks meet through MPI, not through torchrun: start them with mpirun -np ", torch);
+        fail(Exit::usage, "WORLD_SIZE is ", torch, ", but ranks communicate through MPI, not torchrun; start them with mpirun -np ", torch);
     if (slurm > 1)
-        fail(Exit::usage, "srun started ", slurm, " tasks without MPI: start them with srun --mpi=pmix, or with mpirun -np ", slurm);
+        fail(Exit::usage, "srun started ", slurm, " tasks without MPI; start them with srun --mpi=pmix, or with mpirun -np ", slurm);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ MPI
 
 #ifdef USE_MPI
 static void check(int status, const char* what) {
-    if (status != MPI_SUCCESS) fail(Exit::rank, "MPI failed in ", what, " (", status, "): another rank has probably died");
+    if (status != MPI_SUCCESS)
+        fail(Exit::rank, "MPI failed in ", what, " (", status,
+             "): lost connection to another rank (it probably crashed or exited; see its output)");
 }
 
 /// Splits long buffers, as MPI counts are ints.
@@ -142,8 +144,8 @@ Ranks::Ranks() {
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
     const char* expected = mpi_size();
     if (expected && std::atoi(expected) != size_)
-        fail(Exit::usage, "the launcher started ", expected, " ranks, but MPI knows of ", size_,
-             ": mpirun belongs to a different MPI from the one this program was built with");
+        fail(Exit::usage, "the launcher started ", expected, " ranks, but MPI has ", size_,
+             ": mpirun is of another MPI; use that of the MPI this program was built with");
     share_signs_of_life();
 }
 

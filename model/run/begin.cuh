@@ -61,7 +61,7 @@ void print_set_up(Run<Device, X>& run, int threads) {
 /// tensors are staged in the gradients' memory, which so far holds only zero padding. Exit::checkpoint if a checkpoint lacks
 /// tensors, Exit::usage if --seed differs from its seed.
 template <class Device, class X>
-TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin& origin, const Options& o, bool speaks) {
+TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin& origin, const Options& o, bool prints) {
     const TensorList& list = gpt.net.tensors;
     const Shards& shards = gpt.shards;
     HostView<Device> whole(device, gpt.gradients, list.size());
@@ -86,13 +86,13 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
         return state;
     }
     const std::string folder = origin.folder()->string();
-    if (origin.resume_from && !speaks)   // rank 0 verified them when it chose, and ranks may have folders of their own
+    if (origin.resume_from && !prints)   // rank 0 verified them when it chose, and ranks may have folders of their own
         for (const char* name : {"optimizer.safetensors", "trainer_state.json"}) verify_file(folder, name);
     const LoadReport report = load_weights(folder, list, o.seed, whole.data());
     const std::set<std::string> fresh(report.initialised.begin(), report.initialised.end());
     start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
     take_weights();
-    if (speaks && !report.initialised.empty())
+    if (prints && !report.initialised.empty())
         std::cout << folder << " lacks " << report.initialised.size()
                   << " tensors, initialised from the seed: " << report.initialised.front()
                   << (report.initialised.size() > 1 ? ", ...\n" : "\n");
@@ -106,7 +106,7 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
     take_owned(gpt.v);
     if (state.seed != o.seed)
         fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
-             " was made with; the data would come in another order");
+             " was trained with, so the data would come in another order; give --seed ", state.seed);
     return state;
 }
 
@@ -144,15 +144,16 @@ template <class Device, class X>
 void require_same_data(const Run<Device, X>& run, const Origin& origin) {
     const TrainerState& state = run.state;
     if (state.step > run.data.steps)
-        fail(Exit::usage, origin.resume_from->string(), ": has already done ", state.step, " steps, more than --steps ", run.data.steps);
+        fail(Exit::usage, origin.resume_from->string(), ": has already taken ", state.step, " steps, more than --steps ", run.data.steps,
+             "; raise --steps");
     const int64_t rows = state.step * (run.data.tokens_per_step / run.o.seq_len);
     if (state.data_rows != rows || state.tokens != state.step * run.data.tokens_per_step)
         fail(Exit::usage, origin.resume_from->string(), ": has read ", state.data_rows, " rows of data, ", state.tokens, " tokens, in ",
              state.step, " steps, but with these options it would have been ", rows, " rows, ", state.step * run.data.tokens_per_step,
-             " tokens; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
+             " tokens; resume with the same --seq-len and tokens per step (--total-batch-tokens, or --batch-size x --seq-len x ranks)");
     if (!describes_data(state.train_data, *run.data.train, run.o.shuffle))
-        fail(Exit::usage, run.data.train->name(), ": is other data than ", origin.resume_from->string(),
-             " has been trained on, or in another order (", described_data(*run.data.train, run.o.shuffle), ", not ",
+        fail(Exit::usage, run.data.train->name(), ": differs from the training data of ", origin.resume_from->string(),
+             ", or from its order (", described_data(*run.data.train, run.o.shuffle), ", not ",
              state.train_data, "); give --train-data and --shuffle as before, or start from the checkpoint with --model and "
              "another --out");
 }
@@ -182,8 +183,8 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;
     const Variant& variant = run.gpt.net.variant;
     if (run.gpt.net.any(&LayerFacts::needs_known_text))
-        fail(Exit::usage, "with these settings ", variant.name, " reads tokens after a row, so it needs the whole text in advance "
-             "(--evaluate, --show-mask, ./generate); to train, give ", variant.options_to_train);
+        fail(Exit::usage, variant.name, " with these settings reads tokens after a row, which only --evaluate, --show-mask and ./generate "
+             "allow; to train, give ", variant.options_to_train);
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
     run.collectives.emplace(run.device, run.ranks);   // first, since NCCL allocates memory
     run.gpt.allocate(run.device);

@@ -72,7 +72,7 @@ template <class Device, class X>
 void validate_and_report(Run<Device, X>& run) {
     LossByPosition all(run.o.seq_len, 1);
     if (!validate(run, all)) return;
-    run.progress.say(
+    run.progress.print(
         text("validation after step %lld: %s", static_cast<long long>(run.state.step), described(run.validation).c_str()));
     log_validation(run);
 }
@@ -83,7 +83,7 @@ void report_read(Run<Device, X>& run, const std::string& of) {
     if (!run.reader) return;
     InferenceCount read;
     for (const InferenceCount& one : run.ranks.gathered(std::exchange(run.read, {}))) read.add(one);
-    run.progress.say(of + ": " + described(read, run.o.inference.how.psa.bound));
+    run.progress.print(of + ": " + described(read, run.o.inference.how.psa.bound));
     run.log.write({{"event", "sparse_reading"},
                    {"step", run.state.step},
                    {"attention", run.o.inference.attention},
@@ -258,7 +258,7 @@ bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::
         if (run.ranks.any(stop_requested())) return false;
         if (items) require_finite(task, found, weights);
         const EvaluationScores scores = score(task, found);
-        run.progress.say(text("%s: %s", task.name.c_str(), described(scores).c_str()));
+        run.progress.print(text("%s: %s", task.name.c_str(), described(scores).c_str()));
         run.log.write(fields_of(task, scores, run.state.step));
         report_read(run, task.name);
         const float* of = found.data();
@@ -284,7 +284,7 @@ void open_evaluation_log(Run<Device, X>& run, const std::string& weights) {
     std::ifstream before(path);
     std::string first;
     if (std::getline(before, first) && first.find("\"evaluates\":") == std::string::npos)
-        fail(Exit::usage, "--eval-log ", path, ": is there and no log of an evaluation, but perhaps of a run; give another name");
+        fail(Exit::usage, "--eval-log ", path, ": exists and is not an evaluation log; choose another path");
     run.log = JsonLines::whole(path);
     log_config(run, {{"evaluates", weights}});
 }
@@ -310,9 +310,9 @@ bool evaluate_validation(Run<Device, X>& run, const std::string& weights) {
     if (!std::isfinite(run.validation.loss))
         fail(Exit::not_finite, "the validation loss is not finite; the weights of ", weights, " are damaged");
     if (run.reader && run.reader->looks_ahead())
-        run.progress.say("warning: blocks are chosen by rows BEHIND those that read them: this validation loss is that of a prompt\n"
+        run.progress.print("warning: blocks are chosen by rows BEHIND those that read them: this validation loss is that of a prompt\n"
                          "         which is known in advance, and cannot be compared with those of causal attention");
-    run.progress.say("validation: " + described(run.validation, 6));
+    run.progress.print("validation: " + described(run.validation, 6));
     log_validation(run);
     report_read(run, "validation");
     report_positions(run, by_position);
@@ -341,7 +341,7 @@ Exit evaluate(Run<Device, X>& run, const Origin& origin) {
     if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines::whole(o.eval_out);
     const bool whole = (!run.data.val || evaluate_validation(run, weights)) && evaluate_tasks(run, &items, weights);
     if (!whole) {
-        run.progress.say("stopped before everything was scored");
+        run.progress.print("stopped before everything was scored");
         return Exit::signal;
     }
     items.finish();

@@ -27,7 +27,7 @@ void add_inference_options(CLI::App& app, InferenceOptions& o) {
         o.how.psa.bound = o.psa_bound == "upper" ? PsaBound::upper : PsaBound::mean;
         auto only_for = [&](const char* name, const CLI::Option* option) {
             if (option->count() && option->as<std::string>() != option->get_default_str() && o.attention != name)
-                fail(Exit::usage, option->get_name(), " is for --attention ", name);
+                fail(Exit::usage, option->get_name(), " requires --attention ", name);
         };
         for (const CLI::Option* option : {eps, keys, bound}) only_for("psa", option);
         for (const CLI::Option* option : {sparsity, block}) only_for("adaspa", option);

@@ -91,17 +91,17 @@ std::string shown_loss(double loss);
 /// waited for, but not once a signal has requested a stop: what does not fit into the pipe is then dropped.
 class Progress {
 public:
-    Progress(bool speaks, bool launched);
+    Progress(bool prints, bool launched);
     void step(const StepReport& report, int64_t steps_in_this_run);
     /// A transient status that replaces the current line, on a terminal only.
     void passing(const std::string& what);
     /// Anything else, on its own lines.
-    void say(const std::string& what);
+    void print(const std::string& what);
 
 private:
     void put(const std::string& line);
 
-    bool speaks_, launched_, in_place_, line_open_ = false, passing_ = false;
+    bool prints_, launched_, in_place_, line_open_ = false, passing_ = false;
     double average_ = 0;   // smoothed seconds per step, for the time left
 };
 

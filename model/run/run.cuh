@@ -39,8 +39,8 @@ struct Validation {
 /// Exit::usage with --document-mask, if the model's attention cannot keep documents apart.
 inline void require_documents_apart(const Qwen& net, const Options& o) {
     if (!o.document_mask || net.all(&LayerFacts::keeps_documents_apart)) return;
-    fail(Exit::usage, "--document-mask 1: in ", net.variant.name,
-         ", with these settings, what a token sees depends on other documents of its row; leave it out");
+    fail(Exit::usage, "--document-mask 1: ", net.variant.name,
+         " with these settings cannot keep the documents of a row apart; leave --document-mask out");
 }
 
 /// Whether a signal has requested a stop, asked between micro-steps, since a step may take hours. Several ranks must leave a step
@@ -249,11 +249,11 @@ void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m,
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.log.sync();
-        run.progress.say("checkpoint " + path.string());
+        run.progress.print("checkpoint " + path.string());
         if (!doubt.empty()) std::cerr << "warning: " << path.string() << " is whole, but " << doubt << std::endl;
     } catch (const Error& error) {
         if (last) throw;
-        run.progress.say(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
+        run.progress.print(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
         std::cerr << "warning: " << error.what() << std::endl;
     }
 }
@@ -292,7 +292,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     if (!run.ranks.first()) return result;
     const auto step = static_cast<long long>(run.state.step);
     if (stopped) {
-        run.progress.say(text("stopped by a signal after step %lld; %s", step,
+        run.progress.print(text("stopped by a signal after step %lld; %s", step,
                               !run.o.checkpoint_every ? "nothing was saved, as --checkpoint-every is 0"
                               : step == 0             ? "nothing was saved, and --resume starts over"
                                                       : "--resume continues"));
@@ -312,7 +312,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
     const std::string loss = shown_loss(run.state.last_loss), memory = human_bytes(double(peak_memory(run.device)));
-    run.progress.say(text("done: step %lld, loss %s%s, peak memory %s, %s, weights hash %s", step, loss.c_str(), validation.c_str(),
+    run.progress.print(text("done: step %lld, loss %s%s, peak memory %s, %s, weights hash %s", step, loss.c_str(), validation.c_str(),
                           memory.c_str(), human_seconds(seconds).c_str(), hash.c_str()));
     return result;
 }

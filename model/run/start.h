@@ -99,9 +99,9 @@ std::optional<std::filesystem::path> chosen_checkpoint(const Options& o);
 
 /// The origin that --model and the chosen checkpoint make, for a program of these variants; values given as options override
 /// those of the folder. Exit::checkpoint if a checkpoint is another variant's or one of other layers; Exit::usage for
-/// another shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `speaks` prints
+/// another shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `prints` prints
 /// notes and warnings.
-Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool speaks);
+Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool prints);
 
 // ---- what the ranks of a job must have in common
 

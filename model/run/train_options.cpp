@@ -162,11 +162,11 @@ static void add_attention_options(CLI::App& app, const Variant& variant, Options
 /// Exit::usage for an inference-only mechanism (--attention) in a training run, with --document-mask, or in another trainer than causal's.
 static void require_plain_attention(const Variant& variant, const Options& o) {
     if (o.inference.how.attention == InferenceAttention::trained) return;
-    if (!o.evaluate) fail(Exit::usage, "--attention ", o.inference.attention, " is for --evaluate: nothing is trained with it");
+    if (!o.evaluate) fail(Exit::usage, "--attention ", o.inference.attention, " requires --evaluate; it cannot be trained");
     if (o.document_mask)
-        fail(Exit::usage, "--attention ", o.inference.attention, " reads rows as one text each; leave out --document-mask");
+        fail(Exit::usage, "--attention ", o.inference.attention, " treats each row as one text; leave out --document-mask");
     if (variant.name != std::string("causal"))
-        fail(Exit::usage, "--attention ", o.inference.attention, " reads checkpoints of variant causal: use ./train_causal, not ./train_",
+        fail(Exit::usage, "--attention ", o.inference.attention, " needs a causal checkpoint; use ./train_causal, not ./train_",
              variant.name);
 }
 
@@ -220,7 +220,7 @@ static void require_names(int argc, char** argv) {
                                      "--show-mask"})
         for (int n = 1; n < argc; n++)
             if (argv[n] == option + "=" || (argv[n] == option && n + 1 < argc && !*argv[n + 1]))
-                fail(Exit::usage, option, " \"\": the name is empty; give one, or leave ", option, " out");
+                fail(Exit::usage, option, " \"\": the value is empty; give one, or leave ", option, " out");
 }
 
 /// "options that begin with --moba belong to ./train_moba" for an option that begins with another mechanism's name; "" for all others.
@@ -261,13 +261,13 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
     std::erase(o.eval_data, "");   // options.toml has "" if none was given
-    if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
+    if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out requires --evaluate");
     require_two_files("--eval-out", o.eval_out, "--eval-log", o.eval_log);
-    if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
-    if (!o.evaluate && o.position_bins != Options{}.position_bins) fail(Exit::usage, "--position-bins is for --evaluate");
+    if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log requires --evaluate; the log of a training run is in --out");
+    if (!o.evaluate && o.position_bins != Options{}.position_bins) fail(Exit::usage, "--position-bins requires --evaluate");
     require_plain_attention(variant, o);
-    if (o.mask_layer >= 0 && o.show_mask.empty()) fail(Exit::usage, "--mask-layer is for --show-mask");
-    if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions is for --document-mask 1");
+    if (o.mask_layer >= 0 && o.show_mask.empty()) fail(Exit::usage, "--mask-layer requires --show-mask");
+    if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions requires --document-mask 1");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;
     o.model_given = app.count("--model") > 0;
@@ -275,7 +275,8 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (!app.count("--prompt"))   // CLI11 writes it like a flag that was not given
         if (const size_t at = o.resolved.find("prompt=false\n"); at != std::string::npos) o.resolved.replace(at, 12, "prompt=\"\"");
     if (prompt_in(o.resolved) != o.prompt)
-        fail(Exit::usage, "--prompt ", o.prompt, " cannot be kept in options.toml, where quotes, brackets and commas have a meaning of their "
-             "own; leave some out");
+        fail(Exit::usage, "--prompt ", o.prompt, " cannot be written to options.toml, because quotes, brackets and commas are special "
+             "there; "
+             "leave some out");
     return true;
 }

@@ -20,15 +20,15 @@ TEST_CASE("emulated runtime: a GPU that breaks does nothing more, and every call
             emulator::Runtime& runtime = emulator::runtime();
             emulator::options().breaking_work = runtime.works + 2;
             emulator::options().breaks_with = error;
-            std::string said;
+            std::string message;
             try {
                 for (int n = 1; n <= 3; n++) add(stream, x.data(), n);
                 check(cudaStreamSynchronize(stream));
             } catch (const Error& caught) {
-                said = caught.what();
+                message = caught.what();
                 CHECK(caught.code == Exit::rank);
             }
-            CHECK(contains(said, std::string("the GPU reports: ") + cudaGetErrorString(error)));
+            CHECK(contains(message, std::string("the GPU reports: ") + cudaGetErrorString(error)));
             std::vector<int> host(SIZE);
             int* more = nullptr;
             for (int n : {1, 2}) CHECK((cudaGetLastError() == error && n));
