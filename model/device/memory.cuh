@@ -40,7 +40,7 @@ template <class Y>
 __global__ void set_value_kernel(Y* to, Y value) {
     if (threadIdx.x == 0) *to = value;
 }
-/// In the order of the stream: nobody waits.
+/// Ordered by the stream, without a wait.
 template <class Y>
 void set_value(GPU device, Y* to, Y value) {
     launch(device, set_value_kernel<Y>, 1, WARP, 0, to, value);
