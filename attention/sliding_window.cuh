@@ -1,9 +1,9 @@
 // Sliding window attention (Beltagy, Peters and Cohan 2020, "Longformer", its form for language models; Child et al. 2019).
 //     z_ij = q_i.k_j / sqrt(HS)   for i - left <= j <= i
 // The source counts w keys per query; here --window is the reach to the left, so a query sees left + 1 keys, including its own.
-// Hugging Face's sliding_window is that count: config.json has left + 1 there, and transformers opens the folder unchanged.
-// Left out: windows that grow with depth or are dilated in some heads. Every layer and head has the same window, and after L
-// layers information from the L * left tokens before it reaches a token.
+// Hugging Face's sliding_window is the count: config.json has left + 1 there, and transformers opens the folder unchanged.
+// Left out: windows that grow with depth or are dilated in some heads. Every layer and head has the same window. After L layers a
+// token receives information from the L * left tokens before it.
 #pragma once
 #include "attention/kernel/layer.h"
 

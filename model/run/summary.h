@@ -44,7 +44,7 @@ inline std::string without_layer(std::string name) {
     return name.replace(prefix.size(), end - prefix.size(), "{i}");
 }
 
-/// The tensor's update rule; "" for AdamW without decay.
+/// The role of the tensor in a table; "" for AdamW without decay.
 inline const char* role_word(Role role) {
     switch (role) {
         case Role::decays: return "  decays";
