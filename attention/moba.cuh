@@ -1,5 +1,5 @@
-// Mixture of Block Attention (Lu et al. 2025, arXiv 2502.13189): every token and head selects the blocks of keys it attends to, as a
-// mixture of experts selects experts, without parameters:
+// Mixture of Block Attention (Lu et al. 2025, arXiv 2502.13189): every token and head chooses the blocks of keys it attends to, as
+// a mixture of experts chooses experts, without a parameter:
 //     s_i,n = <q_i, mean of k_j over block n>     n a block before the token's own
 //     out_i = sum_j P_ij v_j   over the keys j <= i of its own block and of the k - 1 blocks with the greatest s
 // The selection has no gradient. Every query head selects independently, also if heads share keys.
