@@ -34,7 +34,7 @@
 #include "attention/masks/chosen_tokens.h"
 #include "attention/masks/gate_training.h"
 
-/// For the kernel: rows that see at most `top` keys see all of their past; of the others the bits say.
+/// The kernel's mask: rows with at most `top` past keys see all of them; the others see the keys whose bits are set.
 struct ChosenPairs : Policy {
     int top;
     static constexpr bool reads_bits = true;

@@ -29,7 +29,7 @@ std::string tokenizer_of(const Manifest& manifest, const std::string& manifest_p
     return path.string();
 }
 
-// What the manifests next to shards say of them.
+// The entries for shards in the manifests next to them.
 class Manifests {
 public:
     struct Entry {

@@ -15,8 +15,8 @@ constexpr int64_t largest_window = 1 << 30;
 
 constexpr const char *FULL = "full_attention", *SLIDING = "sliding_attention";   // Hugging Face's names
 
-/// The variant of every layer as layer_types has them or, where other programs leave that out, max_window_layers; empty if the file
-/// says nothing of single layers. transformers writes a list of "full_attention" into every folder, whatever its variant.
+/// The variant of every layer from layer_types or, in folders of other programs without it, from max_window_layers; empty if the file has
+/// neither. transformers writes a list of "full_attention" into every folder, whatever its variant.
 std::vector<std::string> read_layer_types(const json& object, bool slides, const Config& config, const std::string& where) {
     std::vector<std::string> variants;
     if (!has_field(object, "layer_types")) {

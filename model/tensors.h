@@ -63,7 +63,7 @@ struct Tensor {
 
 class TensorList {
 public:
-    /// `matrices` says how add_matrix() stores.
+    /// `matrices` is the storage type of add_matrix().
     explicit TensorList(Stored matrices = Stored::as_computed) : matrices_(matrices) {}
 
     /// Appends a tensor directly after the previous one, so that consecutive tensors can be read as one matrix (q, k, v).
@@ -173,8 +173,8 @@ struct NormSpan {
 /// They may include padding, which is zero.
 std::vector<NormSpan> norm_spans(const TensorList& list, const Shards& shards);
 
-/// Initialises `weights` (list.size()), and `matrices` (list.bf16_size()), as each tensor's Init says. Each element depends on (seed, tensor name, index) only, so
-/// neither the number of ranks or threads nor the presence of other tensors changes it.
+/// Initialises `weights` (list.size()) and `matrices` (list.bf16_size()) by each tensor's Init. Each element depends only on (seed, tensor
+/// name, index), not on the number of ranks or threads, nor on other tensors.
 template <class X>
 void initialise(const TensorList& list, uint64_t seed, X* weights, StoredBf16* matrices = nullptr);
 template <class X>

@@ -1,10 +1,10 @@
-// Attention over chosen blocks of keys, with the scores of the block gate: the common part of adaptive_sparse and seer, with
-// passes of its own (own_passes):
+// Attention over selected blocks of keys, with the scores of the block gate: the common part of adaptive_sparse and seer, with
+// own_passes:
 //     mask          scores (block_gate.cuh)  ->  blocks that each block of queries visits (select.cuh)  ->  lists of tiles
 //     score         the bias of each tile, log sigmoid(score), is added to its pairs' scores
 //     output gate   per head and token
-// and optionally a second, dense call whose pooled map the gate learns from (distil.cuh). In rows of packed documents each of these
-// calls is two (block_documents.cuh).
+// and optionally a second, dense call whose pooled map trains the gate (distil.cuh). In rows of packed documents (varlen) each of these
+// calls is split in two (block_documents.cuh).
 #pragma once
 #include "attention/blocks/block_documents.cuh"
 #include "attention/blocks/block_text.cuh"
@@ -122,7 +122,7 @@ struct BlockSparse : Policy {
     struct Text : BlockText<X> {
         Text(const BlockSparse& policy, BumpAllocator& memory, const LayerShape& room) : BlockText<X>(memory, policy.gate_shape(room)) {}
         void begin(const BlockSparse& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            if (policy.gate_training == GateTraining::gate_only) return;   // nobody asks the gate
+            if (policy.gate_training == GateTraining::gate_only) return;   // the gate is not used
             for (int t = 0; t < in.T; t++) this->add(in, t, policy.gate_use(weights));
         }
     };
@@ -279,7 +279,7 @@ private:
         }
     };
 
-    /// kept.count and kept.list: the tiles of the blocks that `visited` says; and the biases of tiles, where they are not null.
+    /// Fills kept.count and kept.list with the tiles of the `visited` blocks, and the biases of tiles unless null.
     template <class Device, class X>
     void list_tiles(Device device, const Kept<Wide<X>>& kept, const ForwardScratch<X, Device>& scratch, const TileChoice& visited,
                     Wide<X>* biases, const GateShape& s) const {

@@ -146,7 +146,7 @@ struct BranchResults {
         statistics.tiles = allocator.take<Wide<X>>(size_t(s.B) * s.NH * tiles_of(R));
     }
 
-    /// The statistics that merging needs for those in `asked`.
+    /// The statistics that merging needs for the requested ones in `asked`.
     Statistics<X> statistics_for(const Statistics<X>& asked) const {
         Statistics<X> own;
         if (asked.entropy) own.entropy = statistics.entropy;

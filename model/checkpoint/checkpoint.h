@@ -15,19 +15,19 @@
 #include "model/config.h"
 #include "model/tensors.h"
 
-/// What a run needs, besides weights and moments, to resume exactly.
+/// The state, beside weights and moments, with which a run resumes exactly.
 struct TrainerState {
     int64_t step = 0;            // optimiser steps done
     int64_t tokens = 0;          // tokens trained on
     uint64_t seed = 0;           // of initialisation and shuffling: the random state is a function of (seed, step)
     int64_t data_rows = 0;       // rows of T tokens consumed by all ranks: the position in the data
-    std::string train_data;      // which data, in which order (described_data()); older checkpoints lack it
+    std::string train_data;      // identity and order of the data (described_data()); older checkpoints lack it
     std::string options_json;    // the run's resolved options, verbatim
     double last_loss = 0;        // NaN if there was none
     double last_val_loss = 0;    // NaN if there was none
 };
 
-/// What a model card says that is not in the checkpoint otherwise.
+/// Facts of a model card that are not elsewhere in the checkpoint.
 struct RunFacts {
     std::string pattern;                // Qwen::pattern
     std::string train_data, val_data;   // size, name and fingerprint of each; "" if there are none

@@ -174,7 +174,7 @@ static void use_enough_threads(const Options& o, const Variants& variants, const
     if (o.threads == 0) use_threads(int(std::clamp<size_t>(enough, 1, size_t(most))), 1);
 }
 
-/// The options' sampling, completed by what generation_config.json says, which is printed.
+/// The options' sampling, completed by generation_config.json, whose values are printed.
 static Sampling sampling_of(const Options& o, const GenerationConfig& held) {
     Sampling sampling = o.sampling;
     if (held.temperature && !o.gives_temperature) sampling.temperature = *held.temperature;

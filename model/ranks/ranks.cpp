@@ -57,7 +57,7 @@ std::string ranks_named(const std::vector<int>& ranks) {
     return shown == ranks.size() ? text : text + " and " + std::to_string(ranks.size() - shown) + " more";
 }
 
-/// Precondition: no MPI launcher started this process. Several processes that do not know of each other would write over each other.
+/// Precondition: no MPI launcher started this process. Refuses several independent processes, which would overwrite each other's files.
 static void require_alone() {
     const int torch = std::getenv("RANK") ? count_in("WORLD_SIZE") : 0;
     const int slurm = std::getenv("SLURM_STEP_ID") && std::getenv("SLURM_PROCID") ? count_in("SLURM_STEP_NUM_TASKS") : 0;
@@ -245,7 +245,7 @@ void Ranks::fail_together(Exit code, const std::string& sentence) {
 // ------------------------------------------------------------------------------------------------------- work of rank 0 alone
 
 namespace {
-/// What rank 0 tells the others while they wait for it.
+/// Rank 0's message to the waiting ranks.
 struct Sign {
     enum : int32_t { working, done, failed } state;
     int32_t code;   // an Exit, if it failed

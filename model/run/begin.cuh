@@ -1,4 +1,4 @@
-// How a run begins: what it prints, its weights, its output folder and the first record of its log.
+// The beginning of a run: its printed tables, its weights, its output folder and the first record of its log.
 #pragma once
 #include <cmath>
 #include <cstdio>
@@ -110,7 +110,7 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
     return state;
 }
 
-/// Of the shards that are read, training before validation: 16 hexadecimal digits.
+/// A hash of the shards, training before validation: 16 hexadecimal digits.
 inline std::string data_hash(const Data& data) {
     Hasher all;
     for (const auto* stream : {data.train.get(), data.val.get()}) {
@@ -120,7 +120,7 @@ inline std::string data_hash(const Data& data) {
     return hexadecimal(all.digest());
 }
 
-/// The first record of a log: what is computed, from which data, by which program and where.
+/// Writes the first record of a log: the computation, the data, the program and the machine.
 template <class Device, class X>
 void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more = {}) {
     std::vector<JsonLines::Field> fields = {{"event", "config"},
@@ -139,7 +139,7 @@ void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more =
     run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
 }
 
-/// Exit::usage if this run would not have taken the checkpoint's steps, or not on the same rows.
+/// Exit::usage if this run would not have taken the same steps on the same rows as the checkpoint's.
 template <class Device, class X>
 void require_same_data(const Run<Device, X>& run, const Origin& origin) {
     const TrainerState& state = run.state;
@@ -158,17 +158,17 @@ void require_same_data(const Run<Device, X>& run, const Origin& origin) {
              "another --out");
 }
 
-/// The output folder, locked, with the run's options and its log. What another run has left there is renamed.
+/// Locks the output folder and writes the run's options and log. Renames files of another run.
 template <class Device, class X>
 void open_output(Run<Device, X>& run, const Origin& origin) {
     const std::string& out = run.o.out;
     make_folders(out);
     if (!run.lock) run.lock = FolderLock(out);
     const int64_t resumed = origin.resume_from && is_of_run(*origin.resume_from, out) ? run.state.step : -1;
-    if (const int later = set_later_ones_aside(out, resumed))   // at once, or --resume would go on from them after an early end
+    if (const int later = set_later_ones_aside(out, resumed))   // at once: after an early end, --resume would continue from them
         std::cout << "note: " << out << ": moved " << later << (later > 1 ? " checkpoints" : " checkpoint")
                   << " into superseded/, which --resume passes over" << std::endl;
-    remove_leftovers(out);   // not before: what was set aside earlier may have to be moved back first
+    remove_leftovers(out);   // afterwards: checkpoints set aside earlier may have to be moved back first
     const std::string options = out + "/options.toml";
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
         fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
@@ -176,8 +176,8 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     run.saved_step = std::max<int64_t>(0, resumed);
 }
 
-/// Allocates memory, loads weights, and opens the output folder; the first record of the log says what is computed (log_config()).
-/// Exit::usage if options and checkpoint disagree, Exit::out_of_memory, Exit::checkpoint.
+/// Allocates memory, loads weights, opens the output folder and writes the first record of the log (log_config()). Exit::usage if options
+/// and checkpoint disagree, Exit::out_of_memory, Exit::checkpoint.
 template <class Device, class X>
 void begin(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;

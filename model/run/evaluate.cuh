@@ -15,7 +15,7 @@
 
 // ------------------------------------------------------------------------------------------------------------------ validation
 
-/// gpt_forward(), with attention as --attention says.
+/// gpt_forward() with the attention of --attention.
 template <class Device, class X>
 void forward_for_evaluation(Run<Device, X>& run, const Batch& batch) {
     if constexpr (std::is_same_v<Device, CPU>)
@@ -44,7 +44,7 @@ bool validate(Run<Device, X>& run, LossByPosition& by_position) {
         to_host(run.device, losses.data(), run.gpt.scratch.losses, size_t(here) * T);
         for (int b = 0; b < here; b++) by_position.add_row(&losses[size_t(b) * T], &targets[size_t(b) * T]);
         for (int n = 0; run.data.tokenizer && n < here * T; n++)
-            if (targets[n] >= 0) bytes += run.data.tokenizer->bytes(targets[n]);   // not those that a loss mask hides
+            if (targets[n] >= 0) bytes += run.data.tokenizer->bytes(targets[n]);   // unmasked targets only
         run.progress.passing(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
     }
     bytes = run.ranks.sum(bytes);
@@ -77,7 +77,7 @@ void validate_and_report(Run<Device, X>& run) {
     log_validation(run);
 }
 
-/// What --attention has read of the rows or items `of`, on all ranks; nothing without it. Every rank must call it.
+/// Prints the pairs that --attention has read of the rows or items `of`, on all ranks; nothing without it. Every rank must call it.
 template <class Device, class X>
 void report_read(Run<Device, X>& run, const std::string& of) {
     if (!run.reader) return;
@@ -92,7 +92,7 @@ void report_read(Run<Device, X>& run, const std::string& of) {
                    {"mass_kept", read.mass_kept()}});
 }
 
-inline constexpr int BINS_IN_A_TABLE = 64;   // more are for the log
+inline constexpr int BINS_IN_A_TABLE = 64;   // more bins appear in the log only
 
 template <class Device, class X>
 void report_positions(Run<Device, X>& run, const LossByPosition& by_position) {
@@ -205,7 +205,7 @@ EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedCon
     return divided;
 }
 
-/// log_likelihoods(), with attention as --attention says.
+/// log_likelihoods() with the attention of --attention.
 template <class Device, class X>
 std::vector<float> log_likelihoods_for_evaluation(Run<Device, X>& run, const EvaluationTask& task) {
     return log_likelihoods(run, run.reader ? with_one_context_each(task, *run.shared_contexts) : task);
@@ -275,8 +275,8 @@ bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::
 
 // -------------------------------------------------------------------------------------------------------------- without training
 
-/// The log of --eval-log, with its first record; one that writes nothing where there is none, and on other ranks than the first.
-/// Exit::usage rather than taking the place of a training run's log.
+/// Opens the log of --eval-log and writes its first record; without --eval-log and on ranks other than the first the log writes nothing.
+/// Exit::usage if the file exists and is not an evaluation log.
 template <class Device, class X>
 void open_evaluation_log(Run<Device, X>& run, const std::string& weights) {
     const std::string& path = run.o.eval_log;
@@ -289,7 +289,7 @@ void open_evaluation_log(Run<Device, X>& run, const std::string& weights) {
     log_config(run, {{"evaluates", weights}});
 }
 
-/// The last record, and the file under its name.
+/// Writes the last record and renames the file to its final name.
 template <class Device, class X>
 void finish_evaluation_log(Run<Device, X>& run) {
     run.log.write({{"event", "done"},

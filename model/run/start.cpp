@@ -77,7 +77,7 @@ std::string tokenizer_of(const Data& data, const Config& config) {
     return made_by;
 }
 
-// Exit::data if documents are to be told apart and the first tokens of the data are all of one.
+// Exit::data with --document-mask if the first tokens of the data are all of one document.
 void require_borders(const TokenStream* stream, const Options& o, const Config& config) {
     if (!o.document_mask || !stream) return;
     const uint64_t looked_at = std::min<uint64_t>(stream->size(), 1 << 26);
@@ -143,9 +143,9 @@ void require_shape(const Origin& origin, const Config& wanted, const std::string
              "; leave --model out, or give another --out to start over");
 }
 
-// Of a folder with other attention only the weights are used, and only if the user asks for it: the variant's own tensors, the
-// moments and the step count start afresh. Never in the output folder of the run that the folder belongs to. `has` and `wants` say
-// what the folder and this run have, `way_out` what else the user could do.
+// Takes only the weights of a folder with other attention, and only on request (--allow-new-tensors): the variant's own tensors, the
+// moments and the step count start afresh. Refused in the output folder of the run that the folder belongs to. `has` and `wants` are the
+// attention of the folder and of this run; `way_out` is an alternative for the message.
 void take_weights_only(Origin& origin, const std::string& has, const std::string& wants, const std::string& way_out, const Options& o,
                        bool prints) {
     const std::string folder = origin.folder()->string();
