@@ -102,6 +102,6 @@ for _ in $(seq 200); do grep -q 'step  *[0-9]*/' "$work/stopped.txt" && break; s
 for process in $(pgrep -f "$work/stopped"); do grep -qz 'OMPI_COMM_WORLD_RANK=1' "/proc/$process/environ" 2> /dev/null && kill -STOP "$process"; done
 wait $job
 status=$?
-check "a rank that is stopped is named by the others (status $status)" '[ $status -eq 6 ] && grep -q "rank 1 is the one that stands still: its process is stopped" "$work/stopped.txt"'
+check "a rank that is stopped is named by the others (status $status)" '[ $status -eq 6 ] && grep -q "rank 1 is stuck: its process is stopped" "$work/stopped.txt"'
 pkill -KILL -f "$work/stopped"
 true

@@ -265,7 +265,8 @@ private:
         ncclResult_t result;
         if (ncclCommGetAsyncError(communicator_, &result) != ncclSuccess) return "NCCL does not answer";
         if (result == ncclSuccess || result == ncclInProgress) return "";
-        return std::string("NCCL reports: ") + ncclGetErrorString(result) + "; another rank has probably died";
+        return std::string("NCCL reports: ") + ncclGetErrorString(result) +
+               "; lost connection to another rank (it probably crashed or exited; see its output)";
     }
     void throw_problem() const {
         const std::string sentence = problem();

@@ -334,8 +334,8 @@ void Ranks::give_up(const std::string& why) {
     _exit(static_cast<int>(Exit::rank));
 }
 
-/// Which rank of this machine the others wait for: one that is stopped or dead, or else the one whose last sign is oldest, as every wait
-/// begins with a sign. "" if that is this rank.
+/// A clause on the rank of this machine that the others wait for: a stopped or dead one, or else the one with the oldest heartbeat, because
+/// every wait begins with a heartbeat. "" if that is this rank.
 std::string Ranks::slowest() const {
     constexpr int64_t SECOND = 1'000'000'000;
     const int64_t now = nanoseconds_now();
@@ -346,8 +346,8 @@ std::string Ranks::slowest() const {
     const SignOfLife& last = *std::min_element(signs_, signs_ + signs_count_, first);
     if (signs_count_ == 1 || last.rank == rank_ || last.at == 0) return "";
     const bool stopped = now - last.runs > 2 * SECOND;
-    return "; rank " + std::to_string(last.rank) + " is the one that stands still: " + (stopped ? "its process is stopped or dead, " : "") +
-           "its last sign came " + std::to_string((now - last.at) / SECOND) + " s ago, in step " + std::to_string(last.step) + ", " + last.doing;
+    return "; rank " + std::to_string(last.rank) + " is stuck: " + (stopped ? "its process is stopped or dead, " : "") +
+           "its last heartbeat was " + std::to_string((now - last.at) / SECOND) + " s ago, in step " + std::to_string(last.step) + ", " + last.doing;
 }
 
 /// The thread of start_watchdog(); polls ten times a second. Time is counted in polls rather than by the clock, so that a stopped process
