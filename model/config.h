@@ -32,7 +32,8 @@ struct LayerAttention {
     bool operator==(const LayerAttention&) const = default;
 };
 
-/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in dev/HACKING.md, "Names".
+/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or Llama's form with neither. Sizes are named as in dev/HACKING.md,
+/// "Names".
 struct Config {
     int V = 512;        // vocabulary
     int C = 256;        // channels of the residual stream         (hidden_size)
