@@ -120,9 +120,9 @@ struct Span {
     size_t size() const { return end - begin; }
 };
 
-/// ZeRO-1 (Rajbhandari et al. 2020): the distribution of moments over ranks. A flat buffer is divided into buckets, which ranks exchange one
-/// by one while the backward pass completes the others, from the buffer's end to its beginning. Each bucket has `count` equal parts; shard s
-/// owns part s of every bucket and stores its parts contiguously. A single shard has one bucket.
+/// ZeRO-1 (Rajbhandari et al. 2020): the distribution of moments over ranks. A flat buffer is divided into buckets, which ranks exchange
+/// one by one while the backward pass completes the others, from the buffer's end to its beginning. Each bucket has `count` equal parts;
+/// shard s owns part s of every bucket and stores its parts contiguously. A single shard has one bucket.
 class Shards {
 public:
     static constexpr size_t BUCKET = size_t(1) << 22;   // elements: 16 MiB of gradients

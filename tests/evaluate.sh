@@ -80,8 +80,8 @@ evaluate none --position-bins 0
 check "no bins, no table" '! grep -q loss_by_position "$work/none.jsonl" && ! grep -q "by position" "$work/none.txt" && grep -q val_loss "$work/none.jsonl"'
 cp "$work/causal/log.jsonl" "$work/other.jsonl"
 expect "the log of a run stays" 2 "choose another path" ./train_causal $data $rows --evaluate --checkpoint "$last" --eval-log "$work/other.jsonl"
-expect "that of this one, too" 2 "is inside" ./train_causal $data $rows --evaluate --checkpoint "$last" --eval-log "$work/causal/log.jsonl"
-expect "and a checkpoint's files" 2 "is inside" ./train_causal $data $rows --evaluate --checkpoint "$last" $items --eval-out "$last/config.json"
+expect "that of this one, too" 2 "belongs to" ./train_causal $data $rows --evaluate --checkpoint "$last" --eval-log "$work/causal/log.jsonl"
+expect "and a checkpoint's files" 2 "belongs to" ./train_causal $data $rows --evaluate --checkpoint "$last" $items --eval-out "$last/config.json"
 expect "and is none of training's" 2 "--eval-log requires --evaluate" ./train_causal $data $rows --out "$work/x" --eval-log "$work/x.jsonl"
 
 # ---- prompts that ./tokenize masks: 1 + 20 + 11 tokens each, of which 11 and the next end-of-text count

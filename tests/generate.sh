@@ -94,8 +94,8 @@ for ids in "" "1,,2" "1,2," "1 2" "a"; do
     expect "ids that are none: '$ids'" 2 "--prompt-ids $ids: is not a list of ids" $many --prompt-ids "$ids" --print-ids
 done
 cp "$last/config.json" "$work/config.before"
-expect "texts over a checkpoint" 2 "is inside" $many --prompts "$work/prompts.jsonl" --out "$last/config.json"
-expect "a log over its run's" 2 "is inside" $many --prompt-ids 65 --log "$last/../log.jsonl"
+expect "texts over a checkpoint" 2 "belongs to" $many --prompts "$work/prompts.jsonl" --out "$last/config.json"
+expect "a log over its run's" 2 "belongs to" $many --prompt-ids 65 --log "$last/../log.jsonl"
 check "which stay" 'cmp -s "$last/config.json" "$work/config.before" && grep -q "\"event\":\"done\"" "$last/../log.jsonl"'
 cp -r "$last" "$work/cut" && truncate -s 5000 "$work/cut/model.safetensors"
 cp -r "$last" "$work/changed" && printf 'X' | dd of="$work/changed/model.safetensors" bs=1 seek=20000 conv=notrunc 2> /dev/null

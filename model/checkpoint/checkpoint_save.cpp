@@ -318,5 +318,5 @@ void require_outside(const char* option, const fs::path& file, const fs::path& c
     const fs::path folder = fs::weakly_canonical(file, none).parent_path(), own = fs::canonical(checkpoint, none), name = file.filename();
     const bool of_run = folder == own.parent_path() && (name == "log.jsonl" || name == "options.toml");
     if (folder == own || of_run)
-        fail(Exit::usage, option, " ", file.string(), " is inside ", checkpoint.string(), "; choose a path outside it");
+        fail(Exit::usage, option, " ", file.string(), " belongs to ", checkpoint.string(), " or its run; choose another path");
 }
