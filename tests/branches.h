@@ -65,7 +65,7 @@ struct GatherRows {
     }
 
 private:
-    /// Nobody writes into the gaps.
+    /// Fills the gaps between rows, which no kernel writes.
     template <class W>
     std::vector<W> with_clean_gaps(std::vector<W> numbers) const {
         for (size_t n = 0; n < numbers.size(); n++)

@@ -191,7 +191,7 @@ TEST_CASE("emulated runtime: a stream waits for another one's event, or reads wh
         Numbers<int> x(std::vector<int>(SIZE, 0)), y(std::vector<int>(SIZE, 0));
         set(first, x.data(), 5);
         check(cudaEventRecord(ready, first));
-        set(first, y.data(), 0);   // after the event: nobody has to wait for it
+        set(first, y.data(), 0);   // after the event: no stream has to wait for it
         check(cudaEventSynchronize(ready));
         add(first, x.data(), 1);
         check(cudaEventRecord(ready, first));
