@@ -201,8 +201,8 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
 }
 
 /// Trains on the device and in the precision that the options select.
-Exit train(const Options& o, Ranks& ranks) {
-    const Variants variants(the_attention, {&on_cpu::causal});   // layers may be causal whatever the program trains
+Exit train(const Variant& variant, const Options& o, Ranks& ranks) {
+    const Variants variants(variant, {&on_cpu::causal});   // layers may be causal whatever the program trains
     if (!o.show_mask.empty()) {
         ranks.first_does("drawing a mask", 0, [&] { show_mask(variants, o); });
         return Exit::done;
@@ -212,13 +212,13 @@ Exit train(const Options& o, Ranks& ranks) {
     if (takes_gpu(o.device, o.dry_run, ranks)) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
         if (!o.dry_run) require_same_gpus(ranks);   // a dry run needs no GPUs
-        const Variants on_this_gpu(the_attention_on_gpu, {&on_gpu::causal});
+        const Variants on_this_gpu(named(variant.name, all_variants_on_gpu()), {&on_gpu::causal});
         if (o.precision == "fp32") return train<GPU, float>(gpu.device(), on_this_gpu, o, ranks);
         return train<GPU, bf16>(gpu.device(), on_this_gpu, o, ranks);
     }
 #else
     if (o.device == "cuda")
-        fail(Exit::usage, "--device cuda: this program was built without CUDA; install nvcc, then make configure and build again");
+        fail(Exit::usage, "--device cuda: this program was built without CUDA; install nvcc, then build again");
 #endif
     if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs a GPU; the CPU trains in fp32");
     return train<CPU, float>(CPU{}, variants, o, ranks);
@@ -229,36 +229,19 @@ int main(int argc, char** argv) {
     disable_malloc_trim();
     ignore_sigpipe();
     Exit result = Exit::done;
-    const int failed = run_program(process_name(std::string("train_") + the_attention.name), [&] {
+    const Variant* const variant = sole_variant();
+    const int failed = run_program(process_name(std::string("train_") + (variant ? variant->name : "gpt")), [&] {
+        if (!variant) fail(Exit::usage, "this trainer was linked with several attention variants; link it with one");
         Ranks ranks;
         Options options;
-        const bool help = !parse_train_options(argc, argv, the_attention, options);
+        const bool help = !parse_train_options(argc, argv, *variant, options);
         std::vector<Fact> facts = {{"--help", help ? "given" : "not given"}};
-        if (!help) append(facts, facts_of_options(options, the_attention.name));
+        if (!help) append(facts, facts_of_options(options, variant->name));
         require_agreement(ranks, facts);
         if (help) return;
-        result = train(options, ranks);
+        result = train(*variant, options, ranks);
         const bool into_files = !options.eval_out.empty() || !options.eval_log.empty() || !options.show_mask.empty();
         if ((options.evaluate || options.dry_run) && !into_files) require_printed();   // the output is the only result
     });
     return failed ? failed : int(result);
 }
-
-// -------------------------------------------------------------------------------------------------------- one translation unit
-
-// With -DATTENTION=NAME the variant is compiled into this unit, which then needs only the engine's library:
-//     nvcc ... -DATTENTION=asga train_gpt.cu build/gpu/engine.a build/engine.a     (or g++ ... -x c++, without the first library)
-// With -DONE_UNIT the model is compiled into it too, and the library provides only files, options and ranks.
-#ifdef ATTENTION
-#define CPU_AND_GPU   // a GPU program has both devices
-#include "attention/variant.cu"
-#include "attention/selected.cpp"
-#ifdef WITH_GPU
-#define OF_GPU
-#include "attention/selected.cpp"
-#endif
-#endif
-#ifdef ONE_UNIT
-#include "model/gpt.cu"
-#include "model/gpt_memory.cu"
-#endif

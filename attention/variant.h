@@ -173,10 +173,6 @@ inline std::vector<Setting> settings_of(const Variant& variant) {
     return all;
 }
 
-/// The variant that a trainer is linked with (attention/selected.cpp): two of them in one program are a link error.
-extern const Variant& the_attention;
-extern const Variant& the_attention_on_gpu;   // where the program has a GPU half
-
 /// The baseline, in the engine's library and so in every program, for hybrid models.
 namespace on_cpu {
 extern const Variant causal;
@@ -207,10 +203,18 @@ struct Variants {
     }
 };
 
-/// All variants of attention/ in alphabetical order, for programs linked with all of them: ./generate and the tests. The Makefile
-/// generates the tables.
+/// The variants that a program is linked with, in alphabetical order. Each object of attention/variant.cu registers its own.
 const std::vector<const Variant*>& all_variants();
 const std::vector<const Variant*>& all_variants_on_gpu();
+struct RegisteredOnCpu {
+    explicit RegisteredOnCpu(const Variant& variant);
+};
+struct RegisteredOnGpu {
+    explicit RegisteredOnGpu(const Variant& variant);
+};
+
+/// The variant that a trainer trains: the one beside causal, or causal itself. Null if there are several.
+const Variant* sole_variant(std::vector<const Variant*> variants = all_variants());
 
 /// The variant of that name. Exit::usage, with the known names, if there is none.
 inline const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants()) {

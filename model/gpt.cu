@@ -278,8 +278,7 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
 #ifdef WITH_GPU
 INSTANTIATE(GPU, float)
 INSTANTIATE(GPU, bf16)
-#endif
-#if !defined(WITH_GPU) || defined(CPU_AND_GPU)
+#else
 INSTANTIATE(CPU, float)
 INSTANTIATE(CPU, double)
 #endif

@@ -169,8 +169,7 @@ void GPT<Device, X>::lay_out_scratch() {
 #ifdef WITH_GPU
 template struct GPT<GPU, float>;
 template struct GPT<GPU, bf16>;
-#endif
-#if !defined(WITH_GPU) || defined(CPU_AND_GPU)
+#else
 template struct GPT<CPU, float>;
 template struct GPT<CPU, double>;
 #endif

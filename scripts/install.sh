@@ -58,12 +58,13 @@ print_lines() {
         echo "there is no apt-get here; these are Debian's names, and scripts/environment.yml has conda's:  $all $reinstalled"
         return
     fi
-    echo "as root, this installs what is missing (then the same command again; make configure, if something was built already):"
+    echo "as root, this installs what is missing (then the same command again):"
     [ -z "$all" ] || echo "    apt-get update && apt-get install -y --no-install-recommends $all"
     [ -z "$reinstalled" ] || echo "    apt-get update && apt-get install -y --reinstall $reinstalled"
 }
 
 look
+[ "$level" = test ] || cat "$log" >&2
 if may_install; then install; fi
 [ -n "$lacks" ] || exit 0
 {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Finds out what this machine's compiler and libraries can do, by compiling, linking and running programs of a few lines.
-#     scripts/probe.sh FILE                  writes the answers as make variables into FILE (the Makefile's build/config.mk, once;
-#                                            `make configure` repeats it). Exits 1 and leaves no FILE when something required lacks.
+#     scripts/probe.sh FILE                  writes the answers as make variables into FILE (the Makefile's build/config.mk).
+#                                            Exits 1 and leaves no FILE when something required lacks.
 #     scripts/probe.sh --missing run|test    prints what building and training (run), or the tests too (test), would still like to
 #                                            have, as lines `required|optional missing|broken DEBIAN_PACKAGE[,...] NAME: why`;
 #                                            the package is - where installing changes nothing
@@ -251,7 +251,7 @@ write_config() {
     mkdir -p "$(dirname "$output")" && unfinished=$(mktemp "$output.XXXXXX") || exit
     trap 'rm -rf "$work" "$unfinished"' EXIT
     cat > "$unfinished" << END && chmod 644 "$unfinished" && mv "$unfinished" "$output" && return
-# Written by scripts/probe.sh; \`make configure\` writes it anew.
+# Written by scripts/probe.sh; make writes it anew when the machine changes.
 ARCH := $arch
 BLAS_SOURCE := $blas_source
 BLAS_CXXFLAGS := $blas_flags
@@ -283,10 +283,8 @@ if probe_compiler; then   # also where there is none: then everything is missing
     probe_openblas
     probe_headers
     probe_text_libraries
-    if [ -n "$output" ] || [ "$level" = test ]; then
-        probe_catch2
-        probe_mpi
-    fi
+    if [ -n "$output" ] || [ "$level" = test ]; then probe_catch2; fi
+    probe_mpi
 fi
 if [ -z "$output" ]; then
     command -v make > /dev/null || lack required missing make make "nothing can be built"

@@ -10,7 +10,7 @@ if ! nvidia-smi -L; then
     echo "make test-gpu: there is no GPU on this machine; make test runs the same tests on the emulator" >&2
     exit 2
 fi
-make --no-print-directory configure || exit 2
+make --no-print-directory build/config.mk || exit 2
 if ! grep -q '^HAVE_CUDA := 1' build/config.mk; then
     echo "make test-gpu: this machine has a GPU and no working nvcc; install the CUDA Toolkit, or see dev/pack.sh" >&2
     exit 2

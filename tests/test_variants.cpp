@@ -1,5 +1,4 @@
-// The table of all variants (attention/variant.h), which the Makefile writes: ./generate and the tests of every variant stand on
-// it.
+// The variants of a program (attention/variants.cpp), on which ./generate and the tests of every variant stand.
 #include <algorithm>
 #include <filesystem>
 
@@ -25,4 +24,14 @@ TEST_CASE("variants: are found by their names; another name is refused with thos
         CHECK(error.code == Exit::usage);
         for (const Variant* variant : all_variants()) CHECK(std::string(error.what()).find(variant->name) != std::string::npos);
     }
+}
+
+TEST_CASE("variants: a trainer's own is the one beside causal, or causal", "[variants]") {
+    const Variant causal{"causal", "", nullptr, nullptr}, asga{"asga", "", nullptr, nullptr}, dsa{"dsa", "", nullptr, nullptr};
+    CHECK(sole_variant({&causal}) == &causal);
+    CHECK(sole_variant({&asga, &causal}) == &asga);
+    CHECK(sole_variant({&causal, &dsa}) == &dsa);
+    CHECK(sole_variant({&asga}) == &asga);
+    CHECK(sole_variant({&asga, &causal, &dsa}) == nullptr);
+    CHECK(sole_variant({}) == nullptr);
 }

@@ -8,5 +8,5 @@
 /// refuse_without("zlib", "zlib1g-dev", "a.txt.gz: cannot be decompressed")
 [[noreturn]] inline void refuse_without(const char* library, const char* package, const std::string& what) {
     fail(Exit::usage, what, ", since this program was built without ", library, "; install it (apt install ", package,
-         "), then make configure and build again");
+         "), then build again");
 }

@@ -51,10 +51,10 @@ def configuration():
     try:
         text = (ROOT / "build" / "config.mk").read_text()
     except OSError:
-        stop("build/config.mk is not there: `make configure` writes it")
+        stop("build/config.mk is not there: `make train_causal` writes it")
     values = dict(re.findall(r"(?m)^(\w+) := ?(.*)$", text))
     if values.get("HAVE_CUDA") != "1":
-        stop("there is no nvcc that works (`make configure` says why); without it no kernel can be compiled")
+        stop("there is no nvcc that works (`scripts/probe.sh build/config.mk` shows why); without it no kernel can be compiled")
     return [values["NVCC"], *values["NVCC_FLAGS"].split(), "-O3", "-I.", *os.environ.get("CPPFLAGS", "").split()]
 
 

@@ -31,8 +31,7 @@ struct StopDeadlineSuspended {
     ~StopDeadlineSuspended();
 };
 
-/// The commit that the program was built from, "1a2b3c4d5e6f", "unknown" outside of git; and whether files differed from it. (The
-/// Makefile writes both.)
+/// The commit that the program was built from, "1a2b3c4d5e6f", "unknown" outside of git; and whether files differed from it.
 const char* source_commit();
 bool source_is_dirty();
 

@@ -3,5 +3,5 @@
 
 bool write_on_gpu(const WritingJob&, const std::string& device, const std::string&) {
     if (device == "auto") return false;
-    fail(Exit::usage, "--device cuda: this program was built without CUDA; install nvcc, then make configure and build again");
+    fail(Exit::usage, "--device cuda: this program was built without CUDA; install nvcc, then build again");
 }

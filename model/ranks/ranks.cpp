@@ -188,7 +188,7 @@ Ranks::Ranks() {
     const char* size = mpi_size();
     if (size && std::atoi(size) > 1)
         fail(Exit::usage, "started as one of ", size,
-             " ranks, but this program was built without MPI: install libopenmpi-dev and openmpi-bin, then make configure and build again");
+             " ranks, but this program was built without MPI: install libopenmpi-dev and openmpi-bin, then build again");
     if (!mpi_rank()) require_alone();
     launched_ = mpi_rank() != nullptr;
 }

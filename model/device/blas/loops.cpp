@@ -87,6 +87,6 @@ std::string describe_blas() { return "no BLAS"; }
 void warn_about_blas() {
     std::fputs(
         "warning: this program was built without a BLAS and computes several times slower on the CPU: apt install "
-        "libopenblas-openmp-dev, make configure, and build again\n",
+        "libopenblas-openmp-dev and build again\n",
         stderr);
 }

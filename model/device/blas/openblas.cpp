@@ -117,6 +117,6 @@ void warn_about_blas() {
     if (openblas_get_parallel() == OPENBLAS_THREAD)
         std::fputs(
             "warning: this OpenBLAS has its own threads besides OpenMP's and will be slow: apt install libopenblas-openmp-dev, "
-            "make configure, and build again\n",
+            "and build again\n",
             stderr);
 }

@@ -77,7 +77,6 @@ GPU_VARIANT_CASE(" model on the GPU: float32 gradients of a hybrid with a causal
 }
 
 TEST_CASE("model on the GPU: gradients of a model with neither biases nor QK-norm", "[gpu][model]") {
-    if (all_variants().size() == 1) return;   // a program of one variant (make test-NAME) need not have causal
     Config config = small_config(false);
     config.qk_norm = false;
     check_gradients<float>(named("causal", all_variants_on_gpu()), config, 2, 67);
