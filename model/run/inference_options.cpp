@@ -6,9 +6,9 @@
 void add_inference_options(CLI::App& app, InferenceOptions& o) {
     Inference& how = o.how;
     app.add_option("--attention", o.attention,
-                   "how attention is computed. trained: by the checkpoint's mechanism. For causal checkpoints also psa: each new token "
-                   "reads cached keys block by block until it has --psa-eps of the attention mass; adaspa: the prompt reads only the "
-                   "blocks with most of the mass, which is NOT CAUSAL: earlier rows depend on later ones")
+                   "attention mechanism: trained, the checkpoint's own; for causal checkpoints also psa, in which each new token reads "
+                   "cached keys block by block until it has --psa-eps of the attention mass, and adaspa, in which the prompt reads only "
+                   "the blocks with most of the mass (NOT CAUSAL: earlier rows depend on later ones)")
         ->check(CLI::IsMember({"trained", "psa", "adaspa"}));
     auto* eps = app.add_option("--psa-eps", how.psa.eps, "share of the attention mass to retain (psa)")->check(number_from(0, 1));
     auto* keys = app.add_option("--psa-block", how.psa.block, "keys per block (psa)")->transform(whole_number_from(1, 65536));

@@ -110,7 +110,7 @@ static void add_output_options(CLI::App& app, Options& o) {
         ->transform(any_count());
     app.add_option("--keep-checkpoints", o.keep_checkpoints, "number of newest checkpoints to keep; 0: all")
         ->transform(whole_number_from(0, 1 << 30));
-    app.add_option("--plot", o.plot, "loss curve in the terminal at the end: 1 on, 0 off");
+    app.add_option("--plot", o.plot, "PNG of the loss curve in --out at the end: 1 on, 0 off");
     app.add_option("--show-mask", o.show_mask,
                    "image file, .png or .pgm, for the mask of --seq-len tokens (rows: queries; columns: keys); train nothing");
     app.add_option("--mask-layer", o.mask_layer, "layer for --show-mask, from 0; -1: the last layer of this trainer's mechanism")
@@ -157,6 +157,8 @@ static void add_attention_options(CLI::App& app, const Variant& variant, Options
                 ->group(HIDDEN);
     app.option_defaults()->group(is_causal ? "Attention" : HIDDEN);   // they read causal checkpoints alone: require_plain_attention()
     add_inference_options(app, o.inference);
+    CLI::Option* const attention = app.get_option("--attention");
+    attention->description(attention->get_description() + "; with --evaluate");
 }
 
 /// Exit::usage for an inference-only mechanism (--attention) in a training run, with --document-mask, or in another trainer than causal's.
