@@ -16,13 +16,17 @@ bool parse(const char* variant, std::vector<const char*> arguments) {
     return parse_train_options(int(arguments.size()), const_cast<char**>(arguments.data()), named(variant), options);
 }
 
-std::string help_of(const char* variant) {
+/// Captures standard output for its lifetime.
+struct CapturedOutput {
     std::ostringstream printed;
-    std::streambuf* const terminal = std::cout.rdbuf(printed.rdbuf());
-    const bool runs = parse(variant, {"--help"});
-    std::cout.rdbuf(terminal);
-    CHECK_FALSE(runs);
-    return printed.str();
+    std::streambuf* terminal = std::cout.rdbuf(printed.rdbuf());
+    ~CapturedOutput() { std::cout.rdbuf(terminal); }
+};
+
+std::string help_of(const char* variant) {
+    const CapturedOutput output;
+    CHECK_FALSE(parse(variant, {"--help"}));
+    return output.printed.str();
 }
 
 std::string refusal(const char* variant, std::vector<const char*> arguments) {
