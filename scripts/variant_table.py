@@ -143,6 +143,13 @@ def place(text):
     return begin + len(BEGIN) + 1, end - 1
 
 
+def write_table(options=argparse.Namespace(variants=None, model='qwen-7m', time=False)):
+    """Rewrite the table in attention/README.md."""
+    text = README.read_text(encoding='utf-8')
+    begin, end = place(text)
+    README.write_text(text[:begin] + table(options, text[begin:end]) + text[end:], encoding='utf-8')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--time', action='store_true', help='measure step times')
@@ -151,17 +158,14 @@ def main():
     parser.add_argument('--model', default='qwen-7m', help='preset (default qwen-7m)')
     parser.add_argument('--seq-len', type=int, default=2048, help='of the measured steps (default 2048)')
     parser.add_argument('--batch-size', type=int, default=1, help='of the measured steps (default 1)')
-    parser.add_argument('--rounds', type=int, default=3, help='rounds of all programs, interleaved (A/B/A/B; default 3)')
+    parser.add_argument('--rounds', type=int, default=3, help='number of interleaved rounds (default 3)')
     options = parser.parse_args()
     if options.rounds < 1 or (options.variants and not options.print):
         parser.error('--rounds must be at least 1, and --variants needs --print')
-    text = README.read_text(encoding='utf-8')
-    begin, end = place(text)
-    made = table(options, text[begin:end])
     if options.print:
-        print(made)
-    else:
-        README.write_text(text[:begin] + made + text[end:], encoding='utf-8')
+        text = README.read_text(encoding='utf-8')
+        print(table(options, text[slice(*place(text))]))
+    else: write_table(options)
 
 
 if __name__ == '__main__':

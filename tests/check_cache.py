@@ -1,16 +1,15 @@
-"""scripts/experiments: times of ./generate by turns and the bytes of its cache, texts with rows of a task among them, the table and
-the picture of e9_cache. Prints `ok NAME` or `FAIL NAME: why` per check. tests/experiments.sh runs it."""
+"""scripts/experiments: interleaved times of ./generate, the bytes of its cache, texts with rows of a task among them, the table and
+the picture of e9_cache."""
 
 import json
 import re
 import struct
 import subprocess
 import sys
-import tempfile
 from argparse import Namespace
 from pathlib import Path
 
-from experiment_checks import ROOT, check, refused
+from experiment_checks import ROOT, cells, check, refused
 import analysis
 import figures
 import jobs
@@ -18,7 +17,7 @@ import ledger
 import plan
 import results
 import tables
-from prepare import shard_header, xxh64
+from shards import header, ids, xxh64
 from session import Session
 
 
@@ -52,7 +51,7 @@ def session_of(work):
     """With a text of 100 tokens, 20 of which validate, and programs that are only there."""
     for name, tokens in (('text_train_000001', range(80)), ('text_val_000000', range(100, 120))):
         words = struct.pack(f'<{len(tokens)}H', *tokens)
-        (work / f'{name}.bin').write_bytes(shard_header(20240520, 1, len(tokens)) + words)
+        (work / f'{name}.bin').write_bytes(header(20240520, 1, len(tokens)) + words)
     (work / 'text_manifest.json').write_text('{"shards": []}')
     for name in ('train_causal', 'train_dsa', 'generate'): (work / name).touch()
     return Session(Namespace(out=str(work / 'out'), ledger=str(work / 'none.jsonl'), data=str(work), programs=str(work), jobs=1,
@@ -64,7 +63,7 @@ def plans(session):
     check('writing comes after all that reads', planner.stages() == ['seeds', 'phase2', 'writes'], planner.stages())
     runs = [session.identify(run) for run in planner.runs('writes')]
     check('so many rounds of every arm', [run.arm for run in runs] == ['a', 'b', 'sparse'] * 3 and len({run.key for run in runs}) == 9)
-    check('each with the weights of the first seed, its own or those that it is from, by turns with the baseline\'s',
+    check('each with the weights of the first seed, its own or those that it is from, interleaved with the baseline\'s',
           {(run.arm, *((of.arm, of.seed) for of in run.origins)) for run in runs} ==
           {('a', ('a', 1), ('a', 1)), ('b', ('b', 1), ('a', 1)), ('sparse', ('a', 1), ('a', 1))})
     check('with the options of ./generate alone', runs[2].options == {'seed': 1, 'attention': 'psa', 'device': 'cpu', 'prompt': 5,
@@ -86,7 +85,7 @@ def plans(session):
 
 def commands(session, planner):
     """Where programs are told to compute."""
-    work = jobs.Jobs(session.ledger, session.out, session.at, session.command, session.programs, session.record)
+    work = jobs.Jobs(session)
     found = {run.arm: run for run in planner.runs('writes')}
     for run in found.values():
         session.identify(run)
@@ -128,16 +127,19 @@ def mixed(session, planner):
         ((ROOT / 'data/bundled/sotu_val_000000.bin').read_bytes(), bundled['sotu_val_000000.bin']['xxh64']))))
     check('items count what is copied where a text is only read', 'eval-data' not in options and
           Path(reading['eval-data']).exists() and reading['train-data'] == options['train-data'], reading)
+    halves = [session.data.options(plan.Run(**vars(train) | {'half': half}))['val-data'] for half in ('tune', 'report')]
+    check('each half of the validation tokens has its own',
+          [ids(Path(half), 10) for half in halves] == [tuple(range(100, 110)), tuple(range(110, 120))], halves)
     plain = session.data.hash_of(plan.Run(**vars(train) | {'mixed': {}}))
     check('and the hash of the data says so', session.data.hash_of(train).startswith(plain + '+copy-'), session.data.hash_of(train))
 
 
 def one_round(work):
-    """writing.py with programs that say what they measured."""
+    """turns.py --generate with programs that say what they measured."""
     program = work / 'says'
     program.write_text(f'#!{sys.executable}\n' + SAYS)
     program.chmod(0o755)
-    call = lambda base, other: subprocess.run([sys.executable, str(ROOT / 'scripts/experiments/writing.py'), '--log',
+    call = lambda base, other: subprocess.run([sys.executable, str(jobs.TURNS), '--generate', '--log',
                                                str(work / 'log.jsonl'), f'{program} {base}', f'{program} {other}'],
                                               capture_output=True, text=True)
     done = call('0.3 4000 cpu 0', '0.1 1000 cpu 0')
@@ -147,7 +149,7 @@ def one_round(work):
           (found['cache_bytes'], found['baseline_cache_bytes']) == (1000, 4000), (done.stderr, found))
     (work / 'log.jsonl').unlink()
     done = call('0.2 4000 cuda 0', '0.1 1000 cpu 0')
-    check('no ratio of two devices', done.returncode == 1 and 'a ratio of their times would say nothing' in done.stderr and
+    check('no ratio of two devices', done.returncode == 1 and 'a ratio of times needs one device' in done.stderr and
           not (work / 'log.jsonl').exists(), done.stderr)
     check('a call that fails is a sentence', 'ended with code 4: no room' in call('0.2 1 cpu 0', '0.1 1 cpu 4').stderr)
 
@@ -168,7 +170,7 @@ def report(work):
     of = analysis.Report([work / 'ledger.jsonl'])
     writing, reading = of.writings[0], of.reading_of(of.writings[0])
     check('what was written is no step time', not of.timings and len(of.writings) == 1 and reading.setting == 'read')
-    head, rows = tables.cache_table(writing, reading)
+    rows = cells(tables.cache_table(writing, reading))[1]
     check('the smallest cache first', [row[0] for row in rows] == ['sinks', 'causal', 'seer'], rows)
     cheap = ['sinks', 'cpu, fp32', '3', '1.0', '0.250', '50.0', '1.500', '1.500', '1.500', '40.00', '1.000', '-', '1.6000', '0.100']
     check('bytes, tokens a second and what they cost', rows[0] == cheap, rows[0])
@@ -178,8 +180,7 @@ def report(work):
     check('a picture with all of them', all(f'>{arm}<' in drawn for arm in ('causal', 'sinks', 'seer')) and 'bytes of the cache' in drawn)
 
 
-with tempfile.TemporaryDirectory() as folder:
-    here = Path(folder)
+def main(here):
     session = session_of(here)
     planner = plans(session)
     commands(session, planner)

@@ -1,15 +1,12 @@
 """scripts/experiments: runs that start from the weights of others or of released models, what settings have of their own, step times
-by turns, labelled examples, the scale `reduced`.
-Prints `ok NAME` or `FAIL NAME: why` per check. tests/experiments.sh runs it."""
+interleaved, labelled examples, comparisons, lines of ledgers."""
 
 import json
-import re
 import sys
-import tempfile
 from argparse import Namespace
 from pathlib import Path
 
-from experiment_checks import ROOT, check, refused
+from experiment_checks import ROOT, cells, check, refused
 import analysis
 import compare
 import jobs
@@ -18,7 +15,7 @@ import ledger
 import plan
 import prepare
 import results
-import stats
+import shards
 import tables
 from scipy import stats as reference
 from session import Session
@@ -62,7 +59,7 @@ def phases(work):
     other = plan.Planner(planned(**three | {'first': {'options': {'steps': 11}}}), 'smoke').runs('phase3')
     check('and on the runs before', session.identify(other[0]).key != session.identify(third[0]).key)
     refused('a circle of settings', 'in a circle', lambda: planned(x={'after': 'y'}, y={'after': 'x'}))
-    refused('weights that nobody has trained', 'has no weights to start from', lambda: plan.Planner(
+    refused('weights without a run that trains them', 'has no weights to start from', lambda: plan.Planner(
         planned(first={'arms': ['b']}, second={'after': 'first', 'arms': ['gate']}), 'smoke').runs('phase2'))
     refused('a setting after one that is not there', 'unknown setting', lambda: planned(x={'after': 'nowhere'}))
 
@@ -101,7 +98,7 @@ def released(work):
             lambda: Session(options).identify(read))
     for name, content in (('config.json', b'{}'), ('model.safetensors', b'1'), ('text_train_000001.bin', b'2')):
         (work / 'given/Tiny' / name).write_bytes(content)
-    (work / 'given/Tiny/text_val_000000.bin').write_bytes(prepare.shard_header(prepare.MAGIC_16, 1, 4) + bytes(8))
+    (work / 'given/Tiny/text_val_000000.bin').write_bytes(shards.header(shards.MAGIC_16, 1, 4) + bytes(8))
     command = Session(options).command(first)
     check('its weights and its text', (command['model'], command['train-data']) ==
           (f'{work}/given/Tiny', f'{work}/given/Tiny/text_train_*.bin'), command)
@@ -132,7 +129,7 @@ def step_times(work):
     equal = plan.Planner(planned(one={'equal': 'flops'}, two={'equal': 'seconds', 'arms': ['a', 'b']}), 'reduced',
                          steps_of=lambda run: {'b': 7}[run.arm])
     timing, seconds = (equal.runs(stage) for stage in ('timing', 'seconds'))
-    check('equal seconds go by step times in rounds by turns', equal.stages() == ['seeds', 'timing', 'seconds'] and
+    check('equal seconds go by step times in interleaved rounds', equal.stages() == ['seeds', 'timing', 'seconds'] and
           [run.seed for run in timing if run.arm == 'b'] == [1, 2, 3] and all(run.kind == 'turns' for run in timing) and
           [run.steps for run in seconds] == [10, 7] * 2, [run.name for run in timing + seconds])
     book = ledger.Ledger(work / 'turns.jsonl')
@@ -145,7 +142,7 @@ def step_times(work):
             book.append_all([('run', {'key': f'{arm}{n}', **labels}),
                              ('done', {'key': f'{arm}{n}', 'kind': 'turns', **labels, 'result': result})])
     report = analysis.Report([work / 'turns.jsonl'])
-    head, rows = tables.time_table(report.timings[0])
+    head, rows = cells(tables.time_table(report.timings[0]))
     check('a planted ledger of turns: medians, interval, memory', not report.tables and
           rows[1] == ['dsa', '6', '53.50', '0.535', '0.510', '0.560', '97%', '3.0', '0.750'], rows)
 
@@ -193,16 +190,7 @@ def classes(work):
     check('accuracy and F1 are kept', results.evaluations([record]) == {'accuracy': {'items': 0.5}, 'macro_f1': {'items': 0.4}})
 
 
-def scale_reduced():
-    """What README.md says of it."""
-    page, sd = (ROOT / 'scripts/experiments/README.md').read_text(), analysis.read_claims()[0]['pilot_sd']
-    said = [(name.strip(), int(seeds), float(nats)) for names, seeds, nats in
-            re.findall(r'^\| (e[\d, e]+) \| (\d) \| ([\d.]+) nats', page, re.MULTILINE) for name in names.split(',')]
-    check('the smallest differences of scale reduced are told', len(said) == 8, said)
-    for name, seeds, nats in said:
-        experiment = plan.Experiment(next(e for e in plan.known_experiments() if e.startswith(f'{name}_')))
-        check(f'{name} has {seeds} seeds, which see {nats}', experiment.scales['reduced']['seeds'] == seeds and
-              round(stats.smallest_detectable(seeds, sd), 3) == nats, stats.smallest_detectable(seeds, sd))
+def sweeps():
     planners = [plan.Planner(plan.Experiment(name), 'reduced') for name in ('e1_asga', 'e2_dsa', 'e5_isoflop', 'e6_lr')]
     shared = [{json.dumps([run.variant, run.options], sort_keys=True) for run in planner.runs('sweep')} for planner in planners]
     check('the sweeps of e1, e2 and e5 are those of e6', all(one <= shared[3] for one in shared[:3]),
@@ -243,12 +231,12 @@ def lines_of_ledgers(work):
     check('and its whole result when it is read', book.finished['k']['result'] == RESULT, book.finished['k'])
 
 
-with tempfile.TemporaryDirectory() as folder:
-    lines_of_ledgers(Path(folder))
-    phases(Path(folder))
+def main(here):
+    lines_of_ledgers(here)
+    phases(here)
     own_of_settings()
-    released(Path(folder))
-    step_times(Path(folder))
-    classes(Path(folder))
-    scale_reduced()
+    released(here)
+    step_times(here)
+    classes(here)
+    sweeps()
     comparisons()

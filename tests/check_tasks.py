@@ -1,16 +1,12 @@
-"""scripts/experiments/tasks.py: that every answer follows from the text, and that whoever cannot look back far enough guesses.
-Prints `ok NAME` or `FAIL NAME: why` per check. tests/experiments.sh runs it."""
+"""scripts/experiments/tasks.py: every answer follows from the text, and a solver that cannot look back far enough guesses."""
 
 import re
 import struct
-import tempfile
 import time
-from pathlib import Path
 
-from experiment_checks import check
+from experiment_checks import check, refused
 import numpy as np
 import tasks
-from packages import Refused
 
 ROWS = 1500
 TASKS = {
@@ -100,9 +96,7 @@ def accuracy(rows, task, window, random):
     right, solve = 0, globals()[f'solve_{task["kind"]}']
     for row, answers in zip(rows.tokens, rows.answers):
         at = answers[random.integers(len(answers))]
-        words = ''.join(
-            '^' if c == 256 and n >= at - window else '_' if n < at - window else chr(c) for n, c in enumerate(row[:at])
-        )
+        words = ''.join('_' if n < at - window else '^' if c == 256 else chr(c) for n, c in enumerate(row[:at]))
         said = solve(words, task) or chr(random.choice(rows.symbols))
         right += said == chr(row[at])
     return right / len(rows.tokens)
@@ -112,8 +106,7 @@ def distances(rows):
     return rows.answers - rows.sources
 
 
-random = np.random.default_rng(3)
-for kind, sizes in TASKS.items():
+def kind_of_task(kind, sizes, random):
     task = tasks.complete({'kind': kind} | sizes)
     rows = tasks.make(task, 'train', ROWS)
     chance = 1 / len(rows.symbols)
@@ -121,80 +114,56 @@ for kind, sizes in TASKS.items():
     if kind != 'modular': check(f'{kind}: the answer is in the text', (answer == source).all() and (distances(rows) > 0).all())
     check(f'{kind}: answers are among the symbols, each about as often', np.isin(answer, rows.symbols).all() and
           abs(np.mean(answer == rows.symbols[0]) - chance) < 5 * (chance / answer.size) ** 0.5 + 0.01)
-    check(
-        f'{kind}: whoever sees all is right', accuracy(rows, task, task['T'], random) == 1, accuracy(rows, task, task['T'], random)
-    )
+    got = accuracy(rows, task, task['T'], random)
+    check(f'{kind}: a solver that sees all is right', got == 1, got)
     near = int(distances(rows).min()) - 1
     got, spread = accuracy(rows, task, near, random), (chance * (1 - chance) / ROWS) ** 0.5
-    check(
-        f'{kind}: whoever sees {near} tokens back scores chance',
-        abs(got - chance) < 4 * spread,
-        f'{got:.4f}, not {chance:.4f} +- {4 * spread:.4f}',
-    )
-    again = tasks.make(task, 'train', ROWS)
-    other = tasks.make(task | {'seed': 2}, 'train', ROWS)
-    check(
-        f'{kind}: seeded, and other parts are other rows',
-        (again.tokens == rows.tokens).all()
-        and (other.tokens != rows.tokens).any()
-        and (tasks.make(task, 'val', ROWS).tokens != rows.tokens).any(),
-    )
+    check(f'{kind}: a solver that sees {near} tokens back scores chance', abs(got - chance) < 4 * spread,
+          f'{got:.4f}, not {chance:.4f} +- {4 * spread:.4f}')
+    again, other, val = (tasks.make(*of, ROWS) for of in ((task, 'train'), (task | {'seed': 2}, 'train'), (task, 'val')))
+    check(f'{kind}: seeded, and other parts are other rows',
+          (again.tokens == rows.tokens).all() and (other.tokens != rows.tokens).any() and (val.tokens != rows.tokens).any())
 
-steps = tasks.make({'kind': 'mqar', 'T': 96, 'pairs': 8, 'curriculum': True}, 'train', 100)
-shown = np.isin(steps.tokens[:, 2:18:2], tasks.LETTERS).sum(1)
-check(
-    'mqar: a curriculum goes from one pair to all', shown[0] == 1 and (np.diff(shown) >= 0).all() and (shown[50:] == 8).all(), shown
-)
-begin = time.process_time()
-big = {'kind': 'variables', 'T': 256, 'rows': 4_000_000 // 256}
-size = tasks.make(big, 'train', big['rows']).tokens.size
-check('4 million tokens take seconds', time.process_time() - begin < 10 and size > 3_990_000, time.process_time() - begin)
 
-with tempfile.TemporaryDirectory() as work:
+def files(work):
     task = {'kind': 'copy', 'T': 64, 'length': 8, 'distance': 16, 'rows': 40, 'items': 10}
-    tasks.write(task, f'{work}/a')
-    tasks.write(task | {'mask': False}, f'{work}/b')
-    masked, plain = (Path(work, x, 'task_train_000001.bin').read_bytes() for x in 'ab')
+    tasks.write(task, work / 'a')
+    tasks.write(task | {'mask': False}, work / 'b')
+    masked, plain = ((work / x / 'task_train_000001.bin').read_bytes() for x in 'ab')
     count = 40 * 64
-    check(
-        'a shard of version 2 has its mask behind the tokens',
-        struct.unpack('<3i', masked[:12]) == (20240520, 2, count) and len(masked) == 1024 + 3 * count,
-    )
-    check(
-        'of version 1 has none',
-        struct.unpack('<3i', plain[:12]) == (20240520, 1, count)
-        and len(plain) == 1024 + 2 * count
-        and masked[1024 : 1024 + 2 * count] == plain[1024:],
-    )
-    tokens, mask = np.frombuffer(masked[1024 : 1024 + 2 * count], '<u2').reshape(40, 64), np.frombuffer(
-        masked[1024 + 2 * count :], np.uint8
-    ).reshape(40, 64)
-    check(
-        'the mask marks the copies',
-        mask.sum() == 40 * 2 * 8
-        and set(mask.ravel()) == {0, 1}
-        and (tokens[:, 17:25][mask[:, 17:25] == 1].reshape(40, -1) == tokens[:, 1:9]).all(),
-    )
-large = tasks.complete({'kind': 'mqar', 'T': 64, 'pairs': 4, 'queries': 4, 'vocabulary': 8192})
-rows = tasks.make(large, 'train', 50)
-keys, values = rows.tokens[:, 1:9:2], rows.tokens[:, 2:10:2]
-check('a vocabulary has keys in its lower half and values in its upper one', keys.min() >= 512 and keys.max() < 4096 <= values.min() and
-      values.max() < 8192 and all(len(set(row)) == 4 for row in keys))
-check('and answers stand where their sources say', (np.take_along_axis(rows.tokens, rows.answers, 1) ==
-      np.take_along_axis(rows.tokens, rows.sources, 1)).all())
-words = np.frombuffer(tasks.items(rows, np.random.default_rng(1))[1024:], '<u2')
-offered = words[6 + words[5]:words[1] // 2].reshape(-1, 2)[:, 1]
-check('an item offers 16 of them, the right one among these', words[4] == 16 == len(set(offered)) and
-      offered[words[3]] == rows.tokens[0, words[5]], offered)
-for wrong, word in (
-    ({'kind': 'mqar', 'vocabulary': 1000}, '--vocabulary 1000 must be above 1024'),
-    ({'kind': 'riddle'}, 'unknown task riddle; there are: copy'),
-    ({'kind': 'copy', 'reach': 3}, 'unknown key reach'),
-    ({'kind': 'copy', 'T': 20, 'length': 16, 'distance': 64}, 'needs rows of 81 tokens'),
-    ({'kind': 'copy', 'length': 16, 'distance': 8}, 'must be more than --length 16'),
-):
-    try:
-        tasks.make(wrong, 'train', 4)
-        check(f'refuses {wrong}', False, 'made it')
-    except Refused as refused:
-        check(f'refuses {wrong}', word in str(refused), refused)
+    check('a shard of version 2 has its mask behind the tokens',
+          struct.unpack('<3i', masked[:12]) == (20240520, 2, count) and len(masked) == 1024 + 3 * count)
+    check('of version 1 has none', struct.unpack('<3i', plain[:12]) == (20240520, 1, count) and len(plain) == 1024 + 2 * count
+          and masked[1024:1024 + 2 * count] == plain[1024:])
+    tokens = np.frombuffer(masked[1024:1024 + 2 * count], '<u2').reshape(40, 64)
+    mask = np.frombuffer(masked[1024 + 2 * count:], np.uint8).reshape(40, 64)
+    check('the mask marks the copies', mask.sum() == 40 * 2 * 8 and set(mask.ravel()) == {0, 1}
+          and (tokens[:, 17:25][mask[:, 17:25] == 1].reshape(40, -1) == tokens[:, 1:9]).all())
+
+
+def main(work):
+    random = np.random.default_rng(3)
+    for kind, sizes in TASKS.items(): kind_of_task(kind, sizes, random)
+    steps = tasks.make({'kind': 'mqar', 'T': 96, 'pairs': 8, 'curriculum': True}, 'train', 100)
+    shown = np.isin(steps.tokens[:, 2:18:2], tasks.LETTERS).sum(1)
+    check('mqar: a curriculum goes from one pair to all', shown[0] == 1 and (np.diff(shown) >= 0).all() and (shown[50:] == 8).all(), shown)
+    begin = time.process_time()
+    tasks.make({'kind': 'variables', 'T': 256}, 'train', 4000)
+    check('a million tokens take seconds', time.process_time() - begin < 3, time.process_time() - begin)
+    files(work)
+    large = tasks.complete({'kind': 'mqar', 'T': 64, 'pairs': 4, 'queries': 4, 'vocabulary': 8192})
+    rows = tasks.make(large, 'train', 50)
+    keys, values = rows.tokens[:, 1:9:2], rows.tokens[:, 2:10:2]
+    check('a vocabulary has keys in its lower half and values in its upper one', keys.min() >= 512 and keys.max() < 4096 <= values.min() and
+          values.max() < 8192 and all(len(set(row)) == 4 for row in keys))
+    check('and answers stand where their sources say', (np.take_along_axis(rows.tokens, rows.answers, 1) ==
+          np.take_along_axis(rows.tokens, rows.sources, 1)).all())
+    words = np.frombuffer(tasks.items(rows, np.random.default_rng(1))[1024:], '<u2')
+    offered = words[6 + words[5]:words[1] // 2].reshape(-1, 2)[:, 1]
+    check('an item offers 16 of them, the right one among these', words[4] == 16 == len(set(offered)) and
+          offered[words[3]] == rows.tokens[0, words[5]], offered)
+    for wrong, word in (({'kind': 'mqar', 'vocabulary': 1000}, '--vocabulary 1000 must be above 1024'),
+                        ({'kind': 'riddle'}, 'unknown task riddle; there are: copy'), ({'kind': 'copy', 'reach': 3}, 'unknown key reach'),
+                        ({'kind': 'copy', 'T': 20, 'length': 16, 'distance': 64}, 'needs rows of 81 tokens'),
+                        ({'kind': 'copy', 'length': 16, 'distance': 8}, 'must be more than --length 16')):
+        refused(f'refuses {wrong}', word, lambda: tasks.make(wrong, 'train', 4))

@@ -1,6 +1,6 @@
-"""What tests/check_experiments.py, check_phases.py, check_tasks.py, check_cache.py and check_report.py share. Imported first, it
-makes the modules of scripts/experiments known."""
-
+"""Shared by the check_*.py of scripts/experiments, whose modules it makes importable."""
+import contextlib
+import io
 import sys
 from pathlib import Path
 
@@ -10,12 +10,33 @@ from packages import Refused  # noqa: E402
 
 
 def check(name, holds, why=''):
-    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}')
+    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}', flush=True)
 
 
-def refused(what, words, call):
+def refused(name, words, call, code=None):
+    """Check that call() is refused, or ends the program, with these words (and exit code)."""
+    printed = io.StringIO()
     try:
-        call()
-        check(what, False, 'accepted')
-    except Refused as said:
-        check(what, words in str(said), said)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed): call()
+        said, found = 'accepted', 0
+    except Refused as error:
+        said, found = str(error), error.code
+    except SystemExit as error:
+        said, found = printed.getvalue() + str(error), error.code
+    check(name, words in said and code in (None, found), f'{said} (code {found})')
+
+
+def printed_by(main, *arguments):
+    """Standard output of a program's main(); another exit code than 0 comes behind it."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed): code = main(list(map(str, arguments)))
+    return printed.getvalue() + (f'ended with {code}' if code else '')
+
+
+def close(a, b, tolerance=1e-9):
+    return abs(a - b) <= tolerance * max(1, abs(b))
+
+
+def cells(table):
+    """(head, rows) of a DataFrame."""
+    return list(table), table.values.tolist()

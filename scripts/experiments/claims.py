@@ -1,25 +1,24 @@
-"""Published numbers, and what the runs of a ledger say about each."""
+"""Published numbers, and the verdicts of a ledger's runs on each."""
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import stats
-from packages import Refused
-from plan import HERE
+from packages import HERE, Refused
 from turns import median_interval
 
 KEYS = {'id', 'unit', 'experiment', 'arm', 'against', 'number', 'tolerance', 'document', 'section', 'read'}
-POWER_KEYS = {'seeds', 'smallest_detectable', 'seeds_to_detect', 'seeds_to_contradict'}   # of differences between seeds alone
+POWER_KEYS = {'seeds', 'smallest_detectable', 'seeds_to_detect', 'seeds_to_contradict'}   # of claims in nats alone
 NATS = 'nats'
-RATIOS = {  # unit -> the ratios to the baseline in the rounds of an analysis.Timing
-    'ratio of step time': lambda timing, arm: [] if timing.written else timing.values(arm, 'ratio'),
-    'ratio of bytes': lambda timing, arm: timing.byte_ratios(arm),
-    'ratio of keys read': lambda timing, arm: timing.values(arm, 'pairs_read'),
+RATIOS = {  # unit -> the ratios to the baseline in the rounds of an analysis.Table
+    'ratio of step time': lambda table, arm: [] if table.stage == 'writes' else table.values(arm, 'ratio'),
+    'ratio of bytes': lambda table, arm: table.byte_ratios(arm),
+    'ratio of keys read': lambda table, arm: table.values(arm, 'pairs_read'),
 }
 
 
 def read_claims(path=HERE / 'claims.toml'):
-    """(analysis, claims) as they were written down before the runs; refuses unknown and missing keys."""
+    """(analysis, claims) as written down before the runs; refuses unknown and missing keys."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding='utf-8'))
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -34,9 +33,8 @@ def read_claims(path=HERE / 'claims.toml'):
 
 
 @dataclass
-class Said:
-    """A claim, and what the runs of one scale in one setting say about it."""
-
+class Finding:
+    """A claim, and the verdict of the runs of one scale in one setting."""
     claim: dict
     scale: str
     setting: str
@@ -46,38 +44,38 @@ class Said:
     seeds: int    # of the plan at this scale
 
 
-def judge(claims, tables, timings):
-    """Of every claim with runs of both arms, one Said for each setting."""
-    said = []
+def judge(claims, trained, timed):
+    """Findings of every claim, one for each setting with runs of both arms: `trained` tables for nats, `timed` ones for ratios."""
+    found = []
     for claim in claims:
-        published = stats.Claim(claim['id'], claim['number'], claim['tolerance'], claim['document'], claim['unit'])
-        if claim['unit'] == NATS: of = [of_seeds(claim, published, t) for t in tables if t.experiment.name == claim['experiment']]
-        else: of = [of_rounds(claim, published, t) for t in timings if t.experiment.name == claim['experiment']]
-        said += [one for one in of if one]
-    return said
+        of, tables = (of_seeds, trained) if claim['unit'] == NATS else (of_rounds, timed)
+        found += [of(claim, table) for table in tables if table.experiment.name == claim['experiment']]
+    return [one for one in found if one]
 
 
-def name_of(claim, experiment):
+def published_in(claim, experiment):
+    """(the claim for stats.py, its name in a sentence)."""
     against = '' if claim['against'] == experiment.baseline else f' against {claim["against"]}'
-    return claim['arm'] + against
+    return stats.Claim(claim['id'], claim['number'], claim['tolerance'], claim['document'], claim['unit']), claim['arm'] + against
 
 
-def of_seeds(claim, published, table):
-    """From an analysis.Table; None where an arm is not there."""
+def of_seeds(claim, table):
+    """A finding from paired seeds; None without one of the arms."""
     comparison, e = table.comparisons.get((claim['arm'], claim['against'])), table.experiment
     if comparison is None: return None
+    published, name = published_in(claim, e)
     rates = 'each arm at its best rate' if e.sweep else 'one rate for all'
-    return Said(claim, table.scale, table.setting, comparison, stats.verdict(comparison, published, table.scale),
-                stats.line(published, name_of(claim, e), comparison, table.scale, rates),
-                e.settings[table.setting].get('seeds', e.scales[table.scale]['seeds']))
+    return Finding(claim, table.scale, table.setting, comparison, stats.verdict(comparison, published, table.scale),
+                   stats.line(published, name, comparison, table.scale, rates),
+                   e.settings[table.setting].get('seeds', e.scales[table.scale]['seeds']))
 
 
-def of_rounds(claim, published, timing):
-    """From an analysis.Timing, whose ratios are all to the baseline; None where nothing of the kind was measured."""
-    e = timing.experiment
-    ratios = RATIOS[claim['unit']](timing, claim['arm']) if claim['arm'] in timing.arms and claim['against'] == e.baseline else []
+def of_rounds(claim, table):
+    """A finding from interleaved rounds, whose ratios are all to the baseline; None without any."""
+    e = table.experiment
+    ratios = RATIOS[claim['unit']](table, claim['arm']) if claim['arm'] in table.arms and claim['against'] == e.baseline else []
     if not ratios: return None
+    published, name = published_in(claim, e)
     found = stats.Ratios(*median_interval(ratios), len(ratios))
-    where = e.settings[timing.setting].get('label', timing.setting)
-    return Said(claim, timing.scale, timing.setting, found, stats.ratio_verdict(found, published, timing.scale),
-                stats.ratio_line(published, name_of(claim, e), found, timing.scale, where), e.scales[timing.scale]['seeds'])
+    return Finding(claim, table.scale, table.setting, found, stats.ratio_verdict(found, published, table.scale),
+                   stats.ratio_line(published, name, found, table.scale, table.label), e.scales[table.scale]['seeds'])

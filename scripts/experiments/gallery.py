@@ -1,40 +1,52 @@
 #!/usr/bin/env python3
-"""attention/GALLERY.md: of every variant its mask as the engine draws it, its text, its cost and what experiments found.
+"""attention/GALLERY.md, a page with every variant's mask, formula and results, and the table of variants in attention/README.md.
 
-    python3 scripts/experiments/gallery.py                      # make all first; ledgers of results/; pictures in dev/pictures
-    python3 scripts/experiments/gallery.py --print --variants causal dsa       # to standard output, without pictures
-    python3 scripts/experiments/gallery.py --check              # whether GALLERY.md and the table of variants say what is so now
+    python3 scripts/experiments/gallery.py                                     # make all first; reads the ledgers of results/
+    python3 scripts/experiments/gallery.py --print --variants causal dsa       # to standard output, without pictures and table
 
-A picture is of a fresh model, 512 tokens of the bundled text and windows and blocks so small that a pattern shows: rows are
-queries, columns keys, a panel for each kind of head. Exit codes: 0 done, 1 a program is missing or failed, or --check finds another
-text, 2 usage, 3 data.
+Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
 """
 import argparse
 import json
-import struct
+import re
 import sys
 import tempfile
-import zlib
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
-from packages import EXIT_DATA, EXIT_FAILED, Refused, guarded, require
+from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, require
 
-require('scipy')
+require('PIL', 'scipy', 'statsmodels', 'pandas')
+from PIL import Image                                                        # noqa: E402
+
 from analysis import Report                                                  # noqa: E402
-from plan import HERE                                                        # noqa: E402
-from prepare import ROOT, write_whole                                        # noqa: E402
+from shards import write_whole                                               # noqa: E402
 from tables import interval                                                  # noqa: E402
 
 sys.path.insert(0, str(ROOT / 'scripts'))
-from variant_table import LENGTHS, README, facts, percent, place, rows, run, source, table as table_of_variants   # noqa: E402
+from variant_table import rows, run, source, write_table                     # noqa: E402
 
 GALLERY = ROOT / 'attention/GALLERY.md'
-TOO_FEW = ('e10_stability', 'e13_budget')   # one or two pairs a setting: no interval, or one of up to 2 nats
-WHOLE_STEPS = 'whole steps of 134M, B 32, T 1024'   # what dev/gpu_day.sh trains
+LOSSES = ('e2_dsa', 'e1_asga', 'e5_isoflop')   # experiments with a loss against causal's, the best one first
+RECALL = ('copy_32', 'copy_64', 'copy_128')    # settings of e7_recall: letters from 32, 64 and 128 tokens back
+HEAD = '''\
+# The survey in pictures
+
+Made by `python3 scripts/experiments/gallery.py` from programs, sources and ledgers.
+
+- **Pictures**: rows are queries, columns keys, black is visible. A fresh model reads 512 tokens of the bundled text with the
+  options under the picture. A mask shows nothing of a mechanism that weighs all keys.
+- **Loss**: difference of validation loss to causal's in nats, by seed, with its 95% interval (0.85M parameters, 500 steps, bytes). Such
+  differences still shrink at this budget: no verdict on a mechanism at another size.
+- **Copy**: share of letters copied right from 32, 64 and 128 tokens back, chance 0.06 (0.46M parameters, windows of 16, one or two
+  runs: learnt or not learnt).
+- **Step**: time of a whole training step relative to causal's ({gpus}).
+
+More: [Published claims, run again](../scripts/experiments/README.md) and the headers of `attention/*.cuh`.
+'''
 
 WINDOW = ('--window', 96)
-FORMS = {  # what shows a variant's pattern in 512 tokens
+FORMS = {  # options that show a variant's pattern in 512 tokens
     'adaptive_sparse': ('--adaptive-sparse-top-k', 2, '--adaptive-sparse-mask', 1),
     'asga_fixed': WINDOW,
     'bigbird': ('--bigbird-block', 32),
@@ -57,136 +69,69 @@ FORMS = {  # what shows a variant's pattern in 512 tokens
 }
 
 
-def compressed(png):
-    """The same PNG, smaller: the engine stores pixels as they are."""
-    chunks, at, pixels = [], 8, b''
-    while at < len(png):
-        size, kind = struct.unpack('>I4s', png[at:at + 8])
-        content = png[at + 8:at + 8 + size]
-        at += size + 12
-        if kind == b'IDAT': pixels += content
-        else: chunks.append((kind, content))
-    chunks.insert(-1, (b'IDAT', zlib.compress(zlib.decompress(pixels), 9)))
-    return png[:8] + b''.join(struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
-                              for kind, content in chunks)
-
-
 def picture(variant, folder):
-    """Draws VARIANT.png in a folder."""
+    """Draw VARIANT.png in a folder."""
     with tempfile.TemporaryDirectory() as work:
         drawn = Path(work) / 'mask.png'
         run(variant, *FORMS.get(variant, ()), '--model', 'qwen-1m', '--seq-len', 512, '--show-mask', drawn)
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / f'{variant}.png', compressed(drawn.read_bytes()))
+        Image.open(drawn).save(folder / f'{variant}.png', optimize=True)   # the engine stores pixels as they are
 
 
-def text(variant):
-    """The comment at the top of the variant's file, which has formula, source and what is read into it."""
-    lines = []
-    for line in (ROOT / f'attention/{variant}.cuh').read_text(encoding='utf-8').splitlines():
-        if not line.startswith('//'): break
-        lines.append(line[3:])
-    return '\n'.join(lines)
+def formula(variant):
+    """The first indented lines of the comment at the top of the variant's file; an ablation has none of its own."""
+    comment = re.match(r'(//.*\n)*', (ROOT / f'attention/{variant}.cuh').read_text(encoding='utf-8'))[0]
+    found = re.search(r'(^// {3,}.*\n)+', comment, re.MULTILINE)
+    return ['```text', *(line.removeprefix('//     ') for line in found[0].splitlines()), '```', ''] if found else []
 
 
-def whole_steps(variant):
-    """Lines of the GPUs that have trained it, from the files that dev/gpu/results.py keeps, one per card."""
-    lines = []
-    for path in sorted((ROOT / 'dev/gpu').glob('*.json')):
-        card = json.loads(path.read_text(encoding='utf-8'))
-        measured, causal = (card.get('whole_steps', {}).get(name) for name in (variant, 'causal'))
-        if not measured or not causal: continue
-        ratio = '' if variant == 'causal' else f' {causal["is"] / measured["is"]:.2f} of causal\'s,'
-        lines.append(f'- step time, {card["gpu"]}:{ratio} {measured["is"]:,.0f} tokens/s ({WHOLE_STEPS}, {measured["date"]})')
-    return lines
+def cards():
+    """Measurements that dev/gpu/results.py keeps, one file per GPU, with whole steps of causal."""
+    found = [json.loads(path.read_text(encoding='utf-8')) for path in sorted((ROOT / 'dev/gpu').glob('*.json'))]
+    return [card for card in found if 'causal' in card.get('whole_steps', {})]
 
 
-def speed(report, variant):
-    """Step times against causal's: by turns as ledgers have them, and whole steps on GPUs."""
-    lines = []
-    for timing in report.timings if report else []:
-        ratios = timing.values(variant, 'ratio') if variant in timing.arms and variant != timing.experiment.baseline else []
-        if not ratios: continue
-        machine = timing.values(variant, 'machine')[-1]
-        lines.append(f'- step time, {timing.title}: {median(ratios):.2f} of causal\'s ({len(ratios)} rounds, {machine})')
-    return lines + whole_steps(variant)
+def results(report, variant):
+    """Its result figures: loss against causal's, or copies where there is none, and the time of a step."""
+    tables = {(t.experiment.name, t.setting): t for t in report.tables if t.scale == 'reduced' and variant in t.arms}
+    compared = [(name, c) for name in LOSSES for (e, _), t in tables.items() if e == name
+                and (c := t.comparisons.get((variant, t.experiment.baseline))) and c.pairs >= 2]
+    figures = [f'loss {interval(c)} ({name}, {c.pairs} pairs)' for name, c in compared[:1]]
+    copies = [t.arms[variant].accuracies.values() for setting in RECALL if (t := tables.get(('e7_recall', setting)))]
+    if copies and all(copies) and not figures: figures.append(f'copy {", ".join(f"{mean(found):.2f}" for found in copies)}')
+    if variant != 'causal':
+        figures += [f'step {card["whole_steps"]["causal"]["is"] / card["whole_steps"][variant]["is"]:.2f}'
+                    for card in cards() if variant in card['whole_steps']]
+    line = '; '.join(figures)
+    return [line[:1].upper() + line[1:] + '.', ''] if line else []
 
 
-def counted(count, what):
-    return f'{count} {what}{"s" * (count > 1)}'
-
-
-def found(report, variant):
-    """What the ledgers have of it, a line for every setting: accuracies, then losses."""
-    accuracies, losses = [], []
-    for table in report.tables if report else []:
-        arm = table.arms.get(variant)
-        if arm is None or table.experiment.name in TOO_FEW: continue
-        if arm.accuracies:
-            accuracies.append(f'- {table.title}: {mean(arm.accuracies.values()):.0%} right, {counted(len(arm.accuracies), "run")}')
-        elif comparison := table.comparisons.get((variant, table.experiment.baseline)):
-            losses.append(f'- {table.title}: {interval(comparison)} nats against {table.experiment.baseline}, '
-                          f'{counted(comparison.pairs, "pair")}')
-        elif arm.sound and variant == table.experiment.baseline:
-            losses.append(f'- {table.title}: {mean(arm.sound):.4f} nats, {counted(len(arm.sound), "run")}')
-    return accuracies + losses or ['- no run so far']
-
-
-def entry(variant, report, options):
-    parameters, causal, shares = facts(variant, (), options.model)
-    cost = ', '.join(f'{percent(shares[T][0])} of the pairs and {percent(shares[T][1])} of the tiles at {T}' for T in LENGTHS)
+def entry(variant, report):
     form = ' '.join(map(str, FORMS.get(variant, ())))
-    return '\n'.join([
-        f'## {variant}', '', f'<img src="../dev/pictures/{variant}.png" width="320" alt="{source(variant)}">', '',
-        f'`./train_{variant} {form}`'.replace(' `', '`') + f', {parameters:,} parameters with qwen-7m; at its defaults {cost}.', '',
-        '```text', text(variant), '```', '', *speed(report, variant), *found(report, variant), ''])
+    return '\n'.join([f'## {variant}', '', f'<img src="../dev/pictures/{variant}.png" width="320" alt="mask of {variant}">', '',
+                      *([f'`{form}`', ''] if form else []), f'{source(variant)}.', '', *formula(variant), *results(report, variant)])
 
 
-def page(report, variants, options):
-    head = ['# The survey in pictures', '',
-            'Made by `python3 scripts/experiments/gallery.py` from the programs, their sources and the ledgers of',
-            '`scripts/experiments/results`. Rows of a picture are queries, columns keys, black is seen; a fresh model reads 512',
-            'tokens of the bundled text with the options that stand below it. Below the text are step times against causal\'s, accuracies',
-            'and losses, of the scales they name: [Published claims, run again](../scripts/experiments/README.md). Of e10_stability nothing',
-            'is here: its two pairs a setting have intervals of up to 2 nats.', '']
-    return '\n'.join(head + [entry(variant, report, options) for variant in variants])
-
-
-def check(report, variants, options):
-    """Refuses a GALLERY.md or a table of variants that has another text; of --variants their entries alone are looked for."""
-    kept, readme = GALLERY.read_text(encoding='utf-8'), README.read_text(encoding='utf-8')
-    begin, end = place(readme)
-    if options.variants: same = all(entry(variant, report, options) in kept for variant in variants)
-    else: same = kept == page(report, variants, options)
-    if not same: raise Refused(f'{GALLERY}: is not what ledgers, sources and programs say; gallery.py writes it', EXIT_FAILED)
-    if not options.variants and readme[begin:end] != table_of_variants(options, readme[begin:end]):
-        raise Refused(f'{README}: its table of variants is not what the programs say; variant_table.py writes it', EXIT_FAILED)
-    return 0
-
-
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--print', action='store_true', help='to standard output, and draw nothing')
-    parser.add_argument('--check', action='store_true', help='end with 1 where GALLERY.md or the table of variants has another text')
-    parser.add_argument('--variants', nargs='+', help='these alone, with --print or --check')
-    parser.add_argument('--ledger', nargs='+', help='default: all of scripts/experiments/results')
-    options = parser.parse_args()
-    options.model, options.time = 'qwen-7m', False
-    if options.variants and not (options.print or options.check): parser.error('--variants needs --print or --check')
-    ledgers = options.ledger or sorted(map(str, (HERE / 'results').glob('*.jsonl')))
+    parser.add_argument('--print', action='store_true', help='print the page; draw and write nothing')
+    parser.add_argument('--variants', nargs='+', help='a page of these variants, with --print')
+    parser.add_argument('--ledger', nargs='+', help='ledgers (default: all of scripts/experiments/results)')
+    options = parser.parse_args(arguments)
+    if options.variants and not options.print: parser.error('--variants needs --print')
     variants = [variant for variant, form in rows(None) if not form]
     for unknown in set(options.variants or []) - set(variants):
         raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
-    asked = [variant for variant in variants if variant in (options.variants or variants)]
-    report = Report(ledgers) if ledgers else None
-    if options.check: return check(report, asked, options)
-    made = page(report, asked, options)
+    report = Report(options.ledger or sorted(map(str, (HERE / 'results').glob('*.jsonl'))))
+    gpus = '; '.join(f'{card["gpu"]}, 134M parameters, 32 x 1,024 tokens, {card["whole_steps"]["causal"]["date"]}' for card in cards())
+    page = '\n'.join([HEAD.format(gpus=gpus), *(entry(one, report) for one in variants if one in (options.variants or variants))])
     if options.print:
-        print(made, end='')
+        print(page, end='')
         return 0
     try:
         for variant in variants: picture(variant, ROOT / 'dev/pictures')
-        write_whole(GALLERY, made.encode())
+        write_whole(GALLERY, page.encode())
+        write_table()
     except OSError as error:
         raise Refused(f'{error.filename}: cannot be written ({error.strerror})', EXIT_DATA) from error
     return 0

@@ -1,29 +1,25 @@
+#!/usr/bin/env python3
 """Labelled examples as text: shards to train on, and items that ask for the label.
 
     python3 scripts/experiments/labelled.py digits --data FOLDER --out out/digits       # run.py e12_tasks does it by itself
 
-    digits     8x8 images of handwritten digits, 64 values from 0 to 16 and the class in a line of FOLDER/digits.csv.gz (1,797
-               lines; the file that scikit-learn's load_digits() reads)
-    polarity   rt-polarity.pos and rt-polarity.neg in FOLDER/sentence_polarity.zip, a sentence of a film review in each line (10,662
-               lines; Pang and Lee's sentence polarity dataset 1.0, in UTF-8 or, as first published, in Latin-1)
+    digits     8x8 images of handwritten digits: 64 values from 0 to 16 and the class in each line of FOLDER/digits.csv.gz (1,797
+               lines; the file of scikit-learn's load_digits())
+    polarity   a sentence of a film review in each line of rt-polarity.pos and rt-polarity.neg in FOLDER/sentence_polarity.zip (10,662
+               lines; Pang and Lee's sentence polarity dataset 1.0, in UTF-8 or Latin-1)
     topics     a class from 1 to 4, a title and a description in each line of FOLDER/ag_news.csv (AG's news, train.csv of 120,000
-               lines as Zhang et al. 2015, arXiv 1509.01626, published it)
-    bars       8x8 images with a bar across or down, made here: what tests learn in no time
+               lines, Zhang et al. 2015, arXiv 1509.01626)
+    bars       generated 8x8 images with a bar across or down, quick to learn
 
-A document is an example: a ">", the text or the image, a new line, the label. Written are labelled_train_000001.bin and
-labelled_val_000000.bin, in bytes, with a mask under which only labels count (--no-mask: every token does), and items.jsonl,
-{"query", "choices", "gold"}: the same up to the new line, and all labels. As the query ends in white space, no space is put between
-it and the label. The ">" says where an example begins: in training the end-of-text token stands there too, but items are read
-without it.
+A document is one example: ">", the text or image, a new line, the label. Writes labelled_train_000001.bin and labelled_val_000000.bin,
+in bytes, with a mask of the labels (--no-mask: all tokens count), and items.jsonl, {"query", "choices", "gold"}: the text up to the new
+line, and all labels. The ">" marks the start of an example in items too, which have no end-of-text token.
 
-With --tokenizer FILE the shards are in the tokens of that tokenizer.json, for a model that has read a text in them before:
-./tokenize writes training/labelled_train_000001.bin and held_out/labelled_train_000001.bin. Under the mask, that an example ends
-counts too.
+With --tokenizer FILE the shards are in the tokens of that tokenizer.json: ./tokenize writes training/labelled_train_000001.bin and
+held_out/labelled_train_000001.bin. Their mask also counts the end of an example.
 
-The split needs no seed: examples are put into the order of the SHA-256 of their text, and every tenth is held out. In the order of
-the file, every tenth digit would be a 3 four times as often as a 1. Training has the same order, for a second reason: a row of
-training data holds several documents, and where labels follow each other by a rule (the digits begin 0 1 2 ... 9 0 1 2 ...), a
-model would learn that rule instead of reading the image.
+The split needs no seed: examples are in the order of the SHA-256 of their text, and every tenth is held out. Neither the classes of
+the held-out tenth nor the labels that follow each other in a row of training data then depend on the order of the file.
 """
 import argparse
 import csv
@@ -37,8 +33,9 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from packages import EXIT_DATA, Refused, guarded
-from prepare import MAGIC_16, ROOT, shard_header, write_whole
+import shards
+from packages import EXIT_DATA, ROOT, Refused, guarded
+from shards import write_whole
 
 END_OF_TEXT = 256
 LEVELS = '0123456789abcdefg'   # one character for each of the 17 grey levels
@@ -48,8 +45,7 @@ HELD_OUT = 10                  # every tenth
 
 
 def image_as_text(values):
-    """Eight lines of eight characters. A pixel is one byte, and so one token; the line ends cost eight tokens of 72 and tell the
-    model where it is: the pixel above is always nine tokens back."""
+    """Eight lines of eight characters. The line ends cost eight tokens of 72; the pixel above is always nine tokens back."""
     return '\n'.join(''.join(LEVELS[value] for value in values[row:row + SIDE]) for row in range(0, SIDE * SIDE, SIDE))
 
 
@@ -68,13 +64,6 @@ def digits(path):
             yield image_as_text(pixels), str(label)
 
 
-def decoded(content):
-    try:
-        return content.decode('utf-8')
-    except UnicodeDecodeError:
-        return content.decode('latin-1')
-
-
 def polarity(path):
     """(text, label) of every line of the two files in a .zip archive."""
     with zipfile.ZipFile(path) as archive:
@@ -82,9 +71,12 @@ def polarity(path):
             names = [name for name in archive.namelist() if name.endswith('rt-polarity' + ending)]
             if len(names) != 1:
                 raise Refused(f'{path}: has {len(names)} files named rt-polarity{ending}, expected one', EXIT_DATA)
-            for line in decoded(archive.read(names[0])).split('\n'):
-                if line.strip():
-                    yield line.strip(), label
+            content = archive.read(names[0])
+            try:
+                lines = content.decode('utf-8').split('\n')
+            except UnicodeDecodeError:
+                lines = content.decode('latin-1').split('\n')
+            yield from ((line.strip(), label) for line in lines if line.strip())
 
 
 def topics(path):
@@ -114,7 +106,7 @@ KINDS = {
 
 
 def source_of(kind, folder):
-    """The file that a kind is made of, None where it is made here. EXIT_DATA unless it is in the folder."""
+    """The file of a kind, None for a generated one; refused unless it is in the folder."""
     if kind not in KINDS: raise Refused(f'unknown kind {kind} of labelled examples; there are: {", ".join(KINDS)}')
     name = KINDS[kind][1]
     if name and not (folder and (Path(folder) / name).exists()):
@@ -130,30 +122,22 @@ def split(examples):
     return ordered, held_out
 
 
-def shard(examples, mask):
-    """Documents as a token shard of data/README.md."""
+def write_bytes(examples, path, mask):
+    """A shard in bytes, and its manifest."""
     tokens, counts = [], bytearray()
     for text, label in examples:
         document = [END_OF_TEXT, *f'>{text}\n{label}'.encode()]
         tokens += document
         counts += bytes(len(document) - len(label.encode())) + b'\1' * len(label.encode())
-    written = struct.pack(f'<{len(tokens)}H', *tokens) + (counts if mask else b'')
-    return shard_header(MAGIC_16, 2 if mask else 1, len(tokens)) + written
+    write_whole(path, shards.shard(struct.pack(f'<{len(tokens)}H', *tokens), bytes(counts) if mask else b''))
+    shards.write_manifest(path.parent / 'labelled_manifest.json', len(examples))
 
 
-def write_bytes(examples, name, mask, folder):
-    """A shard in bytes, and what says that it is."""
-    write_whole(folder / name, shard(examples, mask))
-    manifest = {'tokenizer': 'bytes', 'vocabulary': 512, 'documents': len(examples), 'tokens': 0, 'shards': []}
-    write_whole(folder / 'labelled_manifest.json', json.dumps(manifest).encode())
-
-
-def write_tokens(examples, mask, folder, tokenizer):
+def write_tokens(examples, folder, mask, tokenizer):
     """A shard in the tokens of a tokenizer.json."""
     folder.mkdir(exist_ok=True)
-    documents = [{'prompt': f'>{text}\n', 'completion': label} if mask else {'text': f'>{text}\n{label}'}
-                 for text, label in examples]
-    write_whole(folder / 'examples.jsonl', lines_of(documents))
+    write_whole(folder / 'examples.jsonl', lines_of(
+        {'prompt': f'>{text}\n', 'completion': label} if mask else {'text': f'>{text}\n{label}'} for text, label in examples))
     command = [str(ROOT / 'tokenize'), '--tokenizer', str(tokenizer), '--out', str(folder), '--name', 'labelled',
                '--val-fraction', '0', *(['--mask-prompts'] if mask else []), str(folder / 'examples.jsonl')]
     try:
@@ -167,24 +151,25 @@ def lines_of(objects):
     return ''.join(json.dumps(one, ensure_ascii=False) + '\n' for one in objects).encode()
 
 
-def write(labelled, data, folder, tokenizer=None):
-    """All files of `labelled` (kind, mask), from the folder `data`; in bytes, or in the tokens of a tokenizer.json."""
-    kind, source = labelled['kind'], source_of(labelled['kind'], data)
-    read, _, labels = KINDS[kind]
+def write(task, data, folder, tokenizer=None):
+    """Write all files of a task (kind, mask) from the folder `data`, in bytes or in the tokens of a tokenizer.json."""
+    source, (read, _, labels) = source_of(task['kind'], data), KINDS[task['kind']]
     try:
         training, held_out = split(read(source))
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
         raise Refused(f'{source}: {error}', EXIT_DATA) from error
     if not held_out: raise Refused(f'{source}: has {len(training)} examples, fewer than {HELD_OUT}', EXIT_DATA)
-    items = [{'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out]
-    mask, folder = labelled.get('mask', True), Path(folder)
+    mask, folder = task.get('mask', True), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for examples, part, name in ((held_out, 'held_out', 'labelled_val_000000.bin'),
-                                     (training, 'training', 'labelled_train_000001.bin')):
-            if tokenizer: write_tokens(examples, mask, folder / part, tokenizer)
-            else: write_bytes(examples, name, mask, folder)
-        write_whole(folder / 'items.jsonl', lines_of(items))
+        if tokenizer:
+            write_tokens(held_out, folder / 'held_out', mask, tokenizer)
+            write_tokens(training, folder / 'training', mask, tokenizer)
+        else:
+            write_bytes(held_out, folder / 'labelled_val_000000.bin', mask)
+            write_bytes(training, folder / 'labelled_train_000001.bin', mask)
+        write_whole(folder / 'items.jsonl', lines_of(
+            {'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out))
     except OSError as error:
         raise Refused(f'{folder}: cannot be written ({error.strerror})', EXIT_DATA) from error
     return len(training), len(held_out)
@@ -194,8 +179,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('kind', choices=KINDS)
     parser.add_argument('--data', help='folder with the file')
-    parser.add_argument('--out', required=True)
-    parser.add_argument('--no-mask', action='store_true', help='every token counts as a target')
+    parser.add_argument('--out', required=True, help='folder for the shards and items')
+    parser.add_argument('--no-mask', action='store_true', help='count every token as a target')
     parser.add_argument('--tokenizer', help='tokenizer.json, or a folder with one (default: bytes)')
     options = parser.parse_args()
     training, held_out = write({'kind': options.kind, 'mask': not options.no_mask}, options.data, options.out, options.tokenizer)

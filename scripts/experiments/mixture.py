@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes token shards of several texts whose validation documents are of the same kind as those of training.
+"""Token shards of several texts, with validation documents of the same kinds as those of training.
 
     mixture.py --tokenizer gpt2_tokenizer.json --out FOLDER --val-tokens 1000000 fineweb_sample.jsonl classic_books.jsonl
 
-Documents are cut at ends of paragraphs into pieces of at most --characters and put into the order of their SHA-256, which is random
-and the same whatever the order of the inputs. The first ones, up to --val-tokens tokens, are for validation.
+Documents are cut at ends of paragraphs into pieces of at most --characters and sorted by SHA-256: a random order that does not depend
+on the order of the inputs. The first pieces, up to --val-tokens tokens, are for validation.
 """
 import argparse
 import hashlib
@@ -12,12 +12,11 @@ import json
 import subprocess
 from pathlib import Path
 
-from packages import EXIT_DATA, Refused, guarded
-from prepare import ROOT
+from packages import EXIT_DATA, ROOT, Refused, guarded
 
 
 def pieces(text, limit):
-    """Consecutive paragraphs of a text, as many as fit `limit` characters; a longer paragraph is a piece of its own."""
+    """Runs of paragraphs of up to `limit` characters; a longer paragraph is a piece of its own."""
     piece = ''
     for paragraph in text.split('\n\n'):
         if piece and len(piece) + 2 + len(paragraph) > limit:

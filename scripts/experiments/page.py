@@ -1,4 +1,4 @@
-"""What a report says about every experiment at every scale, in words, tables and pictures; report.py writes it in its forms."""
+"""The sections of a report, one for every experiment and scale: words, tables and pictures. report.py writes them in its forms."""
 import figures
 import tasks
 from analysis import LEARNT
@@ -6,17 +6,17 @@ from claims import NATS
 from plan import SCALES, TIMED, shape_name
 from tables import arm_table, cache_table, comparison_table, recall_table, setting_table, sweep_table, time_table
 
-SETTINGS_AS_ONE = 4   # from so many settings on, a table of arms x settings comes first
-RATES = 'e6_lr'       # the experiment whose sweep says which rate is the best
-SHORT = 3             # of commits and machines, so many are named
+SETTINGS_AS_ONE = 4   # with so many settings a table of arms x settings comes first
+RATES = 'e6_lr'       # the experiment that sweeps the rate
+SHORT = 3             # most commits and machines that are named
+SERIES = [('entropy', 'entropy of attention, nats', 'optimiser steps'), ('gate', 'mean gate', 'optimiser steps'),
+          ('mass_95', 'share of keys with 95% of the mass', 'optimiser steps'),
+          ('mass_99', 'share of keys with 99% of the mass', 'optimiser steps'), ('by_position', 'loss, nats', 'position')]
 
-
-# -------------------------------------------------------------------------------------------------------------- the setup
 
 def span(values, form='{:,}'):
     """'a' or 'a to b' of numbers; '' without any."""
-    ends = dict.fromkeys(form.format(v) for v in (min(values), max(values))) if values else {}
-    return ' to '.join(ends)
+    return ' to '.join(dict.fromkeys(form.format(v) for v in (min(values), max(values)))) if values else ''
 
 
 def named(values):
@@ -27,13 +27,12 @@ def named(values):
 
 def setup(report, e, scale):
     """[(what, words)] of the runs of an experiment at a scale."""
-    runs = [(place, record) for place, record in report.runs if place[0] == e.name and place[1] == scale]
-    swept = [record for place, record in runs if place[2] == 'sweep']
-    reported = [(place, record) for place, record in runs if place[2] not in ('sweep', 'timing', *TIMED)]
-    final = [record for _, record in reported or runs]
-    results = [record['result'] for record in final]
-    option = lambda name, of=final: {r['options'][name] for r in of if r.get('options', {}).get(name) is not None}
-    rates = span(option('lr'), '{:g}') + (f', of {span(option("lr", swept), "{:g}")} in the sweep' if swept and reported else '')
+    runs = report.runs[(report.runs.experiment == e.name) & (report.runs.scale == scale)]
+    reported = runs[~runs.stage.isin(['sweep', 'timing', *TIMED])]
+    final = runs if reported.empty else reported
+    results = [record['result'] for record in final.record]
+    option = lambda name, of=final: {r['options'][name] for r in of.record if r.get('options', {}).get(name) is not None}
+    rates, swept = span(option('lr'), '{:g}'), option('lr', runs[runs.stage == 'sweep'])
     found = {
         'model': named(map(model_of(e, scale), sorted(option('model')))),
         'parameters': span({r['parameters'] for r in results if r.get('parameters')}),
@@ -41,90 +40,82 @@ def setup(report, e, scale):
         'optimiser steps': span({r['steps'] for r in results if r.get('steps')}),
         'T': span(option('seq-len')),
         'window': span(option('window')) + (f', dense until row {span(until)}' if (until := option('dense-until')) else ''),
-        'learning rate': rates,
-        'data': named([e.scales[scale].get('data', 'bundled'), *sorted({r.get('data_hash', '') for r in final})]),
-        'rounds' if all(place[2] in TIMED for place, _ in runs) else 'seeds': span({place[5] for place, _ in reported or runs}),
+        'learning rate': rates + (f', of {span(swept, "{:g}")} in the sweep' if swept and not reported.empty else ''),
+        'data': named([e.scales[scale].get('data', 'bundled'), *sorted({r.get('data_hash', '') for r in final.record})]),
+        'rounds' if runs.stage.isin(TIMED).all() else 'seeds': span(set(final.seed)),
         'machines': named(r.get('machine', '') for r in results),
-        'commits': named(r.get('commit', '') for r in final),
+        'commits': named(r.get('commit', '') for r in final.record),
     }
     return [(what, words) for what, words in found.items() if words]
 
 
 def model_of(e, scale):
-    """What calls the name of a preset by its name, and says what a shape without one has."""
+    """A function from the name of a model to words: presets keep their name, other shapes are described."""
     shapes = {shape_name(of['model']): of['model'] for of in [e.scales[scale], *e.settings.values()] if 'model' in of}
-    def words(name):
-        if name not in shapes: return name
-        return ('{num_hidden_layers} layers of {hidden_size}, {num_attention_heads} heads, {num_key_value_heads} of keys and values'
-                .format(**shapes[name]))
-    return words
+    shape = '{num_hidden_layers} layers of {hidden_size}, {num_attention_heads} heads, {num_key_value_heads} of keys and values'
+    return lambda name: shape.format(**shapes[name]) if name in shapes else name
 
-
-# ------------------------------------------------------------------------------------------------------------ what to mind
 
 def warnings(report, e, scale):
-    """Sentences on what keeps the numbers of a section from saying more."""
+    """Sentences on the limits of the numbers of a section."""
     found = [f'{arm}: the best rate of the sweep is its end point, x {factor:g}; a better one may lie beyond.'
              for arm, factor in report.end_points(e.name, scale)]
     found += [f'Not run: {names} needs {why}.' for names, why in e.left_out(scale)]
-    if other := other_rate(report, e, scale): found.append(other)
+    found += other_rate(report, e, scale)
     tables = report.of(report.tables, e.name, scale)
     alone = {arm.name for t in tables for arm in t.arms.values() if len(arm.records) == 1}
     if alone:
-        who = 'One run of each arm' if alone == {name for t in tables for name in t.arms} else f'One run of each of {len(alone)} arms'
+        all_arms = {name for t in tables for name in t.arms}
+        which = 'One run of each arm' if alone == all_arms else f'One run of each of {len(alone)} arms'
         if any(arm.accuracies for t in tables for arm in t.arms.values()):
-            found.append(f'{who}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or '
+            found.append(f'{which}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or '
                          'has not, and nothing of how far two arms that have learnt it, or have not, are apart.')
-        else: found.append(f'{who}: differences have no interval.')
+        else: found.append(f'{which}: differences have no interval.')
     return found
 
 
 def other_rate(report, e, scale):
-    """That the runs of a section had one rate, where a sweep found others better; '' where they had not."""
+    """A warning if the runs of a section had one rate and the sweep found others better."""
     best = report.best_factors(RATES, scale)
-    if not best or e.sweep or e.name == RATES: return ''
-    used = e.scales[scale]['lr']
-    lr = report.experiments[RATES].scales[scale]['lr']
+    if not best or e.sweep or e.name == RATES: return []
+    used, lr = e.scales[scale]['lr'], report.experiments[RATES].scales[scale]['lr']
     arms = dict.fromkeys(arm for t in report.of(report.tables, e.name, scale) for arm in t.arms if arm in best)
     better = [arm for arm in arms if best[arm] * lr != used]
-    if not better: return ''
-    rates = sorted({best[arm] * lr for arm in better})
+    if not better: return []
+    rates = ' or '.join(f'{rate:g}' for rate in sorted({best[arm] * lr for arm in better}))
     times = ', times what a setting says' if any('lr-times' in of.get('options', {}) for of in e.settings.values()) else ''
-    return (f'These runs had one rate for all arms, {used:g}{times}. {RATES} found {" or ".join(f"{r:g}" for r in rates)} '
-            f'the best for {len(better)} of {len(arms)} arms that it has in common with this section, with its own model and data.')
+    return [f'These runs had one rate for all arms, {used:g}{times}. {RATES} found {rates} the best for {len(better)} of {len(arms)} '
+            'arms that it has in common with this section, with its own model and data.']
 
-
-# ------------------------------------------------------------------------------------------------------ tables and pictures
 
 def tables_of(report, e, scale):
-    """(tables, tables to fold away), each [title, head, rows]."""
+    """(tables, tables to fold away), each (title, DataFrame)."""
     tables, sweeps = report.of(report.tables, e.name, scale), report.sweeps.get((e.name, scale))
-    shown, folded, title = [(t.title, *arm_table(t)) for t in tables], [], f'{e.name}, scale {scale}'
+    shown, folded, title = [(t.title, arm_table(t)) for t in tables], [], f'{e.name}, scale {scale}'
     if asked := asked_of(tables):   # the picture has the same numbers
         folded = shown if any(len(arm.records) > 1 for t in tables for arm in t.arms.values()) else []
-        shown, folded = [], [(f'{title}: accuracy', *recall_table(asked)), *folded]
+        shown, folded = [], [(f'{title}: accuracy', recall_table(asked)), *folded]
     elif len(tables) >= SETTINGS_AS_ONE:
         folded = shown
-        shown = [(f'{title}: validation loss, mean over seeds, and runs that diverged', *setting_table(tables))]
-    for t in tables:
-        head, rows = comparison_table(t)
-        if rows: shown.append((f'{t.title}: other comparisons', head, rows))
+        shown = [(f'{title}: validation loss, mean over seeds, and runs that diverged', setting_table(tables))]
+    shown += [(f'{t.title}: other comparisons', of) for t in tables if not (of := comparison_table(t)).empty]
     if sweeps:
         (folded if tables else shown).append(
             (f'{title}: the sweep; sensitivity is the mean over rates of what they lose against the best (arXiv 2309.14322)',
-             *sweep_table(sweeps, e.scales[scale]['lr'])))
-    shown += [(f'{t.title}: step times by turns', *time_table(t)) for t in report.of(report.timings, e.name, scale)]
-    shown += [(f'{t.title}: writing by turns', *cache_table(t, report.reading_of(t))) for t in report.of(report.writings, e.name, scale)]
+             sweep_table(sweeps, e.scales[scale]['lr'])))
+    shown += [(f'{t.title}: interleaved step times', time_table(t)) for t in report.of(report.timings, e.name, scale)]
+    shown += [(f'{t.title}: interleaved ./generate', cache_table(t, report.reading_of(t)))
+              for t in report.of(report.writings, e.name, scale)]
     return shown, folded
 
 
 def asked_of(tables):
-    """Those whose runs were asked for the items of a task of tasks.py that they were trained on."""
+    """Tables of runs with the items of the task that they were trained on."""
     return [t for t in tables if t.experiment.settings.get(t.setting, {}).get('task') and any(a.accuracies for a in t.arms.values())]
 
 
 def chance_of(tables):
-    """In words: of all tasks, or by setting where they differ."""
+    """Chance in words: of all tasks, or by setting where they differ."""
     chance = {t.label: 1 / len(tasks.make(t.experiment.settings[t.setting]['task'], 'items', 1).symbols) for t in tables}
     if len(set(chance.values())) == 1: return f'{next(iter(chance.values())):.2f}'
     return ', '.join(f'{value:.2f} ({label})' for label, value in chance.items())
@@ -136,64 +127,50 @@ def pictures(report, e, scale):
     if lines := compared(report, e, scale):
         found.append(('Differences by seed with 95% intervals, and the published numbers', figures.forest(lines)))
     if sweeps := report.sweeps.get((e.name, scale)):
-        found.append(('The sweep, on the tuning half of the validation tokens',
-                      figures.rates(e, scale, sweeps)))
+        found.append(('The sweep, on the tuning half of the validation tokens', figures.rates(e, scale, sweeps)))
     if asked := asked_of(tables):
-        found.append((f'Accuracy on the items of every task, the best arms at the top; chance is {chance_of(asked)}; blank: not run. Beside the '
-                      f'name, how many runs have learnt their task ({LEARNT:.0%} or more)',
-                      figures.recall(asked)))
+        found.append((f'Accuracy on the items of every task, the best arms at the top; chance is {chance_of(asked)}; blank: not run. '
+                      f'Beside the name, how many runs have learnt their task ({LEARNT:.0%} or more)', figures.recall(asked)))
     if e.picture == 'pareto' and tables: found.append(('Loss against FLOPs and seconds', figures.pareto(tables, timings)))
     if e.picture == 'density' and tables: found.append(('Loss against density', figures.density(tables)))
-    for writing in report.of(report.writings, e.name, scale):
-        if reading := report.reading_of(writing):
-            found.append((f'{writing.title}: what it costs in loss and accuracy', figures.cache(writing, reading)))
-    if len({t.seq_len for t in timings}) > 1: found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
-    return [(caption, svg) for caption, svg in found + over_steps(tables) if svg]
+    found += [(f'{writing.title}: what it costs in loss and accuracy', figures.cache(writing, reading))
+              for writing in report.of(report.writings, e.name, scale) if (reading := report.reading_of(writing))]
+    if len({t.seq_len for t in timings}) > 1:
+        found.append(('Time of a step and peak memory against the length of a row', figures.times(timings)))
+    found.append((f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on', figures.curves(tables)))
+    found += [(f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds', figures.series(tables, key, label, x))
+              for key, label, x in SERIES]
+    return [(caption, svg) for caption, svg in found if svg]
 
 
 def compared(report, e, scale):
-    """[(name, comparison, published number or None)]: claims in nats, and what the experiment itself compares."""
-    named = lambda t, arm, against: f'{arm} - {against}' + (f', {t.label}' if t.label else '')
+    """[(name, comparison, published number or None)] of claims in nats and of the experiment's own comparisons."""
     found, claims = [], {(s.claim['arm'], s.claim['against'], s.setting): s.claim for s in report.verdicts
                          if s.claim['experiment'] == e.name and s.scale == scale and s.claim['unit'] == NATS}
     for t in report.of(report.tables, e.name, scale):
         for (arm, against), comparison in t.comparisons.items():
-            claim = claims.get((arm, against, t.setting))
+            claim, name = claims.get((arm, against, t.setting)), f'{arm} - {against}' + (f', {t.label}' if t.label else '')
             if not comparison.pairs or not (claim or (arm, against) in e.compare): continue
-            name = named(t, arm, against)
             found.append((f'{claim["document"]}: {name}', comparison, claim['number']) if claim else (name, comparison, None))
     return found
 
 
-def over_steps(tables):
-    """The same of what runs and readings keep as curves."""
-    found = [(f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on', figures.curves(tables))]
-    for key, label, x in (('entropy', 'entropy of attention, nats', 'optimiser steps'), ('gate', 'mean gate', 'optimiser steps'),
-                          ('mass_95', 'share of keys with 95% of the mass', 'optimiser steps'),
-                          ('mass_99', 'share of keys with 99% of the mass', 'optimiser steps'),
-                          ('by_position', 'loss, nats', 'position')):
-        found.append((f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds', figures.series(tables, key, label, x)))
-    return found
-
-
 def lines(report, name, scale):
-    """What is said of each claim; with the first line, what the number was read from."""
+    """The sentence of each finding; the first one of a claim adds the words of its source."""
     found, before = [], None
-    for said in report.verdicts:
-        if said.claim['experiment'] != name or said.scale != scale: continue
-        found.append(said.line + ('' if said.claim is before else f' As read: {said.claim["read"]}.'))
-        before = said.claim
+    for one in report.verdicts:
+        if one.claim['experiment'] != name or one.scale != scale: continue
+        found.append(one.line + ('' if one.claim is before else f' As read: {one.claim["read"]}.'))
+        before = one.claim
     return found
 
 
 def sections(report):
-    """What the page has about each experiment and scale."""
-    for name, e in report.experiments.items():
-        for scale in SCALES:
-            if not any(place[0] == name and place[1] == scale for place, _ in report.runs): continue
-            shown, folded = tables_of(report, e, scale)
-            yield {'name': name, 'scale': scale, 'title': e.title, 'question': e.question, 'left_open': e.left_open,
-                   'setup': setup(report, e, scale), 'labels': [(arm, of['label']) for arm, of in e.arms.items() if 'label' in of],
-                   'lines': lines(report, name, scale),
-                   'warnings': warnings(report, e, scale), 'tables': shown, 'folded': folded,
-                   'pictures': pictures(report, e, scale), 'pilot_sd': report.pilot_sd(name, scale)}
+    """The content of each experiment and scale."""
+    there = set(zip(report.runs.experiment, report.runs.scale))
+    for name, scale in [(name, scale) for name in report.experiments for scale in SCALES if (name, scale) in there]:
+        e, (shown, folded) = report.experiments[name], tables_of(report, report.experiments[name], scale)
+        yield {'name': name, 'scale': scale, 'title': e.title, 'question': e.question, 'left_open': e.left_open,
+               'setup': setup(report, e, scale), 'labels': [(arm, of['label']) for arm, of in e.arms.items() if 'label' in of],
+               'lines': lines(report, name, scale), 'warnings': warnings(report, e, scale), 'tables': shown, 'folded': folded,
+               'pictures': pictures(report, e, scale), 'pilot_sd': report.pilot_sd(name, scale)}

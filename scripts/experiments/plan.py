@@ -1,13 +1,13 @@
-"""From an experiment's TOML file to runs: arms x settings x seeds at one scale, in stages that build on each other.
+"""Plans: from an experiment's TOML file to runs, arms x settings x seeds at one scale, in stages.
 
     sweep     every arm at every rate, tuned on the first half of the validation tokens
     seeds     every arm at its best rate and every seed, reported on the second half
-    timing    for settings with equal = "seconds": step times of every arm by turns with the baseline, alone on the machine
-    seconds   these settings: as many steps as take the baseline's time
-    phase2    settings that come after one of `seeds`: runs that start from its weights, training on or only reading a text
+    timing    for settings with equal = "seconds": step times of every arm, interleaved with the baseline's, alone on the machine
+    seconds   these settings, with as many steps as take the baseline's time
+    phase2    settings that come after one of `seeds`: runs that start from its weights and train on, or only read a text
     phase3    settings that come after one of phase2; and so on
     turns     settings with turns = N: step times as in `timing`, in N rounds
-    writes    settings with `writes`: times of ./generate by turns, with the weights of an earlier setting, and bytes of its cache
+    writes    settings with `writes`: interleaved times of ./generate with the weights of an earlier setting, and bytes of its cache
 
 Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for, "layers" as many layers. README.md describes the keys.
 """
@@ -18,13 +18,12 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from packages import Refused
+from packages import HERE, Refused
 
-HERE = Path(__file__).resolve().parent
 SCALES = ('smoke', 'reduced', 'medium', 'paper')
 EQUAL = ('tokens', 'flops', 'seconds', 'layers')
 TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
-TURN_STEPS = 9            # of a program when it is its turn, three of them to warm up
+TURN_STEPS = 9            # of a program in its turn, three of them to warm up
 TIMING_ROUNDS = 3         # 1 at scale smoke
 KEYS = {
     'experiment': {'title', 'question', 'picture', 'baseline', 'options', 'relative_seconds', 'arms', 'settings', 'sweep', 'scales',
@@ -36,17 +35,18 @@ KEYS = {
     'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'needs', 'arms', 'rates',
               'arm_options', 'relative_seconds', 'mixed', 'released'},
 }
+REQUIRED = {'experiment': ('title', 'baseline', 'arms', 'scales'), 'scale': ('lr', 'seeds', 'seconds_per_step', 'estimate'),
+            'writes': ('prompt', 'rounds', 'tokens')}
 
-# What changes nothing where a text is only read.
+# Options without effect on reading a text, and those that ./generate takes: the variant's settings are in the checkpoint.
 OF_TRAINING = ('steps', 'lr', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2', 'val-every', 'checkpoint-every',
                'keep-checkpoints', 'sample-every', 'monitor-every', 'plot', 'total-batch-tokens', 'shuffle', 'eval-every')
-# What ./generate has of them; the variant's settings are in the checkpoint.
 OF_WRITING = ('seed', 'device', 'weights', 'attention', 'psa-eps', 'psa-block', 'psa-bound', 'adaspa-sparsity', 'adaspa-block')
 
 
 @dataclass
 class Run:
-    """One call of a program. `options` decide the result; where this machine has what they mean, others say."""
+    """One call of a program. `options` decide the result; session.py adds those that depend on the machine."""
     experiment: str
     scale: str
     stage: str
@@ -56,22 +56,22 @@ class Run:
     variant: str
     factor: float                 # of the scale's learning rate
     options: dict
-    data: str                     # what prepare.py makes shards of
+    data: str                     # name of a text, or bundled, task, labelled
     half: str                     # of the validation tokens: tune or report
     task: dict = field(default_factory=dict)
     shape: dict = field(default_factory=dict)    # of a model without a preset: keys of config.json
     mixed: dict = field(default_factory=dict)    # a task whose rows stand among those of the text
-    released: str = ''            # a published model, whose folder in that of --data has its weights and a text in its tokens
+    released: str = ''            # a published model; its folder in that of --data has its weights and a text in its tokens
     key: str = ''
     seconds: float = 0.0          # expected
     measured: bool = False        # expected from runs in the ledger
-    kind: str = 'train'           # or evaluate: reads the validation tokens and trains nothing; turns, writes: times by turns
-    origin: 'Run | None' = None   # whose weights it starts from
-    against: 'Run | None' = None  # the baseline's, with which it takes turns
+    kind: str = 'train'           # or evaluate, which only reads the validation tokens; turns, writes: interleaved times
+    origin: 'Run | None' = None   # the run whose weights it starts from
+    against: 'Run | None' = None  # the baseline's, which it is interleaved with
 
     @property
     def labels(self):
-        """What the ledger calls it."""
+        """Its place in the ledger."""
         return {name: getattr(self, name) for name in ('experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'factor')}
 
     @property
@@ -91,18 +91,12 @@ class Run:
 
 
 def known_experiments(folder=HERE):
-    """Names of the TOML files e1_... to e13_..., in the order of their numbers."""
+    """Names of the TOML files e1_... to e13_..., by number."""
     return sorted((path.stem for path in Path(folder).glob('e*_*.toml')), key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
 
 
-def features(folder=HERE):
-    """What experiments may need of the engine: name -> {there, what}."""
-    path = Path(folder) / 'features.toml'
-    return tomllib.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
-
-
 def choose(kind, name, known):
-    """Refuses a name that is not among the known ones."""
+    """Refuse a name that is not among the known ones."""
     if name not in known: raise Refused(f'unknown {kind} {name}; there are: {", ".join(map(str, known))}')
     return name
 
@@ -112,6 +106,8 @@ class Experiment:
 
     def __init__(self, name, folder=HERE, table=None):
         self.name, self.path = name, Path(folder) / f'{name}.toml'
+        features = Path(folder) / 'features.toml'
+        self._features = tomllib.loads(features.read_text(encoding='utf-8')) if features.exists() else {}   # name -> {there, what}
         if table is None:
             choose('experiment', name, known_experiments(folder))
             try:
@@ -120,72 +116,63 @@ class Experiment:
                 raise Refused(f'{self.path}: cannot be read: {error}') from error
         self._check(table, 'experiment', '')
         self.title, self.question, self.picture = table['title'], table.get('question', ''), table.get('picture', 'forest')
-        self.baseline, self.options = table['baseline'], table.get('options', {})
-        self.arms = {arm: self._checked(t, 'arm', f'arms.{arm}') for arm, t in table['arms'].items()}
-        self.settings = {s: self._checked(t, 'setting', f'settings.{s}') for s, t in table.get('settings', {'': {}}).items()}
-        self.sweep = self._checked(table.get('sweep', {}), 'sweep', 'sweep')
-        self.scales = {s: self._checked(t, 'scale', f'scales.{s}') for s, t in table['scales'].items()}
-        self.relative_seconds = table.get('relative_seconds', {})
-        self.needs, self.left_open = table.get('needs', []), table.get('left_open', [])
+        self.baseline, self.options, self.arms = table['baseline'], table.get('options', {}), table['arms']
+        self.settings, self.sweep, self.scales = table.get('settings', {'': {}}), table.get('sweep', {}), table['scales']
+        self.relative_seconds, self.needs = table.get('relative_seconds', {}), table.get('needs', [])
+        self.left_open = table.get('left_open', [])
         self.compare = [tuple(pair) for pair in table.get('compare', [])]   # (arm, against), beside each arm against the baseline
-        self._features = features(folder)
+        for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
+            for of, inner in tables.items(): self._check(inner, kind, f'{kind}s.{of}')
+        self._check(self.sweep, 'sweep', 'sweep')
         self._check_names()
-
-    def _checked(self, table, kind, where):
-        if not isinstance(table, dict): raise Refused(f'{self.path}: {where} is no table')
-        self._check(table, kind, where)
-        return table
+        for setting in self.settings: self._check_order(setting)
 
     def _check(self, table, kind, where):
+        """Refuse unknown and missing keys."""
+        place = f' in [{where}]' if where else ''
+        if not isinstance(table, dict): raise Refused(f'{self.path}: {where} is no table')
         for key in table:
             if key not in KEYS[kind]:
-                place = f' in [{where}]' if where else ''
                 raise Refused(f'{self.path}: unknown key {key}{place}; there are: {", ".join(sorted(KEYS[kind]))}')
-        required = {'experiment': ('title', 'baseline', 'arms', 'scales'), 'scale': ('lr', 'seeds', 'seconds_per_step', 'estimate')}
-        for key in required.get(kind, ()):
-            if key not in table:
-                raise Refused(f'{self.path}: lacks the key {key}' + (f' in [{where}]' if where else ''))
+        for key in REQUIRED.get(kind, ()):
+            if key not in table: raise Refused(f'{self.path}: lacks the key {key}{place}')
 
     def _check_names(self):
-        choose('baseline', self.baseline, self.arms)
+        """Refuse names of arms, scales, settings and features that do not exist."""
         for pair in self.compare:
             if len(pair) != 2: raise Refused(f'{self.path}: compare is a list of [arm, against]; there is {list(pair)}')
-            for arm in pair: choose('arm', arm, self.arms)
-        for scale, table in self.scales.items():
+        tables = [*self.arms.values(), *self.settings.values(), *self.scales.values()]
+        arms = [self.baseline, *(arm for pair in self.compare for arm in pair), *self.relative_seconds]
+        arms += [arm for table in tables for key in ('arms', 'arm_options', 'relative_seconds') for arm in table.get(key, [])]
+        arms += [table['from'] for table in tables if 'from' in table]
+        for arm in arms: choose('arm', arm, self.arms)
+        for scale in [*self.scales, *(scale for table in self.settings.values() for scale in table.get('scales', []))]:
             choose('scale', scale, SCALES)
-            for arm in [*table.get('arms', []), *table.get('arm_options', {}), *table.get('relative_seconds', {})]: choose('arm', arm, self.arms)
-        for arm, table in self.arms.items():
-            if 'from' in table: choose('arm', table['from'], self.arms)
-        for name, table in self.settings.items():
+        for feature in [*self.needs, *(feature for table in tables for feature in table.get('needs', []))]:
+            choose('feature', feature, self._features)
+        for table in self.settings.values():
             choose('equal', table.get('equal', 'tokens'), EQUAL)
-            for arm in [*table.get('arms', []), *table.get('relative_seconds', {})]: choose('arm', arm, self.arms)
-            for scale in table.get('scales', []): choose('scale', scale, SCALES)
             if 'after' in table: choose('setting', table['after'], self.settings)
-            if 'writes' in table: self._check_writes(name, table)
-            self.depth(name)
-        for arm in self.relative_seconds: choose('arm', arm, self.arms)
-        everything = [('', {'needs': self.needs}), *self.arms.items(), *self.settings.items(), *self.scales.items()]
-        for _, table in everything:
-            for feature in table.get('needs', []): choose('feature', feature, self._features)
 
-    def _check_writes(self, name, table):
-        self._check(table['writes'], 'writes', f'settings.{name}.writes')
-        if lacks := [key for key in sorted(KEYS['writes']) if key not in table['writes']]:
-            raise Refused(f'{self.path}: lacks the key {lacks[0]} in [settings.{name}.writes]')
-        if 'after' not in table:
-            raise Refused(f'{self.path}: [settings.{name}] writes with the weights of no setting; give it an `after`')
-
-    # ---- what comes after what
-
-    def depth(self, setting):
-        """How many settings come before it, one after the other."""
+    def _check_order(self, setting):
+        """Refuse settings that come after each other in a circle, and writing without weights."""
         passed, table = [setting], self.settings[setting]
+        if 'writes' in table:
+            self._check(table['writes'], 'writes', f'settings.{setting}.writes')
+            if 'after' not in table:
+                raise Refused(f'{self.path}: [settings.{setting}] writes with the weights of no setting; give it an `after`')
         while 'after' in table:
             if table['after'] in passed:
                 raise Refused(f'{self.path}: settings come after each other in a circle: {" after ".join(passed)}')
             passed.append(table['after'])
             table = self.settings[table['after']]
-        return len(passed) - 1
+
+    # ---- order of settings
+
+    def depth(self, setting):
+        """The number of settings that come before it."""
+        after = self.settings[setting].get('after')
+        return 0 if after is None else 1 + self.depth(after)
 
     def arms_of(self, setting):
         """Names of the arms of a setting: those that it names, or all. Arms that start `from` another have no first phase."""
@@ -193,8 +180,8 @@ class Experiment:
         return table.get('arms') or [arm for arm, of in self.arms.items() if 'after' in table or 'from' not in of]
 
     def origin(self, setting, arm):
-        """(setting, arm) whose weights an arm has in a setting that comes after another: its own there, or those of the arm that it
-        is `from`, or, where neither is in that setting, in the one before."""
+        """(setting, arm) of the weights that an arm starts from in a setting that comes after another: its own there, or those of the
+        arm that it is `from`, or, where neither is in that setting, of the one before."""
         first = setting
         while 'after' in self.settings[setting]:
             setting = self.settings[setting]['after']
@@ -202,95 +189,79 @@ class Experiment:
                 if name in self.arms_of(setting): return setting, name
         raise Refused(f'{self.path}: the arm {arm} has no weights to start from in the setting {first}; give it a `from`')
 
-    @property
-    def keeps_weights(self):
-        """Whether later phases start from them."""
-        return any('after' in table for table in self.settings.values())
-
     # ---- what the engine can do
 
     def missing(self, *tables):
-        """Features that these tables need and the engine has not."""
+        """Features that these tables need and the engine lacks, in words; '' without any."""
         wanted = dict.fromkeys(feature for table in tables for feature in table.get('needs', []))
-        return [feature for feature in wanted if not self._features[feature]['there']]
-
-    def describe(self, wanted):
-        """What these features are, in words."""
-        return '; '.join(f'{feature} ({self._features[feature]["what"]})' for feature in wanted)
+        return '; '.join(f'{one} ({self._features[one]["what"]})' for one in wanted if not self._features[one]['there'])
 
     def scale(self, name):
-        """The scale's table; refuses one that is not there or that needs what the engine has not."""
-        choose('scale', name, SCALES)
-        if name not in self.scales: raise Refused(f'{self.name} has no scale {name}; it has: {", ".join(self.scales)}')
-        table = self.scales[name]
-        if wanted := self.missing({'needs': self.needs}, table):
-            raise Refused(f'{self.name} at scale {name} needs what the engine does not have yet: {self.describe(wanted)}')
-        return table
+        """The scale's table; refuses one that does not exist or needs a missing feature."""
+        if name not in self.scales:
+            raise Refused(f'{self.name} has no scale {choose("scale", name, SCALES)}; it has: {", ".join(self.scales)}')
+        if lacking := self.missing({'needs': self.needs}, self.scales[name]):
+            raise Refused(f'{self.name} at scale {name} needs what the engine does not have yet: {lacking}')
+        return self.scales[name]
 
     def chosen_arms(self, scale, asked=None):
-        """Arms of a scale, or those asked for and the baseline. Arms that need what is not there: refused by name, else left
+        """The arms of a scale, or those asked for and the baseline. Arms that need a missing feature are refused by name, else left
         out."""
-        for arm in asked or []: choose('arm', arm, self.arms)
         there = self.scales[scale].get('arms') or list(self.arms)
+        for arm in asked or []:
+            choose('arm', arm, self.arms)
+            if lacking := self.missing(self.arms[arm]):
+                raise Refused(f'{self.name}: the arm {arm} needs what the engine does not have yet: {lacking}')
+            if arm not in there: raise Refused(f'{self.name} at scale {scale} has no arm {arm}; it has: {", ".join(there)}')
         begins = [self.arms[arm].get('from') for arm in asked or []]
         arms = [arm for arm in there if not asked or arm in [*asked, *begins, self.baseline]]
-        tables = {arm: (self.arms[arm], self.arms[self.arms[arm].get('from', arm)]) for arm in arms}
-        for arm in asked or []:
-            if wanted := self.missing(self.arms[arm]):
-                raise Refused(f'{self.name}: the arm {arm} needs what the engine does not have yet: {self.describe(wanted)}')
-            if arm not in there: raise Refused(f'{self.name} at scale {scale} has no arm {arm}; it has: {", ".join(there)}')
-        return [arm for arm in arms if not self.missing(*tables[arm])]
+        return [arm for arm in arms if not self.missing(self.arms[arm], self.arms[self.arms[arm].get('from', arm)])]
 
     def left_out(self, scale):
-        """Arms and settings that are not run at a scale, with what they need."""
+        """[(arms and settings that a scale leaves out, the features they need)]."""
         there = {arm: self.arms[arm] for arm in self.scales[scale].get('arms') or self.arms}
-        here = {name: table for name, table in self.settings.items() if scale in table.get('scales', SCALES)}
+        there |= {name: table for name, table in self.settings.items() if scale in table.get('scales', SCALES)}
         by_need = {}
-        for name, table in [*there.items(), *here.items()]:
-            if wanted := self.missing(table): by_need.setdefault(self.describe(wanted), []).append(name)
+        for name, table in there.items():
+            if lacking := self.missing(table): by_need.setdefault(lacking, []).append(name)
         return [(', '.join(names), why) for why, names in by_need.items()]
 
 
-# ------------------------------------------------------------------------------------------------------------------- runs
-
 class Planner:
-    """Makes the runs of one experiment at one scale. `identify(run)` sets a run's key, `flops(run)` says the FLOPs of a token."""
+    """The runs of one experiment at one scale. Optional functions give what only a session knows: `rate_of(arm)` the best factor of the
+    scale's rate, `steps_of(run)` its steps for equal seconds, `flops(run)` the FLOPs of a token, None where the trainer is not built."""
 
     def __init__(self, experiment, scale, arms=None, seeds=None, rate_of=None, steps_of=None, flops=None):
         self.experiment, self.scale, self.table = experiment, scale, experiment.scale(scale)
         self.arms = experiment.chosen_arms(scale, arms)
         self.seeds = self.table['seeds'] if seeds is None else seeds
         self.rates = self.table.get('rates') or experiment.sweep.get('rates', [])
-        self.rate_of = rate_of or (lambda arm: 1.0)         # best factor of the scale's rate
-        self.steps_of = steps_of or (lambda run: run.steps)   # for equal seconds
-        self.flops = flops or (lambda run: None)       # of a token; None: not known, and as many steps as the baseline
+        self.rate_of = rate_of or (lambda arm: 1.0)
+        self.steps_of = steps_of or (lambda run: run.steps)
+        self.flops = flops or (lambda run: None)
 
     def relative_seconds(self, arm, setting=None):
-        """Expected time of a step against the baseline's; of a setting where it has its own."""
+        """Expected time of a step against the baseline's."""
         of_setting = self.experiment.settings.get(setting, {}).get('relative_seconds')
         return (of_setting or self.table.get('relative_seconds', self.experiment.relative_seconds)).get(arm, 1.0)
 
     def stage_of(self, setting):
-        """The stage that does a setting."""
         table, depth = self.experiment.settings[setting], self.experiment.depth(setting)
         if kind := next((kind for kind in TIMED if kind in table), None): return kind
         if depth: return f'phase{depth + 1}'
         return 'seconds' if table.get('equal') == 'seconds' else 'seeds'
 
     def settings(self, stage):
-        """Those of a stage, at this scale, that the engine can do."""
+        """The settings of a stage at this scale for which the engine lacks nothing."""
         return {name: table for name, table in self.experiment.settings.items()
                 if self.stage_of(name) == ('seconds' if stage == 'timing' else stage) and self.scale in table.get('scales', SCALES)
                 and not self.experiment.missing(table)}
 
     def stages(self):
-        """Those that this experiment has, in their order."""
-        names = ['sweep'] if self.rates else []
-        if self.seeds:
-            deepest = max(map(self.experiment.depth, self.experiment.settings))
-            phases = [f'phase{depth + 1}' for depth in range(1, deepest + 1)]
-            names += [stage for stage in ('seeds', 'timing', 'seconds', *phases, *TIMED) if self.settings(stage)]
-        return names
+        """The stages of this plan, in order."""
+        deepest = max(map(self.experiment.depth, self.experiment.settings))
+        names = ['seeds', 'timing', 'seconds', *(f'phase{depth + 1}' for depth in range(1, deepest + 1)), *TIMED]
+        return (['sweep'] if self.rates else []) + [stage for stage in names if self.seeds and self.settings(stage)]
 
     def runs(self, stage):
         """The runs of a stage, seed by seed, so that pairs are complete early."""
@@ -299,26 +270,21 @@ class Planner:
             seeds = range(1, self.experiment.sweep.get('seeds', 1) + 1)
             arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm]]
             return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in arms]
-        settings = self.settings(stage)
-        rounds = self.seeds
+        settings, rounds = self.settings(stage), self.seeds
         if stage in TIMED: rounds = max(map(rounds_of, settings.values()), default=0)
         if stage == 'timing': rounds = 1 if self.scale == 'smoke' else TIMING_ROUNDS
-        return [
-            self._run(stage, arm, setting, seed, self.rate_of(arm))
-            for seed in range(1, rounds + 1)
-            for setting, table in settings.items()
-            for arm in self.arms
-            if seed <= (rounds_of(table) or table.get('seeds', seed))
-            and arm in self.experiment.arms_of(setting) and self._can_start(setting, arm)
-        ]
+        return [self._run(stage, arm, setting, seed, self.rate_of(arm))
+                for seed in range(1, rounds + 1) for setting, table in settings.items() for arm in self.arms
+                if seed <= (rounds_of(table) or table.get('seeds', seed))
+                and arm in self.experiment.arms_of(setting) and self._can_start(setting, arm)]
 
     def _can_start(self, setting, arm):
-        """False where all rates of the sweep diverged, of this arm or of those that it starts from."""
+        """False where all rates of the sweep diverged, of this arm or of one that it starts from."""
         if self.rate_of(arm) is None: return False
         return not self.experiment.depth(setting) or self._can_start(*self.experiment.origin(setting, arm))
 
     def _run(self, stage, arm, setting, seed, factor):
-        """A run with what its stage and setting make of it."""
+        """A run with the changes of its stage and setting."""
         e, table = self.experiment, self.experiment.settings[setting]
         run = self._plain(stage, arm, setting, seed, factor)
         if stage == 'writes': return self._writing(run, table['writes'])
@@ -351,8 +317,8 @@ class Planner:
         return with_layers(run, max(1, layers + round((budget - own) / (more - own)))) if budget and own and more else run
 
     def _writing(self, run, how):
-        """A round of ./generate with an arm's weights, by turns with the baseline's on the same device. Whatever the round, they are
-        those of the first seed."""
+        """A round of ./generate with an arm's weights, interleaved with the baseline's on the same device. All rounds take the weights
+        of the first seed."""
         run.against = self._plain(run.stage, self.experiment.baseline, run.setting, run.seed, run.factor)
         for one in (run, run.against):
             of, name = self.experiment.origin(one.setting, one.arm)
@@ -364,7 +330,7 @@ class Planner:
         return run
 
     def _plain(self, stage, arm, setting, seed, factor):
-        """The same from the tables alone. Its `seconds` are those of a step, or of a whole reading of the text."""
+        """A run from the tables alone. Its `seconds` are those of a step, or of reading the whole text."""
         e, scale = self.experiment, self.table
         of_setting, of_arm = e.settings[setting], e.arms[arm]
         options = {'sample-every': 0, 'plot': 0, 'keep-checkpoints': 1, 'model': 'qwen-2m'} | e.options | scale.get('options', {})
@@ -384,17 +350,17 @@ class Planner:
 
 
 def rounds_of(setting):
-    """Of a setting whose runs take turns; None for others."""
+    """The rounds of a setting with interleaved runs; None for others."""
     return setting.get('turns') or setting.get('writes', {}).get('rounds')
 
 
 def with_layers(run, layers):
-    """The same run of a model with another number of layers."""
+    """The run with another number of layers."""
     shape = run.shape | {'num_hidden_layers': layers}
     return replace(run, shape=shape, options=run.options | {'model': shape_name(shape)},
                    seconds=run.seconds * layers / run.shape['num_hidden_layers'])
 
 
 def shape_name(shape):
-    """The name of a model that is described by keys of config.json."""
+    """The name of a model of these keys of config.json."""
     return 'shape-' + hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A report of what ledgers hold: one self-contained HTML file, and its tables as Markdown, CSV and LaTeX.
+"""A report of ledgers: one self-contained HTML file, and its tables as Markdown, CSV and LaTeX.
 
     report.py                                               # every ledger of results/
     report.py --ledger out/experiments/ledger.jsonl e2_dsa
@@ -10,29 +10,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from packages import EXIT_DATA, Refused, guarded, require
+from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, require
 
-require('jinja2', 'scipy', 'matplotlib')
+require('jinja2', 'scipy', 'statsmodels', 'pandas', 'matplotlib')
 import jinja2                                                       # noqa: E402
 
 from analysis import Report                                         # noqa: E402
 from page import sections                                           # noqa: E402
-from plan import HERE, SCALES, choose, known_experiments            # noqa: E402
-from prepare import ROOT, write_whole                               # noqa: E402
-from tables import as_csv, as_latex, as_markdown, run_table, verdict_table   # noqa: E402
-
-
-def as_page(report, parts, verdicts, runs):
-    """The HTML."""
-    page = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-                              undefined=jinja2.StrictUndefined).get_template('report.html.j2')
-    return page.render(sections=parts, verdicts=verdicts, runs=runs, analysis=report.analysis,
-                       diverged=sum(r['event'] == 'diverged' for _, r in report.runs), count=len(report.runs))
+from plan import SCALES, choose, known_experiments                  # noqa: E402
+from shards import write_whole                                      # noqa: E402
+from tables import as_latex, as_markdown, run_table, verdict_table  # noqa: E402
 
 
 def as_text(report, parts, verdicts, runs):
-    """The same without pictures, in Markdown."""
-    lines = ['# Verdicts\n', as_markdown(*verdicts), '\nHow they are read, written down before the runs:\n',
+    """The report without pictures, in Markdown."""
+    lines = ['# Verdicts\n', as_markdown(verdicts), '\nHow they are read, written down before the runs:\n',
              *[f'- {key.replace("_", " ")}: {value}' for key, value in report.analysis.items()]]
     for part in parts:
         lines += [f'\n# {part["name"]}, scale {part["scale"]}: {part["title"]}\n', part['question'], '',
@@ -41,27 +33,25 @@ def as_text(report, parts, verdicts, runs):
         if part['pilot_sd']:
             lines.append(f'Paired differences have a pooled standard deviation of {part["pilot_sd"]:.4f} nats; planned with '
                          f'{report.analysis["pilot_sd"]}.\n')
-        for title, head, rows in part['tables'] + part['folded']: lines += [f'\n{title}\n', as_markdown(head, rows)]
+        for title, table in part['tables'] + part['folded']: lines += [f'\n{title}\n', as_markdown(table)]
         if part['left_open']: lines += ['What the paper left open:\n', *[f'- {line}' for line in part['left_open']]]
-    return '\n'.join([*lines, '\n# Runs\n', as_markdown(*runs)])
+    return '\n'.join([*lines, '\n# Runs\n', as_markdown(runs)])
 
 
 def write(report, folder):
-    """All files; returns the size of the HTML."""
+    """Write all files; return the size of the HTML."""
     parts, verdicts, runs = list(sections(report)), verdict_table(report), run_table(report)
-    html = as_page(report, parts, verdicts, runs)
-    latex = [as_latex(*verdicts, 'Verdicts')]
-    latex += [as_latex(head, rows, title) for part in parts for title, head, rows in part['tables'] + part['folded']]
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                                     undefined=jinja2.StrictUndefined)
+    html = environment.get_template('report.html.j2').render(
+        sections=parts, verdicts=verdicts, runs=runs, analysis=report.analysis, count=len(runs), diverged=sum(runs.event == 'diverged'))
+    tables = [('Verdicts', verdicts), *(titled for part in parts for titled in part['tables'] + part['folded'])]
+    files = {'report.html': html, 'report.md': as_text(report, parts, verdicts, runs),
+             'verdicts.csv': verdicts.to_csv(index=False), 'results.csv': runs.to_csv(index=False),
+             'tables.tex': '\n'.join(as_latex(table, title) for title, table in tables)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (
-            ('report.html', html),
-            ('report.md', as_text(report, parts, verdicts, runs)),
-            ('verdicts.csv', as_csv(*verdicts)),
-            ('results.csv', as_csv(*runs)),
-            ('tables.tex', '\n'.join(latex)),
-        ):
-            write_whole(folder / name, text.encode())
+        for name, text in files.items(): write_whole(folder / name, text.encode())
     except OSError as error:
         raise Refused(f'{folder}: cannot be written ({error.strerror}); give another --out', EXIT_DATA) from error
     return len(html)
@@ -69,12 +59,11 @@ def write(report, folder):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('experiments', nargs='*', help='these alone')
-    parser.add_argument(
-        '--ledger', nargs='+', help='default: all of scripts/experiments/results; at --scale smoke that of out/experiments'
-    )
-    parser.add_argument('--scale', help='this scale alone')
-    parser.add_argument('--out', default='out/experiments', help='folder (default out/experiments)')
+    add = parser.add_argument
+    add('experiments', nargs='*', help='experiments to report (default: all)')
+    add('--ledger', nargs='+', help='ledgers (default: all of scripts/experiments/results; at --scale smoke that of out/experiments)')
+    add('--scale', help='a single scale')
+    add('--out', default='out/experiments', help='folder (default out/experiments)')
     options = parser.parse_args(arguments)
     for name in options.experiments: choose('experiment', name, known_experiments())
     if options.scale: choose('scale', options.scale, SCALES)
@@ -82,9 +71,9 @@ def main(arguments=None):
     ledgers = options.ledger or smoke or sorted(map(str, (HERE / 'results').glob('*.jsonl')))
     if not ledgers: raise Refused(f'{HERE / "results"}: has no ledger; run.py makes one, and --ledger names another', EXIT_DATA)
     report = Report(ledgers, options.experiments, options.scale)
-    if not report.runs: raise Refused(f'{", ".join(ledgers)}: no run is finished', EXIT_DATA)
+    if report.runs.empty: raise Refused(f'{", ".join(ledgers)}: no run is finished', EXIT_DATA)
     size = write(report, Path(options.out))
-    for said in report.verdicts: print(said.line)
+    for finding in report.verdicts: print(finding.line)
     print(f'{options.out}/report.html: {len(report.runs)} runs, {size / 1e3:.0f} kB', file=sys.stderr)
     return 0
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plans and runs experiments, and goes on where an earlier call was stopped.
+"""Plans and performs experiments, and resumes an earlier call.
 
     run.py e2_dsa --scale reduced --seeds 5 --jobs 2      # plan, hours, runs; results go into a ledger
     run.py e1_asga e2_dsa --scale smoke                   # several, one after the other
@@ -16,11 +16,9 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
-from packages import EXIT_FAILED, EXIT_SIGNAL, Refused, guarded
+from packages import EXIT_FAILED, EXIT_SIGNAL, ROOT, Refused, guarded
 from plan import SCALES, Experiment, choose, known_experiments
-from prepare import ROOT
 from session import Session
 from slurm import write_slurm
 from work import Work
@@ -31,7 +29,7 @@ def say(words):
 
 
 def build(programs):
-    """The trainers that plans need."""
+    """Build the trainers of plans."""
     command = ['make', '--no-print-directory', f'-j{len(os.sched_getaffinity(0))}', *programs]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise Refused(f'{shlex.join(command)} failed; --no-build takes the programs that are there', EXIT_FAILED)
@@ -39,30 +37,28 @@ def build(programs):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('experiments', nargs='+', metavar='EXPERIMENT', help=f'all, or: {", ".join(known_experiments())}')
-    parser.add_argument('--scale', default='reduced', help=f'{", ".join(SCALES)} (default reduced)')
-    parser.add_argument('--seeds', type=int, help='instead of those of the plan; 0: the sweep alone')
-    parser.add_argument('--arms', nargs='+', help='these and the baseline')
-    parser.add_argument('--jobs', type=int, default=0, help='runs at once (default: one per GPU; on a CPU one, at scale smoke one per processor)')
-    parser.add_argument('--ranks', type=int, default=1, help='ranks of a run, a GPU each')
-    parser.add_argument('--cpu', action='store_true', help='leave GPUs alone: --device cpu for every program')
-    parser.add_argument(
-        '--data', help='folder with NAME_train_*.bin and NAME_val_*.bin, for plans that do not read the bundled text'
-    )
-    parser.add_argument('--out', default=str(ROOT / 'out/experiments'), help='runs, locks, prepared data, the ledger')
-    parser.add_argument('--ledger', help='file of all runs (default OUT/ledger.jsonl)')
-    parser.add_argument('--machine', default=re.sub(r'[^\w.-]', '_', platform.node()) or 'machine', help='its name in the ledger')
-    parser.add_argument('--programs', help='folder of the trainers (default: the tree\'s root)')
-    parser.add_argument('--no-build', action='store_true', help='take the trainers as they are')
-    parser.add_argument('--dry-run', action='store_true', help='the plan and its hours; run nothing')
-    parser.add_argument('--slurm', action='store_true', help='write sbatch scripts of the plan into OUT/slurm; run nothing')
-    parser.add_argument('--stage', help='this stage alone: sweep, seeds, seconds, phase2, turns, writes, ...')
-    parser.add_argument('--run', type=int, help='the N-th run of --stage alone (for arrays of Slurm)')
+    add = parser.add_argument
+    add('experiments', nargs='+', metavar='EXPERIMENT', help=f'all, or: {", ".join(known_experiments())}')
+    add('--scale', default='reduced', help=f'{", ".join(SCALES)} (default reduced)')
+    add('--seeds', type=int, help='number of seeds (default: the plan\'s); 0: the sweep alone')
+    add('--arms', nargs='+', help='arms to run beside the baseline (default: all)')
+    add('--jobs', type=int, default=0, help='runs at once (default: one per GPU; on a CPU one, at scale smoke one per processor)')
+    add('--ranks', type=int, default=1, help='ranks of a run, a GPU each')
+    add('--cpu', action='store_true', help='leave GPUs alone: --device cpu for every program')
+    add('--data', help='folder with NAME_train_*.bin and NAME_val_*.bin, for plans that do not read the bundled text')
+    add('--out', default=str(ROOT / 'out/experiments'), help='folder for runs, locks, prepared data, the ledger')
+    add('--ledger', help='file of all runs (default OUT/ledger.jsonl)')
+    add('--machine', default=re.sub(r'[^\w.-]', '_', platform.node()) or 'machine', help='name of this machine in the ledger')
+    add('--programs', help='folder of the trainers (default: the tree\'s root)')
+    add('--no-build', action='store_true', help='take the trainers as they are')
+    add('--dry-run', action='store_true', help='print the plan and its hours; run nothing')
+    add('--slurm', action='store_true', help='write sbatch scripts of the plan into OUT/slurm; run nothing')
+    add('--stage', help='a single stage: sweep, seeds, seconds, phase2, turns, writes, ...')
+    add('--run', type=int, help='a single run of --stage, by number (for arrays of Slurm)')
     options = parser.parse_args(arguments)
-    if min(options.ranks, 1) < 1 or options.jobs < 0 or (options.seeds or 0) < 0:
+    if options.ranks < 1 or options.jobs < 0 or (options.seeds or 0) < 0:
         parser.error('--ranks is 1 or more, and --jobs and --seeds are not negative')
-    if options.run is not None and not options.stage:
-        parser.error('--run counts the runs of a --stage')
+    if options.run is not None and not options.stage: parser.error('--run counts the runs of a --stage')
     return options
 
 
@@ -75,40 +71,30 @@ def main(arguments=None):
         try:
             work.append(Work(session, Experiment(name), say))
         except Refused as refused:
-            if not every:
-                raise
+            if not every: raise
             print(f'== {name}: not run. {refused}')
-    if options.stage:
-        for one in work:
-            if options.stage not in one.planner.stages():
-                raise Refused(
-                    f'{one.experiment.name} at scale {options.scale} has no stage {options.stage}; it has: '
-                    f'{", ".join(one.planner.stages())}'
-                )
+    for one in work:
+        if options.stage and options.stage not in one.planner.stages():
+            raise Refused(f'{one.experiment.name} at scale {options.scale} has no stage {options.stage}; it has: '
+                          f'{", ".join(one.planner.stages())}')
     if not options.no_build and not options.dry_run and not options.slurm:
         programs = {f'train_{one.experiment.arms[arm].get("variant", arm)}' for one in work for arm in one.planner.arms}
         build(sorted(programs | {'generate' for one in work if 'writes' in one.planner.stages()}))
     todo = [one.describe() for one in work]
-    print(
-        f'together: {sum(runs for runs, _ in todo)} runs, {sum(hours for _, hours in todo):.2f} hours of runs left; '
-        f'ledger {session.ledger.path}'
-    )
+    print(f'together: {sum(runs for runs, _ in todo)} runs, {sum(hours for _, hours in todo):.2f} hours of runs left; '
+          f'ledger {session.ledger.path}')
     if options.slurm:
-        for one in work:
-            write_slurm(one, session.out / 'slurm')
-    if options.dry_run or options.slurm:
-        return 0
+        for one in work: write_slurm(one, session.out / 'slurm')
+    if options.dry_run or options.slurm: return 0
     worst = 0
     for one in work:
         try:
             code = one.perform()
         except Refused as refused:   # such as data that this machine lacks: the others can be run
-            if not every:
-                raise
+            if not every: raise
             print(f'== {one.experiment.name}: not run. {refused}', file=sys.stderr)
             code = refused.code
-        if code == EXIT_SIGNAL:
-            return code
+        if code == EXIT_SIGNAL: return code
         worst = max(worst, code)
     return worst
 

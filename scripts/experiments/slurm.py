@@ -2,56 +2,42 @@
 import shlex
 import sys
 
+from packages import ROOT
 from plan import TIMED
-from prepare import ROOT
+
+SCRIPT = '''\
+#!/bin/bash
+#SBATCH --job-name={name}_{stage}
+#SBATCH --array=0-{last}
+#SBATCH --gpus={ranks}
+#SBATCH --ntasks={ranks}
+#SBATCH --time={minutes}
+#SBATCH --signal=B:INT@120
+#SBATCH --requeue
+{exclusive}# {runs} runs; the estimate: {estimate}
+cd {root}
+trap 'kill -INT $child; wait $child' INT
+{python} scripts/experiments/run.py {words} --stage {stage} --run "$SLURM_ARRAY_TASK_ID" --jobs 1 &
+child=$!
+wait $child
+'''
 
 
 def write_slurm(work, folder):
-    """One sbatch array script per stage. An element is `run.py ... --run N`; the ledger lies on the disk that all nodes share."""
-    session, o = work.session, work.session.options
+    """Write one sbatch array script per stage, whose elements call `run.py ... --run N` with the ledger on a shared disk."""
+    session, o, name, before = work.session, work.session.options, work.experiment.name, ''
     folder.mkdir(parents=True, exist_ok=True)
-    words = [
-        str(work.experiment.name),
-        '--scale',
-        o.scale,
-        '--ranks',
-        o.ranks,
-        '--ledger',
-        session.ledger.path.resolve(),
-        '--out',
-        session.out,
-        '--machine',
-        o.machine,
-        '--no-build',
-    ]
-    for name in ('data', 'seeds', 'programs'):
-        if getattr(o, name) is not None:
-            words += [f'--{name}', getattr(o, name)]
-    if o.arms:
-        words += ['--arms', *o.arms]
-    before = ''
+    words = [name, '--scale', o.scale, '--ranks', o.ranks, '--ledger', session.ledger.path.resolve(), '--out', session.out,
+             '--machine', o.machine, '--no-build']
+    for option in ('data', 'seeds', 'programs'):
+        if getattr(o, option) is not None: words += [f'--{option}', getattr(o, option)]
+    if o.arms: words += ['--arms', *o.arms]
     for stage in [o.stage] if o.stage else work.planner.stages():
-        runs = work.runs(stage)
-        minutes = max(10, int(1.5 * max(run.seconds for run in runs) / 60) + 10)
-        path = folder / f'{work.experiment.name}_{o.scale}_{stage}.sbatch'
-        script = [
-            '#!/bin/bash',
-            f'#SBATCH --job-name={work.experiment.name}_{stage}',
-            f'#SBATCH --array=0-{len(runs) - 1}',
-            f'#SBATCH --gpus={o.ranks}',
-            f'#SBATCH --ntasks={o.ranks}',
-            f'#SBATCH --time={minutes}',
-            '#SBATCH --signal=B:INT@120',
-            '#SBATCH --requeue',
-            *(['#SBATCH --exclusive'] if stage in ('timing', *TIMED) else []),
-            f'# {len(runs)} runs; the estimate: {work.planner.table["estimate"]}',
-            f'cd {shlex.quote(str(ROOT))}',
-            'trap \'kill -INT $child; wait $child\' INT',
-            f'{shlex.quote(sys.executable)} scripts/experiments/run.py {shlex.join(map(str, words))} --stage {stage} '
-            '--run "$SLURM_ARRAY_TASK_ID" --jobs 1 &',
-            'child=$!',
-            'wait $child',
-        ]
-        path.write_text('\n'.join(script) + '\n')
+        runs, path = work.runs(stage), folder / f'{name}_{o.scale}_{stage}.sbatch'
+        path.write_text(SCRIPT.format(
+            name=name, stage=stage, last=len(runs) - 1, ranks=o.ranks, runs=len(runs), estimate=work.planner.table['estimate'],
+            minutes=max(10, int(1.5 * max(run.seconds for run in runs) / 60) + 10),
+            exclusive='#SBATCH --exclusive\n' if stage in ('timing', *TIMED) else '',
+            root=shlex.quote(str(ROOT)), python=shlex.quote(sys.executable), words=shlex.join(map(str, words))))
         print(f'{path}: {len(runs)} runs; submit with: job{stage}=$(sbatch --parsable{before} {path})')
         before = f' --dependency=afterok:$job{stage}'

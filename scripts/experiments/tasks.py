@@ -3,24 +3,22 @@
 
     tasks.py --kind copy --T 256 --length 32 --distance 64 --rows 8192 --out out/copy      # see --help for the kinds
 
-Each row of T tokens begins with the end-of-text token; read the shards in order (--shuffle 0, --seq-len T), so that a row is a row.
-Where nothing else stands there are dots. Written are task_train_000001.bin, task_val_000000.bin (version 2: behind the tokens one
-byte for each, 1 where it counts as a target; --no-mask writes version 1), items.bin for --eval-data (data/README.md): single answer
-tokens with all symbols that it could have been as choices (of a large vocabulary 16 of them), so that chance is one over their number, and
-task_manifest.json.
+Each row of T tokens begins with the end-of-text token; --shuffle 0 --seq-len T reads one row as one sequence. Unused places hold dots.
+Writes task_train_000001.bin and task_val_000000.bin (version 2, whose mask marks the targets; --no-mask writes version 1),
+task_manifest.json, and items.bin for --eval-data: one answer token per row with all possible symbols as choices (16 of a large
+vocabulary), so that chance is one over their number.
 
 Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (2312.04927), selective copying after MAD, needles and
 variable tracking after RULER (2404.06654), hops over a permutation and modular arithmetic after Physics of Language Models 4.1
 (2512.17351).
 """
 import argparse
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from packages import Refused, guarded, require
-from prepare import MAGIC_16, shard_header
+import shards
+from packages import EXIT_DATA, Refused, guarded, require
 
 np = require('numpy')
 
@@ -67,8 +65,6 @@ def need(task, tokens, what):
     if task['T'] < tokens: raise Refused(f'{task["kind"]}: {what} needs rows of {tokens} tokens; --T is {task["T"]}')
 
 
-# ---------------------------------------------------------------------------------------------------------------- copying
-
 def copy(task, n, random, gaps=None):
     """A stretch of letters, dots, a colon, the same stretch: every token stands `distance` tokens after its source."""
     length, distance = task['length'], task['distance'] or 4 * task['length']
@@ -106,8 +102,6 @@ def selective_copy(task, n, random):
     tokens[:, T - length - 1] = ord(':')
     return Rows(tokens, to, places, LETTERS)
 
-
-# ----------------------------------------------------------------------------------------------------------------- lookup
 
 def induction(task, n, random):
     """Random letters; behind a # in the first half stands a letter, which comes again behind the # at the end."""
@@ -210,8 +204,6 @@ def needles(task, n, random):
     return Rows(tokens, np.broadcast_to(np.arange(T - 4, T), (n, 4)), sources, DIGITS)
 
 
-# ----------------------------------------------------------------------------------------------------------- several steps
-
 def variables(task, n, random):
     """Chains A=7;B=A;C=B; mixed with each other; the end asks for the value of one chain's last variable."""
     T, hops, chains = task['T'], task['hops'], task['chains']
@@ -279,8 +271,6 @@ def modular(task, n, random):
 KINDS = {f.__name__: f for f in (copy, gap_copy, selective_copy, induction, mqar, passkey, needles, variables, multi_hop, modular)}
 
 
-# ------------------------------------------------------------------------------------------------------------------ files
-
 def make(task, part, n):
     """n rows of a task for `part` of it (train, val, items), which have no random numbers in common."""
     task = complete(task)
@@ -298,14 +288,8 @@ def complete(task):
     return DEFAULTS | task
 
 
-def shard(rows, with_mask):
-    """A token shard of data/README.md: version 1, or 2 with the mask behind the tokens."""
-    tokens = rows.tokens.astype('<u2').tobytes()
-    return shard_header(MAGIC_16, 2 if with_mask else 1, rows.tokens.size) + tokens + (rows.mask.tobytes() if with_mask else b'')
-
-
 def items(rows, random):
-    """Single answer tokens as multiple choice among all symbols, or CHOICES of many, one for each row."""
+    """One multiple-choice item per row: an answer token among all symbols, or among CHOICES of many."""
     parts = []
     chosen = random.integers(0, rows.answers.shape[1], len(rows.tokens))
     for number, (row, answers) in enumerate(zip(rows.tokens, rows.answers)):
@@ -318,31 +302,25 @@ def items(rows, random):
         words = np.concatenate([[65535, 0, number % 65535, gold, count, at], row[:at], choices]).astype('<u2')
         words[1] = min(65535, 2 * len(words))
         parts.append(words.tobytes())
-    return shard_header(20240522, 1, len(parts)) + b''.join(parts)
+    return shards.header(shards.MAGIC_ITEMS, 1, len(parts)) + b''.join(parts)
 
 
 def write(task, folder):
-    """All files of a task."""
-    from prepare import write_whole
-    task, folder = complete(task), Path(folder)
+    """Write all files of a task."""
+    task, folder, tokens = complete(task), Path(folder), 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tokens = 0
-        for part, name, n in (
-            ('train', 'task_train_000001.bin', task['rows']),
-            ('val', 'task_val_000000.bin', max(32, task['rows'] // 32)),
-        ):
+        for part, name, n in (('train', 'task_train_000001.bin', task['rows']),
+                              ('val', 'task_val_000000.bin', max(32, task['rows'] // 32))):
             rows = make(task, part, n)
             tokens += rows.tokens.size
-            write_whole(folder / name, shard(rows, task['mask']))
-        write_whole(
-            folder / 'task_manifest.json',
-            json.dumps({'tokenizer': 'bytes', 'vocabulary': task['vocabulary'] or BYTES, 'documents': 0, 'tokens': tokens,
-                        'shards': []}).encode(),
-        )
-        write_whole(folder / 'items.bin', items(make(task, 'items', task['items']), np.random.default_rng([task['seed'], 3])))
+            mask = rows.mask.tobytes() if task['mask'] else b''
+            shards.write_whole(folder / name, shards.shard(rows.tokens.astype('<u2').tobytes(), mask))
+        shards.write_manifest(folder / 'task_manifest.json', 0, tokens, task['vocabulary'] or BYTES)
+        of_items = items(make(task, 'items', task['items']), np.random.default_rng([task['seed'], 3]))
+        shards.write_whole(folder / 'items.bin', of_items)
     except OSError as error:
-        raise Refused(f'{folder}: cannot be written ({error.strerror})', 3) from error
+        raise Refused(f'{folder}: cannot be written ({error.strerror})', EXIT_DATA) from error
 
 
 def main(arguments=None):
@@ -350,7 +328,7 @@ def main(arguments=None):
     parser.add_argument('--kind', required=True, help=', '.join(KINDS))
     parser.add_argument('--out', required=True, help='folder')
     parser.add_argument('--no-mask', action='store_true', help='shards of version 1: every token is a target')
-    parser.add_argument('--curriculum', action='store_true', help='mqar: from one pair to all')
+    parser.add_argument('--curriculum', action='store_true', help='mqar: rows grow from one pair to all pairs')
     for name, value in DEFAULTS.items():
         if name not in ('mask', 'curriculum'): parser.add_argument(f'--{name}', type=int, default=value, help=f'default {value}')
     options = vars(parser.parse_args(arguments))

@@ -1,0 +1,151 @@
+"""scripts/experiments: plans of all experiments, the options that trainers take, refusals of run.py and compare.py, Slurm scripts."""
+import contextlib
+import io
+import json
+import re
+import subprocess
+
+from experiment_checks import ROOT, check, printed_by, refused
+import compare
+import plan
+import run as runner
+from session import Session
+
+CPU = ['--no-build', '--cpu']
+
+
+def plans():
+    for name in plan.known_experiments():
+        experiment = plan.Experiment(name)
+        for scale in experiment.scales:
+            planner = plan.Planner(experiment, scale)
+            runs = [run for stage in planner.stages() for run in planner.runs(stage)]
+            identities = {json.dumps([run.stage, run.setting, run.arm, run.options, run.half, run.task], sort_keys=True)
+                          for run in runs}
+            check(f'{name} at scale {scale} plans runs, none twice', 0 < len(runs) == len(identities), (len(runs), len(identities)))
+    halves = {(run.stage, run.half) for name in ('e1_asga', 'e8_streaming') for planner in [plan.Planner(plan.Experiment(name), 'smoke')]
+              for stage in planner.stages() for run in planner.runs(stage)}
+    check('rates are tuned on one half of the validation tokens, results are of the other',
+          halves == {('sweep', 'tune'), ('seeds', 'report'), ('phase2', 'report')}, halves)
+    equal = plan.Planner(plan.Experiment('e5_isoflop'), 'smoke', flops=lambda run: 100.0 if run.arm == 'causal' else 50.0)
+    steps = {(run.setting, run.arm): run.steps for run in equal.runs('seeds')}
+    check('equal FLOPs: half the FLOPs of a token, twice the steps',
+          steps['flops', 'sliding_window'] == 2 * steps['flops', 'causal'], steps)
+
+
+def unknown_keys(work):
+    text = (ROOT / 'scripts/experiments/e2_dsa.toml').read_text()
+    (work / 'features.toml').write_text((ROOT / 'scripts/experiments/features.toml').read_text())
+    for words, changed in (('unknown key wall in [arms.dsa]; there are: from, ignore, label',
+                            text.replace('[arms.dsa]', '[arms.dsa]\nwall = 1')),
+                           ('unknown key wall; there are: arms, baseline', 'wall = 1\n' + text)):
+        (work / 'e2_dsa.toml').write_text(changed)
+        refused('a TOML with an ' + words.split(';')[0], words, lambda: plan.Experiment('e2_dsa', work), 2)
+
+
+def options_of_programs(work):
+    """Trainers and ./generate take the options of all plans; each trainer the values of its longest list of them at scale reduced."""
+    names, longest = {}, {}
+    for name in plan.known_experiments():
+        experiment = plan.Experiment(name)
+        for scale in experiment.scales:
+            planner = plan.Planner(experiment, scale)
+            for run in [run for stage in planner.stages() for run in planner.runs(stage)]:
+                program = 'generate' if run.kind == 'writes' else f'train_{run.variant}'
+                names.setdefault(program, set()).update(run.options)
+                if scale == 'reduced' and run.kind == 'train' and len(run.options) > len(getattr(longest.get(program), 'options', ())):
+                    longest[program] = run
+    for program, options in sorted(names.items()):
+        told = subprocess.run([ROOT / program, '--help'], capture_output=True, text=True).stdout
+        lacking = options - set(re.findall(r'--([a-z0-9-]+)', told)) - {'prompt'}
+        check(f'{program} takes the options of the plans', told and not lacking, lacking)
+    session = Session(runner.parse(['all', *CPU, '--out', str(work / 'planned')]))
+    for program, run in sorted(longest.items()):
+        check(f'{program} can be run as planned at scale reduced', 'parameters' in session.printed(run))
+    medium = plan.Planner(plan.Experiment('e2_dsa'), 'medium').runs('seeds')[0]
+    found = int(session.printed(medium)['parameters'].replace(',', ''))
+    check('the model of scale medium has 25 million parameters', 24e6 < found < 26e6, found)
+
+
+def words_of_plans(work):
+    """What run.py prints before it runs anything."""
+    stage = ['e2_dsa', '--scale', 'smoke', '--stage', 'sweep', '--dry-run', '--out', str(work / 'planned')]
+    text = printed_by(runner.main, *CPU, *stage)
+    check('a stage alone is the only one that counts', re.findall(r'^   (\w+: \d+) runs, ', text, re.M) == ['sweep: 12'] and
+          '\ntogether: 12 runs' in text, text)
+    check('a plan says where its hours come from', re.search('0 runs measured, .* estimated [(]', text), text)
+    refused('a run that the stage does not have, planned', '--run 1000: stage sweep has runs 0 to 11',
+            lambda: runner.main([*CPU, *stage, '--run', '1000']), 2)
+    text = printed_by(runner.main, *CPU, *'e2_dsa --scale reduced --dry-run --out'.split(), work / 'planned')
+    check('an experiment, planned', all(words in text for words in ('sweep: 30 runs, 0 finished', 'seeds: 30 runs')), text)
+    check('planning leaves no ledger', (work / 'planned').is_dir() and not (work / 'planned/ledger.jsonl').exists())
+    printed_by(runner.main, *CPU, *'e2_dsa --scale paper --slurm --stage seeds --programs'.split(), work, '--out', work / 'slurm')
+    [script] = (work / 'slurm/slurm').iterdir()
+    check('an array element of Slurm for every run of a stage', script.name == 'e2_dsa_paper_seeds.sbatch' and
+          '#SBATCH --array=0-65\n' in script.read_text() and subprocess.run(['bash', '-n', script]).returncode == 0)
+
+
+def refusals(work):
+    """Bad input of run.py: a sentence, before anything runs."""
+    (work / 'other').mkdir()
+    trainer = work / 'other/train_causal'
+    trainer.write_text('#!/bin/sh\necho "train_causal: error: unknown option --window" >&2\nexit 2\n')
+    trainer.chmod(0o755)
+    dsa = ['e2_dsa', '--scale', 'smoke', '--arms', 'dsa']
+    for name, code, words, arguments in (
+            ('an experiment that does not exist', 2, 'unknown experiment e99; there are: e1_asga, e2_dsa', ['e99']),
+            ('a scale that does not exist', 2, 'unknown scale huge; there are: smoke, reduced, medium, paper',
+             ['e2_dsa', '--scale', 'huge']),
+            ('an arm that does not exist', 2, 'unknown arm flash; there are: causal, dsa', ['e2_dsa', '--arms', 'flash']),
+            ('no ranks', 2, '--ranks is 1 or more', ['e2_dsa', '--ranks', '0']),
+            ('labelled examples that are not there', 3, 'has no digits.csv.gz; give a folder that has it with --data',
+             ['e12_tasks', '--arms', 'dsa', '--seeds', '1']),
+            ('a second phase before the first', 2, '1 runs whose weights later ones start from are not finished',
+             ['e8_streaming', '--scale', 'smoke', '--arms', 'window_after', '--stage', 'phase2', '--run', '0']),
+            ('a stage before the one that it stands on', 2, '4 runs that are not finished', [*dsa, '--stage', 'seeds', '--run', '0']),
+            ('a text that is not there', 3, 'give the folder with --data FOLDER', ['e2_dsa', '--scale', 'medium', '--arms', 'dsa']),
+            ('a trainer that is not there', 2, 'make train_causal builds it', [*dsa, '--programs', str(work)]),
+            ('a ledger that cannot be written', 3, 'give another --ledger', [*dsa, '--ledger', '/dev/null/x']),
+            ('a trainer that does not take the plan\'s options', 2, 'e2_dsa, arm causal at scale reduced: train_causal cannot be run as '
+             'planned: train_causal: error: unknown option --window', ['e2_dsa', '--programs', str(work / 'other')])):
+        refused(f'run.py refuses {name}', words, lambda: runner.main([*CPU, '--out', str(work / 'a'), *arguments]), code)
+    told = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+        code = runner.main([*CPU, 'all', '--scale', 'medium', '--seeds', '0', '--programs', str(work), '--out', str(work / 'a')])
+    check('of all experiments, those without their text are told',
+          code == 3 and 'e5_isoflop: not run. e5_isoflop at scale medium reads' in told.getvalue(), (code, told.getvalue()))
+
+
+def comparisons(work):
+    """Bad input of compare.py, which may train nothing."""
+    def refuses(name, words, *arguments):
+        refused(f'compare.py refuses {name}', words,
+                lambda: compare.main(['--cpu', '--no-build', '--out', str(work / 'compare'), 'causal', *arguments]), 2)
+    refuses('a variant that is not there', 'there is no attention/flash.cuh', 'flash')
+    for name in ('lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config',
+                 'evaluate'):
+        itself = 'compare.py decides that itself'
+        refuses(f'an arm\'s own --{name}', f'--{name} in the arm "causal --{name}=5": {itself}', f'causal --{name}=5')
+        if name != 'lr': refuses(f'--{name} for all arms', f'--{name} behind --: {itself}', 'dsa', '--', f'--{name}', '5')
+    for name in ('val-every', 'val-batches'):
+        refuses(f'--{name} 0', f'--{name} 0 behind --: without validations', 'dsa', '--', f'--{name}', '0')
+        refuses(f'an arm\'s own --{name} 0', 'without validations', f'dsa --{name} 0')
+    for rate in ('nan', 'inf', '0', '-1'):
+        refuses(f'--rates {rate}', '--rates are positive numbers', 'dsa', f'--rates={rate}')
+        refuses(f'--lr {rate} for all arms', f'--lr {rate}: is no number above 0', 'dsa', '--', '--lr', rate)
+    refuses('steps that are no number', '--steps many: is no whole number', 'dsa', '--', '--steps', 'many')
+    refuses('an arm without a variant', 'an arm is empty', '')
+    refuses('a quote that is not closed', 'No closing quotation', "dsa --window '4")
+    refuses('an arm twice, written in two ways', '"causal  --window=32" is the same as "causal"', 'causal  --window=32')
+    refuses('an option that the second arm\'s trainer does not have',
+            'compare, arm dsa --wnidow 4 at scale reduced: train_dsa cannot be run as planned', 'dsa --wnidow 4', '--', '--model', 'qwen-tiny')
+    check('what compare.py refuses trains nothing', not (work / 'compare/ledger.jsonl').exists())
+
+
+def main(work):
+    plans()
+    unknown_keys(work)
+    options_of_programs(work)
+    words_of_plans(work)
+    refusals(work)
+    comparisons(work)

@@ -1,0 +1,255 @@
+"""scripts/experiments: statistics against scipy, simulations and planted logs; the ledger; results."""
+
+import contextlib
+import io
+import json
+import math
+import random
+import resource
+import signal
+
+from experiment_checks import check, close
+import ledger
+import results
+import stats
+from packages import Refused
+from scipy import integrate
+from scipy import stats as reference
+
+
+# ------------------------------------------------------------------------------------------------------------- statistics
+
+def against_scipy():
+    source = random.Random(5)
+    for n in (2, 3, 5, 30):
+        base = {s: source.gauss(3, 0.06) for s in range(n)}
+        arm = {s: base[s] + source.gauss(0.02, 0.019) for s in base}
+        c = stats.compare(arm, base)
+        paired = reference.ttest_rel([arm[s] for s in base], [base[s] for s in base])
+        interval = paired.confidence_interval()
+        check(f'paired t test, {n} seeds',
+              close(c.p, paired.pvalue) and close(c.low, interval.low, 1e-8) and close(c.high, interval.high, 1e-8))
+        error = c.sd / math.sqrt(n)
+        want = max(reference.t.sf((c.mean + 0.03) / error, n - 1), reference.t.cdf((c.mean - 0.03) / error, n - 1))
+        check(f'TOST, {n} seeds', close(stats.tost_p(c.differences.values(), 0.03), want, 1e-8))
+    arms = [stats.Comparison({}, p=p) for p in (0.01, 0.04, math.nan, 0.03, 0.005)]
+    stats.adjust(arms)
+    found = [round(arm.adjusted, 6) for arm in arms]
+    check('Holm', found[:2] + found[3:] == [0.03, 0.06, 0.06, 0.02] and math.isnan(found[2]), found)
+    widths = [round(c.half_width / c.sd, 2) for c in (stats.compare(dict(enumerate(range(n))), dict.fromkeys(range(n), 0)) for n in (3, 5))]
+    check('three seeds give a half-width of 2.48 sd, five 1.24', widths == [2.48, 1.24], widths)
+
+
+def power():
+    n, sd = 5, 0.019
+    smallest = stats.smallest_detectable(n, sd)
+    draws = reference.norm.rvs(smallest, sd, size=(20000, n), random_state=7)
+    seen = (reference.ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean()
+    check('a simulation sees the smallest detectable difference with probability 0.8', abs(seen - 0.8) < 0.01, seen)
+    below = lambda t, shift: integrate.quad(   # the noncentral t without its tail that scipy gives as NaN
+        lambda u: reference.chi2.pdf(u, 1) * reference.norm.sf(t * math.sqrt(u) - shift), 0, 60, limit=400)[0]
+    found = below(reference.t.ppf(0.975, 1), stats.smallest_detectable(2, 1.0) * math.sqrt(2))
+    check('and so it is for two seeds, by integration', close(found, 0.8, 1e-4), found)
+    sizes = [stats.smallest_detectable(pairs, sd) for pairs in range(2, 130)]
+    check('more seeds see less, at every number of them', sizes == sorted(sizes, reverse=True) and sizes[-1] > 0)
+    draws = reference.norm.rvs(0, sd, size=(20000, 60), random_state=8)
+    low = reference.ttest_1samp(draws, -0.006, axis=1, alternative='greater').pvalue
+    high = reference.ttest_1samp(draws, 0.006, axis=1, alternative='less').pvalue
+    seen, power_found = ((low < 0.05) & (high < 0.05)).mean(), stats.power_of_tost(0.006, sd, 60)
+    check('power of TOST as a simulation finds', abs(seen - power_found) < 0.015, (seen, power_found))
+    seeds = stats.seeds_to_contradict(0.023, sd)
+    check('contradicting 0.023 at sd 0.019 needs about 90 seeds', 85 <= seeds <= 100, seeds)
+    detect = stats.seeds_to_detect(0.023, sd)
+    check('seeds_to_detect is the smallest that does',
+          stats.smallest_detectable(detect, sd) <= 0.023 < stats.smallest_detectable(detect - 1, sd), detect)
+    check('a claim of 0 has no number of seeds', stats.seeds_to_detect(0, sd) is None and math.isinf(stats.smallest_detectable(1, sd)))
+
+
+def planted_log(folder, losses, val_loss, vocab=512):
+    """A run's log as the trainer writes it."""
+    folder.mkdir(parents=True)
+    config = {'event': 'config', 'step': 0, 'variant': 'x', 'parameters': 1, 'options': '', 'model': {'vocab_size': vocab}}
+    steps = [
+        {'step': n + 1, 'tokens': 64 * (n + 1), 'loss': loss, 'grad_norm': 1.0, 'lr': 1e-3, 'ms': 2.0}
+        for n, loss in enumerate(losses)
+    ]
+    end = [{'step': len(losses), 'val_loss': val_loss, 'val_bpb': None},
+           {'event': 'done', 'step': len(losses), 'loss': losses[-1], 'val_loss': val_loss, 'weights_hash': 'ab', 'seconds': 1}]
+    (folder / 'log.jsonl').write_text('\n'.join(json.dumps(r) for r in [config, *steps, *end]) + '\n')
+    return results.result_of(folder)
+
+
+def planted_verdicts(work):
+    """Logs whose differences are known, through results.py to the verdict."""
+    noise = [0.004, -0.004, 0.002, -0.002, 0.0]
+    claim = stats.Claim('x', -0.1, document='002')
+    cases = [
+        ('reproduced', -0.1, 'paper'),
+        ('weaker', -0.06, 'paper'),
+        ('stronger', -0.2, 'paper'),
+        ('contradicted', 0.1, 'paper'),
+        ('contradicted', 0.003, 'paper'),
+        ('contradicted', -0.01, 'paper'),
+        ('same sign', -0.01, 'reduced'),
+        ('opposite sign', 0.1, 'medium'),
+        ('unresolved', 0.001, 'reduced'),
+    ]
+    for number, (want, shift, scale) in enumerate(cases):
+        arm, base = {}, {}
+        for seed, n in enumerate(noise, 1):
+            base[seed] = planted_log(work / f'{number}b{seed}', [6, 4], 3 + seed / 10)['val_loss']
+            arm[seed] = planted_log(work / f'{number}a{seed}', [6, 4], 3 + seed / 10 + shift + n)['val_loss']
+        c = stats.compare(arm, base)
+        got = stats.verdict(c, claim, scale)
+        check(f'planted logs, {shift:+g} against a claim of -0.1 at scale {scale}: {want}', got.word == want, got)
+    wide = stats.compare({s: 3 + d for s, d in enumerate([0.3, -0.3, 0.2, -0.25])}, dict.fromkeys(range(4), 3.0))
+    check('planted noise at scale paper: unresolved', stats.verdict(wide, claim, 'paper').word == 'unresolved')
+    said = stats.line(claim, 'DSA', c, 'reduced')
+    check(
+        'how a line reads',
+        said.startswith(
+            '002 says DSA -0.100 nats; ours +0.001 +- 0.004 (5 paired seeds, each arm at its best rate): unresolved at '
+            'scale reduced (the interval contains 0).'
+        ),
+        said,
+    )
+
+
+def edge_cases(work):
+    claim, base = stats.Claim('x', -0.1), {1: 3.0, 2: 3.1, 3: 3.2}
+    tie = stats.compare(dict(base), base)
+    check(
+        'arms that are equal to the bit',
+        tie.mean == tie.half_width == 0
+        and stats.verdict(tie, claim, 'paper').word == 'contradicted'
+        and stats.verdict(tie, claim, 'reduced').word == 'unresolved',
+    )
+    missing = stats.compare({1: 2.9, 3: 3.1001}, base)
+    check(
+        'a seed without a partner makes no pair',
+        missing.pairs == 2 and missing.unpaired == [2] and 'seed 2 has no partner' in stats.line(claim, 'x', missing, 'paper'),
+    )
+    bad = planted_log(work / 'nan', [6, math.nan], None)
+    check('a loss that is not finite is a diverged run', bad['val_loss'] is None and 'not finite' in bad['diverged'], bad)
+    worse = planted_log(work / 'worse', [6, 9], 9.0)
+    check('and so is one that is worse than guessing', 'worse than a guess' in worse['diverged'])
+    check('a sound one is not', 'diverged' not in planted_log(work / 'sound', [6, 5], 5.0))
+    diverged = stats.compare({1: 2.9, 2: bad['val_loss'], 3: 3.1001}, base)
+    check(
+        'it is counted and out of the interval',
+        diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in stats.line(claim, 'x', diverged, 'reduced'),
+    )
+    evaluation(work / 'evaluation')
+    one = stats.compare({1: 2.9}, {1: 3.0})
+    got = stats.verdict(one, claim, 'paper')
+    check(
+        'one pair is unresolved, with the reason',
+        got.word == 'unresolved' and got.reason == 'one pair of seeds' and math.isnan(one.p),
+    )
+    check('and so is none', stats.verdict(stats.compare({}, base), claim, 'paper').reason.startswith('no pair of seeds'))
+    zero = stats.Claim('z', 0.0, tolerance=0.01)
+    near = stats.compare({s: 3 + d for s, d in enumerate([0.001, -0.001, 0.002])}, dict.fromkeys(range(3), 3.0))
+    check('a claim of 0 is reproduced within its tolerance', stats.verdict(near, zero, 'paper').word == 'reproduced')
+    arms = [
+        stats.compare({s: 3 + m + d for s, d in enumerate([0.01, -0.01, 0.012, -0.008])}, dict.fromkeys(range(4), 3.0))
+        for m in (0.02, 0.019, 0.018, 0.017)
+    ]
+    before = [stats.verdict(c, stats.Claim('x', 0.02), 'reduced').word for c in arms]
+    stats.adjust(arms)
+    after = [stats.verdict(c, stats.Claim('x', 0.02), 'reduced') for c in arms]
+    check(
+        "Holm takes back what only one of four tests would have said",
+        'same sign' in before and any('Holm' in v.reason for v in after),
+        (before, after),
+    )
+
+
+def evaluation(folder):
+    """The log of --eval-log: no steps, the loss by position."""
+    folder.mkdir(parents=True)
+    bins = [
+        {'first': 0, 'last': 3, 'targets': 8, 'loss': 5.0, 'stderr': 0.1},
+        {'first': 4, 'last': 7, 'targets': 0, 'loss': None, 'stderr': None},
+        {'first': 8, 'last': 11, 'targets': 8, 'loss': 4.0, 'stderr': None},
+    ]
+    records = [
+        {'event': 'config', 'step': 12, 'evaluates': 'x', 'model': {'vocab_size': 512}},
+        {'step': 12, 'val_loss': 4.5, 'val_bpb': 6.5},
+        {'event': 'sparse_reading', 'step': 12, 'attention': 'psa', 'of': 'validation', 'pairs_read': 0.4, 'mass_kept': 0.9},
+        {'event': 'loss_by_position', 'step': 12, 'bins': bins},
+        {'event': 'done', 'step': 12, 'val_loss': 4.5, 'seconds': 1.0},
+    ]
+    (folder / 'log.jsonl').write_text('\n'.join(map(json.dumps, records)) + '\n')
+    result = results.result_of(folder)
+    check('the log of an evaluation is a result', result['val_loss'] == 4.5 and 'diverged' not in result and result['steps'] == 0, result)
+    check(
+        'with the loss at the middle of each bin that has one', result['by_position'] == [[1.5, 5.0], [9.5, 4.0]], result['by_position']
+    )
+    check(
+        'and what a sparse mechanism has read',
+        result['sparse_reading'] == {'validation': {'pairs_read': 0.4, 'mass_kept': 0.9}},
+        result['sparse_reading'],
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- ledger
+
+def ledgers(work):
+    path = work / 'ledger.jsonl'
+    book = ledger.Ledger(path)
+    book.append('done', key='a', result={'val_loss': 1.0})
+    book.append('done', key='b', result={'val_loss': 2.0})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        cut = ledger.Ledger(path)
+        cut.append('done', key='c', result={})
+    check(
+        'a line cut in half: those before stay, and it says so',
+        set(cut.finished) == {'a', 'c'} and 'ledger.jsonl:2: is cut short' in said.getvalue(),
+        said.getvalue(),
+    )
+    check('the next line is whole', path.read_bytes().startswith(whole[:-20] + b'\n{"event":"done"'))
+    check(
+        'keys: what changes no result does not count',
+        ledger.key_of('x', {'lr': 1, 'threads': 1, 'out': 'a'}, 'c', 'd') == ledger.key_of('x', {'out': 'b', 'lr': 1}, 'c', 'd'),
+    )
+    key = ledger.key_of('x', {'lr': 1}, 'c', 'd')
+    others = [
+        ledger.key_of('y', {'lr': 1}, 'c', 'd'),
+        ledger.key_of('x', {'lr': 2}, 'c', 'd'),
+        ledger.key_of('x', {'lr': 1}, 'e', 'd'),
+        ledger.key_of('x', {'lr': 1}, 'c', 'e'),
+    ]
+    check('keys: variant, options, commit and data do', key not in others and len(set(others)) == 4)
+    lock, second = (ledger.run_lock(work / 'locks', 'a') for _ in range(2))
+    check('a run that is being done is taken', lock.take() and not second.take())
+    lock.release()
+    check('and free afterwards', second.take())
+    timed, shared = ledger.machine_lock(work, 'm', True), [ledger.machine_lock(work, 'm', False) for _ in range(2)]
+    check('runs share a machine, and times are taken alone', all(one.take() for one in shared) and not timed.take())
+    check('a choice is made once', cut.fix('rate', lambda: 2) == 2 and ledger.Ledger(path).fix('rate', lambda: 3) == 2)
+    before, allowed = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, allowed[1]))   # a disk with room for ten bytes more
+    try:
+        cut.append('done', key='d')
+        said = 'nothing refused'
+    except Refused as refused:
+        said = str(refused)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    check(
+        'a full disk is a sentence, and the file as it was',
+        'make room or give another --ledger' in said and path.read_bytes() == before,
+        said,
+    )
+
+
+def main(here):
+    against_scipy()
+    power()
+    planted_verdicts(here)
+    edge_cases(here)
+    ledgers(here)
