@@ -1,5 +1,6 @@
 // Trains a Qwen language model with the attention variant that this program is linked with (make train_asga, make train_causal,
-// ...). Read from the bottom: main() parses the options (model/run/train_options.cpp), train() has the loop; gradients are above.
+// ...). Read from the bottom: main() parses the options (model/run/train_options.cpp), train() has the loop, step_gradients() the
+// gradients of a step.
 #include "attention/variant.h"
 #include "model/base/options.h"
 #include "model/base/process.h"
@@ -14,8 +15,8 @@
 
 // ----------------------------------------------------------------------------------------------------- monitoring and sampling
 
-/// Reports attention statistics on the first rows of the validation shards, or else of the training shards: the same rows every
-/// time. On rank 0 only.
+/// Reports attention statistics on the first rows of the validation shards, or of the training shards without those. Always uses the
+/// same rows. Rank 0 only.
 template <class Device, class X>
 void observe_attention(Run<Device, X>& run) {
     const TokenStream& stream = run.data.val ? *run.data.val : *run.data.train;
@@ -27,17 +28,17 @@ void observe_attention(Run<Device, X>& run) {
     gpt_forward(run.device, run.gpt, run.feed.put(run.device, tokens.data(), nullptr, B, T), &run.monitor);
     const AttentionReport r = run.monitor.take_report();
     const std::string warning = run.collapse.observe(r);
-    run.progress.say(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
+    run.progress.print(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
     const std::vector<LayerKind> kinds = run.gpt.net.kinds();
     for (const LayerKind& kind : kinds)
-        if (kinds.size() > 1) run.progress.say("  " + kind.name + ": " + summary_of(of_layers(r, kind.layers)));
-    if (!warning.empty()) run.progress.say(warning);
+        if (kinds.size() > 1) run.progress.print("  " + kind.name + ": " + summary_of(of_layers(r, kind.layers)));
+    if (!warning.empty()) run.progress.print(warning);
     std::vector<JsonLines::Field> fields = {{"event", "attention"}, {"step", step}};
     for (auto& [key, table] : tables_of(r, run.collapse.collapsed())) fields.emplace_back(key, std::move(table));
     run.log.write(fields);
 }
 
-/// --prompt continued by --sample-tokens tokens.
+/// Samples --sample-tokens tokens after --prompt.
 template <class Device, class X>
 std::string sample(Run<Device, X>& run) {
     const Tokenizer& tokenizer = *run.data.tokenizer;
@@ -51,9 +52,10 @@ std::string sample(Run<Device, X>& run) {
 
 // ------------------------------------------------------------------------------------------------------------------ the loop
 
-/// Gradients of one optimiser step, averaged over its `targets` on all ranks, for what this rank updates; gpt.totals gets their
-/// norm and the sum of losses. In the last micro-step, gradients are summed over the ranks as soon as they are final, layer by
-/// layer, or with ZeRO-1 bucket by bucket, from the end of the buffer. False if a signal has requested a stop: they are not whole.
+/// Computes the gradients of one optimiser step for the elements that this rank updates, averaged over the step's `targets` on all
+/// ranks. gpt.totals gets their norm and the sum of losses. In the last micro-step, gradients are summed over the ranks as soon as they
+/// are final: layer by layer, or bucket by bucket with ZeRO-1, from the end of the buffer. False, with incomplete gradients, if a signal
+/// has requested a stop.
 template <class Device, class X>
 bool step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double targets) {
     Device device = run.device;
@@ -91,8 +93,8 @@ bool step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double ta
     return true;
 }
 
-/// Precondition: gpt_update(), which skips such a step. Exit::not_finite if the loss or a gradient is not finite; the message names
-/// the first such tensor.
+/// Precondition: gpt_update(), which skips such a step. Exit::not_finite, naming the first such tensor, if the loss or a gradient is
+/// not finite.
 template <class Device, class X>
 void require_finite(Run<Device, X>& run, const StepTotals& totals, double loss, double norm, int64_t step) {
     if (totals.finite()) return;
@@ -108,15 +110,15 @@ void require_finite(Run<Device, X>& run, const StepTotals& totals, double loss, 
          "); the weights were not changed. Lower --lr, or resume from the last checkpoint");
 }
 
-/// One optimiser step: gradients of all micro-steps and ranks, learning rate, clipping and AdamW on the device; then reads the
-/// totals and does what is due (validation, samples, checkpoint). Returns whether a signal has requested a stop; one that comes
-/// between two micro-steps undoes the step.
+/// Takes one optimiser step: gradients of all micro-steps and ranks, learning rate, clipping and AdamW on the device. Then reads the
+/// totals and runs the validation, samples and checkpoint that are due. Returns whether a signal has requested a stop; a signal between
+/// two micro-steps undoes the step.
 template <class Device, class X>
 bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     Device device = run.device;
     const Options& o = run.o;
     Ranks& ranks = run.ranks;
-    const int64_t targets = loader.targets_of_step(step - 1);   // a mask may hide all: then there is no loss, and no gradient
+    const int64_t targets = loader.targets_of_step(step - 1);   // 0 if a loss mask hides all: no loss and no gradient
     if (!step_gradients(run, loader, step, double(std::max<int64_t>(1, targets)))) {
         save_finished_step(run);
         return true;
@@ -140,7 +142,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     if (run.evaluation_due(last)) evaluate_tasks(run);
     if (run.samples() && run.due(o.sample_every, last))
         ranks.first_does("sampling", step, [&] {
-            if (!stop_requested()) run.progress.say("--- sample ---\n" + sample(run) + "\n--------------");
+            if (!stop_requested()) run.progress.print("--- sample ---\n" + sample(run) + "\n--------------");
         });
     if (run.due(o.monitor_every, last))
         ranks.first_does("observing attention", step, [&] {
@@ -153,7 +155,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     return stopped;
 }
 
-/// A failure of a GPU or another rank ends the run: adds to its message what was lost and how to resume. Exit::rank.
+/// Ends the run after a failure of a GPU or another rank: Exit::rank, with the lost step and the way to resume in the message.
 [[noreturn]] void give_up(const Error& error, const Options& o, int64_t step) {
     if (!*error.what()) throw error;   // another rank prints the sentence
     fail(Exit::rank, error.what(), "; step ", step, " is lost; ",
@@ -224,8 +226,8 @@ Exit train(const Variant& variant, const Options& o, Ranks& ranks) {
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
-    keep_freed_memory();
-    outlive_readers();
+    disable_malloc_trim();
+    ignore_sigpipe();
     Exit result = Exit::done;
     const Variant* const variant = sole_variant();
     const int failed = run_program(process_name(std::string("train_") + (variant ? variant->name : "gpt")), [&] {
@@ -239,7 +241,7 @@ int main(int argc, char** argv) {
         if (help) return;
         result = train(*variant, options, ranks);
         const bool into_files = !options.eval_out.empty() || !options.eval_log.empty() || !options.show_mask.empty();
-        if ((options.evaluate || options.dry_run) && !into_files) require_printed();   // nothing else has come of it
+        if ((options.evaluate || options.dry_run) && !into_files) require_printed();   // the output is the only result
     });
     return failed ? failed : int(result);
 }

@@ -38,33 +38,34 @@ struct adaptive_sparse : BlockSparse {
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
         choice.dense_heads = dense_heads(int(value("dense_heads")));
         head_threshold = float(value("head_threshold")), straight_through = value("ste") != 0;
-        distil_mode = Distil(int(value("distil")));
+        gate_training = GateTraining(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
     }
 
     static std::vector<Setting> settings() {
         return {   // thresholds are below 1, which no share and no gate reaches
             {"--adaptive-sparse-block", "adaptive_sparse_block", 64, TILE, LARGEST_BLOCK, TILE,
-             "tokens of a block, a multiple of 64", true},
+             "tokens per block, a multiple of 64", true},
             {"--adaptive-sparse-query", "adaptive_sparse_query", 0, 0, 1, WHOLE,
-             "gate query: 0 first token, 1 mean of the block before"},
-            {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, WHOLE, "0 modulate all blocks, 1 choose, 2 both"},
-            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits",
+             "gate query of a block: 0 its first token, 1 the mean of the block before"},
+            {"--adaptive-sparse-mask", "adaptive_sparse_mask", 2, 0, 2, WHOLE,
+             "use of the gate: 0 modulates all blocks, 1 selects blocks, 2 both"},
+            {"--adaptive-sparse-top-k", "adaptive_sparse_top_k", 8, 0, 1e6, WHOLE, "past blocks selected per block of queries",
              true, 1, "adaptive_sparse_block"},
             {"--adaptive-sparse-threshold", "adaptive_sparse_threshold", 0, 0, 0.99, REAL,
-             "above 0: visit the blocks with more than this share instead"},
-            {"--adaptive-sparse-sink", "adaptive_sparse_sink", 0, 0, 1, WHOLE, "1: always visit the first block"},
+             "share of the gate above which a block is selected, in place of top-k; 0: use top-k"},
+            {"--adaptive-sparse-sink", "adaptive_sparse_sink", 0, 0, 1, WHOLE, "first block of the row: 1 always selected, 0 as any other"},
             {"--adaptive-sparse-dense-heads", "adaptive_sparse_dense_heads", -1, -1, 1e6, WHOLE,
-             "heads without a gate, in whole key/value groups; -1: four, at most half"},
+             "heads without a gate, in whole key/value groups; -1: four, at most half of them"},
             {"--adaptive-sparse-head-threshold", "adaptive_sparse_head_threshold", 0.3, -1, 0.99, REAL,
-             "heads below are off for the token; below 0: no head gate"},
+             "gate value below which a head is off for a token; negative: no head gate"},
             {"--adaptive-sparse-ste", "adaptive_sparse_ste", 0, 0, 1, WHOLE,
-             "1: straight-through gradients for heads that are off"},
+             "gradients of heads that are off: 1 straight-through, 0 none"},
             {"--adaptive-sparse-distil", "adaptive_sparse_distil", 0, 0, 2, WHOLE,
-             "the gate learns from the dense map: 0 no, 1 too, 2 alone and with dense attention"},
-            {"--adaptive-sparse-distil-weight", "adaptive_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"},
+             "gate training on the dense map: 0 off, 1 joint with the model, 2 gate only, with dense attention"},
+            {"--adaptive-sparse-distil-weight", "adaptive_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of the distillation loss"},
             {"--adaptive-sparse-distil-skip", "adaptive_sparse_distil_skip", 0, 0, 0.99, REAL,
-             "share of the first rows that it leaves out"},
+             "share of the first rows to leave out of the distillation loss"},
         };
     }
 
@@ -79,7 +80,7 @@ struct adaptive_sparse : BlockSparse {
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
         auto everything = [](int, int i, int j) { return j <= i; };
-        if (distil_mode == Distil::alone)
+        if (gate_training == GateTraining::gate_only)
             return dense_softmax(in, out, [](int, int, int, int, X a) { return a; }, everything);
         const int N = (in.T + block - 1) / block;
         const std::vector<X> scores =

@@ -3,15 +3,15 @@
 //     c_h  = softplus(gamma_h)                                                              the geometric scale
 //     s_ij = sigmoid(b2_h + sum_f W2_hf GELU(A_if + B_jf))                                  the gate
 //     A_i  = W1q_h LN(q_i) + b1_h,   B_j = W1k_h LN(k_j)        since W1 [LN q; LN k] has no cross terms
-// The paper leaves open, and this file reads: hidden width m = 16 (setting asga_hidden); biases b1 and b2; LN without affine, eps
+// The paper leaves open, and this file assumes: hidden width m = 16 (setting asga_hidden); biases b1 and b2; LN without affine, eps
 // 1e-5; q and k after QK-norm and before RoPE; GELU in its tanh form; W1 per query head also under grouped queries.
-// s multiplies the logit, not the weight: s -> 0 gives a key relative weight e^0, it never removes it. The gate is a learned
-// pairwise temperature, and there is no sparsity to save time with.
+// s multiplies the logit, not the weight: s -> 0 gives a key the relative weight e^0 and never removes it. The gate is a learned
+// pairwise temperature, so there is no sparsity that saves time.
 // Ablations (paper, section 4.2) are flags: no geometric scale (c constant); fixed sparsity, read as a hard window of 256 with c
 // learned; neither, which is plain attention.
-// Where c starts the paper leaves open too (setting asga_scale): here at 2 with the learned gate, which starts near 1/2, so that
-// logits start as the baseline's. Without the scale c is 1, as printed, and they start at half of that: an ablation that is to
-// change nothing but whether c is learned sets it to 2.
+// The paper leaves the initial c open too (setting asga_scale). Here it is 2 with the learned gate, which starts near 1/2, so that
+// logits start as the baseline's. Without the scale c is 1, as printed, and logits start at half of the baseline's; an ablation of
+// learning c alone sets it to 2.
 #pragma once
 #include <vector>
 
@@ -24,7 +24,7 @@
 
 enum class AsgaGate { learned, window, none };
 
-/// M > 0 is a twin for the GPU's kernels with m = M at compile time, so that arrays over hidden units stay in registers.
+/// M > 0 is a twin for the GPU's kernels with m = M known at compile time, so that arrays over hidden units stay in registers.
 template <bool geometric, AsgaGate gate, int M = 0>
 struct Asga : Policy {
     static constexpr bool learned = gate == AsgaGate::learned;
@@ -34,7 +34,7 @@ struct Asga : Policy {
     static constexpr double eps = 1e-5;
     int m = 0;         // hidden units of the gate
     int left = 0;      // reach of the window
-    double scale = 1;  // c at the start, or for good where it is not learned
+    double scale = 1;  // initial c, constant if it is not learned
     Slot w1_q, w1_k;   // (NH, m, HS)
     Slot b1, w2;       // (NH, m)
     Slot b2, gamma;    // (NH)
@@ -54,11 +54,11 @@ struct Asga : Policy {
         std::vector<Setting> all;
         if (learned) all.push_back({"--asga-hidden", "asga_hidden", 16, 1, 256, WHOLE, "hidden units of the pairwise gate"});
         if (gate == AsgaGate::window)
-            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true});
+            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i", true});
         if (modifies_scores)
             all.push_back({"--asga-scale", "asga_scale", learned && geometric ? 2.0 : 1.0, 0.1, 100, REAL,
-                           geometric ? "the geometric scale c at the start; c is learned from there"
-                                     : "the constant c on gated logits; 2 starts them as the baseline's"});
+                           geometric ? "initial geometric scale c, which is learned"
+                                     : "constant scale c of the gated logits; with 2 they start as the baseline's"});
         return all;
     }
 

@@ -26,14 +26,15 @@ struct bigbird : Policy {
           key(scrambled(scrambled(uint32_t(config.setting("bigbird_seed"))) + uint32_t(layer))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--bigbird-block", "bigbird_block", 64, 1, 1e6, WHOLE, "tokens of a block", true},
-                {"--bigbird-window", "bigbird_window", 3, 1, 1e6, WHOLE, "blocks of the two-sided window, of which half are hidden",
+        return {{"--bigbird-block", "bigbird_block", 64, 1, 1e6, WHOLE, "tokens per block", true},
+                {"--bigbird-window", "bigbird_window", 3, 1, 1e6, WHOLE,
+                 "blocks of the two-sided window; the causal mask hides the right half",
                  true, 1, "bigbird_block", 2},
-                {"--bigbird-globals", "bigbird_globals", 1, 0, 1e6, WHOLE, "leading blocks that every later one sees", true, 1,
+                {"--bigbird-globals", "bigbird_globals", 1, 0, 1e6, WHOLE, "leading blocks that every later block sees", true, 1,
                  "bigbird_block"},
                 {"--bigbird-random", "bigbird_random", 1, 0, 64, WHOLE, "random earlier blocks per block of queries and head", true,
                  1, "bigbird_block"},
-                {"--bigbird-seed", "bigbird_seed", 1, 0, 2147483647, WHOLE, "of the random blocks"}};
+                {"--bigbird-seed", "bigbird_seed", 1, 0, 2147483647, WHOLE, "random seed of the random blocks"}};
     }
 
     static constexpr bool long_visible = true;

@@ -1,6 +1,6 @@
 // Causal attention: the baseline of every comparison (Vaswani et al. 2017; the Qwen technical reports).
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i
-// Every answer is the default. Copy this file for a new variant; the struct has the name of the file.
+// Every hook has its default. Copy this file for a new variant; the struct has the name of the file.
 #pragma once
 #include "attention/kernel/layer.h"
 

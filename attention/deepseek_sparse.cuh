@@ -32,9 +32,9 @@
 #include "attention/kernel/decode.h"
 #include "attention/kernel/layer.h"
 #include "attention/masks/chosen_tokens.h"
-#include "attention/masks/distil_mode.h"
+#include "attention/masks/gate_training.h"
 
-/// For the kernel: rows that see at most `top` keys see all of their past; of the others the bits say.
+/// The kernel's mask: rows with at most `top` past keys see all of them; the others see the keys whose bits are set.
 struct ChosenPairs : Policy {
     int top;
     static constexpr bool reads_bits = true;
@@ -48,24 +48,24 @@ struct deepseek_sparse : Policy {
     static constexpr const char* name = "deepseek_sparse";
     static constexpr bool own_passes = true, reads_x = true, has_auxiliary_loss = true, tokens_choose = true;
     int heads, dim, top, C, NH, NKV, HS;
-    Distil distil;
+    GateTraining distil;
     float lambda;
     IndexTensors tensors{};
 
     deepseek_sparse(const Config& config, int layer) : Policy(config, layer), C(config.C), NH(config.NH), NKV(config.NKV), HS(config.HS) {
         auto value = [&](const char* key) { return config.setting(std::string("deepseek_sparse_") + key); };
         heads = int(value("heads")), dim = int(value("dim")), top = int(value("top_k"));
-        distil = Distil(int(value("distil"))), lambda = float(value("distil_weight"));
+        distil = GateTraining(int(value("distil"))), lambda = float(value("distil_weight"));
         if (dim == 96) fail(Exit::usage, "--deepseek-sparse-dim (deepseek_sparse_dim) is 96; give 32, 64 or 128");
     }
 
     static std::vector<Setting> settings() {
         return {{"--deepseek-sparse-heads", "deepseek_sparse_heads", 4, 1, 256, WHOLE, "heads of the indexer"},
-                {"--deepseek-sparse-dim", "deepseek_sparse_dim", 64, 32, 128, 32, "size of each: 32, 64 or 128"},
-                {"--deepseek-sparse-top-k", "deepseek_sparse_top_k", 256, 1, 1e9, WHOLE, "keys that a query sees", true},
+                {"--deepseek-sparse-dim", "deepseek_sparse_dim", 64, 32, 128, 32, "size of each indexer head: 32, 64 or 128"},
+                {"--deepseek-sparse-top-k", "deepseek_sparse_top_k", 256, 1, 1e9, WHOLE, "keys that each query sees", true},
                 {"--deepseek-sparse-distil", "deepseek_sparse_distil", 1, 0, 2, WHOLE,
-                 "the indexer learns from attention's weights: 0 no, 1 beside the model, 2 alone and with dense attention"},
-                {"--deepseek-sparse-distil-weight", "deepseek_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"}};
+                 "indexer training on attention's weights: 0 off, 1 joint with the model, 2 indexer only, with dense attention"},
+                {"--deepseek-sparse-distil-weight", "deepseek_sparse_distil_weight", 1, 0, 1e6, REAL, "weight of the distillation loss"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {
@@ -79,9 +79,9 @@ struct deepseek_sparse : Policy {
 
     bool trains(const std::string& tensor) const {
         const bool own = tensor.find(".deepseek_sparse.") != std::string::npos;
-        return own ? distils() : distil != Distil::alone;
+        return own ? distils() : distil != GateTraining::gate_only;
     }
-    bool distils() const { return distil != Distil::nobody; }
+    bool distils() const { return distil != GateTraining::off; }
 
     /// Tests of every variant take differences over steps that reach across kinks of ReLU; tests/test_deepseek_sparse.cpp has gradients.
     bool has_exact_gradients() const { return !distils(); }
@@ -90,10 +90,10 @@ struct deepseek_sparse : Policy {
     // ---- accounting
 
     /// The keys that a query sees at most.
-    int most() const { return distil == Distil::alone ? std::numeric_limits<int>::max() : top; }
+    int most() const { return distil == GateTraining::gate_only ? std::numeric_limits<int>::max() : top; }
 
     /// Pairs are exact; of tiles the choice may visit all, and fewer where queries agree.
-    bool expects_at_most() const { return distil != Distil::alone; }
+    bool expects_at_most() const { return distil != GateTraining::gate_only; }
     PairCount expected_pairs(int of_heads, int T) const {
         const double all = std::min(T, most()), later = T - all, tiles = tiles_of(T);
         return {of_heads * (all * (all + 1) / 2 + later * all), of_heads * tiles * (tiles + 1) / 2};

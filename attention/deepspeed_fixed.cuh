@@ -29,13 +29,13 @@ struct deepspeed_fixed : Policy {
     }
 
     static std::vector<Setting> settings() {
-        return {{"--deepspeed-fixed-block", "deepspeed_fixed_block", 64, 1, 1e4, WHOLE, "tokens of a block", true},
-                {"--deepspeed-fixed-local", "deepspeed_fixed_local", 4, 1, 1e4, WHOLE, "L: blocks of a chunk", true, 1,
+        return {{"--deepspeed-fixed-block", "deepspeed_fixed_block", 64, 1, 1e4, WHOLE, "tokens per block", true},
+                {"--deepspeed-fixed-local", "deepspeed_fixed_local", 4, 1, 1e4, WHOLE, "blocks per chunk, L", true, 1,
                  "deepspeed_fixed_block"},
                 {"--deepspeed-fixed-globals", "deepspeed_fixed_globals", 1, 1, 1e4, WHOLE,
-                 "G: blocks of a chunk that all later rows see", true, 1, "deepspeed_fixed_block"},
+                 "blocks per chunk that all later rows see, G", true, 1, "deepspeed_fixed_block"},
                 {"--deepspeed-fixed-per-head", "deepspeed_fixed_per_head", 0, 0, 1, WHOLE,
-                 "1: heads take turns at which G blocks"}};
+                 "choice of the G blocks: 1 rotates over the heads, 0 is the same for all"}};
     }
 
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {

@@ -1,12 +1,12 @@
 // Dynamic Sparse Attention (aardXiv 2510.00061 and 2510.00093): a window, and a gate per token and head on the output.
 //     O'_th = g_th O_th,   g_t = sigmoid(W x_t + b) in (0, 1)^NH,   x the block's normed input, as the query projection reads it
 //     O attends to j <= i with i - j <= window; rows i < dense_until attend to every j <= i
-// The papers leave open, and this file reads:
-// - The window's equation |i - j| <= 256 is two-sided; a language model takes its left half, 257 keys.
+// The papers leave open, and this file assumes:
+// - The window's equation |i - j| <= 256 is two-sided; a language model uses its left half, 257 keys.
 // - "Dense up to 512 tokens, windowed above" is a rule per row: row i is dense while i + 1 <= 512. As a rule per sequence it would
-//   change the output at token 100 when token 513 arrives, and invalidate what decoding has cached.
-// - "Output = sum_i g_i Attention_i" has the output projection inside Attention_i; otherwise heads would be added up.
-// The papers speak of global information flow through the gate, but a factor per token moves nothing between positions.
+//   change the output at token 100 when token 513 arrives, and invalidate the KV cache.
+// - "Output = sum_i g_i Attention_i" has the output projection inside Attention_i; otherwise heads would be summed.
+// The papers claim global information flow through the gate, but a factor per token moves nothing between positions.
 // Ablations (2510.00061) are flags: no gate; a window for every row; no window.
 #pragma once
 #include "attention/gates/token_linear.cuh"
@@ -31,9 +31,10 @@ struct Dsa : Policy {
     static std::vector<Setting> settings() {
         std::vector<Setting> all;
         if (window != DsaWindow::none)
-            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true});
+            all.push_back({"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i", true});
         if (window == DsaWindow::late_rows)
-            all.push_back({"--dense-until", "attention_dense_until", 512, 0, 1e9, WHOLE, "rows i < N see all keys up to i"});
+            all.push_back({"--dense-until", "attention_dense_until", 512, 0, 1e9, WHOLE,
+                           "number N of leading dense rows: query i < N sees all keys up to i"});
         return all;
     }
 

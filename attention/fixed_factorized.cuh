@@ -25,9 +25,9 @@ struct fixed_factorized : Policy {
     }
 
     static std::vector<Setting> settings() {
-        return {{"--fixed-factorized-chunk", "fixed_factorized_chunk", 128, 1, 1e6, WHOLE, "l: tokens of a chunk", true},
+        return {{"--fixed-factorized-chunk", "fixed_factorized_chunk", 128, 1, 1e6, WHOLE, "tokens per chunk, l", true},
                 {"--fixed-factorized-summary", "fixed_factorized_summary", 32, 0, 1e6, WHOLE,
-                 "c: tokens at the end of a chunk that all later ones see"}};
+                 "tokens at the end of a chunk that all later ones see, c"}};
     }
 
     constexpr Tile tile(int, int i0, int i1, int j0, int j1) const {

@@ -69,7 +69,7 @@ struct forgetting : Policy {
         : Policy(config, layer), with_rope(config.setting("forgetting_rope") != 0), NH(config.NH), C(config.C) {}
 
     static std::vector<Setting> settings() {
-        return {{"--forgetting-rope", "forgetting_rope", 0, 0, 1, WHOLE, "1: queries and keys are rotated by RoPE as well"}};
+        return {{"--forgetting-rope", "forgetting_rope", 0, 0, 1, WHOLE, "RoPE on queries and keys: 1 on, 0 off"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

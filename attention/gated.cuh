@@ -69,7 +69,7 @@ struct gated : Policy {
         : Policy(config, layer), each(config.setting("gated_form") != 0), NH(config.NH), HS(config.HS), C(config.C) {}
 
     static std::vector<Setting> settings() {
-        return {{"--gated-form", "gated_form", 1, 0, 1, WHOLE, "a gate for 0: each head, 1: each element of a head"}};
+        return {{"--gated-form", "gated_form", 1, 0, 1, WHOLE, "granularity of the gate: 0 per head, 1 per element of a head"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

@@ -1,5 +1,5 @@
-// Wraps a policy in the interface of the engine (attention/variant.h): LayerOf<A> is a layer, CpuLayer<A> and GpuLayer<A> are
-// layers that can also compute on their device. All the work is in layer.h; here are only virtual functions around it.
+// Wraps a policy in the engine's interface (attention/variant.h). LayerOf<A> is a layer; CpuLayer<A> and GpuLayer<A> also compute on
+// their device. The virtual functions here forward to layer.h.
 #pragma once
 #include <memory>
 #include <optional>
@@ -15,7 +15,7 @@ constexpr bool reports_pairs = requires(const A& policy, const LayerInputs<float
     policy.sees(in, state, 0, 0, 0);
 };
 
-/// Whether a text needs nothing on a GPU but keys and gates, or A keeps there what else it needs, as A::Texts<X>.
+/// Whether a GPU can decode A row by row: its state is keys and gates only, or A defines further state as A::Texts<X>.
 template <class A>
 constexpr bool writes_rows_on_gpu =
     A::writes_row_by_row && (!requires { typename A::template Text<float>; } || requires { typename A::template Texts<float>; });
@@ -53,7 +53,7 @@ struct LayerOf : AttentionLayer {
     double cached_keys(int T) const override { return policy.cached_keys(T); }
 };
 
-/// The policy of a layer whose variant is A, for callers that need more than the common interface.
+/// The policy of a layer of variant A, for callers that need more than the common interface.
 template <class A>
 const A& policy_of(const AttentionLayer& layer) {
     return dynamic_cast<const LayerOf<A>&>(layer).policy;
@@ -82,7 +82,7 @@ struct PassesOf : Passes {
     }
 };
 
-/// What A keeps of a text besides keys: A::Text<X>, where there is one.
+/// The decode state of A besides keys: A::Text<X> if defined.
 template <class A, class X>
 struct TextOf {
     using type = NothingMore;
@@ -93,7 +93,7 @@ struct TextOf<A, X> {
     using type = typename A::template Text<X>;
 };
 
-/// A Base (LayerText or LayerTexts) that keeps Keys, and More beside them.
+/// A Base (LayerText or LayerTexts) with a KV cache `Keys` and further state `More`.
 template <class Base, class A, class Room, class Keys, class More>
 class KeysAndMore : public Base {
 public:
@@ -138,11 +138,11 @@ struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
     }
     std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const override {
         if constexpr (A::writes_row_by_row) return std::make_unique<LayerTextOf<A, X>>(this->policy, room);
-        else fail(Exit::usage, A::name, " has no rows without the whole text");
+        else fail(Exit::usage, A::name, " has no token-by-token decoding");
     }
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const override {
         if constexpr (reports_pairs<A>) return this->policy.sees(in, state, h, i, j);
-        else fail(Exit::usage, A::name, " does not tell its pairs");
+        else fail(Exit::usage, A::name, " does not report its pairs");
     }
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const override {
         if constexpr (requires { this->policy.naive(in, weights, out); }) this->policy.naive(in, weights, out);
@@ -157,7 +157,7 @@ struct CpuLayer final : LayerOf<A>, CpuPassesOf<A, float>, CpuPassesOf<A, double
 };
 
 #ifdef WITH_GPU
-/// What A keeps of texts on a GPU besides keys: A::Texts<X>, where there is one.
+/// The decode state of A on a GPU besides keys: A::Texts<X> if defined.
 template <class A, class X>
 struct TextsOf {
     using type = NothingMore;
@@ -190,7 +190,7 @@ struct GpuPassesOf : PassesOf<A, GPU, X, GpuPasses<X>> {
 
     std::unique_ptr<LayerTexts<X>> start_texts(const LayerShape& room) const override {
         if constexpr (writes_rows_on_gpu<A>) return std::make_unique<LayerTextsOf<A, X>>(this->policy, room);
-        else fail(Exit::usage, A::name, " has no rows on a GPU without the whole text");
+        else fail(Exit::usage, A::name, " has no token-by-token decoding on a GPU");
     }
 };
 
@@ -201,7 +201,7 @@ struct GpuLayer final : LayerOf<A>, GpuPassesOf<A, float>, GpuPassesOf<A, bf16> 
 };
 #endif
 
-/// The variant whose layers are of class Layer: variant_of<CpuLayer, asga>.
+/// The variant with layers of class Layer: variant_of<CpuLayer, asga>.
 template <template <class> class Layer, class A>
 inline constexpr Variant variant_of = {A::name, A::options_to_train, A::settings,
                                        [](const Config& config, int layer) -> std::unique_ptr<AttentionLayer> {

@@ -38,7 +38,7 @@ void read_option(const std::string& word, const std::string& part, const Variant
         if (!parse_number(word.substr(equals + 1), value) || !std::isfinite(value))
             fail(Exit::usage, "--layers ", part, ": ", word, " must give a number");
         if (!layer.settings.emplace(s.key, value).second)
-            fail(Exit::usage, "--layers ", part, ": ", option.substr(2), " is there twice");
+            fail(Exit::usage, "--layers ", part, ": ", option.substr(2), " is given twice");
         return;
     }
     fail(Exit::usage, "--layers ", part, ": ", variant.name, " has no option ", option, "; its options are:",
@@ -50,21 +50,21 @@ void read_part(const std::string& part, int L, const Variants& variants, std::ve
     const std::vector<std::string> words = split(part, ':');
     const Variant* const variant = variants.find(words[0]);
     if (!variant)
-        fail(Exit::usage, "--layers ", part, ": \"", words[0], "\" is no mechanism that this program has; it has ", variants.names());
+        fail(Exit::usage, "--layers ", part, ": unknown attention variant '", words[0], "'; this program has: ", variants.names());
     LayerAttention layer{variant->name};
     int count = 1;
     for (size_t n = 1; n < words.size(); n++) {
         if (words[n].find('=') != std::string::npos) read_option(words[n], part, *variant, layer);
         else if (n > 1 || !parse_number(words[n], count) || count < 1 || count > L)
-            fail(Exit::usage, "--layers ", part, ": \"", words[n], "\" must be a number of layers, 1 to ", L,
-                 " and first behind the name, or OPTION=VALUE");
+            fail(Exit::usage, "--layers ", part, ": \"", words[n], "\" must be OPTION=VALUE or, directly after the name, a number of "
+                 "layers from 1 to ", L);
     }
     layers.insert(layers.end(), size_t(count), layer);
 }
 
 void require_own(const std::vector<LayerAttention>& layers, const char* option, const std::string& value, const Variant& own) {
     if (std::any_of(layers.begin(), layers.end(), [&](const LayerAttention& layer) { return layer.variant == own.name; })) return;
-    fail(Exit::usage, option, " ", value, " leaves no layer to ", own.name, "; ./train_causal trains such a model");
+    fail(Exit::usage, option, " ", value, " leaves no layer to ", own.name, "; train such a model with ./train_causal");
 }
 
 /// What all layers of the model's own variant have in common becomes a setting of the model.
@@ -97,8 +97,8 @@ void require_known_settings(const Config& config, const Variants& variants, cons
         for (const Setting& s : other->settings()) known.insert(s.key);
     for (const auto& [key, value] : config.settings)
         if (!known.count(key))
-            fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", value, ", is no setting of ", variants.own.name, " and not "
-                 "known otherwise; if it changes nothing that the model computes, remove it");
+            fail(Exit::checkpoint, where, ": the key \"", key, "\", which is ", value, ", is not known and not a setting of ",
+                 variants.own.name, "; if it changes nothing that the model computes, remove it");
 }
 
 void complete_layers(Config& config, const Variants& variants) {
@@ -108,8 +108,7 @@ void complete_layers(Config& config, const Variants& variants) {
         LayerAttention& layer = config.layers[size_t(l)];
         const Variant* const variant = variants.find(layer.variant);
         if (!variant)
-            fail(Exit::checkpoint, "layer ", l, " has the attention \"", layer.variant, "\", which is none of this program's: ",
-                 variants.names());
+            fail(Exit::checkpoint, "layer ", l, ": unknown attention variant '", layer.variant, "'; this program has: ", variants.names());
         Config whole = config.of_layer(l);
         try {
             complete_settings(whole, settings_of(*variant));
@@ -130,7 +129,7 @@ std::vector<LayerAttention> layers_of_pattern(const std::string& pattern, int L,
     std::vector<LayerAttention> layers;
     for (const std::string& part : split(pattern, ',')) read_part(part, L, variants, layers);
     const size_t count = layers.size();
-    if (count > size_t(L)) fail(Exit::usage, "--layers ", pattern, " has ", count, " layers, and the model only ", L);
+    if (count > size_t(L)) fail(Exit::usage, "--layers ", pattern, " has ", count, " layers, but the model has ", L, "; shorten the list");
     while (layers.size() < size_t(L)) layers.push_back(layers[layers.size() - count]);
     require_own(layers, "--layers", pattern, variants.own);
     return layers;
@@ -142,8 +141,8 @@ std::vector<LayerAttention> layers_beside_dense(const std::string& list, int L, 
     for (const std::string& word : split(list, ',')) {
         int l = -1;
         if (!parse_number(word, l) || l < 0 || l >= L)
-            fail(Exit::usage, "--dense-layers ", list, ": \"", word, "\" is no layer of the model, whose layers are 0 to ", L - 1);
-        if (is_dense[size_t(l)]) fail(Exit::usage, "--dense-layers ", list, ": layer ", l, " is there twice");
+            fail(Exit::usage, "--dense-layers ", list, ": \"", word, "\" is not a layer of the model; its layers are 0 to ", L - 1);
+        if (is_dense[size_t(l)]) fail(Exit::usage, "--dense-layers ", list, ": layer ", l, " is given twice");
         is_dense[size_t(l)] = true;
         layers[size_t(l)].variant = "causal";
     }

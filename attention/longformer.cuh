@@ -17,8 +17,8 @@ struct longformer : LeadingAndWindow {   // the mask
         : LeadingAndWindow(config, layer, int(config.setting("longformer_globals")), int(config.setting("attention_window"))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--global-tokens", "longformer_globals", 64, 0, 1e9, WHOLE, "leading tokens that every later one sees", true},
-                {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true}};
+        return {{"--global-tokens", "longformer_globals", 64, 0, 1e9, WHOLE, "leading tokens that every later token sees", true},
+                {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i", true}};
     }
 
     template <class X>

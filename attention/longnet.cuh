@@ -85,9 +85,10 @@ struct longnet : Policy {
           detach(config.setting("longnet_detach") != 0), NH(config.NH), NKV(config.NKV) {}
 
     static std::vector<Setting> settings() {
-        return {{"--longnet-segment", "longnet_segment", 256, 1, 1e9, WHOLE, "w: tokens of a segment of the first branch", true},
-                {"--longnet-branches", "longnet_branches", 4, 1, MOST_BRANCHES, WHOLE, "N: each has longer and thinner segments"},
-                {"--longnet-detach", "longnet_detach", 0, 0, 1, WHOLE, "1: no gradient through the branches' weights"}};
+        return {{"--longnet-segment", "longnet_segment", 256, 1, 1e9, WHOLE, "tokens per segment of the first branch, w", true},
+                {"--longnet-branches", "longnet_branches", 4, 1, MOST_BRANCHES, WHOLE,
+                 "number of branches, N, each with longer and thinner segments"},
+                {"--longnet-detach", "longnet_detach", 0, 0, 1, WHOLE, "gradient through the branches' weights: 1 detached, 0 kept"}};
     }
     /// With constant weights backward() computes what the released code trains with, which is not the derivative of the loss.
     bool has_exact_gradients() const { return !detach; }

@@ -2,13 +2,13 @@
 // a mixture of experts chooses experts, without a parameter:
 //     s_i,n = <q_i, mean of k_j over block n>     n a block before the token's own
 //     out_i = sum_j P_ij v_j   over the keys j <= i of its own block and of the k - 1 blocks with the greatest s
-// The choice has no gradient. Every query head chooses by itself, also where heads share keys.
-// What is read here: q and k are those after RoPE, where the released code replaces transformers' attention function; the own block
-// is one of the k, as in the paper's experiments; ties go to earlier blocks. The paper trains with blocks of 512 and k = 3 at 8192
-// tokens, and with 4096 and 12 for long texts; the default keeps the share of the first, 3 blocks of 16, at 2048 tokens. Models in which
-// some layers stay dense: --dense-layers.
-// A document of a packed row has blocks of its own, counted from its first token (blocks/document_blocks.h).
-// Kept per token, head and layer: k - 1 integers, the choice.
+// The selection has no gradient. Every query head selects independently, also if heads share keys.
+// Assumptions: q and k are taken after RoPE, where the released code replaces transformers' attention function; the own block is one of
+// the k, as in the paper's experiments; ties go to earlier blocks. The paper trains with blocks of 512 and k = 3 at 8192 tokens, and with
+// 4096 and 12 for long texts; the default keeps the share of the first, 3 blocks of 16, at 2048 tokens. --dense-layers keeps some layers
+// dense.
+// A document of a packed row (varlen) has its own blocks, counted from its first token (blocks/document_blocks.h).
+// State per token, head and layer: k - 1 integers, the selection.
 #pragma once
 #include "attention/blocks/mean_gate.cuh"
 #include "attention/blocks/mean_text.cuh"
@@ -23,13 +23,13 @@ struct moba : Policy {
         : Policy(config, layer), block(int(config.setting("moba_block"))), top(int(config.setting("moba_top_k"))), NH(config.NH) {}
 
     static std::vector<Setting> settings() {
-        return {{"--moba-block", "moba_block", 128, TILE, 1 << 20, TILE, "tokens of a block, a multiple of 64", true},
-                {"--moba-top-k", "moba_top_k", 3, 1, 1e6, WHOLE, "blocks that a token sees, its own among them", true, 1,
+        return {{"--moba-block", "moba_block", 128, TILE, 1 << 20, TILE, "tokens per block, a multiple of 64", true},
+                {"--moba-top-k", "moba_top_k", 3, 1, 1e6, WHOLE, "blocks that each token sees, including its own", true, 1,
                  "moba_block"}};
     }
 
     ForcedBlocks own_block() const { return {*this, block, 0, 1}; }
-    /// Blocks that a token of a text of up to s.T tokens chooses at most.
+    /// Maximum number of blocks that a token selects in a text of s.T tokens.
     int slots_of(const LayerShape& s) const { return std::min(top - 1, (s.T - 1) / block); }
     BlockChoice block_choice(const LayerShape& s) const {
         const BlockChoice c{s.B, s.T, s.NH, s.NH, block, slots_of(s)};
@@ -39,7 +39,7 @@ struct moba : Policy {
 
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(own_block(), top - 1, heads, T); }
 
-    /// Besides keys and values half of such a pair for every past block: the mean of its keys.
+    /// Beside keys and values, the mean of the keys of every past block: half of a key/value pair.
     double cached_keys(int T) const { return T + 0.5 * ((T - 1) / block); }
 
     // ---- memory

@@ -197,10 +197,11 @@ struct moh : Policy {
     }
 
     static std::vector<Setting> settings() {
-        return {{"--moh-shared", "moh_shared", -1, -1, 1e6, WHOLE, "heads that are always on; -1: a quarter of them"},
-                {"--moh-active", "moh_active", 0, 0, 1e6, WHOLE, "routed heads that each token chooses; 0: half of them"},
+        return {{"--moh-shared", "moh_shared", -1, -1, 1e6, WHOLE, "shared heads, which are always on; -1: a quarter of the heads"},
+                {"--moh-active", "moh_active", 0, 0, 1e6, WHOLE, "routed heads per token; 0: half of the routed heads"},
                 {"--moh-balance", "moh_balance", 0.01, 0, 1e6, REAL, "weight of the balance loss"},
-                {"--moh-printed", "moh_printed", 0, 0, 1, WHOLE, "1: gates as the paper prints them"}};
+                {"--moh-printed", "moh_printed", 0, 0, 1, WHOLE,
+                 "form of the gates: 1 as printed in the paper, 0 as in the released code"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

@@ -60,11 +60,12 @@ struct mosa : Policy {
 
     static std::vector<Setting> settings() {
         return {
-            {"--mosa-rho", "mosa_rho", 8, 1, 1e6, REAL, "a sparse head chooses one token in rho", true},
-            {"--mosa-dense-heads", "mosa_dense_heads", -1, -1, 1e6, WHOLE, "the first heads, dense; -1: 4, at most half of them"},
-            {"--mosa-rate", "mosa_rate", 0.05, 1e-6, 1, REAL, "how fast the thresholds follow the share that is chosen"},
+            {"--mosa-rho", "mosa_rho", 8, 1, 1e6, REAL, "sparsity of sparse heads: each selects one token in rho", true},
+            {"--mosa-dense-heads", "mosa_dense_heads", -1, -1, 1e6, WHOLE,
+             "number of leading heads that are dense; -1: four, at most half of them"},
+            {"--mosa-rate", "mosa_rate", 0.05, 1e-6, 1, REAL, "update rate of the thresholds towards one token in rho, per step"},
             {"--mosa-choice", "mosa_choice", 0, 0, 1, WHOLE,
-             "0: threshold; 1: expert choice, as published, WHICH LOOKS INTO THE FUTURE"}};
+             "selection of tokens: 0 by threshold; 1 expert choice, as published, WHICH LOOKS INTO THE FUTURE"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

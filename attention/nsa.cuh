@@ -66,12 +66,13 @@ struct nsa : Policy {
           shared(config.setting("nsa_shared_kv") != 0), C(config.C), NH(config.NH), NKV(config.NKV), HS(config.HS) {}
 
     static std::vector<Setting> settings() {
-        return {{"--nsa-block", "nsa_block", 32, 1, 1024, WHOLE, "tokens that a compressed key stands for", true},
-                {"--nsa-stride", "nsa_stride", 16, 1, 1024, WHOLE, "tokens from one compressed key to the next", true},
-                {"--nsa-selected", "nsa_selected", 16, 3, 1e6, WHOLE, "blocks of 64 tokens that a query sees whole", true, TILE},
-                {"--nsa-choice", "nsa_choice", 0, 0, 1, WHOLE, "1: the 64 queries of a tile share their first token's choice of blocks"},
-                {"--window", "attention_window", 511, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true},
-                {"--nsa-shared-kv", "nsa_shared_kv", 0, 0, 1, WHOLE, "1: one k and v for all branches"}};
+        return {{"--nsa-block", "nsa_block", 32, 1, 1024, WHOLE, "tokens per compressed key", true},
+                {"--nsa-stride", "nsa_stride", 16, 1, 1024, WHOLE, "stride between compressed keys in tokens", true},
+                {"--nsa-selected", "nsa_selected", 16, 3, 1e6, WHOLE, "blocks of 64 tokens that each query sees in full", true, TILE},
+                {"--nsa-choice", "nsa_choice", 0, 0, 1, WHOLE,
+                 "selection of blocks: 0 per query; 1 shared by a tile of 64 queries, by its first token"},
+                {"--window", "attention_window", 511, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i", true},
+                {"--nsa-shared-kv", "nsa_shared_kv", 0, 0, 1, WHOLE, "keys and values: 0 of each branch, 1 shared by all branches"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

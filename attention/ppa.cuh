@@ -6,7 +6,7 @@
 //     sigma_h = softplus(scale_h),   lambda_h = softplus(rho_h)
 // The prior's normaliser is the same for all keys of a row and cancels in the softmax. So
 // this is ALiBi with learned slopes and a learned temperature.
-// The abstract leaves open, and this file reads: RoPE is kept; sigma starts at 1 and lambda as ALiBi's slopes, 2^(-8 (h + 1) / NH).
+// The abstract leaves open, and this file assumes: RoPE is kept; sigma starts at 1 and lambda as ALiBi's slopes, 2^(-8 (h + 1) / NH).
 #pragma once
 #include <cmath>
 

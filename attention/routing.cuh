@@ -84,14 +84,14 @@ struct routing : Policy {
 
     static std::vector<Setting> settings() {
         return {
-            {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach of the local heads: keys i-N..i are visible", true},
+            {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach of local heads in tokens: query i sees keys i-N..i", true},
             {"--routing-clusters", "routing_clusters", 32, 1, 4096, WHOLE, "clusters of each routed head; about the root of T",
              true},
             {"--routing-local-heads", "routing_local_heads", -1, -1, 1e6, WHOLE,
-             "the first heads, with a window; -1: half of them"},
-            {"--routing-rate", "routing_rate", 0.001, 1e-9, 1, REAL, "how fast centroids follow their members"},
+             "number of leading heads that are local, with a window; -1: half of them"},
+            {"--routing-rate", "routing_rate", 0.001, 1e-9, 1, REAL, "update rate of the centroids towards their members, per step"},
             {"--routing-balanced", "routing_balanced", 0, 0, 1, WHOLE,
-             "0: tokens choose; 1: clusters of one size, as published, WHICH LOOKS INTO THE FUTURE"}};
+             "assignment: 0 tokens choose clusters; 1 clusters of equal size, as published, WHICH LOOKS INTO THE FUTURE"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {
@@ -264,11 +264,11 @@ struct routing : Policy {
         const RepeatedRows& all = kept.rows;
         const RowsOfHeads of_local{all.count, all, 0, local}, of_routed{all.count, all, local, NH};
         const W *dq = scratch.dq, *dk = scratch.dk;
-        send_rows_back(device, to.q, dq, of_local, queries, Write::overwrite);
-        send_rows_back(device, to.k, dk, of_local, keys, Write::overwrite);
-        send_rows_back(device, to.v, static_cast<const X*>(scratch.dv), all, keys, Write::overwrite);
-        send_rows_back(device, Heads<W>{scratch.dn, row}, dq, of_routed, queries, Write::overwrite);
-        send_rows_back(device, Heads<W>{scratch.dn, row}, dk, of_routed, queries, Write::add);
+        scatter_add_rows(device, to.q, dq, of_local, queries, Write::overwrite);
+        scatter_add_rows(device, to.k, dk, of_local, keys, Write::overwrite);
+        scatter_add_rows(device, to.v, static_cast<const X*>(scratch.dv), all, keys, Write::overwrite);
+        scatter_add_rows(device, Heads<W>{scratch.dn, row}, dq, of_routed, queries, Write::overwrite);
+        scatter_add_rows(device, Heads<W>{scratch.dn, row}, dk, of_routed, queries, Write::add);
         content_vectors_backward(device, more.dq_pre, in.qk_row, scratch.dn, in, s);
         clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, in.NKV, in.HS);
         if (local < NH)
@@ -334,7 +334,8 @@ private:
         link_rows(device, kept.rows, s.B, balanced ? s.size : s.rows());
         if (!in.documents) return;
         if (!DivideByDocument::fits(s))
-            fail(Exit::usage, "--seq-len ", s.T, " is too long for routing with --document-mask 1, which takes rows of up to some 46,000 tokens");
+            fail(Exit::usage, "--seq-len ", s.T, " is too long for routing with --document-mask 1, which takes rows of up to about 46,000 "
+                 "tokens; lower it");
         each_element(device, size_t(s.B) * s.NH, s.rows(), DivideByDocument{kept.sorted, s, in.documents});
     }
 

@@ -33,10 +33,10 @@ struct seer : BlockSparse {
         query = GateQuery(int(value("query")));
         mask = BlockMask::hard;
         choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
-        distil_mode = Distil(int(value("distil")));
+        gate_training = GateTraining(int(value("distil")));
         distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
-        if (query == GateQuery::oracle && distil_mode != Distil::nobody)
-            fail(Exit::usage, "--seer-query 3 (seer_query) takes the gate's place, and nothing is to learn: give --seer-distil 0 ",
+        if (query == GateQuery::oracle && gate_training != GateTraining::off)
+            fail(Exit::usage, "--seer-query 3 (seer_query) replaces the gate, so that there is nothing to train; give --seer-distil 0 ",
                  "(seer_distil)");
     }
 
@@ -44,18 +44,18 @@ struct seer : BlockSparse {
 
     static std::vector<Setting> settings() {
         return {   // a threshold is below 1, which no share exceeds
-            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens of a block, a multiple of 64", true},
+            {"--seer-block", "seer_block", 64, TILE, LARGEST_BLOCK, TILE, "tokens per block, a multiple of 64", true},
             {"--seer-query", "seer_query", 0, 0, 3, WHOLE,
-             "gate query: 0 first token, 1 mean of the block before, 2 of the block itself (trained with --seer-distil 2); "
-             "3: no gate, the dense map itself chooses (not trained)"},
-            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, WHOLE, "past blocks that a block of queries visits", true, 1, "seer_block"},
+             "gate query of a block: 0 its first token, 1 the mean of the block before, 2 its own mean (needs --seer-distil 2 to "
+             "train); 3 no gate: the dense map selects (inference only)"},
+            {"--seer-top-k", "seer_top_k", 8, 0, 1e6, WHOLE, "past blocks selected per block of queries", true, 1, "seer_block"},
             {"--seer-threshold", "seer_threshold", 0, 0, 0.99, REAL,
-             "above 0: visit the blocks with more than this share instead"},
-            {"--seer-sink", "seer_sink", 0, 0, 1, WHOLE, "1: always visit the first block"},
+             "share of the gate above which a block is selected, in place of top-k; 0: use top-k"},
+            {"--seer-sink", "seer_sink", 0, 0, 1, WHOLE, "first block of the row: 1 always selected, 0 as any other"},
             {"--seer-distil", "seer_distil", 1, 0, 2, WHOLE,
-             "the gate learns from the dense map: 0 no, 1 beside the model, 2 alone and with dense attention"},
-            {"--seer-distil-weight", "seer_distil_weight", 1, 0, 1e6, REAL, "weight of that loss"},
-            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 0.99, REAL, "share of first rows that loss leaves out"},
+             "gate training on the dense map: 0 off, 1 joint with the model, 2 gate only, with dense attention"},
+            {"--seer-distil-weight", "seer_distil_weight", 1, 0, 1e6, REAL, "weight of the distillation loss"},
+            {"--seer-distil-skip", "seer_distil_skip", 0, 0, 0.99, REAL, "share of the first rows to leave out of the distillation loss"},
         };
     }
 
@@ -68,12 +68,12 @@ struct seer : BlockSparse {
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
         const int N = (in.T + block - 1) / block;
         std::vector<X> scores;
-        if (distil_mode != Distil::alone)
+        if (gate_training != GateTraining::gate_only)
             scores = query == GateQuery::oracle ? naive_dense_map(in, block)
                                                 : naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
         auto modify = [&](int b, int h, int i, int j, X a) {
             const int r = i / block, c = j / block;
-            if (distil_mode == Distil::alone || c == r) return a;
+            if (gate_training == GateTraining::gate_only || c == r) return a;
             const X* row = &scores[((size_t(b) * NH + h) * N + r) * N];
             return naive_choice(row, r, choice.leading > 0, choice.top, choice.threshold)[c] ? a : -X(INFINITY);
         };

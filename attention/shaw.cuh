@@ -25,7 +25,7 @@ struct shaw : Policy {
         : Policy(config, layer), K(int(config.setting("shaw_clip"))), NH(config.NH), HS(config.HS) {}
 
     static std::vector<Setting> settings() {
-        return {{"--shaw-clip", "shaw_clip", 16, 1, MOST_FEATURES - 1, WHOLE, "distances from N on share one key"}};
+        return {{"--shaw-clip", "shaw_clip", 16, 1, MOST_FEATURES - 1, WHOLE, "distance from which all pairs share one key, K"}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

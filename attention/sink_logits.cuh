@@ -79,7 +79,7 @@ struct sink_logits : sliding_window {
     sink_logits(const Config& config, int layer) : sliding_window(config, layer), NH(config.NH) {}
 
     static std::vector<Setting> settings() {
-        return {{"--window", "attention_window", 1e9, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible; 1e9: all", true}};
+        return {{"--window", "attention_window", 1e9, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i; 1e9: all", true}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {

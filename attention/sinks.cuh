@@ -15,8 +15,8 @@ struct sinks : LeadingAndWindow {   // the mask
         : LeadingAndWindow(config, layer, int(config.setting("sinks_tokens")), int(config.setting("attention_window"))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--sinks", "sinks_tokens", 4, 0, 1e9, WHOLE, "tokens at the beginning that every later one sees", true},
-                {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach: keys i-N..i are visible", true}};
+        return {{"--sinks", "sinks_tokens", 4, 0, 1e9, WHOLE, "sink tokens: leading tokens that every later token sees", true},
+                {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i", true}};
     }
 
     template <class X>

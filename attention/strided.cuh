@@ -78,7 +78,8 @@ struct strided : Policy {
     strided(const Config& config, int layer) : Policy(config, layer), l(int(config.setting("strided_stride"))) {}
 
     static std::vector<Setting> settings() {
-        return {{"--stride", "strided_stride", 128, 1, 1e9, WHOLE, "l: the last l tokens and every l-th one before them", true}};
+        return {{"--stride", "strided_stride", 128, 1, 1e9, WHOLE,
+                 "stride l in tokens: a query sees the last l tokens and every l-th one before them", true}};
     }
 
     // ---- the union in text order: for pictures and tests, no kernel calls it

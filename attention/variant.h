@@ -1,9 +1,9 @@
-// The interface between the engine and an attention mechanism. The engine (model/, train_gpt.cu, ./generate) is compiled once and
-// knows only this; a variant is compiled separately, once per device (attention/variant.cu), and a trainer is linked with one of
-// them. Everything is per layer, so that the layers of a model may differ.
+// The interface between the engine and an attention mechanism. The engine (model/, train_gpt.cu, ./generate) is compiled once against
+// this interface. A variant is compiled separately, once per device (attention/variant.cu), and a trainer is linked with one variant.
+// Everything is per layer, so that the layers of a model may differ.
 //     Variant          name, settings; makes a model's layers
 //     AttentionLayer   one layer: facts, tensors, mask
-//     LayerPasses      what it computes on one device in one number type; attention/layer_of.h makes them from a policy
+//     LayerPasses      a layer's passes on one device in one number type; attention/layer_of.h makes them from a policy
 #pragma once
 #include <memory>
 #include <string>
@@ -23,10 +23,10 @@
 struct LayerFacts {
     Features features;
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
-    bool writes_row_by_row;      // whether CpuPasses::start_text() may be called
-    bool writes_rows_on_gpu;     // whether GpuPasses::start_texts() may be called
+    bool writes_row_by_row;      // CpuPasses::start_text() may be called
+    bool writes_rows_on_gpu;     // GpuPasses::start_texts() may be called
     bool reads_keys_only;        // reads_keys_only() in decode.h
-    bool reports_pairs;          // whether CpuPasses::sees() may be called
+    bool reports_pairs;          // CpuPasses::sees() may be called
     bool is_causal, needs_known_text, keeps_documents_apart, expects_at_most;
     bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, own_passes;   // for the tests
     std::vector<std::string> branch_names;   // at least one: "" where the layer has a single softmax
@@ -38,7 +38,7 @@ template <class Device, class X>
 struct LayerPasses {
     virtual ~LayerPasses() = default;
 
-    /// Bytes kept from the forward pass for the backward pass, and bytes of scratch memory while one of them runs.
+    /// Bytes that the forward pass keeps for the backward pass, and bytes of scratch memory while either pass runs.
     virtual size_t kept_bytes(const LayerShape& shape) const = 0;
     virtual size_t workspace_bytes(Device device, const LayerShape& shape) const = 0;
 
@@ -51,7 +51,7 @@ struct LayerPasses {
     virtual std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const = 0;
 };
 
-/// Memory of what a layer keeps of texts: as long as they were said to become when it was made, as many as were said.
+/// Per-layer KV cache. Capacity (sequences x tokens) is fixed at construction.
 template <class Device>
 class TextMemory {
 public:
@@ -59,14 +59,14 @@ public:
 
     size_t bytes() const { return memory_.bytes(); }
 
-    /// Before anything is kept.
+    /// Call once, before the first text.
     void allocate() {
         memory_.allocate();
         lay_out();
     }
 
 protected:
-    /// Takes everything from memory_, and starts with nothing kept. The memory is as a text before has left it.
+    /// Takes all arrays from memory_ and empties the cache. The memory still holds the bytes of the text before.
     virtual void lay_out() = 0;
     void forget() {
         memory_.rewind(0);
@@ -75,52 +75,53 @@ protected:
     Arena<Device> memory_;
 };
 
-/// What a layer keeps of one text while it is written, and its attention of the next token. B is 1 in all arguments.
+/// KV cache of one text on the CPU, with prefill and decode. B = 1 in all arguments.
 template <class X>
 class LayerText : public TextMemory<CPU> {
 public:
-    /// The first in.T tokens, whose forward() has left `state`. What was kept of a text before is gone.
+    /// Prefill: replaces the cache by the first in.T tokens of a text, given the `state` of their forward().
     virtual void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
 
-    /// One token more, in.T == 1: writes state.gated_out (NH, HS), the row that forward() of the text so far would write for it. RoPE's
-    /// table is that of position 0 on, as for a whole text.
+    /// Decode: appends one token (in.T == 1) and writes state.gated_out (NH, HS), the same row as forward() of the text so far. RoPE's
+    /// table begins at position 0, as for a whole text.
     virtual void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
 };
 
 #ifdef WITH_GPU
-/// What a layer keeps of several texts while they are written on a GPU, and its attention of the next tokens of some of them.
+/// KV caches of several texts on a GPU, with prefill of one and decode of some of them.
 template <class X>
 class LayerTexts : public TextMemory<GPU> {
 public:
-    /// The first in.T tokens of a text, whose forward() has left `state`; in.B is 1. What was kept of a text of that number is gone.
+    /// Prefill: replaces the cache of text number `text` by the first in.T tokens of a new one (in.B == 1), given the `state` of their
+    /// forward().
     virtual void begin(GPU device, int text, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
 
-    /// One token more of in.B texts, in.T == 1: writes state.gated_out (B, NH, HS), the rows that forward() of the texts so far would
-    /// write for them. Launches that depend on in.B alone. RoPE's table is that of position 0 on, as for whole texts.
+    /// Decode: appends one token to each of in.B texts (in.T == 1) and writes state.gated_out (B, NH, HS), the same rows as forward() of
+    /// the texts so far. The launches depend on in.B only. RoPE's table begins at position 0, as for whole texts.
     virtual void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
 };
 
-/// What only a GPU can do.
+/// The passes that exist only on a GPU.
 template <class X>
 struct GpuPasses : LayerPasses<GPU, X> {
-    /// room.B texts of at most room.T tokens each. For layers with writes_rows_on_gpu.
+    /// Capacity: room.B texts of room.T tokens each. For layers with writes_rows_on_gpu.
     virtual std::unique_ptr<LayerTexts<X>> start_texts(const LayerShape& room) const = 0;
 };
 #endif
 
-/// What only the CPU can do.
+/// The passes that exist only on the CPU.
 template <class X>
 struct CpuPasses : LayerPasses<CPU, X> {
-    /// The kernel alone on the rows and keys of `a`. For layers with reads_keys_only.
+    /// Runs the kernel only, on the rows and keys of `a`. For layers with reads_keys_only.
     virtual void attend(const AttentionForward<X>& a) const = 0;
 
-    /// A text of at most room.T tokens. For layers with writes_row_by_row.
+    /// Capacity: one text of room.T tokens. For layers with writes_row_by_row.
     virtual std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const = 0;
 
     /// Whether query i of head h, in the first sequence, read key j in the last forward pass. For layers with reports_pairs.
     virtual bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const = 0;
 
-    /// out (B, T, NH, HS) by the formula in dense loops: the oracle of the tests.
+    /// Computes out (B, T, NH, HS) by the formula in dense loops: the oracle of the tests.
     virtual void naive(const LayerInputs<X>& in, const X* weights, X* out) const = 0;
 };
 
@@ -140,7 +141,7 @@ struct AttentionLayer {
     virtual double cached_keys(int T) const = 0;
 };
 
-/// The layer's passes on a device; std::bad_cast where its variant was compiled for another one.
+/// The layer's passes on a device. std::bad_cast if its variant was compiled for another device.
 template <class Device, class X>
 const LayerPasses<Device, X>& passes_of(const AttentionLayer& layer) {
     return dynamic_cast<const LayerPasses<Device, X>&>(layer);
@@ -161,7 +162,7 @@ const GpuPasses<X>& gpu_passes_of(const AttentionLayer& layer) {
 struct Variant {
     const char* name;
     const char* options_to_train;   // Policy::options_to_train
-    std::vector<Setting> (*settings)();   // its own; a model has those of settings_of()
+    std::vector<Setting> (*settings)();   // the variant's own; settings_of() has all of a model
     std::unique_ptr<AttentionLayer> (*make_layer)(const Config& config, int layer);
 };
 
@@ -172,7 +173,7 @@ inline std::vector<Setting> settings_of(const Variant& variant) {
     return all;
 }
 
-/// The baseline, which every program has: the engine's library has it, for hybrids.
+/// The baseline, in the engine's library and so in every program, for hybrid models.
 namespace on_cpu {
 extern const Variant causal;
 }
@@ -180,14 +181,14 @@ namespace on_gpu {
 extern const Variant causal;
 }
 
-/// What the layers of a model may be: the model's own variant, whose settings are the model's, or one of the others.
+/// The variants that the layers of a model may have: the model's own, whose settings are the model's, and others.
 struct Variants {
     const Variant& own;
     std::vector<const Variant*> others;
 
     Variants(const Variant& of_model, std::vector<const Variant*> beside = {}) : own(of_model), others(std::move(beside)) {}
 
-    /// Null if there is none of that name.
+    /// Null for an unknown name.
     const Variant* find(const std::string& name) const {
         if (name == own.name) return &own;
         for (const Variant* other : others)
@@ -215,12 +216,12 @@ struct RegisteredOnGpu {
 /// The variant that a trainer trains: the one beside causal, or causal itself. Null if there are several.
 const Variant* sole_variant(std::vector<const Variant*> variants = all_variants());
 
-/// The variant of that name. Otherwise fails with Exit::usage and the known names.
+/// The variant of that name. Exit::usage, with the known names, if there is none.
 inline const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants()) {
     std::string known;
     for (const Variant* variant : variants) {
         if (variant->name == name) return *variant;
-        known += std::string(" ") + variant->name;
+        known += (known.empty() ? "" : ", ") + std::string(variant->name);
     }
-    fail(Exit::usage, "attention variant ", name, " is none of this program's:", known);
+    fail(Exit::usage, "unknown attention variant '", name, "'; this program has: ", known);
 }

@@ -222,12 +222,12 @@ void require_fitting(const EvaluationTask& task, const std::string& path, int vo
 double macro_f1(const EvaluationTask& task, const std::vector<int>& chosen) {
     double total = 0;
     for (int label = 0; label < int(task.labels.size()); label++) {
-        int64_t both = 0, said = 0, is = 0;
+        int64_t both = 0, predicted = 0, actual = 0;
         for (size_t n = 0; n < chosen.size(); n++) {
-            said += chosen[n] == label, is += task.items[n].gold == label;
+            predicted += chosen[n] == label, actual += task.items[n].gold == label;
             both += chosen[n] == label && task.items[n].gold == label;
         }
-        if (said + is) total += 2.0 * double(both) / double(said + is);
+        if (predicted + actual) total += 2.0 * double(both) / double(predicted + actual);
     }
     return total / double(task.labels.size());
 }
@@ -242,7 +242,7 @@ std::vector<EvaluationFile> find_evaluation_files(const std::vector<std::string>
         for (const std::string& path : expand_glob(glob, "evaluation items")) {
             std::error_code unknown;   // the reader reports files that cannot be read
             if (!files_found.insert(std::filesystem::weakly_canonical(path, unknown)).second)
-                fail(Exit::usage, path, ": is named twice; its items would count twice");
+                fail(Exit::usage, path, ": is given twice, which would count its items twice; give it once");
             files.push_back({path, std::filesystem::path(path).stem().string()});
             of_name[files.back().name]++;
         }
@@ -256,7 +256,7 @@ EvaluationTask read_evaluation(const EvaluationFile& file, const Tokenizer* toke
     const bool binary = path.ends_with(".bin");
     if (!binary && !path.ends_with(".jsonl")) fail(Exit::usage, path, ": evaluation items are in .jsonl or .bin files");
     if (!binary && !tokenizer)
-        fail(Exit::usage, path, ": the model's tokenizer is not known; give items that are token ids already (.bin)");
+        fail(Exit::usage, path, ": the model's tokenizer is unknown; give items as token ids (.bin)");
     EvaluationTask task = binary ? read_binary(path, tokenizer, limit) : read_json_lines(path, *tokenizer, limit);
     if (task.items.empty()) fail(Exit::data, path, ": holds no items");
     require_fitting(task, path, vocabulary, context);

@@ -1,5 +1,5 @@
 // Multiple choice: a model answers an item by the likelihood of each answer after the item's context. If all items have the same
-// answers, the task is a classification and they are its labels.
+// answers, the task is a classification and the answers are its labels.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 
 #include "data/tokenizers/tokenizer.h"
 
-/// One answer with its context, as the model reads them.
+/// One answer with its context, as tokens.
 struct Answer {
     std::vector<int32_t> tokens;   // context, then answer
     int begin = 0;                 // tokens[begin ..] are the answer; at least one token comes before
@@ -18,7 +18,7 @@ struct Answer {
 
 struct EvaluationItem {
     std::vector<Answer> answers;   // at least two
-    int gold = 0;                  // index of the right one
+    int gold = 0;                  // index of the correct answer
     int64_t line = 0;              // in a .jsonl file, from 1
 };
 
@@ -30,7 +30,7 @@ struct EvaluationFile {
 struct EvaluationTask {
     std::string name;                     // the file's
     std::vector<EvaluationItem> items;
-    std::vector<std::string> labels;      // of a classification: the answers that all items share; else empty
+    std::vector<std::string> labels;      // the answers that all items of a classification share; else empty
 };
 
 /// The files that paths and globs match. A file's name is its stem, or its path if several have the same stem (arc/test.jsonl,
@@ -47,7 +47,7 @@ std::vector<EvaluationFile> find_evaluation_files(const std::vector<std::string>
 /// tokens; Exit::usage for other extensions, and for .jsonl without a tokenizer.
 EvaluationTask read_evaluation(const EvaluationFile& file, const Tokenizer* tokenizer, int vocabulary, int context, int64_t limit);
 
-/// Accuracies and their standard errors, sqrt(p (1 - p) / (n - 1)). The chosen answer of an item is the one with the greatest
+/// Accuracies and their standard errors, sqrt(p (1 - p) / (n - 1)). The selected answer of an item has the greatest
 ///   sum              of its tokens' log-likelihoods ("acc" of lm-evaluation-harness)
 ///   token mean       the sum divided by its tokens
 ///   character mean   the sum divided by its characters ("acc_norm")
@@ -56,7 +56,7 @@ struct EvaluationScores {
     int64_t items = 0;
     double sum = 0, token_mean = 0, character_mean = 0;          // accuracies; character_mean is NaN without characters
     double sum_error = 0, token_mean_error = 0, character_mean_error = 0;
-    double macro_f1 = 0;                                         // of `sum`, over the labels; NaN unless it is a classification
+    double macro_f1 = 0;                                         // of `sum`, over the labels; NaN unless the task is a classification
     std::vector<int> chosen;                                     // by sum, per item
 };
 

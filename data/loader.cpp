@@ -64,8 +64,8 @@ void require_targets(const TokenStream& stream, int T, bool shuffle, uint64_t se
     }
     if (rows > 0)
         fail(Exit::data, stream.name(), ": its loss mask hides all targets of the ", rows, " rows of ", T,
-             " tokens of this run, so nothing would be learnt; make shards with completions (./tokenize --mask-prompts), or take another "
-             "--seq-len or more --steps");
+             " tokens of this run, so there is nothing to learn from; make shards with completions (./tokenize --mask-prompts), or take "
+             "another --seq-len or more --steps");
 }
 
 Loader::Loader(const TokenStream& stream, const LoaderConfig& config)
@@ -110,7 +110,7 @@ int64_t Loader::targets_of_step(int64_t step) const {
 void validation_rows(const TokenStream& stream, int64_t row, int T, int count, int32_t* inputs, int32_t* targets) {
     const int64_t available = windows(stream, T);
     if (row < 0 || count < 0 || row + count > available)
-        fail(Exit::data, stream.name(), ": rows ", row, " to ", row + count - 1, " of ", T, " tokens were asked for, but its ",
+        fail(Exit::data, stream.name(), ": rows ", row, " to ", row + count - 1, " of ", T, " tokens were requested, but its ",
              stream.size(), " tokens make ", available, " such rows; give it more text or take fewer or shorter rows");
     std::vector<int32_t> tokens(static_cast<size_t>(T) + 1);
     for (int64_t i = 0; i < count; ++i)

@@ -1,5 +1,5 @@
-// Which tokens a rank trains on in which step, and a thread that prefetches them. The order depends on (seed, epoch, step): only
-// the step needs to be saved, and any number of ranks sees the same rows in a step for the same B * ranks * micro_steps.
+// The tokens of each rank in each step, and a thread that prefetches them. The order depends on (seed, epoch, step). Only the step needs
+// to be saved, and for the same B * ranks * micro_steps any number of ranks trains on the same rows in a step.
 #pragma once
 #include <cstdint>
 #include <future>
@@ -17,8 +17,8 @@ struct LoaderConfig {
     bool shuffle = true;     // false: rows in the order of the shards
 };
 
-/// Rows of T tokens from a stream. Row r of the run begins at token start(r) and has T + 1 tokens: T inputs, and the same shifted
-/// by one as targets, -1 if hidden by a loss mask. data/README.md explains the order.
+/// Rows of T tokens from a stream. Row r of the run begins at token start(r) and has T + 1 tokens: T inputs, and the same shifted by one
+/// as targets, -1 if masked. data/README.md explains the order.
 class RowOrder {
 public:
     /// Exit::data if the stream is shorter than one row.
@@ -54,7 +54,7 @@ public:
     /// Inputs and targets (B, T) of this rank's next micro-step. A thread prefetches the next; its errors are rethrown here.
     void next(int32_t* inputs, int32_t* targets);
 
-    /// How many targets of optimiser step `step` count, on all ranks: all of its tokens, or those that a loss mask leaves.
+    /// The number of unmasked targets of optimiser step `step` on all ranks.
     int64_t targets_of_step(int64_t step) const;
 
 private:
@@ -63,7 +63,7 @@ private:
     const TokenStream& stream_;
     LoaderConfig config_;
     RowOrder order_;
-    uint64_t micro_step_ = 0;                  // the next one, counted from the start of the run
+    uint64_t micro_step_ = 0;                  // the next micro-step, counted from the start of the run
     std::future<std::vector<int32_t>> ahead_;  // its rows; the destructor of a future waits for its thread
 };
 

@@ -1,5 +1,5 @@
-// The files that ./tokenize writes next to its shards: NAME_manifest.json once they are complete (tokenizer, checksums), and until
-// then NAME_progress.json: what a stopped run has finished, and where the next one resumes.
+// The files that ./tokenize writes next to its shards. NAME_manifest.json (tokenizer, checksums) belongs to complete shards. Until then,
+// NAME_progress.json records the finished shards of a stopped run and the place where the next run resumes.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -29,13 +29,13 @@ std::string shard_series(const std::string& file);
 /// "d/x_train_000001.bin" -> "d/x_manifest.json"; "" for a file not named like a shard of ./tokenize.
 std::string manifest_path(const std::string& shard_path);
 
-/// Options and inputs, by name: a stopped run can be resumed only with the same ones.
+/// Options and inputs, by name. A stopped run can be resumed only with equal ones.
 using Fingerprint = std::vector<std::pair<std::string, std::string>>;
 
-/// Where training ends and validation begins; no limit if another rule splits.
+/// The border between training and validation; no limit if another rule splits.
 struct Split {
     uint64_t train_documents = ~uint64_t{0};
-    uint64_t train_bytes = ~uint64_t{0};     // of the one document where there is only one
+    uint64_t train_bytes = ~uint64_t{0};     // bytes of a single document
 };
 
 struct SavedRun {

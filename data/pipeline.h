@@ -1,5 +1,5 @@
-// Tokenizes the documents of all inputs in a pipeline: one thread reads pieces of documents, several encode them, and the caller
-// gets the tokens in document order.
+// Tokenizes the documents of all inputs in a pipeline: one thread reads pieces of documents, several encode them, and the caller receives
+// the tokens in document order.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -28,7 +28,7 @@ struct TextBatch {
     std::string text;
     std::vector<Item> items;
     std::vector<uint32_t> ids;
-    std::vector<uint8_t> mask;        // of ids, whether each counts as a target; empty without --mask-prompts
+    std::vector<uint8_t> mask;        // for each id, whether it counts as a target; empty without --mask-prompts
     uint64_t consumed = 0;            // bytes of the input's file read so far
     std::exception_ptr error;         // thrown while reading or encoding it
 };
@@ -67,7 +67,7 @@ public:
     using Encode = std::function<void(TextBatch&)>;     // called by `threads` threads
 
     /// Precondition: `stop` outlives the pipeline, which sets it on destruction; `read` should then return soon. Encodes with fewer threads
-    /// where the system starts no more; Exit::out_of_memory where it does not even start one.
+    /// if the system starts no more; Exit::out_of_memory if it starts none.
     Pipeline(int threads, size_t room, Read read, Encode encode, std::atomic<bool>& stop);
     ~Pipeline();     // waits for each thread to finish its batch
     Pipeline(const Pipeline&) = delete;

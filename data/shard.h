@@ -1,6 +1,6 @@
-// Token shards, the files that training reads: 256 little-endian int32 (magic, version, number of tokens, zeros), then the tokens,
-// 16 or 32 bits each, and optionally a loss mask, one byte per token: whether it counts as a target. The format is llm.c's, except
-// for the mask; data/README.md describes it.
+// Token shards, the training data: 256 little-endian int32 (magic, version, number of tokens, zeros), then the tokens, 16 or 32 bits each,
+// and optionally a loss mask, one byte per token: whether it counts as a target. The format is llm.c's, except for the mask;
+// data/README.md describes it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ public:
     const std::string& path() const { return path_; }
     uint64_t size() const { return tokens_; }                    // tokens
     int bytes_per_token() const { return bytes_per_token_; }     // 2 or 4
-    bool masked() const { return masked_; }                      // without a mask every token counts
+    bool masked() const { return masked_; }                      // without a mask every token counts as a target
 
     /// A hash of the file's size and of its first and last 64 KiB, which goes on from `seed`.
     uint64_t fingerprint(uint64_t seed) const;
@@ -33,10 +33,10 @@ public:
     /// after it was opened (reading past its end through the mapping would raise SIGBUS).
     void copy(uint64_t start, size_t count, int32_t* out) const;
 
-    /// Writes -1 over those of `targets`, which are tokens [start, start + count), that the mask hides.
+    /// Writes -1 over the masked ones of `targets`, which are tokens [start, start + count).
     void hide_targets(uint64_t start, size_t count, int32_t* targets) const;
 
-    /// How many of the tokens [start, start + count) count.
+    /// The number of unmasked tokens in [start, start + count).
     uint64_t count_targets(uint64_t start, uint64_t count) const;
 
     /// Exit::data if a token is not below `vocabulary`, naming the file, byte offset, index and id of the first, if a byte of the
@@ -61,7 +61,7 @@ private:
     bool masked_ = false;
 };
 
-/// Smaller shards, in bytes, are checked every time, which takes milliseconds.
+/// Shards below this size in bytes are checked every time, which takes milliseconds.
 inline constexpr uint64_t smallest_remembered_shard = uint64_t{8} << 20;
 
 /// A shard's entry in the manifest.

@@ -50,8 +50,7 @@ Split choose_split(const std::vector<Input>& inputs, const DocumentRules& rules,
     split.train_documents = train_part(documents, val_fraction);
     if (documents > 1) return split;
     if (documents == 1 && rules.mask_prompts)
-        fail(Exit::data, inputs[0].name(), ": holds a single prompt and completion, which --mask-prompts does not divide; give "
-             "--val-fraction 0");
+        fail(Exit::data, inputs[0].name(), ": holds a single prompt and completion, which cannot be split; give --val-fraction 0");
     split.train_bytes = train_part(survey(inputs, rules, true, on_document).bytes, val_fraction);
     return split;
 }

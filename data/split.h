@@ -24,8 +24,7 @@ struct SplitWriterOptions {
     std::string stem;              // OUT/NAME
     int vocabulary = 0;
     uint64_t shard_tokens = 0;     // maximum tokens per shard
-    uint64_t val_tokens = 0;       // the first documents are for validation until it has this many tokens; 0: SavedRun::split says
-                                   // where validation begins
+    uint64_t val_tokens = 0;       // validation takes the first documents up to this many tokens; 0: it begins at SavedRun::split
 };
 
 /// Writes shards OUT/NAME_train_000001.bin, ... and OUT/NAME_val_000000.bin, ..., one after the other, under temporary names. After
@@ -59,8 +58,8 @@ private:
     SplitWriterOptions options_;
     SavedRun run_;                          // of the piece being written
     Save save_;
-    std::optional<ShardWriter> shard_;      // the one being written
-    bool in_validation_;                    // whether it, or else the next one, belongs to validation
+    std::optional<ShardWriter> shard_;      // the shard being written
+    bool in_validation_;                    // whether this shard, or else the next one, belongs to validation
     uint64_t skip_;                         // tokens of the first piece already written by an earlier run
     uint64_t documents_;
     uint64_t train_tokens_ = 0, val_tokens_ = 0;

@@ -21,7 +21,7 @@ std::string tokenizer_of(const Manifest& manifest, const std::string& manifest_p
     if (name == "bytes") return name;
     const fs::path folder = fs::path(manifest_path).parent_path(), path = folder / name;
     const std::string names = manifest_path + ": names the tokenizer " + name;
-    if (!is_plain_name(name)) fail(Exit::data, names, ", which is not the name of a file; it has to be one in the same folder");
+    if (!is_plain_name(name)) fail(Exit::data, names, ", which is not a file name; it must name a file in the same folder");
     if (!fs::exists(path))
         fail(Exit::data, names, ", which is not in the same folder; copy it there from where the shards were made");
     if (fs::canonical(path).parent_path() != fs::canonical(folder.empty() ? "." : folder))
@@ -29,7 +29,7 @@ std::string tokenizer_of(const Manifest& manifest, const std::string& manifest_p
     return path.string();
 }
 
-// What the manifests next to shards say of them.
+// The entries for shards in the manifests next to them.
 class Manifests {
 public:
     struct Entry {
@@ -109,7 +109,7 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary, bo
 template <class Visit>
 void TokenStream::for_parts(uint64_t start, uint64_t count, Visit visit) const {
     if (start > size() || count > size() - start)
-        fail(Exit::data, name_, ": holds ", size(), " tokens, but ", count, " were asked for from token ", start);
+        fail(Exit::data, name_, ": holds ", size(), " tokens, but ", count, " were requested from token ", start);
     size_t i = std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin() - 1;
     while (count > 0) {
         const uint64_t offset = start - starts_[i];

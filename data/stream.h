@@ -25,14 +25,14 @@ public:
     /// same one (Exit::data on opening).
     const std::string& tokenizer() const { return tokenizer_; }
 
-    /// 16 hexadecimal digits of the shards' sizes and of their first and last 64 KiB, in order: other data, another fingerprint.
+    /// 16 hexadecimal digits: a hash of the shards' sizes and of their first and last 64 KiB, in order.
     const std::string& fingerprint() const { return fingerprint_; }
 
-    /// 16 hexadecimal digits of all bytes of the shards, in order, whether manifests list them or not. Unlike fingerprint() it
-    /// differs where tokens between the ends do.
+    /// 16 hexadecimal digits: a hash of all bytes of the shards, in order, with or without manifests. Unlike fingerprint() it covers the
+    /// tokens between the ends.
     const std::string& contents() const { return contents_; }
 
-    /// For people: the shards that a manifest lists, the glob would name, and the folder lacks. "" if there are none.
+    /// A sentence on shards that a manifest lists and the glob matches but the folder lacks; "" if there are none.
     const std::string& missing() const { return missing_; }
 
     /// Copies tokens [start, start + count), across shards. Exit::data beyond the end.
@@ -41,14 +41,14 @@ public:
     /// Whether a shard has a loss mask.
     bool masked() const;
 
-    /// Writes -1 over those of `targets`, which are tokens [start, start + count), that a mask hides.
+    /// Writes -1 over the masked ones of `targets`, which are tokens [start, start + count).
     void hide_targets(uint64_t start, size_t count, int32_t* targets) const;
 
-    /// How many of the tokens start .. start + count - 1 count as targets.
+    /// The number of tokens start .. start + count - 1 that count as targets.
     uint64_t count_targets(uint64_t start, uint64_t count) const;
 
 private:
-    /// visit(shard, offset in it, count) for the parts of tokens start .. start + count - 1, in order.
+    /// Calls visit(shard, offset in it, count) for the parts of tokens start .. start + count - 1, in order.
     template <class Visit>
     void for_parts(uint64_t start, uint64_t count, Visit visit) const;
 

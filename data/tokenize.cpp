@@ -66,40 +66,46 @@ private:
 
 void declare(CLI::App& app, TokenizeOptions& options) {
     const auto any_count = whole_number_from(int64_t(0), INT64_MAX);
-    app.add_option("--tokenizer", options.tokenizer,
-                   "bytes: one id per byte; or a tokenizer.json of Hugging Face, or a folder with one")
+    app.option_defaults()->group("Data");
+    app.add_option("INPUT", options.inputs,
+                   ".txt files (one document each) or .jsonl files (one document per line), each also .gz, .xz or .zst; - for standard "
+                   "input (the default)");
+    app.add_option("--tokenizer", options.tokenizer, "bytes (one id per byte), a Hugging Face tokenizer.json, or a folder with one")
         ->capture_default_str();
-    app.add_option("--out", options.out, "folder to write the shards into")->required();
-    app.add_option("--name", options.name, "start of the shards' names (default: the first input's)");
-    CLI::Option* fraction =
-        app.add_option("--val-fraction", options.val_fraction,
-                           "last part of the documents, or of the bytes of a single text, for validation; reads the inputs twice")
-            ->capture_default_str();
-    app.add_option("--val-tokens", options.val_tokens,
-                   "instead: the first documents, up to this many tokens (0: none); adding inputs later does not change them")
-        ->transform(any_count)
-        ->excludes(fraction);
-    app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")->transform(any_count)->capture_default_str();
     CLI::Option* field =
         app.add_option("--text-field", options.rules.text_field, "key of the text in a JSON Lines file")->capture_default_str();
     app.add_flag("--mask-prompts", options.rules.mask_prompts,
-                 "JSON Lines have a \"prompt\" and its \"completion\" instead: shards get a loss mask, under which only completions, and "
-                 "that they end, are learnt")
+                 "read \"prompt\" and \"completion\" from JSON Lines and add a loss mask to the shards: only completions and their "
+                 "end-of-text tokens are targets")
         ->excludes(field);
-    app.add_flag("--split-on-blank-line", options.rules.split_on_blank_line, "a blank line in a text starts a new document");
+    app.add_flag("--split-on-blank-line", options.rules.split_on_blank_line, "start a new document at each blank line of a .txt file");
     app.add_option_function<std::string>(
            "--format", [&](const std::string& format) { options.rules.json_standard_input = format == "jsonl"; },
-           "what standard input holds: txt or jsonl")
+           "format of standard input: txt or jsonl")
         ->check(CLI::IsMember({"txt", "jsonl"}))
         ->default_str("txt");
     app.add_option("--documents", options.documents,
-                   "expected number, else nothing is written: standard input also ends when the program that writes it fails")
-        ->transform(any_count);
-    app.add_option("--threads", options.threads, "encoding threads; 0: one per processor. The shards do not depend on it")
+                   "expected number of documents; 0: any. Another number is an error: standard input also ends when the program "
+                   "behind it fails")
+        ->transform(any_count)
+        ->capture_default_str();
+    app.option_defaults()->group("Output");
+    app.add_option("--out", options.out, "folder for the shards")->required();
+    app.add_option("--name", options.name, "beginning of the shards' file names; default: the first input's name");
+    CLI::Option* fraction =
+        app.add_option("--val-fraction", options.val_fraction,
+                       "validation share: the last part of the documents, or of the bytes of a single text; reads the inputs twice")
+            ->capture_default_str();
+    app.add_option("--val-tokens", options.val_tokens,
+                   "validation tokens, in place of --val-fraction: the first documents, up to this many tokens; 0: none. Further inputs "
+                   "do not change them")
+        ->transform(any_count)
+        ->excludes(fraction);
+    app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")->transform(any_count)->capture_default_str();
+    app.option_defaults()->group("Parallel");
+    app.add_option("--threads", options.threads, "encoding threads; 0: one per processor. The shards are the same for any number")
         ->transform(whole_number_from(0, 4096))
         ->capture_default_str();
-    app.add_option("INPUT", options.inputs,
-                   ".txt (one document), .jsonl (one per line), each also .gz, .xz or .zst; - for standard input (the default)");
 }
 
 void print_report(const TokenizeReport& report) {
@@ -120,7 +126,7 @@ int main(int argc, char** argv) {
         declare(app, options);
         if (!parse_options(app, argc, argv)) return;
         if (app.count("--val-tokens") && options.val_tokens == 0) options.val_fraction = 0;   // none
-        outlive_readers();
+        ignore_sigpipe();
         catch_stop_signals(SECONDS_TO_STOP, false);
         const TokenizeReport report = [&] {
             ProgressLine line;

@@ -203,7 +203,7 @@ private:
         if (!fs::exists(path_of(shard) + temporary)) return;   // already renamed
         std::error_code error;
         fs::rename(path_of(shard) + temporary, path_of(shard), error);
-        if (error) fail(Exit::data, path_of(shard), ": cannot get this name: ", error.message());
+        if (error) fail(Exit::data, path_of(shard), ": cannot be renamed to this name: ", error.message());
     }
 
     // Files in the folder whose name, without `suffix`, is that of a shard of this name that is not in `keep`.
@@ -246,7 +246,8 @@ std::vector<Input> open_inputs(const TokenizeOptions& options, const Tick& tick)
     for (const std::string& path : paths) {
         std::error_code unknown;   // opening it reports what cannot be read
         if (path != "-" && !files_found.insert(std::filesystem::weakly_canonical(path, unknown)).second)
-            fail(Exit::usage, path, ": is named twice; its documents would be there twice, in training and validation perhaps");
+            fail(Exit::usage, path, ": is given twice, which would duplicate its documents, perhaps across training and "
+                 "validation; give it once");
         inputs.push_back(Input::open(path, options.rules));
         if (options.rules.mask_prompts && !inputs.back().json_lines())
             fail(Exit::usage, inputs.back().name(), ": is text, and --mask-prompts reads JSON Lines",
@@ -303,7 +304,7 @@ void check_result(const SplitWriter& writer, const TokenizeOptions& options, con
     const std::string name = inputs[0].name() + (inputs.size() > 1 ? " and the other inputs hold" : ": holds");
     if (writer.documents() == 0) fail(Exit::data, name, " no text");
     if (options.documents > 0 && writer.documents() != static_cast<uint64_t>(options.documents))
-        fail(Exit::data, name, " ", writer.documents(), " documents, but --documents announced ", options.documents,
+        fail(Exit::data, name, " ", writer.documents(), " documents, but --documents is ", options.documents,
              writer.documents() < static_cast<uint64_t>(options.documents) ? "; did the program that writes them end early?" : "");
     if (options.val_tokens > 0 && writer.train_tokens() == 0)
         fail(Exit::data, name, " only ", writer.val_tokens(), " tokens: --val-tokens ", options.val_tokens,

@@ -11,10 +11,10 @@
 struct TokenizeOptions {
     std::vector<std::string> inputs;       // .txt, .jsonl, either with .gz, .xz or .zst, "-"; none: "-"
     std::string out;                       // folder, created if missing
-    std::string name;                      // of the shards; "": that of the first input
+    std::string name;                      // beginning of the shards' names; "": the first input's name
     std::string tokenizer = "bytes";
     double val_fraction = 0.1;             // the last part of the documents, or of the bytes of a single document; [0, 1)
-    int64_t val_tokens = 0;                // if above 0, instead: the first documents, up to this many tokens
+    int64_t val_tokens = 0;                // if above 0, in place of val_fraction: the first documents, up to this many tokens
     int64_t shard_tokens = 100000000;      // maximum tokens per shard
     int64_t documents = 0;                 // expected in the inputs; 0: any number
     int threads = 0;                       // for encoding; 0: one per processor
@@ -36,13 +36,13 @@ struct TokenizeReport {
     std::string manifest_path;
     uint64_t train_tokens = 0;
     uint64_t val_tokens = 0;
-    std::vector<std::string> removed;     // an earlier run's shards of the same name that this one did not replace
+    std::vector<std::string> removed;     // shards of an earlier run with the same name that this one did not replace
 };
 
 /// Writes OUT/NAME_train_000001.bin, ..., OUT/NAME_val_000000.bin, ... and, last, OUT/NAME_manifest.json: the same bytes for any
 /// number of threads. Shards keep temporary names until the last is complete, so that a failed or stopped run does not touch the
 /// results of earlier ones. It leaves its finished shards and OUT/NAME_progress.json: the same call resumes from there; a call with
-/// other options or changed inputs starts over. `on_note` is told which.
+/// other options or changed inputs starts over. `on_note` receives a sentence on either.
 /// `on_progress` is called at least ten times a second and may throw to stop. Exit::usage for invalid options; Exit::data for
 /// inputs that cannot be read or are damaged, malformed lines, too few documents, a full disk, another run in the same folder.
 TokenizeReport tokenize_files(const TokenizeOptions& options, const std::function<void(const TokenizeProgress&)>& on_progress,

@@ -158,7 +158,7 @@ double bench_variant(const std::string& variant, int B, int T, const Ceilings& t
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
-    keep_freed_memory();
+    disable_malloc_trim();
     return run_program("bench_cpu", [&] {
         const int B = argc > 2 ? std::atoi(argv[1]) : 8, T = argc > 2 ? std::atoi(argv[2]) : 512;
         if (B < 1 || T < 1) fail(Exit::usage, "bench_cpu [B T]: two positive numbers");

@@ -50,7 +50,7 @@ Cost measure(const Variant& variant, int T) {
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
-    keep_freed_memory();
+    disable_malloc_trim();
     return run_program("bench_decode", [&] {
         const std::string word = argc > 1 ? argv[1] : "";
         const int threads = use_threads(1, 1);

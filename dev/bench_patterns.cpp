@@ -25,7 +25,7 @@ double fastest(const std::function<void()>& work) {
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
-    keep_freed_memory();
+    disable_malloc_trim();
     return run_program("bench_patterns", [&] {
         const PatternOptions options(argc, argv);
         const int threads = use_threads(0, 1);

@@ -119,7 +119,7 @@ void answer(std::map<std::string, std::unique_ptr<Writer>>& writers, const std::
 
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
-    keep_freed_memory();
+    disable_malloc_trim();
     return run_program("bench_writing", [&] {
         if (argc < 6) fail(Exit::usage, "usage: bench_writing MODEL PROMPT TOKENS THREADS STORED...");
         const int threads = use_threads(std::stoi(argv[4]), 1);

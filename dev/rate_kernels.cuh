@@ -68,7 +68,7 @@ struct Exp2Link {
 };
 struct TanhLink {   // two products and a sum make its argument
     static constexpr int INSTRUCTIONS = 4;
-    __device__ static __forceinline__ float of(float x, float) { return gelu_tanh(Rough(x)); }
+    __device__ static __forceinline__ float of(float x, float) { return gelu_tanh(ReducedPrecision(x)); }
 };
 struct SumLink {
     static constexpr int INSTRUCTIONS = 1;

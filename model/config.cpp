@@ -153,12 +153,12 @@ void require_plain_rope(const json& rope, const char* key, const std::string& wh
     for (const char* type_key : {"type", "rope_type"})
         if (has_field(rope, type_key) && rope[type_key] != "default")
             fail(Exit::checkpoint, where, ": \"", key, "\" has \"", type_key, "\" ", shown(rope[type_key]),
-                 "; only \"default\" is supported, RoPE is not scaled here");
+                 "; only \"default\" is supported (no RoPE scaling)");
     for (const auto& [name, value] : rope.items()) {
         const bool is_read = name == "rope_theta" || name == "type" || name == "rope_type" || value.is_null();
         if (!is_read && (name != "partial_rotary_factor" || value != 1.0))
-            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), ", and RoPE is not scaled: every channel "
-                 "of a head rotates with \"rope_theta\"; remove what has no effect");
+            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), "; RoPE scaling is not supported: every "
+                 "channel of a head rotates with \"rope_theta\"; remove what has no effect");
     }
 }
 
@@ -277,7 +277,7 @@ void check_config(const Config& config, const std::string& where, int exit_code)
         fail(code, where, ": num_attention_heads (", config.NH, ") must be a multiple of num_key_value_heads (", config.NKV, ")");
     if (config.HS % 2 != 0) fail(code, where, ": head_dim is ", config.HS, ", expected an even number (RoPE rotates pairs)");
     if (config.qkv_bias && config.qk_norm)
-        fail(code, where, ": a model has QKV bias (Qwen2 form) or QK-norm (Qwen3 form) or neither, not both");
+        fail(code, where, ": QKV bias (Qwen2) and QK-norm (Qwen3) cannot be combined; use one or neither");
     if (!(config.norm_eps > 0 && config.norm_eps < 1))
         fail(code, where, ": rms_norm_eps is ", config.norm_eps, ", expected above 0 and below 1");
     if (!(config.rope_theta >= 1 && config.rope_theta <= 1e12))
@@ -286,7 +286,8 @@ void check_config(const Config& config, const std::string& where, int exit_code)
         fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
     if (!config.layers.empty() && config.layers.size() != size_t(config.L))
-        fail(code, where, ": the attention of ", config.layers.size(), " layers is given, and num_hidden_layers is ", config.L);
+        fail(code, where, ": attention is given for ", config.layers.size(), " layers, but num_hidden_layers is ", config.L,
+             "; make them agree");
     if (matrix_parameters(config) >= int64_t(1) << 40)
         fail(code, where, ": the model would have ", matrix_parameters(config), " parameters; the limit is 2^40");
 }

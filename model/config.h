@@ -1,4 +1,4 @@
-// The shape of a Qwen model and the settings of its attention variant: what config.json holds, and nothing else.
+// The shape of a Qwen model and the settings of its attention variant: the contents of config.json.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -16,7 +16,7 @@ struct Setting {
     double value;         // default
     double lowest;        // inclusive
     double highest;       // inclusive
-    int step;             // REAL, WHOLE, or the value that it must be a multiple of
+    int step;             // REAL, WHOLE, or a divisor of every valid value
     const char* help;
     bool of_sequence = false;   // counts tokens, or blocks of them, of a sequence: limited by --seq-len
     int part = 1;               // tokens per block,
@@ -32,7 +32,8 @@ struct LayerAttention {
     bool operator==(const LayerAttention&) const = default;
 };
 
-/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or one with neither, which is Llama's form. Sizes are named as in dev/HACKING.md, "Names".
+/// A Qwen2.5-style (qkv_bias) or Qwen3-style (qk_norm) decoder, or Llama's form with neither. Sizes are named as in dev/HACKING.md,
+/// "Names".
 struct Config {
     int V = 512;        // vocabulary
     int C = 256;        // channels of the residual stream         (hidden_size)
@@ -50,21 +51,21 @@ struct Config {
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" if unknown
     int end_of_text = -1;         // id of the token between documents, -1 if unknown       (eos_token_id)
-    std::optional<int> begin_of_text;   // where another token than end_of_text begins a text, or none does: -1   (bos_token_id)
-    std::vector<int> listed_ends; // of an eos_token_id that is a list of several; which of them is between documents is unknown
-    std::string variant = "causal";             // attention_variant; in a hybrid that of the layers whose settings these are
-    bool names_variant = false;                 // whether config.json has attention_variant: other programs' folders do not
+    std::optional<int> begin_of_text;   // first token of a text if not end_of_text; -1: none   (bos_token_id)
+    std::vector<int> listed_ends; // an eos_token_id with several tokens; the one between documents is unknown
+    std::string variant = "causal";             // attention_variant; in a hybrid, the variant of `settings`
+    bool names_variant = false;                 // whether config.json has attention_variant; other programs' folders do not
     std::map<std::string, double> settings;     // the variant's and the model's by config.json key, e.g. {"asga_hidden", 16}
 
     std::string generation_config;              // generation_config.json of the folder that the model came from, verbatim; "": none
 
-    std::vector<LayerAttention> layers;         // (L) of a hybrid; empty where every layer is `variant` with `settings`
+    std::vector<LayerAttention> layers;         // (L) in a hybrid; empty if every layer is `variant` with `settings`
 
-    /// The config as the attention of layer l sees it: that of a model with this layer's variant and settings in every layer.
+    /// The config for the attention of layer l: a model with this layer's variant and settings in every layer.
     Config of_layer(int l) const;
 
-    /// The tokens of which each ends a text: those of the list, unless the data have come with another one since; or that between
-    /// documents; or none, if none is known.
+    /// The tokens that each end a text: those of the list, unless the data has defined another one since; or the token between documents;
+    /// or none, if unknown.
     std::vector<int> ends_of_text() const;
 
     /// The value of a setting. Exit::usage if the variant does not declare it (a programming error).
@@ -89,7 +90,7 @@ bool is_preset(const std::string& name);
 Config preset(const std::string& name);
 std::vector<std::string> preset_names();
 
-/// For people: whose form the model has and what of its numbers is in no other line, "QK-norm, QKV bias".
+/// The model's form and the numbers that no other line has, for output: "QK-norm, QKV bias".
 std::string form_in_words(const Config& config);
 
 /// Fails with `exit_code` (Exit::usage or Exit::checkpoint) if the sizes are not valid; `where` names their source in the message.

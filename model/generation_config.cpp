@@ -70,7 +70,7 @@ GenerationConfig generation_config_from_json(const std::string& text, int V, con
         config.temperature = config.temperature.value_or(1);
         config.top_k = config.top_k.value_or(50);
         config.top_p = config.top_p.value_or(1);
-    } else if (given || config.temperature || config.top_k || config.top_p) {   // a file of ids alone says nothing of sampling
+    } else if (given || config.temperature || config.top_k || config.top_p) {   // a file with ids only has no sampling
         config.temperature = 0;
     }
     for (const auto& [key, value] : object.items())

@@ -1,4 +1,4 @@
-// generation_config.json: which tokens end a text, and how its tokens are sampled where no option says so.
+// generation_config.json: the tokens that end a text, and the defaults of sampling.
 #pragma once
 #include <optional>
 #include <string>
@@ -7,13 +7,13 @@
 #include "model/base/json.h"
 
 struct GenerationConfig {
-    std::vector<int> ends;               // ids of which each ends a text; none: those of config.json
+    std::vector<int> ends;               // ids that each end a text; none: those of config.json
     std::optional<double> temperature;   // 0 without "do_sample": true, as in transformers
     std::optional<int> top_k;
     std::optional<double> top_p;
-    std::string not_applied;             // "repetition_penalty 1.1, num_beams 4": what this program does not do
+    std::string not_applied;             // "repetition_penalty 1.1, num_beams 4": keys that this program does not implement
 
-    /// For people, "temperature 0.7, top-k 20"; "" if nothing is set.
+    /// "temperature 0.7, top-k 20", for output; "" if nothing is set.
     std::string in_words() const;
 };
 

@@ -1,4 +1,4 @@
-// The transformer's passes as calls of operations that are overloaded on the device. gpt.h documents the functions.
+// The transformer's passes, as calls of operations that are overloaded on the device. gpt.h documents the functions.
 #include "model/gpt.h"
 
 #include "model/operations/cross_entropy.cuh"
@@ -8,8 +8,8 @@
 #include "model/operations/rmsnorm.cuh"
 #include "model/operations/swiglu.cuh"
 
-/// Layer l from its normed input to `activated`: everything that the backward pass reads. Returns the number of rows left: B * T
-/// unless texts->attend() dropped some.
+/// Computes layer l from its normed input to `activated`, all that the backward pass reads. Returns the number of rows: B * T, unless
+/// texts->attend() dropped some.
 template <class Device, class X>
 static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, Monitor<Device, X>* monitor = nullptr,
                          const RowsOfTexts* texts = nullptr) {
@@ -94,7 +94,7 @@ void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write writ
     if (gpt.auxiliary) sum_of_losses(device, &gpt.totals->auxiliary, gpt.auxiliary, c.L * batch.B * c.NH, write);
 }
 
-/// Feed-forward half of layer l: turns scratch.dresidual from the gradient of the layer's output into that of `middle`.
+/// Feed-forward half of layer l: turns scratch.dresidual, the gradient of the layer's output, into the gradient of `middle`.
 template <class Device, class X>
 static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int BT, Write write) {
     const Config& c = gpt.net.config;
@@ -112,7 +112,7 @@ static void feed_forward_backward(Device device, GPT<Device, X>& gpt, int l, int
                      w + layer.post_attention_norm.offset, a.rstd2, BT, c.C, Write::add, write);
 }
 
-/// Attention half of layer l: turns scratch.dresidual from the gradient of `middle` into that of the layer's input.
+/// Attention half of layer l: turns scratch.dresidual, the gradient of `middle`, into the gradient of the layer's input.
 template <class Device, class X>
 static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, Write write) {
     const Config& c = gpt.net.config;
@@ -149,7 +149,7 @@ static void attention_half_backward(Device device, GPT<Device, X>& gpt, int l, c
                      w + layer.input_norm.offset, a.rstd1, BT, c.C, Write::add, write);
 }
 
-/// Recomputes what layer l did not keep.
+/// Recomputes the activations that layer l did not keep.
 template <class Device, class X>
 static void recompute_layer(Device device, GPT<Device, X>& gpt, int l, const Batch& batch) {
     if (gpt.recompute == Recompute::nothing) return;
@@ -193,7 +193,7 @@ void gpt_weights_loaded(Device device, GPT<Device, X>& gpt) {
     if (!gpt.sigma.count) return;
     if (gpt.mode == Mode::training) return sigma_forward(device, gpt.weights, gpt.master, gpt.sigma);
     if constexpr (!GPT<Device, X>::rounds) sigma_forward(device, gpt.weights, gpt.weights, gpt.sigma);
-    else fail(Exit::usage, "a model with sigma_reparam that is not trained needs float32 weights: --precision fp32");
+    else fail(Exit::usage, "inference with sigma_reparam needs fp32 weights; give --precision fp32");
 }
 
 template <class Device, class X>

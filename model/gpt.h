@@ -1,9 +1,11 @@
 // The transformer: a model in memory and its passes, the same for every device and every attention variant.
-//   gpt_forward    tokens -> normed final activations          gpt_loss      those -> summed cross-entropy, and its gradient
-//   gpt_backward   that gradient -> gradients of all tensors   gpt_update    AdamW
-// The passes never block on the device: they leave the step's results in gpt.totals, in device memory.
-// X is the type of weights and activations; W = Wide<X> that of sums, statistics, weight gradients and moments. gpt.cu has the
-// passes and gpt_memory.cu the memory layout, each compiled once per device for all its types.
+//   gpt_forward    tokens -> normed final activations
+//   gpt_loss       normed final activations -> summed cross-entropy and its gradient
+//   gpt_backward   gradient of the loss -> gradients of all tensors
+//   gpt_update     AdamW
+// The passes never block on the device: the step's results stay in gpt.totals, in device memory.
+// Weights and activations have type X. Sums, statistics, weight gradients and moments have type W = Wide<X>. gpt.cu has the passes
+// and gpt_memory.cu the memory layout, each compiled once per device for all its types.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -18,7 +20,7 @@
 #include "model/operations/sigma_reparam.cuh"
 #include "model/qwen.h"
 
-/// What one layer's forward pass saves for its backward pass.
+/// Activations that one layer's forward pass saves for its backward pass.
 template <class X>
 struct LayerActivations {
     X* normed1;                // (B, T, C)
@@ -34,7 +36,8 @@ struct LayerActivations {
     X* activated;              // (B, T, F)
 };
 
-/// Temporaries of one operation, or passed from one to the next. Gradients of the feed-forward and attention half share memory.
+/// Temporary buffers within an operation or between consecutive ones. Gradients of the feed-forward and attention halves share
+/// memory.
 template <class X>
 struct Scratch {
     X* qk_pre;                  // (B, T, NH + NKV, HS) q and k before RoPE; null unless the variant reads them
@@ -51,14 +54,14 @@ struct Scratch {
 
 enum class Mode { inference, training };
 
-/// What the backward pass recomputes instead of keeping it in memory.
+/// Activations that the backward pass recomputes to save memory.
 enum class Recompute {
     nothing,
-    cheap,    // outputs of the norms and of SwiGLU: saves 2 C + F values per token and layer, costs no matrix product
-    layers,   // everything but each layer's input: costs a second forward pass
+    cheap,    // outputs of the norms and of SwiGLU: saves 2 C + F values per token and layer without extra matrix products
+    layers,   // everything except each layer's input: costs a second forward pass
 };
 
-/// Elements in a chunk of logits: a few rows that fit the CPU's caches, or enough rows to fill a GPU.
+/// Elements per chunk of logits: few enough rows for the CPU's caches, enough to fill a GPU.
 template <class Device>
 inline constexpr int LOGITS = 1 << 28;
 template <>
@@ -75,16 +78,16 @@ struct GPT {
     Mode mode;
     Recompute recompute;
 
-    Shards shards;                                   // which elements this rank updates: all, or its own parts under ZeRO-1
+    Shards shards;                                   // the elements this rank updates: all, or its own parts under ZeRO-1
     X* weights = nullptr;                            // (shards.size())
     StoredBf16* bf16_matrices = nullptr;             // (net.tensors.bf16_size()), for inference on the CPU: see matrix()
     W* gradients = nullptr;                          // (shards.size())
     W *m = nullptr, *v = nullptr;                    // (shards.owned()) AdamW's moments
-    W* master = nullptr;                             // what AdamW updates: (shards.owned()) if X is rounded, else (shards.size())
+    W* master = nullptr;                             // fp32 weights of AdamW: (shards.owned()) if X is rounded, else (shards.size())
     StepTotals* totals;                              // sums over the step, in device memory
     double* shard_squares;                           // (shards.count()) each shard's part of the squared norm; null if unsharded
-    UpdateRange* ranges;                             // (range_count) what the update changes
-    NormSpan* spans;                                 // (span_count) what the gradient norm runs over
+    UpdateRange* ranges;                             // (range_count) elements that the update changes
+    NormSpan* spans;                                 // (span_count) elements in the gradient norm
     int range_count, span_count;
     W dloss = 0;                                     // as passed to gpt_loss()
     W* target_weight;                                // (1) in device memory, see gpt_weigh_targets(); null in inference
@@ -95,7 +98,7 @@ struct GPT {
     X* residual;                                     // (L + 1, B, T, C) input of every layer and of the final norm
     X* final_normed;                                 // (B, T, C)
     W* final_rstd;                                   // (B, T)
-    std::vector<size_t> attention_bytes;             // (L) of what each layer's attention keeps
+    std::vector<size_t> attention_bytes;             // (L) bytes that each layer's attention keeps
     std::vector<LayerActivations<X>> layers;         // all in the same memory unless kept for a backward pass
     Scratch<X> scratch;
     Sigma<W> sigma;                                  // empty unless the linear layers are reparametrised
@@ -105,11 +108,11 @@ struct GPT {
     GPT(const Variants& variants, const Config& config, int B, int T, Mode mode, Recompute recompute = Recompute::nothing,
         int shard = 0, int shards = 1, size_t bucket = Shards::BUCKET, Stored matrices = Stored::as_computed);
 
-    /// A model for inference whose matrices are stored in such a way; as bf16 on the CPU only.
+    /// A model for inference with matrices of the given storage type. Stored::as_bf16 is for the CPU only.
     GPT(const Variants& variants, const Config& config, int B, int T, Stored matrices)
         : GPT(variants, config, B, T, Mode::inference, Recompute::nothing, 0, 1, Shards::BUCKET, matrices) {}
 
-    /// What allocate() will allocate, class by class.
+    /// The memory that allocate() will allocate, by class.
     std::vector<MemoryUse> memory_plan() const;
     void allocate(Device device);
 
@@ -118,12 +121,12 @@ struct GPT {
     bool sharded() const { return shards.count() > 1; }
     int logit_rows() const { return std::clamp(LOGITS<Device> / net.config.V / 128 * 128, 128, std::max(128, B * T)); }
     const LayerPasses<Device, X>& attention(int l) const { return passes_of<Device, X>(*net.layers[l].attention); }
-    /// A matrix of the embedding or of one of the model's linear layers; of bf16 if they are stored so.
+    /// A matrix of the embedding or of a linear layer, in its storage type.
     auto matrix(const Slot& slot) const {
         if constexpr (!std::is_same_v<Device, CPU>) return static_cast<const X*>(weights + slot.offset);
         else return net.tensors.matrices() == Stored::as_bf16 ? Matrix<X>(bf16_matrices + slot.offset) : Matrix<X>(weights + slot.offset);
     }
-    /// (B, T, C) buffer for gathered rows of final_normed. It overwrites activations that only a backward pass would read.
+    /// Buffer (B, T, C) for gathered rows of final_normed. It overwrites activations that only a backward pass reads.
     X* gathered() const { return layers[0].middle; }
     Angles<W> angles(int l) const {
         const int table = net.layers[l].attention->facts.rotates ? 0 : 1;
@@ -146,7 +149,7 @@ private:
     void lay_out_scratch();
 };
 
-/// The inputs of layer l's attention for B rows of T tokens.
+/// The inputs of layer l's attention for B sequences of T tokens.
 template <class Device, class X>
 LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, const Documents& documents = {}) {
     const Config& c = gpt.net.config;
@@ -158,53 +161,54 @@ LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, 
             v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine, documents};
 }
 
-/// Overrides for a forward pass whose rows are not whole texts: they go on with some, or are several packed together.
+/// Overrides for a forward pass whose rows are not complete texts: rows that continue texts (decode), or several texts packed together.
 struct RowsOfTexts {
-    const int32_t* origin;               // QkShape::origin: where in its row each token counts positions from, before the row if negative
-    std::function<int(int l)> attend;    // replaces the attention of layer l; returns the rows left in gated_out and residual: B x T, or
-                                         // fewer in the last layer
+    const int32_t* origin;               // QkShape::origin: the position 0 of each token, relative to its row; negative before the row
+    std::function<int(int l)> attend;    // replaces the attention of layer l; returns the number of rows in gated_out and residual:
+                                         // B x T, or fewer in the last layer
 };
 
 /// Preconditions: at most gpt.B x gpt.T tokens, each below V.
-/// gpt.final_normed (B, T, C) from the batch's tokens. A monitor, if given, records every layer's attention, and makes this the one
-/// pass that blocks on the device.
+/// Computes gpt.final_normed (B, T, C) from the batch's tokens. A monitor, if given, records every layer's attention and blocks on
+/// the device.
 template <class Device, class X>
 void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch,
                  std::type_identity_t<Monitor<Device, X>*> monitor = nullptr, const RowsOfTexts* texts = nullptr);
 
 /// Precondition: gpt_forward() of the same batch.
-/// gpt.totals->loss = or += the cross-entropy of the batch's targets in nats, and likewise ->auxiliary. The head runs over chunks
-/// of rows, so the logits of the whole batch never exist at once. With dloss != 0 (1 / tokens of the step) it also computes
-/// scratch.dnormed, the gradient of final_normed, and the head's weight gradient, and gpt_backward() uses the same dloss.
+/// Writes or adds the cross-entropy of the batch's targets, in nats, to gpt.totals->loss, and the auxiliary loss to
+/// gpt.totals->auxiliary. The head runs over chunks of rows, so the logits of the whole batch never exist at once. With dloss != 0
+/// (1 / tokens of the step) it also computes scratch.dnormed, the gradient of final_normed, and the head's weight gradient;
+/// gpt_backward() then uses the same dloss.
 template <class Device, class X>
 void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, Wide<X> dloss = 0);
 
-/// Call before the first micro-step. From now on a target's share in the gradient of the loss is dloss x weight: tokens of the step
-/// / targets that count, if a loss mask hides some. A recorded micro-step takes each step's weight.
+/// Call before the first micro-step. Scales every target's gradient by `weight`: with a loss mask, the tokens of the step divided by
+/// its unmasked targets. A captured graph reads the current weight in each step.
 template <class Device, class X>
 void gpt_weigh_targets(Device device, GPT<Device, X>& gpt, double weight) {
     gpt.weighs_targets = true;
     set_value(device, gpt.target_weight, Wide<X>(weight));
 }
 
-/// Called by gpt_backward() when elements [begin, end) of the gradient buffer are final: from the buffer's end to its beginning,
-/// without gaps.
+/// Callback of gpt_backward(): elements [begin, end) of the gradient buffer are final. Calls run from the end of the buffer to its
+/// beginning, without gaps.
 using GradientsReady = std::function<void(size_t begin, size_t end)>;
 
 /// Precondition: gpt_loss() of the same batch with dloss != 0.
-/// gpt.gradients = or += the gradients of all tensors. `ready` is called for the tensors after the layers, for each layer from the
-/// last to the first, and for the rest, so that summing over ranks overlaps with the backward pass.
+/// Writes or adds the gradients of all tensors to gpt.gradients. Calls `ready` for the tensors after the layers, for each layer from
+/// the last to the first, and for the rest, so that sums over ranks overlap with the backward pass.
 template <class Device, class X>
 void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, const GradientsReady& ready = {});
 
-/// Call after loading weights into gpt.master, or into gpt.weights for inference: reparametrises them into what the layers read.
-/// Exit::usage for a reparametrised model for inference whose weights are rounded.
+/// Call after loading weights into gpt.master, or into gpt.weights for inference. Applies the sigma reparametrisation, if any.
+/// Exit::usage for inference with reparametrised weights that are rounded.
 template <class Device, class X>
 void gpt_weights_loaded(Device device, GPT<Device, X>& gpt);
 
 /// Precondition: gradients summed over micro-steps and ranks. Call once per step.
-/// Completes the gradients and writes their squared norm to gpt.totals. A sharded model takes two calls: gpt_norm() writes this
-/// shard's part to its element of gpt.shard_squares; once those are gathered, gpt_norm_of_shards() adds them up.
+/// Completes the gradients and writes their squared norm to gpt.totals. A sharded model needs two calls: gpt_norm() writes this
+/// shard's part to its element of gpt.shard_squares, and after an all-gather gpt_norm_of_shards() adds the parts.
 template <class Device, class X>
 void gpt_norm(Device device, GPT<Device, X>& gpt);
 template <class Device, class X>
@@ -215,23 +219,23 @@ template <class Device, class X>
 bool gpt_gradient_is_finite(Device device, GPT<Device, X>& gpt, const Slot& tensor);
 
 /// Precondition: gpt.totals complete, norm included.
-/// One AdamW step over all tensors, or this rank's shard of them; `step` counts from 1. Does nothing if a total is not finite.
+/// Takes one AdamW step on all tensors, or on this rank's shard; `step` counts from 1. Does nothing if a total is not finite.
 template <class Device, class X>
 void gpt_update(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step);
 
-/// gpt.totals, copied to the host. Blocks on the device.
+/// Copies gpt.totals to the host. Blocks on the device.
 template <class Device, class X>
 StepTotals read_totals(Device device, const GPT<Device, X>& gpt);
 
 /// Precondition: rows <= logit_rows().
-/// Logits (rows, V) of gpt.final_normed from row `first` on, in scratch.logits; for sampling and tests.
+/// Computes the logits (rows, V) of gpt.final_normed from row `first` on in scratch.logits; for sampling and tests.
 template <class Device, class X>
 const X* gpt_logits(Device device, GPT<Device, X>& gpt, int first, int rows);
 
-/// Preconditions: `rows` and `targets` in device memory, n <= gpt.B x gpt.T; no backward pass afterwards, since the gathered rows
+/// Preconditions: `rows` and `targets` in device memory, n <= gpt.B x gpt.T; no backward pass afterwards, because the gathered rows
 /// overwrite activations.
-/// Gathers `rows` (n) of gpt.final_normed; then writes the cross-entropy of `targets` (n) after them, in nats, to scratch.losses.
-/// The head is applied to these rows only.
+/// gpt_gather_rows() gathers `rows` (n) of gpt.final_normed. gpt_gathered_losses() applies the head to them alone and writes the
+/// cross-entropy of `targets` (n), in nats, to scratch.losses.
 template <class Device, class X>
 void gpt_gather_rows(Device device, GPT<Device, X>& gpt, const int32_t* rows, int n);
 template <class Device, class X>

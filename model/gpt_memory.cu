@@ -13,7 +13,7 @@ GPT<Device, X>::GPT(const Variants& variants, const Config& config, int B_, int 
       recompute(recompute_),
       shards(net.tensors.size(), shard, count, bucket) {
     if (!net.sigma.empty() && sharded())
-        fail(Exit::usage, "sigma_reparam needs every matrix whole on every rank; use --zero-stage 0");
+        fail(Exit::usage, "sigma_reparam needs complete matrices on every rank; use --zero-stage 0");
     lay_out();
 }
 

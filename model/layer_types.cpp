@@ -15,8 +15,8 @@ constexpr int64_t largest_window = 1 << 30;
 
 constexpr const char *FULL = "full_attention", *SLIDING = "sliding_attention";   // Hugging Face's names
 
-/// The variant of every layer as layer_types has them or, where other programs leave that out, max_window_layers; empty if the file
-/// says nothing of single layers. transformers writes a list of "full_attention" into every folder, whatever its variant.
+/// The variant of every layer from layer_types or, in folders of other programs without it, from max_window_layers; empty if the file has
+/// neither. transformers writes a list of "full_attention" into every folder, whatever its variant.
 std::vector<std::string> read_layer_types(const json& object, bool slides, const Config& config, const std::string& where) {
     std::vector<std::string> variants;
     if (!has_field(object, "layer_types")) {
@@ -29,7 +29,8 @@ std::vector<std::string> read_layer_types(const json& object, bool slides, const
     const json& types = object["layer_types"];
     if (!types.is_array()) fail(Exit::checkpoint, where, ": \"layer_types\" is ", shown(types), ", expected a list");
     if (types.size() != size_t(config.L))
-        fail(Exit::checkpoint, where, ": \"layer_types\" has ", types.size(), " layers, and num_hidden_layers is ", config.L);
+        fail(Exit::checkpoint, where, ": \"layer_types\" has ", types.size(), " layers, but num_hidden_layers is ", config.L,
+             "; make them agree");
     for (const json& type : types) {
         const bool known = type == FULL || type == SLIDING;
         if (!known && !(config.names_variant && type.is_string() && is_variant_name(type.get<std::string>())))
@@ -49,7 +50,7 @@ void read_window(const json& object, std::map<std::string, double>& settings, bo
         const auto held = settings.find("attention_window");
         const double window = held == settings.end() ? -1 : held->second;
         if (!(window >= 0 && window <= largest_window && window == std::floor(window)))
-            fail(Exit::checkpoint, where, ": \"attention_window\" of layers that slide must be a whole number from 0 to ",
+            fail(Exit::checkpoint, where, ": \"attention_window\" of sliding layers must be a whole number from 0 to ",
                  largest_window);
         return;
     }
@@ -100,7 +101,8 @@ void read_layers(const json& object, Config& config, const std::string& where) {
     };
     const bool says_nothing = all_are("causal");
     if (ours && !variants.empty() && says_nothing && config.variant == "sliding_window")
-        fail(Exit::checkpoint, where, ": \"attention_variant\" is \"sliding_window\", but \"layer_types\" holds \"", FULL, "\" alone");
+        fail(Exit::checkpoint, where, ": \"attention_variant\" is \"sliding_window\", but \"layer_types\" holds \"", FULL,
+             "\" only; make them agree");
     if (!ours && !says_nothing) {
         require_windows_alone(config, where);
         config.names_variant = true, config.variant = all_are(variants.front().c_str()) ? variants.front() : "sliding_window";
@@ -114,7 +116,7 @@ void read_layers(const json& object, Config& config, const std::string& where) {
         if (layer.variant == "sliding_window") read_window(object, layer.settings, ours, where);
     if (ours && slides && variants.empty())
         fail(Exit::checkpoint, where, ": \"use_sliding_window\" is true, but no layer of \"attention_variant\": \"", config.variant,
-             "\" slides; \"layer_types\" has to say which do");
+             "\" is a sliding layer; name the sliding layers in \"layer_types\"");
 }
 
 namespace {

@@ -1,4 +1,4 @@
-// The part of config.json that says which layer has which attention.
+// The keys of config.json for the attention of each layer.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -14,16 +14,16 @@ inline bool is_variant_name(const std::string& name) {
     return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), allowed);
 }
 
-/// Precondition: config has L, the settings of `object`, and its variant if that is named. layer_types, use_sliding_window,
-/// sliding_window, max_window_layers and attention_layer_settings, as this program or transformers writes them.
+/// Reads layer_types, use_sliding_window, sliding_window, max_window_layers and attention_layer_settings, as written by this program or by
+/// transformers. Precondition: config has L, the settings of `object`, and its variant if `object` names one.
 void read_layers(const nlohmann::json& object, Config& config, const std::string& where);
 
-/// Layers have Hugging Face's names where transformers_computes(), else ours, which it refuses.
+/// Writes them. Layers have Hugging Face's names if transformers_computes(), else ours, which transformers refuses.
 void write_layers(const Config& config, nlohmann::ordered_json& object);
 
-/// Whether transformers' own code computes the model: causal layers and equal sliding windows, unless the form is Llama's, which has no
-/// windows there, and without sigma_reparam. Other models name the code that does in "auto_map" (scripts/attention_torch), and their
-/// layer_types has our names, so that nobody computes plain attention instead.
+/// Whether transformers' own code computes the model: causal layers and equal sliding windows, without sigma_reparam; Llama's form has no
+/// windows there. Other models name their code in "auto_map" (scripts/attention_torch), and their layer_types has our names, so that they
+/// are not loaded as plain attention.
 bool transformers_computes(const Config& config);
 
 /// Integers without a decimal point, as Hugging Face writes them.

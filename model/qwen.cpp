@@ -28,8 +28,7 @@ Qwen::Qwen(const Variants& variants, const Config& c, Stored matrices) : variant
         return std::all_of(layers.begin(), layers.end(), [&](const Layer& layer) { return layer.attention->trains(name); });
     });
     if (matrices == Stored::as_bf16 && !sigma.empty())
-        fail(Exit::usage, "a model with sigma_reparam computes with matrices made of those that are stored, which must not be rounded: "
-             "--weights fp32");
+        fail(Exit::usage, "sigma_reparam rescales the stored matrices, which must not be rounded; give --weights fp32");
     for (size_t k = 0; k < sigma.size(); k++) sigma[k].moves = tensors.find(sigma_names[k] + ".sigma_u")->role == Role::state;
 }
 

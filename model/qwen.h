@@ -24,13 +24,13 @@ struct Layer {
     std::unique_ptr<AttentionLayer> attention;
 };
 
-/// The layers of a model whose attention is the same: "sinks:window=64" (pattern_of()), and which they are.
+/// The layers of a model with equal attention, "sinks:window=64" (pattern_of()).
 struct LayerKind {
     std::string name;
     std::vector<int> layers;
 };
 
-/// A model of `variant`; some layers of a hybrid are of another (Config::layers).
+/// A model of `variant`; in a hybrid, some layers have another variant (Config::layers).
 struct Qwen {
     const Variant& variant;
     Config config;
@@ -41,7 +41,7 @@ struct Qwen {
     Slot final_norm;   // (C)
     Slot head;         // (V, C), the embedding when tied
     std::vector<Layer> layers;
-    std::string pattern;   // which layer has which attention, as --layers has it: "sinks:3,causal"
+    std::string pattern;   // the attention of the layers in the form of --layers: "sinks:3,causal"
 
     /// Fills in defaults of settings (complete_layers()) and lists every tensor. Exit::usage if a setting is out of range.
     Qwen(const Variants& variants, const Config& config, Stored matrices = Stored::as_computed);
@@ -52,7 +52,7 @@ struct Qwen {
     /// Offset of layer l's tensors in a flat buffer; for l = L, the end of the last layer's.
     size_t layer_begin(int l) const { return l < config.L ? layers[l].input_norm.offset : final_norm.offset; }
 
-    /// In the order of their first layers; a single one unless the model is a hybrid.
+    /// The kinds in the order of their first layers; a single one unless the model is a hybrid.
     std::vector<LayerKind> kinds() const;
 
     /// Whether a fact holds for any layer, or for all: any(&LayerFacts::reads_x).

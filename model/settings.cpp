@@ -19,7 +19,8 @@ bool is_step(const Setting& s, double value) { return s.step == REAL || std::fmo
 
 const std::vector<Setting>& model_settings() {
     static const std::vector<Setting> settings = {
-        {"--sigma-reparam", "sigma_reparam", 0, 0, 1, WHOLE, "1: the model's linear layers are divided by their spectral norms"},
+        {"--sigma-reparam", "sigma_reparam", 0, 0, 1, WHOLE,
+         "sigma reparametrisation, linear layers divided by their spectral norms: 1 on, 0 off"},
     };
     return settings;
 }
@@ -61,8 +62,8 @@ void require_within_sequence(const std::vector<Setting>& settings, const std::ma
         if (value->second <= most) continue;
         const std::string blocks = part > 1 ? " (blocks of " + std::to_string(part) + ": " + std::to_string(parts) + ")" : "";
         if (s.lowest > most)
-            fail(Exit::usage, s.option, " is ", value->second, ", and the least that it can be, ", s.lowest,
-                 ", is more than --seq-len ", T, " has", blocks, "; raise --seq-len");
+            fail(Exit::usage, s.option, " must be at least ", s.lowest, ", which is more than --seq-len ", T, " allows", blocks,
+                 "; raise --seq-len");
         fail(Exit::usage, s.option, " is ", value->second, ", but with --seq-len ", T, blocks, " must be ",
              kind_of_number(s), " from ", s.lowest, " to ", most);
     }

@@ -12,15 +12,16 @@
 
 #include "model/base/bf16.h"
 
-/// Where a tensor lies in every flat buffer; a matrix that is Stored::as_bf16, in the buffer of these. A default Slot is a tensor that the model does not have.
+/// The place of a tensor in every flat buffer, or of a matrix that is Stored::as_bf16 in the buffer of those. A default Slot is a tensor
+/// that the model does not have.
 struct Slot {
     size_t offset = 0;
     size_t size = 0;
     explicit operator bool() const { return size > 0; }
 };
 
-/// How a tensor is initialised: `value` everywhere, or element by element from `values`, or normal with mean 0 and standard
-/// deviation `deviation`.
+/// The initialisation of a tensor: `value` everywhere, or `values` element by element, or normal with mean 0 and standard deviation
+/// `deviation`.
 struct Init {
     double value = 0;
     double deviation = 0;
@@ -37,13 +38,13 @@ inline Init listed(const std::vector<double>& values) { return {0, 0, values}; }
 
 enum class Decay : bool { no, yes };   // AdamW's weight decay: matrices only
 
-/// What updates a tensor in a step. Only the first two count in the gradient norm.
+/// The update rule of a tensor. Only the first two count in the gradient norm.
 enum class Role {
     decays,      // AdamW with weight decay
     plain,       // AdamW without weight decay
-    statistic,   // the data: w -= rate g, independent of the learning rate, never clipped
-    state,       // the model, by a rule of its own (model/operations/sigma_reparam.cuh)
-    frozen,      // nothing
+    statistic,   // by the data: w -= rate g, independent of the learning rate, never clipped
+    state,       // by the model's own rule (model/operations/sigma_reparam.cuh)
+    frozen,      // no update
 };
 
 struct Tensor {
@@ -54,24 +55,24 @@ struct Tensor {
     double rate;   // of a statistic
     Slot slot;
     Stored stored = Stored::as_computed;
-    bool of_mechanism = false;   // a folder of weights may lack it: it then starts from `init`
+    bool of_mechanism = false;   // a folder of weights may lack the tensor, which then starts from `init`
 
-    /// Whether its part of the gradient buffer is the derivative of the loss: a statistic keeps its update there, a state nothing.
+    /// Whether its part of the gradient buffer is the derivative of the loss. A statistic keeps its update there, a state nothing.
     bool has_gradient() const { return role != Role::statistic && role != Role::state; }
     bool trained() const { return role == Role::decays || role == Role::plain; }
 };
 
 class TensorList {
 public:
-    /// `matrices` says how add_matrix() stores.
+    /// `matrices` is the storage type of add_matrix().
     explicit TensorList(Stored matrices = Stored::as_computed) : matrices_(matrices) {}
 
     /// Appends a tensor directly after the previous one, so that consecutive tensors can be read as one matrix (q, k, v).
     /// Exit::usage if the name is taken or the size overflows.
     Slot add(const std::string& name, const std::vector<int64_t>& shape, Init init, Decay decay);
 
-    /// The same for a matrix of the embedding or of a linear layer of the model, which only products and look-ups read. Those that are
-    /// stored as bf16 lie in a buffer of their own, directly behind the previous one.
+    /// The same for a matrix of the embedding or of a linear layer, which only products and look-ups read. Matrices stored as bf16 have a
+    /// buffer of their own, each directly after the previous one.
     Slot add_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init);
 
     /// Precondition: rate > 0 (Exit::usage).
@@ -95,9 +96,9 @@ public:
     const Tensor* find(const std::string& name) const;   // null if there is none
     Stored matrices() const { return matrices_; }
     size_t size() const { return size_; }                // length of a flat buffer, padding included
-    size_t bf16_size() const { return bf16_size_; }      // and of the buffer of what is stored as bf16
+    size_t bf16_size() const { return bf16_size_; }      // length of the buffer of matrices stored as bf16
     size_t parameters() const { return parameters_; }    // elements of all tensors, padding excluded
-    size_t trained() const;                              // those that AdamW trains
+    size_t trained() const;                              // elements that AdamW trains
     auto begin() const { return tensors_.begin(); }
     auto end() const { return tensors_.end(); }
     size_t count() const { return tensors_.size(); }
@@ -119,9 +120,9 @@ struct Span {
     size_t size() const { return end - begin; }
 };
 
-/// ZeRO-1 (Rajbhandari et al. 2020): which rank keeps the moments of which elements of the flat buffers. A buffer is divided into
-/// buckets, which ranks exchange one by one while the backward pass, from the buffer's end to its beginning, completes the others.
-/// Of each bucket, shard s owns part s of `count` equal parts, and stores its parts contiguously. One shard alone has one bucket.
+/// ZeRO-1 (Rajbhandari et al. 2020): the distribution of moments over ranks. A flat buffer is divided into buckets, which ranks exchange
+/// one by one while the backward pass completes the others, from the buffer's end to its beginning. Each bucket has `count` equal parts;
+/// shard s owns part s of every bucket and stores its parts contiguously. A single shard has one bucket.
 class Shards {
 public:
     static constexpr size_t BUCKET = size_t(1) << 22;   // elements: 16 MiB of gradients
@@ -160,21 +161,21 @@ struct UpdateRange {
     size_t held = begin;   // offset of element `begin` within the shard's storage
 };
 
-/// What the shard updates, in ranges of at most `longest` elements.
+/// The elements that the shard updates, in ranges of at most `longest` elements.
 std::vector<UpdateRange> update_ranges(const TensorList& list, const Shards& shards, size_t longest);
 
-/// Elements [begin, end) of the flat buffers that the gradient norm runs over.
+/// Elements [begin, end) of the flat buffers that count in the gradient norm.
 struct NormSpan {
     size_t begin, end;
-    double weight;   // 1 if AdamW trains them; 0 for statistics, which add nothing unless they are not finite: 0 x NaN is NaN
+    double weight;   // 1 if AdamW trains them; 0 for statistics, which count only if they are not finite: 0 x NaN is NaN
 };
 
-/// The shard's part of what the global norm runs over, in as few spans as possible: one per bucket if AdamW trains every tensor.
-/// They may include padding, which is zero.
+/// The shard's elements in the global norm, in as few spans as possible: one per bucket if AdamW trains every tensor. Spans may include
+/// padding, which is zero.
 std::vector<NormSpan> norm_spans(const TensorList& list, const Shards& shards);
 
-/// Initialises `weights` (list.size()), and `matrices` (list.bf16_size()), as each tensor's Init says. Each element depends on (seed, tensor name, index) only, so
-/// neither the number of ranks or threads nor the presence of other tensors changes it.
+/// Initialises `weights` (list.size()) and `matrices` (list.bf16_size()) by each tensor's Init. Each element depends only on (seed, tensor
+/// name, index), not on the number of ranks or threads, nor on other tensors.
 template <class X>
 void initialise(const TensorList& list, uint64_t seed, X* weights, StoredBf16* matrices = nullptr);
 template <class X>

@@ -56,8 +56,8 @@ struct GatherRows {
         On<Device, W> wide(with_clean_gaps(buffer<W>(in[0].size(), write))), dwide(dout);
         On<Device, X> narrow(with_clean_gaps(buffer<W>(in[0].size(), write))), dnarrow(dout);
         with_rows(device, [&](const auto& any) {
-            send_rows_back(device, Heads<W>{wide.data(), stride()}, dwide.data(), any, s, write);
-            send_rows_back(device, Heads<X>{narrow.data(), stride()}, dnarrow.data(), any, s, write);
+            scatter_add_rows(device, Heads<W>{wide.data(), stride()}, dwide.data(), any, s, write);
+            scatter_add_rows(device, Heads<X>{narrow.data(), stride()}, dnarrow.data(), any, s, write);
         });
         const std::vector<W> exact = contribution(wide.numbers(), write), rounded = contribution(narrow.numbers(), write);
         CHECK(difference(rounded, exact, {sizeof(X) == 2 ? 0x1p-7 : 1e-6, 1e-6}) == "");
@@ -65,7 +65,7 @@ struct GatherRows {
     }
 
 private:
-    /// Nobody writes into the gaps.
+    /// Fills the gaps between rows, which no kernel writes.
     template <class W>
     std::vector<W> with_clean_gaps(std::vector<W> numbers) const {
         for (size_t n = 0; n < numbers.size(); n++)

@@ -134,7 +134,7 @@ a gate query that looks ahead chooses blocks of a prompt | 0 | tokens of the tex
 a setting that the variant does not have | 2 | seer_top_k | $gate We --set seer_topk=1
 a setting that is out of range | 2 | from 0 to | $gate We --set seer_top_k=-1
 a setting that changes tensors | 7 | --set requires tensors | --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8
-a form that looks ahead writes no text | 2 | looks at later tokens | --checkpoint "$work/mosa/step_00000002" --prompt-ids 65,66
+a form that looks ahead writes no text | 2 | reads later tokens | --checkpoint "$work/mosa/step_00000002" --prompt-ids 65,66
 its causal form does | 0 | kept of the text | --checkpoint "$work/mosa/step_00000002" --prompt-ids 65,66 --set mosa_choice=0
 END
 expect "mixed windows are not trained without them" 7 "use ./train_sliding_window" "${causal[@]}" --out "$work/x" --model "$work/mixed"
@@ -153,7 +153,7 @@ check "and bits" '! same_weights "$work/anew" "$work/apart"'
 expect "validation of packed documents" 0 "" "${causal[@]}" "${many[@]}" --evaluate --checkpoint "$work/apart/step_00000004" --document-mask 1
 expect "a mask of documents as a picture" 0 "" ./train_nsa "${small[@]}" "${many[@]}" --out "$work/x" --show-mask "$work/mask.pgm" --document-mask 1
 check "has few pairs" 'awk "{ share = \$0 + 0 } END { exit !(NR == 1 && share > 0 && share < 60) }" <(grep -o "[0-9.]*% of causal pairs" "$work/stdout")'
-expect "documents that a mechanism does not keep apart" 2 "what a token sees depends on other documents" ./train_nsa "${small[@]}" "${many[@]}" --out "$work/x" --document-mask 1 --nsa-choice 1
+expect "documents that a mechanism does not keep apart" 2 "cannot keep the documents of a row apart" ./train_nsa "${small[@]}" "${many[@]}" --out "$work/x" --document-mask 1 --nsa-choice 1
 
 # ---- reports
 train asga_fixed watched1 --monitor-every 4 --window 7

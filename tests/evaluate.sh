@@ -56,8 +56,8 @@ rm "$work/huge/manifest.json"   # which would notice
 printf '\377\377\177\177' | dd of="$work/huge/model.safetensors" bs=1 seek=$(($(stat -c %s "$work/huge/model.safetensors") - 4)) conv=notrunc 2> /dev/null
 expect_each "${causal[@]}" --evaluate --out "$work/x" << END
 the log of a run stays | 2 | $work/other.jsonl | --checkpoint "$last" --eval-log "$work/other.jsonl"
-that of this run, too | 2 | lies among the files of | --checkpoint "$last" --eval-log "$work/causal/log.jsonl"
-and a checkpoint's files | 2 | lies among the files of | --checkpoint "$last" $items --eval-out "$last/config.json"
+that of this run, too | 2 | belongs to | --checkpoint "$last" --eval-log "$work/causal/log.jsonl"
+and a checkpoint's files | 2 | belongs to | --checkpoint "$last" $items --eval-out "$last/config.json"
 nothing to evaluate | 2 | --evaluate needs weights |
 scores that are not finite | 5 | item 0 scores | --model "$work/huge" --val-batches 0 $items --eval-out "$work/broken.jsonl"
 a validation loss that is not finite | 5 | validation loss | --model "$work/huge"

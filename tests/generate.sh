@@ -69,10 +69,10 @@ expect_each "${many[@]}" << END
 prompts of two kinds | 2 | excludes | --prompts "$prompts" --prompt a
 texts over their prompts | 2 | is the file of --prompts | --prompts "$prompts" --out "$work/../${work##*/}/prompts.jsonl"
 a log over the texts | 2 | is the file of --out | --prompts "$prompts" --out "$work/new.jsonl" --log "$work/new.jsonl"
-texts over a checkpoint | 2 | lies among the files of | --prompts "$prompts" --out "$last/config.json"
+texts over a checkpoint | 2 | belongs to | --prompts "$prompts" --out "$last/config.json"
 a checkpoint that is cut off | 7 | model.safetensors | --checkpoint "$work/cut" --prompts "$prompts" --out "$texts"
-a run's folder | 7 | its newest checkpoint is $last | --checkpoint "$work/causal" --prompt-ids 65
-a prompt that is longer than the model's positions | 2 | has 5 tokens, and the model reads 4 | --checkpoint "$work/positions_4" --prompt-ids 65,66,67,68,69
+a run's folder | 7 | such as the newest, $last | --checkpoint "$work/causal" --prompt-ids 65
+a prompt that is longer than the model's positions | 2 | has 5 tokens, but the model reads 4 | --checkpoint "$work/positions_4" --prompt-ids 65,66,67,68,69
 END
 expect "no memory for what is kept of a text" 4 "lower --tokens" bash -c 'ulimit -v 8000000; exec "$@"' - "${many[@]}" --device cpu \
     --checkpoint "$work/positions_1000000000" --tokens 900000000 --prompts "$prompts" --out "$texts"

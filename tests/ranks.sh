@@ -79,6 +79,6 @@ for signal in KILL STOP; do
     status=$?
     # shellcheck disable=SC2086  # words
     kill -KILL $ranks 2> /dev/null
-    [ $signal = STOP ] && reason="rank 1 is the one that stands still: its process is stopped" || reason="signal 9"
+    [ $signal = STOP ] && reason="rank 1 is stuck: its process is stopped" || reason="signal 9"
     check "a rank that gets SIG$signal ends the job with a message (status $status)" '[ $status -ne 0 ] && [ $status -ne 124 ] && grep -q "$reason" "$out.txt"'
 done

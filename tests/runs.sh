@@ -30,7 +30,7 @@ truncate -s 1000 "$work/earlier/step_00000004/model.safetensors"
 expect "resuming where another run still writes" 7 "another run is writing there" flock "$work/earlier/lock" "${causal[@]}" --out "$work/earlier" --resume
 check "looks at none of its checkpoints" '! grep -q warning "$work/stderr"'
 expect_each "${causal[@]}" --out "$work/run" --resume --steps 20 << END
-resuming with other data | 2 | is other data than | --train-data "$work/data/small_val_*.bin"
+resuming with other data | 2 | differs from the training data of | --train-data "$work/data/small_val_*.bin"
 or in another order | 2 | in order | --shuffle 0
 or with rows of another length | 2 | 6144 tokens | --seq-len 64
 or with another batch | 2 | rows of data | --batch-size 4

@@ -113,7 +113,7 @@ TEST_CASE("seer: packed documents are as each alone, and so is what the gate lea
     check_documents<seer>(2, 2, {{S + "query", 2}, {S + "distil", 2}, {S + "distil_skip", 0.25}});   // its blocks' means are only learnt
     check_documents<seer>(2, 1, {{S + "threshold", 0.2}, {S + "sink", 1}, {S + "distil", 1}});
     check_documents<seer>(2, 1, {{S + "top_k", 2}, {S + "block", 128}, {S + "distil", 1}, {S + "query", 1}});
-    check_documents<seer>(2, 1, {{S + "top_k", 0}, {S + "query", 3}, {S + "distil", 0}});   // the map that nobody chooses by
+    check_documents<seer>(2, 1, {{S + "top_k", 0}, {S + "query", 3}, {S + "distil", 0}});   // the map, without a selection
 }
 
 TEST_CASE("seer: forms that look ahead do not keep documents apart", "[attention][documents]") {

@@ -54,21 +54,21 @@ TEST_CASE("a model card says what was trained, on what, to which loss, and how i
                                               run.exp_avg_sq.data(), run.state, nullptr, {}, facts).path;
         return read_text(path / "README.md");
     };
-    const std::string said = card();
-    CHECK(said.starts_with("---\nlibrary_name: transformers\n"));
-    CHECK(contains(said, "\n# dsa, 83 parameters, step 7\n"));
-    CHECK(contains(said, "| attention | dsa:window=3,causal |"));
-    CHECK(contains(said, "| settings | attention_window 5 |"));
-    CHECK(contains(said, "| trained | 7 steps, 12345 tokens |"));
-    CHECK(contains(said, "| training data | " + facts.train_data + " |"));
-    CHECK(said.find("| validation data |") == std::string::npos);
-    CHECK(contains(said, "| loss of the last step | 0.3333 nats per token |"));
-    CHECK(contains(said, "| validation loss | not measured |"));
-    CHECK(contains(said, "| weights hash | " + hexadecimal(weights_hash(run.list, run.weights.data())) + " |"));
-    CHECK(contains(said, "attention/dsa.cuh describes it:\n\n```\nDynamic Sparse Attention"));
-    CHECK(contains(said, "attention/causal.cuh describes it"));
-    CHECK(contains(said, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n"));
-    CHECK(contains(said, "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"));
+    const std::string text = card();
+    CHECK(text.starts_with("---\nlibrary_name: transformers\n"));
+    CHECK(contains(text, "\n# dsa, 83 parameters, step 7\n"));
+    CHECK(contains(text, "| attention | dsa:window=3,causal |"));
+    CHECK(contains(text, "| settings | attention_window 5 |"));
+    CHECK(contains(text, "| trained | 7 steps, 12345 tokens |"));
+    CHECK(contains(text, "| training data | " + facts.train_data + " |"));
+    CHECK(text.find("| validation data |") == std::string::npos);
+    CHECK(contains(text, "| loss of the last step | 0.3333 nats per token |"));
+    CHECK(contains(text, "| validation loss | not measured |"));
+    CHECK(contains(text, "| weights hash | " + hexadecimal(weights_hash(run.list, run.weights.data())) + " |"));
+    CHECK(contains(text, "attention/dsa.cuh describes it:\n\n```\nDynamic Sparse Attention"));
+    CHECK(contains(text, "attention/causal.cuh describes it"));
+    CHECK(contains(text, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n"));
+    CHECK(contains(text, "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"));
     run.config.tokenizer = "";   // and none in the folder
     CHECK(card().find("AutoTokenizer.from_pretrained") == std::string::npos);
 

@@ -126,7 +126,7 @@ TEST_CASE("a sliding window counts the query's own key in Hugging Face's form", 
     refused(without, "attention_window", -1);
     refused(without, "unrelated", 1, "attention_window");
     refused(object, "layer_types", {"full_attention", "full_attention"}, "layer_types");
-    refused(object, "layer_types", {"sliding_attention"}, "has 1 layers, and num_hidden_layers is 2");
+    refused(object, "layer_types", {"sliding_attention"}, "has 1 layers, but num_hidden_layers is 2");
 }
 
 TEST_CASE("layers of Qwen folders with mixed windows are causal or slide as transformers has them", "[config]") {
@@ -341,7 +341,7 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
           "--both is 7, but with --seq-len 257 (blocks of 128: 3) must be a whole number from 1 to 6");
     CHECK_NOTHROW(judge({{"wide", 3}}, 1 << 30));
     CHECK(refusal_of(Given{{"block", 64}}, 32) ==
-          "--block is 64, and the least that it can be, 64, is more than --seq-len 32 has; raise --seq-len");
+          "--block must be at least 64, which is more than --seq-len 32 allows; raise --seq-len");
     CHECK_NOTHROW(judge({{"top_k", 3}, {"selected", 3}}, 129));
     CHECK(refusal_of(Given{{"top_k", 4}}, 129) ==
           "--top-k is 4, but with --seq-len 129 (blocks of 64: 3) must be a whole number from 0 to 3");
@@ -353,7 +353,7 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
     CHECK(refusal_of(Given{{"selected", 4}}, 129) ==
           "--selected is 4, but with --seq-len 129 (blocks of 64: 3) must be a whole number from 3 to 3");
     CHECK(refusal_of(Given{{"selected", 3}}, 128) ==
-          "--selected is 3, and the least that it can be, 3, is more than --seq-len 128 has (blocks of 64: 2); raise --seq-len");
+          "--selected must be at least 3, which is more than --seq-len 128 allows (blocks of 64: 2); raise --seq-len");
 }
 
 TEST_CASE("completed settings are the variant's, each of them and no others", "[config]") {

@@ -206,9 +206,9 @@ TEST_CASE("evaluation: accuracy by sum, token mean and character mean, with stan
     CHECK(s.token_mean_error == 0);
     CHECK(std::isnan(s.macro_f1));
 
-    task.labels = {"no", "yes"};   // said 0 1 0, is 0 1 1: F1 of 0 is 2/3, of 1 is 2/3
+    task.labels = {"no", "yes"};   // predicted 0 1 0, actual 0 1 1: F1 of 0 is 2/3, of 1 is 2/3
     CHECK(score(task, found).macro_f1 == Approx(2.0 / 3));
-    const std::vector<float> one_sided = {-1, -2, -1, -2, -1, -2};   // said 0 0 0: F1 of 0 is 1/2, of 1 is 0
+    const std::vector<float> one_sided = {-1, -2, -1, -2, -1, -2};   // predicted 0 0 0: F1 of 0 is 1/2, of 1 is 0
     CHECK(score(task, one_sided).macro_f1 == Approx(0.25));
 
     task.items[2].answers[0].characters = 0;

@@ -63,7 +63,8 @@ TEST_CASE("layers: what the layers of a mechanism share is a setting of the mode
     config.layers.assign(3, {"own"}), config.layers[1].settings["own_scale"] = 3;
     says(refusal(Exit::usage, [&] { complete_layers(config, BOTH); }), "layer 1: --scale");
     config.layers[1] = {"mamba"};
-    says(refusal(Exit::checkpoint, [&] { complete_layers(config, BOTH); }), "\"mamba\", which is none of this program's: own, causal");
+    says(refusal(Exit::checkpoint, [&] { complete_layers(config, BOTH); }), "unknown attention variant 'mamba'; this program has: own, "
+         "causal");
 }
 
 TEST_CASE("layers: dense ones beside the mechanism's", "[layers]") {
@@ -75,16 +76,16 @@ TEST_CASE("layers: dense ones beside the mechanism's", "[layers]") {
 }
 
 TEST_CASE("layers: patterns that fit no model are refused with what there is", "[layers]") {
-    refuses("nosuch", "it has own, causal");
-    refuses("", "it has own, causal");
-    refuses("own,,causal", "it has own, causal");
+    refuses("nosuch", "this program has: own, causal");
+    refuses("", "this program has: own, causal");
+    refuses("own,,causal", "this program has: own, causal");
     for (const char* count : {"own:0", "own:-1", "own:x", "own:1.5", "own:5", "own:2:2", "own:window=1:2", "own:"}) refuses(count, "1 to 4");
-    refuses("own:3,causal:2", "has 5 layers, and the model only 4");
+    refuses("own:3,causal:2", "has 5 layers, but the model has 4");
     refuses("own:sinks=3", "its options are: window scale");
     refuses("causal:window=3,own", "its options are: none");
     refuses("own:window=x", "must give a number");
     refuses("own:window=inf", "must give a number");
     refuses("own:window=1:window=2", "twice");
     refuses("own:window=101", "from 0 to 100");
-    refuses("causal", "leaves no layer to own; ./train_causal");
+    refuses("causal", "leaves no layer to own; train such a model with ./train_causal");
 }

@@ -134,18 +134,18 @@ TEST_CASE("gelu: value and slope, of small and large arguments", "[math]") {
     CHECK((std::isnan(gelu(Pack<float>{} + NAN)[0]) && std::isnan(gelu_and_slope(Pack<float>{} + NAN).slope[3])));
 }
 
-TEST_CASE("Rough: what a GPU computes with for bf16 is a float's arithmetic and the same formulas", "[math]") {
-    const Rough three = 3, two = 2.0f;
+TEST_CASE("ReducedPrecision: what a GPU computes with for bf16 is a float's arithmetic and the same formulas", "[math]") {
+    const ReducedPrecision three = 3, two = 2.0f;
     CHECK((float(three + two) == 5 && float(three - two) == 1 && float(three * two) == 6 && float(three / two) == 1.5f));
-    CHECK((float(-three) == -3 && int(three) == 3 && two < three && LANES_OF<Rough> == 1));
+    CHECK((float(-three) == -3 && int(three) == 3 && two < three && LANES_OF<ReducedPrecision> == 1));
     for (float x : range(-30.0f, 30.0f, 1 << 12)) {
         const auto exact = gelu_and_slope(x);
-        const auto rough = gelu_and_slope(Rough(x));
-        CHECK(std::abs(float(gelu(Rough(x))) - gelu(x)) <= 1e-6f * std::max(1.0f, std::abs(x)));
+        const auto rough = gelu_and_slope(ReducedPrecision(x));
+        CHECK(std::abs(float(gelu(ReducedPrecision(x))) - gelu(x)) <= 1e-6f * std::max(1.0f, std::abs(x)));
         CHECK(std::abs(float(rough.value) - exact.value) <= 1e-6f * std::max(1.0f, std::abs(x)));
         CHECK(std::abs(float(rough.slope) - exact.slope) <= 1e-5f);
     }
-    CHECK(float(sigmoid(Rough(0.5f))) == sigmoid(0.5f));
+    CHECK(float(sigmoid(ReducedPrecision(0.5f))) == sigmoid(0.5f));
 }
 
 TEST_CASE("softplus: follows its formula and does not overflow", "[math]") {

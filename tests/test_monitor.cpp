@@ -372,11 +372,11 @@ TEST_CASE("attention report: of layers with branches of their own, null where a 
     CHECK((watch.observe(report) + watch.observe(report)).empty());   // what is not there does not collapse
 }
 
-/// Takes what is printed while it lives.
-struct Overheard {
-    std::ostringstream said;
-    std::streambuf* terminal = std::cout.rdbuf(said.rdbuf());
-    ~Overheard() { std::cout.rdbuf(terminal); }
+/// Captures standard output for its lifetime.
+struct CapturedOutput {
+    std::ostringstream printed;
+    std::streambuf* terminal = std::cout.rdbuf(printed.rdbuf());
+    ~CapturedOutput() { std::cout.rdbuf(terminal); }
 };
 
 TEST_CASE("the picture of a mask: says what the layer on it is", "[monitor]") {
@@ -386,11 +386,11 @@ TEST_CASE("the picture of a mask: says what the layer on it is", "[monitor]") {
     o.device = "cpu", o.model = "qwen-tiny", o.evaluate = true, o.seq_len = 64, o.sample_every = 0, o.threads = 1;
     o.val_data = write_shard(file_in(folder, "val_0.bin"), ramp(65), 256);
     o.show_mask = file_in(folder, "mask.pgm");
-    auto said_of = [&](const Variant& variant) {   // two layers: the last is drawn
-        const Overheard terminal;
+    auto output_of = [&](const Variant& variant) {   // two layers: the last is drawn
+        const CapturedOutput terminal;
         show_mask(variant, o);
-        return terminal.said.str();
+        return terminal.printed.str();
     };
-    CHECK(said_of(in_turn<NSA_FIRST>()).find("100.0% of causal tiles\n") != std::string::npos);
-    CHECK(said_of(in_turn<CAUSAL_FIRST>()).find("300.0% of causal tiles in all softmaxes\n") != std::string::npos);
+    CHECK(output_of(in_turn<NSA_FIRST>()).find("100.0% of causal tiles\n") != std::string::npos);
+    CHECK(output_of(in_turn<CAUSAL_FIRST>()).find("300.0% of causal tiles in all softmaxes\n") != std::string::npos);
 }

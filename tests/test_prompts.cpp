@@ -71,10 +71,10 @@ TEST_CASE("prompts: what is wrong with a line is told with its number", "[genera
     CHECK(refusal("{\"prompt_ids\": [4294967297]}\n", ":1: 4294967297 is not in") == "");
     CHECK(refusal("{\"prompt\": \"a\", \"x\": " + std::string(200000, '[') + std::string(200000, ']') + "}\n", "levels deep") == "");
     CHECK(refusal("{\"prompt\": \"" + std::string(longest_json_line, 'a') + "\"}\n", "the line is longer than") == "");
-    CHECK(refusal("{\"prompt\": \"123456789\"}\n", "has 9 tokens, and the model reads 8") == "");
+    CHECK(refusal("{\"prompt\": \"123456789\"}\n", "has 9 tokens, but the model reads 8") == "");
     CHECK(refusal("{\"prompt\": \"a\", \"seed\": -1}\n", "\"seed\" is -1") == "");
     CHECK(refusal("{\"prompt\": \"a\"}\n", "has no tokenizer.json", nullptr) == "");
-    CHECK(refusal("{\"prompt_ids\": []}\n", "nothing to start from", nullptr) == "");
+    CHECK(refusal("{\"prompt_ids\": []}\n", "is empty; give at least one id", nullptr) == "");
 }
 
 TEST_CASE("prompts: texts are written in the order of the prompts, with all that their lines had", "[generate]") {

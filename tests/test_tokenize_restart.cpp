@@ -197,7 +197,7 @@ TEST_CASE("tokenize: stopped while it gives the shards their names it can do tha
     options.out = file_in(folder, "out");
     // A folder in the way of a name: everything is finished, and some shards have theirs.
     std::filesystem::create_directories(options.out + "/x_train_000009.bin/in the way");
-    CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), {"x_train_000009.bin", "cannot get this name"}));
+    CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), {"x_train_000009.bin", "cannot be renamed to this name"}));
     CHECK(progress_in(options).complete);
     CHECK(std::filesystem::exists(options.out + "/x_train_000008.bin"));
     CHECK_FALSE(std::filesystem::exists(options.out + "/x_manifest.json"));

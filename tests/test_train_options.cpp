@@ -118,18 +118,18 @@ TEST_CASE("train options: what no option takes is refused by its name", "[option
         {"asga", "--beta2 1", "from 0 to 0.9999999"},
         {"asga", "--config /none.toml", "/none.toml"},
         {"causal", "--checkpoint=", "--checkpoint"},
-        {"causal", "--position-bins 4", "--position-bins is for --evaluate"},
-        {"causal", "--eval-log x.jsonl", "--eval-log is for --evaluate"},
-        {"causal", "--eval-out x.jsonl", "--eval-out is for --evaluate"},
+        {"causal", "--position-bins 4", "--position-bins requires --evaluate"},
+        {"causal", "--eval-log x.jsonl", "--eval-log requires --evaluate"},
+        {"causal", "--eval-out x.jsonl", "--eval-out requires --evaluate"},
         {"causal", "--evaluate --eval-out x --eval-log ./x", "is the file of --eval-log"},
-        {"causal", "--mask-layer 1", "--mask-layer is for --show-mask"},
-        {"causal", "--document-positions 1", "is for --document-mask 1"},
+        {"causal", "--mask-layer 1", "--mask-layer requires --show-mask"},
+        {"causal", "--document-positions 1", "requires --document-mask 1"},
         {"causal", "--resume --checkpoint x", "give one"},
-        {"causal", "--attention psa", "is for --evaluate"},
+        {"causal", "--attention psa", "requires --evaluate"},
         {"causal", "--evaluate --attention pas", "adaspa"},
         {"causal", "--evaluate --attention psa --document-mask 1", "leave out --document-mask"},
         {"asga", "--evaluate --attention psa", "use ./train_causal"},
-        {"causal", "--evaluate --psa-eps 0.5", "is for --attention psa"},
+        {"causal", "--evaluate --psa-eps 0.5", "requires --attention psa"},
         {"causal", "--evaluate --attention psa --psa-eps 1.5", "from 0 to 1"},
         {"causal", "--evaluate --attention psa --psa-block 0", "1 to 65536"},
         {"causal", "--evaluate --attention adaspa --adaspa-sparsity 1", "from 0 to 0.999"},
@@ -137,7 +137,7 @@ TEST_CASE("train options: what no option takes is refused by its name", "[option
     };
     for (const auto& [variant, words, part] : cases) refuses(Exit::usage, variant, words_of(words), part);
     for (const char* option : {"--checkpoint", "--model", "--out", "--train-data", "--eval-data", "--show-mask"})
-        refuses(Exit::usage, "causal", {option, ""}, std::string(option) + " \"\": the name is empty");
+        refuses(Exit::usage, "causal", {option, ""}, std::string(option) + " \"\": the value is empty");
 }
 
 TEST_CASE("train options: a file for --config takes zeros, comments and quotes as they are meant", "[options]") {
@@ -158,7 +158,7 @@ TEST_CASE("train options: a file for --config takes zeros, comments and quotes a
         CHECK((back.prompt == prompt && back.resolved == given.resolved));
     }
     for (const char* prompt : {"it's \"so\"", "\"a\",\"b\"", "{}"})
-        refuses(Exit::usage, "causal", {"--prompt", prompt}, "cannot be kept in options.toml");
+        refuses(Exit::usage, "causal", {"--prompt", prompt}, "cannot be written to options.toml");
 }
 
 TEST_CASE("train options: what ranks must have in common is in the facts of each option", "[options]") {
@@ -185,7 +185,7 @@ TEST_CASE("train options: a variant's settings fit the sequence and each other",
     const Case cases[] = {
         {"asga", "--asga-hidden 0", "asga_hidden"},
         {"asga", "--dense-layers 0 --layers asga", "give one"},
-        {"asga", "--layers asga,sinks", "it has asga, causal"},
+        {"asga", "--layers asga,sinks", "this program has: asga, causal"},
         {"asga", "--model qwen-7n", "did you mean qwen-7m?"},
         {"asga_fixed", "--window 33", "from 0 to 32"},
         {"asga_fixed", "--layers causal,asga_fixed:window=33", "layer 1: --window is 33, but with --seq-len 32 must be a whole number from 0 to 32"},
@@ -261,8 +261,8 @@ TEST_CASE("train options: a run is resumed as it was, and begins from others' we
         refuses(code, variant, small.with(words), part);
     };
     CHECK(started("causal", small.with("--resume")).origin.resume_from == fs::path(causal));
-    refused(Exit::usage, "causal", "--resume --model qwen-1m", "has another shape");
-    refused(Exit::usage, "causal", "--model " + causal, "lies in --out");
+    refused(Exit::usage, "causal", "--resume --model qwen-1m", "has a different shape");
+    refused(Exit::usage, "causal", "--model " + causal, "is inside --out");
     refused(Exit::usage, "causal", "--model " + causal + " --out /none --qk-norm 0", "are of a model with QK-norm");
     refused(Exit::checkpoint, "causal", "--checkpoint " + other.string(), "is not a checkpoint of this program");
     refused(Exit::checkpoint, "causal", "--checkpoint " + asga, "is a checkpoint of asga, and this program trains causal");
@@ -294,7 +294,7 @@ TEST_CASE("train options: the newest sound checkpoint is resumed, and the damage
     const Start start = started("causal", small.with("--resume"));
     CHECK((start.origin.resume_from == earlier && start.printed.find("tensor \"model.") != std::string::npos));
     damage(earlier / "optimizer.safetensors");
-    refuses(Exit::checkpoint, "causal", small.with("--resume"), "no sound checkpoint");
+    refuses(Exit::checkpoint, "causal", small.with("--resume"), "no undamaged checkpoint");
 }
 
 TEST_CASE("train options: a checkpoint that is a link is of its run, and one whose disk is not mounted is named", "[options]") {

@@ -81,10 +81,10 @@ for suffix in gz xz zst; do
     expect "one that is damaged" 3 "damaged.txt.$suffix: is damaged" "${run[@]}" "$work/damaged.txt.$suffix"
 done
 expect_each "${run[@]}" << END
-a text that is named twice | 2 | is named twice | "$work/b.txt" "$work/../${work##*/}/b.txt"
+a text that is given twice | 2 | is given twice | "$work/b.txt" "$work/../${work##*/}/b.txt"
 a text of which nothing is for validation | 0 | | --val-tokens 0 "$work/b.txt"
 a broken line of standard input | 3 | standard input:1: parse error | --format jsonl - <<< "nonsense"
 masked prompts from a text | 2 | give --format jsonl | --mask-prompts -
-fewer documents than announced | 3 | holds 2 documents, but --documents announced 3 | --documents 3 --format jsonl - < <(head -n 2 "$work/a.jsonl")
+fewer documents than announced | 3 | holds 2 documents, but --documents is 3 | --documents 3 --format jsonl - < <(head -n 2 "$work/a.jsonl")
 as many documents as announced | 0 | | --documents 2 --format jsonl - < <(head -n 2 "$work/a.jsonl")
 END

@@ -33,7 +33,7 @@ inline Config config_of(const Form& form) {
     return c;
 }
 
-/// With settings by which 200 tokens have something to choose, and something that nobody sees any more.
+/// With settings with which 200 tokens have something to select, and keys that no later row sees.
 inline Config with_choices(Config c) {
     for (auto [key, value] : {std::pair{"attention_dense_until", 30.0}, {"moba_block", 64.0}, {"moba_top_k", 2.0}, {"seer_top_k", 1.0},
                               {"seer_distil", 0.0}, {"adaptive_sparse_top_k", 1.0}, {"nsa_selected", 4.0},

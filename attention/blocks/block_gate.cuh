@@ -64,7 +64,7 @@ struct GateShape {
     }
 };
 
-/// GateShape::first() as choose_tiles() asks for it.
+/// GateShape::first() as an argument of choose_tiles().
 struct FirstBlock {
     GateShape s;
     constexpr int operator()(int b, int r) const { return s.first(b, r); }

@@ -1,10 +1,10 @@
-// Attention over chosen blocks of keys, with the scores of the block gate: the common part of adaptive_sparse and seer, with
-// passes of its own (own_passes):
+// Attention over selected blocks of keys, with the scores of the block gate: the common part of adaptive_sparse and seer, with
+// own_passes:
 //     mask          scores (block_gate.cuh)  ->  blocks that each block of queries visits (select.cuh)  ->  lists of tiles
 //     score         the bias of each tile, log sigmoid(score), is added to its pairs' scores
 //     output gate   per head and token
-// and optionally a second, dense call whose pooled map the gate learns from (distil.cuh). In rows of packed documents each of these
-// calls is two (block_documents.cuh).
+// and optionally a second, dense call whose pooled map trains the gate (distil.cuh). In rows of packed documents (varlen) each of these
+// calls is split in two (block_documents.cuh).
 #pragma once
 #include "attention/blocks/block_documents.cuh"
 #include "attention/blocks/block_text.cuh"
@@ -14,7 +14,7 @@
 #include "attention/gates/head_gate.cuh"
 #include "attention/gates/row_gate.cuh"
 #include "attention/kernel/layer.h"
-#include "attention/masks/distil_mode.h"
+#include "attention/masks/gate_training.h"
 #include "attention/masks/select.cuh"
 
 /// How the scores are used.
@@ -34,7 +34,7 @@ struct BlockSparse : Policy {
     GateQuery query = GateQuery::first;
     BlockMask mask = BlockMask::soft_hard;
     TileChoice choice;             // among blocks
-    Distil distil_mode = Distil::nobody;
+    GateTraining gate_training = GateTraining::off;
     float distil_weight = 1, distil_skip = 0;   // lambda; the fraction of rows skipped at the start
     float head_threshold = -1;     // below 0: no head gate
     bool straight_through = false;
@@ -43,16 +43,16 @@ struct BlockSparse : Policy {
 
     BlockSparse(const Config& config, int layer) : Policy(config, layer), NH(config.NH), NKV(config.NKV), HS(config.HS) {}
 
-    bool gates_output() const { return head_threshold >= 0 && distil_mode != Distil::alone; }
+    bool gates_output() const { return head_threshold >= 0 && gate_training != GateTraining::gate_only; }
 
     bool has_exact_gradients() const { return !(gates_output() && straight_through); }
     bool has_teacher() const { return distils(); }
 
     bool trains(const std::string& tensor) const {
-        return distil_mode != Distil::alone || tensor.find(".w_g") != std::string::npos;
+        return gate_training != GateTraining::gate_only || tensor.find(".w_g") != std::string::npos;
     }
 
-    bool chooses() const { return distil_mode != Distil::alone && mask != BlockMask::soft; }
+    bool chooses() const { return gate_training != GateTraining::gate_only && mask != BlockMask::soft; }
     bool expects_at_most() const { return chooses() && choice.threshold >= 0; }
 
     /// With `own` and `oracle`, a row's blocks are chosen by later queries too.
@@ -77,12 +77,12 @@ struct BlockSparse : Policy {
 
     /// The dense pass that teaches the gate while attention is sparse, or takes its place.
     double further_pairs(int heads, int T) const {
-        return distil_mode == Distil::jointly || query == GateQuery::oracle ? heads * (double(T) * (T + 1) / 2) : 0;
+        return gate_training == GateTraining::joint || query == GateQuery::oracle ? heads * (double(T) * (T + 1) / 2) : 0;
     }
 
     /// Besides keys and values: a gate key for every past block, half of such a pair, and the pooled keys of the current block
     /// (mean, maximum and minimum). The mean of its queries, which GateQuery::previous needs, is not counted.
-    double cached_keys(int T) const { return distil_mode == Distil::alone ? T : T + 0.5 * ((T - 1) / block) + 1.5; }
+    double cached_keys(int T) const { return gate_training == GateTraining::gate_only ? T : T + 0.5 * ((T - 1) / block) + 1.5; }
 
     template <class X>
     size_t kept_bytes(const LayerShape& shape) const {
@@ -106,7 +106,7 @@ struct BlockSparse : Policy {
         if (distils()) learn_from_dense(device, in, state, kept, scratch, statistics);
         else if (state.score_inputs.auxiliary)
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, in.B * in.NH, 0);
-        if (distil_mode == Distil::alone) return;   // the layer's output is the dense call's
+        if (gate_training == GateTraining::gate_only) return;   // the layer's output is the dense call's
 
         if (gates_output()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
         if (lists(in)) list_tiles(device, kept, scratch, mask == BlockMask::soft ? everything() : choice, kept.biases, s);
@@ -122,7 +122,7 @@ struct BlockSparse : Policy {
     struct Text : BlockText<X> {
         Text(const BlockSparse& policy, BumpAllocator& memory, const LayerShape& room) : BlockText<X>(memory, policy.gate_shape(room)) {}
         void begin(const BlockSparse& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            if (policy.distil_mode == Distil::alone) return;   // nobody asks the gate
+            if (policy.gate_training == GateTraining::gate_only) return;   // the gate is not used
             for (int t = 0; t < in.T; t++) this->add(in, t, policy.gate_use(weights));
         }
     };
@@ -132,7 +132,7 @@ struct BlockSparse : Policy {
                  const Statistics<X>&) const {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
         const int position = device.keys->tokens(), own = position / block;
-        if (distil_mode == Distil::alone) return attention_forward(device, PlainTiles(*this), a);
+        if (gate_training == GateTraining::gate_only) return attention_forward(device, PlainTiles(*this), a);
         if (gates_output()) head_gate_forward(CPU{}, state.score_inputs.gate, in, weights, head_gate_options());
         device.keys->append(a);
         device.more->add(in, 0, gate_use(weights));
@@ -148,7 +148,7 @@ struct BlockSparse : Policy {
     struct Texts : BlockTexts {
         Texts(const BlockSparse& policy, BumpAllocator& memory, const LayerShape& room) : BlockTexts(memory, policy.gate_shape(room)) {}
         void begin(GPU device, int text, const BlockSparse& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            if (policy.distil_mode != Distil::alone) block_texts::begin(device, *this, in, policy.gate_use(weights), text);
+            if (policy.gate_training != GateTraining::gate_only) block_texts::begin(device, *this, in, policy.gate_use(weights), text);
         }
     };
 
@@ -156,7 +156,7 @@ struct BlockSparse : Policy {
     void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
                  const Statistics<X>&) const {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        if (distil_mode == Distil::alone) return attention_forward(device, PlainTiles(*this), a);
+        if (gate_training == GateTraining::gate_only) return attention_forward(device, PlainTiles(*this), a);
         if (gates_output()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
         block_texts::add(device, *device.more, in, gate_use(weights), device.rows);
         attention_forward(device, BlocksOfTexts(*this, *device.more, dense(), mask != BlockMask::hard), a);
@@ -191,7 +191,7 @@ protected:
     static float threshold(double setting) { return setting > 0 ? float(setting) : -1; }   // 0: off
 
     int dense() const { return choice.dense_heads; }
-    bool distils() const { return distil_mode != Distil::nobody; }
+    bool distils() const { return gate_training != GateTraining::off; }
     GateShape gate_shape(const LayerShape& s) const { return {s.B, s.T, NH, NKV, HS, block, query}; }
     template <class X>
     GateShape gate_shape(const LayerInputs<X>& in) const {
@@ -213,7 +213,7 @@ private:
     /// Whether the sparse call has lists of tiles. With documents, where it is two, the second visits past blocks of the document alone.
     template <class X>
     bool lists(const LayerInputs<X>& in) const {
-        return chooses() || (in.documents && distil_mode != Distil::alone);
+        return chooses() || (in.documents && gate_training != GateTraining::gate_only);
     }
     TileChoice everything() const { return {.dense_heads = NH}; }
 
@@ -229,7 +229,7 @@ private:
 
         Kept(const BlockSparse& p, std::byte* memory, const LayerShape& s) : allocator(memory), gate(allocator, p.gate_shape(s)) {
             if (p.distils()) distilled = allocator.take<W>(p.block_pairs(s));
-            if (p.distil_mode != Distil::alone && p.mask != BlockMask::hard) biases = allocator.take<W>(tile_pairs(s));
+            if (p.gate_training != GateTraining::gate_only && p.mask != BlockMask::hard) biases = allocator.take<W>(tile_pairs(s));
             count = allocator.take<int>(size_t(s.B) * s.NH * tiles_of(s.T)), list = allocator.take<int>(tile_pairs(s));
             bytes = allocator.bytes();
         }
@@ -247,7 +247,7 @@ private:
 
         ForwardScratch(Device device, const BlockSparse& p, std::byte* memory, const LayerShape& s)
             : allocator(memory), of_documents(device, allocator, s, BiasedTiles(p)) {
-            const bool oracle = p.query == GateQuery::oracle, second = p.distil_mode == Distil::jointly || oracle;
+            const bool oracle = p.query == GateQuery::oracle, second = p.gate_training == GateTraining::joint || oracle;
             const size_t rows = size_t(s.B) * s.NH * s.T, d = p.distils() || oracle;
             block_count = allocator.take<int>(size_t(s.B) * s.NH * p.gate_shape(s).blocks());
             blocks = allocator.take<int>(p.block_pairs(s));
@@ -271,7 +271,7 @@ private:
 
         BackwardScratch(Device device, const BlockSparse& p, std::byte* memory, const LayerShape& s)
             : allocator(memory), of_documents(device, allocator, s, BiasedTiles(p)), gate(allocator, p.gate_shape(s)) {
-            if (p.distil_mode != Distil::alone && p.mask != BlockMask::hard) dbiases = allocator.take<W>(tile_pairs(s));
+            if (p.gate_training != GateTraining::gate_only && p.mask != BlockMask::hard) dbiases = allocator.take<W>(tile_pairs(s));
             dscores = allocator.take<W>(p.block_pairs(s));
             kernel = allocator.take<std::byte>(attention_workspace(device, BiasedTiles(p), s.B, s.T, s.T, s.NH));
             heads = allocator.take<std::byte>(p.gates_output() ? head_gate_workspace(device, s) : 0);
@@ -279,7 +279,7 @@ private:
         }
     };
 
-    /// kept.count and kept.list: the tiles of the blocks that `visited` says; and the biases of tiles, where they are not null.
+    /// Fills kept.count and kept.list with the tiles of the `visited` blocks, and the biases of tiles unless null.
     template <class Device, class X>
     void list_tiles(Device device, const Kept<Wide<X>>& kept, const ForwardScratch<X, Device>& scratch, const TileChoice& visited,
                     Wide<X>* biases, const GateShape& s) const {
@@ -316,7 +316,7 @@ private:
     template <class Device, class X>
     DenseMap<Wide<X>> dense_map(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
                                 const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
-        const bool is_output = distil_mode == Distil::alone;
+        const bool is_output = gate_training == GateTraining::gate_only;
         AttentionForward<X> a = kernel_arguments(in, state, is_output ? statistics : Statistics<X>{});
         a.gate = nullptr, a.gated_out = nullptr;
         if (!is_output) a.out = scratch.out, a.lse = scratch.lse;

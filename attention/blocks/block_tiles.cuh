@@ -1,5 +1,5 @@
-// From scores of blocks (block_gate.cuh) to what the kernel asks for: lists of tiles and a bias per tile, and back from the gradients of
-// biases to those of scores.
+// From scores of blocks (block_gate.cuh) to the kernel's inputs, lists of tiles and a bias per tile; and from the gradients of biases back
+// to those of scores.
 #pragma once
 #include "attention/blocks/block_gate.cuh"
 #include "attention/kernel/layer.h"

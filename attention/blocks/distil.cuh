@@ -84,7 +84,7 @@ void distil(CPU, X* dscores, X* divergences, const X* scores, const DenseMap<X>&
             }
 }
 
-/// scores (B, NH, N, N) = log R_rc for past blocks c: what a perfect gate would say.
+/// scores (B, NH, N, N) = log R_rc for past blocks c: the output of a perfect gate.
 template <class X>
 void scores_of_map(CPU, X* scores, const DenseMap<X>& map, const GateShape& s) {
     const int N = s.blocks();

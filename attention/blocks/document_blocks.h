@@ -1,11 +1,11 @@
-// Blocks of tokens in packed rows (--document-mask): they are those of each document, counted from its first token, or a document would
-// have other blocks in a row than alone. Documents begin anywhere, and how many there are the data say, while memory and launches are
-// planned for T tokens. Both hold because every block of a row is known by the number
+// Blocks of tokens in packed rows (--document-mask, varlen). Blocks are counted from each document's first token; otherwise a document
+// would have other blocks in a row than alone. Documents begin anywhere and their number depends on the data, while memory and launches
+// are planned for T tokens. Both hold because every block of a row has the number
 //     n = (its first token) / stride
-// No two have the same where blocks are at least a stride long and lie in one document; numbers end where those of a single text of T
-// tokens end; and those of a document are consecutive. Some numbers are of no block. In a row that is one text block n begins at n stride.
-// Where queries go by blocks too, those of a document's end are cut short. Of these and the whole ones, all but the first of each
-// document follow a whole block, and so have numbers that no two of them share: one more than that of the block before.
+// Numbers are unique if blocks are at least a stride long and lie in one document. They end where those of a single text of T tokens end,
+// and those of a document are consecutive. Some numbers have no block. In a row that is one text, block n begins at n stride.
+// If queries go by blocks too, a document's last block is cut short. Among these and the complete blocks, all but the first of each
+// document follow a complete block, and so have unique numbers: one more than that of the block before.
 #pragma once
 #include "model/batch.h"
 

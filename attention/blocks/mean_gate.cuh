@@ -7,7 +7,7 @@
 #include "attention/scores/each_element.cuh"
 #include "model/device/blas.h"
 
-/// means (B, NKV, blocks, HS) of the keys of blocks, by their number; 0 where there is none. One that is not whole is nobody's past.
+/// means (B, NKV, blocks, HS) of the keys of each block, by number; 0 for a number without a block. An incomplete block is no row's past.
 template <class X>
 struct BlockMeans {
     Wide<X>* means;

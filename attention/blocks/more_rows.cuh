@@ -111,13 +111,13 @@ public:
         to.dout = dout_, to.dtile = g.dtile, to.workspace = g.workspace;
         to.dq = {dq_, q_row}, to.dk = {dk_, k_row}, to.dv = {dv_, k_row};
         attention_backward(device, policy, mine, to);
-        send_rows_back(device, g.dq, static_cast<const float*>(dq_), rows, of_rows, Write::add);
+        scatter_add_rows(device, g.dq, static_cast<const float*>(dq_), rows, of_rows, Write::add);
         if constexpr (in_place<Keys>) {
             add_heads(device, g.dk, Heads<const float>{dk_, k_row}, a.B * a.S, a.NKV, a.HS);
             add_heads(device, g.dv, Heads<const X>{dv_, k_row}, a.B * a.S, a.NKV, a.HS);
         } else {
-            send_rows_back(device, g.dk, static_cast<const float*>(dk_), keys, key_shape(a), Write::add);
-            send_rows_back(device, g.dv, static_cast<const X*>(dv_), keys, key_shape(a), Write::add);
+            scatter_add_rows(device, g.dk, static_cast<const float*>(dk_), keys, key_shape(a), Write::add);
+            scatter_add_rows(device, g.dv, static_cast<const X*>(dv_), keys, key_shape(a), Write::add);
         }
     }
 

@@ -1,6 +1,6 @@
-// Attention in which every token chooses blocks of keys: the passes over a choice that has been made (block_rows.cuh says what one
-// is). Blocks that no choice is needed for (a token's own, causally, those just before it, the first ones) are a mask on the text;
-// the chosen ones join the same softmax, with query rows gathered by block and keys and values in place:
+// Attention in which every token selects blocks of keys: the passes over a given selection (defined in block_rows.cuh). Blocks that need
+// no selection (a token's own, causally, those just before it, the first ones) are a mask on the text. The selected ones join the same
+// softmax, with query rows gathered by block and keys and values in place:
 //     lse_i = log sum over all visible j of exp(a_ij)     P_ij = exp(a_ij - lse_i)     D_i = <dO_i, O_i>
 // Backward every call gets the lse and D of the whole softmax; dq is summed over the rows of a token, dk and dv come out in place.
 // The CPU's kernel takes all slots at once. On a GPU queries are copied (more_rows.cuh), and so a few slots at a time.

@@ -146,7 +146,7 @@ struct BranchResults {
         statistics.tiles = allocator.take<Wide<X>>(size_t(s.B) * s.NH * tiles_of(R));
     }
 
-    /// The statistics that merging needs for those in `asked`.
+    /// The statistics that merging needs for the requested ones in `asked`.
     Statistics<X> statistics_for(const Statistics<X>& asked) const {
         Statistics<X> own;
         if (asked.entropy) own.entropy = statistics.entropy;
@@ -259,9 +259,9 @@ public:
         in_branch.dout = gathers ? dout_ : g.dout, in_branch.workspace = kernel_;
         in_branch.dq = {dq_, q_row}, in_branch.dk = {dk_, k_row}, in_branch.dv = {dv_, k_row};
         attention_backward(device, policy, a, in_branch);
-        send_rows_back(device, g.dq, static_cast<const W*>(dq_), rows, queries, write);
-        send_rows_back(device, g.dk, static_cast<const W*>(dk_), rows, keys, write);
-        send_rows_back(device, g.dv, static_cast<const X*>(dv_), rows, keys, write);
+        scatter_add_rows(device, g.dq, static_cast<const W*>(dq_), rows, queries, write);
+        scatter_add_rows(device, g.dk, static_cast<const W*>(dk_), rows, keys, write);
+        scatter_add_rows(device, g.dv, static_cast<const X*>(dv_), rows, keys, write);
     }
 
 private:

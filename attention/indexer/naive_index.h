@@ -22,7 +22,7 @@ void naive_index_rope(X* head, const LayerInputs<X>& in, const IndexShape& s, in
     }
 }
 
-/// (B, T, T); of keys behind the query nothing is said.
+/// Scores (B, T, T); undefined for keys after the query.
 template <class X>
 std::vector<X> naive_index_scores(const LayerInputs<X>& in, const X* weights, const IndexTensors& at, const IndexShape& s) {
     std::vector<X> scores(size_t(in.B) * in.T * in.T), keys(size_t(in.T) * s.D);

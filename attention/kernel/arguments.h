@@ -1,5 +1,5 @@
-// The arguments of attention, the same on every device: of one call of the tiled kernel, and of one layer, which is a policy's
-// preprocessing around one or more such calls.
+// The arguments of attention, the same on every device: of one call of the tiled kernel, and of one layer. A layer is a policy's
+// preprocessing around one or more kernel calls.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Heads {
 };
 
 /// A mask as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of sequence b has the
-/// count[n] tiles from tiles[n * stride] on, n = (b * NH + h) * query_tiles + t. Policy::tile() still judges each of them.
+/// count[n] tiles from tiles[n * stride] on, n = (b * NH + h) * query_tiles + t. Policy::tile() still classifies each of them.
 struct TileList {
     const int* count = nullptr;
     const int* tiles = nullptr;
@@ -32,8 +32,8 @@ struct TileList {
     constexpr explicit operator bool() const { return count != nullptr; }
 };
 
-/// A mask as data, pair by pair and the same for all heads: bit c of word t of query i of sequence b says whether it sees key
-/// 64 t + c. For a policy that reads_bits.
+/// A mask as data, pair by pair and the same for all heads: query i of sequence b sees key 64 t + c if bit c of its word t is set. For
+/// a policy with reads_bits.
 struct PairBits {
     uint64_t* words = nullptr;   // (B, T, tiles_of(T))
     int T = 0;
@@ -42,21 +42,21 @@ struct PairBits {
     constexpr bool sees(int b, int i, int j) const { return word(b, i, j / TILE) >> (j % TILE) & 1; }
 };
 
-/// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key
-/// tile, -infinity where it was not visited. pairs and tiles count what the kernel actually did. A tile is TILE x TILE on every
-/// device: where a kernel takes more rows at once, a tile counts when it was part of a visited rectangle and its own verdict (of
-/// the list and the policy, see TileWalk::judge_listed) is not hidden, so the count is that of a kernel that goes tile by tile.
+/// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key tile,
+/// -infinity in a tile that was not visited. pairs and tiles count the kernel's actual work. A tile is TILE x TILE on every device: where
+/// a kernel takes more rows at once, a tile counts if it was part of a visited rectangle and is not hidden by the list or the policy
+/// (TileWalk::judge_listed). The count is thus the same as in a kernel that goes tile by tile.
 template <class X>
 struct Statistics {
     Wide<X>* entropy = nullptr;    // (B, NH, T)
     Wide<X>* tile_max = nullptr;   // (B, NH, T, ceil(S / TILE))
-    Wide<X>* pairs = nullptr;      // (B, NH, T) how many keys the row saw
-    Wide<X>* tiles = nullptr;      // (B, NH, ceil(T / TILE)) how many key tiles the query tile visited
-    Wide<X>* pair_gate = nullptr;  // (B, NH, T) sum of Policy::pair_gate() over those keys; left alone where the policy has none
+    Wide<X>* pairs = nullptr;      // (B, NH, T) number of keys that the row saw
+    Wide<X>* tiles = nullptr;      // (B, NH, ceil(T / TILE)) number of key tiles that the query tile visited
+    Wide<X>* pair_gate = nullptr;  // (B, NH, T) sum of Policy::pair_gate() over those keys; not written if the policy has none
     constexpr explicit operator bool() const { return entropy || tile_max || pairs || tiles || pair_gate; }
 
-    /// The statistics of gated branch n of a layer (Policy::branch_names()). Each array holds those of all branches, one after the
-    /// other: `rows` (B, NH, T) or `query_tiles` elements each. tile_max is left out: its size depends on the branch's keys.
+    /// The statistics of gated branch n of a layer (Policy::branch_names()). Each array holds all branches in turn, with `rows`
+    /// (B, NH, T) or `query_tiles` elements each. tile_max is left out, because its size depends on the branch's keys.
     Statistics of_branch(int n, size_t rows, size_t query_tiles) const {
         auto part = [n](Wide<X>* all, size_t size) { return all ? all + n * size : nullptr; };
         return {part(entropy, rows), nullptr, part(pairs, rows), part(tiles, query_tiles), part(pair_gate, rows)};
@@ -65,68 +65,68 @@ struct Statistics {
 
 template <class X>
 struct AttentionForward {
-    int B, T, S;   // sequences, queries and keys of each
+    int B, T, S;   // sequences; queries and keys per sequence
     int NH, NKV, HS;
     Heads<const X> q;   // (B, T, NH, HS)
     Heads<const X> k;   // (B, S, NKV, HS); query head h reads head h / (NH / NKV)
     Heads<const X> v;   // (B, S, NKV, HS)
 
-    // What score() reads, of the sizes in Policy::features(); null where that is nothing.
+    // Inputs of score(), with the sizes of Policy::features(); null for size 0.
     const Wide<X>* head = nullptr;     // (NH, features.head)
     const Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     const Wide<X>* column = nullptr;   // (B, NH, features.column, padded(S))
     const Wide<X>* tile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S))
 
-    TileList list;                     // of a mask that the policy does not compute
-    PairBits bits = {};                // and its pairs
-    const Wide<X>* gate = nullptr;     // (B, T, NH) on the output
+    TileList list;                     // tiles of a mask that the policy does not compute
+    PairBits bits = {};                // pairs of such a mask
+    const Wide<X>* gate = nullptr;     // (B, T, NH) factor on the output
     const int* q_position = nullptr;   // (B, NH, T) each row's token position; null: its index; -1: padding,
     const int* k_position = nullptr;   // (B, NH, S) which sees nothing and is seen by nothing
-    Documents documents = {};          // a query sees its own only, and the policy judges positions as counted from its beginning
+    Documents documents = {};          // varlen: a query sees its own document only, and positions count from the document's start
 
     X* out;                   // (B, T, NH, HS) before the gate
     X* gated_out = nullptr;   // (B, T, NH, HS) gate * out; needed with a gate only
-    Wide<X>* lse;             // (B, NH, T) log-sum-exp; -infinity where a row sees nothing
+    Wide<X>* lse;             // (B, NH, T) log-sum-exp; -infinity for a row that sees nothing
     Statistics<X> statistics = {};
 };
 
 /// All gradients are overwritten. dhead has one partial sum per sequence.
 template <class X>
 struct AttentionBackward {
-    const X* dout;                   // (B, T, NH, HS), of the gated output where there is a gate
+    const X* dout;                   // (B, T, NH, HS) gradient of the output, after the gate if there is one
     const Wide<X>* dlse = nullptr;   // (B, NH, T); null: zero
     Heads<Wide<X>> dq, dk;           // wide: the GPU accumulates dq over key tiles in memory, and RoPE's backward reads both
     Heads<X> dv;
     Wide<X>* dhead = nullptr;     // (B, NH, features.head)
     Wide<X>* drow = nullptr;      // (B, NH, T, features.row)
     Wide<X>* dcolumn = nullptr;   // (B, NH, features.column, padded(S))
-    Wide<X>* dtile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S)), only of tiles that are visited
+    Wide<X>* dtile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S)), for visited tiles only
     Wide<X>* dgate = nullptr;     // (B, T, NH)
-    std::byte* workspace = nullptr;   // attention_workspace() bytes; the CPU needs none
+    std::byte* workspace = nullptr;   // attention_workspace() bytes on a GPU; unused on the CPU
 };
 
 // ----------------------------------------------------------------------------------------------------------------- the layer
 
-/// How many values score() reads.
+/// The number of values that score() reads.
 struct Features {
     int head = 0;     // per head
     int row = 0;      // per head and query
     int column = 0;   // per query head and key
     bool tile = false;   // one per head, query tile and key tile
-    int token = 0;       // per token, which score() does not read: what preprocess() keeps for its backward
+    int token = 0;       // per token; not read by score(), kept by preprocess() for preprocess_backward()
 };
 
-/// The sizes of one attention layer: sequences, tokens, channels, query heads, key/value heads, head size.
+/// The sizes of one attention layer: sequences, tokens per sequence, channels, query heads, key/value heads, head size.
 struct LayerShape {
     int B, T, C, NH, NKV, HS;
 };
 
-/// A text that is to be written: at most T tokens, B is 1; and how the layer keeps their keys and values.
+/// The capacity of a text's KV cache: T tokens, B = 1; and the storage type of its keys and values.
 struct TextRoom : LayerShape {
     Stored keys = Stored::as_computed;
 };
 
-/// What an attention layer sees: the block's normed input and the projections, before and after RoPE.
+/// The inputs of an attention layer: the block's normed input and the projections, before and after RoPE.
 template <class X>
 struct LayerInputs : LayerShape {
     const X* x;       // (B, T, C) the normed block input, which the q projection reads
@@ -137,7 +137,7 @@ struct LayerInputs : LayerShape {
     const X* v;   // token stride v_row
     size_t qk_row, v_row;
     const Wide<X>*cosine, *sine;   // (T, HS / 2) RoPE's table
-    Documents documents = {};      // empty, or to be kept apart (LayerFacts::keeps_documents_apart)
+    Documents documents = {};      // empty, or documents to keep apart (varlen; LayerFacts::keeps_documents_apart)
 
     constexpr size_t token(int b, int t) const { return size_t(b) * T + t; }
     constexpr const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }
@@ -145,36 +145,36 @@ struct LayerInputs : LayerShape {
     constexpr const X* value(int b, int t, int h) const { return v + token(b, t) * v_row + size_t(h / (NH / NKV)) * HS; }
 };
 
-/// What preprocess() fills for score() and the output gate; shapes as in AttentionForward. Their gradients have the
-/// same layout, without `auxiliary`.
+/// The inputs of score() and the output gate, filled by preprocess(); shapes as in AttentionForward. Their gradients have the same
+/// layout, without `auxiliary`.
 template <class X>
 struct ScoreInputs {
     Wide<X>* head = nullptr;     // (NH, features.head); as a gradient (B, NH, features.head)
     Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     Wide<X>* column = nullptr;   // (B, NH, features.column, padded(T))
-    Wide<X>* token = nullptr;    // (B, T, features.token); as a gradient memory for preprocess_backward(), not set
+    Wide<X>* token = nullptr;    // (B, T, features.token); as a gradient, uninitialised memory for preprocess_backward()
     Wide<X>* gate = nullptr;     // (B, T, NH)
 
-    /// (B, NH) terms of the policy's own loss, where it has_auxiliary_loss; every forward pass overwrites them all. Their sum over
-    /// all layers, divided by the tokens of the micro-batch, is added to the mean cross-entropy.
+    /// Terms (B, NH) of the auxiliary loss of a policy with has_auxiliary_loss; every forward pass overwrites all of them. Their sum
+    /// over all layers, divided by the tokens of the micro-batch, is added to the mean cross-entropy.
     Wide<X>* auxiliary = nullptr;
 };
 
-/// preprocess_backward() turns the gradients of the score inputs, in `of`, into these. dq_pre and dk_pre are
-/// overwritten, dx and dweights added to.
+/// preprocess_backward() turns the gradients of the score inputs, in `of`, into these gradients. It overwrites dq_pre and dk_pre and
+/// adds to dx and dweights.
 template <class X>
 struct ScoreInputGradients {
     ScoreInputs<X> of;
-    Wide<X>* dq_pre;     // (B, T, NH, HS), token stride LayerInputs::qk_row; null unless the policy says reads_qk_pre
+    Wide<X>* dq_pre;     // (B, T, NH, HS), token stride LayerInputs::qk_row; null unless the policy has reads_qk_pre
     Wide<X>* dk_pre;     // (B, T, NKV, HS), the same
-    X* dx;               // (B, T, C); null unless the policy says reads_x
+    X* dx;               // (B, T, C); null unless the policy has reads_x
     Wide<X>* dweights;   // the flat gradient buffer: a tensor's gradient is at dweights + slot.offset
-    Wide<X> dloss = 1;   // the weight of one token in the step's loss, 1 / tokens: a policy's own losses and statistics multiply
-                         // their sums over this micro-batch by it
+    Wide<X> dloss = 1;   // weight of one token in the step's loss, 1 / tokens: a factor on a policy's own losses and statistics of
+                         // this micro-batch
 };
 
-/// Memory for the score inputs of a layer that reads `f` and is `gated` or not; `copies` is 1, or B for the partial sums of the
-/// gradients of the scalars per head.
+/// Allocates the score inputs of a layer with the features `f`, and its gate if `gated`. `copies` is 1, or B for the partial sums of
+/// the gradients of the scalars per head.
 template <class X>
 ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bool gated, int B, int T, int NH, int copies) {
     ScoreInputs<X> e;
@@ -186,17 +186,17 @@ ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bo
     return e;
 }
 
-/// What a layer keeps from its forward pass for its backward pass.
+/// The state that a layer's forward pass keeps for its backward pass.
 template <class X>
 struct LayerState {
     ScoreInputs<X> score_inputs;
     X* out;         // (B, T, NH, HS) before the gate
-    X* gated_out;   // (B, T, NH, HS), what the output projection reads; the same memory as out without a gate
+    X* gated_out;   // (B, T, NH, HS) input of the output projection; the same memory as out without a gate
     Wide<X>* lse;   // (B, NH, T)
     std::byte* kept = nullptr;   // Policy::kept_bytes(), with own_passes
 };
 
-/// Gradients with respect to q and k after RoPE and v.
+/// Gradients with respect to q and k after RoPE, and v.
 template <class X>
 struct QkvGradients {
     Heads<Wide<X>> q;   // (B, T, NH, HS)
@@ -204,7 +204,7 @@ struct QkvGradients {
     Heads<X> v;         // (B, T, NKV, HS)
 };
 
-/// Arguments of the kernel call of a layer that makes only one.
+/// The arguments of the only kernel call of a layer.
 template <class X>
 AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
     AttentionForward<X> a{};
@@ -219,7 +219,7 @@ AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<
     return a;
 }
 
-/// The same for a layer that multiplies the output by its gates itself, after the kernel: from state.out to state.gated_out.
+/// The same for a layer that applies its output gate itself after the kernel, from state.out to state.gated_out.
 template <class X>
 AttentionForward<X> ungated_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
     AttentionForward<X> a = kernel_arguments(in, state, statistics);

@@ -1,6 +1,6 @@
-// The tiled attention kernel on the GPU, backward, for any policy: the kernel and its launches. A block keeps the K and V of
-// its key tile in shared memory and their gradients in registers. For each query tile that sees the key tile it does, in
-// this order (backward_block.cuh):
+// The tiled attention kernel on the GPU, backward, for any policy: the kernel and its launches. A block keeps the K and V of its key
+// tile in shared memory and their gradients in registers. For each query tile that sees the key tile, its steps are
+// (backward_block.cuh):
 //     loads       wait for this tile's Q, dO and row values; barrier; start to copy the next tile's
 //     products    S^T = K Q^T and dP^T = V dO^T, from them P^T and dS^T;  dV += P^T dO, dK += dS^T Q;  dS^T to shared memory
 //     barrier     dS^T is complete
@@ -39,9 +39,9 @@ void attention_backward_as(GPU device, const P& policy, const AttentionForward<X
 }
 
 /// Gradients of attention_forward(): dq, dk, dv and those of the score inputs and the gate. `a` holds the forward call's arguments
-/// with its outputs `out` and `lse`. Preconditions: as in the forward pass; all pointers are the GPU's; g.workspace has
-/// attention_workspace() bytes; rows of dq, dk and dv begin at even indices, as elements are written in pairs. Fails on a gate
-/// where the policy has no gates_output() of its own.
+/// with its outputs `out` and `lse`. Preconditions: as in the forward pass; all pointers are in device memory; g.workspace has
+/// attention_workspace() bytes; rows of dq, dk and dv begin at even indices, as elements are written in pairs. Fails on a gate if the
+/// policy does not define gates_output() itself.
 template <class X, class P>
 void attention_backward(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
     require_aligned(a.q, "q"), require_aligned(a.k, "k"), require_aligned(a.v, "v");

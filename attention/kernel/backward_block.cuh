@@ -1,14 +1,14 @@
 // One block of the tiled attention kernel on the GPU, backward, for any policy. It owns a tile of keys: K and V stay in shared
-// memory, dK and dV in registers, while it walks over the query tiles that see it, head after head of the group. Each warp owns
-// some of the keys and computes its scores transposed, S^T = K Q^T: P^T and dS^T are then in the registers from which dV = P^T dO
-// and dK = dS^T Q take their left factors.
+// memory, dK and dV in registers. The block walks over the query tiles that see its keys, head after head of the group. Each warp owns
+// some of the keys and computes its scores transposed, S^T = K Q^T, so that P^T and dS^T are already in the registers of the left
+// factors of dV = P^T dO and dK = dS^T Q.
 //
-// dQ = dS K is a sum over key tiles whose order must not depend on how fast blocks run: blocks add to a query tile's dQ in memory
-// one after the other, from the highest key tile to the lowest. A semaphore per query tile holds the key tile that has added last.
-// Blocks take their work in the same order (BackwardWork), so a block only waits for blocks that have started. In a causal pass the
-// block of the next higher key tile visited the same query tile a step earlier (tiles of 128 keys, two query tiles each: no waits)
-// or visits it now (tiles of 64: a pipeline in which each block runs slightly behind the next). A warp asks for its turn when its
-// part of dQ is computed, and the memory adds: no sum is loaded.
+// dQ = dS K is a sum over key tiles, and its order must not depend on the speed of blocks. Blocks therefore add to a query tile's dQ in
+// memory one after the other, from the highest key tile to the lowest; a semaphore per query tile holds the key tile that added last.
+// Blocks take their work in the same order (BackwardWork), so a block waits only for blocks that have started. In a causal pass the
+// block of the next higher key tile visited the same query tile a step earlier (tiles of 128 keys, two query tiles each: no waits) or
+// visits it now (tiles of 64: a pipeline in which each block runs slightly behind the next). A warp waits for the semaphore once its
+// part of dQ is computed. The L2 cache does the addition, so no sum is loaded.
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
 #include "attention/kernel/backward_features.cuh"
@@ -23,7 +23,7 @@ class BackwardBlock {
     using FeatureTiles = std::conditional_t<UNITS, UnitGradients<Shape>, typename Shape::Features>;
     using FeatureSums = typename FeatureGradients<Shape, P>::Sums;
 
-    /// A query tile of a head that visits the key tile, and which buffers hold its rows and its head's columns.
+    /// A query tile of a head that visits the key tile, with the buffers of its rows and its head's columns.
     struct QueryTileVisit {
         int h, tile;
         Tile verdict;
@@ -46,9 +46,9 @@ public:
 
     __device__ __forceinline__ void run() {
         const int group = a_.NH / a_.NKV, first_head = kv() * group, last_head = first_head + group;
-        int sums_of = first_head;   // the head that `sums` belong to
+        int sums_of = first_head;   // the head of `sums`
         TileCursor cursor(0, tiles_of(a_.T));
-        int held = -1;   // index of the semaphore that this block has still to release
+        int held = -1;   // index of the semaphore that this block has yet to release
         QueryTileVisit now = next_visit(first_head, last_head, cursor);
         fetch_keys();
         if (now) fetch(now, true);
@@ -56,7 +56,7 @@ public:
         FeatureSums sums;
         gradients_.clear(sums);
         bool new_head = true;
-        while (Shape::MODIFIED || now) {   // one more round where the last head's sums remain
+        while (Shape::MODIFIED || now) {   // with modified scores, one more round for the last head's sums
             wait_for_copies();
             if constexpr (Shape::MODIFIED)
                 if (now) features_.arrived(new_head);
@@ -87,7 +87,7 @@ public:
 
 private:
     __device__ int key_tiles() const { return (a_.S + KEYS - 1) / KEYS; }
-    /// The head of K and V. Needed at the beginning and at the end only: no register holds it in between.
+    /// The head of K and V. Used only at the beginning and at the end, so no register holds it in between.
     __device__ int kv() const { return of_blocks().pair(shared_.work) % a_.NKV; }
     __device__ BackwardWork of_blocks() const { return {key_tiles(), a_.B * a_.NKV}; }
 
@@ -125,7 +125,8 @@ private:
 
     // ---- dK, dV and the features' gradients
 
-    /// The warp's keys with all queries of the tile. Warps go one after the other where there is no room for row sums of each.
+    /// Adds the contributions of all queries of the tile to the warp's keys. Warps run one after the other if shared memory has no room
+    /// for the row sums of each.
     __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums& sums, const QueryTileVisit& visit) {
         const int rounds = Shape::MODIFIED && gradients_.slabs(f_) == 1 ? WARPS : 1;
         const TilePlace at = tiles(visit.h).place(visit.tile, tile_);
@@ -155,7 +156,7 @@ private:
         rows_times_rows(p, shared_.k, key0_, shared_.q[buffer], q0);
         if constexpr (!Shape::MODIFIED) for_hidden_pairs(part, verdict, [&](int m, int n, int e) { p[m][n][e] = -INFINITY; });
         rows_times_rows(ds, shared_.v, key0_, shared_.dout[buffer], q0);
-        unsigned hidden = 0;   // where scores are modified, which are not to become infinite: bit 4 (m STEP / 8 + n) + e for (m, n, e)
+        unsigned hidden = 0;   // modified scores must stay finite, so hidden pairs are bits: 4 (m STEP / 8 + n) + e for (m, n, e)
         if constexpr (Shape::MODIFIED)
             for_hidden_pairs(part, verdict, [&](int m, int n, int e) { hidden |= 1u << (4 * (m * STEP / 8 + n) + e); });
         if constexpr (UNITS) differentiate_by_units(p[0], ds[0], sums, hidden, buffer, q0);
@@ -184,8 +185,8 @@ private:
         if constexpr (Shape::MODIFIED) gradients_.keep_nothing(q0, STEP);
     }
 
-    /// Calls hide(m, n, e) for the thread's scores that belong to hidden pairs. Most tiles have none: all that is needed to know is
-    /// computed here, and no register holds it during the products.
+    /// Calls hide(m, n, e) for the thread's scores of hidden pairs. Most tiles have none, so everything is computed here and no register
+    /// holds it during the products.
     template <class Hide>
     __device__ __forceinline__ void for_hidden_pairs(const TilePlace& part, Tile verdict, const Hide& hide) const {
         if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return;
@@ -257,7 +258,7 @@ private:
             }
     }
 
-    /// With the code for a gate of hidden units, which is long: a rolled loop takes eight queries at a time. Registers cannot be
+    /// With the code for a gate of hidden units. That code is long, so a rolled loop takes eight queries at a time. Registers cannot be
     /// indexed, so the scores move through s[0] instead.
     __device__ __forceinline__ void differentiate_by_units(float (&s)[STEP / 8][4], float (&dp)[STEP / 8][4], FeatureSums& sums,
                                                            unsigned hidden, int buffer, int q0) {
@@ -282,18 +283,18 @@ private:
     // ---- dQ and drow, in the order of the semaphores
 
     __device__ int semaphore_of(const QueryTileVisit& visit) const { return (b_ * a_.NH + visit.h) * tiles_of(a_.T) + visit.tile; }
-    /// Called by warp 0, for all warps after the next __syncthreads().
+    /// Called by warp 0; valid in all warps after the next __syncthreads().
     __device__ __forceinline__ void find_previous(const QueryTileVisit& visit) {
         const int previous = tiles(visit.h).first_key_tile(visit.tile, tile_ + 1);
-        if (lane_of() == 0) shared_.previous = previous < key_tiles() ? previous : BackwardMemory::NOBODY;
+        if (lane_of() == 0) shared_.previous = previous < key_tiles() ? previous : BackwardMemory::NO_TILE;
     }
-    /// Called by each warp before it adds: all that `previous` has added precedes what the warp adds from then on.
+    /// Acquire: the previous block's additions to dQ are visible before ours. Called by each warp before it adds.
     __device__ __forceinline__ void wait_for_semaphore(const QueryTileVisit& visit, int previous) const {
         const int query_tile = visit.h * tiles_of(a_.T) + visit.tile;
         if (lane_of() == 0) wait_for_flag(memory_.semaphore + semaphore_of(visit), previous, memory_.stuck, query_tile);
         __syncwarp();
     }
-    /// Called after a __syncthreads(), and one query tile late: the writes have completed by then, and the release does not wait.
+    /// Called after a __syncthreads() and one query tile late: the writes have completed by then, so the release does not wait.
     __device__ __forceinline__ void release_semaphore(int semaphore) {
         if (threadIdx.x == 0) raise_flag(memory_.semaphore + semaphore, tile_);
     }
@@ -301,7 +302,7 @@ private:
     /// dQ += dS K: a warp has 32 rows and DQ_COLUMNS columns of the query tile. The first block overwrites.
     __device__ __forceinline__ void add_queries(const QueryTileVisit& visit) {
         const int previous = shared_.previous;
-        const bool first = previous == BackwardMemory::NOBODY;
+        const bool first = previous == BackwardMemory::NO_TILE;
         const int i0 = visit.tile * QUERIES, row0 = warp_ % 2 * 32, rows = a_.T - i0 - row0;
         float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS +
                           warp_ / 2 * Shape::DQ_COLUMNS + lane_column();
@@ -324,8 +325,8 @@ private:
         if constexpr (Shape::MODIFIED) gradients_.add_rows(b_, visit.h, i0, first);
     }
 
-    /// Calls body(m, n, half, at) for each pair of dQ elements that the thread holds, `to` being the address of the first of its
-    /// 32 rows, of which `rows` exist.
+    /// Calls body(m, n, half, at) for each pair of dQ elements of the thread. `to` is the address of the first of its 32 rows, of which
+    /// `rows` exist.
     template <class Body>
     __device__ __forceinline__ void for_query_pairs(float* to, int rows, const Body& body) const {
 #pragma unroll
@@ -338,7 +339,7 @@ private:
             }
     }
 
-    /// Tiles are square where scores are modified.
+    /// Tiles are square if scores are modified.
     __device__ __forceinline__ void write_tile_bias(const QueryTileVisit& visit) const {
         static_assert(!Shape::MODIFIED || (KEYS == TILE && QUERIES == TILE));
         float total = 0;

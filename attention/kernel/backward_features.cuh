@@ -1,11 +1,11 @@
-// Gradients of the score inputs in the backward kernel: a block's sums over its pairs, and their way to memory. Sums for columns
-// and for the head stay in registers until the head is done. Sums for a query tile's rows are over a warp's keys in shared memory
-// and over key tiles in global memory, under the same semaphore as dQ.
+// Gradients of the score inputs in the backward kernel: a block's sums over its pairs, and their reduction to memory. Sums for columns
+// and for the head stay in registers until the head is done. Sums for a query tile's rows run over a warp's keys in shared memory and
+// over key tiles in global memory, under the same semaphore as dQ.
 #pragma once
 #include "attention/kernel/backward_memory.cuh"
 
-/// A thread's sums, as PairGradients needs them: registers where the policy's number of features is known at
-/// compile time, local memory otherwise.
+/// A thread's sums, in the layout of PairGradients: in registers if the policy's number of features is known at compile time, else in
+/// local memory.
 template <class Shape>
 struct FeatureSums {
     using N = ScoreNumber<typename Shape::X>;
@@ -29,7 +29,7 @@ __device__ __forceinline__ float scattered_sums(float (&values)[8]) {
     return values[0];
 }
 
-/// A block's part of a sum over key tiles, in the semaphores' order: the first block overwrites what the memory holds.
+/// Adds a block's part of a sum over key tiles, in the semaphores' order. The first block overwrites the memory.
 template <class Number>
 __device__ __forceinline__ void add_part(Number* to, const Number& part, bool first) {
     if (first) __stcg(to, part);
@@ -54,7 +54,7 @@ public:
 
     static constexpr size_t bytes(const Features& f) { return (slabs(f) * QUERIES * slab_row(f) + WARPS * f.head) * sizeof(float); }
 
-    /// Slabs for the warps' row sums: one per warp, or a single one that the warps add to one after the other.
+    /// Number of slabs for the warps' row sums: one per warp, or a single slab to which the warps add one after the other.
     static constexpr int slabs(const Features& f) { return Shape::Features::staged(f) ? WARPS : 1; }
 
     __device__ __forceinline__ void clear(Sums& sums) const {
@@ -68,7 +68,7 @@ public:
         }
     }
 
-    /// The sums of query r over the warp's keys.
+    /// Stores the sums of query r over the warp's keys.
     __device__ __forceinline__ void keep_row_sums(const N* row_sums, int r) const {
         for (int f = 0; f < f_.row; f += 8) {
             float values[8];
@@ -83,12 +83,12 @@ public:
     __device__ __forceinline__ void keep_row_sums(float2 of_units, int r) const {
         *reinterpret_cast<float2*>(row_slab() + r * slab_row(f_) + 2 * lane_row()) = of_units;
     }
-    /// None of the warp's keys sees queries q0 .. q0 + count - 1.
+    /// Stores zeros for queries q0 .. q0 + count - 1, which see none of the warp's keys.
     __device__ __forceinline__ void keep_nothing(int q0, int count) const {
         for (int n = lane_of(); n < count * slab_row(f_) && owns_slab(); n += WARP) row_slab()[q0 * slab_row(f_) + n] = 0;
     }
 
-    /// At the end of head h of sequence b: writes dcolumn and the key tile's part of dhead. key0 is the warp's first key.
+    /// Writes dcolumn and the key tile's part of dhead at the end of head h of sequence b. key0 is the warp's first key.
     __device__ __forceinline__ void finish_head(int b, int h, int tile, int key_tiles, int key0, Sums& sums) const {
         const size_t bh = size_t(b) * a_.NH + h;
         if constexpr (UNITS) {
@@ -112,7 +112,7 @@ public:
         __syncthreads();
     }
 
-    /// drow of the query tile from i0 on += the warps' sums. The first block overwrites.
+    /// Adds the warps' sums to drow of the query tile from i0 on. The first block overwrites.
     __device__ __forceinline__ void add_rows(int b, int h, int i0, bool first) const {
         float* const to = g_.drow + ((size_t(b) * a_.NH + h) * a_.T + i0) * f_.row;
         if constexpr (UNITS) add_rows_to(reinterpret_cast<float4*>(to), i0, first);
@@ -140,10 +140,10 @@ private:
     }
 
     static constexpr int slab_row(const Features& f) { return (f.row + 7) / 8 * 8; }   // sums are written in eights
-    __device__ bool owns_slab() const { return slabs(f_) > 1 || warp_ == 0; }   // the others add to what it holds
+    __device__ bool owns_slab() const { return slabs(f_) > 1 || warp_ == 0; }   // the other warps add to the slab of warp 0
     __device__ float* row_slab() const { return row_slabs_ + (slabs(f_) == 1 ? 0 : warp_) * QUERIES * slab_row(f_); }
 
-    /// dcolumn (column features, padded(S)) of the warp's keys, from j0 on.
+    /// Writes dcolumn (column features, padded(S)) of the warp's keys, from j0 on.
     __device__ __forceinline__ void write_columns(float* dcolumn, int j0, const FeatureSums<Shape>& sums) const {
 #pragma unroll
         for (int key = 0; key < 2 * M; key++)

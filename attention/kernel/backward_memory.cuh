@@ -1,14 +1,14 @@
-// Around the backward kernel: tile sizes, what it keeps in registers, shared memory and global memory, the kernel that
-// prepares that, and the final sums.
+// The backward kernel's tile sizes and its data in registers, shared memory and global memory; the kernel that prepares the global
+// memory; and the final sums.
 #pragma once
 #include "attention/kernel/unit_gate.cuh"
 
-/// Per query row, for its pairs with every key: log-sum-exp in base 2 (infinite where P is 0), D (times HS^-1/2 where scores are
-/// not modified, as nothing else reads it then), the gate (or 1).
+/// Values per query row: log-sum-exp in base 2 (infinite where P is 0), D (times HS^-1/2 if scores are not modified), and the gate
+/// (or 1).
 enum RowValue { ROW_LSE, ROW_D, ROW_GATE, ROW_VALUES };
 
-/// Tile sizes. A warp's 16-key tiles share every fragment of Q and dO that it loads. SMALL, for heads of 128 where a block has 99
-/// KB of shared memory: half the keys and a single buffer of Q and dO, so that copies are not overlapped.
+/// Tile sizes. A warp's 16-key tiles share every fragment of Q and dO that it loads. SMALL is for heads of 128 on GPUs with 99 KB of
+/// shared memory per block: half the keys and a single buffer of Q and dO, without overlapped copies.
 template <class X_, int HS_, bool MODIFIED_, bool SMALL = false>
 struct BackwardShape {
     using X = X_;
@@ -16,9 +16,9 @@ struct BackwardShape {
     static constexpr int HS = HS_;
     static constexpr int M_TILES = tuned && HS <= 64 ? 2 : 1, WARP_KEYS = 16 * M_TILES;   // dK and dV fill the registers
     static constexpr int WARPS = tuned && HS > 64 && !SMALL ? 8 : 4, THREADS = WARPS * WARP;
-    static constexpr int BLOCKS = fast && HS <= 64 ? 2 : 1;   // per multiprocessor: 2 x 128 threads of 255 registers just fit
+    static constexpr int BLOCKS = fast && HS <= 64 ? 2 : 1;   // per multiprocessor: 2 x 128 threads of 255 registers fit exactly
     static constexpr int KEYS = WARPS * WARP_KEYS, QUERIES = TILE;
-    /// Queries whose scores exist at once. In tuned shapes these take 64 registers a thread beside the 128 of dK and dV, and every
+    /// Queries whose scores exist at once. In tuned shapes the scores take 64 registers per thread beside the 128 of dK and dV. Every
     /// fragment of K and V that a warp loads serves that many queries.
     static constexpr int STEP = tuned ? 64 / M_TILES : 16;
     static constexpr int BUFFERS = fast && !SMALL ? 2 : 1;   // of Q and dO
@@ -36,19 +36,19 @@ struct BackwardShared {
     alignas(16) float rows[Shape::BUFFERS][ROW_VALUES][Shape::QUERIES];
     float tile_parts[Shape::WARPS];   // each warp's sum for the gradient of the tile's bias
     int work;       // index of the block's work, from work_counter
-    int previous;   // the key tile that adds to the query tile's dQ before this one, or NOBODY
+    int previous;   // key tile that adds to the query tile's dQ before this one, or NO_TILE
 };
 
-/// A thread's sums over the queries of all heads of the group. They must stay registers, hence variables of run(): a single index
-/// unknown at compile time would spill the whole struct to memory.
+/// A thread's sums over the queries of all heads of the group. They must stay in registers, hence variables of run(): a single index
+/// that is unknown at compile time would spill the whole struct to memory.
 template <class Shape>
 struct KeySums {
     float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};
 };
 
-/// What the blocks work on, in the order in which they start. Of a pair (b, kv) the highest key tile comes first, as dQ's order asks.
-/// The tiles of a few pairs alternate: a block has then started well before the next of its pair, which waits for it, and the L2
-/// cache still holds what both read.
+/// The work of the blocks, in the order in which they start. Within a pair (b, kv) the highest key tile comes first, the order of dQ.
+/// The tiles of a few pairs alternate: a block then starts well before the next block of its pair, which waits for it, and the L2
+/// cache still holds the data that both read.
 struct BackwardWork {
     static constexpr int TOGETHER = 4;
     int key_tiles, pairs;   // pairs: B NKV
@@ -65,13 +65,13 @@ private:
 
 /// The backward kernel's global memory. Query tiles have TILE rows, key tiles TILE columns or more.
 struct BackwardMemory {
-    int* work_counter;   // (1) blocks started so far: the index of the next one's work
-    int* semaphore;      // (B, NH, query tiles) the key tile that has added to a query tile's gradients last, or NOBODY
+    int* work_counter;   // (1) number of started blocks: the index of the next block's work
+    int* semaphore;      // (B, NH, query tiles) the last key tile that added to a query tile's gradients, or NO_TILE
     float* rows;         // (B, NH, query tiles, ROW_VALUES, TILE)
     float* head_parts;   // (B, NH, key tiles, features.head)
-    Stuck* stuck = nullptr;   // where a block reports that it has waited in vain
+    Stuck* stuck = nullptr;   // report of a block whose wait timed out
 
-    static constexpr int NOBODY = -1;
+    static constexpr int NO_TILE = -1;
 
     BackwardMemory(std::byte* memory, int B, int T, int S, int NH, const Features& f) {
         const size_t query_tiles = size_t(B) * NH * tiles_of(T), key_tiles = size_t(B) * NH * tiles_of(S);
@@ -85,13 +85,13 @@ struct BackwardMemory {
     size_t bytes;
 };
 
-/// Bytes that AttentionBackward::workspace has to point to.
+/// Size of AttentionBackward::workspace in bytes.
 template <class P>
 size_t attention_workspace(GPU, const P& policy, int B, int T, int S, int NH) {
     return BackwardMemory(nullptr, B, T, S, NH, policy.features()).bytes;
 }
 
-/// Which query tile (of TILE rows) visits which key tile (of KEYS columns), by key tile and by query tile.
+/// The visits of query tiles (TILE rows) to key tiles (KEYS columns), by key tile and by query tile.
 template <int KEYS, class X, class P>
 struct BackwardTiles {
     const P& policy;
@@ -107,7 +107,7 @@ struct BackwardTiles {
     __device__ Visit first_query_tile(TileCursor& cursor, int key_tile) const {
         return cursor.next([&](int tile) { return walk().judge_listed(place(tile, key_tile)); });
     }
-    /// The first key tile from `from` on that the query tile visits; key_tiles() when there is none.
+    /// The first key tile from `from` on that the query tile visits; key_tiles() if there is none.
     __device__ int first_key_tile(int query_tile, int from) const {
         TileCursor cursor(from, key_tiles());
         const Visit visit = cursor.next([&](int tile) { return walk().judge_listed(place(query_tile, tile)); });
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(128)
     constexpr int PIECE = Packed<X>::size, PIECES = HS / PIECE, THREADS = 128;
     const int h = blockIdx.x, tile = blockIdx.y, b = blockIdx.z, i0 = tile * TILE;
     const size_t bh = size_t(b) * a.NH + h, tile_of_all = bh * tiles_of(a.T) + tile;
-    if (threadIdx.x == 0) memory.semaphore[tile_of_all] = BackwardMemory::NOBODY;
+    if (threadIdx.x == 0) memory.semaphore[tile_of_all] = BackwardMemory::NO_TILE;
     if (threadIdx.x == 0 && tile_of_all == 0) *memory.work_counter = 0;
     float* rows = memory.rows + tile_of_all * ROW_VALUES * TILE;
     for (int r = int(threadIdx.x) / PIECES; r < TILE; r += THREADS / PIECES) {

@@ -1,4 +1,4 @@
-// How much work a mask leaves, without running anything: what --dry-run prints and MFU counts.
+// The work under a mask, counted without running the kernel, for --dry-run and MFU.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -6,13 +6,13 @@
 
 #include "attention/kernel/policy.h"
 
-/// For one sequence, summed over the heads.
+/// Counts for one sequence, summed over the heads.
 struct PairCount {
     double pairs = 0, tiles = 0;
 };
 
-/// Visible pairs in rows [i0, i1) and columns [j0, j1), cut into squares of `size`. Mixed squares are subdivided into squares of an
-/// eighth, as a diagonal crosses few of them.
+/// Counts the visible pairs in rows [i0, i1) and columns [j0, j1), cut into squares of `size`. Mixed squares are divided into squares of
+/// an eighth, few of which a diagonal crosses.
 template <class P>
 double pairs_in(const P& policy, int h, int i0, int i1, int j0, int j1, int size) {
     double pairs = 0;
@@ -45,8 +45,8 @@ double count_exactly(const P& policy, const std::vector<MixedTile>& mixed, int T
     return pairs;
 }
 
-/// Estimates from `samples` rows of mixed tiles. Multiples of the golden ratio, modulo 1, spread them evenly over tiles and rows,
-/// whatever the period of the mask.
+/// Estimates from `samples` rows of mixed tiles. Multiples of the golden ratio, modulo 1, spread them evenly over tiles and rows for
+/// every period of the mask.
 template <class P>
 double estimate(const P& policy, const std::vector<MixedTile>& mixed, int T, int samples) {
     double pairs = 0;
@@ -60,8 +60,9 @@ double estimate(const P& policy, const std::vector<MixedTile>& mixed, int T, int
     return pairs / samples * double(mixed.size()) * TILE;
 }
 
-/// Pairs and tiles that tile() and visible() allow. Exact, unless more than `most` tiles are mixed, as in strided patterns of long
-/// sequences: pairs are then estimated within a few parts in a thousand, and T = 32768 takes a fraction of a second per layer.
+/// Counts the pairs and tiles that tile() and visible() allow. The count is exact unless more than `most` tiles are mixed, as in strided
+/// patterns of long sequences. Pairs are then estimated within a few parts in a thousand, and T = 32768 takes a fraction of a second per
+/// layer.
 template <class P>
 PairCount count_pairs(const P& policy, int NH, int T, size_t most = 1 << 14) {
     PairCount count;
@@ -79,7 +80,7 @@ PairCount count_pairs(const P& policy, int NH, int T, size_t most = 1 << 14) {
     return count;
 }
 
-/// The policy's own estimate where it is data-dependent, otherwise the count of its mask.
+/// The policy's own estimate if its mask depends on the data, otherwise the count of its mask.
 template <class P>
 PairCount expected_pairs(const P& policy, int NH, int T) {
     if constexpr (requires { policy.expected_pairs(NH, T); }) return policy.expected_pairs(NH, T);

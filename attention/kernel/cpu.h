@@ -1,8 +1,8 @@
-// The tiled attention kernel on the CPU, for any policy: online softmax over tiles of TILE x TILE pairs, hidden tiles skipped,
-// nothing of size T x T. The five matrix products of a tile go through CBLAS; the rest is loops over SIMD vectors of keys.
-// A thread takes some query tiles (forward) or all of them (backward) of one (sequence, key/value head), in the order of the text,
-// and for each all query heads of the group, which read the same keys while these are in the cache. In the backward pass it owns dK
-// and dV of that head: no two threads add to the same element, and two runs give the same bits.
+// The tiled attention kernel on the CPU, for any policy: online softmax over tiles of TILE x TILE pairs, without hidden tiles and
+// without arrays of size T x T. The five matrix products of a tile go through CBLAS; the rest is loops over SIMD vectors of keys.
+// A thread takes some query tiles (forward) or all of them (backward) of one (sequence, key/value head), in the order of the text. For
+// each tile it takes all query heads of the group, which share the keys in the cache. In the backward pass a thread owns dK and dV of
+// its head: no two threads add to the same element, so two runs give the same bits.
 // cpu_more.h adds keys to the result of an earlier call.
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
@@ -32,7 +32,7 @@ struct QueryTile {
     explicit QueryTile(int HS) : q(size_t(TILE) * HS), z(TILE * TILE), sums(size_t(TILE) * HS), rows(TILE) {}
 };
 
-/// Resumes a row from out, lse and the statistics of an earlier call, which count as one key of weight exp(lse). `sums` (HS);
+/// Resumes a row from out, lse and the statistics of an earlier call, which count as one key of weight exp(lse). `sums` has HS elements;
 /// `bth` and `bht` are the row's indices in (B, tokens, NH) and (B, NH, tokens).
 template <class X>
 void resume_row(const AttentionForward<X>& a, OnlineRow<X>& row, X* sums, size_t bth, size_t bht) {
@@ -57,7 +57,8 @@ void finish_row(const AttentionForward<X>& a, const OnlineRow<X>& row, const X* 
     if (a.statistics.pairs) a.statistics.pairs[bht] = row.pairs;
 }
 
-/// z of a band from its queries, `q_row` elements apart, and the tile's keys; z and k_transposed point to the band's first pair.
+/// Computes z of a band from its queries, `q_row` elements apart, and the tile's keys. z and k_transposed point to the band's first
+/// pair.
 template <class X, class P>
 void band_scores(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band,
                  Tile verdict, const X* q, size_t q_row, const X* k_transposed) {
@@ -85,7 +86,7 @@ void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X,
     gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, X(1), z, TILE, keys.v + c0 * HS, HS, X(1), sums, HS);
 }
 
-/// A call of the kernel and the order of its rows.
+/// A kernel call with the order of its rows.
 template <class X, class P, class Rows>
 struct ForwardCall {
     const P& policy;
@@ -111,7 +112,7 @@ private:
         std::fill(tile.sums.begin(), tile.sums.end(), X(0));
         std::fill(tile.rows.begin(), tile.rows.end(), OnlineRow<X>());
         tile.visited = 0;
-        bring_rows(tile.q.data(), a.q, at, a.T, b, h, h, i0, a.HS);
+        gather_rows(tile.q.data(), a.q, at, a.T, b, h, h, i0, a.HS);
         const int rows = std::min(TILE, a.T - i0);
         for (int r = 0; r < rows && write == Write::add; r++) {
             const int token = at.token(b, h, i0 + r);
@@ -135,7 +136,7 @@ private:
         if (a.statistics.tiles) add_visited(b, h, i0 / TILE, X(tile.visited));
     }
 
-    /// A query tile of rows is attributed to the text's query tile at the same fraction of its length, as in merge.cuh.
+    /// Counts a query tile of rows for the text's query tile at the same fraction of its length, as in merge.cuh.
     void add_visited(int b, int h, int query_tile, X visited) const {
         const int of_text = tiles_of(at.tokens), as_far_on = int(int64_t(query_tile) * of_text / tiles_of(a.T));
         X& to = a.statistics.tiles[(size_t(b) * a.NH + h) * of_text + as_far_on];
@@ -147,11 +148,12 @@ private:
     }
 };
 
-/// Query tiles of a head that a thread takes at a time: many, since each time it copies their keys again, but few enough that every
+/// Query tiles of a head that a thread takes at a time: many, because it copies their keys anew each time, but few enough that every
 /// thread gets some of `all`. Results do not depend on it.
 inline int tiles_at_once(int64_t all) { return int(std::clamp<int64_t>(all / (4 * omp_get_max_threads()), 2, 16)); }
 
-/// Where a token may have several rows, one thread takes all rows of the heads that share keys: they go on from each other's results.
+/// If a token may have several rows, one thread takes all rows of the heads that share keys, because the rows resume from each other's
+/// results.
 template <class X, class P, class Rows, class KeyRows>
 void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const Rows& rows, const KeyRows& key_rows, Write write) {
     const ForwardCall<X, P, Rows> call{policy, a, {rows, a.T, a.NH}, write};
@@ -163,7 +165,7 @@ void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const
         KeyTiles<X, KeyRows> keys(a, key_rows, Pass::forward);
         QueryTile<X> tile(a.HS);
 #pragma omp for collapse(3) schedule(dynamic)
-        for (int piece = last_piece; piece >= 0; piece--)   // late rows see the most keys: they start first
+        for (int piece = last_piece; piece >= 0; piece--)   // late rows see the most keys, so they start first
             for (int b = 0; b < a.B; b++)
                 for (int first = 0; first < a.NH; first += heads) {
                     keys.start(b, first);
@@ -174,8 +176,8 @@ void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const
     }
 }
 
-/// Softmax attention under `policy`: out, lse, and whatever else the arguments request. A row that sees nothing has out 0 and lse
-/// -infinity. Preconditions: NH % NKV == 0; gated_out where there is a gate.
+/// Softmax attention under `policy`: out, lse, and the further results that the arguments request. A row that sees nothing has out 0
+/// and lse -infinity. Preconditions: NH % NKV == 0; gated_out is given if there is a gate.
 template <class X, class P>
 void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
     attention_rows_forward(policy, a, RowsInOrder(), RowsInOrder(), Write::overwrite);
@@ -183,14 +185,14 @@ void attention_forward(CPU, const P& policy, const AttentionForward<X>& a) {
 
 // ---- backward
 
-/// A thread's memory while it walks over the tiles of one (sequence, key/value head).
+/// A thread's buffers for the tiles of one (sequence, key/value head).
 template <class X>
 struct BackwardWorkspace {
-    std::vector<char> started;                        // (tiles): whether dk and dv of the tile have been written to
+    std::vector<char> started;                        // (tiles): whether dk and dv of the tile have been written
     std::vector<X> q, dout, dq;                       // (TILE, HS); with a gate dout is g dO'
     std::vector<X> lse, D;                            // (TILE)
     std::vector<X> hidden, a, p, dz;                  // (TILE, TILE); 0 or HIDDEN, raw scores, probabilities, dL/dP and dL/da
-    std::vector<X> dkeys;                             // (TILE, HS) of a key tile whose rows are scattered in memory
+    std::vector<X> dkeys;                             // (TILE, HS) for a key tile whose rows are scattered in memory
     std::unique_ptr<Pack<X>[]> head_sums, row_sums;   // no std::vector: nvcc rejects SIMD vectors in its constexpr members
 
     BackwardWorkspace(const AttentionForward<X>& f, const Features& n) : started(tiles_of(f.S)) {
@@ -208,8 +210,8 @@ struct BandOfTiles {
     BandOfTiles(BackwardWorkspace<X>& w, int at) : hidden(&w.hidden[at]), a(&w.a[at]), p(&w.p[at]), dz(&w.dz[at]) {}
 };
 
-/// From raw scores and dP to P and dL/da of a band; also accumulates the gradients of the score inputs. The arrays of `tile`
-/// start at the band's first pair.
+/// Turns raw scores and dP of a band into P and dL/da, and accumulates the gradients of the score inputs. The arrays of `tile` start at
+/// the band's first pair.
 template <class X, class P>
 void backward_pairs(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
                     const TilePlace& at, const BandOfTiles<X>& tile, BackwardWorkspace<X>& w) {
@@ -239,7 +241,7 @@ void backward_pairs(const P& policy, const AttentionForward<X>& a, const Attenti
     if (f.tile) g.dtile[tile_bias_at(a, at)] += sum<X>(tile_sums);
 }
 
-/// P and dL/da of a band, and its keys' contribution to dq.
+/// Computes P and dL/da of a band, and its keys' contribution to dq.
 template <class X, class P>
 void backward_band(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
                    const TilePlace& band, Tile verdict, const KeyTile<X>& keys, BackwardWorkspace<X>& w) {
@@ -263,10 +265,10 @@ struct BackwardCall {
     const AttentionBackward<X>& g;
     RowPlaces<Rows> queries;
     RowPlaces<KeyRows> keys;
-    Write write;   // to dq, dk and dv; with `add`, rows in another order add to them
+    Write write;   // mode for dq, dk and dv; with `add`, rows in another order add to them
     Features f = policy.features();
 
-    /// All query tiles of heads `first` to `end` - 1, which read the same keys.
+    /// Processes all query tiles of heads `first` to `end` - 1, which share keys.
     void query_heads(int b, int first, int end, KeyTiles<X, KeyRows>& key_tiles, BackwardWorkspace<X>& w) const {
         key_tiles.start(b, first);
         std::fill_n(w.head_sums.get(), size_t(a.NH / a.NKV) * f.head, Pack<X>{});
@@ -308,10 +310,10 @@ private:
         }
     }
 
-    /// The rows of a query tile: q, dO, the log-sum-exp and D = <dO, O> - dLSE. With a gate O' = g O: dg = <dO', O>, dO = g dO'.
+    /// Loads the rows of a query tile: q, dO, the log-sum-exp and D = <dO, O> - dLSE. With a gate O' = g O: dg = <dO', O>, dO = g dO'.
     void start(int b, int h, int i0, int rows, BackwardWorkspace<X>& w) const {
-        bring_rows(w.q.data(), a.q, queries, a.T, b, h, h, i0, a.HS);
-        bring_rows(w.dout.data(), {g.dout, size_t(a.NH) * a.HS}, queries, a.T, b, h, h, i0, a.HS);
+        gather_rows(w.q.data(), a.q, queries, a.T, b, h, h, i0, a.HS);
+        gather_rows(w.dout.data(), {g.dout, size_t(a.NH) * a.HS}, queries, a.T, b, h, h, i0, a.HS);
         std::fill(w.dq.begin(), w.dq.end(), X(0));
         for (int r = 0; r < rows; r++) {
             const int token = queries.token(b, h, i0 + r);
@@ -328,7 +330,7 @@ private:
         }
     }
 
-    /// dv += P^T dout and dk += scale (dL/da)^T q for the keys of `at`, columns of one tile.
+    /// Adds P^T dout to dv and scale (dL/da)^T q to dk for the keys of `at`, columns of one tile.
     void add_to_keys(const TilePlace& at, BackwardWorkspace<X>& w) const {
         const int c0 = at.j0 % TILE, kv = at.h / (a.NH / a.NKV), tile = at.j0 / TILE;
         if (write == Write::overwrite && !std::exchange(w.started[tile], 1)) clear_keys(at.b, kv, tile);
@@ -336,7 +338,7 @@ private:
         add_products(at, g.dk, X(1) / std::sqrt(X(a.HS)), &w.dz[c0], w.q.data(), w);
     }
 
-    /// to += scale pairs^T rows; directly in memory where the keys' rows are contiguous.
+    /// to += scale pairs^T rows; in place if the keys' rows are contiguous.
     void add_products(const TilePlace& at, const Heads<X>& to, X scale, const X* pairs, const X* rows,
                       BackwardWorkspace<X>& w) const {
         const int kv = at.h / (a.NH / a.NKV);

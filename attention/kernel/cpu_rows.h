@@ -1,6 +1,6 @@
-// How the CPU's kernel reads the vectors of its rows. Row r of query head h holds the token that a `Rows` names (rows.cuh); without
-// one, token r. A thread copies what it works on tile by tile: 64 contiguous rows, which stay in its cache. A branch that reads the
-// text in another order therefore costs no more than one in text order, and nothing is gathered beforehand.
+// The access of the CPU's kernel to the vectors of its rows. Row r of query head h holds the token given by a `Rows` (rows.cuh), or token
+// r without one. A thread copies its rows tile by tile: 64 contiguous rows, which stay in its cache. A branch that reads the text in
+// another order therefore costs no more than one in text order, and nothing is gathered beforehand.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -10,7 +10,7 @@
 #include "attention/kernel/rows.cuh"
 #include "attention/kernel/walk.h"
 
-/// Which token a row holds, and the indices of that token in arrays.
+/// The token in a row, and the indices of that token in arrays.
 template <class Rows>
 struct RowPlaces {
     static constexpr bool in_order = std::is_same_v<Rows, RowsInOrder>;
@@ -25,10 +25,10 @@ struct RowPlaces {
     size_t at_BHT(int b, int h, int token) const { return (size_t(b) * NH + h) * tokens + token; }   // in (B, NH, tokens)
 };
 
-/// to (TILE, HS) = rows r0.. of head `head` of `from`, which has `count` rows. Padding is cleared: it is multiplied by the zeros of
-/// hidden pairs, and what was there before might be NaN.
+/// Copies rows r0.. of head `head` of `from`, which has `count` rows, to `to` (TILE, HS). Clears padding: hidden pairs multiply it by
+/// zero, and stale memory might hold NaN.
 template <class X, class Rows>
-void bring_rows(X* to, const Heads<const X>& from, const RowPlaces<Rows>& at, int count, int b, int h, int head, int r0, int HS) {
+void gather_rows(X* to, const Heads<const X>& from, const RowPlaces<Rows>& at, int count, int b, int h, int head, int r0, int HS) {
     for (int r = 0; r < TILE; r++, to += HS) {
         const int token = r0 + r < count ? at.token(b, h, r0 + r) : -1;
         if (token < 0) std::fill_n(to, HS, X(0));
@@ -45,8 +45,8 @@ void transpose_tile(X* to, const X* from, int HS) {
             for (int j = j0; j < j0 + rows; j++) to[d * TILE + j] = from[j * HS + d];
 }
 
-/// One tile of keys as the products of a pass read it; null what they do not. Rows are (TILE, HS), transposed ones (HS, TILE): a
-/// product takes half as long again where the library has to transpose its right factor first.
+/// One tile of keys in the layouts that a pass reads; null for layouts that it does not. Rows are (TILE, HS), transposed ones (HS, TILE):
+/// a product takes half as long again if the library has to transpose its right factor.
 template <class X>
 struct KeyTile {
     const X *k, *k_transposed, *v, *v_transposed;
@@ -54,9 +54,8 @@ struct KeyTile {
 
 enum class Pass : bool { forward, backward };
 
-/// The key tiles of one key/value head, each copied when a query tile first visits it: never those that none
-/// visits. Copies are stored in the order of those visits: where query tiles see few keys, the same memory is used
-/// over and over and stays in the cache.
+/// The key tiles of one key/value head. Each is copied when a query tile first visits it, and copies are stored in the order of those
+/// visits. If query tiles see few keys, the same memory is thus reused and stays in the cache.
 template <class X, class Rows>
 class KeyTiles {
 public:
@@ -69,23 +68,23 @@ public:
     /// Memory of one thread for S keys.
     static size_t bytes(int S, int HS, Pass pass) { return (pass == Pass::forward ? 2 : 3) * sizeof(X) * padded(S) * HS; }
 
-    /// Switches to query head h, and all heads of its group with the same rows.
+    /// Switches to query head h and all heads of its group with the same rows.
     void start(int b, int h) {
         b_ = b, h_ = h;
         std::fill(places_.begin(), places_.end(), -1);
-        brought_ = 0;
+        gathered_ = 0;
     }
 
     KeyTile<X> tile(int tile) {
         int& place = places_[tile];
-        if (place < 0) bring(tile * TILE, (place = brought_++) * size_);
+        if (place < 0) gather(tile * TILE, (place = gathered_++) * size_);
         const size_t n = place * size_;
         if (pass_ == Pass::forward) return {nullptr, &k_transposed_[n], &rows_[n], nullptr};
         return {&rows_[n], &k_transposed_[n], nullptr, &v_transposed_[n]};
     }
 
 private:
-    void bring(int j0, size_t n) {
+    void gather(int j0, size_t n) {
         const bool forward = pass_ == Pass::forward;
         X *const k = forward ? passing_.data() : &rows_[n], *const v = forward ? &rows_[n] : passing_.data();
         bring_head(k, a_.k, j0);
@@ -94,7 +93,7 @@ private:
         if (!forward) transpose_tile(&v_transposed_[n], v, a_.HS);
     }
     void bring_head(X* to, const Heads<const X>& from, int j0) {
-        bring_rows(to, from, at_, a_.S, b_, h_, h_ / (a_.NH / a_.NKV), j0, a_.HS);
+        gather_rows(to, from, at_, a_.S, b_, h_, h_ / (a_.NH / a_.NKV), j0, a_.HS);
     }
 
     const AttentionForward<X>& a_;
@@ -102,8 +101,8 @@ private:
     Pass pass_;
     size_t size_;                                                // of a tile
     int b_ = 0, h_ = 0;
-    int brought_ = 0;                                            // tiles
-    std::vector<int> places_;                                    // (tiles) where each is stored; -1: not copied yet
+    int gathered_ = 0;                                           // tiles
+    std::vector<int> places_;                                    // (tiles) place of each tile; -1: not copied yet
     std::unique_ptr<X[]> rows_, k_transposed_, v_transposed_;    // (tiles, TILE, HS) of v forward and of k backward, ...
     std::vector<X> passing_;                                     // (TILE, HS)
 };

@@ -1,5 +1,5 @@
-// What the CPU's kernel does with one TILE x TILE tile: choosing the part to compute, score() and mask, statistics, and the running
-// softmax of its rows. All in loops over SIMD vectors of keys.
+// The work of the CPU's kernel on one TILE x TILE tile: the part to compute, score() and mask, statistics, and the running softmax of
+// its rows, in loops over SIMD vectors of keys.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -8,10 +8,10 @@
 #include "attention/kernel/policy.h"
 #include "attention/kernel/walk.h"
 
-/// A finite "minus infinity" for hidden pairs: the difference of two is 0, not NaN.
+/// A finite "minus infinity" for hidden pairs: the difference of two such values is 0, not NaN.
 inline constexpr double HIDDEN = -1e30;
 
-/// What score() sees of row i and the keys from column j on.
+/// The inputs of score() for row i and the keys from column j on.
 template <class X, class P>
 Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const TileWalk<X, P>& walk, const TilePlace& at, int i,
                       int j) {
@@ -35,10 +35,10 @@ constexpr int whole_packs(int columns) {
     return (columns + LANES<X> - 1) / LANES<X> * LANES<X>;
 }
 
-/// Side of the squares in which the policy judges the parts of a mixed tile.
+/// Side of the squares in which the policy classifies the parts of a mixed tile.
 inline constexpr int SQUARE = 16;
 
-/// A strip of rows of a mixed tile without the hidden squares at either end; may be left with 0 columns.
+/// A strip of rows of a mixed tile without the hidden squares at either end; it may have 0 columns.
 template <class X, class P>
 TilePlace trimmed(const TileWalk<X, P>& walk, TilePlace strip, Tile verdict) {
     const int end = strip.j0 + strip.columns;
@@ -52,8 +52,8 @@ TilePlace trimmed(const TileWalk<X, P>& walk, TilePlace strip, Tile verdict) {
     return strip;
 }
 
-/// Calls use(band) for the parts of a visited tile to compute: bands of rows that need the same columns. On the diagonal that is
-/// little more than half of the tile.
+/// Calls use(band) for the parts of a visited tile to compute: bands of rows that need the same columns. On the diagonal the bands
+/// cover little more than half of the tile.
 template <class X, class P, class Use>
 void each_band(const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict, Use use) {
     if (verdict == Tile::full) return use(at);
@@ -71,8 +71,8 @@ void each_band(const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict, Us
     if (band.columns > 0) use(band);
 }
 
-/// mask() where bits say what is visible: SQUARE columns at a time, the last of which may lie past the end. A row's bits are loaded
-/// once, as compilers cannot know that what is written to z does not change them, and would not vectorise the loop.
+/// mask() for a mask of bits: SQUARE columns at a time, the last of which may lie past the end. A row's bits are loaded once: compilers
+/// would assume that the stores to z change them, and would not vectorise the loop.
 template <class X, class P>
 void mask_by_bits(X* z, const TileWalk<X, P>& walk, const TilePlace& at) {
     for (int r = 0; r < at.rows; r++) {
@@ -85,8 +85,8 @@ void mask_by_bits(X* z, const TileWalk<X, P>& walk, const TilePlace& at) {
     }
 }
 
-/// Writes HIDDEN over the pairs of a mixed tile that the policy hides: it judges squares first, and single pairs only in mixed
-/// squares.
+/// Writes HIDDEN over the pairs of a mixed tile that the policy hides. The policy classifies squares first, and single pairs only in
+/// mixed squares.
 template <class X, class P>
 void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
     if constexpr (P::reads_bits) return mask_by_bits(z, walk, at);
@@ -99,7 +99,7 @@ void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
             walk.with_visible(judged, [&](auto visible) {
                 for (int r = 0; r < rows; r++) {
                     X* row = z + (r0 + r) * TILE + c0;
-                    bool keep[SQUARE];   // in a loop of its own, which the compiler can vectorise
+                    bool keep[SQUARE];   // a separate loop, which the compiler can vectorise
                     for (int c = 0; c < SQUARE; c++) keep[c] = judged == Tile::mixed && visible(part.i0 + r, part.j0 + c);
                     for (int c = 0; c < columns; c++) row[c] = keep[c] ? row[c] : X(HIDDEN);
                 }
@@ -107,7 +107,7 @@ void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
         }
 }
 
-/// 0 for the pairs of a band that are visible, HIDDEN for the others, up to column whole_packs(at.columns).
+/// Writes 0 for the visible pairs of a band and HIDDEN for the others, up to column whole_packs(at.columns).
 template <class X, class P>
 void hide(X* to, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
     for (int r = 0; r < at.rows; r++) {
@@ -117,7 +117,7 @@ void hide(X* to, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) 
     if (verdict == Tile::mixed) mask(to, walk, at, verdict);
 }
 
-/// z of a tile, or a band of it, from its raw scores, in place: score(), then the mask, since score() may multiply. Columns from
+/// Turns the raw scores of a tile, or of a band, into z in place: score(), then the mask, because score() may multiply. Columns from
 /// whole_packs(at.columns) on are neither read nor hidden.
 template <class X, class P>
 void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
@@ -172,12 +172,12 @@ struct OnlineRow {
     X largest = X(HIDDEN);
     X sum = 0;      // of exp(z - largest)
     X moment = 0;   // of exp(z - largest) z, for the entropy
-    X pairs = 0;    // keys seen, where they are counted
-    X pair_gates = 0;   // sum of the gates on those pairs, where the policy has any
+    X pairs = 0;    // keys seen, if counted
+    X pair_gates = 0;   // sum of the gates on those pairs, if the policy has gates
 };
 
-/// Turns `width` elements of a row of z into exp(z - largest) in place and returns the factor that rescales the sums before. Moment
-/// and pairs are only computed where `asked` has entropy and pairs.
+/// Turns `width` elements of a row of z into exp(z - largest) in place and returns the factor that rescales the earlier sums. Moment and
+/// pairs are computed only if `asked` has entropy and pairs.
 template <class X>
 X absorb(OnlineRow<X>& state, X* z, int width, const Statistics<X>& asked) {
     using N = Pack<X>;

@@ -1,7 +1,7 @@
-// The next row of a text that is being written, on the CPU: one query row per head against the keys that a layer keeps. Scores, masks
-// and running softmax are those of cpu.h, but there is no tile of queries to share a transposed K: each key is read once, where it
-// lies.
-//     NextRow   a device for a layer's own forward(): with it a call of the kernel keeps the row's keys and reads all that are kept
+// Single-token decode on the CPU: one query per head against the KV cache. Scores, masks and running softmax are those of cpu.h. There is
+// no tile of queries to share a transposed K, so each key is read once, in place.
+//     NextRow   a device for a layer's own forward(): a kernel call with it appends the row's keys to the cache and reads the whole
+//               cache
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,7 @@
 #include "attention/kernel/cpu.h"
 #include "attention/kernel/key_cache.h"
 
-/// Whether rows that follow a text need nothing of it but its keys and values, rotated by their positions: the policy reads nothing
-/// else, and makes one call of the kernel.
+/// Whether decode needs only the rotated keys and the values of a text: the policy reads nothing else and makes one kernel call.
 template <class P>
 constexpr bool may_read_keys_only = !P::own_passes && !P::reads_qk_pre && !P::reads_x;
 template <class P>
@@ -21,7 +20,7 @@ bool reads_keys_only(const P& policy) {
     return may_read_keys_only<P> && policy.rotates() && !policy.gates_output() && f.head + f.row + f.column == 0;
 }
 
-/// A row of head h at position i of its text, and what score() reads of it.
+/// A query row of head h at position i of its text, with the inputs of score().
 template <class X>
 struct Query {
     const X* q;   // (HS)
@@ -35,13 +34,13 @@ Query<X> query_of(const AttentionForward<X>& a, const Features& f, int h, int po
     return {a.q.data + size_t(h) * a.HS, h, position, a.head + size_t(h) * f.head, a.row + size_t(h) * f.row};
 }
 
-/// The softmax of one row while keys join it.
+/// The running softmax of one row.
 template <class X>
 class QueryRow {
 public:
     explicit QueryRow(int HS) : HS_(HS), scale_(X(1) / std::sqrt(X(HS))), sums_(HS) {}
 
-    /// Adds those of the keys that `policy` lets the query see.
+    /// Adds the keys that are visible to the query under `policy`.
     template <class P>
     void visit(const P& policy, const Query<X>& query, const KeySpan<X>& keys) {
         for (int n = 0; n < keys.count; n += TILE) {
@@ -62,7 +61,7 @@ public:
         return state_.sum == X(0) ? -std::numeric_limits<X>::infinity() : state_.largest + std::log(state_.sum);
     }
 
-    /// out (HS); 0 if no key was seen.
+    /// Writes out (HS); 0 if no key was seen.
     void write(X* out) const {
         for (int d = 0; d < HS_; d++) out[d] = state_.sum == X(0) ? X(0) : sums_[d] / state_.sum;
     }
@@ -81,7 +80,7 @@ private:
         for (int j = columns; j < width; j++) z[j] = X(HIDDEN);
     }
 
-    /// z (columns) becomes exp(z - largest).
+    /// Turns z (columns) into exp(z - largest).
     void add_values(X* z, const X* v, size_t row, int columns) {
         const X rescale = absorb(state_, z, whole_packs<X>(columns), Statistics<X>());
         for (int d = 0; d < HS_; d++) sums_[d] *= rescale;
@@ -96,7 +95,7 @@ private:
     std::vector<X> sums_;   // (HS) of exp(z - largest) v
 };
 
-/// What a policy keeps of a text besides keys; most keep nothing.
+/// The decode state of a policy besides keys. Most policies have none.
 struct NothingMore {
     template <class P>
     NothingMore(const P&, BumpAllocator&, const LayerShape&) {}
@@ -108,15 +107,15 @@ struct NothingMore {
 #endif
 };
 
-/// The CPU while it computes the next row of a text, B = T = 1. A layer's forward() with it in place of CPU is that layer's row of the
-/// whole text. RoPE's table begins at position 0, whatever the row's.
+/// The device of single-token decode on the CPU, B = T = 1. A layer's forward() on it gives that layer's row of the whole text. RoPE's
+/// table begins at position 0, not at the row's.
 template <class X, class More = NothingMore, class Slots = RingSlots>
 struct NextRow : CPU {
-    KeyCache<X, Slots>* keys;   // of the rows before
+    KeyCache<X, Slots>* keys;   // of the previous rows
     More* more;
 };
 
-/// out, lse and, with a gate, gated_out of head h.
+/// Writes out, lse and, with a gate, gated_out of head h.
 template <class X>
 void write_row(const AttentionForward<X>& a, int h, const QueryRow<X>& row) {
     X* const out = a.out + size_t(h) * a.HS;
@@ -125,9 +124,9 @@ void write_row(const AttentionForward<X>& a, int h, const QueryRow<X>& row) {
     for (int d = 0; a.gate && d < a.HS; d++) a.gated_out[size_t(h) * a.HS + d] = a.gate[h] * out[d];
 }
 
-/// out and lse of the next row, and with a gate gated_out. Calls attend(h, row, span) for every query head and every tile of `keys` (a
-/// KeyCache, or what has its each_span(), span(), tile() and tile_size()), which adds to the row's softmax. Heads that share keys take turns at each tile, so
-/// that it is brought from memory once.
+/// Computes out and lse of the next row, and gated_out with a gate. Calls attend(h, row, span), which adds to the row's softmax, for
+/// every query head and every tile of `keys` (a KeyCache, or a type with its each_span(), span(), tile() and tile_size()). Heads that
+/// share keys process a tile in turn, so that it is loaded from memory once.
 template <class X, class Keys, class Attend>
 void attend_next_row(const AttentionForward<X>& a, const Keys& keys, Attend attend) {
     const int group = a.NH / a.NKV;
@@ -150,7 +149,7 @@ void attend_next_row(const AttentionForward<X>& a, const Keys& keys, Attend atte
     }
 }
 
-/// The kernel's call for the next row: its keys join those that are kept, and it attends to all of them.
+/// The kernel call for the next row: appends its keys to the cache and attends to all of them.
 template <class X, class More, class Slots, class P>
 void attention_forward(const NextRow<X, More, Slots>& device, const P& policy, const AttentionForward<X>& a) {
     const int position = device.keys->tokens();

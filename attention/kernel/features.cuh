@@ -1,10 +1,10 @@
-// What both passes of the tiled kernel share on the GPU: the score inputs of a tile, copied to shared memory, and
-// the walk over the tiles to visit.
+// Shared by both passes of the tiled kernel on the GPU: the score inputs of a tile in shared memory, and the walk over the tiles to
+// visit.
 #pragma once
 #include "attention/kernel/mma.cuh"
 #include "attention/kernel/walk.h"
 
-/// Whether the policy has a score() of its own, or says so (modifies_scores). Otherwise kernels omit all code for score inputs.
+/// Whether the policy defines score() or sets modifies_scores. Otherwise kernels omit all code for score inputs.
 template <class P>
 constexpr bool modifies_scores_of() {
     if constexpr (requires { P::modifies_scores; }) return P::modifies_scores;
@@ -13,16 +13,15 @@ constexpr bool modifies_scores_of() {
 template <class P>
 inline constexpr bool MODIFIES_SCORES = modifies_scores_of<P>();
 
-/// Whether the policy may ask for an output gate, having a gates_output() of its own. Without one, the
-/// backward kernel has no code for gates.
+/// Whether the policy defines gates_output() and so may have an output gate. Otherwise the backward kernel omits all code for gates.
 template <class P>
 inline constexpr bool MAY_BE_GATED = !std::is_same_v<decltype(&P::gates_output), decltype(&Policy::gates_output)>;
 
-/// The type that score() computes in on the GPU when X is stored.
+/// The type in which score() computes on the GPU for stored type X.
 template <class X>
-using ScoreNumber = std::conditional_t<std::is_same_v<X, bf16>, Rough, float>;
+using ScoreNumber = std::conditional_t<std::is_same_v<X, bf16>, ReducedPrecision, float>;
 
-/// Calls run(policy), or run(twin) where the policy provides a twin that has its feature counts at compile time.
+/// Calls run(policy), or run(twin) if the policy provides a twin with its feature counts at compile time.
 template <class P, class Run>
 void specialise(const P& policy, Run run) {
     if constexpr (requires { policy.specialise(run); })
@@ -37,7 +36,7 @@ void for_head_size(int HS, Run run) {
     if (HS == 32) return run(std::integral_constant<int, 32>{});
     if (HS == 64) return run(std::integral_constant<int, 64>{});
     if (HS == 128) return run(std::integral_constant<int, 128>{});
-    fail(Exit::usage, "the GPU computes attention with head sizes 32, 64 and 128; this model has ", HS);
+    fail(Exit::usage, "the GPU supports attention with head sizes 32, 64 and 128; this model has ", HS);
 }
 
 /// Fails unless rows can be copied 16 bytes at a time.
@@ -47,7 +46,7 @@ void require_aligned(const Heads<const X>& heads, const char* name) {
     fail(Exit::usage, "attention: rows of ", name, " do not begin at multiples of 16 bytes");
 }
 
-/// Fails with a reason where a launch would fail without one.
+/// Fails with a reason, before a launch would fail without one.
 inline void require_shared_memory(size_t bytes, int HS, const Features& f) {
     const size_t most = max_shared_memory();
     if (bytes <= most) return;
@@ -55,8 +54,8 @@ inline void require_shared_memory(size_t bytes, int HS, const Features& f) {
          " bytes of shared memory per block; this GPU has ", most);
 }
 
-/// Shared memory for the features of QUERIES rows and KEYS columns and the head's scalars. With many features,
-/// pairs read global memory instead.
+/// Shared memory for the features of QUERIES rows and KEYS columns and the head's scalars. With many features, pairs read global memory
+/// instead.
 template <int QUERIES, int KEYS, int ROW_BUFFERS, int COLUMN_BUFFERS>
 class FeatureTiles {
 public:
@@ -70,7 +69,7 @@ public:
         : f_(f), rows_(memory), columns_(rows_ + ROW_BUFFERS * QUERIES * row_length(f)),
           heads_(columns_ + COLUMN_BUFFERS * f.column * KEYS) {}
 
-    /// Rows i0.. of head h; rows past the end become zero.
+    /// Starts to copy rows i0.. of head h; rows past the end become zero.
     template <int THREADS, class X>
     __device__ __forceinline__ void copy_row_features(const AttentionForward<X>& a, int b, int h, int i0, int buffer) const {
         if (!staged(f_)) return;
@@ -81,7 +80,7 @@ public:
             copy_async<4>(row(buffer, r) + f, from + (exists ? size_t(i0 + r) * f_.row + f : 0), exists ? 4 : 0);
         }
     }
-    /// Columns j0.. of head h, zero past the last key, and the head's scalars.
+    /// Starts to copy columns j0.. of head h, zero past the last key, and the head's scalars.
     template <int THREADS, class X>
     __device__ __forceinline__ void copy_column_features(const AttentionForward<X>& a, int b, int h, int j0, int buffer) const {
         if (!staged(f_)) return;
@@ -93,10 +92,10 @@ public:
         for (int f = threadIdx.x; f < f_.head; f += THREADS) copy_async<4>(head(buffer) + f, a.head + size_t(h) * f_.head + f, 4);
     }
 
-    /// Called once this thread's copies have arrived.
+    /// Call once this thread's copies have arrived.
     __device__ void arrived(auto...) const {}
 
-    /// What score() sees of row i0 + r and column j0 + c, both clamped to the last one.
+    /// The inputs of score() for row i0 + r and column j0 + c, both clamped to the last one.
     template <class X, class Walk>
     __device__ __forceinline__ Pair<ScoreNumber<X>> pair(const AttentionForward<X>& a, const Walk& walk, const TilePlace& at,
                                                          int row_buffer, int r, int column_buffer, int c) const {
@@ -114,7 +113,7 @@ public:
     }
 
 private:
-    /// Rows are padded by 16 bytes: eight of them, read at once, lie in different banks.
+    /// Rows are padded by 16 bytes, so that eight of them, read at once, lie in different banks.
     static constexpr int row_length(const Features& f) { return f.row ? (f.row + 3) / 4 * 4 + 4 : 0; }
     static constexpr int head_length(const Features& f) { return (f.head + 3) / 4 * 4; }
     __device__ float* row(int buffer, int r) const { return rows_ + (buffer * QUERIES + r) * row_length(f_); }
@@ -125,16 +124,15 @@ private:
     float *rows_, *columns_, *heads_;
 };
 
-/// A tile to visit; `hidden` when there is none left.
+/// A tile to visit; `hidden` after the last one.
 struct Visit {
     int tile;
     Tile verdict;
     explicit __device__ operator bool() const { return verdict != Tile::hidden; }
 };
 
-/// The tiles first <= tile < last whose verdict is not hidden, in ascending order. The lanes of a warp judge 32 tiles at
-/// a time, so a narrow window in a long sequence is found quickly. Precondition: all lanes of a warp call next()
-/// together, with the same judge.
+/// The tiles first <= tile < last that are not hidden, in ascending order. The lanes of a warp classify 32 tiles at a time, so a narrow
+/// window in a long sequence is found quickly. Precondition: all lanes of a warp call next() together, with the same judge.
 class TileCursor {
 public:
     __device__ TileCursor(int first, int last) : next_(first), last_(last) {}

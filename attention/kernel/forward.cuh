@@ -1,5 +1,5 @@
-// The tiled attention kernel on the GPU, forward, for any policy. One block computes some query rows of one head: their output and
-// running softmax stay in registers while tiles of keys and values stream through shared memory, the next tile arriving while the
+// The tiled attention kernel on the GPU, forward, for any policy. One block computes some query rows of one head. Their output and
+// running softmax stay in registers; tiles of keys and values stream through shared memory, and the next tile is prefetched while the
 // current one is used. Each warp owns its rows, so the softmax never leaves the warp.
 // The walk of the block of query rows 192 .. 255 under a causal mask, keys in tiles of 64:
 //     key tile     0          1          2          3               4 ..
@@ -12,20 +12,20 @@
 #include "attention/kernel/forward_mask.cuh"
 #include "attention/kernel/unit_gate.cuh"
 
-/// Tile sizes. A warp's 16-row tiles share every fragment of K and V that it loads; a policy with scores of its own spends its time
-/// on those, and has fewer registers to spare.
+/// Tile sizes. A warp's 16-row tiles share every fragment of K and V that it loads. A policy with its own scores spends its time on
+/// them and has fewer registers to spare.
 template <class X_, int HS_, bool MODIFIED>
 struct ForwardShape {
     using X = X_;
     static constexpr bool fast = std::is_same_v<X, bf16>;
     static constexpr int HS = HS_;
     static constexpr int WARPS = 4, THREADS = WARPS * WARP;
-    static constexpr int M_TILES = fast && !MODIFIED ? 2 : 1, ROWS = 16 * M_TILES;   // of one warp
+    static constexpr int M_TILES = fast && !MODIFIED ? 2 : 1, ROWS = 16 * M_TILES;   // per warp
     static constexpr int QUERIES = WARPS * ROWS;
     static constexpr int KEYS = TILE;
     static constexpr int STEP = fast && !MODIFIED ? KEYS : 16;   // keys scored at a time: a long score() unrolls into long code
-    /// A single buffer each for K and V, where two would take more than half the shared memory of an A100's multiprocessor, or all
-    /// of an RTX 4090's: values arrive while scores are computed, and the next keys while values are summed.
+    /// A single buffer each for K and V: two would take more than half the shared memory of an A100's multiprocessor, or all of an
+    /// RTX 4090's. Values arrive while scores are computed, and the next keys while values are summed.
     static constexpr bool staggered = fast && !MODIFIED && HS > 64;
     static constexpr int BUFFERS = fast && !staggered ? 2 : 1;
     static constexpr int BLOCKS = MODIFIED && HS <= 64 ? 3 : 2;           // per multiprocessor, by registers
@@ -37,19 +37,19 @@ using ForwardFeatures = std::conditional_t<BY_UNITS<Shape, P>, UnitScores<Shape>
 
 template <class Shape>
 struct ForwardShared {
-    SharedTile<typename Shape::X, Shape::QUERIES, Shape::HS> q;   // finally each warp overwrites its rows with their output
+    SharedTile<typename Shape::X, Shape::QUERIES, Shape::HS> q;   // at the end, each warp overwrites its rows with their output
     SharedTile<typename Shape::X, Shape::KEYS, Shape::HS> k[Shape::BUFFERS], v[Shape::BUFFERS];
 };
 
-/// A thread's part of its warp's rows: of each 16, rows lane_row() (half 0) and lane_row() + 8 (half 1). Until the end, sums are
-/// over the thread's own columns.
+/// A thread's part of its warp's rows: rows lane_row() (half 0) and lane_row() + 8 (half 1) of each 16. Until the end, sums are over
+/// the thread's own columns.
 template <class Shape>
 struct ForwardRows {
     float out[Shape::M_TILES][Shape::HS / 8][4] = {};   // sum of exp(z - largest) v
     float largest[Shape::M_TILES][2];                   // score so far
     float sum[Shape::M_TILES][2] = {};                  // of exp(z - largest)
     float moment[Shape::M_TILES][2] = {};               // of exp(z - largest) score, for the entropy
-    int pairs[Shape::M_TILES][2] = {};                  // not hidden
+    int pairs[Shape::M_TILES][2] = {};                  // visible pairs
     float pair_gates[Shape::M_TILES][2] = {};           // sum of Policy::pair_gate() over these
     float peak[Shape::M_TILES][2];                      // largest score in the current key tile
 };
@@ -67,8 +67,8 @@ __device__ __forceinline__ void add_pair_gates(ForwardRows<Shape>& rows, const f
                 if (s[m][n][e] > -INFINITY) rows.pair_gates[m][e / 2] += gates[m][n][e];
 }
 
-/// Updates the running maxima and rescales the sums; after the first tiles maxima rarely change, and
-/// the whole warp skips rescaling.
+/// Updates the running maxima and rescales the sums. After the first tiles maxima rarely change, and the whole warp skips the
+/// rescaling.
 template <class Shape, bool STATISTICS>
 __device__ __forceinline__ void raise_maxima(ForwardRows<Shape>& rows, const float (&s)[Shape::M_TILES][Shape::STEP / 8][4],
                                              float to_base_2) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void exponentials(ForwardRows<Shape>& rows, float (&s
         }
 }
 
-/// P of STEP keys as left factors: half the registers of the scores where X is bf16.
+/// P of STEP keys as left factors. For bf16 they take half the registers of the scores.
 template <class Shape>
 struct Weights {
     FragmentA<typename Shape::X> of_keys[Shape::STEP / 16][Shape::M_TILES];
@@ -163,7 +163,7 @@ __device__ __forceinline__ void write_peaks(const ForwardRows<Shape>& rows, cons
         }
 }
 
-/// statistics.tiles. The first threads of a block have one query tile each, and count the key tiles that it visits.
+/// statistics.tiles. The first threads of a block have one query tile each and count the key tiles that it visits.
 template <class Shape>
 struct TileCounter {
     static constexpr int MINE = Shape::QUERIES / TILE;   // query tiles of a block
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
     ForwardFeatures<Shape, P> features(policy.features(), reinterpret_cast<float*>(&shared + 1));
     const int b = blockIdx.z, h = blockIdx.y, kv = h / (a.NH / a.NKV), row0 = int(threadIdx.x) / WARP * Shape::ROWS;
-    const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES;   // late rows see the most keys: they start first
+    const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES;   // late rows see the most keys, so they start first
     const float scale = rsqrtf(float(HS)), to_z = MODIFIED ? 1.0f : scale;
     const TileWalk<X, P> walk(policy, a, b, h);
 
@@ -340,9 +340,9 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     write_rows<Shape>(shared, a, at, row0);
 }
 
-/// Softmax attention under `policy`: out, lse, and whatever else the arguments request.
-/// Preconditions: as on the CPU; all pointers are the GPU's; HS is 32, 64 or 128; rows of q, k, v, out
-/// begin at multiples of 16 bytes.
+/// Softmax attention under `policy`: out, lse, and the further results that the arguments request.
+/// Preconditions: as on the CPU; all pointers are in device memory; HS is 32, 64 or 128; rows of q, k, v and out begin at multiples
+/// of 16 bytes.
 template <class X, class P>
 void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a) {
     require_aligned(a.q, "q"), require_aligned(a.k, "k"), require_aligned(a.v, "v");
@@ -354,7 +354,7 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
             const size_t shared = sizeof(ForwardShared<Shape>) + ForwardFeatures<Shape, Special>::bytes(special.features());
             require_shared_memory(shared, HS, special.features());
             const Grid grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B);
-            constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparison only: one kernel less to compile
+            constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparison only: one kernel fewer to compile
             const auto kernel =
                 statistics ? attention_forward_kernel<Shape, true, Special> : attention_forward_kernel<Shape, ALWAYS, Special>;
             launch(device, kernel, grid, Shape::THREADS, shared, special, a);

@@ -1,10 +1,9 @@
-// The mask of the forward kernel: a thread's scores of hidden pairs become -infinity. `Shape` has the
-// layout of scores (forward.cuh).
+// The mask of the forward kernel: a thread's scores of hidden pairs become -infinity. `Shape` has the layout of scores (forward.cuh).
 #pragma once
 #include "attention/kernel/features.cuh"
 
-/// Calls each(value, r, c) for the thread's elements of a part of a tile, in column-major order; r and c
-/// are row and column in the part.
+/// Calls each(value, r, c) for the thread's elements of a part of a tile, in column-major order; r and c are row and column in the
+/// part.
 template <class Shape, class Each>
 __device__ __forceinline__ void for_each_pair(float (&s)[Shape::M_TILES][Shape::STEP / 8][4], Each each) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Pairs of half-precision values in one register, which one instruction adds, multiplies or both: eleven bits of precision,
-// values up to 65504. For what is computed so often that instructions count, and needs no more than three digits.
+// Pairs of half-precision values in one register, added, multiplied or both by one instruction: eleven bits of precision, values up to
+// 65504. For computations that are limited by instructions and need no more than three digits.
 #pragma once
 #include "attention/kernel/mma.cuh"
 

@@ -1,5 +1,4 @@
-// The keys that a layer keeps of a text that is being written, token by token: on the CPU, for one text. (On a GPU, for several:
-// text_keys.cuh.)
+// The KV cache of one text on the CPU. (text_keys.cuh: of several texts on a GPU.)
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,46 +9,45 @@
 #include "model/device/math.h"
 #include "model/operations/matrix.h"
 
-/// `count` tokens from `first` on, in slots one behind the other.
+/// `count` tokens from `first` on, in consecutive slots.
 struct SlotRun {
     int first, count;
 };
-/// The first and the last of tokens in slots.
+/// The first and the last token of a range of slots.
 struct SlotRange {
     int first, last;
 };
 
-/// Where a token's key is kept: every token of a text has a slot of its own, or where later rows see no others, the first `leading`
-/// have one and the last `recent`. The recent ones are a ring, in which a new token takes the place of the oldest.
+/// The slot of each token in the cache. Every token has a slot of its own; or, if later rows see no others, only the first `leading` and
+/// the last `recent` tokens. The recent slots are a ring, in which a new token replaces the oldest.
 class RingSlots {
 public:
     using Kept = KeptKeys;
-    /// For texts of at most `room` tokens.
+    /// Capacity: `room` tokens.
     constexpr RingSlots(const KeptKeys& kept, int room)
         : leading_(std::min(kept.leading, room)), recent_(std::max(1, std::min(kept.recent, room - leading_))) {}
 
     constexpr int count() const { return leading_ + recent_; }
-    /// How many slots hold a token of a text of `tokens` tokens: the first ones.
+    /// The number of slots in use, from the first on, for a text of `tokens` tokens.
     constexpr int used(int tokens) const { return std::min(tokens, count()); }
     constexpr int slot(int token) const { return token < leading_ ? token : leading_ + (token - leading_) % recent_; }
 
-    /// The token in a slot once the text has `tokens` tokens. Precondition: slot < used(tokens).
+    /// The token in a slot of a text of `tokens` tokens. Precondition: slot < used(tokens).
     constexpr int token(int slot, int tokens) const {
         if (slot < leading_) return slot;
         const int newest = tokens - 1 - leading_;   // counted in the ring
         return leading_ + newest - (newest - (slot - leading_)) % recent_;
     }
 
-    /// The first tokens from `from` on that a row to come may see and whose slots lie one behind the other, as many as there are; with
-    /// a count of 0 past the last.
+    /// The longest run of tokens from `from` on that later rows may see and that have consecutive slots; count 0 past the last token.
     constexpr SlotRun run(int from, int tokens) const {
         if (from < std::min(leading_, tokens)) return {from, std::min(leading_, tokens) - from};
         from = std::max(from, oldest(tokens));
         return {from, from < tokens ? std::min(tokens - from, count() - slot(from)) : 0};   // up to the ring's end
     }
 
-    /// The tokens in slots from .. from + n - 1, first to last: in this order, or where the ring begins anew among them, all that have
-    /// slots, but for the leading ones before.
+    /// The tokens in slots from .. from + n - 1, first to last. If the ring wraps among these slots: all tokens in slots, without the
+    /// leading ones before.
     constexpr SlotRange range(int from, int n, int tokens) const {
         const int first = token(from, tokens), turn = slot(oldest(tokens));
         const bool in_order = tokens <= count() || from + n <= leading_ || (from >= leading_ && (from >= turn || from + n <= turn));
@@ -64,13 +62,13 @@ private:
     int leading_, recent_;
 };
 
-/// The same for a text in chunks, of which later rows see the last `of_chunk` tokens. The first slots are for the other tokens of the
-/// newest chunk, and behind them lie the last ones of all chunks:
+/// The same for a text in chunks, of which later rows see the last `of_chunk` tokens. The first slots hold the other tokens of the newest
+/// chunk; after them come the last tokens of all chunks:
 ///
 ///     chunk 6, of_chunk 2, after 10 tokens    slot    0 1 2 3   4 5
 ///                                             token   6 7 8 9   4 5
 ///
-/// At the beginning of a chunk the rest of the first slots has tokens of the chunk before, which no row sees any more.
+/// At the beginning of a chunk, the remaining first slots hold tokens of the previous chunk, which no later row sees.
 class ChunkSlots {
 public:
     using Kept = KeptChunks;
@@ -113,11 +111,11 @@ private:
 constexpr RingSlots slots_for(const KeptKeys& kept, int room) { return {kept, room}; }
 constexpr ChunkSlots slots_for(const KeptChunks& kept, int room) { return {kept, room}; }
 
-/// Where the keys of policy P are kept.
+/// The slots of policy P.
 template <class P>
 using SlotsOf = decltype(slots_for(std::declval<P>().kept_keys(), 0));
 
-/// Keys of one head that lie one behind the other: row n is that of key first + n of the text.
+/// Consecutive keys of one head: row n belongs to key first + n of the text.
 template <class X>
 struct KeySpan {
     int first, count;
@@ -141,10 +139,10 @@ public:
         columns_ = memory.take<Wide<X>>(size_t(NH_) * features_ * column_stride_);
     }
 
-    /// Of the text so far.
+    /// Number of tokens of the text so far.
     int tokens() const { return tokens_; }
 
-    /// The a.S tokens of a.k, a.v and a.column follow.
+    /// Appends the a.S tokens of a.k, a.v and a.column.
     void append(const AttentionForward<X>& a) {
         for (int j = 0; j < a.S; j++, tokens_++) {
             const size_t to = slots_.slot(tokens_);
@@ -157,17 +155,17 @@ public:
     /// Feature f of head h of the last token.
     Wide<X> last_feature(int h, int f) const { return columns_[(size_t(h) * features_ + f) * column_stride_ + slots_.slot(tokens_ - 1)]; }
 
-    /// Calls use(span) for all that is kept of query head h's keys, in the order of the text.
+    /// Calls use(span) for all cached keys of query head h, in the order of the text.
     template <class Use>
     void each_span(int h, Use use) const {
         for (SlotRun run = slots_.run(0, tokens_); run.count; run = slots_.run(run.first + run.count, tokens_))
             use(span(h, run.first, run.count));
     }
 
-    /// Numbers of memory that tile() needs.
+    /// Size of the memory that tile() needs, in elements.
     size_t tile_size() const { return stored_ == Stored::as_bf16 ? size_t(2) * TILE * HS_ : 0; }
 
-    /// span() of at most TILE keys in numbers to compute with: where they lie, or widened in `memory` (tile_size()).
+    /// span() of at most TILE keys in type X: in place, or widened into `memory` (tile_size()).
     KeySpan<X> tile(int h, int j, int count, X* memory) const {
         KeySpan<X> keys = span(h, j, count);
         if (stored_ == Stored::as_computed) return keys;
@@ -181,8 +179,8 @@ public:
         return keys;
     }
 
-    /// Keys j .. j + count - 1 of query head h; those that are stored as bf16 without k and v. Precondition: they are kept, and lie one
-    /// behind the other.
+    /// Keys j .. j + count - 1 of query head h; without k and v if these are stored as bf16. Precondition: the keys are cached in
+    /// consecutive slots.
     KeySpan<X> span(int h, int j, int count) const {
         const int slot = slots_.slot(j);
         const size_t at = stored_ == Stored::as_bf16 ? 0 : slot * row() + size_t(h / (NH_ / NKV_)) * HS_;

@@ -10,13 +10,13 @@
 #include "attention/kernel/naive.h"
 #include "model/device/memory.cuh"
 
-/// Bytes that AttentionBackward::workspace needs.
+/// Size of AttentionBackward::workspace in bytes.
 template <class P>
 size_t attention_workspace(CPU, const P&, int /*B*/, int /*T*/, int /*S*/, int /*NH*/) {
     return 0;
 }
 
-/// Bytes that the kernel allocates itself while it runs: on the CPU every thread's key tiles.
+/// Bytes that the kernel allocates while it runs: every thread's key tiles on the CPU.
 template <class X>
 size_t kernel_memory(CPU, int S, int HS, Pass pass) {
     return omp_get_max_threads() * KeyTiles<X, RowsInOrder>::bytes(S, HS, pass);
@@ -28,14 +28,14 @@ size_t kernel_memory(GPU, int /*S*/, int /*HS*/, Pass) {
 }
 #endif
 
-/// Bytes of scratch memory that a layer needs while one of its passes runs.
+/// Bytes of scratch memory while one of a layer's passes runs.
 template <class X, class Device, class P>
 size_t layer_workspace(Device device, const P& policy, const LayerShape& s) {
     if constexpr (P::own_passes) return policy.template workspace_bytes<X>(device, s);
     else return attention_workspace(device, policy, s.B, s.T, s.T, s.NH);
 }
 
-/// state.gated_out (B, T, NH, HS) from x, q, k, v; `weights` is the flat buffer that the policy's slots point into. `workspace` has
+/// Computes state.gated_out (B, T, NH, HS) from x, q, k and v. `weights` is the flat buffer of the policy's slots; `workspace` has
 /// layer_workspace() bytes. Policy::forward(), with own_passes, takes the same arguments.
 template <class Device, class X, class P>
 void attention_layer_forward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights, LayerState<X>& state,
@@ -48,8 +48,9 @@ void attention_layer_forward(Device device, const P& policy, const LayerInputs<X
     }
 }
 
-/// From dout, the gradient of gated_out (B, T, NH, HS), to those of q, k and v (overwritten) and of whatever else preprocess()
-/// read; more.of is memory for the gradients of the score inputs. Policy::backward(), with own_passes, takes the same arguments.
+/// Computes the gradients of q, k and v (overwritten) and of the other inputs of preprocess() from dout, the gradient of gated_out
+/// (B, T, NH, HS). more.of is memory for the gradients of the score inputs. Policy::backward(), with own_passes, takes the same
+/// arguments.
 template <class Device, class X, class P>
 void attention_layer_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights,
                               const LayerState<X>& state, const X* dout, const QkvGradients<X>& to, ScoreInputGradients<X>& more,

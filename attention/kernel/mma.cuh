@@ -1,9 +1,9 @@
 // The primitives of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor
-// cores, asynchronous copies, flags between blocks. All of the project's PTX is here (except for halves.cuh and a tanh in
-// model/device/math.h); without nvcc the emulator's counterparts are called.
+// cores, asynchronous copies, flags between blocks. All of the project's PTX is here, except for halves.cuh and a tanh in
+// model/device/math.h. Without nvcc the emulator's counterparts are called.
 //
-// A warp multiplies 16 x 16 by 16 x 8 elements at a time, D = A B + C. The hardware fixes which lane holds which elements (PTX ISA,
-// mma.m16n8k16); in each cell the lane:
+// A warp multiplies 16 x 16 by 16 x 8 elements at a time, D = A B + C. The hardware fixes the lane of each element (PTX ISA,
+// mma.m16n8k16). Each cell names the lane:
 //     A (16 x 16)                                     B (16 x 8)                     C, D (16 x 8)
 //     column  0,1  2,3  4,5  6,7   8,9  ..  14,15     column    0   1   2  ..   7    column  0,1  2,3  4,5  6,7
 //     row 0    0    1    2    3     0   ..    3       row 0,1   0   4   8  ..  28    row 0    0    1    2    3
@@ -15,7 +15,7 @@
 // With g = lane / 4 and c = 2 (lane % 4), a lane holds rows g, g + 8 and columns c, c + 1, c + 8, c + 9 of A; rows c, c + 1, c + 8,
 // c + 9 and column g of B; rows g, g + 8 and columns c, c + 1 of D. Two adjacent D's thus have the layout of an A, and a result
 // enters the next product without leaving the registers.
-// bf16 uses the tensor cores. float has the same fragments and multiplies exactly, by shuffles: slow, for comparison only.
+// bf16 uses the tensor cores. float has the same fragments and multiplies exactly, by shuffles; it is slow and for comparison only.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -26,16 +26,15 @@
 
 // ---- shared memory
 
-/// ROWS x COLUMNS elements. Rows are padded by 16 bytes: the eight 16-byte pieces of a column that ldmatrix loads at
-/// once then lie in different banks.
+/// ROWS x COLUMNS elements. Rows are padded by 16 bytes, so that the eight 16-byte pieces of a column that ldmatrix loads at once lie in
+/// different banks.
 template <class X, int ROWS_, int COLUMNS_>
 struct SharedTile {
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
     alignas(16) X x[ROWS][COLUMNS + 16 / sizeof(X)];
 };
 
-/// Starts a copy of BYTES (4 or 16, both addresses multiples of it) into shared memory; the first
-/// `take` are read, the rest is zero.
+/// Starts a copy of BYTES (4 or 16; both addresses are multiples) into shared memory. Reads the first `take` bytes and zeroes the rest.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void* to, const void* from, int take) {
 #if defined(__CUDACC__)
@@ -49,7 +48,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int take)
 #endif
 }
 
-/// Waits for all copies that this thread has started. Other threads see them after the next __syncthreads().
+/// Waits for all copies that this thread has started. Other threads see the data after the next __syncthreads().
 __device__ __forceinline__ void wait_for_copies() {
 #if defined(__CUDACC__)
     asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
@@ -59,8 +58,8 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-/// Starts to copy rows `first`.. of a matrix whose rows are `row` elements apart. `exist` of them do; the others become zero.
-/// `row` and `first` are ints, so that an address costs one multiplication.
+/// Starts to copy rows `first`.. of a matrix with a stride of `row` elements. Rows from `exist` on become zero. `row` and `first` are
+/// ints, so that an address costs one multiplication.
 template <int THREADS, class Tile>
 __device__ __forceinline__ void copy_rows(Tile& to, const auto* from, int row, int first, int exist) {
     constexpr int PIECE = 16 / sizeof(*from), PIECES = Tile::COLUMNS / PIECE, ROWS_AT_ONCE = THREADS / PIECES;
@@ -290,8 +289,8 @@ __device__ __forceinline__ void registers_times_rows(float (&d)[M][N][4], const 
 
 // ---- scalars
 
-/// The same value, opaque to the compiler: what depends on it is computed where it is used. Otherwise the compiler would hoist
-/// addresses of rarely taken paths out of loops and keep them in registers that the products need.
+/// The same value, opaque to the compiler, so that its dependents are computed at their use. Otherwise the compiler would hoist addresses
+/// of rarely taken paths out of loops and keep them in registers that the products need.
 __device__ __forceinline__ int computed_here(int x) {
 #if defined(__CUDACC__)
     asm volatile("" : "+r"(x));
@@ -314,8 +313,8 @@ __device__ __forceinline__ float exp2_of(float x) {
 
 // ---- order between blocks
 
-/// Release store: what this thread wrote before, and what others wrote before a __syncthreads(), is visible to
-/// whoever has waited for the flag.
+/// Release store: writes of this thread, and writes of others before a __syncthreads(), are visible to every thread that has waited for
+/// the flag.
 __device__ __forceinline__ void raise_flag(int* flag, int value) {
 #if defined(__CUDACC__)
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
@@ -324,9 +323,8 @@ __device__ __forceinline__ void raise_flag(int* flag, int value) {
     __stcg(flag, value);
 #endif
 }
-/// Acquire load: where it gives the value of a raise_flag(), what was written before that comes before all that this thread does
-/// from then on, and its warp after a __syncwarp(). It costs less than a relaxed load and a fence, which waits for all the thread's
-/// own memory operations.
+/// Acquire load: if it returns the value of a raise_flag(), all writes before that raise_flag() are visible to this thread, and to its
+/// warp after a __syncwarp(). Cheaper than a relaxed load and a fence, which waits for all of the thread's own memory operations.
 __device__ __forceinline__ int read_flag(const int* flag) {
     int value;
 #if defined(__CUDACC__)
@@ -338,28 +336,26 @@ __device__ __forceinline__ int read_flag(const int* flag) {
     return value;
 }
 
-/// Polls before a wait is given up: about ten seconds (a poll takes 0.7 us; a semaphore is held for microseconds, under a
-/// debugger's tools for milliseconds).
+/// Polls before a wait times out: about ten seconds. A poll takes 0.7 us; a semaphore is held for microseconds, or for milliseconds
+/// under a debugger.
 inline constexpr int PATIENCE = 1 << 24;
 
-/// Waits until the flag has that value (see read_flag()). Blocks wait only for blocks that have started, and only for what those do
-/// independently of this one, so a wait that does not end is a bug in this program: after `patience` polls the kernel reports in
-/// `stuck` and traps, which ends the program. `who` is the index of what is waited for. No printf here: any call in a kernel costs
-/// registers in all of it.
-__device__ __forceinline__ void wait_for_flag(const int* flag, int value, Stuck* stuck, int who, int patience = PATIENCE) {
+/// Waits until the flag has that value (see read_flag()); `tile` is the index of the awaited tile. A block waits only for blocks that
+/// have started, and only for work that does not depend on its own. A wait without end is therefore a bug: after `patience` polls the
+/// kernel writes `stuck` and traps, which ends the program. No printf: any call costs registers in the whole kernel.
+__device__ __forceinline__ void wait_for_flag(const int* flag, int value, Stuck* stuck, int tile, int patience = PATIENCE) {
     int seen = read_flag(flag);
 #pragma unroll 1
-    for (int asked = 0; seen != value; seen = read_flag(flag)) {
+    for (int polls = 0; seen != value; seen = read_flag(flag)) {
         __nanosleep(40);
-        if (++asked <= patience) continue;
-        *stuck = {true, int(blockIdx.x), who, seen, value};
+        if (++polls <= patience) continue;
+        *stuck = {true, int(blockIdx.x), tile, seen, value};
         __threadfence_system();
         __trap();
     }
 }
 
-/// to += x. The L2 cache does the sum: nothing is loaded, and the thread does not wait. Sums that have to be the same every time
-/// need an order of blocks.
+/// to += x. The L2 cache does the addition: nothing is loaded, and the thread does not wait. Reproducible sums need an order of blocks.
 __device__ __forceinline__ void add_in_memory(float* to, float x) { atomicAdd(to, x); }
 __device__ __forceinline__ void add_in_memory(float2* to, float2 x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,4 +1,4 @@
-// Tools for the oracles: attention as the papers write it, in dense loops over all pairs, without any of the kernel's hooks.
+// Tools for the tests' oracles: attention as in the papers, in dense loops over all pairs, without the kernel's hooks.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -13,7 +13,7 @@ X dot(const X* a, const X* b, int n) {
     return total;
 }
 
-/// Sequence b of dense_softmax().
+/// dense_softmax() of sequence b.
 template <class X, class Modify, class Visible>
 void dense_softmax_of_sequence(const LayerInputs<X>& in, int b, X* out, Modify modify, Visible visible) {
     const X scale = X(1) / std::sqrt(X(in.HS));
@@ -36,8 +36,7 @@ void dense_softmax_of_sequence(const LayerInputs<X>& in, int b, X* out, Modify m
         }
 }
 
-/// out (B, T, NH, HS) = softmax over the visible j of modify(b, h, i, j, q_i.k_j / sqrt(HS)), times v;
-/// 0 for a row that sees nothing.
+/// out (B, T, NH, HS) = softmax over the visible j of modify(b, h, i, j, q_i.k_j / sqrt(HS)), times v; 0 for a row that sees nothing.
 template <class X, class Modify, class Visible>
 void dense_softmax(const LayerInputs<X>& in, X* out, Modify modify, Visible visible) {
     for (int b = 0; b < in.B; b++) dense_softmax_of_sequence(in, b, out, modify, visible);

@@ -1,21 +1,21 @@
-// The next rows of texts that are being written, on a GPU: one query row per head and text against the keys that a layer keeps.
-// (On the CPU, for one text: decode.h.) A row needs a few multiplications for every number that it reads, so that reading is what counts:
-// there are no tiles of queries and no tensor cores, query heads that share keys share the read (four at a time), and the keys of a
-// text are divided among blocks, as its heads alone would be too few for a GPU.
-//     NextRows      a device for a layer's own forward(): with it a call of the kernel keeps the rows' keys and reads all that are kept
-//     RowsSoftmax   what such a call does: add() leaves a part of the softmax for each block, finish() merges the parts in their order
-// Which slots a warp reads follows from the number of slots alone: results are the same in every run, whatever texts stand beside.
+// Single-token decode on a GPU: one query per head and text against the KV caches. (decode.h: one text on the CPU.) A row needs few
+// multiplications per number that it reads, so it is bound by memory bandwidth: there are no tiles of queries and no tensor cores, query
+// heads that share keys share the reads (four at a time), and the keys of a text are split over blocks, because its heads would be too
+// few for a GPU.
+//     NextRows      a device for a layer's own forward(): a kernel call with it appends the rows' keys and reads the whole caches
+//     RowsSoftmax   the work of such a call: add() writes a partial softmax for each block, finish() merges the parts in order
+// The slots that a warp reads depend only on the number of slots, so results are the same in every run and in every batch.
 #pragma once
 #include "attention/kernel/text_keys.cuh"
 
 #ifdef WITH_GPU
 #include "attention/kernel/features.cuh"
 
-/// The GPU while it computes the next rows of texts, one of each of in.B texts, in.T = 1. A layer's forward() with it in place of GPU
-/// is that layer's rows of the whole texts. RoPE's table begins at position 0.
+/// The device of single-token decode on a GPU: one row of each of in.B texts, in.T = 1. A layer's forward() on it gives that layer's rows
+/// of the whole texts. RoPE's table begins at position 0.
 template <class X, class More, class Slots = RingSlots>
 struct NextRows : GPU {
-    TextKeys<X, Slots> keys;   // of the rows before
+    TextKeys<X, Slots> keys;   // of the previous rows
     TextRows rows;
     More* more;
 };
@@ -32,11 +32,11 @@ template <class X_, int HS_>
 struct NextRowShape {
     using X = X_;
     static constexpr int HS = HS_, WARPS = 4, THREADS = WARPS * WARP;
-    static constexpr int HEADS = 4;                 // that a block computes at most, of those that share keys
-    static constexpr int PIECE = Packed<X>::size;   // numbers of a row that a lane holds
-    static constexpr int LANES = HS / PIECE;        // that share a row
-    static constexpr int ROWS = WARP / LANES;       // that a warp reads at once
-    static constexpr int AHEAD = 8;                 // loads of a lane that are in flight together
+    static constexpr int HEADS = 4;                 // maximum query heads per block that share keys
+    static constexpr int PIECE = Packed<X>::size;   // elements of a row per lane
+    static constexpr int LANES = HS / PIECE;        // lanes per row
+    static constexpr int ROWS = WARP / LANES;       // rows that a warp reads at once
+    static constexpr int AHEAD = 8;                 // loads in flight per lane
     static_assert(LANES >= HEADS && TILE % (AHEAD * ROWS) == 0);
 };
 
@@ -47,14 +47,14 @@ struct NextRowShared {
     float largest[Shape::WARPS][Shape::HEADS], sum[Shape::WARPS][Shape::HEADS];
 };
 
-/// A tile of slots as one warp sees it, and bit g of a verdict for head g of the block.
+/// A warp's tile of slots; bit g of a verdict is for head g of the block.
 struct SlotTile {
     int slot, count;
     unsigned visited, full;
 };
 
-/// The sums over the lanes that share a row of s[g], g < 4; a lane gets that of head_of_lane(). With every exchange a lane passes on
-/// half of its heads, where head by head each would take all of the exchanges.
+/// Sums s[g], g < 4, over the lanes that share a row; a lane gets the sum of head_of_lane(). In every exchange a lane passes on half of
+/// its heads; head by head, each would take all of the exchanges.
 template <class Shape>
 __device__ __forceinline__ float sum_of_row(const float (&s)[Shape::HEADS]) {
     static_assert(Shape::HEADS == 4);
@@ -70,8 +70,8 @@ __device__ __forceinline__ int head_of_lane() {
     return (lane_of() & Shape::LANES / 2 ? 2 : 0) + (lane_of() & Shape::LANES / 4 ? 1 : 0);
 }
 
-/// The query heads h0 .. h0 + heads - 1 of row b, as one warp computes them: a lane holds PIECE numbers of each head's query and of
-/// the sums of every ROWS-th key; lane g holds the softmax of head g.
+/// A warp's query heads h0 .. h0 + heads - 1 of row b. A lane holds PIECE elements of each head's query and of the sums of every ROWS-th
+/// key; lane g holds the softmax of head g.
 template <class Shape, class P, class Slots>
 class WarpOfRow {
 public:
@@ -89,13 +89,13 @@ public:
         }
     }
 
-    /// All keys in tiles first, first + step, ... of the slots.
+    /// Adds all keys in tiles first, first + step, ... of the slots.
     __device__ void visit(int first, int step) {
         const size_t head = head_at();
         for (int tile = first; tile * TILE < slots_; tile += step) visit_slots(head, tile * TILE, min(TILE, slots_ - tile * TILE));
     }
 
-    /// The keys in `count` slots from `slot` on, TILE at most. `head` is head_at().
+    /// Adds the keys in `count` slots from `slot` on, at most TILE. `head` is head_at().
     __device__ __forceinline__ void visit_slots(size_t head, int slot, int count) {
         const SlotTile at = judge(slot, count);
         if (!at.visited) return;
@@ -107,7 +107,7 @@ public:
         __syncwarp();   // the weights have been read
     }
 
-    /// Where the kept rows of the heads' keys and values begin.
+    /// Beginning of the heads' cached keys and values.
     __device__ size_t head_at() const { return keys_.head_at(text_, h0_ / (keys_.NH / keys_.NKV)); }
 
     /// Row `warp` of each array.
@@ -120,7 +120,7 @@ public:
             }
         write_sums(shared, warp);
     }
-    /// The softmaxes' sums so far alone.
+    /// Writes the softmaxes' maxima and sums, without their outputs.
     __device__ void write_sums(NextRowShared<Shape>& shared, int warp) const {
         if (lane_of() < HEADS) shared.largest[warp][lane_of()] = largest_, shared.sum[warp][lane_of()] = sum_;
     }
@@ -128,7 +128,7 @@ public:
 private:
     __device__ static int dim() { return lane_of() % Shape::LANES * PIECE; }
 
-    /// Lane g judges head g, by the tokens that the slots hold.
+    /// Lane g classifies the tile for head g, by the tokens in the slots.
     __device__ SlotTile judge(int slot, int count) const {
         const SlotRange tokens = keys_.slots.range(slot, count, i_ + 1);
         Tile verdict = Tile::hidden;
@@ -166,7 +166,7 @@ private:
         });
     }
 
-    /// From q.k to exp(z - largest), 0 where hidden. Lane g returns what head g's sums so far are to be multiplied by.
+    /// Turns q.k into exp(z - largest), 0 for hidden pairs. Lane g returns the factor that rescales head g's earlier sums.
     __device__ __forceinline__ float weigh(const SlotTile& at) {
         constexpr int MINE = TILE / WARP;   // keys of a lane
         float rescale = 1;
@@ -190,7 +190,7 @@ private:
         return rescale;
     }
 
-    /// z of head g's key in slot at.slot + n; -infinity where it is hidden.
+    /// z of head g's key in slot at.slot + n; -infinity if hidden.
     __device__ __forceinline__ float score(const SlotTile& at, int g, int n) const {
         if (n >= at.count || !(at.visited >> g & 1)) return -INFINITY;
         const int h = h0_ + g, slot = at.slot + n, j = keys_.slots.token(slot, i_ + 1);
@@ -226,19 +226,19 @@ private:
     const TextKeys<X, Slots>& keys_;
     int b_, text_, i_, h0_, heads_;
     float (&z_)[HEADS][TILE];
-    int slots_;   // that hold a token
+    int slots_;   // slots in use
     float q_[HEADS][PIECE], out_[HEADS][PIECE] = {};
     float largest_ = -INFINITY, sum_ = 0;
 };
 
-/// A policy for the rows of one text: of_row(text), where the mask depends on the text, or the biases of tiles, tile_bias(h, i, j).
+/// A policy for the rows of one text: of_row(text) if the mask depends on the text, or tile_bias(h, i, j) for the biases of tiles.
 template <class P>
 __device__ __forceinline__ auto policy_of_row(const P& policy, int text) {
     if constexpr (requires { policy.of_row(text); }) return policy.of_row(text);
     else return policy;
 }
 
-/// The parts of Shape::WARPS warps become one, in the order of the warps. `thread` of Shape::THREADS.
+/// Merges the parts of Shape::WARPS warps, in the order of the warps. `thread` of Shape::THREADS.
 template <class Shape>
 __device__ __forceinline__ void write_part(const RowParts& parts, const NextRowShared<Shape>& shared, size_t head, int heads, int part,
                                            int thread) {
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(Shape::THREADS, 4)
     write_part(parts, shared, size_t(b) * a.NH + h0, heads, first_part + int(blockIdx.x), int(threadIdx.x));
 }
 
-/// One warp for each head of each row: out, lse, and with a gate gated_out.
+/// Writes out, lse and, with a gate, gated_out; one warp per head and row.
 template <class X>
 __global__ void merge_parts_kernel(const AttentionForward<X> a, const RowParts parts, int rows) {
     const int row = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP;   // b NH + h
@@ -298,7 +298,7 @@ __global__ void merge_parts_kernel(const AttentionForward<X> a, const RowParts p
     if (lane_of() == 0) a.lse[row] = sum > 0 ? largest + logf(sum) : -INFINITY;
 }
 
-/// For `count` parts of the softmaxes of the rows in `a`, in device.workspace.
+/// Memory in device.workspace for `count` parts of the softmaxes of the rows in `a`.
 template <class X>
 RowParts take_parts(const GPU& device, const AttentionForward<X>& a, int count) {
     const size_t parts = size_t(a.B) * a.NH * count;
@@ -306,7 +306,7 @@ RowParts take_parts(const GPU& device, const AttentionForward<X>& a, int count) 
     return {memory, memory + parts * a.HS, memory + parts * (a.HS + 1), count};
 }
 
-/// out, lse, and with a gate gated_out of the rows in `a`, from all their parts.
+/// Computes out, lse and, with a gate, gated_out of the rows in `a` from all their parts.
 template <class X>
 void merge_parts(const GPU& device, const AttentionForward<X>& a, const RowParts& parts) {
     constexpr int WARPS = 4;
@@ -314,7 +314,7 @@ void merge_parts(const GPU& device, const AttentionForward<X>& a, const RowParts
     launch(device, merge_parts_kernel<X>, blocks_for(rows, WARPS), WARPS * WARP, 0, a, parts, rows);
 }
 
-/// The softmaxes of the rows in `a` while kept keys join them, by `calls` policies one after the other.
+/// The running softmaxes of the rows in `a` over cached keys, under `calls` policies one after the other.
 template <class X, class Slots = RingSlots>
 class RowsSoftmax {
 public:
@@ -323,7 +323,7 @@ public:
           blocks_(std::min(int(blocks_for(tiles_of(keys.slots.count()), WARPS)), MOST_BLOCKS)),
           parts_(take_parts(device, a, calls * blocks_)) {}
 
-    /// Adds those of the keys that `policy` lets the rows' queries q (B, 1, NH, HS) see.
+    /// Adds the keys that are visible to the rows' queries q (B, 1, NH, HS) under `policy`.
     template <class P>
     void add(const P& policy, const Heads<const X>& q) {
         require_aligned(q, "q");
@@ -341,23 +341,23 @@ public:
         calls_++;
     }
 
-    /// Needs `calls` calls of add().
+    /// Precondition: `calls` calls of add().
     void finish() { merge_parts(device_, a_, parts_); }
 
 private:
-    static constexpr int WARPS = 4;           // of a block
+    static constexpr int WARPS = 4;           // per block
     static constexpr int MOST_BLOCKS = 32;   // for one key head and text: with 8 key heads 256, two for each multiprocessor of a large GPU
 
     GPU device_;
     TextKeys<X, Slots> keys_;
     TextRows rows_;
     AttentionForward<X> a_;
-    int blocks_;   // that the keys of a key head and text are divided among
+    int blocks_;   // blocks per key head and text
     RowParts parts_;
     int calls_ = 0;
 };
 
-/// The kernel's call for the next rows: their keys join those that are kept, and each attends to all of its text.
+/// The kernel call for the next rows: appends their keys to the caches, and each row attends to all of its text.
 template <class X, class More, class Slots, class P>
 void attention_forward(const NextRows<X, More, Slots>& device, const P& policy, const AttentionForward<X>& a) {
     keep_rows(device, device.keys, a, device.rows);

@@ -1,14 +1,14 @@
-// The questions the tiled kernel asks a mechanism. All default answers together are causal attention; a variant is a struct derived
-// from Policy that overrides only what differs. Conventions: i query, j key, h query head, token positions from 0;
+// The interface between the tiled kernel and a mechanism. The defaults are causal attention; a variant is a struct derived from Policy
+// that overrides what differs. Conventions: i query, j key, h query head, token positions from 0;
 //     a_ij = HS^-1/2 q_i.k_j     z_ij = score(a_ij)     P_ij = exp(z_ij - LSE_i) on the visible pairs     O_i = sum_j P_ij v_j
 // Six things can differ:
-//   score         score(), score_backward(): z = f(a); may read scalars per head and features per query row and key column
-//   mask          tile(), visible(): which tiles are visited and which pairs of a mixed tile count; or a TileList, or PairBits
+//   score         score(), score_backward(): z = f(a), with scalars per head and features per query row and key column
+//   mask          tile(), visible(): the tiles to visit, and the visible pairs of a mixed tile; or a TileList, or PairBits
 //                 (arguments.h)
-//   output gate   gates_output(): multiplies O by one factor per token and head
+//   output gate   gates_output(): one factor on O per token and head
 //   positions     (arguments.h) rows and columns may be selected or permuted tokens
-//   log-sum-exp   (arguments.h) LSE out, its gradient in: several calls can make one softmax
-//   statistics    (arguments.h) entropy of each row, its maximum in each tile, pairs seen, tiles visited, pair_gate()
+//   log-sum-exp   (arguments.h) LSE as an output, its gradient as an input: several calls can make one softmax
+//   statistics    (arguments.h) entropy of each row, its maximum in each tile, visible pairs, visited tiles, pair_gate()
 #pragma once
 #include <cstddef>
 #include <limits>
@@ -22,11 +22,11 @@
 
 enum class Tile {
     hidden,   // no pair is visible: the kernel skips the tile
-    mixed,    // visible() decides pair by pair
+    mixed,    // visible() masks pair by pair
     full,     // every pair is visible: no mask
 };
 
-/// What score() sees: one query and the next few keys. N is a SIMD vector of keys on the CPU, a single float on a GPU thread.
+/// The inputs of score(): one query and a few consecutive keys. N is a SIMD vector of keys on the CPU, a single float on a GPU thread.
 template <class N>
 struct Pair {
     using X = Element<N>;
@@ -45,7 +45,7 @@ struct Pair {
     constexpr X row(int f) const { return row_features[f]; }
     constexpr N column(int f) const { return load<N>(column_features + f * column_stride); }
 
-    /// row(index(i - j)): the row feature is selected by the distance of each pair (relative positions, block biases).
+    /// row(index(i - j)): a row feature selected by the distance of each pair (relative positions, block biases).
     template <class Index>
     constexpr N row_by_distance(Index index) const {
         if constexpr (LANES_OF<N> == 1) return row_features[index(int(i - j))];
@@ -53,7 +53,7 @@ struct Pair {
     }
 
 private:
-    /// For packs; not constexpr, because nvcc cannot index the lanes of a pack.
+    /// For packs. Not constexpr: nvcc cannot index the lanes of a pack.
     template <class Index>
     N rows_by_distances(Index index) const {
         N picked{};
@@ -62,7 +62,7 @@ private:
     }
 };
 
-/// Where score_backward() accumulates the gradients of what score() read. Sums are in float32, in a fixed order.
+/// The gradients of score()'s inputs, accumulated by score_backward(). Sums are in float32, in a fixed order.
 template <class N>
 struct PairGradients {
     using X = Element<N>;
@@ -90,22 +90,22 @@ private:
     }
 };
 
-/// The keys that rows to come can see: the first `leading` of the text and the last `recent`, the newest row's own among them.
+/// The keys that later rows can see: the first `leading` keys of the text and the last `recent`, including the newest row's own.
 struct KeptKeys {
     int leading = 0, recent = std::numeric_limits<int>::max();
 };
-/// Or, of a text that is cut into chunks of `chunk` tokens, the last `of_chunk` <= chunk of each chunk and what there is of the newest.
+/// The same for a text in chunks of `chunk` tokens: the last `of_chunk` <= chunk keys of each complete chunk, and all of the newest.
 struct KeptChunks {
     int chunk, of_chunk;
 };
 
-/// The most features of one kind that score() can read: what the GPU's backward pass has room for,
-/// and so the limit on every device.
+/// The largest number of features of one kind that score() can read. The limit comes from the GPU's backward pass and holds on every
+/// device.
 inline constexpr int MOST_FEATURES = 264;
 
-/// The default answers. A variant's constructor takes (config, layer); its methods are const and may not depend on tokens after i.
-/// Kernels receive a copy as an argument: the methods that they call (score, mask) are constexpr, so that nvcc compiles them for
-/// the GPU, and the struct holds plain values only, no pointers into host memory.
+/// The defaults. A variant's constructor takes (config, layer). Its methods are const and may not depend on tokens after i. Kernels
+/// receive a copy as an argument, so the struct holds plain values only, no pointers into host memory. The methods that kernels call
+/// (score, mask) are constexpr, so that nvcc compiles them for the GPU.
 struct Policy {
     constexpr Policy(const Config&, int /*layer*/) {}
 
@@ -114,12 +114,12 @@ struct Policy {
     /// Adds the variant's own tensors of this layer; `prefix` is "model.layers.{i}.self_attn.".
     void declare(TensorList&, const std::string& /*prefix*/) {}
 
-    /// Whether this run trains the tensor. Every layer's policy is asked about every tensor of the model, and a single no freezes
-    /// it. A frozen tensor keeps its value and is left out of the gradient norm.
+    /// Whether this run trains the tensor. The engine calls trains() of every layer for every tensor of the model; a single false
+    /// freezes the tensor. A frozen tensor keeps its value and is left out of the gradient norm.
     bool trains(const std::string& /*tensor*/) const { return true; }
 
-    /// Score. score() runs before the mask, so z of a hidden pair only has to be finite. score_backward() computes z once more, is
-    /// told dL/dz = dz_of(z), which it has to ask for exactly once, and returns dL/da.
+    /// Score. score() runs before the mask, so z of a hidden pair only has to be finite. score_backward() recomputes z, calls
+    /// dL/dz = dz_of(z) exactly once, and returns dL/da.
     constexpr Features features() const { return {}; }
     template <class N>
     constexpr N score(N a, const Pair<N>&) const {
@@ -130,54 +130,54 @@ struct Policy {
         return dz_of(a);
     }
 
-    /// Whether score() is the one of kernel/unit_gate.cuh, a gate of sixteen hidden units with the features described there, for
-    /// which the GPU's bf16 kernels have specialised code.
+    /// Whether score() is the gate of sixteen hidden units in kernel/unit_gate.cuh, with the features described there. The GPU's bf16
+    /// kernels have specialised code for it.
     static constexpr bool gate_of_units = false;
 
-    /// Statistics. Whether each pair has a learned gate, a factor between 0 and 1 on its score or weight, and that factor; a
-    /// monitor shows its mean over all pairs. A pair without a gate counts as 1.
+    /// Statistics. Whether each pair has a learned gate, a factor between 0 and 1 on its score or weight; pair_gate() returns it. A
+    /// monitor shows the mean over all pairs. A pair without a gate counts as 1.
     static constexpr bool gates_pairs = false;
     template <class N>
     constexpr N pair_gate(const Pair<N>&) const {
         return broadcast<N>(1);
     }
 
-    /// Mask. tile() judges a rectangle of positions [i0, i1) x [j0, j1); in doubt it says mixed.
+    /// Mask. tile() classifies a rectangle of positions [i0, i1) x [j0, j1). Tile::mixed is always correct.
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
-    static constexpr bool long_visible = false;   // too long to be unrolled over all pairs of a GPU thread
+    static constexpr bool long_visible = false;   // visible() is too long to unroll over all pairs of a GPU thread
 
-    /// Whether AttentionForward::bits takes visible()'s place in mixed tiles. They are then what the choice of keys, causality and
-    /// documents leave visible; tile() still says which tiles are full.
+    /// Whether AttentionForward::bits replaces visible() in mixed tiles. The bits then combine the selection of keys, causality and
+    /// documents; tile() still decides which tiles are full.
     static constexpr bool reads_bits = false;
 
-    /// For accounting only: how many of the first T keys a cache must keep to compute the rows from T - 1 on, per key/value head on
-    /// average. A data-dependent policy may also say how many pairs and tiles a sequence of T visits, summed over the heads:
-    /// `PairCount expected_pairs(int NH, int T) const`; without it tile() and visible() are counted.
+    /// For accounting only: the number of the first T keys that a KV cache must keep to compute the rows from T - 1 on, averaged over
+    /// key/value heads. A data-dependent policy may also define `PairCount expected_pairs(int NH, int T) const`: the pairs and tiles
+    /// that a sequence of T visits, summed over the heads. Without it, they are counted by tile() and visible().
     double cached_keys(int T) const { return T; }
 
-    /// Whether expected_pairs() is an upper bound, the actual count depending on the data.
+    /// Whether expected_pairs() is only an upper bound because the count depends on the data.
     bool expects_at_most() const { return false; }
 
-    /// Additional pairs of a sequence, summed over the heads, whose scores and weighted values only the forward pass computes.
+    /// Additional pairs of a sequence, summed over the heads, that only the forward pass computes.
     double further_pairs(int /*NH*/, int /*T*/) const { return 0; }
 
-    /// Output gate. Whether preprocess() fills a gate (B, T, NH) that multiplies the output. The GPU's backward kernel applies
-    /// gates only for a policy that has a gates_output() of its own, and refuses them for others. With own_passes, forward() fills the
-    /// gate, which is then what a monitor shows, and writes gated_out.
+    /// Output gate. Whether preprocess() fills a gate (B, T, NH) that multiplies the output. The GPU's backward kernel applies gates
+    /// only for a policy that defines gates_output() itself, and refuses them for others. With own_passes, forward() fills the gate,
+    /// which a monitor then shows, and writes gated_out.
     bool gates_output() const { return false; }
 
-    /// Whether preprocess() reads q and k before RoPE (and its backward writes their gradient), or the block's normed input (and
-    /// its backward adds to the gradient of that).
+    /// reads_qk_pre: preprocess() reads q and k before RoPE, and preprocess_backward() writes their gradient.
+    /// reads_x: preprocess() reads the block's normed input, and preprocess_backward() adds to its gradient.
     static constexpr bool reads_qk_pre = false;
     static constexpr bool reads_x = false;
 
-    /// Whether the policy adds a loss of its own to the objective (load balance, distillation of a gate). The forward pass then
-    /// reports its value in ScoreInputs::auxiliary, and preprocess_backward() adds its gradients times ScoreInputGradients::dloss.
+    /// Whether the policy adds an auxiliary loss to the objective (load balance, distillation of a gate). The forward pass then writes
+    /// its value to ScoreInputs::auxiliary, and preprocess_backward() adds its gradients times ScoreInputGradients::dloss.
     static constexpr bool has_auxiliary_loss = false;
 
-    /// A mechanism that needs more than preprocess() and one call of the kernel has own_passes: its own forward() and backward()
-    /// (arguments in layer.h), the bytes kept from one to the other, and the bytes needed while either runs.
+    /// A mechanism that needs more than preprocess() and one kernel call has own_passes: it defines forward() and backward() (arguments
+    /// in layer.h), the bytes that forward() keeps for backward(), and the bytes of workspace while either runs.
     static constexpr bool own_passes = false;
     template <class X>
     size_t kept_bytes(const LayerShape&) const {
@@ -188,65 +188,66 @@ struct Policy {
         return 0;
     }
 
-    /// Names of a layer's gated branches for a monitor: one empty name, unless a policy with own_passes sums several softmaxes,
-    /// each under a gate. It then writes the statistics of branch n to Statistics::of_branch(n).
+    /// Names of a layer's gated branches for a monitor. One empty name, unless a policy with own_passes sums several gated softmaxes; it
+    /// then writes the statistics of branch n to Statistics::of_branch(n).
     std::vector<std::string> branch_names() const { return {""}; }
 
-    /// The factors that the last forward pass multiplied each branch's output by (B, T, NH); null where there are none.
+    /// The factors (B, T, NH) on each branch's output in the last forward pass; null for a branch without factors.
     template <class X>
     std::vector<const Wide<X>*> branch_gates(const LayerShape&, const LayerState<X>& state) const {
         return {state.score_inputs.gate};
     }
 
-    /// A policy that attends to something other than the model's own keys and values may define, for pictures of its mask,
-    /// what its last forward pass read: `bool sees(const LayerInputs<X>&, const LayerState<X>&, int h, int i, int j) const`,
-    /// whether query i of head h saw key j.
+    /// For pictures of its mask, a policy that attends to something other than the model's own keys and values may define
+    /// `bool sees(const LayerInputs<X>&, const LayerState<X>&, int h, int i, int j) const`: whether query i of head h read key j in the
+    /// last forward pass.
 
     /// Whether q and k are rotated by RoPE. Without it scores ignore positions unless the variant encodes them itself.
     bool rotates() const { return true; }
 
-    /// Writing text. Which keys a layer keeps, and whether it can compute the rows of a text one after the other, from what it has kept:
-    /// by its own forward() of one row (NextRow, decode.h), of which a policy with own_passes may have an overload
+    /// Decode. writes_row_by_row: the layer can compute the next row of a text from its KV cache, by its own forward() with the device
+    /// NextRow (decode.h). kept_keys(): the keys in that cache. A policy with own_passes may overload
     ///     void forward(NextRow<X, Text<X>>, const LayerInputs<X>&, const X* weights, LayerState<X>&, std::byte*, const Statistics<X>&)
-    /// and what it keeps besides keys is a nested `template <class X> struct Text` with the members of NothingMore, in memory that is as
-    /// the text before has left it. Without, and in a form that is not causal, every row costs a pass over the whole text. On a GPU rows of
-    /// several texts are computed side by side, by forward() with NextRows (next_rows.cuh) as its device, and a policy with a Text needs a
-    /// `Texts` that keeps the same there.
+    /// State besides the keys is a nested `template <class X> struct Text` with the members of NothingMore; its memory is not cleared
+    /// between texts. Without row-by-row decode, and in a form that is not causal, every row costs a pass over the whole text. A GPU
+    /// computes the rows of several texts at once, by forward() with the device NextRows (next_rows.cuh); a policy with a Text needs a
+    /// `Texts` with the same state there.
     static constexpr bool writes_row_by_row = true;
     constexpr KeptKeys kept_keys() const { return {}; }
 
-    /// Before the kernel: fill what score() and the output gate read. After it: turn those gradients into gradients of tensors, q,
-    /// k and x. See LayerInputs, ScoreInputs and ScoreInputGradients in arguments.h.
+    /// preprocess() runs before the kernel and fills the inputs of score() and the output gate. preprocess_backward() runs after it and
+    /// turns the gradients of those inputs into gradients of tensors, q, k and x. See LayerInputs, ScoreInputs and ScoreInputGradients
+    /// in arguments.h.
     template <class Device, class Inputs, class X, class ScoreInputs>
     void preprocess(Device, const Inputs&, const X* /*weights*/, ScoreInputs&) const {}
     template <class Device, class Inputs, class X, class ScoreInputs, class Gradients>
     void preprocess_backward(Device, const Inputs&, const X* /*weights*/, const ScoreInputs&, Gradients&) const {}
 
     /// For tests and tables.
-    /// is_causal: no output depends on later tokens; a published form that looks ahead says no.
-    /// has_exact_gradients: backward is the derivative of forward; straight-through estimators, and published
-    /// gradients that omit a term, are not.
-    /// sorts_tokens: tokens are sorted by content. Later tokens then shift the tile boundaries of a
-    /// row's sums, and so its last bits.
+    /// is_causal: no output depends on later tokens. False for a published form that looks ahead.
+    /// has_exact_gradients: backward is the derivative of forward. False for straight-through estimators, and for published gradients
+    /// that omit a term.
+    /// sorts_tokens: tokens are sorted by content, so that later tokens shift the tile boundaries of a row's sums, and so its last
+    /// bits.
     bool is_causal() const { return true; }
     bool has_exact_gradients() const { return true; }
     static constexpr bool sorts_tokens = false;
 
-    /// Whether nothing that a token gets depends on other documents of its row, where LayerInputs::documents tells them apart. Through
-    /// one call of the kernel it does not. A policy says no if it hands other positions than tokens to the kernel, or if tokens reach
-    /// each other in other ways too (pooled keys, choices over a row), unless all that counts from a document's first token.
+    /// Whether a token's output is independent of the other documents of its row (LayerInputs::documents, varlen). One kernel call keeps
+    /// documents apart. Return false if the policy passes positions other than tokens to the kernel, or if tokens reach each other in
+    /// other ways (pooled keys, selection over a row), unless all of these count from a document's first token.
     bool keeps_documents_apart() const { return true; }
 
-    /// Whether this form is not causal and meant for texts that are complete in advance, such as a prompt. Training with it is
-    /// refused, and the refusal names the options that can be trained.
+    /// Whether this form is not causal and meant for complete texts, such as a prompt. Training is refused with a message that names
+    /// options_to_train.
     bool needs_known_text() const { return false; }
     static constexpr const char* options_to_train = "";
 
-    /// Whether the policy's own loss compares with a teacher, a function of q and k that counts as constant: its gradients are then
-    /// exact for tensors but not for q, k and x.
+    /// Whether the auxiliary loss compares with a teacher, a function of q and k that counts as constant. Its gradients are then exact
+    /// for tensors but not for q, k and x.
     bool has_teacher() const { return false; }
 
-    /// Whether single tokens make a discrete choice by scores that bf16 rounds: near a tie, double chooses differently.
+    /// Whether single tokens select by scores that bf16 rounds: near a tie, double selects differently.
     static constexpr bool tokens_choose = false;
 
     static constexpr Tile causal_tile(int i0, int i1, int j0, int j1) {

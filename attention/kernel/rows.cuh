@@ -1,13 +1,13 @@
 // Rows of a branch: a branch may attend among selected tokens only, or take tokens in another order, so that keys that belong
-// together share tiles. The CPU's kernel reads each row at its token (cpu_rows.h). For the GPU's kernel, and for routing, q, k and
-// v are gathered into the order of the branch, one copy per query head, and gradients are scattered back. Every element is written
-// by one thread, which adds in the order of heads.
-// A `Rows` says which token is in which row of a branch, per sequence b and query head h:
+// together share tiles. The CPU's kernel reads each row in place (cpu_rows.h). For the GPU's kernel, and for routing, q, k and v are
+// gathered into the order of the branch, one copy per query head, and gradients are scatter-added. Every element is written by one
+// thread, which adds in the order of heads.
+// A `Rows` maps rows of a branch to tokens, per sequence b and query head h:
 //     int count, T;                  rows of the branch, R, and tokens of the text
-//     static constexpr bool per_head whether every query head has rows of its own
+//     static constexpr bool per_head whether every query head has its own rows
 //     int token(b, h, row) const     -1: padding, an empty row
 //     int row(b, h, token) const     -1: the token is not in the branch
-//     int next(b, h, row) const      another row of the row's token, or -1; where tokens may have several: repeated_rows.cuh
+//     int next(b, h, row) const      another row of the row's token, or -1; if tokens may have several rows (repeated_rows.cuh)
 #pragma once
 #include <algorithm>
 
@@ -38,7 +38,7 @@ struct RowShape {
     constexpr int group() const { return NH / heads; }
 };
 
-/// A branch's row of one query head, in the array outside the branch; null for padding.
+/// A branch's row of one query head in the array outside the branch; null for padding.
 template <class X, class Rows>
 constexpr const X* gathered_row(const Heads<const X>& from, const Rows& rows, const RowShape& s, int b, int r, int h) {
     const int token = rows.token(b, h, r);
@@ -51,7 +51,7 @@ constexpr const X* row_at(const X* from, const Rows& rows, const RowShape& s, in
     return r < 0 ? nullptr : from + ((size_t(b) * rows.count + r) * s.NH + h) * s.HS;
 }
 
-/// One token of one query head inside the branch; null where the branch does not have it.
+/// One token of one query head inside the branch; null if it is not in the branch.
 template <class X, class Rows>
 constexpr const X* row_of_token(const X* from, const Rows& rows, const RowShape& s, int b, int t, int h) {
     return row_at(from, rows, s, b, rows.row(b, h, t), h);
@@ -67,7 +67,7 @@ constexpr int next_row(const Rows& rows, int b, int h, int row) {
     else return -1;
 }
 
-/// to (B, R, NH, HS) = from (B, T, heads, HS) in the order of the branch.
+/// Gathers `from` (B, T, heads, HS) into `to` (B, R, NH, HS), in the order of the branch.
 template <class X, class Rows>
 void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowShape& s) {
 #pragma omp parallel for collapse(2)
@@ -81,10 +81,10 @@ void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowSha
             }
 }
 
-/// to (B, T, heads, HS) = or += from (B, R, NH, HS) in text order, summed over a token's rows and over each group of query heads;
-/// zero where a token is not in the branch.
+/// Writes or adds `from` (B, R, NH, HS) to `to` (B, T, heads, HS) in text order, summed over a token's rows and over each group of query
+/// heads; zero for a token outside the branch.
 template <class Y, class X, class Rows>
-void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
+void scatter_add_rows(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int t = 0; t < s.T; t++)
@@ -99,8 +99,8 @@ void send_rows_back(CPU, Heads<Y> to, const X* from, const Rows& rows, const Row
             }
 }
 
-/// One scalar per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, or `missing`. The CPU's version
-/// is the reference in the GPU's tests.
+/// Gathers one scalar per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, `missing` for padding. The
+/// CPU's version is the reference in the GPU's tests.
 template <class W, class Rows>
 void gather_scalars(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
 #pragma omp parallel for collapse(2)
@@ -132,7 +132,7 @@ __global__ void gather_rows_kernel(X* to, const Heads<const X> from, const Rows 
 
 /// One block per token; four elements per thread and iteration.
 template <class Y, class X, class Rows>
-__global__ void send_rows_back_kernel(const Heads<Y> to, const X* from, const Rows rows, const RowShape s, Write write) {
+__global__ void scatter_add_rows_kernel(const Heads<Y> to, const X* from, const Rows rows, const RowShape s, Write write) {
     constexpr int PIECE = 4;
     const int b = blockIdx.y, t = blockIdx.x;
     for (int n = threadIdx.x; n < s.heads * s.HS / PIECE; n += blockDim.x) {
@@ -164,8 +164,8 @@ void gather_rows(GPU device, X* to, Heads<const X> from, const Rows& rows, const
     launch(device, gather_rows_kernel<X, Rows>, Grid(rows.count, s.B), 128, 0, to, from, rows, s);
 }
 template <class Y, class X, class Rows>
-void send_rows_back(GPU device, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
-    launch(device, send_rows_back_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
+void scatter_add_rows(GPU device, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
+    launch(device, scatter_add_rows_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
 }
 template <class W, class Rows>
 void gather_scalars(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {

@@ -1,18 +1,17 @@
-// The keys that a layer keeps of several texts that are being written on a GPU, and which of these texts the rows of a step are of.
-// (On the CPU, for one text: key_cache.h.) All that changes from step to step is in the GPU's memory, so that steps of as many rows
-// are the same launches.
+// The KV caches of several texts on a GPU, and the texts of the rows of a decode step. (key_cache.h: one text on the CPU.) All values
+// that change from step to step are in device memory, so that steps with the same number of rows have identical launches.
 #pragma once
 #include "attention/kernel/key_cache.h"
 #include "model/device/device.h"
 
 #ifdef WITH_GPU
 
-/// Where the B rows of a step stand, in the GPU's memory: row b is the token at position[b] of text text[b]. No two are of one text.
+/// The B rows of a decode step, in device memory: row b is the token at position[b] of text text[b]. No two rows share a text.
 struct TextRows {
     const int32_t *text, *position;   // (B)
 };
 
-/// Keys, values and features of columns, as kernels see them.
+/// Keys, values and features of columns, as an argument of kernels.
 template <class X, class Slots = RingSlots>
 struct TextKeys {
     Slots slots;   // of each text
@@ -20,7 +19,7 @@ struct TextKeys {
     X *k, *v;         // (texts, NKV, slots, HS)
     float* columns;   // (texts, NH, features, slots)
 
-    /// For room.B texts of at most room.T tokens each.
+    /// Capacity: room.B texts of room.T tokens each.
     TextKeys(BumpAllocator& memory, const LayerShape& room, int column_features, const typename Slots::Kept& kept)
         : slots(kept, room.T), NH(room.NH), NKV(room.NKV), HS(room.HS), features(column_features) {
         const size_t rows = size_t(room.B) * slots.count();
@@ -36,7 +35,7 @@ struct TextKeys {
     }
 };
 
-/// What is kept of the token before a row, as KeyCache has it.
+/// The cached data of the token before a row, as in KeyCache.
 template <class X>
 struct LastFeatures {
     const TextKeys<X>& keys;
@@ -46,14 +45,14 @@ struct LastFeatures {
     }
 };
 
-/// Keys that are about to be kept: `count` tokens of a text from `first` on, or of every row the only one.
+/// Keys to append: `count` tokens of a text from `first` on, or one token per row.
 struct NewKeys {
-    TextRows rows = {};   // null: the tokens are those of `text`
+    TextRows rows = {};   // null: tokens of `text`
     int text = 0, first = 0, count = 1;
 
     constexpr int text_of(int b) const { return rows.text ? rows.text[b] : text; }
     constexpr int position(int b, int t) const { return rows.text ? rows.position[b] : t; }
-    /// Of the tokens of a prompt that take one slot, in no order, only the last may write to it.
+    /// Whether the token is the last of a prompt in its slot: the tokens are written in no order, and only the last may write.
     template <class Slots>
     constexpr bool takes_slot(const Slots& slots, int t) const {
         return rows.text || slots.token(slots.slot(t), first + count) == t;
@@ -94,13 +93,13 @@ void append(const GPU& device, const TextKeys<X, Slots>& keys, const AttentionFo
     if (columns) launch(device, append_columns_kernel<X, Slots>, Grid(blocks_for(columns, 256), a.B), 256, 0, keys, a, to);
 }
 
-/// The first a.S tokens of a text.
+/// Appends the first a.S tokens of a text.
 template <class X, class Slots>
 void keep_prompt(const GPU& device, const TextKeys<X, Slots>& keys, const AttentionForward<X>& a, int text) {
     append(device, keys, a, {{}, text, 0, a.S});
 }
 
-/// The B rows of a step.
+/// Appends the B rows of a step.
 template <class X, class Slots>
 void keep_rows(const GPU& device, const TextKeys<X, Slots>& keys, const AttentionForward<X>& a, const TextRows& rows) {
     append(device, keys, a, {rows});

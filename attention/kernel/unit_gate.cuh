@@ -1,7 +1,7 @@
-// A gate of hidden units in the kernels for bf16 (Policy::gate_of_units; asga.cuh has the formula and its form for
-// other devices and number types):
+// A gate of hidden units in the kernels for bf16 (Policy::gate_of_units; asga.cuh has the formula and the code for other devices and
+// number types):
 //     z = c a s,   s = sigmoid(b + sum_f w_f GELU(A_f + B_f)),   head scalars [c, b, w_f], row features A_f, column features B_f
-// Every pair of tokens needs all units, so the cost of such a kernel is the instructions per unit. Two units are computed at once,
+// Every pair of tokens needs all units, so the instructions per unit determine the cost of the kernel. Two units are computed at once,
 // as Halves. With r^3 = sqrt(2/pi) 0.044715, K = sqrt(2/pi) / r and x = r (A + B), the argument of GELU's tanh is
 // y = x (x^2 + K), and
 //     t = tanh(y)    v = x + x t = 2 r GELU    sum += w_f v                                      five operations and the tanh
@@ -22,13 +22,13 @@ struct UnitGate {
     /// Clamps for r A, r B and for w / 4 r. They keep 3 (x^2 + K) and the sums of weighted units below the largest half, 65504;
     /// products with an overflow would be NaN.
     static constexpr float MOST_FEATURE = 70, MOST_WEIGHT = 29;
-    static constexpr int ROW = PAIRS + 4;   // stride of tokens in shared memory: eight of them lie in different banks
+    static constexpr int ROW = PAIRS + 4;   // stride of tokens in shared memory; eight of them lie in different banks
 
     static __device__ __forceinline__ float feature(float x) { return within(R * x, MOST_FEATURE); }
     static __device__ __forceinline__ float weight(float w) { return within(w / (4 * R), MOST_WEIGHT); }
 
 private:
-    /// Keeps NaN, so that a diverged run shows.
+    /// Keeps NaN, so that a diverged run is detected.
     static __device__ __forceinline__ float within(float x, float most) { return x < -most ? -most : x > most ? most : x; }
 };
 
@@ -53,8 +53,8 @@ struct HiddenUnits {
         t = tanh_of(x * p);
         value = fma_of(x, t, x);
     }
-    /// 2 GELU' - 1. Stands on tanh giving exactly 1 where it has saturated (the conformance tests ask the GPU): the least below 1
-    /// there would add 2^-10 x (3 x^2 + K), 0.02 at y = 9.5 and thousands at the largest x.
+    /// 2 GELU' - 1. Relies on tanh returning exactly 1 once saturated, which the conformance tests check on the GPU. The next value below
+    /// 1 would add 2^-10 x (3 x^2 + K), 0.02 at y = 9.5 and thousands at the largest x.
     __device__ __forceinline__ Halves slope() const {
         const Halves q = fma_of(p, both_halves(3), both_halves(-2 * UnitGate::K));
         return fma_of(q, fma_of(-value, t, value), t);
@@ -66,8 +66,7 @@ __device__ __forceinline__ float sum_of(Halves pair) {
     return both.x + both.y;
 }
 
-/// Staging for the features of a tile of tokens, as they come from memory: each thread copies eight of
-/// them, which it later converts.
+/// Staging for the features of a tile of tokens: each thread copies eight of them from memory and converts them later.
 struct ArrivingFeatures {
     alignas(16) float raw[2][UnitGate::THREADS][4];
 
@@ -137,7 +136,7 @@ public:
     /// Called between wait_for_copies() and the __syncthreads() before the first read.
     __device__ __forceinline__ void arrived(int buffer) const { memory_.arriving.convert_columns(memory_.columns[buffer]); }
 
-    /// From q.k to z, in place, for the 16 keys from c0 on; with GATES, `gates` receives s.
+    /// Turns q.k into z in place for the 16 keys from c0 on; with GATES, writes s to `gates`.
     template <bool GATES>
     __device__ __forceinline__ void score(float (&z)[1][2][4], float (&gates)[1][2][4], int buffer, int c0) const {
 #pragma unroll
@@ -174,9 +173,9 @@ struct UnitSums {
     float head[UnitGate::PAIRS][2] = {};    // of e v, where e = 2 dL/du
     float column[2][UnitGate::PAIRS][2] = {}, column_total[2] = {};   // of the thread's keys: e (2 GELU' - 1), e
 
-    /// Writes the warp's sums with their factors: dcolumn (units, columns) of its 16 keys from j0 on, and its part of dhead.
-    /// `numbers` are the head's scalars, `scale_of_a` is HS^-1/2; `room` holds 1024 floats. Runs once per head, so it is compact
-    /// rather than fast: rolled loops over shared memory.
+    /// Writes the warp's sums with their factors: dcolumn (units, columns) of its 16 keys from j0 on, and its part of dhead. `numbers` are
+    /// the head's scalars, `scale_of_a` is HS^-1/2, and `room` has 1024 floats. It runs once per head and is compact rather than fast:
+    /// rolled loops over shared memory.
     __device__ __forceinline__ void write(float* dcolumn, float* dhead, const float* numbers, float scale_of_a, int j0, int columns,
                                           float* room) const {
         const int lane = lane_of();
@@ -207,7 +206,7 @@ struct UnitSums {
     }
 
 private:
-    /// Where a lane holds its sum for a unit.
+    /// The place of a lane's sum for a unit.
     static __device__ __forceinline__ int place(int unit, int lane) { return unit ^ (lane / 4 & 4) * 2; }
 };
 
@@ -250,7 +249,7 @@ public:
     __device__ __forceinline__ void copy_row_features(const AttentionForward<X>& a, int b, int h, int i0, int) const {
         memory_.arriving_rows.copy_rows(a.row + (size_t(b) * a.NH + h) * a.T * UnitGate::UNITS, i0, a.T);
     }
-    /// And the head's scalars, in pairs; each thread copies what it will convert.
+    /// The same for columns, with the head's scalars, in pairs. Each thread copies the values that it will convert.
     template <int THREADS, class X>
     __device__ __forceinline__ void copy_column_features(const AttentionForward<X>& a, int b, int h, int j0, int) const {
         memory_.arriving_columns.copy_columns(a.column + (size_t(b) * a.NH + h) * UnitGate::UNITS * padded(a.S), j0, a.S);
@@ -258,8 +257,8 @@ public:
         if (threadIdx.x <= UnitGate::PAIRS)
             for (int n = 2 * threadIdx.x; n < 2 * int(threadIdx.x) + 2; n++) copy_async<4>(&memory_.numbers[n], numbers + n, 4);
     }
-    /// Called between wait_for_copies() and the __syncthreads() before the first read. Nobody reads features between the two
-    /// barriers after their last use, so a single buffer suffices.
+    /// Called between wait_for_copies() and the __syncthreads() before the first read. No thread reads features between the two barriers
+    /// after their last use, so a single buffer suffices.
     __device__ __forceinline__ void arrived(bool new_head) const {
         memory_.arriving_rows.convert_rows(memory_.rows);
         if (!new_head) return;
@@ -272,9 +271,9 @@ public:
         memory_.factors[2 * pair] = x / 4, memory_.factors[2 * pair + 1] = y / 4;
     }
 
-    /// For query r and the thread's two keys, key0 + lane_row() and eight further: from q.k to P and from dO.v to HS^-1/2 dL/da, in
-    /// place, in elements 2 key + side of s and dp; these are also their bits of `hidden`. Returns the gradient of the query's
-    /// features, summed over the warp's keys, for the pair of units lane_row().
+    /// For query r and the thread's two keys, key0 + lane_row() and eight further: turns q.k into P and dO.v into HS^-1/2 dL/da in place,
+    /// in elements 2 key + side of s and dp, which are also their bits in `hidden`. Returns the gradient of the query's features, summed
+    /// over the warp's keys, for the pair of units lane_row().
     __device__ __forceinline__ float2 differentiate(float (&s)[4], float (&dp)[4], int side, unsigned hidden, float lse, float d,
                                                     int r, int key0, UnitSums& sums) const {
         const int first = lane_row() & 4;

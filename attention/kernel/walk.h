@@ -1,5 +1,5 @@
-// Masks and positions in one place, for every device: which tokens the rows and columns of a tile hold, whether the tile is visited
-// at all, and which of its pairs count.
+// Masks and positions in one place, for every device: the tokens in the rows and columns of a tile, whether the tile is visited, and
+// its visible pairs.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -7,11 +7,11 @@
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/policy.h"
 
-/// A rectangle of the score matrix. On the CPU a tile or the part of it that exists; the GPU uses other sizes too.
+/// A rectangle of the score matrix: on the CPU a tile, cut at the end of the matrix; the GPU uses other sizes too.
 struct TilePlace {
     int b, h;
     int i0, j0;          // first row and column, as indices
-    int rows, columns;   // how many of each exist
+    int rows, columns;   // number within the matrix
 };
 
 /// Index of the bias of a query tile and key tile in AttentionForward::tile.
@@ -30,7 +30,7 @@ public:
     constexpr int q_position(int i) const { return a_.q_position ? a_.q_position[bh_ * a_.T + i] : i; }
     constexpr int k_position(int j) const { return a_.k_position ? a_.k_position[bh_ * a_.S + j] : j; }
 
-    /// The policy's verdict on a rectangle, ignoring the list. All its rows and columns must exist.
+    /// The policy's verdict on a rectangle, without the list. All its rows and columns must exist.
     constexpr Tile judge(const TilePlace& at) const {
         if (!positions()) return judge_positions(at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);
         const Range q = range(a_.q_position, bh_ * a_.T, at.i0, at.rows), k = range(a_.k_position, bh_ * a_.S, at.j0, at.columns);
@@ -39,7 +39,7 @@ public:
         return verdict == Tile::full && (q.padding || k.padding) ? Tile::mixed : verdict;
     }
 
-    /// The same with the list: a rectangle of several TILE x TILE tiles is visited when any of them is.
+    /// The same with the list: a rectangle of several TILE x TILE tiles is visited if any of them is.
     constexpr Tile judge_listed(const TilePlace& at) const {
         bool some = false, all = true;
         for (int i = at.i0 / TILE; a_.list && i <= (at.i0 + at.rows - 1) / TILE; i++)
@@ -52,8 +52,8 @@ public:
         return verdict == Tile::full && !all ? Tile::mixed : verdict;
     }
 
-    /// The verdict on a part of a visited rectangle, cheap enough to ask every few rows and columns. The part must lie inside one
-    /// TILE x TILE tile, or outside the matrix: then it is hidden.
+    /// The verdict on a part of a visited rectangle, cheap enough for every few rows and columns. The part must lie inside one TILE x TILE
+    /// tile, or outside the matrix, where it is hidden.
     constexpr Tile judge_part(const TilePlace& part, Tile whole) const {
         if (part.rows <= 0 || part.columns <= 0) return Tile::hidden;
         if (whole == Tile::full) return Tile::full;
@@ -69,7 +69,7 @@ public:
         return kj >= start && policy_.visible(h_, qi - start, kj - start);
     }
 
-    /// visible() by the arrays of positions and documents; rows and columns past the end are allowed.
+    /// visible() with the arrays of positions and documents. Rows and columns past the end are allowed.
     struct ByArrays {
         const TileWalk& walk;
         constexpr bool operator()(int i, int j) const {
@@ -77,7 +77,7 @@ public:
         }
     };
 
-    /// visible() by a mask of bits, with what a document hides already hidden; the same.
+    /// visible() from a mask of bits, which includes the documents. Rows and columns past the end are allowed.
     struct ByBits {
         const TileWalk& walk;
         constexpr bool operator()(int i, int j) const {
@@ -85,10 +85,10 @@ public:
         }
     };
 
-    /// Bits of row i, which exists: the lowest of column j, then those to the right of it in its tile.
+    /// Bits of row i, which must exist: column j is the lowest bit, followed by the columns to its right in the tile.
     constexpr uint64_t bits(int i, int j) const { return a_.bits.word(b_, i, j / TILE) >> (j % TILE); }
 
-    /// Whether a function that with_visible() passes on is long: it loads from arrays, or the policy has a long_visible.
+    /// Whether a function from with_visible() is long: it loads from arrays, or the policy has long_visible.
     template <class Visible>
     static constexpr bool is_long() {
         return std::is_same_v<Visible, ByArrays> || std::is_same_v<Visible, ByBits> || P::long_visible;
@@ -104,7 +104,7 @@ public:
         use(ByArrays{*this});
     }
 
-    /// Calls visit(place, verdict) for every key tile that the query tile at i0 has to visit, in ascending order.
+    /// Calls visit(place, verdict) for every key tile that the query tile at i0 visits, in ascending order.
     template <class Visit>
     void each_tile(int i0, Visit visit) const {
         const int rows = std::min(TILE, a_.T - i0);
@@ -152,7 +152,7 @@ private:
         }
         return verdict;
     }
-    /// The same of queries of the document that begins at `start`.
+    /// The same for queries of the document that begins at `start`.
     constexpr Tile judge_document(int start, int i0, int i1, int j0, int j1) const {
         if (j1 <= start) return Tile::hidden;
         const Tile part = policy_.tile(h_, i0 - start, i1 - start, std::max(j0 - start, 0), j1 - start);
@@ -160,7 +160,7 @@ private:
     }
     constexpr size_t list_entry(int q_tile) const { return bh_ * tiles_of(a_.T) + q_tile; }
 
-    /// Binary search, as a query tile's list is ascending.
+    /// Binary search in a query tile's ascending list.
     constexpr bool listed(int q_tile, int k_tile) const {
         const size_t n = list_entry(q_tile);
         const int* tiles = a_.list.tiles + n * a_.list.stride;

@@ -1,5 +1,5 @@
-// A (TILE, TILE) result of which every warp of a block computes sixteen rows, for kernels beside attention's own that look at the
-// scores of whole tiles: four warps, one after the other.
+// A (TILE, TILE) result, sixteen rows for each of a block's four warps, for kernels outside attention's own that read the scores of whole
+// tiles.
 #pragma once
 #include "attention/kernel/features.cuh"
 

@@ -31,10 +31,10 @@ struct ClusterShape {
     constexpr size_t centroid(int h, int c) const { return (size_t(h - local) * clusters + c) * HS; }   // of (NH - local, K, HS)
 };
 
-/// Tokens sorted by (cluster, token), and which of them attend to each other: groups, the tokens of a cluster or, of packed rows, those
-/// of one document in a cluster. A local head is one cluster. Groups have ascending numbers, and positions say all that the mask has to
-/// know (ClusterPolicy), without a division: those of different groups differ by more than R, those of one by at most R. The first
-/// row of a routed group asks from one further on, and so sees itself, which no other does.
+/// Tokens sorted by (cluster, token), in groups that attend to each other: the tokens of a cluster or, in packed rows, those of one
+/// document in a cluster. A local head is one cluster. Groups have ascending numbers. Positions encode the mask without a division
+/// (ClusterPolicy): positions of different groups differ by more than R, those of one group by at most R. The first row of a routed group
+/// has a query position one higher, and so sees itself, unlike the others.
 struct ClusterRows {
     int* tokens;    // (B, NH, R) the token of each row
     int* queries;   // (B, NH, R) its position as a query: as a key, or one more
@@ -225,7 +225,7 @@ struct Shared {
     int counts[WARPS];
 };
 
-/// How many threads before this one say yes; `total` grows by all that do.
+/// The number of lower threads with `yes`; adds the number of all threads with `yes` to `total`.
 __device__ __forceinline__ int place_among(bool yes, int& total, Shared& shared) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const unsigned those = __ballot_sync(ALL_LANES, yes);

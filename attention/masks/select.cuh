@@ -28,8 +28,7 @@ struct TileScores {
     constexpr size_t list(int b, int h, int r) const { return (size_t(b) * NH + h) * N + r; }
 };
 
-/// Says that tile 0 is the first of every tile's text. Where rows hold several texts, another function of (b, r) does, whose answer of
-/// r + 1 leaves tile r without a list.
+/// The first tile of every tile's text, 0. Rows with several texts have another function of (b, r); r + 1 leaves tile r without a list.
 struct FirstTile {
     constexpr int operator()(int /*b*/, int /*r*/) const { return 0; }
 };

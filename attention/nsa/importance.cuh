@@ -37,7 +37,7 @@ struct Importance {
     constexpr DocumentBlocks blocks() const { return {TILE, TILE, T, documents}; }
     /// The row's own block, counted from its document's first.
     constexpr int own(int b, int row) const { return blocks().inside(b, token(row)) / TILE; }
-    /// It sees compressed keys first_key() to past_key() - 1. Those before say nothing of its blocks; their p may be infinite.
+    /// The row sees compressed keys first_key() to past_key() - 1. Earlier ones do not affect its blocks; their p may be infinite.
     constexpr int first_key(int b, int row) const { return compressed().first(b, token(row)); }
     constexpr int past_key(int b, int row) const {
         return first_key(b, row) + grid.complete(compressed().inside(b, token(row)) + 1);

@@ -49,7 +49,7 @@ private:
     CompressWork<X> work_;
 };
 
-/// The compressed keys as attend_next_row() asks for them.
+/// The compressed keys as an argument of attend_next_row().
 template <class X>
 struct CompressedKeys {
     int count;

@@ -8,8 +8,8 @@
 #include "attention/blocks/token_blocks.cuh"
 #include "attention/nsa/importance.cuh"
 
-/// What every query sees without a choice; in a shared choice the list of tiles says all, and `leading` that the policy hides none.
-/// As other branches under a gate.
+/// The blocks that every query sees without a selection. With a shared selection the list of tiles is the mask, and `leading` makes the
+/// policy hide nothing. Gated like the other branches.
 struct SelectedBlocks : ForcedBlocks {
     using ForcedBlocks::ForcedBlocks;
     bool gates_output() const { return true; }

@@ -168,7 +168,7 @@ void Input::copy_standard_input(const std::string& folder, const Tick& tick) {
         if (got == 0) break;
         if (!write_all(copy.get(), buffer.data(), static_cast<size_t>(got)))
             fail(Exit::data, folder, ": cannot hold a copy of standard input: ", last_os_error(),
-                 "; with --val-tokens none is needed");
+                 "; --val-tokens needs no copy");
     }
     file_ = std::move(copy);
     examine();

@@ -66,7 +66,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path +
     file_ = Descriptor(retried([&] { return ::open(temporary_.c_str(), flags, 0666); }));
     if (!file_.is_open()) {
         const std::string reason = last_os_error(), unfinished = std::exchange(temporary_, "");   // what exists is not ours to remove
-        fail(Exit::data, path, ": cannot be created: ", unfinished, ", its name until it is complete: ", reason);
+        fail(Exit::data, path, ": cannot be created: ", unfinished, ", its temporary name: ", reason);
     }
     buffer_.reserve(buffer_bytes);
 }
@@ -152,7 +152,7 @@ std::string read_small_file(const std::string& path) {
     std::string text;
     read_in_pieces(path, [&](const char* data, size_t bytes) {
         if (text.size() + bytes > small_file_bytes)
-            fail(Exit::data, path, ": is larger than ", small_file_bytes, " bytes, the most that is read");
+            fail(Exit::data, path, ": is larger than ", small_file_bytes, " bytes, the limit");
         text.append(data, bytes);
     });
     return text;
@@ -161,7 +161,7 @@ std::string read_small_file(const std::string& path) {
 std::string read_regular_file(const std::string& path) {
     std::error_code unknown;
     if (std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown))
-        fail(Exit::data, path, ": is not a regular file, as it has to be; put the file in its place");
+        fail(Exit::data, path, ": is not a regular file; replace it with one");
     return read_small_file(path);
 }
 

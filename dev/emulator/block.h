@@ -1,4 +1,4 @@
-// A block of CUDA threads on one OS thread: every CUDA thread is a fiber, and whoever has to wait switches to one that can run.
+// A block of CUDA threads on one OS thread: every CUDA thread is a fiber, and a waiting one switches to one that can run.
 //
 //   Thread    a CUDA thread: its fiber, where it waits, its asynchronous copies
 //   Block     the threads of one block, their warps, barriers and shared memory
@@ -178,7 +178,7 @@ struct Worker {
     void wait();
     /// Called by a thread: another one may go on first.
     void give_way();
-    /// Called by a thread that only polls: everybody else may go on. False when nobody else does anything but poll.
+    /// Called by a polling thread: lets all others run. False if all others only poll, too.
     bool nap();
     /// Something has happened in the block.
     void wake_up();

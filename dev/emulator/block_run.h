@@ -80,7 +80,7 @@ EMULATOR_PLAIN inline void Worker::wait() {
     Thread* next = ready.next();
     if (next == &me) return;
     if (next) return resume(me.context, *next);
-    switch_context(me.context, origin);   // nobody can go on: run() finds out why
+    switch_context(me.context, origin);   // no thread can run: run() finds out why
 }
 
 inline void Worker::give_way() {

@@ -5,7 +5,7 @@
 
 namespace emulator {
 
-/// Lets everybody at the barrier go on.
+/// Releases all threads at the barrier.
 inline void open_barrier(Block& block, int id) {
     Barrier& barrier = block.barriers[size_t(id)];
     barrier.arrived = 0;

@@ -44,7 +44,7 @@ inline Options& options() {
     return chosen;
 }
 
-/// What memory holds that nobody wrote. As floats: NaN, huge, very negative. One value would not do: fmaxf(NaN, x) is x.
+/// The contents of uninitialised memory. As floats: NaN, huge, very negative. One value would not do: fmaxf(NaN, x) is x.
 inline unsigned char poison() {
     constexpr unsigned char bytes[] = {0xff, 0x7f, 0xfe};
     return bytes[options().seed % 3];

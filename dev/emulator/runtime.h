@@ -121,7 +121,7 @@ inline cudaError_t set_bytes(void* to, int value, size_t bytes, cudaStream_t han
 
 /// A captured event is an edge of the graph and never happens by itself.
 inline void not_captured(const CUevent_st& event, const Location& at) {
-    if (event.capture) throw Error(place(at) + ": the event was recorded in a capture; nobody can wait for it on the host");
+    if (event.capture) throw Error(place(at) + ": the event was recorded in a capture; the host cannot wait for it");
 }
 
 inline cudaError_t record(cudaEvent_t handle, cudaStream_t stream_handle, const Location& at) {

@@ -19,7 +19,7 @@ inline size_t most_shared() {
     return capability >= 90 ? MAX_SHARED : capability == 80 ? 163 << 10 : 99 << 10;
 }
 
-/// Bytes around an allocation that nobody may touch. They hold poison: who reads them gets NaN or nonsense. In a build with
+/// Guard bytes around an allocation. They hold poison: reads give NaN or nonsense. In a build with
 /// AddressSanitizer the first access ends the program; in others a write is found when the zone is checked.
 class Zone {
 public:

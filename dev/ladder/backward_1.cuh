@@ -1,5 +1,5 @@
 // Backward, rung 1: one thread per query row for dQ, then one per key row for dK and dV.
-// Nobody shares a sum, so no order has to be kept; the price is that both kernels compute P and dP of every pair, 14 HS operations
+// Sums are not shared, so no order has to be kept; the price is that both kernels compute P and dP of every pair, 14 HS operations
 // instead of 10 HS, on the float32 units and from memory, as in rung_1.cuh. A thread holds HS sums for dQ, and 2 HS for dK and dV:
 // with heads of 128 more than the 255 registers that it can have, and the rest lies in its local memory.
 #pragma once

@@ -17,7 +17,7 @@ inline constexpr int TILE_ROWS = rung_4::QUERIES;
 template <int HS>
 struct Shared {
     SharedTile<bf16, TILE_ROWS, HS> own[2], other[2];   // keys: K and V; queries: Q and dO
-    float lse[TILE_ROWS], D[TILE_ROWS];                 // of the queries, whoever owns the block
+    float lse[TILE_ROWS], D[TILE_ROWS];                 // of the queries, for either owner of the block
 };
 
 /// The query tile's numbers. With zeros for rows that do not exist, like their q and dO, these add nothing to any sum.

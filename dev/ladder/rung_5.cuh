@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem 
     rung_4::Rows<HS> rows;
     for (int j0 = 0, buffer = 0; j0 < end; j0 += KEYS, buffer = 1 - buffer) {
         wait_for_copies();
-        __syncthreads();   // this tile is there for all threads, and nobody reads the other buffer any more
+        __syncthreads();   // this tile is visible to all threads, and the other buffer is no longer read
         if (j0 + KEYS < end) fetch(j0 + KEYS, 1 - buffer);
         rung_4::absorb(rows, shared.q, row, shared.k[buffer], shared.v[buffer], i0 + row, j0);
     }

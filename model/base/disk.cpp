@@ -32,7 +32,7 @@ MappedFile::MappedFile(const fs::path& path) {
     if (size_ > 0) start_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
     const int error = errno;
     ::close(descriptor);
-    if (!regular) fail(Exit::checkpoint, path.string(), ": is not a regular file, as it has to be; put the file in its place");
+    if (!regular) fail(Exit::checkpoint, path.string(), ": is not a regular file; replace it with one");
     if (start_ == MAP_FAILED)
         throw Unreadable(Exit::checkpoint, path.string() + ": cannot be mapped into memory (" + std::strerror(error) + ")");
 }

@@ -11,7 +11,7 @@
 #include "model/base/error.h"
 #include "model/base/hash.h"
 
-/// Exit::checkpoint: a file is there, or may be, but the system could not read it now.
+/// Exit::checkpoint: a file exists, or may exist, but could not be read now.
 struct Unreadable : Error {
     using Error::Error;
 };
@@ -38,12 +38,12 @@ private:
 /// Writes all bytes, in as many calls as necessary. False on failure (reason in errno).
 bool write_all(int descriptor, const char* data, size_t bytes);
 
-/// Makes `text` the contents of a small file: it is written beside `path`, as `path`.PID.tmp, synced and renamed, so that others read
-/// the old file or the new one, and the old one stays if this fails. Returns why it failed, "" if it has not.
+/// Replaces the contents of a small file by `text`: writes `path`.PID.tmp, syncs and renames it, so that readers see the old file or the
+/// new one, and the old one stays on failure. Returns the reason of a failure, or "".
 std::string replace_file(const std::filesystem::path& path, const std::string& text);
 
-/// Opens a file that did not exist, for writing. What another process left under this name is removed first; a symbolic link is never
-/// followed. -1 with errno if that fails.
+/// Opens a new file for writing. Removes a file that another process left under this name; never follows a symbolic link. -1 with errno on
+/// failure.
 int open_new(const std::filesystem::path& path);
 
 /// Called after each piece of a long file, at most PIECE_BYTES of it, so that a watchdog does not take a slow disk for a hang.
@@ -77,8 +77,8 @@ private:
     Hasher hasher_;
 };
 
-/// Locks a folder against other runs while the object lives: a second run fails. The kernel releases the lock when the process
-/// ends, however it ends.
+/// Locks a folder against other runs for the object's lifetime: a second run fails. The kernel releases the lock when the process ends, in
+/// every case.
 class FolderLock {
 public:
     FolderLock() = default;   // locks nothing
@@ -96,7 +96,7 @@ private:
 /// The contents of a text file of at most `limit` bytes.
 std::string read_text(const std::filesystem::path& path, size_t limit = 64 << 20);
 
-/// False only where there is nothing: a path that cannot be examined, or a link to nothing, is Exit::checkpoint.
+/// False only if nothing exists there. Exit::checkpoint for a path that cannot be examined, or a link without a target.
 bool path_exists(const std::filesystem::path& path);
 
 /// The paths of a folder's entries, in no order; none if the folder is not there. A folder that cannot be listed is Exit::checkpoint.

@@ -55,7 +55,7 @@ int run_program(const std::string& program, const std::function<void()>& body) {
         if (!sentence.empty()) std::cerr << program << ": error: " << sentence << std::endl;
     };
     reserve_standard_streams();
-    outlive_file_limits();
+    ignore_sigxfsz();
     try {
         body();
         return static_cast<int>(Exit::done);

@@ -70,7 +70,7 @@ void write_picture(const std::string& path, const Picture& picture) {
     const std::string reason = last_os_error();
     std::error_code ignored;
     if (file.is_open() && std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);   // half of it is no picture
-    fail(Exit::data, path, ": the picture cannot be written there (", reason, ")");
+    fail(Exit::data, path, ": the picture cannot be written (", reason, ")");
 }
 
 Picture side_by_side(const std::vector<Picture>& pictures) {

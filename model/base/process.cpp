@@ -49,8 +49,8 @@ static void on_tick(int) {
     _exit(128 + stop_signal);
 }
 
-void outlive_readers() { std::signal(SIGPIPE, SIG_IGN); }
-void outlive_file_limits() { std::signal(SIGXFSZ, SIG_IGN); }
+void ignore_sigpipe() { std::signal(SIGPIPE, SIG_IGN); }
+void ignore_sigxfsz() { std::signal(SIGXFSZ, SIG_IGN); }
 
 void reserve_standard_streams() {
     for (int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})   // in this order: open() takes the lowest that is free

@@ -2,18 +2,18 @@
 #pragma once
 #include <string>
 
-/// From now on the run survives a closed standard output (`| head`): SIGPIPE is ignored.
-void outlive_readers();
+/// Ignores SIGPIPE from now on, so that the run survives a closed standard output (`| head`).
+void ignore_sigpipe();
 
-/// From now on a write past the limit on the size of files (ulimit -f) fails with EFBIG, as one to a full disk does with ENOSPC:
-/// SIGXFSZ is ignored.
-void outlive_file_limits();
+/// Ignores SIGXFSZ from now on, so that a write past the limit on file size (ulimit -f) fails with EFBIG, as a write to a full disk fails
+/// with ENOSPC.
+void ignore_sigxfsz();
 
-/// Call before files are opened: where one of the standard streams is closed (`>&-`), no file takes its place. Using it is still an
-/// error.
+/// Call before files are opened. Keeps the descriptor of a closed standard stream (`>&-`) from being reused for a file; using the stream
+/// is still an error.
 void reserve_standard_streams();
 
-/// Exit::data if some of standard output could not be written. That its reader has ended is no error.
+/// Exit::data if some of standard output could not be written. A reader that has ended is not an error.
 void require_printed();
 
 /// From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 request a stop, unless they were ignored when the program started (nohup,
@@ -25,7 +25,7 @@ inline constexpr int SECONDS_TO_STOP = 5;   // the limit of programs that have n
 bool stop_requested();
 void note_progress();
 
-/// While it lives, time does not count towards the limit of catch_stop_signals(): one call may sync gigabytes to a slow disk.
+/// Suspends the limit of catch_stop_signals() for its lifetime: one call may sync gigabytes to a slow disk.
 struct StopDeadlineSuspended {
     StopDeadlineSuspended();
     ~StopDeadlineSuspended();

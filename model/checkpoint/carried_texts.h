@@ -7,8 +7,8 @@ struct CarriedText {
     const char* text;
 };
 
-/// The Python files with which transformers opens a variant that it does not know, by their names in the folder.
+/// The Python files with which transformers opens our variants, by their names in the folder.
 const std::vector<CarriedText>& modeling_files();
 
-/// The comment at the top of each variant's file, by the variant's name: its source, its formula, what is read into it.
+/// The comment at the top of each variant's file, by the variant's name: source, formula, assumptions.
 const std::vector<CarriedText>& descriptions_of_variants();

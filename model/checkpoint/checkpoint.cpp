@@ -68,8 +68,8 @@ bool same_numbers(const Found& a, const Found& b) {
     return a.stored->shape == b.stored->shape && numbers_of(a) == numbers_of(b);
 }
 
-/// The head of a tied model, which has no tensor of its own here: alone in the folder it is the embedding, beside it a copy. Two that
-/// differ are an untied model, which is what transformers 5 makes of them whatever config.json says.
+/// Settles the head of a tied model, which has no tensor of its own here: stored alone it is the embedding, beside the embedding a copy.
+/// If the two differ, the model is untied, as in transformers 5 for any config.json.
 void settle_tied_head(Stock& stock, const TensorList& list) {
     const char *const head_name = "lm_head.weight", *const embedding_name = "model.embed_tokens.weight";
     const auto head = stock.find(head_name);
@@ -117,7 +117,7 @@ std::map<std::string, std::vector<std::string>> read_index(const fs::path& path)
         const std::string name = file.is_string() ? file.get<std::string>() : "";
         const bool plain = name.ends_with(".safetensors") && name.find('/') == std::string::npos;
         if (!plain)
-            fail(Exit::checkpoint, path.string(), ": tensor \"", tensor, "\" is said to be in ", shown(file),
+            fail(Exit::checkpoint, path.string(), ": tensor \"", tensor, "\" is assigned to ", shown(file),
                  ", expected the name of a .safetensors file in the same folder");
         parts[name].push_back(tensor);
     }

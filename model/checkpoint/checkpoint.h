@@ -15,19 +15,19 @@
 #include "model/config.h"
 #include "model/tensors.h"
 
-/// What a run needs, besides weights and moments, to resume exactly.
+/// The state, beside weights and moments, with which a run resumes exactly.
 struct TrainerState {
     int64_t step = 0;            // optimiser steps done
     int64_t tokens = 0;          // tokens trained on
     uint64_t seed = 0;           // of initialisation and shuffling: the random state is a function of (seed, step)
     int64_t data_rows = 0;       // rows of T tokens consumed by all ranks: the position in the data
-    std::string train_data;      // which data, in which order (described_data()); older checkpoints lack it
+    std::string train_data;      // identity and order of the data (described_data()); older checkpoints lack it
     std::string options_json;    // the run's resolved options, verbatim
     double last_loss = 0;        // NaN if there was none
     double last_val_loss = 0;    // NaN if there was none
 };
 
-/// What a model card says that is not in the checkpoint otherwise.
+/// Facts of a model card that are not elsewhere in the checkpoint.
 struct RunFacts {
     std::string pattern;                // Qwen::pattern
     std::string train_data, val_data;   // size, name and fingerprint of each; "" if there are none
@@ -55,13 +55,13 @@ SavedCheckpoint save_checkpoint(const std::filesystem::path& out_dir, const Conf
                                 const Tokenizer* tokenizer, const std::filesystem::path& tokenizer_from = {}, const RunFacts& facts = {},
                                 const OnPiece& on_piece = {});
 
-/// Moves the checkpoints of steps after `step` into out_dir/superseded, which resuming ignores: they belong to a run that has been
-/// abandoned, by one that starts afresh (step < 0: its log and options are linked there, too), or from an earlier step. What was there before
-/// is deleted if there are any. One rename decides: before it, all checkpoints are where they were, once undo_interrupted() has been called.
-/// Returns how many there were. Precondition: out_dir is locked.
+/// Moves the checkpoints of steps after `step` into out_dir/superseded, which --resume ignores. They belong to a run that is abandoned by a
+/// fresh one (step < 0: its log and options are linked there, too) or by one from an earlier step. Earlier contents of superseded/ are
+/// deleted if there are any to move. The move is atomic by one rename: after an interruption before it, undo_interrupted() restores all
+/// checkpoints. Returns their number. Precondition: out_dir is locked.
 int set_later_ones_aside(const std::filesystem::path& out_dir, int64_t step);
 
-/// Whether a kill has interrupted it, and so latest_checkpoint() would not see all checkpoints.
+/// Whether a kill has interrupted that move, so that latest_checkpoint() would not see all checkpoints.
 bool aside_interrupted(const std::filesystem::path& out_dir);
 
 /// Moves those checkpoints back. Precondition: out_dir is locked.
@@ -70,7 +70,7 @@ void undo_interrupted(const std::filesystem::path& out_dir);
 /// Whether a folder is one of those that were set aside in out_dir.
 bool is_set_aside(const std::filesystem::path& folder, const std::filesystem::path& out_dir);
 
-/// Removes what runs that were killed left unfinished in out_dir. Best effort.
+/// Removes unfinished files of killed runs in out_dir. Best effort.
 void remove_leftovers(const std::filesystem::path& out_dir);
 
 /// Call after save_checkpoint() has returned. Deletes all but the `keep` checkpoints with the highest steps; keep < 1 keeps all.
@@ -83,13 +83,13 @@ void prune_checkpoints(const std::filesystem::path& out_dir, int keep);
 /// Verifies every byte against the manifest; errors name the damaged file and, in safetensors files, the tensor.
 void verify_checkpoint(const std::filesystem::path& folder, const OnPiece& on_piece = {});
 
-/// The same for one file of a folder, where it has a manifest of ours and that lists the file.
+/// The same for one file of a folder, if the folder has our manifest and it lists the file.
 void verify_file(const std::filesystem::path& folder, const std::filesystem::path& name);
 
-/// Exit::usage if `option` names a file to write, "" for none, that lies in a checkpoint's folder, or is the log or the options of its run.
+/// Exit::usage if the file to write of `option` ("" for none) is inside a checkpoint's folder, or is the log or the options of its run.
 void require_outside(const char* option, const std::filesystem::path& file, const std::filesystem::path& checkpoint);
 
-/// Exit::checkpoint, naming its newest checkpoint, if `folder` is not one itself but that of a run.
+/// Exit::checkpoint, naming the newest checkpoint, if `folder` is the output folder of a run.
 void require_no_run(const std::filesystem::path& folder);
 
 /// The checkpoint with the highest step that verify_checkpoint() accepts, or nothing if there is none. For each refused one, a

@@ -122,7 +122,8 @@ void prune_checkpoints(const fs::path& out_dir, int keep) {
 void require_no_run(const fs::path& folder) {
     const std::vector<Found> checkpoints = list_checkpoints(folder);
     if (!checkpoints.empty() && !path_exists(folder / "config.json"))
-        fail(Exit::checkpoint, folder.string(), ": is the folder of a run; its newest checkpoint is ", checkpoints.front().path.string());
+        fail(Exit::checkpoint, folder.string(), ": is the output folder of a run; give one of its checkpoints, such as the newest, ",
+             checkpoints.front().path.string());
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {

@@ -262,7 +262,7 @@ SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, c
     const uint64_t need = space_needed(texts, tensor_files), available = free_bytes(out_dir);
     if (need > available)
         fail(Exit::checkpoint, out_dir.string(), ": no room for a checkpoint: ", need, " bytes are needed, ", available,
-             " are free; what is in superseded/ is of earlier runs, and may go");
+             " are free; superseded/ holds files of earlier runs, which can be deleted");
 
     const fs::path final_path = out_dir / folder_name(state.step), temporary = final_path.string() + ".tmp";
     std::error_code error;
@@ -317,5 +317,6 @@ void require_outside(const char* option, const fs::path& file, const fs::path& c
     std::error_code none;
     const fs::path folder = fs::weakly_canonical(file, none).parent_path(), own = fs::canonical(checkpoint, none), name = file.filename();
     const bool of_run = folder == own.parent_path() && (name == "log.jsonl" || name == "options.toml");
-    if (folder == own || of_run) fail(Exit::usage, option, " ", file.string(), " lies among the files of ", checkpoint.string(), "; give another place");
+    if (folder == own || of_run)
+        fail(Exit::usage, option, " ", file.string(), " belongs to ", checkpoint.string(), " or its run; choose another path");
 }

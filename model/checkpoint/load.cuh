@@ -8,8 +8,8 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/gpt.h"
 
-/// All of gpt's weights from a checkpoint or another folder. Exit::checkpoint if a tensor is missing: with a random one, scores and
-/// text would look like a bad model's.
+/// Loads all of gpt's weights from a checkpoint or another folder. Exit::checkpoint if a tensor is missing: a random one would look like a
+/// bad model in scores and text.
 template <class Device, class X>
 void load_for_inference(Device device, GPT<Device, X>& gpt, const std::string& folder) {
     constexpr bool in_place = std::is_same_v<Device, CPU> && std::is_same_v<X, float>;

@@ -35,8 +35,8 @@ struct GPU {
 
 /// Report of a block that timed out waiting for another, written before the kernel traps. In host memory, which survives the trap.
 struct Stuck {
-    bool said;
-    int block, who, seen, expected;
+    bool written;
+    int block, tile, seen, expected;   // `tile` is the index of the awaited tile
 };
 inline Stuck* stuck_report = nullptr;   // allocated by the first stuck()
 
@@ -44,9 +44,9 @@ inline Stuck* stuck_report = nullptr;   // allocated by the first stuck()
 inline void check(cudaError_t result, std::source_location at = std::source_location::current()) {
     if (result == cudaSuccess) return;
     const Exit code = result == cudaErrorMemoryAllocation ? Exit::out_of_memory : Exit::rank;
-    if (const Stuck* s = stuck_report; s && s->said)
+    if (const Stuck* s = stuck_report; s && s->written)
         fail(code, at.file_name(), ":", at.line(), ": the GPU stopped: block ", s->block, " timed out waiting for tile ",
-             s->who, ": the flag is ", s->seen, ", expected ", s->expected, "; please report this");
+             s->tile, ": the flag is ", s->seen, ", expected ", s->expected, "; please report this");
     fail(code, at.file_name(), ":", at.line(), ": the GPU reports: ", cudaGetErrorString(result));
 }
 

@@ -21,7 +21,7 @@
 #include "model/base/text.h"
 #include "model/device/blas.h"
 
-void keep_freed_memory() {
+void disable_malloc_trim() {
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 64 << 20);
     mallopt(M_TRIM_THRESHOLD, 64 << 20);

@@ -1,4 +1,4 @@
-// The machine's resources and how this process uses them: BLAS kernels, threads and memory.
+// The machine's resources and their use by this process: BLAS kernels, threads and memory.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -9,27 +9,27 @@
 /// disables it.
 void choose_blas_kernels(char** argv);
 
-/// From now on the process keeps up to 64 MiB of freed memory. The attention kernels allocate and free working memory in every
-/// call; returned to the system, it would be faulted in again page by page, which was a tenth of a sparse layer's backward pass.
-void keep_freed_memory();
+/// Keeps up to 64 MiB of freed memory in the process from now on. The attention kernels allocate and free working memory in every call.
+/// Returned to the system, it would be faulted in again page by page, which took a tenth of a sparse layer's backward pass.
+void disable_malloc_trim();
 
-/// Asks the system to back this memory with huge pages (2 MiB on x86), if it leaves the choice to programs; it may decline. Rows
-/// far apart, as in a strided pattern, then cause fewer TLB misses.
+/// Requests huge pages (2 MiB on x86) for this memory, if the system leaves the choice to programs; it may decline. Rows far apart, as in a
+/// strided pattern, then cause fewer TLB misses.
 void prefer_large_pages(void* start, size_t bytes);
 
 /// Bytes that can still be allocated: free and reclaimable memory, or what is left of the cgroup's limit if that is less.
 size_t available_memory();
 
-/// Bytes of address space that a limit (ulimit -v) leaves this process, of which each has its own.
+/// Bytes of address space left to this process under a limit (ulimit -v), which applies to each process.
 size_t address_space_left();
 
 /// Resident bytes of this process: peak and current.
 size_t peak_memory();
 size_t resident_memory();
 
-/// Sets and returns the number of threads of OpenMP and BLAS: `wanted`, or, if that is 0, this process's share of the processors it
-/// may run on; fewer, with a note on stderr, where OpenMP does not give as many, or the address space has no room for the buffers of
-/// their products. (OpenBLAS would wait forever for either.) Exit::out_of_memory where it has none for one thread.
+/// Sets and returns the number of threads of OpenMP and BLAS: `wanted`, or for 0 this process's share of its processors. Fewer, with a note
+/// on stderr, if OpenMP starts fewer or the address space has no room for the buffers of their products. (OpenBLAS would wait forever for
+/// either.) Exit::out_of_memory without room for one thread.
 int use_threads(int wanted, int local_ranks);
 
 /// Processors of this machine.

@@ -116,22 +116,22 @@ constexpr X softplus(X x) {
 
 /// A float for kernels that store bf16: the tanh in its gelu() may be off by 5e-4, which saves half the work on a GPU. Otherwise it
 /// behaves like float.
-struct Rough {
+struct ReducedPrecision {
     float x;
-    constexpr Rough() = default;
-    constexpr Rough(float value) : x(value) {}
+    constexpr ReducedPrecision() = default;
+    constexpr ReducedPrecision(float value) : x(value) {}
     explicit constexpr operator float() const { return x; }
     explicit constexpr operator int() const { return int(x); }
-    constexpr Rough operator-() const { return -x; }
-    constexpr Rough& operator+=(Rough b) { return *this = x + b.x; }
-    friend constexpr Rough operator+(Rough a, Rough b) { return a.x + b.x; }
-    friend constexpr Rough operator-(Rough a, Rough b) { return a.x - b.x; }
-    friend constexpr Rough operator*(Rough a, Rough b) { return a.x * b.x; }
-    friend constexpr Rough operator/(Rough a, Rough b) { return a.x / b.x; }
-    friend constexpr auto operator<=>(Rough a, Rough b) = default;
+    constexpr ReducedPrecision operator-() const { return -x; }
+    constexpr ReducedPrecision& operator+=(ReducedPrecision b) { return *this = x + b.x; }
+    friend constexpr ReducedPrecision operator+(ReducedPrecision a, ReducedPrecision b) { return a.x + b.x; }
+    friend constexpr ReducedPrecision operator-(ReducedPrecision a, ReducedPrecision b) { return a.x - b.x; }
+    friend constexpr ReducedPrecision operator*(ReducedPrecision a, ReducedPrecision b) { return a.x * b.x; }
+    friend constexpr ReducedPrecision operator/(ReducedPrecision a, ReducedPrecision b) { return a.x / b.x; }
+    friend constexpr auto operator<=>(ReducedPrecision a, ReducedPrecision b) = default;
 };
-constexpr Rough exp_of(Rough x) { return exp_of(x.x); }
-constexpr Rough sigmoid(Rough x) { return sigmoid(x.x); }
+constexpr ReducedPrecision exp_of(ReducedPrecision x) { return exp_of(x.x); }
+constexpr ReducedPrecision sigmoid(ReducedPrecision x) { return sigmoid(x.x); }
 
 /// The element type of N: X for X itself and for Pack<X>.
 template <class N>
@@ -147,7 +147,7 @@ struct ElementOf<Pack<double>> {
     using type = double;
 };
 template <>
-struct ElementOf<Rough> {
+struct ElementOf<ReducedPrecision> {
     using type = float;
 };
 template <class N>
@@ -234,12 +234,12 @@ constexpr float tanh_of(float y) {
 #endif
 }
 /// tanh(y) of GELU's formula.
-constexpr float gelu_tanh(Rough x) { return tanh_of(x.x * (float(GELU_1 / 2) + float(GELU_3 / 2) * (x.x * x.x))); }
-constexpr Rough gelu(Rough x) {
+constexpr float gelu_tanh(ReducedPrecision x) { return tanh_of(x.x * (float(GELU_1 / 2) + float(GELU_3 / 2) * (x.x * x.x))); }
+constexpr ReducedPrecision gelu(ReducedPrecision x) {
     const float half = 0.5f * x.x;
     return half + half * gelu_tanh(x);
 }
-constexpr ValueAndSlope<Rough> gelu_and_slope(Rough x) {
+constexpr ValueAndSlope<ReducedPrecision> gelu_and_slope(ReducedPrecision x) {
     const float s = 0.5f + 0.5f * gelu_tanh(x), value = x.x * s;
     return {value, s + value * (1 - s) * (float(GELU_1) + float(3 * GELU_3) * (x.x * x.x))};
 }

@@ -17,8 +17,8 @@ public:
     void allocate() {
         if (peak_ && cudaMalloc(reinterpret_cast<void**>(&block_), peak_) != cudaSuccess) {
             cudaGetLastError();   // clears the error
-            fail(Exit::out_of_memory, "the GPU has no ", human_bytes(double(peak_)),
-                 " left in one piece: lower --batch-size or --seq-len, or set --recompute 2; of texts, lower --tokens or --batch");
+            fail(Exit::out_of_memory, "the GPU cannot allocate ", human_bytes(double(peak_)),
+                 ": to train, lower --batch-size or --seq-len, or set --recompute 2; to generate, lower --tokens or --batch");
         }
         used_ = 0;
     }
@@ -40,7 +40,7 @@ template <class Y>
 __global__ void set_value_kernel(Y* to, Y value) {
     if (threadIdx.x == 0) *to = value;
 }
-/// In the order of the stream: nobody waits.
+/// Ordered by the stream, without a wait.
 template <class Y>
 void set_value(GPU device, Y* to, Y value) {
     launch(device, set_value_kernel<Y>, 1, WARP, 0, to, value);

@@ -105,8 +105,8 @@ public:
     void allocate() {
         if (peak_) memory_.reset(static_cast<std::byte*>(std::aligned_alloc(ALIGNMENT, peak_)));
         if (peak_ && !memory_)
-            fail(Exit::out_of_memory, "no ", peak_,
-                 " bytes of memory: lower --batch-size or --seq-len, or set --recompute 2; of texts, lower --tokens or --batch");
+            fail(Exit::out_of_memory, "cannot allocate ", peak_,
+                 " bytes: to train, lower --batch-size or --seq-len, or set --recompute 2; to generate, lower --tokens or --batch");
         prefer_large_pages(memory_.get(), peak_);   // before the first touch
         if (peak_) std::memset(memory_.get(), 0, peak_);
         block_ = memory_.get();

@@ -1,7 +1,7 @@
-// Writing texts on the CPU: one pass over each prompt, then one per new token, which takes a row from each of the texts and reads the
-// weights once for all of them. A row's attention is to what each layer keeps of its text (attention/variant.h: LayerText). Variants
-// with a layer that keeps nothing of use (LayerFacts::writes_row_by_row) read the whole text again for every token, and so do all
-// variants once the text is longer than the model's positions.
+// Decode on the CPU: one pass over each prompt (prefill), then one pass per new token over a row of each text, which reads the weights once
+// for all of them. A row attends to each layer's KV cache (attention/variant.h: LayerText). Variants with a layer that cannot decode row by
+// row (LayerFacts::writes_row_by_row) read the whole text again for every token, and so do all variants once the text is longer than the
+// model's positions.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -67,7 +67,7 @@ LayerState<X> row_of(LayerState<X> state, const LayerShape& s, int r) {
     return state;
 }
 
-/// A model that continues texts side by side. Each is in a place of its own, which the next text may take when it has ended.
+/// A model that continues a batch of texts. Each text has a place of its own, which is free for the next one when it has ended.
 template <class X>
 class Decoder {
 public:
@@ -96,8 +96,8 @@ public:
             for (const auto& layer : layers) layer->allocate();
     }
 
-    /// A text begins in `place`, and what was there is forgotten. Precondition: `ids` is not empty. Logits (V) of the token after them;
-    /// valid until the next call.
+    /// Prefill: begins a text in `place`, in place of the one before. Precondition: `ids` is not empty. Returns the logits (V) of the next
+    /// token, valid until the next call.
     const X* begin(int place, const std::vector<int32_t>& ids) {
         if (ids.size() > size_t(gpt_.T)) return whole_pass(ids);
         const Layers& layers = places_[place];
@@ -106,8 +106,8 @@ public:
         return gpt_logits(CPU{}, gpt_, int(ids.size()) - 1, 1);
     }
 
-    /// Precondition: each of the texts is the one in its place and one token longer than in the last call. Logits (texts, V) of the
-    /// tokens after them; valid until the next call.
+    /// Decode: precondition: each text is the one in its place and one token longer than in the last call. Returns the logits (texts, V) of
+    /// the next tokens, valid until the next call.
     const X* next(const std::vector<PlacedText>& texts) {
         const int V = gpt_.net.config.V;
         std::vector<PlacedText> rows;
@@ -125,7 +125,7 @@ public:
     int places() const { return int(places_.size()); }
     int vocabulary() const { return gpt_.net.config.V; }
 
-    /// What a mechanism for inference has read so far.
+    /// Counts of an inference-only mechanism so far.
     const InferenceCount& read() const { return read_; }
 
 private:

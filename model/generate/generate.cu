@@ -32,49 +32,63 @@ struct Options {
 };
 }   // namespace
 
+static void add_sampling_options(CLI::App& app, Options& o) {
+    app.option_defaults()->group("Sampling");
+    app.add_option("--tokens", o.tokens, "maximum number of tokens to generate; an end-of-text token ends a text earlier")
+        ->transform(whole_number_from(1, 1 << 30));
+    app.add_option("--temperature", o.sampling.temperature,
+                   "divisor of the logits; 0 always takes the most likely token. Values of generation_config.json precede the defaults "
+                   "of --temperature, --top-k and --top-p")
+        ->check(number_from(0, 1e6));
+    app.add_option("--top-k", o.sampling.top_k, "number of most likely tokens to sample from; 0: all")
+        ->transform(whole_number_from(0, 1 << 30));
+    app.add_option("--top-p", o.sampling.top_p, "total probability of the most likely tokens to sample from")->check(number_from(0, 1));
+    app.add_option("--seed", o.sampling.seed, "random seed of sampling")->transform(whole_number_from(uint64_t(0), UINT64_MAX));
+    app.add_flag("--ignore-eos", o.ignore_eos, "continue past end-of-text tokens");
+}
+
 /// False if --help was given.
 static bool parse(int argc, char** argv, Options& o) {
-    CLI::App app("Writes text from a checkpoint of any attention variant.");
+    CLI::App app("Generates text from a checkpoint of any attention variant.");
     const CLI::Validator not_empty([](const std::string& word) { return std::string(word.empty() ? "is empty" : ""); }, "");
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    app.add_option("--checkpoint", o.checkpoint, "a Hugging Face folder, as training writes them")->required();
-    auto* prompt = app.add_option("--prompt", o.prompt, "start of the text");
-    app.add_option("--prompt-ids", o.id_lists, "the same as token ids: 1,2,3")
+    app.option_defaults()->group("Model");
+    app.add_option("--checkpoint", o.checkpoint, "Hugging Face folder, such as a checkpoint of a training run")->required();
+    app.add_option("--weights", o.weights,
+                   "number type in which the matrices and the KV cache are stored; bf16 takes half the memory and bandwidth of fp32, and "
+                   "the CPU computes in fp32 either way; auto: bf16 on a GPU, fp32 on the CPU")
+        ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
+    app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant in place of the checkpoint's, such as seer_distil=0")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    app.option_defaults()->group("Data");
+    auto* prompt = app.add_option("--prompt", o.prompt, "beginning of the text");
+    app.add_option("--prompt-ids", o.id_lists, "beginning of the text as token ids: 1,2,3")
         ->multi_option_policy(CLI::MultiOptionPolicy::Throw)
         ->excludes(prompt);
     auto* prompts = app.add_option("--prompts", o.prompts,
-                                   "FILE.jsonl, a prompt in each line: {\"prompt\": TEXT} or {\"prompt_ids\": [1,2]}")
+                                   "JSON Lines file with one prompt per line: {\"prompt\": TEXT} or {\"prompt_ids\": [1,2]}")
                         ->check(not_empty)
                         ->excludes("--prompt")
                         ->excludes("--prompt-ids");
-    app.add_option("--out", o.out, "FILE.jsonl for the texts of --prompts, in their order; without it, standard output")
+    add_sampling_options(app, o);
+    app.option_defaults()->group("Output");
+    app.add_option("--out", o.out, "JSON Lines file for the texts of --prompts, in the order of the prompts; default: standard output")
         ->needs(prompts)
         ->check(not_empty);
-    app.add_option("--log", o.log, "FILE for what writing has measured, as one line of JSON: times, bytes of the cache, device, weights");
-    app.add_option("--batch", o.batch, "how many texts of --prompts are written side by side")->needs(prompts)->transform(whole_number_from(1, 128));
-    app.add_option("--tokens", o.tokens, "how many tokens to write, if no end of text comes before")->transform(whole_number_from(1, 1 << 30));
-    auto* temperature = app.add_option("--temperature", o.sampling.temperature, "divisor of the logits; 0 always takes the likeliest token. "
-                                       "Defaults of this and the next two: generation_config.json, where it has them")
-                            ->check(number_from(0, 1e6));
-    auto* top_k = app.add_option("--top-k", o.sampling.top_k, "number of likeliest tokens to sample from; 0: all")
-                      ->transform(whole_number_from(0, 1 << 30));
-    auto* top_p = app.add_option("--top-p", o.sampling.top_p, "sum of probabilities of the likeliest tokens to sample from")
-                      ->check(number_from(0, 1));
-    app.add_option("--seed", o.sampling.seed, "of sampling")->transform(whole_number_from(uint64_t(0), UINT64_MAX));
-    app.add_option("--device", o.device, "where to write")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-    app.add_option("--weights", o.weights,
-                   "how the matrices, and keys and values of the text, are stored: bf16 takes half the memory of fp32, and of reading it; "
-                   "the CPU computes in fp32 all the same. auto: bf16 on a GPU, fp32 on the CPU")
-        ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
-    app.add_option("--threads", o.threads, "OpenMP threads; 0: one for every four million parameters, at most all processors")->transform(whole_number_from(0, 4096));
+    app.add_option("--log", o.log, "JSON file for the measurements: times, bytes of the KV cache, device, weights");
+    app.add_flag("--print-ids", o.print_ids, "print only the new ids, on one line; with --prompts, \"ids\" in place of \"text\"");
+    app.add_flag("--dry-run", o.dry_run, "print the memory needed; generate nothing");
+    app.option_defaults()->group("Parallel");
+    app.add_option("--device", o.device, "device to generate on; auto: a GPU if there is one")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+    app.add_option("--batch", o.batch, "number of texts of --prompts to generate at once")
+        ->needs(prompts)->transform(whole_number_from(1, 128));
+    app.add_option("--threads", o.threads, "OpenMP threads; 0: one per four million parameters, up to the number of processors")
+        ->transform(whole_number_from(0, 4096));
+    app.option_defaults()->group("Attention");
     add_inference_options(app, o.inference);
-    app.add_option("--set", o.settings, "KEY=VALUE, a setting of the variant instead of the checkpoint's: seer_distil=0")
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    app.add_flag("--print-ids", o.print_ids, "print the new ids on one line and nothing else; of --prompts, \"ids\" instead of \"text\"");
-    app.add_flag("--ignore-eos", o.ignore_eos, "go on behind the token that ends a text");
-    app.add_flag("--dry-run", o.dry_run, "print the memory that it takes, and write nothing");
     const bool runs = parse_options(app, argc, argv);
-    o.gives_temperature = temperature->count(), o.gives_top_k = top_k->count(), o.gives_top_p = top_p->count();
+    o.gives_temperature = app.count("--temperature"), o.gives_top_k = app.count("--top-k"), o.gives_top_p = app.count("--top-p");
     return runs;
 }
 
@@ -160,7 +174,7 @@ static void use_enough_threads(const Options& o, const Variants& variants, const
     if (o.threads == 0) use_threads(int(std::clamp<size_t>(enough, 1, size_t(most))), 1);
 }
 
-/// The options' sampling, completed by what generation_config.json says, which is printed.
+/// The options' sampling, completed by generation_config.json, whose values are printed.
 static Sampling sampling_of(const Options& o, const GenerationConfig& held) {
     Sampling sampling = o.sampling;
     if (held.temperature && !o.gives_temperature) sampling.temperature = *held.temperature;
@@ -191,7 +205,7 @@ static void run(const Options& o) {
     if (has_text && !config.tokenizer.empty()) tokenizer = open_tokenizer(config.tokenizer, config.V);
     if (!tokenizer && (!o.print_ids || !o.prompt.empty()))
         fail(Exit::usage, o.checkpoint,
-             ": has no tokenizer.json, and config.json does not name the tokenizer of bytes; use --print-ids, and --prompt-ids or "
+             ": has no tokenizer.json, and config.json does not name the bytes tokenizer; use --print-ids, and --prompt-ids or "
              "\"prompt_ids\"");
 
     std::vector<Prompt> prompts;

@@ -1,6 +1,6 @@
-// Writing texts on a GPU: one pass of the training kernels over each prompt, then one per new token, which takes a row from each of
-// the texts. Rows attend to what each layer keeps of all texts (attention/variant.h: LayerTexts). A step is always the same launches,
-// those of a CUDA graph: which texts its rows are of, and where they stand, lies in the GPU's memory.
+// Decode on a GPU: one pass of the training kernels over each prompt (prefill), then one pass per new token over a row of each text. Rows
+// attend to each layer's KV caches (attention/variant.h: LayerTexts). A step is a CUDA graph with constant launches: the texts of its rows
+// and their positions are in device memory.
 #pragma once
 #include "model/device/device.h"
 
@@ -46,7 +46,7 @@ private:
     std::vector<LayerState<X>> states_;
 };
 
-/// A mechanism for inference only (attention/inference/), in place of what the model's layers would do: gpu_mechanisms.cuh.
+/// An inference-only mechanism (attention/inference/) in place of the layers' own attention: gpu_mechanisms.cuh.
 template <class X>
 struct GpuMechanism {
     virtual ~GpuMechanism() = default;
@@ -64,7 +64,7 @@ struct GpuMechanism {
     virtual InferenceCount read(GPU device) const = 0;
 };
 
-/// A model on a GPU that continues texts side by side: what Decoder (decode.cuh) is on the CPU.
+/// A model that continues a batch of texts on a GPU, the counterpart of Decoder (decode.cuh).
 template <class X>
 class GpuDecoder {
 public:
@@ -114,7 +114,7 @@ public:
 
     int places() const { return places_; }
     int vocabulary() const { return gpt_.net.config.V; }
-    /// What a mechanism for inference has read so far.
+    /// Counts of an inference-only mechanism so far.
     InferenceCount read() const { return mechanism_ ? mechanism_->read(device_) : InferenceCount{}; }
 
 private:

@@ -1,4 +1,4 @@
-// Where written texts go: one to the terminal as it grows, several to JSON Lines.
+// Output of texts: a single one to the terminal as it grows, several to JSON Lines.
 #pragma once
 #include <cstdio>
 #include <map>

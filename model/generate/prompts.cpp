@@ -17,10 +17,10 @@ Prompt make_prompt(const std::string& text, const std::vector<int64_t>& ids, con
         prompt.ids.push_back(int32_t(id));
     }
     if (prompt.ids.empty() && tokenizer) prompt.ids.push_back(int32_t(tokenizer->end_of_text()));
-    if (prompt.ids.empty()) fail(Exit::usage, what, ": nothing to start from: give ids");
+    if (prompt.ids.empty()) fail(Exit::usage, what, ": is empty; give at least one id");
     if (int64_t(prompt.ids.size()) > positions)
-        fail(Exit::usage, what, ": the prompt has ", prompt.ids.size(), " tokens, and the model reads ", positions,
-             " (max_position_embeddings): shorten it");
+        fail(Exit::usage, what, ": the prompt has ", prompt.ids.size(), " tokens, but the model reads ", positions,
+             " (max_position_embeddings); shorten it");
     return prompt;
 }
 

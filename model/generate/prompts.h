@@ -23,7 +23,7 @@ Prompt make_prompt(const std::string& text, const std::vector<int64_t>& ids, con
 /// Exit::data for lines that are something else, and for a file without any.
 std::vector<Prompt> read_prompts(const std::string& path, const Tokenizer* tokenizer, int V, int64_t positions);
 
-/// Why a text goes no further: its last token ends it, it has as many tokens as were asked for, or a signal came.
+/// The end of a text: its last token ends it, it has the requested number of tokens, or a signal came.
 enum class TextEnd { end_of_text, length, stopped };
 
 /// The prompt's line with what was written behind it, as text or ids: "text" or "ids", the number of "tokens", whether it "ended" by

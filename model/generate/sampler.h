@@ -23,8 +23,8 @@ inline double uniform(uint64_t seed, uint64_t index) {
 
 inline constexpr int32_t NO_TOKEN = -1;
 
-/// A token sampled from softmax(logits (vocabulary) / temperature) after top-k and top-p, of which ties keep the tokens that come first;
-/// `index` counts the samples. NO_TOKEN if a logit is NaN or the largest is infinite. Only what top-p asks for is put in order: a sort of
+/// Samples a token from softmax(logits (vocabulary) / temperature) after top-k and top-p; ties keep the tokens that come first. `index`
+/// counts the samples. NO_TOKEN if a logit is NaN or the largest is infinite. Only the tokens that top-p needs are sorted: a full sort of
 /// 50,000 logits takes longer than a GPU's pass.
 template <class X>
 int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint64_t index) {

@@ -23,31 +23,31 @@ struct WritingJob {
     const std::vector<Prompt>& prompts;
     const Inference& inference;
     Sampling sampling;
-    int tokens, batch;                // most tokens of a text, texts side by side
-    std::vector<int> ends_of_text;    // each ends one
+    int tokens, batch;                // maximum new tokens per text, texts per batch
+    std::vector<int> ends_of_text;    // each of these tokens ends a text
     bool dry_run;
     TextOutput& output;
-    JsonLines* log;                   // of --log; null: none is asked for
+    JsonLines* log;                   // of --log; null without it
 };
 
 /// The whole of it on a GPU, `weights` in "fp32", "bf16" or "auto". False if `device` is "auto" and this is for the CPU; Exit::usage if it
 /// is "cuda" and there is no GPU, or no GPU half in the program (without_gpu.cpp).
 bool write_on_gpu(const WritingJob& job, const std::string& device, const std::string& weights);
 
-/// For people, on stderr: stdout is for the text. `why_nothing`: why nothing is kept, where it is not the mechanism's nature.
-inline void tell(const WritingTimes& times, size_t kept_bytes, const std::string& why_nothing) {
+/// Prints the times on stderr, because stdout is for the text. `why_nothing`: the reason for no cache, if not the mechanism itself.
+inline void print_times(const WritingTimes& times, size_t kept_bytes, const std::string& why_nothing) {
     const auto rate = [](size_t tokens, double seconds) { return text("%.1f tokens/s", double(tokens) / seconds); };
-    std::string told = times.texts == 1 ? text("prompt: %zu tokens, the first written after %.3f s", times.prompt_tokens, times.reading)
+    std::string line = times.texts == 1 ? text("prompt: %zu tokens, the first written after %.3f s", times.prompt_tokens, times.reading)
                                         : text("%zu prompts: %zu tokens, read in %.3f s", times.texts, times.prompt_tokens, times.reading);
-    told += " (" + rate(times.prompt_tokens, times.reading) + "); ";
+    line += " (" + rate(times.prompt_tokens, times.reading) + "); ";
     if (const size_t later = times.later_tokens())
-        told += text("%zu more in %.3f s, %s; ", later, times.writing, rate(later, times.writing).c_str());
-    told += kept_bytes ? "kept of the text: " + human_bytes(double(kept_bytes))
+        line += text("%zu more in %.3f s, %s; ", later, times.writing, rate(later, times.writing).c_str());
+    line += kept_bytes ? "kept of the text: " + human_bytes(double(kept_bytes))
                        : "nothing is kept of the text" + why_nothing + ": each token took a pass over all of it";
-    std::fprintf(stderr, "%s\n", told.c_str());
+    std::fprintf(stderr, "%s\n", line.c_str());
 }
 
-/// Positions for the longest of the prompts and what is to be written behind it, as far as the model has them.
+/// Positions for the longest prompt and its new tokens, at most the model's.
 inline int positions_for(const WritingJob& job) {
     size_t longest = 0;
     for (const Prompt& prompt : job.prompts) longest = std::max(longest, prompt.ids.size());
@@ -57,8 +57,8 @@ inline int positions_for(const WritingJob& job) {
 inline void require_no_look_ahead(const Qwen& net, const std::string& checkpoint) {
     const char* const variant = net.variant.name;
     if (!net.all(&LayerFacts::is_causal) && !net.any(&LayerFacts::needs_known_text))
-        fail(Exit::usage, checkpoint, ": with its settings ", variant, " looks at later tokens, which a text that is being ",
-             "written does not have; --set KEY=0 chooses the form that does not (the keys: ./train_", variant, " --help)");
+        fail(Exit::usage, checkpoint, ": ", variant, " with its settings reads later tokens, which do not exist while text is "
+             "generated; choose its causal form with --set KEY=0 (the keys: ./train_", variant, " --help)");
 }
 
 /// Exit::out_of_memory if the plan does not fit.
@@ -67,7 +67,7 @@ void require_memory_for_texts(Device device, const std::vector<MemoryUse>& plan,
     const size_t needed = total_bytes(plan), available = std::min(available_memory(device), address_space_left());
     if (needed > available)
         fail(Exit::out_of_memory, places, places == 1 ? " text" : " texts side by side", " of ", T, " tokens need ",
-             human_bytes(double(needed)), " and the ", std::is_same_v<Device, CPU> ? "machine" : "GPU", " has ",
+             human_bytes(double(needed)), ", but the ", std::is_same_v<Device, CPU> ? "machine" : "GPU", " has ",
              human_bytes(double(available)), " left: lower --tokens", places == 1 ? "" : " or --batch");
 }
 
@@ -114,7 +114,7 @@ void write_prompts(Device device, const Variants& variants, const WritingJob& jo
     if (times.texts == 0) fail(Exit::signal, "stopped by a signal before the first token");
     job.output.finish();
     const bool only_here = !std::is_same_v<Device, CPU> && gpt.net.all(&LayerFacts::writes_row_by_row);
-    tell(times, decoder.cache_bytes(), only_here ? " on a GPU, other than on the CPU" : "");
+    print_times(times, decoder.cache_bytes(), only_here ? " on a GPU, other than on the CPU" : "");
     if (job.log)
         log_writing(*job.log,
                     {{"variant", variants.own.name},

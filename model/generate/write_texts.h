@@ -1,4 +1,4 @@
-// Texts from their prompts, several side by side.
+// Texts from prompts, in batches.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -8,31 +8,31 @@
 #include "model/base/text.h"
 #include "model/generate/sampler.h"
 
-/// A prompt, and what has been written behind it.
+/// A prompt and its new tokens.
 struct Text {
-    size_t number = 0;          // for the caller
+    size_t number = 0;          // the caller's number of the text
     std::vector<int32_t> ids;   // of the prompt, then the text's
     size_t prompt = 0;          // tokens of the prompt
     Sampling sampling;
     size_t written() const { return ids.size() - prompt; }
 };
 
-/// A text that is being written, and its place in a Decoder.
+/// A text in progress and its place in a Decoder.
 struct PlacedText {
     int place;
     const std::vector<int32_t>* ids;   // all of the text so far
 };
 
-/// What writing took. The first token of a text comes with the reading of its prompt.
+/// Counts and times of a run. The prefill of a prompt includes the first new token.
 struct WritingTimes {
     size_t prompt_tokens = 0, texts = 0, tokens = 0;   // tokens of prompts; texts begun; tokens written
     double reading = 0, writing = 0;                   // seconds until the first token of each text, and for the others
     size_t later_tokens() const { return tokens - texts; }
 };
 
-/// Writes texts until there are no more of them, as many at once as the decoder has places. `begin(text)` fills in the next prompt, or
-/// returns false if there is none; `wrote(text)` takes note of a new token, the last of text.ids, and returns whether another is to
-/// follow. A text does not depend on those beside it, up to the rounding of sums. Exit::not_finite where logits are not.
+/// Generates all texts, as many at once as the decoder has places. `begin(text)` fills in the next prompt, or returns false after the last
+/// one. `wrote(text)` receives a new token, the last of text.ids, and returns whether the text continues. A text does not depend on the
+/// others in its batch, up to the rounding of sums. Exit::not_finite if logits are not finite.
 template <class Decoder, class Begin, class Wrote>
 WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
     WritingTimes times;
@@ -47,13 +47,13 @@ WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
     const auto add_token = [&](int place, int32_t token, double& seconds) {
         Text& text = texts[place];
         if (token == NO_TOKEN)
-            fail(Exit::not_finite, "the logits behind token ", text.ids.size(), " of text ", text.number + 1,
-                 " are not finite: the weights are damaged, or too large");
+            fail(Exit::not_finite, "the logits after token ", text.ids.size(), " of text ", text.number + 1,
+                 " are not finite; the weights are damaged, or too large");
         text.ids.push_back(token);
         times.tokens++;
         seconds += clock.lap();
         const bool goes_on = wrote(text);
-        clock.lap();   // whoever reads is not timed
+        clock.lap();   // the time of the reader does not count
         return goes_on;
     };
     bool more = true;

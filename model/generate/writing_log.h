@@ -1,4 +1,4 @@
-// --log: what a run of ./generate has measured, for programs; tell() (write_prompts.cuh) says it to people.
+// --log: the measurements of a run of ./generate as JSON. (print_times() in write_prompts.cuh prints them.)
 #pragma once
 #include <vector>
 
@@ -7,8 +7,8 @@
 #include "model/generate/write_texts.h"
 #include "model/run/report.h"
 
-/// The one record of `log`, which is complete with it. `where`: device, machine and weights. `kept_bytes`: 0 where nothing is kept of a
-/// text, so that each token takes a pass over all of it. Exit::data if it cannot be written.
+/// Writes the only record of `log` and finishes the file. `where`: device, machine and weights. `kept_bytes`: bytes of the KV cache; 0
+/// without one, when each token takes a pass over the whole text. Exit::data if the file cannot be written.
 inline void log_writing(JsonLines& log, const std::vector<JsonLines::Field>& where, const WritingTimes& times, size_t kept_bytes,
                         const InferenceCount& read) {
     std::vector<JsonLines::Field> fields = {{"event", "writing"},

@@ -10,8 +10,8 @@
 struct AdamW {
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
     double grad_clip = 1.0;            // maximum global L2 norm of the gradient; 0: no limit
-    bool stochastic_rounding = false;  // of the bf16 copy of the weights, instead of round-to-nearest
-    uint64_t seed = 1;                 // of stochastic rounding
+    bool stochastic_rounding = false;  // when casting fp32 master weights to bf16; else round-to-nearest
+    uint64_t seed = 1;                 // random seed of stochastic rounding
 };
 
 /// Learning rate of step k (from 0) of `steps`: linear warm-up to `peak`, then cosine decay to min_frac * peak.
@@ -21,16 +21,16 @@ inline double learning_rate(double peak, double min_frac, int64_t warmup, int64_
     return peak * (min_frac + (1 - min_frac) * 0.5 * (1 + std::cos(M_PI * std::min(1.0, progress))));
 }
 
-/// Sums over one step, in device memory. The update reads them there; the host reads them once per step, afterwards.
+/// Sums over one step, in device memory. The update reads them there; the host reads them once per step, after the update.
 struct StepTotals {
     double loss;            // over the tokens, in nats
     double squares;         // squared gradient norm of all tensors that AdamW trains
-    double auxiliary = 0;   // over the tokens, of the attention policy's auxiliary loss; 0 if it has none
+    double auxiliary = 0;   // over the tokens: the attention policy's auxiliary loss; 0 if it has none
 
     constexpr bool finite() const { return std::isfinite(loss) && std::isfinite(squares) && std::isfinite(auxiliary); }
 };
 
-/// *total = or += the sum of losses (n).
+/// Writes or adds the sum of losses (n) to *total.
 template <class W>
 void sum_of_losses(CPU, double* total, const W* losses, int n, Write write) {
     double sum = write == Write::add ? *total : 0;
@@ -79,16 +79,16 @@ inline void sum_of_parts(CPU, double* total, const double* parts, int count) {
 }
 
 namespace adamw {
-/// Index in `master` of element i of the flat buffers, which is element `own` of the shard's storage.
+/// The index in `master` of element i of the flat buffers, which is element `own` of the shard's storage.
 template <class X>
 constexpr size_t in_master(size_t i, size_t own) {
     return std::is_same_v<X, Wide<X>> ? i : own;
 }
 }   // namespace adamw
 
-/// Preconditions: `ranges` (count) in device memory; `step` counts from 1. weights and gradients are whole flat buffers; m and v
-/// are the shard's storage (Shards), and so is `master` if `weights` is a copy of it rounded to X. If X is not rounded, `master` is
-/// a whole flat buffer, usually `weights` itself.
+/// Preconditions: `ranges` (count) in device memory; `step` counts from 1. `weights` and `gradients` are whole flat buffers. `m` and `v`
+/// are the shard's storage (Shards), and so is `master` if `weights` is its copy rounded to X. If X is not rounded, `master` is a whole
+/// flat buffer, usually `weights` itself.
 ///     g = clip g;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
 ///     w = w (1 - lr decay) - lr m' / (sqrt(v') + eps),   m' = m / (1 - beta1^step),  v' = v / (1 - beta2^step)
 /// Statistics: w = w - rate g, and their moments stay zero. Changes nothing if a total is not finite.
@@ -126,7 +126,7 @@ void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, cons
 
 namespace totals {
 inline constexpr int THREADS = 512, WARPS = THREADS / WARP;
-inline constexpr int BLOCKS = 1024;   // at most; the same on every GPU, so results are bit-identical
+inline constexpr int BLOCKS = 1024;   // maximum; the same on every GPU, so results are bit-identical
 struct Shared {
     double parts[WARPS];
 };
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(totals::THREADS)
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-/// *total = or += the sum of partials (count). One block.
+/// Writes or adds the sum of partials (count) to *total. One block.
 template <class Sum>
 __global__ void __launch_bounds__(totals::THREADS) total_kernel(Sum* total, const Sum* partials, int count, Write write) {
     auto& shared = dynamic_shared<totals::Shared>();
@@ -227,13 +227,13 @@ inline void sum_of_parts(GPU device, double* total, const double* parts, int cou
 namespace adamw {
 inline constexpr int THREADS = 256;
 
-/// The options as the kernel uses them, computed in double and rounded to float once: 1 - 0.999f would be off by 1e-5.
+/// The kernel's form of the options, computed in double and rounded to float once: 1 - 0.999f would be off by 1e-5.
 struct Factors {
     float b1, rest1, b2, rest2;   // rest = 1 - b
     float eps, step_size, v_scale, keep_decaying;
     double grad_clip;
     bool stochastic;
-    uint64_t key;   // of this step's random numbers
+    uint64_t key;   // key of this step's random numbers
 };
 
 /// The finaliser of splitmix64: every input bit affects every output bit.
@@ -263,8 +263,8 @@ __device__ __forceinline__ unsigned random_bits(uint64_t key, size_t i) {
     return unsigned(mix(key + (i / 4 + 1) * GOLDEN) >> (i % 4 * 16)) & 0xffffu;
 }
 
-/// Stochastic rounding to bf16, whose expected value is x: the 16 bits that bf16 drops, as a fraction, are the probability of
-/// rounding away from 0.
+/// Stochastic rounding to bf16 with expected value x: the 16 bits that bf16 drops, as a fraction, are the probability of rounding away
+/// from 0.
 __device__ __forceinline__ float round_stochastically(float x, unsigned random) {
     return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + random) & 0xffff0000u) : x;
 }
@@ -283,8 +283,8 @@ __device__ __forceinline__ void write(X* to, const float (&x)[N]) {
     else write_numbers(to, x);
 }
 
-/// Updates N neighbouring weights from element i of the flat buffers on, which is element `own` of the shard's storage. N is 4,
-/// loaded at once, or 1 where a range ends within 16 bytes.
+/// Updates N neighbouring weights from element i of the flat buffers on, which is element `own` of the shard's storage. N is 4, loaded at
+/// once, or 1 if a range ends within 16 bytes.
 template <int N, class X>
 __device__ __forceinline__ void update(X* weights, float* master, float* m_, float* v_, const float* gradients, size_t i,
                                        size_t own, float clip, float keep, const Factors& f) {
@@ -306,7 +306,7 @@ __device__ __forceinline__ void update(X* weights, float* master, float* m_, flo
     }
 }
 
-/// One element of a statistic. Its bf16 copy is rounded to nearest: stochastic rounding gains nothing and makes quantiles jitter.
+/// Updates one element of a statistic. Its bf16 copy is rounded to nearest: stochastic rounding gains nothing and makes quantiles jitter.
 template <class X>
 __device__ __forceinline__ void follow(X* weights, float* master, const float* gradients, size_t i, size_t own, float rate) {
     const size_t at = in_master<X>(i, own);

@@ -1,5 +1,5 @@
-// Checksums of arrays in device memory, piece by piece: equal arrays have equal sums, and a change of one element always changes its
-// piece's. Element i with the bits b adds b (2 i + 1) modulo 2^64, so that threads may add in any order.
+// Checksums of arrays in device memory, piece by piece. Equal arrays have equal sums, and a change of one element always changes the sum
+// of its piece. Element i with the bits b adds b (2 i + 1) modulo 2^64, so that threads may add in any order.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -11,20 +11,20 @@
 template <class X>
 using BitsOf = std::conditional_t<sizeof(X) == 2, uint16_t, std::conditional_t<sizeof(X) == 4, uint32_t, uint64_t>>;
 
-/// What element i of an array adds to the sum.
+/// The term of element i in the sum.
 template <class X>
 constexpr uint64_t checksum_term(const X& x, size_t i) {
     return uint64_t(std::bit_cast<BitsOf<X>>(x)) * (2 * uint64_t(i) + 1);
 }
 
-/// Sums over pieces of arrays that are all laid out alike.
+/// Sums over pieces of arrays with the same layout.
 template <class Device>
 class Checksums;
 
 template <>
 class Checksums<CPU> {
 public:
-    /// Elements [begin, end) of an array make a piece.
+    /// Adds elements [begin, end) as a piece.
     Checksums(CPU, std::vector<Span> pieces) : pieces_(std::move(pieces)) {}
 
     /// The sum of each piece of x.
@@ -68,7 +68,7 @@ template <>
 class Checksums<GPU> {
 public:
     Checksums(GPU device, const std::vector<Span>& pieces) : count_(pieces.size()) {
-        for (int pass = 0; pass < 2; pass++) {   // the first learns the size
+        for (int pass = 0; pass < 2; pass++) {   // the first pass computes the size
             pieces_ = memory_.take<Span>(count_), sums_ = memory_.take<uint64_t>(count_);
             if (pass == 0) memory_.allocate();
         }

@@ -1,5 +1,5 @@
-// Sums over the rows of a matrix, in an order independent of block scheduling: bias gradients, and the second stage of every sum
-// whose first stage leaves one row of partial sums per block.
+// Sums over the rows of a matrix, in an order independent of block scheduling: for bias gradients, and as the second stage of every sum
+// whose first stage writes one row of partial sums per block.
 #pragma once
 #include <algorithm>
 
@@ -24,7 +24,7 @@ struct Shared {
     float sums[MAX_WARPS][COLUMNS];
 };
 
-/// Warps per block: enough that each thread has IN_FLIGHT values. Depends on the number of rows only, so results are bit-identical.
+/// Warps per block: enough for IN_FLIGHT values per thread. Depends on the number of rows only, so results are bit-identical.
 inline int warps_for(size_t count) { return int(std::clamp(count / (ROWS * IN_FLIGHT), size_t(1), size_t(MAX_WARPS))); }
 
 /// The output of each matrix.
@@ -34,8 +34,8 @@ struct Outputs {
 };
 }   // namespace second_stage
 
-/// outputs.of[m] (columns) = or += the sums over the rows of partials[m] (count, columns). A block takes 8 columns of one matrix, a
-/// thread every step-th row of one column; the threads' sums are added within each warp, then warp after warp.
+/// Writes or adds the sums over the rows of partials[m] (count, columns) to outputs.of[m] (columns). A block takes 8 columns of one
+/// matrix, and a thread every step-th row of one column; the threads' sums are added within each warp, then warp after warp.
 template <int MATRICES>
 __global__ void __launch_bounds__(second_stage::MAX_WARPS * WARP, 1)
     sum_partials_kernel(second_stage::Outputs<MATRICES> outputs, const float* partials, unsigned count, unsigned columns,
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(second_stage::MAX_WARPS * WARP, 1)
     *out = total;
 }
 
-/// outputs.of[m] (columns) = or += the sums over the rows of partials[m] (count, columns).
+/// Writes or adds the sums over the rows of partials[m] (count, columns) to outputs.of[m] (columns).
 template <int MATRICES>
 void sum_partials(GPU device, const second_stage::Outputs<MATRICES>& outputs, const float* partials, size_t count, size_t columns,
                   Write write) {

@@ -9,7 +9,7 @@
 
 /// losses (rows) = log sum exp(logits (rows, V)) - logits[target]; then, if dloss != 0, logits = dloss (softmax(logits) -
 /// onehot(target)). A negative target is ignored: loss 0, gradient 0. `weight` (1), unless null, is a factor of dloss in device
-/// memory: a recorded graph of this call reads it at each launch.
+/// memory: a captured graph reads it at each launch.
 template <class X>
 void cross_entropy(CPU, Wide<X>* losses, X* logits, const int32_t* targets, int rows, int V, Wide<X> dloss,
                    const Wide<X>* weight = nullptr) {
@@ -44,7 +44,7 @@ namespace softmax {
 inline constexpr int THREADS = 512;
 inline constexpr int BATCH = 4;   // 16-byte loads in flight per thread
 
-/// A kept row lies directly behind it.
+/// A kept row directly follows it in memory.
 struct alignas(16) Shared {
     float parts[THREADS / WARP];
 };
@@ -55,10 +55,10 @@ size_t bytes_to_keep(int V) {
 }
 }   // namespace softmax
 
-/// One row per block. The first pass is an online softmax: maximum and sum together, the sum rescaled whenever the maximum grows.
-/// The second overwrites the logits with the gradient, from the end of the row. It reads them from shared memory if the first pass
-/// kept them there (KEEPS), else from global memory, where the end of the row is most likely still cached. Both give the same bits.
-/// A thread rereads only what it has read itself.
+/// One row per block. The first pass is an online softmax: maximum and sum together, the sum rescaled whenever the maximum grows. The
+/// second pass overwrites the logits with the gradient, from the end of the row. It reads them from shared memory if the first pass kept
+/// them there (KEEPS), else from global memory, where the end of the row is most likely still cached. Both give the same bits. A thread
+/// rereads only elements that it has read itself.
 template <class X, bool KEEPS>
 __global__ void __launch_bounds__(softmax::THREADS)
     cross_entropy_kernel(float* losses, X* logits, const int32_t* targets, int V, float dloss, const float* weight) {

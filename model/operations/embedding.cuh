@@ -1,5 +1,5 @@
-// Token embedding: row `token` of the table. The backward pass is a scatter; the host sorts a batch's rows by token, so that it
-// sums in a fixed order on every device.
+// Token embedding: row `token` of the table. The backward pass is a scatter-add; the host sorts a batch's rows by token, so that every
+// device sums in a fixed order.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,8 +19,8 @@ void embedding_forward(CPU, X* out, const int32_t* tokens, std::type_identity_t<
     }
 }
 
-/// dtable (V, C) [token] += the rows of dout (rows, C) with that token. Always adds: with a tied head, dtable already holds the
-/// head's gradient. Each thread owns a range of channels for all rows, so the order of summation is fixed.
+/// Adds the rows of dout (rows, C) to dtable (V, C) [token]. It always adds: with a tied head, dtable already holds the head's gradient.
+/// Each thread owns a range of channels for all rows, so the order of summation is fixed.
 template <class X>
 void embedding_backward(CPU, Wide<X>* dtable, const X* dout, const RowsByToken& by_token, int C) {
     const int width = 32;
@@ -39,7 +39,7 @@ void embedding_backward(CPU, Wide<X>* dtable, const X* dout, const RowsByToken& 
 namespace embedding {
 inline constexpr int WARPS = 8;
 inline constexpr int PACKS = 4;            // 16-byte loads in flight per thread when copying a row
-inline constexpr int SPLIT_BLOCKS = 256;   // at most, for tokens with several runs
+inline constexpr int SPLIT_BLOCKS = 256;   // maximum, for tokens with several runs
 inline constexpr int IN_FLIGHT = 8;        // rows that a thread loads before it needs the first
 
 /// Threads per block for C channels, 16 bytes each: they cover a row or a part of it.
@@ -131,7 +131,7 @@ void embedding_forward(GPU device, X* out, const int32_t* tokens, const X* table
            rows, C);
 }
 
-/// One run per block: added to the table if it is its token's only run, else written to partials (slots, C) while there are slots.
+/// One run per block: adds it to the table if it is its token's only run, else writes it to partials (slots, C) while there are slots.
 template <class X>
 __global__ void embedding_backward_kernel(float* dtable, float* partials, int slots, const X* dout, RowsByToken by_token, int C) {
     constexpr int N = Packed<X>::size;
@@ -150,8 +150,8 @@ __global__ void embedding_backward_kernel(float* dtable, float* partials, int sl
     }
 }
 
-/// Adds the runs of each split token to the table: partial sums, or dout itself where a run found no slot. Split tokens come first;
-/// the block that finds a token's first run handles the whole token.
+/// Adds the runs of each split token to the table: partial sums, or dout itself for a run without a slot. Split tokens come first; the
+/// block with a token's first run handles the whole token.
 template <class X>
 __global__ void embedding_backward_split_kernel(float* dtable, const float* partials, int slots, const X* dout,
                                                 RowsByToken by_token, int C) {

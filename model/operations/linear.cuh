@@ -15,8 +15,8 @@
 #include "model/operations/matmul.cuh"
 #endif
 
-/// c (rows, N) = a (rows, K) op(b) + beta * c, all packed. Each thread multiplies its own share of the rows, without barriers; with
-/// too few rows for that, the library divides the work.
+/// c (rows, N) = a (rows, K) op(b) + beta * c, all packed. Each thread multiplies its own share of the rows, without barriers. With too
+/// few rows for that, the library divides the work.
 template <class X>
 void multiply_rows(Transpose tb, X* c, const X* a, const X* b, X beta, int rows, int K, int N) {
     const auto part = [=](int row, int count) {
@@ -46,8 +46,8 @@ void multiply_widened(X* out, const X* inp, const StoredBf16* weight, int rows, 
     }
 }
 
-/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null. Up to FEW_ROWS rows each get the bits that they would get
-/// alone (but from bf16 in a model of doubles).
+/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null. With up to FEW_ROWS rows, each row has the same bits as
+/// alone (except from bf16 in a model of doubles).
 template <class X>
 void linear_forward(CPU, X* out, const X* inp, std::type_identity_t<Matrix<X>> weight, const X* bias, int rows, int IN, int OUT) {
     if (weight.bf16 && (rows > FEW_ROWS || !std::is_same_v<X, float>)) multiply_widened(out, inp, weight.bf16, rows, IN, OUT);
@@ -60,13 +60,13 @@ void linear_forward(CPU, X* out, const X* inp, std::type_identity_t<Matrix<X>> w
         for (int o = 0; o < OUT; o++) out[size_t(row) * OUT + o] += bias[o];
 }
 
-/// dinp (rows, IN) = or += dout (rows, OUT) weight (OUT, IN).
+/// Writes or adds dout (rows, OUT) weight (OUT, IN) to dinp (rows, IN).
 template <class X>
 void linear_backward_input(CPU, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
     multiply_rows(Transpose::no, dinp, dout, weight, X(write == Write::add), rows, OUT, IN);
 }
 
-/// dweight (OUT, IN) = or += dout (rows, OUT)^T inp (rows, IN); dbias (OUT) = or += column sums of dout; dbias may be null.
+/// Writes or adds dout (rows, OUT)^T inp (rows, IN) to dweight (OUT, IN), and the column sums of dout to dbias (OUT), which may be null.
 template <class X>
 void linear_backward_weight(CPU, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT,
                             Write write) {

@@ -1,5 +1,5 @@
-// Matrix products on the GPU through cuBLASLt. Everything a product needs besides its addresses (descriptors, layouts, algorithm)
-// is a plan, made once per kind of product and cached: later calls only launch, and may be captured in a CUDA graph.
+// Matrix products on the GPU through cuBLASLt. A plan holds the descriptors, layouts and algorithm of a product, everything but the
+// addresses. It is made once per kind of product and cached: later calls only launch, and may be captured in a CUDA graph.
 //
 // cuBLASLt's matrices are column-major, ours row-major. A row-major (rows, columns) matrix has the bytes of a column-major
 // (columns, rows) matrix, so each matrix is described as its transpose, and the transpose of the product is computed:
@@ -29,10 +29,10 @@ inline constexpr size_t MATMUL_WORKSPACE = size_t(1) << 20;
 /// The workspace of a GPU with this many multiprocessors, in bytes.
 constexpr size_t matmul_workspace(int multiprocessors) { return MATMUL_WORKSPACE * size_t(multiprocessors); }
 
-/// Every address is a multiple of 16 bytes, as the fast kernels' copies require. The library assumes 256 unless told otherwise.
+/// Every address is a multiple of 16 bytes, as the fast kernels' copies require. The library's default assumption is 256.
 inline constexpr uint32_t MATMUL_ALIGNMENT = 16;
 
-/// The kind of a product c (M, N) = [added +] op(a) op(b) [+ bias]: everything its plan depends on.
+/// The kind of a product c (M, N) = [added +] op(a) op(b) [+ bias]: all parameters of its plan.
 struct Product {
     int M, N, K;
     Transpose ta, tb;
@@ -93,10 +93,10 @@ struct MatmulWorkspace {
     size_t bytes = 0;
 };
 
-/// Everything about one kind of product that does not change between calls.
+/// The state of one kind of product that does not change between calls.
 class MatmulPlan {
 public:
-    /// `workspace` is how many bytes the algorithm may use. Exit::rank if the library has none for the product.
+    /// `workspace` is the number of bytes that the algorithm may use. Exit::rank if the library has no algorithm for the product.
     MatmulPlan(cublasLtHandle_t handle, const Product& p, size_t workspace) : MatmulPlan(handle, p, workspace, describe(p)) {}
 
     /// Precondition: matrices of the product's types. `bias` is read only if the product has one, `added` only if it adds.

@@ -1,10 +1,10 @@
-// A weight matrix as linear layers and look-ups on the CPU read it.
+// A weight matrix for linear layers and look-ups on the CPU.
 #pragma once
 #include <cstddef>
 
 #include "model/base/bf16.h"
 
-/// A row-major matrix of numbers that an X model computes with, or of bf16.
+/// A row-major matrix in the computing type X, or in bf16.
 template <class X>
 struct Matrix {
     const X* data;

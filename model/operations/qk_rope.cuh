@@ -41,13 +41,13 @@ inline void rotate(X* to, const X* x, const X* cosine, const X* sine, int HS, X 
     }
 }
 
-/// RoPE angles of the rows of a sequence, (T, HS/2) each.
+/// RoPE tables (T, HS/2) for the rows of a sequence.
 template <class W>
 struct Angles {
     const W *cosine = nullptr, *sine = nullptr;
     constexpr explicit operator bool() const { return cosine != nullptr; }
 
-    /// Those of the rows from this position on.
+    /// The tables from this position on.
     constexpr Angles from(int position, int HS) const {
         const size_t at = size_t(position) * (HS / 2);
         return {cosine + at, sine + at};
@@ -60,14 +60,14 @@ struct QkShape {
     int B, T, NH, NKV, HS;
     const X *q_weight, *k_weight;          // (HS) of QK-norm; null: no norm
     Angles<Wide<X>> angles;
-    const int32_t* origin = nullptr;       // (B, T) where in its row each token counts positions from; null: the row's beginning
+    const int32_t* origin = nullptr;       // (B, T) each token's position 0, as an index in its row; null: the row's beginning
     constexpr int position(int row) const { return row % T - (origin ? origin[row] : 0); }
     constexpr int heads() const { return NH + NKV; }
     constexpr size_t qkv_heads() const { return NH + 2 * NKV; }
 };
 
 /// QK-norm and RoPE in one pass over q and k of the fused projection qkv (B, T, NH + 2 NKV, HS). Outputs (B, T, NH + NKV, HS):
-/// `pre` is normed, `out` also rotated; either may be null. rstd (B, T, NH + NKV) is for the backward pass; not written without a
+/// `pre` is normed, `out` also rotated; either may be null. rstd (B, T, NH + NKV) is for the backward pass and not written without a
 /// norm.
 template <class X>
 void qk_norm_rope_forward(CPU, X* out, X* pre, Wide<X>* rstd, const X* qkv, const QkShape<X>& s, double eps) {
@@ -86,8 +86,8 @@ void qk_norm_rope_forward(CPU, X* out, X* pre, Wide<X>* rstd, const X* qkv, cons
     }
 }
 
-/// The q and k parts of dqkv from dqk (B, T, NH + NKV, HS), the gradient of `out`, and dpre, that of `pre`, which may be null. Does
-/// not touch dqkv's v part.
+/// Computes the q and k parts of dqkv from dqk (B, T, NH + NKV, HS), the gradient of `out`, and dpre, the gradient of `pre`, which may be
+/// null. Leaves dqkv's v part unchanged.
 template <class X>
 void qk_norm_rope_backward(CPU, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_weight, const Wide<X>* dqk, const Wide<X>* dpre,
                            const X* qkv, const Wide<X>* rstd, const QkShape<X>& s, Write write_weight) {
@@ -140,7 +140,7 @@ struct Part {
     float first[N] = {}, second[N] = {};
 };
 
-/// How heads are distributed over threads: `lanes` of them, a power of 2, share one head.
+/// The distribution of heads over threads: `lanes` threads, a power of 2, share one head.
 template <int N>
 struct Lanes {
     int lanes, half;
@@ -181,8 +181,8 @@ struct Lanes {
         read_numbers(x.second, angles.sine + size_t(t) * half + d());
         return x;
     }
-    /// Rotates by these angles; direction is 1, or -1 for the gradient. rotate_pair() written out: calling it costs the forward
-    /// kernel two registers (sm_90), and with them one of six blocks of a multiprocessor.
+    /// Rotates by these angles; direction is 1, or -1 for the gradient. rotate_pair() is inlined by hand: a call costs the forward kernel
+    /// two registers (sm_90), and so one of six blocks per multiprocessor.
     __device__ void rotate(Part<N>& x, const Part<N>& angles, float direction) const {
         for (int n = 0; n < N; n++) {
             const float x1 = x.first[n], x2 = x.second[n], c = angles.first[n], s = direction * angles.second[n];

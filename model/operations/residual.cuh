@@ -1,12 +1,12 @@
-// The end of each half of a layer: a projection is added to the residual, and the sum is normed for what reads it next. On a GPU
-// the product's epilogue adds the residual; on the CPU the addition is fused with the norm, while the row is in cache.
+// The end of each half of a layer: residual addition and norm. On a GPU the product's epilogue adds the residual; on the CPU the addition
+// is fused with the norm, while the row is in the cache.
 #pragma once
 #include "model/operations/linear.cuh"
 #include "model/operations/rmsnorm.cuh"
 
 ///     sum (rows, C) = residual (rows, C) + inp (rows, IN) weight (C, IN)^T;     out (rows, C) = rmsnorm(sum) with norm_weight (C)
-/// and rstd (rows) for the backward pass. Precondition: `sum` does not alias `residual`. The norm is that of the sum as stored
-/// (rounded), which is what the backward pass reads.
+/// and rstd (rows) for the backward pass. Precondition: `sum` does not alias `residual`. The norm is computed from the stored (rounded)
+/// sum, which the backward pass reads too.
 template <class X>
 void residual_forward(CPU device, X* sum, X* out, Wide<X>* rstd, const X* residual, const X* inp, std::type_identity_t<Matrix<X>> weight,
                       const X* norm_weight, int rows, int IN, int C, double eps) {

@@ -56,14 +56,14 @@ private:
     std::vector<X> sums_;
 };
 
-/// out (rows, C), rstd (rows) from inp (rows, C), weight (C).
+/// Computes out (rows, C) and rstd (rows) from inp (rows, C) and weight (C).
 template <class X>
 void rmsnorm_forward(CPU, X* out, Wide<X>* rstd, const X* inp, const X* weight, int rows, int C, double eps) {
 #pragma omp parallel for
     for (int row = 0; row < rows; row++) rstd[row] = rmsnorm_row(out + size_t(row) * C, inp + size_t(row) * C, weight, C, eps);
 }
 
-/// dinp (rows, C) = or += (it is added to the residual's gradient), dweight (C) = or +=.
+/// Writes or adds the gradients to dinp (rows, C), which holds the residual's gradient, and to dweight (C).
 template <class X>
 void rmsnorm_backward(CPU, X* dinp, Wide<X>* dweight, const X* dout, const X* inp, const X* weight, const Wide<X>* rstd, int rows,
                       int C, Write write_input, Write write_weight) {

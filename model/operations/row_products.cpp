@@ -14,7 +14,7 @@
 
 namespace {
 
-/// Register<X>: a SIMD vector of 32 bytes, which is a register where there is AVX2. (GCC keeps a sum of 64 bytes in memory there.)
+/// Register<X>: a SIMD vector of 32 bytes, one register with AVX2. (GCC would keep a sum of 64 bytes in memory there.)
 template <class X>
 struct RegisterOf;
 template <>
@@ -28,8 +28,8 @@ struct RegisterOf<double> {
 template <class X>
 using Register = typename RegisterOf<X>::type;
 
-/// a * b + c, rounded once where the processor can. Left to itself the compiler would round once here and twice there, and the bits of a
-/// row would depend on how many are beside it.
+/// a * b + c, rounded once if the processor can. Otherwise the compiler would round once in some places and twice in others, and the bits
+/// of a row would depend on the number of rows beside it.
 #if defined(__FMA__)
 Register<float> multiply_add(Register<float> a, Register<float> b, Register<float> c) { return _mm256_fmadd_ps(a, b, c); }
 Register<double> multiply_add(Register<double> a, Register<double> b, Register<double> c) { return _mm256_fmadd_pd(a, b, c); }
@@ -40,8 +40,8 @@ N multiply_add(N a, N b, N c) {
 }
 #endif
 
-/// How a matrix of W is read by a model of X: in units of 32 bytes, which become `registers` registers. Element n of a unit is in
-/// register n % registers.
+/// Reading of a matrix of W by a model of X: in units of 32 bytes, widened to `registers` registers. Element n of a unit is in register
+/// n % registers.
 template <class X, class W>
 struct MatrixUnit {
     static constexpr int size = 32 / sizeof(W), registers = 1, lanes = size;
@@ -58,7 +58,7 @@ struct MatrixUnit<float, StoredBf16> {
     }
 };
 
-/// x (rows, IN) in the order in which units of W are read, zeros behind the last.
+/// Copies x (rows, IN) in the order of W's units, with zeros after the last element.
 template <class X, class W>
 std::vector<Register<X>> in_order_of_units(const X* x, int rows, int IN) {
     using Unit = MatrixUnit<X, W>;
@@ -111,7 +111,7 @@ void multiply_block(X* out, int OUT, const Register<X>* x, const W* weight, int 
         }
 }
 
-/// The same for up to 4 rows, with as many sums at a time as registers hold.
+/// The same for up to 4 rows, with as many sums at a time as fit into registers.
 template <int OUTPUTS, class X, class W>
 void multiply_outputs(X* out, int OUT, const Register<X>* x, const W* weight, int rows, int IN, size_t apart) {
     if (rows == 1) return multiply_block<1, OUTPUTS>(out, OUT, x, weight, IN, apart);
@@ -122,8 +122,8 @@ void multiply_outputs(X* out, int OUT, const Register<X>* x, const W* weight, in
         else multiply_block<4, PART>(out + o * apart, OUT, x, weight + o * apart * IN, IN, apart);
 }
 
-/// The outputs of a block are a quarter of the matrix apart: memory is read from four
-/// places at once, each from its beginning to its end, which is faster than from one, and than four neighbouring rows.
+/// The outputs of a block are a quarter of the matrix apart. Memory is thus read from four places at once, each from its beginning to its
+/// end, which is faster than one place or four neighbouring rows.
 template <class X, class W>
 void multiply(X* out, const X* inp, const W* weight, int rows, int IN, int OUT) {
     constexpr int ROWS = 4, OUTPUTS = 4;

@@ -1,28 +1,28 @@
-// Texts that have their beginning in common, in two layouts. In rows of one sequence, where the layers between attention compute each
-// token once, a beginning stands once, and behind it what every text has of its own:
+// Texts with a common beginning (prefix), in two layouts. As rows of one sequence, in which the layers between attention compute each
+// token once, the prefix stands once, followed by the rest of every text:
 //
 //     rows     c c c c  a a  b          two texts
 //     texts    c c c c a a | c c c c b
 //
-// For attention they are whole: texts (B, T), each from its first token on.
+// For attention the texts are complete: (B, T), each from its first token on.
 #pragma once
 #include <algorithm>
 
 #include "model/device/device.h"
 
-/// One of the texts: which rows it consists of.
+/// The rows of one text.
 struct SharedText {
-    int begin, shared;   // the beginning: its first row, and how many tokens it has
-    int row, own;        // the same of the rest
-    int first;           // 1 for the first of the texts with this beginning, whose copy goes back to the rows
+    int begin, shared;   // the prefix: first row and number of tokens
+    int row, own;        // the rest: first row and number of tokens
+    int first;           // 1 for the first text with this prefix, whose copy goes back to the rows
 
     constexpr int tokens() const { return shared + own; }
     constexpr int row_of(int t) const { return t < shared ? begin + t : row + (t - shared); }
-    /// Whether row_of(t) is this text's to write.
+    /// Whether this text writes row_of(t).
     constexpr bool writes(int t) const { return t < tokens() && (first || t >= shared); }
 };
 
-/// to (B, T, width) = of each text its rows of `from` (rows, stride), and zeros behind its end.
+/// Gathers the rows of each text from `from` (rows, stride) into `to` (B, T, width), padded with zeros.
 template <class X>
 void gather_texts(CPU, X* to, const X* from, size_t stride, const SharedText* texts, int B, int T, int width) {
 #pragma omp parallel for collapse(2)
@@ -34,7 +34,7 @@ void gather_texts(CPU, X* to, const X* from, size_t stride, const SharedText* te
         }
 }
 
-/// Back again: to (rows, width) = the texts' rows in `from` (B, T, width).
+/// The inverse: scatters the texts' rows in `from` (B, T, width) to `to` (rows, width).
 template <class X>
 void scatter_texts(CPU, X* to, const X* from, const SharedText* texts, int B, int T, int width) {
 #pragma omp parallel for collapse(2)

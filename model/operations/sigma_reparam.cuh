@@ -1,5 +1,5 @@
-// sigmaReparam (Zhai et al. 2023, arXiv 2303.06296): linear layers read What = (gamma / sigma(W)) W instead of W, where sigma(W) is
-// the spectral norm and gamma is learned. It keeps attention logits from growing, and so attention entropy from collapsing.
+// sigmaReparam (Zhai et al. 2023, arXiv 2303.06296): linear layers use What = (gamma / sigma(W)) W instead of W, where sigma(W) is the
+// spectral norm and gamma is learned. It keeps attention logits from growing, and so attention entropy from collapsing.
 // One power iteration per optimiser step, from the previous step's u:
 //     v = W u / |W u|      u' = W^T v / |W^T v|      sigma = v^T W u' = |W^T v|                 u becomes u' after the step
 // The gradient treats u, v and u' as constants. With G = dL/dWhat, summed over micro-steps and ranks, and p = <G, W>:
@@ -42,7 +42,8 @@ W normalise(W* x, int n) {
     return norm;
 }
 
-/// v (OUT) and next_u (IN) from weight (OUT, IN) and u (IN); returns sigma. One thread per sum: their number changes no bit.
+/// Computes v (OUT) and next_u (IN) from weight (OUT, IN) and u (IN); returns sigma. Each sum is by one thread, so the number of threads
+/// changes no bit.
 template <class W>
 W power_iteration(W* v, W* next_u, const W* weight, const W* u, int OUT, int IN) {
 #pragma omp parallel for
@@ -60,8 +61,8 @@ W power_iteration(W* v, W* next_u, const W* weight, const W* u, int OUT, int IN)
 }
 }   // namespace sigma_reparam
 
-/// Precondition: `weights`, the whole flat buffer on the host, is initialised. Initialises each u and gamma for whose tensor name
-/// `is_new` returns true: u by `iterations` power iterations from its current value, gamma to sigma(W). `names`: of the layers.
+/// Precondition: `weights`, the whole flat buffer on the host, is initialised. Initialises each u and gamma whose tensor name passes
+/// `is_new`: u by `iterations` power iterations from its current value, gamma to sigma(W). `names` are the layers' names.
 template <class W, class IsNew>
 void start_sigma(const std::vector<SigmaLinear>& linears, const std::vector<std::string>& names, W* weights, IsNew is_new,
                  int iterations = 50) {
@@ -92,7 +93,7 @@ void sigma_forward(CPU, W* weights, const W* raw, const Sigma<W>& all) {
     }
 }
 
-/// Precondition: sigma_forward() has filled `all`. Turns `gradients` from those of What into those of W and gamma, in place.
+/// Precondition: sigma_forward() has filled `all`. Turns the gradients of What into gradients of W and gamma, in place.
 template <class W>
 void sigma_backward(CPU, W* gradients, const W* raw, const Sigma<W>& all) {
     for (int k = 0; k < all.count; k++) {
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(sigma_reparam::COLUMNS) sigma_columns_kernel(c
     all.next_u[s.next_u + i] = sum;
 }
 
-/// Normalises v, or next_u (OF_U), whose length goes to norm. One block per layer.
+/// Normalises v, or next_u (OF_U) with its length written to norm. One block per layer.
 template <bool OF_U, class W>
 __global__ void __launch_bounds__(sigma_reparam::THREADS) sigma_normalise_kernel(Sigma<W> all) {
     auto& shared = dynamic_shared<sigma_reparam::Shared>();

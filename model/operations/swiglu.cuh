@@ -41,7 +41,7 @@ __device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.0f,
 namespace swiglu {
 inline constexpr int THREADS = 256;
 
-/// Where a thread's 16 bytes lie; `packs` of them make a row of F.
+/// The place of a thread's 16 bytes; `packs` of them make a row of F.
 struct Place {
     size_t row;
     unsigned f;

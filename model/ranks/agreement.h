@@ -1,4 +1,4 @@
-// What all ranks of a job must have in common: every difference in it would give other mathematics, with exit code 0.
+// Facts that all ranks of a job must share. A difference would change the mathematics while the job still exits with code 0.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,11 +10,11 @@
 struct Fact {
     std::string name;    // "--lr", "vocab_size of the model", ...
     std::string value;
-    Exit code = Exit::usage;   // of a job whose ranks differ in it
+    Exit code = Exit::usage;   // exit code of a job whose ranks differ in it
 };
 
 inline void append(std::vector<Fact>& facts, const std::vector<Fact>& more) { facts.insert(facts.end(), more.begin(), more.end()); }
 
-/// Every rank must call it, with facts of its own. Compares one hash per rank; only if these differ does it look for the first fact in
-/// which the lowest rank that differs does so, and ends the job with one sentence that names rank, fact and both values.
+/// Every rank must call it, with its own facts. Compares one hash per rank. If hashes differ, finds the lowest differing rank and the first
+/// fact in which it differs, and ends the job with one sentence that names rank, fact and both values.
 void require_agreement(Ranks& ranks, const std::vector<Fact>& facts);

@@ -1,8 +1,8 @@
-// Collectives on arrays in device memory. On the CPU they are the network's (ranks.h). Between GPUs:
-//   NCCL   if every rank has its own GPU. Uses a separate stream, so that summing one layer's gradients overlaps with the backward
+// Collectives on arrays in device memory. On the CPU they use the network (ranks.h). Between GPUs:
+//   NCCL   if every rank has its own GPU. It uses a separate stream, so that summing one layer's gradients overlaps with the backward
 //          pass of the next; the host never blocks.
-//   host   if ranks share GPUs (NCCL refuses that), or the program was built without NCCL. Through pinned host memory and the
-//          network; the host blocks on the GPU every time. Correct but slow.
+//   host   if ranks share GPUs, which NCCL refuses, or if the program was built without NCCL. Arrays go through pinned host memory and
+//          the network, and the host blocks on the GPU every time. Correct but slow.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -239,7 +239,7 @@ public:
         check(ncclGroupEnd());
     }
 
-    /// Does not block. The host will next wait for the GPU, which waits for other ranks; at() lets the watchdog say so.
+    /// Does not block. The host next waits for the GPU, which waits for other ranks; at() names this for the watchdog.
     void join(cudaStream_t stream) override {
         throw_problem();
         ranks_.at("waiting for the GPU and for sums over the ranks");
@@ -260,12 +260,13 @@ private:
         check(cudaStreamWaitEvent(stream_, given_, 0));
     }
 
-    /// Asynchronous NCCL errors, such as a dead rank, for which the GPU would wait forever; "" if there are none.
+    /// Asynchronous NCCL errors, such as a dead rank, on which the GPU would wait forever; "" if there are none.
     std::string problem() const {
         ncclResult_t result;
         if (ncclCommGetAsyncError(communicator_, &result) != ncclSuccess) return "NCCL does not answer";
         if (result == ncclSuccess || result == ncclInProgress) return "";
-        return std::string("NCCL reports: ") + ncclGetErrorString(result) + "; another rank has probably died";
+        return std::string("NCCL reports: ") + ncclGetErrorString(result) +
+               "; lost connection to another rank (it probably crashed or exited; see its output)";
     }
     void throw_problem() const {
         const std::string sentence = problem();

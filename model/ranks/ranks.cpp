@@ -57,21 +57,23 @@ std::string ranks_named(const std::vector<int>& ranks) {
     return shown == ranks.size() ? text : text + " and " + std::to_string(ranks.size() - shown) + " more";
 }
 
-/// Precondition: no MPI launcher started this process. Several processes that do not know of each other would write over each other.
+/// Precondition: no MPI launcher started this process. Refuses several independent processes, which would overwrite each other's files.
 static void require_alone() {
     const int torch = std::getenv("RANK") ? count_in("WORLD_SIZE") : 0;
     const int slurm = std::getenv("SLURM_STEP_ID") && std::getenv("SLURM_PROCID") ? count_in("SLURM_STEP_NUM_TASKS") : 0;
     if (torch > 1)
-        fail(Exit::usage, "WORLD_SIZE is ", torch, ", but ranks meet through MPI, not through torchrun: start them with mpirun -np ", torch);
+        fail(Exit::usage, "WORLD_SIZE is ", torch, ", but ranks communicate through MPI, not torchrun; start them with mpirun -np ", torch);
     if (slurm > 1)
-        fail(Exit::usage, "srun started ", slurm, " tasks without MPI: start them with srun --mpi=pmix, or with mpirun -np ", slurm);
+        fail(Exit::usage, "srun started ", slurm, " tasks without MPI; start them with srun --mpi=pmix, or with mpirun -np ", slurm);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ MPI
 
 #ifdef USE_MPI
 static void check(int status, const char* what) {
-    if (status != MPI_SUCCESS) fail(Exit::rank, "MPI failed in ", what, " (", status, "): another rank has probably died");
+    if (status != MPI_SUCCESS)
+        fail(Exit::rank, "MPI failed in ", what, " (", status,
+             "): lost connection to another rank (it probably crashed or exited; see its output)");
 }
 
 /// Splits long buffers, as MPI counts are ints.
@@ -142,8 +144,8 @@ Ranks::Ranks() {
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
     const char* expected = mpi_size();
     if (expected && std::atoi(expected) != size_)
-        fail(Exit::usage, "the launcher started ", expected, " ranks, but MPI knows of ", size_,
-             ": mpirun belongs to a different MPI from the one this program was built with");
+        fail(Exit::usage, "the launcher started ", expected, " ranks, but MPI has ", size_,
+             ": mpirun is of another MPI; use that of the MPI this program was built with");
     share_signs_of_life();
 }
 
@@ -243,7 +245,7 @@ void Ranks::fail_together(Exit code, const std::string& sentence) {
 // ------------------------------------------------------------------------------------------------------- work of rank 0 alone
 
 namespace {
-/// What rank 0 tells the others while they wait for it.
+/// Rank 0's message to the waiting ranks.
 struct Sign {
     enum : int32_t { working, done, failed } state;
     int32_t code;   // an Exit, if it failed
@@ -332,8 +334,8 @@ void Ranks::give_up(const std::string& why) {
     _exit(static_cast<int>(Exit::rank));
 }
 
-/// Which rank of this machine the others wait for: one that is stopped or dead, or else the one whose last sign is oldest, as every wait
-/// begins with a sign. "" if that is this rank.
+/// A clause on the rank of this machine that the others wait for: a stopped or dead one, or else the one with the oldest heartbeat, because
+/// every wait begins with a heartbeat. "" if that is this rank.
 std::string Ranks::slowest() const {
     constexpr int64_t SECOND = 1'000'000'000;
     const int64_t now = nanoseconds_now();
@@ -344,8 +346,8 @@ std::string Ranks::slowest() const {
     const SignOfLife& last = *std::min_element(signs_, signs_ + signs_count_, first);
     if (signs_count_ == 1 || last.rank == rank_ || last.at == 0) return "";
     const bool stopped = now - last.runs > 2 * SECOND;
-    return "; rank " + std::to_string(last.rank) + " is the one that stands still: " + (stopped ? "its process is stopped or dead, " : "") +
-           "its last sign came " + std::to_string((now - last.at) / SECOND) + " s ago, in step " + std::to_string(last.step) + ", " + last.doing;
+    return "; rank " + std::to_string(last.rank) + " is stuck: " + (stopped ? "its process is stopped or dead, " : "") +
+           "its last heartbeat was " + std::to_string((now - last.at) / SECOND) + " s ago, in step " + std::to_string(last.step) + ", " + last.doing;
 }
 
 /// The thread of start_watchdog(); polls ten times a second. Time is counted in polls rather than by the clock, so that a stopped process

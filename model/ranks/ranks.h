@@ -23,69 +23,68 @@ std::string machine_id();
 /// "rank 3", "ranks 1, 3, 4"; long lists are shortened.
 std::string ranks_named(const std::vector<int>& ranks);
 
-/// A rank's last sign of life, in memory that the ranks of a machine share.
+/// A rank's last heartbeat, in memory shared by the ranks of a machine.
 struct SignOfLife {
     int rank;
-    std::atomic<int64_t> runs;   // when its watchdog last ran, which it does in every process that is not stopped, in nanoseconds
-    std::atomic<int64_t> at;     // when it last called at(), on the same clock of the machine; 0: never
+    std::atomic<int64_t> runs;   // time of its watchdog's last run, in nanoseconds; it runs in every process that is not stopped
+    std::atomic<int64_t> at;     // time of its last call of at(), on the same clock of the machine; 0: never
     std::atomic<int64_t> step;
     char doing[64];
 };
 
 class Ranks {
 public:
-    /// Joins the job if an MPI launcher started this process. Exit::usage where a launcher started several ranks that cannot meet: the
-    /// program was built without MPI, or the launcher is torchrun or a plain srun.
+    /// Joins the job if an MPI launcher started this process. Exit::usage if a launcher started several ranks that cannot communicate:
+    /// the program was built without MPI, or the launcher is torchrun or a plain srun.
     Ranks();
 
-    /// Leaves the job. During an exception it does not wait for the others: the launcher ends them with this process.
+    /// Leaves the job. During an exception it does not wait for the other ranks, which the launcher ends with this process.
     ~Ranks();
     Ranks(const Ranks&) = delete;
     Ranks& operator=(const Ranks&) = delete;
 
     int rank() const { return rank_; }
     int size() const { return size_; }
-    int local_rank() const { return local_rank_; }   // among those on this machine
+    int local_rank() const { return local_rank_; }   // rank among those on this machine
     int local_size() const { return local_size_; }   // ranks on this machine
     bool launched() const { return launched_; }      // by mpirun or the like
     bool first() const { return rank_ == 0; }
     const char* network() const { return size_ > 1 ? "MPI" : "none"; }
 
-    /// Call once. From the next at() on, a rank that does not call it again within `seconds` reports where it was and exits with
-    /// Exit::rank, which makes the launcher end the others: a dead or stopped rank never hangs a job. 0: no limit.
+    /// Call once. From the next at() on, a rank that does not call it again within `seconds` reports its place and exits with Exit::rank.
+    /// The launcher then ends the others, so a dead or stopped rank never hangs a job. 0: no limit.
     void start_watchdog(int seconds);
 
-    /// Precondition: `doing` is a string literal. Heartbeat: what this rank is about to do, for the watchdog's message. Thread-safe.
+    /// Heartbeat; `doing` names the next activity in the watchdog's message. Precondition: `doing` is a string literal. Thread-safe.
     void at(const char* doing, int64_t step);
     void at(const char* doing) { at(doing, step_); }
 
-    /// Makes the watchdog poll `problem` ten times a second, since the main thread may be blocked on a GPU that waits for a dead
-    /// rank. A problem that persists for three seconds ends this rank. An empty function stops the polling.
+    /// Makes the watchdog poll `problem` ten times a second, because the main thread may be blocked on a GPU that waits for a dead rank.
+    /// A problem that persists for three seconds ends this rank. An empty function stops the polling.
     void watch_for(std::function<std::string()> problem);
 
-    /// Every rank must call it; rank 0 runs `work`, which may take any time but calls no other function of this class than at(). The
-    /// others wait, and rank 0 sends them a sign of life every second, so that their watchdogs do not take its work for a hang. Rank 0's
-    /// own watchdog allows an hour between two calls of at(). An exception is rank 0's; the others throw an Error without a
-    /// sentence.
+    /// Every rank must call it. Rank 0 runs `work`, which may take any time but must call no function of this class except at(). The
+    /// others wait; rank 0 sends them a heartbeat every second, so that their watchdogs do not fire. Rank 0's own watchdog allows an hour
+    /// between two calls of at(). Rank 0 throws the exception of `work`; the others throw an Error without a sentence.
     void first_does(const char* doing, int64_t step, const std::function<void()>& work);
 
-    /// Every rank must call it. Ends the job with one sentence, which rank 0 prints.
+    /// Every rank must call it. Ends the job with one sentence, printed by rank 0.
     [[noreturn]] void fail_together(Exit code, const std::string& sentence);
 
-    /// Every rank must call it; all get the same bits. In place, x (n) = its sum over the ranks.
+    /// Every rank must call it; all get the same bits. x (n) = its sum over the ranks, in place.
     void sum(float* x, size_t n);
     double sum(double x);
 
-    /// Whether any rank says yes.
+    /// Logical or over the ranks.
     bool any(bool yes) { return sum(yes ? 1.0 : 0.0) > 0; }
 
     /// This rank's part (n) of x (size x n) = its sum over the ranks; other parts are unchanged.
     void reduce_scatter(float* x, size_t n);
 
-    /// x (size x bytes) on every rank, from each rank's own part.
+    /// All-gather: x (size x bytes) on every rank from each rank's own part.
     void all_gather(void* x, size_t bytes);
 
-    /// (size) Each rank's `mine`, by rank, on every rank. Every rank must call it.
+    /// Every rank must call it. Returns (size) each rank's `mine`, by rank, on every rank.
     template <class X>
     std::vector<X> gathered(const X& mine) {
         std::vector<X> all(static_cast<size_t>(size_));
@@ -94,13 +93,13 @@ public:
         return all;
     }
 
-    /// `whole` (shards.size()), on rank 0 only, from each rank's `mine` (shards.owned()).
+    /// Gathers `whole` (shards.size()), on rank 0 only, from each rank's `mine` (shards.owned()).
     void gather_shards(const float* mine, float* whole, const Shards& shards);
 
     /// Copies `bytes` bytes at x from rank `from` to every rank.
     void broadcast(void* x, size_t bytes, int from = 0);
 
-    /// The text of rank `from`, on every rank.
+    /// Returns the text of rank `from` on every rank.
     std::string broadcast(std::string text, int from = 0);
 
     void barrier() { sum(0.0); }
@@ -116,9 +115,9 @@ private:
 
     bool launched_ = false;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
-    bool beats_from_threads_ = false;   // MPI takes calls from other threads, one at a time
+    bool beats_from_threads_ = false;   // whether MPI allows calls from other threads, one at a time
     SignOfLife own_{};
-    SignOfLife* signs_ = &own_;         // (local_size) of the ranks of this machine, by local rank
+    SignOfLife* signs_ = &own_;         // (local_size) heartbeats of this machine's ranks, by local rank
     int signs_count_ = 1;
     std::atomic<const char*> doing_{"starting"};
     std::atomic<int64_t> step_{0};

@@ -1,4 +1,4 @@
-// How a run begins: what it prints, its weights, its output folder and the first record of its log.
+// The beginning of a run: its printed tables, its weights, its output folder and the first record of its log.
 #pragma once
 #include <cmath>
 #include <cstdio>
@@ -61,7 +61,7 @@ void print_set_up(Run<Device, X>& run, int threads) {
 /// tensors are staged in the gradients' memory, which so far holds only zero padding. Exit::checkpoint if a checkpoint lacks
 /// tensors, Exit::usage if --seed differs from its seed.
 template <class Device, class X>
-TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin& origin, const Options& o, bool speaks) {
+TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin& origin, const Options& o, bool prints) {
     const TensorList& list = gpt.net.tensors;
     const Shards& shards = gpt.shards;
     HostView<Device> whole(device, gpt.gradients, list.size());
@@ -86,13 +86,13 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
         return state;
     }
     const std::string folder = origin.folder()->string();
-    if (origin.resume_from && !speaks)   // rank 0 verified them when it chose, and ranks may have folders of their own
+    if (origin.resume_from && !prints)   // rank 0 verified them when it chose, and ranks may have folders of their own
         for (const char* name : {"optimizer.safetensors", "trainer_state.json"}) verify_file(folder, name);
     const LoadReport report = load_weights(folder, list, o.seed, whole.data());
     const std::set<std::string> fresh(report.initialised.begin(), report.initialised.end());
     start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
     take_weights();
-    if (speaks && !report.initialised.empty())
+    if (prints && !report.initialised.empty())
         std::cout << folder << " lacks " << report.initialised.size()
                   << " tensors, initialised from the seed: " << report.initialised.front()
                   << (report.initialised.size() > 1 ? ", ...\n" : "\n");
@@ -106,11 +106,11 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
     take_owned(gpt.v);
     if (state.seed != o.seed)
         fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
-             " was made with; the data would come in another order");
+             " was trained with, so the data would come in another order; give --seed ", state.seed);
     return state;
 }
 
-/// Of the shards that are read, training before validation: 16 hexadecimal digits.
+/// A hash of the shards, training before validation: 16 hexadecimal digits.
 inline std::string data_hash(const Data& data) {
     Hasher all;
     for (const auto* stream : {data.train.get(), data.val.get()}) {
@@ -120,7 +120,7 @@ inline std::string data_hash(const Data& data) {
     return hexadecimal(all.digest());
 }
 
-/// The first record of a log: what is computed, from which data, by which program and where.
+/// Writes the first record of a log: the computation, the data, the program and the machine.
 template <class Device, class X>
 void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more = {}) {
     std::vector<JsonLines::Field> fields = {{"event", "config"},
@@ -139,35 +139,36 @@ void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more =
     run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
 }
 
-/// Exit::usage if this run would not have taken the checkpoint's steps, or not on the same rows.
+/// Exit::usage if this run would not have taken the same steps on the same rows as the checkpoint's.
 template <class Device, class X>
 void require_same_data(const Run<Device, X>& run, const Origin& origin) {
     const TrainerState& state = run.state;
     if (state.step > run.data.steps)
-        fail(Exit::usage, origin.resume_from->string(), ": has already done ", state.step, " steps, more than --steps ", run.data.steps);
+        fail(Exit::usage, origin.resume_from->string(), ": has already taken ", state.step, " steps, more than --steps ", run.data.steps,
+             "; raise --steps");
     const int64_t rows = state.step * (run.data.tokens_per_step / run.o.seq_len);
     if (state.data_rows != rows || state.tokens != state.step * run.data.tokens_per_step)
         fail(Exit::usage, origin.resume_from->string(), ": has read ", state.data_rows, " rows of data, ", state.tokens, " tokens, in ",
              state.step, " steps, but with these options it would have been ", rows, " rows, ", state.step * run.data.tokens_per_step,
-             " tokens; resume with the same --batch-size, --seq-len, --total-batch-tokens and ranks in product");
+             " tokens; resume with the same --seq-len and tokens per step (--total-batch-tokens, or --batch-size x --seq-len x ranks)");
     if (!describes_data(state.train_data, *run.data.train, run.o.shuffle))
-        fail(Exit::usage, run.data.train->name(), ": is other data than ", origin.resume_from->string(),
-             " has been trained on, or in another order (", described_data(*run.data.train, run.o.shuffle), ", not ",
+        fail(Exit::usage, run.data.train->name(), ": differs from the training data of ", origin.resume_from->string(),
+             ", or from its order (", described_data(*run.data.train, run.o.shuffle), ", not ",
              state.train_data, "); give --train-data and --shuffle as before, or start from the checkpoint with --model and "
              "another --out");
 }
 
-/// The output folder, locked, with the run's options and its log. What another run has left there is renamed.
+/// Locks the output folder and writes the run's options and log. Renames files of another run.
 template <class Device, class X>
 void open_output(Run<Device, X>& run, const Origin& origin) {
     const std::string& out = run.o.out;
     make_folders(out);
     if (!run.lock) run.lock = FolderLock(out);
     const int64_t resumed = origin.resume_from && is_of_run(*origin.resume_from, out) ? run.state.step : -1;
-    if (const int later = set_later_ones_aside(out, resumed))   // at once, or --resume would go on from them after an early end
+    if (const int later = set_later_ones_aside(out, resumed))   // at once: after an early end, --resume would continue from them
         std::cout << "note: " << out << ": moved " << later << (later > 1 ? " checkpoints" : " checkpoint")
                   << " into superseded/, which --resume passes over" << std::endl;
-    remove_leftovers(out);   // not before: what was set aside earlier may have to be moved back first
+    remove_leftovers(out);   // afterwards: checkpoints set aside earlier may have to be moved back first
     const std::string options = out + "/options.toml";
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
         fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
@@ -175,15 +176,15 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     run.saved_step = std::max<int64_t>(0, resumed);
 }
 
-/// Allocates memory, loads weights, and opens the output folder; the first record of the log says what is computed (log_config()).
-/// Exit::usage if options and checkpoint disagree, Exit::out_of_memory, Exit::checkpoint.
+/// Allocates memory, loads weights, opens the output folder and writes the first record of the log (log_config()). Exit::usage if options
+/// and checkpoint disagree, Exit::out_of_memory, Exit::checkpoint.
 template <class Device, class X>
 void begin(Run<Device, X>& run, const Origin& origin) {
     const Options& o = run.o;
     const Variant& variant = run.gpt.net.variant;
     if (run.gpt.net.any(&LayerFacts::needs_known_text))
-        fail(Exit::usage, "with these settings ", variant.name, " reads tokens after a row, so it needs the whole text in advance "
-             "(--evaluate, --show-mask, ./generate); to train, give ", variant.options_to_train);
+        fail(Exit::usage, variant.name, " with these settings reads tokens after a row, which only --evaluate, --show-mask and ./generate "
+             "allow; to train, give ", variant.options_to_train);
     require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
     run.collectives.emplace(run.device, run.ranks);   // first, since NCCL allocates memory
     run.gpt.allocate(run.device);

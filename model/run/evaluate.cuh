@@ -15,7 +15,7 @@
 
 // ------------------------------------------------------------------------------------------------------------------ validation
 
-/// gpt_forward(), with attention as --attention says.
+/// gpt_forward() with the attention of --attention.
 template <class Device, class X>
 void forward_for_evaluation(Run<Device, X>& run, const Batch& batch) {
     if constexpr (std::is_same_v<Device, CPU>)
@@ -44,7 +44,7 @@ bool validate(Run<Device, X>& run, LossByPosition& by_position) {
         to_host(run.device, losses.data(), run.gpt.scratch.losses, size_t(here) * T);
         for (int b = 0; b < here; b++) by_position.add_row(&losses[size_t(b) * T], &targets[size_t(b) * T]);
         for (int n = 0; run.data.tokenizer && n < here * T; n++)
-            if (targets[n] >= 0) bytes += run.data.tokenizer->bytes(targets[n]);   // not those that a loss mask hides
+            if (targets[n] >= 0) bytes += run.data.tokenizer->bytes(targets[n]);   // unmasked targets only
         run.progress.passing(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
     }
     bytes = run.ranks.sum(bytes);
@@ -72,18 +72,18 @@ template <class Device, class X>
 void validate_and_report(Run<Device, X>& run) {
     LossByPosition all(run.o.seq_len, 1);
     if (!validate(run, all)) return;
-    run.progress.say(
+    run.progress.print(
         text("validation after step %lld: %s", static_cast<long long>(run.state.step), described(run.validation).c_str()));
     log_validation(run);
 }
 
-/// What --attention has read of the rows or items `of`, on all ranks; nothing without it. Every rank must call it.
+/// Prints the pairs that --attention has read of the rows or items `of`, on all ranks; nothing without it. Every rank must call it.
 template <class Device, class X>
 void report_read(Run<Device, X>& run, const std::string& of) {
     if (!run.reader) return;
     InferenceCount read;
     for (const InferenceCount& one : run.ranks.gathered(std::exchange(run.read, {}))) read.add(one);
-    run.progress.say(of + ": " + described(read, run.o.inference.how.psa.bound));
+    run.progress.print(of + ": " + described(read, run.o.inference.how.psa.bound));
     run.log.write({{"event", "sparse_reading"},
                    {"step", run.state.step},
                    {"attention", run.o.inference.attention},
@@ -92,7 +92,7 @@ void report_read(Run<Device, X>& run, const std::string& of) {
                    {"mass_kept", read.mass_kept()}});
 }
 
-inline constexpr int BINS_IN_A_TABLE = 64;   // more are for the log
+inline constexpr int BINS_IN_A_TABLE = 64;   // more bins appear in the log only
 
 template <class Device, class X>
 void report_positions(Run<Device, X>& run, const LossByPosition& by_position) {
@@ -205,7 +205,7 @@ EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedCon
     return divided;
 }
 
-/// log_likelihoods(), with attention as --attention says.
+/// log_likelihoods() with the attention of --attention.
 template <class Device, class X>
 std::vector<float> log_likelihoods_for_evaluation(Run<Device, X>& run, const EvaluationTask& task) {
     return log_likelihoods(run, run.reader ? with_one_context_each(task, *run.shared_contexts) : task);
@@ -258,7 +258,7 @@ bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::
         if (run.ranks.any(stop_requested())) return false;
         if (items) require_finite(task, found, weights);
         const EvaluationScores scores = score(task, found);
-        run.progress.say(text("%s: %s", task.name.c_str(), described(scores).c_str()));
+        run.progress.print(text("%s: %s", task.name.c_str(), described(scores).c_str()));
         run.log.write(fields_of(task, scores, run.state.step));
         report_read(run, task.name);
         const float* of = found.data();
@@ -275,8 +275,8 @@ bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::
 
 // -------------------------------------------------------------------------------------------------------------- without training
 
-/// The log of --eval-log, with its first record; one that writes nothing where there is none, and on other ranks than the first.
-/// Exit::usage rather than taking the place of a training run's log.
+/// Opens the log of --eval-log and writes its first record; without --eval-log and on ranks other than the first the log writes nothing.
+/// Exit::usage if the file exists and is not an evaluation log.
 template <class Device, class X>
 void open_evaluation_log(Run<Device, X>& run, const std::string& weights) {
     const std::string& path = run.o.eval_log;
@@ -284,12 +284,12 @@ void open_evaluation_log(Run<Device, X>& run, const std::string& weights) {
     std::ifstream before(path);
     std::string first;
     if (std::getline(before, first) && first.find("\"evaluates\":") == std::string::npos)
-        fail(Exit::usage, "--eval-log ", path, ": is there and no log of an evaluation, but perhaps of a run; give another name");
+        fail(Exit::usage, "--eval-log ", path, ": exists and is not an evaluation log; choose another path");
     run.log = JsonLines::whole(path);
     log_config(run, {{"evaluates", weights}});
 }
 
-/// The last record, and the file under its name.
+/// Writes the last record and renames the file to its final name.
 template <class Device, class X>
 void finish_evaluation_log(Run<Device, X>& run) {
     run.log.write({{"event", "done"},
@@ -310,9 +310,9 @@ bool evaluate_validation(Run<Device, X>& run, const std::string& weights) {
     if (!std::isfinite(run.validation.loss))
         fail(Exit::not_finite, "the validation loss is not finite; the weights of ", weights, " are damaged");
     if (run.reader && run.reader->looks_ahead())
-        run.progress.say("warning: blocks are chosen by rows BEHIND those that read them: this validation loss is that of a prompt\n"
+        run.progress.print("warning: blocks are chosen by rows BEHIND those that read them: this validation loss is that of a prompt\n"
                          "         which is known in advance, and cannot be compared with those of causal attention");
-    run.progress.say("validation: " + described(run.validation, 6));
+    run.progress.print("validation: " + described(run.validation, 6));
     log_validation(run);
     report_read(run, "validation");
     report_positions(run, by_position);
@@ -341,7 +341,7 @@ Exit evaluate(Run<Device, X>& run, const Origin& origin) {
     if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines::whole(o.eval_out);
     const bool whole = (!run.data.val || evaluate_validation(run, weights)) && evaluate_tasks(run, &items, weights);
     if (!whole) {
-        run.progress.say("stopped before everything was scored");
+        run.progress.print("stopped before everything was scored");
         return Exit::signal;
     }
     items.finish();

@@ -138,8 +138,8 @@ public:
     size_t bytes() const { return 3 * buffer_bytes(); }
 
 private:
-    /// tokens, targets, rows by token, beginnings of documents where they are told apart (tokens_ each), runs (capacity_): one block
-    /// on each side.
+    /// Tokens, targets, rows by token, beginnings of documents with --document-mask (tokens_ each), runs (capacity_): one block on each
+    /// side.
     struct Buffer {
         std::byte *device = nullptr, *host = nullptr;
         cudaEvent_t copied, used;
@@ -150,7 +150,7 @@ private:
     int32_t* host_tokens(Buffer& buffer) const { return reinterpret_cast<int32_t*>(buffer.host); }
     int32_t* host_targets(Buffer& buffer) const { return host_tokens(buffer) + tokens_; }
 
-    /// What is made of the tokens; the rows by token only for a backward pass.
+    /// Arrays derived from the tokens; the rows by token only for a backward pass.
     void prepare(Buffer& buffer, int B, int T, bool sorted) {
         int32_t* const tokens = host_tokens(buffer);
         if (sorted) sort_by_token(tokens, B * T, V_, tokens + 2 * tokens_, reinterpret_cast<TokenRun*>(tokens + numbers()));

@@ -1,4 +1,4 @@
-// The options of the mechanisms for inference only, the same in ./generate and in the trainers' --evaluate.
+// The options of the inference-only mechanisms (psa, adaspa), shared by ./generate and the trainers' --evaluate.
 #pragma once
 #include <string>
 
@@ -13,6 +13,6 @@ struct InferenceOptions {
     Inference how;
 };
 
-/// Adds --attention and what belongs to it; `o` is complete when `app` has parsed. Takes the app's callback, which reports an
-/// option of a mechanism that is not selected (Exit::usage), unless it has its default value, as in a file for --config.
+/// Adds --attention and the options of psa and adaspa, in the default group of `app`; `o` is complete after parsing. Takes the app's
+/// callback: Exit::usage for an option of a mechanism that is not selected, unless it has its default value, as in a file for --config.
 void add_inference_options(CLI::App& app, InferenceOptions& o);

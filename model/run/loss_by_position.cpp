@@ -55,10 +55,10 @@ std::vector<PositionBin> LossByPosition::means() const {
 std::vector<std::pair<std::string, std::string>> rows_of_table(const std::vector<PositionBin>& bins) {
     std::vector<std::pair<std::string, std::string>> rows;
     for (const PositionBin& bin : bins) {
-        std::string said = bin.targets ? text("%.4f", bin.loss) : "-";
-        if (!std::isnan(bin.standard_error)) said += text(" +- %.4f", bin.standard_error);
-        said += text(", %lld targets", static_cast<long long>(bin.targets));
-        rows.emplace_back(text("%d to %d", bin.first, bin.last), said);
+        std::string shown = bin.targets ? text("%.4f", bin.loss) : "-";
+        if (!std::isnan(bin.standard_error)) shown += text(" +- %.4f", bin.standard_error);
+        shown += text(", %lld targets", static_cast<long long>(bin.targets));
+        rows.emplace_back(text("%d to %d", bin.first, bin.last), shown);
     }
     return rows;
 }

@@ -1,4 +1,4 @@
-// Validation loss by position in the row: where a model that was trained on short rows, or that reads through a window, gets worse.
+// Validation loss by position in the row. It shows where a model that was trained on short rows, or that has a window, gets worse.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,21 +11,21 @@
 /// One bin's mean cross-entropy.
 struct PositionBin {
     int first, last;         // positions
-    int64_t targets;         // that count: a loss mask may hide some or all
+    int64_t targets;         // unmasked targets; a loss mask may hide some or all
     double loss;             // nats per target; NaN without targets
     double standard_error;   // NaN with fewer than two rows
 };
 
-/// Sums of cross-entropy over equal bins of positions. The losses of one row are not independent, its rows are taken to be: the
-/// standard error is that of a ratio of sums over rows, loss / targets (Cochran, Sampling Techniques, 3rd ed., section 6.3, without
-/// the correction for a finite population):
+/// Sums of cross-entropy over equal bins of positions. The losses within a row are not independent; rows are assumed independent. The
+/// standard error is therefore that of a ratio of sums over rows, loss / targets (Cochran, Sampling Techniques, 3rd ed., section 6.3,
+/// without the correction for a finite population):
 ///     sqrt(R / (R - 1) sum_r (loss_r - mean targets_r)^2) / sum_r targets_r      over the R rows with targets in the bin
 class LossByPosition {
 public:
-    /// Rows of T tokens in `bins` bins, or T where that is less. Bin n begins at position n T / bins, rounded down.
+    /// For rows of T tokens in `bins` bins, at most T. Bin n begins at position n T / bins, rounded down.
     LossByPosition(int T, int bins);
 
-    /// One row: cross-entropy in nats of its targets (T); negative targets do not count.
+    /// Adds one row: cross-entropy in nats of its targets (T). Negative targets do not count.
     template <class W>
     void add_row(const W* losses, const int32_t* targets) {
         for (int n = 0; n < bins(); n++) {
@@ -36,7 +36,7 @@ public:
         }
     }
 
-    /// Every rank must call it: the sums over all ranks, the same bits on each.
+    /// Every rank must call it. Sums over all ranks, with the same bits on each.
     void sum_over(Ranks& ranks);
 
     double targets() const;   // over all bins
@@ -45,7 +45,7 @@ public:
     std::vector<PositionBin> means() const;
 
 private:
-    /// Over the rows with targets in the bin; loss_r and targets_r are sums over a row's part of it.
+    /// Sums over the rows with targets in the bin; loss_r and targets_r are sums over a row's part of the bin.
     struct Sums {
         double rows = 0, loss = 0, targets = 0;
         double loss_loss = 0, loss_targets = 0, targets_targets = 0;   // of products
@@ -59,7 +59,7 @@ private:
     std::vector<Sums> sums_;
 };
 
-/// Rows of a table for people: ("0 to 31", "4.1234 +- 0.0123, 512 targets").
+/// Rows of a printed table: ("0 to 31", "4.1234 +- 0.0123, 512 targets").
 std::vector<std::pair<std::string, std::string>> rows_of_table(const std::vector<PositionBin>& bins);
 
 /// [{"first":0,"last":31,"targets":512,"loss":4.12,"stderr":0.012},...] in full precision; null for NaN.

@@ -33,7 +33,7 @@ inline void warn(CPU) { warn_about_blas(); }
 
 /// Measured FLOP/s of a float32 linear layer, 512 x 512 with 1024 rows: the ceiling for MFU.
 inline double measure_matmul(CPU) {
-    const int rows = 1024, n = 512;   // small, as the process keeps freed memory (keep_freed_memory())
+    const int rows = 1024, n = 512;   // small, as the process keeps freed memory (disable_malloc_trim())
     std::vector<float> a(size_t(rows) * n, 1.0f), b(size_t(n) * n, 1.0f), c(a);
     double best = 1e30;
     for (int round = 0; round < 5; round++) {

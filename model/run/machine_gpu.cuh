@@ -167,7 +167,7 @@ inline void warn(GPU) {}
 /// Exit::usage, before anything is allocated, for a model that the kernels would refuse in the first step.
 inline void require_sizes(GPU, const Config& c) {
     if (c.HS != 32 && c.HS != 64 && c.HS != 128)
-        fail(Exit::usage, "the GPU's attention has head sizes 32, 64 and 128; this model has ", c.HS, ". Use --device cpu");
+        fail(Exit::usage, "the GPU supports attention with head sizes 32, 64 and 128; this model has ", c.HS, ". Use --device cpu");
     for (const auto& [name, size] : {std::pair("vocabulary", c.V), std::pair("channels", c.C), std::pair("feed-forward width", c.F)})
         if (size % 8) fail(Exit::usage, "the GPU needs ", name, " in multiples of 8; this model has ", size, ". Use --device cpu");
 }

@@ -1,6 +1,6 @@
-// The mask of a variant as a picture: which values the output of each row depends on. Rows are queries, columns keys; black is
-// visible. It is measured rather than declared, with unit vectors as values (UnitValues). A variant whose values are not the model's
-// (nsa) reports its pairs instead.
+// The mask of a variant as a picture: the values on which the output of each row depends. Rows are queries, columns keys; black is visible.
+// The mask is measured rather than declared, with unit vectors as values (UnitValues). A variant whose values are not the model's (nsa)
+// reports its pairs instead.
 #pragma once
 #include "model/base/picture.h"
 #include "model/base/text.h"

@@ -1,5 +1,5 @@
-// Whether the memory of the ranks still holds what it should: copies that every rank keeps are compared with each other, and parts that
-// only one rank keeps (ZeRO-1) with their own checksums of the step before. A flipped bit would otherwise train on with exit code 0.
+// Detection of corrupted memory: copies that every rank keeps are compared with each other, and parts that only one rank keeps (ZeRO-1)
+// with their own checksums of the step before. Otherwise training would continue after a flipped bit and exit with code 0.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -29,7 +29,7 @@ inline NamedPieces pieces_of(const TensorList& list) {
     return all;
 }
 
-/// Every tensor's elements in what this rank alone stores.
+/// Every tensor's elements in the storage of this rank alone.
 inline NamedPieces pieces_of(const TensorList& list, const Shards& shards) {
     NamedPieces all;
     for (const Tensor& tensor : list)
@@ -95,7 +95,7 @@ public:
         }
     }
 
-    /// With ZeRO-1: remembers the checksums of what this rank keeps. Call after the update of a step, or loading.
+    /// With ZeRO-1: remembers the checksums of this rank's parts. Call after the update of a step, or after loading.
     void remember(Device device) {
         if (gpt_.sharded()) remembered_ = all_sums(device);
     }
@@ -112,7 +112,7 @@ public:
     }
 
 private:
-    /// "rank 3 differs from rank 0 in the weights of NAME", where 3 is the lowest rank that is not as most are; "" if all are.
+    /// "rank 3 differs from rank 0 in the weights of NAME", with the lowest rank outside the majority; "" if all agree.
     struct Difference {
         std::string sentence;
         int usual = 0, odd = -1;

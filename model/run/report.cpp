@@ -79,7 +79,7 @@ static std::string kept_lines(const std::string& path, int64_t step, double loss
     try {
         if (path_exists(path)) all = read_text(path, SIZE_MAX);
     } catch (const Error& error) {
-        fail(Exit::checkpoint, error.what(), "; --resume goes on with this log: make it readable, or move it away to begin another");
+        fail(Exit::checkpoint, error.what(), "; --resume appends to this log; make it readable, or move it away to start another");
     }
     KeptLog kept{step};
     for (size_t at = 0, end; at < all.size(); at = end + 1) {
@@ -89,7 +89,7 @@ static std::string kept_lines(const std::string& path, int64_t step, double loss
     }
     if (std::isfinite(loss) && std::isfinite(kept.loss) && kept.loss != loss)
         fail(Exit::checkpoint, path, ": is the log of another run (its step ", step, " has the loss ", kept.loss, ", the checkpoint ", loss,
-             "); move it away to begin another");
+             "); move it away to start another");
     warn_of_log(path, kept.no_records, "lines were no records and were dropped");
     warn_of_log(path, kept.doubled, "records of steps that have one already were dropped");
     const int64_t absent = kept.absent();
@@ -123,19 +123,19 @@ void JsonLines::open(const std::string& path) {
     std::error_code ignored;
     const auto there = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
-        fail(Exit::checkpoint, path, ": exists and is not a regular file; choose another name");
+        fail(Exit::checkpoint, path, ": exists and is not a regular file; choose another path");
     path_ = path;
     const std::string unnamed = path + ".tmp";   // if killed before the rename, the old file is intact
     descriptor_ = open_new(unnamed);
-    if (descriptor_ < 0) fail(Exit::checkpoint, unnamed, ": cannot be written (", last_os_error(), "); choose another place");
+    if (descriptor_ < 0) fail(Exit::checkpoint, unnamed, ": cannot be written (", last_os_error(), "); choose another path");
     unnamed_ = unnamed;
 }
 
 void JsonLines::name(bool keep_older) {
     if (keep_older && path_exists(path_) && std::rename(path_.c_str(), (path_ + ".old").c_str()) != 0)
-        fail(Exit::checkpoint, path_, ": cannot be renamed to ", path_, ".old (", last_os_error(), "); choose another place");
+        fail(Exit::checkpoint, path_, ": cannot be renamed to ", path_, ".old (", last_os_error(), "); choose another path");
     if (std::rename(unnamed_.c_str(), path_.c_str()) != 0)
-        fail(Exit::checkpoint, path_, ": cannot be written (", last_os_error(), "); choose another place");
+        fail(Exit::checkpoint, path_, ": cannot be written (", last_os_error(), "); choose another path");
     unnamed_.clear();
     sync_directory(std::filesystem::path(path_).parent_path());
 }
@@ -233,8 +233,8 @@ std::vector<JsonLines::Field> of_program() {
 
 std::string shown_loss(double loss) { return std::isnan(loss) ? "-" : text("%.4f", loss); }
 
-Progress::Progress(bool speaks, bool launched)
-    : speaks_(speaks), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
+Progress::Progress(bool prints, bool launched)
+    : prints_(prints), launched_(launched), in_place_(!launched && isatty(STDOUT_FILENO) != 0) {}
 
 /// Whether standard output can take PIPE_BUF bytes without blocking, now or within `milliseconds`.
 static bool writable(int milliseconds) {
@@ -258,7 +258,7 @@ void Progress::put(const std::string& line) {
 
 void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
     average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // ignores the first step, which warms up
-    if (!speaks_ || (launched_ && !writable(0))) return;
+    if (!prints_ || (launched_ && !writable(0))) return;
     const std::string line =
         text("step %5lld/%lld %5.1f%% | loss %s | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
              static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps),
@@ -269,13 +269,13 @@ void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
 }
 
 void Progress::passing(const std::string& what) {
-    if (!speaks_ || !in_place_) return;
+    if (!prints_ || !in_place_) return;
     put((passing_ || !line_open_ ? "\r\033[K" : "\n") + what);
     line_open_ = passing_ = true;
 }
 
-void Progress::say(const std::string& what) {
-    if (!speaks_) return;
+void Progress::print(const std::string& what) {
+    if (!prints_) return;
     put((!line_open_ ? "" : passing_ ? "\r\033[K" : "\n") + what + "\n");
     line_open_ = passing_ = false;
 }

@@ -10,20 +10,20 @@
 
 #include "model/attention_report.h"
 
-/// log.jsonl: one JSON object per line, numbers in full precision, each line written at once. A line that the disk refuses is kept and
-/// written before the next one. Where more than a MiB had to wait, the oldest lines are dropped, and the log says so in a record
+/// log.jsonl: one JSON object per line, numbers in full precision, each line written at once. A line that cannot be written is kept and
+/// written before the next one. If more than a MiB is waiting, the oldest lines are dropped, and the log gets a record
 /// {"event":"gap","missing":N,"reason":...}.
 class JsonLines {
 public:
     using Value = std::variant<int64_t, double, std::string, HeadTable>;
     using Field = std::pair<std::string, Value>;
 
-    JsonLines() = default;   // writes nothing: ranks other than the first
+    JsonLines() = default;   // writes nothing; for ranks other than the first
 
-    /// A new file; an older one is kept as PATH.old. With resume_step >= 0, records up to that step are kept and what a killed run
-    /// wrote after them is dropped, so that no step appears twice. Lines that are no records and steps without a record leave a
-    /// warning and a gap. Exit::checkpoint if the file cannot be written, or if the older one cannot be read or belongs to another
-    /// run: its step resume_step has another loss than `loss`.
+    /// Opens a new file; an older one is kept as PATH.old. With resume_step >= 0, records up to that step are kept and later ones of a
+    /// killed run are dropped, so that no step appears twice. Invalid lines and steps without a record give a warning and a gap.
+    /// Exit::checkpoint if the file cannot be written, or if the older one cannot be read or belongs to another run: its step
+    /// resume_step has a loss other than `loss`.
     JsonLines(const std::string& path, int64_t resume_step, double loss = NAN);
 
     /// A new file that finish() renames into place: complete or absent.
@@ -34,13 +34,13 @@ public:
     JsonLines(JsonLines&& other) noexcept { *this = std::move(other); }
     JsonLines& operator=(JsonLines&& other) noexcept;
 
-    /// Writes a record. Numbers that are not finite become null, as JSON has none.
+    /// Writes a record. Numbers that are not finite become null, because JSON cannot represent them.
     void write(const std::vector<Field>& fields);
 
-    /// The same with one more field, `key`, whose value is JSON text on one line.
+    /// The same with a further field `key`, whose value is JSON text on one line.
     void write(const std::vector<Field>& fields, const char* key, const std::string& json);
 
-    /// Forces what was written to the disk. If that fails: a warning, once.
+    /// Syncs the file to disk. Warns once if that fails.
     void sync();
 
     /// Whether lines wait or were dropped (a warning was printed).
@@ -55,27 +55,26 @@ private:
 
     int descriptor_ = -1;
     std::string path_, unnamed_;   // final path, and temporary path until the rename
-    size_t whole_ = 0;             // bytes of the lines that are in the file
+    size_t whole_ = 0;             // bytes of the complete lines in the file
     std::deque<std::string> waiting_;
     size_t waiting_bytes_ = 0;
-    int64_t dropped_ = 0;          // lines since the last gap that the log tells of
+    int64_t dropped_ = 0;          // lines dropped since the last gap record
     std::string reason_;           // why lines wait or were dropped
     bool warned_ = false, sync_warned_ = false;
 };
 
-/// What a record says of the program that writes it: `commit`, `dirty` (1: built of files that differ from the commit) and
-/// `binary_hash`.
+/// The fields of a record about this program: `commit`, `dirty` (1: built from files that differ from the commit) and `binary_hash`.
 std::vector<JsonLines::Field> of_program();
 
 inline void append(std::vector<JsonLines::Field>& fields, const std::vector<JsonLines::Field>& more) {
     fields.insert(fields.end(), more.begin(), more.end());
 }
 
-/// One optimiser step, as printed and logged.
+/// The figures of one optimiser step, for output and log.
 struct StepReport {
-    int64_t step, steps;   // from 1; of how many
-    int64_t tokens;        // trained on so far
-    double loss;   // NaN where the loss mask hides every target of the step
+    int64_t step, steps;   // from 1; total of the run
+    int64_t tokens;        // trained so far
+    double loss;   // NaN if the loss mask hides every target of the step
     double grad_norm, lr;
     double seconds;   // of this step
     double tokens_per_second;
@@ -83,27 +82,27 @@ struct StepReport {
     double mfu;   // relative to the measured ceiling of all ranks
 };
 
-/// "2.3456", or "-" where there is none.
+/// "2.3456", or "-" for NaN.
 std::string shown_loss(double loss);
 
-/// The step line: rewritten in place on a terminal, one line per step when piped, nothing on ranks other than the first. If a
-/// launcher stops reading its pipe (mpirun after SIGTERM), step lines are dropped rather than blocking the run. Other readers are
-/// waited for, but not once a signal has requested a stop: what does not fit into the pipe is then dropped.
+/// The step line: rewritten in place on a terminal, one line per step in a pipe, nothing on ranks other than the first. If a launcher
+/// stops reading its pipe (mpirun after SIGTERM), step lines are dropped rather than blocking the run. For other readers the run waits,
+/// until a signal requests a stop; then it drops output that does not fit into the pipe.
 class Progress {
 public:
-    Progress(bool speaks, bool launched);
+    Progress(bool prints, bool launched);
     void step(const StepReport& report, int64_t steps_in_this_run);
-    /// A transient status that replaces the current line, on a terminal only.
+    /// Shows a transient status in place of the current line, on a terminal only.
     void passing(const std::string& what);
-    /// Anything else, on its own lines.
-    void say(const std::string& what);
+    /// Prints other output, on its own lines.
+    void print(const std::string& what);
 
 private:
     void put(const std::string& line);
 
-    bool speaks_, launched_, in_place_, line_open_ = false, passing_ = false;
+    bool prints_, launched_, in_place_, line_open_ = false, passing_ = false;
     double average_ = 0;   // smoothed seconds per step, for the time left
 };
 
-/// Plots the run's log with a program of scripts/; says how to install what is missing.
+/// Plots the run's log with a program of scripts/; prints how to install missing packages.
 void plot(const std::string& script, const std::string& log, const std::string& png);

@@ -39,19 +39,19 @@ struct Validation {
 /// Exit::usage with --document-mask, if the model's attention cannot keep documents apart.
 inline void require_documents_apart(const Qwen& net, const Options& o) {
     if (!o.document_mask || net.all(&LayerFacts::keeps_documents_apart)) return;
-    fail(Exit::usage, "--document-mask 1: in ", net.variant.name,
-         ", with these settings, what a token sees depends on other documents of its row; leave it out");
+    fail(Exit::usage, "--document-mask 1: ", net.variant.name,
+         " with these settings cannot keep the documents of a row apart; leave --document-mask out");
 }
 
-/// Whether a signal has requested a stop, asked between micro-steps, since a step may take hours. Several ranks must leave a step
-/// together, and agree about once a second: more often would make each wait for the slowest.
+/// Whether a signal has requested a stop, checked between micro-steps, because a step may take hours. Ranks must leave a step together, so
+/// they agree about once a second; more often would make each wait for the slowest.
 class StopWithinStep {
 public:
     /// Every rank must call it as often as the others.
     bool requested(Ranks& ranks) {
         if (ranks.size() == 1) return stop_requested();
         if (++passed_ < every_) return false;
-        const double seconds = ranks.sum(since_.lap()) / ranks.size();   // the same bits on all ranks, and so the same decision
+        const double seconds = ranks.sum(since_.lap()) / ranks.size();   // the same bits, and so the same decision, on all ranks
         every_ = int64_t(std::clamp(double(passed_) / seconds, 1.0, 2.0 * double(passed_)));   // a GPU's first launches are quick
         passed_ = 0;
         return ranks.any(stop_requested());
@@ -82,14 +82,14 @@ struct Run {
     Progress progress;
     CollapseWatch collapse;
     std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
-    InferenceCount read;                        // by it, on this rank, since it was last reported
+    InferenceCount read;                        // counts of the reader on this rank since the last report
     std::optional<SharedContexts<Device, X>> shared_contexts;   // where the answers to an item can share one computation of its context
     Flops flops;               // of a step
     double ceiling = 0;        // measured FLOP/s of all ranks
     int64_t first_step = 0;    // first step of this process, from 1
-    int64_t saved_step = 0;    // of the newest checkpoint in --out, as rank 0 knows; 0: none
+    int64_t saved_step = 0;    // step of the newest checkpoint in --out, valid on rank 0; 0: none
     StopWithinStep stop_within_step;
-    bool ranks_compute_alike = true;   // the same bits from the same rows
+    bool ranks_compute_alike = true;   // whether ranks compute the same bits from the same rows
     Stopwatch since_start, since_step;
 
     Run(Device device_, const Variants& variants, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
@@ -200,8 +200,8 @@ std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
     return run.replicas->gradient_sums(run.device);
 }
 
-/// Every rank must call it. Sums are divided among threads, and other processors and libraries add in other orders: where ranks
-/// differ in these, their gradients differ by rounding, and none can be found to compute wrongly by them. A note says so.
+/// Every rank must call it. The order of sums depends on threads, processors and libraries. If ranks differ in these, their gradients
+/// differ by rounding, and comparing gradients cannot detect a faulty rank; a note is printed.
 template <class Device, class X>
 void find_unlike_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
@@ -219,8 +219,8 @@ void find_unlike_ranks(Run<Device, X>& run) {
 }
 
 /// Every rank must call it, between two steps. Ends the job with Exit::rank, naming rank and tensor, if the ranks' copies of the model
-/// differ. With ZeRO-1, where most of what makes the model has no copy, also if a rank's parts have changed since the update, or if two
-/// ranks compute different gradients from the same rows.
+/// differ. With ZeRO-1, where most of the state has no copy, also if a rank's parts have changed since the update, or if two ranks compute
+/// different gradients from the same rows.
 template <class Device, class X>
 void check_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
@@ -249,11 +249,11 @@ void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m,
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.log.sync();
-        run.progress.say("checkpoint " + path.string());
+        run.progress.print("checkpoint " + path.string());
         if (!doubt.empty()) std::cerr << "warning: " << path.string() << " is whole, but " << doubt << std::endl;
     } catch (const Error& error) {
         if (last) throw;
-        run.progress.say(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
+        run.progress.print(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
         std::cerr << "warning: " << error.what() << std::endl;
     }
 }
@@ -292,7 +292,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     if (!run.ranks.first()) return result;
     const auto step = static_cast<long long>(run.state.step);
     if (stopped) {
-        run.progress.say(text("stopped by a signal after step %lld; %s", step,
+        run.progress.print(text("stopped by a signal after step %lld; %s", step,
                               !run.o.checkpoint_every ? "nothing was saved, as --checkpoint-every is 0"
                               : step == 0             ? "nothing was saved, and --resume starts over"
                                                       : "--resume continues"));
@@ -312,7 +312,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
     const std::string loss = shown_loss(run.state.last_loss), memory = human_bytes(double(peak_memory(run.device)));
-    run.progress.say(text("done: step %lld, loss %s%s, peak memory %s, %s, weights hash %s", step, loss.c_str(), validation.c_str(),
+    run.progress.print(text("done: step %lld, loss %s%s, peak memory %s, %s, weights hash %s", step, loss.c_str(), validation.c_str(),
                           memory.c_str(), human_seconds(seconds).c_str(), hash.c_str()));
     return result;
 }

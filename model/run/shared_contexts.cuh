@@ -1,5 +1,5 @@
-// Log-likelihoods of answers to items, each context computed once for all answers behind it. Attention alone is given whole texts
-// (shared_texts.cuh), contexts and all, as what follows a context needs something else of it in every mechanism; where that is its keys
+// Log-likelihoods of answers to items, with each context computed once for all of its answers. Only attention gets complete texts, contexts
+// included (shared_texts.cuh), because each mechanism needs other data of a context. If it needs only the keys
 // (LayerFacts::reads_keys_only), the CPU's attention computes contexts once, too.
 #pragma once
 #include <vector>
@@ -16,9 +16,9 @@ inline bool shares_context(const EvaluationItem& item) {
     });
 }
 
-/// The same as log_likelihoods() for items whose answers share their context. Precondition: every layer is causal, as texts are padded
-/// at their end. The rows of a batch are each context, then its answers' tokens except the last of each; after the last layer's
-/// attention, only those that predict answers continue. With a `reader` (on the CPU) contexts are its prompts, and answers continue them.
+/// The same as log_likelihoods() for items whose answers share their context. Precondition: every layer is causal, as texts are padded at
+/// their end. The rows of a batch are each context, followed by its answers' tokens except the last of each. After the last layer's
+/// attention only the rows that predict answers remain. With a `reader` (on the CPU) contexts are its prompts, and answers continue them.
 template <class Device, class X>
 class SharedContexts {
 public:
@@ -41,7 +41,7 @@ public:
     bool fit(int64_t rows) const { return rows <= int64_t(gpt_.B) * gpt_.T; }
     bool can_share(const EvaluationItem& item) const { return shares_context(item) && fit(rows_of(item)); }
 
-    /// By the reader, since this was last asked.
+    /// Counts of the reader since the last call.
     InferenceCount read() { return std::exchange(read_, {}); }
 
     /// One log-likelihood per answer, item by item. Precondition: the items' rows fit.
@@ -125,7 +125,7 @@ private:
         }
     }
 
-    /// What layer l's attention reads, for texts (B, T) as a whole.
+    /// The inputs of layer l's attention for complete texts (B, T).
     LayerInputs<X> gather(int l, const SharedText* texts, int B, int T) {
         const LayerFacts& facts = gpt_.net.layers[l].attention->facts;
         const int queries = gpt_.net.config.NH * gpt_.net.config.HS, values = gpt_.net.config.NKV * gpt_.net.config.HS;
@@ -143,12 +143,12 @@ private:
         return in;
     }
 
-    /// Whether what continues a context needs nothing of it but its keys, so that attention, too, computes it once.
+    /// Whether the continuation of a context needs only its keys, so that attention computes it once, too.
     bool reads_contexts_once(int l) const {
         return std::is_same_v<Device, CPU> && (reader_ || gpt_.net.layers[l].attention->facts.reads_keys_only);
     }
 
-    /// In place of forward(): contexts, and what continues them.
+    /// In place of forward(): contexts, and their continuations.
     void read_texts(int l, const LayerInputs<X>& in, const SharedText* texts) {
         if constexpr (std::is_same_v<Device, CPU>) {
             const AttentionForward<X> all = kernel_arguments(in, gpt_.layers[l].attention, Statistics<X>{});

@@ -68,16 +68,16 @@ std::string tokenizer_of(const Data& data, const Config& config) {
     if (data.train && !config.tokenizer.empty() && !data.train->tokenizer().empty() &&
         !same_tokenizer(data.train->tokenizer(), config.tokenizer))
         fail(Exit::data, data.train->name(), ": was made with the tokenizer ", data.train->tokenizer(), ", but the model's is ",
-             config.tokenizer, "; make shards with it (./tokenize --tokenizer) and give them as --train-data and --val-data");
+             config.tokenizer, "; make shards with that (./tokenize --tokenizer) and give them as --train-data and --val-data");
     std::string made_by = data.train ? data.train->tokenizer() : config.tokenizer;   // "" if unknown
     if (data.val && !made_by.empty() && !data.val->tokenizer().empty() && !same_tokenizer(data.val->tokenizer(), made_by))
         fail(Exit::data, data.val->name(), ": was made with the tokenizer ", data.val->tokenizer(), ", and ",
-             data.train ? data.train->name() : "the model", " with ", made_by);
+             data.train ? data.train->name() : "the model", " with ", made_by, "; use shards of one tokenizer");
     if (!data.train && made_by.empty() && data.val) made_by = data.val->tokenizer();
     return made_by;
 }
 
-// Exit::data if documents are to be told apart and the first tokens of the data are all of one.
+// Exit::data with --document-mask if the first tokens of the data are all of one document.
 void require_borders(const TokenStream* stream, const Options& o, const Config& config) {
     if (!o.document_mask || !stream) return;
     const uint64_t looked_at = std::min<uint64_t>(stream->size(), 1 << 26);
@@ -100,7 +100,8 @@ void cut_into_steps(Data& data, const Options& o, int ranks) {
              " is not a multiple of batch-size x seq-len x ranks = ", o.batch_size, " x ", o.seq_len, " x ", ranks, " = ",
              micro_batch);
     if (data.tokens_per_step / micro_batch > INT_MAX)
-        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step, " is more than ", INT_MAX, " micro-steps of ", micro_batch, " tokens");
+        fail(Exit::usage, "--total-batch-tokens ", data.tokens_per_step, " is more than ", INT_MAX, " micro-steps of ", micro_batch,
+             " tokens; lower it, or raise --batch-size");
     data.micro_steps = int(data.tokens_per_step / micro_batch);
     const double steps_of_epochs = std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step));
     data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(steps_of_epochs)) : o.steps;
@@ -116,7 +117,7 @@ std::optional<std::filesystem::path> find_checkpoint(const std::string& out) {
     const auto found = latest_checkpoint(out, complaints);
     for (const std::string& complaint : complaints) std::cerr << "warning: " << complaint << "\n";
     if (!found && !complaints.empty())
-        fail(Exit::checkpoint, out, ": no sound checkpoint is left to resume from; give another --out to start over");
+        fail(Exit::checkpoint, out, ": no undamaged checkpoint is left to resume from; give another --out to start over");
     if (!found) std::cerr << "note: no checkpoint in " << out << "; starting at step 0\n";
     return found;
 }
@@ -138,15 +139,15 @@ void require_shape(const Origin& origin, const Config& wanted, const std::string
     const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV &&
                       c.HS == wanted.HS && c.F == wanted.F;
     if (!same)
-        fail(Exit::usage, "--model ", name, " has another shape than ", origin.resume_from->string(),
+        fail(Exit::usage, "--model ", name, " has a different shape from ", origin.resume_from->string(),
              "; leave --model out, or give another --out to start over");
 }
 
-// Of a folder with other attention only the weights are used, and only if the user asks for it: the variant's own tensors, the
-// moments and the step count start afresh. Never in the output folder of the run that the folder belongs to. `has` and `wants` say
-// what the folder and this run have, `way_out` what else the user could do.
+// Takes only the weights of a folder with other attention, and only on request (--allow-new-tensors): the variant's own tensors, the
+// moments and the step count start afresh. Refused in the output folder of the run that the folder belongs to. `has` and `wants` are the
+// attention of the folder and of this run; `way_out` is an alternative for the message.
 void take_weights_only(Origin& origin, const std::string& has, const std::string& wants, const std::string& way_out, const Options& o,
-                       bool speaks) {
+                       bool prints) {
     const std::string folder = origin.folder()->string();
     if (!o.allow_new_tensors)
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and this program trains ", wants, "; ", way_out,
@@ -155,41 +156,41 @@ void take_weights_only(Origin& origin, const std::string& has, const std::string
         fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and ", wants,
              " would take its place; start from it with --model ",
              folder, " and another --out");
-    if (speaks) std::cout << "note: " << folder << " is a checkpoint of " << has << "; " << wants << " starts from its weights\n";
+    if (prints) std::cout << "note: " << folder << " is a checkpoint of " << has << "; " << wants << " starts from its weights\n";
     origin.weights_from = origin.folder();
     origin.resume_from.reset();
 }
 
-void require_variant(Origin& origin, const std::string& variant, const Options& o, bool speaks) {
+void require_variant(Origin& origin, const std::string& variant, const Options& o, bool prints) {
     if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
     const std::string other = origin.config.variant;
     const std::string way_out = "use ./train_" + other + ", or, where " + other + " has no tensors of its own, ";
-    take_weights_only(origin, other, variant, way_out, o, speaks);
+    take_weights_only(origin, other, variant, way_out, o, prints);
     origin.config.layers.clear();   // they were beside the other variant
 }
 
 // A setting that was given for all layers, and that every layer of the own variant has for itself, changes nothing.
-void note_without_effect(const Options& o, const std::vector<LayerAttention>& layers, const Variant& own, bool speaks) {
+void note_without_effect(const Options& o, const std::vector<LayerAttention>& layers, const Variant& own, bool prints) {
     const auto has_its_own = [&](const std::string& key) {
         return std::all_of(layers.begin(), layers.end(), [&](const LayerAttention& layer) {
             return layer.variant != own.name || layer.settings.count(key) > 0;
         });
     };
     for (const Setting& s : own.settings())
-        if (speaks && !layers.empty() && o.settings.count(s.key) && has_its_own(s.key))
+        if (prints && !layers.empty() && o.settings.count(s.key) && has_its_own(s.key))
             std::cerr << "note: " << s.option << " has no effect: every layer of " << own.name << " has its own\n";
 }
 
 // --layers and --dense-layers. Precondition: require_variant().
-void choose_layers(Origin& origin, const Options& o, const Variants& variants, bool speaks) {
+void choose_layers(Origin& origin, const Options& o, const Variants& variants, bool prints) {
     complete_layers(origin.config, variants);   // with the settings that were given
     if (!o.layers.empty() && !o.dense_layers.empty())
-        fail(Exit::usage, "--layers and --dense-layers both say which layer has which attention; give one");
-    if (o.layers.empty() && o.dense_layers.empty()) return note_without_effect(o, origin.config.layers, variants.own, speaks);
+        fail(Exit::usage, "--layers and --dense-layers both set the attention of layers; give one");
+    if (o.layers.empty() && o.dense_layers.empty()) return note_without_effect(o, origin.config.layers, variants.own, prints);
     Config chosen = origin.config;
     chosen.layers = !o.layers.empty() ? layers_of_pattern(o.layers, chosen.L, variants)
                                       : layers_beside_dense(o.dense_layers, chosen.L, variants);
-    note_without_effect(o, chosen.layers, variants.own, speaks);
+    note_without_effect(o, chosen.layers, variants.own, prints);
     for (int l = 0; l < chosen.L; l++) {
         Config layer = chosen.of_layer(l);
         const std::vector<Setting> settings = settings_of(*variants.find(layer.variant));
@@ -203,7 +204,7 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
     complete_layers(chosen, variants);
     if (origin.folder() && origin.config.names_variant && chosen.layers != origin.config.layers)
         take_weights_only(origin, pattern_of(origin.config, variants), pattern_of(chosen, variants),
-                          "leave --layers and --dense-layers out to go on with those, or ", o, speaks);
+                          "leave --layers and --dense-layers out to keep its layers, or ", o, prints);
     origin.config.layers = chosen.layers, origin.config.settings = chosen.settings;
 }
 
@@ -320,18 +321,18 @@ std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& 
     return chosen;
 }
 
-Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool speaks) {
+Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool prints) {
     Origin origin;
     origin.resume_from = checkpoint;
     if (!origin.resume_from && !is_preset(o.model) && std::filesystem::is_directory(o.model)) origin.weights_from = o.model;
     if (origin.weights_from && !o.evaluate && is_of_run(*origin.weights_from, o.out))
-        fail(Exit::usage, "--model ", o.model, " lies in --out, where a new run sets the checkpoints of others aside; give another --out, or "
-             "go on with it: --checkpoint ", o.model);
+        fail(Exit::usage, "--model ", o.model, " is inside --out, where a new run moves earlier checkpoints aside; give another --out, or "
+             "resume with --checkpoint ", o.model);
     origin.config = origin.folder() ? load_config(*origin.folder()) : preset(o.model);
     if (origin.resume_from && o.model_given && !std::filesystem::is_directory(o.model))
         require_shape(origin, preset(o.model), o.model);
     choose_qk_norm(origin, o);
-    require_variant(origin, variants.own.name, o, speaks);
+    require_variant(origin, variants.own.name, o, prints);
     if (origin.folder()) require_known_settings(origin.config, variants, (*origin.folder() / "config.json").string());
     try {
         complete_layers(origin.config, variants);
@@ -339,7 +340,7 @@ Origin find_origin(const Options& o, const Variants& variants, const std::option
         fail(error.code, origin.folder().value_or(o.model).string(), ": ", error.what());
     }
     for (const auto& [key, value] : o.settings) origin.config.settings[key] = value;
-    choose_layers(origin, o, variants, speaks);
+    choose_layers(origin, o, variants, prints);
     require_within_sequence(settings_of(variants.own), o.settings, origin.config, o.seq_len);
     origin.config.max_positions =
         std::max(origin.config.max_positions, o.seq_len);   // RoPE has no limit; this records how far the model was trained

@@ -1,4 +1,4 @@
-// What a run starts from: the command line's options, the data, and the checkpoint or folder with its weights.
+// The start of a run: the command line's options, the data, and the checkpoint or folder with the weights.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -41,7 +41,7 @@ struct Options {
     bool document_mask = false, document_positions = false;
     bool shuffle = true, resume = false, dry_run = false, plot = true, verify_data = false, allow_new_tensors = false, evaluate = false;
     uint64_t seed = 1;
-    std::map<std::string, double> settings;   // of the variant, by config.json key; only those given
+    std::map<std::string, double> settings;   // given settings of the variant, by config.json key
     bool model_given = false;                 // whether --model was given
     std::string resolved;                     // all options, as a file for --config
 };
@@ -58,27 +58,27 @@ struct Data {
     int micro_steps = 1;
 };
 
-/// Without --train-data uses the bundled text for training and validation, unless --evaluate only scores --eval-data. Sets the
-/// tokenizer of `config` to the shards'. Exit::data if shards, tokenizer and model do not match or the data is too short;
-/// Exit::usage if the sizes of a step do not fit together.
+/// Opens the data. Without --train-data this is the bundled text for training and validation, unless --evaluate only scores --eval-data.
+/// Sets the tokenizer of `config` to that of the shards. Exit::data if shards, tokenizer and model do not match or the data is too short;
+/// Exit::usage if the sizes of a step are inconsistent.
 Data open_data(const Options& o, int ranks, Config& config);
 
 /// "12345 tokens in 2 shards, NAME"
 std::string tokens_of(const TokenStream& stream);
 
-/// What a checkpoint's model card says of the data, and of the layers.
+/// Facts on the data and the layers for a checkpoint's model card.
 RunFacts facts_of(const Data& data, const std::string& pattern);
 
-/// What a checkpoint says of the training data: which it is, and in which order it comes, but for the seed.
+/// A checkpoint's description of the training data: identity and order, without the seed.
 std::string described_data(const TokenStream& train, bool shuffle);
 
-/// Whether a checkpoint's description is of this data in this order; older checkpoints know its ends alone, or nothing.
+/// Whether a checkpoint's description matches this data in this order. Older checkpoints describe only the data's ends, or nothing.
 bool describes_data(const std::string& described, const TokenStream& train, bool shuffle);
 
 /// Whether a checkpoint lies in the output folder `out`.
 bool is_of_run(const std::filesystem::path& folder, const std::string& out);
 
-/// How --document-mask and --document-positions have batches told apart. Precondition: open_data() has completed `config`.
+/// The document borders in batches under --document-mask and --document-positions. Precondition: open_data() has completed `config`.
 DocumentBorders borders(const Options& o, const Config& config);
 
 /// A checkpoint to resume from, a folder of weights to start from, or just a shape.
@@ -88,30 +88,28 @@ struct Origin {
     std::optional<std::filesystem::path> folder() const { return resume_from ? resume_from : weights_from; }
 };
 
-/// The checkpoint that --checkpoint or --resume selects: every byte of it was verified. None without these options, and with --resume
-/// where --out has no checkpoint at all. Every rank must call it; rank 0 chooses and verifies, and the others take its choice. A run that
-/// trains locks an --out that is there before it looks into it, since what another run's ranks still do there ends with them.
-/// Exit::checkpoint if the checkpoint, or every one of --out, is damaged.
+/// The checkpoint selected by --checkpoint or --resume, with every byte verified. None without these options, or with --resume if --out
+/// has no checkpoints. Every rank must call it; rank 0 selects and verifies, and the others take its choice. A training run first locks an
+/// existing --out, so that another run's ranks are finished there. Exit::checkpoint if the checkpoint, or every one in --out, is damaged.
 std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks, FolderLock& lock);
 
-/// The same for a process alone that only reads.
+/// The same for a single process that only reads.
 std::optional<std::filesystem::path> chosen_checkpoint(const Options& o);
 
-/// The origin that --model and the chosen checkpoint make, for a program of these variants; values given as options override
-/// those of the folder. Exit::checkpoint if a checkpoint is another variant's or one of other layers; Exit::usage for
-/// another shape, for settings out of range and for --qk-norm where the model cannot have it so. The rank that `speaks` prints
-/// notes and warnings.
-Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool speaks);
+/// The origin from --model and the selected checkpoint, for a program of these variants. Options override values of the folder.
+/// Exit::checkpoint if a checkpoint is of another variant or of other layers; Exit::usage for a different shape, for settings out of range
+/// and for a --qk-norm that the weights contradict. Notes and warnings appear on the rank with `prints`.
+Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool prints);
 
 // ---- what the ranks of a job must have in common
 
-/// The program and its options, but for those that do not enter the mathematics (device, threads, output) and paths, whose contents
-/// are compared instead.
+/// The program and its options. Left out are options without effect on the mathematics (device, threads, output), and paths, whose
+/// contents are compared instead.
 std::vector<Fact> facts_of_options(const Options& o, const char* variant);
 
 /// The model's config, the data, their division into steps, and the manifest of the checkpoint that the run starts from.
 std::vector<Fact> facts_of_start(const Origin& origin, const Data& data);
 
 /// Exit::out_of_memory, before anything is allocated, if the plan does not fit: `available` bytes are shared by `sharers` ranks.
-/// The plan's last line is what is in use already.
+/// The plan's last line is the memory in use already.
 void require_memory(const std::vector<MemoryUse>& plan, const Options& o, size_t available, int sharers);

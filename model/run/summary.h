@@ -16,7 +16,7 @@ struct Flops {
     double per_token = 0;
     PairCount visited, dense;   // per sequence of T tokens, all layers and heads
     double cached_keys = 0;     // keys needed to decode after T tokens: of one key/value head, summed over the layers
-    double cached_features = 0; // what scores read of those keys, of all heads and layers
+    double cached_features = 0; // features of those keys that scores read, over all heads and layers
 };
 inline Flops count_flops(const Qwen& net, int T) {
     const Config& c = net.config;
@@ -44,7 +44,7 @@ inline std::string without_layer(std::string name) {
     return name.replace(prefix.size(), end - prefix.size(), "{i}");
 }
 
-/// What updates the tensor, unless that is AdamW without decay.
+/// The role of the tensor in a table; "" for AdamW without decay.
 inline const char* role_word(Role role) {
     switch (role) {
         case Role::decays: return "  decays";
@@ -85,7 +85,7 @@ inline void print_tensors(const TensorList& list) {
 
 inline std::vector<std::pair<std::string, std::string>> model_rows(const Qwen& net, const Flops& f) {
     const Config& c = net.config;
-    const double key_bytes = 2.0 * c.NKV * c.HS * sizeof(float);   // a key and its value, of all heads
+    const double key_bytes = 2.0 * c.NKV * c.HS * sizeof(float);   // a key and its value, over all heads
     const double cache = key_bytes * f.cached_keys + sizeof(float) * f.cached_features;
     const char* const bound = net.any(&LayerFacts::expects_at_most) ? "at most " : "";
     std::vector<std::pair<std::string, std::string>> rows = {
@@ -116,7 +116,7 @@ inline std::string listed(const std::vector<int>& layers) {
     return all;
 }
 
-/// What each layer of a kind costs, for every kind of a hybrid.
+/// The cost of a layer of each kind in a hybrid.
 template <class Device, class X>
 std::vector<std::pair<std::string, std::string>> kind_rows(const GPT<Device, X>& gpt) {
     const Config& c = gpt.net.config;

@@ -1,4 +1,5 @@
 // The command line of the training programs.
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -7,140 +8,172 @@
 #include "model/base/command_line.h"
 #include "model/base/error.h"
 #include "model/base/text.h"
+#include "model/checkpoint/carried_texts.h"
 #include "model/run/start.h"
 
-/// Settings of the variant and of every model. Every variant accepts --window and --dense-until, so that scripts can pass them to
-/// all.
-static void add_settings(CLI::App& app, const Variant& variant, Options& o) {
-    for (const Setting& s : settings_of(variant))
-        app.add_option_function<double>(
-               s.option, [&o, s](double value) { o.settings[s.key] = value; }, text("%s [%g]", s.help, s.value))
-            ->group("Attention");
-    for (const char* option : {"--window", "--dense-until"})
-        if (!app.get_option_no_throw(option))
-            app.add_option_function<double>(
-                   option, [option, &variant](double) { std::cerr << "note: " << option << " has no effect in " << variant.name << "\n"; },
-                   "no effect in this variant")
-                ->group("Attention");
-}
+static constexpr const char* HIDDEN = "";   // the group of options that --help leaves out
 
 static CLI::Validator any_count() { return whole_number_from(int64_t(0), int64_t(1) << 50); }
 
-/// Model, data, optimiser and precision.
-static void add_training_options(CLI::App& app, Options& o) {
-    const auto positive = whole_number_from(1, 1 << 30);
-    const auto share = number_from(0, 1);
-    app.add_option("--device", o.device, "where to train")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-    app.add_option("--model", o.model, "preset, or a Hugging Face folder to start from; its config.json alone starts from scratch");
+static CLI::Validator zero_or_one() { return CLI::IsMember({"0", "1", "true", "false"}); }
+
+/// The model, its precision, and the checkpoint to continue from.
+static void add_model_options(CLI::App& app, Options& o) {
+    app.option_defaults()->group("Model");
+    app.add_option("--model", o.model,
+                   "preset, or Hugging Face folder to start from; a folder with config.json but no weights starts from scratch");
     app.add_option("--qk-norm", o.qk_norm,
-                   "of a model from scratch: 1 normalises the heads of q and k, as Qwen3, without biases; 0 does not; auto: as --model has it")
+                   "normalisation of the heads of q and k in a model from scratch: 1 as in Qwen3, without biases; 0 none; auto: as "
+                   "in --model")
         ->check(CLI::IsMember({"auto", "0", "1"}));
-    app.add_option("--layers", o.layers,
-                   "attention layer by layer: NAME[:COUNT][:OPTION=VALUE]...,... from the first layer on and again from its start, "
-                   "with causal and this program's own, as sinks:3:window=128,causal; without it all layers are alike");
-    app.add_option("--dense-layers", o.dense_layers, "these layers have causal attention: 0,4,8");
-    app.add_option("--train-data", o.train_data, "token shards (glob); without it the bundled text");
-    app.add_option("--val-data", o.val_data, "token shards for validation (glob)");
-    app.add_option("--out", o.out, "folder for log, checkpoints and options");
+    app.add_option("--precision", o.precision, "number type of weights and activations; auto: bf16 on a GPU, fp32 on the CPU")
+        ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
+    app.add_option("--rounding", o.rounding, "rounding mode when casting fp32 master weights to bf16")
+        ->check(CLI::IsMember({"nearest", "stochastic"}));
+    app.add_flag("--resume", o.resume, "resume from the newest undamaged checkpoint in --out");
+    app.add_option("--checkpoint", o.checkpoint, "checkpoint folder to resume from");
+    app.add_flag("--allow-new-tensors", o.allow_new_tensors,
+                 "start from the weights of another variant; initialise the tensors that its folder lacks");
+    app.add_option("--seed", o.seed, "random seed of initialisation, data order and samples")
+        ->transform(whole_number_from(uint64_t(0), UINT64_MAX));
+}
+
+static void add_data_options(CLI::App& app, Options& o) {
+    const auto positive = whole_number_from(1, 1 << 30);
+    app.option_defaults()->group("Data");
+    app.add_option("--train-data", o.train_data, "token shards for training (glob); default: the bundled text");
+    app.add_option("--val-data", o.val_data, "token shards for validation (glob); default: none with --train-data, else the bundled text");
     app.add_option("--batch-size", o.batch_size, "sequences per rank and micro-step")->transform(positive);
     app.add_option("--seq-len", o.seq_len, "tokens per sequence, T")->transform(positive);
     app.add_option("--total-batch-tokens", o.total_batch_tokens,
                    "tokens per optimiser step over all ranks; 0: batch-size x seq-len x ranks")
         ->transform(any_count());
-    app.add_option("--steps", o.steps, "optimiser steps")->transform(whole_number_from(int64_t(1), int64_t(1) << 50));
-    app.add_option("--epochs", o.epochs, "passes over the data, instead of --steps; 0: use --steps")
-        ->check(number_from(0, 1e6));
-    app.add_option("--shuffle", o.shuffle, "0 reads the shards in order")->check(CLI::IsMember({"0", "1", "true", "false"}));
-    app.add_option("--document-mask", o.document_mask, "1: no token sees another document of its row")
-        ->check(CLI::IsMember({"0", "1", "true", "false"}));
+    app.add_option("--shuffle", o.shuffle, "order of the training data: 1 shuffled, 0 as in the shards")->check(zero_or_one());
+    app.add_option("--document-mask", o.document_mask, "attention across documents packed into one row: 1 masked out, 0 allowed")
+        ->check(zero_or_one());
     app.add_option("--document-positions", o.document_positions,
-                   "with --document-mask, 1: RoPE counts positions from each document's first token")
-        ->check(CLI::IsMember({"0", "1", "true", "false"}));
+                   "RoPE positions with --document-mask: 1 counted from the document's first token, 0 from the row's")
+        ->check(zero_or_one());
+    app.add_flag("--verify-data", o.verify_data,
+                 "read all shards at the start and compare them with their manifests, even those verified before");
+}
+
+static void add_optimiser_options(CLI::App& app, Options& o) {
+    app.option_defaults()->group("Schedule and optimiser");
+    app.add_option("--steps", o.steps, "number of optimiser steps")->transform(whole_number_from(int64_t(1), int64_t(1) << 50));
+    app.add_option("--epochs", o.epochs, "passes over the training data, in place of --steps; 0: use --steps")
+        ->check(number_from(0, 1e6));
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
         ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
-    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr")->check(share);
-    app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled, on matrices only")->check(number_from(0, 1e3));
-    app.add_option("--beta1", o.adamw.beta1, "AdamW")->check(number_from(0, 0.999999));
-    app.add_option("--beta2", o.adamw.beta2, "AdamW")->check(number_from(0, 0.9999999));
-    app.add_option("--adam-eps", o.adamw.eps, "AdamW")->check(number_from(1e-30, 1));
+    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr")->check(number_from(0, 1));
+    app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled weight decay of matrices")->check(number_from(0, 1e3));
+    app.add_option("--beta1", o.adamw.beta1, "AdamW's decay rate of the first moment")->check(number_from(0, 0.999999));
+    app.add_option("--beta2", o.adamw.beta2, "AdamW's decay rate of the second moment")->check(number_from(0, 0.9999999));
+    app.add_option("--adam-eps", o.adamw.eps, "AdamW's epsilon, added to the root of the second moment")->check(number_from(1e-30, 1));
     app.add_option("--grad-clip", o.adamw.grad_clip, "maximum global L2 norm of the gradient; 0: no limit")
         ->check(number_from(0, 1e30));
-    app.add_option("--precision", o.precision, "of weights and activations; auto: bf16 on a GPU, fp32 on the CPU")
-        ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
-    app.add_option("--rounding", o.rounding, "of float32 master weights to bf16 weights")
-        ->check(CLI::IsMember({"nearest", "stochastic"}));
 }
 
-/// Validation, evaluation, samples, checkpoints, ranks and memory.
-static void add_run_options(CLI::App& app, Options& o) {
+static void add_evaluation_options(CLI::App& app, Options& o) {
+    app.option_defaults()->group("Evaluation");
     app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->transform(any_count());
-    app.add_option("--val-batches", o.val_batches, "batches of batch-size x ranks sequences in a validation; 0: no validation")
+    app.add_option("--val-batches", o.val_batches,
+                   "batches of batch-size x ranks sequences per validation; 0: no validation. Default with --evaluate: all")
         ->transform(whole_number_from(0, 1 << 30));
     app.add_flag("--evaluate", o.evaluate,
-                 "train nothing: validation loss (all of --val-data, unless --val-batches is given, here or in --config) and --eval-data "
-                 "of --checkpoint or of a folder given as --model");
-    app.add_option("--eval-data", o.eval_data, "multiple choice: .jsonl or .bin files of items (globs)")
+                 "measure the validation loss and --eval-data of --checkpoint, or of a folder given as --model; train nothing");
+    app.add_option("--eval-data", o.eval_data, "multiple-choice items: .jsonl or .bin files (globs)")
         ->expected(1, -1)
         ->default_str("");
     app.add_option("--eval-every", o.eval_every, "steps between evaluations on --eval-data; 0: only at the end")
         ->transform(any_count());
-    app.add_option("--eval-items", o.eval_items, "only the first items of each file; 0: all")->transform(any_count());
-    app.add_option("--eval-out", o.eval_out, "with --evaluate: what each item's answers scored, as JSON Lines");
-    app.add_option("--eval-log", o.eval_log,
-                   "with --evaluate: a log of its own for what was found, in the form of a run's log.jsonl");
-    app.add_option("--position-bins", o.position_bins,
-                   "with --evaluate: the validation loss by position, in so many equal parts of a row; 0: not")
-        ->transform(whole_number_from(0, 1 << 30));
-    app.add_option("--sample-every", o.sample_every, "steps between samples of text; 0: never")->transform(any_count());
-    app.add_option("--sample-tokens", o.sample_tokens, "length of a sample; 0: no samples")->transform(whole_number_from(0, 1 << 30));
-    app.add_option("--prompt", o.prompt, "start of samples; without it they begin as documents do")->expected(0, 1);
-    app.add_option("--monitor-every", o.monitor_every,
-                   "steps between reports on attention (entropy, concentration, pairs, tiles, gates per layer and head); 0: never")
+    app.add_option("--eval-items", o.eval_items, "number of items to use, from the beginning of each file; 0: all")
         ->transform(any_count());
+    app.add_option("--eval-out", o.eval_out, "JSON Lines file for the scores of every item's answers (with --evaluate)");
+    app.add_option("--eval-log", o.eval_log, "log file for the results, in the format of a run's log.jsonl (with --evaluate)");
+    app.add_option("--position-bins", o.position_bins,
+                   "number of position bins for the validation loss (with --evaluate); 0 disables")
+        ->transform(whole_number_from(0, 1 << 30));
+    app.add_option("--sample-every", o.sample_every, "steps between text samples; 0: never")->transform(any_count());
+    app.add_option("--sample-tokens", o.sample_tokens, "tokens per text sample; 0: no samples")->transform(whole_number_from(0, 1 << 30));
+    app.add_option("--prompt", o.prompt, "beginning of every text sample; default: the beginning of a document")->expected(0, 1);
+    app.add_option("--monitor-every", o.monitor_every,
+                   "steps between attention reports (entropy, concentration, pairs, tiles, gates per layer and head); 0: never")
+        ->transform(any_count());
+}
+
+static void add_output_options(CLI::App& app, Options& o) {
+    app.option_defaults()->group("Output");
+    app.add_option("--out", o.out, "folder for the log, checkpoints and resolved options");
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, with one more at the end; 0: none")
         ->transform(any_count());
-    app.add_option("--keep-checkpoints", o.keep_checkpoints, "how many to keep; 0: all")->transform(whole_number_from(0, 1 << 30));
-    app.add_flag("--resume", o.resume, "resume from the newest sound checkpoint in --out");
-    app.add_option("--checkpoint", o.checkpoint, "resume from this checkpoint");
-    app.add_flag("--allow-new-tensors", o.allow_new_tensors,
-                 "start from the weights of another variant's folder; tensors that it lacks are initialised");
-    app.add_option("--seed", o.seed, "of initialisation, data order and samples")->transform(whole_number_from(uint64_t(0), UINT64_MAX));
-    app.add_option("--threads", o.threads, "OpenMP threads; 0: this rank's share of the processors")->transform(whole_number_from(0, 4096));
-    app.add_option("--zero-stage", o.zero_stage, "1: each rank keeps only the moments of its own part of the weights")
-        ->transform(whole_number_from(0, 1));
-    app.add_option("--recompute", o.recompute,
-                   "trade time for memory: 1 recomputes norms and SwiGLU in the backward pass, 2 keeps only each layer's input")
-        ->transform(whole_number_from(0, 2));
-    app.add_option("--check-ranks-every", o.check_ranks_every,
-                   "steps between comparisons of weights and moments over the ranks; -1: at every checkpoint; 0: only at the start")
-        ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
-    app.add_option("--watchdog-seconds", o.watchdog_seconds,
-                   "end the job if a rank makes no progress for this long (one rank: after a stop signal); 0 disables")
-        ->transform(whole_number_from(0, 1 << 20));
-    app.add_option("--plot", o.plot, "1: draw the loss curve at the end");
+    app.add_option("--keep-checkpoints", o.keep_checkpoints, "number of newest checkpoints to keep; 0: all")
+        ->transform(whole_number_from(0, 1 << 30));
+    app.add_option("--plot", o.plot, "PNG of the loss curve in --out at the end: 1 on, 0 off");
     app.add_option("--show-mask", o.show_mask,
-                   "draw which keys every row of --seq-len tokens sees into this .png or .pgm; train nothing");
-    app.add_option("--mask-layer", o.mask_layer, "with --show-mask: of which layer, from 0; -1: the last of this program's own mechanism")
+                   "image file, .png or .pgm, for the mask of --seq-len tokens (rows: queries; columns: keys); train nothing");
+    app.add_option("--mask-layer", o.mask_layer, "layer for --show-mask, from 0; -1: the last layer of this trainer's mechanism")
         ->transform(whole_number_from(-1, 1 << 12));
-    app.add_flag("--verify-data", o.verify_data,
-                 "read all shards at the start and compare them with their manifests, including those that have passed before");
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
 }
 
-/// Exit::usage for a mechanism for inference only where there is a trained mask, or training.
+static void add_parallel_options(CLI::App& app, Options& o) {
+    app.option_defaults()->group("Parallel");
+    app.add_option("--device", o.device, "device to train on; auto: a GPU if there is one")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+    app.add_option("--threads", o.threads, "OpenMP threads per rank; 0: this rank's share of the processors")
+        ->transform(whole_number_from(0, 4096));
+    app.add_option("--zero-stage", o.zero_stage, "ZeRO stage: 1 shards AdamW's moments over the ranks, 0 replicates them")
+        ->transform(whole_number_from(0, 1));
+    app.add_option("--recompute", o.recompute,
+                   "activation recomputation, which saves memory for time: 1 norms and SwiGLU, 2 whole layers from their inputs, 0 none")
+        ->transform(whole_number_from(0, 2));
+    app.add_option("--check-ranks-every", o.check_ranks_every,
+                   "steps between comparisons of weights and moments across ranks; -1: at every checkpoint; 0: only at the start")
+        ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
+    app.add_option("--watchdog-seconds", o.watchdog_seconds,
+                   "seconds without progress on any rank until the job is ended (on one rank: after a stop signal); 0 disables")
+        ->transform(whole_number_from(0, 1 << 20));
+}
+
+/// Settings of the variant, and of every model. Scripts may pass --window and --dense-until to any trainer: those without such a
+/// setting accept them, print a note, and leave them out of --help.
+static void add_attention_options(CLI::App& app, const Variant& variant, Options& o) {
+    const bool is_causal = variant.name == std::string("causal");
+    app.option_defaults()->group("Attention");
+    for (const Setting& s : settings_of(variant))
+        app.add_option_function<double>(
+            s.option, [&o, s](double value) { o.settings[s.key] = value; }, text("%s [%g]", s.help, s.value));
+    const char* const shown = is_causal ? HIDDEN : "Attention";   // layers of train_causal are all causal
+    app.add_option("--layers", o.layers,
+                   "mechanism of each layer, NAME[:COUNT][:OPTION=VALUE]...,..., repeated until the last layer: this trainer's own or "
+                   "causal, as in " + std::string(variant.name) + ":3,causal; default: its own in all layers")
+        ->group(shown);
+    app.add_option("--dense-layers", o.dense_layers, "layers with causal attention, from 0: 0,4,8; default: none")->group(shown);
+    for (const char* option : {"--window", "--dense-until"})
+        if (!app.get_option_no_throw(option))
+            app.add_option_function<double>(
+                   option, [option, &variant](double) { std::cerr << "note: " << option << " has no effect in " << variant.name << "\n"; })
+                ->group(HIDDEN);
+    app.option_defaults()->group(is_causal ? "Attention" : HIDDEN);   // they read causal checkpoints alone: require_plain_attention()
+    add_inference_options(app, o.inference);
+    CLI::Option* const attention = app.get_option("--attention");
+    attention->description(attention->get_description() + "; with --evaluate");
+}
+
+/// Exit::usage for an inference-only mechanism (--attention) in a training run, with --document-mask, or in another trainer than causal's.
 static void require_plain_attention(const Variant& variant, const Options& o) {
     if (o.inference.how.attention == InferenceAttention::trained) return;
-    if (!o.evaluate) fail(Exit::usage, "--attention ", o.inference.attention, " is for --evaluate: nothing is trained with it");
+    if (!o.evaluate) fail(Exit::usage, "--attention ", o.inference.attention, " requires --evaluate; it cannot be trained");
     if (o.document_mask)
-        fail(Exit::usage, "--attention ", o.inference.attention, " reads rows as one text each; leave out --document-mask");
+        fail(Exit::usage, "--attention ", o.inference.attention, " treats each row as one text; leave out --document-mask");
     if (variant.name != std::string("causal"))
-        fail(Exit::usage, "--attention ", o.inference.attention, " reads checkpoints of variant causal: use ./train_causal, not ./train_",
+        fail(Exit::usage, "--attention ", o.inference.attention, " needs a causal checkpoint; use ./train_causal, not ./train_",
              variant.name);
 }
 
 namespace {
-/// Configuration files in which a # between quotes begins no comment. (CLI11 up to 2.3 cuts there.)
+/// A reader of configuration files that keeps a # between quotes. (CLI11 up to 2.3 starts a comment there.)
 class ConfigFile : public CLI::ConfigTOML {
 public:
     ConfigFile() { comment('\0'); }
@@ -151,7 +184,7 @@ public:
     }
 
 private:
-    /// A quote is one where a value or an element of a list begins with it.
+    /// The index of the comment's #, or npos. A quote counts only at the beginning of a value or of an element of a list.
     static size_t comment_in(const std::string& line) {
         char quote = 0, before = 0;   // the last character but spaces
         for (size_t at = 0; at < line.size(); at++) {
@@ -166,7 +199,7 @@ private:
 };
 }   // namespace
 
-/// The --prompt that comes back from the text of a file for --config; "" if it cannot be read.
+/// The value of --prompt in `options`, the text of a file for --config; "" if it cannot be parsed.
 static std::string prompt_in(const std::string& options) {
     const size_t at = options.find("\nprompt=") + 1;
     CLI::App reader;
@@ -182,30 +215,47 @@ static std::string prompt_in(const std::string& options) {
     return prompt;
 }
 
-/// Exit::usage for a name that is given and empty, as an unset variable of a shell is: without it a run would start from scratch,
-/// or in another folder. Only on the command line, as options.toml has "" for what was not given.
+/// Exit::usage for an option with an empty name, such as that of an unset shell variable: the run would start from scratch, or in
+/// another folder. Checks the command line only, because options.toml has "" for options that were not given.
 static void require_names(int argc, char** argv) {
     for (const std::string option : {"--checkpoint", "--model", "--out", "--train-data", "--eval-data", "--eval-out", "--eval-log",
                                      "--show-mask"})
         for (int n = 1; n < argc; n++)
             if (argv[n] == option + "=" || (argv[n] == option && n + 1 < argc && !*argv[n + 1]))
-                fail(Exit::usage, option, " \"\": the name is empty; give one, or leave ", option, " out");
+                fail(Exit::usage, option, " \"\": the value is empty; give one, or leave ", option, " out");
+}
+
+/// "options that begin with --moba belong to ./train_moba" for an option that begins with another mechanism's name; "" for all others.
+static std::string owner_of_option(const std::string& option, const CLI::App& app, const std::string& own) {
+    std::string trainer, beginning;
+    for (const CarriedText& variant : descriptions_of_variants()) {
+        std::string words = std::string("--") + variant.name;
+        std::replace(words.begin(), words.end(), '_', '-');
+        const bool fits = variant.name != own && (option == words || option.starts_with(words + "-"));
+        if (fits && words.size() > beginning.size()) trainer = variant.name, beginning = words;
+    }
+    for (const std::string& name : option_names(app))   // this trainer's own, misspelt
+        if (name.starts_with(beginning)) return "";
+    return "options that begin with " + beginning + " belong to ./train_" + trainer;
 }
 
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
     o.out = std::string("out/") + variant.name;
     CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
-                 " attention.\nStop it with Ctrl-C or SIGTERM: it saves and exits with code 75, and --resume continues. Under mpirun send "
-                 "SIGUSR1 to mpirun\n"
-                 "(Open MPI kills its ranks soon after SIGTERM, often before they could save).");
+                 " attention.\nCtrl-C or SIGTERM saves a checkpoint and exits with code 75; --resume continues. Under mpirun, send "
+                 "SIGUSR1 to mpirun:\nOpen MPI kills its ranks soon after SIGTERM, often before they have saved.");
     app.config_formatter(std::make_shared<ConfigFile>());
-    app.set_config("--config", "", "a file of key = value lines, as options.toml in the output folder");
+    app.set_config("--config", "", "file of key = value lines, such as options.toml in the output folder");
     app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    add_training_options(app, o);
-    add_run_options(app, o);
-    add_settings(app, variant, o);
-    add_inference_options(app, o.inference);
-    if (!parse_options(app, argc, argv)) return false;
+    add_model_options(app, o);
+    add_data_options(app, o);
+    add_optimiser_options(app, o);
+    add_evaluation_options(app, o);
+    add_output_options(app, o);
+    add_parallel_options(app, o);
+    add_attention_options(app, variant, o);
+    const auto owner = [&](const std::string& option) { return owner_of_option(option, app, variant.name); };
+    if (!parse_options(app, argc, argv, owner)) return false;
     require_names(argc, argv);
     o.adamw.stochastic_rounding = o.rounding == "stochastic";
     o.adamw.seed = o.seed;
@@ -213,13 +263,13 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (o.prompt.find_first_of("\n\r") != std::string::npos) fail(Exit::usage, "--prompt must be one line");
     if (o.evaluate && !app.count("--val-batches")) o.val_batches = 1 << 30;
     std::erase(o.eval_data, "");   // options.toml has "" if none was given
-    if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out is for --evaluate");
+    if (!o.evaluate && !o.eval_out.empty()) fail(Exit::usage, "--eval-out requires --evaluate");
     require_two_files("--eval-out", o.eval_out, "--eval-log", o.eval_log);
-    if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log is for --evaluate; a training run's log is in --out");
-    if (!o.evaluate && o.position_bins != Options{}.position_bins) fail(Exit::usage, "--position-bins is for --evaluate");
+    if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log requires --evaluate; the log of a training run is in --out");
+    if (!o.evaluate && o.position_bins != Options{}.position_bins) fail(Exit::usage, "--position-bins requires --evaluate");
     require_plain_attention(variant, o);
-    if (o.mask_layer >= 0 && o.show_mask.empty()) fail(Exit::usage, "--mask-layer is for --show-mask");
-    if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions is for --document-mask 1");
+    if (o.mask_layer >= 0 && o.show_mask.empty()) fail(Exit::usage, "--mask-layer requires --show-mask");
+    if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions requires --document-mask 1");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;
     o.model_given = app.count("--model") > 0;
@@ -227,7 +277,8 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (!app.count("--prompt"))   // CLI11 writes it like a flag that was not given
         if (const size_t at = o.resolved.find("prompt=false\n"); at != std::string::npos) o.resolved.replace(at, 12, "prompt=\"\"");
     if (prompt_in(o.resolved) != o.prompt)
-        fail(Exit::usage, "--prompt ", o.prompt, " cannot be kept in options.toml, where quotes, brackets and commas have a meaning of their "
-             "own; leave some out");
+        fail(Exit::usage, "--prompt ", o.prompt, " cannot be written to options.toml, because quotes, brackets and commas are special "
+             "there; "
+             "leave some out");
     return true;
 }

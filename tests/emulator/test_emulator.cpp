@@ -176,11 +176,11 @@ TEST_CASE("emulator: named barriers hold some warps and not others", "[emulator]
     }
 }
 
-// ---- memory that nobody wrote, and memory that belongs to nobody
+// ---- uninitialised memory, and memory outside allocations
 
 __global__ void read_shared(float* out) { out[threadIdx.x] = (&dynamic_shared<float>())[threadIdx.x]; }
 
-TEST_CASE("emulator: memory that nobody wrote holds NaN, huge or very negative numbers", "[emulator]") {
+TEST_CASE("emulator: uninitialised memory holds NaN, huge or very negative numbers", "[emulator]") {
     for (const uint64_t seed : SEEDS) {
         WithOptions options(seed);
         Numbers<float> out(32), unwritten(32);

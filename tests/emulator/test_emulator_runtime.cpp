@@ -20,15 +20,15 @@ TEST_CASE("emulated runtime: a GPU that breaks does nothing more, and every call
             emulator::Runtime& runtime = emulator::runtime();
             emulator::options().breaking_work = runtime.works + 2;
             emulator::options().breaks_with = error;
-            std::string said;
+            std::string message;
             try {
                 for (int n = 1; n <= 3; n++) add(stream, x.data(), n);
                 check(cudaStreamSynchronize(stream));
             } catch (const Error& caught) {
-                said = caught.what();
+                message = caught.what();
                 CHECK(caught.code == Exit::rank);
             }
-            CHECK(contains(said, std::string("the GPU reports: ") + cudaGetErrorString(error)));
+            CHECK(contains(message, std::string("the GPU reports: ") + cudaGetErrorString(error)));
             std::vector<int> host(SIZE);
             int* more = nullptr;
             for (int n : {1, 2}) CHECK((cudaGetLastError() == error && n));
@@ -191,7 +191,7 @@ TEST_CASE("emulated runtime: a stream waits for another one's event, or reads wh
         Numbers<int> x(std::vector<int>(SIZE, 0)), y(std::vector<int>(SIZE, 0));
         set(first, x.data(), 5);
         check(cudaEventRecord(ready, first));
-        set(first, y.data(), 0);   // after the event: nobody has to wait for it
+        set(first, y.data(), 0);   // after the event: no stream has to wait for it
         check(cudaEventSynchronize(ready));
         add(first, x.data(), 1);
         check(cudaEventRecord(ready, first));

@@ -60,7 +60,7 @@ private:
         return all;
     }
 
-    /// The numbers, or one that nobody reads: memory has no arrays of nothing.
+    /// The numbers, or a single unused one: arrays cannot be empty.
     template <class Y>
     static Numbers some(const std::vector<Y>& numbers) {
         return numbers.empty() ? Numbers{0} : Numbers(numbers.begin(), numbers.end());

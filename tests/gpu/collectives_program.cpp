@@ -109,7 +109,7 @@ void shards(Job& job, size_t n, size_t bucket) {
             const Span all = cut.bucket(k), own = cut.own(k);
             run_fill(job.device, x.data() + all.begin, int(all.size()), float(round + me));
             collectives.start_reduce_scatter(job.device, x.data() + all.begin, cut.part_size(k));
-            for (size_t i = all.begin; i < all.end; i++)   // another rank's part is nobody's sum
+            for (size_t i = all.begin; i < all.end; i++)   // another rank's part is no sum
                 sums[i] = i >= own.begin && i < own.end ? ranks * number(round, i, all) + job.sum_of_ranks() : number(round + me, i, all);
         }
         collectives.finish(job.device);

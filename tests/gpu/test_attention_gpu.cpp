@@ -120,7 +120,7 @@ TEST_CASE("GPU attention mask: a row that sees nothing gives zeros, not NaN", "[
     Problem p(1, 130, 130, 1, 1, 32, Modified().features());
     p.dlse = normal_numbers(p.rows(), 9);
     p.gate = normal_numbers(p.rows(), 10);
-    set_tile_lists(p, {{0}, {}, {0}});   // nothing for rows 64..127; nobody sees keys from 64 on
+    set_tile_lists(p, {{0}, {}, {0}});   // nothing for rows 64..127; no row sees keys from 64 on
     check_attention_on_gpu(p, Modified());
 }
 

@@ -73,7 +73,7 @@ __global__ void pairs_kernel(bf16* out, const float* x, Fault fault) {
 __global__ void functions_kernel(float* exp2, float* tanh, const float* x, int n, Fault fault) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const float at = fault == Fault::rounded ? to_float(from_float<bf16>(x[i])) : x[i];
-        exp2[i] = exp2_of(at), tanh[i] = gelu_tanh(Rough(at));
+        exp2[i] = exp2_of(at), tanh[i] = gelu_tanh(ReducedPrecision(at));
     }
 }
 
@@ -227,7 +227,7 @@ TEST_CASE("conformance: pairs of half-precision numbers", "[gpu][conformance]") 
 }
 
 /// The manual bounds an error, and slopes of GELU multiply what is left of 1 - |tanh| by the cube of a feature (unit_gate.cuh;
-/// gelu_and_slope() of a Rough): from 9.5 on, where a float's own tanh is 1, nothing may be left. Every half that there is.
+/// gelu_and_slope() of a ReducedPrecision): from 9.5 on, where a float's own tanh is 1, nothing may be left. Every half that there is.
 TEST_CASE("conformance: tanh is exactly 1 or -1 where it has saturated", "[gpu][conformance]") {
     std::vector<double> x, expected;
     for (uint32_t bits = 0x48c0; bits < 0x7c00; bits++)   // 9.5 to 65504

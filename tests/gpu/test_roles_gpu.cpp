@@ -27,7 +27,7 @@ TEST_CASE("GPU roles: a shard without anything to train adds nothing to the norm
     REQUIRE(n > gpt.net.tensors.size());
     std::vector<float> gradients(n, NAN);
     to_host(device, gradients.data(), gpt.gradients, n);
-    CHECK(gradients == std::vector<float>(n));   // padding too, which nobody writes and ranks sum
+    CHECK(gradients == std::vector<float>(n));   // padding too, which is never written but summed by ranks
     fill(device, gpt.gradients, n, 1.0f);
     fill(device, gpt.weights, n, 2.0f);
     gpt_norm(device, gpt);

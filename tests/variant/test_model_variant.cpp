@@ -117,7 +117,7 @@ VARIANT_CASE(" model: documents packed into a row get the losses and gradients t
     check_packed(variant, config, 480, begins);
     config.settings["longnet_detach"] = config.settings["nsa_shared_kv"] = 1;
     config.settings["mosa_choice"] = config.settings["mosa_rho"] = config.settings["routing_balanced"] = config.settings["routing_clusters"] = 1;
-    check_packed(variant, config, 480, begins);   // choices of whole rows that leave out nobody
+    check_packed(variant, config, 480, begins);   // selections of whole rows that leave out no token
 }
 
 VARIANT_CASE(" model: many short documents in a row get what they get alone", "[model][variant][documents]") {

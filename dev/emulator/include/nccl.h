@@ -194,7 +194,7 @@ inline ncclResult_t ncclGroupEnd() {
 inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                                   ncclComm_t communicator, cudaStream_t stream,
                                   emulator::Location at = emulator::Location::current()) {
-    if (from != to || (type != ncclFloat32 && type != ncclFloat64)) return ncclInvalidArgument;   // what nobody here needs
+    if (from != to || (type != ncclFloat32 && type != ncclFloat64)) return ncclInvalidArgument;   // other cases are not used
     return emulator::nccl::enqueue(communicator, stream, "ncclAllReduce", to, count, type, at, 2, [=](emulator::nccl::Star& star) {
         if (type == ncclFloat32) star.sum(static_cast<float*>(to), count);
         else star.sum(static_cast<double*>(to), count);
@@ -208,7 +208,7 @@ inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, 
                                       emulator::Location at = emulator::Location::current()) {
     const emulator::nccl::Star& star = communicator->connection->star;
     float* const whole = static_cast<float*>(const_cast<void*>(from));
-    if (to != whole + count * star.rank || type != ncclFloat32) return ncclInvalidArgument;   // what nobody here needs
+    if (to != whole + count * star.rank || type != ncclFloat32) return ncclInvalidArgument;   // other cases are not used
     return emulator::nccl::enqueue(communicator, stream, "ncclReduceScatter", from, count * star.size, type, at, 1,
                                    [=](emulator::nccl::Star& all) { all.reduce_scatter(whole, count); });
 }

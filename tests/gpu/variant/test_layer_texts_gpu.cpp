@@ -142,7 +142,7 @@ struct WrittenRows {
     }
 };
 
-/// Settings with which two hundred tokens have something that nobody sees any more, and something to choose.
+/// Settings with which two hundred tokens have keys that no later row sees, and something to select.
 const std::map<std::string, double> SMALL = {
     {"attention_window", 20}, {"attention_dense_until", 30}, {"sinks_tokens", 3},  {"longformer_globals", 5}, {"strided_stride", 7},
     {"longnet_segment", 16},  {"bigbird_block", 8},          {"moba_block", 64},   {"moba_top_k", 2},         {"mosa_rho", 2},
