@@ -213,7 +213,10 @@ Exit train(const Variant& variant, const Options& o, Ranks& ranks) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
         if (!o.dry_run) require_same_gpus(ranks);   // a dry run needs no GPUs
         const Variants on_this_gpu(named(variant.name, all_variants_on_gpu()), {&on_gpu::causal});
+#ifdef GPU_FLOAT32
         if (o.precision == "fp32") return train<GPU, float>(gpu.device(), on_this_gpu, o, ranks);
+#endif
+        if (o.precision == "fp32") fail(Exit::usage, "--precision fp32 on a GPU: ", no_float32_kernels);
         return train<GPU, bf16>(gpu.device(), on_this_gpu, o, ranks);
     }
 #else

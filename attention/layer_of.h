@@ -194,11 +194,19 @@ struct GpuPassesOf : PassesOf<A, GPU, X, GpuPasses<X>> {
     }
 };
 
+/// In bf16. The float32 kernels, which take as long again to compile, are for comparisons with the CPU: make FLOAT32=1.
+#ifdef GPU_FLOAT32
 template <class A>
 struct GpuLayer final : LayerOf<A>, GpuPassesOf<A, float>, GpuPassesOf<A, bf16> {
     GpuLayer(const Config& config, int layer)
         : LayerOf<A>(config, layer), GpuPassesOf<A, float>(LayerOf<A>::policy), GpuPassesOf<A, bf16>(LayerOf<A>::policy) {}
 };
+#else
+template <class A>
+struct GpuLayer final : LayerOf<A>, GpuPassesOf<A, bf16> {
+    GpuLayer(const Config& config, int layer) : LayerOf<A>(config, layer), GpuPassesOf<A, bf16>(LayerOf<A>::policy) {}
+};
+#endif
 #endif
 
 /// The variant with layers of class Layer: variant_of<CpuLayer, asga>.

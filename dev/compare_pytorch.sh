@@ -8,7 +8,7 @@ if ! "$python" -c 'import torch, safetensors' 2> /dev/null; then
     echo "compare_pytorch: $python lacks torch or safetensors; set PYTHON to one that has both" >&2
     exit 2
 fi
-make --no-print-directory -j"$(nproc)" train_causal train_asga train_asga_fixed > /dev/null
+make --no-print-directory FLOAT32=1 -j"$(nproc)" train_causal train_asga train_asga_fixed > /dev/null
 case " $* " in *" --check "* | *" --help "* | *" -h "*) exec "$python" dev/compare_pytorch.py "$@" ;; esac
 "$python" dev/compare_pytorch.py --check
 exec "$python" dev/compare_pytorch.py "$@"

@@ -276,7 +276,9 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
     template void gpt_gather_rows(Device, GPT<Device, X>&, const int32_t*, int);                                        \
     template void gpt_gathered_losses(Device, GPT<Device, X>&, const int32_t*, int);
 #ifdef WITH_GPU
+#ifdef GPU_FLOAT32
 INSTANTIATE(GPU, float)
+#endif
 INSTANTIATE(GPU, bf16)
 #else
 INSTANTIATE(CPU, float)

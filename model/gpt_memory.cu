@@ -167,7 +167,9 @@ void GPT<Device, X>::lay_out_scratch() {
 }
 
 #ifdef WITH_GPU
+#ifdef GPU_FLOAT32
 template struct GPT<GPU, float>;
+#endif
 template struct GPT<GPU, bf16>;
 #else
 template struct GPT<CPU, float>;

@@ -9,6 +9,9 @@
 #if defined(__CUDACC__) || defined(EMULATED_GPU)
 #define WITH_GPU 1
 #include "model/device/gpu.cuh"
+
+/// Where a program lacks GPU_FLOAT32: models on a GPU are in bf16.
+inline constexpr const char* no_float32_kernels = "this program has only bf16 kernels; use --device cpu, or build it with make FLOAT32=1";
 #endif
 
 /// OpenMP threads and CBLAS.

@@ -20,7 +20,13 @@ bool write_on_gpu(const WritingJob& job, const std::string& device, const std::s
             return GpuDecoder<X>(gpu.device(), gpt, places, mechanism_on_gpu<X>(job.inference, job.config, places, gpt.T));
         });
     };
-    if (weights == "fp32") write(float{});
-    else write(bf16{});
+#ifdef GPU_FLOAT32
+    if (weights == "fp32") {
+        write(float{});
+        return true;
+    }
+#endif
+    if (weights == "fp32") fail(Exit::usage, "--weights fp32 on a GPU: ", no_float32_kernels);
+    write(bf16{});
     return true;
 }

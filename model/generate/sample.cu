@@ -42,7 +42,9 @@ size_t sample_bytes(Device device, GPT<Device, X>& gpt) {
     template void sample_text(Device, GPT<Device, X>&, std::vector<int32_t>&, int, const Sampling&);                 \
     template size_t sample_bytes(Device, GPT<Device, X>&);
 #ifdef WITH_GPU
+#ifdef GPU_FLOAT32
 INSTANTIATE(GPU, float)
+#endif
 INSTANTIATE(GPU, bf16)
 #else
 INSTANTIATE(CPU, float)
