@@ -355,7 +355,7 @@ tables = [key for key, value in look.items() if isinstance(value, list) and not 
 sys.exit(len(tables) < 20 or not all(map(plot_attention.is_map, tables)))" "$work/watched3/log.jsonl"'
 expect "more blocks to choose than there are" 2 "(blocks of 64: 1) must be a whole number from 0 to 1" ./train_adaptive_sparse $small --out "$work/x" --adaptive-sparse-top-k 2
 expect "nor of seer" 2 "from 0 to 1" ./train_seer $small --out "$work/x" --seer-top-k 2
-expect "nor of nsa" 2 "is more than --seq-len 32 has (blocks of 64: 1)" ./train_nsa $small --out "$work/x" --nsa-selected 3
+expect "nor of nsa" 2 "is more than --seq-len 32 allows (blocks of 64: 1)" ./train_nsa $small --out "$work/x" --nsa-selected 3
 check "a count of pairs that is a bound is called that" './train_seer $small --out "$work/x" --seer-threshold 0.1 --dry-run | grep -q "at most 2112 (100.0% of causal)"'
 expect "no window of blocks that is wider, to both sides, than the text" 2 "(blocks of 16: 2) must be a whole number from 1 to 4" ./train_bigbird $small --out "$work/x" --bigbird-block 16 --bigbird-window 5
 expect "nor more summaries of a chunk" 2 "(blocks of 16: 2) must be a whole number from 1 to 2" ./train_deepspeed_fixed $small --out "$work/x" --deepspeed-fixed-block 16 --deepspeed-fixed-globals 4
