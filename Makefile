@@ -58,7 +58,7 @@ lab: ## plant the error of lab N in out/labs/N (make lab N=1), or in LAB=FOLDER,
 lab-hint: ## print the hint for lab N
 lab-check: ## run hidden tests on the sources in out/labs/N: is the error of lab N gone
 labs lab lab-hint lab-check:
-	@dev/labs/lab.sh $(patsubst lab-%,%,$(patsubst lab,start,$(patsubst labs,list,$@))) "$(N)"
+	@dev/labs/lab.py $(patsubst lab-%,%,$(patsubst lab,start,$(patsubst labs,list,$@))) "$(N)"
 kernel-report: build/config.mk ## count the machine code of the GPU kernels, and check its budgets (KERNEL_REPORT=OPTIONS)
 	@$(or $(PYTHON),python3) dev/kernel_report/report.py $(KERNEL_REPORT)
 SCALE ?= reduced

@@ -217,7 +217,7 @@ def enumerate_calls(name, work, every, pool, table):
             for line in log.read_text().splitlines() if log.exists() else []:
                 n, call, path = line.split(" ", 2)
                 cases += [(rank, calls, int(n), call, os.path.relpath(path, counted), kind) for kind in kinds_of(calls, call)]
-    cases = sorted(random.sample(cases, max(min(5, len(cases)), len(cases) // every)))
+    cases = sorted(random.sample(cases, max(min(2 if scenario.ranks == 2 else 5, len(cases)), len(cases) // every)))
 
     def one(case):
         rank, calls, n, call, path, kind = case
@@ -247,7 +247,7 @@ def enumerate_calls(name, work, every, pool, table):
 def random_kills(work, kills):
     """SIGKILL at random moments for the process, one rank or mpirun, and --resume until the run ends; returns the number of failures."""
     failures, done = 0, 0
-    words = "--steps 300 --seq-len 64 --checkpoint-every 5 --keep-checkpoints 2 --val-every 50 --watchdog-seconds 5".split()
+    words = "--steps 150 --seq-len 64 --checkpoint-every 5 --keep-checkpoints 2 --val-every 50 --watchdog-seconds 5".split()
     one, two = TRAIN + words, MPI + TRAIN + words + ["--zero-stage", "1"]
     expected = {}
     for target, command in (("process", one), ("rank", two), ("mpirun", two)):
@@ -280,9 +280,9 @@ def random_kills(work, kills):
                     time.sleep(0.05)
                 if over and "another run is writing there" not in out:   # ranks of a killed mpirun, just before they end
                     break
-            if f"weights hash {expected[target]}" not in out or log_holes(folder, 300):
+            if f"weights hash {expected[target]}" not in out or log_holes(folder, 150):
                 failures += 1
-                print(f"FAIL kills of {target}: not {expected[target]}: {log_holes(folder, 300)} {out.strip()[-300:]}", flush=True)
+                print(f"FAIL kills of {target}: not {expected[target]}: {log_holes(folder, 150)} {out.strip()[-300:]}", flush=True)
         done += count
         print(f"{count} kills of {target}, weights {expected[target]}", flush=True)
     print(f"{'FAIL' if failures else 'ok'} random kills: {done} kills, {failures} failures")
@@ -310,7 +310,7 @@ def lock_is_held(path):
 def slow_save(work, seconds):
     """Saves in which single calls of fsync() take longer than the watchdog's limit: two ranks must end at the undisturbed weights."""
     prepare(work / "slow", [TOKENIZE])
-    limit = 5 if seconds > 60 else 2   # an fsync takes a tenth of `seconds`
+    limit = max(1, min(5, seconds // 11))   # an fsync takes a tenth of `seconds`
     command = MPI + TRAIN + f"--zero-stage 1 --steps 2 --watchdog-seconds {limit}".split()
     expected = weights_hash(run(work / "slow", command))
     shutil.rmtree(work / "slow/out")
@@ -398,7 +398,7 @@ def main():
         names = [n for n in options.only if SCENARIOS[n].ranks == 1 or shutil.which("mpirun")]
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             for name in names:
-                every = options.every * ((600 if SCENARIOS[name].ranks == 2 else 80) if options.quick else 1)
+                every = options.every * (1000 if options.quick else 1)
                 enumerate_calls(name, work, every, pool, table)
         return print_table(table) > 0
     finally:

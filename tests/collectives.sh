@@ -1,63 +1,42 @@
 #!/usr/bin/env bash
 # Sums and gathers over ranks, each a process with emulated GPUs: through NCCL's stand-in and through host memory; ranks that die, hang
-# or have their own troubles. Prints `ok NAME` or `FAIL NAME: why` per check. Needs build/emulated/collectives_program (PROGRAM=FILE:
-# another). Takes half a minute.
+# or end with an error. Prints `ok NAME` or `FAIL NAME: why` per check. Needs build/emulated/collectives_program.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-program=${PROGRAM:-build/emulated/collectives_program}
+program=build/emulated/collectives_program
 . tests/checks.bash
-export OMP_NUM_THREADS=1 EMULATED_GPU_COUNT=4
-[ -x "$program" ] || { echo "FAIL collectives: there is no $program"; exit 1; }
+export OMP_NUM_THREADS=1
+has_mpi $program || { skip "collectives under mpirun" "no MPI on this machine, or no $program"; exit; }
 
-# verdict NAME CODE WORD: the job's exit code was CODE (several, with | between) and its output contains the word.
-verdict() {
-    if [[ ! $status =~ ^($2)$ ]]; then bad "$1" "exit code $status instead of $2: $(tail -n 3 "$work/output")"
-    elif [ -n "$3" ] && ! grep -qF -- "$3" "$work/output"; then bad "$1" "nobody says '$3': $(tail -n 3 "$work/output")"
-    else ok "$1"; fi
-}
-
-# mpi RANKS WHAT...: leaves the exit code in `status` and what was printed in $work/output.
-mpi() {
-    # shellcheck disable=SC2086  # two words
-    timeout 60 $launch -np "$1" "$program" "${@:2}" > "$work/output" 2>&1
-    status=$?
-}
-
-if ! has_mpi "$program"; then
-    skip "collectives under mpirun" "no MPI on this machine"
-    exit
-fi
-for ranks in 1 2 3; do
-    for seed in 0 1 2 3; do
-        EMULATOR_SEED=$seed mpi $ranks all
-        verdict "collectives: $ranks ranks, order of the streams $seed" 0 "all sums and gathers are right"
+# Lines `NAME | GPUS RANKS WHAT... | CODE (several, with a comma between) | WORDS of its output`.
+while IFS='|' read -r -u 3 name job codes words; do
+    read -r gpus ranks job <<< "$job"
+    seeds=0 what=${job%% *} words=${words# }
+    [ "$what" != all ] || seeds="0 1 2 3"
+    for seed in $seeds; do
+        # shellcheck disable=SC2086  # words
+        EMULATED_GPU_COUNT=$gpus EMULATOR_SEED=$seed WATCHDOG=$([ "$what" = hang ] && echo 2 || echo 60) timeout 60 $launch -np "$ranks" $program $job > "$work/output" 2>&1 < /dev/null
+        status=$?
+        check "collectives: ${name% }, order of the streams $seed (status $status)" \
+            '[[ ",${codes// }," == *,$status,* ]] && grep -qF -- "$words" "$work/output" || { tail -n 3 "$work/output"; false; }'
     done
-done
-for gpus in 1 8; do
-    EMULATED_GPU_COUNT=$gpus mpi 8 shards
-    verdict "collectives: parts of 8 ranks ($gpus GPUs)" 0 "all parts are right"
-done
-mpi 2 name
-verdict "collectives: ranks with GPUs of their own use NCCL" 0 "rank 1 of 2, 1 of 2 here: NCCL"
-for seed in 0 1 2 3; do
-    EMULATED_GPU_COUNT=1 EMULATOR_SEED=$seed mpi 3 all
-    verdict "collectives: 3 ranks on one GPU, order of the streams $seed" 0 "all sums and gathers are right"
-done
-EMULATED_GPU_COUNT=1 mpi 3 name
-verdict "collectives: they say so" 0 "MPI through host memory: 3 ranks share 1 GPU"
-EMULATED_GPU_COUNT=2 mpi 3 name
-verdict "collectives: one GPU shared by two is enough" 0 "MPI through host memory: 3 ranks share 2 GPUs"
-for gpus in 1 3; do
-    EMULATED_GPU_COUNT=$gpus mpi 3 nan
-    verdict "collectives: a NaN of one rank is one of all ($gpus GPUs)" 5 "sees it"
-    for who in 0 2; do
-        EMULATED_GPU_COUNT=$gpus mpi 3 die $who
-        verdict "collectives: rank $who dies ($gpus GPUs)" '6|137' ""
-        EMULATED_GPU_COUNT=$gpus WATCHDOG=2 mpi 3 hang $who
-        verdict "collectives: rank $who hangs ($gpus GPUs)" 6 "it was in step 3, "
-        EMULATED_GPU_COUNT=$gpus mpi 3 fail $who
-        verdict "collectives: rank $who has a reason of its own ($gpus GPUs)" 3 "a rank's own reason"
-    done
-done
-mpi 2 unequal
-verdict "collectives: ranks that make different calls are told" 1 "ncclAllReduce of 50 elements, rank 0"
+done 3<< 'END'
+one rank | 4 1 all | 0 | all sums and gathers are right
+2 ranks | 4 2 all | 0 | all sums and gathers are right
+3 ranks | 4 3 all | 0 | all sums and gathers are right
+3 ranks on one GPU | 1 3 all | 0 | all sums and gathers are right
+parts of 8 ranks on one GPU | 1 8 shards | 0 | all parts are right
+parts of 8 ranks | 8 8 shards | 0 | all parts are right
+ranks with GPUs of their own use NCCL | 4 2 name | 0 | rank 1 of 2, 1 of 2 here: NCCL
+ranks that share a GPU do not | 1 3 name | 0 | MPI through host memory: 3 ranks share 1 GPU
+one GPU shared by two is enough | 2 3 name | 0 | MPI through host memory: 3 ranks share 2 GPUs
+a NaN of one rank is one of all, on one GPU | 1 3 nan | 5 | sees it
+a NaN of one rank is one of all | 3 3 nan | 5 | sees it
+rank 0 dies, on one GPU | 1 3 die 0 | 6,137 |
+rank 2 dies | 3 3 die 2 | 6,137 |
+rank 2 hangs, on one GPU | 1 3 hang 2 | 6 | it was in step 3, 
+rank 0 hangs | 3 3 hang 0 | 6 | it was in step 3, 
+rank 0 ends with an error, on one GPU | 1 3 fail 0 | 3 | a rank's own reason
+rank 2 ends with an error | 3 3 fail 2 | 3 | a rank's own reason
+different calls | 4 2 unequal | 1 | ncclAllReduce of 50 elements, rank 0
+END

@@ -9,7 +9,7 @@ for program in train_causal tokenize build/generate_causal build/tests/faults.so
     [ -e $program ] || { bad "faults" "there is no $program; build it with make"; exit; }
 done
 parts=("--quick")
-if has_mpi ./train_causal; then parts+=("--slow-save 21" "--kills 3"); else skip "faults: two ranks" "no MPI"; fi
+if has_mpi ./train_causal; then parts+=("--slow-save 11" "--kills 3"); else skip "faults: two ranks" "no MPI"; fi
 for part in "--self-check" "${parts[@]}"; do
     # shellcheck disable=SC2086  # words are what is wanted
     "${PYTHON:-python3}" dev/faults.py $part > "$work/out" 2>&1

@@ -2,193 +2,142 @@
 # Training on the GPU as a user runs it: against the CPU, repeated, resumed, recomputed, over ranks, out of memory, without a GPU.
 # Runs the programs that emulate their GPU (build/emulated), or with GPU_PROGRAMS=. those for a real one. Prints lines
 # `ok NAME`, `FAIL NAME: why`, `skip NAME: why`.
+# Needs: make build/emulated/train_causal build/emulated/train_asga build/emulated/generate_causal tokenize
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-programs=${GPU_PROGRAMS:-build/emulated}
 . tests/checks.bash
+programs=${GPU_PROGRAMS:-build/emulated}
 emulated() { [ "$programs" = build/emulated ] || [ -e emulated ]; }   # a file in a package of emulated programs
 
 data=$PWD/data/small   # which dev/pack.sh puts there, without ./tokenize
-if [ ! -d "$data" ]; then
-    data=$work/data
-    head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$work/text.txt"
-    ./tokenize --tokenizer bytes --out "$data" --name small "$work/text.txt" > /dev/null 2>&1
-fi
+[ -d "$data" ] || { small_shards && data=$work/data; }
 steps=6
-small="--model qwen-tiny --train-data $data/small_train_*.bin --val-data $data/small_val_*.bin --seq-len 32 --batch-size 4
-       --steps $steps --val-every 3 --val-batches 2 --sample-every 0 --checkpoint-every 3 --threads 1 --plot 0 --lr 3e-3"
-limit="timeout --foreground -k 5 300"   # in the process group of whoever limits this script
-set -f   # the globs are for the programs
-train() { # train VARIANT OUT OPTIONS...
-    local variant=$1 out=$2
-    shift 2
-    $limit "$programs/train_$variant" $small --device cuda --out "$out" "$@" > "$out.txt" 2>&1
-}
-mpi() { # mpi RANKS OUT OPTIONS...
-    local ranks=$1 out=$2
-    shift 2
-    $limit $launch -np "$ranks" "$programs/train_asga" $small --device cuda --out "$out" --batch-size $((4 / ranks)) "$@" > "$out.txt" 2>&1
-}
-hash_of() { tail -n 1 "$1/log.jsonl" | grep -o '"weights_hash":"[0-9a-f]*"'; }
-same_weights() { [ -n "$(hash_of "$1")" ] && [ "$(hash_of "$1")" = "$(hash_of "$2")" ]; }
-number() { tail -n 1 "$1/log.jsonl" | sed -n "s/.*\"$2\":\([0-9.]*\).*/\1/p"; }
-losses() { grep -o '"step":[0-9]*,"tokens":[0-9]*,"loss":[0-9.e-]*' "$1/log.jsonl" | sed 's/.*://'; }
-# curve_within A B RELATIVE: every loss of two runs.
-curve_within() {
-    paste -d' ' <(losses "$1") <(losses "$2") | awk -v most="$3" -v rows="$steps" '
-        { d = $1 > $2 ? ($1 - $2) / $2 : ($2 - $1) / $2; if (!(d <= most)) bad = 1; n++ } END { exit bad || n != rows }'
-}
+small=(--model qwen-tiny --train-data "$data/small_train_*.bin" --val-data "$data/small_val_*.bin" --seq-len 32 --batch-size 4 --device cuda
+       --steps $steps --val-every 3 --val-batches 2 --sample-every 0 --checkpoint-every 3 --threads 1 --plot 0 --lr 3e-3)
+causal=("$programs/train_causal" "${small[@]}") asga=("$programs/train_asga" "${small[@]}")
 
-# nccl: two and three ranks with emulated GPUs of their own; a rank whose NCCL fails, a rank whose GPU is another.
-nccl() {
-    local ranks zero short="--steps 2 --val-every 0 --checkpoint-every 0" train_2="$programs/train_asga $small --batch-size 2 --device cuda"
-    for ranks in 2 3; do
-        for zero in 0 1; do
-            EMULATED_GPU_COUNT=$ranks EMULATED_NCCL_TRAFFIC=1 mpi $ranks "$work/nccl$ranks$zero" $short --zero-stage $zero
-        done
-        check "ZeRO-1 over NCCL gives the weights that $ranks ranks without it have" 'same_weights "$work/nccl${ranks}0" "$work/nccl${ranks}1"'
-        check "and sends three quarters as much: sums of float32 to one rank, weights of bf16 to all" \
-            'awk -v with="$(sent "$work/nccl${ranks}1")" -v without="$(sent "$work/nccl${ranks}0")" "BEGIN { exit !(without > 0 && with > 0.74 * without && with < 0.76 * without) }"'
-    done
-    local one="$launch -np 1 $train_2" other="-np 1 env EMULATED_GPU_COUNT=2"
-    expect "a rank whose NCCL fails in a step" 6 "NCCL reports: unhandled cuda error" env EMULATED_GPU_COUNT=2 \
-        $one --checkpoint-every 1 --out "$work/broken" : $other EMULATED_NCCL_FAILS_AT=9 $train_2 --checkpoint-every 1 --out "$work/broken"
-    mpi 2 "$work/broken" --resume
-    check "and the run goes on from the checkpoint before" 'same_weights "$work/broken" "$work/ranks2"'
-    expect "ranks with different GPUs" 2 "rank 0: emulated GPU, compute capability 9.0" env EMULATED_GPU_COUNT=2 \
-        $one --out "$work/unlike" : $other EMULATED_GPU_CAPABILITY=80 $train_2 --out "$work/unlike"
-    check "are named, with the way out" 'grep -q "rank 1: emulated GPU, compute capability 8.0.*CUDA_VISIBLE_DEVICES" "$work/stderr" && [ ! -e "$work/unlike" ]'
-}
-sent() { grep -o 'rank 0 sent [0-9]*' "$1.txt" | cut -d' ' -f4; }
+# ---- the same run in other ways
+train causal causal-cpu --device cpu
+train asga asga-cpu --device cpu
+train causal causal
+train_each << 'END'
+causal: float32 on the GPU follows the CPU | causal causal-fp32 --precision fp32 | 1e-4 1e-3 causal-cpu
+causal: bf16 follows float32 | causal causal-bf16 | 2e-2 0.2 causal-fp32
+causal: the same command twice gives the same weights | causal causal-again | = causal
+asga: float32 on the GPU follows the CPU | asga asga-fp32 --precision fp32 | 1e-4 1e-3 asga-cpu
+asga: bf16 follows float32 | asga asga | 2e-2 0.2 asga-fp32
+asga: the same command twice gives the same weights | asga asga-again | = asga
+recomputing norms changes no bit | asga cheap --recompute 1 | = asga
+recomputing layers changes no bit | asga layers --recompute 2 | = asga
+four micro-steps follow one batch | asga accumulate --batch-size 1 --total-batch-tokens 128 | 5e-3 0.2 asga
+stochastic rounding follows it | asga stochastic --rounding stochastic | 2e-2 0.2 asga
+and repeats | asga stochastic-again --rounding stochastic | = stochastic
+END
+check "it is another rounding" '! same_weights "$work/asga" "$work/stochastic"'
+cp -r "$work/asga" "$work/resumed" && rm -r "$work/resumed/step_00000006"
+train_each <<< "a resumed run ends with the weights of one that was not stopped | asga resumed --resume | = asga"
+big=asga   # on a real GPU the libraries' code, loaded when it is first used, would be most of a small model's memory
+emulated || { big="asga-big"; train asga $big --model qwen-7m --batch-size 64 --seq-len 256 --steps 2 --val-every 0 --checkpoint-every 0; }
+predicted=$(awk '/predicted peak/ { print int($7 * ($8 == "GiB" ? 1073741824 : 1048576)) }' "$work/$big.txt")
+peak=$(tail -n 1 "$work/$big/log.jsonl" | sed -n 's/.*"peak_bytes":\([0-9]*\).*/\1/p')
+check "the GPU's memory in the end, $peak bytes, is within 5% of the $predicted predicted" 'awk -v a="$peak" -v b="$predicted" "BEGIN { d = a - b; if (d < 0) d = -d; exit !(b > 0 && d <= 0.05 * b) }"'
 
-for variant in causal asga; do
-    train $variant "$work/$variant-cpu" --device cpu
-    train $variant "$work/$variant-fp32" --precision fp32
-    train $variant "$work/$variant"
-    train $variant "$work/$variant-again"
-    check "$variant: float32 on the GPU follows the CPU within 1e-4" 'curve_within "$work/$variant-fp32" "$work/$variant-cpu" 1e-4'
-    check "$variant: bf16 follows float32 within 2e-2" 'curve_within "$work/$variant" "$work/$variant-fp32" 2e-2'
-    check "$variant: the same command twice gives the same weights" 'same_weights "$work/$variant" "$work/$variant-again"'
-done
+# ---- evaluation
+last=$work/causal-cpu/step_0000000$steps
 printf '%s\n' '{"query": "We thank the", "choices": ["people of it", "q"], "gold": 0}' '{"query": "x", "choices": ["a b", "the"], "gold": 1}' > "$work/items.jsonl"
 for device in cpu cuda; do
-    "$programs/train_causal" $small --device $device --precision fp32 --evaluate --checkpoint "$work/causal-cpu/step_0000000$steps" \
-        --val-batches 2 --eval-data "$work/items.jsonl" --eval-out "$work/$device.jsonl" --position-bins 4 \
-        --eval-log "$work/$device-log.jsonl" > "$work/evaluated-$device.txt" 2>&1
+    "${causal[@]}" --device $device --precision fp32 --evaluate --checkpoint "$last" --eval-data "$work/items.jsonl" --position-bins 4 \
+        --eval-out "$work/$device.jsonl" --eval-log "$work/$device-log.jsonl" > "$work/evaluated-$device.txt" 2>&1
 done
-positions() { grep -o '"targets":[0-9]*,"loss":[0-9.]*' "$1" | tr -dc '0-9.,\n' | tr ',' ' '; }
-check "--evaluate: the loss by position on the GPU is the CPU's within 1e-4, of the same targets" 'paste <(positions "$work/cpu-log.jsonl") <(positions "$work/cuda-log.jsonl") | awk "{ d = \$2 / \$4 - 1; if (!(d * d <= 1e-8) || \$1 != 64 || \$3 != 64) bad = 1; n++ } END { exit bad || n != 4 }"'
-check "and its mean the validation loss" 'awk -v loss="$(grep -o "val_loss.:[0-9.]*" "$work/cuda-log.jsonl" | head -n 1 | cut -d: -f2)" "{ sum += \$2 / 4 } END { d = sum / loss - 1; exit !(d * d < 1e-20) }" <(positions "$work/cuda-log.jsonl")'
-expect "psa is not on the GPU, and says where" 2 "give --device cpu" "$programs/train_causal" $small --device cuda --evaluate --checkpoint "$work/causal-cpu/step_0000000$steps" --attention psa
-likelihoods() { grep -o 'log_likelihoods.*' "$1" | grep -oE -- '-[0-9.]+'; }
-check "--evaluate: log-likelihoods of the GPU are the CPU's within 1e-4" 'paste <(likelihoods "$work/cpu.jsonl") <(likelihoods "$work/cuda.jsonl") | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-8)) bad = 1; n++ } END { exit bad || n != 4 }" && grep -q "validation: loss" "$work/evaluated-cuda.txt"'
-# Text from a checkpoint, where the programs that write it are there.
-writes="$programs/generate_causal --checkpoint $work/causal-cpu/step_0000000$steps --seed 3 --tokens 12 --threads 1 --print-ids --ignore-eos"
+found() { grep -ohE '"loss":[0-9.]+|log_likelihoods.*' "$work/$1-log.jsonl" "$work/$1.jsonl" | grep -oE -- '-?[0-9]+\.[0-9]+'; }
+check "--evaluate: losses by position and log-likelihoods on the GPU are the CPU's" \
+    'paste <(found cpu) <(found cuda) | awk "{ d = \$1 / \$2 - 1; if (!(d * d <= 1e-8)) bad = 1; n++ } END { exit bad || n != 8 }"'
+expect "psa is refused on the GPU" 2 "--device cpu" "${causal[@]}" --evaluate --checkpoint "$last" --attention psa
+
+# ---- text from a checkpoint, where the program that writes it is there
+writes=("$programs/generate_causal" --checkpoint "$last" --seed 3 --tokens 12 --threads 1 --print-ids --ignore-eos)
+kept() { "${writes[@]}" --device cuda --dry-run --prompt-ids 87,101 --tokens 500 "$@" | sed -nE 's/.*kept of the text *\| *([0-9.]+) KiB.*/\1/p'; }
 if [ -x "$programs/generate_causal" ]; then
     printf '%s\n' '{"prompt_ids": [87, 101, 32, 116]}' '{"prompt_ids": [84]}' '{"prompt_ids": [65, 32, 110, 101, 119]}' > "$work/prompts.jsonl"
     for device in cpu cuda; do
         expect "texts of three prompts, two side by side, with --device $device" 0 "kept of the text: " \
-            $writes --device $device --weights fp32 --prompts "$work/prompts.jsonl" --batch 2 --out "$work/texts-$device.jsonl"
+            "${writes[@]}" --device $device --weights fp32 --prompts "$work/prompts.jsonl" --batch 2 --out "$work/texts-$device.jsonl"
     done
     check "are the same" 'cmp "$work/texts-cpu.jsonl" "$work/texts-cuda.jsonl" && [ "$(wc -l < "$work/texts-cpu.jsonl")" = 3 ]'
-    expect "a text in bf16" 0 "kept of the text: " $writes --device cuda --prompt-ids 87,101
-    check "has the tokens that were asked for" '[ "$(wc -w < "$work/stdout")" = 12 ]'
-    kept() { # kept OPTIONS...: KiB of the plan's line
-        $writes --device cuda --dry-run --prompt-ids 87,101 --tokens 500 "$@" | sed -nE 's/.*kept of the text *\| *([0-9.]+) KiB.*/\1/p'
-    }
-    check "the plan counts what is kept: of bf16 half of float32" 'awk -v a="$(kept --weights fp32)" -v b="$(kept)" "BEGIN { exit !(a + 0 > 1.98 * b && a + 0 < 2.02 * b && b > 0) }"'
+    check "a text in bf16 has the requested number of tokens" '[ "$("${writes[@]}" --device cuda --prompt-ids 87,101 2> /dev/null | wc -w)" = 12 ]'
+    check "the plan counts what is kept: of bf16 half of float32, of psa a float32 sum of keys beside every four keys and values" \
+        'awk -v a="$(kept --weights fp32)" -v b="$(kept)" -v psa="$(kept --attention psa --psa-block 4)" \
+            "BEGIN { exit !(b > 0 && a + 0 > 1.98 * b && a + 0 < 2.02 * b && psa > 1.24 * b && psa < 1.28 * b) }"'
     long=$(seq -s, 40 239)   # a prompt of four blocks of adaspa's
     for mechanism in "psa --psa-eps 0.6 --psa-block 8" "psa --psa-eps 0.9 --psa-block 1 --psa-bound upper" "adaspa --adaspa-sparsity 0.6"; do
         for device in cpu cuda; do
-            expect "$mechanism with --device $device" 0 "${mechanism%% *}: read " \
-                $writes --device $device --weights fp32 --temperature 0 --prompt-ids $long --log "$work/$device.json" --attention $mechanism
-            cp "$work/stdout" "$work/ids-$device" && grep ": read" "$work/stderr" > "$work/read-$device"
+            # shellcheck disable=SC2086  # words
+            "${writes[@]}" --device $device --weights fp32 --temperature 0 --prompt-ids "$long" --log "$work/$device.json" --attention $mechanism \
+                > "$work/ids-$device" 2> "$work/stderr"
+            grep ": read" "$work/stderr" > "$work/read-$device"
         done
-        check "writes the same and says that it read the same: $(cat "$work/read-cuda")" \
-            'cmp "$work/ids-cpu" "$work/ids-cuda" && cmp "$work/read-cpu" "$work/read-cuda" && ! grep -q "read 100" "$work/read-cuda" && grep -q "\"device\":\"cuda\".*\"pairs_read\":0" "$work/cuda.json"'
+        check "$mechanism on the GPU writes the same and reads the same: $(cat "$work/read-cuda")" \
+            'cmp "$work/ids-cpu" "$work/ids-cuda" && [ -s "$work/read-cpu" ] && cmp "$work/read-cpu" "$work/read-cuda" && ! grep -q "read 100" "$work/read-cuda" && grep -q "\"device\":\"cuda\".*\"pairs_read\":0" "$work/cuda.json"'
     done
-    check "the plan counts what psa keeps of blocks: a sum of keys in float32 beside every four keys and values in bf16" \
-        'awk -v psa="$(kept --attention psa --psa-block 4)" -v dense="$(kept)" "BEGIN { exit !(psa > 1.24 * dense && psa < 1.28 * dense) }"'
-else skip "text on a GPU" "there is no $programs/generate_causal"; fi
-train asga "$work/cheap" --recompute 1
-train asga "$work/layers" --recompute 2
-check "recomputation changes no bit" 'same_weights "$work/asga" "$work/cheap" && same_weights "$work/asga" "$work/layers"'
-train asga "$work/accumulate" --batch-size 1 --total-batch-tokens 128
-check "four micro-steps follow the curve of one batch" 'curve_within "$work/asga" "$work/accumulate" 5e-3'
-train asga "$work/stochastic" --rounding stochastic
-check "stochastic rounding trains and is another rounding" 'curve_within "$work/asga" "$work/stochastic" 2e-2 && ! same_weights "$work/asga" "$work/stochastic"'
-train asga "$work/stochastic-again" --rounding stochastic
-check "stochastic rounding repeats" 'same_weights "$work/stochastic" "$work/stochastic-again"'
+else
+    skip "text on a GPU" "there is no $programs/generate_causal"
+fi
 
-cp -r "$work/asga" "$work/resumed"
-set +f
-rm -rf "$work"/resumed/step_*6
-set -f
-train asga "$work/resumed" --resume
-check "a resumed run ends with the weights of one that was not stopped" 'same_weights "$work/asga" "$work/resumed"'
-big=""   # on a real GPU the libraries' code, loaded when it is first used, would be most of a small model's memory
-emulated || { big="-big"; train asga "$work/asga-big" --model qwen-7m --batch-size 64 --seq-len 256 --steps 2 --val-every 0 --checkpoint-every 0; }
-predicted=$(awk '/predicted peak/ { print int($7 * ($8 == "GiB" ? 1073741824 : 1048576)) }' "$work/asga$big.txt")
-peak=$(number "$work/asga$big" peak_bytes)
-check "the GPU's memory in the end, $peak bytes, is within 5% of the $predicted predicted" 'awk -v a="$peak" -v b="$predicted" "BEGIN { d = a - b; if (d < 0) d = -d; exit !(b > 0 && d <= 0.05 * b) }"'
-
+# ---- ranks; emulated ones also with GPUs of their own: a rank whose NCCL fails, a rank whose GPU is another
+sent() { grep -o 'rank 0 sent [0-9]*' "$work/$1.txt" | cut -d' ' -f4; }
 if ! has_mpi "$programs/train_asga"; then
     skip "ranks on the GPU" "no MPI on this machine"
 else
-    for ranks in 1 2; do
-        mpi $ranks "$work/ranks$ranks"
-        check "$ranks ranks on one GPU follow the curve of one process" 'curve_within "$work/asga" "$work/ranks$ranks" 5e-3'
-    done
-    mpi 2 "$work/zero" --zero-stage 1
-    check "ZeRO-1 gives the weights that two ranks without it have" 'same_weights "$work/ranks2" "$work/zero"'
-    if emulated; then nccl; fi
-fi
-
-# breaks NAME WORD OUT COMMAND...: the command, which writes into OUT, ends with 6 in a step and says the word and how to go on; the
-# checkpoint before it is whole, and the run ends from there with the weights of one that was left alone.
-breaks() {
-    local name=$1 word=$2 out=$3
-    expect "$name" 6 "$word" "${@:4}"
-    check "and says what is lost and how to go on" 'grep -q "; step [2-6] is lost; --resume continues from the last checkpoint in $out" "$work/stderr"'
-    train causal "$out" --checkpoint-every 1 --resume
-    check "which ends with the weights of a run that was left alone" 'same_weights "$out" "$work/causal"'
-}
-if emulated; then
-    every="$small --device cuda --checkpoint-every 1"
-    for seed in 0 1; do
-        breaks "a kernel that traps in a step (order of the streams $seed)" "unspecified launch failure" "$work/trap$seed" \
-            env EMULATOR_SEED=$seed EMULATED_GPU_BREAKS_AT=350 "$programs/train_causal" $every --out "$work/trap$seed"
-    done
-    breaks "a GPU that disappears in a step" "unknown error" "$work/gone" \
-        env EMULATED_GPU_BREAKS_AT=400 EMULATED_GPU_BREAKS_WITH=999 "$programs/train_causal" $every --out "$work/gone"
-fi
-
-explodes="--lr 1000 --grad-clip 0 --adam-eps 1e-30 --warmup-steps 0 --steps 100 --val-every 0 --checkpoint-every 0"
-expect "a loss that is not finite ends the run" 5 "weights were not changed" "$programs/train_causal" $small --device cuda $explodes --out "$work/nan"
-if has_mpi "$programs/train_asga"; then
-    expect "the same on two ranks" 5 "weights were not changed" timeout 100 $launch -np 2 "$programs/train_asga" $small --device cuda $explodes --out "$work/nan2"
-fi
-if emulated; then
-    expect "a kernel that cannot be launched" 6 "the GPU reports" env EMULATED_GPU_FAILS_AT=60 "$programs/train_causal" $small --device cuda --out "$work/fails"
-    expect "--device cuda without a GPU" 2 "--device cpu" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device cuda --out "$work/none"
-    expect "a GPU that is too old" 2 "compute capability 7.5" env EMULATED_GPU_CAPABILITY=75 "$programs/train_causal" $small --device cuda --out "$work/none"
-    wide="--model $work/wide --seq-len 70 --batch-size 2 --steps 6 --val-every 0 --checkpoint-every 0"
-    mkdir "$work/wide"
-    cat > "$work/wide/config.json" << 'END'
-{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 264, "hidden_size": 64, "num_hidden_layers": 1,
- "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "intermediate_size": 96, "hidden_act": "silu",
- "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 10000.0, "attention_bias": false,
- "tie_word_embeddings": true, "initializer_range": 0.02}
+    train_each << 'END'
+1 rank follows one process | asga ranks1 @1 | 5e-3 0.2 asga
+2 ranks on one GPU follow it | asga ranks2 @2 --batch-size 2 | 5e-3 0.2 asga
+ZeRO-1 gives the weights that two ranks without it have | asga zero @2 --batch-size 2 --zero-stage 1 | = ranks2
 END
-    for capability in 89 90; do EMULATED_GPU_CAPABILITY=$capability train causal "$work/wide$capability" $wide; done
-    check "heads of 128 train where a block has 99 KB of shared memory" 'curve_within "$work/wide89" "$work/wide90" 2e-3'
-    expect "but not with all that asga keeps there" 2 "bytes of shared memory per block; this GPU has 101376" \
-        env EMULATED_GPU_CAPABILITY=89 "$programs/train_asga" $small --device cuda $wide --out "$work/wide"
-    expect "a driver that is too old" 2 "update the driver" env EMULATED_GPU_DRIVER=12080 "$programs/train_causal" $small --device cuda --out "$work/none"
-    expect "auto without a GPU trains on the CPU and says so" 0 "using the CPU" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device auto --out "$work/auto"
-    full="$programs/train_causal $small --device cuda --batch-size 256 --seq-len 64 --val-every 0 --out $work/full"
-    expect "a GPU that other programs have filled" 4 "too little to start" env EMULATED_GPU_BYTES=300000000 EMULATED_GPU_TAKEN=270000000 $full
-    expect "a GPU that they have filled in part" 4 "or stop other programs on it" env EMULATED_GPU_BYTES=300000000 EMULATED_GPU_TAKEN=225000000 $full
-    expect "out of memory before anything is allocated" 4 "--recompute" env EMULATED_GPU_BYTES=80000000 "$programs/train_causal" $small --batch-size 512 --seq-len 64 --val-every 0 --device cuda --out "$work/oom"
-    expect "a dry run for cuda needs no GPU" 0 "" env EMULATED_GPU_COUNT=0 "$programs/train_causal" $small --device cuda --dry-run
+    expect "a loss that is not finite on two ranks" 5 "weights were not changed" timeout 100 $launch -np 2 "${asga[@]}" --out "$work/nan2" \
+        --lr 1000 --grad-clip 0 --adam-eps 1e-30 --warmup-steps 0 --steps 100 --val-every 0 --checkpoint-every 0
 fi
+if emulated && has_mpi "$programs/train_asga"; then
+    short="EMULATED_NCCL_TRAFFIC=1 @2 --batch-size 2 --steps 2 --val-every 0 --checkpoint-every 0"
+    train asga nccl EMULATED_GPU_COUNT=2 $short
+    train_each <<< "ZeRO-1 over NCCL gives the weights that 2 ranks without it have | asga nccl-zero EMULATED_GPU_COUNT=2 $short --zero-stage 1 | = nccl"
+    check "and sends three quarters as much: sums of float32 to one rank, weights of bf16 to all" \
+        'awk -v with="$(sent nccl-zero)" -v without="$(sent nccl)" "BEGIN { exit !(without > 0 && with > 0.74 * without && with < 0.76 * without) }"'
+    one=(env EMULATED_GPU_COUNT=2 $launch -np 1 "${asga[@]}" --batch-size 2) other=(-np 1 env EMULATED_GPU_COUNT=2)
+    expect "a rank whose NCCL fails in a step" 6 "NCCL reports: unhandled cuda error" "${one[@]}" --checkpoint-every 1 --out "$work/broken" : \
+        "${other[@]}" EMULATED_NCCL_FAILS_AT=9 "${asga[@]}" --batch-size 2 --checkpoint-every 1 --out "$work/broken"
+    train_each <<< "and the run goes on from the checkpoint before | asga broken @2 --batch-size 2 --resume | = ranks2"
+    expect "ranks with different GPUs" 2 "rank 0: emulated GPU, compute capability 9.0" "${one[@]}" --out "$work/unlike" : \
+        "${other[@]}" EMULATED_GPU_CAPABILITY=80 "${asga[@]}" --batch-size 2 --out "$work/unlike"
+    check "are named, with the way out" 'grep -q "rank 1: emulated GPU, compute capability 8.0.*CUDA_VISIBLE_DEVICES" "$work/stderr" && [ ! -e "$work/unlike" ]'
+fi
+
+# ---- a GPU that breaks, is too small, too old or not there
+emulated || exit 0
+while IFS='|' read -r -u 3 name word out settings; do
+    # shellcheck disable=SC2086  # words
+    expect "$name" 6 "$word" env $settings "${causal[@]}" --checkpoint-every 1 --out "$work/$out"
+    check "the message has the lost step and the way to resume" 'grep -q "; step [2-6] is lost; --resume continues from the last checkpoint in $work/$out" "$work/stderr"'
+    train_each <<< "and ends with the weights of a run that was left alone | causal $out --checkpoint-every 1 --resume | = causal"
+done 3<< 'END'
+a kernel that traps in a step|unspecified launch failure|trap|EMULATOR_SEED=1 EMULATED_GPU_BREAKS_AT=350
+a GPU that disappears in a step|unknown error|gone|EMULATED_GPU_BREAKS_AT=400 EMULATED_GPU_BREAKS_WITH=999
+END
+mkdir "$work/wide" && sed '/attention_variant/d; s/"head_dim": *[0-9]*/"head_dim": 128/' "$last/config.json" > "$work/wide/config.json"
+wide="--model $work/wide --seq-len 70 --batch-size 2 --val-every 0 --checkpoint-every 0"
+# shellcheck disable=SC2086  # words
+train causal wide $wide
+train_each <<< "heads of 128 train where a block has 99 KB of shared memory | causal wide89 EMULATED_GPU_CAPABILITY=89 $wide | 2e-3 0.2 wide"
+full="${causal[*]@Q} --batch-size 256 --seq-len 64 --val-every 0 --out $work/x"
+expect_each env << END
+but not with all that asga keeps there | 2 | bytes of shared memory per block; this GPU has 101376 | EMULATED_GPU_CAPABILITY=89 ${asga[@]@Q} $wide --out "$work/x"
+a kernel that cannot be launched | 6 | the GPU reports | EMULATED_GPU_FAILS_AT=60 ${causal[@]@Q} --out "$work/x"
+--device cuda without a GPU | 2 | --device cpu | EMULATED_GPU_COUNT=0 ${causal[@]@Q} --out "$work/x"
+--device auto without a GPU falls back to the CPU with a note | 0 | using the CPU | EMULATED_GPU_COUNT=0 ${causal[@]@Q} --device auto --out "$work/auto"
+a dry run needs no GPU | 0 | | EMULATED_GPU_COUNT=0 ${causal[@]@Q} --dry-run
+a GPU that is too old | 2 | compute capability 7.5 | EMULATED_GPU_CAPABILITY=75 ${causal[@]@Q} --out "$work/x"
+a driver that is too old | 2 | update the driver | EMULATED_GPU_DRIVER=12080 ${causal[@]@Q} --out "$work/x"
+a GPU that other programs have filled | 4 | too little to start | EMULATED_GPU_BYTES=300000000 EMULATED_GPU_TAKEN=270000000 $full
+a GPU that they have filled in part | 4 | or stop other programs on it | EMULATED_GPU_BYTES=300000000 EMULATED_GPU_TAKEN=225000000 $full
+out of memory before anything is allocated | 4 | --recompute | EMULATED_GPU_BYTES=80000000 $full --batch-size 512
+a loss that is not finite | 5 | weights were not changed | ${causal[@]@Q} --lr 1000 --grad-clip 0 --adam-eps 1e-30 --warmup-steps 0 --steps 100 --val-every 0 --checkpoint-every 0 --out "$work/nan"
+END

@@ -1,4 +1,4 @@
-// Kernels for tests/emulator_sanitizers.sh, which compiles this file with ThreadSanitizer, with AddressSanitizer and with neither:
+// Kernels for tests/sanitizers.sh, which compiles this file with ThreadSanitizer, with AddressSanitizer and with neither:
 // `races NAME` runs one. Those whose names begin with clean_ must be left alone; in the others the sanitizer has to name the line
 // marked <- NAME.
 #include <cstdio>

@@ -88,7 +88,7 @@ bool rotates(uint64_t seed) {
 TEST_CASE("emulator: a missing barrier changes the result", "[emulator]") {
     for (const uint64_t seed : SEEDS) {
         CHECK(rotates<true, true>(seed));
-        if (emulator::FINDS_RACES) continue;   // ThreadSanitizer reports the others: tests/emulator_sanitizers.sh
+        if (emulator::FINDS_RACES) continue;   // ThreadSanitizer reports the others: tests/sanitizers.sh
         CHECK_FALSE(rotates<false, true>(seed));                   // read before it is written
         if (seed > 0) CHECK_FALSE(rotates<true, false>(seed));     // written before it is read; in order it happens to work
     }
@@ -200,7 +200,7 @@ __global__ void write_global_at(char* bytes, int index) {
 }
 
 TEST_CASE("emulator: a write outside of shared or global memory is found", "[emulator]") {
-    if (emulator::SANITIZED) return;   // there the program ends at the very line: tests/emulator_sanitizers.sh
+    if (emulator::SANITIZED) return;   // there the program ends at the very line: tests/sanitizers.sh
     Numbers<char> bytes(1001);
     for (const uint64_t seed : SEEDS) {
         WithOptions options(seed);

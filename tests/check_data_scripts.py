@@ -1,0 +1,368 @@
+#!/usr/bin/env python3
+"""scripts/evaluation_items.py, fineweb.py, train_tokenizer.py and score_generation.py in this process: what they make and what they
+refuse. Prints `ok NAME`, `FAIL NAME: why` or, for a Python package that is missing, `skip NAME: why`. tests/data_scripts.sh runs it.
+
+    python3 tests/check_data_scripts.py FOLDER      with shards, a text and a checkpoint of that script
+"""
+import contextlib
+import filecmp
+import gzip
+import importlib.util
+import json
+import lzma
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = Path(sys.argv[1])
+TEXT = ROOT / 'data/bundled/sotu.jsonl'
+sys.path[:0] = [str(ROOT / 'scripts'), str(ROOT / 'tests/stand_ins')]   # no test may need the hub
+os.environ['HUB'] = str(WORK / 'hub')
+import evaluation_items   # noqa: E402
+import fineweb   # noqa: E402
+import score_generation   # noqa: E402
+import train_tokenizer   # noqa: E402
+
+printed = ''   # by the last call, on standard output and standard error
+
+
+def check(name, holds, why='not true'):
+    print(f'ok {name}' if holds else f'FAIL {name}: {why}', flush=True)
+
+
+def has(package):
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None   # a folder of that name, as scripts/lm_eval, has none
+
+
+@contextlib.contextmanager
+def without(*packages):
+    """As where these are not installed."""
+    known = {package: sys.modules.get(package) for package in packages}
+    sys.modules.update(dict.fromkeys(packages))
+    try:
+        yield
+    finally:
+        for package, module in known.items():
+            sys.modules.pop(package) if module is None else sys.modules.update({package: module})
+
+
+def expect(name, code, word, module, *arguments):
+    """Calls the script's main(): it ends with the code, and the word is in its output, or in that of a program that it starts."""
+    global printed
+    sys.argv = [module.__name__, *map(str, arguments)]
+    sys.stdout.flush()
+    before = [os.dup(1), os.dup(2)]
+    with open(WORK / 'printed', 'w+', errors='replace') as file:
+        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+        try:
+            fineweb.run(module.__name__, module.main)
+        except SystemExit as exit:
+            ended = exit.code or 0
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os.dup2(before[0], 1), os.dup2(before[1], 2)
+            list(map(os.close, before))
+    printed = (WORK / 'printed').read_text(errors='replace')
+    check(name, ended == code and word in printed, f'exit code {ended}, and not {code} with {word!r}: {printed[-300:]!r}')
+
+
+def file(name, contents):
+    path = WORK / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(contents) if isinstance(contents, bytes) else path.write_text(contents, encoding='utf-8')
+    return path
+
+
+def lines(name, objects):
+    return file(name, ''.join(json.dumps(one) + '\n' for one in objects))
+
+
+def objects_in(path):
+    return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def same_folders(one, other):
+    names = names_in(one)
+    return names == names_in(other) != [] and filecmp.cmpfiles(one, other, names, shallow=False)[0] == names
+
+
+# ------------------------------------------------------------------------------------------------ evaluation_items: rows and their items
+
+ARC_ROWS = [{'id': 'a', 'question': 'Which of these floats?', 'choices': {'text': ['lead', 'cork', 'gold'], 'label': ['A', 'B', 'C']}, 'answerKey': 'B'},
+            {'id': 'b', 'question': 'What is\nwarm?', 'choices': {'text': ['ice', 'snow', 'the sun', 'space'], 'label': ['1', '2', '3', '4']}, 'answerKey': '3'}]
+ARC_ITEMS = [{'query': 'Question: Which of these floats?\nAnswer:', 'choices': ['lead', 'cork', 'gold'], 'gold': 1},
+             {'query': 'Question: What is\nwarm?\nAnswer:', 'choices': ['ice', 'snow', 'the sun', 'space'], 'gold': 2}]
+ITEMS = {
+    'hellaswag': ([
+        {'ind': 1, 'activity_label': 'Baking bread', 'ctx_a': 'A woman kneads dough.', 'ctx_b': 'the Woman',
+         'endings': ['bakes it.', 'flies off.', 'is "Käthe".', 'sings.'], 'label': '2'},
+        {'ind': 2, 'activity_label': 'Garden', 'ctx_a': '[header] How to water a fern [title] Use a can. [step] Fill it.', 'ctx_b': '',
+         'endings': ['[substeps] Pour slowly.', 'It  rains [step] outside.', 'No.', 'Stop [title] Look up.'], 'label': '0'},
+        {'ind': 3, 'activity_label': 'Pots', 'ctx_a': 'Take a pot. [step]', 'ctx_b': '', 'endings': ['Fill it.', 'Break it.', ' Sell it. ', 'Open [it.'],
+         'label': '3'}], [
+        {'query': 'Baking bread: A woman kneads dough. The woman', 'choices': ['bakes it.', 'flies off.', 'is "Käthe".', 'sings.'], 'gold': 2},
+        {'query': 'Garden: How to water a fern. Use a can. Fill it.', 'choices': [' Pour slowly.', 'It rains outside.', 'No.', 'Stop. Look up.'], 'gold': 0},
+        {'query': 'Pots: Take a pot.  ', 'choices': ['Fill it.', 'Break it.', 'Sell it.', 'Open [it.'], 'gold': 3}]),
+    'arc_easy': (ARC_ROWS, ARC_ITEMS), 'arc_challenge': (ARC_ROWS, ARC_ITEMS),
+    'piqa': ([
+        {'goal': 'Dry a shoe.', 'sol1': 'Stuff it with paper.', 'sol2': 'Fill it with  water', 'label': 0},
+        {'goal': 'how do I cut a pear?\n', 'sol1': "with 'a' spoon", 'sol2': 'with "a" knife ', 'label': 1}], [
+        {'query': 'Question: Dry a shoe.\nAnswer:', 'choices': ['Stuff it with paper.', 'Fill it with  water'], 'gold': 0},
+        {'query': 'Question: how do I cut a pear?\n\nAnswer:', 'choices': ["with 'a' spoon", 'with "a" knife '], 'gold': 1}]),
+    'winogrande': ([
+        {'sentence': 'The cup is not in the bag because _ is too small.', 'option1': 'the cup', 'option2': 'the bag', 'answer': '2'},
+        {'sentence': "Ann met Eve, and _ 's cat_dog  ran. ", 'option1': 'Ann', 'option2': 'Eve ', 'answer': '1'}], [
+        {'context_options': ['The cup is not in the bag because the cup', 'The cup is not in the bag because the bag'],
+         'continuation': 'is too small.', 'gold': 1},
+        {'context_options': ['Ann met Eve, and Ann', 'Ann met Eve, and Eve  '], 'continuation': "'s cat_dog  ran.", 'gold': 0}]),
+}
+GOOD = ITEMS['piqa'][0][0]
+BAD_ROWS = [   # name, task, words, rows or bytes
+    ('a row without a field', 'piqa', 'bad.jsonl:2: "sol2" is missing; the row has "goal"', [GOOD, {'goal': 'a', 'sol1': 'b', 'label': 0}]),
+    ('a field of another kind', 'piqa', 'bad.jsonl:1: "sol2" is no string', [GOOD | {'sol2': 1}]),
+    ('an answer that does not exist', 'piqa', 'bad.jsonl:1: "label" is "2", expected one of 0, 1', [GOOD | {'label': 2}]),
+    ('an answer that is kept secret', 'winogrande', 'kept secret', [ITEMS['winogrande'][0][0] | {'answer': ''}]),
+    ('a sentence without a blank', 'winogrande', 'bad.jsonl:1: "sentence" has no _', [ITEMS['winogrande'][0][0] | {'sentence': 'a b'}]),
+    ('a blank with nothing behind it', 'winogrande', 'bad.jsonl:1: makes no item', [ITEMS['winogrande'][0][0] | {'sentence': 'a _'}]),
+    ('an answer of marks alone', 'hellaswag', 'bad.jsonl:1: makes no item', [ITEMS['hellaswag'][0][0] | {'endings': ['[step]', 'c', 'd']}]),
+    ('endings that are not strings', 'hellaswag', '"endings" is no list of strings', [ITEMS['hellaswag'][0][0] | {'endings': ['c', 1]}]),
+    ('names without their answers', 'arc_easy', 'bad.jsonl:1: makes no item',
+     [{'question': 'a', 'choices': {'text': ['b', 'c'], 'label': ['A', 'B', 'C']}, 'answerKey': 'C'}]),
+    ('choices in another form', 'arc_easy', 'bad.jsonl:1: "choices" is no object', [ARC_ROWS[0] | {'choices': ['b', 'c']}]),
+    ('choices without their texts', 'arc_easy', '"choices.text" is missing', [ARC_ROWS[0] | {'choices': {'label': ['A', 'B']}}]),
+    ('half of a surrogate pair', 'piqa', 'bad.jsonl:1: has half', [GOOD | {'goal': 'a\ud800'}]),
+    ('a line that is no object', 'piqa', 'bad.jsonl:2: is no JSON object', [GOOD, [1]]),
+    ('bytes that are no UTF-8', 'piqa', 'bad.jsonl:1: is not JSON', b'{"goal": "\xff"}\n'),
+    ('a file that ends early', 'piqa', 'bad.jsonl:1: is not JSON', b'{"goal": "a", "so'),
+    ('no rows', 'piqa', 'bad.jsonl: no rows', b'\n'),
+]
+
+
+def check_evaluation_items():
+    out = WORK / 'items'
+    written = {task: out / f'{task}_{"test" if task.startswith("arc") else "val"}.jsonl' for task in ITEMS}
+    for name, task, words, rows in BAD_ROWS:
+        bad = file('bad.jsonl', rows) if isinstance(rows, bytes) else lines('bad.jsonl', rows)
+        expect(f'items: {name}', 3, words, evaluation_items, task, '--from', bad, '--out', out)
+    expect('items: a file that is not there', 3, 'none.jsonl: cannot be read: No such file', evaluation_items, 'piqa', '--from', 'none.jsonl', '--out', out)
+    check('items: nothing was written', not names_in(out))
+    for task, (rows, items) in ITEMS.items():
+        expect(f'items: {task} from JSON Lines', 0, f'{len(items)} items of ', evaluation_items, task, '--from', lines(f'rows/{task}.jsonl', rows), '--out', out)
+        check('gives its items', objects_in(written[task]) == items)
+        if has('lm_eval'):
+            done = subprocess.run([sys.executable, ROOT / 'tests/check_items.py', task, WORK / f'rows/{task}.jsonl', written[task]],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            check(f'{task}: lm-evaluation-harness makes the same of the rows', done.returncode == 0, done.stderr[-200:])
+    if not has('lm_eval'):
+        print(f'skip items of lm-evaluation-harness: {sys.executable} has no lm_eval')
+    check('and nothing else', len(names_in(out)) == 5)
+    expect('a bad row', 3, 'bad.jsonl:1', evaluation_items, 'piqa', '--from', lines('bad.jsonl', [{}]), '--out', out)
+    check('leaves the items of before', objects_in(written['piqa']) == ITEMS['piqa'][1] and len(names_in(out)) == 5)
+    piqa = WORK / 'rows/piqa.jsonl'
+    expect('two files of rows', 0, '', evaluation_items, 'piqa', '--from', piqa, piqa, '--out', WORK / 'twice')
+    check('become one of items', objects_in(WORK / 'twice/piqa_val.jsonl') == 2 * ITEMS['piqa'][1])
+    (WORK / 'taken/piqa_val.jsonl').mkdir(parents=True)
+    file('taken_file', '')
+    for name, code, words, arguments in [
+            ('a folder under the file\'s name', 3, 'piqa_val.jsonl: cannot be written', ['piqa', '--from', piqa, '--out', WORK / 'taken']),
+            ('a file under the folder\'s name', 3, 'cannot be made a folder', ['piqa', '--from', piqa, '--out', WORK / 'taken_file']),
+            ('an unknown task', 2, 'choose from', ['mmlu', '--out', WORK / 'none']),
+            ('an unknown option', 2, 'unrecognized arguments: --limit', ['piqa', '--limit', 3, '--out', WORK / 'none']),
+            ('one file for two tasks', 2, '--from has the rows of one task, not of piqa and winogrande', ['piqa', 'winogrande', '--from', piqa, '--out', WORK / 'none']),
+            ('rows in another kind of file', 2, 'rows are in .parquet or .jsonl files', ['piqa', '--from', 'rows.csv', '--out', WORK / 'none'])]:
+        expect(f'items: {name}', code, words, evaluation_items, *arguments)
+    check('make no folder, and nothing beside what is there', not (WORK / 'none').exists() and names_in(WORK / 'taken') == ['piqa_val.jsonl'])
+    with without('huggingface_hub', 'pyarrow'):
+        expect('items: without huggingface_hub', 3, 'pip install huggingface_hub', evaluation_items, 'piqa', '--out', out)
+        expect('items: parquet without pyarrow', 3, 'pip install pyarrow', evaluation_items, 'piqa', '--from', 'x.parquet', '--out', out)
+    if not has('pyarrow'):
+        print(f'skip items from parquet: {sys.executable} has no pyarrow')
+        return
+    import pyarrow as pa
+    from pyarrow import parquet
+    hub = WORK / 'hub'
+    (hub / 'ARC-Challenge').mkdir(parents=True)
+    for task, (rows, items) in ITEMS.items():
+        parquet.write_table(pa.Table.from_pylist(rows), WORK / f'rows/{task}.parquet', row_group_size=2)
+        expect(f'items: {task} from parquet', 0, '', evaluation_items, task, '--from', WORK / f'rows/{task}.parquet', '--out', out)
+        check('gives the same items', objects_in(written[task]) == items)
+    parquet.write_table(pa.Table.from_pylist([*ITEMS['piqa'][0], GOOD | {'goal': None}]), WORK / 'null.parquet', row_group_size=2)
+    parquet.write_table(pa.Table.from_pylist([{'goal': 'a', 'sol1': 'b', 'label': 0}]), WORK / 'other.parquet')
+    file('short.parquet', (WORK / 'rows/piqa.parquet').read_bytes()[:-20])
+    parquet.write_table(pa.Table.from_pylist(ARC_ROWS * 586), hub / 'ARC-Challenge/test-00000-of-00001.parquet')
+    parquet.write_table(pa.Table.from_pylist(ITEMS['piqa'][0]), hub / 'piqa_validation.parquet')
+    for name, words in [('other', 'has no column "sol2"; its columns are: goal (string), sol1 (string), label'),
+                        ('null', 'row 0 of group 1: "goal" is no string'), ('short', 'is no parquet file')]:
+        expect(f'items: {name}.parquet', 3, f'{name}.parquet: {words}', evaluation_items, 'piqa', '--from', WORK / f'{name}.parquet', '--out', out)
+    of_hub = WORK / 'of_hub'
+    expect('items: a task by its name', 0, 'listed allenai/ai2_arc dataset', evaluation_items, 'arc_challenge', '--out', of_hub)
+    check('has all items of its split', len(objects_in(of_hub / 'arc_challenge_test.jsonl')) == 1172)
+    expect('files that have changed', 3, 'piqa_validation.parquet have 2 rows, expected 1838', evaluation_items, 'piqa', '--out', of_hub)
+    expect('files that are not there', 3, 'Rowan/hellaswag: holds no such files', evaluation_items, 'arc_challenge', 'hellaswag', '--out', of_hub)
+    check('cost no other task its items', names_in(of_hub) == ['arc_challenge_test.jsonl'])
+
+
+# ----------------------------------------------------------------------------------------------- fineweb: parquet as token shards
+
+def check_fineweb():
+    import pyarrow as pa
+    from pyarrow import parquet
+    texts = [one['text'] for one in objects_in(TEXT)][:100] + ['', ' "quoted" \\ \n\t\x01 ', 'déjà 漢字 👍 \u2028', '{"text": 1}']
+    out, split = WORK / 'fineweb', ['--name', 'x', '--val-tokens', '100000', '--shard-tokens', '1000000']
+
+    def table(name, columns, **options):
+        parquet.write_table(pa.table(columns), WORK / name, row_group_size=20, **options)
+        return WORK / name
+
+    rows = len(texts)
+    columns = {'text': texts, 'id': [str(i) for i in range(rows)], 'token_count': list(range(rows))}
+    a = table('a.parquet', {key: values[:70] for key, values in columns.items()})
+    b = table('b.parquet', {key: values[70:] for key, values in columns.items()}, compression='zstd')
+    expect('fineweb: two parquet files', 0, '', fineweb, a, b, '--out', out, *split)
+    subprocess.run([ROOT / 'tokenize', '--out', WORK / 'same', *split, lines('x.jsonl', [{'text': text} for text in texts])], check=True,
+                   stdout=subprocess.DEVNULL)
+    check('give the shards of the same texts as JSON Lines', same_folders(out, WORK / 'same'))
+    plain = pa.array(texts)
+    kinds = {'large': plain.cast(pa.large_string()), 'categories': plain.dictionary_encode(), 'bytes': plain.cast(pa.binary())}
+    if hasattr(pa, 'string_view'):
+        kinds['view'] = pa.array(texts, pa.string_view())
+    for kind, column in kinds.items():
+        expect(f'fineweb: strings as {kind}', 0, '', fineweb, table(f'{kind}.parquet', {'text': column}), '--out', WORK / kind, *split)
+        check('give the same shards', same_folders(WORK / kind, WORK / 'same'))
+    damaged = bytearray(b.read_bytes())
+    damaged[len(damaged) // 2:len(damaged) // 2 + 1000] = bytes(1000)
+    other = table('content.parquet', {'content': ['a'], 'n': [1]})
+    for name, code, words, arguments in [
+            ('bytes that are no text', 3, 'row 1 of group 0 has bytes in column "text" that are not UTF-8', [table('no_text.parquet', {'text': [b'a', b'\xff']})]),
+            ('categories that are numbers', 3, 'has no column "text" of strings', [table('numbers.parquet', {'text': pa.array([1]).dictionary_encode()})]),
+            ('another schema', 3, 'content.parquet: has no column "text" of strings', [a, other]),
+            ('and its columns', 3, 'Its columns are: content (string), n (int64)', [other]),
+            ('another column', 0, '', [other, '--column', 'content']),
+            ('a row without a text', 3, 'row 1 of group 0 has no text', [table('null.parquet', {'text': ['a', None]})]),
+            ('a file that is no parquet', 3, 'no.parquet: is no parquet file', [file('no.parquet', 'text')]),
+            ('a damaged group of rows', 3, 'damaged.parquet: group of rows', [file('damaged.parquet', bytes(damaged)), '--name', 'y']),
+            ('options of ./tokenize', 2, '--shard-tokens', [a, '--shard-tokens', 0]),
+            ('no data', 2, 'give one of', [])]:
+        expect(f'fineweb: {name}', code, words, fineweb, *arguments, '--out', WORK / 'refused', '--val-fraction', 0)
+    check('leave no shards', not any(name.startswith('y') and name.endswith('bin') for name in names_in(WORK / 'refused')))
+    # The hub, as far as a stand-in for its package can show.
+    for name in ('000_00000', '001_00000'):
+        file(f'hub/sample/10BT/{name}.parquet', (a if name.startswith('000') else b).read_bytes())
+    for name in ('val_000000', 'train_000001', 'train_000002'):
+        file(f'hub/fineweb_{name}.bin', (WORK / 'same/x_train_000001.bin').read_bytes())
+    expect('fineweb: a dataset by its name', 0, 'listed HuggingFaceFW/fineweb dataset', fineweb, '--dataset', 'sample-10BT', '--out', WORK / 'named', *split)
+    check('gives the same shards', same_folders(WORK / 'named', WORK / 'same'))
+    expect('a dataset that is not there', 3, 'holds no such files', fineweb, '--dataset', 'tinystories', '--out', out)
+    expect('ready-made shards', 0, '/fineweb_train_*.bin', fineweb, '--shards', 1, '--out', WORK / 'ready')
+    check('no more than asked for', names_in(WORK / 'ready') == ['fineweb_train_000001.bin', 'fineweb_val_000000.bin'])
+    os.environ['SHA256'] = '0123'
+    expect('a damaged download', 3, 'SHA-256', fineweb, '--dataset', 'sample-10BT', '--out', out)
+    del os.environ['SHA256']
+
+
+# ------------------------------------------------------------------------------------------------------------- train_tokenizer
+
+def check_train_tokenizer():
+    out, text = WORK / 'tokenizer', file('texts.jsonl', b''.join(TEXT.read_bytes().splitlines(True)[:40]))
+    trainer = [train_tokenizer, '--vocab-size', 600, '--out', out / 'tokenizer.json']
+    for name, words, arguments in [
+            ('an option that does not exist', 'unrecognized arguments: --size', [text, '--size', 600]), ('no text', 'INPUT', []),
+            ('a kind of file that is not read', 'are .txt or .jsonl', ['book.pdf']), ('fewer tokens than bytes', 'expected 257', [text, '--vocab-size', 256]),
+            ('an output that is no .json', '--out', [text, '--out', out]), ('an unknown way of cutting words', 'choose from', [text, '--like', 'llama'])]:
+        expect(f'train_tokenizer: {name}', 2, words, *trainer, *arguments)
+    with without('tokenizers'):
+        expect('train_tokenizer: without the package', 2, 'pip install tokenizers', *trainer, text)
+    if not has('tokenizers'):
+        print(f'skip train_tokenizer: {sys.executable} has no tokenizers')
+        return
+    for name, words, arguments in [
+            ('a file that is not there', 'none.txt: cannot be read: No such file', ['none.txt']),
+            ('a broken line', 'broken.jsonl:2: is not JSON', [file('broken.jsonl', '{"text": "a"}\n{"text": "abc')]),
+            ('a line without a text', 'other.jsonl:1: has no string under "text"; --text-field', [lines('other.jsonl', [{'content': 'abc'}])]),
+            ('half of a surrogate pair', 'half.jsonl:1', [lines('half.jsonl', [{'text': 'a\ud800'}])]),
+            ('a compressed file that ends early', 'short.jsonl.gz: cannot be read', [file('short.jsonl.gz', gzip.compress(text.read_bytes())[:100000])]),
+            ('a text too short for so many tokens', 'give more text, or --vocab-size 257', [file('short.txt', 'a short text')])]:
+        expect(f'train_tokenizer: {name}', 3, words, *trainer, *arguments)
+    check('nothing was written', not names_in(out))
+    (WORK / 'folder/tokenizer.json').mkdir(parents=True)
+    expect('train_tokenizer: a folder under the file\'s name', 3, 'tokenizer.json: cannot be written', *trainer, text, '--out', WORK / 'folder/tokenizer.json')
+    expect('a folder that cannot be made', 3, 'short.txt', *trainer, text, '--out', WORK / 'short.txt/tokenizer.json')
+    expect('train_tokenizer: 600 tokens', 0, '600 tokens', *trainer, text)
+    check('under their name alone', names_in(out) == ['tokenizer.json'] and names_in(WORK / 'folder') == ['tokenizer.json'])
+    expect('and GPT-2\'s way', 0, '', *trainer, text, '--out', WORK / 'gpt2/tokenizer.json', '--like', 'gpt2')
+    os.environ['RAYON_NUM_THREADS'] = '1'
+    for again in (file('again.jsonl.gz', gzip.compress(text.read_bytes())), file('again.jsonl.xz', lzma.compress(text.read_bytes()))):
+        done = subprocess.run([sys.executable, ROOT / 'scripts/train_tokenizer.py', again, '--vocab-size', '600', '--out', WORK / 'again.json'],
+                              stdout=subprocess.DEVNULL)
+        check(f'once more, on one thread, from {again.suffix}: the same file', done.returncode == 0 and filecmp.cmp(WORK / 'again.json', out / 'tokenizer.json', False))
+    del os.environ['RAYON_NUM_THREADS']
+    expect('a text that is not all UTF-8', 0, '', *trainer, file('damaged.txt', b'na\xc3\xafve \xff\n'), '--vocab-size', 257, '--out', WORK / 'bytes.json')
+    for made in (out, WORK / 'gpt2'):
+        done = subprocess.run([sys.executable, 'tests/check_tokenizer.py', made / 'tokenizer.json', text, '--random', '1000'], cwd=ROOT,
+                              stdout=subprocess.PIPE, text=True)
+        check(f'the engine\'s ids of {made.name} are the library\'s', done.returncode == 0 and '40 texts equal' in done.stdout, done.stdout[-300:])
+
+
+# ------------------------------------------------------------------------------------------------------------ score_generation
+
+def check_score_generation():
+    items = lines('items.jsonl', [{'prompt': 'My fellow', 'reference': 'the cat sat on the mat'}, {'prompt': '', 'reference': 'a dog barked at the moon'}])
+
+    def texts(name, *words):
+        return lines(name, [{'text': text} for text in words])
+
+    same = texts('same.jsonl', 'the cat sat on the mat', ' a dog barked at the moon\n')
+    for name, words, arguments in [
+            ('no items', 'items', []), ('neither a checkpoint nor texts', 'one of the arguments --checkpoint --texts is required', [items]),
+            ('both of them', 'not allowed with', [items, '--checkpoint', 'a', '--texts', 'b']),
+            ('options for texts that are finished', 'there is nothing to generate', [items, '--texts', 'b', '--', '--seed', 3]),
+            ('a folder for --out that does not exist', 'its folder does not exist', [items, '--texts', 'b', '--out', WORK / 'no/out.jsonl'])]:
+        expect(f'score: {name}', 2, words, score_generation, *arguments)
+    with without('sacrebleu'):
+        expect('score: without the packages', 2, 'pip install sacrebleu rouge-score', score_generation, items, '--texts', 'b')
+    if not (has('sacrebleu') and has('rouge_score')):
+        print(f'skip BLEU and ROUGE: {sys.executable} has no sacrebleu or no rouge_score')
+        return
+    expect('texts that are their references are all of BLEU', 0, 'BLEU 100.00  (', score_generation, items, '--texts', same)
+    check('with its signature, and all of ROUGE', '|tok:13a|' in printed and 'ROUGE-L F1 100.00 +- 0.00' in printed)
+    # Words: 5 of 6 in order and 4 of 5 pairs; the other text shares no word. BLEU over both: precisions 5/12, 4/10, 3/8, 2/6, no penalty
+    # for length: their geometric mean is 0.3799.
+    half = texts('half.jsonl', 'the cat sat on the hat', 'my horses ran to some sun')
+    expect('texts that are half right have the BLEU of the formula', 0, 'BLEU 37.99  (', score_generation, items, '--texts', half, '--out', WORK / 'scored.jsonl')
+    figures = printed
+    check('and the means of 5/6, 4/5 and 5/6 with 0', all(f'ROUGE-{n} F1 {mean} +- {mean}' in printed for n, mean in [('1', '41.67'), ('2', '40.00'), ('L', '41.67')]))
+    check('--out has every item with its scores', all({'reference', 'text', 'rougeL'} <= one.keys() for one in objects_in(WORK / 'scored.jsonl')))
+    expect('and can be scored again', 0, figures, score_generation, items, '--texts', WORK / 'scored.jsonl')
+    long = texts('long.jsonl', 'the cat sat on the mat and more', 'a dog barked at the moon and more')
+    expect('--stop cuts the texts', 0, 'BLEU 100.00  (', score_generation, items, '--texts', long, '--stop', ' and')
+    checkpoint = WORK / 'run/step_00000001'
+    expect('a checkpoint\'s texts are scored', 0, '2 items', score_generation, items, '--checkpoint', checkpoint, '--tokens', 20, '--out', WORK / 'own.jsonl')
+    written = subprocess.run([ROOT / 'generate', '--checkpoint', checkpoint, '--prompt', 'My fellow', '--tokens', '20', '--temperature', '0'],
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode(errors='replace').removesuffix('\n')
+    first = objects_in(WORK / 'own.jsonl')[0]
+    check('and are what ./generate writes', first['text'] and first['prompt'] + first['text'] == written)
+    for name, code, words, arguments in [
+            ('a checkpoint that is not there', 7, 'none', [items, '--checkpoint', WORK / 'none']),
+            ('an option that ./generate has not', 2, '--heat', [items, '--checkpoint', checkpoint, '--', '--heat', 1]),
+            ('texts and items of different numbers', 3, 'has 1 texts, and', [items, '--texts', texts('one.jsonl', 'a')]),
+            ('a file that is not there', 3, 'none.jsonl', [WORK / 'none.jsonl', '--texts', same]),
+            ('an item without a reference', 3, 'bad.jsonl:1: has no string under "reference"', [lines('bad.jsonl', [{'prompt': 'a'}]), '--texts', same]),
+            ('a line that is not JSON', 3, 'no.jsonl:1: is not JSON', [file('no.jsonl', 'no'), '--texts', same]),
+            ('no items in the file', 3, 'holds no items', [file('empty.jsonl', ''), '--texts', same])]:
+        expect(f'score: {name}', code, words, score_generation, *arguments)
+
+
+check_evaluation_items()
+if has('pyarrow'):
+    check_fineweb()
+else:
+    print(f'skip fineweb: {sys.executable} has no pyarrow')
+check_train_tokenizer()
+check_score_generation()

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Python scripts around data: scripts/evaluation_items.py, fineweb.py, train_tokenizer.py and score_generation.py, and the engine on what
+# they make. Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` for packages that python3 lacks (PYTHON=FILE: another).
+# Needs: make tokenize train_causal generate build/dev/token_ids
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+. tests/checks.bash
+small_shards
+small=(./train_causal --device cpu --model qwen-tiny --seq-len 128 --batch-size 4 --threads 1)
+"${small[@]}" --train-data "$work/data/small_train_*.bin" --val-every 0 --sample-every 0 --steps 1 --plot 0 --out "$work/run" > /dev/null 2>&1
+"${PYTHON:-python3}" tests/check_data_scripts.py "$work" 2> "$work/stderr" || bad "tests/check_data_scripts.py" "$(tail -n 1 "$work/stderr")"
+
+expect "the engine scores all items" 0 "" "${small[@]}" --evaluate --checkpoint "$work/run/step_00000001" --val-batches 0 \
+    --eval-data "$work/items/*.jsonl" --eval-out "$work/scores.jsonl"
+for counted in "arc_easy_test: 2" "arc_challenge_test: 2" "hellaswag_val: 3" "piqa_val: 2" "winogrande_val: 2"; do
+    check "$counted items" 'grep -q "^$counted items, accuracy by sum" "$work/stdout"'
+done
+check "each with the right answer that its row names" \
+    'diff <(grep -ho "\"gold\": [0-9]*" "$work"/items/*.jsonl | tr -d " ") <(grep -o "\"gold\":[0-9]*" "$work/scores.jsonl")'
+[ ! -e "$work/tokenizer/tokenizer.json" ] ||
+    expect "./tokenize reads the tokenizer that was trained" 0 "" ./tokenize --tokenizer "$work/tokenizer/tokenizer.json" --out "$work/own" --name x "$work/text.txt"
