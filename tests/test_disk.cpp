@@ -30,3 +30,15 @@ TEST_CASE("a named pipe is refused at once, and so is a folder", "[disk]") {
         CHECK(contains(sentence_of([&] { read_text(folder / name); }), std::string(name) + ": is not a regular file"));
     CHECK(contains(sentence_of([&] { load_config(folder.path()); }), "config.json: is not a regular file"));
 }
+
+TEST_CASE("a path is resolved through its links, up to what does not exist; one that cannot be examined is not guessed", "[disk]") {
+    const TemporaryFolder folder;
+    const fs::path whole = fs::canonical(folder / ".");
+    fs::create_directory(folder / "there");
+    fs::create_directory_symlink(whole / "there", folder / "link");
+    CHECK(resolved(folder / "link") == whole / "there");
+    CHECK(resolved(folder / "link" / "none" / "x") == whole / "there" / "none" / "x");
+    fs::create_symlink(folder / "b", folder / "a");
+    fs::create_symlink(folder / "a", folder / "b");
+    CHECK_THROWS_AS(resolved(folder / "a"), Unreadable);   // too many links, for which EIO would do as well
+}

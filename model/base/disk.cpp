@@ -164,6 +164,13 @@ bool path_exists(const fs::path& path) {
     return false;
 }
 
+fs::path resolved(const fs::path& path) {
+    std::error_code error;
+    const fs::path whole = fs::weakly_canonical(path, error);
+    if (error) throw Unreadable(Exit::checkpoint, path.string() + ": cannot be examined (" + error.message() + ")");
+    return whole;
+}
+
 std::vector<fs::path> entries_of(const fs::path& folder) {
     std::vector<fs::path> found;
     std::error_code error;

@@ -35,6 +35,9 @@ private:
     size_t size_ = 0;
 };
 
+/// The absolute path without links; the last parts of it need not exist. Unreadable where one of them cannot be examined.
+std::filesystem::path resolved(const std::filesystem::path& path);
+
 /// Writes all bytes, in as many calls as necessary. False on failure (reason in errno).
 bool write_all(int descriptor, const char* data, size_t bytes);
 

@@ -105,8 +105,7 @@ int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
 }
 
 bool is_set_aside(const fs::path& folder, const fs::path& out_dir) {
-    std::error_code none;   // neither need exist
-    return fs::weakly_canonical(folder, none).parent_path() == fs::weakly_canonical(AsidePlaces(out_dir).aside, none);
+    return resolved(folder).parent_path() == resolved(AsidePlaces(out_dir).aside);   // neither need exist
 }
 
 void prune_checkpoints(const fs::path& out_dir, int keep) {

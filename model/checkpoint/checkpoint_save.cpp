@@ -224,9 +224,8 @@ void take_final_name(const fs::path& temporary, const fs::path& final_path) {
 
 /// Exit::checkpoint if a link leads out of the folder that the file is said to be in: what was verified could change there.
 void require_in_folder(const fs::path& path) {
-    std::error_code none;   // opening a file that is not there reports it
-    const fs::path target = fs::weakly_canonical(path, none), folder = fs::weakly_canonical(path.parent_path(), none);
-    if (target.parent_path() != folder)
+    const fs::path target = resolved(path);   // opening a file that is not there reports it
+    if (target.parent_path() != resolved(path.parent_path()))
         fail(Exit::checkpoint, path.string(), ": is a link to ", target.string(), ", outside the manifest's folder; copy the file itself "
              "there (cp -L)");
 }
@@ -314,8 +313,7 @@ void verify_file(const fs::path& folder, const fs::path& name) {
 
 void require_outside(const char* option, const fs::path& file, const fs::path& checkpoint) {
     if (file.empty()) return;
-    std::error_code none;
-    const fs::path folder = fs::weakly_canonical(file, none).parent_path(), own = fs::canonical(checkpoint, none), name = file.filename();
+    const fs::path folder = resolved(file).parent_path(), own = resolved(checkpoint), name = file.filename();
     const bool of_run = folder == own.parent_path() && (name == "log.jsonl" || name == "options.toml");
     if (folder == own || of_run)
         fail(Exit::usage, option, " ", file.string(), " belongs to ", checkpoint.string(), " or its run; choose another path");

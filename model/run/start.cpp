@@ -292,10 +292,9 @@ DocumentBorders borders(const Options& o, const Config& config) {
 }
 
 bool is_of_run(const std::filesystem::path& folder, const std::string& out) {
-    std::error_code none;   // --out need not exist yet
-    const std::filesystem::path named = std::filesystem::absolute(folder / "", none).parent_path();   // a checkpoint may be a link
-    return std::filesystem::equivalent(named.parent_path(), out, none) ||
-           std::filesystem::equivalent(std::filesystem::canonical(folder, none).parent_path(), out, none);
+    const std::filesystem::path named = std::filesystem::absolute(folder / "").parent_path();   // a checkpoint may be a link
+    const std::filesystem::path run = resolved(out);                                             // which need not exist yet
+    return resolved(named.parent_path()) == run || resolved(folder).parent_path() == run;
 }
 
 std::optional<std::filesystem::path> chosen_checkpoint(const Options& o) {
