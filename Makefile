@@ -183,7 +183,7 @@ $(PROGRAMS): build/units
 UNLESS_SAME = > $@.new && { cmp -s $@.new $@ && rm $@.new || mv -f $@.new $@; }
 build/machine: FORCE   # the probe runs again where a package, compiler, processor or GPU has come or gone
 	@mkdir -p $(@D) && { echo "$(CXX) $$ARCH"; command -v g++ nvcc mpicxx; grep -m 1 'model name' /proc/cpuinfo; \
-	    ls -d /dev/nvidia*; stat -c '%n %Y' /var/lib/dpkg/status /usr/local/lib /usr/local/cuda; } 2> /dev/null $(UNLESS_SAME)
+	    ls -d /dev/nvidia*; stat -c '%n %Y' /var/lib/dpkg/status /usr/local/lib /usr/local/cuda; true; } 2> /dev/null $(UNLESS_SAME)
 build/config.mk: build/machine scripts/probe.sh scripts/probe_cuda.sh
 	@CXX="$(CXX)" scripts/probe.sh $@
 build/flags build/gpu/flags build/emulated/flags: FORCE
