@@ -197,4 +197,4 @@ FORCE:
 UNKNOWN := $(filter-out test-gpu $(TRAINERS) $(VARIANTS:%=test-%),$(filter train_% test-%,$(MAKECMDGOALS)))
 $(UNKNOWN): FORCE
 	@echo "make $@: there is no attention/$(patsubst train_%,%,$(@:test-%=%)).cuh; the variants are: $(VARIANTS)" >&2; exit 2
--include $(shell find build -name '*.d' 2> /dev/null)
+-include $(shell find build -name '*.d' -type f 2> /dev/null)

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # README's commands in a bare Debian: a root of debootstrap's, the tree as committed, then `make quickstart`, and eight ranks of
 # ./train_asga. Prints the time of each. Needs root, debootstrap and the network.
-#   dev/bare_root.sh [SUITE]       default bookworm; the root stays in build/bare_root until the next call
+#   dev/bare_root.sh [SUITE]       default bookworm; the root stays in /var/tmp/bare_root until the next call
 set -euo pipefail
 cd "$(dirname "$0")/.."
-suite=${1:-bookworm} root=$PWD/build/bare_root
+suite=${1:-bookworm} root=${TMPDIR:-/var/tmp}/bare_root
 unmount() { for folder in dev/shm dev proc; do umount "$root/$folder" 2> /dev/null || true; done; }
 trap unmount EXIT
 unmount
 rm -rf --one-file-system "$root" && mkdir -p "$root"
-debootstrap --variant=minbase --include=ca-certificates,git,make "$suite" "$root" > build/bare_root.log || { tail -n 3 build/bare_root.log; exit 1; }
+debootstrap --variant=minbase --include=ca-certificates,git,make "$suite" "$root" > "$root.log" || { tail -n 3 "$root.log"; exit 1; }
 for folder in proc dev dev/shm; do mount --bind "/$folder" "$root/$folder"; done
 [ ! -e /etc/apt/apt.conf ] || cp /etc/apt/apt.conf "$root/etc/apt"   # a proxy
 cp /etc/resolv.conf "$root/etc"
