@@ -45,7 +45,6 @@ install() {
         for package in $optional; do apt install -y --no-install-recommends "$package"; done
     fi
     [ -z "$reinstalled" ] || apt install -y --no-install-recommends --reinstall $reinstalled
-    rm -f build/config.mk   # the Makefile looks again
     look
     [ -z "$reinstalled" ] || [ -n "$failed" ] || failed="apt-get reinstalled $reinstalled, which is as broken as before"
 }

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from checks import check_all
+
 folder = Path(sys.argv[1])
 B, T, NH, NKV, HS, C = 1, 90, 2, 1, 8, 24
 SHAPES = {'x': [B, T, C], 'qkv': [B, T, NH + 2 * NKV, HS], 'dout': [B, T, NH, HS]}
@@ -39,10 +41,6 @@ def outputs(window):
     return read(out)
 
 
-def check(name, *holds):
-    print(f'ok {name}' if all(holds) else f'FAIL {name}: {holds}')
-
-
 def apart(a, b):
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
@@ -50,7 +48,7 @@ def apart(a, b):
 write(folder / 'in', SHAPES)
 write(folder / 'partial', ['x', 'qkv'])
 narrow, wide = outputs(20), outputs(89)
-check('published: naive, double and float32 of a layer agree', max(narrow['naive']) > 0.1, apart(narrow['naive'], narrow['out']) < 1e-6,
+check_all('published: naive, double and float32 of a layer agree', max(narrow['naive']) > 0.1, apart(narrow['naive'], narrow['out']) < 1e-6,
       apart(narrow['out'], narrow['float32.out']) < 1e-5)
-check('published: and so do its gradients', max(narrow['dqkv']) > 0.1, apart(narrow['dqkv'], narrow['float32.dqkv']) < 1e-4)
-check('published: a setting counts', apart(narrow['out'][-8:], wide['out'][-8:]) > 1e-5)
+check_all('published: and so do its gradients', max(narrow['dqkv']) > 0.1, apart(narrow['dqkv'], narrow['float32.dqkv']) < 1e-4)
+check_all('published: a setting counts', apart(narrow['out'][-8:], wide['out'][-8:]) > 1e-5)

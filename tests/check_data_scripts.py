@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from checks import check
+
 ROOT = Path(__file__).resolve().parents[1]
 WORK = Path(sys.argv[1])
 TEXT = ROOT / 'data/bundled/sotu.jsonl'
@@ -26,10 +28,6 @@ import score_generation   # noqa: E402
 import train_tokenizer   # noqa: E402
 
 printed = ''   # by the last call, on standard output and standard error
-
-
-def check(name, holds, why='not true'):
-    print(f'ok {name}' if holds else f'FAIL {name}: {why}', flush=True)
 
 
 def has(package):

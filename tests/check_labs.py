@@ -12,14 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / 'dev/labs'))
 import lab as program   # noqa: E402
+from checks import check   # noqa: E402
 
 folder = Path(sys.argv[1]).absolute()
 os.environ.update(LABS=str(folder), JOBS='1')
 labs = program.all_labs()
-
-
-def check(name, holds, why='not true'):
-    print(f'ok {name}' if holds else f'FAIL {name}: {why}', flush=True)
 
 
 def run(*command, **environment):

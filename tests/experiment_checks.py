@@ -6,11 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / 'scripts/experiments'))
+from checks import check  # noqa: E402, F401
 from packages import Refused  # noqa: E402
-
-
-def check(name, holds, why=''):
-    print(f'ok {name}' if holds else f'FAIL {name}: {why or "not true"}', flush=True)
 
 
 def refused(name, words, call, code=None):

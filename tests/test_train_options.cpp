@@ -22,14 +22,19 @@ Words words_of(const std::string& line) {
     return words;
 }
 
-Options parsed(const std::string& variant, const Words& words) {
+/// Parses the arguments of ./train_VARIANT; false if they ask for help.
+bool parse(const std::string& variant, const Words& words, Options& o) {
     std::vector<std::string> all = {"train_" + variant};
     all.insert(all.end(), words.begin(), words.end());
     std::vector<char*> arguments;
     for (std::string& word : all) arguments.push_back(word.data());
     arguments.push_back(nullptr);
+    return parse_train_options(int(all.size()), arguments.data(), named(variant), o);
+}
+
+Options parsed(const std::string& variant, const Words& words) {
     Options o;
-    const bool runs = parse_train_options(int(all.size()), arguments.data(), named(variant), o);
+    const bool runs = parse(variant, words, o);   // outside of CHECK, which would keep an Error
     CHECK(runs);
     return o;
 }
@@ -45,6 +50,15 @@ private:
     std::ostringstream text_;
     std::streambuf *cerr_, *cout_;
 };
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string help_of(const std::string& variant) {
+    const Captured captured;
+    Options o;
+    CHECK_FALSE(parse(variant, {"--help"}, o));
+    return captured.text();
+}
 
 struct Start {
     Options options;
@@ -138,6 +152,41 @@ TEST_CASE("train options: what no option takes is refused by its name", "[option
     for (const auto& [variant, words, part] : cases) refuses(Exit::usage, variant, words_of(words), part);
     for (const char* option : {"--checkpoint", "--model", "--out", "--train-data", "--eval-data", "--show-mask"})
         refuses(Exit::usage, "causal", {option, ""}, std::string(option) + " \"\": the value is empty");
+}
+
+TEST_CASE("train options: --help has groups, and only what works in this trainer", "[options]") {
+    for (const Variant* variant : all_variants()) {
+        const std::string help = help_of(variant->name);
+        for (const char* group : {"Model:", "Data:", "Schedule and optimiser:", "Evaluation:", "Output:", "Parallel:", "Attention:"})
+            CHECK(has(help, std::string("\n") + group + "\n"));
+        for (const Setting& s : variant->settings()) CHECK(has(help, std::string("  ") + s.option + " "));
+        const bool is_causal = variant->name == std::string("causal");
+        CHECK(has(help, "--psa-eps") == is_causal);
+        CHECK(has(help, "--layers") == !is_causal);
+        CHECK_FALSE(has(help, "no effect"));
+    }
+    CHECK(has(help_of("sinks"), "--window"));
+    CHECK_FALSE(has(help_of("causal"), "--window"));
+}
+
+TEST_CASE("train options: what --help leaves out is still accepted or refused as before", "[options]") {
+    parsed("causal", {"--window", "3", "--dense-until", "4"});
+    parsed("asga", {"--attention", "trained"});
+    refuses(Exit::usage, "asga", {"--evaluate", "--attention", "psa"}, "use ./train_causal, not ./train_asga");
+}
+
+TEST_CASE("train options: an unknown option names the trainer that has it, or the nearest one", "[options]") {
+    CHECK(error_of([] { parsed("causal", {"--moba-block", "64"}); }).what() ==
+          std::string("unknown option --moba-block; options that begin with --moba belong to ./train_moba"));
+    const Case cases[] = {
+        {"causal", "--deepseek-sparse-top-k=3", "belong to ./train_deepseek_sparse"},
+        {"seer", "--sinks 3", "belong to ./train_sinks"},
+        {"asga", "--asga-hiden 8", "did you mean --asga-hidden?"},
+        {"asga_no_geometry", "--asga-hiden 8", "did you mean --asga-hidden?"},
+        {"causal", "--atention psa", "did you mean --attention?"},
+        {"asga", "--windows 3", "unknown option --windows"},
+    };
+    for (const auto& [variant, words, part] : cases) refuses(Exit::usage, variant, words_of(words), part);
 }
 
 TEST_CASE("train options: a file for --config takes zeros, comments and quotes as they are meant", "[options]") {
