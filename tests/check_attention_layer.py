@@ -49,6 +49,6 @@ write(folder / 'in', SHAPES)
 write(folder / 'partial', ['x', 'qkv'])
 narrow, wide = outputs(20), outputs(89)
 check_all('published: naive, double and float32 of a layer agree', max(narrow['naive']) > 0.1, apart(narrow['naive'], narrow['out']) < 1e-6,
-      apart(narrow['out'], narrow['float32.out']) < 1e-5)
+          apart(narrow['out'], narrow['float32.out']) < 1e-5)
 check_all('published: and so do its gradients', max(narrow['dqkv']) > 0.1, apart(narrow['dqkv'], narrow['float32.dqkv']) < 1e-4)
 check_all('published: a setting counts', apart(narrow['out'][-8:], wide['out'][-8:]) > 1e-5)

@@ -47,39 +47,39 @@ def same_scores(a, b, most):
 plain, masked, each, completions = Log('plain'), Log('masked'), Log('each'), Log('completions')
 check_all('the loss by position, weighted by its targets, is the validation loss', near(plain.mean, plain.loss), plain.targets % 32 == 0)
 check_all('in equal parts of a row, each with its error, and in a table',
-      [(b['first'], b['last']) for b in plain.bins] == [(0, 5), (6, 11), (12, 18), (19, 24), (25, 31)],
-      all(0 < b['stderr'] < 0.2 for b in plain.bins), '| 25 to 31 ' in plain.text)
+          [(b['first'], b['last']) for b in plain.bins] == [(0, 5), (6, 11), (12, 18), (19, 24), (25, 31)],
+          all(0 < b['stderr'] < 0.2 for b in plain.bins), '| 25 to 31 ' in plain.text)
 check_all('the log has the checkpoint, its step, and an end', plain.config['evaluates'].endswith('step_00000012'),
-      {record['step'] for record in plain.records} == {12}, plain.done['val_loss'] == plain.loss)
+          {record['step'] for record in plain.records} == {12}, plain.done['val_loss'] == plain.loss)
 check_all('loss and perplexity are printed, and three accuracies with their errors',
-      f'loss {plain.loss:.6f}, perplexity {math.exp(plain.loss):.2f}' in plain.text,
-      all(words in plain.text for words in ('items: 3 items, accuracy by sum ', ' +- ', 'by token mean', 'by character mean')))
+          f'loss {plain.loss:.6f}, perplexity {math.exp(plain.loss):.2f}' in plain.text,
+          all(words in plain.text for words in ('items: 3 items, accuracy by sum ', ' +- ', 'by token mean', 'by character mean')))
 check_all('it is the loss that the run ended with', Log('as_run').loss == records_of(FOLDER / 'causal/log.jsonl')[-1]['val_loss'])
 check_all('items that have no room in a batch get the same scores', same_scores(Log('narrow'), plain, 1e-5))
 check_all('targets that a mask hides do not count', near(masked.mean, masked.loss), masked.targets < plain.targets / 4, '-, 0 targets' in masked.text,
-      [b['targets'] == 0 for b in masked.bins] == [True, True, False, False, False], masked.bins[0]['loss'] is None)
+          [b['targets'] == 0 for b in masked.bins] == [True, True, False, False, False], masked.bins[0]['loss'] is None)
 check_all('more bins than positions are one for each', len(each.bins) == 32, near(each.mean, plain.loss))
 check_all('no bins, no table', not Log('none').bins, 'by position' not in Log('none').text)
 check_all('completions are the targets of masked prompts, and the end of text behind them', completions.targets == 19 * 12,
-      [b['targets'] for b in completions.bins] == [0] * 20 + [19] * 12)
+          [b['targets'] for b in completions.bins] == [0] * 20 + [19] * 12)
 
 for name in ('psa_all', 'adaspa_all'):
     log = Log(name)
     check_all(f'{name}: causal attention at every position and in scores, and everything was read', same(log, plain, 1e-5), same_scores(log, plain, 1e-5),
-          set(log.read) == {'validation', 'items'}, all(near(share, 1, 1e-6) for share in [*log.read.values(), *log.kept.values()]))
+              set(log.read) == {'validation', 'items'}, all(near(share, 1, 1e-6) for share in [*log.read.values(), *log.kept.values()]))
 psa, dense, adaspa = Log('psa'), Log('dense'), Log('adaspa')   # the last answer has too few tokens before it to leave some out
 check_all('psa that reads less has other losses and scores', not same(psa, plain, 1e-5), near(psa.mean, psa.loss), len(psa.scores) == 6,
-      not any(near(a, b, 1e-6) for a, b in zip(psa.scores[:5], plain.scores)))
+          not any(near(a, b, 1e-6) for a, b in zip(psa.scores[:5], plain.scores)))
 check_all('and prints the shares that it has read and kept', all(0.1 < psa.read[of] < 0.95 and 0.5 <= psa.kept[of] < 1 and f'{of}: psa: read ' in psa.text
-                                                            for of in ('validation', 'items')))
+                                                                for of in ('validation', 'items')))
 check_all('adaspa that reads less has another loss, of rows that look ahead, but reads contexts of one block whole', not same(adaspa, dense, 1e-5),
-      0.4 < adaspa.read['validation'] < 0.9, adaspa.read['items'] == 1, same_scores(adaspa, dense, 1e-5), 'cannot be compared' in adaspa.text,
-      'cannot be compared' not in psa.text)
+          0.4 < adaspa.read['validation'] < 0.9, adaspa.read['items'] == 1, same_scores(adaspa, dense, 1e-5), 'cannot be compared' in adaspa.text,
+          'cannot be compared' not in psa.text)
 
 if (FOLDER / 'ranks.jsonl').exists():
     ranks, psa_ranks = Log('ranks'), Log('psa_ranks')
     check_all('two ranks find the same at every position', same(ranks, plain, 1e-6), ranks.targets == plain.targets, ranks.config['ranks'] == 2,
-          all(near(a['stderr'], b['stderr'], 1e-4) for a, b in zip(ranks.bins, plain.bins)))
+              all(near(a['stderr'], b['stderr'], 1e-4) for a, b in zip(ranks.bins, plain.bins)))
     check_all('and give every item the score of one', ranks.items == plain.items)
     check_all('and read the same with psa', same(psa_ranks, psa, 1e-6), same_scores(psa_ranks, psa, 1e-5),
-          all(near(psa_ranks.read[of], psa.read[of], 1e-6) for of in psa.read))
+              all(near(psa_ranks.read[of], psa.read[of], 1e-6) for of in psa.read))
