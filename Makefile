@@ -93,24 +93,27 @@ COMMIT := $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2
 CARRIED := $(wildcard scripts/attention_torch/*.py) $(VARIANTS:%=attention/%.cuh)
 build/model/base/commit.o: model/base/commit.cpp build/flags build/commit
 	$(call COMPILE,-DCOMMIT='"$(COMMIT)"')
-build/carried_texts.cpp: scripts/carried_texts.sh $(CARRIED)
-	@mkdir -p $(@D) && scripts/carried_texts.sh $(CARRIED) > $@
-build/carried_texts.o: build/carried_texts.cpp build/flags
-	$(call COMPILE)
+build/carried_texts.o: scripts/carried_texts.sh $(CARRIED) build/flags
+	@mkdir -p $(@D) && scripts/carried_texts.sh $(CARRIED) > $(@:o=cpp) && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -c -o $@ $(@:o=cpp)
 
 # ---- the engine: a library for the CPU, and one for GPUs or emulated GPUs that goes with it
 # A source of data/ whose library is missing (WITHOUT) is replaced by data/without/, which refuses in a sentence.
-HOST_SOURCES := $(wildcard model/*.cpp model/*/*.cpp attention/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp)
-ENGINE_UNITS := $(basename $(filter-out data/tokenize.cpp $(foreach unit,$(WITHOUT),data/%/$(unit).cpp), $(HOST_SOURCES)) $(BLAS_SOURCE)) \
-                $(WITHOUT:%=data/without/%)
+OTHERS := data/tokenize.cpp model/generate/without_gpu.cpp model/base/commit.cpp $(foreach unit,$(WITHOUT),data/%/$(unit).cpp)
+ENGINE_SOURCES := $(filter-out $(OTHERS),$(wildcard attention/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp \
+                    data/tokenizers/*.cpp model/*.cpp model/*/*.cpp)) $(BLAS_SOURCE) $(WITHOUT:%=data/without/%.cpp)
+FOLDERS := $(patsubst %/,%,$(sort $(dir $(ENGINE_SOURCES))))
 DEVICE_UNITS := model/gpt model/gpt_memory model/generate/sample attention/causal   # causal: every program has it, for hybrids
 ENGINE := build/engine.a
 EMULATED_ENGINE := build/emulated/engine.a $(ENGINE)
-build/engine.a: $(ENGINE_UNITS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/carried_texts.o build/units
+build/engine.a: $(FOLDERS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/model/base/commit.o build/carried_texts.o build/units
 build/gpu/engine.a: $(DEVICE_UNITS:%=build/gpu/%.o)
 build/emulated/engine.a: $(DEVICE_UNITS:%=build/emulated/%.o)
 build/engine.a build/gpu/engine.a build/emulated/engine.a:
 	@rm -f $@ && ar rcs $@ $(filter %.o,$^)
+# The host's sources of a folder are compiled as one unit: half the time goes into headers that they share.
+.SECONDEXPANSION:
+$(FOLDERS:%=build/%.o): build/%.o: $$(filter $$(wildcard $$*/*.cpp),$(ENGINE_SOURCES)) build/flags
+	$(call COMPILE,$(patsubst %,-include %,$(filter-out $<,$(filter $(ENGINE_SOURCES),$^))))
 
 # ---- programs: with nvcc they carry both devices
 CPU_VARIANTS := $(VARIANTS:%=build/attention/%.o)
@@ -118,7 +121,7 @@ GPU_VARIANTS := $(VARIANTS:%=build/gpu/attention/%.o) $(CPU_VARIANTS)
 EMULATED_VARIANTS := $(VARIANTS:%=build/emulated/attention/%.o) $(CPU_VARIANTS)
 HERE := build$(if $(WITH_CUDA),/gpu)
 ENGINE_HERE := $(if $(WITH_CUDA),build/gpu/engine.a) $(ENGINE)
-GENERATE_HERE := build/model/generate/generate.o $(if $(WITH_CUDA),build/gpu/model/generate/generate_gpu.o)
+GENERATE_HERE := build/model/generate/generate.o build/$(if $(WITH_CUDA),gpu/model/generate/generate_gpu,model/generate/without_gpu).o
 GENERATE_EMULATED := build/model/generate/generate.o build/emulated/model/generate/generate_gpu.o
 tokenize: build/data/tokenize.o $(ENGINE)
 $(TRAINERS): train_%: $(HERE)/train_gpt.o $(HERE)/attention/%.o build/attention/%.o $(ENGINE_HERE) | $(BUNDLED)
@@ -133,7 +136,6 @@ build/emulated/data:   # programs look for the bundled text beside themselves
 	@mkdir -p $(@D) && ln -sfn ../../data $@
 $(BUNDLED): data/bundled/sotu.jsonl | tokenize   # the bundled text as token shards: the default of --train-data
 	./tokenize --tokenizer bytes --out data/bundled --name sotu $<
-# The first lecture: plain C, without the engine.
 reference_qwen: build/reference_qwen | $(BUNDLED) ## build/reference_qwen: Qwen3 and ASGA in one file of plain C, the first to read
 build/reference_qwen: tests/reference_qwen.c
 	$(call SAY,compile) && $(CC) -std=c11 -O3 $(ARCH) -fopenmp -Wall -Wextra -o $@ $< -lm
@@ -189,10 +191,8 @@ build/config.mk: build/machine scripts/probe.sh scripts/probe_cuda.sh
 build/flags build/gpu/flags build/emulated/flags: FORCE
 	@mkdir -p $(@D) && echo '$(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)' '$(if $(findstring gpu,$@),$(NVCC) $(NVCCFLAGS))' \
 	    '$(if $(findstring emulated,$@),$(EMULATED))' $(UNLESS_SAME)
-build/commit: FORCE
-	@echo '$(COMMIT)' $(UNLESS_SAME)
-build/units: FORCE
-	@echo '$(WITH_CUDA) $(ENGINE_UNITS) $(TESTS) $(GPU_TESTS) $(EMULATOR_TESTS) $(LDFLAGS) $(LIBS) $(GPU_LIBS)' $(UNLESS_SAME)
+build/commit build/units: FORCE
+	@echo '$(if $(findstring commit,$@),$(COMMIT),$(WITH_CUDA) $(ENGINE_SOURCES) $(TESTS) $(GPU_TESTS) $(EMULATOR_TESTS) $(LDFLAGS) $(LIBS) $(GPU_LIBS))' $(UNLESS_SAME)
 FORCE:
 UNKNOWN := $(filter-out test-gpu $(TRAINERS) $(VARIANTS:%=test-%),$(filter train_% test-%,$(MAKECMDGOALS)))
 $(UNKNOWN): FORCE

@@ -14,11 +14,10 @@ row "shell, lines" "$(lines '*.sh' '*.bash')"
 row "Makefile, lines" "$(lines Makefile)"
 row "Markdown, words" "$(git ls-files -z '*.md' | xargs -0 cat | wc -w)"
 [ -e build/engine.a ] || exit 0
-# Units of the program by the linker's trace, and the files of this tree that these units include.
-units=$(g++ -fopenmp -Wl,-t -Wl,-t -o /dev/null build/train_gpt.o build/attention/causal.o build/engine.a \
-    $(sed -nE 's/^(BLAS_LIBS|TEXT_LIBS|MPI_LIBS) :=//p' build/config.mk) -lpthread 2> /dev/null | grep -oE 'build/train_gpt.o|build/attention/causal.o|engine.a.[^ )]+\.o|\([a-z_0-9]+\.o\)' | grep -oE '[a-z_0-9]+\.o' | sort -u)
-files=$(for unit in $units; do cat "$(find build -name "${unit%.o}.d" ! -path '*/emulated/*' ! -path '*/gpu/*' ! -path '*/ptx/*' ! -path 'build/tests/*' | head -n 1)"; done |
+# A trainer links the whole engine. Its files are those of this tree that its units include.
+units="train_gpt.o causal.o $(ar t build/engine.a | grep -v causal)"
+files=$(for unit in $units; do find build -name "${unit%.o}.d" ! -path 'build/[egpt]*/*' ! -path '*/generate/generate.d' -exec cat {} +; done |
     tr -s ' \\' '\n' | grep -E '^(attention|model|data|build|train_gpt)[/.].*[^:]$' | sort -u)
-row "./train_causal on the CPU, units" "$(wc -l <<< "$units")"
+row "./train_causal on the CPU, units" "$(wc -w <<< "$units")"
 row "./train_causal on the CPU, files" "$(wc -l <<< "$files")"
 row "./train_causal on the CPU, lines" "$(xargs cat <<< "$files" | wc -l)"

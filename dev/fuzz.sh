@@ -10,7 +10,7 @@ names=${*:-$(ls tests/fuzz/fuzz_*.cpp | sed 's|.*/fuzz_||; s|\.cpp||')}
 compiler=$(command -v clang++ || command -v clang++-14) || { echo "clang++ is needed: apt install clang" >&2; exit 1; }
 mkdir -p build/fuzz
 sources=$(ls model/*.cpp model/*/*.cpp data/*.cpp data/documents/*.cpp data/tokenizers/*.cpp | grep -vE 'data/tokenize.cpp|model/(device|ranks|run)/|model/attention_report.cpp')
-make -s build/carried_texts.cpp || exit
+make -s build/carried_texts.o || exit
 for source in $sources build/carried_texts.cpp; do
     object=build/fuzz/$(echo "$source" | tr / _).o
     [ "$object" -nt "$source" ] || "$compiler" -std=c++20 -g -O1 -I. -DCOMMIT='"fuzz"' -fsanitize=fuzzer-no-link,address,undefined -c "$source" -o "$object" || exit

@@ -7,12 +7,6 @@
 
 #include "model/base/error.h"
 
-namespace {
-
-// Backtracking limit: a match beyond it would take minutes and is a defect of the pattern.
-constexpr uint32_t match_limit = 100'000'000;
-constexpr size_t jit_stack_bytes = size_t{1} << 20;
-
 template <auto release>
 struct Releaser {
     template <class T>
@@ -24,6 +18,12 @@ using CompileContext = std::unique_ptr<pcre2_compile_context, Releaser<pcre2_com
 using MatchContext = std::unique_ptr<pcre2_match_context, Releaser<pcre2_match_context_free>>;
 using MatchData = std::unique_ptr<pcre2_match_data, Releaser<pcre2_match_data_free>>;
 using JitStack = std::unique_ptr<pcre2_jit_stack, Releaser<pcre2_jit_stack_free>>;
+
+namespace {
+
+// Backtracking limit: a match beyond it would take minutes and is a defect of the pattern.
+constexpr uint32_t match_limit = 100'000'000;
+constexpr size_t jit_stack_bytes = size_t{1} << 20;
 
 PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
 

@@ -43,28 +43,28 @@ void load_tensor(const StoredTensor& stored, const Tensor& tensor, const std::st
              std::is_same_v<X, float> ? "" : " when rounded to bf16", ", expected finite numbers");
 }
 
-struct Found {
+struct FoundTensor {
     const SafetensorsFile* file;
     const StoredTensor* stored;
 };
-using Stock = std::map<std::string, Found>;   // what a folder's files hold, by name
+using Stock = std::map<std::string, FoundTensor>;   // what a folder's files hold, by name
 
 Stock take_stock(const std::deque<SafetensorsFile>& files) {
     Stock stock;
     for (const SafetensorsFile& file : files)
         for (const StoredTensor& stored : file.tensors())
-            if (!stock.emplace(stored.name, Found{&file, &stored}).second)
+            if (!stock.emplace(stored.name, FoundTensor{&file, &stored}).second)
                 fail(Exit::checkpoint, file.where(), ": tensor \"", stored.name, "\" is in another part too");
     return stock;
 }
 
-std::vector<float> numbers_of(const Found& found) {
+std::vector<float> numbers_of(const FoundTensor& found) {
     std::vector<float> numbers(found.stored->count);
     convert_to_float(*found.stored, numbers.data(), found.file->where());
     return numbers;
 }
 
-bool same_numbers(const Found& a, const Found& b) {
+bool same_numbers(const FoundTensor& a, const FoundTensor& b) {
     return a.stored->shape == b.stored->shape && numbers_of(a) == numbers_of(b);
 }
 
@@ -74,7 +74,7 @@ void settle_tied_head(Stock& stock, const TensorList& list) {
     const char *const head_name = "lm_head.weight", *const embedding_name = "model.embed_tokens.weight";
     const auto head = stock.find(head_name);
     if (head == stock.end() || list.find(head_name)) return;
-    const Found found = head->second;
+    const FoundTensor found = head->second;
     stock.erase(head);
     const auto [embedding, alone] = stock.emplace(embedding_name, found);
     if (!alone && !same_numbers(embedding->second, found))

@@ -27,17 +27,17 @@ bool is_leftover(const std::string& name) {
     return (ours && name.ends_with(".tmp")) || name == "superseded.old.tmp";
 }
 
-struct Found {
+struct FoundCheckpoint {
     int64_t step;
     fs::path path;
 };
 
 /// Finished checkpoints, highest step first.
-std::vector<Found> list_checkpoints(const fs::path& out_dir) {
-    std::vector<Found> found;
+std::vector<FoundCheckpoint> list_checkpoints(const fs::path& out_dir) {
+    std::vector<FoundCheckpoint> found;
     for (const fs::path& path : entries_of(out_dir))
         if (const auto step = step_of(path.filename().string())) found.push_back({*step, path});
-    std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
+    std::sort(found.begin(), found.end(), [](const FoundCheckpoint& a, const FoundCheckpoint& b) { return a.step > b.step; });
     return found;
 }
 
@@ -87,14 +87,14 @@ void undo_interrupted(const fs::path& out_dir) {
 
 int set_later_ones_aside(const fs::path& out_dir, int64_t step) {
     undo_interrupted(out_dir);
-    std::vector<Found> later = list_checkpoints(out_dir);
-    std::erase_if(later, [&](const Found& found) { return found.step <= step; });
+    std::vector<FoundCheckpoint> later = list_checkpoints(out_dir);
+    std::erase_if(later, [&](const FoundCheckpoint& found) { return found.step <= step; });
     if (later.empty()) return 0;
     const AsidePlaces places(out_dir);
     make_folders(places.moving);
     if (step < 0)
         for (const char* name : {"log.jsonl", "options.toml"}) link_or_copy(out_dir / name, places.moving / name);
-    for (const Found& found : later) rename_file(found.path, places.moving / found.path.filename());
+    for (const FoundCheckpoint& found : later) rename_file(found.path, places.moving / found.path.filename());
     sync_directory(places.moving);
     if (path_exists(places.aside)) rename_file(places.aside, places.before);
     rename_file(places.moving, places.aside);
@@ -110,7 +110,7 @@ bool is_set_aside(const fs::path& folder, const fs::path& out_dir) {
 
 void prune_checkpoints(const fs::path& out_dir, int keep) {
     if (keep < 1) return;
-    std::vector<Found> found = list_checkpoints(out_dir);
+    std::vector<FoundCheckpoint> found = list_checkpoints(out_dir);
     if (found.size() <= size_t(keep)) return;
     std::error_code ignored;   // they must not stop a run
     for (auto doomed = found.begin() + keep; doomed != found.end(); ++doomed)
@@ -119,14 +119,14 @@ void prune_checkpoints(const fs::path& out_dir, int keep) {
 }
 
 void require_no_run(const fs::path& folder) {
-    const std::vector<Found> checkpoints = list_checkpoints(folder);
+    const std::vector<FoundCheckpoint> checkpoints = list_checkpoints(folder);
     if (!checkpoints.empty() && !path_exists(folder / "config.json"))
         fail(Exit::checkpoint, folder.string(), ": is the output folder of a run; give one of its checkpoints, such as the newest, ",
              checkpoints.front().path.string());
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& out_dir, std::vector<std::string>& complaints) {
-    for (const Found& found : list_checkpoints(out_dir)) {
+    for (const FoundCheckpoint& found : list_checkpoints(out_dir)) {
         if (!path_exists(found.path)) continue;   // removed since; a link to a disk that is missing is refused
         try {
             verify_checkpoint(found.path);
