@@ -19,7 +19,7 @@ USE_CUDA ?= $(HAVE_CUDA)
 WITH_CUDA = $(filter 1,$(USE_CUDA))
 override CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
 FLAGS     := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
-EMULATED  := -DEMULATED_GPU -DGPU_FLOAT32 -DUSE_NCCL -Idev/emulator/include -O1 -fno-strict-aliasing -Wno-unknown-pragmas $(EMULATEDFLAGS)
+EMULATED  := -DEMULATED_GPU -DGPU_FLOAT32 -DUSE_NCCL -Idev/emulator/include -Og -fno-strict-aliasing -Wno-unknown-pragmas $(EMULATEDFLAGS)
 # 20050: a kernel's `inline` has its effect, one definition in several units, though nvcc says that it is ignored.
 NVCCFLAGS := $(NVCC_FLAGS) -O3 -diag-suppress=20050 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
              $(if $(filter 1,$(FLOAT32)),-DGPU_FLOAT32) $(CUDAFLAGS) $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
