@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh clone to a small ASGA model that has read the State of the Union addresses, byte by byte: `make quickstart`. Builds the
-# programs that it runs and no others, and trains for about two minutes, on whatever machine: what is trained depends on its speed.
+# programs that it runs and no others, and trains for about a minute on any machine: its speed decides which model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8   # numbers with a point
@@ -23,11 +23,11 @@ quiet=(--val-every 0 --sample-every 0 --checkpoint-every 0 --plot 0)
 ms=$(grep -o '"ms":[0-9.]*' "$out/log.jsonl" | cut -d: -f2 | tail -n 5 | sort -n | sed -n 3p) || true
 [ -n "$ms" ] || { echo "$out/log.jsonl: has no times of steps to measure this machine by" >&2; exit 1; }
 rm -rf "$out" "$out.measured"
-# What a step of each model costs, in steps of the one measured (on two cores); the largest of which 500 steps take at most 110
-# seconds is trained, for as long as that, but no longer than 1,500 steps.
+# What a step of each model costs, in steps of the one measured (on two cores). The largest of which 400 steps take at most 55 seconds
+# is trained for that long, or for 1,500 steps if these take less.
 read -r model batch length steps step_ms <<< "$(awk -v ms="$ms" '{
-    steps = int(110000 / (ms * $1)); if (steps > 1500) steps = 1500; if (steps < 20) steps = 20
-    if (steps >= 500 || NR == 5) { print $2, $3, $4, steps, ms * $1; exit } }' << 'END'
+    steps = int(55000 / (ms * $1)); if (steps > 1500) steps = 1500; if (steps < 20) steps = 20
+    if (steps >= 400 || NR == 5) { print $2, $3, $4, steps, ms * $1; exit } }' << 'END'
 18  qwen-7m 8 256
 4.3 qwen-2m 8 256
 1   qwen-2m 4 128
