@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/evaluation_items.py, fineweb.py, train_tokenizer.py and score_generation.py in this process: what they make and what they
+"""scripts/evaluation_items.py, fineweb.py and train_tokenizer.py in this process: what they make and what they
 refuse. Prints `ok NAME`, `FAIL NAME: why` or, for a Python package that is missing, `skip NAME: why`. tests/data_scripts.sh runs it.
 
     python3 tests/check_data_scripts.py FOLDER      with shards, a text and a checkpoint of that script
@@ -24,7 +24,6 @@ sys.path[:0] = [str(ROOT / 'scripts'), str(ROOT / 'tests/stand_ins')]   # no tes
 os.environ['HUB'] = str(WORK / 'hub')
 import evaluation_items   # noqa: E402
 import fineweb   # noqa: E402
-import score_generation   # noqa: E402
 import train_tokenizer   # noqa: E402
 
 printed = ''   # by the last call, on standard output and standard error
@@ -308,59 +307,9 @@ def check_train_tokenizer():
         check(f'the engine\'s ids of {made.name} are the library\'s', done.returncode == 0 and '40 texts equal' in done.stdout, done.stdout[-300:])
 
 
-# ------------------------------------------------------------------------------------------------------------ score_generation
-
-def check_score_generation():
-    items = lines('items.jsonl', [{'prompt': 'My fellow', 'reference': 'the cat sat on the mat'}, {'prompt': '', 'reference': 'a dog barked at the moon'}])
-
-    def texts(name, *words):
-        return lines(name, [{'text': text} for text in words])
-
-    same = texts('same.jsonl', 'the cat sat on the mat', ' a dog barked at the moon\n')
-    for name, words, arguments in [
-            ('no items', 'items', []), ('neither a checkpoint nor texts', 'one of the arguments --checkpoint --texts is required', [items]),
-            ('both of them', 'not allowed with', [items, '--checkpoint', 'a', '--texts', 'b']),
-            ('options for texts that are finished', 'there is nothing to generate', [items, '--texts', 'b', '--', '--seed', 3]),
-            ('a folder for --out that does not exist', 'its folder does not exist', [items, '--texts', 'b', '--out', WORK / 'no/out.jsonl'])]:
-        expect(f'score: {name}', 2, words, score_generation, *arguments)
-    with without('sacrebleu'):
-        expect('score: without the packages', 2, 'pip install sacrebleu rouge-score', score_generation, items, '--texts', 'b')
-    if not (has('sacrebleu') and has('rouge_score')):
-        print(f'skip BLEU and ROUGE: {sys.executable} has no sacrebleu or no rouge_score')
-        return
-    expect('texts that are their references are all of BLEU', 0, 'BLEU 100.00  (', score_generation, items, '--texts', same)
-    check('with its signature, and all of ROUGE', '|tok:13a|' in printed and 'ROUGE-L F1 100.00 +- 0.00' in printed)
-    # Words: 5 of 6 in order and 4 of 5 pairs; the other text shares no word. BLEU over both: precisions 5/12, 4/10, 3/8, 2/6, no penalty
-    # for length: their geometric mean is 0.3799.
-    half = texts('half.jsonl', 'the cat sat on the hat', 'my horses ran to some sun')
-    expect('texts that are half right have the BLEU of the formula', 0, 'BLEU 37.99  (', score_generation, items, '--texts', half, '--out', WORK / 'scored.jsonl')
-    figures = printed
-    check('and the means of 5/6, 4/5 and 5/6 with 0', all(f'ROUGE-{n} F1 {mean} +- {mean}' in printed for n, mean in [('1', '41.67'), ('2', '40.00'), ('L', '41.67')]))
-    check('--out has every item with its scores', all({'reference', 'text', 'rougeL'} <= one.keys() for one in objects_in(WORK / 'scored.jsonl')))
-    expect('and can be scored again', 0, figures, score_generation, items, '--texts', WORK / 'scored.jsonl')
-    long = texts('long.jsonl', 'the cat sat on the mat and more', 'a dog barked at the moon and more')
-    expect('--stop cuts the texts', 0, 'BLEU 100.00  (', score_generation, items, '--texts', long, '--stop', ' and')
-    checkpoint = WORK / 'run/step_00000001'
-    expect('a checkpoint\'s texts are scored', 0, '2 items', score_generation, items, '--checkpoint', checkpoint, '--tokens', 20, '--out', WORK / 'own.jsonl')
-    written = subprocess.run([ROOT / 'generate', '--checkpoint', checkpoint, '--prompt', 'My fellow', '--tokens', '20', '--temperature', '0'],
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode(errors='replace').removesuffix('\n')
-    first = objects_in(WORK / 'own.jsonl')[0]
-    check('and are what ./generate writes', first['text'] and first['prompt'] + first['text'] == written)
-    for name, code, words, arguments in [
-            ('a checkpoint that is not there', 7, 'none', [items, '--checkpoint', WORK / 'none']),
-            ('an option that ./generate has not', 2, '--heat', [items, '--checkpoint', checkpoint, '--', '--heat', 1]),
-            ('texts and items of different numbers', 3, 'has 1 texts, and', [items, '--texts', texts('one.jsonl', 'a')]),
-            ('a file that is not there', 3, 'none.jsonl', [WORK / 'none.jsonl', '--texts', same]),
-            ('an item without a reference', 3, 'bad.jsonl:1: has no string under "reference"', [lines('bad.jsonl', [{'prompt': 'a'}]), '--texts', same]),
-            ('a line that is not JSON', 3, 'no.jsonl:1: is not JSON', [file('no.jsonl', 'no'), '--texts', same]),
-            ('no items in the file', 3, 'holds no items', [file('empty.jsonl', ''), '--texts', same])]:
-        expect(f'score: {name}', code, words, score_generation, *arguments)
-
-
 check_evaluation_items()
 if has('pyarrow'):
     check_fineweb()
 else:
     print(f'skip fineweb: {sys.executable} has no pyarrow')
 check_train_tokenizer()
-check_score_generation()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Python scripts around data: scripts/evaluation_items.py, fineweb.py, train_tokenizer.py and score_generation.py, and the engine on what
+# Python scripts around data: scripts/evaluation_items.py, fineweb.py and train_tokenizer.py, and the engine on what
 # they make. Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` for packages that python3 lacks (PYTHON=FILE: another).
-# Needs: make tokenize train_causal generate build/dev/token_ids
+# Needs: make tokenize train_causal build/dev/token_ids
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
