@@ -49,7 +49,7 @@ struct RowMerge {
     }
 };
 
-/// For tests: the CPU's kernel goes on from the result that is there (cpu_more.h).
+/// For tests: the CPU's kernel goes on from the result that is there (cpu.h).
 template <class X, class Rows>
 void merge_rows(CPU, const RowMerge<X, Rows>& m) {
 #pragma omp parallel for collapse(2)

@@ -3,7 +3,7 @@
 // rows have positions. Forward: begin() with a branch of all tokens in text order, or begin_with_none(); add() others; finish().
 // Backward: every branch reads the merged out and log-sum-exp; its kernel then computes the contribution of its pairs to the
 // gradients of the one softmax (algebra in merge.cuh), and these add up.
-// On the CPU the kernel reads rows in place and resumes from the previous call's out and lse (cpu_rows.h). On a GPU q, k and v are
+// On the CPU the kernel reads rows in place and resumes from the previous call's out and lse (cpu.h). On a GPU q, k and v are
 // gathered, because its kernels copy tiles of contiguous rows; every branch has its own result, and the results are merged.
 #pragma once
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "attention/branches/merge.cuh"
-#include "attention/kernel/cpu_more.h"
+#include "attention/kernel/cpu.h"
 #include "attention/kernel/layer.h"
 #include "attention/scores/each_element.cuh"
 

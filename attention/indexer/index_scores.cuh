@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention/indexer/indexer.cuh"
-#include "attention/kernel/cpu_rows.h"
+#include "attention/kernel/cpu.h"
 #include "model/device/blas.h"
 #ifdef WITH_GPU
 #include "attention/kernel/warp_rows.cuh"

@@ -1,5 +1,5 @@
 // Rows of a branch: a branch may attend among selected tokens only, or take tokens in another order, so that keys that belong
-// together share tiles. The CPU's kernel reads each row in place (cpu_rows.h). For the GPU's kernel, and for routing, q, k and v are
+// together share tiles. The CPU's kernel reads each row in place (cpu.h). For the GPU's kernel, and for routing, q, k and v are
 // gathered into the order of the branch, one copy per query head, and gradients are scatter-added. Every element is written by one
 // thread, which adds in the order of heads.
 // A `Rows` maps rows of a branch to tokens, per sequence b and query head h:

@@ -8,7 +8,7 @@
 
 #include "attention/blocks/block_rows.cuh"
 #include "attention/blocks/choose_blocks.cuh"
-#include "attention/kernel/cpu_rows.h"
+#include "attention/kernel/cpu.h"
 #include "attention/nsa/compress.cuh"
 #include "model/device/blas.h"
 #ifdef WITH_GPU

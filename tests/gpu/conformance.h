@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "attention/kernel/backward_features.cuh"
+#include "attention/kernel/backward.cuh"
 #include "tests/catch.h"
 #include "tests/gpu/device_array.h"
 
