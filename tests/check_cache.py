@@ -76,10 +76,6 @@ def plans(session):
     refused('writing with the weights of nothing', 'give it an `after`', lambda: planned(bytes={'writes': BYTES['writes']}))
     refused('a round of unknown length', 'lacks the key tokens', lambda: planned(bytes=BYTES | {'writes': {'rounds': 1, 'prompt': 2}}))
     refused('and with a key that there is not', 'unknown key batch', lambda: planned(bytes=BYTES | {'writes': {'batch': 2}}))
-    lacking = planned(bytes=BYTES | {'needs': ['decode_timer']})
-    lacking._features = {'decode_timer': {'there': False, 'what': 'a timer'}}
-    check('what the engine cannot do is left out, and why', plan.Planner(lacking, 'smoke').stages() == ['seeds', 'phase2'] and
-          lacking.left_out('smoke') == [('bytes', 'decode_timer (a timer)')], lacking.left_out('smoke'))
     return planner
 
 

@@ -35,7 +35,6 @@ def plans():
 
 def unknown_keys(work):
     text = (ROOT / 'scripts/experiments/e2_dsa.toml').read_text()
-    (work / 'features.toml').write_text((ROOT / 'scripts/experiments/features.toml').read_text())
     for words, changed in (('unknown key wall in [arms.dsa]; there are: from, ignore, label',
                             text.replace('[arms.dsa]', '[arms.dsa]\nwall = 1')),
                            ('unknown key wall; there are: arms, baseline', 'wall = 1\n' + text)):

@@ -193,23 +193,6 @@ def recall(tables):
     return svg(figure, f'{tables[0].experiment.name}: accuracy of every arm in every setting')
 
 
-def density(tables):
-    """Loss of gates and of their bounds against the number of past blocks that a block of queries visits, above a line of the dense
-    model; '' where no setting chooses blocks."""
-    chosen = {t.setting: t.experiment.settings[t.setting].get('options', {}).get('seer-top-k') for t in tables}
-    sparse, base = [t for t in tables if chosen[t.setting]], tables[0].experiment.baseline
-    below = {'color': '#888888', 'linestyle': '--'}
-    lines = {name: sorted((chosen[t.setting], mean(t.arms[name].sound)) for t in sparse if name in t.arms and t.arms[name].sound)
-             for name in dict.fromkeys(arm for t in sparse for arm in t.arms if arm != base)}
-    if not any(lines.values()): return ''
-    dense = [loss for t in tables if not chosen[t.setting] and t.base for loss in t.base.sound]
-    drawn = styles(tables[0].experiment, lines)
-    figure, [ax] = grid(1, 1, drawn | ({f'{base}, dense': below} if dense else {}), 6.4)
-    if dense: ax.axhline(mean(dense), **below)
-    draw(ax, lines, drawn, 'x', xlabel='past blocks of keys that are visited', ylabel='validation loss, nats')
-    return svg(figure, f'{tables[0].experiment.name}: loss against the blocks that are visited')
-
-
 def times(timings):
     """Step time and peak memory of every arm against the length of a row."""
     drawn = styles(timings[0].experiment, (arm for t in timings for arm in t.arms))

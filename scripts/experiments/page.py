@@ -60,7 +60,6 @@ def warnings(report, e, scale):
     """Sentences on the limits of the numbers of a section."""
     found = [f'{arm}: the best rate of the sweep is its end point, x {factor:g}; a better one may lie beyond.'
              for arm, factor in report.end_points(e.name, scale)]
-    found += [f'Not run: {names} needs {why}.' for names, why in e.left_out(scale)]
     found += other_rate(report, e, scale)
     tables = report.of(report.tables, e.name, scale)
     alone = {arm.name for t in tables for arm in t.arms.values() if len(arm.records) == 1}
@@ -131,8 +130,8 @@ def pictures(report, e, scale):
     if asked := asked_of(tables):
         found.append((f'Accuracy on the items of every task, the best arms at the top; chance is {chance_of(asked)}; blank: not run. '
                       f'Beside the name, how many runs have learnt their task ({LEARNT:.0%} or more)', figures.recall(asked)))
-    if e.picture == 'pareto' and tables: found.append(('Loss against FLOPs and seconds', figures.pareto(tables, timings)))
-    if e.picture == 'density' and tables: found.append(('Loss against density', figures.density(tables)))
+    if tables and any(of.get('equal') in ('flops', 'seconds') for of in e.settings.values()):
+        found.append(('Loss against FLOPs and seconds', figures.pareto(tables, timings)))
     found += [(f'{writing.title}: what it costs in loss and accuracy', figures.cache(writing, reading))
               for writing in report.of(report.writings, e.name, scale) if (reading := report.reading_of(writing))]
     if len({t.seq_len for t in timings}) > 1:

@@ -3,7 +3,7 @@
 
     run.py e2_dsa --scale reduced --seeds 5 --jobs 2      # plan, hours, runs; results go into a ledger
     run.py e1_asga e2_dsa --scale smoke                   # several, one after the other
-    run.py all --scale paper --dry-run                    # how many runs and hours, and what is left out
+    run.py all --scale paper --dry-run                    # how many runs and hours
     run.py e5_isoflop --scale paper --slurm               # sbatch array scripts of the plan, one per stage
 
 Ctrl-C saves checkpoints; the same command goes on. report.py makes a report of the ledger. Exit codes: 0 all runs are finished,

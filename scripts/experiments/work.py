@@ -54,7 +54,6 @@ class Work:
         s, o, total = self.session, self.session.options, [0, 0.0]
         print(f'== {self.experiment.name}, scale {o.scale}: {self.experiment.title}')
         print(f'   arms: {", ".join(self.planner.arms)}; baseline {self.experiment.baseline}')
-        for name, why in self.experiment.left_out(o.scale): print(f'   left out: {name} needs {why}')
         for stage in self.planner.stages():
             if o.stage not in (None, stage): continue
             runs = self.asked(stage, self.runs(stage))
