@@ -223,13 +223,10 @@ def ledgers(work):
         ledger.key_of('x', {'lr': 1}, 'c', 'e'),
     ]
     check('keys: variant, options, commit and data do', key not in others and len(set(others)) == 4)
-    lock, second = (ledger.run_lock(work / 'locks', 'a') for _ in range(2))
-    check('a run that is being done is taken', lock.take() and not second.take())
-    lock.release()
-    check('and free afterwards', second.take())
-    timed, shared = ledger.machine_lock(work, 'm', True), [ledger.machine_lock(work, 'm', False) for _ in range(2)]
-    check('runs share a machine, and times are taken alone', all(one.take() for one in shared) and not timed.take())
-    check('a choice is made once', cut.fix('rate', lambda: 2) == 2 and ledger.Ledger(path).fix('rate', lambda: 3) == 2)
+    with ledger.lock_run(work / 'locks', 'a'): check('a run that is being done is taken', not ledger.lock_run(work / 'locks', 'a'))
+    check('and free afterwards', ledger.lock_run(work / 'locks', 'a'))
+    shared = [ledger.lock_machine(work, 'm', False) for _ in range(2)]
+    check('runs share a machine, and times are taken alone', all(shared) and not ledger.lock_machine(work, 'm', True))
     before, allowed = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, allowed[1]))   # a disk with room for ten bytes more

@@ -45,7 +45,7 @@ OF_TRAINING = ('steps', 'lr', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'be
 OF_WRITING = ('seed', 'device', 'weights', 'attention', 'psa-eps', 'psa-block', 'psa-bound', 'adaspa-sparsity', 'adaspa-block')
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One call of a program. `options` decide the result; session.py adds those that depend on the machine."""
     experiment: str
@@ -65,7 +65,6 @@ class Run:
     released: str = ''            # a published model; its folder in that of --data has its weights and a text in its tokens
     key: str = ''
     seconds: float = 0.0          # expected
-    measured: bool = False        # expected from runs in the ledger
     kind: str = 'train'           # or evaluate, which only reads the validation tokens; turns, writes: interleaved times
     origin: 'Run | None' = None   # the run whose weights it starts from
     against: 'Run | None' = None  # the baseline's, which it is interleaved with
