@@ -159,6 +159,10 @@ class Experiment:
             passed.append(table['after'])
             table = self.settings[table['after']]
 
+    def label(self, setting):
+        """The name of a setting for readers."""
+        return self.settings.get(setting, {}).get('label', setting)
+
     # ---- order of settings
 
     def depth(self, setting):
