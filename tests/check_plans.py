@@ -84,7 +84,8 @@ def words_of_plans(work):
     check('an experiment, planned', all(words in text for words in ('sweep: 30 runs, 0 finished', 'seeds: 30 runs')), text)
     check('planning leaves no ledger', (work / 'planned').is_dir() and not (work / 'planned/ledger.jsonl').exists())
     command = ['bash', 'scripts/experiments/array.sbatch', *stage[:-3], '--cpu', '--out', work / 'array']
-    subprocess.run(command, cwd=ROOT, env=os.environ | {'SLURM_ARRAY_TASK_ID': '3', 'PYTHON': sys.executable}, check=True, stdout=subprocess.DEVNULL)
+    of_slurm = os.environ | {'SLURM_ARRAY_TASK_ID': '3', 'PYTHON': sys.executable}
+    subprocess.run(command, cwd=ROOT, env=of_slurm, check=True, stdout=subprocess.DEVNULL)
     ended = [r['arm'] for r in map(json.loads, open(work / 'array/ledger.jsonl')) if r['event'] == 'done']
     check('an array element of Slurm performs one run of a stage', ended == ['dsa_fixed_window'], ended)
 

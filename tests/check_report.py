@@ -58,8 +58,8 @@ def differences(work):
     check('a planted ledger: the verdict', said.verdict.word == 'reproduced' and said.found.pairs == 5, said.line)
     check('its diverged run and the seed without a partner are told', '1 diverged (seed 7), seed 6 has no partner' in said.line, said.line)
     paper = next(section for section in page.sections(report) if section.scale == 'paper')
-    check('a best rate at the end of the sweep is told', [words[:31] for words in paper.warnings()] == ['dsa: the best rate of the sweep'],
-          paper.warnings())
+    check('a best rate at the end of the sweep is told',
+          [words[:31] for words in paper.warnings()] == ['dsa: the best rate of the sweep'], paper.warnings())
     head, rows = cells(tables.verdict_table(report))
     planned = {row[3]: row[head.index('planned')] for row in rows if row[3] != '-'}
     check('what the plan of each scale can see', planned == {'paper': '5 seeds see 0.032', 'reduced': '5 seeds see 0.032'}, planned)
@@ -107,9 +107,10 @@ def recall(work):
     report = book.report()
     [section] = page.sections(report)
     head, rows = cells(section.tables[0][1])
-    check('accuracy of 31 arms at tasks', head[0:2] == ['arm', 'learnt'] and 'MQAR, two pairs' in head and len(rows) == len(e.arms), head)
-    check('the best at the top, with what it has learnt', [row[:2] for row in rows[:2]] == [['causal', '5 of 5'], ['sliding_window', '5 of 5']]
-          and rows[-1][0] == 'sinks_cache', rows)
+    check('accuracy of 31 arms at tasks', head[:2] == ['arm', 'learnt'] and 'MQAR, two pairs' in head and len(rows) == len(e.arms),
+          head)
+    check('the best at the top, with what it has learnt', rows[0][:2] == ['causal', '5 of 5'] and
+          rows[1][:2] == ['sliding_window', '5 of 5'] and rows[-1][0] == 'sinks_cache', rows)
     rows = {row[0]: row for row in rows}
     check('learnt in k of n', rows['strided'][1] == '5 of 5' and rows['shaw'][1] == '2 of 5' and rows['seer'][-1] == '-', rows['shaw'])
     check('one run of each is said to be one', 'One run of each arm' in section.warnings()[0], section.warnings())
@@ -171,7 +172,7 @@ def written(work):
             check(f'claim {claim["id"]} is measured in rounds', any(plan.rounds_of(setting) for setting in e.settings.values()))
     text = (ROOT / 'scripts/experiments/claims.toml').read_text()
     for what, old, new, words in (('a unit that there is not', '"ratio of bytes"', '"bytes"', 'unknown unit bytes; there are: nats'),
-                                  ('a key that there is not', 'number = 1.087\n', 'number = 1.087\nseeds = 5\n', 'unknown or missing: seeds'),
+                                  ('a key that there is not', 'number = 1.087\n', 'number = 1.087\nwall = 5\n', 'unknown or missing: wall'),
                                   ('a claim without its source', 'document = "000"\n', '', 'unknown or missing: document')):
         (work / 'claims.toml').write_text(text.replace(old, new, 1))
         refused(what, words, lambda: verdicts.read_claims(work / 'claims.toml'))

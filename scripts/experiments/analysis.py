@@ -19,7 +19,7 @@ UNTRAINED = ['timing', *TIMED]               # stages that measure times
 
 
 def read_runs(paths):
-    """A row for every finished run of a plan. Of one place in a plan the newest run counts: earlier ones had another engine or data."""
+    """A row for every finished run of a plan. Of one place in a plan the newest run counts: others had another engine or data."""
     finished, keys, attempts, commands = {}, {}, Counter(), {}
     for path in paths:
         if not Path(path).exists(): raise Refused(f'{path}: is not there; run.py writes it', EXIT_DATA)
@@ -32,7 +32,8 @@ def read_runs(paths):
         except KeyError as lacking:
             raise Refused(f'{path}: a record lacks the key {lacking}; run.py writes ledgers', EXIT_DATA) from lacking
         commands |= ledger.commands
-    return frame([dict(zip(LABELS, place)) | {'attempts': attempts[key], 'command': commands.get(key, '')} | numbers_of(finished[key])
+    starts = {key: {'attempts': attempts[key], 'command': commands.get(key, '')} for key in finished}
+    return frame([dict(zip(LABELS, place)) | starts[key] | numbers_of(finished[key])
                   for place, key in keys.items() if key in finished])
 
 
@@ -72,8 +73,8 @@ def compare_arms(runs, pairs):
 
 
 class Report:
-    """All finished runs of ledgers in the order of plans: `trained` ones, one for each seed; `timed` ones, one for each round; those of
-    the `sweep`. `comparisons` has (experiment, scale, setting) -> (arm, against) -> Comparison."""
+    """All finished runs of ledgers in the order of plans: `trained` ones, one for each seed; `timed` ones, one for each round; and
+    those of the `sweep`. `comparisons` has (experiment, scale, setting) -> (arm, against) -> Comparison."""
 
     def __init__(self, paths, only=None, scale=None):
         self.analysis, claims = read_claims()
@@ -81,13 +82,15 @@ class Report:
         runs = read_runs(paths)
         runs = runs[runs.experiment.isin(only or known_experiments()) & runs.scale.isin([scale] if scale else SCALES)]
         self.experiments = {name: Experiment(name) for name in known_experiments() if name in set(runs.experiment)}
-        runs = runs.assign(order=[self._order(*labels) for labels in runs[LABELS].values]).sort_values(['order', 'seed'], kind='stable')
+        runs = runs.assign(order=[self._order(*labels) for labels in runs[LABELS].values])
+        runs = runs.sort_values(['order', 'seed'], kind='stable')
         self.runs, self.sweep = runs, runs[runs.stage == 'sweep']
         self.timed = runs[runs.stage.isin(UNTRAINED) & (runs.event == 'done')]
         planned = [arm in self.experiments[name].arms for name, arm in zip(runs.experiment, runs.arm)]
         trained = runs[~runs.stage.isin(['sweep', *UNTRAINED]) & pd.Series(planned, runs.index, dtype=bool)]
         self.trained = trained.drop_duplicates([*GROUP, 'arm', 'seed'], keep='last')   # the last planned of several rates
-        self.comparisons = {group: self._compare(self.experiments[group[0]], of) for group, of in self.trained.groupby(GROUP, sort=False)}
+        self.comparisons = {group: self._compare(self.experiments[group[0]], of)
+                            for group, of in self.trained.groupby(GROUP, sort=False)}
         self.findings = find(self.claims, self)
         self.not_measured = [claim for claim in self.claims if all(one.claim is not claim for one in self.findings)]
 
@@ -105,12 +108,14 @@ class Report:
     def pilot_sd(self, name, scale):
         """Pooled sd of paired differences of trained arms, of one experiment at one scale; None before there are two pairs. Settings
         that only read are left out: their differences vary more from seed to seed."""
-        found = [c for (experiment, at, setting), of in self.comparisons.items() if (experiment, at) == (name, scale)
-                 and not self.experiments[name].settings.get(setting, {}).get('evaluate') for c in of.values() if c.pairs >= 2 and c.sd > 0]
+        reads = {setting for setting, table in self.experiments[name].settings.items() if table.get('evaluate')}
+        found = [c for (experiment, at, setting), of in self.comparisons.items()
+                 if (experiment, at) == (name, scale) and setting not in reads for c in of.values() if c.pairs >= 2 and c.sd > 0]
         freedom = sum(c.pairs - 1 for c in found)
         return math.sqrt(sum(c.sd**2 * (c.pairs - 1) for c in found) / freedom) if freedom else None
 
 
 def sweep_means(sweep):
     """arm -> its mean loss by factor, NaN where a run diverged."""
-    return {arm: own.groupby('factor').loss.agg(lambda losses: losses.mean(skipna=False)) for arm, own in sweep.groupby('arm', sort=False)}
+    mean_of_all = lambda losses: losses.mean(skipna=False)
+    return {arm: own.groupby('factor').loss.agg(mean_of_all) for arm, own in sweep.groupby('arm', sort=False)}

@@ -33,8 +33,9 @@ from work import Work
 DEFAULTS = {'model': 'qwen-1m', 'seq-len': 512, 'batch-size': 8, 'steps': 500, 'lr': 4e-3, 'window': 32, 'dense-until': 64,
             'val-batches': 1000}
 BUNDLED = 'data/bundled/sotu_manifest.json'   # trainers read it where no text is given, and when options are tried
-DECIDED = {'lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config', 'evaluate',
-           'dry-run', 'show-mask'}            # options of a trainer that the plan sets, so that an arm would be compared with itself
+# Options of a trainer that the plan sets, so that an arm would be compared with itself.
+DECIDED = {'lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config',
+           'evaluate', 'dry-run', 'show-mask'}
 
 
 def options_of(words):
@@ -62,8 +63,8 @@ def check_options(options, where, but=()):
     """Refuse options that the plan overwrites, and those that leave runs without a loss to compare."""
     for name, value in options.items():
         if name in DECIDED and name not in but:
-            raise Refused(f'--{name} {where}: compare.py decides that itself; --help tells of --rates, --seeds, --text, --data, --out, --cpu '
-                          'and --jobs, and a rate for all arms goes behind --, as -- --lr 0.02')
+            raise Refused(f'--{name} {where}: compare.py decides that itself; --help tells of --rates, --seeds, --text, --data, '
+                          '--out, --cpu and --jobs, and a rate for all arms goes behind --, as -- --lr 0.02')
         if name == 'steps': positive(int, name, value)
         if name in ('val-every', 'val-batches') and re.fullmatch(r'[+-]?[0.]+', value):
             raise Refused(f'--{name} {value} {where}: without validations there is no loss to compare; leave it out')
@@ -132,7 +133,8 @@ def show(work):
     runs = frame([run.labels | numbers_of(finished[run.key]) for run in planned])
     comparisons = compare_arms(runs, [(arm, work.experiment.baseline) for arm in work.planner.arms])
     table = arm_table(runs, comparisons, work.experiment.baseline)
-    means, first = runs.groupby('arm', sort=False)[['parameters', 'val_bpb', 'ms']].mean(), {run.arm: run for run in reversed(planned)}
+    means = runs.groupby('arm', sort=False)[['parameters', 'val_bpb', 'ms']].mean()
+    first = {run.arm: run for run in reversed(planned)}
     pairs = [re.match('.*?([0-9.]+%) of causal', (work.session.printed(first[arm]) or {}).get('visible pairs per sequence', ''))
              for arm in means.index]
     table.insert(1, 'parameters', [number(value, ',.0f') for value in means.parameters])

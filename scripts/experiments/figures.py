@@ -19,7 +19,8 @@ MARKERS, LINES = 'osD^v', ('-', '--', ':', '-.', '-')   # of the first twelve ar
 MOST_LINES = 16       # more cannot be told apart
 NEAR = 0.2            # curves of training begin after this share of a run, whose loss would flatten the rest
 pyplot.rcParams.update({'font.size': 9, 'axes.axisbelow': True, 'axes.grid': True, 'grid.color': '#dddddd', 'axes.edgecolor': '#888888',
-                        'svg.hashsalt': 'experiments', 'svg.fonttype': 'none', 'font.family': 'sans-serif', 'legend.frameon': False})
+                        'svg.hashsalt': 'experiments', 'svg.fonttype': 'none', 'font.family': 'sans-serif',
+                        'legend.frameon': False})
 
 
 def svg(figure, label):
@@ -105,14 +106,14 @@ def draw_pareto(e, runs, timed):
     """Loss against FLOPs and against seconds over the settings of an experiment and scale, with the hull. Seconds are steps times
     interleaved step times where there are any: runs of one table may come from several machines, or from a busy one."""
     step_ms = timed.groupby('arm').ms.median()
-    results = [record['result'] for record in runs.record]
-    costs = {
-        'FLOPs of a run': [r['validation'][-1][1] * r['flops_per_token'] if r.get('flops_per_token') and r.get('validation') else None
-                           for r in results],
-        'seconds of a run': [r['steps'] * step_ms[arm] / 1e3 if arm in step_ms else r['seconds'] for arm, r in zip(runs.arm, results)]}
+    counted = lambda r: r.get('flops_per_token') and r.get('validation')
+    flops = lambda arm, r: r['validation'][-1][1] * r['flops_per_token'] if counted(r) else None
+    seconds = lambda arm, r: r['steps'] * step_ms[arm] / 1e3 if arm in step_ms else r['seconds']
     panels = {}
-    for what, cost in costs.items():
-        points = runs.assign(cost=pd.Series(cost, runs.index, dtype=float)).dropna(subset=['cost', 'loss']).sort_values(['cost', 'loss'])
+    for what, cost_of in (('FLOPs of a run', flops), ('seconds of a run', seconds)):
+        costs = [cost_of(arm, record['result']) for arm, record in zip(runs.arm, runs.record)]
+        points = runs.assign(cost=pd.Series(costs, runs.index, dtype=float)).dropna(subset=['cost', 'loss'])
+        points = points.sort_values(['cost', 'loss'])
         best = points[points.loss < points.loss.cummin().shift(fill_value=math.inf)]
         panels[what] = {arm: list(zip(own.cost, own.loss)) for arm, own in points.groupby('arm')}
         panels[what]['Pareto hull'] = list(zip(best.cost, best.loss))

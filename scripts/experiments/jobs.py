@@ -129,7 +129,7 @@ class Jobs:
             process = self._start(run, folder, place, lock)
             self.running[run], begun, told = time.time(), time.time(), False
         while process.poll() is None:
-            if self.stopping and not told:   # once: a second SIGINT kills it. Open MPI kills its ranks after signals other than SIGUSR1
+            if self.stopping and not told:   # a second SIGINT kills a trainer; Open MPI kills its ranks after all but SIGUSR1
                 process.send_signal(signal.SIGUSR1 if place.ranks > 1 else signal.SIGINT)
                 told = True
             time.sleep(PAUSE)

@@ -129,7 +129,7 @@ def append_whole(file, lines):
 
 
 def lock_file(path, how=fcntl.LOCK_EX):
-    """An open file with the lock, which is held until every process that has the file has closed it; None while another one is held."""
+    """An open file with a lock that is held until every process with the file has closed it; None while another one holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, 'a')
     try:

@@ -42,7 +42,8 @@ class Section:
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
         self.pilot_sd = report.pilot_sd(name, scale)
-        self.asks = self.trained.accuracy.notna() & self.trained.setting.map(lambda s: 'task' in self.experiment.settings.get(s, {}))
+        with_task = [setting for setting, table in self.experiment.settings.items() if 'task' in table]
+        self.asks = self.trained.accuracy.notna() & self.trained.setting.isin(with_task)
         self.tables, self.folded = self._tables()
 
     def setup(self):
@@ -77,36 +78,38 @@ class Section:
         if alone.empty: return found
         which = 'One run of each arm' if len(alone) == len(self.trained) else f'One run of each of {alone.arm.nunique()} arms'
         if self.trained.accuracy.isna().all(): return [*found, f'{which}: differences have no interval.']
-        return [*found, f'{which}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or has not, and '
-                'nothing of how far two arms that have learnt it, or have not, are apart.']
+        return [*found, f'{which}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or has not, '
+                'and nothing of how far two arms that have learnt it, or have not, are apart.']
 
     def lines(self):
         """The sentence of each finding; the first one of a claim adds the words of its source."""
         before = [None, *(one.claim for one in self.findings)]
-        return [one.line + ('' if one.claim is last else f' As read: {one.claim["read"]}.') for one, last in zip(self.findings, before)]
+        source = lambda claim: f' As read: {claim["read"]}.'
+        return [one.line + ('' if one.claim is last else source(one.claim)) for one, last in zip(self.findings, before)]
 
     def _tables(self):
         """(tables, tables to fold away), each (title, DataFrame)."""
         e, title = self.experiment, f'{self.name}, scale {self.scale}'
         named = lambda setting: title + (f': {e.label(setting)}' if e.label(setting) else '')
-        by_arm = [(named(s), arm_table(of, self.comparisons[s], e.baseline)) for s, of in self.trained.groupby('setting', sort=False)]
+        by_arm = [(named(setting), arm_table(of, self.comparisons[setting], e.baseline))
+                  for setting, of in self.trained.groupby('setting', sort=False)]
         shown, folded = by_arm, []
         if self.asks.any(): shown, folded = [(f'{title}: accuracy', grid_table(e, self.trained[self.asks], 'accuracy'))], by_arm
         elif len(by_arm) >= SETTINGS_AS_ONE:
-            shown, folded = [(f'{title}: validation loss, mean over seeds, and runs that diverged', grid_table(e, self.trained))], by_arm
+            shown, folded = [(f'{title}: mean validation loss, and runs that diverged', grid_table(e, self.trained))], by_arm
         for setting, comparisons in self.comparisons.items():
             other = comparison_table(comparisons, e.baseline)
             if len(other): shown = [*shown, (f'{named(setting)}: other comparisons', other)]
         if len(self.sweep):
-            table = sweep_table(self.sweep, e.scales[self.scale]['lr'])
-            (folded if by_arm else shown).append((f'{title}: the sweep; sensitivity is the mean over rates of what they lose against '
-                                                  'the best (arXiv 2309.14322)', table))
+            caption = f'{title}: the sweep; sensitivity is the mean over rates of what they lose to the best (arXiv 2309.14322)'
+            (folded if by_arm else shown).append((caption, sweep_table(self.sweep, e.scales[self.scale]['lr'])))
         shown += [(f'{named(s)}: interleaved times', time_table(of)) for s, of in self.timed.groupby('setting', sort=False)]
         return shown, folded
 
     def compared(self):
         """[(name, comparison, published number or None)] of claims in nats and of the experiment's own comparisons."""
-        found, claims = [], {(s.claim['arm'], s.claim['against'], s.setting): s.claim for s in self.findings if s.claim['unit'] == NATS}
+        in_nats = [one for one in self.findings if one.claim['unit'] == NATS]
+        found, claims = [], {(one.claim['arm'], one.claim['against'], one.setting): one.claim for one in in_nats}
         for setting, comparisons in self.comparisons.items():
             for (arm, against), comparison in comparisons.items():
                 claim, label = claims.get((arm, against, setting)), self.experiment.label(setting)
@@ -123,9 +126,10 @@ class Section:
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))
-        found.append((f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on', figures.draw_training(e, self.trained)))
-        found += [(f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds', figures.draw_series(e, self.trained, key, label, x))
-                  for key, label, x in SERIES]
+        trained = self.trained
+        found.append((f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on', figures.draw_training(e, trained)))
+        found += [(f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds',
+                   figures.draw_series(e, trained, key, label, x)) for key, label, x in SERIES]
         return [(caption, svg) for caption, svg in found if svg]
 
 

@@ -25,7 +25,8 @@ EQUAL = ('tokens', 'flops', 'seconds', 'layers')
 TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
 TURN_STEPS = 9            # of a program in its turn, three of them to warm up
 TIMING_ROUNDS = 3         # 1 at scale smoke
-DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': [], 'compare': []}
+DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': [],
+            'compare': []}
 KEYS = {
     'experiment': {'title', 'baseline', 'arms', 'scales', *DEFAULTS},
     'arm': {'variant', 'label', 'options', 'ignore', 'from'},

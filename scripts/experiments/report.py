@@ -31,8 +31,8 @@ def write(report, folder):
     page, text = (environment.get_template(f'report.{form}.j2').render(sections=parts, verdicts=verdicts, runs=runs, report=report)
                   for form in ('html', 'md'))
     tables = [('Verdicts', verdicts), *(titled for part in parts for titled in part.tables + part.folded)]
-    files = {'report.html': page, 'report.md': text, 'verdicts.csv': verdicts.to_csv(index=False), 'results.csv': runs.to_csv(index=False),
-             'tables.tex': '\n'.join(as_latex(table, title) for title, table in tables)}
+    files = {'report.html': page, 'report.md': text, 'verdicts.csv': verdicts.to_csv(index=False),
+             'results.csv': runs.to_csv(index=False), 'tables.tex': '\n'.join(as_latex(table, title) for title, table in tables)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items(): write_whole(folder / name, content.encode())

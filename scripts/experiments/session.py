@@ -42,8 +42,8 @@ class Session:
         """Options that name the files of a run on this machine."""
         weights = run.origin and weights_of(self.out, run.origin)
         if weights and not (weights / 'manifest.json').exists():
-            raise Refused(f'{run.name}: the weights of {run.origin.name} are not in {self.out}; with another --ledger they are made again',
-                          EXIT_DATA)
+            raise Refused(f'{run.name}: the weights of {run.origin.name} are not in {self.out}; with another --ledger they are '
+                          'made again', EXIT_DATA)
         if run.kind == 'writes': return {'checkpoint': str(weights), 'prompts': str(self.data.prompt(run))}
         options = self.data.options(run)
         if run.shape: options['model'] = self.data.model(run)

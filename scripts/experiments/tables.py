@@ -71,18 +71,18 @@ def claim_cells(claim):
 
 
 def arm_table(runs, comparisons, baseline):
-    """Results of every arm in one setting. Step times are left out: runs of one table may come from several machines, or from a busy
-    one."""
+    """Results of every arm in one setting. Step times are left out: runs of one table may come from several machines, or from a
+    busy one."""
     rows, accuracies = [], by_seed(runs, 'accuracy')
     for arm, own in runs.groupby('arm', sort=False):
-        c, base = comparisons.get((arm, baseline)), accuracies.get(baseline)
+        c, more = comparisons.get((arm, baseline)), EMPTY
+        if arm != baseline and baseline in accuracies: more = interval(stats.compare(accuracies[arm], accuracies[baseline]))
         rows.append({
-            'arm': arm, 'runs': str(len(own)), 'diverged': str((own.event == 'diverged').sum()), 'validation loss': mean_cell(own.loss),
-            'difference': 'baseline' if arm == baseline else interval(c), 'p (Holm)': number(c.adjusted if c else None, '.3g'),
-            'rate x': f'{own.factor.iloc[-1]:g}', 'accuracy': mean_cell(own.accuracy, '.3f'), 'macro F1': number(own.f1.mean(), '.3f'),
-            'difference of accuracy': EMPTY if base is None or arm == baseline else interval(stats.compare(own.set_index('seed').accuracy,
-                                                                                                         base)),
-            'keys read': number(own.keys_read.mean(), '.1%')})
+            'arm': arm, 'runs': str(len(own)), 'diverged': str((own.event == 'diverged').sum()),
+            'validation loss': mean_cell(own.loss), 'difference': 'baseline' if arm == baseline else interval(c),
+            'p (Holm)': number(c.adjusted if c else None, '.3g'), 'rate x': f'{own.factor.iloc[-1]:g}',
+            'accuracy': mean_cell(own.accuracy, '.3f'), 'macro F1': number(own.f1.mean(), '.3f'),
+            'difference of accuracy': more, 'keys read': number(own.keys_read.mean(), '.1%')})
     return table_of(rows, ('arm', 'runs', 'diverged'))
 
 
@@ -118,23 +118,27 @@ def sweep_table(sweep, lr):
         best = sound.idxmin() if len(sound) else None
         end = ' (end of the sweep)' if best in (own.factor.min(), own.factor.max()) and own.factor.nunique() > 1 else ''
         rows.append({'arm': arm, 'rates': str(own.factor.nunique()), 'diverged': diverged(own),
-                     'best rate': EMPTY if best is None else f'{best * lr:g} (x {best:g}){end}', 'loss there': number(sound.get(best)),
+                     'best rate': EMPTY if best is None else f'{best * lr:g} (x {best:g}){end}',
+                     'loss there': number(sound.get(best)),
                      'sensitivity': number((means[arm] - sound.min()).mean(skipna=False), '.3f')})
     return pd.DataFrame(rows)
 
 
 def time_table(timed):
-    """Interleaved times of training steps, or of a token of ./generate, against the baseline's; of the baseline against itself, they
-    are the noise."""
+    """Interleaved times of training steps, or of a token of ./generate, against the baseline's. Those of the baseline against
+    itself are the noise."""
     rows = []
     for arm, own in timed.groupby('arm', sort=False):
         middle, low, high, coverage = median_interval(own.ratio)
         rows.append({
-            'arm': arm, 'on': own.record.iloc[0]['result'].get('device', EMPTY), 'rounds': str(len(own)), 'ms': number(own.ms.median(), '.2f'),
-            'against the baseline': f'{middle:.3f}', 'from': f'{low:.3f}', 'to': f'{high:.3f}', 'coverage': f'{100 * coverage:.0f}%',
-            'first token, ms': number(own.first_ms.median(), '.2f'), 'first against the baseline': number(own.first_ratio.median(), '.3f'),
-            'peak MiB': number(own.peak_bytes.median() / 2**20, '.1f'), 'cache, KiB': number(own.cache_bytes.median() / 2**10, '.1f'),
-            'bytes of the baseline\'s': number(own.bytes_ratio.median(), '.3f'), 'keys read': number(own.pairs_read.mean(), '.1%')})
+            'arm': arm, 'on': own.record.iloc[0]['result'].get('device', EMPTY), 'rounds': str(len(own)),
+            'ms': number(own.ms.median(), '.2f'), 'against the baseline': f'{middle:.3f}',
+            'from': f'{low:.3f}', 'to': f'{high:.3f}', 'coverage': f'{100 * coverage:.0f}%', 'first token, ms': number(own.first_ms.median(), '.2f'),
+            'first against the baseline': number(own.first_ratio.median(), '.3f'),
+            'peak MiB': number(own.peak_bytes.median() / 2**20, '.1f'),
+            'cache, KiB': number(own.cache_bytes.median() / 2**10, '.1f'),
+            'bytes of the baseline\'s': number(own.bytes_ratio.median(), '.3f'),
+            'keys read': number(own.pairs_read.mean(), '.1%')})
     return table_of(rows)
 
 
@@ -144,7 +148,8 @@ def run_table(report):
     table = runs[['experiment', 'scale', 'stage', 'arm', 'setting']].assign(**{
         'seed': runs.seed.map(str), 'rate x': runs.factor.map('{:g}'.format), 'event': runs.event,
         'loss': [number(r['val_loss'], '.6f') for r in results], 'steps': [str(r['steps']) for r in results],
-        'seconds': [number(r['seconds'], '.1f') for r in results], 'attempts': runs.attempts.map(str), 'commit': of_record('commit'),
+        'seconds': [number(r['seconds'], '.1f') for r in results], 'attempts': runs.attempts.map(str),
+        'commit': of_record('commit'),
         'machine': ['; '.join(filter(None, (record.get('place'), record['result'].get('machine')))) for record in runs.record],
         'data': of_record('data_hash'), 'weights': [r.get('weights_hash') or EMPTY for r in results], 'key': of_record('key'),
         'command': runs.command})
