@@ -142,8 +142,8 @@ def step_times(work):
             book.append_all([('run', {'key': f'{arm}{n}', **labels}),
                              ('done', {'key': f'{arm}{n}', 'kind': 'turns', **labels, 'result': result})])
     report = analysis.Report([work / 'turns.jsonl'])
-    head, rows = cells(tables.time_table(report.timings[0]))
-    check('a planted ledger of turns: medians, interval, memory', not report.tables and
+    head, rows = cells(tables.time_table(report.timed))
+    check('a planted ledger of turns: medians, interval, memory', report.trained.empty and
           rows[1] == ['dsa', '6', '53.50', '0.535', '0.510', '0.560', '97%', '3.0', '0.750'], rows)
 
 

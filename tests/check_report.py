@@ -1,18 +1,17 @@
 """scripts/experiments/report.py and what it is made of, from planted ledgers: verdicts on differences and on ratios, best rates,
-tables, pictures, warnings."""
+tables, pictures."""
 
 import re
 import warnings
 
 from experiment_checks import ROOT, cells, check, close, refused
 import analysis
-import claims
 import ledger
 import page
 import plan
 import report as reports
-import stats
 import tables
+import verdicts
 from scipy import stats as reference
 
 warnings.simplefilter('error', UserWarning)   # matplotlib says so where a picture has no room
@@ -55,28 +54,25 @@ def differences(work):
         for arm, loss in (('causal', 1.5), ('asga', 1.5), ('asga_no_geometry_matched', 1.6 + 0.03 * seed)):
             book.run('e1_asga', arm, seed, loss + seed / 50)
     report = book.report()
-    said = next(s for s in report.verdicts if s.claim['id'] == 'dsa_loss')
+    said = next(s for s in report.findings if s.claim['id'] == 'dsa_loss')
     check('a planted ledger: the verdict', said.verdict.word == 'reproduced' and said.found.pairs == 5, said.line)
     check('its diverged run and the seed without a partner are told', '1 diverged (seed 7), seed 6 has no partner' in said.line, said.line)
-    check('a best rate at the end of the sweep is told', report.end_points('e2_dsa', 'paper') == [('dsa', 2)],
-          report.end_points('e2_dsa', 'paper'))
+    paper = next(section for section in page.sections(report) if section.scale == 'paper')
+    check('a best rate at the end of the sweep is told',
+          [words[:31] for words in paper.warnings()] == ['dsa: the best rate of the sweep'], paper.warnings())
     head, rows = cells(tables.verdict_table(report))
     planned = {row[3]: row[head.index('planned')] for row in rows if row[3] != '-'}
     check('what the plan of each scale can see', planned == {'paper': '5 seeds see 0.032', 'reduced': '5 seeds see 0.032'}, planned)
-    same = next(s for s in report.verdicts if s.claim['id'] == 'asga_loss')
+    same = next(s for s in report.findings if s.claim['id'] == 'asga_loss')
     check('two arms that compute the same', same.verdict.reason == 'the two compute the same numbers' and 'Smallest' not in same.line and
           next(row for row in rows if row[1] == 'asga - causal')[head.index('smallest detectable')] == '-', same)
-    table = next(table for table in report.tables if table.scale == 'paper')
-    step, reached, runs = analysis.steps_to(table.arms['dsa'], table.base)
-    check("steps to the baseline's loss, between validations", close(step, 100 + 299 * 0.977, 1e-6) and reached == runs == 5, step)
-    check('of a run that is good enough at its first validation', analysis.crossing([[250, 1, 2.0, 1]], 2.5) == 250 and
-          analysis.crossing([[250, 1, 2.0, 1]], 1.5) is None)
     check("the pilot's sd is of one experiment alone", close(report.pilot_sd('e2_dsa', 'paper'), reference.tstd([n - 0.023 for n in noise]),
                                                              1e-6) and close(report.pilot_sd('e1_asga', 'reduced'), 0.03, 1e-6))
-    other = cells(tables.comparison_table(next(t for t in report.tables if t.experiment.name == 'e1_asga')))[1]
+    section = next(section for section in page.sections(report) if section.name == 'e1_asga')
+    [other] = [cells(table)[1] for title, table in section.tables if 'other comparisons' in title]
     check('what an experiment compares beside the baseline', [row[:3] for row in other] ==
           [['asga_no_geometry_matched', 'asga', '+0.1600 +- 0.0745']], other)
-    lines = page.compared(report, report.experiments['e1_asga'], 'reduced')
+    lines = section.compared()
     check('stands in its picture, without a published number', [line[2] for line in lines if ' - asga' in line[0]] == [None], lines)
 
 
@@ -91,18 +87,15 @@ def sweeps(work):
             for arm in ('causal', 'dsa', 'asga'): book.run('e10_stability', arm, seed, 2.5 + seed / 100, setting=setting)
     book.run('e10_stability', 'asga', 1, None, setting='warm_16', event='diverged')
     report = book.report()
-    rows = cells(tables.sweep_table(report.sweeps['e6_lr', 'reduced'], 0.004))[1]
+    rows = cells(tables.sweep_table(report.sweep, 0.004))[1]
     check('the best rate of every arm, and how much others cost', rows ==
           [['causal', '3', '0 of 3', '0.002 (x 0.5) (end of the sweep)', '1.8000', '0.200'],
-           ['dsa', '3', '1 of 3', '0.004 (x 1)', '1.7000', '1.533']], rows)
-    said = page.warnings(report, report.experiments['e10_stability'], 'reduced')
-    check('a rate that a sweep found another better than', any('had one rate for all arms, 0.004, times what a setting says. e6_lr found '
-          '0.002 the best for 1 of 2 arms' in warning for warning in said), said)
-    head, rows = cells(tables.setting_table(report.of(report.tables, 'e10_stability', 'reduced')))
-    check('how many diverged, by arm and setting', [row[-1] for row in rows] == ['0 of 8', '1 of 9', '0 of 8', '1 of 25'] and
-          rows[-1][-2] == '1 of 1' and rows[0][1] == '2.515', rows)
-    shown, folded = page.tables_of(report, report.experiments['e10_stability'], 'reduced')
-    check('the tables of many settings are folded away', len(shown) == 1 and len(folded) == 5, (len(shown), len(folded)))
+           ['dsa', '3', '1 of 3', '0.004 (x 1)', '1.7000', '-']], rows)
+    section = next(section for section in page.sections(report) if section.name == 'e10_stability')
+    head, rows = cells(section.tables[0][1])
+    check('how many diverged, and the loss in every setting', [row[1] for row in rows] == ['0 of 8', '1 of 9', '0 of 8'] and
+          rows[0][2] == '2.515 +- 0.007' and rows[1][-1] == '-', rows)
+    check('the tables of many settings are folded away', len(section.tables) == 1 and len(section.folded) == 5)
 
 
 def recall(work):
@@ -112,29 +105,27 @@ def recall(work):
         for n, arm in enumerate(e.settings[setting].get('arms', e.arms)):
             book.run('e7_recall', arm, 1, 0.1, setting=setting, accuracy={'items': 1 - n / (100 if 'mqar' in setting else 40)})
     report = book.report()
-    asked, pictures = page.asked_of(report.tables), page.pictures(report, e, 'reduced')
-    drawn = pictures[0][1]
-    check('31 arms at tasks are one picture', len(pictures) == 1 and all(f'>{arm}, ' in drawn for arm in e.arms), len(pictures))
-    check('in which MQAR stands, too', '>MQAR, two<' in drawn and drawn.count('>1.00<') == 5)
-    check('the best at the top, with what it has learnt', analysis.by_accuracy(asked)[:2] == ['causal', 'sliding_window'] and
-          '>causal, 5 of 5<' in drawn and analysis.by_accuracy(asked)[-1] == 'sinks_cache')
-    check('chance is told', 'chance is 0.06;' in pictures[0][0], pictures[0][0])
-    rows = dict((row[0], row) for row in cells(tables.recall_table(asked))[1])
+    [section] = page.sections(report)
+    head, rows = cells(section.tables[0][1])
+    check('accuracy of 31 arms at tasks', head[:2] == ['arm', 'learnt'] and 'MQAR, two pairs' in head and len(rows) == len(e.arms),
+          head)
+    check('the best at the top, with what it has learnt', rows[0][:2] == ['causal', '5 of 5'] and
+          rows[1][:2] == ['sliding_window', '5 of 5'] and rows[-1][0] == 'sinks_cache', rows)
+    rows = {row[0]: row for row in rows}
     check('learnt in k of n', rows['strided'][1] == '5 of 5' and rows['shaw'][1] == '2 of 5' and rows['seer'][-1] == '-', rows['shaw'])
-    check('one run of each is said to be one', any('One run of each arm' in warning for warning in page.warnings(report, e, 'reduced')))
-    check('and has no tables of losses', all('difference' not in table for _, table in sum(page.tables_of(report, e, 'reduced'), [])))
+    check('one run of each is said to be one', 'One run of each arm' in section.warnings()[0], section.warnings())
 
 
 def ratios(work):
     """Claims that are ratios, from interleaved rounds."""
-    claim = stats.Claim('x', 0.8, 0.01, unit='ratio of bytes')
-    of = lambda low, middle, high, coverage=0.97: stats.Ratios(middle, low, high, coverage, 6)
+    claim = {'number': 0.8, 'tolerance': 0.01}
+    of = lambda low, middle, high, coverage=0.97: verdicts.Ratios(middle, low, high, coverage, 6)
     for want, found, scale in (('reproduced', of(0.78, 0.79, 0.81), 'paper'), ('stronger', of(0.58, 0.59, 0.61), 'paper'),
                                ('weaker', of(0.88, 0.9, 0.92), 'paper'), ('contradicted', of(1.1, 1.2, 1.3), 'paper'),
                                ('contradicted', of(0.98, 1.0, 1.02), 'paper'), ('unresolved', of(0.8, 1.0, 1.2), 'paper'),
                                ('same sign', of(0.88, 0.9, 0.92), 'reduced'), ('opposite sign', of(1.1, 1.2, 1.3), 'reduced'),
                                ('unresolved', of(0.88, 0.9, 0.92, 0.75), 'reduced')):
-        got = stats.ratio_verdict(found, claim, scale)
+        got = verdicts.judge_ratio(found, claim, scale)
         check(f'a ratio from {found.low} to {found.high} against 0.8 at scale {scale}: {want}', got.word == want, got)
     book = Planted(work, 'ratios')
     for seed in range(1, 7):
@@ -145,7 +136,7 @@ def ratios(work):
             book.run('e9_cache', arm, seed, None, setting='bytes', stage='writes', ms=10, ratio=1.0, first_ms=1.0, first_ratio=1.0,
                      cache_bytes=kept, baseline_cache_bytes=4096, device='cpu', weights='fp32')
     report = book.report()
-    said = {s.claim['id']: s for s in report.verdicts}
+    said = {s.claim['id']: s for s in report.findings}
     check('those that a ledger has are judged', set(said) == {'dsa_time_000', 'dsa_time_002', 'dsa_time_004', 'dsa_memory', 'mosa_cache'},
           sorted(said))
     check('by the table of times', said['dsa_time_000'].verdict.word == 'opposite sign' and said['dsa_time_002'].verdict.word == 'same sign',
@@ -165,35 +156,26 @@ def whole(work):
     reports.write(analysis.Report([work / 'sweeps.jsonl', work / 'differences.jsonl', work / 'recall.jsonl', work / 'ratios.jsonl']), work)
     text, html = (work / 'report.md').read_text(), (work / 'report.html').read_text()
     for what, words in (('its setup', '- model: qwen-1m'), ('what was run', '- seeds: 1 to 7'), ('labels of arms', '- causal_sigma: causal with'),
-                        ('warnings', '**These runs had one rate'), ('the analysis', '- equivalence: TOST at 5%'),
+                        ('warnings', '**dsa: the best rate of the sweep'), ('the analysis', '- equivalence: TOST at 5%'),
                         ('what the source says', 'As read: 4.904 against 4.927.')):
         check(f'the Markdown has {what}', words in text, words)
         check(f'the page has {what}', re.sub(r'^(- .*: |\*\*)', '', words) in html, words)
-    check('a page names no step times of single runs', '>ms a step<' in html and 'ms a step' not in tables.arm_table(
-        analysis.Report([work / 'sweeps.jsonl']).tables[0]))
+    check('it has pictures', html.count('<figcaption>') == 7, html.count('<figcaption>'))
 
 
 def written(work):
-    """What claims.toml says about its seeds is what stats.py computes."""
-    of_analysis, of = claims.read_claims()
-    sd = of_analysis['pilot_sd']
-    for claim in of:
+    """What claims.toml says has a plan."""
+    for claim in verdicts.read_claims()[1]:
         e = plan.Experiment(claim['experiment']) if claim['experiment'] in plan.known_experiments() else None
         check(f'claim {claim["id"]} has a plan', e and {claim['arm'], claim['against']} <= set(e.arms) and 'paper' in e.scales)
-        if claim['unit'] != claims.NATS:
+        if claim['unit'] != verdicts.NATS:
             check(f'claim {claim["id"]} is measured in rounds', any(plan.rounds_of(setting) for setting in e.settings.values()))
-            continue
-        want = (round(stats.smallest_detectable(claim['seeds'], sd), 4), stats.seeds_to_detect(claim['number'], sd) or 0,
-                stats.seeds_to_contradict(claim['number'], sd) or 0)
-        check(f'claim {claim["id"]} has its power written down',
-              want == (claim['smallest_detectable'], claim['seeds_to_detect'], claim['seeds_to_contradict']) and
-              e.scales['paper']['seeds'] == claim['seeds'], want)
     text = (ROOT / 'scripts/experiments/claims.toml').read_text()
     for what, old, new, words in (('a unit that there is not', '"ratio of bytes"', '"bytes"', 'unknown unit bytes; there are: nats'),
-                                  ('a ratio with seeds', 'number = 1.087\n', 'number = 1.087\nseeds = 5\n', 'unknown or missing: seeds'),
-                                  ('nats without seeds', 'seeds = 10\n', '', 'unknown or missing: seeds')):
+                                  ('a key that there is not', 'number = 1.087\n', 'number = 1.087\nwall = 5\n', 'unknown or missing: wall'),
+                                  ('a claim without its source', 'document = "000"\n', '', 'unknown or missing: document')):
         (work / 'claims.toml').write_text(text.replace(old, new, 1))
-        refused(what, words, lambda: claims.read_claims(work / 'claims.toml'))
+        refused(what, words, lambda: verdicts.read_claims(work / 'claims.toml'))
     (work / 'toml').mkdir()
     toml = (ROOT / 'scripts/experiments/e1_asga.toml').read_text()
     (work / 'toml/e1_asga.toml').write_text(toml.replace('"asga_no_geometry_matched", "asga"]', '"asga_no_geometry_matched", "agsa"]'))

@@ -162,8 +162,8 @@ def main(work):
     offered = words[6 + words[5]:words[1] // 2].reshape(-1, 2)[:, 1]
     check('an item offers 16 of them, the right one among these', words[4] == 16 == len(set(offered)) and
           offered[words[3]] == rows.tokens[0, words[5]], offered)
-    for wrong, word in (({'kind': 'mqar', 'vocabulary': 1000}, '--vocabulary 1000 must be above 1024'),
+    for wrong, word in (({'kind': 'mqar', 'vocabulary': 1000}, 'vocabulary 1000 must be above 1024'),
                         ({'kind': 'riddle'}, 'unknown task riddle; there are: copy'), ({'kind': 'copy', 'reach': 3}, 'unknown key reach'),
                         ({'kind': 'copy', 'T': 20, 'length': 16, 'distance': 64}, 'needs rows of 81 tokens'),
-                        ({'kind': 'copy', 'length': 16, 'distance': 8}, 'must be more than --length 16')):
+                        ({'kind': 'copy', 'length': 16, 'distance': 8}, 'must be more than length 16')):
         refused(f'refuses {wrong}', word, lambda: tasks.make(wrong, 'train', 4))

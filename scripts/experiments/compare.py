@@ -19,11 +19,10 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from statistics import mean
 
 import run as runner
 import stats
-from analysis import Arm, Table
+from analysis import compare_arms, frame, numbers_of
 from ledger import key_of
 from packages import EXIT_DATA, ROOT, Refused, guarded, split_at_dashes
 from plan import Experiment
@@ -34,16 +33,9 @@ from work import Work
 DEFAULTS = {'model': 'qwen-1m', 'seq-len': 512, 'batch-size': 8, 'steps': 500, 'lr': 4e-3, 'window': 32, 'dense-until': 64,
             'val-batches': 1000}
 BUNDLED = 'data/bundled/sotu_manifest.json'   # trainers read it where no text is given, and when options are tried
-# Options of a trainer that this program sets, and the way to change them. The plan overwrites most of them, so that an arm would be
-# compared with itself.
-DECIDED = {'lr': 'a rate for all goes behind --, as -- --lr 0.02, and --rates 0.5 1 2 finds the best for each arm',
-           'lr-times': '--rates 0.5 1 2 finds the best rate for each arm', 'seed': '--seeds N takes the seeds 1 to N',
-           'out': '--out FOLDER before -- holds all runs', 'threads': 'runs share the processors; --jobs N says how many run at once',
-           'device': '--cpu leaves GPUs alone', 'resume': 'the same command resumes stopped runs',
-           'checkpoint': 'all arms start from scratch, or from the folder in -- --model FOLDER',
-           'train-data': '--text FILE or --data FOLDER names it', 'val-data': '--text FILE or --data FOLDER names it',
-           'config': 'give the options themselves'}
-DECIDED |= dict.fromkeys(('evaluate', 'dry-run', 'show-mask'), 'every run trains')
+# Options of a trainer that the plan sets, so that an arm would be compared with itself.
+DECIDED = {'lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config',
+           'evaluate', 'dry-run', 'show-mask'}
 
 
 def options_of(words):
@@ -70,7 +62,9 @@ def positive(kind, name, value):
 def check_options(options, where, but=()):
     """Refuse options that the plan overwrites, and those that leave runs without a loss to compare."""
     for name, value in options.items():
-        if name in DECIDED and name not in but: raise Refused(f'--{name} {where}: compare.py decides that itself; {DECIDED[name]}')
+        if name in DECIDED and name not in but:
+            raise Refused(f'--{name} {where}: compare.py decides that itself; --help tells of --rates, --seeds, --text, --data, '
+                          '--out, --cpu and --jobs, and a rate for all arms goes behind --, as -- --lr 0.02')
         if name == 'steps': positive(int, name, value)
         if name in ('val-every', 'val-batches') and re.fullmatch(r'[+-]?[0.]+', value):
             raise Refused(f'--{name} {value} {where}: without validations there is no loss to compare; leave it out')
@@ -135,22 +129,19 @@ def try_options(work):
 
 def show(work):
     """Print the table, and a sentence for every arm."""
-    first, records = {}, {}
-    for run in work.runs('seeds'):
-        first.setdefault(run.arm, run)
-        records.setdefault(run.arm, {})[run.seed] = work.session.ledger.finished[run.key]
-    arms = {name: Arm(name, of, first[name].factor) for name, of in records.items()}
-    table = Table(work.experiment, 'reduced', '', 'seeds', arms)
-    table.compare()
-    mean_of = lambda key, form: [number(mean(arm.values(key)) if arm.values(key) else None, form) for arm in arms.values()]
-    pairs = [re.match('.*?([0-9.]+%) of causal', (work.session.printed(run) or {}).get('visible pairs per sequence', ''))
-             for run in first.values()]
-    found = arm_table(table)
-    found.insert(1, 'parameters', mean_of('parameters', ',.0f'))
-    found.insert(2, 'pairs, of causal', [visible[1] if visible else '-' for visible in pairs])
-    found['bits per byte'], found['ms a step'] = mean_of('val_bpb', '.4f'), mean_of('ms', '.1f')
-    print('\n' + as_markdown(found))
-    for (name, base), c in table.comparisons.items():
+    planned, finished = work.runs('seeds'), work.session.ledger.finished
+    runs = frame([run.labels | numbers_of(finished[run.key]) for run in planned])
+    comparisons = compare_arms(runs, [(arm, work.experiment.baseline) for arm in work.planner.arms])
+    table = arm_table(runs, comparisons, work.experiment.baseline)
+    means = runs.groupby('arm', sort=False)[['parameters', 'val_bpb', 'ms']].mean()
+    first = {run.arm: run for run in reversed(planned)}
+    pairs = [re.match('.*?([0-9.]+%) of causal', (work.session.printed(first[arm]) or {}).get('visible pairs per sequence', ''))
+             for arm in means.index]
+    table.insert(1, 'parameters', [number(value, ',.0f') for value in means.parameters])
+    table.insert(2, 'pairs, of causal', [visible[1] if visible else '-' for visible in pairs])
+    table['bits per byte'], table['ms a step'] = [number(v) for v in means.val_bpb], [number(v, '.1f') for v in means.ms]
+    print('\n' + as_markdown(table))
+    for (name, base), c in comparisons.items():
         if c.pairs < 2:
             print(f'{name}: one pair of seeds says nothing about a difference; give --seeds 3 or more{c.lost}.')
             continue

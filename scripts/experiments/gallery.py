@@ -2,7 +2,7 @@
 """attention/GALLERY.md, a page with every variant's mask, formula and results, and the table of variants in attention/README.md.
 
     python3 scripts/experiments/gallery.py                                     # make all first; reads the ledgers of results/
-    python3 scripts/experiments/gallery.py --print --variants causal dsa       # to standard output, without pictures and table
+    python3 scripts/experiments/gallery.py --print causal dsa      # the page of these two, to standard output
 
 Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
 """
@@ -12,11 +12,11 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from statistics import mean
 
 from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, require
 
-require('PIL', 'scipy', 'statsmodels', 'pandas')
+require('PIL', 'jinja2', 'scipy', 'statsmodels', 'pandas')
+import jinja2                                                                # noqa: E402
 from PIL import Image                                                        # noqa: E402
 
 from analysis import Report                                                  # noqa: E402
@@ -28,22 +28,7 @@ from variant_table import rows, run, source, write_table                     # n
 
 GALLERY = ROOT / 'attention/GALLERY.md'
 LOSSES = ('e2_dsa', 'e1_asga', 'e5_isoflop')   # experiments with a loss against causal's, the best one first
-RECALL = ('copy_32', 'copy_64', 'copy_128')    # settings of e7_recall: letters from 32, 64 and 128 tokens back
-HEAD = '''\
-# The survey in pictures
-
-Made by `python3 scripts/experiments/gallery.py` from programs, sources and ledgers.
-
-- **Pictures**: rows are queries, columns keys, black is visible. A fresh model reads 512 tokens of the bundled text with the
-  options under the picture. A mask shows nothing of a mechanism that weighs all keys.
-- **Loss**: difference of validation loss to causal's in nats, by seed, with its 95% interval (0.85M parameters, 500 steps, bytes). Such
-  differences still shrink at this budget: no verdict on a mechanism at another size.
-- **Copy**: share of letters copied right from 32, 64 and 128 tokens back, chance 0.06 (0.46M parameters, windows of 16, one or two
-  runs: learnt or not learnt).
-- **Step**: time of a whole training step relative to causal's ({gpus}).
-
-More: [Published claims, run again](../scripts/experiments/README.md) and the headers of `attention/*.cuh`.
-'''
+RECALL = ['copy_32', 'copy_64', 'copy_128']    # settings of e7_recall: letters from 32, 64 and 128 tokens back
 
 WINDOW = ('--window', 96)
 FORMS = {  # options that show a variant's pattern in 512 tokens
@@ -69,7 +54,7 @@ FORMS = {  # options that show a variant's pattern in 512 tokens
 }
 
 
-def picture(variant, folder):
+def draw(variant, folder):
     """Draw VARIANT.png in a folder."""
     with tempfile.TemporaryDirectory() as work:
         drawn = Path(work) / 'mask.png'
@@ -82,7 +67,7 @@ def formula(variant):
     """The first indented lines of the comment at the top of the variant's file; an ablation has none of its own."""
     comment = re.match(r'(//.*\n)*', (ROOT / f'attention/{variant}.cuh').read_text(encoding='utf-8'))[0]
     found = re.search(r'(^// {3,}.*\n)+', comment, re.MULTILINE)
-    return ['```text', *(line.removeprefix('//     ') for line in found[0].splitlines()), '```', ''] if found else []
+    return '\n'.join(line.removeprefix('//     ') for line in found[0].splitlines()) if found else ''
 
 
 def cards():
@@ -92,45 +77,43 @@ def cards():
 
 
 def results(report, variant):
-    """Its result figures: loss against causal's, or copies where there is none, and the time of a step."""
-    tables = {(t.experiment.name, t.setting): t for t in report.tables if t.scale == 'reduced' and variant in t.arms}
-    compared = [(name, c) for name in LOSSES for (e, _), t in tables.items() if e == name
-                and (c := t.comparisons.get((variant, t.experiment.baseline))) and c.pairs >= 2]
-    figures = [f'loss {interval(c)} ({name}, {c.pairs} pairs)' for name, c in compared[:1]]
-    copies = [t.arms[variant].accuracies.values() for setting in RECALL if (t := tables.get(('e7_recall', setting)))]
-    if copies and all(copies) and not figures: figures.append(f'copy {", ".join(f"{mean(found):.2f}" for found in copies)}')
+    """A variant's loss against causal's, or copies where there is none, and the time of its step."""
+    figures = [f'loss {interval(c)} ({name}, {c.pairs} pairs)' for name in LOSSES
+               for (experiment, scale, _), of in report.comparisons.items() if (experiment, scale) == (name, 'reduced')
+               and (c := of.get((variant, 'causal'))) and c.pairs >= 2][:1]
+    runs = report.trained
+    copies = runs[(runs.experiment == 'e7_recall') & (runs.scale == 'reduced') & (runs.arm == variant) & runs.setting.isin(RECALL)]
+    if len(shares := copies.groupby('setting').accuracy.mean().dropna()) == len(RECALL) and not figures:
+        figures = [f'copy {", ".join(f"{shares[setting]:.2f}" for setting in RECALL)}']
     if variant != 'causal':
         figures += [f'step {card["whole_steps"]["causal"]["is"] / card["whole_steps"][variant]["is"]:.2f}'
                     for card in cards() if variant in card['whole_steps']]
     line = '; '.join(figures)
-    return [line[:1].upper() + line[1:] + '.', ''] if line else []
+    return line[:1].upper() + line[1:]
 
 
-def entry(variant, report):
-    form = ' '.join(map(str, FORMS.get(variant, ())))
-    return '\n'.join([f'## {variant}', '', f'<img src="../dev/pictures/{variant}.png" width="320" alt="mask of {variant}">', '',
-                      *([f'`{form}`', ''] if form else []), f'{source(variant)}.', '', *formula(variant), *results(report, variant)])
+def page(report, variants):
+    """The text of the gallery."""
+    gpus = '; '.join(f'{card["gpu"]}, 134M parameters, 32 x 1,024 tokens, {card["whole_steps"]["causal"]["date"]}' for card in cards())
+    entries = [{'variant': variant, 'form': ' '.join(map(str, FORMS.get(variant, ()))), 'source': source(variant),
+                'formula': formula(variant), 'results': results(report, variant)} for variant in variants]
+    template = jinja2.Template((HERE / 'gallery.md.j2').read_text(encoding='utf-8'), trim_blocks=True)
+    return template.render(gpus=gpus, entries=entries).rstrip() + '\n'
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--print', action='store_true', help='print the page; draw and write nothing')
-    parser.add_argument('--variants', nargs='+', help='a page of these variants, with --print')
-    parser.add_argument('--ledger', nargs='+', help='ledgers (default: all of scripts/experiments/results)')
+    parser.add_argument('--print', nargs='+', metavar='VARIANT', help='print the page of these variants; draw and write nothing')
     options = parser.parse_args(arguments)
-    if options.variants and not options.print: parser.error('--variants needs --print')
     variants = [variant for variant, form in rows(None) if not form]
-    for unknown in set(options.variants or []) - set(variants):
-        raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
-    report = Report(options.ledger or sorted(map(str, (HERE / 'results').glob('*.jsonl'))))
-    gpus = '; '.join(f'{card["gpu"]}, 134M parameters, 32 x 1,024 tokens, {card["whole_steps"]["causal"]["date"]}' for card in cards())
-    page = '\n'.join([HEAD.format(gpus=gpus), *(entry(one, report) for one in variants if one in (options.variants or variants))])
+    for unknown in set(options.print or []) - set(variants): raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
+    text = page(Report(sorted(map(str, (HERE / 'results').glob('*.jsonl')))), options.print or variants)
     if options.print:
-        print(page, end='')
+        print(text, end='')
         return 0
     try:
-        for variant in variants: picture(variant, ROOT / 'dev/pictures')
-        write_whole(GALLERY, page.encode())
+        for variant in variants: draw(variant, ROOT / 'dev/pictures')
+        write_whole(GALLERY, text.encode())
         write_table()
     except OSError as error:
         raise Refused(f'{error.filename}: cannot be written ({error.strerror})', EXIT_DATA) from error

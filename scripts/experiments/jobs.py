@@ -1,4 +1,4 @@
-"""Running trainers: several at once, a GPU or some threads each, with progress over all and an orderly end.
+"""Performing runs: several at once, a GPU or some threads each, with progress over all and an orderly end.
 
 Ctrl-C (or SIGTERM) is forwarded to the trainers, which save a checkpoint and end with code 75. No run starts after it, and the ledger
 gets a line for each stopped one; a second call resumes them.
@@ -9,19 +9,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger import Lock, flat, machine_lock, run_lock
+from ledger import flat, lock_machine, lock_run
 from packages import EXIT_SIGNAL, HERE, ROOT, Refused
-from results import first, last_step, read_log, result_of
+from results import last_step, result_of
 
 EXIT_NOT_FINITE = 5
 TURNS = HERE / 'turns.py'   # interleaved times
+PAUSE = 0.05                # seconds between two looks at a program
 
 
-@dataclass
+@dataclass(frozen=True)
 class Place:
     """Devices for one run at a time."""
     devices: str = ''  # CUDA_VISIBLE_DEVICES; '' on a CPU
@@ -49,115 +52,103 @@ def visible_gpus():
     return [str(n) for n in range(found)]
 
 
-@dataclass
-class Child:
-    """A running trainer."""
-    run: object
-    lock: Lock
-    place: Place
-    process: subprocess.Popen
-    folder: Path
-    begun: float
-    told: bool = False  # to stop: a second SIGINT would kill it
-
-
 def weights_of(out, run):
     """The checkpoint of a finished run."""
     return Path(out) / 'runs' / run.key / f'step_{run.steps:08d}'
 
 
-def has_weights(out, run):
-    return (weights_of(out, run) / 'manifest.json').exists()
-
-
 class Jobs:
-    """Performs runs of a session. With `again`, finished runs are repeated for their weights. With `alone`, no other run of this OUT
-    is on the machine meanwhile."""
+    """Performs runs of a session, one thread for each place. With `alone`, no other run of this OUT is on the machine meanwhile.
+    `mutex` guards the ledger and what the threads share."""
 
-    def __init__(self, session, say=print, keep_weights=False, again=False, alone=False):
+    def __init__(self, session, say=print, keep_weights=False, alone=False):
         self.session, self.ledger, self.out, self.say = session, session.ledger, session.out, say
-        self.free = list(session.alone if alone else session.at)
-        self.keep_weights, self.again, self.total_places = keep_weights, again, len(self.free)
-        self.machine = machine_lock(self.out / 'locks', session.options.machine, alone)
-        self.children, self.stopping = [], None
+        self.keep_weights, self.alone, self.places = keep_weights, alone, session.alone if alone else session.at
+        self.mutex, self.stopping, self.running = threading.Lock(), None, {}
 
-    # ---- the loop
+    # ---- places and threads
 
     def perform(self, runs):
         """Perform the unfinished runs. True when all are finished; False after a signal or a failure."""
-        waiting = [run for run in runs if not self._is_done(run)]
-        self.done_here, self.count, told = len(runs) - len(waiting), len(runs), time.time()
-        pause = 0.05 if sum(run.seconds for run in waiting) < 60 else 0.3
-        if self.done_here: self.say(f'{self.done_here} of {len(runs)} runs are finished already')
-        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        self.waiting = [run for run in runs if run.key not in self.ledger.finished]
+        self.count = len(runs)
+        if len(self.waiting) < self.count: self.say(f'{self.count - len(self.waiting)} of {self.count} runs are finished already')
+        if not self.waiting: return True
+        handlers = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
-            while waiting and not self.stopping and not self.machine.take(): time.sleep(0.2)
-            while self.children or (waiting and not self.stopping):
-                waiting = self._start(waiting)
-                self._collect()
-                if time.time() - told > (1 if sys.stderr.isatty() else 30):
-                    told = time.time()
-                    self._progress(waiting)
-                time.sleep(pause)
+            machine = self._wait_for_machine()
+            with futures.ThreadPoolExecutor(len(self.places)) as pool:
+                working = [pool.submit(self._work, place) for place in self.places]
+                while futures.wait(working, 1 if sys.stderr.isatty() else 30).not_done: self._tell_progress()
+            if machine: machine.close()
+            for one in working: one.result()   # raises what a thread has raised
         finally:
-            self._wait_for_all()
-            self.machine.release()
             for s, handler in handlers.items(): signal.signal(s, handler)
-        return not self.stopping and all(map(self._is_done, runs))
+        return not self.stopping and all(run.key in self.ledger.finished for run in runs)
 
-    def _is_done(self, run):
-        return run.key in self.ledger.finished and (not self.again or has_weights(self.out, run))
-
-    def _on_signal(self, number, _):
+    def _stop(self, number=signal.SIGTERM, _=None):
         self.stopping = number
-        for child in self.children: self._forward(child)
 
-    def _forward(self, child):
-        """Open MPI kills its ranks soon after signals other than SIGUSR1, before they have saved."""
-        if not child.told: child.process.send_signal(signal.SIGUSR1 if child.place.ranks > 1 else signal.SIGINT)
-        child.told = True
+    def _wait_for_machine(self):
+        """The machine's lock; None after a signal."""
+        while not self.stopping:
+            if lock := lock_machine(self.out / 'locks', self.session.options.machine, self.alone): return lock
+            time.sleep(0.2)
+        return None
 
-    def _wait_for_all(self):
-        """After an error here: let the trainers save."""
-        for child in self.children: self._forward(child)
-        for child in self.children:
-            child.process.wait()
-            child.lock.release()
-        self.children = []
+    def _work(self, place):
+        """Perform waiting runs in a place until there are none."""
+        try:
+            while self.waiting and not self.stopping:
+                run, lock = self._take()
+                if not run: time.sleep(0.5)   # other calls have all of them
+                else:
+                    with lock: self._perform(run, place, lock)
+        except BaseException:
+            self._stop()   # the trainers of other threads save
+            raise
 
-    def _start(self, waiting):
-        """Start runs that no other process holds in free places; return those that still wait."""
-        later = []
-        for run in waiting:
-            lock = run_lock(self.out / 'locks', run.key)
-            if self.stopping or not self.free or not lock.take():
-                lock.release()
-                later.append(run)
-                continue
-            self.ledger.refresh()
-            if self._is_done(run) or self._harvest(run):
-                lock.release()
-                self.done_here += 1
-                continue
-            self.children.append(self._spawn(run, lock, self.free.pop(0)))
-        if not later or self.children or self.stopping: return later
-        time.sleep(0.5)  # another run.py has them all
-        self.ledger.refresh()
-        left = [run for run in later if not self._is_done(run)]
-        self.done_here += len(later) - len(left)
-        return left
+    def _take(self):
+        """The first waiting run that no other call performs, and its lock."""
+        with self.mutex:
+            for run in self.waiting:
+                if lock := lock_run(self.out / 'locks', run.key):
+                    self.waiting.remove(run)
+                    return run, lock
+        return None, None
 
-    def _harvest(self, run):
-        """Enter a run without starting it: its trainer outlived its run.py and has finished, or the run it starts from diverged."""
+    def _perform(self, run, place, lock):
+        """Start a run unless another call has finished it, wait for it, and record how it ended."""
         folder = self.out / 'runs' / run.key
-        if lost := [origin.name for origin in run.origins if self.ledger.finished[origin.key]['event'] == 'diverged']:
-            self._enter(run, 'diverged', result_of(folder), f'the run that it starts from diverged ({lost[0]})')
-            return True
-        if self.again or run.kind != 'train' or not first(read_log(folder / 'log.jsonl'), 'done'): return False
-        self._finish(run, folder, 0)
-        return True
+        with self.mutex:
+            self.ledger.refresh()
+            if run.key in self.ledger.finished: return
+            if lost := [origin.name for origin in run.origins if self.ledger.finished[origin.key]['event'] == 'diverged']:
+                self._enter(run, 'diverged', result_of(folder), f'the run that it starts from diverged ({lost[0]})')
+                return
+            process = self._start(run, folder, place, lock)
+            self.running[run], begun, told = time.time(), time.time(), False
+        while process.poll() is None:
+            if self.stopping and not told:   # a second SIGINT kills a trainer; Open MPI kills its ranks after all but SIGUSR1
+                process.send_signal(signal.SIGUSR1 if place.ranks > 1 else signal.SIGINT)
+                told = True
+            time.sleep(PAUSE)
+        with self.mutex:
+            del self.running[run]
+            self._finish(run, folder, process.returncode, told, time.time() - begun)
 
     # ---- commands
+
+    def _start(self, run, folder, place, lock):
+        """The process of a run, which holds the lock even if this one is killed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        command = self._words(run, folder, place)
+        environment = os.environ | ({'CUDA_VISIBLE_DEVICES': place.devices} if place.devices else {'OMP_WAIT_POLICY': 'passive'})
+        portable = (anywhere(word, self.out, self.session.data.given, self.session.programs) for word in command)
+        self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(portable))
+        with open(folder / 'stdout.txt', 'ab' if run.kind == 'train' else 'wb') as out, open(folder / 'stderr.txt', 'wb') as err:
+            return subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment,
+                                    start_new_session=True, pass_fds=[lock.fileno()])
 
     def _words(self, run, folder, place):
         """The command of a run."""
@@ -181,30 +172,7 @@ class Jobs:
         if not program.exists(): raise Refused(f'{program} is not there; make {name} builds it')
         return [str(program), *(f'--{name}={value}' for name, value in options.items())]
 
-    def _spawn(self, run, lock, place):
-        folder = self.out / 'runs' / run.key
-        folder.mkdir(parents=True, exist_ok=True)
-        command = self._words(run, folder, place)
-        environment = os.environ | ({'CUDA_VISIBLE_DEVICES': place.devices} if place.devices else {'OMP_WAIT_POLICY': 'passive'})
-        portable = (anywhere(word, self.out, self.session.data.given, self.session.programs) for word in command)
-        self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(portable))
-        with open(folder / 'stdout.txt', 'ab' if run.kind == 'train' else 'wb') as out, open(folder / 'stderr.txt', 'wb') as err:
-            process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment,
-                                       start_new_session=True, pass_fds=[lock.descriptor])
-        child = Child(run, lock, place, process, folder, time.time())
-        if self.stopping: self._forward(child)  # a signal came during the start
-        return child
-
     # ---- ends
-
-    def _collect(self):
-        for child in [c for c in self.children if c.process.poll() is not None]:
-            self.children.remove(child)
-            try:
-                self._finish(child.run, child.folder, child.process.returncode, child.told, time.time() - child.begun)
-            finally:
-                child.lock.release()
-                self.free.insert(0, child.place)
 
     def _enter(self, run, status, result, why='', **more):
         """Append the record of a run that ended, with the reason where it is not done."""
@@ -214,21 +182,15 @@ class Jobs:
         if run.origin: fields['origin'] = run.origin.key
         self.ledger.append(status, **fields, **({'why': why} if why else {}))
 
-    def _finish(self, run, folder, code, told=False, seconds=0.0):
-        """Record a trainer that has ended."""
+    def _finish(self, run, folder, code, told, seconds):
+        """Record a program that has ended."""
         result = result_of(folder, text_of(folder / 'stdout.txt'))
         if run.kind != 'train': result['seconds'] = round(seconds, 3)
-        diverged = result.pop('diverged', '') or ('a loss is not finite' if code else '')
         if code in (0, EXIT_NOT_FINITE):
-            if self.again:   # its result is in the ledger already
-                before, now = self.ledger.finished[run.key]['weights_hash'], result['weights_hash']
-                self.ledger.append('again', key=run.key, weights_hash=now)
-                if before != now:
-                    self.say(f'{run.name}: has other weights than the ledger says ({before}): another machine or number of threads')
-            else: self._enter(run, 'diverged' if diverged else 'done', result, diverged)
-            self.done_here += 1
+            diverged = result.pop('diverged', '') or ('a loss is not finite' if code else '')
+            self._enter(run, 'diverged' if diverged else 'done', result, diverged)
             loss = 'done' if result['val_loss'] is None else f'validation {result["val_loss"]:.4f}'
-            self.say(f'[{self.done_here}/{self.count}] {run.name}: {f"diverged: {diverged}" if diverged else loss}, '
+            self.say(f'[{self._finished()}/{self.count}] {run.name}: {f"diverged: {diverged}" if diverged else loss}, '
                      f'{result["seconds"]:.0f} s')
             if not self.keep_weights:
                 for checkpoint in folder.glob('step_*'): shutil.rmtree(checkpoint, ignore_errors=True)
@@ -242,15 +204,17 @@ class Jobs:
             self._enter(run, 'failed', result, why, code=code)
             self.say(f'FAILED: {run.name}: {why} ({folder}/stderr.txt)')
 
-    def _progress(self, waiting):
-        """Print the finished part of all runs, and the time that the rest should take."""
-        left, parts = sum(run.seconds for run in waiting), []
-        for child in self.children:
-            share = min(1.0, last_step(child.folder / 'log.jsonl') / max(1, child.run.steps))
-            spent = time.time() - child.begun
-            left += spent * (1 - share) / share if share > 0.05 else child.run.seconds * (1 - share)
-            parts.append(f'{child.run.arm} seed {child.run.seed} {100 * share:.0f}%')
-        words = f'{self.done_here}/{self.count} runs, {human_time(left / max(1, self.total_places))} left: {", ".join(parts)}'
+    def _finished(self):
+        return self.count - len(self.waiting) - len(self.running)
+
+    def _tell_progress(self):
+        """Print how many runs are finished, how far others are, and the time that the rest should take."""
+        left, parts = sum(run.seconds for run in self.waiting), []
+        for run, begun in list(self.running.items()):
+            share = min(1.0, last_step(self.out / 'runs' / run.key / 'log.jsonl') / max(1, run.steps))
+            left += (time.time() - begun) * (1 - share) / share if share > 0.05 else run.seconds * (1 - share)
+            parts.append(f'{run.arm} seed {run.seed} {100 * share:.0f}%')
+        words = f'{self._finished()}/{self.count} runs, {human_time(left / len(self.places))} left: {", ".join(parts)}'
         if sys.stderr.isatty(): print(f'\r\033[K{words[:120]}', end='', file=sys.stderr, flush=True)
         else: self.say(words)
 

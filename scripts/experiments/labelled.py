@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Labelled examples as text: shards to train on, and items that ask for the label.
-
-    python3 scripts/experiments/labelled.py digits --data FOLDER --out out/digits       # run.py e12_tasks does it by itself
 
     digits     8x8 images of handwritten digits: 64 values from 0 to 16 and the class in each line of FOLDER/digits.csv.gz (1,797
                lines; the file of scikit-learn's load_digits())
@@ -12,29 +9,27 @@
     bars       generated 8x8 images with a bar across or down, quick to learn
 
 A document is one example: ">", the text or image, a new line, the label. Writes labelled_train_000001.bin and labelled_val_000000.bin,
-in bytes, with a mask of the labels (--no-mask: all tokens count), and items.jsonl, {"query", "choices", "gold"}: the text up to the new
+in bytes, with a mask of the labels (mask = false: all tokens count), and items.jsonl, {"query", "choices", "gold"}: the text up to the new
 line, and all labels. The ">" marks the start of an example in items too, which have no end-of-text token.
 
-With --tokenizer FILE the shards are in the tokens of that tokenizer.json: ./tokenize writes training/labelled_train_000001.bin and
+With a tokenizer the shards are in the tokens of that tokenizer.json: ./tokenize writes training/labelled_train_000001.bin and
 held_out/labelled_train_000001.bin. Their mask also counts the end of an example.
 
 The split needs no seed: examples are in the order of the SHA-256 of their text, and every tenth is held out. Neither the classes of
 the held-out tenth nor the labels that follow each other in a row of training data then depend on the order of the file.
 """
-import argparse
 import csv
 import gzip
 import hashlib
 import json
 import struct
 import subprocess
-import sys
 import zipfile
 import zlib
 from pathlib import Path
 
 import shards
-from packages import EXIT_DATA, ROOT, Refused, guarded
+from packages import EXIT_DATA, ROOT, Refused
 from shards import write_whole
 
 END_OF_TEXT = 256
@@ -173,19 +168,3 @@ def write(task, data, folder, tokenizer=None):
     except OSError as error:
         raise Refused(f'{folder}: cannot be written ({error.strerror})', EXIT_DATA) from error
     return len(training), len(held_out)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('kind', choices=KINDS)
-    parser.add_argument('--data', help='folder with the file')
-    parser.add_argument('--out', required=True, help='folder for the shards and items')
-    parser.add_argument('--no-mask', action='store_true', help='count every token as a target')
-    parser.add_argument('--tokenizer', help='tokenizer.json, or a folder with one (default: bytes)')
-    options = parser.parse_args()
-    training, held_out = write({'kind': options.kind, 'mask': not options.no_mask}, options.data, options.out, options.tokenizer)
-    print(f'{options.out}: {training} examples to train on, {held_out} held out', file=sys.stderr)
-
-
-if __name__ == '__main__':
-    guarded(main)

@@ -5,9 +5,9 @@ folder, threads, resuming). Records:
 
     {"event": "run", "key": ..., labels}                       a run that an experiment counts as its own
     {"event": "start" | "stopped" | "failed", "key": ...}      attempts
-    {"event": "again", "key": ...}                             a finished run, repeated for its weights
     {"event": "done" | "diverged", "key": ..., ...}            a finished run with its results: never repeated
-    {"event": "fixed", "name": ..., "value": ...}              a choice that later runs depend on, such as an arm's best rate
+
+Older ledgers also have lines "fixed", a choice among finished runs, which nothing reads.
 
 Records of runs that ended (done, diverged, failed) have flat fields: experiment, arm, variant, seed, scale, status (one of the three),
 steps, tokens, lr, val_loss, bits_per_byte, seconds, flops, weights_hash, commit, dirty, machine, data_hash, command, date; `result` is
@@ -62,11 +62,11 @@ def filled(record, command):
 
 
 class Ledger:
-    """Records of a file. `finished` holds runs by key, `fixed` choices by name, `commands` those of started runs by key."""
+    """Records of a file. `finished` holds runs by key, `commands` those of started runs by key."""
 
     def __init__(self, path):
         self.path, self._reported = Path(path), set()
-        self.records, self.finished, self.fixed, self.commands = [], {}, {}, {}
+        self.records, self.finished, self.commands = [], {}, {}
         self.refresh()
 
     def refresh(self):
@@ -77,7 +77,7 @@ class Ledger:
             return
         except OSError as error:
             raise Refused(f'{self.path}: cannot be read ({error.strerror}); give another --ledger', EXIT_DATA) from error
-        self.records, self.finished, self.fixed = [], {}, {}
+        self.records, self.finished = [], {}
         for number, text in enumerate(lines, 1):
             if text: self._take(number, text)
 
@@ -94,7 +94,6 @@ class Ledger:
         if event in FINISHED and 'key' in record:
             record = filled(record, self.commands.get(record['key'], ''))
             self.finished.setdefault(record['key'], record)
-        if event == 'fixed' and 'name' in record: self.fixed.setdefault(record['name'], record.get('value'))
         self.records.append(record)
 
     def append(self, event, **fields):
@@ -116,12 +115,6 @@ class Ledger:
                           EXIT_DATA) from error
         self.refresh()
 
-    def fix(self, name, choose):
-        """The value under this name; choose() decides it once for all calls."""
-        self.refresh()
-        if name not in self.fixed: self.append('fixed', name=name, value=choose())
-        return self.fixed[name]
-
 
 def append_whole(file, lines):
     """Append to a locked file, or restore its length if the disk is full."""
@@ -135,33 +128,23 @@ def append_whole(file, lines):
         raise
 
 
-class Lock:
-    """A lock file, held until release() or until every process with the descriptor has ended."""
-
-    def __init__(self, path, how=fcntl.LOCK_EX):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.how, self.descriptor, self.held = path, how, None, False
-
-    def take(self):
-        """Whether the lock is held now; does not wait."""
-        if self.descriptor is None: self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self.descriptor, self.how | fcntl.LOCK_NB)
-            self.held = True
-        except BlockingIOError:
-            self.held = False
-        return self.held
-
-    def release(self):
-        if self.descriptor is not None: os.close(self.descriptor)
-        self.descriptor, self.held = None, False
+def lock_file(path, how=fcntl.LOCK_EX):
+    """An open file with a lock that is held until every process with the file has closed it; None while another one holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, 'a')
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
-def run_lock(folder, key):
-    """Exclusive. Trainers inherit the descriptor, so that the run of a killed run.py stays locked until its trainer has ended."""
-    return Lock(Path(folder) / f'{key}.lock')
+def lock_run(folder, key):
+    """The lock of a run. Trainers inherit it, so that the run of a killed run.py stays locked until its trainer has ended."""
+    return lock_file(Path(folder) / f'{key}.lock')
 
 
-def machine_lock(folder, machine, alone):
-    """Shared by the runs on a machine with one OUT; exclusive for time measurements."""
-    return Lock(Path(folder) / f'machine-{machine}.lock', fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+def lock_machine(folder, machine, alone):
+    """The lock of a machine with one OUT: shared by runs, exclusive for time measurements."""
+    return lock_file(Path(folder) / f'machine-{machine}.lock', fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

@@ -25,14 +25,16 @@ EQUAL = ('tokens', 'flops', 'seconds', 'layers')
 TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
 TURN_STEPS = 9            # of a program in its turn, three of them to warm up
 TIMING_ROUNDS = 3         # 1 at scale smoke
+DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': [],
+            'compare': []}
 KEYS = {
-    'experiment': {'title', 'question', 'picture', 'baseline', 'options', 'relative_seconds', 'arms', 'settings', 'sweep', 'scales',
-                   'needs', 'left_open', 'compare'},
-    'arm': {'variant', 'label', 'options', 'ignore', 'needs', 'from'},
-    'setting': {'label', 'options', 'equal', 'needs', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
-                'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'},
-    'writes': {'rounds', 'prompt', 'tokens'}, 'sweep': {'rates', 'seeds'},
-    'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'needs', 'arms', 'rates',
+    'experiment': {'title', 'baseline', 'arms', 'scales', *DEFAULTS},
+    'arm': {'variant', 'label', 'options', 'ignore', 'from'},
+    'setting': {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after', 'evaluate',
+                'turns', 'writes', 'seeds', 'relative_seconds', 'released'},
+    'writes': {'rounds', 'prompt', 'tokens'},
+    'sweep': {'rates', 'seeds'},
+    'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'arms', 'rates',
               'arm_options', 'relative_seconds', 'mixed', 'released'},
 }
 REQUIRED = {'experiment': ('title', 'baseline', 'arms', 'scales'), 'scale': ('lr', 'seeds', 'seconds_per_step', 'estimate'),
@@ -44,7 +46,7 @@ OF_TRAINING = ('steps', 'lr', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'be
 OF_WRITING = ('seed', 'device', 'weights', 'attention', 'psa-eps', 'psa-block', 'psa-bound', 'adaspa-sparsity', 'adaspa-block')
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One call of a program. `options` decide the result; session.py adds those that depend on the machine."""
     experiment: str
@@ -64,7 +66,6 @@ class Run:
     released: str = ''            # a published model; its folder in that of --data has its weights and a text in its tokens
     key: str = ''
     seconds: float = 0.0          # expected
-    measured: bool = False        # expected from runs in the ledger
     kind: str = 'train'           # or evaluate, which only reads the validation tokens; turns, writes: interleaved times
     origin: 'Run | None' = None   # the run whose weights it starts from
     against: 'Run | None' = None  # the baseline's, which it is interleaved with
@@ -106,8 +107,6 @@ class Experiment:
 
     def __init__(self, name, folder=HERE, table=None):
         self.name, self.path = name, Path(folder) / f'{name}.toml'
-        features = Path(folder) / 'features.toml'
-        self._features = tomllib.loads(features.read_text(encoding='utf-8')) if features.exists() else {}   # name -> {there, what}
         if table is None:
             choose('experiment', name, known_experiments(folder))
             try:
@@ -115,12 +114,8 @@ class Experiment:
             except (OSError, tomllib.TOMLDecodeError) as error:
                 raise Refused(f'{self.path}: cannot be read: {error}') from error
         self._check(table, 'experiment', '')
-        self.title, self.question, self.picture = table['title'], table.get('question', ''), table.get('picture', 'forest')
-        self.baseline, self.options, self.arms = table['baseline'], table.get('options', {}), table['arms']
-        self.settings, self.sweep, self.scales = table.get('settings', {'': {}}), table.get('sweep', {}), table['scales']
-        self.relative_seconds, self.needs = table.get('relative_seconds', {}), table.get('needs', [])
-        self.left_open = table.get('left_open', [])
-        self.compare = [tuple(pair) for pair in table.get('compare', [])]   # (arm, against), beside each arm against the baseline
+        vars(self).update(DEFAULTS | table)   # the keys of the table are attributes
+        self.compare = [tuple(pair) for pair in self.compare]   # (arm, against), beside each arm against the baseline
         for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
             for of, inner in tables.items(): self._check(inner, kind, f'{kind}s.{of}')
         self._check(self.sweep, 'sweep', 'sweep')
@@ -138,7 +133,7 @@ class Experiment:
             if key not in table: raise Refused(f'{self.path}: lacks the key {key}{place}')
 
     def _check_names(self):
-        """Refuse names of arms, scales, settings and features that do not exist."""
+        """Refuse names of arms, scales and settings that do not exist."""
         for pair in self.compare:
             if len(pair) != 2: raise Refused(f'{self.path}: compare is a list of [arm, against]; there is {list(pair)}')
         tables = [*self.arms.values(), *self.settings.values(), *self.scales.values()]
@@ -148,8 +143,6 @@ class Experiment:
         for arm in arms: choose('arm', arm, self.arms)
         for scale in [*self.scales, *(scale for table in self.settings.values() for scale in table.get('scales', []))]:
             choose('scale', scale, SCALES)
-        for feature in [*self.needs, *(feature for table in tables for feature in table.get('needs', []))]:
-            choose('feature', feature, self._features)
         for table in self.settings.values():
             choose('equal', table.get('equal', 'tokens'), EQUAL)
             if 'after' in table: choose('setting', table['after'], self.settings)
@@ -166,6 +159,10 @@ class Experiment:
                 raise Refused(f'{self.path}: settings come after each other in a circle: {" after ".join(passed)}')
             passed.append(table['after'])
             table = self.settings[table['after']]
+
+    def label(self, setting):
+        """The name of a setting for readers."""
+        return self.settings.get(setting, {}).get('label', setting)
 
     # ---- order of settings
 
@@ -189,42 +186,22 @@ class Experiment:
                 if name in self.arms_of(setting): return setting, name
         raise Refused(f'{self.path}: the arm {arm} has no weights to start from in the setting {first}; give it a `from`')
 
-    # ---- what the engine can do
-
-    def missing(self, *tables):
-        """Features that these tables need and the engine lacks, in words; '' without any."""
-        wanted = dict.fromkeys(feature for table in tables for feature in table.get('needs', []))
-        return '; '.join(f'{one} ({self._features[one]["what"]})' for one in wanted if not self._features[one]['there'])
+    # ---- what a scale has
 
     def scale(self, name):
-        """The scale's table; refuses one that does not exist or needs a missing feature."""
+        """The scale's table; refuses one that the experiment lacks."""
         if name not in self.scales:
             raise Refused(f'{self.name} has no scale {choose("scale", name, SCALES)}; it has: {", ".join(self.scales)}')
-        if lacking := self.missing({'needs': self.needs}, self.scales[name]):
-            raise Refused(f'{self.name} at scale {name} needs what the engine does not have yet: {lacking}')
         return self.scales[name]
 
     def chosen_arms(self, scale, asked=None):
-        """The arms of a scale, or those asked for and the baseline. Arms that need a missing feature are refused by name, else left
-        out."""
+        """The arms of a scale, or those asked for, those that they start from and the baseline."""
         there = self.scales[scale].get('arms') or list(self.arms)
         for arm in asked or []:
             choose('arm', arm, self.arms)
-            if lacking := self.missing(self.arms[arm]):
-                raise Refused(f'{self.name}: the arm {arm} needs what the engine does not have yet: {lacking}')
             if arm not in there: raise Refused(f'{self.name} at scale {scale} has no arm {arm}; it has: {", ".join(there)}')
         begins = [self.arms[arm].get('from') for arm in asked or []]
-        arms = [arm for arm in there if not asked or arm in [*asked, *begins, self.baseline]]
-        return [arm for arm in arms if not self.missing(self.arms[arm], self.arms[self.arms[arm].get('from', arm)])]
-
-    def left_out(self, scale):
-        """[(arms and settings that a scale leaves out, the features they need)]."""
-        there = {arm: self.arms[arm] for arm in self.scales[scale].get('arms') or self.arms}
-        there |= {name: table for name, table in self.settings.items() if scale in table.get('scales', SCALES)}
-        by_need = {}
-        for name, table in there.items():
-            if lacking := self.missing(table): by_need.setdefault(lacking, []).append(name)
-        return [(', '.join(names), why) for why, names in by_need.items()]
+        return [arm for arm in there if not asked or arm in [*asked, *begins, self.baseline]]
 
 
 class Planner:
@@ -252,10 +229,9 @@ class Planner:
         return 'seconds' if table.get('equal') == 'seconds' else 'seeds'
 
     def settings(self, stage):
-        """The settings of a stage at this scale for which the engine lacks nothing."""
+        """The settings of a stage at this scale."""
         return {name: table for name, table in self.experiment.settings.items()
-                if self.stage_of(name) == ('seconds' if stage == 'timing' else stage) and self.scale in table.get('scales', SCALES)
-                and not self.experiment.missing(table)}
+                if self.stage_of(name) == ('seconds' if stage == 'timing' else stage) and self.scale in table.get('scales', SCALES)}
 
     def stages(self):
         """The stages of this plan, in order."""

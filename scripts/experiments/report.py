@@ -22,39 +22,23 @@ from shards import write_whole                                      # noqa: E402
 from tables import as_latex, as_markdown, run_table, verdict_table  # noqa: E402
 
 
-def as_text(report, parts, verdicts, runs):
-    """The report without pictures, in Markdown."""
-    lines = ['# Verdicts\n', as_markdown(verdicts), '\nHow they are read, written down before the runs:\n',
-             *[f'- {key.replace("_", " ")}: {value}' for key, value in report.analysis.items()]]
-    for part in parts:
-        lines += [f'\n# {part["name"]}, scale {part["scale"]}: {part["title"]}\n', part['question'], '',
-                  *[f'- {what}: {words}' for what, words in part['setup'] + part['labels']], '',
-                  *[f'- {line}' for line in part['lines']], '', *[f'**{warning}**\n' for warning in part['warnings']]]
-        if part['pilot_sd']:
-            lines.append(f'Paired differences have a pooled standard deviation of {part["pilot_sd"]:.4f} nats; planned with '
-                         f'{report.analysis["pilot_sd"]}.\n')
-        for title, table in part['tables'] + part['folded']: lines += [f'\n{title}\n', as_markdown(table)]
-        if part['left_open']: lines += ['What the paper left open:\n', *[f'- {line}' for line in part['left_open']]]
-    return '\n'.join([*lines, '\n# Runs\n', as_markdown(runs)])
-
-
 def write(report, folder):
     """Write all files; return the size of the HTML."""
-    parts, verdicts, runs = list(sections(report)), verdict_table(report), run_table(report)
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-                                     undefined=jinja2.StrictUndefined)
-    html = environment.get_template('report.html.j2').render(
-        sections=parts, verdicts=verdicts, runs=runs, analysis=report.analysis, count=len(runs), diverged=sum(runs.event == 'diverged'))
-    tables = [('Verdicts', verdicts), *(titled for part in parts for titled in part['tables'] + part['folded'])]
-    files = {'report.html': html, 'report.md': as_text(report, parts, verdicts, runs),
-             'verdicts.csv': verdicts.to_csv(index=False), 'results.csv': runs.to_csv(index=False),
-             'tables.tex': '\n'.join(as_latex(table, title) for title, table in tables)}
+    parts, verdicts, runs = sections(report), verdict_table(report), run_table(report)
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=jinja2.select_autoescape(['html.j2']),
+                                     trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters['markdown'] = as_markdown
+    page, text = (environment.get_template(f'report.{form}.j2').render(sections=parts, verdicts=verdicts, runs=runs, report=report)
+                  for form in ('html', 'md'))
+    tables = [('Verdicts', verdicts), *(titled for part in parts for titled in part.tables + part.folded)]
+    files = {'report.html': page, 'report.md': text, 'verdicts.csv': verdicts.to_csv(index=False),
+             'results.csv': runs.to_csv(index=False), 'tables.tex': '\n'.join(as_latex(table, title) for title, table in tables)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items(): write_whole(folder / name, text.encode())
+        for name, content in files.items(): write_whole(folder / name, content.encode())
     except OSError as error:
         raise Refused(f'{folder}: cannot be written ({error.strerror}); give another --out', EXIT_DATA) from error
-    return len(html)
+    return len(page)
 
 
 def main(arguments=None):
@@ -73,7 +57,7 @@ def main(arguments=None):
     report = Report(ledgers, options.experiments, options.scale)
     if report.runs.empty: raise Refused(f'{", ".join(ledgers)}: no run is finished', EXIT_DATA)
     size = write(report, Path(options.out))
-    for finding in report.verdicts: print(finding.line)
+    for finding in report.findings: print(finding.line)
     print(f'{options.out}/report.html: {len(report.runs)} runs, {size / 1e3:.0f} kB', file=sys.stderr)
     return 0
 

@@ -3,8 +3,7 @@
 
     run.py e2_dsa --scale reduced --seeds 5 --jobs 2      # plan, hours, runs; results go into a ledger
     run.py e1_asga e2_dsa --scale smoke                   # several, one after the other
-    run.py all --scale paper --dry-run                    # how many runs and hours, and what is left out
-    run.py e5_isoflop --scale paper --slurm               # sbatch array scripts of the plan, one per stage
+    run.py all --scale paper --dry-run                    # how many runs and hours
 
 Ctrl-C saves checkpoints; the same command goes on. report.py makes a report of the ledger. Exit codes: 0 all runs are finished,
 1 some failed, 2 usage, 3 data or disk, 75 stopped by a signal.
@@ -20,7 +19,6 @@ import sys
 from packages import EXIT_FAILED, EXIT_SIGNAL, ROOT, Refused, guarded
 from plan import SCALES, Experiment, choose, known_experiments
 from session import Session
-from slurm import write_slurm
 from work import Work
 
 
@@ -52,9 +50,8 @@ def parse(arguments):
     add('--programs', help='folder of the trainers (default: the tree\'s root)')
     add('--no-build', action='store_true', help='take the trainers as they are')
     add('--dry-run', action='store_true', help='print the plan and its hours; run nothing')
-    add('--slurm', action='store_true', help='write sbatch scripts of the plan into OUT/slurm; run nothing')
     add('--stage', help='a single stage: sweep, seeds, seconds, phase2, turns, writes, ...')
-    add('--run', type=int, help='a single run of --stage, by number (for arrays of Slurm)')
+    add('--run', type=int, help='a single run of --stage, by number (array.sbatch)')
     options = parser.parse_args(arguments)
     if options.ranks < 1 or options.jobs < 0 or (options.seeds or 0) < 0:
         parser.error('--ranks is 1 or more, and --jobs and --seeds are not negative')
@@ -77,15 +74,13 @@ def main(arguments=None):
         if options.stage and options.stage not in one.planner.stages():
             raise Refused(f'{one.experiment.name} at scale {options.scale} has no stage {options.stage}; it has: '
                           f'{", ".join(one.planner.stages())}')
-    if not options.no_build and not options.dry_run and not options.slurm:
+    if not options.no_build and not options.dry_run:
         programs = {f'train_{one.experiment.arms[arm].get("variant", arm)}' for one in work for arm in one.planner.arms}
         build(sorted(programs | {'generate' for one in work if 'writes' in one.planner.stages()}))
     todo = [one.describe() for one in work]
     print(f'together: {sum(runs for runs, _ in todo)} runs, {sum(hours for _, hours in todo):.2f} hours of runs left; '
           f'ledger {session.ledger.path}')
-    if options.slurm:
-        for one in work: write_slurm(one, session.out / 'slurm')
-    if options.dry_run or options.slurm: return 0
+    if options.dry_run: return 0
     worst = 0
     for one in work:
         try:

@@ -1,22 +1,24 @@
-"""Tables of a report: DataFrames of words, and their forms."""
+"""Tables of a report: DataFrames of words."""
 import math
 import re
-from statistics import mean, median, stdev
 
 import stats
-from analysis import by_accuracy, learnt, middle, sensitivity, steps_to, sweep_means
-from claims import NATS
+from analysis import by_seed, sweep_means
 from packages import require
 from turns import median_interval
+from verdicts import NATS
 
 pd = require('pandas')
 
 EMPTY = '-'
+LEARNT = 0.9   # of the items right: the run has learnt the task
 
+
+# ----------------------------------------------------------------------------------------------------------------- cells
 
 def number(value, form='.4f'):
     """A number as a cell; a dash for None and what is not finite."""
-    return EMPTY if value is None or (isinstance(value, float) and not math.isfinite(value)) else format(value, form)
+    return EMPTY if value is None or not math.isfinite(value) else format(value, form)
 
 
 def interval(comparison):
@@ -27,40 +29,34 @@ def interval(comparison):
 
 def mean_cell(values, form='.4f'):
     """The mean, with the standard deviation of several."""
-    values = list(values)
-    return number(mean(values) if values else None, form) + (f' +- {stdev(values):{form}}' if len(values) > 1 else '')
+    values = values.dropna()
+    return number(values.mean(), form) + (f' +- {values.std():{form}}' if len(values) > 1 else '')
 
 
-def median_cell(values, form='.2f'):
-    return number(middle(values), form)
+def diverged(runs):
+    """'k of n' runs that diverged."""
+    return f'{(runs.event == "diverged").sum()} of {len(runs)}'
 
 
-def spread_cells(ratios):
-    """The median of rounds, and the interval of order statistics."""
-    center, low, high, _ = median_interval(ratios)
-    return [f'{center:.3f}', f'{low:.3f}', f'{high:.3f}']
+def table_of(rows, always=()):
+    """The table of rows {column: cell}, without columns that no row has, except those that are `always` there."""
+    table = pd.DataFrame(rows).fillna(EMPTY)
+    return table[[column for column in table if column in always or (table[column] != EMPTY).any()]]
 
 
-def share(arms):
-    """'k of n' runs of arms that diverged."""
-    return f'{sum(len(a.diverged) for a in arms)} of {sum(len(a.records) for a in arms)}'
-
-
-# --------------------------------------------------------------------------------------------------------------- tables
+# ---------------------------------------------------------------------------------------------------------------- tables
 
 def verdict_table(report):
     """A row for every claim and setting, and one for every unmeasured claim."""
     rows = []
-    for one in report.verdicts:
-        c, label = one.found, report.experiments[one.claim['experiment']].settings.get(one.setting, {}).get('label', one.setting)
-        row = claim_cells(one.claim) | {'scale': one.scale + (f', {label}' if label else '')}
+    for one in report.findings:
+        c, label = one.found, report.experiments[one.claim['experiment']].label(one.setting)
+        row = claim_cells(one.claim) | {'scale': one.scale + (f', {label}' if label else ''), 'verdict': str(one.verdict)}
         if one.claim['unit'] == NATS:
             row |= {'ours': interval(c), 'pairs': str(c.pairs), 'p (Holm)': number(c.adjusted, '.3g'),
                     'verdict': str(one.verdict) + (c.lost if c.pairs >= 2 else ''), 'smallest detectable': number(c.detectable, '.3f'),
                     'planned': f'{one.seeds} seeds see {stats.smallest_detectable(one.seeds, report.analysis["pilot_sd"]):.3f}'}
-        else:
-            row |= {'ours': f'{c.middle:.3f}, from {c.low:.3f} to {c.high:.3f}', 'pairs': f'{c.rounds} rounds',
-                    'verdict': str(one.verdict)}
+        else: row |= {'ours': f'{c.middle:.3f}, from {c.low:.3f} to {c.high:.3f}', 'pairs': f'{c.rounds} rounds'}
         rows.append(row | {'as read': one.claim['read']})
     rows += [claim_cells(claim) | {'verdict': 'not measured', 'as read': claim['read']} for claim in report.not_measured]
     return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'pairs', 'p (Holm)', 'verdict',
@@ -74,106 +70,90 @@ def claim_cells(claim):
             'published': f'{claim["number"]:+.3f}' if nats else f'{claim["number"]:.3f}, {claim["unit"]}'}
 
 
-def arm_table(table):
-    """Results of every arm, without columns that no arm has. Step times are left out: runs of one table may come from several
-    machines, or from a busy one."""
-    base, rows = table.base, []
-    for name, arm in table.arms.items():
-        c = table.comparisons.get((name, table.experiment.baseline))
-        f1 = [v for r in arm.results for v in r.get('macro_f1', {}).values()]
-        read = [r['sparse_reading']['validation']['pairs_read'] for r in arm.results if 'validation' in r.get('sparse_reading', {})]
-        step, reached, runs = steps_to(arm, base) if base else (None, 0, 0)
-        steps = f'{number(step, ".0f")} ({reached} of {runs})' if step is not None else f'- (0 of {runs})'
+def arm_table(runs, comparisons, baseline):
+    """Results of every arm in one setting. Step times are left out: runs of one table may come from several machines, or from a
+    busy one."""
+    rows, accuracies = [], by_seed(runs, 'accuracy')
+    for arm, own in runs.groupby('arm', sort=False):
+        c, more = comparisons.get((arm, baseline)), EMPTY
+        if arm != baseline and baseline in accuracies: more = interval(stats.compare(accuracies[arm], accuracies[baseline]))
         rows.append({
-            'arm': name, 'runs': str(len(arm.records)), 'diverged': str(len(arm.diverged)), 'validation loss': mean_cell(arm.sound),
-            'difference': 'baseline' if arm is base else interval(c), 'p (Holm)': number(c.adjusted if c else None, '.3g'),
-            'steps to the baseline\'s loss': steps if any(r.get('steps') for r in arm.results) else EMPTY,
-            'rate x': f'{arm.factor:g}', 'accuracy': mean_cell(arm.accuracies.values(), '.3f'),
-            'macro F1': number(mean(f1) if f1 else None, '.3f'),
-            'difference of accuracy': interval(stats.compare(arm.accuracies, base.accuracies)) if base and arm is not base else EMPTY,
-            'keys read': number(mean(read) if read else None, '.1%')})
-    found = pd.DataFrame(rows)
-    return found[[column for column in found if column in ('arm', 'runs', 'diverged') or (found[column] != EMPTY).any()]]
+            'arm': arm, 'runs': str(len(own)), 'diverged': str((own.event == 'diverged').sum()),
+            'validation loss': mean_cell(own.loss), 'difference': 'baseline' if arm == baseline else interval(c),
+            'p (Holm)': number(c.adjusted if c else None, '.3g'), 'rate x': f'{own.factor.iloc[-1]:g}',
+            'accuracy': mean_cell(own.accuracy, '.3f'), 'macro F1': number(own.f1.mean(), '.3f'),
+            'difference of accuracy': more, 'keys read': number(own.keys_read.mean(), '.1%')})
+    return table_of(rows, ('arm', 'runs', 'diverged'))
 
 
-def comparison_table(table):
+def comparison_table(comparisons, baseline):
     """Differences that are not against the baseline."""
     rows = [[arm, against, interval(c), str(c.pairs), number(c.adjusted, '.3g'), number(c.detectable, '.3f')]
-            for (arm, against), c in table.comparisons.items() if against != table.experiment.baseline]
+            for (arm, against), c in comparisons.items() if against != baseline]
     return pd.DataFrame(rows, columns=['arm', 'against', 'difference', 'pairs', 'p (Holm)', 'smallest detectable'])
 
 
-def sweep_table(by_arm, lr):
-    """The best rate of every arm, and the cost of the others."""
-    rows = []
-    for arm, by_factor in by_arm.items():
-        means, runs = sweep_means(by_factor), [r for records in by_factor.values() for r in records]
-        best = min(means, key=means.get) if means else None
-        end = ' (end of the sweep)' if len(by_factor) > 1 and best in (min(by_factor), max(by_factor)) else ''
-        rows.append({'arm': arm, 'rates': str(len(by_factor)),
-                     'diverged': f'{sum(r["event"] == "diverged" for r in runs)} of {len(runs)}',
-                     'best rate': EMPTY if best is None else f'{best * lr:g} (x {best:g}){end}', 'loss there': number(means.get(best)),
-                     'sensitivity': number(sensitivity(by_factor), '.3f')})
+def grid_table(e, runs, column='loss'):
+    """Mean loss (or accuracy, the best arm first) of arms x settings, and how many runs diverged (or have learnt the task)."""
+    rows, count = [], diverged
+    arms, form = list(runs.arm.unique()), '.3f'
+    if column == 'accuracy':
+        common = runs.groupby('setting').filter(lambda own: own.arm.nunique() == len(arms))
+        means = runs[runs.setting.isin(common.setting)].groupby(['arm', 'setting']).accuracy.mean().groupby('arm').mean()
+        arms, form = sorted(arms, key=lambda arm: -means.get(arm, 0)), '.2f'
+        count = lambda own: f'{(own.accuracy >= LEARNT).sum()} of {len(own)}'
+    settings = {setting: e.label(setting) for setting in runs.setting.unique()}
+    for arm in arms:
+        own = runs[runs.arm == arm]
+        cells = {label: mean_cell(own[own.setting == setting][column], form) for setting, label in settings.items()}
+        rows.append({'arm': arm, 'diverged' if column == 'loss' else 'learnt': count(own)} | cells)
     return pd.DataFrame(rows)
 
 
-def recall_table(tables):
-    """Accuracy of arms x settings, the best arm first, and how many of its runs have learnt their task."""
-    accuracy = lambda t, name: mean_cell(t.arms[name].accuracies.values() if name in t.arms else [], '.2f')
-    rows = [[name, learnt(tables, name), *(accuracy(t, name) for t in tables)] for name in by_accuracy(tables)]
-    return pd.DataFrame(rows, columns=['arm', 'learnt', *(t.label for t in tables)])
+def sweep_table(sweep, lr):
+    """The best rate of every arm, and how much worse than there the rates of the sweep are on average (arXiv 2309.14322)."""
+    rows, means = [], sweep_means(sweep)
+    for arm, own in sweep.groupby('arm', sort=False):
+        sound = means[arm].dropna()
+        best = sound.idxmin() if len(sound) else None
+        end = ' (end of the sweep)' if best in (own.factor.min(), own.factor.max()) and own.factor.nunique() > 1 else ''
+        rows.append({'arm': arm, 'rates': str(own.factor.nunique()), 'diverged': diverged(own),
+                     'best rate': EMPTY if best is None else f'{best * lr:g} (x {best:g}){end}',
+                     'loss there': number(sound.get(best)),
+                     'sensitivity': number((means[arm] - sound.min()).mean(skipna=False), '.3f')})
+    return pd.DataFrame(rows)
 
 
-def setting_table(tables):
-    """Mean loss of arms x settings, and how many runs diverged."""
+def time_table(timed):
+    """Interleaved times of training steps, or of a token of ./generate, against the baseline's. Those of the baseline against
+    itself are the noise."""
     rows = []
-    for name in dict.fromkeys(arm for t in tables for arm in t.arms):
-        of = [t.arms.get(name) for t in tables]
-        rows.append([name, *(number(mean(a.sound) if a and a.sound else None, '.3f') for a in of), share([a for a in of if a])])
-    rows.append(['diverged', *(share(t.arms.values()) for t in tables), share([a for t in tables for a in t.arms.values()])])
-    return pd.DataFrame(rows, columns=['arm', *(t.label for t in tables), 'diverged'])
-
-
-def time_table(timing):
-    """Interleaved step times; of the baseline against itself, they are the noise."""
-    rows = []
-    for name in timing.arms:
-        times, ratios, peaks = (timing.values(name, key) for key in ('ms', 'ratio', 'peak_bytes'))
-        rows.append([name, str(len(times)), median_cell(times), *spread_cells(ratios), f'{100 * median_interval(ratios)[3]:.0f}%',
-                     median_cell([peak / 2**20 for peak in peaks], '.1f'), number(timing.byte_ratio(name), '.3f')])
-    return pd.DataFrame(rows, columns=['arm', 'rounds', 'ms a step', 'against the baseline', 'from', 'to', 'coverage', 'peak MiB',
-                                       'of the baseline\'s'])
-
-
-def cache_table(writing, reading):
-    """Caches of ./generate and its speed, beside the loss of the same weights in the table `reading`, if there is one; the smallest
-    cache first. Times are ratios to the baseline's on the same device."""
-    rows, kept = [], {name: middle(writing.values(name, 'cache_bytes')) for name in writing.arms}
-    for name in sorted(writing.arms, key=lambda arm: kept[arm] or math.inf):
-        arm, one = reading.arms.get(name) if reading else None, writing.arms[name].results[0]
-        of = lambda key: writing.values(name, key)
-        accuracies, read = list(arm.accuracies.values()) if arm else [], of('pairs_read')
-        rows.append([name, f'{one["device"]}, {one["weights"]}', str(len(writing.arms[name].records)),
-                     f'{kept[name] / 2**10:.1f}' if kept[name] else 'nothing kept: each token is a pass over all of the text',
-                     number(writing.byte_ratio(name), '.3f'), f'{1e3 / median(of("ms")):.1f}', *spread_cells([1 / r for r in of('ratio')]),
-                     median_cell(of('first_ms')), median_cell(of('first_ratio'), '.3f'), number(mean(read) if read else None, '.1%'),
-                     mean_cell(arm.sound if arm else []), number(mean(accuracies) if accuracies else None, '.3f')])
-    return pd.DataFrame(rows, columns=[
-        'arm', 'on', 'rounds', 'cache, KiB', 'of the baseline\'s', 'tokens/s', 'of the baseline\'s', 'from', 'to', 'first token, ms',
-        'of the baseline\'s', 'keys read', 'validation loss', 'accuracy'])
+    for arm, own in timed.groupby('arm', sort=False):
+        middle, low, high, coverage = median_interval(own.ratio)
+        rows.append({
+            'arm': arm, 'on': own.record.iloc[0]['result'].get('device', EMPTY), 'rounds': str(len(own)),
+            'ms': number(own.ms.median(), '.2f'), 'against the baseline': f'{middle:.3f}',
+            'from': f'{low:.3f}', 'to': f'{high:.3f}', 'coverage': f'{100 * coverage:.0f}%', 'first token, ms': number(own.first_ms.median(), '.2f'),
+            'first against the baseline': number(own.first_ratio.median(), '.3f'),
+            'peak MiB': number(own.peak_bytes.median() / 2**20, '.1f'),
+            'cache, KiB': number(own.cache_bytes.median() / 2**10, '.1f'),
+            'bytes of the baseline\'s': number(own.bytes_ratio.median(), '.3f'),
+            'keys read': number(own.pairs_read.mean(), '.1%')})
+    return table_of(rows)
 
 
 def run_table(report):
-    rows = []
-    for _, run in report.runs.iterrows():
-        record, r = run.record, run.record['result']
-        rows.append({'experiment': run.experiment, 'scale': run.scale, 'stage': run.stage, 'arm': run.arm, 'setting': run.setting,
-                     'seed': str(run.seed), 'rate x': f'{run.factor:g}', 'event': run.event, 'loss': number(r['val_loss'], '.6f'),
-                     'steps': str(r['steps']), 'seconds': number(r['seconds'], '.1f'), 'attempts': str(run.attempts),
-                     'commit': record.get('commit', ''), 'machine': '; '.join(filter(None, (record.get('place'), r.get('machine')))),
-                     'data': record.get('data_hash', ''), 'weights': r.get('weights_hash') or EMPTY, 'key': record['key'],
-                     'command': run.command})
-    return pd.DataFrame(rows).sort_values(['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'rate x'])
+    runs, results = report.runs, report.runs.record.map(lambda record: record['result'])
+    of_record = lambda *names: ['; '.join(filter(None, (record.get(name) for name in names))) for record in runs.record]
+    table = runs[['experiment', 'scale', 'stage', 'arm', 'setting']].assign(**{
+        'seed': runs.seed.map(str), 'rate x': runs.factor.map('{:g}'.format), 'event': runs.event,
+        'loss': [number(r['val_loss'], '.6f') for r in results], 'steps': [str(r['steps']) for r in results],
+        'seconds': [number(r['seconds'], '.1f') for r in results], 'attempts': runs.attempts.map(str),
+        'commit': of_record('commit'),
+        'machine': ['; '.join(filter(None, (record.get('place'), record['result'].get('machine')))) for record in runs.record],
+        'data': of_record('data_hash'), 'weights': [r.get('weights_hash') or EMPTY for r in results], 'key': of_record('key'),
+        'command': runs.command})
+    return table.sort_values(['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'rate x'])
 
 
 # ---------------------------------------------------------------------------------------------------------------- forms

@@ -1,10 +1,7 @@
-#!/usr/bin/env python3
 """Tasks whose answers stand far back: token shards in bytes with a mask of the answers, and items that count them.
 
-    tasks.py --kind copy --T 256 --length 32 --distance 64 --rows 8192 --out out/copy      # see --help for the kinds
-
 Each row of T tokens begins with the end-of-text token; --shuffle 0 --seq-len T reads one row as one sequence. Unused places hold dots.
-Writes task_train_000001.bin and task_val_000000.bin (version 2, whose mask marks the targets; --no-mask writes version 1),
+Writes task_train_000001.bin and task_val_000000.bin (version 2, whose mask marks the targets; version 1 with mask = false),
 task_manifest.json, and items.bin for --eval-data: one answer token per row with all possible symbols as choices (16 of a large
 vocabulary), so that chance is one over their number.
 
@@ -12,13 +9,11 @@ Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (23
 variable tracking after RULER (2404.06654), hops over a permutation and modular arithmetic after Physics of Language Models 4.1
 (2512.17351).
 """
-import argparse
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import shards
-from packages import EXIT_DATA, Refused, guarded, require
+from packages import EXIT_DATA, Refused, require
 
 np = require('numpy')
 
@@ -62,13 +57,13 @@ def text(row, at, words):
 
 
 def need(task, tokens, what):
-    if task['T'] < tokens: raise Refused(f'{task["kind"]}: {what} needs rows of {tokens} tokens; --T is {task["T"]}')
+    if task['T'] < tokens: raise Refused(f'{task["kind"]}: {what} needs rows of {tokens} tokens; T is {task["T"]}')
 
 
 def copy(task, n, random, gaps=None):
     """A stretch of letters, dots, a colon, the same stretch: every token stands `distance` tokens after its source."""
     length, distance = task['length'], task['distance'] or 4 * task['length']
-    if distance <= length: raise Refused(f'{task["kind"]}: --distance {distance} must be more than --length {length}')
+    if distance <= length: raise Refused(f'{task["kind"]}: distance {distance} must be more than length {length}')
     slot = distance + length
     need(task, 1 + slot, f'distance {distance} and length {length}')
     tokens, answers, sources = empty(n, task['T']), [], []
@@ -121,7 +116,7 @@ def mqar(task, n, random):
     upper one, as in Zoology."""
     pairs, queries, T = task['pairs'], task['queries'], task['T']
     names, symbols = alphabets(task['vocabulary'])
-    if not queries <= pairs <= len(names): raise Refused(f'mqar: --pairs {pairs} must be from --queries {queries} to {len(names)}')
+    if not queries <= pairs <= len(names): raise Refused(f'mqar: pairs {pairs} must be from queries {queries} to {len(names)}')
     need(task, 1 + 2 * (pairs + queries), f'{pairs} pairs and {queries} queries')
     tokens = empty(n, T)
     keys = distinct(names, n, pairs, random)
@@ -144,7 +139,7 @@ def mqar(task, n, random):
 def alphabets(vocabulary):
     """(keys, values) of MQAR: characters, or the ids of a vocabulary that no character has."""
     if not vocabulary: return KEYS, LETTERS
-    if not 2 * BYTES < vocabulary < 65536: raise Refused(f'mqar: --vocabulary {vocabulary} must be above {2 * BYTES} and below 65536')
+    if not 2 * BYTES < vocabulary < 65536: raise Refused(f'mqar: vocabulary {vocabulary} must be above {2 * BYTES} and below 65536')
     return np.arange(BYTES, vocabulary // 2, dtype=np.uint16), np.arange(vocabulary // 2, vocabulary, dtype=np.uint16)
 
 
@@ -232,7 +227,7 @@ def multi_hop(task, n, random):
     """Edges of one directed cycle over some keys, in random order; the end asks where so many steps lead from one of them."""
     T, nodes, hops = task['T'], task['nodes'], task['hops']
     if not (2 <= nodes <= 26 and 1 <= hops < min(nodes, 10)):
-        raise Refused(f'multi_hop: --nodes {nodes} and --hops {hops}: 2 to 26 nodes, hops below nodes and 10')
+        raise Refused(f'multi_hop: nodes {nodes} and hops {hops}: 2 to 26 nodes, hops below nodes and 10')
     need(task, 2 * (1 + 3 * nodes + 4), f'{nodes} nodes')
     tokens = empty(n, T)
     cycle = np.argsort(random.random((n, 26)), axis=1)[:, :nodes] + ord('A')   # node k leads to node k + 1
@@ -274,7 +269,7 @@ KINDS = {f.__name__: f for f in (copy, gap_copy, selective_copy, induction, mqar
 def make(task, part, n):
     """n rows of a task for `part` of it (train, val, items), which have no random numbers in common."""
     task = complete(task)
-    if n < 1: raise Refused(f'{task["kind"]}: --rows and --items must be 1 or more')
+    if n < 1: raise Refused(f'{task["kind"]}: rows and items must be 1 or more')
     random = np.random.default_rng([task['seed'], ('train', 'val', 'items').index(part)])
     return KINDS[task['kind']](task | ({} if part == 'train' else {'curriculum': False}), n, random)
 
@@ -321,21 +316,3 @@ def write(task, folder):
         shards.write_whole(folder / 'items.bin', of_items)
     except OSError as error:
         raise Refused(f'{folder}: cannot be written ({error.strerror})', EXIT_DATA) from error
-
-
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--kind', required=True, help=', '.join(KINDS))
-    parser.add_argument('--out', required=True, help='folder')
-    parser.add_argument('--no-mask', action='store_true', help='shards of version 1: every token is a target')
-    parser.add_argument('--curriculum', action='store_true', help='mqar: rows grow from one pair to all pairs')
-    for name, value in DEFAULTS.items():
-        if name not in ('mask', 'curriculum'): parser.add_argument(f'--{name}', type=int, default=value, help=f'default {value}')
-    options = vars(parser.parse_args(arguments))
-    task = {name: options[name] for name in DEFAULTS if name != 'mask'} | {'kind': options['kind'], 'mask': not options['no_mask']}
-    write(task, options['out'])
-    print(f'{options["out"]}: {task["rows"]} rows of {task["T"]} tokens', file=sys.stderr)
-
-
-if __name__ == '__main__':
-    guarded(main)
