@@ -19,7 +19,7 @@ USE_CUDA ?= $(HAVE_CUDA)
 WITH_CUDA = $(filter 1,$(USE_CUDA))
 override CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
 FLAGS     := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
-EMULATED  := -DEMULATED_GPU -DGPU_FLOAT32 -DUSE_NCCL -Idev/emulator/include -Og -fno-strict-aliasing -Wno-unknown-pragmas $(EMULATEDFLAGS)
+EMULATED  := -DEMULATED_GPU -DGPU_FLOAT32 -DUSE_NCCL -Idev/emulator/include -O1 -fno-strict-aliasing -Wno-unknown-pragmas $(EMULATEDFLAGS)
 # 20050: a kernel's `inline` has its effect, one definition in several units, though nvcc says that it is ignored.
 NVCCFLAGS := $(NVCC_FLAGS) -O3 -diag-suppress=20050 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
              $(if $(filter 1,$(FLOAT32)),-DGPU_FLOAT32) $(CUDAFLAGS) $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
@@ -34,7 +34,7 @@ NVCOMPILE = $(call SAY,nvcc   ) && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) $(1) $
 LINK    = $(call SAY,link   ) && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o %.a,$^) \
           $(if $(filter build/tests/main.o,$^),$(CATCH2_LIBS)) $(LIBS) $(if $(filter build/gpu/%,$^),$(GPU_LIBS))
 
-.PHONY: help all setup quickstart check test test-gpu kernel-report experiments labs lab lab-hint lab-check reference_qwen clean ptx
+.PHONY: help all setup quickstart check test test-gpu kernel-report experiments labs lab lab-hint lab-check reference_qwen clean ptx FORCE
 help: ## list the goals
 	@sed -n 's/^\([a-z][a-z_ -]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 	@echo "  train_VARIANT  the trainer of one attention variant; build/emulated/train_VARIANT runs its GPU code on the CPU"
@@ -170,7 +170,7 @@ CUDA_TOOLS := $(basename $(wildcard dev/*.cu dev/ladder/*.cu))
 HOST_TOOLS := $(basename $(wildcard dev/*.cpp))
 build/dev/bench_patterns_gpu: $(GPU_VARIANTS)
 build/emulated/dev/bench_patterns_gpu: $(EMULATED_VARIANTS)
-$(addprefix build/dev/,attention_layer bench_cpu bench_decode bench_patterns logits): $(CPU_VARIANTS)
+$(addprefix build/dev/,attention_layer bench_cpu bench_patterns logits): $(CPU_VARIANTS)
 $(CUDA_TOOLS:%=build/%): build/%: build/gpu/%.o build/gpu/engine.a $(ENGINE)
 $(CUDA_TOOLS:%=build/emulated/%): build/emulated/%: build/emulated/%.o $(EMULATED_ENGINE)
 $(HOST_TOOLS:%=build/%): build/%: build/%.o $(ENGINE)

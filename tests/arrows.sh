@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The folders are the architecture: a file includes files of its own line of this list, or of lines above it, never below.
+# The folders are the architecture: a file includes files of its own line of this list, or of lines above it, never below. And make looks at
+# the flags in every build.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
@@ -25,3 +26,7 @@ grep -roE '^#include "(model|data|attention|train_gpt|dev|tests)[^"]*"' --includ
     BEGIN { count = split(layers, of, "\n") }
     { n++ } !layer($1) || !layer($3) || layer($3) > layer($1) { print $1 " includes " $3 } END { if (n < 100) print "few includes: " n }' > "$work/upward"
 check "no file includes one of a later layer: $(head -n 3 "$work/upward" | tr '\n' ';')" '[ ! -s "$work/upward" ]'
+
+# Files of flags are made in every build; their dependents only where the content has changed.
+make -q USE_CUDA=0 build/flags > /dev/null 2>&1
+check "make looks at the flags in every build" "[ $? -eq 1 ]"
