@@ -3,6 +3,8 @@
 #pragma once
 #include <memory>
 #include <optional>
+#include <type_traits>
+#include <vector>
 
 #include "attention/kernel/decode.h"
 #include "attention/kernel/layer.h"
@@ -15,11 +17,6 @@ constexpr bool reports_pairs = requires(const A& policy, const LayerInputs<float
     policy.sees(in, state, 0, 0, 0);
 };
 
-/// Whether a GPU can decode A row by row: its state is keys and gates only, or A defines further state as A::Texts<X>.
-template <class A>
-constexpr bool writes_rows_on_gpu =
-    A::writes_row_by_row && (!requires { typename A::template Text<float>; } || requires { typename A::template Texts<float>; });
-
 template <class A>
 LayerFacts facts_of(const A& policy) {
     LayerFacts f{};
@@ -28,7 +25,7 @@ LayerFacts facts_of(const A& policy) {
     f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
     f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
     f.writes_row_by_row = A::writes_row_by_row && policy.is_causal();
-    f.writes_rows_on_gpu = f.writes_row_by_row && writes_rows_on_gpu<A>, f.reads_keys_only = reads_keys_only(policy);
+    f.reads_keys_only = reads_keys_only(policy);
     f.reports_pairs = reports_pairs<A>;
     f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
     f.keeps_documents_apart = policy.is_causal() && policy.keeps_documents_apart();
@@ -59,6 +56,121 @@ const A& policy_of(const AttentionLayer& layer) {
     return dynamic_cast<const LayerOf<A>&>(layer).policy;
 }
 
+/// The decode state of A besides keys: A::Text<X> if defined.
+template <class A, class X>
+struct TextOf {
+    using type = NothingMore;
+};
+template <class A, class X>
+    requires requires { typename A::template Text<X>; }
+struct TextOf<A, X> {
+    using type = typename A::template Text<X>;
+};
+
+/// KV caches of a layer of A, with the decode state of A besides keys.
+template <class A, class Device, class X>
+class CacheOf;
+
+/// On the CPU the rows of a step are computed one after the other.
+template <class A, class X>
+class CacheOf<A, CPU, X> final : public LayerCache<CPU, X> {
+    using More = typename TextOf<A, X>::type;
+
+public:
+    CacheOf(const A& policy, const CacheRoom& room) : policy_(policy), room_(room), sequences_(room.B) {
+        room_.B = 1;   // of a sequence
+        for (Sequence& one : sequences_) lay_out(one);
+    }
+
+    size_t bytes() const override { return sequences_.size() * sequences_.front().memory.bytes(); }
+    void allocate() override {
+        for (Sequence& one : sequences_) one.memory.allocate(), lay_out(one);
+    }
+    void prefill(CPU, int sequence, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
+        Sequence& one = sequences_[sequence];
+        one.memory.rewind(0);
+        lay_out(one);
+        one.keys->append(kernel_arguments(in, state, Statistics<X>{}));
+        one.more->begin(policy_, in, weights, state);
+    }
+    void decode(CPU, const DecodeRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
+        std::byte* const no_workspace = nullptr;
+        for (int b = 0; b < in.B; b++) {
+            Sequence& one = sequences_[rows.sequence[b]];
+            LayerState<X> row = row_of(state, in, b);
+            attention_layer_forward(NextRow<X, More, SlotsOf<A>>{{}, &*one.keys, &*one.more}, policy_, row_of(in, b), weights, row,
+                                    no_workspace);
+        }
+    }
+
+private:
+    struct Sequence {
+        Arena<CPU> memory;
+        std::optional<KeyCache<X, SlotsOf<A>>> keys;
+        std::optional<More> more;
+    };
+
+    /// Takes all arrays and empties the cache. The memory still holds the bytes of the sequence before.
+    void lay_out(Sequence& one) const {
+        one.keys.emplace(one.memory, room_, policy_.features().column, policy_.kept_keys());
+        one.more.emplace(policy_, one.memory, room_);
+    }
+
+    const A& policy_;
+    CacheRoom room_;
+    std::vector<Sequence> sequences_;
+};
+
+#ifdef WITH_GPU
+/// The decode state of A on a GPU besides keys: A::Texts<X> if defined.
+template <class A, class X>
+struct TextsOf {
+    using type = NothingMore;
+};
+template <class A, class X>
+    requires requires { typename A::template Texts<X>; }
+struct TextsOf<A, X> {
+    using type = typename A::template Texts<X>;
+};
+
+template <class A, class X>
+class CacheOf<A, GPU, X> final : public LayerCache<GPU, X> {
+    using More = typename TextsOf<A, X>::type;
+    static_assert(!requires { typename A::template Text<X>; } || requires { typename A::template Texts<X>; },
+                  "a mechanism with decode state besides keys, Text<X>, defines it for GPUs too: Texts<X>");
+
+public:
+    CacheOf(const A& policy, const CacheRoom& room) : policy_(policy), room_(room) { lay_out(); }
+
+    size_t bytes() const override { return memory_.bytes(); }
+    void allocate() override {
+        memory_.allocate();
+        lay_out();
+    }
+    void prefill(GPU device, int sequence, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
+        keep_prompt(device, *keys_, kernel_arguments(in, state, Statistics<X>{}), sequence);
+        more_->begin(device, sequence, policy_, in, weights, state);
+    }
+    void decode(GPU device, const DecodeRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
+        std::byte* const no_workspace = nullptr;
+        const NextRows<X, More, SlotsOf<A>> on{device, *keys_, rows, &*more_};
+        attention_layer_forward(on, policy_, in, weights, state, no_workspace);
+    }
+
+private:
+    void lay_out() {
+        keys_.emplace(memory_, room_, policy_.features().column, policy_.kept_keys());
+        more_.emplace(policy_, memory_, room_);
+    }
+
+    const A& policy_;
+    LayerShape room_;
+    Arena<GPU> memory_;
+    std::optional<TextKeys<X, SlotsOf<A>>> keys_;
+    std::optional<More> more_;
+};
+#endif
+
 /// `Passes` is LayerPasses<Device, X> or derived from it.
 template <class A, class Device, class X, class Passes = LayerPasses<Device, X>>
 struct PassesOf : Passes {
@@ -77,54 +189,12 @@ struct PassesOf : Passes {
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const override {
         attention_layer_backward(device, policy, in, weights, state, dout, to, more, workspace);
     }
+    std::unique_ptr<LayerCache<Device, X>> make_cache(const CacheRoom& room) const override {
+        if constexpr (A::writes_row_by_row) return std::make_unique<CacheOf<A, Device, X>>(policy, room);
+        else fail(Exit::usage, A::name, " has no token-by-token decoding");
+    }
     std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const override {
         return policy.branch_gates(shape, state);
-    }
-};
-
-/// The decode state of A besides keys: A::Text<X> if defined.
-template <class A, class X>
-struct TextOf {
-    using type = NothingMore;
-};
-template <class A, class X>
-    requires requires { typename A::template Text<X>; }
-struct TextOf<A, X> {
-    using type = typename A::template Text<X>;
-};
-
-/// A Base (LayerText or LayerTexts) with a KV cache `Keys` and further state `More`.
-template <class Base, class A, class Room, class Keys, class More>
-class KeysAndMore : public Base {
-public:
-    KeysAndMore(const A& policy, const Room& room) : policy_(policy), room_(room) { lay_out(); }
-
-protected:
-    void lay_out() final {
-        keys_.emplace(this->memory_, room_, policy_.features().column, policy_.kept_keys());
-        more_.emplace(policy_, this->memory_, room_);
-    }
-
-    const A& policy_;
-    Room room_;
-    std::optional<Keys> keys_;
-    std::optional<More> more_;
-};
-
-template <class A, class X, class More = typename TextOf<A, X>::type>
-class LayerTextOf final : public KeysAndMore<LayerText<X>, A, TextRoom, KeyCache<X, SlotsOf<A>>, More> {
-public:
-    using LayerTextOf::KeysAndMore::KeysAndMore;
-
-    void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
-        this->forget();
-        this->keys_->append(kernel_arguments(in, state, Statistics<X>{}));
-        this->more_->begin(this->policy_, in, weights, state);
-    }
-    void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
-        std::byte* const no_workspace = nullptr;
-        attention_layer_forward(NextRow<X, More, SlotsOf<A>>{{}, &*this->keys_, &*this->more_}, this->policy_, in, weights, state,
-                                no_workspace);
     }
 };
 
@@ -135,10 +205,6 @@ struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
     void attend(const AttentionForward<X>& a) const override {
         if constexpr (may_read_keys_only<A>) attention_forward(CPU{}, this->policy, a);
         else fail(Exit::usage, A::name, " needs more than keys and values");
-    }
-    std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const override {
-        if constexpr (A::writes_row_by_row) return std::make_unique<LayerTextOf<A, X>>(this->policy, room);
-        else fail(Exit::usage, A::name, " has no token-by-token decoding");
     }
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const override {
         if constexpr (reports_pairs<A>) return this->policy.sees(in, state, h, i, j);
@@ -157,54 +223,17 @@ struct CpuLayer final : LayerOf<A>, CpuPassesOf<A, float>, CpuPassesOf<A, double
 };
 
 #ifdef WITH_GPU
-/// The decode state of A on a GPU besides keys: A::Texts<X> if defined.
-template <class A, class X>
-struct TextsOf {
-    using type = NothingMore;
-};
-template <class A, class X>
-    requires requires { typename A::template Texts<X>; }
-struct TextsOf<A, X> {
-    using type = typename A::template Texts<X>;
-};
-
-template <class A, class X, class More = typename TextsOf<A, X>::type>
-class LayerTextsOf final : public KeysAndMore<LayerTexts<X>, A, LayerShape, TextKeys<X, SlotsOf<A>>, More> {
-public:
-    using LayerTextsOf::KeysAndMore::KeysAndMore;
-
-    void begin(GPU device, int text, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
-        keep_prompt(device, *this->keys_, kernel_arguments(in, state, Statistics<X>{}), text);
-        this->more_->begin(device, text, this->policy_, in, weights, state);
-    }
-    void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
-        std::byte* const no_workspace = nullptr;
-        const NextRows<X, More, SlotsOf<A>> on{device, *this->keys_, rows, &*this->more_};
-        attention_layer_forward(on, this->policy_, in, weights, state, no_workspace);
-    }
-};
-
-template <class A, class X>
-struct GpuPassesOf : PassesOf<A, GPU, X, GpuPasses<X>> {
-    using PassesOf<A, GPU, X, GpuPasses<X>>::PassesOf;
-
-    std::unique_ptr<LayerTexts<X>> start_texts(const LayerShape& room) const override {
-        if constexpr (writes_rows_on_gpu<A>) return std::make_unique<LayerTextsOf<A, X>>(this->policy, room);
-        else fail(Exit::usage, A::name, " has no token-by-token decoding on a GPU");
-    }
-};
-
 /// In bf16. The float32 kernels, which take as long again to compile, are for comparisons with the CPU: make FLOAT32=1.
 #ifdef GPU_FLOAT32
 template <class A>
-struct GpuLayer final : LayerOf<A>, GpuPassesOf<A, float>, GpuPassesOf<A, bf16> {
+struct GpuLayer final : LayerOf<A>, PassesOf<A, GPU, float>, PassesOf<A, GPU, bf16> {
     GpuLayer(const Config& config, int layer)
-        : LayerOf<A>(config, layer), GpuPassesOf<A, float>(LayerOf<A>::policy), GpuPassesOf<A, bf16>(LayerOf<A>::policy) {}
+        : LayerOf<A>(config, layer), PassesOf<A, GPU, float>(LayerOf<A>::policy), PassesOf<A, GPU, bf16>(LayerOf<A>::policy) {}
 };
 #else
 template <class A>
-struct GpuLayer final : LayerOf<A>, GpuPassesOf<A, bf16> {
-    GpuLayer(const Config& config, int layer) : LayerOf<A>(config, layer), GpuPassesOf<A, bf16>(LayerOf<A>::policy) {}
+struct GpuLayer final : LayerOf<A>, PassesOf<A, GPU, bf16> {
+    GpuLayer(const Config& config, int layer) : LayerOf<A>(config, layer), PassesOf<A, GPU, bf16>(LayerOf<A>::policy) {}
 };
 #endif
 #endif

@@ -195,7 +195,7 @@ struct nsa : Policy {
 
     template <class X>
     struct Text : NsaText<X> {
-        Text(const nsa& policy, BumpAllocator& memory, const TextRoom& room)
+        Text(const nsa& policy, BumpAllocator& memory, const CacheRoom& room)
             : NsaText<X>(memory, room, policy.grid, policy.shared, policy.selection.slots(room.T)) {}
         void begin(const nsa& policy, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
             const NsaKept<X> kept = policy.kept_in(state, in);
@@ -245,7 +245,7 @@ struct nsa : Policy {
                  const Statistics<X>&) const {
         const NsaKept<X> kept = kept_in(state, in);
         const NsaTexts<X>& text = *device.more;
-        const TextRows& rows = device.rows;
+        const DecodeRows& rows = device.rows;
         project(GPU(device), in, weights, kept, text.logits, {.of_token = rows.position});
         attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
         const AttentionForward<X> cmp = arguments(CMP, in, kept, state), slc = arguments(SLC, in, kept, state);

@@ -13,23 +13,40 @@
 #include "attention/kernel/arguments.h"
 #include "attention/kernel/count.h"
 #include "attention/kernel/policy.h"
-#include "attention/kernel/text_keys.cuh"
 #include "model/base/error.h"
 #include "model/config.h"
-#include "model/device/memory.cuh"
+#include "model/device/memory.h"
 #include "model/tensors.h"
 
 /// Properties of a layer's policy, explained in attention/kernel/policy.h.
 struct LayerFacts {
     Features features;
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
-    bool writes_row_by_row;      // CpuPasses::start_text() may be called
-    bool writes_rows_on_gpu;     // GpuPasses::start_texts() may be called
+    bool writes_row_by_row;      // LayerPasses::make_cache() may be called
     bool reads_keys_only;        // reads_keys_only() in decode.h
     bool reports_pairs;          // CpuPasses::sees() may be called
     bool is_causal, needs_known_text, keeps_documents_apart, expects_at_most;
     bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, own_passes;   // for the tests
     std::vector<std::string> branch_names;   // at least one: "" where the layer has a single softmax
+};
+
+/// Per-layer KV cache of several sequences, each with its own length. Capacity (sequences x tokens) is fixed at construction.
+template <class Device, class X>
+class LayerCache {
+public:
+    virtual ~LayerCache() = default;
+    virtual size_t bytes() const = 0;
+
+    /// Call once, before the first prefill.
+    virtual void allocate() = 0;
+
+    /// Prefill: replaces the cache of one sequence by the first in.T tokens of a new one (in.B == 1), given the `state` of their
+    /// forward().
+    virtual void prefill(Device device, int sequence, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
+
+    /// Decode: appends one token to each of in.B sequences (in.T == 1) and writes state.gated_out (B, NH, HS), the same rows as forward()
+    /// of the sequences so far. On a GPU the launches depend on in.B only. RoPE's table begins at position 0, as for whole sequences.
+    virtual void decode(Device device, const DecodeRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
 };
 
 /// The passes of one layer on one device. Arguments and results: attention_layer_forward() and
@@ -47,76 +64,18 @@ struct LayerPasses {
     virtual void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                           const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const = 0;
 
+    /// For layers with writes_row_by_row. room.B sequences of room.T tokens each.
+    virtual std::unique_ptr<LayerCache<Device, X>> make_cache(const CacheRoom& room) const = 0;
+
     /// The gates of the last forward pass: Policy::branch_gates(), one for each of LayerFacts::branch_names.
     virtual std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const = 0;
 };
-
-/// Per-layer KV cache. Capacity (sequences x tokens) is fixed at construction.
-template <class Device>
-class TextMemory {
-public:
-    virtual ~TextMemory() = default;
-
-    size_t bytes() const { return memory_.bytes(); }
-
-    /// Call once, before the first text.
-    void allocate() {
-        memory_.allocate();
-        lay_out();
-    }
-
-protected:
-    /// Takes all arrays from memory_ and empties the cache. The memory still holds the bytes of the text before.
-    virtual void lay_out() = 0;
-    void forget() {
-        memory_.rewind(0);
-        lay_out();
-    }
-    Arena<Device> memory_;
-};
-
-/// KV cache of one text on the CPU, with prefill and decode. B = 1 in all arguments.
-template <class X>
-class LayerText : public TextMemory<CPU> {
-public:
-    /// Prefill: replaces the cache by the first in.T tokens of a text, given the `state` of their forward().
-    virtual void begin(const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
-
-    /// Decode: appends one token (in.T == 1) and writes state.gated_out (NH, HS), the same row as forward() of the text so far. RoPE's
-    /// table begins at position 0, as for a whole text.
-    virtual void next(const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
-};
-
-#ifdef WITH_GPU
-/// KV caches of several texts on a GPU, with prefill of one and decode of some of them.
-template <class X>
-class LayerTexts : public TextMemory<GPU> {
-public:
-    /// Prefill: replaces the cache of text number `text` by the first in.T tokens of a new one (in.B == 1), given the `state` of their
-    /// forward().
-    virtual void begin(GPU device, int text, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
-
-    /// Decode: appends one token to each of in.B texts (in.T == 1) and writes state.gated_out (B, NH, HS), the same rows as forward() of
-    /// the texts so far. The launches depend on in.B only. RoPE's table begins at position 0, as for whole texts.
-    virtual void next(GPU device, const TextRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
-};
-
-/// The passes that exist only on a GPU.
-template <class X>
-struct GpuPasses : LayerPasses<GPU, X> {
-    /// Capacity: room.B texts of room.T tokens each. For layers with writes_rows_on_gpu.
-    virtual std::unique_ptr<LayerTexts<X>> start_texts(const LayerShape& room) const = 0;
-};
-#endif
 
 /// The passes that exist only on the CPU.
 template <class X>
 struct CpuPasses : LayerPasses<CPU, X> {
     /// Runs the kernel only, on the rows and keys of `a`. For layers with reads_keys_only.
     virtual void attend(const AttentionForward<X>& a) const = 0;
-
-    /// Capacity: one text of room.T tokens. For layers with writes_row_by_row.
-    virtual std::unique_ptr<LayerText<X>> start_text(const TextRoom& room) const = 0;
 
     /// Whether query i of head h, in the first sequence, read key j in the last forward pass. For layers with reports_pairs.
     virtual bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const = 0;
@@ -150,13 +109,6 @@ template <class X>
 const CpuPasses<X>& cpu_passes_of(const AttentionLayer& layer) {
     return dynamic_cast<const CpuPasses<X>&>(layer);
 }
-
-#ifdef WITH_GPU
-template <class X>
-const GpuPasses<X>& gpu_passes_of(const AttentionLayer& layer) {
-    return dynamic_cast<const GpuPasses<X>&>(layer);
-}
-#endif
 
 /// An attention variant, for one device.
 struct Variant {

@@ -1,6 +1,6 @@
-// Writing text with the mechanisms for inference (model/generate/decode.cuh): a whole causal model, token by token.
+// Writing text with the mechanisms for inference (model/generate/mechanisms.cuh): a whole causal model, token by token.
 #include "attention/causal.cuh"
-#include "model/generate/decode.cuh"
+#include "model/generate/mechanisms.cuh"
 #include "tests/catch.h"
 #include "tests/whole_model.h"
 
@@ -9,7 +9,7 @@ namespace {
 using Model = CausalTrial<double>;
 
 /// Logits (tokens, V) after each of the tokens that follow the prompt; all are given.
-std::vector<double> logits(Decoder<double>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
+std::vector<double> logits(Decoder<CPU, double>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
     std::vector<double> all;
     for (int T = prompt; T <= int(text.size()); T++) {
         const std::vector<int32_t> ids(text.begin(), text.begin() + T);
@@ -31,7 +31,7 @@ Run run(const Inference& how, int prompt, int T) {
     Model model(config_of(Form{}), 1, T, 1, T, Recompute::nothing, 0, 1, Mode::inference);
     for (const auto& layer : model.gpt.net.layers)   // sharp attention, so that there is something to leave out
         for (size_t n = 0; n < layer.q_norm.size; n++) model.gpt.weights[layer.q_norm.offset + n] *= 6;
-    Decoder<double> decoder(model.gpt, how);
+    Decoder<CPU, double> decoder(CPU{}, model.gpt, 1, mechanism_of(how, model.gpt));
     decoder.allocate();
     Run r;
     r.logits = logits(decoder, model.tokens, prompt, model.gpt.net.config.V);
@@ -102,7 +102,7 @@ TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, 
         Config c = config_of(Form{});   // 2 layers, 2 key heads of 6
         c.settings["attention_window"] = window, c.settings["attention_dense_until"] = dense_until;
         GPT<CPU, double> gpt(variants, c, 1, T, Mode::inference);
-        return double(Decoder<double>(gpt, how).cache_bytes());
+        return double(Decoder<CPU, double>(CPU{}, gpt, 1, mechanism_of(how, gpt)).cache_bytes());
     };
     const double keys = 2 * 2 * 2 * 6 * sizeof(double);   // and values of one token
     CHECK(std::abs(bytes(named("causal"), {}, 1000) / (1000 * keys) - 1) < 0.02);

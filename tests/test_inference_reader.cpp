@@ -2,7 +2,7 @@
 // token by token behind a prompt.
 #include "attention/inference/reader.h"
 
-#include "model/generate/decode.cuh"
+#include "model/generate/mechanisms.cuh"
 #include "model/run/shared_contexts.cuh"
 #include "tests/catch.h"
 #include "tests/whole_model.h"
@@ -25,7 +25,7 @@ struct Sharp : CausalTrial<double> {
 };
 
 /// Logits (tokens, V) after each token from the last of the prompt on.
-std::vector<double> decoded(Decoder<double>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
+std::vector<double> decoded(Decoder<CPU, double>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
     std::vector<double> all;
     for (int T = prompt; T <= int(text.size()); T++) {
         const std::vector<int32_t> ids(text.begin(), text.begin() + T);
@@ -51,7 +51,7 @@ TEST_CASE("reader: psa reads a text as if each of its tokens were the newest", "
         const InferenceCount read = forward_read_by(reader, model.gpt, model.feed.put(CPU{}, model.tokens.data(), nullptr, 2, T));
         InferenceCount written;
         for (int b = 0; b < 2; b++) {
-            Decoder<double> decoder(writer.gpt, how);
+            Decoder<CPU, double> decoder(CPU{}, writer.gpt, 1, mechanism_of(how, writer.gpt));
             decoder.allocate();
             CHECK(difference(model.logits(b * T, T), decoded(decoder, model.text(b), 1, model.V()), {1e-10}) == "");
             written.add(decoder.read());
@@ -70,7 +70,7 @@ TEST_CASE("reader: adaspa reads a text as ./generate reads a prompt, and one tha
     const Batch batch = model.feed.put(CPU{}, model.tokens.data(), nullptr, 1, T);
     const InferenceCount read = forward_read_by(InferenceReader<double>(model.gpt.net.config, adaspa(0.6)), model.gpt, batch);
     const std::vector<double> sparse = model.logits(0, T);
-    Decoder<double> decoder(writer.gpt, adaspa(0.6));
+    Decoder<CPU, double> decoder(CPU{}, writer.gpt, 1, mechanism_of(adaspa(0.6), writer.gpt));
     decoder.allocate();
     CHECK(difference(std::vector<double>(sparse.end() - model.V(), sparse.end()), decoded(decoder, model.text(0), T, model.V()),
                      {1e-10}) == "");
@@ -108,7 +108,7 @@ TEST_CASE("reader: an item's context is a prompt, and each answer continues it t
         InferenceCount written;
         for (size_t a = 0; a < item.answers.size(); a++) {
             const Answer& answer = item.answers[a];
-            Decoder<double> decoder(writer.gpt, how);
+            Decoder<CPU, double> decoder(CPU{}, writer.gpt, 1, mechanism_of(how, writer.gpt));
             decoder.allocate();
             const std::vector<double> logits =
                 decoded(decoder, {answer.tokens.begin(), answer.tokens.end() - 1}, context, V);

@@ -24,7 +24,7 @@ void check_whole_text(const Variant& variant, const Form& form, int prompt, int 
     auto& gpt = trial.gpt;
     const int V = gpt.net.config.V;
     REQUIRE(gpt.net.all(&LayerFacts::writes_row_by_row));
-    Decoder<X> decoder(gpt, {});
+    Decoder<CPU, X> decoder(CPU{}, gpt);
     decoder.allocate();
     std::vector<int32_t> text = trial.tokens;
     std::vector<X> rows;

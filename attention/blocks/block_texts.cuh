@@ -151,11 +151,11 @@ __global__ void __launch_bounds__(THREADS)
 /// Block (head, b): query head `head` of row b, or key head head - NH.
 template <class X>
 __global__ void __launch_bounds__(THREADS)
-    rows_kernel(const BlockTexts to, const LayerInputs<X> in, const BlockGateUse<X> use, const TextRows rows) {
+    rows_kernel(const BlockTexts to, const LayerInputs<X> in, const BlockGateUse<X> use, const DecodeRows rows) {
     const int head = blockIdx.x, b = blockIdx.y, t = rows.position[b];
     auto& shared = dynamic_shared<Shared>();
-    if (head < in.NH) add_queries(shared, to, in, use, b, rows.text[b], head, t, t + 1);
-    else add_keys(shared, to, in, use, b, rows.text[b], head - in.NH, t, t + 1);
+    if (head < in.NH) add_queries(shared, to, in, use, b, rows.sequence[b], head, t, t + 1);
+    else add_keys(shared, to, in, use, b, rows.sequence[b], head - in.NH, t, t + 1);
 }
 
 /// The first in.T tokens of a text.
@@ -167,7 +167,7 @@ void begin(const GPU& device, const BlockTexts& to, const LayerInputs<X>& in, co
 }
 /// A token more of in.B texts.
 template <class X>
-void add(const GPU& device, const BlockTexts& to, const LayerInputs<X>& in, const BlockGateUse<X>& use, const TextRows& rows) {
+void add(const GPU& device, const BlockTexts& to, const LayerInputs<X>& in, const BlockGateUse<X>& use, const DecodeRows& rows) {
     launch(device, rows_kernel<X>, Grid(in.NH + in.NKV, in.B), THREADS, sizeof(Shared), to, in, use, rows);
 }
 

@@ -62,21 +62,21 @@ struct AddToBlocks {
     float* sums;   // (texts, blocks, NKV, HS)
     const X* k;
     size_t row;
-    TextRows rows;
+    DecodeRows rows;
     int blocks, block, width;
     constexpr void operator()(unsigned b, int d) const {
         const int position = rows.position[b];
-        float& sum = sums[(size_t(rows.text[b]) * blocks + position / block) * width + d];
+        float& sum = sums[(size_t(rows.sequence[b]) * blocks + position / block) * width + d];
         sum = (position % block ? sum : 0.0f) + widened(k[b * row + d]);
     }
 };
 
 /// One warp per (query head, row), with the scores of past blocks in shared memory.
 template <class X>
-__global__ void choose_for_rows_kernel(int* choice, const float* sums, const LayerInputs<X> in, const TextRows rows, int blocks,
+__global__ void choose_for_rows_kernel(int* choice, const float* sums, const LayerInputs<X> in, const DecodeRows rows, int blocks,
                                        int block, int slots) {
     float* scores = &dynamic_shared<float>();
-    const int h = blockIdx.x, b = blockIdx.y, text = rows.text[b], r = rows.position[b] / block, HS = in.HS;
+    const int h = blockIdx.x, b = blockIdx.y, text = rows.sequence[b], r = rows.position[b] / block, HS = in.HS;
     const X* query = in.query(in.q, b, 0, h);
     for (int n = threadIdx.x; n < r; n += WARP) {
         const float* sum = sums + ((size_t(text) * blocks + n) * in.NKV + h / (in.NH / in.NKV)) * HS;
@@ -101,11 +101,11 @@ struct BlockSums {
         each_element(device, (in.T + block - 1) / block, width(),
                      SumBlocks<X>{sums + size_t(text) * blocks * width(), in.k, in.qk_row, in.T, block, width()});
     }
-    void add(GPU device, const LayerInputs<X>& in, const TextRows& rows) const {
+    void add(GPU device, const LayerInputs<X>& in, const DecodeRows& rows) const {
         each_element(device, in.B, width(), AddToBlocks<X>{sums, in.k, in.qk_row, rows, blocks, block, width()});
     }
     /// choice (texts, NH, slots): the greatest products of queries and sums among past blocks, and then -1.
-    void choose(GPU device, int* choice, int slots, const LayerInputs<X>& in, const TextRows& rows) const {
+    void choose(GPU device, int* choice, int slots, const LayerInputs<X>& in, const DecodeRows& rows) const {
         launch(device, choose_for_rows_kernel<X>, Grid(in.NH, in.B), WARP, sizeof(float) * blocks, choice, sums, in, rows, blocks, block,
                slots);
     }
@@ -128,7 +128,7 @@ struct MeanTexts {
     void begin(GPU device, int text, const P&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) {
         sums.begin(device, text, in);
     }
-    void choose(GPU device, const LayerInputs<X>& in, const TextRows& rows) const {
+    void choose(GPU device, const LayerInputs<X>& in, const DecodeRows& rows) const {
         sums.add(device, in, rows);
         if (slots > 0) sums.choose(device, chosen, slots, in, rows);
     }

@@ -22,10 +22,10 @@ struct KeepIndexKeys {
 
 /// Block (key tile, row): I_ts of the row and the keys up to its own, a warp for every fourth.
 template <class X>
-__global__ void index_rows_kernel(float* scores, const X* keys, const Index<X> x, const TextRows rows, int room, float scale) {
+__global__ void index_rows_kernel(float* scores, const X* keys, const Index<X> x, const DecodeRows rows, int room, float scale) {
     const int b = blockIdx.y, first = int(blockIdx.x) * TILE, last = min(rows.position[b], first + TILE - 1), D = x.s.D;
     for (int j = first + int(threadIdx.x) / WARP; j <= last; j += indexing::WARPS) {
-        const X* const key = keys + (size_t(rows.text[b]) * room + j) * D;
+        const X* const key = keys + (size_t(rows.sequence[b]) * room + j) * D;
         float score = 0;
         for (int h = 0; h < x.s.heads; h++) {
             float product = 0;
@@ -37,11 +37,11 @@ __global__ void index_rows_kernel(float* scores, const X* keys, const Index<X> x
 }
 
 /// One warp per row: `chosen` (texts, room) of its text, the `top` keys with the greatest scores (rows, room), ties to the earlier.
-inline __global__ void choose_for_text_kernel(char* chosen, const float* scores, const TextRows rows, int room, int top) {
+inline __global__ void choose_for_text_kernel(char* chosen, const float* scores, const DecodeRows rows, int room, int top) {
     using namespace choosing;
     const int b = blockIdx.x, lane = threadIdx.x, count = rows.position[b] + 1;
     const float* const mine = scores + size_t(b) * room;
-    char* const to = chosen + size_t(rows.text[b]) * room;
+    char* const to = chosen + size_t(rows.sequence[b]) * room;
     Cut cut{0, count};   // below the key of any score
     if (count > top) cut = cut_of_greatest(mine, TileChoice{.top = top, .local = 0}, count - 1);
     ChosenByCut by_cut(cut);
@@ -77,7 +77,7 @@ public:
     }
 
     /// The tokens of rows, their scores of all keys of their texts, and the `top` greatest.
-    void choose(GPU device, const LayerInputs<X>& in, const X* weights, const IndexTensors& tensors, const TextRows& rows, int top) const {
+    void choose(GPU device, const LayerInputs<X>& in, const X* weights, const IndexTensors& tensors, const DecodeRows& rows, int top) const {
         const Index<X> now = of_tokens(in.B, 1);
         index_forward(device, now, in, weights, tensors, {.of_token = rows.position});
         each_element(device, in.B, now.s.D, KeepIndexKeys<X>{keys_, room_, now, {rows}});

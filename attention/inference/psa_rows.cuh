@@ -63,8 +63,8 @@ template <class X>
 struct AddNextKey {
     PsaTextBlocks to;
     Heads<const X> k;
-    TextRows rows;
-    constexpr void operator()(unsigned b, int n) const { to.add(rows.text[b], rows.position[b], n, widened(k.data[b * k.row + n])); }
+    DecodeRows rows;
+    constexpr void operator()(unsigned b, int n) const { to.add(rows.sequence[b], rows.position[b], n, widened(k.data[b * k.row + n])); }
 };
 
 /// What a step needs besides, in memory that all layers share, and what the rows have read so far.
@@ -103,12 +103,12 @@ inline constexpr int ESTIMATES = 4;   // warps of a block
 
 /// Warp w of block (n, kv, b): log E of block 4 n + w for row b's query heads of key head kv; no block has been visited.
 template <class X>
-__global__ void estimates_kernel(const PsaStep step, const PsaTextBlocks blocks, const AttentionForward<X> a, const TextRows rows) {
+__global__ void estimates_kernel(const PsaStep step, const PsaTextBlocks blocks, const AttentionForward<X> a, const DecodeRows rows) {
     const int kv = blockIdx.y, b = blockIdx.z, tokens = rows.position[b] + 1, group = a.NH / a.NKV;
     const int c = int(blockIdx.x) * ESTIMATES + int(threadIdx.x) / WARP;
     if (c >= blocks.count(tokens)) return;
     const int keys = blocks.keys(c, tokens);
-    const size_t at = blocks.at(rows.text[b], kv, c);
+    const size_t at = blocks.at(rows.sequence[b], kv, c);
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         const X* const q = a.q.data + b * a.q.row + size_t(h) * a.HS;
         float product = 0;
@@ -232,7 +232,7 @@ private:
 template <class Shape, class P>
 __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
     visits_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
-                  const __grid_constant__ TextKeys<typename Shape::X> keys, const TextRows rows, const PsaTextBlocks blocks,
+                  const __grid_constant__ TextKeys<typename Shape::X> keys, const DecodeRows rows, const PsaTextBlocks blocks,
                   const PsaStep step, const RowParts parts, const Stop stop) {
     constexpr int WARPS = Shape::WARPS;
     auto& shared = dynamic_shared<Shared<Shape>>();
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
     const int warp = int(threadIdx.x) / WARP % WARPS, piece = int(threadIdx.x) / WARP / WARPS;
     const int h0 = kv * group + piece * Shape::HEADS, heads = min(Shape::HEADS, group - piece * Shape::HEADS);
     Search<Shape> search{shared, step.log_mass_of(b, kv * group), step.shares_of(b, kv), group, blocks.count(tokens), step.most};
-    WarpOfRow<Shape, P, RingSlots> mine(policy, a, keys, b, rows.text[b], tokens - 1, h0, heads, shared.pieces[piece].z[warp]);
+    WarpOfRow<Shape, P, RingSlots> mine(policy, a, keys, b, rows.sequence[b], tokens - 1, h0, heads, shared.pieces[piece].z[warp]);
 
     const size_t head = mine.head_at();
     int visited = 0;
@@ -281,7 +281,7 @@ void psa_begin(const GPU& device, const PsaTextBlocks& blocks, const AttentionFo
 /// step.counts of the rows.
 template <class X>
 void psa_next(const GPU& device, const Policy& causal, const TextKeys<X>& keys, const PsaTextBlocks& blocks, const PsaStep& step,
-              const TextRows& rows, const AttentionForward<X>& a, double eps) {
+              const DecodeRows& rows, const AttentionForward<X>& a, double eps) {
     using namespace psa_visits;
     keep_rows(device, keys, a, rows);
     each_element(device, a.B, a.NKV * a.HS, AddNextKey<X>{blocks, a.k, rows});

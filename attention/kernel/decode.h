@@ -115,6 +115,24 @@ struct NextRow : CPU {
     More* more;
 };
 
+/// Row b of `in`, as the next token of a sequence.
+template <class X>
+LayerInputs<X> row_of(LayerInputs<X> in, int b) {
+    in.B = 1;
+    in.x += size_t(b) * in.C;
+    if (in.q_pre) in.q_pre += b * in.qk_row, in.k_pre += b * in.qk_row;
+    in.q += b * in.qk_row, in.k += b * in.qk_row, in.v += b * in.v_row;
+    return in;
+}
+
+/// `state` for that row: its output is in its place, all else is scratch memory.
+template <class X>
+LayerState<X> row_of(LayerState<X> state, const LayerShape& s, int b) {
+    const size_t at = size_t(b) * s.NH * s.HS;
+    state.out += at, state.gated_out += at;
+    return state;
+}
+
 /// Writes out, lse and, with a gate, gated_out of head h.
 template <class X>
 void write_row(const AttentionForward<X>& a, int h, const QueryRow<X>& row) {

@@ -129,7 +129,7 @@ struct KeySpan {
 template <class X, class Slots = RingSlots>
 class KeyCache {
 public:
-    KeyCache(BumpAllocator& memory, const TextRoom& room, int column_features, const typename Slots::Kept& kept)
+    KeyCache(BumpAllocator& memory, const CacheRoom& room, int column_features, const typename Slots::Kept& kept)
         : slots_(kept, room.T), stored_(room.keys), NH_(room.NH), NKV_(room.NKV), HS_(room.HS), features_(column_features) {
         const size_t slots = size_t(slots_.count());
         const bool rounds = stored_ == Stored::as_bf16;

@@ -16,7 +16,7 @@
 template <class X, class More, class Slots = RingSlots>
 struct NextRows : GPU {
     TextKeys<X, Slots> keys;   // of the previous rows
-    TextRows rows;
+    DecodeRows rows;
     More* more;
 };
 
@@ -261,14 +261,14 @@ __device__ __forceinline__ void write_part(const RowParts& parts, const NextRowS
 template <class Shape, class P, class Slots>
 __global__ void __launch_bounds__(Shape::THREADS, 4)
     next_rows_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
-                     const __grid_constant__ TextKeys<typename Shape::X, Slots> keys, const TextRows rows, const RowParts parts,
+                     const __grid_constant__ TextKeys<typename Shape::X, Slots> keys, const DecodeRows rows, const RowParts parts,
                      int first_part) {
     auto& shared = dynamic_shared<NextRowShared<Shape>>();
     const int group = a.NH / a.NKV, pieces = (group + Shape::HEADS - 1) / Shape::HEADS, warp = int(threadIdx.x) / WARP;
     const int b = blockIdx.z, from = int(blockIdx.y) % pieces * Shape::HEADS, h0 = int(blockIdx.y) / pieces * group + from;
     const int heads = min(Shape::HEADS, group - from);
-    const auto of_row = policy_of_row(policy, rows.text[b]);
-    WarpOfRow<Shape, std::decay_t<decltype(of_row)>, Slots> mine(of_row, a, keys, b, rows.text[b], rows.position[b], h0, heads,
+    const auto of_row = policy_of_row(policy, rows.sequence[b]);
+    WarpOfRow<Shape, std::decay_t<decltype(of_row)>, Slots> mine(of_row, a, keys, b, rows.sequence[b], rows.position[b], h0, heads,
                                                                  shared.z[warp]);
     mine.visit(int(blockIdx.x) * Shape::WARPS + warp, int(gridDim.x) * Shape::WARPS);
     mine.write(shared, warp);
@@ -318,7 +318,7 @@ void merge_parts(const GPU& device, const AttentionForward<X>& a, const RowParts
 template <class X, class Slots = RingSlots>
 class RowsSoftmax {
 public:
-    RowsSoftmax(const GPU& device, const TextKeys<X, Slots>& keys, const TextRows& rows, const AttentionForward<X>& a, int calls)
+    RowsSoftmax(const GPU& device, const TextKeys<X, Slots>& keys, const DecodeRows& rows, const AttentionForward<X>& a, int calls)
         : device_(device), keys_(keys), rows_(rows), a_(a),
           blocks_(std::min(int(blocks_for(tiles_of(keys.slots.count()), WARPS)), MOST_BLOCKS)),
           parts_(take_parts(device, a, calls * blocks_)) {}
@@ -350,7 +350,7 @@ private:
 
     GPU device_;
     TextKeys<X, Slots> keys_;
-    TextRows rows_;
+    DecodeRows rows_;
     AttentionForward<X> a_;
     int blocks_;   // blocks per key head and text
     RowParts parts_;

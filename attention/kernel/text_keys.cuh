@@ -6,11 +6,6 @@
 
 #ifdef WITH_GPU
 
-/// The B rows of a decode step, in device memory: row b is the token at position[b] of text text[b]. No two rows share a text.
-struct TextRows {
-    const int32_t *text, *position;   // (B)
-};
-
 /// Keys, values and features of columns, as an argument of kernels.
 template <class X, class Slots = RingSlots>
 struct TextKeys {
@@ -47,15 +42,15 @@ struct LastFeatures {
 
 /// Keys to append: `count` tokens of a text from `first` on, or one token per row.
 struct NewKeys {
-    TextRows rows = {};   // null: tokens of `text`
+    DecodeRows rows = {};   // null: tokens of `text`
     int text = 0, first = 0, count = 1;
 
-    constexpr int text_of(int b) const { return rows.text ? rows.text[b] : text; }
-    constexpr int position(int b, int t) const { return rows.text ? rows.position[b] : t; }
+    constexpr int text_of(int b) const { return rows.sequence ? rows.sequence[b] : text; }
+    constexpr int position(int b, int t) const { return rows.sequence ? rows.position[b] : t; }
     /// Whether the token is the last of a prompt in its slot: the tokens are written in no order, and only the last may write.
     template <class Slots>
     constexpr bool takes_slot(const Slots& slots, int t) const {
-        return rows.text || slots.token(slots.slot(t), first + count) == t;
+        return rows.sequence || slots.token(slots.slot(t), first + count) == t;
     }
 };
 
@@ -101,7 +96,7 @@ void keep_prompt(const GPU& device, const TextKeys<X, Slots>& keys, const Attent
 
 /// Appends the B rows of a step.
 template <class X, class Slots>
-void keep_rows(const GPU& device, const TextKeys<X, Slots>& keys, const AttentionForward<X>& a, const TextRows& rows) {
+void keep_rows(const GPU& device, const TextKeys<X, Slots>& keys, const AttentionForward<X>& a, const DecodeRows& rows) {
     append(device, keys, a, {rows});
 }
 

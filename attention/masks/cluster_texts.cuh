@@ -98,11 +98,11 @@ struct ClusterTexts {
         const int heads = in.B * s.NH;
         fill(device, nearest, size_t(heads) * in.T, 0);   // local heads have no clusters
         if (s.local < s.NH) nearest_centroids(device, nearest, in, centroids, tokens);
-        launch(device, keep_content_kernel<X>, blocks_for(size_t(heads) * in.T, 4), 4 * WARP, 0, content, to.rows.text ? q : nullptr, in,
+        launch(device, keep_content_kernel<X>, blocks_for(size_t(heads) * in.T, 4), 4 * WARP, 0, content, to.rows.sequence ? q : nullptr, in,
                s.local, to);
         const NoteClusters note{cluster, members, nearest, s.NH, in.T, s.T, s.clusters, to};
         each_element(device, heads, in.T, note);
-        if (to.rows.text) each_element(device, heads, 1, JoinCluster{note});
+        if (to.rows.sequence) each_element(device, heads, 1, JoinCluster{note});
         else each_element(device, heads, s.clusters, CountClusters{note});
     }
 };

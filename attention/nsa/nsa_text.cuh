@@ -75,7 +75,7 @@ struct NsaText {
     int slots;
     int* choice;   // (NKV, slots) of the last token that chose
 
-    NsaText(BumpAllocator& memory, const TextRoom& room, const BlockGrid& grid_, bool shared, int slots_)
+    NsaText(BumpAllocator& memory, const CacheRoom& room, const BlockGrid& grid_, bool shared, int slots_)
         : k(memory, room, grid_), v(memory, room, grid_), grid(grid_), slots(slots_) {
         if (!shared) selected.emplace(memory, room, 0, KeptKeys{});
         choice = memory.take<int>(size_t(room.NKV) * slots);

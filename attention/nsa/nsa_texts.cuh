@@ -33,10 +33,10 @@ template <class X>
 struct PutInOrder {
     X* ordered;
     LatestTokens<X> latest;
-    TextRows rows;
+    DecodeRows rows;
     constexpr void operator()(unsigned row, int d) const {
         const int b = int(row) / latest.l, back = latest.l - 1 - int(row) % latest.l;
-        ordered[size_t(row) * latest.width + d] = latest.at(rows.text[b], std::max(0, rows.position[b] - back), d);
+        ordered[size_t(row) * latest.width + d] = latest.at(rows.sequence[b], std::max(0, rows.position[b] - back), d);
     }
 };
 
@@ -45,13 +45,13 @@ template <class X>
 struct KeepCompressed {
     TextKeys<X> to;
     const X *k, *v;
-    TextRows rows;
+    DecodeRows rows;
     BlockGrid grid;
     constexpr void operator()(unsigned b, int n) const {
         const int blocks = grid.complete(rows.position[b] + 1);
         if (blocks == grid.complete(rows.position[b])) return;
         const size_t from = b * size_t(to.NKV * to.HS) + n;
-        const size_t at = to.head_at(rows.text[b], n / to.HS) + size_t(blocks - 1) * to.HS + n % to.HS;
+        const size_t at = to.head_at(rows.sequence[b], n / to.HS) + size_t(blocks - 1) * to.HS + n % to.HS;
         to.k[at] = k[from], to.v[at] = v[from];
     }
 };
@@ -59,7 +59,7 @@ struct KeepCompressed {
 /// last (B): the last block that is complete with each row's token, or -1.
 struct LastBlocks {
     int32_t* last;
-    TextRows rows;
+    DecodeRows rows;
     BlockGrid grid;
     constexpr void operator()(unsigned b, int) const { last[b] = grid.complete(rows.position[b] + 1) - 1; }
 };
@@ -77,13 +77,13 @@ struct CopyChoice {
 
 /// Block (64 compressed keys, key head, row): what the row's query heads together attend to each of them. A warp takes every fourth.
 template <class X>
-__global__ void shares_of_rows_kernel(float* shares, const TextKeys<X> keys, const AttentionForward<X> cmp, const TextRows rows,
+__global__ void shares_of_rows_kernel(float* shares, const TextKeys<X> keys, const AttentionForward<X> cmp, const DecodeRows rows,
                                       const BlockGrid grid) {
     const int kv = blockIdx.y, b = blockIdx.z, first = int(blockIdx.x) * TILE, group = cmp.NH / cmp.NKV;
     const int end = min(grid.complete(rows.position[b] + 1), first + TILE);
     float* const to = shares + (size_t(b) * cmp.NKV + kv) * keys.slots.count();
     for (int c = first + int(threadIdx.x) / WARP; c < end; c += int(blockDim.x) / WARP) {
-        const X* const key = keys.k + keys.head_at(rows.text[b], kv) + size_t(c) * cmp.HS;
+        const X* const key = keys.k + keys.head_at(rows.sequence[b], kv) + size_t(c) * cmp.HS;
         float share = 0;
         for (int h = kv * group; h < (kv + 1) * group; h++) {
             const X* const query = cmp.q.data + b * cmp.q.row + size_t(h) * cmp.HS;
@@ -97,7 +97,7 @@ __global__ void shares_of_rows_kernel(float* shares, const TextKeys<X> keys, con
 
 /// One warp per (key head, row), with the scores of blocks in shared memory. Rows whose token does not choose keep the choice.
 template <class X>
-__global__ void choose_for_texts_kernel(int* choice, const float* shares, const Importance<X> importance, const TextRows rows, int room,
+__global__ void choose_for_texts_kernel(int* choice, const float* shares, const Importance<X> importance, const DecodeRows rows, int room,
                                         int slots) {
     float* scores = &dynamic_shared<float>();
     const int kv = blockIdx.x, b = blockIdx.y, NKV = gridDim.x, position = rows.position[b], own = position / TILE;
@@ -105,7 +105,7 @@ __global__ void choose_for_texts_kernel(int* choice, const float* shares, const 
     const int complete = importance.grid.complete(position + 1);
     for (int j = lane_of(); j <= own; j += WARP) scores[j] = importance.score(shares + (size_t(b) * NKV + kv) * room, 0, 0, complete, j);
     __syncwarp();
-    choose_blocks(choice + (size_t(rows.text[b]) * NKV + kv) * slots, scores, choice_of_blocks(slots), own);
+    choose_blocks(choice + (size_t(rows.sequence[b]) * NKV + kv) * slots, scores, choice_of_blocks(slots), own);
 }
 
 template <class X>
@@ -152,7 +152,7 @@ struct NsaTexts {
     }
 
     /// Tokens of rows (B, NKV, HS), and the blocks that they complete; `kept` is memory of a forward pass over them.
-    void add(GPU device, const TextRows& rows, int B, const Heads<const X>& keys, const Heads<const X>& values, const NsaKept<X>& kept,
+    void add(GPU device, const DecodeRows& rows, int B, const Heads<const X>& keys, const Heads<const X>& values, const NsaKept<X>& kept,
              const X* weights, const Compressor& phi_k, const Compressor& phi_v) const {
         CompressShape now = shape;
         now.B = B;
@@ -167,10 +167,10 @@ struct NsaTexts {
     }
 
     /// Where rows stand among the compressed keys.
-    TextRows among_blocks(const TextRows& rows) const { return {rows.text, last_block}; }
+    DecodeRows among_blocks(const DecodeRows& rows) const { return {rows.sequence, last_block}; }
 
     /// After attention to the compressed keys, `cmp`.
-    void choose(GPU device, const AttentionForward<X>& cmp, const TextRows& rows) const {
+    void choose(GPU device, const AttentionForward<X>& cmp, const DecodeRows& rows) const {
         if (slots == 0) return;
         Importance<X> importance{};
         importance.T = room, importance.grid = grid, importance.every = every;
@@ -189,7 +189,7 @@ private:
 
 /// Attention of the next rows in `a` to `keys`, as `policy` lets them see.
 template <class X, class P>
-void attend_next_rows(const GPU& device, const TextKeys<X>& keys, const TextRows& rows, const AttentionForward<X>& a, const P& policy) {
+void attend_next_rows(const GPU& device, const TextKeys<X>& keys, const DecodeRows& rows, const AttentionForward<X>& a, const P& policy) {
     RowsSoftmax<X> softmax(device, keys, rows, a, 1);
     softmax.add(policy, a.q);
     softmax.finish();

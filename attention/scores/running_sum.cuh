@@ -48,9 +48,9 @@ __global__ void running_sum_kernel(const Task task, int T) {
 
 /// The next rows of texts: block b, a thread for each head.
 template <class Task, class X>
-__global__ void running_sum_of_rows_kernel(const Task task, const TextKeys<X> keys, const TextRows rows) {
+__global__ void running_sum_of_rows_kernel(const Task task, const TextKeys<X> keys, const DecodeRows rows) {
     const int b = blockIdx.x;
-    const LastFeatures<X> last{keys, rows.text[b], rows.position[b] - 1};
+    const LastFeatures<X> last{keys, rows.sequence[b], rows.position[b] - 1};
     for (int h = threadIdx.x; h < keys.NH; h += blockDim.x) task.store(b, h, 0, task.before(last, h) + task.term(b, h, 0));
 }
 

@@ -1,188 +1,208 @@
-// Decode on the CPU: one pass over each prompt (prefill), then one pass per new token over a row of each text, which reads the weights once
-// for all of them. A row attends to each layer's KV cache (attention/variant.h: LayerText). Variants with a layer that cannot decode row by
-// row (LayerFacts::writes_row_by_row) read the whole text again for every token, and so do all variants once the text is longer than the
+// Decode: one pass over each prompt (prefill), then one pass per new token over a row of each text, which reads the weights once for all of
+// them. Rows attend to each layer's KV caches (attention/variant.h: LayerCache). On a GPU a step is a CUDA graph with constant launches:
+// the sequences of its rows and their positions are in device memory. Variants with a layer that cannot decode row by row
+// (LayerFacts::writes_row_by_row) read the whole text again for every token, and so do all variants once the text is longer than the
 // model's positions.
 #pragma once
 #include <algorithm>
+#include <map>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "attention/inference/reader.h"
+#include "model/device/graphs.cuh"
+#include "model/device/memory.cuh"
 #include "model/generate/write_texts.h"
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
 
-/// A causal layer whose next tokens read by PSA.
-template <class X>
-class PsaText final : public LayerText<X> {
+/// What the layers' forward() leaves of the rows of a step besides their output: all layers in the same memory.
+template <class Device, class X>
+class RowsMemory {
 public:
-    PsaText(const PsaOptions& how, const LayerShape& room, PsaCount& count) : how_(how), room_(room), count_(count) { lay_out(); }
-
-    void begin(const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
-        this->forget();
-        keep(kernel_arguments(in, state, Statistics<X>{}));
+    void take(BumpAllocator& memory, const GPT<Device, X>& gpt, int rows) {
+        const Config& c = gpt.net.config;
+        const size_t used = memory.used();
+        states_.assign(c.L, {});
+        for (int l = 0; l < c.L; l++) {
+            memory.rewind(used);
+            const LayerFacts& facts = gpt.net.layers[l].attention->facts;
+            LayerState<X>& state = states_[l];
+            state.score_inputs = take_score_inputs<X>(memory, facts.features, facts.gated, rows, 1, c.NH, 1);
+            if (facts.has_auxiliary_loss) state.score_inputs.auxiliary = memory.take<Wide<X>>(size_t(rows) * c.NH);
+            state.kept = memory.take<std::byte>(gpt.attention(l).kept_bytes({rows, 1, c.C, c.NH, c.NKV, c.HS}));
+        }
     }
-    void next(const LayerInputs<X>& in, const X*, LayerState<X>& state) override {
-        AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        keep(a);
-        const KeySpan<X> all = keys_->span(0, 0, keys_->tokens());
-        a.S = keys_->tokens(), a.k = all.k, a.v = all.v;
-        count_.add(psa_attention(causal_, a, *blocks_, how_.eps));
+
+    /// For layer l; the output is where the model has it.
+    LayerState<X> state(const GPT<Device, X>& gpt, int l) const {
+        LayerState<X> state = states_[l];
+        const LayerState<X>& of_model = gpt.layers[l].attention;
+        state.out = of_model.out, state.gated_out = of_model.gated_out, state.lse = of_model.lse;
+        return state;
     }
 
 private:
-    void lay_out() override {
-        keys_.emplace(this->memory_, TextRoom{room_}, 0, KeptKeys{});
-        blocks_.emplace(how_, room_.NKV, room_.HS);
-    }
-    void keep(const AttentionForward<X>& a) {
-        keys_->append(a);
-        for (int t = 0; t < a.S; t++) blocks_->append(a.k.data + t * a.k.row);
-    }
-
-    PsaOptions how_;
-    LayerShape room_;
-    PsaCount& count_;
-    Policy causal_{Config{}, 0};
-    std::optional<KeyCache<X>> keys_;
-    std::optional<PsaBlocks<X>> blocks_;
+    std::vector<LayerState<X>> states_;
 };
 
-/// Row r of `in`, as the next token of a text.
-template <class X>
-LayerInputs<X> row_of(LayerInputs<X> in, int r) {
-    in.B = in.T = 1;
-    in.x += size_t(r) * in.C;
-    if (in.q_pre) in.q_pre += r * in.qk_row, in.k_pre += r * in.qk_row;
-    in.q += r * in.qk_row, in.k += r * in.qk_row, in.v += r * in.v_row;
-    return in;
-}
+/// An inference-only mechanism (attention/inference/) in place of the layers' own attention: mechanisms.cuh.
+template <class Device, class X>
+struct InferenceMechanism {
+    virtual ~InferenceMechanism() = default;
 
-/// `state` for that row: its output is in its place, all else is scratch memory.
-template <class X>
-LayerState<X> row_of(LayerState<X> state, const LayerShape& s, int r) {
-    const size_t at = size_t(r) * s.NH * s.HS;
-    state.out += at, state.gated_out += at;
-    return state;
-}
+    /// Takes what it needs besides KV caches: once from nothing and once from the memory.
+    virtual void lay_out(BumpAllocator& /*memory*/) {}
+    /// Nothing has been read. The memory is there.
+    virtual void start(Device) {}
+
+    /// Computes out and lse of a prompt; false if it leaves that to the layer.
+    virtual bool read_prompt(Device, const AttentionForward<X>&) { return false; }
+
+    /// The cache of a layer; null: the layer's own.
+    virtual std::unique_ptr<LayerCache<Device, X>> make_cache(const CacheRoom&) { return nullptr; }
+
+    /// Counts so far.
+    virtual InferenceCount read(Device) const = 0;
+};
 
 /// A model that continues a batch of texts. Each text has a place of its own, which is free for the next one when it has ended.
-template <class X>
+template <class Device, class X>
 class Decoder {
 public:
     /// Precondition: places <= gpt.T, since a row of each is computed at once. allocate() comes next.
-    Decoder(GPT<CPU, X>& gpt, const Inference& how, int places = 1)
-        : gpt_(gpt), how_(how), reader_(gpt.net.config, how), feed_(1, gpt.T, gpt.net.config.V), places_(places), origin_(places),
-          logits_(size_t(places) * gpt.net.config.V) {
-        for (Layers& layers : places_) layers = text_of_layers();
+    Decoder(Device device, GPT<Device, X>& gpt, int places = 1, std::unique_ptr<InferenceMechanism<Device, X>> mechanism = nullptr)
+        : device_(device), gpt_(gpt), feed_(1, gpt.T, gpt.net.config.V), places_(places), mechanism_(std::move(mechanism)),
+          caches_(make_caches()), logits_(size_t(places) * vocabulary()) {
+        lay_out();
     }
 
-    /// Bytes of what the layers keep of texts of gpt.T tokens in all places; PSA's metadata, up to two more rows for each of its
-    /// blocks, among them.
+    /// Bytes of the KV caches, for texts of gpt.T tokens in all places.
     size_t cache_bytes() const {
-        const Config& c = gpt_.net.config;
-        size_t bytes = how_.attention == InferenceAttention::psa ? c.L * reader_.bytes(c, gpt_.T, how_) : 0;
-        for (const auto& layer : places_.front()) bytes += layer->bytes();
-        return bytes * places_.size();
+        size_t bytes = 0;
+        for (const auto& cache : caches_) bytes += cache->bytes();
+        return bytes;
     }
-
     /// Besides these.
-    size_t row_bytes() const { return feed_.bytes(); }
+    size_t row_bytes() const { return memory_.bytes() + feed_.bytes(); }
 
     void allocate() {
-        feed_.allocate(CPU{});
-        for (const Layers& layers : places_)
-            for (const auto& layer : layers) layer->allocate();
+        feed_.allocate(device_);
+        for (const auto& cache : caches_) cache->allocate();
+        memory_.allocate();
+        lay_out();
+        if (mechanism_) mechanism_->start(device_);
     }
 
     /// Prefill: begins a text in `place`, in place of the one before. Precondition: `ids` is not empty. Returns the logits (V) of the next
     /// token, valid until the next call.
-    const X* begin(int place, const std::vector<int32_t>& ids) {
-        if (ids.size() > size_t(gpt_.T)) return whole_pass(ids);
-        const Layers& layers = places_[place];
-        const RowsOfTexts prompt{nullptr, [&](int l) { return read_prompt(l, int(ids.size()), layers), int(ids.size()); }};
-        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, ids.data(), nullptr, 1, int(ids.size())), nullptr, layers.empty() ? nullptr : &prompt);
-        return gpt_logits(CPU{}, gpt_, int(ids.size()) - 1, 1);
+    const Wide<X>* begin(int place, const std::vector<int32_t>& ids) {
+        if (caches_.empty() || ids.size() > size_t(gpt_.T)) return whole_pass(ids, logits_.data());
+        const int T = int(ids.size());
+        const RowsOfTexts prompt{nullptr, [&](int l) { return read_prompt(l, place, T), T; }};
+        gpt_forward(device_, gpt_, feed_.put(device_, ids.data(), nullptr, 1, T), nullptr, &prompt);
+        copy_logits(gpt_logits(device_, gpt_, T - 1, 1), 1);
+        return widen_row(0, logits_.data());
     }
 
-    /// Decode: precondition: each text is the one in its place and one token longer than in the last call. Returns the logits (texts, V) of
+    /// Decode. Precondition: each text is the one in its place and one token longer than in the last call. Returns the logits (texts, V) of
     /// the next tokens, valid until the next call.
-    const X* next(const std::vector<PlacedText>& texts) {
-        const int V = gpt_.net.config.V;
+    const Wide<X>* next(const std::vector<PlacedText>& texts) {
         std::vector<PlacedText> rows;
         std::vector<int> index;   // in `texts`
-        for (size_t n = 0; n < texts.size(); n++) {
-            const std::vector<int32_t>& ids = *texts[n].ids;
-            if (!places_.front().empty() && ids.size() <= size_t(gpt_.T)) rows.push_back(texts[n]), index.push_back(int(n));
-            else std::copy_n(whole_pass(ids), V, &logits_[n * V]);
-        }
-        const X* const logits = rows.empty() ? nullptr : pass_over_rows(rows);
-        for (size_t r = 0; r < rows.size(); r++) std::copy_n(logits + r * V, V, &logits_[size_t(index[r]) * V]);
+        for (size_t n = 0; n < texts.size(); n++)
+            if (caches_.empty() || texts[n].ids->size() > size_t(gpt_.T)) whole_pass(*texts[n].ids, &logits_[n * vocabulary()]);
+            else rows.push_back(texts[n]), index.push_back(int(n));
+        if (!rows.empty()) pass_over_rows(rows);
+        for (size_t r = 0; r < rows.size(); r++) widen_row(int(r), &logits_[size_t(index[r]) * vocabulary()]);
         return logits_.data();
     }
 
-    int places() const { return int(places_.size()); }
+    int places() const { return places_; }
     int vocabulary() const { return gpt_.net.config.V; }
-
     /// Counts of an inference-only mechanism so far.
-    const InferenceCount& read() const { return read_; }
+    InferenceCount read() const { return mechanism_ ? mechanism_->read(device_) : InferenceCount{}; }
 
 private:
-    using Layers = std::vector<std::unique_ptr<LayerText<X>>>;   // one for each layer; none: whole passes
+    using Caches = std::vector<std::unique_ptr<LayerCache<Device, X>>>;   // of each layer; none: whole passes
 
-    /// One place's.
-    Layers text_of_layers() {
+    Caches make_caches() const {
         const Config& c = gpt_.net.config;
-        const TextRoom room{{1, gpt_.T, c.C, c.NH, c.NKV, c.HS}, gpt_.net.tensors.matrices()};
-        Layers layers;
-        for (int l = 0; l < c.L && gpt_.net.all(&LayerFacts::writes_row_by_row); l++)
-            if (how_.attention == InferenceAttention::psa) layers.push_back(std::make_unique<PsaText<X>>(how_.psa, room, read_.psa));
-            else layers.push_back(cpu_passes_of<X>(*gpt_.net.layers[l].attention).start_text(room));
-        return layers;
+        const CacheRoom room{{places_, gpt_.T, c.C, c.NH, c.NKV, c.HS}, gpt_.net.tensors.matrices()};
+        Caches caches;
+        for (int l = 0; l < c.L && gpt_.net.all(&LayerFacts::writes_row_by_row); l++) {
+            std::unique_ptr<LayerCache<Device, X>> cache = mechanism_ ? mechanism_->make_cache(room) : nullptr;
+            caches.push_back(cache ? std::move(cache) : gpt_.attention(l).make_cache(room));
+        }
+        return caches;
     }
 
-    /// The last gpt.T tokens of a text, without anything kept of it.
-    const X* whole_pass(const std::vector<int32_t>& ids) {
+    void lay_out() {
+        tokens_ = memory_.template take<int32_t>(4 * size_t(places_));
+        if (!caches_.empty()) rows_.take(memory_, gpt_, places_);
+        if (mechanism_) mechanism_->lay_out(memory_);
+    }
+
+    /// stored_ (rows, V) = logits, in the host's memory.
+    void copy_logits(const X* logits, int rows) {
+        stored_.resize(size_t(rows) * vocabulary());
+        to_host(device_, stored_.data(), logits, stored_.size());
+    }
+    const Wide<X>* widen_row(int row, Wide<X>* to) const {
+        std::transform(stored_.begin() + size_t(row) * vocabulary(), stored_.begin() + size_t(row + 1) * vocabulary(), to, widened<X>);
+        return to;
+    }
+
+    /// The last gpt.T tokens of a text, without a cache.
+    const Wide<X>* whole_pass(const std::vector<int32_t>& ids, Wide<X>* to) {
         const int T = int(std::min<size_t>(ids.size(), gpt_.T));
-        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, ids.data() + ids.size() - T, nullptr, 1, T));
-        return gpt_logits(CPU{}, gpt_, T - 1, 1);
+        gpt_forward(device_, gpt_, feed_.put(device_, ids.data() + ids.size() - T, nullptr, 1, T));
+        copy_logits(gpt_logits(device_, gpt_, T - 1, 1), 1);
+        return widen_row(0, to);
     }
 
-    void read_prompt(int l, int T, const Layers& layers) {
+    void read_prompt(int l, int place, int T) {
         LayerState<X>& state = gpt_.layers[l].attention;
         const LayerInputs<X> in = attention_inputs(gpt_, l, 1, T);
-        if (how_.attention == InferenceAttention::adaspa) read_.add(reader_.prompt(kernel_arguments(in, state, Statistics<X>{})));
-        else gpt_.attention(l).forward(CPU{}, in, gpt_.weights, state, gpt_.scratch.attention, {});
-        layers[l]->begin(in, gpt_.weights, state);
+        if (!mechanism_ || !mechanism_->read_prompt(device_, kernel_arguments(in, state, Statistics<X>{})))
+            gpt_.attention(l).forward(device_, in, gpt_.weights, state, gpt_.scratch.attention, {});
+        caches_[l]->prefill(device_, place, in, gpt_.weights, state);
     }
 
-    /// Logits (texts, V): one pass over the last tokens of all of them.
-    const X* pass_over_rows(const std::vector<PlacedText>& texts) {
+    /// stored_ (texts, V): one pass over the last tokens of the texts; on a GPU a graph for each number of them.
+    void pass_over_rows(const std::vector<PlacedText>& texts) {
         const int rows = int(texts.size());
-        std::vector<int32_t> tokens;
+        std::vector<int32_t> numbers(4 * size_t(places_));   // tokens, places, positions and origins
         for (int r = 0; r < rows; r++) {
-            tokens.push_back(texts[r].ids->back());
-            origin_[r] = r - (int(texts[r].ids->size()) - 1);
+            const int position = int(texts[r].ids->size()) - 1;
+            numbers[r] = texts[r].ids->back(), numbers[places_ + r] = texts[r].place;
+            numbers[2 * places_ + r] = position, numbers[3 * places_ + r] = r - position;
         }
-        const RowsOfTexts these{origin_.data(), [&](int l) {
-                                    const LayerInputs<X> in = attention_inputs(gpt_, l, 1, rows);
-                                    for (int r = 0; r < rows; r++) {
-                                        LayerState<X> state = row_of(gpt_.layers[l].attention, in, r);
-                                        places_[texts[r].place][l]->next(row_of(in, r), gpt_.weights, state);
-                                    }
-                                    return rows;
-                                }};
-        gpt_forward(CPU{}, gpt_, feed_.put(CPU{}, tokens.data(), nullptr, 1, rows), nullptr, &these);
-        return gpt_logits(CPU{}, gpt_, 0, rows);
+        to_device(device_, tokens_, numbers.data(), numbers.size());
+        const X* logits = gpt_.scratch.logits;
+        graphs_[rows].run(device_, tokens_, Write::overwrite, [&] {
+            const DecodeRows where{tokens_ + places_, tokens_ + 2 * places_};
+            const RowsOfTexts these{tokens_ + 3 * places_, [&](int l) {
+                                        LayerState<X> state = rows_.state(gpt_, l);
+                                        caches_[l]->decode(device_, where, attention_inputs(gpt_, l, rows, 1), gpt_.weights, state);
+                                        return rows;
+                                    }};
+            gpt_forward(device_, gpt_, Batch{1, rows, tokens_}, nullptr, &these);
+            logits = gpt_logits(device_, gpt_, 0, rows);
+        });
+        copy_logits(logits, rows);
     }
 
-    GPT<CPU, X>& gpt_;
-    Inference how_;
-    InferenceReader<X> reader_;
-    BatchFeed<CPU> feed_;
-    std::vector<Layers> places_;
-    std::vector<int32_t> origin_;   // (rows) RowsOfTexts::origin
-    std::vector<X> logits_;         // (places, V)
-    InferenceCount read_;
+    Device device_;
+    GPT<Device, X>& gpt_;
+    BatchFeed<Device> feed_;
+    int places_;
+    std::unique_ptr<InferenceMechanism<Device, X>> mechanism_;
+    Caches caches_;
+    Arena<Device> memory_;
+    int32_t* tokens_;                // (4, places) of a step's rows: token, place, position, and RowsOfTexts::origin
+    RowsMemory<Device, X> rows_;
+    std::map<int, StepGraphs<Device>> graphs_;   // by the number of rows
+    std::vector<X> stored_;          // (rows, V) of the last pass
+    std::vector<Wide<X>> logits_;    // (places, V)
 };

@@ -13,7 +13,7 @@
 #include "model/base/process.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/device/machine.h"
-#include "model/generate/decode.cuh"
+#include "model/generate/mechanisms.cuh"
 #include "model/generate/output.h"
 #include "model/generate/prompts.h"
 #include "model/generate/write_prompts.cuh"
@@ -162,7 +162,7 @@ static void write(const Variants& variants, const Options& o, const WritingJob& 
     if (o.device != "cpu" && write_on_gpu(job, o.device, o.weights)) return;
     const Stored stored = o.weights == "bf16" ? Stored::as_bf16 : Stored::as_computed;
     write_prompts<CPU, float>(CPU{}, variants, job, stored, [&](GPT<CPU, float>& gpt, int places) {
-        return Decoder<float>(gpt, job.inference, places);
+        return Decoder<CPU, float>(CPU{}, gpt, places, mechanism_of(job.inference, gpt, places));
     });
 }
 

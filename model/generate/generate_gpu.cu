@@ -1,6 +1,5 @@
-// The GPU half of ./generate. A unit of its own: nvcc need not compile what only the CPU has (decode.cuh), which some of its versions do
-// not survive.
-#include "model/generate/gpu_mechanisms.cuh"
+// The GPU half of ./generate.
+#include "model/generate/mechanisms.cuh"
 #include "model/generate/write_prompts.cuh"
 
 bool write_on_gpu(const WritingJob& job, const std::string& device, const std::string& weights) {
@@ -17,7 +16,7 @@ bool write_on_gpu(const WritingJob& job, const std::string& device, const std::s
     variants.others.push_back(&on_gpu::causal);   // a program of one variant has it, too
     const auto write = [&]<class X>(X) {
         write_prompts<GPU, X>(gpu.device(), variants, job, Stored::as_computed, [&](GPT<GPU, X>& gpt, int places) {
-            return GpuDecoder<X>(gpu.device(), gpt, places, mechanism_on_gpu<X>(job.inference, job.config, places, gpt.T));
+            return Decoder<GPU, X>(gpu.device(), gpt, places, mechanism_of(job.inference, gpt, places));
         });
     };
 #ifdef GPU_FLOAT32

@@ -1,27 +1,11 @@
-// A unit of its own for each device: nvcc need not compile what only the CPU has (decode.cuh), which some of its versions do not survive.
 #include "model/generate/sample.h"
 
 #include "model/base/process.h"
-
-#ifdef WITH_GPU
-#include "model/generate/gpu_decoder.cuh"
-
-template <class X>
-static GpuDecoder<X> decoder_of(GPU device, GPT<GPU, X>& gpt) {
-    return GpuDecoder<X>(device, gpt, 1);
-}
-#else
 #include "model/generate/decode.cuh"
-
-template <class X>
-static Decoder<X> decoder_of(CPU, GPT<CPU, X>& gpt) {
-    return Decoder<X>(gpt, {});
-}
-#endif
 
 template <class Device, class X>
 void sample_text(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, int count, const Sampling& how) {
-    auto decoder = decoder_of(device, gpt);
+    Decoder<Device, X> decoder(device, gpt);
     decoder.allocate();
     const auto* logits = decoder.begin(0, ids);
     for (int n = 0; n < count && !stop_requested(); n++) {
@@ -34,7 +18,7 @@ void sample_text(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, 
 
 template <class Device, class X>
 size_t sample_bytes(Device device, GPT<Device, X>& gpt) {
-    const auto decoder = decoder_of(device, gpt);
+    const Decoder<Device, X> decoder(device, gpt);
     return decoder.cache_bytes() + decoder.row_bytes();
 }
 

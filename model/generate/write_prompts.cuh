@@ -34,8 +34,8 @@ struct WritingJob {
 /// is "cuda" and there is no GPU, or no GPU half in the program (without_gpu.cpp).
 bool write_on_gpu(const WritingJob& job, const std::string& device, const std::string& weights);
 
-/// Prints the times on stderr, because stdout is for the text. `why_nothing`: the reason for no cache, if not the mechanism itself.
-inline void print_times(const WritingTimes& times, size_t kept_bytes, const std::string& why_nothing) {
+/// Prints the times on stderr, because stdout is for the text.
+inline void print_times(const WritingTimes& times, size_t kept_bytes) {
     const auto rate = [](size_t tokens, double seconds) { return text("%.1f tokens/s", double(tokens) / seconds); };
     std::string line = times.texts == 1 ? text("prompt: %zu tokens, the first written after %.3f s", times.prompt_tokens, times.reading)
                                         : text("%zu prompts: %zu tokens, read in %.3f s", times.texts, times.prompt_tokens, times.reading);
@@ -43,7 +43,7 @@ inline void print_times(const WritingTimes& times, size_t kept_bytes, const std:
     if (const size_t later = times.later_tokens())
         line += text("%zu more in %.3f s, %s; ", later, times.writing, rate(later, times.writing).c_str());
     line += kept_bytes ? "kept of the text: " + human_bytes(double(kept_bytes))
-                       : "nothing is kept of the text" + why_nothing + ": each token took a pass over all of it";
+                       : "nothing is kept of the text: each token took a pass over all of it";
     std::fprintf(stderr, "%s\n", line.c_str());
 }
 
@@ -113,8 +113,7 @@ void write_prompts(Device device, const Variants& variants, const WritingJob& jo
     const WritingTimes times = write_texts(decoder, begin, wrote);
     if (times.texts == 0) fail(Exit::signal, "stopped by a signal before the first token");
     job.output.finish();
-    const bool only_here = !std::is_same_v<Device, CPU> && gpt.net.all(&LayerFacts::writes_row_by_row);
-    print_times(times, decoder.cache_bytes(), only_here ? " on a GPU, other than on the CPU" : "");
+    print_times(times, decoder.cache_bytes());
     if (job.log)
         log_writing(*job.log,
                     {{"variant", variants.own.name},

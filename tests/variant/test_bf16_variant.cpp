@@ -59,7 +59,7 @@ VARIANT_CASE(" bf16: a text from rounded keys and values, and half the memory fo
     const int prompt = 40, T = 200;
     RoundedTwins<float> twins(variant, config_of_long_text(Form{}, {}), prompt, T);
     const int V = twins.rounded.net.config.V;
-    Decoder<float> whole(twins.whole.gpt, {}), rounded(twins.rounded, {});
+    Decoder<CPU, float> whole(CPU{}, twins.whole.gpt), rounded(CPU{}, twins.rounded);
     whole.allocate(), rounded.allocate();
     CHECK(rounded.cache_bytes() < whole.cache_bytes());
     CHECK(twins.rounded.weight_memory.bytes() < twins.whole.gpt.weight_memory.bytes());

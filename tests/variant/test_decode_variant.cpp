@@ -18,7 +18,7 @@ size_t allocated() {
 
 /// Prompts and what is written behind them, `counts` tokens each, greedily.
 template <class X>
-std::vector<std::vector<int32_t>> written(Decoder<X>& decoder, const std::vector<std::vector<int32_t>>& prompts, const std::vector<int>& counts) {
+std::vector<std::vector<int32_t>> written(Decoder<CPU, X>& decoder, const std::vector<std::vector<int32_t>>& prompts, const std::vector<int>& counts) {
     std::vector<std::vector<int32_t>> texts(prompts.size());
     size_t begun = 0;
     write_texts(
@@ -44,7 +44,7 @@ void check_side_by_side(const Variant& variant, const Form& form, int room) {
     std::vector<std::vector<int32_t>> prompts;
     for (size_t n = 0; n < lengths.size(); n++)
         prompts.push_back({trial.tokens.begin() + ptrdiff_t(n % 2), trial.tokens.begin() + lengths[n]});
-    Decoder<double> together(trial.gpt, {}, 3), alone(trial.gpt, {});
+    Decoder<CPU, double> together(CPU{}, trial.gpt, 3), alone(CPU{}, trial.gpt);
     together.allocate(), alone.allocate();
     CHECK(together.cache_bytes() == 3 * alone.cache_bytes());
     const auto texts = written(together, prompts, counts);
@@ -65,7 +65,7 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
     const int V = gpt.net.config.V;
     BatchFeed<CPU> feed(1, room, V);
     feed.allocate(CPU{});
-    Decoder<X> decoder(gpt, {});
+    Decoder<CPU, X> decoder(CPU{}, gpt);
     decoder.allocate();
     std::vector<int32_t> text = trial.tokens;
     for (int n = 0; n < count; n++) {
@@ -102,16 +102,16 @@ void check_sample(const Variant& variant, Recompute recompute) {
 void check_memory(const Variant& variant) {
     const Threads one(1);
     Trial<float> trial(variant, config_of_long_text(Form{}, {}), 1, 70, 1, 2000, Recompute::nothing, 0, 1, Mode::inference);
-    const auto write = [&](Decoder<float>& decoder) {
+    const auto write = [&](Decoder<CPU, float>& decoder) {
         decoder.allocate();
         written(decoder, {trial.tokens}, {200});
     };
     {
-        Decoder<float> first(trial.gpt, {});   // what threads keep for all later calls
+        Decoder<CPU, float> first(CPU{}, trial.gpt);   // what threads keep for all later calls
         write(first);
     }
     const size_t before = allocated();
-    Decoder<float> decoder(trial.gpt, {});
+    Decoder<CPU, float> decoder(CPU{}, trial.gpt);
     write(decoder);
     const double taken = double(allocated() - before), told = double(decoder.cache_bytes() + decoder.row_bytes());
     if (allocated() == 0) return;   // a sanitizer's allocator, which does not count

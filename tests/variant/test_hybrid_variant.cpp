@@ -119,7 +119,7 @@ VARIANT_CASE(" hybrid: text is the same with a cache and without, and prefixes a
     auto& gpt = trial.gpt;
     const Config& c = gpt.net.config;
     CHECK(gpt.net.all(&LayerFacts::writes_row_by_row) == gpt.net.layers[1].attention->facts.writes_row_by_row);
-    Decoder<double> decoder(gpt, {});
+    Decoder<CPU, double> decoder(CPU{}, gpt);
     decoder.allocate();
     for (int T = 33; T <= 40; T++) {
         const std::vector<int32_t> text(trial.tokens.begin(), trial.tokens.begin() + T);

@@ -2,7 +2,7 @@
 // a machine without a GPU it runs on the emulator.
 #include <map>
 
-#include "model/generate/gpu_decoder.cuh"
+#include "model/generate/decode.cuh"
 #include "model/generate/sample.h"
 #include "model/operations/matmul.cuh"
 #include "tests/gpu/gpu_trial.h"
@@ -17,7 +17,7 @@ const Tolerance FLOAT{5e-5, 1e-5};   // that of a layer (test_layer_texts_gpu.cp
 template <class X>
 class Remembering {
 public:
-    explicit Remembering(GpuDecoder<X>& decoder) : decoder_(decoder) {}
+    explicit Remembering(Decoder<GPU, X>& decoder) : decoder_(decoder) {}
 
     const float* begin(int place, const std::vector<int32_t>& ids) {
         const float* const logits = decoder_.begin(place, ids);
@@ -38,7 +38,7 @@ public:
     const std::vector<float>& rows(const Text& text) const { return rows_.at(&text.ids); }
 
 private:
-    GpuDecoder<X>& decoder_;
+    Decoder<GPU, X>& decoder_;
     std::map<const std::vector<int32_t>*, std::vector<float>> rows_;   // by the tokens' place
 };
 
@@ -111,7 +111,7 @@ private:
     int room_;
     Trial<double> exact_;
     GPT<GPU, X> gpt_;
-    GpuDecoder<X> decoder_;
+    Decoder<GPU, X> decoder_;
 };
 
 /// What a model in training writes behind a step, greedily, against passes of the same model over the whole text.

@@ -113,11 +113,11 @@ struct WrittenRows {
     std::vector<int> prompts;
     int steps;
     LayerOn<GPU, X> layer;
-    std::unique_ptr<LayerTexts<X>> kept;
+    std::unique_ptr<LayerCache<GPU, X>> kept;
 
     WrittenRows(const Variant& variant, const AttentionCase<double>& of, const TextNumbers& numbers, std::vector<int> prompts_, int steps_)
         : prompts(std::move(prompts_)), steps(steps_), layer(variant, of, numbers, test_gpu()),
-          kept(gpu_passes_of<X>(*layer.attention).start_texts(layer.shape(of.B, of.T))) {
+          kept(layer.passes().make_cache({layer.shape(of.B, of.T)})) {
         kept->allocate();
     }
 
@@ -126,7 +126,7 @@ struct WrittenRows {
         for (int b : text) {
             const LayerInputs<X> in = layer.inputs(b, 1, prompts[b]);
             layer.passes().forward(layer.device, in, layer.weights, layer.state, layer.workspace, {});
-            kept->begin(layer.device, b, in, layer.weights, layer.state);
+            kept->prefill(layer.device, b, in, layer.weights, layer.state);
         }
         std::vector<Numbers> rows;
         for (int step = 0; step < steps; step++) {
@@ -135,7 +135,7 @@ struct WrittenRows {
             layer.gather(numbers, text, position);
             const DeviceMemory<int32_t> texts({text.begin(), text.end()}), positions({position.begin(), position.end()});
             const LayerInputs<X> in = layer.inputs(0, int(text.size()), 1);
-            kept->next(layer.device, {texts.data(), positions.data()}, in, layer.weights, layer.state);
+            kept->decode(layer.device, {texts.data(), positions.data()}, in, layer.weights, layer.state);
             rows.push_back(layer.result(int(text.size())));
         }
         return rows;
@@ -157,7 +157,7 @@ void check_rows(const Variant& variant, const LayerSizes& sizes, const std::vect
     const Threads one(1);
     const Variant& twin = named(variant.name);   // the CPU's
     AttentionCase<double> layer(twin, sizes);
-    REQUIRE(variant.make_layer(layer.config, 0)->facts.writes_rows_on_gpu);
+    REQUIRE(variant.make_layer(layer.config, 0)->facts.writes_row_by_row);
     const TextNumbers numbers = numbers_for<X>(layer);
     LayerOn<CPU, double> whole(twin, layer, numbers, CPU{});
     whole.passes().forward(CPU{}, whole.inputs(0, sizes.B, sizes.T), whole.weights, whole.state, whole.workspace, {});

@@ -1,0 +1,193 @@
+// The mechanisms for inference (attention/inference/) as Decoder reads by them. A file of its own, so that trainers, whose samples are by
+// the layers' own attention, need not compile them. A unit has those of one device: nvcc does not survive what only the CPU has.
+#pragma once
+#include <optional>
+
+#include "model/generate/decode.cuh"
+
+#ifdef WITH_GPU
+#include "attention/inference/adaspa_gpu.cuh"
+#include "attention/inference/psa_rows.cuh"
+
+/// A causal layer whose next rows read by PSA. `step` is the mechanism's and shared by all layers.
+template <class X>
+class PsaCache final : public LayerCache<GPU, X> {
+public:
+    PsaCache(const PsaOptions& how, const LayerShape& room, const PsaStep& step) : how_(how), room_(room), step_(step) { lay_out(); }
+
+    size_t bytes() const override { return memory_.bytes(); }
+    void allocate() override {
+        memory_.allocate();
+        lay_out();
+    }
+    void prefill(GPU device, int text, const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        keep_prompt(device, *keys_, a, text);
+        psa_begin(device, blocks_, a, text);
+    }
+    void decode(GPU device, const DecodeRows& rows, const LayerInputs<X>& in, const X*, LayerState<X>& state) override {
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        psa_next(device, causal_, *keys_, blocks_, step_, rows, a, how_.eps);
+    }
+
+private:
+    void lay_out() {
+        keys_.emplace(memory_, room_, 0, KeptKeys{});
+        blocks_ = PsaTextBlocks::take(memory_, how_, room_);
+    }
+
+    PsaOptions how_;
+    LayerShape room_;
+    const PsaStep& step_;
+    Policy causal_{Config{}, 0};
+    Arena<GPU> memory_;
+    std::optional<TextKeys<X>> keys_;
+    PsaTextBlocks blocks_{};
+};
+
+/// Prompts are dense, and what is written behind them reads by PSA.
+template <class X>
+class Psa final : public InferenceMechanism<GPU, X> {
+public:
+    Psa(const PsaOptions& how, const LayerShape& room) : how_(how), room_(room) {}
+
+    void lay_out(BumpAllocator& memory) override { step_ = PsaStep::take(memory, how_, room_); }
+    void start(GPU device) override { to_device(device, step_.counts, std::vector<PsaCount>(counts()).data(), counts()); }
+    std::unique_ptr<LayerCache<GPU, X>> make_cache(const CacheRoom& room) override { return std::make_unique<PsaCache<X>>(how_, room, step_); }
+    InferenceCount read(GPU device) const override {
+        std::vector<PsaCount> of_rows(counts());
+        to_host(device, of_rows.data(), step_.counts, of_rows.size());
+        InferenceCount all;
+        for (const PsaCount& count : of_rows) all.psa.add(count);
+        return all;
+    }
+
+private:
+    size_t counts() const { return size_t(room_.B) * room_.NKV; }
+
+    PsaOptions how_;
+    LayerShape room_;
+    PsaStep step_{};
+};
+
+/// Prompts are read by AdaSpa, and what is written behind them is dense.
+template <class X>
+class AdaSpa final : public InferenceMechanism<GPU, X> {
+public:
+    AdaSpa(const AdaSpaOptions& how, const LayerShape& room) : how_(how), room_(room) {}
+
+    void lay_out(BumpAllocator& memory) override { memory_ = AdaSpaMemory::take(memory, how_, room_.NH, room_.T); }
+    bool read_prompt(GPU device, const AttentionForward<X>& a) override {
+        count_.add(adaspa_forward(device, causal_, a, how_, memory_));
+        return true;
+    }
+    InferenceCount read(GPU) const override { return {{}, count_}; }
+
+private:
+    AdaSpaOptions how_;
+    LayerShape room_;
+    Policy causal_{Config{}, 0};
+    AdaSpaMemory memory_{};
+    AdaSpaCount count_;
+};
+
+#else
+
+/// A causal layer whose next tokens read by PSA.
+template <class X>
+class PsaCache final : public LayerCache<CPU, X> {
+public:
+    PsaCache(const PsaOptions& how, const CacheRoom& room, PsaCount& count) : how_(how), room_(room), count_(count), sequences_(room.B) {
+        room_.B = 1, room_.keys = Stored::as_computed;
+        for (Sequence& one : sequences_) lay_out(one);
+    }
+
+    /// PSA's metadata, up to two more rows for each of its blocks, among them.
+    size_t bytes() const override {
+        const size_t rows = room_.T / how_.block + 1, width = size_t(room_.NKV) * room_.HS;
+        return sequences_.size() * (sequences_.front().memory.bytes() + 2 * sizeof(X) * width * rows);
+    }
+    void allocate() override {
+        for (Sequence& one : sequences_) one.memory.allocate(), lay_out(one);
+    }
+    void prefill(CPU, int sequence, const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
+        Sequence& one = sequences_[sequence];
+        one.memory.rewind(0);
+        lay_out(one);
+        keep(one, kernel_arguments(in, state, Statistics<X>{}));
+    }
+    void decode(CPU, const DecodeRows& rows, const LayerInputs<X>& in, const X*, LayerState<X>& state) override {
+        for (int b = 0; b < in.B; b++) {
+            Sequence& one = sequences_[rows.sequence[b]];
+            AttentionForward<X> a = kernel_arguments(row_of(in, b), row_of(state, in, b), Statistics<X>{});
+            keep(one, a);
+            const KeySpan<X> all = one.keys->span(0, 0, one.keys->tokens());
+            a.S = one.keys->tokens(), a.k = all.k, a.v = all.v;
+            count_.add(psa_attention(causal_, a, *one.blocks, how_.eps));
+        }
+    }
+
+private:
+    struct Sequence {
+        Arena<CPU> memory;
+        std::optional<KeyCache<X>> keys;
+        std::optional<PsaBlocks<X>> blocks;
+    };
+
+    void lay_out(Sequence& one) const {
+        one.keys.emplace(one.memory, room_, 0, KeptKeys{});
+        one.blocks.emplace(how_, room_.NKV, room_.HS);
+    }
+    static void keep(Sequence& one, const AttentionForward<X>& a) {
+        one.keys->append(a);
+        for (int t = 0; t < a.S; t++) one.blocks->append(a.k.data + t * a.k.row);
+    }
+
+    PsaOptions how_;
+    CacheRoom room_;
+    PsaCount& count_;
+    Policy causal_{Config{}, 0};
+    std::vector<Sequence> sequences_;
+};
+
+template <class X>
+class Psa final : public InferenceMechanism<CPU, X> {
+public:
+    Psa(const PsaOptions& how, const LayerShape&) : how_(how) {}
+    std::unique_ptr<LayerCache<CPU, X>> make_cache(const CacheRoom& room) override {
+        return std::make_unique<PsaCache<X>>(how_, room, count_.psa);
+    }
+    InferenceCount read(CPU) const override { return count_; }
+
+private:
+    PsaOptions how_;
+    InferenceCount count_;
+};
+
+template <class X>
+class AdaSpa final : public InferenceMechanism<CPU, X> {
+public:
+    AdaSpa(const AdaSpaOptions& how, const LayerShape&) : how_(how) {}
+    bool read_prompt(CPU device, const AttentionForward<X>& a) override {
+        count_.add(adaspa_forward(device, causal_, a, how_));
+        return true;
+    }
+    InferenceCount read(CPU) const override { return {{}, count_}; }
+
+private:
+    AdaSpaOptions how_;
+    Policy causal_{Config{}, 0};
+    AdaSpaCount count_;
+};
+
+#endif
+
+/// For `places` texts; null for the checkpoint's own attention. Precondition: all layers are plain causal ones.
+template <class Device, class X>
+std::unique_ptr<InferenceMechanism<Device, X>> mechanism_of(const Inference& how, const GPT<Device, X>& gpt, int places = 1) {
+    const Config& c = gpt.net.config;
+    const LayerShape room{places, gpt.T, c.C, c.NH, c.NKV, c.HS};
+    if (how.attention == InferenceAttention::psa) return std::make_unique<Psa<X>>(how.psa, room);
+    if (how.attention == InferenceAttention::adaspa) return std::make_unique<AdaSpa<X>>(how.adaspa, room);
+    return nullptr;
+}
