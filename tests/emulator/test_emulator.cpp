@@ -159,6 +159,7 @@ __global__ void one_fails(int* flags) {
 }
 
 TEST_CASE("emulator: blocks that wait for what cannot come are an error and do not hang", "[emulator]") {
+    const Order order(0);
     const int before = emulator::options().threads;
     for (const int workers : {1, 3}) {
         emulator::options().threads = workers;
