@@ -322,45 +322,6 @@ def slow_save(work, seconds):
     return not good
 
 
-def self_check(work):
-    """The shim counts what strace sees; the number of groups of calls that differ."""
-    if not shutil.which("strace"):
-        print("skip the shim against strace: there is no strace")
-        return 0
-    groups = {"open": "open openat creat fopen opendir mkstemp", "read": "read pread readv pread64",
-              "write": "write pwrite writev pwrite64",
-              "sync": "fsync fdatasync", "close": "close closedir", "map": "mmap", "rename": "rename renameat renameat2",
-              "remove": "unlink unlinkat rmdir", "mkdir": "mkdir mkdirat", "cut": "ftruncate truncate", "lock": "flock"}
-    group_of = {call: group for group, calls in groups.items() for call in calls.split()}
-    differences = 0
-    for name, scenario in SCENARIOS.items():
-        if scenario.ranks == 2 or not (scenario.command[0]).exists():
-            continue
-        folder, log, trace = work / f"traced_{name}", work / f"{name}.calls", work / f"{name}.trace"
-        prepare(folder, scenario.before)
-        variables = [f"LD_PRELOAD={SHIM}", f"FAULT_FOLDER={folder}", "FAULT_CALLS=all", f"FAULT_LOG={log}"]
-        strace = ["strace", "-f", "-qq", "-y", "-s", "0", "-o", trace, "-e", "trace=file,desc"]
-        result = run(folder, strace + [word for v in variables for word in ("-E", v)] + scenario.command)
-        assert result.code == 0, result
-        seen = collections.Counter()
-        for line in trace.read_text(errors="replace").splitlines():
-            call = re.match(r"\d+ +(\w+)\((.*)", line)
-            if not call or call[1] not in group_of:
-                continue
-            arguments = call[2].split(" = ")[0]
-            names, place = re.findall(r'"([^"]*)"', arguments), re.search(r"<([^>]*)>", arguments)
-            if not place and not names:   # anonymous memory
-                continue
-            path = os.path.normpath(os.path.join(place[1] if place else folder, names[-1] if names else ""))
-            if path == str(folder) or path.startswith(str(folder) + "/"):
-                seen[group_of[call[1]]] += 1
-        counted = collections.Counter(group_of[l.split()[1]] for l in log.read_text().splitlines() if l.split()[1] in group_of)
-        wrong = {g: (counted[g], seen[g]) for g in groups if counted[g] != seen[g]}
-        differences += len(wrong)
-        print(f"{'FAIL' if wrong else 'ok'} the shim against strace, {name}: {wrong or sum(seen.values())} calls", flush=True)
-    return differences
-
-
 def print_table(table):
     columns = ["cases", "clean", "code", "killed", "exit", "lost", "hash", "hole"]
     print("\n| scenario | fault | cases | clean | refused with a code | killed | wrong exits | lost checkpoints | wrong hashes "
@@ -381,15 +342,12 @@ def main():
     parser.add_argument("--every", type=int, default=1, help="run every N-th case, from a random first one")
     parser.add_argument("--kills", type=int, default=0, help="instead: so many kills at random moments")
     parser.add_argument("--slow-save", type=int, default=0, metavar="SECONDS", help="instead: a save that takes about so long")
-    parser.add_argument("--self-check", action="store_true", help="instead: compare the shim's counts with strace's")
     parser.add_argument("--jobs", type=int, default=2, help="cases at once")
     parser.add_argument("--seed", type=int, default=1, help="seed of what is random")
     options = parser.parse_args()
     random.seed(options.seed)
     work = pathlib.Path(tempfile.mkdtemp(prefix="faults_")).resolve()
     try:
-        if options.self_check:
-            return self_check(work) > 0
         if options.kills:
             return random_kills(work, options.kills) > 0
         if options.slow_save:

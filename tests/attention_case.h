@@ -287,16 +287,3 @@ struct PolicyCase : AttentionCase<X> {
     explicit PolicyCase(const LayerSizes& sizes, const Variant& variant = named(A::name))
         : AttentionCase<X>(variant, sizes), policy(policy_of<A>(*this->attention)) {}
 };
-
-/// One sequence of more than 257 tokens: what follows a token changes its result by rounding only.
-template <class A>
-void check_prefixes(const LayerSizes& sizes) {
-    PolicyCase<double, A> whole(sizes);
-    whole.forward();
-    for (int tokens : {200, 256, 257, sizes.T - 1}) {
-        auto prefix = whole.first_tokens(tokens);
-        prefix.forward();
-        const std::vector<double> expected(whole.result().begin(), whole.result().begin() + prefix.result().size());
-        CHECK(difference(prefix.result(), expected, {1e-12}) == "");
-    }
-}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A sample of dev/faults.sh: calls that fail and kills in every scenario, the fault injector against strace, a save that is longer
-# than the watchdog's time, kills at random moments. Prints `ok NAME` or `FAIL NAME: why`; takes about a minute. Needs
-# ./train_causal, ./tokenize, build/generate_causal and build/tests/faults.so.
+# A sample of dev/faults.sh: calls that fail and kills in every scenario, a save that is longer than the watchdog's time, kills at
+# random moments. Prints `ok NAME` or `FAIL NAME: why`; takes about a minute. Needs ./train_causal, ./tokenize,
+# build/generate_causal and build/tests/faults.so.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
@@ -10,7 +10,7 @@ for program in train_causal tokenize build/generate_causal build/tests/faults.so
 done
 parts=("--quick")
 if has_mpi ./train_causal; then parts+=("--slow-save 11" "--kills 3"); else skip "faults: two ranks" "no MPI"; fi
-for part in "--self-check" "${parts[@]}"; do
+for part in "${parts[@]}"; do
     # shellcheck disable=SC2086  # words are what is wanted
     "${PYTHON:-python3}" dev/faults.py $part > "$work/out" 2>&1
     status=$?

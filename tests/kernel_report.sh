@@ -1,20 +1,18 @@
 #!/usr/bin/env bash
-# dev/kernel_report: how it reads machine code, that dev/bench_constants measures what it prints, and that the kernels of a step of
-# causal and asga are within their budget on sm_90 (`make kernel-report` has all). Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why`
-# without nvcc or nvdisasm. Needs build/emulated/dev/count_step.
+# dev/kernel_report: how it reads machine code, and that the kernels of a step of causal and asga are within their budget on sm_90
+# (`make kernel-report` has all). Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` without nvcc or nvdisasm.
+# Needs build/emulated/dev/count_step.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
 python=${PYTHON:-python3}
 
 "$python" tests/check_kernel_report.py "$work" || bad "tests/check_kernel_report.py" "ended with status $?"
-expect "kernel report: a budget of some kernels" 2 "not with --arch" "$python" dev/kernel_report/report.py --write-budget --arch sm_90
 
 # ---- a whole step, which fails by itself where it launches something that dev/step_kernels.cuh does not describe
 expect "a step of 124M parameters launches what is described" 0 "" build/emulated/dev/count_step
 check "and moves no more bytes outside of products and attention than it did" \
     'awk -F"|" "\$2 ~ /^ everything else *\$/ { fine = \$4 <= 156 && \$5 + \$6 <= 73433 } END { exit !fine }" "$work/stdout"'
-expect "where there is no GPU to emulate, a tool is refused" 2 "there is no GPU" env EMULATED_GPU_COUNT=0 build/emulated/dev/count_step
 
 # ---- the kernels
 name="kernels of causal and asga within their budget"
@@ -23,7 +21,6 @@ if ! grep -qx 'HAVE_CUDA := 1' build/config.mk; then
 elif ! scripts/install_nvdisasm.sh 2> "$work/why"; then
     skip "$name" "$(cat "$work/why")"
 else
-    "$python" tests/check_rate_kernels.py "$work" || bad "tests/check_rate_kernels.py" "ended with status $?"
     timeout 600 "$python" dev/kernel_report/report.py --arch sm_90 --check > "$work/report" 2> "$work/stderr"
     case $?,$(tail -n 1 "$work/stderr") in
         0,*) ok "$name" ;;

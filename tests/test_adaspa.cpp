@@ -163,23 +163,7 @@ TEST_CASE("adaspa: output and counts are those of the rule in dense loops", "[ad
             }
 }
 
-TEST_CASE("adaspa: every row of blocks keeps its own block and as many as the sparsity leaves", "[adaspa]") {
-    const int N = 40;
-    std::vector<double> W(N * N);
-    const std::vector<double> numbers = normal_numbers(W.size(), 5);
-    for (int n = 0; n < N * N; n++) W[n] = std::abs(numbers[n]) * (n % N <= n / N);
-    for (double sparsity : {0.0, 0.3, 0.5, 0.8, 0.9, 0.999}) {
-        const KeptBlocks rows = adaspa_select(W, N, sparsity);
-        double kept = 0;
-        for (int p = 0; p < N; p++) {
-            CHECK(std::is_sorted(rows[p].begin(), rows[p].end()));
-            CHECK(rows[p].back() == p);
-            CHECK(std::abs(double(rows[p].size()) - (1 - sparsity) * (p + 1)) < 1);
-            kept += double(rows[p].size());
-        }
-        CHECK(kept / (N * (N + 1) / 2) >= 1 - sparsity - 1e-9);
-        CHECK(kept / (N * (N + 1) / 2) <= 1 - sparsity + 2.0 / (N + 1));   // one block per row for rounding up
-    }
+TEST_CASE("adaspa: as many blocks are kept as the sparsity leaves, whatever 1 - sparsity is rounded to", "[adaspa]") {
     CHECK(adaspa_kept(10, 0.7) == 3);   // 1 - 0.7 is a little more than 0.3
     CHECK(adaspa_kept(5, 0.8) == 1);    // and 1 - 0.8 a little less than 0.2
 }
@@ -190,30 +174,6 @@ TEST_CASE("adaspa: heads of good recall give what heads of bad recall get", "[ad
     CHECK(difference(adaspa_sparsities({0.9, 0.1}, 0.2), std::vector<double>{0.4, 0.0}, {1e-15}) == "");   // not below 0
     CHECK(difference(adaspa_sparsities({0.99}, 0.8), std::vector<double>{0.8}, {1e-15}) == "");            // one head alone
     CHECK(difference(adaspa_sparsities({0.8, 0.8}, 0.5), std::vector<double>{0.5, 0.5}, {1e-15}) == "");   // more than 0.8, not 0.8
-}
-
-TEST_CASE("adaspa is not causal: later queries decide what earlier rows read", "[adaspa]") {
-    const int T = 5 * 64, from = T - 8;   // the last block row begins at T - 64
-    Prompt before(T), after(T);
-    const std::vector<double> other = normal_numbers(after.q.size(), 99, 30);
-    const size_t first = size_t(from) * after.NH * after.HS;
-    std::copy(other.begin() + first, other.end(), after.q.begin() + first);
-    auto earlier = [&](const Prompt& p) { return std::vector<double>(p.out.begin(), p.out.begin() + first); };
-
-    attention_forward(CPU{}, before.policy, before.arguments());
-    attention_forward(CPU{}, after.policy, after.arguments());
-    CHECK(bit_difference(earlier(before), earlier(after)) == "");   // dense attention is
-    before.run({0.6, 64}), after.run({0.6, 64});
-    CHECK(difference(earlier(before), earlier(after), {1e-3}) != "");
-}
-
-TEST_CASE("adaspa is not prefix-consistent: a text that goes on is read through other blocks", "[adaspa]") {
-    Prompt whole(5 * 64), prefix(5 * 64 - 8);
-    for (auto part : {&Prompt::q, &Prompt::k, &Prompt::v})
-        std::copy_n((whole.*part).begin(), (prefix.*part).size(), (prefix.*part).begin());
-    whole.run({0.6, 64}), prefix.run({0.6, 64});
-    whole.out.resize(prefix.out.size());
-    CHECK(difference(whole.out, prefix.out, {1e-3}) != "");
 }
 
 TEST_CASE("adaspa: two runs give the same bits", "[adaspa]") {

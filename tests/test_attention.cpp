@@ -5,14 +5,6 @@
 
 namespace {
 
-/// One of two branches that share the keys of the past.
-struct Branch : Causal {
-    int parity;
-    explicit Branch(int p) : parity(p) {}
-    Tile tile(int, int i0, int i1, int j0, int j1) const { return past_or_mixed(i0, i1, j0, j1); }
-    bool visible(int, int i, int j) const { return j <= i && j % 2 == parity; }
-};
-
 /// Every `stride`-th key, or the last of every `stride` keys and those after it: no tile of the past is full or hidden.
 struct Strided : Causal {
     int stride;
@@ -152,67 +144,6 @@ TEST_CASE("attention kernel: all extension points at once", "[attention]") {
     check_attention(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
 }
 
-TEST_CASE("attention kernel log-sum-exp: two branches merged by their log-sum-exp are one softmax, forward and backward", "[attention]") {
-    Problem p(2, 130, 130, 2, 1, 8);
-    const Branch even(0), odd(1);
-    struct Merge {
-        Results even, odd;
-        Numbers even_weight, out;   // (B, NH, T), (B, T, NH, HS)
-    };
-    auto merge = [&] {
-        Merge m{forward(p, even), forward(p, odd), Numbers(p.rows()), Numbers(p.q.size())};
-        for (int b = 0; b < p.B; b++)
-            for (int h = 0; h < p.NH; h++)
-                for (int i = 0; i < p.T; i++) {
-                    const size_t n = p.head_row(b, h, i), at = p.token_row(b, i, h) * p.HS;
-                    const double w = m.even_weight[n] = 1 / (1 + std::exp(m.odd.lse[n] - m.even.lse[n]));
-                    for (int d = 0; d < p.HS; d++) m.out[at + d] = w * m.even.out[at + d] + (1 - w) * m.odd.out[at + d];
-                }
-        return m;
-    };
-    Merge m = merge();
-    CHECK(difference(m.out, by_definition(p, raw, causal).out, {1e-12}) == "");
-
-    // d out_c = w_c dout;  d lse_even = w (1 - w) <dout, out_even - out_odd> = -d lse_odd
-    Problem of_even = p, of_odd = p;
-    of_even.dlse.resize(p.rows()), of_odd.dlse.resize(p.rows());
-    for (int b = 0; b < p.B; b++)
-        for (int h = 0; h < p.NH; h++)
-            for (int i = 0; i < p.T; i++) {
-                const size_t n = p.head_row(b, h, i), at = p.token_row(b, i, h) * p.HS;
-                const double w = m.even_weight[n];
-                double product = 0;
-                for (int d = 0; d < p.HS; d++) {
-                    product += p.dout[at + d] * (m.even.out[at + d] - m.odd.out[at + d]);
-                    of_even.dout[at + d] *= w, of_odd.dout[at + d] *= 1 - w;
-                }
-                of_even.dlse[n] = w * (1 - w) * product;
-                of_odd.dlse[n] = -of_even.dlse[n];
-            }
-    Gradients sum = backward(of_even, even, m.even);
-    const Gradients other = backward(of_odd, odd, m.odd);
-    for (size_t n = 0; n < sum.q.size(); n++) sum.q[n] += other.q[n];
-    for (size_t n = 0; n < sum.k.size(); n++) sum.k[n] += other.k[n], sum.v[n] += other.v[n];
-
-    Results whole = forward(p, Causal());
-    const Gradients of_whole = backward(p, Causal(), whole);
-    CHECK(difference(sum.q, of_whole.q, {1e-12}) == "");
-    CHECK(difference(sum.k, of_whole.k, {1e-12}) == "");
-    CHECK(difference(sum.v, of_whole.v, {1e-12}) == "");
-    CHECK(gradient_error(p.q, sum.q, [&] { return weighted_sum(merge().out, p.dout); }) <= 1e-8);
-    CHECK(gradient_error(p.k, sum.k, [&] { return weighted_sum(merge().out, p.dout); }) <= 1e-8);
-}
-
-TEST_CASE("attention kernel statistics: statistics change no output", "[attention]") {
-    const Problem p(1, 130, 130, 2, 1, 8);
-    Results with = forward(p, Causal()), without(p);
-    AttentionForward<double> a = arguments(p, without);
-    a.statistics = {};
-    attention_forward(CPU{}, Causal(), a);
-    CHECK(bit_difference(without.out, with.out) == "");
-    CHECK(bit_difference(without.lse, with.lse) == "");
-}
-
 TEST_CASE("attention kernel statistics: visits the tiles that have pairs and no other, where verdicts are exact", "[attention]") {
     Problem p(2, 330, 330, 2, 1, 8, Modified().features());
     CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
@@ -221,34 +152,6 @@ TEST_CASE("attention kernel statistics: visits the tiles that have pairs and no 
     CHECK(forward(p, Causal()).tiles == by_definition(p, raw, causal).tiles);
     CHECK(forward(p, Modified(Mask::windows)).tiles == by_definition(p, raw, Windows::sees).tiles);
     CHECK(forward(p, Modified(Mask::windows)).pairs == by_definition(p, raw, Windows::sees).pairs);
-}
-
-TEST_CASE("attention kernel: q, k and v inside one buffer give the bits of separate ones", "[attention]") {
-    const int T = 70, NH = 4, NKV = 2, HS = 8, B = 2;
-    Problem p(B, T, T, NH, NKV, HS);
-    Results apart = forward(p, Causal()), fused(p);
-    const Gradients g = backward(p, Causal(), apart);
-    const size_t q_row = NH * HS, k_row = NKV * HS, row = q_row + 2 * k_row + 3;   // three strangers at the end of every row
-    auto interleave = [&](const Numbers& q, const Numbers& k, const Numbers& v) {
-        Numbers all(B * T * row, NAN);
-        for (size_t t = 0; t < size_t(B) * T; t++) {
-            std::copy_n(&q[t * q_row], q_row, &all[t * row]);
-            std::copy_n(&k[t * k_row], k_row, &all[t * row + q_row]);
-            std::copy_n(&v[t * k_row], k_row, &all[t * row + q_row + k_row]);
-        }
-        return all;
-    };
-    const Numbers qkv = interleave(p.q, p.k, p.v);
-    Numbers dqkv(qkv.size(), NAN);
-    AttentionForward<double> a = arguments(p, fused);
-    a.q = {&qkv[0], row}, a.k = {&qkv[q_row], row}, a.v = {&qkv[q_row + k_row], row};
-    AttentionBackward<double> to{};
-    to.dout = p.dout.data();
-    to.dq = {&dqkv[0], row}, to.dk = {&dqkv[q_row], row}, to.dv = {&dqkv[q_row + k_row], row};
-    attention_forward(CPU{}, Causal(), a);
-    attention_backward(CPU{}, Causal(), a, to);
-    CHECK(bit_difference(fused.out, apart.out) == "");
-    CHECK(bit_difference(dqkv, interleave(g.q, g.k, g.v)) == "");
 }
 
 TEST_CASE("attention kernel: scores of ten thousand stay finite and exact", "[attention]") {

@@ -321,12 +321,7 @@ TEST_CASE("adaptive_sparse and seer say what distillation and decoding cost", "[
     CHECK(policy({{S + "distil", 2}}).cached_keys(129) == 129);
 }
 
-TEST_CASE("adaptive_sparse and seer refuse what makes no sense, and name what does", "[attention]") {
-    for (double block : {65.0, 100.0}) {
-        CHECK(mentions(refusal<adaptive_sparse>(2, 1, {{A + "block", block}}), "multiple of 64 from 64 to 4096"));
-        CHECK(mentions(refusal<seer>(2, 1, {{S + "block", block}}), "multiple of 64 from 64 to 4096"));
-    }
-    CHECK(mentions(refusal<adaptive_sparse>(2, 1, {{A + "block", 32}}), "64"));
+TEST_CASE("adaptive_sparse: dense heads share no key head with others, and are not more than there are", "[attention]") {
     CHECK(mentions(refusal<adaptive_sparse>(4, 2, {{A + "dense_heads", 1}}), "multiple of 2"));
     CHECK(mentions(refusal<adaptive_sparse>(4, 4, {{A + "dense_heads", 5}}), "from 0 to 4"));
     CHECK(refusal<adaptive_sparse>(4, 4, {{A + "dense_heads", 3}}) == "");

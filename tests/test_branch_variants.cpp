@@ -169,20 +169,6 @@ TEST_CASE("branch variants judge every rectangle of rows", "[attention][branches
     for (int left : {0, 1, 20, 100}) check_verdicts(SinkBranch(10, left), 200);
 }
 
-TEST_CASE("longnet says how many keys a cache has to keep", "[attention][branches]") {
-    const longnet policy = variant<longnet>({{"longnet_segment", 6}, {"longnet_branches", 3}});
-    for (int T = 1; T < 60; T++) {
-        int keys = 0;
-        for (int kv = 0; kv < 2; kv++)
-            for (int j = 0; j < T; j++) {
-                bool seen = false;
-                for (int i = T - 1; i < T + 24; i++) seen = seen || policy.visible(2 * kv, i, j) || policy.visible(2 * kv + 1, i, j);
-                keys += seen;
-            }
-        CHECK(policy.cached_keys(T) == keys / 2.0);
-    }
-}
-
 // dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>): the branch's output where the one softmax has the mixture's.
 TEST_CASE("longnet with constant weights has the gradients of the released code", "[attention][branches]") {
     const Threads one(1);

@@ -197,17 +197,3 @@ TEST_CASE("branches: entropy, pairs and tiles are those of one softmax over all 
     const std::vector<double> expected = joined(joined(lse, entropy), joined(pairs, {7, 10, 14}));
     CHECK(difference(merge.statistics<double>(all), expected, {1e-12, 1e-12}) == "");
 }
-
-TEST_CASE("branches: every tile of a branch is counted once, whatever the branch's length", "[attention][branches]") {
-    for (int step : {1, 2, 3, 5, 400}) {
-        const int T = 400;
-        const SomeRows rows(T, step);
-        const size_t size = rows.count;
-        const std::vector<double> some(size, 1), tiles(tiles_of(rows.count), 1);
-        const Merge merge{{1, T, 1, 1, 8}, {rows}};
-        const std::vector<double> all = merge.statistics<double>({std::vector<double>(8 * size, 1), some, some, some, tiles});
-        double sum = 0;
-        for (size_t n = 3 * T; n < all.size(); n++) sum += all[n];
-        CHECK(sum == tiles_of(rows.count));
-    }
-}

@@ -1,7 +1,6 @@
 // Presets, config.json out and in, and every refusal with the file and the key in its message.
 #include "catch.h"
 
-#include <filesystem>
 #include <fstream>
 #include <functional>
 
@@ -37,19 +36,6 @@ TEST_CASE("presets have the published numbers of parameters", "[config]") {
         CHECK(is_preset(name));
         CHECK_NOTHROW(check_config(preset(name), name, int(Exit::usage)));
         CHECK(preset(name).tokenizer == (preset(name).V == 512 ? "bytes" : ""));
-    }
-}
-
-TEST_CASE("an unknown preset is a usage error that names the nearest and lists all", "[config]") {
-    CHECK_FALSE(is_preset("qwen-7n"));
-    try {
-        preset("qwen-7n");
-        FAIL("accepted");
-    } catch (const Error& error) {
-        const std::string sentence = error.what();
-        CHECK(error.code == Exit::usage);
-        CHECK(sentence.find("did you mean qwen-7m?") != std::string::npos);
-        for (const std::string& name : preset_names()) CHECK(sentence.find(name) != std::string::npos);
     }
 }
 
@@ -231,20 +217,6 @@ TEST_CASE("forms of config.json that other programs write are understood", "[con
     CHECK(config_from_json(object.dump(), "text").settings.empty());
     object.erase("tie_word_embeddings");
     CHECK_FALSE(config_from_json(object.dump(), "text").tied);
-}
-
-TEST_CASE("folders written by transformers are read", "[config]") {
-    const std::filesystem::path fixtures = std::filesystem::path(__FILE__).parent_path() / "fixtures";
-    const Config qwen3 = load_config(fixtures / "qwen3_gqa_tied");
-    CHECK(qwen3.qk_norm);
-    CHECK(qwen3.tied);
-    CHECK(qwen3.settings.empty());
-    const Config qwen2 = load_config(fixtures / "qwen2_gqa_tied");
-    CHECK(qwen2.qkv_bias);
-    CHECK(qwen2.HS * qwen2.NH == qwen2.C);
-    const Config asga = load_config(fixtures / "asga_m8");
-    CHECK(asga.variant == "asga");
-    CHECK(asga.setting("asga_hidden") == 8);
 }
 
 TEST_CASE("keys that would change the mathematics are refused by name", "[config]") {

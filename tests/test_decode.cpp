@@ -42,28 +42,7 @@ Run run(const Inference& how, int prompt, int T) {
 Inference psa(double eps, int block, PsaBound bound) { return {InferenceAttention::psa, {eps, block, bound}, {}}; }
 Inference adaspa(double sparsity) { return {InferenceAttention::adaspa, {}, {sparsity, 64}}; }
 
-struct Gated : Policy {
-    using Policy::Policy;
-    bool gates_output() const { return true; }
-};
-struct WithFeatures : Policy {
-    using Policy::Policy;
-    constexpr Features features() const { return {1, 0, 0}; }
-};
-struct OfSeveralCalls : Policy {
-    using Policy::Policy;
-    static constexpr bool own_passes = true;
-};
-
 }   // namespace
-
-TEST_CASE("decode: what reads more of a text than its keys and values", "[decode]") {
-    const Config config;
-    CHECK(reads_keys_only(causal(config, 0)));
-    CHECK(!reads_keys_only(Gated(config, 0)));
-    CHECK(!reads_keys_only(WithFeatures(config, 0)));
-    CHECK(!reads_keys_only(OfSeveralCalls(config, 0)));
-}
 
 TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "[decode][psa][adaspa]") {
     const Run dense = run({}, 90, 140);
@@ -79,22 +58,6 @@ TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "
     CHECK(difference(all.logits, dense.logits, {1e-11}) == "");
     CHECK(all.adaspa.heads == 2 * 4);
     CHECK(all.adaspa.kept == all.adaspa.candidates);
-}
-
-TEST_CASE("decode: psa in a model leaves out keys of the prompt and of the new text, and the logits stay near", "[decode][psa]") {
-    const Run dense = run({}, 90, 140), some = run(psa(0.9999, 1, PsaBound::upper), 90, 140);
-    CHECK(some.psa.visited < 0.97 * some.psa.cached);
-    CHECK(some.psa.least_retained >= 0.9999);
-    CHECK(difference(some.logits, dense.logits, {1e-2}) == "");
-    CHECK(difference(some.logits, dense.logits, {1e-9}) != "");
-}
-
-TEST_CASE("decode: adaspa changes the prompt's pass and nothing of psa's", "[decode][adaspa]") {
-    const Run dense = run({}, 300, 310), sparse = run(adaspa(0.6), 300, 310);
-    CHECK(sparse.adaspa.kept < 0.7 * sparse.adaspa.candidates);
-    CHECK(sparse.adaspa.recall < sparse.adaspa.heads);
-    CHECK(sparse.psa.rows == 0);
-    CHECK(difference(sparse.logits, dense.logits, {1e-9}) != "");
 }
 
 TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, of PSA's blocks, and in a window no more than that", "[decode]") {

@@ -113,11 +113,6 @@ TEST_CASE("deepseek_sparse: computes what its naive() prints where keys have to 
     }
 }
 
-TEST_CASE("deepseek_sparse: what follows a token changes neither its choice nor its result", "[attention][indexer]") {
-    check_prefixes<deepseek_sparse>({1, 330, 4, 2, 8, of(20, 0)});
-    check_prefixes<deepseek_sparse>({1, 300, 2, 1, 16, of(65, 1)});
-}
-
 TEST_CASE("deepseek_sparse: the greatest scores are chosen, ties go to the earlier key, in the own document", "[attention][indexer]") {
     const ChoiceOf choice({{1}, {1, 1}, {0, 2, 1}, {0, 0, 0, 0}, {3, 1, 2, 3, 1}, {0, -1, -0.0, 5, 0, -2}}, 2);
     const std::vector<std::vector<int>> expected{{0}, {0, 1}, {1, 2}, {0, 1}, {0, 3}, {0, 3}};

@@ -1,5 +1,5 @@
 // The seam between policies and the engine (attention/layer_of.h, model/qwen.h): each fact of a layer is its policy's and no
-// other's, calls reach the policy as they are, and the layers of one model may be of different variants.
+// other's, and calls reach the policy as they are.
 #include "tests/check.h"
 #include "tests/whole_model.h"
 
@@ -66,9 +66,6 @@ struct Freezing : Policy {
     bool trains(const std::string& tensor) const { return !tensor.ends_with("kept.weight"); }
 };
 
-// shaw does not rotate and has features, routing keeps something and needs memory while it works, causal does nothing of that.
-constexpr const char* THREE[] = {"shaw", "routing", "causal"};
-
 }   // namespace
 
 TEST_CASE("layers: each fact is its policy's", "[layers]") {
@@ -87,19 +84,6 @@ TEST_CASE("layers: questions and answers pass as they are", "[layers]") {
     CHECK((asked.facts.features.column == 3 && asked.facts.features.tile && !asked.facts.reads_keys_only));
     const CpuPasses<float>& passes = cpu_passes_of<float>(asked);
     CHECK((passes.sees({}, {}, 1, 2, 3) && !passes.sees({}, {}, 1, 3, 2)));
-}
-
-TEST_CASE("layers: of different variants in one model", "[layers]") {
-    const Variant variant = in_turn<THREE>();
-    Config config = config_of({});
-    config.L = 3;
-    Trial<double> trial(variant, config, 2, 67, 2, 67);
-    for (int l : {0, 1, 2}) {   // angles of 0 in the first layer only
-        const double* const sine = trial.gpt.angles(l).sine;
-        CHECK(std::all_of(sine, sine + 67 * config.HS / 2, [](double s) { return s == 0; }) == (l == 0));
-        CHECK(trial.gpt.net.layers[l].attention->facts.own_passes == (l == 1));
-    }
-    CHECK(model_gradient_difference(trial) == "");
 }
 
 TEST_CASE("layers: a tensor that its layer freezes is frozen in a model whose other layers freeze nothing", "[layers]") {

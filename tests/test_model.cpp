@@ -99,23 +99,6 @@ TEST_CASE("overwriting leaves nothing of the step before, adding everything: Qwe
         }
 }
 
-TEST_CASE("one batch is learnt by heart", "[model]") {
-    Config config = config_of({});
-    config.C = 32, config.HS = 8, config.F = 64;
-    Float trial(config, 2, 20, 2, 20);
-    initialise(trial.gpt.net.tensors, 1, trial.gpt.weights);
-    AdamW adamw;
-    adamw.lr = 1e-2;
-    const Threads one(1);
-    const double at_first = trial.loss();
-    CHECK(std::abs(at_first - std::log(config.V)) < 0.1);   // small weights know nothing
-    for (int step = 1; step <= 80; step++) {
-        trial.loss_and_gradients();
-        trial.update(adamw, step);
-    }
-    CHECK(trial.loss() < 0.05);
-}
-
 TEST_CASE("2, 3 and 8 shards of the optimiser together make the whole update, bit for bit, in one bucket and in many", "[model]") {
     const Threads one(1);
     const Config config = config_of({});
@@ -216,29 +199,6 @@ TEST_CASE("a shorter and a smaller batch in a larger model are those of a model 
         CHECK(roomy.loss_and_gradients() == exact.loss_and_gradients());
         CHECK(difference(tensors_of(roomy, roomy.gpt.gradients), tensors_of(exact, exact.gpt.gradients), Tolerance{1e-13, 0}) == "");
     }
-}
-
-TEST_CASE("a model for inference computes what one for training does, in less memory", "[model]") {
-    const Form form;
-    Float training(form), inference(config_of(form), form.B, form.T, form.B, form.T, Recompute::nothing, 0, 1, Mode::inference);
-    CHECK(bit_difference(activations(inference), activations(training)) == "");
-    CHECK(inference.loss() == training.loss());
-    CHECK(inference.gpt.gradients == nullptr);
-    CHECK(bytes_of(inference.gpt.memory_plan()) < bytes_of(training.gpt.memory_plan()) / 2);
-}
-
-TEST_CASE("logits one by one are those of the loss", "[model]") {
-    Double trial(Form{false, false, 2, 1, 2, 5});
-    const double expected = trial.loss();
-    const int V = trial.gpt.net.config.V;
-    double total = 0;
-    for (int row = 0; row < trial.B * trial.T; row++) {
-        const double* z = gpt_logits(CPU{}, trial.gpt, row, 1);
-        double sum = 0;
-        for (int v = 0; v < V; v++) sum += std::exp(z[v]);
-        total += std::log(sum) - z[trial.targets[row]];
-    }
-    CHECK(std::abs(total / (trial.B * trial.T) - expected) < 1e-12);
 }
 
 TEST_CASE("a large vocabulary: the head works on several chunks of rows, the last a partial one", "[model]") {

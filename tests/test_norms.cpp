@@ -115,39 +115,6 @@ TEST_CASE("qk_norm and rope in one pass: positions that count anew in every docu
     check_operation(op);
 }
 
-TEST_CASE("rope: keeps lengths and its backward is its inverse", "[ops]") {
-    const QkNormRope op = rope(2, 70, 2, 16);
-    const Arrays<double> x = random_inputs<double>(op);
-    const std::vector<double> turned = op.forward<double>(x);
-    CHECK(difference(op.backward<double>(x, turned)[0], x[0], rounding<double>(2)) == "");
-    for (size_t n = 0; n < turned.size(); n += op.HS) {
-        double before = 0, after = 0;
-        for (int d = 0; d < op.HS; d++) before += x[0][n + d] * x[0][n + d], after += turned[n + d] * turned[n + d];
-        CHECK(std::abs(after - before) <= rounding<double>(op.HS).relative * before);
-    }
-    const std::vector<double> first(turned.begin(), turned.begin() + op.heads() * op.HS);
-    CHECK(bit_difference(first, std::vector<double>(x[0].begin(), x[0].begin() + op.heads() * op.HS)) == "");   // position 0 stays
-}
-
-TEST_CASE("rope: a product of query and key depends on their distance alone", "[ops]") {
-    const QkNormRope op = rope(1, 90, 1, 8);
-    const std::vector<double> q = random_numbers<double>(op.HS, 1), k = random_numbers<double>(op.HS, 2);
-    Arrays<double> queries(1), keys(1);
-    for (int t = 0; t < op.T; t++) queries[0] = joined(queries[0], q), keys[0] = joined(keys[0], k);
-    const std::vector<double> turned_q = op.forward<double>(queries), turned_k = op.forward<double>(keys);
-    auto product = [&](int i, int j) {
-        double total = 0;
-        for (int d = 0; d < op.HS; d++) total += turned_q[i * op.HS + d] * turned_k[j * op.HS + d];
-        return total;
-    };
-    for (int distance : {0, 1, 7, 40}) {
-        std::vector<double> products;
-        for (int i = distance; i < op.T; i++) products.push_back(product(i, i - distance));
-        CHECK(difference(products, std::vector<double>(products.size(), products[0]), Tolerance{0, 1e-13}) == "");
-    }
-    CHECK(std::abs(product(5, 0) - product(0, 5)) > 1e-3);   // and on its sign
-}
-
 TEST_CASE("layer norm: three channels, a partial vector, several rows", "[ops]") {
     check_operation(LayerNorm{1, 3});
     check_operation(LayerNorm{5, 19});

@@ -1,5 +1,5 @@
-// What the tests of every variant do not reach: sequences so long that NSA has to choose blocks, the parts that it is made of, and
-// what it says about its own costs.
+// What the tests of every variant do not reach: which blocks NSA chooses, the parts that it is made of, and what it says about its own
+// costs.
 #include "attention/nsa.cuh"
 
 #include "tests/attention_case.h"
@@ -40,80 +40,7 @@ std::string text_of(const LayerSizes& sizes) {
            (sizes.settings.at("nsa_choice") == BY_TILE ? ", tiles choose" : ", tokens choose");
 }
 
-std::vector<double> result_of(const LayerSizes& sizes) {
-    Layer layer(sizes);
-    layer.forward();
-    return layer.result();
-}
-
 }   // namespace
-
-TEST_CASE("nsa: computes what its naive() prints where blocks have to be chosen", "[attention][nsa]") {
-    for (const LayerSizes& sizes : sizes_with_a_choice()) {
-        INFO(text_of(sizes));
-        Layer layer(sizes);
-        layer.forward();
-        CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
-    }
-}
-
-TEST_CASE("nsa: what follows a token changes neither its choice nor its result", "[attention][nsa]") {
-    for (const LayerSizes& sizes : sizes_with_a_choice()) {
-        if (sizes.B > 1) continue;
-        INFO(text_of(sizes));
-        check_prefixes<nsa>(sizes);
-    }
-}
-
-TEST_CASE("nsa: the choice matters, and depends on the setting", "[attention][nsa]") {
-    const std::vector<double> by_tile = result_of({1, 340, 2, 1, 8, settings(8, 4, 4, 9, 0, BY_TILE)}),
-                              three = result_of({1, 340, 2, 1, 8, settings(8, 4, 3, 9)}),
-                              four = result_of({1, 340, 2, 1, 8, settings(8, 4, 4, 9)}),
-                              all = result_of({1, 340, 2, 1, 8, settings(8, 4, 6, 9)}),
-                              more = result_of({1, 340, 2, 1, 8, settings(8, 4, 1000, 9)});
-    CHECK(bit_difference(three, four) != "");
-    CHECK(bit_difference(four, all) != "");
-    CHECK(bit_difference(more, all) == "");
-    CHECK(bit_difference(by_tile, four) != "");
-    const size_t of_token = 2 * 8;   // the tokens of a tile's first row choose alike in both
-    for (int token : {256, 320})
-        CHECK(std::equal(four.begin() + token * of_token, four.begin() + (token + 1) * of_token, by_tile.begin() + token * of_token,
-                         [](double x, double y) { return std::abs(x - y) <= 1e-12; }));
-}
-
-// The steps are so small, and the scores of random keys so far apart, that no choice changes.
-TEST_CASE("nsa: gradients where blocks have been chosen, which has no gradient", "[attention][nsa]") {
-    const Threads one(1);
-    for (auto [shared, choice] : {std::pair(0.0, BY_TOKEN), {1.0, BY_TOKEN}, {0.0, BY_TILE}, {1.0, BY_TILE}}) {
-        Layer layer({1, 340, 2, 1, 8, settings(8, 4, 4, 20, shared, choice)});
-        const std::vector<double> dout = normal_numbers(layer.out.size(), 7);
-        layer.forward();
-        layer.backward(dout);
-        auto loss = [&] { return layer.loss(dout); };
-        CHECK(gradient_error(layer.weights, layer.dweights, loss) <= 1e-8);
-        CHECK(gradient_error(layer.qkv, layer.dqkv, loss) <= 1e-8);
-        CHECK(gradient_error(layer.x, layer.dx, loss) <= 1e-8);
-    }
-}
-
-TEST_CASE("nsa: a choice knows nothing that comes after it", "[attention][nsa]") {
-    for (double choice : {BY_TOKEN, BY_TILE}) {
-        const LayerSizes sizes{1, 340, 2, 1, 8, settings(8, 4, 4, 20, 0, choice)};
-        Layer before(sizes);
-        before.forward();
-        for (int token : {1, 255, 256, 257, 300, 339}) {
-            Layer after(sizes);
-            for (auto* numbers : {&after.x, &after.qkv}) {
-                const size_t width = numbers->size() / 340;
-                for (size_t n = token * width; n < (token + 1) * width; n++) (*numbers)[n] = 2 - 3 * (*numbers)[n];
-            }
-            after.forward();
-            INFO("token " << token);
-            CHECK(std::equal(before.out.begin(), before.out.begin() + token * 2 * 8, after.out.begin()));
-            CHECK(before.out != after.out);
-        }
-    }
-}
 
 TEST_CASE("nsa: the picture of the mask shows the window and what was chosen", "[attention][nsa]") {
     for (const LayerSizes& sizes : sizes_with_a_choice()) {
@@ -214,19 +141,4 @@ TEST_CASE("nsa: counts of pairs, tiles and cached keys", "[attention][nsa]") {
     CHECK(std::abs(share(8192) - 0.41) < 0.01);
     CHECK(std::abs(share(32768) - 0.15) < 0.01);
     CHECK(paper.cached_keys(1024) == 1024 + 511 + 63 + 32);
-}
-
-TEST_CASE("nsa: refuses settings that make no sense", "[attention][nsa]") {
-    const std::pair<const char*, int> wrong_ones[] = {
-        {"nsa_block", 0}, {"nsa_stride", 0}, {"nsa_selected", 2}, {"attention_window", -1}, {"nsa_shared_kv", 2}, {"nsa_choice", 2}};
-    for (auto [key, value] : wrong_ones) {
-        Settings wrong = {{key, double(value)}};
-        try {
-            Layer({1, 4, 2, 1, 8, wrong});
-            FAIL(key << " was accepted");
-        } catch (const Error& error) {
-            CHECK(error.code == Exit::usage);
-            CHECK(std::string(error.what()).find(key) != std::string::npos);
-        }
-    }
 }

@@ -26,20 +26,6 @@ TEST_CASE("adamw: a weight without gradient only decays, in ranges that decay", 
     CHECK(std::abs(tested.weights.numbers()[0] - before * 0.95) < 1e-15);
 }
 
-TEST_CASE("adamw: a statistic moves by its rate times its gradient, whatever clip and learning rate", "[optimizer]") {
-    const std::vector<double> start = random_numbers<double>(6, 1), gradients = gradients_of<double>(6, 1);
-    Optimized<double> tested(start), plain(start);
-    AdamW o;
-    o.lr = 0.5;
-    tested.update(gradients, {{0, 2, Role::decays}, {2, 5, Role::statistic, 0.25}, {5, 6, Role::plain}}, o, numbers_for(0.1, o), 1);
-    plain.update(gradients, {{0, 2, Role::decays}, {5, 6, Role::plain}}, o, numbers_for(0.1, o), 1);
-    std::vector<double> expected = plain.weights.numbers();
-    for (size_t n = 2; n < 5; n++) expected[n] -= 0.25 * gradients[n];
-    CHECK(bit_difference(tested.weights.numbers(), expected) == "");
-    CHECK(bit_difference(tested.m.numbers(), plain.m.numbers()) == "");
-    CHECK(bit_difference(tested.v.numbers(), plain.v.numbers()) == "");
-}
-
 TEST_CASE("adamw: same bits for any number of threads and any cut into parts", "[optimizer]") {
     const size_t n = 1003;
     const std::vector<UpdateRange> cuts = {{0, 16, Role::decays}, {16, 17, Role::decays}, {17, 400, Role::decays},
@@ -57,19 +43,6 @@ TEST_CASE("adamw: same bits for any number of threads and any cut into parts", "
     CHECK(bit_difference(parts.weights.numbers(), whole.weights.numbers()) == "");
     CHECK(bit_difference(parts.v.numbers(), whole.v.numbers()) == "");
     CHECK(bit_difference(alone.weights.numbers(), whole.weights.numbers()) == "");
-}
-
-TEST_CASE("adamw: a shard of the buffers is updated as it is in the whole", "[optimizer]") {
-    const size_t n = 100, from = 48;
-    const std::vector<float> start = random_numbers<float>(n, 1), gradients = gradients_of<float>(n, 1);
-    Optimized<float> whole(start), shard(start, CPU{}, from);
-    const AdamW o;
-    whole.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
-    shard.update(gradients, {{from, n, Role::decays}}, o, numbers_for(0.7, o), 1);
-    std::vector<float> expected = start;
-    std::copy(whole.weights.numbers().begin() + from, whole.weights.numbers().end(), expected.begin() + from);
-    CHECK(bit_difference(shard.weights.numbers(), expected) == "");
-    CHECK(bit_difference(shard.m.numbers(), std::vector<float>(whole.m.numbers().begin() + from, whole.m.numbers().end())) == "");
 }
 
 TEST_CASE("adamw: a loss or a norm that is not finite leaves everything as it is", "[optimizer]") {

@@ -78,13 +78,6 @@ TEST_CASE("moba: computes what its naive() prints where blocks have to be chosen
     }
 }
 
-TEST_CASE("moba: what follows a token changes neither its choice nor its result", "[attention][blocks]") {
-    for (const LayerSizes& sizes : moba_sizes()) {
-        if (sizes.B > 1) continue;
-        check_prefixes<moba>(sizes);
-    }
-}
-
 TEST_CASE("block rows: the tokens of each block in order, padded to tiles, with the block's key tiles", "[attention][blocks]") {
     for (const ChoiceCase& one : choice_cases()) {
         INFO(one.text());

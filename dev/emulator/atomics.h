@@ -2,7 +2,6 @@
 // nothing else: data that a flag announces needs __threadfence() on both sides.
 #pragma once
 #include <atomic>
-#include <concepts>
 #include <type_traits>
 
 #include "block.h"
@@ -41,41 +40,9 @@ template <emulator::AtomicNumber T>
 T atomicAdd(T* to, std::type_identity_t<T> value) {
     return emulator::atomic_change(to, [value](T old) { return T(old + value); });
 }
-template <std::integral T>
-T atomicSub(T* to, std::type_identity_t<T> value) {
-    return emulator::atomic_change(to, [value](T old) { return T(old - value); });
-}
-template <std::integral T>
-T atomicMax(T* to, std::type_identity_t<T> value) {
-    return emulator::atomic_change(to, [value](T old) { return old > value ? old : value; });
-}
-template <std::integral T>
-T atomicMin(T* to, std::type_identity_t<T> value) {
-    return emulator::atomic_change(to, [value](T old) { return old < value ? old : value; });
-}
-template <std::integral T>
-T atomicAnd(T* to, std::type_identity_t<T> value) {
-    return emulator::atomic_change(to, [value](T old) { return T(old & value); });
-}
-template <std::integral T>
-T atomicOr(T* to, std::type_identity_t<T> value) {
-    return emulator::atomic_change(to, [value](T old) { return T(old | value); });
-}
-template <std::integral T>
-T atomicXor(T* to, std::type_identity_t<T> value) {
-    return emulator::atomic_change(to, [value](T old) { return T(old ^ value); });
-}
 template <emulator::AtomicNumber T>
 T atomicExch(T* to, std::type_identity_t<T> value) {
     return emulator::atomic_change(to, [value](T) { return value; });
-}
-template <std::integral T>
-T atomicCAS(T* to, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-    return emulator::atomic_change(to, [=](T old) { return old == expected ? value : old; });
-}
-/// Counts up to `last`, then starts again at 0: the last block to come can tell that it is the last.
-inline unsigned atomicInc(unsigned* to, unsigned last) {
-    return emulator::atomic_change(to, [last](unsigned old) { return old >= last ? 0 : old + 1; });
 }
 
 inline void __threadfence() {
@@ -86,5 +53,4 @@ inline void __threadfence() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
 }
-inline void __threadfence_block() { __threadfence(); }
 inline void __threadfence_system() { __threadfence(); }

@@ -27,20 +27,10 @@ constexpr __nv_bfloat16 __float2bfloat16_rn(float x) {
     if ((bits & 0x7fffffff) > 0x7f800000) return __ushort_as_bfloat16(0x7fff);
     return __ushort_as_bfloat16(static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
 }
-/// Towards zero.
-constexpr __nv_bfloat16 __float2bfloat16_rz(float x) {
-    const uint32_t bits = std::bit_cast<uint32_t>(x);
-    if ((bits & 0x7fffffff) > 0x7f800000) return __ushort_as_bfloat16(0x7fff);
-    return __ushort_as_bfloat16(static_cast<unsigned short>(bits >> 16));
-}
 constexpr __nv_bfloat16 __float2bfloat16(float x) { return __float2bfloat16_rn(x); }
 constexpr __nv_bfloat16::__nv_bfloat16(float x) : bits(__float2bfloat16_rn(x).bits) {}
 
-constexpr __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 low, __nv_bfloat16 high) { return {low, high}; }
 constexpr __nv_bfloat162 __floats2bfloat162_rn(float low, float high) {
     return {__float2bfloat16_rn(low), __float2bfloat16_rn(high)};
 }
-constexpr __nv_bfloat162 __float22bfloat162_rn(float2 pair) { return __floats2bfloat162_rn(pair.x, pair.y); }
 constexpr float2 __bfloat1622float2(__nv_bfloat162 pair) { return {float(pair.x), float(pair.y)}; }
-constexpr float __low2float(__nv_bfloat162 pair) { return float(pair.x); }
-constexpr float __high2float(__nv_bfloat162 pair) { return float(pair.y); }

@@ -122,8 +122,3 @@ inline void __nanosleep(unsigned /*nanoseconds*/, emulator::Location at = emulat
 inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 [[noreturn]] inline void __trap(emulator::Location at = emulator::Location::current()) { emulator::fail_at(at, "__trap()"); }
-
-namespace emulator {
-/// bar.sync ID, THREADS: a barrier for some warps of the block. Barrier 0 is __syncthreads().
-inline void bar_sync(int id, int threads, Location at = Location::current()) { meet_at_barrier(id, threads, at); }
-}   // namespace emulator

@@ -117,19 +117,8 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t handle, EMULATOR_AT) {
     emulator::runtime().run_until_empty(stream);
     return emulator::done();
 }
-inline cudaError_t cudaStreamQuery(cudaStream_t handle, EMULATOR_AT) {
-    std::lock_guard inside(emulator::runtime().mutex);
-    CUstream_st& stream = emulator::runtime().stream(handle, at);
-    if (stream.queue.empty()) return emulator::done();
-    emulator::runtime().run_until({&stream, stream.queue.front().number});   // who asks again and again must see it end
-    return cudaErrorNotReady;
-}
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/ = 0, EMULATOR_AT) {
     return emulator::wait_for(stream, event, at);
-}
-inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data, EMULATOR_AT) {
-    emulator::enqueue(stream, [=] { function(data); }, at);
-    return emulator::done();
 }
 
 // ---- events
@@ -152,14 +141,6 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event, EMULATOR_AT) {
     emulator::not_captured(emulator::event(event, at), at);
     if (event->point.stream) emulator::runtime().run_until(event->point);
     return emulator::done();
-}
-inline cudaError_t cudaEventQuery(cudaEvent_t event, EMULATOR_AT) {
-    std::lock_guard inside(emulator::runtime().mutex);
-    emulator::not_captured(emulator::event(event, at), at);
-    const emulator::Point& point = event->point;
-    if (emulator::runtime().happened(point)) return emulator::done();
-    emulator::runtime().run_until({point.stream, point.stream->queue.front().number});   // who asks again and again must see it end
-    return cudaErrorNotReady;
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end, EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);

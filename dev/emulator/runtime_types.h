@@ -86,7 +86,6 @@ struct cudaDeviceProp {
     int pciDomainID, pciBusID, pciDeviceID;
 };
 
-using cudaHostFn_t = void (*)(void*);
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphNode_t = struct CUgraphNode_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;

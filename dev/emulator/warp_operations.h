@@ -1,6 +1,5 @@
-// Shuffles, votes and reductions of a warp.
+// Shuffles and votes of a warp.
 #pragma once
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -38,32 +37,23 @@ T shuffle(const char* operation, uint32_t mask, T value, int source, const Locat
     return value;
 }
 
-/// Every lane learns every lane's `value`.
-struct Exchange {
-    uint32_t value;
-    uint32_t all[LANES];
+/// What a lane votes, and the votes of all that take part, a bit each.
+struct Vote {
+    bool yes;
+    uint32_t all = 0;
 };
-inline void exchange_lanes(void** arguments, uint32_t mask) {
-    for (int to = 0; to < LANES; to++)
-        for (int from = 0; mask >> to & 1 && from < LANES; from++)
-            if (mask >> from & 1) static_cast<Exchange*>(arguments[to])->all[from] = static_cast<Exchange*>(arguments[from])->value;
-}
-
-/// Joins the values of the lanes in `mask` from left to right.
-template <class T, class Join>
-T reduce(const char* operation, uint32_t mask, T value, Join join_two, const Location& at) {
-    Exchange mine{std::bit_cast<uint32_t>(value), {}};
-    meet_in_warp(operation, mask, &mine, exchange_lanes, at);
-    int lane = std::countr_zero(mask);
-    T result = std::bit_cast<T>(mine.all[lane]);
-    while (++lane < LANES)
-        if (mask >> lane & 1) result = join_two(result, std::bit_cast<T>(mine.all[lane]));
-    return result;
+inline void collect_votes(void** arguments, uint32_t mask) {
+    uint32_t all = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        if (mask >> lane & 1) all |= uint32_t(static_cast<Vote*>(arguments[lane])->yes) << lane;
+    for (int lane = 0; lane < LANES; lane++)
+        if (mask >> lane & 1) static_cast<Vote*>(arguments[lane])->all = all;
 }
 
 inline uint32_t vote(const char* operation, uint32_t mask, bool yes, const Location& at) {
-    const uint32_t mine = uint32_t(yes) << self->lane();
-    return reduce(operation, mask, mine, [](uint32_t a, uint32_t b) { return a | b; }, at);
+    Vote mine{yes};
+    meet_in_warp(operation, mask, &mine, collect_votes, at);
+    return mine.all;
 }
 
 inline int lane() { return self->lane(); }
@@ -80,36 +70,10 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, emulator::Lo
     const int me = emulator::lane(), source = me ^ bits;
     return emulator::shuffle("__shfl_xor_sync", mask, value, (source & -width) > (me & -width) ? me : source, at);
 }
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, int distance, int width = 32, emulator::Location at = emulator::Location::current()) {
-    const int me = emulator::lane();
-    return emulator::shuffle("__shfl_down_sync", mask, value, (me & (width - 1)) + distance < width ? me + distance : me, at);
-}
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, int distance, int width = 32, emulator::Location at = emulator::Location::current()) {
-    const int me = emulator::lane();
-    return emulator::shuffle("__shfl_up_sync", mask, value, (me & (width - 1)) >= distance ? me - distance : me, at);
-}
 
 inline unsigned __ballot_sync(unsigned mask, bool yes, emulator::Location at = emulator::Location::current()) {
     return emulator::vote("__ballot_sync", mask, yes, at);
 }
 inline int __any_sync(unsigned mask, bool yes, emulator::Location at = emulator::Location::current()) {
     return emulator::vote("__any_sync", mask, yes, at) != 0;
-}
-inline int __all_sync(unsigned mask, bool yes, emulator::Location at = emulator::Location::current()) {
-    return emulator::vote("__all_sync", mask, yes, at) == mask;
-}
-
-template <class T>   // int or unsigned
-T __reduce_add_sync(unsigned mask, T value, emulator::Location at = emulator::Location::current()) {
-    return emulator::reduce("__reduce_add_sync", mask, value, [](T a, T b) { return T(unsigned(a) + unsigned(b)); }, at);
-}
-template <class T>
-T __reduce_max_sync(unsigned mask, T value, emulator::Location at = emulator::Location::current()) {
-    return emulator::reduce("__reduce_max_sync", mask, value, [](T a, T b) { return a > b ? a : b; }, at);
-}
-template <class T>
-T __reduce_min_sync(unsigned mask, T value, emulator::Location at = emulator::Location::current()) {
-    return emulator::reduce("__reduce_min_sync", mask, value, [](T a, T b) { return a < b ? a : b; }, at);
 }

@@ -1,109 +1,63 @@
-// The emulated CUDA runtime: memory, streams, events. A program with the right waits gives the right numbers under every
+// The emulated CUDA runtime: memory, streams, events, graphs. A program with the right waits gives the right numbers under every
 // seed; one that forgets a wait gives wrong ones under some.
 #include <cstring>
 
 #include "tests/catch.h"
-#include "tests/emulator/streams.h"
+#include "tests/emulator/emulated.h"
 
 namespace {
 
-// ---- errors
+constexpr int SIZE = 256;
 
-TEST_CASE("emulated runtime: a GPU that breaks does nothing more, and every call says so, at the latest when it waits", "[emulator]") {
-    for (const uint64_t seed : SEEDS)
-        for (const auto error : {cudaErrorLaunchFailure, cudaErrorUnknown}) {
-            WithOptions options(seed);
-            Stream stream;
-            Event event;
-            Numbers<int> x(std::vector<int>(SIZE, 7));
-            check(cudaDeviceSynchronize());
-            emulator::Runtime& runtime = emulator::runtime();
-            emulator::options().breaking_work = runtime.works + 2;
-            emulator::options().breaks_with = error;
-            std::string message;
-            try {
-                for (int n = 1; n <= 3; n++) add(stream, x.data(), n);
-                check(cudaStreamSynchronize(stream));
-            } catch (const Error& caught) {
-                message = caught.what();
-                CHECK(caught.code == Exit::rank);
-            }
-            CHECK(contains(message, std::string("the GPU reports: ") + cudaGetErrorString(error)));
-            std::vector<int> host(SIZE);
-            int* more = nullptr;
-            for (int n : {1, 2}) CHECK((cudaGetLastError() == error && n));
-            CHECK(cudaMemcpy(host.data(), x.data(), sizeof(int) * SIZE, cudaMemcpyDeviceToHost) == error);
-            CHECK((cudaMalloc(&more, 4) == error && !more));
-            CHECK((cudaEventRecord(event, stream) == error && cudaEventSynchronize(event) == error && cudaEventQuery(event) == error));
-            CHECK((cudaStreamSynchronize(stream) == error && cudaDeviceSynchronize() == error && cudaStreamQuery(stream) == error));
-            CHECK_THROWS_AS(add(stream, x.data(), 1), Error);
-            cudaDeviceSynchronize();   // under some seeds what was given last is still to be dropped
-            runtime.broken = cudaSuccess;
-            cudaGetLastError();
-            CHECK(holds(x, 8));   // what came before was done
-        }
+__global__ void set_kernel(int* x, int value) { x[blockIdx.x * blockDim.x + threadIdx.x] = value; }
+__global__ void add_kernel(int* x, int value) { x[blockIdx.x * blockDim.x + threadIdx.x] += value; }
+__global__ void copy_kernel(int* to, const int* from) { to[threadIdx.x] = from[threadIdx.x]; }
+
+void set(cudaStream_t stream, int* x, int value) { launch(GPU{stream}, set_kernel, Grid(1), SIZE, 0, x, value); }
+void add(cudaStream_t stream, int* x, int value) { launch(GPU{stream}, add_kernel, Grid(1), SIZE, 0, x, value); }
+void copy(cudaStream_t stream, int* to, const int* from) { launch(GPU{stream}, copy_kernel, Grid(1), SIZE, 0, to, from); }
+
+struct Stream {
+    cudaStream_t stream = nullptr;
+    explicit Stream(unsigned flags = cudaStreamNonBlocking) { check(cudaStreamCreateWithFlags(&stream, flags)); }
+    ~Stream() { cudaStreamDestroy(stream); }
+    Stream(const Stream&) = delete;
+    operator cudaStream_t() const { return stream; }
+};
+struct Event {
+    cudaEvent_t event = nullptr;
+    Event() { check(cudaEventCreate(&event)); }
+    ~Event() { cudaEventDestroy(event); }
+    Event(const Event&) = delete;
+    operator cudaEvent_t() const { return event; }
+};
+struct Pinned {
+    int* data = nullptr;
+    Pinned() { check(cudaMallocHost(&data, SIZE * sizeof(int))); }
+    ~Pinned() { cudaFreeHost(data); }
+    Pinned(const Pinned&) = delete;
+};
+
+bool holds(const DeviceMemory<int>& x, int value) { return x.host() == std::vector<int>(SIZE, value); }
+
+/// Under how many of the seeds `right` is true.
+template <class Action>
+size_t seeds_where(Action right) {
+    size_t count = 0;
+    for (const int seed : SEEDS) {
+        Order order(seed);
+        count += right();
+        cudaDeviceSynchronize();
+    }
+    return count;
 }
+const size_t ALL = SEEDS.size();
 
 // ---- memory
 
-TEST_CASE("emulated runtime: what other programs hold is not free, and a GPU has the name that it is given", "[emulator]") {
-    WithOptions options(0);
-    size_t before = 0, free = 0, total = 0;
-    check(cudaMemGetInfo(&before, &total));
-    emulator::options().taken_bytes = 1000, emulator::options().name = "other";
-    check(cudaMemGetInfo(&free, &total));
-    CHECK(free == before - 1000);
-    cudaDeviceProp properties;
-    check(cudaGetDeviceProperties(&properties, 0));
-    CHECK(std::string(properties.name) == "other");
-}
-
-TEST_CASE("emulated runtime: there is as much memory as EMULATED_GPU_BYTES says, on each device", "[emulator]") {
-    WithOptions options(0);
-    size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total));
-    const size_t taken = total - free;   // by what other tests of this program keep
-    emulator::options().device_bytes = taken + 10000;
-    emulator::options().devices = 2;
-    int count = 0;
-    CHECK(cudaGetDeviceCount(&count) == cudaSuccess);
-    CHECK(count == 2);
-    CHECK(cudaSetDevice(2) == cudaErrorInvalidDevice);
-    char *first, *second, *third;
-    check(cudaMalloc(&first, 6000));
-    CHECK(cudaMalloc(&second, 6000) == cudaErrorMemoryAllocation);
-    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
-    CHECK(cudaGetLastError() == cudaSuccess);
-    CHECK_THROWS_AS(check(cudaMalloc(&second, 6000)), Error);
-    cudaGetLastError();   // not for the next test
-    check(cudaMemGetInfo(&free, &total));
-    CHECK(free == 4000);
-    CHECK(total == taken + 10000);
-    check(cudaMalloc(&second, 4000));
-    check(cudaSetDevice(1));
-    check(cudaMalloc(&third, taken + 10000));
-    check(cudaSetDevice(0));
-    for (char* data : {first, second, third}) check(cudaFree(data));
-    check(cudaMemGetInfo(&free, &total));
-    CHECK(free == 10000);
-}
-
-TEST_CASE("emulated runtime: a machine without a GPU says so", "[emulator]") {
-    WithOptions options(0);
-    emulator::options().devices = 0;
-    int count = 1;
-    char* data;
-    cudaDeviceProp properties;
-    CHECK(cudaGetDeviceCount(&count) == cudaErrorNoDevice);
-    CHECK(count == 0);
-    CHECK(cudaMalloc(&data, 1) == cudaErrorNoDevice);
-    CHECK(cudaGetDeviceProperties(&properties, 0) == cudaErrorInvalidDevice);
-    cudaGetLastError();
-}
-
 TEST_CASE("emulated runtime: copies in the wrong direction or past the end are errors", "[emulator]") {
-    WithOptions options(0);
-    Numbers<int> device(SIZE);
+    Order order(0);
+    DeviceMemory<int> device{std::vector<int>(SIZE)};
     std::vector<int> host(SIZE + 1);
     const size_t bytes = SIZE * sizeof(int);
     auto says = [&](void* to, const void* from, size_t count, cudaMemcpyKind kind) {
@@ -129,7 +83,7 @@ TEST_CASE("emulated runtime: a result is there after the wait, and often not bef
     auto read = [](bool wait) {
         Stream stream;
         Pinned result;
-        Numbers<int> x(std::vector<int>(SIZE, 1));
+        DeviceMemory<int> x(std::vector<int>(SIZE, 1));
         std::memset(result.data, 0, SIZE * sizeof(int));
         add(stream, x.data(), 41);
         check(cudaMemcpyAsync(result.data, x.data(), SIZE * sizeof(int), cudaMemcpyDeviceToHost, stream));
@@ -144,7 +98,7 @@ TEST_CASE("emulated runtime: a pinned buffer may be filled again only after its 
     auto reuse = [](int* buffer, bool wait) {
         Stream stream;
         Event copied;
-        Numbers<int> x(SIZE);
+        DeviceMemory<int> x{std::vector<int>(SIZE)};
         std::fill_n(buffer, SIZE, 1);
         check(cudaMemcpyAsync(x.data(), buffer, SIZE * sizeof(int), cudaMemcpyHostToDevice, stream));
         check(cudaEventRecord(copied, stream));
@@ -159,36 +113,13 @@ TEST_CASE("emulated runtime: a pinned buffer may be filled again only after its 
     CHECK(seeds_where([&] { return reuse(pageable.data(), false); }) == ALL);
 }
 
-TEST_CASE("emulated runtime: who asks an event again and again sees it happen", "[emulator]") {
-    for (const uint64_t seed : SEEDS) {
-        WithOptions options(seed);
-        Stream stream;
-        Event start, end, never;
-        Numbers<int> x(std::vector<int>(SIZE, 0));
-        check(cudaEventRecord(start, stream));
-        for (int n = 0; n < 10; n++) add(stream, x.data(), 1);
-        check(cudaEventRecord(end, stream));
-        int asked = 0;
-        while (cudaEventQuery(end) == cudaErrorNotReady && asked < 100) asked++;
-        CHECK(asked < 100);
-        if (seed == 1) CHECK(asked == 12);
-        float milliseconds = -1;
-        CHECK(cudaEventElapsedTime(&milliseconds, start, end) == cudaSuccess);
-        CHECK(milliseconds >= 0);
-        CHECK(cudaEventQuery(never) == cudaSuccess);   // nothing was recorded
-        while (cudaStreamQuery(stream) == cudaErrorNotReady) {}
-        CHECK(holds(x, 10));
-        cudaGetLastError();
-    }
-}
-
 // ---- one stream and another
 
 TEST_CASE("emulated runtime: a stream waits for another one's event, or reads what is not there yet", "[emulator]") {
     auto hand_over = [](bool wait) {
         Stream first, second;
         Event ready;
-        Numbers<int> x(std::vector<int>(SIZE, 0)), y(std::vector<int>(SIZE, 0));
+        DeviceMemory<int> x(std::vector<int>(SIZE, 0)), y(std::vector<int>(SIZE, 0));
         set(first, x.data(), 5);
         check(cudaEventRecord(ready, first));
         set(first, y.data(), 0);   // after the event: no stream has to wait for it
@@ -208,7 +139,7 @@ TEST_CASE("emulated runtime: a stream may run ahead and overwrite what another s
     auto overwrite = [](bool wait) {
         Stream compute, loader;
         Event read;
-        Numbers<int> batch(std::vector<int>(SIZE, 1)), result(std::vector<int>(SIZE, 0));
+        DeviceMemory<int> batch(std::vector<int>(SIZE, 1)), result(std::vector<int>(SIZE, 0));
         copy(compute, result.data(), batch.data());
         check(cudaEventRecord(read, compute));
         if (wait) check(cudaStreamWaitEvent(loader, read));
@@ -223,10 +154,10 @@ TEST_CASE("emulated runtime: a stream may run ahead and overwrite what another s
 TEST_CASE("emulated runtime: stream 0 takes turns with blocking streams only", "[emulator]") {
     auto turns = [](unsigned flags) {
         Stream stream(flags);
-        Numbers<int> x(std::vector<int>(SIZE, 0));
+        DeviceMemory<int> x(std::vector<int>(SIZE, 0));
         set(nullptr, x.data(), 1);
         add(stream, x.data(), 1);
-        set(nullptr, x.data(), x.data() ? 7 : 0);
+        set(nullptr, x.data(), 7);
         add(stream, x.data(), 3);
         check(cudaStreamSynchronize(stream));
         return holds(x, 10);
@@ -235,27 +166,10 @@ TEST_CASE("emulated runtime: stream 0 takes turns with blocking streams only", "
     CHECK(seeds_where([&] { return turns(cudaStreamNonBlocking); }) < ALL);
 }
 
-TEST_CASE("emulated runtime: host functions run in the order of their stream", "[emulator]") {
-    for (const uint64_t seed : SEEDS) {
-        WithOptions options(seed);
-        Stream stream;
-        std::vector<int> seen;
-        for (int n = 0; n < 3; n++)
-            check(cudaLaunchHostFunc(stream, [](void* list) { static_cast<std::vector<int>*>(list)->push_back(1); }, &seen));
-        if (seed == 1) CHECK(seen.empty());
-        check(cudaDeviceSynchronize());
-        CHECK(seen.size() == 3);
-    }
-    Stream stream;
-    auto calls_cuda = [](void*) { cudaLaunchHostFunc(nullptr, [](void*) {}, nullptr); };
-    auto action = [&] { cudaLaunchHostFunc(stream, calls_cuda, nullptr); };
-    CHECK(contains(complaint(action), "may not be called by work of a stream"));
-}
-
 TEST_CASE("emulated runtime: after an error the queues are empty, and streams that were destroyed are not used", "[emulator]") {
-    WithOptions options(1);
+    Order order(1);
     Stream stream;
-    Numbers<int> x(std::vector<int>(SIZE, 0));
+    DeviceMemory<int> x(std::vector<int>(SIZE, 0));
     auto out_of_step = [&] {
         launch(GPU{stream}, +[](int) { if (threadIdx.x < 5) __syncthreads(); }, Grid(1), 32, 0, 0);
         add(stream, x.data(), 1);
@@ -267,6 +181,61 @@ TEST_CASE("emulated runtime: after an error the queues are empty, and streams th
     check(cudaStreamCreate(&gone));
     check(cudaStreamDestroy(gone));
     CHECK(contains(complaint([&] { add(gone, x.data(), 1); }), "uses a stream that was destroyed"));
+}
+
+// ---- graphs
+
+TEST_CASE("emulated runtime: branches of a graph run in any order that its edges allow", "[emulator]") {
+    auto branches = [](bool wait) {
+        Stream stream, side;
+        Event fork, join;
+        DeviceMemory<int> x(std::vector<int>(SIZE, 0)), y(std::vector<int>(SIZE, 0));
+        cudaGraph_t graph;
+        cudaGraphExec_t executable;
+        check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        set(stream, x.data(), 1);
+        check(cudaEventRecord(fork, stream));
+        check(cudaStreamWaitEvent(side, fork));
+        add(side, x.data(), 1);
+        check(cudaEventRecord(join, side));
+        if (wait) check(cudaStreamWaitEvent(stream, join));
+        copy(stream, y.data(), x.data());
+        check(cudaStreamWaitEvent(stream, join));
+        check(cudaStreamEndCapture(stream, &graph));
+        check(cudaGraphInstantiate(&executable, graph, 0));
+        check(cudaGraphDestroy(graph));
+        check(cudaGraphLaunch(executable, stream));
+        check(cudaStreamSynchronize(stream));
+        check(cudaGraphExecDestroy(executable));
+        return holds(y, 2);
+    };
+    CHECK(seeds_where([&] { return branches(true); }) == ALL);
+    CHECK(seeds_where([&] { return branches(false); }) < ALL);
+}
+
+TEST_CASE("emulated runtime: what a capture does not allow is an error", "[emulator]") {
+    Order order(0);
+    Stream stream, side;
+    Event fork;
+    DeviceMemory<int> x(std::vector<int>(SIZE, 0));
+    auto while_capturing = [&](auto action) {
+        check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        const std::string text = complaint(action);
+        cudaGraph_t graph;
+        if (cudaStreamEndCapture(stream, &graph) == cudaSuccess) cudaGraphDestroy(graph);
+        return text;
+    };
+    char* data;
+    CHECK(contains(while_capturing([&] { cudaDeviceSynchronize(); }), "not allowed while a stream is being captured"));
+    CHECK(contains(while_capturing([&] { cudaMalloc(&data, 1); }), "not allowed while a stream is being captured"));
+    CHECK(contains(while_capturing([&] { cudaStreamSynchronize(stream); }), "waits for a stream that is being captured"));
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    check(cudaEventRecord(fork, stream));
+    check(cudaStreamWaitEvent(side, fork));
+    add(side, x.data(), 1);
+    cudaGraph_t graph;
+    CHECK(contains(complaint([&] { cudaStreamEndCapture(stream, &graph); }), "has not been joined again"));
+    CHECK(holds(x, 0));
 }
 
 }   // namespace

@@ -184,28 +184,6 @@ TEST_CASE("GPU attention: the same bits in every order of threads and blocks", "
     check_same_bits_on_gpu<float>(Problem(1, 130, 130, 2, 1, 64), Causal());
 }
 
-TEST_CASE("GPU attention: q, k and v inside one buffer", "[gpu][attention]") {
-    const int B = 2, T = 70, NH = 4, NKV = 2, HS = 32;
-    const size_t q_row = NH * HS, k_row = NKV * HS, row = q_row + 2 * k_row;
-    Problem p = rounded_problem<bf16>(Problem(B, T, T, NH, NKV, HS));
-    Numbers fused(size_t(B) * T * row);
-    for (size_t t = 0; t < size_t(B) * T; t++) {
-        std::copy_n(&p.q[t * q_row], q_row, &fused[t * row]);
-        std::copy_n(&p.k[t * k_row], k_row, &fused[t * row + q_row]);
-        std::copy_n(&p.v[t * k_row], k_row, &fused[t * row + q_row + k_row]);
-    }
-    const DeviceArray<bf16> qkv(fused);
-    DeviceArray<bf16> out(p.q.size(), NAN);
-    DeviceArray<float> lse(p.rows(), NAN);
-    AttentionForward<bf16> a{};
-    a.B = B, a.T = a.S = T, a.NH = NH, a.NKV = NKV, a.HS = HS;
-    a.q = {qkv.data(), row}, a.k = {qkv.data() + q_row, row}, a.v = {qkv.data() + q_row + k_row, row};
-    a.out = out.data(), a.lse = lse.data();
-    attention_forward(GPU{}, Causal(), a);
-    AttentionOnGpu<bf16, Causal> apart(p, Causal());
-    CHECK(bit_difference(out.numbers(), apart.forward(false).out) == "");
-}
-
 TEST_CASE("GPU attention: sizes that the kernels do not have are refused", "[gpu][attention]") {
     const Problem p(1, 4, 4, 1, 1, 48);
     AttentionOnGpu<bf16, Causal> gpu(p, Causal());

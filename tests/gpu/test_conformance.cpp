@@ -41,18 +41,15 @@ __device__ void load(EightNumbers<X>& to, Form form, const SharedTile<X, ROWS, C
         case Form::b_transposed: return load_b_transposed(to.b, tile, row, column);
     }
 }
-constexpr Form other_way(Form form) { return Form(int(form) ^ 1); }
 
 /// out: the eight numbers of each lane, part by part.
 template <class X>
-__global__ void fragment_kernel(X* out, const X* a, Form form, Fault fault) {
+__global__ void fragment_kernel(X* out, const X* a, Form form) {
     auto& shared = dynamic_shared<TwoTiles<X>>();
-    fill_tiles(shared, a + (fault == Fault::number), a);
+    fill_tiles(shared, a, a);
     EightNumbers<X> held;
-    load(held, fault == Fault::transposed ? other_way(form) : form, shared.a, A_ROW + (fault == Fault::row),
-         A_COLUMN + (fault == Fault::column ? 8 : 0));
-    const int lane = (threadIdx.x + (fault == Fault::lane)) % WARP;
-    for (int n = 0; n < 4; n++) store_two(out + 8 * lane + 2 * (fault == Fault::part ? n ^ 1 : n), held.part[n]);
+    load(held, form, shared.a, A_ROW, A_COLUMN);
+    for (int n = 0; n < 4; n++) store_two(out + 8 * threadIdx.x + 2 * n, held.part[n]);
 }
 
 /// Which number of the tile a lane holds, as the PTX manual numbers them (mma.m16n8k16): n of its eight.
@@ -66,18 +63,16 @@ int number_held(Form form, int lane, int n) {
 
 template <class X>
 void check_fragments() {
-    const auto numbers = integers(ROWS * COLUMNS + 1, 1);
+    const auto numbers = integers(ROWS * COLUMNS, 1);
     const DeviceArray<X> tile(numbers);
     for (Form form : {Form::a, Form::a_transposed, Form::b, Form::b_transposed}) {
         INFO("form " << int(form) << ", " << sizeof(X) << " bytes a number");
         std::vector<double> expected(8 * WARP);
         for (int n = 0; n < 8 * WARP; n++) expected[n] = numbers[number_held(form, n / 8, n % 8)];
-        conforms({Fault::row, Fault::column, Fault::transposed, Fault::number, Fault::part, Fault::lane}, [&](Fault fault) {
-            const DeviceArray<X> out(8 * WARP, NAN);
-            launch(test_gpu(), fragment_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), out.data(),
-                   static_cast<const X*>(tile.data()), form, fault);
-            return out.numbers() == expected;
-        });
+        const DeviceArray<X> out(8 * WARP, NAN);
+        launch(test_gpu(), fragment_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), out.data(), static_cast<const X*>(tile.data()),
+               form);
+        CHECK(out.numbers() == expected);
     }
 }
 
@@ -92,19 +87,16 @@ __device__ void write_result(float* d, const float (&left)[4], const float (&rig
 
 /// d = A B + 100 in the left half and + 200 in the right, as products are added to what is there.
 template <class X>
-__global__ void product_kernel(float* d, const X* a, const X* b, Fault fault) {
+__global__ void product_kernel(float* d, const X* a, const X* b) {
     auto& shared = dynamic_shared<TwoTiles<X>>();
-    const bool swapped = fault == Fault::swapped;
-    fill_tiles(shared, swapped ? b : a, swapped ? a : b);
+    fill_tiles(shared, a, b);
     EightNumbers<X> left, right;
-    load(left, fault == Fault::transposed ? Form::a_transposed : Form::a, shared.a, A_ROW + (fault == Fault::row), A_COLUMN);
-    load(right, Form::b_transposed, shared.b, B_ROW, B_COLUMN + (fault == Fault::column ? 8 : 0));
-    const int first = fault == Fault::part;
+    load(left, Form::a, shared.a, A_ROW, A_COLUMN);
+    load(right, Form::b_transposed, shared.b, B_ROW, B_COLUMN);
     float results[2][4];
     for (int e = 0; e < 4; e++) results[0][e] = 100, results[1][e] = 200;
-    multiply_add(results[0], left.a, right.b[first]);
-    multiply_add(results[1], left.a, right.b[1 - first]);
-    if (fault == Fault::lane) results[1][0] = __shfl_sync(ALL_LANES, results[1][0], (lane_of() + 1) % WARP);
+    multiply_add(results[0], left.a, right.b[0]);
+    multiply_add(results[1], left.a, right.b[1]);
     write_result(d, results[0], results[1]);
 }
 
@@ -119,31 +111,28 @@ void check_products() {
             for (int k = 0; k < 16; k++)
                 expected[16 * m + n] += a[(A_ROW + m) * COLUMNS + A_COLUMN + k] * b[(B_ROW + k) * COLUMNS + B_COLUMN + n];
         }
-    conforms({Fault::row, Fault::column, Fault::swapped, Fault::transposed, Fault::part, Fault::lane}, [&](Fault fault) {
-        const DeviceArray<float> d(256, NAN);
-        launch(test_gpu(), product_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), d.data(), static_cast<const X*>(on_a.data()),
-               static_cast<const X*>(on_b.data()), fault);
-        return d.numbers() == expected;
-    });
+    const DeviceArray<float> d(256, NAN);
+    launch(test_gpu(), product_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), d.data(), static_cast<const X*>(on_a.data()),
+           static_cast<const X*>(on_b.data()));
+    CHECK(d.numbers() == expected);
 }
 
 /// out (16 x 16) = what store_a() writes of A B^T; d = (A B^T) C with A B^T passed on in registers.
 template <class X>
-__global__ void chain_kernel(float* out, float* d, const X* a, const X* b, Fault fault) {
+__global__ void chain_kernel(float* out, float* d, const X* a, const X* b) {
     auto& shared = dynamic_shared<TwoTiles<X>>();
     fill_tiles(shared, a, b);
     float first[1][2][4] = {};
-    rows_times_rows(first, shared.a, A_ROW + (fault == Fault::row), shared.b, B_ROW);   // over all COLUMNS
+    rows_times_rows(first, shared.a, A_ROW, shared.b, B_ROW);   // over all COLUMNS
     for (auto& half : first[0])
         for (float& x : half) x = float(int(x) % 8);   // exact in X
     FragmentA<X> left[1];
-    const int part = fault == Fault::part;
-    results_as_a(left[0], first[0][part], first[0][1 - part]);
+    results_as_a(left[0], first[0][0], first[0][1]);
     float second[1][2][4] = {};
-    registers_times_rows(second, left, shared.b, B_ROW, B_COLUMN + (fault == Fault::column ? 8 : 0));
+    registers_times_rows(second, left, shared.b, B_ROW, B_COLUMN);
     write_result(d, second[0][0], second[0][1]);
     __syncthreads();
-    store_a(shared.a, A_ROW, A_COLUMN + (fault == Fault::column ? 8 : 0), left[0]);
+    store_a(shared.a, A_ROW, A_COLUMN, left[0]);
     __syncthreads();
     for (int n = threadIdx.x; n < 256; n += WARP) out[n] = to_float(shared.a.x[A_ROW + n / 16][A_COLUMN + n % 16]);
 }
@@ -162,13 +151,11 @@ void check_chain() {
     for (int m = 0; m < 16; m++)
         for (int n = 0; n < 16; n++)
             for (int k = 0; k < 16; k++) second[16 * m + n] += first[16 * m + k] * b[(B_ROW + k) * COLUMNS + B_COLUMN + n];
-    for (const auto* expected : {&first, &second})   // what is stored, and what is passed on
-        conforms({Fault::row, Fault::column, Fault::part}, [&](Fault fault) {
-            const DeviceArray<float> out(256, NAN), d(256, NAN);
-            launch(test_gpu(), chain_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), out.data(), d.data(),
-                   static_cast<const X*>(on_a.data()), static_cast<const X*>(on_b.data()), fault);
-            return (expected == &first ? out : d).numbers() == *expected;
-        });
+    const DeviceArray<float> out(256, NAN), d(256, NAN);
+    launch(test_gpu(), chain_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), out.data(), d.data(),
+           static_cast<const X*>(on_a.data()), static_cast<const X*>(on_b.data()));
+    CHECK(out.numbers() == first);
+    CHECK(d.numbers() == second);
 }
 
 }   // namespace

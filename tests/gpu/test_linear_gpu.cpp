@@ -44,8 +44,8 @@ struct LinearCase {
           d_inp(inp), d_weight(weight), d_bias(bias), d_dout(dout),
           workspace(column_sum_workspace(rows, OUT) / sizeof(float), NAN) {}
 
-    GPU device(cudaStream_t stream = nullptr) {
-        return {stream, {reinterpret_cast<std::byte*>(workspace.data()), workspace.size() * sizeof(float)}};
+    GPU device() {
+        return {nullptr, {reinterpret_cast<std::byte*>(workspace.data()), workspace.size() * sizeof(float)}};
     }
 
     void check_forward(bool with_bias) {
@@ -160,40 +160,6 @@ TEST_CASE("linear layers on the GPU take addresses that are multiples of 16 byte
     for (size_t n = 0; n < expected.size(); n++) expected[n] += layer.bias[n % OUT];
     actual.erase(actual.begin(), actual.begin() + shift);
     CHECK(difference(actual, expected, device_rounding<bf16>(IN)) == "");
-}
-
-TEST_CASE("linear layers on the GPU replay from a captured graph on new numbers", "[gpu][linear]") {
-    LinearCase<bf16> layer(40, 24, 64), next(40, 24, 64);
-    next.inp = rounded<bf16>(normal_numbers<double>(next.inp.size(), 77));
-    const DeviceArray<bf16> new_inp(next.inp);
-    DeviceArray<bf16> out(size_t(40) * 64, NAN);
-    DeviceArray<float> dweight(layer.weight.size(), NAN), dbias(64, NAN);
-    cudaStream_t stream = nullptr;
-    check(cudaStreamCreate(&stream));
-    const GPU device = layer.device(stream);
-    auto work = [&] {
-        linear_forward(device, out.data(), layer.d_inp.data(), layer.d_weight.data(), layer.d_bias.data(), 40, 24, 64);
-        linear_backward_weight(device, dweight.data(), dbias.data(), layer.d_dout.data(), layer.d_inp.data(), 40, 24, 64,
-                               Write::overwrite);
-    };
-    work();   // plans
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    work();
-    check(cudaStreamEndCapture(stream, &graph));
-    check(cudaGraphInstantiate(&executable, graph, 0));
-
-    check(cudaMemcpyAsync(layer.d_inp.data(), new_inp.data(), new_inp.size() * sizeof(bf16), cudaMemcpyDeviceToDevice, stream));
-    check(cudaGraphLaunch(executable, stream));
-    check(cudaStreamSynchronize(stream));
-    std::vector<double> expected = product({next.inp, 24}, {layer.weight, 24, true}, 40, 64, 24);
-    for (size_t n = 0; n < expected.size(); n++) expected[n] += layer.bias[n % 64];
-    CHECK(difference(out.numbers(), expected, device_rounding<bf16>(24)) == "");
-    CHECK(difference(dweight.numbers(), product({layer.dout, 64, true}, {next.inp, 24}, 64, 24, 40), rounding<float>(40)) == "");
-    check(cudaGraphExecDestroy(executable));
-    check(cudaGraphDestroy(graph));
-    check(cudaStreamDestroy(stream));
 }
 
 TEST_CASE("linear layers on the GPU say which product failed and why", "[gpu][linear]") {

@@ -130,13 +130,6 @@ VARIANT_CASE(" decode: every row of a long text is that of a whole pass, whateve
     check_whole_text<float>(variant, Form{}, 70, 300, 1e-5);
 }
 
-VARIANT_CASE(" decode: a cache changes no token and no logit: one tile and several, prompts of one token and of many", "[decode][variant]") {
-    check_same_text<double>(variant, Form{}, 1, 12, 80, 1e-11);
-    check_same_text<double>(variant, Form{}, 60, 12, 80, 1e-11);
-    check_same_text<double>(variant, Form{true, false, 4, 1}, 127, 8, 150, 1e-11);
-    check_same_text<float>(variant, Form{}, 67, 8, 80, 1e-4);
-}
-
 VARIANT_CASE(" decode: texts side by side are what each is alone, in whatever place and whenever they begin", "[decode][variant]") {
     check_side_by_side(variant, Form{}, 110);
     check_side_by_side(variant, Form{true, false, 4, 1}, 80);   // shorter than the last text becomes
