@@ -94,7 +94,7 @@ CARRIED := $(wildcard scripts/attention_torch/*.py) $(VARIANTS:%=attention/%.cuh
 build/model/base/commit.o: model/base/commit.cpp build/flags build/commit
 	$(call COMPILE,-DCOMMIT='"$(COMMIT)"')
 build/carried_texts.o: scripts/carried_texts.sh $(CARRIED) build/flags
-	@mkdir -p $(@D) && scripts/carried_texts.sh $(CARRIED) > $(@:o=cpp) && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -c -o $@ $(@:o=cpp)
+	@mkdir -p $(@D) && scripts/carried_texts.sh $(CARRIED) > $(@:o=cpp) && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -c -o $@.new $(@:o=cpp) && mv -f $@.new $@
 
 # ---- the engine: a library for the CPU, and one for GPUs or emulated GPUs that goes with it
 # A source of data/ whose library is missing (WITHOUT) is replaced by data/without/, which refuses in a sentence.
