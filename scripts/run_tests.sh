@@ -96,7 +96,7 @@ case $what in
     all)
         step "build the programs" build all reference_qwen
         step "build the tests" build build/tests/{run_tests,faults.so} build/generate_causal build/dev/{attention_layer,logits,token_ids} \
-            build/dev/bench_{cpu,data,patterns}.o
+            build/dev/bench_{cpu,patterns}.o
         step "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate_causal} \
             build/emulated/dev/{bench_constants,count_step}
         step "GPU tests through nvcc" build ptx
