@@ -5,13 +5,23 @@
 
 #include "model/generate/decode.cuh"
 
+/// Prompts are dense, and what is written behind them reads by PSA.
+template <class Device, class X>
+class Psa;
+/// Prompts are read by AdaSpa, and what is written behind them is dense.
+template <class Device, class X>
+class AdaSpa;
+/// A causal layer whose next rows read by PSA.
+template <class Device, class X>
+class PsaCache;
+
 #ifdef WITH_GPU
 #include "attention/inference/adaspa_gpu.cuh"
 #include "attention/inference/psa_rows.cuh"
 
-/// A causal layer whose next rows read by PSA. `step` is the mechanism's and shared by all layers.
+/// `step` is the mechanism's and shared by all layers.
 template <class X>
-class PsaCache final : public LayerCache<GPU, X> {
+class PsaCache<GPU, X> final : public LayerCache<GPU, X> {
 public:
     PsaCache(const PsaOptions& how, const LayerShape& room, const PsaStep& step) : how_(how), room_(room), step_(step) { lay_out(); }
 
@@ -45,15 +55,14 @@ private:
     PsaTextBlocks blocks_{};
 };
 
-/// Prompts are dense, and what is written behind them reads by PSA.
 template <class X>
-class Psa final : public InferenceMechanism<GPU, X> {
+class Psa<GPU, X> final : public InferenceMechanism<GPU, X> {
 public:
     Psa(const PsaOptions& how, const LayerShape& room) : how_(how), room_(room) {}
 
     void lay_out(BumpAllocator& memory) override { step_ = PsaStep::take(memory, how_, room_); }
     void start(GPU device) override { to_device(device, step_.counts, std::vector<PsaCount>(counts()).data(), counts()); }
-    std::unique_ptr<LayerCache<GPU, X>> make_cache(const CacheRoom& room) override { return std::make_unique<PsaCache<X>>(how_, room, step_); }
+    std::unique_ptr<LayerCache<GPU, X>> make_cache(const CacheRoom& room) override { return std::make_unique<PsaCache<GPU, X>>(how_, room, step_); }
     InferenceCount read(GPU device) const override {
         std::vector<PsaCount> of_rows(counts());
         to_host(device, of_rows.data(), step_.counts, of_rows.size());
@@ -70,9 +79,8 @@ private:
     PsaStep step_{};
 };
 
-/// Prompts are read by AdaSpa, and what is written behind them is dense.
 template <class X>
-class AdaSpa final : public InferenceMechanism<GPU, X> {
+class AdaSpa<GPU, X> final : public InferenceMechanism<GPU, X> {
 public:
     AdaSpa(const AdaSpaOptions& how, const LayerShape& room) : how_(how), room_(room) {}
 
@@ -93,9 +101,8 @@ private:
 
 #else
 
-/// A causal layer whose next tokens read by PSA.
 template <class X>
-class PsaCache final : public LayerCache<CPU, X> {
+class PsaCache<CPU, X> final : public LayerCache<CPU, X> {
 public:
     PsaCache(const PsaOptions& how, const CacheRoom& room, PsaCount& count) : how_(how), room_(room), count_(count), sequences_(room.B) {
         room_.B = 1, room_.keys = Stored::as_computed;
@@ -151,11 +158,11 @@ private:
 };
 
 template <class X>
-class Psa final : public InferenceMechanism<CPU, X> {
+class Psa<CPU, X> final : public InferenceMechanism<CPU, X> {
 public:
     Psa(const PsaOptions& how, const LayerShape&) : how_(how) {}
     std::unique_ptr<LayerCache<CPU, X>> make_cache(const CacheRoom& room) override {
-        return std::make_unique<PsaCache<X>>(how_, room, count_.psa);
+        return std::make_unique<PsaCache<CPU, X>>(how_, room, count_.psa);
     }
     InferenceCount read(CPU) const override { return count_; }
 
@@ -165,7 +172,7 @@ private:
 };
 
 template <class X>
-class AdaSpa final : public InferenceMechanism<CPU, X> {
+class AdaSpa<CPU, X> final : public InferenceMechanism<CPU, X> {
 public:
     AdaSpa(const AdaSpaOptions& how, const LayerShape&) : how_(how) {}
     bool read_prompt(CPU device, const AttentionForward<X>& a) override {
@@ -187,7 +194,7 @@ template <class Device, class X>
 std::unique_ptr<InferenceMechanism<Device, X>> mechanism_of(const Inference& how, const GPT<Device, X>& gpt, int places = 1) {
     const Config& c = gpt.net.config;
     const LayerShape room{places, gpt.T, c.C, c.NH, c.NKV, c.HS};
-    if (how.attention == InferenceAttention::psa) return std::make_unique<Psa<X>>(how.psa, room);
-    if (how.attention == InferenceAttention::adaspa) return std::make_unique<AdaSpa<X>>(how.adaspa, room);
+    if (how.attention == InferenceAttention::psa) return std::make_unique<Psa<Device, X>>(how.psa, room);
+    if (how.attention == InferenceAttention::adaspa) return std::make_unique<AdaSpa<Device, X>>(how.adaspa, room);
     return nullptr;
 }
