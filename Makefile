@@ -3,7 +3,6 @@
 # USE_MPI=0 leave these out of the programs; FLOAT32=1 gives them float32 kernels for GPUs, which the tests on a GPU need.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.SECONDARY:
 MAKEFLAGS += --no-builtin-rules
 VARIANTS := $(sort $(basename $(notdir $(wildcard attention/*.cuh))))
 TRAINERS := $(VARIANTS:%=train_%)
@@ -34,7 +33,7 @@ NVCOMPILE = $(call SAY,nvcc   ) && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) $(1) $
 LINK    = $(call SAY,link   ) && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o %.a,$^) \
           $(if $(filter build/tests/main.o,$^),$(CATCH2_LIBS)) $(LIBS) $(if $(filter build/gpu/%,$^),$(GPU_LIBS))
 
-.PHONY: help all setup quickstart check test test-gpu kernel-report experiments labs lab lab-hint lab-check reference_qwen clean ptx FORCE
+.PHONY: help all setup quickstart check test test-gpu kernel-report experiments labs lab lab-hint lab-check reference_qwen clean ptx
 help: ## list the goals
 	@sed -n 's/^\([a-z][a-z_ -]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 	@echo "  train_VARIANT  the trainer of one attention variant; build/emulated/train_VARIANT runs its GPU code on the CPU"
