@@ -93,12 +93,13 @@ CARRIED := $(wildcard scripts/attention_torch/*.py) $(VARIANTS:%=attention/%.cuh
 build/model/base/commit.o: model/base/commit.cpp build/flags build/commit
 	$(call COMPILE,-DCOMMIT='"$(COMMIT)"')
 build/carried_texts.o: scripts/carried_texts.sh $(CARRIED) build/flags
-	@mkdir -p $(@D) && scripts/carried_texts.sh $(CARRIED) > $(@:o=cpp) && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) -c -o $@.new $(@:o=cpp) && mv -f $@.new $@
+	@mkdir -p $(@D) && scripts/carried_texts.sh $(CARRIED) > $(@:o=cpp) && $(CXX) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS) \
+	    -c -o $@.new $(@:o=cpp) && mv -f $@.new $@
 
 # ---- the engine: a library for the CPU, and one for GPUs or emulated GPUs that goes with it
 # A source of data/ whose library is missing (WITHOUT) is replaced by data/without/, which refuses in a sentence.
-OTHERS := data/tokenize.cpp model/generate/without_gpu.cpp model/base/commit.cpp $(foreach unit,$(WITHOUT),data/%/$(unit).cpp)
-ENGINE_SOURCES := $(filter-out $(OTHERS),$(wildcard attention/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp \
+NOT_ENGINE := data/tokenize.cpp model/generate/without_gpu.cpp model/base/commit.cpp $(foreach unit,$(WITHOUT),data/%/$(unit).cpp)
+ENGINE_SOURCES := $(filter-out $(NOT_ENGINE),$(wildcard attention/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp \
                     data/tokenizers/*.cpp model/*.cpp model/*/*.cpp)) $(BLAS_SOURCE) $(WITHOUT:%=data/without/%.cpp)
 FOLDERS := $(patsubst %/,%,$(sort $(dir $(ENGINE_SOURCES))))
 DEVICE_UNITS := model/gpt model/gpt_memory model/generate/sample attention/causal   # causal: every program has it, for hybrids

@@ -3,8 +3,6 @@
 #pragma once
 #include <memory>
 #include <optional>
-#include <type_traits>
-#include <vector>
 
 #include "attention/kernel/decode.h"
 #include "attention/kernel/layer.h"
@@ -56,15 +54,25 @@ const A& policy_of(const AttentionLayer& layer) {
     return dynamic_cast<const LayerOf<A>&>(layer).policy;
 }
 
-/// The decode state of A besides keys: A::Text<X> if defined.
-template <class A, class X>
-struct TextOf {
+/// The decode state of A besides keys: A::Text<X> on the CPU and A::Texts<X> on a GPU, if defined.
+template <class A, class Device, class X>
+struct DecodeState {
     using type = NothingMore;
 };
 template <class A, class X>
     requires requires { typename A::template Text<X>; }
-struct TextOf<A, X> {
+struct DecodeState<A, CPU, X> {
     using type = typename A::template Text<X>;
+};
+
+/// A sequence's keys and further decode state on the CPU.
+template <class A, class X>
+struct CachedSequence {
+    KeyCache<X, SlotsOf<A>> keys;
+    typename DecodeState<A, CPU, X>::type more;
+
+    CachedSequence(const A& policy, BumpAllocator& memory, const CacheRoom& room)
+        : keys(memory, room, policy.features().column, policy.kept_keys()), more(policy, memory, room) {}
 };
 
 /// KV caches of a layer of A, with the decode state of A besides keys.
@@ -73,80 +81,42 @@ class CacheOf;
 
 /// On the CPU the rows of a step are computed one after the other.
 template <class A, class X>
-class CacheOf<A, CPU, X> final : public LayerCache<CPU, X> {
-    using More = typename TextOf<A, X>::type;
-
+class CacheOf<A, CPU, X> final : public CachesOfSequences<X, A, CachedSequence<A, X>> {
 public:
-    CacheOf(const A& policy, const CacheRoom& room) : policy_(policy), room_(room), sequences_(room.B) {
-        room_.B = 1;   // of a sequence
-        for (Sequence& one : sequences_) lay_out(one);
-    }
+    using CacheOf::CachesOfSequences::CachesOfSequences;
 
-    size_t bytes() const override { return sequences_.size() * sequences_.front().memory.bytes(); }
-    void allocate() override {
-        for (Sequence& one : sequences_) one.memory.allocate(), lay_out(one);
-    }
     void prefill(CPU, int sequence, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
-        Sequence& one = sequences_[sequence];
-        one.memory.rewind(0);
-        lay_out(one);
-        one.keys->append(kernel_arguments(in, state, Statistics<X>{}));
-        one.more->begin(policy_, in, weights, state);
+        CachedSequence<A, X>& one = this->restart(sequence);
+        one.keys.append(kernel_arguments(in, state, Statistics<X>{}));
+        one.more.begin(this->how_, in, weights, state);
     }
     void decode(CPU, const DecodeRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
         std::byte* const no_workspace = nullptr;
         for (int b = 0; b < in.B; b++) {
-            Sequence& one = sequences_[rows.sequence[b]];
+            CachedSequence<A, X>& one = this->at(rows.sequence[b]);
             LayerState<X> row = row_of(state, in, b);
-            attention_layer_forward(NextRow<X, More, SlotsOf<A>>{{}, &*one.keys, &*one.more}, policy_, row_of(in, b), weights, row,
-                                    no_workspace);
+            const NextRow<X, decltype(one.more), SlotsOf<A>> on{{}, &one.keys, &one.more};
+            attention_layer_forward(on, this->how_, row_of(in, b), weights, row, no_workspace);
         }
     }
-
-private:
-    struct Sequence {
-        Arena<CPU> memory;
-        std::optional<KeyCache<X, SlotsOf<A>>> keys;
-        std::optional<More> more;
-    };
-
-    /// Takes all arrays and empties the cache. The memory still holds the bytes of the sequence before.
-    void lay_out(Sequence& one) const {
-        one.keys.emplace(one.memory, room_, policy_.features().column, policy_.kept_keys());
-        one.more.emplace(policy_, one.memory, room_);
-    }
-
-    const A& policy_;
-    CacheRoom room_;
-    std::vector<Sequence> sequences_;
 };
 
 #ifdef WITH_GPU
-/// The decode state of A on a GPU besides keys: A::Texts<X> if defined.
-template <class A, class X>
-struct TextsOf {
-    using type = NothingMore;
-};
 template <class A, class X>
     requires requires { typename A::template Texts<X>; }
-struct TextsOf<A, X> {
+struct DecodeState<A, GPU, X> {
     using type = typename A::template Texts<X>;
 };
 
 template <class A, class X>
-class CacheOf<A, GPU, X> final : public LayerCache<GPU, X> {
-    using More = typename TextsOf<A, X>::type;
+class CacheOf<A, GPU, X> final : public CacheInBlock<GPU, X> {
+    using More = typename DecodeState<A, GPU, X>::type;
     static_assert(!requires { typename A::template Text<X>; } || requires { typename A::template Texts<X>; },
                   "a mechanism with decode state besides keys, Text<X>, defines it for GPUs too: Texts<X>");
 
 public:
     CacheOf(const A& policy, const CacheRoom& room) : policy_(policy), room_(room) { lay_out(); }
 
-    size_t bytes() const override { return memory_.bytes(); }
-    void allocate() override {
-        memory_.allocate();
-        lay_out();
-    }
     void prefill(GPU device, int sequence, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
         keep_prompt(device, *keys_, kernel_arguments(in, state, Statistics<X>{}), sequence);
         more_->begin(device, sequence, policy_, in, weights, state);
@@ -158,14 +128,13 @@ public:
     }
 
 private:
-    void lay_out() {
-        keys_.emplace(memory_, room_, policy_.features().column, policy_.kept_keys());
-        more_.emplace(policy_, memory_, room_);
+    void lay_out() override {
+        keys_.emplace(this->memory_, room_, policy_.features().column, policy_.kept_keys());
+        more_.emplace(policy_, this->memory_, room_);
     }
 
     const A& policy_;
     LayerShape room_;
-    Arena<GPU> memory_;
     std::optional<TextKeys<X, SlotsOf<A>>> keys_;
     std::optional<More> more_;
 };

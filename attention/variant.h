@@ -6,6 +6,7 @@
 //     LayerPasses      a layer's passes on one device in one number type; attention/layer_of.h makes them from a policy
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,58 @@ public:
     /// Decode: appends one token to each of in.B sequences (in.T == 1) and writes state.gated_out (B, NH, HS), the same rows as forward()
     /// of the sequences so far. On a GPU the launches depend on in.B only. RoPE's table begins at position 0, as for whole sequences.
     virtual void decode(Device device, const DecodeRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
+};
+
+/// A LayerCache in one block of memory. A derived constructor calls lay_out(), which takes all arrays.
+template <class Device, class X>
+class CacheInBlock : public LayerCache<Device, X> {
+public:
+    size_t bytes() const override { return memory_.bytes(); }
+    void allocate() override {
+        memory_.allocate();
+        lay_out();
+    }
+
+protected:
+    virtual void lay_out() = 0;
+    Arena<Device> memory_;
+};
+
+/// A LayerCache on the CPU with a block of memory for each sequence. Sequence(how, memory, room) takes the arrays of an empty one.
+template <class X, class How, class Sequence>
+class CachesOfSequences : public LayerCache<CPU, X> {
+public:
+    /// `how` outlives the cache.
+    CachesOfSequences(const How& how, const CacheRoom& room) : how_(how), room_(room), places_(room.B) {
+        room_.B = 1;   // of a sequence
+        for (Place& place : places_) lay_out(place);
+    }
+
+    size_t bytes() const override { return places_.size() * places_.front().memory.bytes(); }
+    void allocate() override {
+        for (Place& place : places_) place.memory.allocate(), lay_out(place);
+    }
+
+protected:
+    Sequence& at(int sequence) { return *places_[sequence].sequence; }
+
+    /// Empties a sequence. Its memory still holds the bytes of the one before.
+    Sequence& restart(int sequence) {
+        places_[sequence].memory.rewind(0);
+        return lay_out(places_[sequence]);
+    }
+
+    const How& how_;
+    CacheRoom room_;   // of a sequence
+
+private:
+    struct Place {
+        Arena<CPU> memory;
+        std::optional<Sequence> sequence;
+    };
+    Sequence& lay_out(Place& place) { return place.sequence.emplace(how_, place.memory, room_); }
+
+    std::vector<Place> places_;
 };
 
 /// The passes of one layer on one device. Arguments and results: attention_layer_forward() and

@@ -27,6 +27,9 @@ class PsaBlocks {
 public:
     PsaBlocks(const PsaOptions& how, int NKV, int HS) : how_(how), HS_(HS), row_(size_t(NKV) * HS) {}
 
+    /// At most, for T keys: one row for each block, or two.
+    static size_t bytes(const PsaOptions& how, int NKV, int HS, int T) { return 2 * sizeof(X) * NKV * HS * (size_t(T) / how.block + 1); }
+
     /// The keys (NKV, HS) of the next token.
     void append(const X* k) {
         const bool upper = how_.bound == PsaBound::upper;

@@ -57,8 +57,7 @@ public:
 
     /// Memory of one text of T tokens.
     static size_t bytes(const Config& c, int T, const Inference& how) {
-        if (how.attention == InferenceAttention::psa)
-            return 2 * sizeof(X) * c.NKV * c.HS * (size_t(T) / how.psa.block + 1);
+        if (how.attention == InferenceAttention::psa) return PsaBlocks<X>::bytes(how.psa, c.NKV, c.HS, T);
         const size_t blocks = size_t(T) / how.adaspa.block + 1, tiles = tiles_of(T);
         return c.NH * (sizeof(double) * blocks * blocks + 2 * sizeof(int) * tiles * (tiles + 1));
     }

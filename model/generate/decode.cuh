@@ -101,8 +101,7 @@ public:
         const int T = int(ids.size());
         const RowsOfTexts prompt{nullptr, [&](int l) { return read_prompt(l, place, T), T; }};
         gpt_forward(device_, gpt_, feed_.put(device_, ids.data(), nullptr, 1, T), nullptr, &prompt);
-        copy_logits(gpt_logits(device_, gpt_, T - 1, 1), 1);
-        return widen_row(0, logits_.data());
+        return widen(on_host(gpt_logits(device_, gpt_, T - 1, 1), 1), logits_.data());
     }
 
     /// Decode. Precondition: each text is the one in its place and one token longer than in the last call. Returns the logits (texts, V) of
@@ -113,8 +112,9 @@ public:
         for (size_t n = 0; n < texts.size(); n++)
             if (caches_.empty() || texts[n].ids->size() > size_t(gpt_.T)) whole_pass(*texts[n].ids, &logits_[n * vocabulary()]);
             else rows.push_back(texts[n]), index.push_back(int(n));
-        if (!rows.empty()) pass_over_rows(rows);
-        for (size_t r = 0; r < rows.size(); r++) widen_row(int(r), &logits_[size_t(index[r]) * vocabulary()]);
+        if (rows.empty()) return logits_.data();
+        const X* const logits = on_host(pass_over_rows(rows), int(rows.size()));
+        for (size_t r = 0; r < rows.size(); r++) widen(logits + r * vocabulary(), &logits_[size_t(index[r]) * vocabulary()]);
         return logits_.data();
     }
 
@@ -143,13 +143,16 @@ private:
         if (mechanism_) mechanism_->lay_out(memory_);
     }
 
-    /// stored_ (rows, V) = logits, in the host's memory.
-    void copy_logits(const X* logits, int rows) {
-        stored_.resize(size_t(rows) * vocabulary());
-        to_host(device_, stored_.data(), logits, stored_.size());
+    /// Logits (rows, V) in the host's memory, valid until the next pass.
+    const X* on_host(const X* logits, int rows) {
+        if constexpr (std::is_same_v<Device, CPU>) return logits;
+        on_host_.resize(size_t(rows) * vocabulary());
+        to_host(device_, on_host_.data(), logits, on_host_.size());
+        return on_host_.data();
     }
-    const Wide<X>* widen_row(int row, Wide<X>* to) const {
-        std::transform(stored_.begin() + size_t(row) * vocabulary(), stored_.begin() + size_t(row + 1) * vocabulary(), to, widened<X>);
+    /// to (V) = a row of them.
+    const Wide<X>* widen(const X* row, Wide<X>* to) const {
+        std::transform(row, row + vocabulary(), to, widened<X>);
         return to;
     }
 
@@ -157,8 +160,7 @@ private:
     const Wide<X>* whole_pass(const std::vector<int32_t>& ids, Wide<X>* to) {
         const int T = int(std::min<size_t>(ids.size(), gpt_.T));
         gpt_forward(device_, gpt_, feed_.put(device_, ids.data() + ids.size() - T, nullptr, 1, T));
-        copy_logits(gpt_logits(device_, gpt_, T - 1, 1), 1);
-        return widen_row(0, to);
+        return widen(on_host(gpt_logits(device_, gpt_, T - 1, 1), 1), to);
     }
 
     void read_prompt(int l, int place, int T) {
@@ -169,8 +171,8 @@ private:
         caches_[l]->prefill(device_, place, in, gpt_.weights, state);
     }
 
-    /// stored_ (texts, V): one pass over the last tokens of the texts; on a GPU a graph for each number of them.
-    void pass_over_rows(const std::vector<PlacedText>& texts) {
+    /// Logits (texts, V) on the device: one pass over the last tokens of the texts, on a GPU a graph for each number of them.
+    const X* pass_over_rows(const std::vector<PlacedText>& texts) {
         const int rows = int(texts.size());
         std::vector<int32_t> numbers(4 * size_t(places_));   // tokens, places, positions and origins
         for (int r = 0; r < rows; r++) {
@@ -190,7 +192,7 @@ private:
             gpt_forward(device_, gpt_, Batch{1, rows, tokens_}, nullptr, &these);
             logits = gpt_logits(device_, gpt_, 0, rows);
         });
-        copy_logits(logits, rows);
+        return logits;
     }
 
     Device device_;
@@ -203,6 +205,6 @@ private:
     int32_t* tokens_;                // (4, places) of a step's rows: token, place, position, and RowsOfTexts::origin
     RowsMemory<Device, X> rows_;
     std::map<int, StepGraphs<Device>> graphs_;   // by the number of rows
-    std::vector<X> stored_;          // (rows, V) of the last pass
+    std::vector<X> on_host_;         // (rows, V), a GPU's logits of the last pass
     std::vector<Wide<X>> logits_;    // (places, V)
 };

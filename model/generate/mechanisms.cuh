@@ -21,15 +21,10 @@ class PsaCache;
 
 /// `step` is the mechanism's and shared by all layers.
 template <class X>
-class PsaCache<GPU, X> final : public LayerCache<GPU, X> {
+class PsaCache<GPU, X> final : public CacheInBlock<GPU, X> {
 public:
     PsaCache(const PsaOptions& how, const LayerShape& room, const PsaStep& step) : how_(how), room_(room), step_(step) { lay_out(); }
 
-    size_t bytes() const override { return memory_.bytes(); }
-    void allocate() override {
-        memory_.allocate();
-        lay_out();
-    }
     void prefill(GPU device, int text, const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
         keep_prompt(device, *keys_, a, text);
@@ -41,16 +36,15 @@ public:
     }
 
 private:
-    void lay_out() {
-        keys_.emplace(memory_, room_, 0, KeptKeys{});
-        blocks_ = PsaTextBlocks::take(memory_, how_, room_);
+    void lay_out() override {
+        keys_.emplace(this->memory_, room_, 0, KeptKeys{});
+        blocks_ = PsaTextBlocks::take(this->memory_, how_, room_);
     }
 
     PsaOptions how_;
     LayerShape room_;
     const PsaStep& step_;
     Policy causal_{Config{}, 0};
-    Arena<GPU> memory_;
     std::optional<TextKeys<X>> keys_;
     PsaTextBlocks blocks_{};
 };
@@ -101,60 +95,48 @@ private:
 
 #else
 
+/// A sequence's keys and their blocks.
 template <class X>
-class PsaCache<CPU, X> final : public LayerCache<CPU, X> {
-public:
-    PsaCache(const PsaOptions& how, const CacheRoom& room, PsaCount& count) : how_(how), room_(room), count_(count), sequences_(room.B) {
-        room_.B = 1, room_.keys = Stored::as_computed;
-        for (Sequence& one : sequences_) lay_out(one);
-    }
+struct PsaSequence {
+    KeyCache<X> keys;
+    PsaBlocks<X> blocks;
 
-    /// PSA's metadata, up to two more rows for each of its blocks, among them.
-    size_t bytes() const override {
-        const size_t rows = room_.T / how_.block + 1, width = size_t(room_.NKV) * room_.HS;
-        return sequences_.size() * (sequences_.front().memory.bytes() + 2 * sizeof(X) * width * rows);
+    PsaSequence(const PsaOptions& how, BumpAllocator& memory, const CacheRoom& room)
+        : keys(memory, room, 0, KeptKeys{}), blocks(how, room.NKV, room.HS) {}
+
+    void append(const AttentionForward<X>& a) {
+        keys.append(a);
+        for (int t = 0; t < a.S; t++) blocks.append(a.k.data + t * a.k.row);
     }
-    void allocate() override {
-        for (Sequence& one : sequences_) one.memory.allocate(), lay_out(one);
-    }
+};
+
+template <class X>
+class PsaCache<CPU, X> final : public CachesOfSequences<X, PsaOptions, PsaSequence<X>> {
+    using Sequences = CachesOfSequences<X, PsaOptions, PsaSequence<X>>;
+
+public:
+    PsaCache(const PsaOptions& how, const LayerShape& room, PsaCount& count)
+        : Sequences(how, {room}), count_(count), blocks_bytes_(room.B * PsaBlocks<X>::bytes(how, room.NKV, room.HS, room.T)) {}
+
+    size_t bytes() const override { return Sequences::bytes() + blocks_bytes_; }
     void prefill(CPU, int sequence, const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
-        Sequence& one = sequences_[sequence];
-        one.memory.rewind(0);
-        lay_out(one);
-        keep(one, kernel_arguments(in, state, Statistics<X>{}));
+        this->restart(sequence).append(kernel_arguments(in, state, Statistics<X>{}));
     }
     void decode(CPU, const DecodeRows& rows, const LayerInputs<X>& in, const X*, LayerState<X>& state) override {
         for (int b = 0; b < in.B; b++) {
-            Sequence& one = sequences_[rows.sequence[b]];
+            PsaSequence<X>& one = this->at(rows.sequence[b]);
             AttentionForward<X> a = kernel_arguments(row_of(in, b), row_of(state, in, b), Statistics<X>{});
-            keep(one, a);
-            const KeySpan<X> all = one.keys->span(0, 0, one.keys->tokens());
-            a.S = one.keys->tokens(), a.k = all.k, a.v = all.v;
-            count_.add(psa_attention(causal_, a, *one.blocks, how_.eps));
+            one.append(a);
+            const KeySpan<X> all = one.keys.span(0, 0, one.keys.tokens());
+            a.S = one.keys.tokens(), a.k = all.k, a.v = all.v;
+            count_.add(psa_attention(causal_, a, one.blocks, this->how_.eps));
         }
     }
 
 private:
-    struct Sequence {
-        Arena<CPU> memory;
-        std::optional<KeyCache<X>> keys;
-        std::optional<PsaBlocks<X>> blocks;
-    };
-
-    void lay_out(Sequence& one) const {
-        one.keys.emplace(one.memory, room_, 0, KeptKeys{});
-        one.blocks.emplace(how_, room_.NKV, room_.HS);
-    }
-    static void keep(Sequence& one, const AttentionForward<X>& a) {
-        one.keys->append(a);
-        for (int t = 0; t < a.S; t++) one.blocks->append(a.k.data + t * a.k.row);
-    }
-
-    PsaOptions how_;
-    CacheRoom room_;
     PsaCount& count_;
+    size_t blocks_bytes_;   // of the metadata of all sequences
     Policy causal_{Config{}, 0};
-    std::vector<Sequence> sequences_;
 };
 
 template <class X>
