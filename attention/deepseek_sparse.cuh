@@ -26,12 +26,10 @@
 // tiles; with distillation the
 // gradients of the indexer's projections, as the forward pass computes them beside the loss.
 #pragma once
+#include "attention/indexer/choose_keys.cuh"
 #include "attention/indexer/distil_index.cuh"
-#include "attention/indexer/index_texts.cuh"
 #include "attention/indexer/naive_index.h"
-#include "attention/kernel/decode.h"
 #include "attention/kernel/layer.h"
-#include "attention/masks/chosen_tokens.h"
 #include "attention/masks/gate_training.h"
 
 /// The kernel's mask: rows with at most `top` past keys see all of them; the others see the keys whose bits are set.
@@ -195,75 +193,6 @@ struct deepseek_sparse : Policy {
         distil_index(device, auxiliary, d, at_once, scratch.pairs);
         index_gradients(device, kept.gradients, scratch.index, scratch.dqk, scratch.dw, in, weights, tensors);
     }
-
-    // ---- the next row of a text
-
-    /// The indexer's keys.
-    template <class X>
-    struct Text {
-        Index<X> one;      // of the next token
-        X* keys;           // (room, dim)
-        X* scores;         // (room) of the next token
-        char* chosen;      // (room) by it
-        Text(const deepseek_sparse& p, BumpAllocator& memory, const LayerShape& room)
-            : one(memory, {1, 1, p.heads, p.dim, p.HS}), keys(memory.take<X>(size_t(room.T) * p.dim)), scores(memory.take<X>(room.T)),
-              chosen(memory.take<char>(room.T)) {}
-        void begin(const deepseek_sparse& p, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            for (int t = 0; t < in.T; t++) add(p, in, weights, t, t);
-        }
-        /// Row n of `in` is token t.
-        void add(const deepseek_sparse& p, LayerInputs<X> in, const X* weights, int n, int t) {
-            in.T = 1, in.x += size_t(n) * in.C;
-            const Angles<Wide<X>> angles = Angles<Wide<X>>{in.cosine, in.sine}.from(t, in.HS);
-            in.cosine = angles.cosine, in.sine = angles.sine;
-            index_forward(CPU{}, one, in, weights, p.tensors);
-            std::copy_n(one.key(0, 0), p.dim, keys + size_t(t) * p.dim);
-        }
-        /// What token t, the last that was added, chooses.
-        void choose(const deepseek_sparse& p, int t) {
-            const X scale = one.scale();
-            std::fill_n(scores, t + 1, X(0));
-            for (int s = 0; s <= t; s++)
-                for (int h = 0; h < p.heads; h++) {
-                    const X product = inner_product(one.query(0, 0, h), keys + size_t(s) * p.dim, p.dim);
-                    scores[s] += one.weight(0, 0, h, scale) * std::max(X(0), product);
-                }
-            KeyCut<X> cut{-INFINITY, t + 1};
-            if (t + 1 > p.most()) cut = KeyCuts<X>().find(scores, t + 1, p.most());
-            for (int s = 0; s <= t; s++) chosen[s] = scores[s] > cut.score || (scores[s] == cut.score && cut.equal-- > 0);
-        }
-    };
-
-    template <class X>
-    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const int position = device.keys->tokens();
-        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        device.keys->append(a);
-        device.more->add(*this, in, weights, 0, position);
-        device.more->choose(*this, position);
-        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
-            row.visit(ChosenTokens(*this, device.more->chosen), query_of(a, {}, h, position), keys);
-        });
-    }
-#ifdef WITH_GPU
-    /// The same of texts on a GPU.
-    template <class X>
-    struct Texts : IndexTexts<X> {
-        Texts(const deepseek_sparse& p, BumpAllocator& memory, const LayerShape& room) : IndexTexts<X>(memory, room, p.index_shape(room)) {}
-        void begin(GPU device, int text, const deepseek_sparse& p, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            IndexTexts<X>::begin(device, text, in, weights, p.tensors);
-        }
-    };
-
-    template <class X>
-    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const Texts<X>& text = *device.more;
-        text.choose(device, in, weights, tensors, device.rows, most());
-        attention_forward(device, ChosenTogether(*this, text.chosen(), text.room()), kernel_arguments(in, state, Statistics<X>{}));
-    }
-#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,

@@ -28,10 +28,6 @@ struct ForgetForward {
     int NH, T;
 
     constexpr double term(int b, int h, int t) const { return -softplus(-u[(size_t(b) * T + t) * NH + h]); }
-    template <class Keys>
-    constexpr double before(const Keys& keys, int h) const {
-        return double(keys.last_feature(h, 0)) + double(keys.last_feature(h, 1));
-    }
     constexpr void store(int b, int h, int t, double c) const {
         const size_t head = size_t(b) * NH + h, keys = padded(T);
         const Wide<X> high = Wide<X>(c), low = Wide<X>(c - high);

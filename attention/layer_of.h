@@ -2,11 +2,9 @@
 // their device. The virtual functions here forward to layer.h.
 #pragma once
 #include <memory>
-#include <optional>
 
-#include "attention/kernel/decode.h"
+#include "attention/decoding/decoding.cuh"
 #include "attention/kernel/layer.h"
-#include "attention/kernel/next_rows.cuh"
 #include "attention/variant.h"
 #include "model/base/error.h"
 
@@ -15,6 +13,15 @@ constexpr bool reports_pairs = requires(const A& policy, const LayerInputs<float
     policy.sees(in, state, 0, 0, 0);
 };
 
+/// Whether a query's output depends on its position, the rotated keys and the values only: one kernel call that reads nothing else.
+template <class A>
+constexpr bool may_read_keys_only = !A::own_passes && !A::reads_qk_pre && !A::reads_x;
+template <class A>
+bool reads_keys_only(const A& policy) {
+    const Features f = policy.features();
+    return may_read_keys_only<A> && policy.rotates() && !policy.gates_output() && f.head + f.row + f.column == 0;
+}
+
 template <class A>
 LayerFacts facts_of(const A& policy) {
     LayerFacts f{};
@@ -22,7 +29,7 @@ LayerFacts facts_of(const A& policy) {
     f.gated = policy.gates_output(), f.rotates = policy.rotates();
     f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
     f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
-    f.writes_row_by_row = A::writes_row_by_row && policy.is_causal();
+    f.decodes = decodes<A, CPU, float> && policy.is_causal();
     f.reads_keys_only = reads_keys_only(policy);
     f.reports_pairs = reports_pairs<A>;
     f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
@@ -54,92 +61,6 @@ const A& policy_of(const AttentionLayer& layer) {
     return dynamic_cast<const LayerOf<A>&>(layer).policy;
 }
 
-/// The decode state of A besides keys: A::Text<X> on the CPU and A::Texts<X> on a GPU, if defined.
-template <class A, class Device, class X>
-struct DecodeState {
-    using type = NothingMore;
-};
-template <class A, class X>
-    requires requires { typename A::template Text<X>; }
-struct DecodeState<A, CPU, X> {
-    using type = typename A::template Text<X>;
-};
-
-/// A sequence's keys and further decode state on the CPU.
-template <class A, class X>
-struct CachedSequence {
-    KeyCache<X, SlotsOf<A>> keys;
-    typename DecodeState<A, CPU, X>::type more;
-
-    CachedSequence(const A& policy, BumpAllocator& memory, const CacheRoom& room)
-        : keys(memory, room, policy.features().column, policy.kept_keys()), more(policy, memory, room) {}
-};
-
-/// KV caches of a layer of A, with the decode state of A besides keys.
-template <class A, class Device, class X>
-class CacheOf;
-
-/// On the CPU the rows of a step are computed one after the other.
-template <class A, class X>
-class CacheOf<A, CPU, X> final : public CachesOfSequences<X, A, CachedSequence<A, X>> {
-public:
-    using CacheOf::CachesOfSequences::CachesOfSequences;
-
-    void prefill(CPU, int sequence, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
-        CachedSequence<A, X>& one = this->restart(sequence);
-        one.keys.append(kernel_arguments(in, state, Statistics<X>{}));
-        one.more.begin(this->how_, in, weights, state);
-    }
-    void decode(CPU, const DecodeRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
-        std::byte* const no_workspace = nullptr;
-        for (int b = 0; b < in.B; b++) {
-            CachedSequence<A, X>& one = this->at(rows.sequence[b]);
-            LayerState<X> row = row_of(state, in, b);
-            const NextRow<X, decltype(one.more), SlotsOf<A>> on{{}, &one.keys, &one.more};
-            attention_layer_forward(on, this->how_, row_of(in, b), weights, row, no_workspace);
-        }
-    }
-};
-
-#ifdef WITH_GPU
-template <class A, class X>
-    requires requires { typename A::template Texts<X>; }
-struct DecodeState<A, GPU, X> {
-    using type = typename A::template Texts<X>;
-};
-
-template <class A, class X>
-class CacheOf<A, GPU, X> final : public CacheInBlock<GPU, X> {
-    using More = typename DecodeState<A, GPU, X>::type;
-    static_assert(!requires { typename A::template Text<X>; } || requires { typename A::template Texts<X>; },
-                  "a mechanism with decode state besides keys, Text<X>, defines it for GPUs too: Texts<X>");
-
-public:
-    CacheOf(const A& policy, const CacheRoom& room) : policy_(policy), room_(room) { lay_out(); }
-
-    void prefill(GPU device, int sequence, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) override {
-        keep_prompt(device, *keys_, kernel_arguments(in, state, Statistics<X>{}), sequence);
-        more_->begin(device, sequence, policy_, in, weights, state);
-    }
-    void decode(GPU device, const DecodeRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) override {
-        std::byte* const no_workspace = nullptr;
-        const NextRows<X, More, SlotsOf<A>> on{device, *keys_, rows, &*more_};
-        attention_layer_forward(on, policy_, in, weights, state, no_workspace);
-    }
-
-private:
-    void lay_out() override {
-        keys_.emplace(this->memory_, room_, policy_.features().column, policy_.kept_keys());
-        more_.emplace(policy_, this->memory_, room_);
-    }
-
-    const A& policy_;
-    LayerShape room_;
-    std::optional<TextKeys<X, SlotsOf<A>>> keys_;
-    std::optional<More> more_;
-};
-#endif
-
 /// `Passes` is LayerPasses<Device, X> or derived from it.
 template <class A, class Device, class X, class Passes = LayerPasses<Device, X>>
 struct PassesOf : Passes {
@@ -159,7 +80,7 @@ struct PassesOf : Passes {
         attention_layer_backward(device, policy, in, weights, state, dout, to, more, workspace);
     }
     std::unique_ptr<LayerCache<Device, X>> make_cache(const CacheRoom& room) const override {
-        if constexpr (A::writes_row_by_row) return std::make_unique<CacheOf<A, Device, X>>(policy, room);
+        if constexpr (decodes<A, CPU, float>) return std::make_unique<CacheOf<A, Device, X>>(policy, room);
         else fail(Exit::usage, A::name, " has no token-by-token decoding");
     }
     std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const override {

@@ -16,8 +16,6 @@
 // what dense attention does, up to the longest segment.
 #pragma once
 #include "attention/branches/branches.cuh"
-#include "attention/kernel/decode.h"
-#include "attention/kernel/next_rows.cuh"
 #include "attention/masks/pattern.h"
 
 /// Row n of head h is token 2^k n + (h mod 2^k).
@@ -200,29 +198,6 @@ struct longnet : Policy {
         }
         all.finish(device, in, state, statistics);
     }
-
-    /// The next row of a text: all branches in one softmax, in which a key counts once for every branch that has the pair.
-    template <class X, class More>
-    void forward(const NextRow<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const int position = device.keys->tokens();
-        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        device.keys->append(a);
-        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
-            for (int n = 0; n < branches; n++) row.visit(in_text(n), query_of(a, {}, h, position), keys);
-        });
-    }
-#ifdef WITH_GPU
-    template <class X, class More>
-    void forward(const NextRows<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        keep_rows(device, device.keys, a, device.rows);
-        RowsSoftmax<X> softmax(device, device.keys, device.rows, a, branches);
-        for (int n = 0; n < branches; n++) softmax.add(in_text(n), a.q);
-        softmax.finish();
-    }
-#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,

@@ -11,7 +11,6 @@
 // State per token, head and layer: k - 1 integers, the selection.
 #pragma once
 #include "attention/blocks/mean_gate.cuh"
-#include "attention/blocks/mean_text.cuh"
 #include "attention/blocks/token_blocks.cuh"
 
 struct moba : Policy {
@@ -65,6 +64,12 @@ struct moba : Policy {
 
     // ---- the layer
 
+    template <class X>
+    static AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
+        statistics.tile_max = nullptr;   // calls have different tiles
+        return kernel_arguments(in, state, statistics);
+    }
+
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
@@ -74,34 +79,6 @@ struct moba : Policy {
             choose_by_means(device, choice, {scratch.means, in.k, in.qk_row, in, block, in.documents}, in, block_choice(in));
         scratch.blocks.forward(device, own_block(), arguments(in, state, statistics), choice);
     }
-
-    template <class X>
-    using Text = MeanText<X>;
-
-    template <class X>
-    void forward(const NextRow<X, MeanText<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const int position = device.keys->tokens(), past = position / block, slots = std::min(top - 1, past);
-        const AttentionForward<X> a = arguments(in, state, {});
-        device.keys->append(a);
-        device.more->add(in.k);
-        const std::vector<int> chosen = device.more->choose(in, slots, past);
-        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
-            row.visit(ChosenAndForced(own_block(), chosen.data() + size_t(h) * slots, slots), query_of(a, {}, h, position), keys);
-        });
-    }
-#ifdef WITH_GPU
-    template <class X>
-    using Texts = MeanTexts<X>;
-
-    template <class X>
-    void forward(const NextRows<X, MeanTexts<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state,
-                 std::byte*, const Statistics<X>&) const {
-        const MeanTexts<X>& text = *device.more;
-        text.choose(device, in, device.rows);
-        attention_forward(device, ChosenByTexts(own_block(), text.chosen, NH, NH, text.slots), arguments(in, state, {}));
-    }
-#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
@@ -137,12 +114,5 @@ struct moba : Policy {
                 in, b, out, [](int, int, int, int, X a) { return a; },
                 [&](int h, int i, int j) { return j <= i && sees[(size_t(h) * in.T + i) * N + j / block]; });
         }
-    }
-
-private:
-    template <class X>
-    static AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
-        statistics.tile_max = nullptr;   // calls have different tiles
-        return kernel_arguments(in, state, statistics);
     }
 };

@@ -20,24 +20,7 @@
 #include "attention/branches/branches.cuh"
 #include "attention/gates/row_gate.cuh"
 #include "attention/gates/token_linear.cuh"
-#include "attention/kernel/decode.h"
-#include "attention/kernel/next_rows.cuh"
 #include "attention/masks/choose_tokens.cuh"
-#include "attention/masks/chosen_tokens.h"
-
-#ifdef WITH_GPU
-/// chosen (texts, NH, room): whether each token has a row in rows (B, NH, T).
-struct NoteChosen {
-    char* chosen;
-    const int* rows;
-    int NH, T, room;
-    NewKeys where;
-    constexpr void operator()(unsigned row, int t) const {
-        const int b = int(row) / NH, h = int(row) % NH;
-        chosen[(size_t(where.text_of(b)) * NH + h) * room + where.position(b, t)] = rows[size_t(row) * T + t] >= 0;
-    }
-};
-#endif
 
 struct mosa : Policy {
     static constexpr const char* name = "mosa";
@@ -134,6 +117,15 @@ struct mosa : Policy {
 
     // ---- the layer
 
+    TokenChoice choice(const LayerShape& s, const Documents& documents = {}) const {
+        const int count = std::min(s.T, std::max(2, int(s.T / rho)));
+        return {s.B, s.T, NH, dense_heads, expert_choice, count, float(1 / rho), 0, documents};
+    }
+    template <class X>
+    TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
+        return {in.x, weights + w_r.offset, nullptr, in.B * in.T, C, sparse_heads()};
+    }
+
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
@@ -149,76 +141,6 @@ struct mosa : Policy {
         scratch.branches.finish(device, in, state, statistics);
         gate_rows_forward(device, state.gated_out, state.out, state.score_inputs.gate, size_t(in.B) * in.T * NH, in.HS);
     }
-
-    /// Which tokens of a text that is being written each head has chosen.
-    template <class X>
-    struct Text {
-        int room;
-        char* chosen;   // (NH, room)
-        Text(const mosa&, BumpAllocator& memory, const LayerShape& s) : room(s.T), chosen(memory.take<char>(size_t(s.NH) * s.T)) {}
-        void begin(const mosa&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
-            take(0, Kept<X>(state.kept, in).rows, in);
-        }
-        /// Tokens from `first` on; rows (NH, T).
-        void take(int first, const int* rows, const LayerShape& s) {
-            for (int h = 0; h < s.NH; h++)
-                for (int t = 0; t < s.T; t++) chosen[size_t(h) * room + first + t] = rows[size_t(h) * s.T + t] >= 0;
-        }
-    };
-
-    /// The next row of a text, which a head that does not choose it leaves 0.
-    template <class X>
-    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const int position = device.keys->tokens();
-        const Kept<X> kept(state.kept, in);
-        std::vector<X> u(NH);
-        TokenChoice c = choice(in);
-        c.first = position;
-        if (sparse_heads()) token_linear_forward(CPU{}, u.data(), router_of(in, weights));
-        choose_tokens(CPU{}, state.score_inputs.gate, kept.tokens, kept.rows, u.data(), weights + tau.offset, c);
-        device.more->take(position, kept.rows, in);
-        const AttentionForward<X> a = ungated_arguments(in, state, Statistics<X>{});
-        device.keys->append(a);
-        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
-            if (kept.rows[h] < 0) return;
-            row.visit(ChosenTokens(*this, device.more->chosen + size_t(h) * device.more->room), query_of(a, {}, h, position), keys);
-        });
-        gate_rows_forward(CPU{}, state.gated_out, state.out, state.score_inputs.gate, NH, in.HS);
-    }
-#ifdef WITH_GPU
-    /// The same of texts on a GPU.
-    template <class X>
-    struct Texts {
-        int room;
-        char* chosen;   // (texts, NH, room)
-        float* u;       // (texts, NH) of the rows
-        Texts(const mosa&, BumpAllocator& memory, const LayerShape& s)
-            : room(s.T), chosen(memory.take<char>(size_t(s.B) * s.NH * s.T)), u(memory.take<float>(size_t(s.B) * s.NH)) {}
-        void begin(GPU device, int text, const mosa&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
-            note(device, Kept<X>(state.kept, in).rows, in, {{}, text});
-        }
-        void note(GPU device, const int* rows, const LayerShape& s, const NewKeys& where) {
-            each_element(device, size_t(s.B) * s.NH, s.T, NoteChosen{chosen, rows, s.NH, s.T, room, where});
-        }
-    };
-
-    /// The next rows of texts: a head that does not choose a row's token sees nothing.
-    template <class X>
-    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const Kept<X> kept(state.kept, in);
-        Texts<X>& text = *device.more;
-        TokenChoice c = choice(in);
-        c.first = 1;   // none of the rows is a text's first token, which every head chooses
-        if (sparse_heads()) token_linear_forward(device, text.u, router_of(in, weights));
-        choose_tokens(device, state.score_inputs.gate, kept.tokens, kept.rows, text.u, weights + tau.offset, c);
-        text.note(device, kept.rows, in, {device.rows});
-        const AttentionForward<X> a = ungated_arguments(in, state, Statistics<X>{});
-        attention_forward(device, ChosenByHeads(*this, text.chosen, NH, text.room), a);
-        gate_rows_forward(device, state.gated_out, state.out, state.score_inputs.gate, size_t(in.B) * NH, in.HS);
-    }
-#endif
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
@@ -273,16 +195,8 @@ struct mosa : Policy {
     }
 
 private:
-    TokenChoice choice(const LayerShape& s, const Documents& documents = {}) const {
-        const int count = std::min(s.T, std::max(2, int(s.T / rho)));
-        return {s.B, s.T, NH, dense_heads, expert_choice, count, float(1 / rho), 0, documents};
-    }
     template <class Device>
     size_t kernel_bytes(Device device, const LayerShape& s) const {
         return attention_workspace(device, static_cast<const Policy&>(*this), s.B, s.T, s.T, s.NH);
-    }
-    template <class X>
-    TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
-        return {in.x, weights + w_r.offset, nullptr, in.B * in.T, C, sparse_heads()};
     }
 };

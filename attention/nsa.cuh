@@ -30,8 +30,6 @@
 #include "attention/kernel/layer.h"
 #include "attention/nsa/naive_nsa.h"
 #include "attention/nsa/nsa_memory.cuh"
-#include "attention/nsa/nsa_text.cuh"
-#include "attention/nsa/nsa_texts.cuh"
 #include "attention/scores/rotate_heads.cuh"
 
 /// The mask of cmp and win: key j covers tokens j stride .. j stride + last, and is visible when all of them are in the past and
@@ -191,74 +189,6 @@ struct nsa : Policy {
         each_element(device, BT, BRANCHES * NH, OpenGates<X>{kept.branches, logits, NH});
     }
 
-    // ---- the next row of a text
-
-    template <class X>
-    struct Text : NsaText<X> {
-        Text(const nsa& policy, BumpAllocator& memory, const CacheRoom& room)
-            : NsaText<X>(memory, room, policy.grid, policy.shared, policy.selection.slots(room.T)) {}
-        void begin(const nsa& policy, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
-            const NsaKept<X> kept = policy.kept_in(state, in);
-            this->k.begin(policy.keys(in, kept), kept.k, in.T), this->v.begin(policy.values(in, kept), kept.v, in.T);
-            if (this->selected) this->selected->append(policy.arguments(SLC, in, kept, state));
-            const Selection& s = policy.selection;
-            for (int kv = 0; kv < in.NKV; kv++) {
-                int* const choice = this->choice + kv * this->slots;
-                std::fill_n(choice, this->slots, -1);
-                std::copy_n(kept.choice + s.choice(in).of_token(0, kv, (in.T - 1) / s.every), s.slots(in.T), choice);
-            }
-        }
-    };
-
-    constexpr KeptKeys kept_keys() const { return shared ? KeptKeys{} : KeptKeys{0, left + 1}; }
-
-    template <class X>
-    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const NsaKept<X> kept = kept_in(state, in);
-        const int32_t t = device.keys->tokens();
-        Text<X>& text = *device.more;
-        std::vector<X> logits(BRANCHES * NH);
-        project(CPU{}, in, weights, kept, logits.data(), {.of_token = &t});
-        if (text.selected) text.selected->append(arguments(SLC, in, kept, state));
-
-        attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
-        text.k.add(keys(in, kept).data, t, weights, phi_k), text.v.add(values(in, kept).data, t, weights, phi_v);
-        const AttentionForward<X> cmp = arguments(CMP, in, kept, state), slc = arguments(SLC, in, kept, state);
-        attend_next_row(cmp, text.compressed(grid.complete(t + 1), in), [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
-            row.visit(branch(CMP), query_of(cmp, {}, h, t), keys);
-        });
-        if (text.slots > 0 && t % selection.every == 0) text.choose(cmp, t);
-        attend_next_row(slc, text.selected ? *text.selected : *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
-            const ChosenAndForced mask({*this, TILE, 1, 2}, text.choice + h / (NH / NKV) * text.slots, text.slots);
-            row.visit(mask, query_of(slc, {}, h, t), keys);
-        });
-        gated_sum(CPU{}, state.out, kept.branches, NH, HS);
-    }
-
-#ifdef WITH_GPU
-    template <class X>
-    using Texts = NsaTexts<X>;
-
-    template <class X>
-    void forward(const NextRows<X, NsaTexts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const NsaKept<X> kept = kept_in(state, in);
-        const NsaTexts<X>& text = *device.more;
-        const DecodeRows& rows = device.rows;
-        project(GPU(device), in, weights, kept, text.logits, {.of_token = rows.position});
-        attention_forward(device, branch(WIN), arguments(WIN, in, kept, state));
-        const AttentionForward<X> cmp = arguments(CMP, in, kept, state), slc = arguments(SLC, in, kept, state);
-        text.add(device, rows, in.B, keys(in, kept), values(in, kept), kept, weights, phi_k, phi_v);
-        attend_next_rows(device, text.compressed, text.among_blocks(rows), cmp, NsaBranch{*this, 1, 0, INT_MAX});   // all there are
-        text.choose(device, cmp, rows);
-        if (text.selected) keep_rows(device, *text.selected, slc, rows);
-        attend_next_rows(device, text.selected ? *text.selected : device.keys, rows, slc,
-                         ChosenByTexts({*this, TILE, 1, 2}, text.choice, NH, NKV, text.slots));
-        gated_sum(device, state.out, kept.branches, size_t(in.B) * NH, HS);
-    }
-#endif
-
     template <class Device, class X>
     void choose_blocks(Device device, const LayerInputs<X>& in, const NsaKept<X>& kept, Wide<X>* scores) const {
         const Importance<X> importance{in.B,   in.T,           NH, NKV, HS, grid, selection.every, {in.q_pre, in.qk_row},
@@ -327,6 +257,8 @@ struct nsa : Policy {
         for (int i = 0; i < T; i++) count.pairs += double(grid.complete(i + 1)) + std::min(i, left) + 1;
         return {count.pairs * heads, count.tiles * heads};
     }
+
+    constexpr KeptKeys kept_keys() const { return shared ? KeptKeys{} : KeptKeys{0, left + 1}; }
 
     /// Keys (with values) of one key/value head for generating token T + 1: all of slc's, the window's, the compressed ones, and
     /// those of the incomplete block. Shared keys include the window's, but not those before RoPE.

@@ -22,9 +22,8 @@
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/branches/repeated_rows.cuh"
-#include "attention/kernel/decode.h"
 #include "attention/masks/balanced_clusters.cuh"
-#include "attention/masks/cluster_texts.cuh"
+#include "attention/masks/clusters.cuh"
 #include "attention/scores/each_element.cuh"
 
 /// Judges rows by the positions of ClusterRows, of groups of up to R rows.
@@ -48,18 +47,6 @@ struct RowsOfHeads {
     constexpr int token(int b, int h, int row) const { return all.token(b, h, row); }
     constexpr int next(int b, int h, int row) const { return all.next(b, h, row); }
     constexpr int row(int b, int h, int token) const { return h >= first && h < last ? all.row(b, h, token) : -1; }
-};
-
-/// One row of a routed head, in the order of the text: the earlier tokens of its cluster, or itself where there are none.
-struct InCluster : Policy {
-    const int* cluster;   // (tokens) of this head
-    InCluster(const Policy& p, const int* cluster_) : Policy(p), cluster(cluster_) {}
-    Tile tile(int, int i0, int, int j0, int j1) const {
-        return std::find(cluster + j0, cluster + j1, cluster[i0]) == cluster + j1 ? Tile::hidden : Tile::mixed;
-    }
-    bool visible(int, int i, int j) const {
-        return cluster[j] == cluster[i] && (j < i || std::find(cluster, cluster + i, cluster[i]) == cluster + i);
-    }
 };
 
 struct routing : Policy {
@@ -110,6 +97,11 @@ struct routing : Policy {
         const double of_cluster = size * (size - 1) / 2 + 1, across = std::max(1.0, size / TILE);
         return {local * window.pairs + (heads - local) * groups * of_cluster,
                 local * window.tiles + (heads - local) * tiles * (across + 1) / 2};
+    }
+
+    int size_of_clusters(int T) const { return std::max(1, T / clusters); }
+    ClusterShape shape(const LayerShape& s) const {
+        return {s.B, s.T, NH, HS, local, clusters, balanced ? size_of_clusters(s.T) : 0};
     }
 
     // ---- memory
@@ -183,67 +175,6 @@ struct routing : Policy {
         average_rows(device, state.out, state.lse, kept.results.branch(kept.rows), {in.B, in.T, in.NH, in.NH, in.HS}, statistics);
     }
 
-    /// Content vectors and clusters of a text that is being written, of routed heads.
-    template <class X>
-    struct Text {
-        int room, tokens = 0;
-        X* n;           // (NH - local, room, HS)
-        int* cluster;   // (NH - local, room)
-        Text(const routing& policy, BumpAllocator& memory, const LayerShape& s) : room(s.T) {
-            const size_t rows = size_t(s.NH - policy.local) * room;
-            n = memory.take<X>(rows * s.HS), cluster = memory.take<int>(rows);
-        }
-        void begin(const routing& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            for (int t = 0; t < in.T; t++) add(policy, in, weights, t);
-        }
-        void add(const routing& policy, const LayerInputs<X>& in, const X* weights, int t) {
-            for (int h = policy.local; h < in.NH; h++) {
-                const size_t at = size_t(h - policy.local) * room + tokens;
-                const X *q = in.query(in.q_pre, 0, t, h), *centroids = weights + policy.mu.offset;
-                layernorm_row(n + at * in.HS, q, in.HS, CLUSTER_EPS);
-                cluster[at] = nearest_centroid<X>(q, centroids + policy.shape(in).centroid(h, 0), policy.clusters, in.HS);
-            }
-            tokens++;
-        }
-    };
-
-    template <class X>
-    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const int position = device.keys->tokens();
-        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        device.keys->append(a);
-        device.more->add(*this, in, weights, 0);
-        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, KeySpan<X> keys) {
-            if (h < local) return row.visit(WindowBranch(left), query_of(a, {}, h, position), keys);
-            const X* const n = device.more->n + size_t(h - local) * device.more->room * HS;
-            keys.k = {n + size_t(keys.first) * HS, size_t(HS)};
-            row.visit(InCluster(*this, device.more->cluster + size_t(h - local) * device.more->room), {n + size_t(position) * HS, h, position},
-                      keys);
-        });
-    }
-#ifdef WITH_GPU
-    template <class X>
-    struct Texts : ClusterTexts<X> {
-        Texts(const routing& policy, BumpAllocator& memory, const LayerShape& room) : ClusterTexts<X>(memory, room, policy.shape(room)) {}
-        void begin(GPU device, int text, const routing& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            this->keep(device, in, weights + policy.mu.offset, {{}, text});
-        }
-    };
-
-    template <class X>
-    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const Texts<X>& text = *device.more;
-        text.keep(device, in, weights + mu.offset, {device.rows});
-        AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        a.NKV = NH;   // every query head has keys of its own
-        RowsSoftmax<X> softmax(device, text.content, device.rows, a, 1);
-        softmax.add(ClustersOfTexts(*this, text.cluster, text.members, text.s, left), {text.q, size_t(NH) * HS});
-        softmax.finish();
-    }
-#endif
-
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
@@ -310,11 +241,6 @@ struct routing : Policy {
     }
 
 private:
-    int size_of_clusters(int T) const { return std::max(1, T / clusters); }
-    ClusterShape shape(const LayerShape& s) const {
-        return {s.B, s.T, NH, HS, local, clusters, balanced ? size_of_clusters(s.T) : 0};
-    }
-
     template <class Device>
     size_t kernel_bytes(Device device, const LayerShape& s) const {
         const int R = shape(s).rows();

@@ -10,8 +10,6 @@
 // its first token.
 #pragma once
 #include "attention/branches/branches.cuh"
-#include "attention/kernel/decode.h"
-#include "attention/kernel/next_rows.cuh"
 #include "attention/masks/pattern.h"
 #include "attention/scores/rotate_heads.cuh"
 #include "attention/sinks.cuh"
@@ -81,46 +79,8 @@ struct sinks_cache : sinks {
         memory.branches.finish(device, in, state, statistics);
     }
 
-    /// The next row of a text.
-    template <class X, class More>
-    void forward(const NextRow<X, More>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const int position = device.keys->tokens(), in_cache = std::min(position, last_position());
-        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        const size_t q_row = size_t(in.NH) * in.HS;
-        std::vector<X> q(q_row);
-        rotate_heads(CPU{}, Heads<X>{q.data(), q_row}, Heads<const X>{in.q_pre, in.qk_row},
-                     Angles<Wide<X>>{in.cosine, in.sine}.from(in_cache, in.HS), 1, 1, in.NH, in.HS, 1);
-        device.keys->append(a);
-        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
-            row.visit(WindowBranch(left), query_of(a, {}, h, position), keys);
-            row.visit(SinkBranch(leading, left), {&q[size_t(h) * in.HS], h, position}, keys);
-        });
-    }
-#ifdef WITH_GPU
-    /// What it needs on a GPU besides keys: room for q' of the rows.
-    template <class X>
-    struct Texts : NothingMore {
-        X* q;   // (texts, NH, HS)
-        Texts(const sinks_cache& policy, BumpAllocator& memory, const LayerShape& room)
-            : NothingMore(policy, memory, room), q(memory.take<X>(size_t(room.B) * room.NH * room.HS)) {}
-    };
-
-    template <class X>
-    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        const size_t q_row = size_t(in.NH) * in.HS;
-        X* const q = device.more->q;
-        rotate_heads(device, Heads<X>{q, q_row}, Heads<const X>{in.q_pre, in.qk_row}, {in.cosine, in.sine}, in.B, 1, in.NH, in.HS, 1,
-                     {.last = last_position(), .of_token = device.rows.position});
-        keep_rows(device, device.keys, a, device.rows);
-        RowsSoftmax<X> softmax(device, device.keys, device.rows, a, 2);
-        softmax.add(WindowBranch(left), a.q);
-        softmax.add(SinkBranch(leading, left), {q, q_row});
-        softmax.finish();
-    }
-#endif
+    /// s + w - 1, the last position in the cache.
+    int last_position() const { return int(std::min(int64_t(leading) + left, int64_t(END))); }
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
@@ -160,9 +120,6 @@ struct sinks_cache : sinks {
     }
 
 private:
-    /// s + w - 1, the last position in the cache.
-    int last_position() const { return int(std::min(int64_t(leading) + left, int64_t(END))); }
-
     /// Queries at min(t, last_position()), t counted from the document's beginning; direction is 1, or -1 for the gradient.
     template <class Device, class Y, class X>
     void rotate_queries(Device device, Heads<Y> to, Heads<const Y> from, const LayerInputs<X>& in, int direction) const {

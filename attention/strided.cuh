@@ -10,7 +10,6 @@
 // column is to the columns' branch what a document is to the window (ColumnStarts).
 #pragma once
 #include "attention/branches/branches.cuh"
-#include "attention/kernel/decode.h"
 #include "attention/masks/pattern.h"
 
 /// The text column by column: row n of column c is token n l + c. Columns are padded to the same length.
@@ -138,13 +137,6 @@ struct strided : Policy {
         a.documents = in_columns(device, in, columns, memory.starts);
         memory.branches.add(device, ColumnBranch(columns), columns, a);
         memory.branches.finish(device, in, state, statistics);
-    }
-
-    /// The next row of a text, or rows of several: the union, in one walk over the keys.
-    template <template <class, class, class> class Next, class X, class More, class Slots>
-    void forward(const Next<X, More, Slots>& device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        attention_forward(device, *this, kernel_arguments(in, state, Statistics<X>{}));
     }
 
     template <class Device, class X>

@@ -6,7 +6,6 @@
 //     LayerPasses      a layer's passes on one device in one number type; attention/layer_of.h makes them from a policy
 #pragma once
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,84 +22,17 @@
 struct LayerFacts {
     Features features;
     bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
-    bool writes_row_by_row;      // LayerPasses::make_cache() may be called
-    bool reads_keys_only;        // reads_keys_only() in decode.h
+    bool decodes;                // LayerPasses::make_cache() may be called
+    bool reads_keys_only;        // reads_keys_only() in attention/layer_of.h
     bool reports_pairs;          // CpuPasses::sees() may be called
     bool is_causal, needs_known_text, keeps_documents_apart, expects_at_most;
     bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, own_passes;   // for the tests
     std::vector<std::string> branch_names;   // at least one: "" where the layer has a single softmax
 };
 
-/// Per-layer KV cache of several sequences, each with its own length. Capacity (sequences x tokens) is fixed at construction.
 template <class Device, class X>
-class LayerCache {
-public:
-    virtual ~LayerCache() = default;
-    virtual size_t bytes() const = 0;
-
-    /// Call once, before the first prefill.
-    virtual void allocate() = 0;
-
-    /// Prefill: replaces the cache of one sequence by the first in.T tokens of a new one (in.B == 1), given the `state` of their
-    /// forward().
-    virtual void prefill(Device device, int sequence, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state) = 0;
-
-    /// Decode: appends one token to each of in.B sequences (in.T == 1) and writes state.gated_out (B, NH, HS), the same rows as forward()
-    /// of the sequences so far. On a GPU the launches depend on in.B only. RoPE's table begins at position 0, as for whole sequences.
-    virtual void decode(Device device, const DecodeRows& rows, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) = 0;
-};
-
-/// A LayerCache in one block of memory. A derived constructor calls lay_out(), which takes all arrays.
-template <class Device, class X>
-class CacheInBlock : public LayerCache<Device, X> {
-public:
-    size_t bytes() const override { return memory_.bytes(); }
-    void allocate() override {
-        memory_.allocate();
-        lay_out();
-    }
-
-protected:
-    virtual void lay_out() = 0;
-    Arena<Device> memory_;
-};
-
-/// A LayerCache on the CPU with a block of memory for each sequence. Sequence(how, memory, room) takes the arrays of an empty one.
-template <class X, class How, class Sequence>
-class CachesOfSequences : public LayerCache<CPU, X> {
-public:
-    /// `how` outlives the cache.
-    CachesOfSequences(const How& how, const CacheRoom& room) : how_(how), room_(room), places_(room.B) {
-        room_.B = 1;   // of a sequence
-        for (Place& place : places_) lay_out(place);
-    }
-
-    size_t bytes() const override { return places_.size() * places_.front().memory.bytes(); }
-    void allocate() override {
-        for (Place& place : places_) place.memory.allocate(), lay_out(place);
-    }
-
-protected:
-    Sequence& at(int sequence) { return *places_[sequence].sequence; }
-
-    /// Empties a sequence. Its memory still holds the bytes of the one before.
-    Sequence& restart(int sequence) {
-        places_[sequence].memory.rewind(0);
-        return lay_out(places_[sequence]);
-    }
-
-    const How& how_;
-    CacheRoom room_;   // of a sequence
-
-private:
-    struct Place {
-        Arena<CPU> memory;
-        std::optional<Sequence> sequence;
-    };
-    Sequence& lay_out(Place& place) { return place.sequence.emplace(how_, place.memory, room_); }
-
-    std::vector<Place> places_;
-};
+class LayerCache;
+struct CacheRoom;
 
 /// The passes of one layer on one device. Arguments and results: attention_layer_forward() and
 /// attention_layer_backward() in attention/kernel/layer.h.
@@ -117,7 +49,7 @@ struct LayerPasses {
     virtual void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                           const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const = 0;
 
-    /// For layers with writes_row_by_row. room.B sequences of room.T tokens each.
+    /// For layers with `decodes`. room.B sequences of room.T tokens each.
     virtual std::unique_ptr<LayerCache<Device, X>> make_cache(const CacheRoom& room) const = 0;
 
     /// The gates of the last forward pass: Policy::branch_gates(), one for each of LayerFacts::branch_names.

@@ -13,7 +13,10 @@ model/operations/
 attention/kernel/
 attention/scores/
 attention/(masks|gates|branches)/
-attention/(blocks|indexer|nsa|inference)/
+attention/(blocks|indexer|nsa)/
+attention/[a-z_]+[.]cuh
+attention/decoding/
+attention/inference/
 attention/
 model/(attention_report|gpt|gpt_memory|monitor|qwen)[.]
 model/(checkpoint|ranks)/

@@ -36,7 +36,7 @@ void check_odd_fact() {
     CHECK(facts_in_order(facts) == expected);
     CHECK(facts.branch_names == std::vector<std::string>{""});
     CHECK(facts.reads_keys_only == (n != 0 && n != 1 && n != 2 && n != 3 && n != 6));
-    CHECK(facts.writes_row_by_row == (n != 7));
+    CHECK(facts.decodes == (n != 7));
     CHECK_FALSE(facts.reports_pairs);
 }
 

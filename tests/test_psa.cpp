@@ -1,5 +1,5 @@
 // Decoding with progressive sparse attention (attention/inference/psa.h) and one row against cached keys
-// (attention/kernel/decode.h), against the formula in dense loops.
+// (attention/decoding/attend.cuh), against the formula in dense loops.
 #include "attention/inference/psa.h"
 
 #include <algorithm>

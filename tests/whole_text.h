@@ -23,7 +23,7 @@ void check_whole_text(const Variant& variant, const Form& form, int prompt, int 
     Trial<X> trial(variant, config_of_long_text(form, settings), 1, prompt, 1, T, Recompute::nothing, 0, 1, Mode::inference);
     auto& gpt = trial.gpt;
     const int V = gpt.net.config.V;
-    REQUIRE(gpt.net.all(&LayerFacts::writes_row_by_row));
+    REQUIRE(gpt.net.all(&LayerFacts::decodes));
     Decoder<CPU, X> decoder(CPU{}, gpt);
     decoder.allocate();
     std::vector<int32_t> text = trial.tokens;

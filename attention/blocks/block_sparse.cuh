@@ -7,8 +7,7 @@
 // calls is split in two (block_documents.cuh).
 #pragma once
 #include "attention/blocks/block_documents.cuh"
-#include "attention/blocks/block_text.cuh"
-#include "attention/blocks/block_texts.cuh"
+#include "attention/blocks/block_gate.cuh"
 #include "attention/blocks/block_tiles.cuh"
 #include "attention/blocks/distil.cuh"
 #include "attention/gates/head_gate.cuh"
@@ -84,6 +83,15 @@ struct BlockSparse : Policy {
     /// (mean, maximum and minimum). The mean of its queries, which GateQuery::previous needs, is not counted.
     double cached_keys(int T) const { return gate_training == GateTraining::gate_only ? T : T + 0.5 * ((T - 1) / block) + 1.5; }
 
+    int dense() const { return choice.dense_heads; }
+    bool distils() const { return gate_training != GateTraining::off; }
+    GateShape gate_shape(const LayerShape& s) const { return {s.B, s.T, NH, NKV, HS, block, query}; }
+    template <class X>
+    GateShape gate_shape(const LayerInputs<X>& in) const {
+        return {in.B, in.T, NH, NKV, HS, block, query, in.documents};
+    }
+    HeadGate head_gate_options() const { return {head_weight.offset, head_bias.offset, head_threshold, straight_through, dense()}; }
+
     template <class X>
     size_t kept_bytes(const LayerShape& shape) const {
         return Kept<Wide<X>>(*this, nullptr, shape).bytes;
@@ -116,53 +124,6 @@ struct BlockSparse : Policy {
         else attend(device, PlainTiles(*this), a, scratch);
     }
 
-    // ---- the next row of a text
-
-    template <class X>
-    struct Text : BlockText<X> {
-        Text(const BlockSparse& policy, BumpAllocator& memory, const LayerShape& room) : BlockText<X>(memory, policy.gate_shape(room)) {}
-        void begin(const BlockSparse& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            if (policy.gate_training == GateTraining::gate_only) return;   // the gate is not used
-            for (int t = 0; t < in.T; t++) this->add(in, t, policy.gate_use(weights));
-        }
-    };
-
-    template <class X>
-    void forward(const NextRow<X, Text<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        const int position = device.keys->tokens(), own = position / block;
-        if (gate_training == GateTraining::gate_only) return attention_forward(device, PlainTiles(*this), a);
-        if (gates_output()) head_gate_forward(CPU{}, state.score_inputs.gate, in, weights, head_gate_options());
-        device.keys->append(a);
-        device.more->add(in, 0, gate_use(weights));
-        attend_next_row(a, *device.keys, [&](int h, QueryRow<X>& row, KeySpan<X> keys) {   // a tile lies in one block
-            const int c = keys.first / block;
-            if (!device.more->visits(h, c)) return;
-            if (mask != BlockMask::hard && h >= dense() && c < own) keys.tile_bias = -softplus(-device.more->score(h, c));
-            row.visit(BiasedTiles(*this), query_of(a, {}, h, position), keys);
-        });
-    }
-#ifdef WITH_GPU
-    template <class X>
-    struct Texts : BlockTexts {
-        Texts(const BlockSparse& policy, BumpAllocator& memory, const LayerShape& room) : BlockTexts(memory, policy.gate_shape(room)) {}
-        void begin(GPU device, int text, const BlockSparse& policy, const LayerInputs<X>& in, const X* weights, const LayerState<X>&) {
-            if (policy.gate_training != GateTraining::gate_only) block_texts::begin(device, *this, in, policy.gate_use(weights), text);
-        }
-    };
-
-    template <class X>
-    void forward(const NextRows<X, Texts<X>>& device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte*,
-                 const Statistics<X>&) const {
-        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        if (gate_training == GateTraining::gate_only) return attention_forward(device, PlainTiles(*this), a);
-        if (gates_output()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
-        block_texts::add(device, *device.more, in, gate_use(weights), device.rows);
-        attention_forward(device, BlocksOfTexts(*this, *device.more, dense(), mask != BlockMask::hard), a);
-    }
-#endif
-
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
@@ -190,21 +151,7 @@ protected:
     static constexpr int LARGEST_BLOCK = 4096;   // tokens
     static float threshold(double setting) { return setting > 0 ? float(setting) : -1; }   // 0: off
 
-    int dense() const { return choice.dense_heads; }
-    bool distils() const { return gate_training != GateTraining::off; }
-    GateShape gate_shape(const LayerShape& s) const { return {s.B, s.T, NH, NKV, HS, block, query}; }
-    template <class X>
-    GateShape gate_shape(const LayerInputs<X>& in) const {
-        return {in.B, in.T, NH, NKV, HS, block, query, in.documents};
-    }
-    HeadGate head_gate_options() const { return {head_weight.offset, head_bias.offset, head_threshold, straight_through, dense()}; }
-
 private:
-    template <class X>
-    BlockGateUse<X> gate_use(const X* weights) const {
-        return {weights + wq.offset, weights + wk.offset, choice, mask == BlockMask::soft};
-    }
-
     static size_t tile_pairs(const LayerShape& s) { return size_t(s.B) * s.NH * tiles_of(s.T) * tiles_of(s.T); }
     size_t block_pairs(const LayerShape& s) const {
         return size_t(s.B) * s.NH * gate_shape(s).blocks() * gate_shape(s).blocks();

@@ -10,8 +10,6 @@
 #include "attention/blocks/choose_blocks.cuh"
 #include "attention/blocks/document_blocks.h"
 #include "attention/blocks/more_rows.cuh"
-#include "attention/kernel/decode.h"
-#include "attention/kernel/next_rows.cuh"
 
 /// The blocks that every token sees: the first `leading`, and the last `local` up to its own.
 struct ForcedBlocks : Policy {
@@ -27,41 +25,6 @@ struct ForcedBlocks : Policy {
         return c1 < leading || c0 > r1 - local ? causal : Tile::mixed;
     }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && forced(i / block, j / block); }
-};
-
-/// One row of a text that is being written: the blocks that every token sees, and the `chosen` ones.
-struct ChosenAndForced : Policy {
-    ForcedBlocks forced;
-    const int* chosen;
-    int slots;
-    constexpr ChosenAndForced(const ForcedBlocks& forced_, const int* chosen_, int slots_)
-        : Policy(forced_), forced(forced_), chosen(chosen_), slots(slots_) {}
-
-    constexpr bool sees(int i, int c) const {
-        bool seen = forced.forced(i / forced.block, c);
-        for (int n = 0; n < slots && !seen; n++) seen = chosen[n] == c;
-        return seen;
-    }
-    constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
-        if (j0 / forced.block != (j1 - 1) / forced.block) return Tile::mixed;
-        return sees(i0, j0 / forced.block) ? causal_tile(i0, i1, j0, j1) : Tile::hidden;
-    }
-    constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && sees(i, j / forced.block); }
-};
-
-/// The same of rows of several texts on a GPU, in which every head chooses, or a group of heads together.
-struct ChosenByTexts : Policy {
-    ForcedBlocks forced;
-    const int* chosen;   // (texts, choosers, slots)
-    int heads, choosers, slots;
-    constexpr ChosenByTexts(const ForcedBlocks& forced_, const int* chosen_, int heads_, int choosers_, int slots_)
-        : Policy(forced_), forced(forced_), chosen(chosen_), heads(heads_), choosers(choosers_), slots(slots_) {}
-    constexpr ChosenByTexts of_row(int text) const {
-        return {forced, chosen + size_t(text) * choosers * slots, heads, choosers, slots};
-    }
-    constexpr ChosenAndForced of_head(int h) const { return {forced, chosen + size_t(h / (heads / choosers)) * slots, slots}; }
-    constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const { return of_head(h).tile(h, i0, i1, j0, j1); }
-    constexpr bool visible(int h, int i, int j) const { return of_head(h).visible(h, i, j); }
 };
 
 /// Pairs and tiles of `heads` heads over a sequence of T, where each token chooses `slots` of its past blocks besides the forced. A

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "attention/inference/options.h"
-#include "attention/kernel/decode.h"
+#include "attention/decoding/attend.cuh"
 
 /// Metadata of the blocks of one layer's cached keys; grows as keys arrive.
 template <class X>

@@ -6,7 +6,7 @@
 // run, whatever texts stand beside.
 #pragma once
 #include "attention/inference/psa.h"
-#include "attention/kernel/next_rows.cuh"
+#include "attention/decoding/attend.cuh"
 #include "attention/scores/each_element.cuh"
 
 #ifdef WITH_GPU
@@ -153,7 +153,7 @@ struct Best {
 
 template <class Shape>
 struct Shared {
-    NextRowShared<Shape> pieces[MOST_HEADS / Shape::HEADS];   // of the query heads
+    DecodeShared<Shape> pieces[MOST_HEADS / Shape::HEADS];   // of the query heads
     float log_total[MOST_HEADS];                              // of the estimated mass of all blocks
     float retained[MOST_HEADS];                               // V / (V + R)
     bool satisfied[MOST_HEADS];
@@ -232,7 +232,7 @@ private:
 template <class Shape, class P>
 __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
     visits_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
-                  const __grid_constant__ TextKeys<typename Shape::X> keys, const DecodeRows rows, const PsaTextBlocks blocks,
+                  const __grid_constant__ KVCache<GPU, typename Shape::X> keys, const DecodeRows rows, const PsaTextBlocks blocks,
                   const PsaStep step, const RowParts parts, const Stop stop) {
     constexpr int WARPS = Shape::WARPS;
     auto& shared = dynamic_shared<Shared<Shape>>();
@@ -280,15 +280,15 @@ void psa_begin(const GPU& device, const PsaTextBlocks& blocks, const AttentionFo
 /// out and lse of the next rows in `a` from the blocks of kept keys that they need; their keys join those that are kept. Adds to
 /// step.counts of the rows.
 template <class X>
-void psa_next(const GPU& device, const Policy& causal, const TextKeys<X>& keys, const PsaTextBlocks& blocks, const PsaStep& step,
+void psa_next(const GPU& device, const Policy& causal, const KVCache<GPU, X>& keys, const PsaTextBlocks& blocks, const PsaStep& step,
               const DecodeRows& rows, const AttentionForward<X>& a, double eps) {
     using namespace psa_visits;
-    keep_rows(device, keys, a, rows);
+    append(device, keys, a, rows);
     each_element(device, a.B, a.NKV * a.HS, AddNextKey<X>{blocks, a.k, rows});
     launch(device, estimates_kernel<X>, Grid(blocks_for(step.most, ESTIMATES), a.NKV, a.B), ESTIMATES * WARP, 0, step, blocks, a, rows);
     const RowParts parts = take_parts(device, a, 1);
     for_head_size(a.HS, [&](auto HS) {
-        using Shape = NextRowShape<X, HS>;
+        using Shape = DecodeShape<X, HS>;
         launch(device, visits_kernel<Shape, Policy>, Grid(a.NKV, a.B), int(blocks_for(a.NH / a.NKV, Shape::HEADS)) * Shape::THREADS,
                sizeof(Shared<Shape>), causal, a, keys, rows, blocks, step, parts, Stop(eps));
     });

@@ -121,16 +121,6 @@ struct LayerShape {
     int B, T, C, NH, NKV, HS;
 };
 
-/// The capacity of a layer's KV cache, B sequences of T tokens; and the storage type of keys and values (on the CPU).
-struct CacheRoom : LayerShape {
-    Stored keys = Stored::as_computed;
-};
-
-/// The B rows of a decode step, in device memory: row b is the token at position[b] of sequence[b]. No two rows share a sequence.
-struct DecodeRows {
-    const int32_t *sequence, *position;   // (B)
-};
-
 /// The inputs of an attention layer: the block's normed input and the projections, before and after RoPE.
 template <class X>
 struct LayerInputs : LayerShape {

@@ -90,11 +90,11 @@ private:
     }
 };
 
-/// The keys that later rows can see: the first `leading` keys of the text and the last `recent`, including the newest row's own.
+/// The first `leading` keys of a sequence and the last `recent`, including the newest row's own.
 struct KeptKeys {
     int leading = 0, recent = std::numeric_limits<int>::max();
 };
-/// The same for a text in chunks of `chunk` tokens: the last `of_chunk` <= chunk keys of each complete chunk, and all of the newest.
+/// The same for a sequence in chunks of `chunk` tokens: the last `of_chunk` <= chunk keys of each complete chunk, and all of the newest.
 struct KeptChunks {
     int chunk, of_chunk;
 };
@@ -205,14 +205,7 @@ struct Policy {
     /// Whether q and k are rotated by RoPE. Without it scores ignore positions unless the variant encodes them itself.
     bool rotates() const { return true; }
 
-    /// Decode. writes_row_by_row: the layer can compute the next row of a text from its KV cache, by its own forward() with the device
-    /// NextRow (decode.h). kept_keys(): the keys in that cache. A policy with own_passes may overload
-    ///     void forward(NextRow<X, Text<X>>, const LayerInputs<X>&, const X* weights, LayerState<X>&, std::byte*, const Statistics<X>&)
-    /// State besides the keys is a nested `template <class X> struct Text` with the members of NothingMore; its memory is not cleared
-    /// between texts. Without row-by-row decode, and in a form that is not causal, every row costs a pass over the whole text. A GPU
-    /// computes the rows of several texts at once, by forward() with the device NextRows (next_rows.cuh); a policy with a Text needs a
-    /// `Texts` with the same state there.
-    static constexpr bool writes_row_by_row = true;
+    /// The keys that rows after the newest may see: a KV cache holds no others.
     constexpr KeptKeys kept_keys() const { return {}; }
 
     /// preprocess() runs before the kernel and fills the inputs of score() and the output gate. preprocess_backward() runs after it and

@@ -8,8 +8,6 @@
 // float32 would leave two digits in the difference of two neighbouring sums.
 #pragma once
 #include "attention/kernel/arguments.h"
-#include "attention/kernel/decode.h"
-#include "attention/kernel/next_rows.cuh"
 
 template <class Task>
 void running_sum(CPU, const Task& task, int B, int NH, int T) {
@@ -19,12 +17,6 @@ void running_sum(CPU, const Task& task, int B, int NH, int T) {
             double sum = 0;
             for (int n = 0; n < T; n++) sum += task.term(b, h, n), task.store(b, h, n, sum);
         }
-}
-
-/// The next row of a text: its sums go on from those of the row before, which the task finds among what is kept, as before(keys, h).
-template <class X, class More, class Task>
-void running_sum(const NextRow<X, More>& device, const Task& task, int /*B*/, int NH, int /*T*/) {
-    for (int h = 0; h < NH; h++) task.store(0, h, 0, task.before(*device.keys, h) + task.term(0, h, 0));
 }
 
 #ifdef WITH_GPU
@@ -44,19 +36,6 @@ __global__ void running_sum_kernel(const Task task, int T) {
     sum = 0;
     for (int before = 0; before < int(threadIdx.x); before++) sum += pieces[before];
     for (int n = first; n < end; n++) sum += task.term(b, h, n), task.store(b, h, n, sum);
-}
-
-/// The next rows of texts: block b, a thread for each head.
-template <class Task, class X>
-__global__ void running_sum_of_rows_kernel(const Task task, const TextKeys<X> keys, const DecodeRows rows) {
-    const int b = blockIdx.x;
-    const LastFeatures<X> last{keys, rows.sequence[b], rows.position[b] - 1};
-    for (int h = threadIdx.x; h < keys.NH; h += blockDim.x) task.store(b, h, 0, task.before(last, h) + task.term(b, h, 0));
-}
-
-template <class X, class More, class Task>
-void running_sum(const NextRows<X, More>& device, const Task& task, int B, int /*NH*/, int /*T*/) {
-    launch(device, running_sum_of_rows_kernel<Task, X>, B, 2 * WARP, 0, task, device.keys, device.rows);
 }
 
 template <class Task>

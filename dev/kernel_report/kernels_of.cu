@@ -3,7 +3,7 @@
 // calls kernels with policies of its own, it has all kernels of a layer.
 #include "attention/attention.h"
 #include "attention/kernel/layer.h"
-#include "attention/kernel/next_rows.cuh"
+#include "attention/decoding/attend.cuh"
 
 // What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, how often the loop over the
 // parts of a tile runs for each tile, and how often a loop inside of that for each part. The report reads them from the
@@ -21,8 +21,8 @@ __global__ void attention_backward_kernel_facts(const __grid_constant__ P policy
     __nanosleep(BY_UNITS<Shape, P> ? Shape::STEP / 8 : 1);
 }
 template <class Shape, class P, class Slots>
-__global__ void next_rows_kernel_facts(const __grid_constant__ P /*policy*/) {
-    __nanosleep(sizeof(NextRowShared<Shape>));
+__global__ void decode_kernel_facts(const __grid_constant__ P /*policy*/) {
+    __nanosleep(sizeof(DecodeShared<Shape>));
     __nanosleep(TILE / (Shape::AHEAD * Shape::ROWS));
     __nanosleep(1);
 }
@@ -41,9 +41,9 @@ void instantiate() {
     static void* volatile kernel;
     kernel = (void*)attention_forward_kernel_facts<Forward, false, P>, kernel = (void*)attention_backward_kernel_facts<Backward, P>;
     if constexpr (WITH_KERNELS) {
-        using Rows = NextRowShape<bf16, HS>;
+        using Rows = DecodeShape<bf16, HS>;
         kernel = (void*)attention_forward_kernel<Forward, false, P>, kernel = (void*)attention_backward_kernel<Backward, P>;
-        kernel = (void*)next_rows_kernel_facts<Rows, P, SlotsOf<P>>, kernel = (void*)next_rows_kernel<Rows, P, SlotsOf<P>>;
+        kernel = (void*)decode_kernel_facts<Rows, P, SlotsOf<P>>, kernel = (void*)decode_kernel<Rows, P, SlotsOf<P>>;
     }
 }
 

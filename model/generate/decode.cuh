@@ -1,7 +1,7 @@
 // Decode: one pass over each prompt (prefill), then one pass per new token over a row of each text, which reads the weights once for all of
 // them. Rows attend to each layer's KV caches (attention/variant.h: LayerCache). On a GPU a step is a CUDA graph with constant launches:
 // the sequences of its rows and their positions are in device memory. Variants with a layer that cannot decode row by row
-// (LayerFacts::writes_row_by_row) read the whole text again for every token, and so do all variants once the text is longer than the
+// (LayerFacts::decodes) read the whole text again for every token, and so do all variants once the text is longer than the
 // model's positions.
 #pragma once
 #include <algorithm>
@@ -130,7 +130,7 @@ private:
         const Config& c = gpt_.net.config;
         const CacheRoom room{{places_, gpt_.T, c.C, c.NH, c.NKV, c.HS}, gpt_.net.tensors.matrices()};
         Caches caches;
-        for (int l = 0; l < c.L && gpt_.net.all(&LayerFacts::writes_row_by_row); l++) {
+        for (int l = 0; l < c.L && gpt_.net.all(&LayerFacts::decodes); l++) {
             std::unique_ptr<LayerCache<Device, X>> cache = mechanism_ ? mechanism_->make_cache(room) : nullptr;
             caches.push_back(cache ? std::move(cache) : gpt_.attention(l).make_cache(room));
         }

@@ -27,7 +27,7 @@ public:
 
     void prefill(GPU device, int text, const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        keep_prompt(device, *keys_, a, text);
+        append_prompt(device, *keys_, a, text);
         psa_begin(device, blocks_, a, text);
     }
     void decode(GPU device, const DecodeRows& rows, const LayerInputs<X>& in, const X*, LayerState<X>& state) override {
@@ -45,7 +45,7 @@ private:
     LayerShape room_;
     const PsaStep& step_;
     Policy causal_{Config{}, 0};
-    std::optional<TextKeys<X>> keys_;
+    std::optional<KVCache<GPU, X>> keys_;
     PsaTextBlocks blocks_{};
 };
 
@@ -98,7 +98,7 @@ private:
 /// A sequence's keys and their blocks.
 template <class X>
 struct PsaSequence {
-    KeyCache<X> keys;
+    KVCache<CPU, X> keys;
     PsaBlocks<X> blocks;
 
     PsaSequence(const PsaOptions& how, BumpAllocator& memory, const CacheRoom& room)

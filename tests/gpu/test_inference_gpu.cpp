@@ -72,7 +72,7 @@ public:
     void begin(int text, const Tokens& of, int prompt) {
         const DeviceArray<X> k(of.k), v(of.v);
         const auto a = arguments<X>(heads_, 1, prompt, prompt, nullptr, k.data(), v.data(), nullptr, nullptr);
-        keep_prompt(test_gpu(), *keys_, a, text);
+        append_prompt(test_gpu(), *keys_, a, text);
         psa_begin(test_gpu(), blocks_, a, text);
         check(cudaDeviceSynchronize());   // before the arrays go
     }
@@ -109,7 +109,7 @@ private:
     HeadSizes heads_;
     PsaOptions how_;
     Arena<GPU> memory_;
-    std::optional<TextKeys<X>> keys_;
+    std::optional<KVCache<GPU, X>> keys_;
     PsaTextBlocks blocks_{};
     PsaStep step_{};
 };

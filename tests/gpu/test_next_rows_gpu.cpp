@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "attention/fixed_factorized.cuh"
-#include "attention/kernel/decode.h"
-#include "attention/kernel/next_rows.cuh"
+#include "attention/decoding/attend.cuh"
+#include "attention/decoding/attend.cuh"
 #include "attention/masks/pattern.h"
 #include "tests/attention_case.h"
 #include "tests/gpu/device_array.h"
@@ -57,9 +57,9 @@ template <class X, class P>
 RowResults on_gpu(const TwoTexts& texts, const P& policy) {
     const GPU device = test_gpu();
     Arena<GPU> memory;
-    std::unique_ptr<TextKeys<X, SlotsOf<P>>> keys;
+    std::unique_ptr<KVCache<GPU, X, SlotsOf<P>>> keys;
     for (int pass = 0; pass < 2; pass++) {   // the first learns the size
-        keys = std::make_unique<TextKeys<X, SlotsOf<P>>>(memory, LayerShape{2, texts.room, 0, NH, NKV, HS}, 0, policy.kept_keys());
+        keys = std::make_unique<KVCache<GPU, X, SlotsOf<P>>>(memory, LayerShape{2, texts.room, 0, NH, NKV, HS}, 0, policy.kept_keys());
         if (pass == 0) memory.allocate();
     }
     const DeviceArray<X> k(texts.k), v(texts.v);
@@ -68,7 +68,7 @@ RowResults on_gpu(const TwoTexts& texts, const P& policy) {
         AttentionForward<X> prompt{};
         prompt.B = 1, prompt.S = texts.lengths[b] - 1;
         prompt.k = {k.data() + texts.row(b, 0), HS}, prompt.v = {v.data() + texts.row(b, 0), HS};
-        keep_prompt(device, *keys, prompt, b);
+        append_prompt(device, *keys, prompt, b);
         const size_t last = texts.row(b, texts.lengths[b] - 1), q_row = size_t(NH) * HS;
         rows_q.insert(rows_q.end(), texts.q.begin() + b * q_row, texts.q.begin() + (b + 1) * q_row);
         rows_k.insert(rows_k.end(), texts.k.begin() + last, texts.k.begin() + last + HS);
@@ -82,7 +82,7 @@ RowResults on_gpu(const TwoTexts& texts, const P& policy) {
     a.B = 2, a.T = a.S = 1, a.NH = NH, a.NKV = NKV, a.HS = HS;
     a.q = {q.data(), NH * HS}, a.k = {row_k.data(), HS}, a.v = {row_v.data(), HS};
     a.gate = gate.data(), a.out = out.data(), a.gated_out = gated_out.data(), a.lse = lse.data();
-    attention_forward(NextRows<X, NothingMore, SlotsOf<P>>{device, *keys, {text.data(), position.data()}, nullptr}, policy, a);
+    attention_forward(DecodeStep<GPU, X, SlotsOf<P>>{device, *keys, {text.data(), position.data()}}, policy, a);
 
     const auto in_order = [](const Numbers& rows) {
         Numbers both(rows.begin() + rows.size() / 2, rows.end());

@@ -118,7 +118,7 @@ VARIANT_CASE(" hybrid: text is the same with a cache and without, and prefixes a
     Trial<double> trial(with_causal(variant), hybrid_of(variant), 1, 40, 1, 48, Recompute::nothing, 0, 1, Mode::inference);
     auto& gpt = trial.gpt;
     const Config& c = gpt.net.config;
-    CHECK(gpt.net.all(&LayerFacts::writes_row_by_row) == gpt.net.layers[1].attention->facts.writes_row_by_row);
+    CHECK(gpt.net.all(&LayerFacts::decodes) == gpt.net.layers[1].attention->facts.decodes);
     Decoder<CPU, double> decoder(CPU{}, gpt);
     decoder.allocate();
     for (int T = 33; T <= 40; T++) {

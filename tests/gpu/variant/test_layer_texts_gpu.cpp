@@ -157,7 +157,7 @@ void check_rows(const Variant& variant, const LayerSizes& sizes, const std::vect
     const Threads one(1);
     const Variant& twin = named(variant.name);   // the CPU's
     AttentionCase<double> layer(twin, sizes);
-    REQUIRE(variant.make_layer(layer.config, 0)->facts.writes_row_by_row);
+    REQUIRE(variant.make_layer(layer.config, 0)->facts.decodes);
     const TextNumbers numbers = numbers_for<X>(layer);
     LayerOn<CPU, double> whole(twin, layer, numbers, CPU{});
     whole.passes().forward(CPU{}, whole.inputs(0, sizes.B, sizes.T), whole.weights, whole.state, whole.workspace, {});

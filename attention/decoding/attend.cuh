@@ -1,24 +1,168 @@
-// Single-token decode on a GPU: one query per head and text against the KV caches. (decode.h: one text on the CPU.) A row needs few
-// multiplications per number that it reads, so it is bound by memory bandwidth: there are no tiles of queries and no tensor cores, query
-// heads that share keys share the reads (four at a time), and the keys of a text are split over blocks, because its heads would be too
-// few for a GPU.
-//     NextRows      a device for a layer's own forward(): a kernel call with it appends the rows' keys and reads the whole caches
-//     RowsSoftmax   the work of such a call: add() writes a partial softmax for each block, finish() merges the parts in order
-// The slots that a warp reads depend only on the number of slots, so results are the same in every run and in every batch.
+// Single-token decode: one query per head and sequence against the KV cache. A layer's forward() with a DecodeStep as its device
+// computes the newest row of each sequence; a kernel call in it appends the rows' keys to the caches and reads the whole caches.
+//
+// On the CPU a step is one row. Scores, masks and running softmax are those of cpu.h. There is no tile of queries to share a
+// transposed K, so each key is read once, in place.
+//
+// On a GPU a step is a row of each of several sequences. A row needs few multiplications per number that it reads, so it is bound
+// by memory bandwidth: there are no tiles of queries and no tensor cores, query heads that share keys share the reads (four at a
+// time), and the keys of a sequence are split over blocks, because its heads would be too few for a GPU. DecodeSoftmax is such a
+// call: add() writes a partial softmax for each block, finish() merges the parts in order. The slots that a warp reads depend only
+// on the number of slots, so results are the same in every run and in every batch.
 #pragma once
-#include "attention/kernel/text_keys.cuh"
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
 
+#include "attention/decoding/kv_cache.cuh"
+#include "attention/kernel/cpu.h"
 #ifdef WITH_GPU
 #include "attention/kernel/features.cuh"
+#endif
 
-/// The device of single-token decode on a GPU: one row of each of in.B texts, in.T = 1. A layer's forward() on it gives that layer's rows
-/// of the whole texts. RoPE's table begins at position 0.
-template <class X, class More, class Slots = RingSlots>
-struct NextRows : GPU {
-    TextKeys<X, Slots> keys;   // of the previous rows
-    DecodeRows rows;
-    More* more;
+/// The device of a decode step. RoPE's table begins at position 0, not at the rows'.
+template <class Device, class X, class Slots = RingSlots>
+struct DecodeStep;
+
+/// On the CPU, one row of one sequence: in.B = in.T = 1.
+template <class X, class Slots>
+struct DecodeStep<CPU, X, Slots> : CPU {
+    KVCache<CPU, X, Slots>& keys;   // of the previous tokens
 };
+
+#ifdef WITH_GPU
+/// On a GPU, one row of each of in.B sequences: in.T = 1.
+template <class X, class Slots>
+struct DecodeStep<GPU, X, Slots> : GPU {
+    KVCache<GPU, X, Slots> keys;   // of the previous tokens
+    DecodeRows rows;
+};
+#endif
+
+// ------------------------------------------------------------------------------------------------------------------- the CPU
+
+/// A query row of head h at position i of its sequence, with the inputs of score().
+template <class X>
+struct Query {
+    const X* q;   // (HS)
+    int h, i;
+    const Wide<X>*head_scalars = nullptr, *row_features = nullptr;
+};
+
+/// Row 0 of the call `a` in head h.
+template <class X>
+Query<X> query_of(const AttentionForward<X>& a, const Features& f, int h, int position) {
+    return {a.q.data + size_t(h) * a.HS, h, position, a.head + size_t(h) * f.head, a.row + size_t(h) * f.row};
+}
+
+/// The running softmax of one row.
+template <class X>
+class QueryRow {
+public:
+    explicit QueryRow(int HS) : HS_(HS), scale_(X(1) / std::sqrt(X(HS))), sums_(HS) {}
+
+    /// Adds the keys that are visible to the query under `policy`.
+    template <class P>
+    void visit(const P& policy, const Query<X>& query, const KeySpan<X>& keys) {
+        for (int n = 0; n < keys.count; n += TILE) {
+            const int columns = std::min(TILE, keys.count - n), j0 = keys.first + n;
+            const Tile verdict = policy.tile(query.h, query.i, query.i + 1, j0, j0 + columns);
+            if (verdict == Tile::hidden) continue;
+            X z[TILE] = {};
+            for (int j = 0; j < columns; j++) z[j] = scale_ * inner_product(query.q, keys.k.data + (n + j) * keys.k.row, HS_);
+            modify_scores(z, policy, query, keys, n, columns);
+            for (int j = 0; j < columns; j++)
+                if (verdict == Tile::mixed && !policy.visible(query.h, query.i, j0 + j)) z[j] = X(HIDDEN);
+            add_values(z, keys.v.data + n * keys.v.row, keys.v.row, columns);
+        }
+    }
+
+    /// Log-sum-exp of the keys so far.
+    X lse() const {
+        return state_.sum == X(0) ? -std::numeric_limits<X>::infinity() : state_.largest + std::log(state_.sum);
+    }
+
+    /// Writes out (HS); 0 if no key was seen.
+    void write(X* out) const {
+        for (int d = 0; d < HS_; d++) out[d] = state_.sum == X(0) ? X(0) : sums_[d] / state_.sum;
+    }
+
+private:
+    template <class P>
+    static void modify_scores(X* z, const P& policy, const Query<X>& query, const KeySpan<X>& keys, int n, int columns) {
+        const int width = whole_packs<X>(columns);
+        Pair<Pack<X>> pair;
+        pair.head_scalars = query.head_scalars, pair.row_features = query.row_features;
+        pair.column_stride = keys.column_stride, pair.tile_bias = keys.tile_bias, pair.i = X(query.i);
+        for (int j = 0; j < width; j += LANES<X>) {
+            pair.column_features = keys.columns + n + j, pair.j = iota(X(keys.first + n + j));
+            store(z + j, policy.score(load<Pack<X>>(z + j), pair));
+        }
+        for (int j = columns; j < width; j++) z[j] = X(HIDDEN);
+    }
+
+    /// Turns z (columns) into exp(z - largest).
+    void add_values(X* z, const X* v, size_t row, int columns) {
+        const X rescale = absorb(state_, z, whole_packs<X>(columns), Statistics<X>());
+        for (int d = 0; d < HS_; d++) sums_[d] *= rescale;
+        for (int j = 0; j < columns; j++)
+#pragma omp simd
+            for (int d = 0; d < HS_; d++) sums_[d] += z[j] * v[j * row + d];
+    }
+
+    int HS_;
+    X scale_;
+    OnlineRow<X> state_;
+    std::vector<X> sums_;   // (HS) of exp(z - largest) v
+};
+
+/// Writes out, lse and, with a gate, gated_out of head h.
+template <class X>
+void write_row(const AttentionForward<X>& a, int h, const QueryRow<X>& row) {
+    X* const out = a.out + size_t(h) * a.HS;
+    row.write(out);
+    a.lse[h] = row.lse();
+    for (int d = 0; a.gate && d < a.HS; d++) a.gated_out[size_t(h) * a.HS + d] = a.gate[h] * out[d];
+}
+
+/// Computes out and lse of the row, and gated_out with a gate. Calls attend(h, row, span), which adds to the row's softmax, for
+/// every query head and every tile of `keys` (a KVCache, or a type with its each_span(), span(), tile() and tile_size()). Heads
+/// that share keys process a tile in turn, so that it is loaded from memory once.
+template <class X, class Keys, class Attend>
+void attend(const AttentionForward<X>& a, const Keys& keys, Attend attend) {
+    const int group = a.NH / a.NKV;
+#pragma omp parallel for
+    for (int first = 0; first < a.NH; first += group) {
+        std::vector<QueryRow<X>> rows(group, QueryRow<X>(a.HS));
+        std::vector<X> memory(keys.tile_size());
+        keys.each_span(first, [&](const KeySpan<X>& span) {
+            for (int n = 0; n < span.count; n += TILE) {
+                const int j = span.first + n, count = std::min(TILE, span.count - n);
+                const KeySpan<X> tile = keys.tile(first, j, count, memory.data());
+                for (int g = 0; g < group; g++) {
+                    KeySpan<X> of_head = keys.span(first + g, j, count);
+                    of_head.k = tile.k, of_head.v = tile.v;
+                    attend(first + g, rows[g], of_head);
+                }
+            }
+        });
+        for (int g = 0; g < group; g++) write_row(a, first + g, rows[g]);
+    }
+}
+
+/// The kernel call of a decode step: appends the row's keys to the cache and attends to all of them.
+template <class X, class Slots, class P>
+void attention_forward(const DecodeStep<CPU, X, Slots>& step, const P& policy, const AttentionForward<X>& a) {
+    const int position = step.keys.tokens();
+    step.keys.append(a);
+    attend(a, step.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
+        row.visit(policy, query_of(a, policy.features(), h, position), keys);
+    });
+}
+
+#ifdef WITH_GPU
+// --------------------------------------------------------------------------------------------------------------------- a GPU
 
 /// Partial softmaxes of `count` blocks for every row and head.
 struct RowParts {
@@ -29,7 +173,7 @@ struct RowParts {
 };
 
 template <class X_, int HS_>
-struct NextRowShape {
+struct DecodeShape {
     using X = X_;
     static constexpr int HS = HS_, WARPS = 4, THREADS = WARPS * WARP;
     static constexpr int HEADS = 4;                 // maximum query heads per block that share keys
@@ -41,7 +185,7 @@ struct NextRowShape {
 };
 
 template <class Shape>
-struct NextRowShared {
+struct DecodeShared {
     float z[Shape::WARPS][Shape::HEADS][TILE];   // q.k of a warp's tile, then the weights exp(z - largest)
     float out[Shape::WARPS][Shape::HEADS][Shape::HS];
     float largest[Shape::WARPS][Shape::HEADS], sum[Shape::WARPS][Shape::HEADS];
@@ -53,8 +197,8 @@ struct SlotTile {
     unsigned visited, full;
 };
 
-/// Sums s[g], g < 4, over the lanes that share a row; a lane gets the sum of head_of_lane(). In every exchange a lane passes on half of
-/// its heads; head by head, each would take all of the exchanges.
+/// Sums s[g], g < 4, over the lanes that share a row; a lane gets the sum of head_of_lane(). In every exchange a lane passes on
+/// half of its heads; head by head, each would take all of the exchanges.
 template <class Shape>
 __device__ __forceinline__ float sum_of_row(const float (&s)[Shape::HEADS]) {
     static_assert(Shape::HEADS == 4);
@@ -70,17 +214,17 @@ __device__ __forceinline__ int head_of_lane() {
     return (lane_of() & Shape::LANES / 2 ? 2 : 0) + (lane_of() & Shape::LANES / 4 ? 1 : 0);
 }
 
-/// A warp's query heads h0 .. h0 + heads - 1 of row b. A lane holds PIECE elements of each head's query and of the sums of every ROWS-th
-/// key; lane g holds the softmax of head g.
+/// A warp's query heads h0 .. h0 + heads - 1 of row b. A lane holds PIECE elements of each head's query and of the sums of every
+/// ROWS-th key; lane g holds the softmax of head g.
 template <class Shape, class P, class Slots>
 class WarpOfRow {
 public:
     using X = typename Shape::X;
     static constexpr int HEADS = Shape::HEADS, PIECE = Shape::PIECE, ROWS = Shape::ROWS, AHEAD = Shape::AHEAD;
 
-    __device__ WarpOfRow(const P& policy, const AttentionForward<X>& a, const TextKeys<X, Slots>& keys, int b, int text, int position,
-                         int h0, int heads, float (&z)[HEADS][TILE])
-        : policy_(policy), a_(a), keys_(keys), b_(b), text_(text), i_(position), h0_(h0), heads_(heads), z_(z),
+    __device__ WarpOfRow(const P& policy, const AttentionForward<X>& a, const KVCache<GPU, X, Slots>& keys, int b, int sequence,
+                         int position, int h0, int heads, float (&z)[HEADS][TILE])
+        : policy_(policy), a_(a), keys_(keys), b_(b), sequence_(sequence), i_(position), h0_(h0), heads_(heads), z_(z),
           slots_(keys.slots.used(position + 1)) {
         for (int g = 0; g < HEADS; g++) {
             const X* q = a.q.data + b * a.q.row + size_t(h0 + min(g, heads - 1)) * Shape::HS + dim();
@@ -108,10 +252,10 @@ public:
     }
 
     /// Beginning of the heads' cached keys and values.
-    __device__ size_t head_at() const { return keys_.head_at(text_, h0_ / (keys_.NH / keys_.NKV)); }
+    __device__ size_t head_at() const { return keys_.head_at(sequence_, h0_ / (keys_.NH / keys_.NKV)); }
 
     /// Row `warp` of each array.
-    __device__ void write(NextRowShared<Shape>& shared, int warp) {
+    __device__ void write(DecodeShared<Shape>& shared, int warp) {
         for (int g = 0; g < HEADS; g++)
             for (int e = 0; e < PIECE; e++) {
                 for (int distance = Shape::LANES; distance < WARP; distance *= 2)
@@ -121,7 +265,7 @@ public:
         write_sums(shared, warp);
     }
     /// Writes the softmaxes' maxima and sums, without their outputs.
-    __device__ void write_sums(NextRowShared<Shape>& shared, int warp) const {
+    __device__ void write_sums(DecodeShared<Shape>& shared, int warp) const {
         if (lane_of() < HEADS) shared.largest[warp][lane_of()] = largest_, shared.sum[warp][lane_of()] = sum_;
     }
 
@@ -199,7 +343,7 @@ private:
         if constexpr (MODIFIES_SCORES<P>) {
             const Features f = policy_.features();
             Pair<ScoreNumber<X>> pair{a_.head + size_t(h) * f.head, a_.row + (size_t(b_) * a_.NH + h) * f.row,
-                                            keys_.head_columns(text_, h) + slot, size_t(keys_.slots.count()), float(i_), float(j)};
+                                      keys_.head_columns(sequence_, h) + slot, size_t(keys_.slots.count()), float(i_), float(j)};
             if constexpr (requires { policy_.tile_bias(h, i_, j); }) pair.tile_bias = policy_.tile_bias(h, i_, j);
             return float(policy_.score(ScoreNumber<X>(scaled), pair));
         }
@@ -223,25 +367,26 @@ private:
 
     const P& policy_;
     const AttentionForward<X>& a_;
-    const TextKeys<X, Slots>& keys_;
-    int b_, text_, i_, h0_, heads_;
+    const KVCache<GPU, X, Slots>& keys_;
+    int b_, sequence_, i_, h0_, heads_;
     float (&z_)[HEADS][TILE];
     int slots_;   // slots in use
     float q_[HEADS][PIECE], out_[HEADS][PIECE] = {};
     float largest_ = -INFINITY, sum_ = 0;
 };
 
-/// A policy for the rows of one text: of_row(text) if the mask depends on the text, or tile_bias(h, i, j) for the biases of tiles.
+/// A policy for the rows of one sequence: of_row(sequence) if the mask depends on the sequence, or tile_bias(h, i, j) for the
+/// biases of tiles.
 template <class P>
-__device__ __forceinline__ auto policy_of_row(const P& policy, int text) {
-    if constexpr (requires { policy.of_row(text); }) return policy.of_row(text);
+__device__ __forceinline__ auto policy_of_row(const P& policy, int sequence) {
+    if constexpr (requires { policy.of_row(sequence); }) return policy.of_row(sequence);
     else return policy;
 }
 
 /// Merges the parts of Shape::WARPS warps, in the order of the warps. `thread` of Shape::THREADS.
 template <class Shape>
-__device__ __forceinline__ void write_part(const RowParts& parts, const NextRowShared<Shape>& shared, size_t head, int heads, int part,
-                                           int thread) {
+__device__ __forceinline__ void write_part(const RowParts& parts, const DecodeShared<Shape>& shared, size_t head, int heads,
+                                           int part, int thread) {
     for (int n = thread; n < heads * Shape::HS; n += Shape::THREADS) {
         const int g = n / Shape::HS, d = n % Shape::HS;
         float largest = -INFINITY, out = 0, sum = 0;
@@ -260,10 +405,10 @@ __device__ __forceinline__ void write_part(const RowParts& parts, const NextRowS
 /// Block (n, heads, b): part first_part + n of the softmaxes of row b, whose warps take every (4 x blocks)-th tile of slots.
 template <class Shape, class P, class Slots>
 __global__ void __launch_bounds__(Shape::THREADS, 4)
-    next_rows_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
-                     const __grid_constant__ TextKeys<typename Shape::X, Slots> keys, const DecodeRows rows, const RowParts parts,
-                     int first_part) {
-    auto& shared = dynamic_shared<NextRowShared<Shape>>();
+    decode_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
+                  const __grid_constant__ KVCache<GPU, typename Shape::X, Slots> keys, const DecodeRows rows, const RowParts parts,
+                  int first_part) {
+    auto& shared = dynamic_shared<DecodeShared<Shape>>();
     const int group = a.NH / a.NKV, pieces = (group + Shape::HEADS - 1) / Shape::HEADS, warp = int(threadIdx.x) / WARP;
     const int b = blockIdx.z, from = int(blockIdx.y) % pieces * Shape::HEADS, h0 = int(blockIdx.y) / pieces * group + from;
     const int heads = min(Shape::HEADS, group - from);
@@ -302,7 +447,7 @@ __global__ void merge_parts_kernel(const AttentionForward<X> a, const RowParts p
 template <class X>
 RowParts take_parts(const GPU& device, const AttentionForward<X>& a, int count) {
     const size_t parts = size_t(a.B) * a.NH * count;
-    float* const memory = take_workspace<float>(device, "attention of the next rows", parts * (a.HS + 2));
+    float* const memory = take_workspace<float>(device, "decode", parts * (a.HS + 2));
     return {memory, memory + parts * a.HS, memory + parts * (a.HS + 1), count};
 }
 
@@ -316,9 +461,10 @@ void merge_parts(const GPU& device, const AttentionForward<X>& a, const RowParts
 
 /// The running softmaxes of the rows in `a` over cached keys, under `calls` policies one after the other.
 template <class X, class Slots = RingSlots>
-class RowsSoftmax {
+class DecodeSoftmax {
 public:
-    RowsSoftmax(const GPU& device, const TextKeys<X, Slots>& keys, const DecodeRows& rows, const AttentionForward<X>& a, int calls)
+    DecodeSoftmax(const GPU& device, const KVCache<GPU, X, Slots>& keys, const DecodeRows& rows, const AttentionForward<X>& a,
+                  int calls)
         : device_(device), keys_(keys), rows_(rows), a_(a),
           blocks_(std::min(int(blocks_for(tiles_of(keys.slots.count()), WARPS)), MOST_BLOCKS)),
           parts_(take_parts(device, a, calls * blocks_)) {}
@@ -331,11 +477,11 @@ public:
         a.q = q;
         specialise(policy, [&](const auto& special) {
             for_head_size(a.HS, [&](auto HS) {
-                using Shape = NextRowShape<X, HS>;
+                using Shape = DecodeShape<X, HS>;
                 static_assert(Shape::WARPS == WARPS);
                 const int pieces = int(blocks_for(a.NH / a.NKV, Shape::HEADS));
-                launch(device_, next_rows_kernel<Shape, std::decay_t<decltype(special)>, Slots>, Grid(blocks_, a.NKV * pieces, a.B),
-                       Shape::THREADS, sizeof(NextRowShared<Shape>), special, a, keys_, rows_, parts_, calls_ * blocks_);
+                launch(device_, decode_kernel<Shape, std::decay_t<decltype(special)>, Slots>, Grid(blocks_, a.NKV * pieces, a.B),
+                       Shape::THREADS, sizeof(DecodeShared<Shape>), special, a, keys_, rows_, parts_, calls_ * blocks_);
             });
         });
         calls_++;
@@ -346,22 +492,22 @@ public:
 
 private:
     static constexpr int WARPS = 4;           // per block
-    static constexpr int MOST_BLOCKS = 32;   // for one key head and text: with 8 key heads 256, two for each multiprocessor of a large GPU
+    static constexpr int MOST_BLOCKS = 32;   // per key head and sequence; 8 key heads: 256, two per multiprocessor of a large GPU
 
     GPU device_;
-    TextKeys<X, Slots> keys_;
+    KVCache<GPU, X, Slots> keys_;
     DecodeRows rows_;
     AttentionForward<X> a_;
-    int blocks_;   // blocks per key head and text
+    int blocks_;   // blocks per key head and sequence
     RowParts parts_;
     int calls_ = 0;
 };
 
-/// The kernel call for the next rows: appends their keys to the caches, and each row attends to all of its text.
-template <class X, class More, class Slots, class P>
-void attention_forward(const NextRows<X, More, Slots>& device, const P& policy, const AttentionForward<X>& a) {
-    keep_rows(device, device.keys, a, device.rows);
-    RowsSoftmax<X, Slots> softmax(device, device.keys, device.rows, a, 1);
+/// The kernel call of a decode step: appends the rows' keys to the caches, and each row attends to its whole sequence.
+template <class X, class Slots, class P>
+void attention_forward(const DecodeStep<GPU, X, Slots>& step, const P& policy, const AttentionForward<X>& a) {
+    append(step, step.keys, a, step.rows);
+    DecodeSoftmax<X, Slots> softmax(step, step.keys, step.rows, a, 1);
     softmax.add(policy, a.q);
     softmax.finish();
 }

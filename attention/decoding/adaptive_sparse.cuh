@@ -1,0 +1,3 @@
+#pragma once
+#include "attention/decoding/block_sparse.cuh"
+#include "attention/adaptive_sparse.cuh"
