@@ -11,13 +11,13 @@
 namespace {
 
 /// One new token with its cache; numbers drawn at random.
-struct Decoding {
+struct PsaSteps {
     int S, NH, NKV, HS;
     std::vector<double> q, k, v;   // (NH, HS), (S, NKV, HS) twice
     std::vector<double> out, lse;  // (NH, HS), (NH)
     Policy policy{Config{}, 0};
 
-    Decoding(int S_, int NH_ = 4, int NKV_ = 2, int HS_ = 8, uint64_t seed = 1)
+    PsaSteps(int S_, int NH_ = 4, int NKV_ = 2, int HS_ = 8, uint64_t seed = 1)
         : S(S_), NH(NH_), NKV(NKV_), HS(HS_), q(normal_numbers(size_t(NH) * HS, seed)),
           k(normal_numbers(size_t(S) * NKV * HS, seed + 1)), v(normal_numbers(k.size(), seed + 2)), out(q.size(), NAN),
           lse(NH, NAN) {}
@@ -85,7 +85,7 @@ struct Decoding {
 };
 
 /// log of the mass that a block is estimated to have, from its keys.
-double estimate_by_definition(const Decoding& p, int h, int begin, int end, PsaBound bound) {
+double estimate_by_definition(const PsaSteps& p, int h, int begin, int end, PsaBound bound) {
     double s = 0;
     for (int d = 0; d < p.HS; d++) {
         double mean = 0, least = INFINITY, most = -INFINITY;
@@ -100,7 +100,7 @@ double estimate_by_definition(const Decoding& p, int h, int begin, int end, PsaB
 }
 
 /// The keys that one group of heads visits: the rule in plain loops, everything summed anew after every block.
-std::vector<char> visits_by_definition(const Decoding& p, int kv, const PsaOptions& how) {
+std::vector<char> visits_by_definition(const PsaSteps& p, int kv, const PsaOptions& how) {
     const int G = p.NH / p.NKV, blocks = (p.S + how.block - 1) / how.block;
     auto end = [&](int c) { return std::min(p.S, (c + 1) * how.block); };
     std::vector<std::vector<double>> E(G, std::vector<double>(blocks));
@@ -147,7 +147,7 @@ TEST_CASE("decode: one row sees the kept keys that its policy shows, in one span
     for (int S : {1, 63, 64, 65, 200})
         for (int cut : {0, 1, 17, 64, 100}) {
             INFO("S " << S << ", cut " << cut);
-            Decoding p(S);
+            PsaSteps p(S);
             p.attend(p.policy, S - 1, {0, std::min(cut, S), S});
             CHECK(difference(p.out, p.dense(), {1e-13}) == "");
             p.attend(Window(), S - 1, {0, std::min(cut, S), S});
@@ -161,7 +161,7 @@ TEST_CASE("decode: one row sees the kept keys that its policy shows, in one span
 }
 
 TEST_CASE("decode: a row between kept keys sees none behind it, and a row that sees nothing gives zeros", "[decode]") {
-    Decoding p(100), shorter(100);
+    PsaSteps p(100), shorter(100);
     shorter.S = 70;
     p.attend(p.policy, 69, {0, 100});
     CHECK(difference(p.out, shorter.dense(), {1e-13}) == "");
@@ -174,7 +174,7 @@ TEST_CASE("psa: eps 1 is dense attention", "[psa]") {
     for (PsaBound bound : BOUNDS)
         for (auto [S, block] : {std::pair{1, 64}, {64, 64}, {65, 64}, {200, 64}, {200, 7}, {50, 1}, {50, 1000}}) {
             INFO("S " << S << ", block " << block);
-            Decoding p(S);
+            PsaSteps p(S);
             const PsaCount count = p.run({1, block, bound});
             CHECK(difference(p.out, p.dense(), {1e-13}) == "");
             CHECK(count.visited == count.cached);
@@ -184,7 +184,7 @@ TEST_CASE("psa: eps 1 is dense attention", "[psa]") {
 }
 
 TEST_CASE("psa: eps 1 reads everything also where an estimate says that nothing is left", "[psa]") {
-    Decoding p(128, 1, 1, 8);
+    PsaSteps p(128, 1, 1, 8);
     p.q.assign(8, 0), p.q[0] = 100;
     for (int j = 0; j < 128; j++) p.k[j * 8] = j == 70 ? 3 : j < 64 ? 0.001 : -3;   // the mean of block 1 hides its greatest key
     p.run({1, 64, PsaBound::mean});
@@ -197,7 +197,7 @@ TEST_CASE("psa: the blocks visited, the output and the counts are those of the r
             for (int NKV : {1, 2, 4})
                 for (int block : {5, 16, 64}) {
                     const PsaOptions how{eps, block, bound};
-                    Decoding p(150, 4, NKV, 8, uint64_t(17 * NKV + block));
+                    PsaSteps p(150, 4, NKV, 8, uint64_t(17 * NKV + block));
                     INFO("eps " << eps << ", NKV " << NKV << ", block " << block << ", upper " << (bound == PsaBound::upper));
                     const PsaCount count = p.run(how);
                     double visited = 0;
@@ -217,7 +217,7 @@ TEST_CASE("psa: the upper bound never retains less than it certifies, and that n
     double least_visited = 1;
     for (uint64_t seed = 1; seed <= 40; seed++)
         for (double eps : {0.1, 0.5, 0.8, 0.95}) {
-            Decoding p(120, 4, 2, 4, seed);
+            PsaSteps p(120, 4, 2, 4, seed);
             for (double& x : p.q) x *= 3;
             const PsaCount count = p.run({eps, 4, PsaBound::upper});
             double least = 1;
@@ -231,7 +231,7 @@ TEST_CASE("psa: the upper bound never retains less than it certifies, and that n
 }
 
 TEST_CASE("psa: the estimates bound the mass, from below and from above, and follow the keys as they arrive", "[psa]") {
-    const Decoding p(100, 4, 2, 8);
+    const PsaSteps p(100, 4, 2, 8);
     for (PsaBound bound : BOUNDS) {
         PsaBlocks<double> arriving({0.9, 16, bound}, p.NKV, p.HS);
         for (int S = 1; S <= p.S; S++) {
@@ -251,7 +251,7 @@ TEST_CASE("psa: the estimates bound the mass, from below and from above, and fol
 }
 
 TEST_CASE("psa: two runs give the same bits, and float agrees with double", "[psa]") {
-    Decoding p(150), again(150);
+    PsaSteps p(150), again(150);
     const PsaOptions how{0.9, 16, PsaBound::upper};
     p.run(how), again.run(how);
     CHECK(bit_difference(p.out, again.out) == "");
